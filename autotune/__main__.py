@@ -4,13 +4,11 @@ from collections.abc import Sequence
 
 import typer
 
-from ..model.commands.version import version_option
+from ..model.commands.group import Subcommands, version_option
 from .bench.command import bench
 from .bench.tables import bench_tables
-from .coverage.command import coverage
 from .doctor.command import doctor
 from .doctor.tables import doctor_tables
-from .earlyon.command import earlyon
 from .footprint.command import footprint
 from .footprint.tables import footprint_tables
 from .heads.command import heads
@@ -37,13 +35,14 @@ def _sweep_tables(records: Sequence[Record]) -> list[RecordTable]:
 
 app = typer.Typer(
     help="Benchmarks and tuning on your GPU, kept as records.",
+    cls=Subcommands,
     callback=version_option,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
 
-for command in (sweep, bench, heads, pareto, overlap, footprint, profile, coverage, earlyon):
+for command in (sweep, bench, heads, pareto, overlap, footprint, profile):
     app.command()(command)
 tables = {"bench": bench_tables, "heads": head_tables, "pareto": pareto_tables, "overlap": overlap_tables}
 tables |= {"footprint": footprint_tables, "pipeline": pipeline_tables, "doctor": doctor_tables}

@@ -15,7 +15,6 @@ from typing import Any
 _MODULES = {
     "Accelerated": ".accelerate",
     "AutoRunner": ".auto.auto_runner",
-    "Calibration": ".calibration.thresholds",
     "CalibrationReport": ".calibration.report",
     "Checkpoint": ".checkpoint",
     "CompactingRunner": ".runners.compacting",
@@ -47,7 +46,6 @@ _MODULES = {
     "accuracy_of_exits": ".training.evaluation",
     "attach": ".attaching.attach",
     "attach_exits": ".own_exits.attach_exits",
-    "calibrate": ".calibration.thresholds",
     "calibrate_network": ".calibration.calibrate_network",
     "distillation_loss": ".training.losses",
     "export_exits": ".export.exporting",

@@ -12,8 +12,6 @@ from .calibration.report import CalibrationReport as CalibrationReport
 from .calibration.retuner import Retuner as Retuner
 from .calibration.retuning import retune_thresholds as retune_thresholds
 from .calibration.splits import sample_identities as sample_identities
-from .calibration.thresholds import Calibration as Calibration
-from .calibration.thresholds import calibrate as calibrate
 from .checkpoint import Checkpoint as Checkpoint
 from .checkpoint import load_checkpoint as load_checkpoint
 from .checkpoint import save_checkpoint as save_checkpoint

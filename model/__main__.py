@@ -4,7 +4,7 @@ import typer
 
 from .calibration.beyond import BeyondCalibration
 from .calibration.command import calibrate_command
-from .commands.version import version_option
+from .commands.group import Subcommands, version_option
 from .demo.command import BeyondModel, demo_command
 from .export.command import export
 from .inference.command import infer
@@ -22,16 +22,16 @@ def _beyond_model() -> BeyondModel:
 
 def _beyond_calibration() -> BeyondCalibration:
     """Import what ``calibrate`` needs of packages and folders that calibration may not import."""
-    from ..autotune.pareto.demo_splits import demo_splits
     from ..plots.figures.calibration import draw
     from ..plots.files import save_figure
     from .inference.load import load_network
 
-    return BeyondCalibration(load_network, demo_splits, draw, save_figure)
+    return BeyondCalibration(load_network, draw, save_figure)
 
 
 app = typer.Typer(
     help="Early-exit heads that cost next to nothing on a GPU.",
+    cls=Subcommands,
     callback=version_option,
     no_args_is_help=True,
     add_completion=False,

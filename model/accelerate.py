@@ -16,7 +16,7 @@ from .early_exit_network import EarlyExitNetwork
 from .exit_result import ExitResult, first_sure
 from .exit_rule import ExitRule
 from .make_runner import make_runner
-from .own_exits.attach_exits import answers_of, attach_exits
+from .own_exits.attach_exits import attach_exits
 from .own_exits.silenced_model import SilencedModel
 from .own_exits.unhooked_exits import unhooked
 from .rounding import double_copy, in_double, truth_of
@@ -65,7 +65,11 @@ class Accelerated(Runner):
 
 
 def accelerate(
-    model: nn.Module, example: Tensor, *, rules: ExitRule | float | Mapping[str, ExitRule | float] | None = None
+    model: nn.Module,
+    example: Tensor,
+    *,
+    rules: ExitRule | float | Mapping[str, ExitRule | float] | None = None,
+    final: Any = None,
 ) -> Accelerated:
     """Make the fastest runner for a model with early exits, check its answers and time it against the model.
 
@@ -77,6 +81,7 @@ def accelerate(
         rules: a threshold, a rule, or either by tap, as for :class:`EarlyExitNetwork`, into which they are written.
             None leaves those of a network, earlyon's too, and a model's exits never exit: all that is gained is faster
             launches.
+        final: as for :func:`attach_exits`.
 
     Returns:
         Accelerated: call it as you would the runner, for an :class:`ExitResult`; its ``report`` says what was found and
@@ -95,7 +100,7 @@ def accelerate(
             network.set_rules(rules)
         before, logits = model.logits, EarlyExitNetwork.logits
     else:
-        network = attach_exits(model, example, rules=rules)
+        network = attach_exits(model, example, rules=rules, final=final)
         before = model = unhooked(model)
         logits = partial(_logits, network.backbone)
     runner = make_runner(network, example)
@@ -120,7 +125,7 @@ def _logits(backbone: nn.Module, model: nn.Module, x: Tensor) -> list[Tensor]:
     """Return the logits of a model's exits, but for a constant; of probabilities the logarithm, if they are not 0."""
     if not isinstance(backbone, SilencedModel):  # that of an earlyon network with heads that are fused whole
         return list(model(x))
-    found = zip(answers_of(model, backbone, x), backbone.exits, strict=True)
+    found = zip(backbone.answers_of(model, x), backbone.exits, strict=True)
     return [y.clamp_min(_LEAST).log() if one.softmax else y for y, one in found]
 
 
@@ -201,9 +206,11 @@ def _exits_line(network: EarlyExitNetwork) -> str:
         return f"Exits: {', '.join(network.taps)}, and the backbone's own classifier."
     *early, last = network.backbone.exits
     found = [
-        f"{one.head} at {one.tap} ({one.pool}{', its own layers run in line' if one.in_line else ''})" for one in early
+        f"{one.head or repr(one.place)} at {one.tap} ({', '.join(filter(None, (one.pool, one.how)))})" for one in early
     ]
-    return f"Exits: {', '.join(found)}, and {last.head or repr(last.place)}, the model's own classifier."
+    late = [one.head or repr(one.place) for one in early if one.tap.startswith("late.")]
+    first = f"Nothing is skipped behind {', '.join(late)}: see below.\n" if late else ""
+    return f"{first}Exits: {', '.join(found)}, and {last.head or repr(last.place)}, the model's own classifier."
 
 
 def _answers_line(near: int, x: Tensor) -> str:

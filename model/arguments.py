@@ -23,8 +23,15 @@ def check_batch(name: str, x: object, *, may_be_empty: bool = False) -> None:
     """Raise ``TypeError`` unless an argument is a tensor, ``ValueError`` unless it is a batch with a sample in it."""
     if not isinstance(x, Tensor):
         raise TypeError(f"{name}: got {kind_of(x)}, wants a torch.Tensor [N, ...]")
+    check_dense(name, x)
     if not x.ndim or not (may_be_empty or x.shape[0]):
         raise ValueError(f"{name}: got shape {list(x.shape)}, wants [N, ...] with at least one sample")
+
+
+def check_dense(name: str, x: object) -> None:
+    """Raise ``TypeError`` for a tensor that is nested, sparse or of another layout."""
+    if isinstance(x, Tensor) and (x.layout is not torch.strided or x.is_nested):
+        raise TypeError(f"{name}: got {tensor_in_words(x)}, wants a dense one [N, ...]")
 
 
 def is_plain(value: object) -> bool:

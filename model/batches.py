@@ -1,6 +1,8 @@
 """A backbone's input: one tensor, a tuple of its arguments, or a dict of its keywords."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from inspect import Parameter, signature
+from itertools import takewhile
 from typing import Any
 
 import torch
@@ -54,6 +56,23 @@ def call_with(backbone: nn.Module, x: Batch) -> Any:
     if isinstance(x, tuple):
         return backbone(*x)
     return backbone(**x) if isinstance(x, Mapping) else backbone(x)
+
+
+def argument_names(backbone: nn.Module) -> tuple[str, ...]:
+    """Return the names of a backbone's arguments, up to ``*args``; ``**kwargs`` with its stars."""
+    try:
+        parameters = signature(backbone.forward).parameters.values()
+    except (TypeError, ValueError):  # of TorchScript
+        return ()
+    known = takewhile(lambda each: each.kind is not Parameter.VAR_POSITIONAL, parameters)
+    return tuple(str(each) if each.kind is Parameter.VAR_KEYWORD else each.name for each in known)
+
+
+def arguments_in(x: Batch, names: Sequence[str]) -> dict[Any, Any]:
+    """Return a batch's arguments by name, by place where that has none, and what lies in dicts among them."""
+    given = x if isinstance(x, tuple) else (x,)
+    named = dict(x if isinstance(x, Mapping) else zip([*names, *range(len(names), len(given))], given, strict=False))
+    return {name: each for part in (*named.values(), named) if isinstance(part, Mapping) for name, each in part.items()}
 
 
 def _plain(x: tuple[Any, ...] | Mapping[str, Any]) -> Any:

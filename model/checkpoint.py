@@ -1,37 +1,29 @@
-"""Checkpoints: parameters in ``model.safetensors``; taps, heads, exit rules and input format in ``model.json``."""
+"""Checkpoints: taps, heads, exit rules and input format in ``model.json``, parameters in the file that it points to."""
 
+import math
 import os
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from .arguments import kind_of
 from .bad_input import BadInput
-from .checkpoint_heads import checked_modules, describe_head, make_heads, saved_extract
-from .description import (
-    DESCRIPTION,
-    FORMAT,
-    WEIGHTS,
-    one_line,
-    own_file,
-    read_description,
-    wrong_field,
-)
+from .checkpoint_files import read_files, write_files
+from .checkpoint_heads import checked_modules, describe_head, make_heads, saved_extract, saved_rule
+from .description import DESCRIPTION, FORMAT, one_line, wrong_field
 from .early_exit_network import EarlyExitNetwork
 from .images import MEAN, STD, normalise, open_image, to_pixels
-from .json_file import write_json
-from .replacing import replacing
+from .learned_from import OF_RULE, LearnedFrom
+from .own_exits.attach_exits import attach_exits
+from .own_exits.unhooked_exits import is_earlyon
 
-#: Names in a network's state_dict of what a head's rule is.
-_OF_RULE = re.compile(r"heads\.\d+\.rule\.")
+#: Fields of a head that may be changed without making it another one.
+_FREE = {"return_probs", "dropout"}
 
 
 @dataclass(frozen=True)
@@ -80,8 +72,8 @@ def save_checkpoint(
 ) -> None:
     """Write a network: parameters as safetensors; taps, heads and exit rules as JSON that people can read.
 
-    The description of an older checkpoint is removed first and the new one written last, so that a description always
-    belongs to the parameters beside it.
+    ``model.json`` names the file of the parameters by its content and takes the place of an older one last: whatever
+    ends a save, and whoever reads or writes beside it, the folder holds the old checkpoint or the new one.
 
     Args:
         directory: made if it is not there.
@@ -99,6 +91,7 @@ def save_checkpoint(
         ValueError, TypeError: a network that could not be loaded again: a head of another class or with a parametrized
             linear layer, one that does not know its width, a state of the backbone that is no tensor; nothing is
             written.
+        OSError: no space or no permission; names the path, and what was there is as it was.
     """
     if not isinstance(network, EarlyExitNetwork):
         raise TypeError(f"network: got {kind_of(network)}, wants an EarlyExitNetwork")
@@ -115,6 +108,9 @@ def save_checkpoint(
         "accuracy": {} if accuracy is None else accuracy,
         "calibration": calibration,
         "logits": network.logits_part,
+        "parameters": None,  # until they are written
+        "own_exits": network.own_exits,
+        "learned_from": None if network.learned_from is None else network.learned_from.facts(),
     }
     wrong = wrong_field(description)
     if wrong is not None:
@@ -122,19 +118,16 @@ def save_checkpoint(
     num_classes = network.exit_heads[0].num_classes
     if classes and len(classes) != num_classes:
         raise ValueError(f"classes: got {len(classes)} names, wants {num_classes}, as the network has classes, or none")
-    tensors = {}
+    tensors = {} if network.learned_from is None else network.learned_from.tensors()
     for name, value in _kept_state(network, with_backbone).items():
         if not isinstance(value, Tensor):
             raise TypeError(f"network: its state {name!r} is a {type(value).__name__}, wants tensors alone")
         tensors[name] = value.detach().cpu().contiguous().clone()  # a copy: safetensors refuses what shares memory
-    where = Path(directory)
+    where = _folder(directory)
     if where.exists() and not where.is_dir():
         raise ValueError(f"directory: got {where}, a file, wants a directory")
     where.mkdir(parents=True, exist_ok=True)
-    with replacing(where / WEIGHTS) as unfinished:
-        save_file(tensors, unfinished)
-        (where / DESCRIPTION).unlink(missing_ok=True)
-    write_json(where / DESCRIPTION, description)
+    write_files(where, description, tensors)
 
 
 def load_checkpoint(
@@ -152,7 +145,8 @@ def load_checkpoint(
         directory: of the checkpoint.
         backbone: made like the one that was saved. Parameters that the checkpoint holds are copied into it, in the
             dtype in which they were saved; it keeps its device and is set to eval mode. If the checkpoint holds the
-            heads alone it keeps its parameters.
+            heads alone it keeps its parameters. Of a network that :func:`attach_exits` made, the model as it was
+            handed to that: its exits are found again, by a batch of noise of the size that was saved.
         extract: the functions by which heads read what their taps return, where the network had some, by tap: they
             cannot be saved. An :class:`Extract` was.
         modules: made like those of the network's :class:`ModuleHead` heads, where it had some, by tap. They take over
@@ -162,28 +156,28 @@ def load_checkpoint(
         BadInput: files that are missing, damaged or of another format, a backbone that they do not fit, which is left
             as it was, or a function or a module that is missing.
     """
-    where = Path(directory)
-    description = read_description(where)
+    where = _folder(directory)
+    description, tensors = read_files(where)
     made_by = f"; it was made by {one_line(description['backbone'])}" if description["backbone"] else ""
     if not isinstance(backbone, nn.Module):
         raise BadInput(f"backbone: got {kind_of(backbone)}, wants an nn.Module{made_by}")
-    try:
-        tensors = load_file(own_file(where, WEIGHTS))
-    except (SafetensorError, OSError) as error:
-        raise BadInput(f"checkpoint: {where / WEIGHTS} is damaged ({one_line(error)})") from None
+    learned_from = LearnedFrom.of_facts(where, description["learned_from"], tensors)
     layers = dict(backbone.named_modules(remove_duplicate=False))
-    for tap in description["heads"]:
-        if tap not in layers:
-            kind = type(backbone).__name__
-            raise BadInput(f"backbone: {kind} has no layer {tap!r:.60}, behind which {where} has a head{made_by}")
-    modules = checked_modules(where, description["heads"], modules)
-    network = EarlyExitNetwork(
-        backbone,
-        make_heads(where / DESCRIPTION, description["heads"], tensors, modules),
-        extract=saved_extract(where, description["heads"], {} if extract is None else extract),
-        logits=description["logits"],
-    )
-    network.heads.to(_device_of(backbone))
+    missing = [tap for tap in description["heads"] if tap not in layers]
+    if description["own_exits"] is not None and (missing or is_earlyon(backbone)):
+        network, modules = _found_again(where, description, backbone), {}
+    else:
+        if missing:
+            has_no = f"{type(backbone).__name__} has no layer {missing[0]!r:.60}"
+            raise BadInput(f"backbone: {has_no}, behind which {where} has a head{made_by}")
+        modules = checked_modules(where, description["heads"], modules)
+        network = EarlyExitNetwork(
+            backbone,
+            make_heads(where / DESCRIPTION, description["heads"], tensors, modules),
+            extract=saved_extract(where, description["heads"], {} if extract is None else extract),
+            logits=description["logits"],
+        )
+        network.heads.to(_device_of(backbone))
     saved = _kept_state(network, description["with_backbone"])
     for number, tap in enumerate(network.taps):
         if tap in modules:
@@ -197,6 +191,9 @@ def load_checkpoint(
         if value.dtype != tensors[name].dtype:
             value.data = value.data.to(tensors[name].dtype)
     network.load_state_dict({**network.state_dict(), **tensors})
+    network.own_exits = description["own_exits"]
+    backbone.eval()
+    network.learned_from = learned_from
     return Checkpoint(
         network.eval(),
         tuple(description["classes"]),
@@ -208,6 +205,51 @@ def load_checkpoint(
     )
 
 
+def _folder(directory: str | os.PathLike[str]) -> Path:
+    """Return a path; an empty one would be the current folder."""
+    if not os.fspath(directory):
+        raise BadInput("directory: got an empty name, wants that of a folder; '.' is the current one")
+    return Path(directory)
+
+
+def _found_again(where: Path, description: Mapping[str, Any], model: nn.Module) -> EarlyExitNetwork:
+    """Find the exits of a model, which are those that were saved, and give them their rules."""
+    kind, told, described = type(model).__name__, description["own_exits"], description["heads"]
+    rules = {tap: saved_rule(where / DESCRIPTION, tap, head) for tap, head in described.items()}
+    dtype = getattr(torch, told["dtype"])
+    if dtype.is_floating_point:  # the model may have been turned into another type afterwards
+        dtype = next((each.dtype for each in model.parameters() if each.is_floating_point()), dtype)
+        made = torch.randn(2, *told["input"], generator=torch.Generator().manual_seed(0)).to(dtype)
+    else:
+        made = torch.arange(2 * math.prod(told["input"])).reshape(2, *told["input"]).remainder(2).to(dtype)
+    final = tuple(told["final"]) if isinstance(told["final"], list) else told["final"]
+    modes = {module: module.training for module in model.modules()}
+    try:
+        network = attach_exits(model.eval(), made.to(_device_of(model)), final=final)
+        heads = {
+            tap: describe_head(network, tap, head) for tap, head in zip(network.taps, network.exit_heads, strict=True)
+        }
+        for tap in described.keys() | heads.keys():
+            its, saved = heads.get(tap, {}), described.get(tap, {})
+            for name in sorted((its.keys() | saved.keys()) - _FREE - {"rule"}):
+                if its.get(name) != saved.get(name):
+                    got, wanted = (f"{one.get(name)!r:.60}" for one in (its, saved))
+                    raise ValueError(f"its exit at {tap!r:.60} has {name} {got}, saved was {wanted}")
+    except Exception as error:  # of many kinds: the model is run
+        raise BadInput(
+            f"backbone: the exits of {kind} cannot be found as they were in {where}: {one_line(error)}; wants the "
+            "model that was handed to attach_exits, or attach_exits(model, example).backbone"
+        ) from None
+    finally:
+        for module, training in modes.items():
+            module.training = training
+    network.set_rules(rules)
+    for tap, head in zip(network.taps, network.exit_heads, strict=True):
+        for name in _FREE & described[tap].keys():
+            setattr(head, name, described[tap][name])
+    return network
+
+
 def _as_list(value: Any) -> Any:
     return list(value) if isinstance(value, (list, tuple)) else value
 
@@ -217,7 +259,7 @@ def _kept_state(network: EarlyExitNetwork, with_backbone: bool) -> dict[str, Any
     return {
         name: value
         for name, value in network.state_dict(keep_vars=True).items()
-        if (with_backbone or name.startswith("heads.")) and not _OF_RULE.match(name)
+        if (with_backbone or name.startswith("heads.")) and not OF_RULE.match(name)
     }
 
 

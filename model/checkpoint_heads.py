@@ -22,8 +22,9 @@ from .reading import AnyExtract, Extract
 def describe_head(network: EarlyExitNetwork, tap: str, head: nn.Module) -> dict[str, Any]:
     """Return the arguments that make a head of the same kind and rule."""
     extract = network.extract.get(tap, Extract())
+    fields = dataclasses.asdict(extract) if isinstance(extract, Extract) else {}
     shared = {
-        "extract": dataclasses.asdict(extract) if isinstance(extract, Extract) else None,
+        "extract": {name: value for name, value in fields.items() if (name, value) != ("mask", None)} or None,
         "rule": {name: getattr(head.rule, name) for name in RULE_ARGUMENTS},
     }
     if type(head) is ModuleHead:
@@ -48,11 +49,8 @@ def make_heads(
     heads: dict[str, AuxHead] = {}
     for number, (tap, arguments) in enumerate(described.items()):
         rest = {name: value for name, value in arguments.items() if name != "extract"}  # which is the network's
+        rule = saved_rule(path, tap, arguments)
         if tap in modules:
-            try:
-                rule = ExitRule(**arguments["rule"])
-            except (TypeError, ValueError) as error:
-                raise BadInput(f"checkpoint: {path} has a head {tap!r:.60} that cannot be made: {error}") from None
             heads[tap] = ModuleHead(**{**rest, "module": modules[tap], "rule": rule})
             continue
         try:
@@ -60,6 +58,14 @@ def make_heads(
         except (TypeError, ValueError) as error:
             raise BadInput(f"checkpoint: {path} has a head {tap!r:.60} that cannot be made: {error}") from None
     return heads
+
+
+def saved_rule(path: Path, tap: str, described: Mapping[str, Any]) -> ExitRule:
+    """Return the rule of a head of a description."""
+    try:
+        return ExitRule(**described["rule"])
+    except (TypeError, ValueError) as error:
+        raise BadInput(f"checkpoint: {path} has a head {tap!r:.60} that cannot be made: {error}") from None
 
 
 def saved_extract(
@@ -74,7 +80,10 @@ def saved_extract(
             f"extract: the head at {tap!r:.60} in {where} reads its tap by a function of yours, which cannot be saved; "
             f"wants it again: load_checkpoint(..., extract={{{tap!r:.60}: function}})"
         )
-    return {tap: given[tap] if tap in functions else Extract(**head["extract"]) for tap, head in described.items()}
+    return {
+        tap: given[tap] if tap in functions else Extract(**{"mask": None, **head["extract"]})
+        for tap, head in described.items()
+    }
 
 
 def checked_modules(

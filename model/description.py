@@ -1,9 +1,14 @@
-"""``model.json`` of a checkpoint: its fields, the form that each must have, and reading it."""
+"""``model.json`` of a checkpoint: its fields, the form that each must have, reading it, and the file it points to."""
 
+import hashlib
 import json
+import math
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from ..kernels import ACTIVATIONS
 from ..kernels.head_arguments import POOLS
@@ -13,11 +18,12 @@ from .images import MOST_PIXELS
 from .json_file import read_json
 from .reading import LAYOUTS
 
-WEIGHTS = "model.safetensors"
 DESCRIPTION = "model.json"
-FORMAT = 3
-#: The format before, which had neither calibrations nor what heads read of their taps; read all the same.
-_BEFORE = 2
+FORMAT = 4
+#: Formats before, read all the same: 2 had neither calibrations nor what heads read of their taps, and neither had
+#: what the network has learned from and the hash of the parameters, whose file was called ``WEIGHTS``.
+_BEFORE = (2, 3)
+WEIGHTS = "model.safetensors"
 
 #: Arguments of :class:`ExitRule` that a checkpoint keeps.
 RULE_ARGUMENTS = ("threshold", "criterion", "temperature", "enabled")
@@ -44,6 +50,21 @@ def own_file(directory: Path, name: str) -> Path:
     return path
 
 
+def weights_name(description: Mapping[str, Any]) -> str:
+    """Return the name of the file of parameters that a description belongs to."""
+    content = description["parameters"]
+    return WEIGHTS if content is None else f"model-{content[:16]}.safetensors"
+
+
+def content_hash(path: Path) -> str:
+    """Return the SHA-256 of a file's content."""
+    found = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(2**20):
+            found.update(chunk)
+    return found.hexdigest()
+
+
 def read_description(directory: Path) -> dict[str, Any]:
     """Read ``model.json`` of a checkpoint and check all of it; see :func:`load_checkpoint` for errors."""
     path = own_file(directory, DESCRIPTION)
@@ -51,7 +72,7 @@ def read_description(directory: Path) -> dict[str, Any]:
         content = read_json(path)
     except (OSError, ValueError) as error:
         raise BadInput(f"checkpoint: {path} is not JSON ({one_line(error)})") from None
-    if isinstance(content, dict) and content.get("format") == _BEFORE:
+    if isinstance(content, dict) and content.get("format") in _BEFORE:
         content = _as_of_now(content)
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         found = content.get("format") if isinstance(content, dict) else type(content).__name__
@@ -79,7 +100,7 @@ def _wrong_in_head(head: Any) -> str | None:
         forms = {**_HEAD, **{name: form for name, form in _SOME_HEADS.items() if name in head}}
     wrong = _first_wrong(head, forms, "which a head has") or _first_wrong(head["rule"], _RULE, "which a rule has")
     if wrong is None and head["extract"] is not None:
-        wrong = _first_wrong(head["extract"], _EXTRACT, "which an extract has")
+        wrong = _first_wrong({"mask": None, **head["extract"]}, _EXTRACT, "which an extract has")
     if wrong is None and "hidden" in head:
         wrong = _first_wrong(head["hidden"], _HIDDEN, "which hidden layers have")
         if wrong is None and head["hidden"]["norm"] is not None:
@@ -94,7 +115,8 @@ def _as_of_now(content: dict[str, Any]) -> dict[str, Any]:
     if isinstance(heads, dict):
         whole = {"item": None, "layout": None}
         heads = {tap: {"extract": whole, **head} if isinstance(head, dict) else head for tap, head in heads.items()}
-    return {"calibration": None, "logits": None, **content, "heads": heads, "format": FORMAT}
+    added = dict.fromkeys(("calibration", "logits", "parameters", "own_exits", "learned_from"))
+    return {**added, **content, "heads": heads, "format": FORMAT}
 
 
 def wrong_field(description: Mapping[str, Any]) -> str | None:
@@ -159,6 +181,20 @@ def _is_pool_size(value: Any) -> bool:
     return isinstance(value, list) and len(value) == 2 and all(map(_is_count, value))
 
 
+def _is_hash(value: Any) -> bool:
+    return value is None or isinstance(value, str) and re.fullmatch("[0-9a-f]{64}", value) is not None
+
+
+def _is_example(value: Any) -> bool:
+    if not isinstance(value, Mapping) or value.keys() != {"input", "dtype", "final"}:
+        return value is None
+    sizes, dtype = value["input"], getattr(torch, str(value["dtype"]), None)
+    of_counts = isinstance(sizes, list) and all(map(_is_count, sizes))
+    final = value["final"] if isinstance(value["final"], list) else [value["final"]]
+    is_input = of_counts and math.prod(sizes) <= MOST_PIXELS and isinstance(dtype, torch.dtype)
+    return is_input and all(map(_is_part, final))
+
+
 def _is_part(value: Any) -> bool:
     return value is None or type(value) is int or _is_text(value)
 
@@ -180,6 +216,9 @@ _DESCRIPTION: _Forms = {
     "accuracy": ("numbers by name", _are_numbers_by_name),
     "calibration": ("a report with its format, or None", _is_report),
     "logits": ("an index, a key or None", _is_part),
+    "parameters": ("the SHA-256 of a file or None", _is_hash),
+    "own_exits": ("the sizes of an input, its dtype and final, or None", _is_example),
+    "learned_from": ("a dict or None", lambda value: value is None or isinstance(value, dict)),
 }
 _HEAD: _Forms = {
     "in_features": ("a positive int", _is_count),
@@ -218,6 +257,7 @@ _MODULE_HEAD: _Forms = {
 _EXTRACT: _Forms = {
     "item": ("an index, a key or None", _is_part),
     "layout": (f"one of {list(LAYOUTS)} or None", lambda value: value is None or value in list(LAYOUTS)),
+    "mask": ("a name or None", lambda value: value is None or _is_text(value) and value.strip("~") != ""),
 }
 _RULE: _Forms = {
     "threshold": ("a number", _is_number),

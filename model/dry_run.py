@@ -136,7 +136,8 @@ def dry_run(
     watch = _Watch(batch, {tap: layers[tap] for tap in taps if tap in layers}, extract or {})
     with ExitStack() as stack:
         for module in backbone.modules():
-            stack.callback(module.register_forward_hook(ThreadHook(watch)).remove)
+            if not isinstance(module, torch.jit.RecursiveScriptModule):  # which takes no hooks
+                stack.callback(module.register_forward_hook(ThreadHook(watch)).remove)
             stack.callback(setattr, module, "training", module.training)
         backbone.eval()
         stack.enter_context(torch.inference_mode(False))  # tensors of inference mode do not count their versions

@@ -3,13 +3,15 @@
 import threading
 from collections.abc import Mapping
 from contextlib import nullcontext
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ..kernels.cuda_runtime import beside_captures
 from .arguments import check_heads, check_module, kind_of
-from .batches import Batch, call_with, check_input_batch, first_tensor, two_samples
+from .batches import Batch, argument_names, arguments_in, call_with, check_input_batch, first_tensor, two_samples
 from .channel_evidence import ChannelEvidence
 from .dry_run import dry_run
 from .eager_pass import run_eagerly
@@ -19,11 +21,13 @@ from .exit_rule import ExitRule, as_exit_rule
 from .exits_plans import ExitsPlans
 from .fused_aux_head import FusedAuxHead
 from .head_on_tap import check_head_beside_tap, check_head_on_tap, unless_of_other_maps
+from .hooks import overridden
 from .infer_layout import with_layout
+from .learned_from import LearnedFrom
 from .module_head import AuxHead, ModuleHead, ModuleRun
-from .reading import LOGITS, AnyExtract, Extract, Reading, check_extract, reading_of
+from .reading import AUTO, LOGITS, AnyExtract, Extract, Reading, check_extract, read_tokens, reading_of, with_mask
 from .streams import has_streams
-from .taps import listening
+from .taps import listening, version_of, warn_if_checkpointed
 
 #: A dry run hooks every layer and switches modes, so that two at a time would see each other.
 _DRY_RUNS = threading.RLock()
@@ -40,6 +44,10 @@ class EarlyExitNetwork(nn.Module):
     heads: nn.ModuleList
     monitor: ExitMonitor | None = None
     """Counts the answers, if there is one: see :class:`ExitMonitor`."""
+    own_exits: Mapping[str, Any] | None = None
+    """Of a network of :func:`attach_exits`: ``input``, the sizes of a sample, its ``dtype``, and ``final``."""
+    learned_from: LearnedFrom | None = None
+    """What its weights and rules were made from; None where nobody has noted that: see :func:`learned_by`."""
 
     def __init__(
         self,
@@ -64,8 +72,8 @@ class EarlyExitNetwork(nn.Module):
             example_input: a batch for the dry run that checks the taps; without one, the first batch serves. For a
                 backbone of several arguments a tuple of them, or a dict by name; see :meth:`forward`.
             extract: for taps that do not return just what their head is to read, an :class:`Extract` (an item of a
-                tuple or dict, a layout), or a function of the layer's output that returns it, called at each pass.
-                Layouts of other taps are inferred from the operators that make and read their outputs.
+                tuple or dict, a layout, a padding mask), or a function of the layer's output that returns it, called at
+                each pass. Layouts of other taps are inferred from the operators around them, and masks found by name.
             logits: index, key or field of the logits in what the backbone returns; None is all of it, if that is a
                 tensor, and else its field "logits".
 
@@ -86,21 +94,27 @@ class EarlyExitNetwork(nn.Module):
             if isinstance(head, FusedAuxHead) and head.map_size is not None and head is not given
         }
         by_tap = None if rules is None else self._rules_by_tap(rules)
+        self._argument_names = argument_names(backbone)
         self.extract = check_extract(extract, self.taps)
         if isinstance(logits, bool) or not (logits is None or isinstance(logits, (int, str))):
             raise TypeError(f"logits: got {kind_of(logits)}, wants an index, a key or None")
         self.logits_part = logits
         self.shares: dict[str, float] = {}
         """Of the backbone's work, how much is done when a tap returns, 0 to 1; of taps of which that is known."""
-        self._set_reading()
-        self._checked = False
+        self.placement_note = ""
+        """What ``attach`` could not place as it promises, in words."""
+        self._of_tokens: set[str] = set()  # taps, once they are checked
+        self.reading = reading_of(self.taps, self.extract, self.logits_part)
+        self._checked: list[nn.Module] = []  # heads with their layers, as they were
         self._plans = ExitsPlans()
         if example_input is not None:
             self.check_taps(example_input)
         if by_tap is not None:  # of heads that were not refused
             self.set_rules(by_tap)
-        self.training = backbone.training
-        self.heads.train(backbone.training)
+        self.training = self.heads.training = backbone.training
+        for head in self.heads:
+            if head.training != backbone.training:  # layers of its own may have other modes
+                head.train(backbone.training)
 
     def train(self, mode: bool = True) -> "EarlyExitNetwork":
         """Set the mode, but leave a frozen backbone (none of its parameters requires a gradient) in eval mode.
@@ -108,6 +122,7 @@ class EarlyExitNetwork(nn.Module):
         Its batch norms would change while heads alone are trained, and with them every answer. To train it so all the
         same, call ``backbone.train()`` afterwards.
         """
+        self.backbone.train(mode)  # first: one that refuses leaves all as it was
         super().train(mode)
         if mode and not any(parameter.requires_grad for parameter in self.backbone.parameters()):
             self.backbone.eval()
@@ -154,26 +169,49 @@ class EarlyExitNetwork(nn.Module):
             as_exit_rule(rule, f"rules[{tap!r}]", own.criterion)  # refuses what is none before any head is changed
         return by_tap
 
-    def _set_reading(self) -> None:
-        self.reading = reading_of(self.taps, self.extract, self.logits_part)
-
-    def _reading_now(self) -> Reading | None:
-        """Return how outputs are read in the current mode: in training some backbones return more than logits."""
-        if not self.backbone.training or self.logits_part is not None:
-            return self.reading
-        return Reading((None,) * len(self.taps) if self.reading is None else self.reading.taps, LOGITS)
+    def _reading_now(self, x: Batch) -> Reading:
+        """Return how a batch is read in the current mode: in training some backbones return more than logits."""
+        reading = self.reading or Reading((None,) * len(self.taps), None)
+        if self.backbone.training and self.logits_part is None:
+            reading = Reading(reading.taps, LOGITS)
+        if isinstance(x, Tensor) or not self._of_tokens:
+            return reading
+        arguments, reads = arguments_in(x, self._argument_names), list(reading.taps)
+        for place, (tap, head) in enumerate(zip(self.taps, self.exit_heads, strict=True)):
+            extract = self.extract[tap]
+            if isinstance(head, FusedAuxHead) and isinstance(extract, Extract) and extract.mask is not None:
+                reads[place] = partial(read_tokens, tap, extract, head, arguments)
+        return Reading(tuple(reads), reading.logits)
 
     def check_taps(self, example_input: Batch) -> None:
-        """Check taps and heads by one dry run of the backbone, the first time; see ``__init__`` for what it raises."""
-        if not self._checked:
+        """Check taps and heads by one dry run of the backbone, the first time and when heads were put in since.
+
+        See ``__init__`` for what it raises.
+        """
+        if not self._is_checked():
             self._check_taps_once(example_input)
+
+    def _is_checked(self) -> bool:
+        """Return whether the heads and their layers are those that were checked, or of a replica of DataParallel."""
+        if torch.compiler.is_compiling() or "_is_replica" in self.__dict__:
+            return bool(self._checked)
+        return self._checked == self._heads_now()
+
+    def _heads_now(self) -> list[nn.Module | None]:
+        heads = self._modules["heads"]._modules.values()  # type: ignore[union-attr]
+        return [part for head in heads if head is not None for part in (head, *head._modules.values())]
 
     @torch.compiler.disable(reason="check_taps, or an example_input, has to come before torch.compile(fullgraph=True)")
     def _check_taps_once(self, example_input: Batch) -> None:
         check_input_batch("example_input", example_input)
+        if torch._C._are_functorch_transforms_active():
+            raise RuntimeError(
+                "network: its taps are not checked yet, which no transform of torch.func can do; wants "
+                "network.check_taps(x) before, for a batch x outside of them"
+            )
         beside = beside_captures() if has_streams(first_tensor(example_input)) else nullcontext()
         with _DRY_RUNS, beside, torch.inference_mode(False):  # lazy parameters made in it could not be trained
-            if not self._checked:
+            if not self._is_checked():
                 self._check_taps(example_input)
 
     def _check_first(self, x: Batch) -> None:
@@ -183,6 +221,12 @@ class EarlyExitNetwork(nn.Module):
             self.check_taps(x)
 
     def _check_taps(self, example_input: Batch) -> None:
+        if len(self.heads) != len(self.taps):
+            raise ValueError(f"heads: got {len(self.heads)}, wants {len(self.taps)}, one for each of {list(self.taps)}")
+        for tap, head in zip(self.taps, self.heads, strict=True):
+            if _as_head(tap, head) is not head:
+                wants = "a FusedAuxHead, which FusedAuxHead.from_module makes of some modules, or a ModuleHead"
+                raise TypeError(f"heads[{tap!r}]: got {kind_of(head)}, wants {wants}")
         autocasts = torch.is_autocast_enabled(first_tensor(example_input).device.type)
         evidence, extract = ChannelEvidence(), dict(self.extract)
         run = dry_run(
@@ -193,6 +237,8 @@ class EarlyExitNetwork(nn.Module):
             logits=self.logits_part,
             watching=evidence,
         )
+        samples, takes = first_tensor(example_input).shape[0], self._argument_names
+        arguments = arguments_in(example_input, takes)
         lazy: list[tuple[FusedAuxHead, Tensor]] = []
         runs: list[tuple[ModuleHead, ModuleRun]] = []
         heads = [
@@ -200,15 +246,19 @@ class EarlyExitNetwork(nn.Module):
             for head, features in zip(self.exit_heads, run.features, strict=True)
         ]
         for tap, head, features in zip(self.taps, heads, run.features, strict=True):
+            given = self.extract.get(tap, Extract())
             check_head_beside_tap(tap, head, features)
             if isinstance(head, ModuleHead):
+                if isinstance(given, Extract):
+                    extract[tap] = with_mask(tap, given, None, arguments, takes)
                 runs.append((head, head.check_on(tap, features)))
                 _check_classes(tap, runs[-1][1].num_classes, run.logits)
                 continue
-            given = self.extract.get(tap, Extract())
             if isinstance(given, Extract):
-                extract[tap] = read = with_layout(tap, given, features, head, evidence)
+                read = with_layout(tap, given, features, head, evidence)
                 features = read.view(features) if given.layout is None else features
+                tokens = (samples, features.shape[1]) if features.ndim == 3 and head.pool != "none" else None
+                extract[tap] = with_mask(tap, read, tokens, arguments, takes)
             check_head_on_tap(tap, head, features, autocasts=autocasts)
             if head.in_features is None:
                 lazy.append((head, features))
@@ -225,8 +275,9 @@ class EarlyExitNetwork(nn.Module):
         for head_of_module, found in runs:
             head_of_module.run = found
         self.extract, self.logits_part = extract, run.part
-        self._set_reading()
-        self._checked = True
+        self._of_tokens = {tap for tap, read in zip(self.taps, run.features, strict=True) if read.ndim == 3}
+        self.reading = reading_of(self.taps, self.extract, self.logits_part)
+        self._checked = self._heads_now()  # type: ignore[assignment]
 
     def describe(self) -> str:
         """Say in a line each where the heads are and what they read, once the taps are checked."""
@@ -234,9 +285,12 @@ class EarlyExitNetwork(nn.Module):
         for tap, head in zip(self.taps, self.exit_heads, strict=True):
             extract = self.extract.get(tap, Extract())
             reads = extract.describe(tap) if isinstance(extract, Extract) else f"a function of {tap}"
+            mask = extract.mask if isinstance(extract, Extract) else None
+            over = "all tokens, padding included" if mask in (None, AUTO) else f"the tokens of {mask}"
+            over = f", over {over}" if tap in self._of_tokens else ""
             share = f", behind {self.shares[tap]:.0%} of the work" if tap in self.shares else ""
-            lines.append(f"{reads}: {head.describe()}{share}")
-        return "\n".join(lines)
+            lines.append(f"{reads}: {head.describe()}{over}{share}")
+        return "\n".join([*lines, *filter(None, [self.placement_note])])
 
     def forward(self, x: Batch, *, stop: bool = False) -> ExitResult:
         """Answer for a batch, eagerly: all that the backbone and every head say of it, merged.
@@ -255,25 +309,40 @@ class EarlyExitNetwork(nn.Module):
             stop=stop,
             plans=self._plans,
             monitor=self.monitor,
-            reading=self._reading_now(),
+            reading=self._reading_now(x),
         )
 
     def logits(self, x: Batch) -> list[Tensor]:
         """Return the logits [N, K] of every head and, last, of the classifier; differentiable, for training.
 
-        Heads train where the backbone runs without gradients or is checkpointed, too: they come after it.
+        Heads train where the backbone runs without gradients or is checkpointed, too: they come after it. A layer under
+        reentrant checkpointing gets no gradients from its head, and a warning says so.
+
+        Raises:
+            ValueError: a tap's output is changed in place later in the forward, as by a dropout in training mode alone.
         """
         self._check_first(x)
-        features: list[tuple[Tensor, torch.autocast]] = []
+        features: list[tuple[Tensor, torch.autocast, int | None]] = []
+        differentiable = torch.is_grad_enabled()
 
-        def keep(_index: int, y: Tensor) -> None:
+        def keep(index: int, y: Tensor) -> None:
             kind = y.device.type  # a backbone may enter autocast by itself
-            features.append((y, torch.autocast(kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind))))
+            autocast = torch.autocast(kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind))
+            features.append((y, autocast, version_of(y)))
+            if differentiable and not torch.is_grad_enabled():
+                warn_if_checkpointed(self.taps[index])
 
-        with listening(self.backbone, self.taps, keep, self._reading_now()):
+        with listening(self.backbone, self.taps, keep, self._reading_now(x)):
             final = call_with(self.backbone, x)
+        for tap, (y, _, version) in zip(self.taps, features, strict=True):
+            if version_of(y) != version:
+                raise ValueError(
+                    f"heads: the output of layer {tap!r} is changed in place later (by a dropout or ReLU with "
+                    "inplace=True, say, in training mode alone), before its head has read it; tap the layer that "
+                    "changes it, or make that one inplace=False"
+                )
         logits = []
-        for head, (y, autocast) in zip(self.exit_heads, features, strict=True):
+        for head, (y, autocast, _) in zip(self.exit_heads, features, strict=True):
             with autocast:
                 logits.append(head.logits(y))
         return [*logits, final]
@@ -292,8 +361,14 @@ def _check_classes(tap: str, classes: int, logits: Tensor) -> None:
 
 
 def _as_head(tap: str, head: nn.Module) -> AuxHead:
-    if isinstance(head, (FusedAuxHead, ModuleHead)):
-        return head
+    for kind in (FusedAuxHead, ModuleHead):
+        if isinstance(head, kind):
+            if (reason := overridden(head, kind)) is not None:
+                raise ValueError(
+                    f"heads[{tap!r}]: is a {type(head).__name__} that {reason}, which launches or training would pass "
+                    f"over; wants a plain {kind.__name__}, or ModuleHead(module) of a module that makes logits"
+                )
+            return head
     if not isinstance(head, nn.Module):
         raise TypeError(f"heads[{tap!r}]: got {kind_of(head)}, wants a FusedAuxHead or another nn.Module")
     try:

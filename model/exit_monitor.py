@@ -1,6 +1,7 @@
 """``ExitMonitor``: counts on the device where samples leave and how sure exits are, and tells when that has drifted."""
 
 import math
+import threading
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -10,7 +11,9 @@ import torch
 from torch import Tensor
 
 from ..kernels.criteria import TALLY_BINS
+from ..kernels.cuda_runtime import is_capturing
 from .arguments import kind_of
+from .streams import has_streams
 
 
 class DriftWarning(UserWarning):
@@ -53,6 +56,7 @@ class ExitMonitor:
         self.shares, self.samples = _checked(shares, samples)
         self.confidence = confidence
         self._tallies: dict[torch.device, Tensor] = {}
+        self._changing = threading.RLock()  # on the CPU an addition is a read and a write
 
     def expect(self, shares: Sequence[float], samples: int) -> None:
         """Expect other shares, as where thresholds were chosen anew, and count from 0 again; runners go on counting.
@@ -82,25 +86,30 @@ class ExitMonitor:
             )
         if device not in self._tallies:
             with torch.inference_mode(False):  # other modes write to it
-                self._tallies[device] = torch.zeros(exits, TALLY_BINS, dtype=torch.int64, device=device)
+                zeros = torch.zeros(exits, TALLY_BINS, dtype=torch.int64, device=device)
+            if has_streams(zeros) and not is_capturing(device):  # other threads add to them on other streams
+                torch.cuda.current_stream(device).synchronize()
+            self._tallies.setdefault(device, zeros)  # or keep those of a thread that came first
         return self._tallies[device]
 
     @contextmanager
     def paused(self) -> Iterator[None]:
         """Take back, when the block ends, what is counted meanwhile, whoever did, in the current stream's order."""
-        before = {device: tallies.clone() for device, tallies in self._tallies.items()}
+        with self._changing:
+            before = {device: tallies.clone() for device, tallies in self._tallies.items()}
         try:
             yield
         finally:
-            for device, tallies in self._tallies.items():
-                tallies.sub_(tallies - before[device] if device in before else tallies)
+            with self._changing:
+                for device, tallies in self._tallies.items():
+                    tallies.sub_(tallies - before[device] if device in before else tallies)
 
     def count(self, exit_index: Tensor, confidence: Tensor, *, merged: int = 0) -> None:
         """Add answers [N] on their device, but for those of the first ``merged`` exits, which launches have counted."""
         tallies = self.tallies_on(exit_index.device, len(self.shares))
         share = confidence.detach().nan_to_num(nan=0.0, posinf=1.0, neginf=0.0)
         of_bin = (share * TALLY_BINS).clamp(0, TALLY_BINS - 1).long()
-        with torch.no_grad():
+        with torch.no_grad(), nullcontext() if torch.compiler.is_compiling() else self._changing:
             tallies.view(-1).index_add_(0, exit_index * TALLY_BINS + of_bin, (exit_index >= merged).long())
 
     def histogram(self) -> Tensor:
@@ -110,7 +119,7 @@ class ExitMonitor:
         under way.
         """
         total = torch.zeros(len(self.shares), TALLY_BINS, dtype=torch.int64)
-        for tallies in self._tallies.values():
+        for tallies in list(self._tallies.values()):  # to which another thread may add a device
             total += tallies.cpu()
         return total
 
@@ -120,8 +129,9 @@ class ExitMonitor:
 
     def reset(self) -> None:
         """Count from 0 again, in the order of the current stream."""
-        for tallies in self._tallies.values():
-            tallies.zero_()
+        with self._changing:
+            for tallies in self._tallies.values():
+                tallies.zero_()
 
     def check(self) -> list[ExitDrift]:
         """Return the exits whose share has left its range, with a ``DriftWarning`` that names them.

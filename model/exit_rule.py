@@ -3,14 +3,15 @@
 import copy
 import warnings
 from collections.abc import Callable, Mapping
+from ctypes import c_float
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ..kernels import CRITERIA, check_criterion, check_temperature, check_threshold, number_of
+from ..kernels import CRITERIA, HeadOutput, check_criterion, check_temperature, check_threshold, decide, number_of
 from .arguments import kind_of
-from .rule_order import ordered_write
+from .rule_order import WRITING, ordered_write, wait_for_write
 
 
 class ExitRule(nn.Module):
@@ -18,8 +19,10 @@ class ExitRule(nn.Module):
 
     The kernel reads threshold and temperature from device memory, and assigning to an attribute writes that memory in
     place: neither a changed threshold nor a disabled exit needs a recapture of a graph. They stay float32 when a model
-    is cast, to float64 too, and may be read on the host without a synchronisation. All four values travel with a
-    state_dict, as one float64 tensor; a state_dict without them leaves the rule as it is, with a warning.
+    is cast, to float64 too, and may be read on the host without a synchronisation. What others write into that memory
+    (an average of models, a broadcast of buffers) is what the attributes say from then on; on a CUDA device if it is
+    written by an operator of PyTorch, and the host waits for it once. All four values travel with a state_dict, as one
+    float64 tensor; a state_dict without them leaves the rule as it is, with a warning.
     """
 
     temperature_tensor: Tensor
@@ -53,13 +56,15 @@ class ExitRule(nn.Module):
         check_criterion(criterion)
         if not isinstance(threshold, (int, float, type(None))):
             raise TypeError(f"threshold: got {kind_of(threshold)}, wants a number, or None never to exit")
+        threshold = CRITERIA[criterion].high if threshold is None else threshold
+        check_temperature(temperature)
+        check_threshold(criterion, threshold)
         self.criterion = list(CRITERIA)[number_of(criterion)]  # this very object, by which a change is told
         with torch.inference_mode(False):  # what is made in inference mode could not be written outside of it
             self.register_buffer("temperature_tensor", torch.ones((), dtype=torch.float32), persistent=False)
             self.register_buffer("threshold_tensor", torch.ones((), dtype=torch.float32), persistent=False)
-        self._enabled = enabled
-        self.temperature = temperature
-        self.threshold = CRITERIA[criterion].high if threshold is None else threshold
+        self._temperature, self._threshold, self._enabled = float(temperature), float(threshold), bool(enabled)
+        self._write()
 
     def holders(self) -> list[tuple[Mapping[str, Any], str]]:
         """Name the objects that a launch depends on, as keys of the dicts that hold them."""
@@ -68,51 +73,89 @@ class ExitRule(nn.Module):
     @property
     def temperature(self) -> float:
         """The divisor of the logits before the softmax; assigning updates the device."""
+        self._catch_up()
         return self._temperature
 
     @temperature.setter
     def temperature(self, value: float) -> None:
         check_temperature(value)
-        self._temperature = float(value)
-        self._write()
+        self._set("_temperature", float(value))
 
     @property
     def threshold(self) -> float:
         """The number that the confidence must exceed; assigning updates the device."""
+        self._catch_up()
         return self._threshold
 
     @threshold.setter
     def threshold(self, value: float) -> None:
         check_threshold(self.criterion, value)
-        self._threshold = float(value)
-        self._write()
+        self._set("_threshold", float(value))
 
     @property
     def enabled(self) -> bool:
         """True if samples may exit here; assigning updates the device."""
+        self._catch_up()
         return self._enabled
 
     @enabled.setter
     def enabled(self, value: bool) -> None:
-        self._enabled = bool(value)
-        self._write()
+        self._set("_enabled", bool(value))
+
+    def _set(self, name: str, value: float) -> None:
+        with WRITING:
+            self._catch_up()
+            setattr(self, name, value)
+            self._write()
 
     def assign(self, other: "ExitRule | float") -> None:
         """Take over all values of another rule, or a number as the threshold alone; updates the device."""
         if not isinstance(other, ExitRule):
             self.threshold = other
             return
-        self.criterion, self._enabled = other.criterion, other.enabled
-        self._temperature, self._threshold = other.temperature, other.threshold
-        self._write()
+        with WRITING:
+            self.criterion, self._enabled = other.criterion, other.enabled
+            self._temperature, self._threshold = other.temperature, other.threshold
+            self._write()
+
+    def _in_force(self) -> list[float]:
+        """Return what the tensors hold, as float32: no confidence exceeds the end of its range."""
+        limit = self._threshold if self._enabled else CRITERIA[self.criterion].high
+        return [c_float(self._temperature).value, c_float(limit).value]
+
+    def judge(self, logits: Tensor, *, return_probs: bool) -> HeadOutput:
+        """Answer by logits [N, K], by PyTorch's operators, with the values that were assigned last."""
+        read = None if torch.compiler.is_compiling() else wait_for_write(self, logits)
+        output = decide(logits, self.temperature_tensor, self.threshold_tensor, self.criterion)
+        if read is not None:
+            read.record(torch.cuda.current_stream(logits.device))
+        return output if return_probs else output._replace(probs=None)
 
     def _write(self) -> None:
-        if not hasattr(self, "_threshold"):  # half made
+        tensors = [self.temperature_tensor, self.threshold_tensor]
+        with torch.no_grad(), ordered_write(self, tensors):
+            for tensor, value in zip(tensors, self._in_force(), strict=True):
+                tensor.fill_(value)
+            self._seen = self._versions()
+
+    def _versions(self) -> tuple[int, ...]:
+        return tuple(fact for each in self._buffers.values() for fact in (id(each), each._version))  # type: ignore[union-attr]
+
+    def _catch_up(self) -> None:
+        """Take over what others have written to the tensors, and leave the rest, which is exact, as it is."""
+        heat, limit = self.temperature_tensor, self.threshold_tensor
+        if type(limit) is not Tensor or limit.is_meta or torch.compiler.is_compiling():
             return
-        with torch.no_grad(), ordered_write(self, [self.temperature_tensor, self.threshold_tensor]):
-            self.temperature_tensor.fill_(self._temperature)
-            # no confidence exceeds the end of its range
-            self.threshold_tensor.fill_(self._threshold if self._enabled else CRITERIA[self.criterion].high)
+        if not limit.is_cpu and self._seen == self._versions():  # reading would let the host wait
+            return
+        with WRITING:
+            found: list[Any] = [heat.tolist(), limit.tolist()]
+            temperature, threshold = (one != own for one, own in zip(found, self._in_force(), strict=True))
+            if temperature:
+                self._temperature = found[0]
+            if threshold:
+                self._threshold, self._enabled = found[1], True
+            self._seen = self._versions()
 
     @property
     def numbers(self) -> tuple[float, float, float, float]:
@@ -163,6 +206,7 @@ class ExitRule(nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out the tensors: a copy, in another process too, has its own."""
+        self._catch_up()
         buffers = {name: tensor.device for name, tensor in self._buffers.items() if tensor is not None}
         return {**self.__dict__, "_buffers": buffers}
 
@@ -176,6 +220,7 @@ class ExitRule(nn.Module):
         self._write()
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "ExitRule":
+        self._catch_up()
         with torch.inference_mode(False):
             super()._apply(fn, recurse)
             self.temperature_tensor = self.temperature_tensor.float()

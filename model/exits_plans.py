@@ -11,7 +11,7 @@ from ..kernels.exits_plan import ExitsPlan
 from .exit_monitor import ExitMonitor
 from .fused_aux_head import FusedAuxHead
 from .kept_plans import Kept, KeptPlans, ReadTensors
-from .module_head import AuxHead, ModuleHead
+from .module_head import AuxHead
 
 
 class ExitsPlans(KeptPlans[ExitsPlan]):
@@ -35,10 +35,8 @@ class ExitsPlans(KeptPlans[ExitsPlan]):
         """
         key = (stream, x.shape[0], x.device, at_each, classifier, monitor)
         exits: list[Any] = [*heads] if classifier is None else [*heads, classifier]
-        forwards = FusedAuxHead.forward, ModuleHead.forward
-        for head in exits:  # whose hooks, or forwards of their own, a plan would not call
-            if head._forward_hooks or head._forward_pre_hooks or type(head).forward not in forwards:
-                return None
+        if any(head._forward_hooks or head._forward_pre_hooks for head in exits):  # which a plan would not call
+            return None
         if captured:
             made = self._make(exits, classifier, x, monitor, at_each=at_each)
             return None if made is None else made.plan

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from .head_modules import activation_of, plain_parts
 from .head_pattern import HeadPattern, match_head
+from .hooks import why_not_plain
 
 
 def match_or_fold(module: nn.Module) -> HeadPattern | str:
@@ -27,7 +28,9 @@ def match_or_fold(module: nn.Module) -> HeadPattern | str:
     folded = match_head(_fold(steps))
     if isinstance(folded, str):
         return pattern
-    return f"{pattern}; in eval mode it could be folded into the Linear" if module.training else folded
+    if any(part.training for part in module.modules()):
+        return f"{pattern}; in eval mode it could be folded into the Linear"
+    return folded
 
 
 class _Steps(NamedTuple):
@@ -50,8 +53,11 @@ class _Steps(NamedTuple):
 
 
 def _steps_of(module: nn.Sequential) -> _Steps | None:
-    """Take a head apart; None if a layer is not linear, or not of a kind that is folded."""
-    parts = [part for _, part in plain_parts(module) if type(part) not in (nn.Identity, nn.Dropout)]
+    """Take a head apart; None if a layer is not linear, not plain, or not of a kind that is folded."""
+    parts = [part for _, part in plain_parts(module)]
+    if any(why_not_plain(part) is not None for part in (module, *parts)):
+        return None
+    parts = [part for part in parts if type(part) not in (nn.Identity, nn.Dropout)]
     softmax = [parts.pop()] if parts and type(parts[-1]) is nn.Softmax else []
     rectifier = [parts.pop(0)] if parts and type(parts[0]) is nn.ReLU else []
     kinds = (nn.AdaptiveAvgPool2d, nn.AvgPool2d, nn.Flatten)

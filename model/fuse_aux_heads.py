@@ -10,7 +10,7 @@ from .arguments import check_module, close_names, kind_of
 from .exit_rule import ExitRule, as_exit_rule
 from .fold_head import match_or_fold
 from .fused_aux_head import FusedAuxHead
-from .head_candidates import could_be_head, number_of_classes, reads_maps
+from .head_candidates import could_be_head, number_of_classes
 
 
 class FuseReport(NamedTuple):
@@ -43,16 +43,16 @@ def fuse_aux_heads(
 ) -> FuseReport:
     """Replace in place every head of a known shape by a :class:`FusedAuxHead` that shares its parameters.
 
-    Heads are found at every depth: each ``nn.Sequential`` that :meth:`FusedAuxHead.from_module` knows; one with hidden
-    layers, or without a pool and a flatten, as blocks and projections of transformers look too, if it gives class
-    scores or is included by name. state_dicts of the original model load into the changed one, with a warning that they
-    have no rules. A replaced head returns a ``HeadOutput`` where the original returned a tensor. Heads whose steps are
-    folded in eval mode have parameters of their own.
+    Heads are found at every depth: each ``nn.Sequential`` that :meth:`FusedAuxHead.from_module` knows, if it gives
+    class scores or is included by name; others may be features, which other layers of the model read. state_dicts of
+    the original model load into the changed one, with a warning that they have no rules. A replaced head returns a
+    ``HeadOutput`` where the original returned a tensor. Heads whose steps are folded in eval mode have parameters of
+    their own.
 
     The report also names candidates: modules that look like heads and could not be replaced. A candidate has at most
     three convolutions and Linears, and the last of them is a Linear that gives class scores; a Linear by itself is one
     in an ``nn.ModuleList`` or ``nn.ModuleDict``. Class scores are as many as the last Linear of the model gives that no
-    Linear of the model takes up. A class of one's own is named with what to write instead.
+    layer of the model could take up. A class of one's own is named with what to write instead.
 
     Args:
         model: is changed in place, unless an error is raised.
@@ -114,8 +114,8 @@ def _names(argument: str, patterns: str | Sequence[str], modules: dict[str, nn.M
 def _find_heads(model: nn.Module, excluded: set[str], named: set[str], classes: int | None) -> Iterator[_Found]:
     """Yield heads and candidates in the order of registration, of those within another candidate only heads.
 
-    Blocks of transformers have the shape of heads with hidden layers, and their projections that of heads which read
-    vectors: unless one is named, it gives class scores.
+    Blocks and projections of transformers, and features of a backbone, have the shape of heads, too: unless one is
+    named, it gives class scores.
     """
 
     def visit(parent: nn.Module, prefix: str, fed_on: bool, in_candidate: bool) -> Iterator[_Found]:
@@ -130,7 +130,7 @@ def _find_heads(model: nn.Module, excluded: set[str], named: set[str], classes: 
             reason = match_or_fold(child)
             if not isinstance(reason, str) and path not in named:
                 scores = reason.linear.out_features
-                if scores != classes and (reason.hidden_stack() is not None or not reads_maps(child)):
+                if scores != classes:
                     reason = f"gives {scores} numbers, which are no class scores"
             candidate = not in_candidate and could_be_head(child, classes, alone=listed)
             # in a chain every module but the last one feeds the next

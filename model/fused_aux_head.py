@@ -9,13 +9,14 @@ from torch import Tensor, nn
 
 from ..kernels import ExitHead, HeadOutput, HiddenLayers, check_input, check_pool, fused_head, pooled_features
 from ..kernels.hidden_layers import NO_LAYERS
-from .arguments import check_module
+from .arguments import check_dense, check_module
 from .exit_rule import ExitRule, own_rule
 from .fold_head import match_or_fold
-from .head_checks import check_map_size, check_no_weight_hooks, check_readable
+from .head_checks import check_map_size, check_readable
 from .head_plans import HeadPlans
 from .head_state import rename_layers
 from .hidden_stack import HiddenStack, make_hidden_stack
+from .hooks import has_hooks, overridden, why_not_plain
 from .lazy_width import lazy_after_errors
 from .rule_order import wait_for_write
 
@@ -140,7 +141,7 @@ class FusedAuxHead(nn.Module):
     @property
     def num_classes(self) -> int:
         """Number of classes, K."""
-        return self.linear.out_features
+        return _size(self.linear, "out_features")
 
     @property
     def hidden(self) -> HiddenStack | None:
@@ -158,7 +159,7 @@ class FusedAuxHead(nn.Module):
     def in_features(self) -> int | None:
         """Features after pool and flatten; None before a head that was made without a width has seen an input."""
         first = self._first_linear()
-        return None if isinstance(first, nn.LazyLinear) else first.in_features
+        return None if isinstance(first, nn.LazyLinear) else _size(first, "in_features")
 
     @property
     def map_size(self) -> tuple[int, int] | None:
@@ -175,20 +176,25 @@ class FusedAuxHead(nn.Module):
         return NO_LAYERS if hidden is None else hidden.as_layers()
 
     def forward(self, x: Tensor) -> HeadOutput:
-        """Answer for a batch in one launch; dropout does not act, in training mode either."""
+        """Answer for a batch in one launch; dropout does not act, in training mode either.
+
+        A head whose layers are no plain ones (wrapped by an adapter, say, parametrized, quantised or with hooks)
+        answers by its ``logits`` instead.
+        """
         if torch.compiler.is_compiling() or type(x) is not Tensor:
             return self._call(x)
         return self._plans.answer(self, x, self._call)
 
     def _call(self, x: Tensor) -> HeadOutput:
         """Answer by the operator, which checks everything and follows autograd, modes and transforms."""
-        linear = self.linear
-        if isinstance(x, Tensor) and self.in_features is None:
+        if isinstance(x, Tensor) and isinstance(self._first_linear(), nn.LazyLinear):
             self._take_width_in_forward(x)
-        check_no_weight_hooks(self.layers())
+        if self.why_not_launched() is not None:
+            return self.rule.judge(self.logits(x), return_probs=self.return_probs)
+        check_dense("x", x)
         check_map_size(x, self._map_size)
-        weight: Tensor = linear.weight
-        bias: Tensor | None = linear.bias
+        weight: Tensor = self.linear.weight
+        bias: Tensor | None = self.linear.bias
         hidden = self.hidden_layers()
         read: torch.cuda.Event | None = None
         if not torch.compiler.is_compiling() and isinstance(x, Tensor):
@@ -211,6 +217,8 @@ class FusedAuxHead(nn.Module):
             raise ValueError(
                 f"x: got {x.dtype} on {x.device}, wants {weight.dtype} on {weight.device}, as the head's parameters"
             )
+        if torch._C._are_functorch_transforms_active():
+            raise RuntimeError("x: is the head's first, and within a transform of torch.func; wants one outside before")
         with torch.inference_mode(False), torch.no_grad():  # parameters made in inference mode could not train
             self.take_width_of(x.clone())
 
@@ -225,14 +233,29 @@ class FusedAuxHead(nn.Module):
         before = [] if hidden is None else [(f"hidden.{name}", layer) for name, layer in hidden.layers()]
         return [*before, ("linear", self.linear)]
 
+    def parts(self) -> list[tuple[str, nn.Module]]:
+        """Name the modules that ``logits`` calls, and a launch stands for."""
+        return [*([] if self.hidden is None else [("hidden", self.hidden)]), *self.layers()]
+
+    def why_not_launched(self) -> str | None:
+        """Return what of the head a launch would not follow, a layer that is another one now, say; None if nothing."""
+        for name, part in self.parts():
+            kind = {"hidden": HiddenStack, "hidden.norm": nn.LayerNorm}.get(name, nn.Linear)
+            if type(part) is not kind:
+                return f"{name} is a {type(part).__name__}"
+            if (reason := why_not_plain(part)) is not None:
+                return f"{name} {reason}"
+        return overridden(self, FusedAuxHead)
+
     def logits(self, x: Tensor) -> Tensor:
         """Return the logits [N, K] in x's dtype, differentiably, before temperature and softmax."""
+        check_dense("x", x)
         check_input(x, self.pool, self.pool_size)
         return self.logits_of_features(self._pooled(x))
 
     def features(self, x: Tensor) -> Tensor:
         """Return what of a tap's output ``logits_of_features`` reads: [N, D], pooled, in the parameters' dtype."""
-        return self._pooled(x).to(self.linear.weight.dtype)
+        return self._pooled(x).to(next(self.linear.parameters(), x).dtype)
 
     def _pooled(self, x: Tensor) -> Tensor:
         check_map_size(x, self._map_size)
@@ -276,8 +299,17 @@ class FusedAuxHead(nn.Module):
             self.hidden.check(self._first_linear().in_features, self.linear)
 
     def as_exit_head(self) -> ExitHead:
-        """Return the tensors and sizes that a launch for a whole network reads: the very ones, not copies."""
-        check_no_weight_hooks(self.layers())
+        """Return the tensors and sizes that a launch for a whole network reads: the very ones, not copies.
+
+        Raises:
+            ValueError: the launch would not answer as the head does.
+        """
+        why = self.why_not_launched() or ("carries hooks" if has_hooks(self) else None)
+        if why is not None:
+            raise ValueError(
+                f"{why}, which a launch would not follow; wants plain layers (adapters merged, parametrizations and "
+                "hooks removed), or the runner 'eager'"
+            )
         linear, hidden = self.linear, self.hidden_layers()
         check_readable([("linear.weight", linear.weight), ("linear.bias", linear.bias), *hidden.tensors()])
         self.check_hidden()
@@ -301,6 +333,14 @@ class FusedAuxHead(nn.Module):
     def extra_repr(self) -> str:
         """Show what the linear layer below does not."""
         return f"pool={self.pool!r}, pool_size={self.pool_size}, dropout={self.dropout}"
+
+
+def _size(linear: nn.Module, name: str) -> int:
+    """Return a size of a linear layer, or of what wraps one."""
+    found = getattr(linear, name, None)
+    if not isinstance(found, int):
+        raise ValueError(f"linear: is a {type(linear).__name__} without {name}, wants a layer that has it as nn.Linear")
+    return found
 
 
 def _autocasts(x: Tensor) -> bool:

@@ -1,16 +1,35 @@
 """Modules that look like heads and are no ``nn.Sequential``s: which they are, and what to write instead."""
 
 from torch import nn
+from torch.nn.parameter import is_lazy
 
-from .head_modules import KNOWN_MODULES, POOLS
+from .head_modules import KNOWN_MODULES, POOLS, plain_parts
 
 
 def number_of_classes(model: nn.Module) -> int | None:
-    """Return the outputs of the model's last Linear that no Linear of the model takes up; None if there is none."""
-    linears = [part for part in model.modules() if isinstance(part, nn.Linear)]
-    taken = {linear.in_features for linear in linears}
-    given = [linear.out_features for linear in linears if linear.out_features not in taken]
+    """Return the outputs of the model's last Linear that no matrix of the model could take up; None if there is none.
+
+    The one Linear of a head that pools reads a map, and so nothing that another Linear gives.
+    """
+    layers = [*model.modules()]
+    behind_pools = {_behind_pool(layer) for layer in layers if type(layer) is nn.Sequential}
+    matrices = [
+        parameter
+        for layer in layers
+        if layer not in behind_pools
+        for parameter in layer.parameters(recurse=False)
+        if not is_lazy(parameter) and parameter.ndim == 2
+    ]
+    taken = {matrix.shape[1] for matrix in matrices}
+    given = [layer.out_features for layer in layers if isinstance(layer, nn.Linear) and layer.out_features not in taken]
     return given[-1] if given else None
+
+
+def _behind_pool(chain: nn.Sequential) -> nn.Module | None:
+    """Return the one Linear of a chain, if it has one and a pool comes before it."""
+    parts = [part for _, part in plain_parts(chain) if isinstance(part, (*POOLS, nn.AvgPool2d, nn.Linear))]
+    linears = [part for part in parts if isinstance(part, nn.Linear)]
+    return linears[0] if len(linears) == 1 and parts[0] is not linears[0] else None
 
 
 def could_be_head(module: nn.Module, classes: int | None, *, alone: bool) -> bool:
@@ -24,11 +43,6 @@ def could_be_head(module: nn.Module, classes: int | None, *, alone: bool) -> boo
     if not 1 <= len(layers) <= 3 or not isinstance(layers[-1], nn.Linear):
         return False
     return layers[-1].out_features == classes
-
-
-def reads_maps(head: nn.Module) -> bool:
-    """Return whether a head pools or flattens what it reads; one that does neither may be any layer of a block."""
-    return any(isinstance(part, (*POOLS, nn.AvgPool2d, nn.Flatten)) for part in head.modules())
 
 
 def why_unknown(module: nn.Module) -> str:

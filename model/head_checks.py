@@ -3,22 +3,10 @@
 from collections.abc import Iterable
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..kernels.head_arguments import head_dtypes, head_dtypes_in_words
 from .arguments import is_plain, tensor_in_words
-
-
-def check_no_weight_hooks(layers: Iterable[tuple[str, nn.Module]]) -> None:
-    """Refuse layers whose weight is computed by hooks, which a fused head never calls."""
-    for name, layer in layers:
-        own = vars(layer)
-        former = own.get("_former_parameters", ())  # of DataParallel
-        if ("weight" in own or "bias" in own) and "weight" not in former:
-            raise ValueError(
-                f"{name}: carries hooks that make its weight (of torch.nn.utils.weight_norm or prune, say), which a "
-                "fused head never calls, so that it is an old one; wants none: remove them, or use parametrizations"
-            )
 
 
 def check_map_size(x: Any, size: tuple[int, int] | None) -> None:

@@ -14,15 +14,12 @@ def describe_fused_head(head: FusedAuxHead) -> dict[str, Any]:
     """Return the fields that make a head of the same kind, but for its rule; those of hidden layers only if it has any.
 
     Raises:
-        ValueError: a head that does not know its width, or a layer that is parametrized.
+        ValueError: a head that does not know its width, or that computes something else than its plain layers.
     """
     if head.in_features is None:
         raise ValueError("does not know its width yet; call network.check_taps(example_input) before")
-    for name, layer in head.layers():
-        if type(layer) not in (nn.Linear, nn.LayerNorm):
-            its, wants = ("linear layer", "nn.Linear") if name == "linear" else (name, "plain layer")
-            kind = type(layer).__name__
-            raise ValueError(f"its {its} is a {kind}, wants an {wants}; remove its parametrizations before")
+    if (why := head.why_not_launched()) is not None:
+        raise ValueError(f"{why}, which files do not keep; merge adapters, remove parametrizations and hooks before")
     fields: dict[str, Any] = {
         "in_features": head.in_features,
         "num_classes": head.num_classes,

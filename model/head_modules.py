@@ -2,7 +2,7 @@
 
 from torch import nn
 
-from .hooks import has_hooks
+from .hooks import why_not_plain
 
 POOLS = (nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d)
 #: Modules that shape features, or may end a head.
@@ -32,6 +32,6 @@ def plain_parts(module: nn.Module, prefix: str = "") -> list[tuple[str, nn.Modul
     for name, child in module._modules.items():  # named_children() would skip a module that occurs twice
         if child is None:
             continue
-        nested = type(child) is nn.Sequential and not has_hooks(child) and "forward" not in vars(child)
+        nested = type(child) is nn.Sequential and why_not_plain(child) is None
         parts += plain_parts(child, f"{prefix}{name}.") if nested else [(prefix + name, child)]
     return parts

@@ -10,12 +10,14 @@ from .module_head import AuxHead, ModuleHead
 
 
 def check_head_on_tap(tap: str, head: FusedAuxHead, features: Tensor, *, autocasts: bool) -> None:
-    """Raise ``ValueError`` unless a head can read the output of its tap, of any width if it has none.
+    """Raise ``ValueError`` unless a head that is launched can read the output of its tap, of any width if it has none.
 
     Under autocast a head may have another dtype.
     """
-    width = head.in_features
     try:
+        width, _ = head.in_features, head.num_classes
+        if width is not None and head.why_not_launched() is not None:
+            return  # its layers run as they are
         if width is not None:
             _check_parameters(head, features, autocasts=autocasts)
         check_map_size(features, head.map_size)

@@ -10,7 +10,7 @@ from ..kernels.hidden_layers import MOST_HIDDEN
 from .head_candidates import why_unknown
 from .head_modules import ACTIVATION_MODULES, KNOWN_MODULES, activation_of, plain_parts
 from .hidden_stack import HiddenStack
-from .hooks import has_hooks
+from .hooks import why_not_plain
 
 
 class HeadPattern(NamedTuple):
@@ -51,10 +51,10 @@ def match_head(module: nn.Module) -> HeadPattern | str:
     read = _Reading()
     for path, part in plain_parts(module):
         where = f"'{path}' ({type(part).__name__})"
-        if "forward" in vars(part):
-            return f"{where} has a forward of its own"
-        if has_hooks(part):
-            return f"{where} carries hooks, which a fused head would not call"
+        if (reason := why_not_plain(part)) is not None:
+            return f"{where} {reason}, which a fused head would not call"
+        if type(part) is nn.Dropout and part.training != module.training:
+            return f"{where} is in {'training' if part.training else 'eval'} mode, unlike the classifier"
         if (reason := read.add(path, part)) is not None:
             return f"{where} {reason}"
     pattern = read.pattern()
@@ -63,10 +63,8 @@ def match_head(module: nn.Module) -> HeadPattern | str:
     weight = pattern.linear.weight
     if weight.dtype not in head_dtypes(weight.device):
         return f"is {weight.dtype}, wants {head_dtypes_in_words(weight.device)}: call its .float(), say"
-    if has_hooks(module):
-        return "carries hooks, which a fused head would not call"
-    if "forward" in vars(module):
-        return "has a forward of its own"
+    if (reason := why_not_plain(module)) is not None:
+        return f"{reason}, which a fused head would not call"
     return pattern
 
 

@@ -1,18 +1,47 @@
-"""Hooks on layers of others: whether there are any, and ours, which other threads and copies do not call."""
+"""What users put on layers (hooks, a forward of their own), and hooks of ours, which other threads do not call."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import nn
 
 
+def why_not_plain(module: nn.Module) -> str | None:
+    """Return why a layer does not compute what its class says of its own parameters; None if it does.
+
+    It is for the caller to ask for the class itself: parametrizations, say, give a layer another one.
+    """
+    own = vars(module)
+    if "forward" in own:
+        return "has a forward of its own"
+    for name in ("weight", "bias"):
+        if name in own and "_former_parameters" not in own:  # which replicas of DataParallel have
+            return f"computes its {name} (by hooks of torch.nn.utils.weight_norm or prune, say)"
+    return "carries hooks" if has_hooks(module) else None
+
+
+def overridden(head: nn.Module, base: type[nn.Module]) -> str | None:
+    """Return what of a head's ways to answer is not that of its class of ours; None if all are."""
+    for name in ("forward", "answer", "launch_input", "logits", "features", "logits_of_features"):
+        if name in vars(head) or getattr(type(head), name) is not getattr(base, name):
+            return f"has a {name} of its own"
+    return None
+
+
 def has_hooks(module: nn.Module) -> bool:
     """Return whether a module carries hooks of its own, which whatever stands in for it would not call."""
-    return any(
-        getattr(module, name)
-        for name in ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-    )
+    return any(map(users_hooks, hooks_of(module)))
+
+
+def users_hooks(hooks: Mapping[int, Any]) -> list[Any]:
+    """Return those of a module's hooks of one kind that are not ours."""
+    return [hook for hook in hooks.values() if not isinstance(hook, ThreadHook)]
+
+
+def hooks_of(module: nn.Module) -> list[Mapping[int, Any]]:
+    """Return where PyTorch keeps the hooks of a module's calls, a dict for each kind."""
+    return [module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks]
 
 
 class ThreadHook:

@@ -76,7 +76,8 @@ def normalise(pixels: Tensor, mean: tuple[float, ...] = MEAN, std: tuple[float, 
     """Turn pixels (uint8 [N, 3, H, W]) into the network's input (float32, the same shape)."""
     middle = torch.tensor(mean, device=pixels.device).view(3, 1, 1)
     spread = torch.tensor(std, device=pixels.device).view(3, 1, 1)
-    return (pixels.float() / 255.0 - middle) / spread
+    white = torch.tensor(255.0, device=pixels.device)  # by a number CUDA multiplies: other bits than on the CPU
+    return (pixels.float() / white - middle) / spread
 
 
 def random_shift(pixels: Tensor, most: int, generator: torch.Generator) -> Tensor:

@@ -8,10 +8,15 @@ from ..kernels.json_text import parse_json
 from .replacing import replacing
 
 
+def as_json(content: object) -> str:
+    """Return the text of a JSON file."""
+    return json.dumps(content, indent=2) + "\n"
+
+
 def write_json(path: Path, content: object) -> None:
     """Write a JSON file, or leave the one that is there as it is; of several writers at a time the last one wins."""
     with replacing(path) as unfinished:
-        unfinished.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+        unfinished.write_text(as_json(content), encoding="utf-8")
 
 
 def read_json(path: Path) -> Any:

@@ -7,6 +7,7 @@ from typing import Any, Generic, TypeVar
 from torch import Tensor, nn
 
 from ..kernels.tensor_forms import TensorForms
+from .hooks import hooks_of
 from .rule_order import count_writes, wait_for_write
 
 PlanT = TypeVar("PlanT")
@@ -28,8 +29,14 @@ class ReadTensors:
         for head in heads:
             holders += [*head.holders(), *((vars(head), name) for name in head.options)]
         self._heads = list(heads)
-        self._holders, self._names = zip(*holders, strict=True)
         self._objects = [holder[name] for holder, name in holders]
+        parts = [part for head in heads for _, part in head.parts()]
+        self._parts = [*heads, *parts]
+        self._kinds = [*map(type, self._parts)]
+        self._hooks = [hooks for part in parts for hooks in hooks_of(part)]
+        holders += [(vars(part), "forward") for part in self._parts]
+        self._objects += [None] * len(self._parts)  # those of plain ones
+        self._holders, self._names = zip(*holders, strict=True)
         self._tensors = [one for one in self._objects if isinstance(one, Tensor)]
         self.parameters = [one for one in self._tensors if isinstance(one, nn.Parameter)]
         """Weights and biases."""
@@ -39,18 +46,23 @@ class ReadTensors:
         self._forms = TensorForms(self._distinct)
 
     def are_plain(self) -> bool:
-        """Return whether the memory of all is as it seems: none is of a subclass, lazily negated or without any."""
-        return all(
+        """Return whether launches follow the heads, and the memory of all tensors is as it seems.
+
+        That is, none is of a subclass, lazily negated or without any.
+        """
+        return all(head.why_not_launched() is None for head in self._heads) and all(
             type(one) in (Tensor, nn.Parameter) and not one.is_neg() and not one._is_zerotensor()
             for one in self._tensors
         )
 
     def are_those_of(self, heads: Sequence[nn.Module]) -> bool:
-        """Return whether heads are these, with the same layers, options and tensors, in the same memory."""
+        """Return whether heads are these, with the same plain layers, options and tensors, in the same memory."""
         return not (
             len(heads) != len(self._heads)
             or any(map(is_not, heads, self._heads))
             or any(map(is_not, map(dict.get, self._holders, self._names), self._objects))
+            or [*map(type, self._parts)] != self._kinds
+            or any(self._hooks)
             or [*map(Tensor.data_ptr, self._tensors)] != self.addresses
             or not self._forms.are_those_of(self._distinct)
         )

@@ -8,13 +8,13 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from ..kernels import ExitHead, HeadOutput, decide
-from .arguments import check_module
+from ..kernels import ExitHead, HeadOutput
+from .arguments import check_dense, check_module
 from .dry_run import written_tensors
 from .exit_rule import ExitRule, own_rule
 from .fused_aux_head import FusedAuxHead
+from .hooks import has_hooks, overridden
 from .reading import parts_in_words
-from .rule_order import wait_for_write
 
 #: How far from 1 the sum of numbers may be that are taken for probabilities.
 _NEAR_ONE = 1e-3
@@ -60,15 +60,18 @@ class ModuleHead(nn.Module):
         self.why_not_fused: str | None = None
         """The reason, if the network was given the module to fuse it."""
         self._num_classes = num_classes
-        self.train(module.training)
+        self.training = self.rule.training = module.training  # and each layer of the module as it is
 
     @property
     def num_classes(self) -> int:
         """Number of classes, K."""
-        found = self._num_classes if self.run is None else self.run.num_classes
-        if found is None:
+        if self._known_classes is None:
             raise ValueError("num_classes: is not known before network.check_taps(example_input)")
-        return found
+        return self._known_classes
+
+    @property
+    def _known_classes(self) -> int | None:
+        return self._num_classes if self.run is None else self.run.num_classes
 
     def forward(self, x: Tensor) -> HeadOutput:
         """Answer for what the tap returned."""
@@ -78,9 +81,10 @@ class ModuleHead(nn.Module):
         """Return the module's logits [N, K], differentiably.
 
         Raises:
-            ValueError: the module returned something else.
+            ValueError: the module returned something else, or logits of another number of classes than before.
             RuntimeError: in training mode it has changed its input in place, which in eval mode it does not.
         """
+        check_dense("x", x)
         if self.run is not None and self.run.writes_input:
             x = x.clone()
         version = x._version if self.training and not x.is_inference() else None
@@ -92,6 +96,8 @@ class ModuleHead(nn.Module):
             )
         if not (isinstance(y, Tensor) and y.ndim == 2 and y.shape[0] == x.shape[0] and y.is_floating_point()):
             raise ValueError(f"module: returned {parts_in_words(y)}, wants logits [{x.shape[0]}, num_classes]")
+        if self._known_classes not in (None, y.shape[1]):
+            raise ValueError(f"module: returned {y.shape[1]} classes, wants {self._known_classes}, as the head has")
         return y
 
     def launch_input(self, x: Tensor) -> Tensor:
@@ -100,13 +106,7 @@ class ModuleHead(nn.Module):
 
     def answer(self, logits: Tensor) -> HeadOutput:
         """Answer for what ``launch_input`` returned, by PyTorch's operators."""
-        rule, read = self.rule, None
-        if not torch.compiler.is_compiling():
-            read = wait_for_write(rule, logits)
-        output = decide(logits, rule.temperature_tensor, rule.threshold_tensor, rule.criterion)
-        if read is not None:
-            read.record(torch.cuda.current_stream(logits.device))
-        return output if self.return_probs else output._replace(probs=None)
+        return self.rule.judge(logits, return_probs=self.return_probs)
 
     def features(self, x: Tensor) -> Tensor:
         """Return what of a tap's output ``logits_of_features`` reads: all."""
@@ -117,9 +117,23 @@ class ModuleHead(nn.Module):
         return self.logits(features)
 
     def as_exit_head(self) -> ExitHead:
-        """Return the rule's tensors, which a launch for a whole network reads beside the logits."""
+        """Return the rule's tensors, which a launch for a whole network reads beside the logits.
+
+        Raises:
+            ValueError: the launch would not answer as the head does.
+        """
+        if why := self.why_not_launched() or ("carries hooks" if has_hooks(self) else None):
+            raise ValueError(f"{why}, which a launch would not follow; wants a plain ModuleHead, or the runner 'eager'")
         rule = self.rule
         return ExitHead(None, None, rule.temperature_tensor, rule.threshold_tensor, "none", (1, 1), rule.criterion)
+
+    def parts(self) -> list[tuple[str, nn.Module]]:
+        """Name the modules that a launch stands for: none, the module runs."""
+        return []
+
+    def why_not_launched(self) -> str | None:
+        """Return what of the head a launch would not follow; None if nothing."""
+        return overridden(self, ModuleHead)
 
     def holders(self) -> Iterable[tuple[Mapping[str, Any], str]]:
         """Name the objects that a launch depends on, as keys of the dicts that hold them."""

@@ -1,9 +1,11 @@
-"""``Extract``: what a head reads of its tap's output, and how its dimensions lie; and a backbone's logits."""
+"""``Extract``: what a head reads of its tap's output, which of it is padding; and a backbone's logits."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from .arguments import kind_of, tensor_in_words
@@ -12,15 +14,17 @@ from .arguments import kind_of, tensor_in_words
 LAYOUTS = {"NCHW": (0, 1, 2, 3), "NHWC": (0, 3, 1, 2), "NTD": (0, 1, 2), "NCL": (0, 2, 1), "TND": (1, 0, 2)}
 #: The field of what a backbone returns that is its logits, unless another is named.
 LOGITS = "logits"
+#: A mask that is found: by the end of its name, HuggingFace's, which tells tokens, or PyTorch's, which tells padding.
+AUTO, TOKENS, PADDING = "auto", "attention_mask", "padding_mask"
 
 
 @dataclass(frozen=True)
 class Extract:
-    """What a head reads of its tap's output; a view of it, which costs nothing.
+    """What a head reads of its tap's output; a view of it, which costs nothing, unless there is padding to leave out.
 
     Raises:
         ValueError: a layout that there is not.
-        TypeError: an item that is neither an index nor a key.
+        TypeError: an item that is neither an index nor a key, or a mask that is no name.
     """
 
     item: int | str | None = None
@@ -28,6 +32,11 @@ class Extract:
     layout: str | None = None
     """"NCHW" or "NHWC" for a map, "NTD" (samples, tokens, features), "NCL" (channels before positions) or "TND" for
     tokens. None is inferred in the dry run; a head with pool="none" reads what there is in the order that it has."""
+    mask: str | None = AUTO
+    """Name of the backbone's argument [N, T], of any dtype, that tells padding among tokens, which their mean, maximum
+    or first leaves out. Padding is not 0 in one whose name ends in "padding_mask", in others not over 0; "~name" is the
+    opposite. A sample of padding alone reads as zeros; a batch without the argument has none. "auto" is the one whose
+    name ends in "attention_mask" or "padding_mask", if one is [N, T]; with None padding is read as tokens are."""
 
     def __post_init__(self) -> None:
         """Check the fields."""
@@ -35,6 +44,8 @@ class Extract:
             raise TypeError(f"item: got {kind_of(self.item)}, wants an index, a key or None")
         if self.layout is not None and self.layout not in LAYOUTS:
             raise ValueError(f"layout: got {self.layout!r}, wants one of {list(LAYOUTS)} or None")
+        if not (self.mask is None or isinstance(self.mask, str) and self.mask.strip("~")):
+            raise TypeError(f"mask: got {self.mask!r}, wants the name of an argument of the backbone, {AUTO!r} or None")
 
     def __call__(self, output: Any) -> Any:
         """Return what a head reads of a layer's output; ``ValueError`` if there is no such item, or not the layout."""
@@ -79,6 +90,79 @@ def reading_of(taps: Sequence[str], extract: Mapping[str, AnyExtract], logits: i
     given = (extract.get(tap) for tap in taps)
     reads = tuple(None if each is None or isinstance(each, Extract) and not each.changes else each for each in given)
     return None if logits is None and not any(reads) else Reading(reads, logits)
+
+
+def with_mask(
+    tap: str, extract: Extract, tokens: tuple[int, int] | None, arguments: Mapping[Any, Any], takes: Sequence[str]
+) -> Extract:
+    """Return an extract with the name of the mask that a batch has for it, if there is one.
+
+    ``tokens`` are N and T, None for a head that pools none; ``takes`` are the backbone's arguments, as far as known.
+    ``ValueError`` for a mask that is none of them, does not fit or calls a whole sample padding, and for several.
+    """
+    name = "" if extract.mask in (None, AUTO) else extract.mask.removeprefix("~")
+    unknown = takes and not takes[-1].startswith("**") and name not in {*arguments, *takes}
+    if name and (tokens is None or unknown):
+        wants = "None: its head pools no tokens" if tokens is None else f"an argument of the backbone: {list(takes)}"
+        raise ValueError(f"extract[{tap!r}]: mask: got {extract.mask!r}, wants {wants}")
+    if tokens is None or extract.mask is None:
+        return replace(extract, mask=None)
+    found = _find_mask(tap, extract.mask, tokens, arguments)
+    if found is None:
+        return extract
+    mask, values = found
+    if not _are_tokens(mask, values).any(1).all():
+        raise ValueError(
+            f"heads[{tap!r}]: {mask} calls all of a sample padding, wants numbers over 0 at tokens, or 0 if its name "
+            f"ends in {PADDING!r}; if it says the opposite, mask={f'~{mask}'.removeprefix('~~')!r} in its Extract"
+        )
+    return replace(extract, mask=mask)
+
+
+def read_tokens(tap: str, extract: Extract, head: Any, arguments: Mapping[Any, Any], output: Any) -> Tensor:
+    """Return what a fused head reads of a layer's output: if a mask tells its tokens, their pool [N, D]."""
+    x = extract(output)
+    found = None if extract.mask is None else _find_mask(tap, extract.mask, x.shape[:2], arguments)
+    if found is None or head.pool == "none":
+        return x
+    if head.hidden is not None and head.hidden.rectifies:
+        x = F.relu(x)  # before the pool; once more after it, that changes nothing
+    are_tokens = _are_tokens(*found).to(x.device)
+    if head.pool == "avg":
+        total = x.masked_fill(~are_tokens[..., None], 0).sum(1, dtype=torch.promote_types(x.dtype, torch.float32))
+        return (total / are_tokens.sum(1, keepdim=True).clamp(min=1)).to(x.dtype)
+    if head.pool == "max":
+        y = x.masked_fill(~are_tokens[..., None], -torch.inf).amax(1)
+    else:
+        y = x[torch.arange(len(x), device=x.device), are_tokens.int().argmax(1)]
+    return y.masked_fill(~are_tokens.any(1, keepdim=True), 0)
+
+
+def _find_mask(tap: str, mask: str, tokens: tuple[int, ...], arguments: Mapping[Any, Any]) -> tuple[str, Tensor] | None:
+    """Return the name of the mask for tokens [N, T], and the tensor that it is in a batch; None if it has none."""
+    fitting = {name: each for name, each in arguments.items() if isinstance(each, Tensor) and each.shape == tokens}
+    if mask == AUTO:
+        found = [name for name in fitting if str(name).endswith((TOKENS, PADDING))]
+        if len(found) > 1:
+            wants = f"one of them: extract={{{tap!r}: Extract(mask={found[0]!r})}}"
+            raise ValueError(f"heads[{tap!r}]: finds the masks {' and '.join(found)}, wants {wants}")
+        return (found[0], fitting[found[0]]) if found else None
+    name = mask.removeprefix("~")
+    if name in fitting:
+        return mask, fitting[name]
+    nameless = name not in arguments and any(isinstance(each, int) for each in arguments)
+    if nameless or arguments.get(name) is not None:
+        got = "has no place that is known" if nameless else f"is {parts_in_words(arguments[name])}"
+        raise ValueError(
+            f"heads[{tap!r}]: {name} {got}, wants {list(tokens)}, as the tap has tokens, at its place or in a dict of "
+            f"arguments by name; or extract={{{tap!r}: Extract(mask=None)}}, which reads padding as tokens"
+        )
+    return None
+
+
+def _are_tokens(mask: str, values: Tensor) -> Tensor:
+    tells_padding = mask.endswith(PADDING) != mask.startswith("~")
+    return values == 0 if tells_padding else values > 0
 
 
 def check_extract(extract: object, taps: Sequence[str]) -> dict[str, AnyExtract]:

@@ -1,10 +1,16 @@
-"""``replacing``: replaces files when what is written in their place is complete, and writes through no link."""
+"""``replacing`` and ``writing``: the ways in which files are written, complete or absent, and errors that name them."""
 
 import os
+import re
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
+
+#: How a library that is no Python tells of an error of the operating system.
+_OF_OTHERS = re.compile(r"\(os error (\d+)\)")
 
 
 @contextmanager
@@ -13,8 +19,69 @@ def replacing(path: Path) -> Iterator[Path]:
 
     It lies in a folder of its own beside ``path``, under a name that nobody can foresee and put a link at. A link in
     the place of ``path`` is replaced, and what it leads to stays as it is.
+
+    Raises:
+        OSError: nothing can be written; names ``path``, whatever was being written.
     """
-    with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
+    with naming(path), tempfile.TemporaryDirectory(dir=path.parent, prefix=".auxhead-") as folder:
         unfinished = Path(folder, path.name)
         yield unfinished
+        on_disk(unfinished)
         os.replace(unfinished, path)
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[BinaryIO]:
+    """Yield a file open for writing, for an output that a user names: a file, a link, a device, a pipe.
+
+    A file is replaced at the end if nothing was raised; of a link what it leads to is. What is no file is written to as
+    it is, and so is standard output, by its name or as ``-``.
+
+    Raises:
+        OSError: nothing can be written; names ``path``.
+    """
+    if is_standard_output(path):
+        sys.stdout.flush()
+        yield sys.stdout.buffer
+        sys.stdout.buffer.flush()
+    elif path.exists() and not path.is_file():
+        with naming(path), path.open("wb") as file:
+            yield file
+    else:
+        with replacing(path.resolve() if path.is_symlink() else path) as unfinished, unfinished.open("wb") as file:
+            yield file
+            file.flush()
+
+
+def is_standard_output(path: Path) -> bool:
+    """Return whether a path is ``-``, or leads to where standard output goes."""
+    if str(path) == "-":
+        if sys.stdout is None:
+            raise OSError(None, "is closed", "standard output")
+        return True
+    try:
+        return sys.stdout is not None and os.path.samestat(os.stat(path), os.fstat(1))
+    except OSError:
+        return False
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Let errors of the operating system name ``path``, and not what is written beside it on the way."""
+    try:
+        yield
+    except Exception as error:
+        code = error.errno if isinstance(error, OSError) else next(map(int, _OF_OTHERS.findall(str(error))), None)
+        where = error.filename if isinstance(error, OSError) else None
+        if code is None or where is not None and not Path(str(where)).is_relative_to(path.parent):
+            raise
+        raise OSError(code, os.strerror(code), str(path)) from error
+
+
+def on_disk(path: Path) -> None:
+    """Wait until the content of a file, or the names in a folder, would be there after a loss of power."""
+    opened = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(opened)
+    finally:
+        os.close(opened)

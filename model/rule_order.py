@@ -77,7 +77,7 @@ def wait_for_write(rule: nn.Module, x: Tensor) -> torch.cuda.Event | None:
 
 
 #: Held by a write, which is of all tensors or of none.
-_WRITING = OwnedLock()
+WRITING = OwnedLock()
 
 
 @contextmanager
@@ -88,7 +88,7 @@ def ordered_write(rule: nn.Module, tensors: Sequence[Tensor]) -> Iterator[None]:
     after passes that :func:`note_pass` was told of. Within a caller's capture nothing is ordered: the write is part
     of that graph, whose order is up to whoever replays it.
     """
-    with _WRITING:
+    with WRITING:
         device = tensors[0].device
         if not has_streams(tensors[0]) or is_capturing(device):
             yield

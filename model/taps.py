@@ -1,5 +1,7 @@
 """Taps: named layers of an unmodified module whose outputs feed heads."""
 
+import sys
+import warnings
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
@@ -10,6 +12,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import _global_forward_hooks
+from torch.utils.checkpoint import CheckpointFunction
 
 from .hooks import ThreadHook
 from .reading import Reading, logits_of
@@ -191,6 +194,25 @@ def _layer(backbone: nn.Module, tap: str) -> nn.Module:
 @lru_cache(maxsize=1024)
 def _path(tap: str) -> list[str]:
     return tap.split(".")
+
+
+def version_of(y: Tensor) -> int | None:
+    """Return the count of writes to a tensor; None where there is none: in inference mode, and while Dynamo traces."""
+    return None if torch.compiler.is_compiling() or y.is_inference() else y._version
+
+
+def warn_if_checkpointed(tap: str) -> None:
+    """Warn if reentrant checkpointing calls: it runs without gradients, and computes anew in the backward pass."""
+    frame = None if torch.compiler.is_compiling() else sys._getframe()
+    while frame is not None:
+        if frame.f_code is CheckpointFunction.forward.__code__:
+            warnings.warn(
+                f"heads: layer {tap!r} runs under reentrant checkpointing, so that its head's loss trains the head and "
+                "no layer before it; call torch.utils.checkpoint.checkpoint with use_reentrant=False",
+                stacklevel=4,
+            )
+            return
+        frame = frame.f_back
 
 
 def list_taps(indices: Sequence[int], taps: Sequence[str]) -> str:

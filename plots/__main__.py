@@ -2,12 +2,13 @@
 
 import typer
 
-from ..model.commands.version import version_option
+from ..model.commands.group import Subcommands, version_option
 from .commands import all_command, figure_command, perfetto
 from .figures.registry import FIGURES
 
 app = typer.Typer(
     help="Figures from records; needs no GPU.",
+    cls=Subcommands,
     callback=version_option,
     no_args_is_help=True,
     add_completion=False,

@@ -8,8 +8,8 @@ import typer
 
 from ..autotune.records.activity import activity
 from ..autotune.records.garbage import no_garbage_collection
-from ..autotune.records.one_line_errors import one_line_errors
-from ..autotune.records.record import BadRecord
+from ..autotune.records.output import is_standard_output, one_line_errors, plain_console
+from ..autotune.records.record import BadRecord, made_of
 from .figure_kind import FigureKind
 from .perfetto import write_trace
 from .saving import save_all
@@ -30,7 +30,7 @@ def all_command(kinds: Sequence[FigureKind]) -> Callable[..., None]:
         out: Annotated[Path, typer.Option(help="The folder that the figures go to.")] = Path("auxhead-plots"),
     ) -> None:
         """Draw every figure whose records are there, and say of the others how to make theirs."""
-        with one_line_errors(out):
+        with one_line_errors(BadRecord):
             for path in records or []:
                 if not path.exists():
                     raise BadRecord(f"--records: {path}: no such file")
@@ -42,7 +42,7 @@ def all_command(kinds: Sequence[FigureKind]) -> Callable[..., None]:
                     _say(one.paths)
                     saved = True
                 else:
-                    print(f"Left out: {one.name}. {one.left_out}")
+                    plain_console().print(f"Left out: {one.name}. {one.left_out}", soft_wrap=True)
             if not saved:
                 raise BadRecord("--records: got none that a figure is drawn from")
 
@@ -56,8 +56,8 @@ def figure_command(kind: FigureKind) -> Callable[..., None]:
         from .files import save_figure
 
         stem = out or Path(kind.name)
-        with one_line_errors(stem):
-            with activity(f"Drawing {kind.name}"), no_garbage_collection():
+        with one_line_errors(BadRecord):
+            with activity(f"Drawing {kind.name}"), no_garbage_collection(), made_of(records or kind.files):
                 drawn = kind.make(records)
                 paths = save_figure(*drawn, stem.with_suffix("") if stem.suffix in (".png", ".svg", ".json") else stem)
             _say(paths)
@@ -72,10 +72,12 @@ def perfetto(
     ] = Path("trace.json"),
 ) -> None:
     """Write timelines as a Chrome trace, with lanes of trunk, heads and SMs; ui.perfetto.dev opens it."""
-    with one_line_errors(out):
-        write_trace(records, out)
-        _say([out])
+    with one_line_errors(BadRecord):
+        with made_of([records]):
+            write_trace(records, out)
+        if not is_standard_output(out):
+            _say([out])
 
 
 def _say(paths: list[Path]) -> None:
-    print("Saved " + ", ".join(str(path) for path in paths))
+    plain_console().print("Saved " + ", ".join(str(path) for path in paths), soft_wrap=True)

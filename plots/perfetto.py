@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..autotune.records.output import writing
 from ..autotune.records.record import Record
 from .records import NoRecords, read_kinds
-from .replacing import replacing
 from .timelines import JOIN, KINDS, SIDE, TRUNK, Timeline, timelines
 
 #: Numbers of the lanes; SMs come last.
@@ -27,8 +27,9 @@ def write_trace(path: Path, out: Path) -> None:
     except NoRecords as error:
         raise NoRecords(f"{error}; `auxhead-tune overlap MODEL` makes it") from None
     content = (json.dumps(trace) + "\n").encode()
-    with replacing(out) as unfinished:
-        unfinished.write_bytes(gzip.compress(content, mtime=0) if out.suffix == ".gz" else content)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with writing(out) as file:
+        file.write(gzip.compress(content, mtime=0) if out.suffix == ".gz" else content)
 
 
 def chrome_trace(records: Sequence[Record]) -> dict[str, Any]:

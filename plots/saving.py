@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..autotune.records.garbage import no_garbage_collection
+from ..autotune.records.record import made_of
 from .figure_kind import FigureKind
 from .records import COMMITTED, Known, NoRecords
 
@@ -64,7 +65,7 @@ def _save(kind: FigureKind, records: Sequence[Path] | None, out: Path, known: Kn
     from .files import save_figure  # matplotlib, which help need not wait for
 
     try:
-        with no_garbage_collection():
+        with no_garbage_collection(), made_of(records or kind.files):
             return Saved(kind.name, save_figure(*kind.make(records, known), out / kind.name))
     except NoRecords as error:
         return Saved(kind.name, [], str(error))

@@ -17,6 +17,7 @@ from auxhead.model.commands.options import RUNS_YOUR_CODE
 from auxhead.model.images import open_image
 from auxhead.model.training.data_sets import load_cifar10
 from auxhead.plots.records import BadRecord, read_records
+from support.checkpoint_files import weights_of
 from support.example_models import SmallNet
 from support.pictures import write_cifar10
 from support.planner_fakes import small_network
@@ -114,8 +115,8 @@ def test_no_pickle_in_the_place_of_a_file_is_opened(tmp_path):
     assert mark.exists(), "it works"
     mark.unlink()
     save_checkpoint(tmp_path / "net", small_network())
-    for name in ("model.safetensors", "model.json"):
-        (tmp_path / "net" / name).write_bytes(content)
+    for path in (weights_of(tmp_path / "net"), tmp_path / "net" / "model.json"):
+        path.write_bytes(content)
         with pytest.raises(BadInput):
             load_checkpoint(tmp_path / "net", SmallNet())
     (tmp_path / "file").write_bytes(content)

@@ -3,7 +3,7 @@
 import gzip
 import io
 import json
-import math
+import re
 import zlib
 from collections import defaultdict
 from collections.abc import Mapping
@@ -19,6 +19,11 @@ _CALLS = ("cuda_runtime", "cuda_driver")
 _FRAMES = ("user_annotation", "cpu_op", "python_function")
 _WORK = ("kernel", "gpu_memcpy", "gpu_memset")
 _CATEGORIES = frozenset({*_CALLS, *_FRAMES, *_WORK, "cuda_sync"})
+#: Categories of other vendors' devices, and their calls under the names of CUDA's categories.
+_OTHERS = re.compile(r"(hip|roc|xpu|hpu|mtia|npu|musa|privateuse1)\w*|(?!cuda_)\w+_(runtime|driver)")
+_OTHER_CALLS = ("hip", "hsa", "roc")
+#: No time in a record may be larger.
+_MOST_US = 2.0**63
 
 
 class Event(NamedTuple):
@@ -94,7 +99,7 @@ def sorted_events(content: Mapping[str, Any]) -> Events:
     with no_garbage_collection():
         found: dict[str, list[Event]] = defaultdict(list)
         for item in content["traceEvents"]:
-            if isinstance(item, dict) and item.get("ph") == "X" and item.get("cat") in _CATEGORIES:
+            if isinstance(item, dict) and item.get("ph") == "X" and str(item.get("cat")) in _CATEGORIES:
                 event = _event(item)
                 if event is not None:
                     found[event.category].append(event)
@@ -106,6 +111,17 @@ def sorted_events(content: Mapping[str, Any]) -> Events:
         return Events(annotations, operators, functions, calls, work, found["cuda_sync"])
 
 
+def other_vendor(content: Mapping[str, Any]) -> str | None:
+    """Return the first category or call of a trace that tells of a device that is none of CUDA's."""
+    for item in content["traceEvents"]:
+        category, name = (str(item.get(key)) for key in ("cat", "name")) if isinstance(item, dict) else ("", "")
+        if _OTHERS.fullmatch(category.lower()):
+            return category
+        if category in _CALLS and name.startswith(_OTHER_CALLS):
+            return name
+    return None
+
+
 def _begin(event: Event) -> tuple[float, float]:
     """Sort those that begin at once by which ends last: it holds the others."""
     return event.start, -event.end
@@ -114,10 +130,10 @@ def _begin(event: Event) -> tuple[float, float]:
 def _event(item: Mapping[str, Any]) -> Event | None:
     try:
         start, length = float(item["ts"]), float(item.get("dur", 0.0))
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, OverflowError):
         return None
     name, args, tid = item.get("name"), item.get("args"), item.get("tid")
-    if not isinstance(name, str) or not math.isfinite(start) or not math.isfinite(length):
+    if not isinstance(name, str) or not abs(start) < _MOST_US or not 0.0 <= length < _MOST_US:
         return None
     number = tid if isinstance(tid, int) else 0
     thread = f"{item.get('pid')}/{tid}"

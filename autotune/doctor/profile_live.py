@@ -3,7 +3,6 @@
 import dataclasses
 import gzip
 import json
-import os
 import statistics
 import tempfile
 import time
@@ -18,8 +17,10 @@ from torch._C._profiler import _ExperimentalConfig
 from torch.profiler import ProfilerActivity, profile, record_function, schedule
 
 from ...model.fuse_aux_heads import find_aux_heads
+from ...model.replacing import replacing
 from ..measuring.cuda_calls import ANNOTATION
 from ..measuring.environment import environment
+from ..measuring.profiled_requests import exported_trace
 from .annotations import HEAD, STREAM
 from .watched import KEY, FusibleHead, StreamUse, Watched
 from .watching.watcher import Watcher
@@ -89,22 +90,14 @@ def write_trace(profiler: profile, watched: Watched, file: Path) -> None:
     device = torch.device("cuda", torch.cuda.current_device())
     content[KEY] = dataclasses.replace(watched, streams=streams, environment=environment(device)).as_json()
     file.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = file.with_name(f".{os.getpid()}.{file.name}")
-    try:
-        opened = gzip.open if file.suffix == ".gz" else open
-        with opened(unfinished, "wt", encoding="utf-8") as out:
-            json.dump(content, out)
-        os.replace(unfinished, file)
-    finally:
-        unfinished.unlink(missing_ok=True)
+    opened = gzip.open if file.suffix == ".gz" else open
+    with replacing(file) as unfinished, opened(unfinished, "wt", encoding="utf-8") as out:
+        json.dump(content, out)
 
 
 def _content(profiler: profile) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder, "trace.json")
-        profiler.export_chrome_trace(str(file))
-        content: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-    return content
+        return exported_trace(profiler, Path(folder, "trace.json"))
 
 
 def _marked(streams: Sequence[StreamUse]) -> list[Mapping[str, Any]]:

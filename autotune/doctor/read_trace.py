@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..measuring.cuda_calls import GRAPH_LAUNCHES, plain_name
-from .events import Event, Events, read_content, sorted_events
+from .events import Event, Events, other_vendor, read_content, sorted_events
 from .host_calls import Place, placed_calls
 from .requests import BY_ANNOTATION, Cut, Window, cuts
 from .trace import BadTrace, Call, Request, Trace, Wait, Work
@@ -24,9 +24,15 @@ def read_trace(file: Path) -> Trace:
     belongs to the request in which the host launched it.
 
     Raises:
-        BadTrace: no file, no JSON, no trace, nothing on a device in it, or a broken key of the doctor's own.
+        BadTrace: no file, no JSON, no trace, nothing on a device in it or on one of another vendor, or a broken key of
+            the doctor's own.
     """
     content = read_content(file)
+    if (told := other_vendor(content)) is not None:
+        raise BadTrace(
+            f"{file}: is of another vendor's device ({told!r:.60}); wants a trace of an NVIDIA GPU: the doctor knows "
+            "CUDA's calls alone"
+        )
     events = sorted_events(content)
     if not events.work:
         raise BadTrace(

@@ -1,9 +1,11 @@
 """Runs the doctor: makes or reads the trace, finds, prints and keeps."""
 
+import dataclasses
 import json
 from pathlib import Path
 
 from ...model.commands.console import plain_console
+from ..records.forms import check_record
 from ..records.record import append_record
 from .findings.find_all import find_all
 from .findings.per_request import shown_request
@@ -11,6 +13,7 @@ from .printing import print_diagnosis
 from .read_trace import read_trace
 from .record import KIND, doctor_record
 from .targets.named_target import NamedTarget
+from .trace import BadTrace
 from .verdict import verdict
 
 
@@ -26,9 +29,16 @@ def run_doctor(target: NamedTarget, out: Path, *, as_json: bool) -> bool:
     if target.trace is None:
         with console.status(f"Running {target.name}"):
             _run(target, file)
-    trace = read_trace(file)
-    findings, judged = find_all(trace), verdict(trace)
-    record, records = doctor_record(target.name, trace, shown_request(trace), findings, judged), out / "doctor.jsonl"
+    try:
+        trace = read_trace(file)
+        findings, judged = find_all(trace), verdict(trace)
+        record = doctor_record(target.name, trace, shown_request(trace), findings, judged)
+        check_record(json.loads(json.dumps(dataclasses.asdict(record))))
+    except BadTrace:
+        raise
+    except Exception as error:  # of many kinds, where a trace is of another form than any that is known
+        raise BadTrace(f"{file}: has another form than torch.profiler's traces ({error!r:.200})") from error
+    records = out / "doctor.jsonl"
     append_record(records, record)
     if as_json:
         print(json.dumps({"target": target.name, **(record.measured or {})}, indent=2))

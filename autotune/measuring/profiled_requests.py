@@ -1,6 +1,7 @@
 """Requests under torch.profiler: records a trace, and reads launches, API calls and device time per request from it."""
 
 import bisect
+import errno
 import json
 import os
 from collections import defaultdict
@@ -14,6 +15,7 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, record_function, schedule
 from torch.profiler import profile as torch_profile
 
+from ...model.replacing import replacing
 from ..records.intervals import length, merged
 from .cuda_calls import ALLOCATIONS, ANNOTATION, LAUNCHES, SYNCHRONISATIONS, plain_name
 
@@ -91,11 +93,22 @@ def record_trace(call: Callable[[Tensor], object], x: Tensor, requests: int, tra
                 kept = call(x)
             _wait_for_device(x.device)
             del kept
-    unfinished = trace_file.with_name(f".{os.getpid()}.{trace_file.name}")
-    profiler.export_chrome_trace(str(unfinished))
-    os.replace(unfinished, trace_file)
-    with trace_file.open(encoding="utf-8") as file:
-        content: dict[str, Any] = json.load(file)
+    with replacing(trace_file) as unfinished:
+        content = exported_trace(profiler, unfinished)
+    return content
+
+
+def exported_trace(profiler: torch_profile, file: Path) -> dict[str, Any]:
+    """Write what a profiler recorded as a Chrome trace, and return its content.
+
+    Raises:
+        OSError: what was written is incomplete, of which the profiler says nothing.
+    """
+    profiler.export_chrome_trace(str(file))
+    try:
+        content: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"), strict=False)
+    except ValueError:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(file)) from None
     return content
 
 

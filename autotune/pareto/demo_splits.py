@@ -7,8 +7,7 @@ from ...model.checkpoint import Checkpoint
 from ...model.demo.report import REPORT_FORMAT
 from ...model.description import own_file
 from ...model.json_file import read_json
-from ...model.training.data_sets import LabelledImages, Splits
-from ...model.training.split_record import cut_again
+from ...model.training.data_sets import LabelledImages, Splits, decode, make_splits, split_indices
 
 
 def demo_splits(directory: Path, checkpoint: Checkpoint, source: LabelledImages) -> Splits:
@@ -31,8 +30,14 @@ def demo_splits(directory: Path, checkpoint: Checkpoint, source: LabelledImages)
         raise BadInput(f"--checkpoint: {path} has format {found!r:.60}, wants {REPORT_FORMAT!r}")
     if checkpoint.image_size is None or image_size != checkpoint.image_size:
         raise BadInput(f"--checkpoint: {path} has image_size {image_size!r:.60}, the network {checkpoint.image_size}")
-    if source.classes != checkpoint.classes:
+    if source.classes != checkpoint.classes or source.name != data:
         raise BadInput(
             f"--checkpoint: {directory} was trained on {data!s:.60}, got {source.name}; wants the same images"
         )
-    return cut_again(path, source, data=data, seed=seed, image_size=image_size, images=images)
+    if not (type(seed) is int and 0 <= seed < 2**63):
+        raise BadInput(f"--checkpoint: {path} has seed {seed!r:.60}, wants a whole number, 0 or more")
+    readable = decode(source, checkpoint.image_size, skip_damaged=True)  # as training did, if it had to
+    splits = make_splits(readable, split_indices(readable.source, seed))
+    if (sizes := {name: len(split.labels) for name, split in splits._asdict().items()}) != images:
+        raise BadInput(f"--checkpoint: {directory} had images {images!s:.60}, got {sizes}; wants the same images")
+    return splits

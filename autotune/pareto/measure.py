@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ...model import EarlyExitNetwork
 from ...model.calibration.evaluation import answers_of_all_exits
-from ...model.calibration.thresholds import calibrate
+from ...model.demo.thresholds import choose_thresholds
 from ...model.training.data_sets import Split
 from ..bench.variants import Variant, VariantCaptures, bare_name, catalogue
 from ..measuring.cells import NEVER
@@ -59,7 +59,7 @@ class PointResult:
 def operating_points(
     network: EarlyExitNetwork, validation: Split, drops: Sequence[float] = DROPS
 ) -> list[OperatingPoint]:
-    """Return the thresholds that :func:`calibrate` chooses for each drop of accuracy, and before them no exit at all.
+    """Return the demo's thresholds for each drop of accuracy (:func:`choose_thresholds`), and before them no exit.
 
     Equal thresholds are there once: a small validation split cannot tell some drops apart.
     """
@@ -67,7 +67,7 @@ def operating_points(
     correct = answers.label == validation.labels
     found = {tuple(1.0 for _ in network.taps): NEVER}
     for drop in drops:
-        thresholds = calibrate(answers.confidence[:-1], correct, drop).thresholds
+        thresholds = choose_thresholds(answers.confidence[:-1], correct, drop).thresholds
         found.setdefault(thresholds, f"calibrated {100 * drop:g} %")
     return [OperatingPoint(exits, thresholds) for thresholds, exits in found.items()]
 

@@ -1,6 +1,5 @@
 """Runs the measurement of accuracy against time on the demo's network and its images, and prints the table."""
 
-import hashlib
 import secrets
 from collections.abc import Sequence
 from contextlib import closing
@@ -12,7 +11,7 @@ from torch import Tensor
 from ...model.checkpoint import Checkpoint
 from ...model.demo.saved import load_demo
 from ...model.demo.small_resnet import ARCHITECTURE
-from ...model.description import WEIGHTS
+from ...model.description import content_hash, read_description, weights_name
 from ...model.images import normalise
 from ...model.training.data_sets import Split, load_source
 from ...model.trunk.fused_convolution import fastest_convolutions
@@ -50,7 +49,7 @@ def run_pareto(
     where = records_path(out, KIND, torch.cuda.get_device_name(device))
     network = loaded.network.to(device)
     points = operating_points(network, splits.validation)
-    weights = hashlib.sha256((checkpoint / WEIGHTS).read_bytes()).hexdigest()[:12]
+    weights = content_hash(checkpoint / weights_name(read_description(checkpoint)))[:12]
     about = {"data": source.name, "weights": weights}
     run = secrets.token_hex(6)
     for size in batches:

@@ -1,4 +1,4 @@
-"""Networks as pipelines over several GPUs: measured by ``auxhead-tune bench --devices 2``, and simulated for ``plan``.
+"""Networks as pipelines over several GPUs, measured by ``auxhead-tune bench --devices 2``.
 
 In: a ResNet, batch and micro-batch sizes. Out: records of images a second, with the times of stages and links that
 bound them, and timelines of all GPUs. The command starts a process for each GPU; the first one runs the baselines.
@@ -9,10 +9,7 @@ bound them, and timelines of all GPUs. The command starts a process for each GPU
     measure      builds, checks and times all variants in turns
     variants     the variants: one GPU, the tutorial's code, ours
     tutorial     the two networks of PyTorch's tutorial
-    sharing      parameters and thresholds, the same in all processes
-    pieces       times of stages and links
-    bound        the throughput that these allow; no torch
-    simulate     a pipeline step by step, from times of stages, links and exits; no torch
+    bound        times of stages and links, and the throughput that these allow
     timelines    kernels of all GPUs in one request
     records, tables
 """

@@ -5,27 +5,28 @@ import random
 import secrets
 import statistics
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from ...model.trunk.fused_convolution import fastest_convolutions
+from ..measuring.cells import NEVER
 from ..measuring.correctness import Answer, Comparison, verdict
 from ..measuring.eager_truth import EagerTruth, measure_rounding
 from ..measuring.failures import Failure
 from ..measuring.progress import Begins
 from ..measuring.subject import Subject, build_subject
-from .pieces import Pieces, measure_pieces
-from .plan import PipelinePlan
-from .sharing import share_parameters, shared_thresholds
+from .bound import PipelineTimes, measure_times
+from .plan import CUT, PipelinePlan
 from .timelines import GpuTimeline, record_timeline
-from .variants import EXITS, HEADS, NAIVE, ONE_HEAD, TUTORIAL, Baselines, Case, Pipelines, call_of, cases_of, cut_of
+from .variants import HEADS, NAIVE, ONE_HEAD, TUTORIAL, Baselines, Case, Pipelines, call_of, cases_of
 
 #: Samples that say how far rounding moves answers.
 _ROUNDING_SAMPLES = 32
@@ -33,8 +34,6 @@ _ROUNDING_SAMPLES = 32
 _SETTLE_S = 0.5
 #: Seconds after which the timeline of a request is given up.
 _TIMELINE_S = 60.0
-#: By which share pipelines for samples that leave are built: whether merging pays depends on it.
-_BUILT_FOR = 50
 
 
 @dataclass
@@ -52,10 +51,8 @@ class Results:
     """What the first process has measured."""
 
     cases: dict[Case, Timed]
-    pieces: dict[tuple[str, int], Pieces]
-    """Of pipelines with heads after every stage, by the cut and the split size."""
-    leave: dict[tuple[int, int], list[float]]
-    """By batch and percent, the share of a batch that leaves on each stage; those on the last one last."""
+    times: dict[int, PipelineTimes]
+    """Of pipelines with heads after every stage, by the split size."""
     timelines: dict[Case, GpuTimeline]
     notes: dict[Case, str]
     run: str = field(default_factory=lambda: secrets.token_hex(6))
@@ -95,8 +92,7 @@ class _Bench:
     def __init__(self, plan: PipelinePlan, subject: Subject, rank: int, begins: Begins) -> None:
         self._plan, self._subject, self._rank, self._begins = plan, subject, rank, begins
         self._wait_for = [subject.example.device]
-        share_parameters(subject)
-        self._thresholds = {batch: shared_thresholds(subject, batch) for batch in plan.batches}
+        _share_parameters(subject)
         self._pipelines = Pipelines(plan, subject)
         self._baselines: Baselines | None = None
         if rank == 0:
@@ -104,35 +100,24 @@ class _Bench:
             self._wait_for.append(second)
             self._baselines = Baselines(plan, subject, second)
         cases = {case: Timed() for case in cases_of(plan)}
-        self.results = Results(cases, {}, {}, {}, {})
-
-    @contextmanager
-    def _exits(self, percent: int, batch: int) -> Iterator[None]:
-        """Let so many percent of a batch leave at ``EXIT_CUT``; of requests the first process's rules count."""
-        with self._subject.thresholds(self._thresholds[batch][percent]):
-            yield
-
-    def _asking(self, case: Case) -> AbstractContextManager[None]:
-        """Let samples leave as in a case, by the rules of the first process; the others are told with each request."""
-        return self._exits(case.percent, case.batch) if self._rank == 0 else nullcontext()
+        self.results = Results(cases, {}, {}, {})
 
     def build(self, opened: ExitStack) -> None:
-        """Build all pipelines, and measure their pieces."""
-        for kind, percent in ((ONE_HEAD, 0), (HEADS, 0), (EXITS, _BUILT_FOR)):
+        """Build all pipelines, and measure their stages and links."""
+        opened.enter_context(self._subject.exits(NEVER))
+        for kind in (ONE_HEAD, HEADS):
             self._begins(f"building {kind}", 0.05)
-            with self._exits(percent, max(self._plan.batches)):
-                self._pipelines.build(opened.enter_context, [kind])
+            self._pipelines.build(kind, opened.enter_context)
         for case in self.results.cases:
             if case.together and case.split_size is not None:
                 said = self._pipelines.runners[case.variant, case.split_size].describe()
                 self.results.notes[case] = " ".join(said.splitlines())
         for (kind, size), runner in self._pipelines.runners.items():
-            if kind != ONE_HEAD:
+            if kind == HEADS:
                 self._begins(f"stages and links, micro-batches of {size}", 0.3)
-                with self._exits(0, max(self._plan.batches)):
-                    self.results.pieces[cut_of(kind), size] = measure_pieces(
-                        runner, self._subject.example, self._rank, self._plan.processes
-                    )
+                self.results.times[size] = measure_times(
+                    runner, self._subject.example, self._rank, self._plan.processes
+                )
 
     def check(self) -> None:
         """Compare the answers of every case with the eager network's; those that differ are not timed."""
@@ -150,7 +135,7 @@ class _Bench:
                 }
             for case, result in self.results.cases.items():
                 if case.batch == batch:
-                    self._begins(f"checking {case.name}, batch {batch}, exits {case.exits}", 0.4)
+                    self._begins(f"checking {case.name}, batch {batch}", 0.4)
                     self._check_one(case, result, inputs, truths.get(case.trunk))
 
     def _check_one(self, case: Case, result: Timed, inputs: list[Tensor], truth: EagerTruth | None) -> None:
@@ -169,22 +154,16 @@ class _Bench:
             found = Answer.of(call(x))
             if case.variant == ONE_HEAD:  # counts its own exits: the one at the cut, and the classifier
                 last = len(taps)
-                found = found._replace(exit_index=torch.where(found.exit_index == 0, taps.index(case.cut), last))
+                found = found._replace(exit_index=torch.where(found.exit_index == 0, taps.index(CUT), last))
             return found
 
-        with self._asking(case):
-            try:
-                truth.compare(answer, comparison)
-            except (RuntimeError, ValueError) as error:
-                if case.together:  # the other processes are in it, too
-                    raise
-                result.error = str(Failure.of(error))
-                return
-            if case.together:
-                by_exit = truth.samples_by_exit()
-                first = sum(by_exit[tap] for tap in taps[: taps.index(case.cut) + 1])
-                share = first / sum(by_exit.values())
-                self.results.leave[case.batch, case.percent] = [share, 1.0 - share]
+        try:
+            truth.compare(answer, comparison)
+        except (RuntimeError, ValueError) as error:
+            if case.together:  # the other processes are in it, too
+                raise
+            result.error = str(Failure.of(error))
+            return
         result.counts = comparison.counts()
         result.error = verdict(result.counts)
 
@@ -215,20 +194,18 @@ class _Bench:
             return
         inputs = self._subject.inputs
         x = inputs[turn % len(inputs)][: case.batch]
-        with self._asking(case):
-            try:
-                call(x)  # untimed: caches, and rules that have to come to all stages
-                self._wait()
-                began = time.perf_counter()
-                call(x)
-                self._wait()
-            except RuntimeError as error:
-                if case.together:
-                    raise
-                result.error = str(Failure.of(error))
-                return
-            taken = time.perf_counter() - began
-        result.seconds[-1].append(taken)
+        try:
+            call(x)  # untimed: caches
+            self._wait()
+            began = time.perf_counter()
+            call(x)
+            self._wait()
+        except RuntimeError as error:
+            if case.together:
+                raise
+            result.error = str(Failure.of(error))
+            return
+        result.seconds[-1].append(time.perf_counter() - began)
 
     def _wait(self) -> None:
         if self._wait_for[0].type == "cuda":
@@ -240,27 +217,34 @@ class _Bench:
         if self._wait_for[0].type != "cuda":
             return
         for case in self._fastest():
-            self._begins(f"timeline of {case.name}, exits {case.exits}", 0.95)
+            self._begins(f"timeline of {case.name}", 0.95)
             call = call_of(case, self._pipelines, self._baselines)
             x = self._subject.example[: case.batch]
             # a profiler that hangs would keep all processes: it is said where, and all end
             faulthandler.dump_traceback_later(_TIMELINE_S, exit=True)
-            with self._asking(case):
-                found = record_timeline(None if call is None else partial(call, x), self._wait)
+            found = record_timeline(None if call is None else partial(call, x), self._wait)
             faulthandler.cancel_dump_traceback_later()
             if found is not None:
                 self.results.timelines[case] = found
 
     def _fastest(self) -> list[Case]:
         """Return the cases whose timelines are recorded; of split sizes the fastest, as the first process has seen."""
-        fastest: dict[tuple[str, int], tuple[float, int]] = {}
+        fastest: dict[str, tuple[float, int]] = {}
         for index, (case, timed) in enumerate(self.results.cases.items()):
-            of_interest = case.variant in (NAIVE, TUTORIAL, HEADS, EXITS) and case.percent in (0, _BUILT_FOR)
-            if of_interest and case.batch == max(self._plan.batches) and any(timed.seconds):
+            of_interest = case.variant in (NAIVE, TUTORIAL, HEADS) and case.batch == max(self._plan.batches)
+            if of_interest and any(timed.seconds):
                 median = statistics.median(chain.from_iterable(timed.seconds))
-                way = case.variant, case.percent
-                fastest[way] = min(fastest.get(way, (median, index)), (median, index))
+                fastest[case.variant] = min(fastest.get(case.variant, (median, index)), (median, index))
         chosen = [[index for _, index in fastest.values()]]
         dist.broadcast_object_list(chosen, 0)
         cases = list(self.results.cases)
         return [cases[index] for index in chosen[0]]
+
+
+def _share_parameters(subject: Subject) -> None:
+    """Give all processes the first one's network: batch norms' statistics differ from GPU to GPU in their last bits."""
+    with torch.no_grad():
+        for tensor in (*subject.network.parameters(), *subject.network.buffers()):
+            dense: Any = tensor.detach().contiguous()
+            dist.broadcast(dense, 0)
+            tensor.copy_(dense)

@@ -9,15 +9,10 @@ from ..measuring.cells import Cell
 
 #: Of each network the tap where it is cut for two GPUs, that of PyTorch's tutorial.
 CUT = "layer2"
-#: Where it is cut for samples that leave, and they do: behind a third of the work, so that where half of them are gone
-#: both GPUs have the same to do.
-EXIT_CUT = "layer1"
 #: Samples of a micro-batch.
 SPLIT_SIZES = (20, 40, 64)
 #: Images a request.
 BATCHES = (120, 512)
-#: Percent of the samples that leave on the first GPU.
-LEAVE = (25, 50, 75)
 #: Timed rounds: three of each of the fresh captures.
 ROUNDS = 15
 CAPTURES = 5

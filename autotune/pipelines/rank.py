@@ -6,8 +6,8 @@ from pathlib import Path
 
 import torch
 import typer
-from rich.console import Console
 
+from ...model.commands.console import plain_console
 from ...model.commands.errors import one_line_errors
 from ...model.processes.process_group import joined_processes
 from ..measuring.environment import clocks, environment
@@ -37,7 +37,7 @@ def main(text: str) -> None:
         def timed(results: Results) -> None:
             append(pipeline_records(plan, results, {**of_device, "clocks": clocks(device)}))
 
-        with SweepProgress(Console(markup=False, emoji=False, highlight=False)) as progress:
+        with SweepProgress(plain_console()) as progress:
             results = measure_pipelines(plan, device, rank, progress.of_network(plan.cell, 0, 1), timed)
         append(timeline_records(plan, results, of_device))
 

@@ -7,7 +7,7 @@ from ..records.record import Record
 from ..records.summaries import as_json, network_record, summary
 from .bound import bound_images_s
 from .measure import Results, Timed
-from .plan import PipelinePlan
+from .plan import CUT, PipelinePlan
 from .variants import Case
 
 #: Kinds of the records.
@@ -23,7 +23,7 @@ def timeline_records(plan: PipelinePlan, results: Results, environment: Mapping[
     """Return the records of the timelines of one run."""
     return [
         network_record(
-            TIMELINE, plan.cell_of(case.batch).as_json(), case.name, environment, exits=case.exits, run=results.run,
+            TIMELINE, plan.cell_of(case.batch).as_json(), case.name, environment, run=results.run,
             protocol=_protocol(plan, case), measured=as_json(timeline),
         )
         for case, timeline in results.timelines.items()
@@ -41,7 +41,7 @@ def _record(plan: PipelinePlan, results: Results, case: Case, timed: Timed, envi
         }
     note = results.notes.get(case)
     return network_record(
-        KIND, plan.cell_of(case.batch).as_json(), case.name, environment, exits=case.exits, run=results.run,
+        KIND, plan.cell_of(case.batch).as_json(), case.name, environment, run=results.run,
         protocol=_protocol(plan, case), correctness=timed.counts, error=timed.error, notes=[note] if note else [],
         **fields,
     )  # fmt: skip
@@ -53,13 +53,12 @@ def images_s(batch: int, seconds: Sequence[Sequence[float]]) -> dict[str, Any]:
 
 
 def _pieces(results: Results, case: Case) -> dict[str, Any]:
-    """Return a pipeline's split size, its pieces and the bound; None where it is none."""
-    pieces = None if case.split_size is None else results.pieces.get((case.cut, case.split_size))
-    if pieces is None or case.split_size is None:
-        return {"split_size": case.split_size}
-    leave = results.leave.get((case.batch, case.percent), [0.0, 1.0])
-    bound = bound_images_s(case.batch, case.split_size, leave, pieces.graph_ms, pieces.link_ms)
-    return {"split_size": case.split_size, "pieces": {"leave": leave, **pieces._asdict()}, "bound_images_s": bound}
+    """Return a pipeline's split size, the times of its pieces and the bound; None where it is none."""
+    if case.split_size is None:
+        return {"split_size": None}
+    times = results.times[case.split_size]
+    bound = bound_images_s(case.batch, case.split_size, times)
+    return {"split_size": case.split_size, "pieces": times, "bound_images_s": bound}
 
 
 def _protocol(plan: PipelinePlan, case: Case) -> dict[str, Any]:
@@ -68,6 +67,6 @@ def _protocol(plan: PipelinePlan, case: Case) -> dict[str, Any]:
         "captures": plan.captures,
         "processes": plan.processes if case.together else 1,
         "devices": plan.processes,
-        "cut": case.cut,
+        "cut": CUT,
         "order": "shuffled each round, an untimed request before each",
     }

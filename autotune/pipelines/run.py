@@ -76,9 +76,5 @@ def _is_measured(plan: PipelinePlan, where: Path) -> bool:
     """Return whether records have all cases, measured under the same versions with as many rounds."""
     found = environment(torch.device("cuda", 0))
     records = read_records(where) if where.exists() else []
-    settled = [
-        (one.cell, one.exits, one.variant)
-        for one in records
-        if one.kind == KIND and is_settled(one, found, plan.rounds)
-    ]
-    return all((plan.cell_of(case.batch).as_json(), case.exits, case.name) in settled for case in cases_of(plan))
+    settled = [(one.cell, one.variant) for one in records if one.kind == KIND and is_settled(one, found, plan.rounds)]
+    return all((plan.cell_of(case.batch).as_json(), case.name) in settled for case in cases_of(plan))

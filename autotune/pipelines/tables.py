@@ -6,7 +6,6 @@ from ..records.grouping import latest_by_network, network_in_words
 from ..records.record import Record
 from ..records.spread import Spread
 from ..records.tables import RecordTable, spread_in_words
-from .simulate import predicted_images_s
 
 COLUMNS = (
     "variant",
@@ -15,10 +14,7 @@ COLUMNS = (
     "/ one GPU",
     "/ model-parallel",
     "/ bound",
-    "/ predicted",
     "stages on the GPU, ms",
-    "launched in, ms",
-    "handed on in, ms",
     "link, ms",
 )
 _TEXT_COLUMNS = 2
@@ -27,8 +23,7 @@ _TEXT_COLUMNS = 2
 def pipeline_tables(records: Iterable[Record]) -> list[RecordTable]:
     """Return one table for each batch and environment, of the last measurement of each variant.
 
-    The bound is that of the stages' graphs and the link alone, see ``bound``; predicted is what is simulated with
-    what hosts take as well, see ``simulate``.
+    The bound is that of the stages' graphs and the link alone, see ``bound``.
     """
     return [_table(group) for group in latest_by_network(records, "pipeline")]
 
@@ -48,17 +43,13 @@ def _row(record: Record, base: dict[str, float]) -> tuple[str, ...]:
     images = measured["images_s"]
     over = [f"{images['median'] / base[name]:.2f}" if base.get(name) else "-" for name in ("one-gpu", "model-parallel")]
     bound, pieces = measured.get("bound_images_s"), measured.get("pieces", {})
-    predicted = None
-    if pieces and record.protocol["processes"] > 1:
-        predicted = predicted_images_s(measured["batch"], measured["split_size"], pieces)
     return (
         record.variant,
         leaves,
         spread_in_words({name: images[name] for name in Spread._fields}),
         *over,
         f"{images['median'] / bound:.2f}" if bound else "-",
-        f"{images['median'] / predicted:.2f}" if predicted else "-",
-        *(_list(pieces.get(name)) for name in ("graph_ms", "launch_ms", "hand_on_ms", "link_ms")),
+        *(_list(pieces.get(name)) for name in ("graph_ms", "link_ms")),
     )
 
 

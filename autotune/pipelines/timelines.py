@@ -1,6 +1,5 @@
 """Timelines of one request: when each GPU computes, copies or waits in NCCL, by torch.profiler in every process."""
 
-import json
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import Any, NamedTuple
 import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile
 
+from ..measuring.profiled_requests import exported_trace
 from ..records.intervals import merged
 
 #: Categories of a trace's events that are work of a GPU.
@@ -44,9 +44,7 @@ def record_timeline(call: Callable[[], Any] | None, wait: Callable[[], None]) ->
         wait()
         _meet()
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "trace.json"
-        profiler.export_chrome_trace(str(path))
-        own = work_of(json.loads(path.read_text()))
+        own = work_of(exported_trace(profiler, Path(folder, "trace.json")))
     found: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(found, own)
     return timeline_of([one for of_process in found for one in of_process]) if dist.get_rank() == 0 else None

@@ -16,36 +16,27 @@ from ...model import EarlyExitNetwork, pipelined
 from ...model.parallel.pipeline.runner import PipelinedRunner
 from ...model.streams import stream_pair
 from ...model.trunk.trunk import Trunk, make_trunk
-from ..measuring.cells import NEVER
 from ..measuring.correctness import Answer
 from ..measuring.names import AS_IS
 from ..measuring.peers import GraphedPeer, PeerAnswer, bare, merged_answer
 from ..measuring.subject import Subject
-from .plan import CUT, EXIT_CUT, LEAVE, PipelinePlan
+from .plan import CUT, PipelinePlan
 from .tutorial import ModelParallelResNet, PipelineParallelResNet
 
-#: Kinds of pipelines: a head at the cut alone, heads after every stage, and the same built for samples that leave, cut
-#: elsewhere.
-ONE_HEAD, HEADS, EXITS = "pipelined-one-head", "pipelined-heads", "pipelined-exits"
+#: Kinds of pipelines: a head at the cut alone, and heads after every stage.
+ONE_HEAD, HEADS = "pipelined-one-head", "pipelined-heads"
 ONE_GPU, ONE_GPU_FUSED, NAIVE, TUTORIAL = "one-gpu", "one-gpu-cudnn", "model-parallel", "tutorial"
 #: The trunk of our pipelines, and of one GPU beside them.
 FUSED = "cudnn"
 
 
-def exits_of(percent: int) -> str:
-    """Return the exit pattern in which so many percent leave on the first GPU."""
-    return f"{percent}/{100 - percent}"
-
-
 @dataclass(frozen=True)
 class Case:
-    """One variant under one exit pattern, for one batch: what a record is about."""
+    """One variant for one batch, of which no sample leaves: what a record is about."""
 
     batch: int
     variant: str
     split_size: int | None = None
-    percent: int = 0
-    """That leave on the first GPU."""
 
     @property
     def name(self) -> str:
@@ -53,29 +44,14 @@ class Case:
         return self.variant if self.split_size is None else f"{self.variant}@{self.split_size}"
 
     @property
-    def exits(self) -> str:
-        """The exit pattern."""
-        return exits_of(self.percent) if self.percent else NEVER
-
-    @property
     def trunk(self) -> str:
         """How the backbone is run."""
         return FUSED if self.together or self.variant == ONE_GPU_FUSED else AS_IS
 
     @property
-    def cut(self) -> str:
-        """The tap behind which the network is cut, if it is."""
-        return cut_of(self.variant)
-
-    @property
     def together(self) -> bool:
         """Whether all processes take part in it."""
-        return self.variant in (ONE_HEAD, HEADS, EXITS)
-
-
-def cut_of(variant: str) -> str:
-    """Return the tap behind which a network is cut for a variant."""
-    return EXIT_CUT if variant == EXITS else CUT
+        return self.variant in (ONE_HEAD, HEADS)
 
 
 def cases_of(plan: PipelinePlan) -> list[Case]:
@@ -86,7 +62,6 @@ def cases_of(plan: PipelinePlan) -> list[Case]:
         found += [Case(batch, ONE_GPU), Case(batch, ONE_GPU_FUSED), Case(batch, NAIVE)]
         found += [Case(batch, TUTORIAL, size) for size in splits]
         found += [Case(batch, kind, size) for kind in (ONE_HEAD, HEADS) for size in splits]
-        found += [Case(batch, EXITS, size, percent) for percent in LEAVE for size in splits]
     return found
 
 
@@ -98,24 +73,18 @@ class Pipelines:
         network = subject.network
         at_cut = dict(zip(network.taps, network.fused_heads, strict=True))[CUT]
         alone = EarlyExitNetwork(network.backbone, {CUT: at_cut}, example_input=subject.example[:2]).eval()
-        self.networks = {ONE_HEAD: alone, HEADS: network, EXITS: network}
+        self.networks = {ONE_HEAD: alone, HEADS: network}
         self._splits = sorted({size for batch in plan.batches for size in plan.splits_of(batch)})
         self._example = subject.example
         self.runners: dict[tuple[str, int], PipelinedRunner] = {}
 
-    def build(self, open_one: Callable[[PipelinedRunner], PipelinedRunner], kinds: Sequence[str]) -> None:
-        """Build those of some kinds, by the rules in force now, and let ``open_one`` close them in the end."""
-        for kind in kinds:
-            for size in self._splits:
-                built = pipelined(
-                    self.networks[kind],
-                    self._example,
-                    split_size=size,
-                    stages=[cut_of(kind)],
-                    trunk=FUSED,
-                    timeout_s=60.0,
-                )
-                self.runners[kind, size] = open_one(built)
+    def build(self, kind: str, open_one: Callable[[PipelinedRunner], PipelinedRunner]) -> None:
+        """Build those of a kind, and let ``open_one`` close them in the end."""
+        for size in self._splits:
+            built = pipelined(
+                self.networks[kind], self._example, split_size=size, stages=[CUT], trunk=FUSED, timeout_s=60.0
+            )
+            self.runners[kind, size] = open_one(built)
 
     def capture(self) -> None:
         """Capture the stages of all anew, in this process."""

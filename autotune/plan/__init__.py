@@ -1,4 +1,4 @@
-"""``auxhead-tune plan``: measures and prints the choice that ``exits="auto"`` makes, or how to use several GPUs.
+"""``auxhead-tune plan``: measures and prints the choice that ``exits="auto"`` makes.
 
-In: a network. Out: tables of all candidates on this GPU; with ``--devices N``, of layouts on N GPUs, predicted.
+In: a network. Out: tables of all candidates on this GPU.
 """

@@ -15,8 +15,6 @@ from ..measuring.patterns import check_patterns
 #: As ``make_runner`` names them; nothing of it is imported to show the help.
 _KINDS = (*TRUNKS, *MORE_TRUNKS, "auto")
 _BUDGETS = ("quick", "thorough")
-#: Options that are for runners on one GPU, and their defaults.
-_ALONE = {"trunk": "auto", "budget": "thorough", "plan": None}
 
 
 def plan(
@@ -61,28 +59,16 @@ def plan(
             show_default=False,
         ),
     ] = None,
-    devices: Annotated[
-        int, typer.Option(min=1, help="Predict, for so many GPUs, which stages and replicas are fastest. See --link.")
-    ] = 1,
-    link: Annotated[
-        float | None,
-        typer.Option(
-            metavar="GB/S",
-            help="One way between two of the --devices; NVLink of an H100 has 450 at most.",
-            show_default="measured where there are two GPUs, else 300",
-        ),
-    ] = None,
 ) -> None:
     """Measure every way to run a network on this GPU, and say which is best and why.
 
     make_runner(..., plan=FILE) with the same network, samples, batch sizes and trunk takes what was chosen here with
-    --plan FILE. With --devices the network's segments are measured, and pipelines of them simulated.
+    --plan FILE.
     """
     with one_line_errors():
         for name, value, known in (("trunk", trunk, _KINDS), ("budget", budget, _BUDGETS)):
             if value not in known:
                 raise BadInput(f"--{name}: got {value}, wants one of {', '.join(known)}")
-        _check_devices(devices, link, {"trunk": trunk, "budget": budget, "plan": plan_file})
         check_model("MODEL", model)
         cell: Cell | None = None
         if is_factory(model):
@@ -92,24 +78,6 @@ def plan(
             where = placement or Placement.stages
             cell = resnet_cell(model, (dtype or Dtype.float16).value, max(batch or [1]), classes or 1000, where.value)
             check_patterns(exits or [], [cell])
-        if devices > 1:
-            from .devices import run_devices
-
-            run_devices(model, cell, batch or [], exits or [], devices, link)
-            return
         from .run import run_plan
 
         run_plan(model, cell, batch or [], exits or [], trunk, budget, plan_file)
-
-
-def _check_devices(devices: int, link: float | None, given: dict[str, object]) -> None:
-    """Refuse options that count on one GPU alone, or on several alone."""
-    if devices == 1 and link is not None:
-        raise BadInput(f"--link: got {link:g}, wants --devices of 2 or more beside it")
-    if link is not None and not link > 0:
-        raise BadInput(f"--link: got {link:g}, wants GB/s greater than 0")
-    for name, value in given.items():
-        if devices > 1 and value != _ALONE[name]:
-            raise BadInput(
-                f"--{name}: got {value}, wants none beside --devices {devices}: stages are graphs of the backbone"
-            )

@@ -9,7 +9,6 @@ from pathlib import Path
 from rich import box
 from rich.console import Console
 from rich.table import Table
-from torch import Tensor
 
 from ...model import AutoRunner
 from ...model.auto.plan import Plan
@@ -18,7 +17,7 @@ from ..bench.variants import samples_for_auto
 from ..measuring.cells import OWN, Cell
 from ..measuring.environment import this_device
 from ..measuring.patterns import check_patterns, chosen_patterns
-from ..measuring.subject import Subject, build_subject, find_subject
+from ..measuring.subject import build_subject, find_subject
 from ..records.spread import spread
 from ..records.tables import spread_in_words, wide_console
 
@@ -47,25 +46,6 @@ def run_plan(
         BadInput: no CUDA device, no such factory or exit pattern, or a network that cannot be run like this.
     """
     console = wide_console()
-    subject, samples, chosen = subject_to_plan(model, cell, exits)
-    sizes = sorted(set(batches or [subject.cell.batch]))
-    if plan_file is not None and len(chosen) != 1:
-        raise BadInput(f"--plan: holds the plan of one exit pattern, got {', '.join(chosen)}; name one by --exits")
-    for pattern in chosen:
-        with subject.exits(pattern), console.status(f"{subject.cell}; exits {pattern}"), one_line_of(subject.cell):
-            runner = AutoRunner(subject.network, samples, batch_sizes=sizes, trunk=trunk, budget=budget, plan=plan_file)
-            runner.close()
-        for size, made in runner.plans.items():
-            measured = dataclasses.replace(subject.cell, batch=size)
-            _print(console, f"{measured}; trunk {trunk}; exits {pattern}", made, subject.network.taps)
-
-
-def subject_to_plan(model: str, cell: Cell | None, exits: Sequence[str]) -> tuple[Subject, Tensor, list[str]]:
-    """Make the network; returns it, samples to tell by where they leave, and the exit patterns that are asked for.
-
-    Raises:
-        BadInput: no CUDA device, no such factory or exit pattern, or no memory.
-    """
     make = find_subject(model) if cell is None else None
     device = this_device("plan", "")
     if make is not None:
@@ -74,14 +54,24 @@ def subject_to_plan(model: str, cell: Cell | None, exits: Sequence[str]) -> tupl
         check_patterns(patterns, [subject.cell])
     else:
         assert cell is not None
-        with one_line_of(cell):
+        with _one_line_of(cell):
             subject = build_subject(cell, device)
         samples, patterns = samples_for_auto(subject), exits
-    return subject, samples, chosen_patterns(subject.cell, patterns)
+    chosen = chosen_patterns(subject.cell, patterns)
+    sizes = sorted(set(batches or [subject.cell.batch]))
+    if plan_file is not None and len(chosen) != 1:
+        raise BadInput(f"--plan: holds the plan of one exit pattern, got {', '.join(chosen)}; name one by --exits")
+    for pattern in chosen:
+        with subject.exits(pattern), console.status(f"{subject.cell}; exits {pattern}"), _one_line_of(subject.cell):
+            runner = AutoRunner(subject.network, samples, batch_sizes=sizes, trunk=trunk, budget=budget, plan=plan_file)
+            runner.close()
+        for size, made in runner.plans.items():
+            measured = dataclasses.replace(subject.cell, batch=size)
+            _print(console, f"{measured}; trunk {trunk}; exits {pattern}", made, subject.network.taps)
 
 
 @contextmanager
-def one_line_of(cell: Cell) -> Iterator[None]:
+def _one_line_of(cell: Cell) -> Iterator[None]:
     """Tell in one line of a layer that cannot be captured, no memory, or a folder as plan file."""
     try:
         yield

@@ -6,7 +6,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Column, Table
 
-from ...model.own_exits.silenced_model import FoundExit
+from ...model.own_exits.silenced_model import TakenExit
 from ..records.record import Record
 
 _COLUMNS = ("before", "after")
@@ -20,12 +20,12 @@ def print_comparison(console: Console, records: Sequence[Record]) -> None:
         console.print(line, soft_wrap=True)
 
 
-def exits_table(exits: Sequence[FoundExit]) -> Table:
+def exits_table(exits: Sequence[TakenExit]) -> Table:
     """Return the table of the exits that were found in a model, in the order in which they run."""
     columns = ("exit", "returned at", "head", "tap", "pool", "classes")
     table = Table(*columns, title="Exits of the model, and the layers that feed them")
     for index, one in enumerate(exits):
-        pool = f"{one.pool}, behind its own layers" if one.in_line else one.pool
+        pool = ", ".join(filter(None, (one.pool, one.how)))
         table.add_row(str(index), str(one.place), one.head, one.tap, pool, str(one.classes))
     return table
 

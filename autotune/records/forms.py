@@ -247,15 +247,7 @@ _KINDS = {
                 "images_s": {**dict.fromkeys(("median", "p20", "p80"), POSITIVE), "captures": [POSITIVE]},
                 "split_size": Maybe(COUNT, absent=False),
                 "bound_images_s": Maybe(POSITIVE, null=False),
-                "batch": COUNT,
-                "pieces": Maybe(
-                    {
-                        **dict.fromkeys(("leave", "graph_ms", "launch_ms", "hand_on_ms", "link_ms"), [NUMBER]),
-                        "merges": [_FLAG],
-                        "request_ms": POSITIVE,
-                    },
-                    null=False,
-                ),
+                "pieces": Maybe({"graph_ms": [NUMBER], "link_ms": [NUMBER]}, null=False),
             },
         },
     ),

@@ -11,7 +11,8 @@ import json
 import os
 import re
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -115,11 +116,8 @@ class Record:
       program of the heads its SM's id, start and end, microseconds since the replay began
 
     - pipeline: images_s (images a second of single requests: median, p20, p80, and captures' medians), batch and
-      split_size (samples of a micro-batch; None: not split). Where it is split also pieces: leave (for each stage the
-      share of the batch that leaves on it), of a full micro-batch graph_ms (of each stage's computation), launch_ms
-      (of its host, to launch it), hand_on_ms (of its host, for all else), link_ms (of each link) and request_ms (of a
-      request of it alone), and merges (for each stage but the last, whether open samples are merged behind it); and
-      bound_images_s, what graphs and links allow
+      split_size (samples of a micro-batch; None: not split). Where it is split also pieces, of a full micro-batch
+      graph_ms (of each stage's computation) and link_ms (of each link); and bound_images_s, what these allow
     - gpus: span_us, and of each GPU, microseconds since the request's first kernel, computes and exchanges: intervals
       with kernels or copies, and with kernels of NCCL, which may be waiting
 
@@ -153,6 +151,21 @@ def bad_record(record: Record, why: object) -> BadRecord:
     return BadRecord(f"{record.place or record.variant}: {why}")
 
 
+@contextmanager
+def made_of(paths: Iterable[Path | str]) -> Iterator[None]:
+    """Raise ``BadRecord``, which names the files, if nothing can be made of records whose fields alone were checked.
+
+    Their lists may differ in length, for one, or their numbers be larger than arithmetic and figures allow.
+    """
+    try:
+        yield
+    except (BadRecord, OSError):
+        raise
+    except Exception as error:
+        names = ", ".join(map(str, paths))
+        raise BadRecord(f"{names}: nothing can be made of what it holds ({error!r:.200})") from error
+
+
 #: Fields of a line of JSON.
 _FIELDS = frozenset(Record.__dataclass_fields__) - {"place"}
 
@@ -168,15 +181,15 @@ def records_path(out: Path | None, kind: str, gpu: str) -> Path:
 
 
 def check_out(out: Path | None) -> None:
-    """Check, before anything is measured, that records can be added to a file if one is named.
+    """Check, before anything is measured, that records can be added to a file if one is named, and read again.
 
     Raises:
-        BadRecord: a compressed file, or a folder.
+        BadRecord: a compressed file, a folder, or no file at all.
     """
     if out is not None and out.suffix == ".gz":
         raise BadRecord(f"{out}: compressed records are only read, wants a file that lines are added to: {out.stem}")
-    if out is not None and out.is_dir():
-        raise BadRecord(f"{out}: is a folder, wants a file that lines are added to")
+    if out is not None and out.exists() and not out.is_file():
+        raise BadRecord(f"{out}: is {'a folder' if out.is_dir() else 'no file'}, wants a file that lines are added to")
 
 
 def append_record(path: Path, record: Record) -> None:
@@ -207,6 +220,8 @@ def append_record(path: Path, record: Record) -> None:
             os.ftruncate(file, end)
             raise OSError(None, "no space for a whole line", str(path))
         os.fsync(file)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from error
     finally:
         os.close(file)
 

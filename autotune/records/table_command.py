@@ -8,8 +8,8 @@ import typer
 
 from .activity import activity
 from .garbage import no_garbage_collection
-from .one_line_errors import one_line_errors
-from .record import BadRecord, Record, read_records
+from .output import one_line_errors, plain_console
+from .record import BadRecord, Record, made_of, read_records
 from .tables import RecordTable, as_markdown, print_tables, wide_console
 
 #: Returns the tables of those records that are of its kinds, none if there are none.
@@ -30,16 +30,17 @@ def table_command(**makers: MakeTables) -> Callable[..., None]:
         markdown: Annotated[bool, typer.Option("--markdown", help="For a README.")] = False,
     ) -> None:
         """Print the tables of records again: all times, and of sweeps the winners."""
-        with one_line_errors(records), no_garbage_collection():
+        with one_line_errors(BadRecord), no_garbage_collection():
             with activity(f"Reading {records}"):
                 found = read_records(records)
             there = {one.kind for one in found}
             with activity(f"Making tables of {len(found):,} records"):
-                tables = [table for kind, make in makers.items() if kind in there for table in make(found)]
+                with made_of([records]):
+                    tables = [table for kind, make in makers.items() if kind in there for table in make(found)]
             if not tables:
                 raise BadRecord(f"RECORDS: {records} holds none of {kinds}, wants some")
             if markdown:
-                print("\n".join(as_markdown(one) for one in tables))
+                plain_console().print("\n".join(as_markdown(one) for one in tables), soft_wrap=True)
             else:
                 print_tables(wide_console(), tables)
 

@@ -1,13 +1,14 @@
 """Tables of records, for the terminal and for Markdown."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
+
+from .output import plain_console
 
 #: Columns of a terminal that the widest tables need.
 WIDTH = 200
@@ -30,9 +31,8 @@ class RecordTable(NamedTuple):
 
 def wide_console() -> Console:
     """Return a console on standard output: as wide as the terminal, in a file or pipe wide enough for all tables."""
-    make = partial(Console, markup=False, emoji=False, highlight=False)  # brackets in names are no markup
-    console = make()
-    return console if console.is_terminal else make(width=max(console.width, WIDTH))
+    console = plain_console()
+    return console if console.is_terminal else plain_console(max(console.width, WIDTH))
 
 
 def as_rich(table: RecordTable) -> Table:

@@ -1,7 +1,6 @@
 """Promotion: makes the winners of sweeps' records the tuned table of their device."""
 
 import math
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import takewhile
 from pathlib import Path
@@ -15,6 +14,7 @@ from ...kernels.kernel_hash import is_measured_code, kernel_hash
 from ...kernels.launch_config import LaunchConfig
 from ...kernels.launch_rule import config_by_rule
 from ...kernels.tuned_table import VERSIONS, BadTable, Entry, TunedTable, read_table, table_path
+from ...model.replacing import writing
 from ..records.decisions import Decision, Measurement, Setting, deciding, setting_of, sweep_records
 from ..records.record import BadRecord, Record, read_records
 from ..sweep.search import decision
@@ -82,15 +82,16 @@ def promote(paths: Sequence[Path], out: Path | None = None) -> Promotion:
         raise BadRecord(f"{names}: {left_out[0]}")
     winners = _winners(enough)
     path = out or table_path(device)
+    if path.exists() and not path.is_file():
+        raise BadTable(f"{path}: is no file, wants one whose other entries stay")
     versions = {name: _versions(record.environment.get(name) for record in records) for name in VERSIONS}
     decided = {(entry.shape, entry.place): entry for entry, *_ in winners}
     kept = [one for one in _entries_of(path, device, sm_count) if (one.shape, one.place) not in decided]
     entries = (*kept, *decided.values())
     table = TunedTable(device=device, sm_count=sm_count, kernel=kernel_hash(), entries=entries, **versions)
     path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
-    unfinished.write_text(table.as_text(), encoding="utf-8")
-    os.replace(unfinished, path)
+    with writing(path) as file:
+        file.write(table.as_text().encode())
     others = len(swept) - len(records)
     if others:
         left_out.append(f"{others:,} records of other kernels than the one here, {kernel_hash()}")

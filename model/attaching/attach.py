@@ -11,13 +11,12 @@ from ..arguments import check_module, kind_of
 from ..batches import Batch, check_input_batch, first_tensor, two_samples
 from ..early_exit_network import EarlyExitNetwork
 from ..fused_aux_head import FusedAuxHead
+from ..listening.flow import Flow
 from ..own_exits.attach_exits import attach_exits
 from ..own_exits.unhooked_exits import is_earlyon
 from ..reading import LOGITS, AnyExtract, part_of, parts_in_words
-from .counted_work import counted_work
 from .device_work import measured_work
-from .main_path import ForwardFlow, watch_forward
-from .placement import place_taps
+from .placement import missed_targets, place_taps
 
 
 def attach(
@@ -64,15 +63,22 @@ def attach(
         raise TypeError(f"taps: got {kind_of(taps)}, wants 'auto' or a list of names of layers")
     if taps == "auto" and is_earlyon(model) and isinstance(example_input, Tensor):
         return attach_exits(model, example_input)
-    flow = watch_forward(model, two_samples(example_input))
+    flow = Flow(model, two_samples(example_input))
     if taps == "auto" and _has_own_exits(flow.output, logits):
         assert isinstance(example_input, Tensor)
         return attach_exits(model, example_input)
     classes = _classes(flow.output, logits)
     if num_classes is not None and num_classes != classes:
         raise ValueError(f"num_classes: got {num_classes}, wants {classes}, as the model has")
-    work = _work(model, flow, flow.cuts if taps == "auto" else taps, example_input)
-    names = place_taps(flow.cuts, work) if taps == "auto" else list(taps)
+    waiting = [name for name in flow.shapes if _pool(flow, name) == "first" and flow.first_token_is_constant(name)]
+    if taps != "auto" and (named := [name for name in taps if name in waiting]):
+        raise ValueError(
+            f"taps: the first token behind {named[0]!r}, which heads of this model read, is the same for all samples; "
+            "wants layers behind which it has seen the others"
+        )
+    cuts = [name for name in flow.cuts() if name not in waiting] if taps == "auto" else list(taps)
+    work = _work(model, flow, cuts, example_input)
+    names = place_taps(cuts, work) if taps == "auto" else cuts
     if not names:
         raise ValueError(
             "taps: 'auto' finds no layer of the model through which all goes that comes later; wants names of layers"
@@ -80,6 +86,9 @@ def attach(
     heads = {name: FusedAuxHead(None, classes, pool=_pool(flow, name)) for name in names}
     network = EarlyExitNetwork(model, heads, example_input=example_input, extract=extract, logits=logits)
     network.shares = {name: work[name] for name in names if name in work}
+    if taps == "auto" and (missed := missed_targets([work[name] for name in names])):
+        wanted = ", ".join(f"{share:.0%}" for share in missed)
+        network.placement_note = f"no layer that may carry a head is near {wanted} of the work"
     return network
 
 
@@ -103,15 +112,15 @@ def _classes(output: Any, part: int | str | None) -> int:
     return picked.shape[1]
 
 
-def _work(model: nn.Module, flow: ForwardFlow, layers: Sequence[str], x: Batch) -> Mapping[str, float]:
+def _work(model: nn.Module, flow: Flow, layers: Sequence[str], x: Batch) -> Mapping[str, float]:
     """Return the share of the model's work that is done when each layer returns, where that is known."""
     known = [name for name in layers if name in flow.shapes]
     if first_tensor(x).device.type != "cuda":
-        return dict(zip(known, counted_work(model, known, two_samples(x)), strict=True))
+        return dict(zip(known, flow.work_at(known), strict=True))
     return dict(zip(known, measured_work(model, known, x), strict=True))
 
 
-def _pool(flow: ForwardFlow, layer: str) -> str:
+def _pool(flow: Flow, layer: str) -> str:
     """Return how a head pools what a layer returns."""
     shape = flow.shapes.get(layer, ())
     return "first" if len(shape) == 3 and shape[1] in flow.first_token_of else "avg"

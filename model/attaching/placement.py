@@ -32,3 +32,8 @@ def place_taps(cuts: Sequence[str], work: Mapping[str, float]) -> list[str]:
         if off[best] < _FAR and all(work[best] - work[other] > _APART for other in chosen):
             chosen.append(best)
     return chosen
+
+
+def missed_targets(shares: Sequence[float]) -> list[float]:
+    """Return the shares of the work behind which there should be a head, and none is near."""
+    return [target for target in TARGETS if all(abs(share - target) > _NEAR for share in shares)]

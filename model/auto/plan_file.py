@@ -76,9 +76,10 @@ class PlanFile:
 
     def write(self, plans: Mapping[int, Plan]) -> None:
         """Replace the file, if there is one; where nothing can be written, say so in a warning: the runner is made."""
-        content = {"format": FORMAT, "conditions": self._conditions}
+        by_size = {str(size): plan.as_json() for size, plan in plans.items()}
+        content = {"format": FORMAT, "conditions": self._conditions, "plans": by_size}
         try:
-            write_json(self.path, {**content, "plans": {str(size): plan.as_json() for size, plan in plans.items()}})
+            write_json(self.path.resolve(), content)  # a link stays one
         except OSError as error:
             warnings.warn(f"{self.path}: the plan is not kept ({error.strerror or error})", stacklevel=2)
 

@@ -10,8 +10,6 @@ class BeyondCalibration(NamedTuple):
 
     load_network: Callable[[Path, str | None, str | None], Any]
     """Loads a checkpoint, given its folder, what makes its backbone (None: a known one) and modules of its heads."""
-    demo_splits: Callable[[Path, Any, Any], Any]
-    """Cuts images as the demo did that wrote a checkpoint, given its folder, the checkpoint and the images."""
     draw: Callable[[Mapping[str, Any]], tuple[Any, dict[str, Any]]]
     """Draws the content of ``report.json``; returns a figure and the numbers in it."""
     save_figure: Callable[[Any, Mapping[str, Any], Path], object]

@@ -1,6 +1,8 @@
 """``calibrate_network``: temperatures and thresholds for a network, with a bound on what leaving early costs."""
 
+import warnings
 from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -9,7 +11,10 @@ from ...kernels.criteria import CRITERIA
 from ..arguments import check_module, kind_of
 from ..early_exit_network import EarlyExitNetwork
 from ..exit_rule import ExitRule
+from ..learned_from import FILE, NEW, ROLES, Samples, learned_by, short
 from ..processes.agreement import agree, tensor_digest
+from ..runners.checks import check_mode
+from .bound import p_value
 from .budget import Budget, one_budget
 from .candidates import threshold_path
 from .exit_latency import ExitLatencies, expected_latency
@@ -17,9 +22,10 @@ from .exit_logits import ExitLogits, collect_logits, joined
 from .exits_by_class import exits_by_class
 from .exits_on_test import exits_on_test
 from .report import REPORT_FORMAT, CalibrationReport, environment
+from .retuning import check_latencies
 from .scores import exit_scores
 from .search import ScoredSamples, curve_of, expected_work, judged, within_accuracy, within_cost
-from .splits import SHARES, check_indices, check_names, draw_splits, learned_from, refuse_shared
+from .splits import SHARES, as_identities, check_indices, check_names, draw_splits, refuse_seen
 from .temperatures import fit_temperatures
 from .thresholds import exit_indices
 
@@ -56,6 +62,11 @@ def calibrate_network(
     so. A budget that cannot be kept raises nothing: ``report.bound`` says so, with the best that is reachable; under
     an accuracy budget nobody leaves early then.
 
+    What weights, temperatures and thresholds were made from is noted with the network (``network.learned_from``), by
+    :func:`train`, here, and in checkpoints. Samples of the weights are left out, and those that an earlier calibration
+    has chosen with stay in their split, and are never tested on. Where it is not known, ``report.bound.unknown`` says
+    so, and nothing is promised; who gives ``train`` answers for that.
+
     Under torchrun, with a process group, whole batches are dealt to the processes in turns. Each gets the report and
     the rules that one process alone would, and is given the same arguments: a loader goes through all batches in each.
 
@@ -66,7 +77,7 @@ def calibrate_network(
         max_accuracy_drop: 0.01 is one percentage point. This, ``max_latency_ms`` or ``max_work``.
         max_latency_ms: what a batch may take on average, milliseconds, from the call until the host has the answer.
         max_work: how much of the backbone a sample may take on average, as a share of its FLOPs, 0 to 1. They are
-            counted for the first batch (:func:`counted_work`), and the same on every device and for every runner; those
+            counted for the first batch (:meth:`Flow.work_at`), and the same on every device and for every runner; those
             of heads are none of the backbone's.
         latencies: of the runner that will answer, by :func:`measure_exit_latencies`. A batch leaves when its last
             sample does; batches are samples in a row, in the order of each split.
@@ -74,19 +85,55 @@ def calibrate_network(
         seed: of the splits that are drawn: 20, 50 and 30 %, equal samples together.
         splits: indices of samples instead, in the order of the loader, for each of the three.
         train: the samples that the network has learned from, by their contents (:func:`sample_identities`) or by their
-            indices in the order of the loader. Drawn splits leave them out, and what equals them; given ones that hold
-            one are refused.
+            indices in the order of the loader, beside those that are noted; an empty set, if it is none of these.
+            Drawn splits leave them out, and what equals them; given ones that hold one are refused.
         static_model: another network, for comparison on the test split.
 
     Raises:
         TypeError, ValueError: arguments that are none of these, or splits that share a sample, with each other or with
             ``train``, by index or content, or arguments that differ between processes; nothing is changed.
         RankFailed: another process could not answer for its batches.
+
+    Warns:
+        UserWarning: the classifier is no better than chance; the first line of ``str(report)``, too.
     """
-    budget = one_budget(max_accuracy_drop, max_latency_ms, max_work, latencies)
+    report = calibrated(
+        network, data, one_budget(max_accuracy_drop, max_latency_ms, max_work, latencies), latencies=latencies,
+        confidence=confidence, seed=seed, splits=splits, train=train, static_model=static_model,
+    )  # fmt: skip
+    if report.chance is not None:
+        warnings.warn(report.chance, stacklevel=2)
+    return report
+
+
+def calibrated(
+    network: EarlyExitNetwork,
+    data: Loader | Mapping[str, Loader],
+    budget: Budget,
+    *,
+    latencies: ExitLatencies | None,
+    confidence: float,
+    seed: int,
+    splits: Mapping[str, Indices] | None = None,
+    train: Set[bytes] | Indices | None = None,
+    static_model: nn.Module | None = None,
+    files: Tensor | None = None,
+) -> CalibrationReport:
+    """Calibrate as :func:`calibrate_network`, but for its warning; ``files`` [M] int64 has hashes of samples' files."""
     _check(network, latencies, confidence, seed, static_model)
     agree(lambda: _facts(network, budget, latencies, confidence, seed))
-    collected, parts = _collect(network, data, splits, train, seed, static_model)
+    collected, parts = _collect(network, data, splits, static_model)
+    by_index = not isinstance(data, Mapping)
+    known = None if train is None else as_identities(train, collected.identities, by_index=by_index)
+    hashes = [short(collected.identities), *([] if files is None else [files])]
+    samples = Samples(hashes, collected.kinds if files is None else frozenset([FILE]))
+    learned = learned_by(network)
+    if known is not None:
+        learned = replace(learned, unknown=None).plus("weights", samples._replace(hashes=[short(known)]))
+    roles, unknown = learned.roles(samples)
+    if not parts:
+        parts = draw_splits(collected.identities, seed, None if (roles == NEW).all() else roles.tolist())
+    refuse_seen(collected.identities, parts, roles)
     agree(lambda: {f"samples of {name}": tensor_digest(part) for name, part in parts.items()})
     if latencies is not None and latencies.batch_size > min(map(len, parts.values())):
         raise ValueError(
@@ -97,8 +144,13 @@ def calibrate_network(
     report, rules = calibrate_exits(
         network, collected, parts, budget, latencies=latencies, confidence=confidence, seed=None if given else seed,
     )  # fmt: skip
+    bound = replace(report.bound, unknown=unknown if known is None else None)
+    report = replace(report, bound=bound, left_out=int((roles == 0).sum()))
     for head, rule in zip(network.exit_heads, rules, strict=True):
         head.rule.assign(rule)
+    for name in ROLES[1:]:
+        learned = learned.plus(name, samples._replace(hashes=[each[parts[name]] for each in hashes]))
+    network.learned_from = learned
     return report
 
 
@@ -151,6 +203,8 @@ def calibrate_exits(
         data=None,
         seed=seed,
         samples={name: len(part) for name, part in parts.items()},
+        left_out=0,
+        chance=_chance(collected, torch.cat(list(parts.values()))),
         budget={budget.name: budget.value},
         bound=bound,
         exits=exits_on_test(
@@ -185,16 +239,9 @@ def _check(
 ) -> None:
     if not isinstance(network, EarlyExitNetwork):
         raise TypeError(f"network: got {kind_of(network)}, wants an EarlyExitNetwork")
-    if network.training or network.backbone.training:
-        raise ValueError("network: is in training mode, wants network.eval()")
+    check_mode(network)
     if latencies is not None:
-        if not isinstance(latencies, ExitLatencies):
-            raise TypeError(f"latencies: got {kind_of(latencies)}, wants those of measure_exit_latencies")
-        if len(latencies.milliseconds) != len(network.taps) + 1:
-            raise ValueError(
-                f"latencies: are of {len(latencies.milliseconds)} exits, wants {len(network.taps) + 1}, as the network "
-                "has"
-            )
+        check_latencies(latencies, len(network.taps))
     if isinstance(confidence, bool) or not isinstance(confidence, (int, float)):
         raise TypeError(f"confidence: got {confidence!r}, wants a number between 0 and 1")
     if not 0.0 < confidence < 1.0:
@@ -203,6 +250,7 @@ def _check(
         raise TypeError(f"seed: got {seed!r}, wants a whole number")
     if static_model is not None:
         check_module("static_model", static_model)
+        check_mode(static_model, "static_model")
 
 
 def _facts(
@@ -225,11 +273,9 @@ def _collect(
     network: EarlyExitNetwork,
     data: Loader | Mapping[str, Loader],
     splits: Mapping[str, Indices] | None,
-    train: Set[bytes] | Indices | None,
-    seed: int,
     static_model: nn.Module | None,
 ) -> tuple[ExitLogits, dict[str, Tensor]]:
-    """Run the network over all data, and return what it says with the indices of each split."""
+    """Run the network over all data, and return what it says with the indices of each split, if they are given."""
     if isinstance(data, Mapping):
         check_names("data", data)
         if splits is not None:
@@ -247,11 +293,22 @@ def _collect(
         if splits is not None:
             count = len(collected.labels)
             parts = {name: check_indices(f"splits[{name!r}]", splits[name], count) for name in SHARES}
-    learned = learned_from(train, collected.identities, by_index=not isinstance(data, Mapping))
-    if not parts:
-        parts = draw_splits(collected.identities, seed, set(learned.tolist()))
-    refuse_shared(collected.identities, {"train": learned, **parts})
     return collected, parts
+
+
+def _chance(collected: ExitLogits, own: Tensor) -> str | None:
+    """Say so where a sign test, at 5 %, does not show the classifier to be better than the majority class."""
+    labels, right = collected.labels[own], collected.logits[-1, own].argmax(1) == collected.labels[own]
+    most = int(labels.bincount().argmax())
+    better, worse = int((right & (labels != most)).sum()), int((~right & (labels == most)).sum())
+    if p_value(worse, better + worse, 0.5) <= 0.05:
+        return None
+    share, always = right.double().mean().item(), (labels == most).double().mean().item()
+    return (
+        f"The classifier is no better than chance: of {len(own):,} samples it gets {share:.1%} right; to say class "
+        f"{most} always would get {always:.1%}, and a random label {1 / collected.logits.shape[2]:.1%}. Thresholds "
+        "mean nothing here: is it trained, and are labels, classes and preprocessing those that it knows?"
+    )
 
 
 def _scored(

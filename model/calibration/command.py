@@ -30,7 +30,7 @@ def calibrate_command(beyond: Callable[[], BeyondCalibration]) -> Callable[..., 
         modules: ModulesOption = None,
         train_data: Annotated[
             Path | None,
-            typer.Option(help="Images that a network of your own has learned from, which are left out, folders alike."),
+            typer.Option(help="Images that a network of your own has learned from; left out under any name."),
         ] = None,
         skip_damaged: Annotated[
             bool, typer.Option("--skip-damaged", help="Leave out image files that cannot be read.")
@@ -67,8 +67,9 @@ def calibrate_command(beyond: Callable[[], BeyondCalibration]) -> Callable[..., 
     ) -> None:
         """Fit temperatures and thresholds to images that the network has not seen, with a bound on what they cost.
 
-        Images that a network of the demo was trained on are left out. Of the others 20 % are for temperatures, 50 % for
-        thresholds, and 30 % for the test, whose numbers are printed. Several processes of torchrun share the batches.
+        Images that the network has learned from are left out, as its checkpoint knows them. Of the others 20 % are for
+        temperatures, 50 % for thresholds, and 30 % for the test, whose numbers are printed. Several processes of
+        torchrun share the batches.
         """
         from ..commands.processes import process_group
         from ..json_file import write_json
@@ -97,7 +98,7 @@ def calibrate_command(beyond: Callable[[], BeyondCalibration]) -> Callable[..., 
             write_json(out / "report.json", content)
             outside.save_figure(*outside.draw(content), out / "calibration")
             print_report(console, run.report)
-            files = "model.safetensors, model.json, report.json, calibration.png, .svg, .json"
+            files = "model.json and its parameters, report.json, calibration.png, .svg, .json"
             console.print(f"\nSaved in {out}: {files}", soft_wrap=True)
 
     return calibrate

@@ -1,6 +1,7 @@
 """Latency of a runner by exit: measured, and what it comes to when samples arrive in batches."""
 
 import copy
+import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -19,7 +20,11 @@ from ..machine import processor_name
 
 @dataclass(frozen=True)
 class ExitLatencies:
-    """Time to the answer of a runner when all samples of a batch leave at one exit."""
+    """Time to the answer of a runner when all samples of a batch leave at one exit.
+
+    Raises:
+        ValueError, TypeError: times that are no numbers from 0, or a batch size that is no whole number from 1.
+    """
 
     milliseconds: tuple[float, ...]
     """For each of the E heads and, last, the classifier: from the call on an idle device until the host has the
@@ -27,6 +32,16 @@ class ExitLatencies:
     batch_size: int
     runner: str
     device: str
+
+    def __post_init__(self) -> None:
+        """Check the numbers, which the choice of thresholds goes by."""
+        times = self.milliseconds
+        if not isinstance(times, Sequence) or not all(type(one) in (int, float) for one in times):
+            raise TypeError(f"milliseconds: got {times!r:.100}, wants a number for each exit")
+        if not all(0.0 <= one < math.inf for one in times):
+            raise ValueError(f"milliseconds: got {list(times)!r:.100}, wants numbers from 0")
+        if type(self.batch_size) is not int or self.batch_size < 1:
+            raise ValueError(f"batch_size: got {self.batch_size!r}, wants a whole number from 1")
 
 
 def measure_exit_latencies(
@@ -104,7 +119,7 @@ def expected_latency(exits: Tensor, latencies: ExitLatencies) -> float:
         ValueError: fewer samples than one batch has.
     """
     size = latencies.batch_size
-    if not 1 <= size <= len(exits):
+    if size > len(exits):
         raise ValueError(f"latencies: are of batches of {size}, wants 1 to {len(exits)}, as many as there are samples")
     last = torch.cat([exits, exits[: size - 1]]).unfold(0, size, 1).amax(1)
     return torch.tensor(latencies.milliseconds, dtype=torch.float64)[last].mean().item()

@@ -7,11 +7,12 @@ import torch
 from torch import Tensor, nn
 
 from ..arguments import check_batch, kind_of
-from ..attaching.counted_work import counted_work
 from ..batches import two_samples
 from ..early_exit_network import EarlyExitNetwork
+from ..learned_from import identities, kind_of_input
+from ..listening.flow import Flow
 from ..processes.dealing import dealt
-from .splits import identities
+from ..training.batches import pair_of
 
 
 class ExitLogits(NamedTuple):
@@ -23,6 +24,8 @@ class ExitLogits(NamedTuple):
     """[M] int64."""
     identities: list[bytes]
     """Of each sample, by its content."""
+    kinds: frozenset[str]
+    """Of the samples; see :class:`Samples`."""
     static_labels: Tensor | None
     """[M] int64, what another network answers; None without one."""
     work: tuple[float, ...]
@@ -58,14 +61,15 @@ def collect_logits(
         exits = torch.stack(network.logits(moved)).float()
         parts = {}
         if number == 0:
-            work = [*counted_work(network.backbone, network.taps, two_samples(moved)), 1.0]
+            work = [*Flow(network.backbone, two_samples(moved)).work_at(network.taps), 1.0]
             parts["work"] = torch.tensor(work, dtype=torch.float64)
         answers = None if static_model is None else static_model(moved).argmax(1)
         own = torch.frombuffer(bytearray(b"".join(identities(x))), dtype=torch.uint8)  # while the device is at work
         parts |= {"identities": own.reshape(len(x), -1), "logits": exits.cpu(), "labels": y.detach().cpu().long()}
         return parts if answers is None else {**parts, "static_labels": answers.cpu()}
 
-    batches = enumerate(_checked(batch, name) for batch in loader)
+    kinds: set[str] = set()
+    batches = enumerate(_checked(batch, name, kinds) for batch in loader)
     each = list(dealt(batches, answered, _content, name))
     if not each:
         raise ValueError(f"{name}: got no batches, wants at least one; a generator that was read before has none")
@@ -73,6 +77,7 @@ def collect_logits(
         torch.cat([one["logits"] for one in each], 1),
         torch.cat([one["labels"] for one in each]),
         [bytes(row) for one in each for row in one["identities"].numpy()],
+        frozenset(kinds),
         torch.cat([one["static_labels"] for one in each]) if static_model is not None else None,
         tuple(each[0]["work"].tolist()),
     )
@@ -93,10 +98,8 @@ def _content(numbered: tuple[int, tuple[Tensor, Tensor]]) -> bytes:
     return repr((x.shape, x.dtype, y.tolist(), identities(x[:1]))).encode()
 
 
-def _checked(batch: object, name: str) -> tuple[Tensor, Tensor]:
-    if not (isinstance(batch, (tuple, list)) and len(batch) == 2):
-        raise TypeError(f"{name}: yields {kind_of(batch)}, wants pairs of input [N, ...] and labels [N]")
-    x, y = batch
+def _checked(batch: object, name: str, kinds: set[str]) -> tuple[Tensor, Tensor]:
+    x, y = pair_of(name, batch, "input [N, ...] and labels [N]")
     check_batch(f"{name}: input", x)
     if not isinstance(y, Tensor):
         raise TypeError(f"{name}: yields labels as {kind_of(y)}, wants a torch.Tensor [N]")
@@ -104,6 +107,7 @@ def _checked(batch: object, name: str) -> tuple[Tensor, Tensor]:
         raise ValueError(
             f"{name}: yields labels {list(y.shape)} of {y.dtype}, wants class indices [{len(x)}], whole numbers"
         )
+    kinds.add(kind_of_input(x))
     return x, y
 
 
@@ -114,6 +118,7 @@ def joined(parts: Sequence[ExitLogits]) -> ExitLogits:
         torch.cat([part.logits for part in parts], 1),
         torch.cat([part.labels for part in parts]),
         [identity for part in parts for identity in part.identities],
+        frozenset().union(*(part.kinds for part in parts)),
         torch.cat(static) if static else None,
         parts[0].work,
     )

@@ -32,6 +32,8 @@ class Bound:
     """Of the split for thresholds."""
     lost: int
     """Of these, samples that the classifier gets right and early exit gets wrong."""
+    unknown: str | None = None
+    """Why it is not known whether the network has learned from these samples: nothing is promised then; else None."""
 
 
 @dataclass(frozen=True)
@@ -112,6 +114,10 @@ class CalibrationReport:
     """Of the splits; None where they were given."""
     samples: dict[str, int]
     """Number of samples in each split."""
+    left_out: int
+    """Number of samples that the network has learned from, and that are in none."""
+    chance: str | None
+    """That the classifier is no better than chance on the samples of all splits, if it is not; else None."""
     budget: dict[str, float]
     """``max_accuracy_drop``, ``max_latency_ms`` or ``max_work``, as asked for."""
     bound: Bound
@@ -146,6 +152,45 @@ class CalibrationReport:
         if self.latencies is not None:
             content["latencies"]["milliseconds"] = list(self.latencies.milliseconds)
         return content
+
+    def __str__(self) -> str:
+        """Say the report in sentences, a line each; the first one that the classifier is no better than chance."""
+        return "\n".join([*([] if self.chance is None else [self.chance]), *self.sentences()])
+
+    def sentences(self) -> list[str]:
+        """Say what was found and what is promised; not that the classifier is no better than chance."""
+        bound = self.bound
+        said = [
+            f"Early exit is right about {self.accuracy:.2%}, the full network about {self.full_accuracy:.2%}. On "
+            f"average a sample left at exit {self.mean_exit:.1f} of 0 to {len(self.exits) - 1}.",
+            "Work is the share of the backbone's FLOPs that a sample takes; on average it was "
+            f"{self.expected_work:.1%}.",
+        ]
+        if self.left_out:
+            said.append(f"Left out are {self.left_out:,} samples that it has learned from.")
+        if bound.reason is not None:
+            said.append(f"The budget cannot be kept: {bound.reason}.")
+        if bound.unknown is not None:
+            said.append(
+                "Nothing is promised of accuracy on new samples, since it is not known what it learned from: "
+                f"{bound.unknown}. Whoever knows names these samples (--train-data; train= in Python)."
+            )
+        elif bound.max_accuracy_drop > 0.0:
+            said.append(
+                f"With {bound.confidence:.0%} confidence, accuracy on new samples like these drops by at most "
+                f"{bound.max_accuracy_drop:.2%}: of {bound.samples:,} samples for thresholds, {bound.lost:,} were lost "
+                "to early exit."
+            )
+        if self.latencies is not None:
+            said.append(
+                f"Expected time to the answer of a batch of {self.latencies.batch_size:,}: "
+                f"{self.expected_latency_ms:.3g} ms; {self.latencies.milliseconds[-1]:.3g} ms if nobody leaves early "
+                f"({self.latencies.runner}, {self.latencies.device})."
+            )
+        within = [row for row in self.exits[:-1] if row.accuracy_on_all >= self.accuracy]
+        if within:
+            said.append(f"The network cut off at {within[0].name} is as accurate on these samples.")
+        return said
 
 
 def reported(threshold: float, highest: float) -> float | None:

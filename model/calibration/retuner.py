@@ -9,6 +9,7 @@ from torch import Tensor
 from ...kernels.criteria import CRITERIA
 from ..arguments import check_batch, kind_of
 from ..early_exit_network import EarlyExitNetwork
+from ..learned_from import Samples, identities, kind_of_input, short
 from ..runners.checks import check_mode
 from .exit_log import ExitLog
 from .replay import Policy
@@ -60,6 +61,7 @@ class Retuner:
         self.network, self.policy, self.window, self.share = network, policy, window, share
         self._drawn = random.Random(seed)
         self._logged: list[Tensor] = []
+        self._samples: list[Samples] = []
 
     def observe(self, x: Tensor) -> tuple[float, ...] | None:
         """Log a request, if it is drawn; when that completes a window, retune.
@@ -85,6 +87,7 @@ class Retuner:
         with torch.no_grad():
             logits = self.network.logits(x.to(self.network.device))
         self._logged.append(torch.stack([each.float() for each in logits]).cpu())
+        self._samples.append(Samples([short(identities(x))], frozenset([kind_of_input(x)])))
         if sum(each.shape[1] for each in self._logged) < self.window:
             return None
         self.log = log = self._log()
@@ -113,6 +116,10 @@ class Retuner:
         enabled = [head.rule.enabled for head in network.exit_heads]
         by_tap = zip(network.taps, thresholds, enabled, strict=True)
         network.set_rules({tap: threshold for tap, threshold, changes in by_tap if changes})
+        if network.learned_from is not None:
+            for samples in self._samples:
+                network.learned_from = network.learned_from.plus("thresholds", samples)
+        self._samples.clear()
         if network.monitor is not None:
             exits = exit_indices(log.scores, torch.tensor(thresholds, dtype=torch.float32))
             shares = torch.bincount(exits, minlength=len(network.taps) + 1).double() / len(exits)

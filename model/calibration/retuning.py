@@ -35,9 +35,9 @@ def retune_thresholds(
     The policy is that of Apparate (Dai et al., SOSP 2024): from no exit at all, the head is opened a step further that
     saves most time for what it adds in disagreement with the classifier. Its step doubles; that of a head that would
     disagree too much, or saves nothing, is halved, until all are small. Steps are shares of the logged samples, so that
-    any criterion will do. Of batches, which take as long as their last sample, the time of each sample counts as well:
-    the first steps make no batch faster. If in the end none is, nobody leaves. It follows a drift and proves nothing:
-    the bound is that of :func:`calibrate_network`.
+    any criterion will do; samples of equal scores leave together. Of batches, which take as long as their last sample,
+    the time of each sample counts as well: the first steps make no batch faster. If in the end none is, nobody leaves.
+    It follows a drift and proves nothing: the bound is that of :func:`calibrate_network`.
 
     Args:
         log: of the last samples, for all heads, as where every head is computed.
@@ -100,19 +100,24 @@ def _worth(before: _Tried, after: _Tried) -> float:
 
 
 def _try(log: ExitLog, falling: torch.Tensor, shares: Sequence[float], latencies: ExitLatencies) -> _Tried:
-    """Return what thresholds do that let these shares of the samples go, each head by itself."""
+    """Return what thresholds do that let these shares of the samples go, each head by itself; equals go together."""
     samples = falling.shape[1]
-    thresholds = torch.empty(len(falling))
+    thresholds, gone = torch.empty(len(falling)), []
     for head, (share, own) in enumerate(zip(shares, falling, strict=True)):
         low, high = CRITERIA[log.criteria[head]].range
         leaving = round(share * samples)
+        if leaving:  # with all that are as sure as the last of them, but for those that no threshold lets go
+            leaving = min(int((own >= own[leaving - 1]).sum()), int((own > low).sum()))
         if not leaving:
             thresholds[head] = high
-        elif leaving == samples:
-            thresholds[head] = torch.nextafter(own[-1], torch.tensor(low)).clamp(min=low)
         else:
-            thresholds[head] = between(own[leaving], own[leaving - 1])  # equals stay together
+            last = own[leaving - 1]
+            below = own[leaving] if leaving < samples else torch.nextafter(last, torch.tensor(low))
+            thresholds[head] = between(below, last).clamp(low, high)
+        if log.criteria[head] == "patience":
+            thresholds[head].floor_()  # scores are whole numbers, and so is the patience of PABEE
+        gone.append(leaving / samples)
     exits = exit_indices(log.scores, thresholds)
     milliseconds = expected_latency(exits, latencies)
     cost = milliseconds + expected_latency(exits, replace(latencies, batch_size=1))
-    return _Tried(list(shares), thresholds, milliseconds, cost, log.disagreement(exits))
+    return _Tried(gone, thresholds, milliseconds, cost, log.disagreement(exits))

@@ -14,17 +14,17 @@ from ..checkpoint import Checkpoint, save_checkpoint
 from ..description import read_description
 from ..exit_result import ExitResult
 from ..images import normalise
+from ..learned_from import FILE, Samples, identities, learned_by, short
 from ..make_runner import make_runner
 from ..processes.agreement import agree, checkpoint_facts
 from ..processes.dealing import made_by_rank_0
-from ..training.data_sets import LabelledImages, decode, load_folder, load_source
+from ..training.data_sets import Decoded, LabelledImages, decode, load_folder, load_source
 from ..training.source_facts import source_facts
-from ..training.split_record import unseen_split
 from .beyond import BeyondCalibration
-from .calibrate_network import calibrate_network
+from .budget import one_budget
+from .calibrate_network import calibrated
 from .exit_latency import ExitLatencies, measure_exit_latencies
 from .report import CalibrationReport
-from .splits import sample_identities
 
 #: Images in a batch while all exits answer.
 _BATCH = 256
@@ -68,27 +68,19 @@ def run_calibration(request: Request, outside: BeyondCalibration) -> Calibration
     loaded = _load(request, outside)
     source = load_source(request.data, request.dataset, request.root)
     agree(lambda: {"images": source_facts(source)})
-    learned = None
-    unseen = unseen_split(request.checkpoint, source)
-    if request.train_data is not None and (unseen is not None or request.backbone is None):
-        raise BadInput("--train-data: of checkpoints of `auxhead demo` and `train` the training images are known")
-    if unseen is not None:
-        pixels, labels = unseen.pixels, unseen.labels
-    elif request.backbone is None:
-        cut = outside.demo_splits(request.checkpoint, loaded, source)
-        pixels = torch.cat([cut.validation.pixels, cut.test.pixels])
-        labels = torch.cat([cut.validation.labels, cut.test.labels])
-    else:
-        pixels, labels = _decoded(source, loaded, request)
-        if request.train_data is not None:
-            learned = sample_identities(_batches(*_decoded(load_folder(request.train_data), loaded, request), loaded))
     network = loaded.network.to(request.device)
+    if request.train_data is not None:
+        learned = _decoded(load_folder(request.train_data), loaded, request)
+        inputs = (one for x, _ in _batches(learned, loaded) for one in identities(x))
+        samples = Samples([learned.source.contents(), short(inputs)], frozenset([FILE]))
+        network.learned_from = replace(learned_by(network), unknown=None).plus("weights", samples)
+    images = _decoded(source, loaded, request)
+    latencies = _latencies(request, loaded, images.pixels)
     budgets = request.max_accuracy_drop, request.max_latency_ms, request.max_work
-    report = calibrate_network(
-        network, _batches(pixels, labels, loaded),
-        max_accuracy_drop=0.01 if budgets == (None, None, None) else request.max_accuracy_drop,
-        max_latency_ms=request.max_latency_ms, max_work=request.max_work, latencies=_latencies(request, loaded, pixels),
-        confidence=request.confidence, seed=request.seed, train=learned,
+    report = calibrated(
+        network, _batches(images, loaded),
+        one_budget(0.01 if budgets == (None, None, None) else request.max_accuracy_drop, *budgets[1:], latencies),
+        latencies=latencies, confidence=request.confidence, seed=request.seed, files=images.source.contents(),
     )  # fmt: skip
     names = loaded.classes or source.classes  # without names the network may have more classes than the images
     named = [replace(row, name=name) for row, name in zip(report.classes, names, strict=False)]
@@ -114,21 +106,20 @@ def _load(request: Request, outside: BeyondCalibration) -> Checkpoint:
     return loaded
 
 
-def _decoded(source: LabelledImages, loaded: Checkpoint, request: Request) -> tuple[Tensor, Tensor]:
-    """Return the pixels and labels of images that have the network's classes."""
+def _decoded(source: LabelledImages, loaded: Checkpoint, request: Request) -> Decoded:
+    """Return images that have the network's classes."""
     if loaded.classes and source.classes != loaded.classes:
         raise BadInput(
             f"--checkpoint: its network has the classes {', '.join(loaded.classes):.100}, got images of "
             f"{', '.join(source.classes):.100}; wants the same, in the same order"
         )
     assert loaded.image_size is not None
-    images = decode(source, loaded.image_size, skip_damaged=request.skip_damaged)
-    return images.pixels, images.source.labels
+    return decode(source, loaded.image_size, skip_damaged=request.skip_damaged)
 
 
-def _batches(pixels: Tensor, labels: Tensor, loaded: Checkpoint) -> Iterator[tuple[Tensor, Tensor]]:
+def _batches(images: Decoded, loaded: Checkpoint) -> Iterator[tuple[Tensor, Tensor]]:
     dtype = loaded.network.dtype
-    for chunk, own in zip(pixels.split(_BATCH), labels.split(_BATCH), strict=True):
+    for chunk, own in zip(images.pixels.split(_BATCH), images.source.labels.split(_BATCH), strict=True):
         yield normalise(chunk, loaded.mean, loaded.std).to(dtype), own
 
 

@@ -1,22 +1,16 @@
 """Splits of samples for calibration: temperatures, thresholds, test; no sample is in two of them."""
 
-import hashlib
 from collections.abc import Iterable, Mapping, Sequence, Set
 
 import torch
 from torch import Tensor
 
 from ..arguments import kind_of
+from ..learned_from import NEW, ROLES, identities
 
 #: Names of the splits, and the share of the samples that each gets where they are drawn. The one for thresholds is the
 #: largest: a bound of 1 % at 90 % takes 230 samples of which none is lost.
 SHARES = {"temperature": 0.2, "thresholds": 0.5, "test": 0.3}
-
-
-def identities(x: Tensor) -> list[bytes]:
-    """Return of each sample of a batch [N, ...] a hash of its content, 16 bytes."""
-    rows = x.detach().cpu().contiguous().reshape(len(x), -1).view(torch.uint8).numpy()
-    return [hashlib.blake2b(row.tobytes(), digest_size=16).digest() for row in rows]
 
 
 def sample_identities(loader: Iterable[tuple[Tensor, Tensor]]) -> set[bytes]:
@@ -29,13 +23,16 @@ def sample_identities(loader: Iterable[tuple[Tensor, Tensor]]) -> set[bytes]:
     return {identity for x, _ in loader for identity in identities(x)}
 
 
-def draw_splits(samples: Sequence[bytes], seed: int, left_out: Set[int] = frozenset()) -> dict[str, Tensor]:
+def draw_splits(samples: Sequence[bytes], seed: int, roles: Sequence[int] | None = None) -> dict[str, Tensor]:
     """Draw the splits at random; samples of the same content go into the same one.
+
+    What temperatures or thresholds were chosen with before stays in its split, so that nothing is tested on it, however
+    often a network is calibrated; new samples fill the splits up.
 
     Args:
         samples: of each sample the identity.
         seed: of the draw.
-        left_out: indices that are in no split.
+        roles: of each sample, see :data:`ROLES`; what the weights were made from is in no split. None: all are new.
 
     Returns:
         The indices of each split, in random order, so that neighbours have nothing in common.
@@ -43,19 +40,30 @@ def draw_splits(samples: Sequence[bytes], seed: int, left_out: Set[int] = frozen
     Raises:
         ValueError: too few samples.
     """
-    groups: dict[bytes, list[int]] = {}
+    role_of: dict[bytes, int] = {}
+    members: dict[bytes, list[int]] = {}
     for index, identity in enumerate(samples):
-        if index not in left_out:
-            groups.setdefault(identity, []).append(index)
-    order = torch.randperm(len(groups), generator=torch.Generator().manual_seed(seed)).tolist()
-    if len(order) < len(SHARES):
-        raise ValueError(f"data: got {len(order)} different samples, wants at least one for each of {list(SHARES)}")
-    drawn, members, begin, share = {}, list(groups.values()), 0, 0.0
-    for number, (name, own) in enumerate(SHARES.items()):
-        share += own
-        most = len(order) - (len(SHARES) - 1 - number)  # one is left for each that follows
-        end = min(max(round(share * len(order)), begin + 1), most)
-        drawn[name] = torch.tensor([index for group in order[begin:end] for index in members[group]])
+        members.setdefault(identity, []).append(index)
+        role_of[identity] = min(role_of.get(identity, NEW), NEW if roles is None else roles[index])
+    kept = {name: [one for one, role in role_of.items() if 0 < role < NEW and ROLES[role] == name] for name in SHARES}
+    fresh = [one for one, role in role_of.items() if role == NEW]
+    generator = torch.Generator().manual_seed(seed)
+    order = torch.randperm(len(fresh), generator=generator).tolist()
+    usable = max(1, len(order) + sum(map(len, kept.values())))
+    wanted = {name: max(0.0, share - len(kept[name]) / usable) for name, share in SHARES.items()}
+    empty = [name for name in SHARES if not kept[name]]
+    if len(order) < len(empty):
+        but = "" if roles is None else " that it has not learned from"
+        raise ValueError(f"data: got {len(order)} different samples{but}, wants at least one for each of {empty}")
+    drawn, begin, share = {}, 0, 0.0
+    for name, more in wanted.items():
+        share += more
+        empty = [other for other in empty if other != name]
+        most = len(order) - len(empty)  # one is left for each that follows
+        end = min(max(round(share / sum(wanted.values()) * len(order)), begin + (not kept[name])), most)
+        own = [*(fresh[place] for place in order[begin:end]), *kept[name]]
+        found = torch.tensor([index for one in own for index in members[one]])
+        drawn[name] = found[torch.randperm(len(found), generator=generator)] if kept[name] else found
         begin = end
     return drawn
 
@@ -87,31 +95,27 @@ def check_indices(name: str, indices: object, count: int) -> Tensor:
     return found
 
 
-def learned_from(train: object, samples: Sequence[bytes], *, by_index: bool) -> Tensor:
-    """Return the indices of the samples that a network has learned from, and of those that equal them, in order.
+def as_identities(train: object, samples: Sequence[bytes], *, by_index: bool) -> Set[bytes]:
+    """Return the identities of the samples that a network has learned from.
 
     Args:
-        train: identities, indices or None; see :func:`calibrate_network`.
+        train: identities or indices; see :func:`calibrate_network`.
         samples: of each sample the identity.
         by_index: False where the samples come from several loaders, and an index says nothing.
 
     Raises:
         TypeError, ValueError: ``train`` is none of these.
     """
-    if train is None:
-        return torch.empty(0, dtype=torch.int64)
     if isinstance(train, Set):
         strange = next((one for one in train if not isinstance(one, bytes)), None)
         if strange is not None:
             raise TypeError(f"train: got a set with {kind_of(strange)}, wants one of sample_identities, or indices")
-        known = train
-    elif not by_index:
+        return train
+    if not by_index:
         raise TypeError(
             f"train: got {kind_of(train)}, wants a set of sample_identities where data is a dict of loaders"
         )
-    else:
-        known = {samples[index] for index in check_indices("train", train, len(samples)).tolist()}
-    return torch.tensor([index for index, one in enumerate(samples) if one in known], dtype=torch.int64)
+    return {samples[index] for index in check_indices("train", train, len(samples)).tolist()}
 
 
 def refuse_shared(samples: Sequence[bytes], splits: Mapping[str, Tensor]) -> None:
@@ -131,3 +135,14 @@ def refuse_shared(samples: Sequence[bytes], splits: Mapping[str, Tensor]) -> Non
         at, index = pairs[0]
         same = f"sample {index}" if at == index else f"samples {at} and {index}, which are equal"
         raise ValueError(f"splits: {first} and {second} share {len(pairs)} samples, such as {same}; wants none in two")
+
+
+def refuse_seen(samples: Sequence[bytes], splits: Mapping[str, Tensor], roles: Tensor) -> None:
+    """Refuse splits with a sample that was given for weights, or in a later one than that it was in before.
+
+    Raises:
+        ValueError: names the splits, the number of samples and one of them.
+    """
+    for role, name in enumerate(("train", *(f"{name} of before" for name in ROLES[1:]))):
+        later = {split: splits[split] for split in tuple(SHARES)[role:]}
+        refuse_shared(samples, {name: (roles == role).nonzero()[:, 0], **later})

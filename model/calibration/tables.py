@@ -13,8 +13,10 @@ _MOST_CLASSES = 20
 
 def print_report(console: Console, report: CalibrationReport) -> None:
     """Print a calibration for someone who has not read how it is made."""
-    samples = report.samples
-    table = Table(title=f"Test split: {samples['test']:,} images that nothing was chosen with")
+    if report.chance is not None:
+        console.print(report.chance, soft_wrap=True)
+    known = " that nothing was chosen with" if report.bound.unknown is None else ""
+    table = Table(title=f"Test split: {report.samples['test']:,} images{known}")
     table.add_column("exit")
     columns = [
         "leave if\nscore >",
@@ -46,7 +48,11 @@ def print_report(console: Console, report: CalibrationReport) -> None:
         table.add_row(*cells)
     console.print(table)
     console.print(_by_class(report))
-    console.print("\n".join(_sentences(report)), soft_wrap=True)
+    legend = (
+        "Right of all: if this exit answered for all images, as a network cut off there does. Off by: how far its "
+        "confidence is from the rate of right answers, before / after its temperature (ECE)."
+    )
+    console.print("\n".join([legend, *report.sentences()]), soft_wrap=True)
 
 
 def _by_class(report: CalibrationReport) -> Table:
@@ -66,36 +72,3 @@ def _by_class(report: CalibrationReport) -> Table:
         cells = ["-" if value is None else f"{value:.1%}" for value in values]
         table.add_row(row.name, f"{row.samples:,}", *cells)
     return table
-
-
-def _sentences(report: CalibrationReport) -> list[str]:
-    bound, said = report.bound, []
-    said.append(
-        "Right of all: if this exit answered for all images, as a network cut off there does. Off by: how far its "
-        "confidence is from the rate of right answers, before / after its temperature (ECE)."
-    )
-    said.append(
-        f"Early exit is right about {report.accuracy:.2%}, the full network about {report.full_accuracy:.2%}. On "
-        f"average an image left at exit {report.mean_exit:.1f} of 0 to {len(report.exits) - 1}."
-    )
-    said.append(
-        f"Work is the share of the backbone's FLOPs that an image takes; on average it was {report.expected_work:.1%}."
-    )
-    if bound.reason is not None:
-        said.append(f"The budget cannot be kept: {bound.reason}.")
-    if bound.max_accuracy_drop > 0.0:
-        said.append(
-            f"With {bound.confidence:.0%} confidence, accuracy on new images like these drops by at most "
-            f"{bound.max_accuracy_drop:.2%}: of {bound.samples:,} images for thresholds, {bound.lost:,} were lost to "
-            "early exit."
-        )
-    if report.latencies is not None:
-        said.append(
-            f"Expected time to the answer of a batch of {report.latencies.batch_size:,}: "
-            f"{report.expected_latency_ms:.3g} ms; {report.latencies.milliseconds[-1]:.3g} ms if nobody leaves early "
-            f"({report.latencies.runner}, {report.latencies.device})."
-        )
-    within = [row for row in report.exits[:-1] if row.accuracy_on_all >= report.accuracy]
-    if within:
-        said.append(f"The network cut off at {within[0].name} is as accurate on these images.")
-    return said

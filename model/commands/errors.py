@@ -1,5 +1,7 @@
 """Errors of commands: what the user can put right is one line on stderr and status 2."""
 
+import errno
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -7,6 +9,7 @@ from contextlib import contextmanager
 import typer
 
 from ..bad_input import BadInput
+from .console import escaped
 
 
 @contextmanager
@@ -15,13 +18,29 @@ def one_line_errors(*kinds: type[Exception]) -> Iterator[None]:
     printed: tuple[type[Exception], ...] = (BadInput, *kinds)
     try:
         yield
+        if sys.stdout is not None:
+            sys.stdout.flush()  # while it can still be told that nothing more fits there
     except printed as error:
         message = str(error)
     except BrokenPipeError:  # whoever read the output has seen enough: no error of ours, click ends quietly
         raise
     except OSError as error:  # no space, no permission
-        message = f"{error.filename or 'file'}: {error.strerror or error}"
+        is_full = _drops_output() or error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # files have names
+        message = f"{error.filename or ('standard output' if is_full else 'file')}: {error.strerror or error}"
     else:
         return
-    print(f"Error: {message}", file=sys.stderr)
+    print(f"Error: {escaped(message)}", file=sys.stderr)
     raise typer.Exit(2)
+
+
+def _drops_output() -> bool:
+    """Return whether standard output takes nothing more; what is left is dropped, or Python would fail at its end."""
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except OSError:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
+        return True
+    return False

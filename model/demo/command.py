@@ -104,7 +104,7 @@ def demo_command(beyond: Callable[[], BeyondModel]) -> Callable[..., None]:
             write_json(out / "report.json", content)
             save_figure(*draw_exits(content), out / "exits")
             print_report(console, report)
-            files = "model.safetensors, model.json, report.json, exits.png, .svg, .json"
+            files = "model.json and its parameters, report.json, exits.png, .svg, .json"
             console.print(f"\nSaved in {out}: {files}", soft_wrap=True)
             if examples:
                 chosen = " ".join(shlex.quote(str(path)) for path in examples[:3])

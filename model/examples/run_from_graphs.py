@@ -57,7 +57,7 @@ def main(device: str) -> None:
         # It measures trunks, too, and so needs none named; it is what you get without options.
         with make_runner(network, images, exits=exits, trunk=None if exits == "auto" else "cudnn") as runner:
             # The parameters are random, so that no head is ever sure. Here the rule says who leaves: a confidence is
-            # never above 1.0 and always above 0.0. Your thresholds come from `auxhead.model.calibrate`.
+            # never above 1.0 and always above 0.0. Your thresholds come from `auxhead.model.calibrate_network`.
             for threshold, wanted in ((1.0, 3), (0.0, 1)):
                 network.set_rules({"layer2": threshold})
                 answer = runner(images)

@@ -59,7 +59,7 @@ def main(device: str) -> None:
     first, last = done.epochs[0].loss, done.epochs[-1].loss
     print(f"{len(TAPS)} heads: the mean of their losses fell from {first:.2f} to {last:.2f} nats")
 
-    network.set_rules(0.8)  # `auxhead.model.calibrate` finds better ones: see train_save_load_run
+    network.set_rules(0.8)  # `auxhead.model.calibrate_network` finds better ones: see train_save_load_run
     # On a GPU the fastest of what is measured on these images, within ten seconds; elsewhere the network as it is.
     with make_runner(network, images[:32]) as runner:
         answer = runner(images[1_400:])

@@ -31,8 +31,12 @@ def export(
         ),
     ],
     format: Annotated[
-        FormatName, typer.Option(help="pt2, which torch.export.load reads, or onnx, which needs onnx and onnxscript.")
-    ] = FormatName.pt2,
+        FormatName | None,
+        typer.Option(
+            help="pt2, which torch.export.load reads, or onnx, which needs onnx and onnxscript.",
+            show_default="by which OUT ends, else pt2",
+        ),
+    ] = None,
     stages: Annotated[
         bool, typer.Option("--stages", help="Write a file for each exit, which goes on where the one before ended.")
     ] = False,
@@ -44,7 +48,8 @@ def export(
     from .saved import export_saved
 
     with one_line_errors(RuntimeError):
-        report = export_saved(load_network(checkpoint, backbone, modules), out, format.value, stages)
+        loaded = load_network(checkpoint, backbone, modules)
+        report = export_saved(loaded, out, format.value if format else None, stages)
         found = "not compared" if report.difference is None else f"{report.difference:.1g} of the largest logit at most"
         console = plain_console()
         console.print(f"Off from the network: {found} ({report.checked_by}).", soft_wrap=True)

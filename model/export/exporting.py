@@ -15,10 +15,11 @@ from ..bad_input import BadInput
 from ..batches import two_samples
 from ..early_exit_network import EarlyExitNetwork
 from ..json_file import write_json
+from ..replacing import naming, on_disk
 from ..runners.checks import check_device, check_mode
 from .check_files import check_files
 from .description import describe, exit_name, value_like
-from .file_formats import Part, Value, check_format, write_part
+from .file_formats import Part, Value, checked_format, write_part
 from .program import logits_program, stage_program
 from .stages import Stage, cut_into_stages
 
@@ -39,7 +40,7 @@ class ExportReport:
 
 
 def export_exits(
-    network: EarlyExitNetwork, example_images: Tensor, path: str | os.PathLike[str], *, format: str = "pt2"
+    network: EarlyExitNetwork, example_images: Tensor, path: str | os.PathLike[str], *, format: str | None = None
 ) -> ExportReport:
     """Write the logits of all exits as one file, for batches of any size, and a JSON beside it.
 
@@ -51,16 +52,18 @@ def export_exits(
         network: in eval mode; the file has its parameters, its dtype and, as pt2, its device.
         example_images: a batch that the network takes, which also serves to compare the file with it.
         path: of the file, where there is none.
-        format: "onnx", which needs onnx and onnxscript, or "pt2", which ``torch.export.load`` reads.
+        format: "onnx", which needs onnx and onnxscript, or "pt2", which ``torch.export.load`` reads; None is that by
+            which the path ends, and else "pt2".
 
     Raises:
         BadInput: something is there already, a head does not know its width, the format cannot be written here, or
             torch.export or ONNX cannot have the network; the message says what they said.
         TypeError, ValueError: network or images cannot be used.
         RuntimeError: the file computes something else than the network; it is not kept.
+        OSError: no space or no permission; names the path.
     """
     path = Path(path)
-    check_format(format)
+    format = checked_format(format, path)
     description = check_new_file("path", path)
     images = _checked(network, example_images)
     program = logits_program(network, _example(images))
@@ -73,15 +76,15 @@ def export_exits(
         (value_like("input", x, x.shape[0]),),
         tuple(value_like(exit_name(index), each, x.shape[0]) for index, each in enumerate(outputs)),
     )
-    with TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
+    with naming(path), TemporaryDirectory(dir=path.parent, prefix=".auxhead-") as folder:
         difference, by = _write(network, images, [part], Path(folder), description.name, format)
         for file in sorted(Path(folder).iterdir(), key=lambda file: file.name == description.name):
-            os.replace(file, path.parent / file.name)  # ONNX keeps large parameters in a file of their own
+            os.replace(file, path.parent / file.name)
     return ExportReport((path, description), difference, by)
 
 
 def export_stages(
-    network: EarlyExitNetwork, example_images: Tensor, directory: str | os.PathLike[str], *, format: str = "pt2"
+    network: EarlyExitNetwork, example_images: Tensor, directory: str | os.PathLike[str], *, format: str | None = None
 ) -> ExportReport:
     """Write the network cut at its taps, a file a stage, for batches of any size, and ``stages.json``.
 
@@ -99,13 +102,13 @@ def export_stages(
         BadInput, TypeError, ValueError, RuntimeError: as :func:`export_exits`.
     """
     directory = Path(directory)
-    check_format(format)
+    format = checked_format(format, directory)
     check_new("directory", directory)
     images = _checked(network, example_images)
     x = _example(images)
     stages = cut_into_stages(logits_program(network, x).module())
     parts = _parts(stages, x, format)
-    with TemporaryDirectory(dir=directory.parent, prefix=f".{directory.name}.") as folder:
+    with naming(directory), TemporaryDirectory(dir=directory.parent, prefix=".auxhead-") as folder:
         inside = Path(folder, directory.name)  # with the permissions of a new folder, which a temporary one lacks
         inside.mkdir()
         difference, by = _write(network, images, parts, inside, STAGES, format)
@@ -174,4 +177,6 @@ def _write(
     paths = [write_part(part, folder, format) for part in parts]
     checked = check_files(network, images, paths, format)
     write_json(folder / description, describe(network, parts))
+    for file in folder.iterdir():  # ONNX keeps large parameters in a file of their own
+        on_disk(file)
     return checked

@@ -1,5 +1,6 @@
 """The formats of exported files, ONNX and PyTorch's own: writing a program, and running what was written."""
 
+import io
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -48,10 +49,19 @@ class OpenFile(NamedTuple):
     """What runs it, in words."""
 
 
-def check_format(format: str) -> None:
-    """Raise ``BadInput`` for a format that there is not, or that cannot be written here."""
+def checked_format(format: str | None, path: Path) -> str:
+    """Return a format, None being that by which the path ends, or else "pt2".
+
+    Raises:
+        BadInput: there is no such format, it cannot be written here, or the path ends as the other one's do.
+    """
+    named = path.suffix.removeprefix(".").lower()
+    if format is None:
+        format = named if named in FORMATS else "pt2"
     if format not in FORMATS:
         raise BadInput(f"format: got {format!r}, wants one of {list(FORMATS)}")
+    if named in FORMATS and named != format:
+        raise BadInput(f"format: got {format!r} for {path}, wants {named!r} or a name that ends in .{format}")
     if format == "onnx":
         try:
             import onnx  # noqa: F401
@@ -60,14 +70,17 @@ def check_format(format: str) -> None:
             raise BadInput(
                 f"format: 'onnx' needs onnx and onnxscript ({error}); wants `pip install onnx onnxscript`, or 'pt2'"
             ) from None
+    return format
 
 
 def write_part(part: Part, folder: Path, format: str) -> Path:
     """Write a program into a folder; ``BadInput`` if ONNX has no operators for it."""
     path = folder / part.file
     if format == "pt2":
+        content = io.BytesIO()  # PyTorch's own writer ends the process where a disk is full
         with quietly():
-            torch.export.save(part.program, path)
+            torch.export.save(part.program, content)
+        path.write_bytes(content.getbuffer())
         return path
     names: list[dict[int, str]] = [{} for _ in part.inputs]
     for value, of_value in zip(part.inputs, names, strict=True):
@@ -75,8 +88,9 @@ def write_part(part: Part, folder: Path, format: str) -> Path:
             of_value[value.shape.index(BATCH)] = BATCH
             break
     with one_line_of_exporter("network: torch.onnx cannot export it"):
+        program = part.program.run_decompositions({torch.ops.aten.adaptive_max_pool2d.default: _max_of_windows})
         made = torch.onnx.export(
-            part.program,
+            program,
             (),
             dynamo=True,
             verbose=False,
@@ -87,6 +101,22 @@ def write_part(part: Part, folder: Path, format: str) -> Path:
         assert made is not None
         made.save(path)
     return path
+
+
+def _max_of_windows(x: Tensor, output_size: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """Pool as ``adaptive_max_pool2d`` does, which ONNX does not have: maxima [..., h, w], and where they are."""
+    values, places = [], []
+    rows, columns = (
+        [(i * size // windows, -(-(i + 1) * size // windows)) for i in range(windows)]
+        for size, windows in zip(x.shape[-2:], output_size, strict=True)
+    )
+    for top, bottom in rows:
+        for left, right in columns:
+            value, place = x[..., top:bottom, left:right].flatten(-2).max(-1)
+            values.append(value)
+            places.append((place // (right - left) + top) * x.shape[-1] + place % (right - left) + left)
+    shape = [*x.shape[:-2], *output_size]
+    return torch.stack(values, -1).view(shape), torch.stack(places, -1).view(shape)
 
 
 def open_file(path: Path, format: str) -> OpenFile:

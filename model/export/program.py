@@ -78,4 +78,6 @@ def one_line_of_exporter(what: str) -> Iterator[None]:
         try:
             yield
         except Exception as error:  # of many kinds
+            if isinstance(error, OSError) and error.errno is not None:  # no space: nothing that an exporter cannot do
+                raise
             raise BadInput(f"{what}: {type(error).__name__}: {' '.join(str(error).split()):.300}") from error

@@ -9,7 +9,7 @@ from ..checkpoint import Checkpoint
 from .exporting import ExportReport, check_new, check_new_file, export_exits, export_stages
 
 
-def export_saved(checkpoint: Checkpoint, out: Path, format: str, stages: bool) -> ExportReport:
+def export_saved(checkpoint: Checkpoint, out: Path, format: str | None, stages: bool) -> ExportReport:
     """Write the files of a checkpoint's network; raises as :func:`export_exits` and :func:`export_stages`."""
     if stages:
         check_new("OUT", out)

@@ -40,7 +40,9 @@ def load_network(directory: Path, backbone: str | None, modules: str | None) -> 
             made = network.backbone
     given = None if modules is None else load_modules(modules)
     description = read_description(directory)
-    saved = {tap: head["module"] for tap, head in description["heads"].items() if "module" in head}
+    # those of a model with exits of its own are the model's
+    described = {} if description["own_exits"] is not None and given is None else description["heads"]
+    saved = {tap: head["module"] for tap, head in described.items() if "module" in head}
     by_tap = _modules_of(network, saved) if given is None else given
     _check_taps(directory, saved, by_tap, modules)
     if backbone is not None:

@@ -2,13 +2,11 @@
 
 import json
 import math
-import sys
 import time
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
 from pathlib import Path
-from typing import NamedTuple, TextIO
+from typing import BinaryIO, NamedTuple
 
 from PIL import Image
 from rich.console import Console
@@ -21,7 +19,7 @@ from ..images import FORMATS
 from ..make_runner import make_runner
 from ..processes.dealing import dealt
 from ..processes.process_group import own_rank
-from ..replacing import replacing
+from ..replacing import is_standard_output, writing
 from ..runners.runner import Runner
 from .tables import answers_table
 
@@ -97,7 +95,8 @@ def run_infer(
 ) -> None:
     """Answer for images, and print a table or, where ``out`` is given, write JSON lines; of several processes rank 0.
 
-    A file gets its name once all is answered; ``-`` is standard output, where each batch's lines stand at once.
+    A file gets its name once all is answered; on standard output (``-``), and in what is no file, each batch's lines
+    stand at once.
 
     Raises:
         BadInput: as :func:`image_files` and :func:`answers`.
@@ -120,12 +119,11 @@ def run_infer(
         console.print(answers_table(files, result, exit_names, names))
         left.update(result.exit_index.tolist())
     else:
-        to_stdout = str(out) == "-"
-        with nullcontext(out) if to_stdout else replacing(out) as unfinished:
-            with nullcontext(sys.stdout) if to_stdout else unfinished.open("w", encoding="utf-8") as lines:
-                for one in found:
-                    _write_lines(lines, one, exit_names, names)
-                    left.update(one.result.exit_index.tolist())
+        to_stdout = is_standard_output(out)
+        with writing(out) as lines:
+            for one in found:
+                _write_lines(lines, one, exit_names, names)
+                left.update(one.result.exit_index.tolist())
         if to_stdout:
             return
     seconds = time.perf_counter() - began
@@ -136,7 +134,7 @@ def run_infer(
     )
 
 
-def _write_lines(lines: TextIO, batch: Batch, exits: Sequence[str], classes: Sequence[str]) -> None:
+def _write_lines(lines: BinaryIO, batch: Batch, exits: Sequence[str], classes: Sequence[str]) -> None:
     """Write an object a line: image, class by name and index, confidence (null if there is none), exit."""
     values = zip(
         batch.files,
@@ -152,5 +150,5 @@ def _write_lines(lines: TextIO, batch: Batch, exits: Sequence[str], classes: Seq
             "exit": exits[exit_index],
             "exit_index": exit_index,
         }
-        lines.write(json.dumps(line) + "\n")
+        lines.write((json.dumps(line) + "\n").encode())
     lines.flush()

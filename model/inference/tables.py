@@ -5,6 +5,7 @@ from pathlib import Path
 
 from rich.table import Column, Table
 
+from ..commands.console import escaped
 from ..exit_result import ExitResult
 
 
@@ -23,7 +24,7 @@ def answers_table(files: Sequence[Path], result: ExitResult, exits: Sequence[str
         exit_index = int(result.exit_index[row])
         likely = zip(top.indices[row].tolist(), top.values[row].tolist(), strict=True)
         table.add_row(
-            str(file),
+            escaped(str(file)),
             classes[int(result.label[row])],
             _in_words(result.confidence[row].item()),
             f"{exit_index + 1}: {exits[exit_index]}",

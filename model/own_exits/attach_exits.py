@@ -7,38 +7,49 @@ import torch
 from torch import Tensor, nn
 
 from ..arguments import check_batch, check_module
+from ..bad_input import BadInput
 from ..early_exit_network import EarlyExitNetwork
 from ..exit_rule import ExitRule
 from ..fused_aux_head import FusedAuxHead
-from ..head_modules import module_of_activation
-from ..reading import Extract
+from ..listening.recording import RecordedPair, record, shortest
+from ..reading import AnyExtract
 from ..rounding import double_copy, in_double, relative_error, truth_of
 from ..shallow_copy import shallow_copy
-from .find_exits import ExitCalls, FoundExits, find_exits, shortest
-from .silenced_model import FoundExit, SilencedModel, SilentHead
+from .choose_heads import ChosenHead, HeadChooser
+from .find_exits import BY_HAND, FoundExit, Mode
+from .order_exits import order_exits
+from .silenced_model import Answers, SilencedModel, SilentLayer, TakenExit, as_in_training
 from .unhooked_exits import UnhookedExits, unhooked
 
 
 def attach_exits(
-    model: nn.Module, example: Tensor, *, rules: ExitRule | float | Mapping[str, ExitRule | float] | None = None
+    model: nn.Module,
+    example: Tensor,
+    *,
+    rules: ExitRule | float | Mapping[str, ExitRule | float] | None = None,
+    final: Any = None,
 ) -> EarlyExitNetwork:
     """Make a network of a model that has exits of its own; the model stays as it is, and shares its parameters.
 
-    The model is run a few times to find its heads, whatever they are called and however they are written: each returned
-    tensor is the output of an ``nn.Linear``, or the softmax of one. Where a layer's output, pooled as fused heads pool,
-    is the input of that linear layer, or of a hidden one with its activation and a LayerNorm before it that fused heads
-    know, all of the head is fused, and else the linear layer alone: other layers, norms and convolutions before it then
-    run as a part of the backbone. The exit that runs last stays the backbone's own
-    classifier; in what order the exits are returned does not matter.
+    The operations of the model are recorded, in eval and in training mode, and what follows from them holds whatever
+    its parameters become. An exit is fused if all between its logits and a layer of the backbone is a head that fused
+    heads know: pool, flatten, LayerNorm, one or two plain linear layers, an activation, dropout. What else there is
+    runs as the model's own code: beside the backbone where it reads one value of that, and else in line. The deepest
+    exit stays the backbone's own classifier, in whatever order the exits are returned.
+
+    A model that leaves early by a rule of its own, or returns its exits in training mode alone, is run so that its own
+    forward goes as in training mode, and all its layers' as in eval mode: the network's rules replace its own.
 
     A network of earlyon is known by its wrapper, and keeps its rules: thresholds, temperatures, which exits there are.
     Its heads are fused whole where all of them can be, and else as those of any model.
 
     Args:
-        model: returns a list, tuple, dict or dataclass of logits [N, K], or of their softmax; or an earlyon wrapper. In
-            eval mode.
+        model: returns a list, tuple, dict or dataclass, nested or not, of logits [N, K], or of their softmax, or a
+            stack [E, N, K] or [N, E, K]; or an earlyon wrapper. In eval mode.
         example: a batch that it takes, of which two samples are used. What is found holds for samples of this shape.
         rules: as for :class:`EarlyExitNetwork`, by tap; None are those of an earlyon wrapper, and else never exits.
+        final: index, key or field of the classifier's logits in what the model returns (a tuple of them where they lie
+            deeper), for models in which nothing tells which of two exits is the deeper one: they are refused without.
 
     Returns:
         EarlyExitNetwork: its ``backbone.exits`` says what was found, in the order of the exits. Its backbone holds a
@@ -52,35 +63,208 @@ def attach_exits(
     """
     check_module("model", model)
     check_batch("example", example)
-    if isinstance(model, (torch.jit.ScriptModule, torch._dynamo.OptimizedModule)):
-        raise ValueError(f"model: is a {type(model).__name__}, whose layers cannot be seen; wants the module behind it")
+    for name, layer in model.named_modules():
+        if isinstance(layer, torch.jit.ScriptModule) or not name and isinstance(layer, torch._dynamo.OptimizedModule):
+            its = f"its layer {name!r} " if name else ""
+            raise ValueError(
+                f"model: {its}is a {type(layer).__name__}, whose layers cannot be seen; wants the module behind it"
+            )
     if any(layer.training for layer in model.modules()):
         raise ValueError("model: in training mode, wants model.eval()")
     two = torch.cat([example[:2]] * 2)[:2]  # two samples, to tell a batch from a constant
     own = unhooked(model)
     if isinstance(own, UnhookedExits):
-        network = _fused_whole(own, two) or _attach(own, two, None)
+        network = _fused_whole(own, two) or _attach(own, two, None, len(own.rules))
         network.set_rules(_own_rules(own, network) if rules is None else rules)
-        return network
-    return _attach(model, two, rules)
+    else:
+        network = _attach(model, two, rules, final)
+    sizes, dtype = list(two.shape[1:]), str(two.dtype).removeprefix("torch.")
+    network.own_exits = {"input": sizes, "dtype": dtype, "final": list(final) if isinstance(final, tuple) else final}
+    return network
 
 
 def _attach(
-    model: nn.Module, two: Tensor, rules: ExitRule | float | Mapping[str, ExitRule | float] | None
+    model: nn.Module, two: Tensor, rules: ExitRule | float | Mapping[str, ExitRule | float] | None, final: Any
 ) -> EarlyExitNetwork:
-    """Make a network of a model that returns its exits, found by what they compute on two samples."""
-    duplicate = shallow_copy(model, {})
+    """Make a network of a model that returns its exits, by recordings of a copy of it for two samples and for three."""
+    copies: dict[nn.Module, nn.Module] = {}
+    duplicate = shallow_copy(model, copies)
+    originals = frozenset(copies.values()) - frozenset(copies)
+    three = torch.cat([two, two[:1]]).flip(0)
+    three = 2.0 * three if three.is_floating_point() else three
     with torch.inference_mode(False):
-        found = find_exits(duplicate, two)
-        backbone, heads = _silence(duplicate, found)
-        with torch.no_grad():
-            truth = _Truth(model, backbone, two)
-            truth.check_silence()
-        extract = {tap: Extract(layout=layout) for tap, layout in _layouts(found, list(heads)).items()}
+        answering, by_training = _answering(duplicate, two, three, originals)
+        ordered = order_exits(answering, final)
+        training = _training(duplicate, two, three, originals, ordered)
+        backbone, chosen = _silence(duplicate, answering, ordered, training, by_training)
+        heads = {one.tap: chosen[index].head for index, one in enumerate(backbone.exits[:-1])}
+        extract: dict[str, AnyExtract] = {
+            one.tap: its
+            for one, its in zip(backbone.exits, (each.extract for each in chosen), strict=False)
+            if its is not None
+        }
         network = EarlyExitNetwork(backbone, heads, rules, example_input=two, extract=extract)
         with torch.no_grad():
-            truth.check_logits(network)
+            for x in (two, three):
+                _check_logits(model, network, x)
     return network
+
+
+def _pair(model: nn.Module, two: Tensor, three: Tensor, originals: frozenset[nn.Module]) -> RecordedPair:
+    """Record a model for two samples and for three; ``ValueError`` if other operations run."""
+    watched = record(model, two, watch_host=True, originals=originals)
+    first, second = (record(model, x, originals=originals) for x in (two, three))
+    for mine, its in zip(first.operations, second.operations, strict=False):
+        if (mine.function, [each.number for each in mine.reads]) != (its.function, [each.number for each in its.reads]):
+            raise BadInput(
+                f"model: for three samples it runs {its} where it runs {mine} for two; wants a forward that does the "
+                f"same for every batch{BY_HAND}"
+            )
+    if len(first.operations) != len(second.operations) or list(first.returned) != list(second.returned):
+        raise BadInput("model: returns, or does, something else for three samples than for two" + BY_HAND)
+    first.host_reads += watched.host_reads
+    return RecordedPair(first, second)
+
+
+def _answering(model: nn.Module, two: Tensor, three: Tensor, originals: frozenset[nn.Module]) -> tuple[Mode, bool]:
+    """Return the mode in which a network of the model answers, and whether its forward goes as in training then."""
+    mode = Mode(model, _pair(model, two, three, originals), "")
+    try:
+        mode.check()
+        mode.check_not_random()
+        return mode, False
+    except BadInput as refused:
+        if len(mode.exits) > 1 and not mode.recording.host_reads:
+            raise
+        try:
+            with as_in_training(model):
+                pair = _pair(model, two, three, originals)
+        except Exception:  # whatever a user's module may raise in a mode that nobody has asked for
+            raise refused from None
+        other = Mode(model, pair, " as in training mode")
+        try:
+            other.check()
+            other.check_not_random()
+        except BadInput:
+            raise refused from None
+        return other, True
+
+
+def _training(
+    model: nn.Module, two: Tensor, three: Tensor, originals: frozenset[nn.Module], ordered: Sequence[FoundExit]
+) -> tuple[Mode, list[FoundExit]] | str:
+    """Return the training mode, with the same exits in the same order, or why nothing is known of it."""
+    try:
+        model.train()
+        pair = _pair(model, two, three, originals)
+    except Exception as error:  # whatever a user's module may raise
+        return f"{error}" if isinstance(error, BadInput) else f"model: in training mode it raises {error!r}"
+    finally:
+        model.eval()
+    mode = Mode(model, pair, " in training mode")
+    try:
+        mode.check()
+    except BadInput as refused:
+        return str(refused)
+    by_key = {one.key: one for one in mode.exits}
+    twins = [by_key.get(one.key) for one in ordered]
+    found = [each for each in twins if each is not None]
+    if len({id(each) for each in found}) < len(ordered) or len(by_key) < len(mode.exits):
+        missing = [one.place.name for one, its in zip(ordered, twins, strict=True) if its is None]
+        return f"model: in training mode it does not return the exits that it returns in eval mode at {missing}"
+    return mode, found
+
+
+def _silence(
+    model: nn.Module,
+    answering: Mode,
+    ordered: Sequence[FoundExit],
+    training: tuple[Mode, list[FoundExit]] | str,
+    by_training: bool,
+) -> tuple[SilencedModel, list[ChosenHead]]:
+    """Take the heads out of a copy of a model; returns it as a backbone, and the heads in their order."""
+    *early, last = ordered
+    twins = [None] * len(ordered) if isinstance(training, str) else training[1]
+    chooser = HeadChooser(answering, early, None if isinstance(training, str) else training[0])
+    chosen: list[ChosenHead] = []
+    latest: int | None = -1
+    for one, its in zip(early, twins, strict=False):
+        head = chooser.choose(one, its, after=latest)
+        latest = None if head.tap is None else head.tap.order
+        chosen.append(head)
+    exits, late = [], []
+    for index, (one, head) in enumerate(zip(early, chosen, strict=True)):
+        late += [index] if head.tap is None else []
+        tap = f"late.{index}" if head.tap is None else f"model.{head.tap.layer}"
+        exits.append(_taken(answering, one, tap, head))
+    exits.append(_taken(answering, last, "", None))
+    softmax = _softmax_layer(answering, last)
+    for name in {name for each in chosen for name in each.silenced} | {softmax} - {None}:
+        assert name is not None
+        parent, _, child = name.rpartition(".")
+        output = next(call.returned[()] for call in answering.recording.calls if call.name == name)
+        silent = nn.Identity() if name == softmax else SilentLayer(output.shape[1:], output.dtype)
+        layer = model.get_submodule(name)
+        for part in list(model.modules()):
+            for key, its_child in part._modules.items():
+                if its_child is layer:
+                    part._modules[key] = silent
+    backbone = SilencedModel(
+        model,
+        tuple(exits),
+        _answers(ordered, softmax),
+        training if isinstance(training, str) else _answers(training[1], softmax),
+        late=tuple(late),
+        as_in_training=by_training,
+    )
+    return backbone.eval(), chosen
+
+
+def _taken(mode: Mode, one: FoundExit, tap: str, chosen: ChosenHead | None) -> TakenExit:
+    pool = ""
+    if chosen is not None and isinstance(head := chosen.head, FusedAuxHead):
+        pool = head.pool if head.pool_size == (1, 1) else f"{head.pool} {head.pool_size[0]}x{head.pool_size[1]}"
+    made = {one.value} if isinstance(one.chain, str) else {one.value, one.chain.logits}
+    calls = (call for call in mode.recording.calls if call.name and len(call.returned) == 1)
+    whole = [call.name for call in calls if not made.isdisjoint(call.returned.values())]
+    name, how = shortest(whole) if whole else "", "" if chosen is None else chosen.how
+    return TakenExit(one.place.name, name, tap, pool, one.value.shape[1], one.is_softmax, how)
+
+
+def _answers(exits: Sequence[FoundExit], softmax: str | None) -> Answers:
+    softmaxes = [one.is_softmax for one in exits]
+    if softmax is not None:
+        softmaxes[-1] = False
+    return Answers(tuple(one.place for one in exits), tuple(softmaxes))
+
+
+def _softmax_layer(mode: Mode, last: FoundExit) -> str | None:
+    """Return the layer that makes probabilities of the last exit's logits, if one does that and nothing else."""
+    layers = [
+        call for call in mode.recording.calls if type(call.layer) is nn.Softmax and call.returned.get(()) is last.value
+    ]
+    return layers[0].name if layers and last.is_softmax and mode.runs_once(layers[0].layer) else None
+
+
+def _check_logits(model: nn.Module, network: EarlyExitNetwork, x: Tensor) -> None:
+    """Raise ``ValueError`` unless all exits of a network say what the model's do: a net below what was proved."""
+    backbone = network.backbone
+    if not isinstance(backbone, SilencedModel):
+        return
+    logs = [one.softmax for one in backbone.exits]
+
+    def said(one: nn.Module, x: Tensor) -> list[Tensor]:
+        answers = backbone.answers_of(one, x)
+        return [y if log else y.log_softmax(1) for y, log in zip(answers, logs, strict=True)]
+
+    exact, allowed = truth_of(said(model, x), lambda: said(double_copy(model), in_double(x)))
+    for y, truth, one in zip(network.logits(x.clone()), exact, backbone.exits, strict=True):
+        error = relative_error([y.softmax(1) if one.softmax else y.log_softmax(1)], [truth])
+        if not error <= allowed:
+            raise ValueError(
+                f"model: taken over, its exit {one.place!r} is off by {error:.2g} of the largest value, {allowed:.2g} "
+                f"being allowed; wants heads that compute the same each time{BY_HAND}"
+            )
 
 
 def _fused_whole(own: UnhookedExits, two: Tensor) -> EarlyExitNetwork | None:
@@ -106,130 +290,3 @@ def _own_rules(own: UnhookedExits, network: EarlyExitNetwork) -> dict[str, ExitR
     if isinstance(network.backbone, SilencedModel):
         places = [one.place for one in network.backbone.exits[:-1]]
     return {tap: own.rules[int(place)] for tap, place in zip(network.taps, places, strict=True)}
-
-
-def _silence(model: nn.Module, found: FoundExits) -> tuple[SilencedModel, dict[str, FusedAuxHead]]:
-    """Take the heads out of a copy of a model; returns it as a backbone, and fused heads by its taps."""
-    heads: dict[str, FusedAuxHead] = {}
-    exits: list[FoundExit] = []
-    replaced: dict[nn.Module, nn.Module] = {}
-    *early, last = found.exits
-    for one in early:
-        assert one.linear is not None and one.silenced is not None and one.whole is not None
-        silent = SilentHead(one.classes, tapped=one.source is None)
-        tapped = one.silenced.module if one.source is None else one.source.call.module
-        tap = f"model.{shortest(found.names[tapped])}{'.input' if one.source is None else ''}"
-        heads[tap] = head = _fused(one, found)
-        replaced[one.silenced.module] = silent
-        pool = head.pool if head.pool_size == (1, 1) else f"{head.pool} {head.pool_size[0]}x{head.pool_size[1]}"
-        in_line = one.source is None or one.silenced is not one.whole
-        name = shortest(found.names[one.whole.module])
-        exits.append(FoundExit(one.place, name, tap, pool, one.classes, one.probabilities, in_line))
-    name = "" if last.whole is None else shortest(found.names[last.whole.module])
-    exits.append(FoundExit(last.place, name, "", "", last.classes, last.probabilities, False))
-    if found.softmax is not None:
-        replaced[found.softmax.module] = nn.Identity()
-    for parent in list(model.modules()):
-        for name, child in parent._modules.items():
-            if child in replaced:
-                parent._modules[name] = replaced[child]
-    softmax = last.probabilities and found.softmax is None
-    backbone = SilencedModel(model, tuple(exits), by_attribute=found.by_attribute, softmax=softmax)
-    return backbone.eval(), heads
-
-
-def _layouts(found: FoundExits, taps: Sequence[str]) -> dict[str, str]:
-    """Return the layouts in which heads read their taps: pools were found for the dimensions in just this order."""
-    by_rank = {3: "NTD", 4: "NCHW"}
-    sources = (one.source for one in found.exits[:-1])
-    ranks = (0 if source is None else source.call.y.ndim for source in sources)
-    return {tap: by_rank[rank] for tap, rank in zip(taps, ranks, strict=True) if rank in by_rank}
-
-
-def _fused(one: ExitCalls, found: FoundExits) -> FusedAuxHead:
-    """Return an exit as a fused head that shares the parameters of its linear layer."""
-    assert one.linear is not None and one.silenced is not None
-    try:
-        head = FusedAuxHead.from_module(nn.Sequential(*_layers(one), one.linear.module).eval())
-    except ValueError as error:
-        name = shortest(found.names[one.linear.module])
-        reason = str(error).removeprefix("module: ")
-        raise ValueError(f"model: its exit {one.place!r} ends in {name!r}, which cannot be fused: {reason}") from None
-    if one.source is not None:
-        head.pool, head.pool_size = one.source.pool, one.source.pool_size
-    whole = one.silenced if one.hidden is None else one.whole
-    for part in () if whole is None else whole.module.modules():  # which no longer drops anything itself
-        if type(part) is nn.Dropout:
-            its = head.hidden if one.hidden is not None and part in one.hidden.dropouts else head
-            assert its is not None
-            its.dropout = 1.0 - (1.0 - its.dropout) * (1.0 - part.p)
-    return head
-
-
-def _layers(one: ExitCalls) -> list[nn.Module]:
-    """Return the layers of a head before its last linear one."""
-    if one.hidden is None:
-        return []
-    norm, linear, activation, _ = one.hidden
-    return [*([] if norm is None else [norm.module]), linear.module, module_of_activation(activation)]
-
-
-class _Truth:
-    """The answers of the model as it was, to compare what was made of it with."""
-
-    def __init__(self, model: nn.Module, backbone: SilencedModel, example: Tensor) -> None:
-        self._backbone, self._example = backbone, example
-        self._exact, self._allowed = truth_of(
-            self._said(model, example), lambda: self._said(double_copy(model), in_double(example))
-        )
-
-    def _said(self, model: nn.Module, x: Tensor) -> list[Tensor]:
-        """Return the softmax of exits of which the model returns that, and the logarithm of it of all others."""
-        found = zip(answers_of(model, self._backbone, x), self._backbone.exits, strict=True)
-        return [y if one.softmax else y.log_softmax(1) for y, one in found]
-
-    def _error(self, logits: Tensor, place: int) -> float:
-        softmax = self._backbone.exits[place].softmax
-        return relative_error([logits.softmax(1) if softmax else logits.log_softmax(1)], [self._exact[place]])
-
-    def check_silence(self) -> None:
-        """Raise ``ValueError`` unless the last exit is what it was, whatever silent heads return."""
-        heads = [part for part in self._backbone.modules() if isinstance(part, SilentHead)]
-        for saying in (_nothing, _surely_the_first):
-            hooks = [part.register_forward_hook(saying) for part in heads]
-            try:
-                error = self._error(self._backbone(self._example.clone()), -1)
-            except Exception as raised:
-                raise ValueError(f"model: does not run on without its heads: {raised!r}") from raised
-            finally:
-                for hook in hooks:
-                    hook.remove()
-            if not error <= self._allowed:
-                raise ValueError(
-                    "model: its last exit uses what earlier exits say; wants one that does without their logits"
-                )
-
-    def check_logits(self, network: EarlyExitNetwork) -> None:
-        """Raise ``ValueError`` unless all exits of the network say what the model's do."""
-        for place, logits in enumerate(network.logits(self._example.clone())):
-            error = self._error(logits, place)
-            if not error <= self._allowed:
-                raise ValueError(
-                    f"model: with fused heads its exit {self._backbone.exits[place].place!r} is off by {error:.2g} of "
-                    f"the largest value, {self._allowed:.2g} being allowed; wants heads that compute the same each time"
-                )
-
-
-def answers_of(model: nn.Module, backbone: SilencedModel, x: Tensor) -> list[Tensor]:
-    """Return what a model says at each of its exits, in the order of the network that was made of it."""
-    answers = model(x.clone(memory_format=torch.preserve_format))  # which it may change in place
-    return [backbone.pick(answers, one) for one in backbone.exits]
-
-
-def _nothing(_module: nn.Module, _inputs: Any, y: Tensor) -> None:
-    y.fill_(torch.nan)
-
-
-def _surely_the_first(_module: nn.Module, _inputs: Any, y: Tensor) -> None:
-    y.zero_()
-    y[:, 0] = 1e4

@@ -1,332 +1,292 @@
-"""Finds the exits that a model has: the linear layer of each, the layer that feeds it, and what of it need not run.
+"""``find_exits``: the exits that a model has, their order, and how the head of each can be taken over.
 
-A head is told by what it computes, not by how it is written. The linear layer whose output, or its softmax, the model
-returns is the end of an exit. Its source is the layer whose output, pooled in a way that fused heads know, is the
-input of that linear layer: on the example, and when the layer's output is replaced by numbers that tell pools apart.
+All is read off recordings of the model, in eval and in training mode: what each exit is computed from, where its branch
+leaves the backbone, and what lies in between. Numbers prove nothing here, and are not looked at.
 """
 
-import dataclasses
-import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
-from itertools import islice
-from typing import Any, NamedTuple, TypeVar
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor, nn
 
-from ...kernels import pooled_features
-from ...kernels.head_arguments import head_dtypes_in_words
-from ..arguments import is_plain, kind_of, tensor_in_words
-from ..dry_run import is_readable
-from ..head_modules import SHAPING_MODULES
-from .hidden_calls import HiddenCalls, activations, candidates, layers_read
-from .module_calls import ModuleCall, watched_run
-from .sources import Source, near, pools_for, telling
+from ..arguments import kind_of, tensor_in_words
+from ..bad_input import BadInput
+from ..hooks import has_hooks
+from ..listening.recording import Call, Operation, RecordedPair, Value, ancestors, at_place
+from .data_movement import parts_along, same_elements
+from .head_chain import HeadChain, find_chain
 
-Found = TypeVar("Found")
-_WANTS = "wants a list, tuple, dict or dataclass of the logits [N, K] of two exits or more"
-#: Layers after a linear layer that leave its logits what they are, but for a softmax.
-_SOFTMAXES = (nn.Softmax, nn.LogSoftmax)
-#: Layers that are tried for one exit: where features are zero, all of their size look alike.
-_MOST_TRIED = 8
+_WANTS = "wants a list, tuple, dict or dataclass of the logits [N, K] of two exits or more, or a stack of them"
+#: Rows of probabilities add up to 1 but for rounding, of float16 too.
+_NEAR_ONE = 1e-2
+BY_HAND = "; or put the network together by hand: model/README.md, 'A network with exits of its own'"
 
 
-class ExitCalls(NamedTuple):
-    """One exit of a model, by the calls of one forward."""
+class Place(NamedTuple):
+    """Where a model returns the logits of an exit."""
 
-    place: int | str
-    """Index, key or attribute of its logits in what the model returns."""
-    classes: int
-    linear: ModuleCall | None
-    """None for a last exit that ends in something else."""
-    probabilities: bool
-    """The model returns softmax(logits)."""
-    hidden: HiddenCalls | None
-    """Layers before the linear one that can be fused with it; None if there are none."""
-    source: Source | None
-    """None if no layer's output is what the first of these reads, but for a pool."""
-    whole: ModuleCall | None
-    """The outermost call that returns the logits."""
-    silenced: ModuleCall | None
-    """The outermost one of which nothing is needed: no source, nothing of another exit."""
-    depth: float
-    """When what it is computed from was there; the exit with the largest is the model's own classifier."""
+    path: tuple[Any, ...]
+    """Indices, keys and fields that lead to them; () for what is returned itself."""
+    dim: int | None = None
+    """Of a tensor of several exits, the dimension along which they are stacked; ``path`` ends in the index there."""
 
     @property
-    def tapped(self) -> float:
-        """When its head may begin."""
-        calls = self.source.call if self.source is not None else self.linear
-        return math.inf if calls is None else calls.ended
+    def name(self) -> Any:
+        """What people call it: an index or a key, or several of them."""
+        return self.path[0] if len(self.path) == 1 else self.path
 
 
-class FoundExits(NamedTuple):
-    """The exits of a model, in the order in which they run; the last one is its own classifier."""
+class Tap(NamedTuple):
+    """A layer that returns a value, as itself or as an item of what it returns."""
 
-    exits: list[ExitCalls]
-    names: dict[nn.Module, list[str]]
-    """All names of each layer."""
-    softmax: ModuleCall | None
-    """The layer that makes probabilities of the last exit's logits, if one does that and nothing else."""
-    by_attribute: bool
-    """The model returns an object of which exits are attributes."""
+    layer: str
+    item: Any
+    """None if it returns the value itself."""
+    order: int
+    """Its place among the ends of calls."""
 
 
-def find_exits(model: nn.Module, example: Tensor) -> FoundExits:
-    """Find the exits of a model by running it.
+@dataclass(eq=False)
+class FoundExit:
+    """One exit of a model, in one mode."""
 
-    Args:
-        model: a copy, which is hooked meanwhile; in eval mode.
-        example: two samples for it.
+    place: Place
+    value: Value
+    """What is returned: logits, or the softmax of them."""
+    chain: HeadChain | str
+    """The head, if all of it is known, or what is not."""
+    needs: set[Operation]
+    """All operations that it depends on."""
+    branch: set[Operation] = field(default_factory=set)
+    """Those that no other exit depends on."""
+    shared: set[Operation] = field(default_factory=set)
+    """Those that another one depends on, too."""
+    frontier: list[Value] = field(default_factory=list)
+    """What the branch reads of the backbone."""
+    is_softmax: bool = False
+    """The model returns softmax(logits)."""
 
-    Raises:
-        ValueError: it returns anything but the logits of several exits, or an exit is not to be found; says which.
-    """
-    output, calls = watched_run(model, example)
-    returned, by_attribute = _returned(output, len(example))
-    names: dict[nn.Module, list[str]] = {}
-    for name, layer in model.named_modules(remove_duplicate=False):
-        names.setdefault(layer, []).append(name)
-    search = _Search(model, example, calls, names)
-    found = [(place, logits, *search.linear_of(place, logits)) for place, logits in returned.items()]
-    exits: list[ExitCalls] = []
-    for place, logits, linear, probabilities in sorted(found, key=lambda one: one[2].began if one[2] else math.inf):
-        whole = search.outermost(logits, linear, [other for _, _, other, _ in found if other is not linear])
-        hidden, source = (None, None) if linear is None or whole is None else search.features_of(linear, whole)
-        depth = search.depth(whole, source)
-        exits.append(ExitCalls(place, logits.shape[1], linear, probabilities, hidden, source, whole, None, depth))
-    last = max(reversed(exits), key=lambda one: one.depth)
-    exits.sort(key=lambda one: (one is last, one.tapped))
-    for one in exits[:-1]:
-        search.check_linear(one.place, one.linear)
-    exits = [one._replace(silenced=search.silenced(one, returned[one.place], exits)) for one in exits]
-    softmax = search.only_call(nn.Softmax, returned[exits[-1].place]) if exits[-1].probabilities else None
-    return FoundExits(exits, names, softmax, by_attribute)
+    @property
+    def key(self) -> tuple[str, ...]:
+        """Names of the parameters that it depends on, in the order of their first use: the same in both modes."""
+        used = sorted(self.needs, key=lambda each: each.number)
+        return tuple(dict.fromkeys(read.names[0] for each in used for read in each.reads if read.leaf == "parameter"))
 
 
-def _returned(output: Any, batch: int) -> tuple[dict[int | str, Tensor], bool]:
-    """Return the logits by their places, and whether those are attributes."""
-    by_attribute = False
-    if isinstance(output, Mapping):
-        parts: dict[Any, Any] = dict(output)
-    elif isinstance(output, (list, tuple)):
-        parts = dict(enumerate(output))
-    elif dataclasses.is_dataclass(output) and not isinstance(output, type):
-        parts, by_attribute = {field.name: getattr(output, field.name) for field in dataclasses.fields(output)}, True
-    else:
-        got = tensor_in_words(output) if isinstance(output, Tensor) else f"a {kind_of(output)}"
-        alone = "; heads for a model without exits are those of EarlyExitNetwork" if isinstance(output, Tensor) else ""
-        raise ValueError(f"model: returned {got}, {_WANTS}{alone}")
-    if len(parts) < 2:
-        raise ValueError(f"model: returned {len(parts)} exit{'s' * (not parts)} in a {kind_of(output)}, {_WANTS}")
-    seen: dict[int, Any] = {}
-    for place, logits in parts.items():
-        if not (is_plain(logits) and logits.ndim == 2 and logits.shape[0] == batch and logits.is_floating_point()):
-            got = tensor_in_words(logits) if isinstance(logits, Tensor) else f"a {kind_of(logits)}"
-            raise ValueError(f"model: returned {got} at {place!r}, wants logits [{batch}, K]; it {_WANTS}")
-        if seen.setdefault(id(logits), place) != place:
-            raise ValueError(
-                f"model: returned one tensor at {seen[id(logits)]!r} and {place!r}, wants one of each exit"
+class Mode:
+    """A model in one mode: its recordings for two and for three samples, and what they tell of its exits."""
+
+    def __init__(self, model: nn.Module, pair: RecordedPair, words: str) -> None:
+        """Read the exits off two recordings, which ``words`` tell people of."""
+        self.model, self.pair, self.words = model, pair, words
+        self.recording = pair.first
+        self.exits = [FoundExit(place, value, "", ancestors(value)) for place, value in self._returned()]
+        for one in self.exits:
+            foreign = self.foreign_to(one)
+            one.chain = find_chain(model, one.value, foreign)
+            one.branch, one.shared = one.needs - foreign, one.needs & foreign
+            reads = {read: None for each in one.branch for read in each.reads if read.made_by not in one.branch}
+            one.frontier = [read for read in reads if read.from_input]
+            if not one.branch:
+                one.frontier = [one.value]
+            if isinstance(one.chain, HeadChain):
+                one.is_softmax = one.chain.softmax == "softmax"
+            else:
+                one.is_softmax = _are_probabilities(picked(self.recording.output, one.place))
+        self._runs = Counter(call.layer for call in self.recording.calls)
+
+    def runs_once(self, layer: nn.Module) -> bool:
+        """Return whether a layer is called once in a forward."""
+        return self._runs[layer] == 1
+
+    def foreign_to(self, one: FoundExit) -> set[Operation]:
+        """Return the operations that exits but one depend on."""
+        return set().union(*(other.needs for other in self.exits if other is not one))
+
+    def _returned(self) -> list[tuple[Place, Value]]:
+        """Return the exits' logits: tensors [N, K] of one K, and parts of stacks of them."""
+        first, second = self.pair.first, self.pair.second
+        found: list[tuple[Place, Value]] = []
+        for path, value in first.returned.items():
+            sizes = [(mine, its) for mine, its in zip(value.shape, second.returned[path].shape, strict=True)]
+            samples = [dim for dim, size in enumerate(sizes) if size == (first.samples, second.samples)]
+            if not value.dtype.is_floating_point:
+                continue
+            if len(sizes) == 2 and samples[:1] == [0]:
+                same = [each for each in same_elements(value) if each.shape == value.shape]
+                found.append((Place(path), same[-1]))
+            elif len(sizes) == 3 and samples and samples[0] < 2:
+                dim = 1 - samples[0]
+                for index, part in enumerate(parts_along(value, dim) or ()):
+                    found.append((Place((*path, index), dim), part))
+        return _without_features(found)
+
+    def check(self) -> None:
+        """Raise ``ValueError`` unless what the exits are computed from is known, and each by itself."""
+        self._check_returned()
+        for read in self.recording.host_reads:
+            raise BadInput(
+                f"model: the host reads a number that depends on the input, {read.how} at {read.line}"
+                f"{self.words}, so that what follows may differ from input to input; wants a forward that returns "
+                f"all exits, whatever they say{BY_HAND}"
             )
-    classes = {logits.shape[1] for logits in parts.values()}
-    if len(classes) > 1 or min(classes) < 2:
-        raise ValueError(f"model: returned logits of {sorted(classes)} classes, wants one number of them, at least 2")
-    return parts, by_attribute
+        for one in self.exits:
+            where = f"model: its exit {one.place.name!r}"
+            leaves = {read for each in one.needs for read in each.reads if each is not None and read.leaf}
+            if not one.value.from_input:
+                raise BadInput(f"{where} does not depend on the input{self.words}")
+            for leaf in leaves:
+                if leaf.leaf == "unknown" and not self._is_constant(leaf):
+                    user = next(each for each in one.needs if leaf in each.reads)
+                    raise BadInput(
+                        f"{where} depends on a tensor that was made unseen, read by {user}{self.words}; wants one "
+                        f"that PyTorch's operators make of the input{BY_HAND}"
+                    )
+            for other in self.exits:
+                if other is not one and (reader := _reader_of(other, one)) is not None:
+                    raise BadInput(
+                        f"{where} depends on what its exit {other.place.name!r} says, by {reader}{self.words}; wants "
+                        f"exits of which each does without the others' logits{BY_HAND}"
+                    )
 
+    def check_not_random(self) -> None:
+        """Raise ``ValueError`` if an exit depends on numbers that were drawn."""
+        for one in self.exits:
+            drawn = sorted((each for each in one.needs if each.is_random), key=lambda each: each.number)
+            if drawn:
+                raise BadInput(
+                    f"model: its exit {one.place.name!r} is drawn by chance{self.words}, in {drawn[0]}; wants heads "
+                    f"and a backbone that compute the same each time{BY_HAND}"
+                )
 
-class _Search:
-    """Looks through the calls of one forward, and tries what it finds by others."""
-
-    def __init__(
-        self, model: nn.Module, example: Tensor, calls: list[ModuleCall], names: dict[nn.Module, list[str]]
-    ) -> None:
-        self._model, self._example = model, example
-        self._calls, self._names = calls, names
-        self._runs = Counter(call.module for call in calls)
-        self._taken: set[nn.Module] = set()  # sources of exits: a tap has one head
-
-    def linear_of(self, place: int | str, logits: Tensor) -> tuple[ModuleCall | None, bool]:
-        """Return the call of the linear layer that an exit ends in, and whether a softmax follows."""
-        linears = [one for one in self._calls if isinstance(one.module, nn.Linear) and one.y.shape == logits.shape]
-        value, softmaxed = logits, False
-        while True:
-            if found := [one for one in linears if one.y is value]:
-                return found[0], softmaxed
-            after = [one for one in self._calls if one.y is value and type(one.module) in _SOFTMAXES]
-            if not after or after[0].x is None:
-                break
-            value, softmaxed = after[0].x, softmaxed or type(after[0].module) is nn.Softmax
-        alike = [(one, False) for one in linears if near(one.y, value) or near(one.y.log_softmax(1), value)]
-        alike += [(one, True) for one in linears if near(one.y.softmax(1), value)]
-        if len(alike) > 1:
-            names = ", ".join(repr(self.name(one.module)) for one, _ in alike)
-            raise ValueError(f"model: its exit {place!r} may be that of any of {names}, which give the same logits")
-        if not alike:
-            rows = logits.double().sum(1, keepdim=True)
-            return None, bool((logits >= 0).all()) and near(rows.to(logits.dtype), torch.ones_like(logits[:, :1]))
-        return alike[0]
-
-    def check_linear(self, place: int | str, linear: ModuleCall | None) -> None:
-        """Raise ``ValueError`` unless a linear layer was found that runs once, on one tensor."""
-        by_hand = "; or put the network together by hand: model/README.md, 'A network with exits of its own'"
-        if linear is None:
-            raise ValueError(
-                f"model: its exit {place!r} is not the output of an nn.Linear that is registered in the model, nor the "
-                f"softmax of one; wants a head that ends in one{by_hand}"
+    def _check_returned(self) -> None:
+        output, classes = self.recording.output, {one.value.shape[1] for one in self.exits}
+        if len(self.exits) < 2:
+            at = [f"{tensor_in_words(at_place(output, path))} at {'.'.join(map(str, path)) or 'the top'}"
+                  for path in self.recording.returned]  # fmt: skip
+            got = f"a {kind_of(output)}" if not at else ", ".join(at[:4])
+            raise BadInput(
+                f"model: returned {got}{self.words}, in which {len(self.exits) or 'no'} exit"
+                f"{'s' * (not self.exits)} can be told, {_WANTS}; heads for a model without exits are those of attach"
             )
-        name, runs = self.name(linear.module), self._runs[linear.module]
-        if runs > 1:
-            raise ValueError(
-                f"model: its exit {place!r} is the output of {name!r}, which runs {runs} times in a forward; wants a "
-                f"linear layer of its own for each exit: copy.deepcopy of it, say{by_hand}"
+        if len(classes) > 1 or min(classes) < 2:
+            raise BadInput(
+                f"model: returned logits of {sorted(classes)} classes{self.words}, wants one number of them, at least 2"
             )
-        if linear.x is None or not is_readable(linear.x, len(self._example)):
-            dtypes = head_dtypes_in_words(self._example.device)
-            raise ValueError(
-                f"model: its exit {place!r} is the output of {name!r}, which is not called with one tensor that heads "
-                f"can read; wants {name}(features), features [N, D] of {dtypes}{by_hand}"
-            )
+        seen: dict[Value, Place] = {}
+        for one in self.exits:
+            if (first := seen.setdefault(one.value, one.place)) is not one.place:
+                raise BadInput(
+                    f"model: returned one tensor at {first.name!r} and {one.place.name!r}, wants one of each exit"
+                )
 
-    def features_of(self, linear: ModuleCall, whole: ModuleCall) -> tuple[HiddenCalls | None, Source | None]:
-        """Return the hidden layers of a head, if all of it can be fused with them, and the layer that feeds it."""
-        hidden, source = self._hidden_of(linear, whole) or (None, self._source_of(linear, whole))
-        if source is not None:
-            self._taken.add(source.call.module)
-        return hidden, source
+    def _is_constant(self, leaf: Value) -> bool:
+        """Return whether an unknown tensor was the same for other inputs: one that the model's code holds somewhere."""
+        mine, other = leaf.tensor, self._twin(leaf)
+        return mine is not None and other is not None and mine.shape == other.shape and bool((mine == other).all())
 
-    def _source_of(self, linear: ModuleCall, whole: ModuleCall) -> Source | None:
-        """Return the layer that feeds a head's last linear layer; of layers that return the same, the first by name."""
-        if linear.x is None or linear.x.ndim != 2:
-            return None
-        for source in islice(self._sources(linear, linear.x, whole), _MOST_TRIED):
-            if self._is_source(source, linear.module):
-                return source
+    def _twin(self, leaf: Value) -> Any:
+        for mine, its in zip(self.pair.first.operations, self.pair.second.operations, strict=True):
+            for read, twin in zip(mine.reads, its.reads, strict=True):
+                if read is leaf:
+                    return twin.tensor
         return None
 
-    def _hidden_of(self, linear: ModuleCall, whole: ModuleCall) -> tuple[HiddenCalls, Source] | None:
-        """Return the hidden layers of a head and the layer before the head that feeds them, if there is one."""
-        for hidden in candidates(self._calls, linear, whole, near):
-            features = hidden.first.x
-            if features is None or any(self._runs[call.module] > 1 for call in (hidden.first, hidden.linear)):
-                continue
-            run = partial(layers_read, hidden, linear.module, self._forward)
-            fitting = activations(run(), near)
-            sources = self._sources(hidden.first, features, whole) if fitting else iter(())
-            for source in islice((one for one in sources if not whole.holds(one.call)), _MOST_TRIED):
-                other = telling(source.call.y)
-                read = self._tried(source, other, run)
-                if read is not None and near(pooled_features(other, source.pool, source.pool_size), read.features):
-                    both = [name for name in fitting if name in activations(read, near)]
-                    if both:
-                        return hidden._replace(activation=both[0]), source
-        return None
+    def taps_of(self, value: Value) -> list[Tap]:
+        """Return the layers whose hooks could hand a value to a head, those with the shortest names first."""
+        found = []
+        for call in self.recording.calls:
+            places = [place for place, each in call.returned.items() if each is value and len(place) < 2]
+            usable = call.name and self._runs[call.layer] == 1 and value.written is None
+            if usable and places and self._is_readable(value):
+                found.append(Tap(call.name, places[0][0] if places[0] else None, call.order))
+        return sorted(found, key=lambda tap: (tap.layer.count("."), len(tap.layer)))
 
-    def _sources(self, linear: ModuleCall, features: Tensor, whole: ModuleCall) -> Iterator[Source]:
-        """Yield layers whose pooled output is what the linear layer reads, on the example.
+    def _is_readable(self, value: Value) -> bool:
+        return 2 <= len(value.shape) <= 4 and value.shape[0] == self.recording.samples and value.is_readable
 
-        First those before the head, from the last to the first, pools and the like after all others; then those within
-        it from the first to the last.
-        """
-        found: dict[int, list[Source]] = {}  # by the output: layers within each other return the same
-        for call in self._calls:
-            usable = call.unchanged and self._runs[call.module] == 1 and call.module not in self._taken | {self._model}
-            if call.ended > linear.began or not usable or not is_readable(call.y, len(self._example)):
-                continue
-            for pool, pool_size in pools_for(call.y, features.shape[1]):
-                if near(pooled_features(call.y, pool, pool_size), features):
-                    found.setdefault(id(call.y), []).append(Source(call, pool, pool_size))
-        inside = [alike for alike in found.values() if whole.holds(alike[0].call)]
-        before = [alike for alike in reversed(found.values()) if not whole.holds(alike[0].call)]
-        before.sort(key=lambda alike: all(type(source.call.module) in SHAPING_MODULES for source in alike))
-        for alike in (*before, *inside):
-            yield from sorted(alike, key=lambda source: _length(self.name(source.call.module)))
-
-    def _is_source(self, source: Source, linear: nn.Module) -> bool:
-        """Replace a layer's output in a forward, and look whether the linear layer reads what was put in its place."""
-        other, read = telling(source.call.y), list[Tensor]()
-        hook = linear.register_forward_pre_hook(lambda _, inputs: read.append(inputs[0].clone()))
-        try:
-            ran = self._tried(source, other, self._forward)
-        finally:
-            hook.remove()
-        wanted = pooled_features(other, source.pool, source.pool_size)
-        return ran is not None and len(read) == 1 and near(wanted, read[0])
-
-    def _tried(self, source: Source, other: Tensor, run: Callable[[], Found]) -> Found | None:
-        """Return what a run finds while a layer returns something else; None of a model that cannot go on with that."""
-        hook = source.call.module.register_forward_hook(lambda *_: other)
-        try:
-            return run()
-        except Exception:  # whatever a user's module may raise
+    def value_at(self, tap: Tap) -> Value | None:
+        """Return what a tap of another mode hands over in this one; None if it would not."""
+        calls = [call for call in self.recording.calls if tap.layer and call.name == tap.layer]
+        if len(calls) != 1:
             return None
-        finally:
-            hook.remove()
+        value = calls[0].returned.get(() if tap.item is None else (tap.item,))
+        return value if value is not None and value.written is None else None
 
-    def _forward(self) -> Any:
-        with torch.inference_mode(False), torch.no_grad():
-            return self._model(self._example.clone(memory_format=torch.preserve_format))
+    def is_in_time(self, one: FoundExit, order: int) -> bool:
+        """Return whether work that others do, and this exit does not need, comes after a layer has returned.
 
-    def depth(self, whole: ModuleCall | None, source: Source | None) -> float:
-        """Return when the features of an exit were there: what its head is given, or its linear layer reads."""
-        if whole is None:
-            return math.inf
-        made = [call.ended for call in self._calls if call.y is whole.x and call.ended < whole.began]
-        return made[0] if made else whole.began if source is None else source.call.ended
-
-    def outermost(
-        self, logits: Tensor, linear: ModuleCall | None, others: Sequence[ModuleCall | None]
-    ) -> ModuleCall | None:
-        """Return the outermost call, but for the model's own, that returns an exit's logits or their softmax.
-
-        One in which the linear layer of another exit runs is more than a head: a backbone that hooks call heads from.
+        Heads that a model calls behind its backbone are no longer in time: nothing could be skipped.
         """
-        heads = (
-            call
-            for call in self._heads(logits, linear)
-            if not any(other is not None and call.holds(other) for other in others)
+        ready = max((each.made_by.number for each in one.frontier if each.made_by is not None), default=-1)
+        end = next(call.ended for call in self.recording.calls if call.order == order)
+        foreign = self.foreign_to(one) - one.needs
+        return not any(ready < each.number < end and each.flops for each in foreign)
+
+    def silenced(self, one: FoundExit, needed: set[Operation]) -> set[str]:
+        """Return layers that run for nothing once an exit has a head of its own, the outermost, by name."""
+        found: set[str] = set()
+        passed: list[Call] = []  # calls that stay: what they run in turn is theirs
+        foreign = self.foreign_to(one) | needed
+        for call in sorted(self.recording.calls, key=lambda each: (each.began, -each.ended, -each.order)):
+            within = self.recording.operations[call.began : call.ended]
+            of_the_branch = not any(each in foreign for each in within) and any(each in one.branch for each in within)
+            if not (call.name and of_the_branch):
+                continue
+            if not any(outer.began <= call.began and call.ended <= outer.ended for outer in passed):
+                passed.append(call)
+                if self._may_be_silent(call):
+                    found.add(call.name)
+        return found
+
+    def _may_be_silent(self, call: Call) -> bool:
+        layer, given = call.layer, call.args[0] if call.args else None
+        if has_hooks(layer) or "forward" in vars(layer) or list(call.returned) != [()] or not self.runs_once(layer):
+            return False
+        own = {id(parameter) for parameter in layer.parameters()}
+        for operation in self.recording.operations:  # others may read its parameters by its name
+            by_name = {id(each) for around in operation.calls for each in around.layer._parameters.values()}
+            if call not in operation.calls and any(id(each.tensor) in own - by_name for each in operation.reads):
+                return False
+        samples = (self.recording.samples,)
+        return isinstance(given, Value) and given.shape[:1] == call.returned[()].shape[:1] == samples
+
+
+def _without_features(found: list[tuple[Place, Value]]) -> list[tuple[Place, Value]]:
+    """Leave out features that a model returns beside its logits: other widths, and what logits are computed from."""
+    widths = Counter(value.shape[1] for _, value in found)
+    if len(widths) < 2:
+        return found
+    kept = [
+        (place, value)
+        for place, value in found
+        if not any(
+            other.shape[1] != value.shape[1] and value.made_by is not None and value.made_by in ancestors(other)
+            for _, other in found
         )
-        return min(heads, key=lambda call: call.began, default=None)
-
-    def _heads(self, logits: Tensor, linear: ModuleCall | None) -> list[ModuleCall]:
-        return [
-            call
-            for call in self._calls
-            if call.module is not self._model
-            and (call.y is logits or (linear is not None and call.y is linear.y))
-            and (linear is None or call.holds(linear))
-        ]
-
-    def silenced(self, one: ExitCalls, logits: Tensor, exits: list[ExitCalls]) -> ModuleCall | None:
-        """Return the outermost call of an exit that may be left out, the linear layer's at least."""
-        if one.source is None:
-            return one.linear
-        needed = [other.linear for other in exits if other is not one and other.linear is not None]
-        needed += [other.source.call for other in exits if other.source is not None]
-        heads = [
-            call
-            for call in self._heads(logits, one.linear)
-            if call.x is not None
-            and self._runs[call.module] == 1
-            and len(call.x) == len(self._example)
-            and not any(call.holds(other) for other in needed)
-        ]
-        return min(heads, key=lambda call: call.began, default=one.linear)
-
-    def only_call(self, kind: type[nn.Module], y: Tensor) -> ModuleCall | None:
-        """Return the call that returned ``y``, if it is the only one of a module of that kind."""
-        found = [call for call in self._calls if call.y is y and type(call.module) is kind]
-        return found[0] if found and self._runs[found[0].module] == 1 else None
-
-    def name(self, module: nn.Module) -> str:
-        """Return the shortest name of a layer."""
-        return shortest(self._names[module])
+    ]
+    return kept
 
 
-def shortest(names: list[str]) -> str:
-    """Return the name with the fewest dots, and of those the shortest."""
-    return min(names, key=_length)
+def picked(output: Any, place: Place) -> Tensor:
+    """Return the logits of an exit out of what a model returned."""
+    if place.dim is None:
+        found: Tensor = at_place(output, place.path)
+        return found
+    return at_place(output, place.path[:-1]).select(place.dim, place.path[-1])
 
 
-def _length(name: str) -> tuple[int, int]:
-    return name.count("."), len(name)
+def _are_probabilities(y: Tensor) -> bool:
+    rows = y.double().sum(1)
+    return bool((y >= 0).all() and ((rows - 1).abs() < _NEAR_ONE).all())
+
+
+def _reader_of(other: FoundExit, one: FoundExit) -> Operation | None:
+    """Return the operation by which one exit depends on what another says, if there is one."""
+    said = [other.value] + ([other.chain.logits] if isinstance(other.chain, HeadChain) else [])
+    for value in said:
+        if value.made_by is not None and value.made_by in one.needs:
+            readers = [each for each in one.needs if value in each.reads]
+            return min(readers, key=lambda each: each.number, default=value.made_by)
+    return None

@@ -1,69 +1,132 @@
 """``SilencedModel``: a model with exits of its own as a backbone, in which the last exit alone computes anything."""
 
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
+import torch
 from torch import Tensor, nn
 
+from .find_exits import Place, picked
 
-class FoundExit(NamedTuple):
+
+class TakenExit(NamedTuple):
     """An exit that a model has, and how it became one of an :class:`EarlyExitNetwork`."""
 
-    place: int | str
-    """Index, key or attribute of its logits in what the model returns."""
+    place: Any
+    """Index, key or attribute of its logits in what the model returns; a tuple of those where they lie deeper."""
     head: str
     """Name in the model of the module that computes them; "" if they are the output of no module."""
     tap: str
-    """The tap of its fused head; "" for the last exit, which stays the backbone's own classifier."""
+    """The tap of its head; "" for the last exit, which stays the backbone's own classifier."""
     pool: str
-    """Pool of its fused head, with its windows; "" for the last exit."""
+    """Pool of its fused head, with its windows; "" for the last exit, and for one that runs as its own code."""
     classes: int
     """K."""
     softmax: bool
-    """The model returns softmax(logits) there."""
-    in_line: bool
-    """Layers of its own come before its last linear layer, and run as a part of the backbone."""
+    """The model returns softmax(logits) there, in eval mode."""
+    how: str
+    """What of it runs as the model's own code, in words; "" if all of it is fused, and for the last exit."""
+
+
+class Answers(NamedTuple):
+    """Where a model returns its exits in one mode, in the order of the network's."""
+
+    places: tuple[Place, ...]
+    softmax: tuple[bool, ...]
+    """Of each, whether softmax(logits) is returned."""
 
 
 class SilencedModel(nn.Module):
-    """x -> logits [N, K] of a model's last exit; heads before it have been replaced by :class:`SilentHead`."""
+    """x -> logits [N, K] of a model's last exit; heads before it have been replaced by :class:`SilentLayer`."""
 
-    def __init__(self, model: nn.Module, exits: tuple[FoundExit, ...], *, by_attribute: bool, softmax: bool) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        exits: tuple[TakenExit, ...],
+        answering: Answers,
+        training: Answers | str,
+        *,
+        late: tuple[int, ...] = (),
+        as_in_training: bool = False,
+    ) -> None:
         """Hold a copy of the model, which shares its parameters.
 
         Args:
             model: the copy, silenced already.
-            exits: in the order in which they run; the last one's place is that of the logits.
-            by_attribute: the model returns an object of which exits are attributes.
-            softmax: the copy returns softmax(logits) at the last place.
+            exits: from the shallowest to the deepest.
+            answering: where it returns them in eval mode.
+            training: in training mode; or why it cannot run in that mode.
+            late: exits of which heads read the logits once the model has returned, by their indices.
+            as_in_training: in eval mode the model's own forward goes as in training mode, where it returns all exits,
+                and its layers' as in eval mode.
         """
         super().__init__()
         self.model = model
         self.exits = exits
-        self._by_attribute = by_attribute
-        self._softmax = softmax
+        self.late = nn.ModuleDict({str(index): nn.Identity() for index in late})
+        self._answering, self._training = answering, training
+        self._as_in_training = as_in_training
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the logits of the last exit; of probabilities the logarithm, which softmax turns back."""
-        last = self.pick(self.model(x), self.exits[-1])
-        return last.log() if self._softmax else last
+        answers = self._run(self.model, x)
+        for index, wait in self.late.items():
+            wait(self._logits(answers, int(index)))
+        return self._logits(answers, -1)
 
-    def pick(self, answers: Any, one: FoundExit) -> Tensor:
-        """Return what the model says at an exit, of all that it returned."""
-        picked: Tensor = getattr(answers, str(one.place)) if self._by_attribute else answers[one.place]
-        return picked
+    def _run(self, model: nn.Module, x: Tensor) -> Any:
+        if not self._as_in_training or self.training:
+            return model(x)
+        with as_in_training(model):
+            return model(x)
+
+    def train(self, mode: bool = True) -> "SilencedModel":
+        """Set the mode; ``ValueError`` if nothing is known of the model in training mode."""
+        if mode and isinstance(self._training, str):
+            raise ValueError(f"{self._training}; train the model itself, and attach its exits afterwards")
+        return super().train(mode)
+
+    def _logits(self, answers: Any, index: int) -> Tensor:
+        where = self._training if self.training and isinstance(self._training, Answers) else self._answering
+        found = picked(answers, where.places[index])
+        return found.log() if where.softmax[index] else found
+
+    def answers_of(self, model: nn.Module, x: Tensor) -> list[Tensor]:
+        """Return what the model itself, in eval mode, says at each exit in the order of the network's."""
+        x = x.clone(memory_format=torch.preserve_format)  # which it may change in place
+        answers = self._run(model, x)
+        return [picked(answers, place) for place in self._answering.places]
 
 
-class SilentHead(nn.Module):
-    """Stands where a head was: returns memory [N, K] that nobody wrote and nobody reads, and launches nothing."""
+_LOCK = threading.Lock()
+_RUNNING: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()  # forwards of models that run as in training mode
 
-    def __init__(self, classes: int, *, tapped: bool = False) -> None:
-        """Replace a module that takes one tensor of N samples; if it is ``tapped``, a head listens at ``input``."""
+
+@contextmanager
+def as_in_training(module: nn.Module) -> Iterator[None]:
+    """Put a module, without its layers, into training mode while forwards of it run, in whatever threads."""
+    with _LOCK:
+        _RUNNING[module] = _RUNNING.get(module, 0) + 1
+        module.training = True
+    try:
+        yield
+    finally:
+        with _LOCK:
+            _RUNNING[module] -= 1
+            module.training = _RUNNING[module] > 0
+
+
+class SilentLayer(nn.Module):
+    """Stands where a layer of a head was: returns memory that nobody wrote and nobody reads, and launches nothing."""
+
+    def __init__(self, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+        """Replace a module that takes a tensor of N samples first, and returns one [N, *shape]."""
         super().__init__()
-        self.classes = classes
-        self.input = nn.Identity() if tapped else None
+        self.shape, self.dtype = shape, dtype
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Return a tensor of the shape that the head's logits had."""
-        if self.input is not None:
-            self.input(x)
-        return x.new_empty(x.shape[0], self.classes)
+    def forward(self, x: Tensor, *_others: Any, **_named: Any) -> Tensor:
+        """Return a tensor of the shape that the layer's output had."""
+        return x.new_empty(x.shape[0], *self.shape, dtype=self.dtype)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..bad_input import BadInput
-from ..description import DESCRIPTION, WEIGHTS
+from ..description import DESCRIPTION, WEIGHTS, content_hash, read_description, weights_name
 from .dealing import exchanging
 from .process_group import first_difference, ranks
 
@@ -31,18 +31,17 @@ def agree(facts: Callable[[], Mapping[str, str]]) -> None:
 
 def file_digest(path: Path) -> str:
     """Return a hash of a file's content, or "none" where there is no file, for facts to agree on."""
-    if not path.is_file():
-        return "none"
-    found = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(2**20):
-            found.update(chunk)
-    return found.hexdigest()[:16]
+    return content_hash(path)[:16] if path.is_file() else "none"
 
 
 def checkpoint_facts(directory: Path) -> dict[str, str]:
     """Return hashes of a checkpoint's files, by name."""
-    return {f"checkpoint: {name}": file_digest(directory / name) for name in (DESCRIPTION, WEIGHTS)}
+    try:
+        weights = weights_name(read_description(directory))
+    except BadInput:  # which every process says that has none
+        weights = WEIGHTS
+    files = {DESCRIPTION: DESCRIPTION, "parameters": weights}
+    return {f"checkpoint: {name}": file_digest(directory / file) for name, file in files.items()}
 
 
 def tensor_digest(tensor: Tensor) -> str:

@@ -4,28 +4,17 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.parametrize import is_parametrized
 
-from ..arguments import check_batch, tensor_in_words
+from ..arguments import check_batch, check_dense
 from ..early_exit_network import EarlyExitNetwork
-from ..fused_aux_head import FusedAuxHead
 
 
 def check_capturable(network: EarlyExitNetwork, example_input: Tensor) -> None:
     """Check network, example and taps; raises as :class:`GraphRunner` does for what cannot be captured."""
-    _check_example(example_input)
+    check_batch("example_input", example_input)
     _check_cuda(example_input)
     _check_allocator()
     check_mode(network)
-    for tap, head in zip(network.taps, network.exit_heads, strict=True):
-        layers = head.layers() if isinstance(head, FusedAuxHead) else []
-        for name, layer in layers:
-            if is_parametrized(layer):
-                its = "linear layer" if name == "linear" else name
-                raise ValueError(
-                    f"heads[{tap!r}]: its {its} is parametrized, which a graph would not follow; wants none: call "
-                    "torch.nn.utils.parametrize.remove_parametrizations, or use 'eager'"
-                )
     check_device(network.backbone, example_input.device)
     if torch.is_autocast_enabled("cuda"):
         raise RuntimeError("a runner cannot capture under autocast; leave it and cast the network, or use 'eager'")
@@ -40,16 +29,16 @@ def check_capturable(network: EarlyExitNetwork, example_input: Tensor) -> None:
             raise ValueError(f"heads[{tap!r}]: {error}") from None
 
 
-def check_mode(network: nn.Module) -> None:
+def check_mode(network: nn.Module, name: str = "network") -> None:
     """Raise ``ValueError`` if any part of the network is in training mode."""
     if any(module.training for module in network.modules()):
-        raise ValueError("network: in training mode, wants network.eval()")
+        raise ValueError(f"{name}: in training mode, wants {name}.eval()")
 
 
 def sizes_of(batch_sizes: Sequence[int] | str | None, example_input: Tensor) -> list[int]:
     """Return the batch sizes to capture as :func:`check_sizes` does; None is that of the example."""
     if batch_sizes is None:
-        _check_example(example_input)
+        check_batch("example_input", example_input)
         return [len(example_input)]
     return check_sizes(batch_sizes)
 
@@ -71,7 +60,7 @@ def check_request(x: Tensor, sample_shape: torch.Size, dtype: torch.dtype, devic
     """Return the number of samples of a request, or raise; asked at each, so that the cheapest test comes first."""
     if not isinstance(x, Tensor):
         raise TypeError(f"x: got {type(x).__name__}, wants a torch.Tensor")
-    _check_dense("x", x)
+    check_dense("x", x)
     shape = x.shape
     if not shape or shape[1:] != sample_shape or not shape[0]:
         raise ValueError(f"x: got shape {list(shape)}, wants [N, {', '.join(map(str, sample_shape))}] and N >= 1")
@@ -89,17 +78,6 @@ def check_no_outer_capture() -> None:
             "the current stream is being captured, and a runner replays graphs of its own: call it outside of the "
             "capture, or capture a call of the network"
         )
-
-
-def _check_example(example_input: Tensor) -> None:
-    if isinstance(example_input, Tensor):
-        _check_dense("example_input", example_input)
-    check_batch("example_input", example_input)
-
-
-def _check_dense(name: str, x: Tensor) -> None:
-    if x.layout is not torch.strided or x.is_nested:
-        raise TypeError(f"{name}: got {tensor_in_words(x)}, wants a dense one")
 
 
 def is_on_cuda(x: object) -> bool:

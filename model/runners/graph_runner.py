@@ -36,7 +36,7 @@ class GraphRunner(SerialRunner):
     Thresholds, temperatures and whether an exit is enabled may change at any time; parameters may change in place,
     followed by ``refresh``. A batch is padded to the next captured size, one above the largest is split. One request at
     a time: a call while another thread's is under way raises. What was captured is what runs: neither ``autocast`` nor
-    hooks or modes of the network change a call.
+    hooks or modes of the backbone change a call, and heads that have changed are refused.
     """
 
     #: The trunk is captured on a stream of this priority. That of the heads is 0, the lowest there is, so that the

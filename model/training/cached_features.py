@@ -5,9 +5,11 @@ from collections.abc import Iterable, Iterator, Sequence
 import torch
 from torch import Tensor
 
+from ..bad_input import BadInput
 from ..early_exit_network import EarlyExitNetwork
 from ..taps import listening
-from .batches import on_device
+from .batches import all_finite, all_on_device
+from .learners import as_before
 
 #: Most memory that features may take; more are refused with advice.
 MOST_BYTES = 8 * 2**30
@@ -45,6 +47,8 @@ def cache_features(
     autocast: torch.autocast,
     *,
     seed: int | None,
+    name: str = "batches",
+    count: int | None = None,
 ) -> FeatureBatches:
     """Run the backbone once over some batches, in eval mode, and keep what each head reads of every image.
 
@@ -54,33 +58,37 @@ def cache_features(
             flip) is drawn this once.
         autocast: in which the backbone runs; features are kept in the heads' dtype.
         seed: of the order of the images in each epoch; None keeps that of ``batches``.
+        name: of the argument that they are, for errors.
+        count: how many there have to be; None for any number.
 
     Raises:
-        ValueError: features of more than ``MOST_BYTES``, or batches without an image.
+        ValueError: features of more than ``MOST_BYTES``, or that are no finite numbers; or as :func:`all_on_device`.
     """
     device = next(network.parameters()).device
     parts: list[list[Tensor]] = []
-    modes = {module: module.training for module in network.modules()}
-    network.eval()
-    try:
-        kept = 0
-        for images, labels in batches:
-            x, wanted = on_device(images, labels, network, device)
-            parts.append([*_features(network, x, autocast), wanted])
+    finite: list[Tensor] = []  # of each batch whether images and features are
+    kept = 0
+    with as_before(network):
+        network.eval()
+        for x, wanted in all_on_device(name, batches, network, device, count):
+            *features, final = _features(network, x, autocast)
+            parts.append([*features, final, wanted])
+            finite.append(torch.stack([all_finite([x]), all_finite(features)]))
             kept += sum(each.nbytes for each in parts[-1])
             if kept > MOST_BYTES:
                 raise ValueError(
-                    f"batches: their features take more than {MOST_BYTES / 2**30:.0f} GiB of memory; to train heads "
+                    f"{name}: their features take more than {MOST_BYTES / 2**30:.0f} GiB of memory; to train heads "
                     "alone without keeping them, freeze the backbone (backbone.requires_grad_(False)) and take the "
                     "method 'joint'"
                 )
-    finally:
-        for module, training in modes.items():
-            module.training = training
     if not parts:
-        raise ValueError("batches: got none, wants at least one")
-    *features, all_labels = (torch.cat(each) for each in zip(*parts, strict=True))
-    return FeatureBatches(features, all_labels, len(parts[0][-1]), seed)
+        raise ValueError(f"{name}: got none, wants at least one")
+    for number, (of_images, of_features) in enumerate(torch.stack(finite).tolist(), 1):
+        if not of_features:
+            what = "what heads read of" if of_images else "images of"
+            raise BadInput(f"{name}: {what} batch {number} are not all finite numbers, wants no NaN and no infinity")
+    *all_features, all_labels = (torch.cat(each) for each in zip(*parts, strict=True))
+    return FeatureBatches(all_features, all_labels, len(parts[0][-1]), seed)
 
 
 def _features(network: EarlyExitNetwork, x: Tensor, autocast: torch.autocast) -> list[Tensor]:

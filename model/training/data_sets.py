@@ -15,7 +15,8 @@ from PIL import Image
 from torch import Tensor
 
 from ..bad_input import BadInput
-from ..images import open_image, to_pixels, to_rgb
+from ..images import normalise, open_image, to_pixels, to_rgb
+from ..learned_from import FILE, Samples, hashes_of, identities, short
 
 #: Most memory that decoded images may take; more are refused with advice.
 MOST_BYTES = 8 * 2**30
@@ -40,6 +41,12 @@ class LabelledImages:
     test_from: int | None = None
     """Index of the first image of a given test split, which lasts to the end; None: a test split is drawn."""
 
+    def contents(self) -> Tensor:
+        """Return of each image a hash of its file's bytes, or of its pixels where it comes in an array, [M] int64."""
+        if self.paths is None:
+            return hashes_of(open_it().tobytes() for open_it in self.open)
+        return hashes_of(path.read_bytes() for path in self.paths)
+
 
 class Decoded(NamedTuple):
     """Images that could be read, and what was wrong with the others."""
@@ -60,6 +67,13 @@ class Split(NamedTuple):
     """[M] int64."""
     indices: Tensor
     """[M] int64: the index of each image among those that were decoded."""
+    contents: Tensor | None = None
+    """[M] int64: of :meth:`LabelledImages.contents`; None of images that are from elsewhere."""
+
+    def samples(self) -> Samples:
+        """Return hashes of the images and, for functions that see no files, of what a network is given of them."""
+        inputs = short(one for chunk in self.pixels.split(256) for one in identities(normalise(chunk)))
+        return Samples([inputs] if self.contents is None else [inputs, self.contents], frozenset([FILE]))
 
 
 class Splits(NamedTuple):
@@ -262,7 +276,8 @@ def _only(source: LabelledImages, kept: Sequence[int]) -> LabelledImages:
 
 def make_splits(images: Decoded, indices: tuple[Tensor, Tensor, Tensor]) -> Splits:
     """Cut decoded images into the three splits that :func:`split_indices` drew."""
-    return Splits(*(Split(images.pixels[own], images.source.labels[own], own) for own in indices))
+    contents = images.source.contents()
+    return Splits(*(Split(images.pixels[own], images.source.labels[own], own, contents[own]) for own in indices))
 
 
 def read_splits(

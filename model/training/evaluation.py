@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from ..early_exit_network import EarlyExitNetwork
-from .batches import on_device
-from .learners import AllExits
+from .batches import all_on_device
+from .learners import AllExits, as_before
 
 
 def accuracy_of_exits(network: EarlyExitNetwork, batches: Iterable[tuple[Tensor, Tensor]]) -> list[float]:
@@ -22,7 +22,7 @@ def accuracy_of_exits(network: EarlyExitNetwork, batches: Iterable[tuple[Tensor,
         ValueError, TypeError: batches that are none, see :func:`train`.
     """
     device = next(network.parameters()).device
-    return accuracies(AllExits(network), (on_device(*batch, network, device) for batch in batches))
+    return accuracies(AllExits(network), all_on_device("batches", batches, network, device))
 
 
 @torch.no_grad()
@@ -32,19 +32,15 @@ def accuracies(learner: nn.Module, batches: Iterable[tuple[Any, Tensor]]) -> lis
     Raises:
         ValueError: batches without an image.
     """
-    modes = {module: module.training for module in learner.modules()}
-    learner.eval()
     right: Tensor | None = None
     images = 0
-    try:
+    with as_before(learner):
+        learner.eval()
         for x, labels in batches:
             answers = torch.stack([logits.argmax(dim=1) for logits in learner(x)])  # [exits, N]
             found = (answers == labels).sum(dim=1)
             right = found if right is None else right + found
             images += len(labels)
-    finally:
-        for module, training in modes.items():
-            module.training = training
     if right is None or not images:
         raise ValueError("batches: got no image, wants at least one")
     return (right.double() / images).tolist()

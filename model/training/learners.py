@@ -1,11 +1,26 @@
-"""``AllExits`` and ``HeadsOnFeatures``: the two kinds of module that are trained, with the logits of all exits."""
+"""``AllExits`` and ``HeadsOnFeatures``: the two kinds of module that are trained; and ``as_before`` for them."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from torch import Tensor, nn
 
 from ..early_exit_network import EarlyExitNetwork
 from ..module_head import AuxHead
+
+
+@contextmanager
+def as_before(module: nn.Module) -> Iterator[None]:
+    """At the end, put all parts of a module into the modes, and give parameters the gradients, that they had."""
+    modes = [(part, part.training) for part in module.modules()]
+    gradients = [(parameter, parameter.grad) for parameter in module.parameters()]
+    try:
+        yield
+    finally:
+        for part, training in modes:
+            part.training = training
+        for parameter, gradient in gradients:
+            parameter.grad = gradient
 
 
 class AllExits(nn.Module):

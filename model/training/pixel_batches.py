@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from ..images import normalise, random_shift
+from ..learned_from import Samples
 from ..processes.process_group import own_rank, ranks
 from .data_sets import Split
 
@@ -46,13 +47,17 @@ class PixelBatches:
                 f"batch_size: got {batch_size}, wants 1 to {len(split.labels)}, the number of images{shareable}"
             )
         self.generator = torch.Generator().manual_seed(0 if seed is None else seed)
-        self._shuffled = seed is not None
+        self._shuffled, self._split = seed is not None, split
         self._pixels, self._labels = split.pixels.to(device), split.labels.to(device)
         self._batch_size, self._largest_shift = batch_size, largest_shift
 
     def __len__(self) -> int:
         images = len(self._labels)
         return images // self._batch_size if self._shuffled else -(-images // self._batch_size)
+
+    def samples(self) -> Samples:
+        """Return hashes of the images, as they are without shifts."""
+        return self._split.samples()
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Draw an epoch's order and each batch's shifts, if shuffled, and go through the batches."""

@@ -34,17 +34,19 @@ def seed_all(seed: int) -> None:
 
 def generators_of(batches: object) -> list[torch.Generator]:
     """Return the generators of their own that some batches draw from: their ``generator`` and those of samplers."""
-    batch_sampler = getattr(batches, "batch_sampler", None)
-    owners = (batches, getattr(batches, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None))
-    found = (getattr(owner, "generator", None) for owner in owners)
+    found = (getattr(owner, "generator", None) for owner in _drawing(batches))
     return list({id(one): one for one in found if isinstance(one, torch.Generator)}.values())
 
 
 def set_epoch(batches: object, epoch: int) -> None:
     """Tell samplers that draw an epoch's order by its number, DistributedSampler among them."""
-    batch_sampler = getattr(batches, "batch_sampler", None)
-    owners = (getattr(batches, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None))
-    for owner in {id(owner): owner for owner in owners}.values():
+    for owner in _drawing(batches):
         tell = getattr(owner, "set_epoch", None)
         if callable(tell):
             tell(epoch)
+
+
+def _drawing(batches: object) -> list[object]:
+    batch_sampler = getattr(batches, "batch_sampler", None)
+    owners = (batches, getattr(batches, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None))
+    return list({id(owner): owner for owner in owners}.values())

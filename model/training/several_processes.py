@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from ..bad_input import BadInput
 from ..processes.process_group import own_rank, ranks
 
 
@@ -50,7 +51,10 @@ def file_of_rank_0(path: Path) -> Iterator[Path]:
         copy = Path(folder, path.name)
         if content[0] is not None:
             copy.write_bytes(content[0])
-        yield copy
+        try:
+            yield copy
+        except BadInput as error:
+            raise BadInput(str(error).replace(str(copy), str(path))) from None
 
 
 def averaged(tensor: Tensor) -> Tensor:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ..bad_input import BadInput
+from ..replacing import naming
 from .train import Epoch
 
 
@@ -24,16 +25,17 @@ class TensorBoardLog:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError:
             raise BadInput("--tensorboard: it is not installed: pip install 'auxhead[tensorboard]'") from None
+        self._directory = directory
         self._writer = SummaryWriter(str(directory))
         self._exits = tuple(exits)
 
     def __call__(self, epoch: Epoch) -> None:
         """Write one epoch."""
-        self._writer.add_scalar("loss", epoch.loss, epoch.epoch)
-        self._writer.add_scalar("learning_rate", epoch.learning_rate, epoch.epoch)
-        for name, accuracy in zip(self._exits, epoch.accuracy or (), strict=False):
-            self._writer.add_scalar(f"accuracy/{name}", accuracy, epoch.epoch)
-        self._writer.flush()
+        values = {f"accuracy/{name}": each for name, each in zip(self._exits, epoch.accuracy or (), strict=False)}
+        with naming(self._directory):
+            for name, value in {"loss": epoch.loss, "learning_rate": epoch.learning_rate, **values}.items():
+                self._writer.add_scalar(name, value, epoch.epoch)
+            self._writer.flush()
 
     def close(self) -> None:
         """Close the files."""

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,13 +15,15 @@ from torch.nn.parameter import is_lazy
 from ..arguments import kind_of
 from ..bad_input import BadInput
 from ..early_exit_network import EarlyExitNetwork
+from ..learned_from import fingerprint, learned_by
 from ..processes.process_group import own_rank, ranks
-from .batches import count_batches, on_device
+from .batches import all_finite, all_on_device, count_batches
 from .cached_features import cache_features
 from .evaluation import accuracies
-from .learners import AllExits, HeadsOnFeatures
+from .learners import AllExits, HeadsOnFeatures, as_before
 from .losses import check_weights, distillation_loss, joint_loss
 from .plan import TrainingPlan, one_cycle
+from .sample_log import SampleLog
 from .seeds import generators_of, own_random_numbers, seed_all, seed_of, set_epoch
 from .several_processes import averaged, file_of_rank_0, from_rank_0, shared
 from .training_state import TrainingState
@@ -60,6 +62,16 @@ class Training:
     """Index of the epoch whose parameters the network has: the best on the validation images, else the last."""
 
 
+class LossNotFinite(BadInput):
+    """A loss that is no finite number, and its cause; the network is as after its best epoch before that."""
+
+    def __init__(self, message: str, done: Training) -> None:
+        resumed = f"as after epoch {done.best + 1}, from which a resumed training goes on with another rate"
+        super().__init__(f"{message}; the network is {resumed if done.epochs else 'as before: no epoch was done'}")
+        self.done = done
+        """The epochs before, if there are any."""
+
+
 def train(
     network: EarlyExitNetwork,
     batches: Iterable[tuple[Tensor, Tensor]],
@@ -72,7 +84,13 @@ def train(
     on_step: Callable[[Step], object] = lambda step: None,
     on_epoch: Callable[[Epoch], object] = lambda epoch: None,
 ) -> Training:
-    """Train the exits of a network, in place, on the device where it is; it is left in eval mode, as channels_last.
+    """Train the exits of a network, in place, on the device where it is.
+
+    Nothing else of the network changes: modes, gradients and the memory formats of parameters are afterwards what they
+    were (as channels_last, convolutions train a tenth faster: ``network.to(memory_format=torch.channels_last)``
+    before). A network in training mode is left in eval mode, in which it answers. Whatever ends the training early, an
+    error or an interrupt, leaves parameters and buffers as after the best epoch so far, without ``validation`` the last
+    one, or as before where none was done; modes as they were.
 
     Under torchrun, with a process group, gradients are averaged over all processes (DistributedDataParallel); the
     network and ``seed`` are the same in each, and ``batches`` are each one's part: a DataLoader with a
@@ -90,7 +108,8 @@ def train(
             Python, NumPy and PyTorch anew; outside they go on as before.
         state: a file that gets the state of the training after every epoch; rank 0's, other hosts need none.
         resume: go on where ``state`` ends. The result is that of a training without interruption, bit for bit where
-            the device repeats its results, unless workers that outlive an epoch (``persistent_workers``) draw.
+            the device repeats its results, unless workers that outlive an epoch (``persistent_workers``) draw. With
+            another learning rate it goes on from the best epoch.
         on_step: called after every batch.
         on_epoch: called after every epoch, in each process.
 
@@ -98,25 +117,36 @@ def train(
         The epochs, those before a resumed one among them.
 
     Raises:
-        TypeError, ValueError: arguments or batches that are not as described.
-        BadInput: a loss that is no finite number, or a ``state`` to resume that is damaged or of another training.
+        TypeError, ValueError: arguments or batches that are not as described, or a tap whose output is changed in place
+            in training mode.
+        BadInput: a ``state`` to resume that is damaged or of another training; or a loss that is no finite number, with
+            what it comes from: images, the network, its precision or the learning rate.
     """
     plan = TrainingPlan() if plan is None else plan
     _check_arguments(network, plan, validation, state, resume)
     device = next(network.parameters()).device
-    network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # a tenth faster, on the CPU too
-    with own_random_numbers(device):
+    in_training = network.training
+    with as_before(network), own_random_numbers(device):
         seed_all(seed_of(seed, own_rank()))
         run = _Run(network, batches, validation, plan, seed, device)
-        if resume and state is not None:
-            with file_of_rank_0(state) as file:
-                run.state.restore(file, run.settings())
-        while not run.is_done():
-            run.train_epoch(on_step)
-            if state is not None and own_rank() == 0:
-                run.state.save(state, run.settings())
-            on_epoch(_as_epoch(run.state.epochs[-1]))
-        return run.finish()
+        try:
+            if resume and state is not None:
+                with file_of_rank_0(state) as file:
+                    run.resume(file)
+            while not run.is_done():
+                run.train_epoch(on_step)
+                if state is not None and own_rank() == 0:
+                    run.state.save(state, run.settings())
+                on_epoch(_as_epoch(run.state.epochs[-1]))
+            done = run.finish()
+        except BaseException as error:
+            run.state.kept.put_back()
+            if isinstance(error, LossNotFinite) and error.done.epochs:
+                run.finish()
+            raise
+    if in_training:
+        network.eval()
+    return done
 
 
 def _check_arguments(network: object, plan: TrainingPlan, validation: object, state: Path | None, resume: bool) -> None:
@@ -127,6 +157,9 @@ def _check_arguments(network: object, plan: TrainingPlan, validation: object, st
         raise ValueError(
             f"network: the heads at {lazy} do not know their width yet; call network.check_taps(example_input) before"
         )
+    for name, parameter in network.named_parameters():
+        if parameter.requires_grad and not is_lazy(parameter) and not parameter.isfinite().all():
+            raise ValueError(f"network: its {name} is not all finite numbers, wants no NaN and no infinity")
     kinds = {parameter.dtype for parameter in network.parameters()}
     if other := kinds - {torch.float32, torch.float64}:
         raise TypeError(f"network: has parameters of {other.pop()}, wants torch.float32; TrainingPlan has a precision")
@@ -140,6 +173,8 @@ def _check_arguments(network: object, plan: TrainingPlan, validation: object, st
         check_weights(plan.weights, len(network.taps) + (plan.method != "heads"))
     if plan.patience is not None and validation is None:
         raise ValueError("validation: missing, wants images by which patience can stop the training")
+    if state is not None and own_rank() == 0 and not state.parent.is_dir():
+        raise ValueError(f"state: {state.parent} is no folder, wants one that is there")
     if resume and state is None:
         raise ValueError("state: missing, wants the file to resume from")
 
@@ -160,30 +195,43 @@ class _Run:
         self._network, self._plan, self._seed, self._device = network, plan, seed, device
         self._autocast = torch.autocast(device.type, dtype, enabled=plan.precision != "float32")
         self._learner: nn.Module = AllExits(network)
-        for name, each in (("batches", batches), ("validation", validation)):
-            if each is not None:
-                count_batches(name, each)
+        given = {"batches": batches, "validation": validation}
+        counts = {name: count_batches(name, each) for name, each in given.items() if each is not None}
+        before = learned_by(network)
+        if before.unknown is not None:
+            own = "its heads have" if plan.method == "heads" else "training here has"
+            before = replace(before, unknown=f"what {own} learned from is, of before it is not: {before.unknown}")
+        self._learned_before = before
+        self._logs = logs = {name: SampleLog(given[name]) for name in counts}
         if plan.method == "heads":
             self._learner = HeadsOnFeatures(network.exit_heads)
-            batches = cache_features(network, batches, self._autocast, seed=seed)
-            if validation is not None:
-                validation = cache_features(network, validation, self._autocast, seed=None)
-        self._batches, self._validation = batches, validation
-        self._count = count_batches("batches", batches)
+            for name, count in counts.items():
+                order, watched = seed if name == "batches" else None, logs[name].watched(given[name])
+                given[name] = cache_features(network, watched, self._autocast, seed=order, name=name, count=count)
+                counts[name] = len(given[name])
+        self._given, self._counts = given, counts
+        self._count = counts["batches"]
         self._steps = math.ceil(self._count / plan.accumulate) * plan.epochs
-        parameters = [parameter for parameter in self._learner.parameters() if parameter.requires_grad]
-        if not parameters:
+        self._parameters = [parameter for parameter in self._learner.parameters() if parameter.requires_grad]
+        if not self._parameters:
             raise ValueError("network: has no parameter that requires a gradient, wants one to train")
         self._model = shared(self._learner, device)
-        optimizer = torch.optim.AdamW(parameters, lr=plan.learning_rate, weight_decay=plan.weight_decay)
+        optimizer = torch.optim.AdamW(self._parameters, lr=plan.learning_rate, weight_decay=plan.weight_decay)
         scaler = torch.amp.GradScaler(device.type, enabled=plan.precision == "float16")
-        self.state = TrainingState(self._learner, optimizer, scaler, generators_of(batches))
+        self.state = TrainingState(self._learner, optimizer, scaler, generators_of(given["batches"]))
 
     def settings(self) -> dict[str, Any]:
         """Return what a training that goes on must have in common, as JSON has it."""
         plan = asdict(self._plan)
         weights = None if self._plan.weights is None else list(self._plan.weights)
+        plan["images"] = [log.digest() for log in self._logs.values()]
         return {**plan, "weights": weights, "seed": self._seed, "batches": self._count, "processes": ranks()}
+
+    def resume(self, file: Path) -> None:
+        """Go on where a state ends; of batches that are no known images nobody has noted what came before."""
+        self.state.restore(file, self.settings())
+        if self._plan.method != "heads" and not all(log.digest() for log in self._logs.values()):
+            self._learned_before = self._learned_before.but("training was resumed, and its samples of before not noted")
 
     def is_done(self) -> bool:
         """Return whether all epochs are done, or as many as patience has were no better than the best."""
@@ -194,34 +242,51 @@ class _Run:
     def train_epoch(self, on_step: Callable[[Step], object]) -> None:
         """Go through all batches once, and see how the exits do."""
         epoch = len(self.state.epochs)
-        set_epoch(self._batches, epoch)
+        set_epoch(self._given["batches"], epoch)
         seed_all(seed_of(self._seed, own_rank(), 1 + epoch))
         self._model.train()
-        total = torch.zeros((), device=self._device)
-        for index, (inputs, labels) in zip(range(self._count), self._batches, strict=True):
-            x, wanted = self._moved(inputs, labels)
-            loss = self._learn(index, x, wanted)
-            total += loss
-            on_step(Step(epoch, len(wanted) * ranks(), loss))
-        mean = averaged(total / self._count).item()
-        if not math.isfinite(mean):
-            raise BadInput(
-                f"learning_rate: got {self._plan.learning_rate}, with which the loss is {mean} in epoch {epoch + 1}; "
-                "wants a smaller one"
-            )
-        accuracy = None if self._validation is None else self._validate()
+        losses, finite, first_step = [], [], self.state.step
+        for index, (x, wanted) in enumerate(self._on_device("batches")):
+            finite.append(all_finite(x if isinstance(x, list) else [x]))
+            losses.append(self._learn(index, x, wanted))
+            on_step(Step(epoch, len(wanted) * ranks(), losses[-1]))
+        of_batches = averaged(torch.stack([torch.stack(losses), torch.stack(finite).to(losses[0].dtype)]))
+        mean = of_batches[0].mean().item()
+        if not math.isfinite(mean) or not all_finite(self._parameters):
+            each_loss, each_finite = of_batches.tolist()
+            raise LossNotFinite(self._cause(each_loss, each_finite, first_step), self._done())
+        accuracy = self._validate() if "validation" in self._counts else None
         rate = self.state.optimizer.param_groups[0]["lr"]
         self.state.epochs.append({"epoch": epoch, "loss": mean, "learning_rate": rate, "accuracy": accuracy})
         if accuracy is not None:
             best = self.state.best
             if best is None or sum(accuracy) > sum(self.state.epochs[best]["accuracy"]):
-                self.state.keep_best()
+                self.state.best = epoch
+        if self.state.best in (None, epoch):
+            self.state.keep()
 
-    def _moved(self, inputs: Any, labels: Any) -> tuple[Any, Tensor]:
-        """Return a batch on the device; features are there already."""
+    def _cause(self, losses: list[float], finite: list[float], first_step: int) -> str:
+        """Say which argument a loss that is no number comes from, given an epoch's, and where images are finite."""
+        precision, rate = self._plan.precision, self._plan.learning_rate
+        first = next((index for index, loss in enumerate(losses) if not math.isfinite(loss)), None)
+        if first is None:
+            return f"learning_rate: got {rate}, with which parameters became NaN or infinite; wants a smaller one"
+        loss = f"the loss is {losses[first]} in batch {first + 1} of epoch {len(self.state.epochs) + 1}"
+        if finite[first] < 1.0:  # in one of the processes
+            return f"batches: {loss}, whose images are not all finite numbers; wants no NaN and no infinity among them"
+        if first_step == 0 and first < self._plan.accumulate:  # before the first step
+            if precision == "float32":
+                return f"network: {loss}, before anything is learned; wants finite logits"
+            return f"precision: got {precision!r}, in which {loss}, before anything is learned; wants 'float32'"
+        wants = "a smaller one" + (", or the precision 'bfloat16'" if precision == "float16" else "")
+        return f"learning_rate: got {rate}, with which {loss}; wants {wants}"
+
+    def _on_device(self, name: str) -> Iterable[tuple[Any, Tensor]]:
+        """Return batches on the device, logged; features are there already, and their images were."""
         if self._plan.method == "heads":
-            return inputs, labels
-        return on_device(inputs, labels, self._network, self._device)
+            return self._given[name]
+        watched = self._logs[name].watched(self._given[name])
+        return all_on_device(name, watched, self._network, self._device, self._counts[name])
 
     def _learn(self, index: int, x: Any, labels: Tensor) -> Tensor:
         """Add the gradients of a batch, and step where it is the last of those that are averaged; returns the loss."""
@@ -257,18 +322,22 @@ class _Run:
         """Return the accuracies of all exits, found by rank 0."""
         found = torch.zeros(len(self._network.taps) + 1, dtype=torch.float64, device=self._device)
         if own_rank() == 0:
-            moved = (self._moved(*batch) for batch in self._validation)
-            found.copy_(torch.tensor(accuracies(self._learner, moved), dtype=torch.float64))
+            found.copy_(torch.tensor(accuracies(self._learner, self._on_device("validation")), dtype=torch.float64))
         from_rank_0([found])
         return found.tolist()
 
     def finish(self) -> Training:
-        """Leave the network at its best, the same in all processes, in eval mode."""
+        """Leave the network at its best, the same in all processes."""
         if self.state.best is not None:
-            self.state.restore_best()
+            self.state.kept.put_back()
         from_rank_0(list(self._network.buffers()))  # each process has seen other images
-        self._network.eval()
-        self.state.optimizer.zero_grad(set_to_none=True)
+        learned = self._learned_before
+        for log in self._logs.values():
+            learned = log.added_to(learned)
+        self._network.learned_from = replace(learned, parameters=fingerprint(self._network))
+        return self._done()
+
+    def _done(self) -> Training:
         best = len(self.state.epochs) - 1 if self.state.best is None else self.state.best
         return Training(tuple(_as_epoch(each) for each in self.state.epochs), best)
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from ...kernels.json_text import parse_json
 from ..bad_input import BadInput
+from ..exit_rule import ExitRule
 from ..replacing import replacing
 
 #: The value of ``format`` in the file; others are refused.
@@ -33,17 +34,15 @@ class TrainingState:
     """What is said of each epoch so far."""
     best: int | None = None
     """Index of the epoch with the best accuracy; None without validation."""
-    best_tensors: dict[str, Tensor] = field(default_factory=dict)
-    """Parameters and buffers at the end of that epoch."""
+    kept: "Snapshot" = field(init=False)
+    """Parameters and buffers at the end of that epoch, or the last one without validation; at first those of before."""
 
-    def keep_best(self) -> None:
-        """Remember the learner as it is as the best one."""
-        self.best = len(self.epochs) - 1
-        self.best_tensors = {name: tensor.clone() for name, tensor in tensors_of(self.learner).items()}
+    def __post_init__(self) -> None:
+        self.keep()
 
-    def restore_best(self) -> None:
-        """Make the learner what it was at its best epoch."""
-        _overwrite(tensors_of(self.learner), self.best_tensors)
+    def keep(self) -> None:
+        """Remember the learner as it is now."""
+        self.kept = Snapshot(self.learner)
 
     def save(self, path: Path, settings: dict[str, Any]) -> None:
         """Write the state, or leave the file that is there as it is.
@@ -53,7 +52,8 @@ class TrainingState:
             settings: what a training that goes on must have in common with this one.
         """
         tensors = {f"learner.{name}": tensor for name, tensor in tensors_of(self.learner).items()}
-        tensors |= {f"best.{name}": tensor for name, tensor in self.best_tensors.items()}
+        if self.best is not None:
+            tensors |= {f"best.{name}": self.kept.values[name] for name in tensors_of(self.learner)}
         tensors |= {f"generator.{index}": one.get_state() for index, one in enumerate(self.generators)}
         for index, values in self.optimizer.state_dict()["state"].items():
             tensors |= {f"optimizer.{index}.{name}": value for name, value in values.items()}
@@ -70,11 +70,12 @@ class TrainingState:
             save_file(copies, unfinished, {"auxhead": json.dumps(facts)})
 
     def restore(self, path: Path, settings: dict[str, Any]) -> None:
-        """Take over what :meth:`save` wrote.
+        """Take over what :meth:`save` wrote; of a training with another learning rate, the best epoch.
+
+        That one's later epochs, and the moments of its gradients, belong to its rate, under which it may have failed.
 
         Raises:
-            BadInput: no such file, a damaged one, or one of a training of other settings or another network; nothing
-                is changed then.
+            BadInput: no such file, a damaged one, or one of a training of other settings or another network.
         """
         if not path.is_file():
             raise BadInput(f"{path}: no such file, so that there is no training to resume")
@@ -85,13 +86,14 @@ class TrainingState:
             if not isinstance(facts, dict) or facts.get("format") != FORMAT:
                 raise BadInput(f"{path}: is no state of a training, or of another version; wants {FORMAT!r}")
             _check_same(path, facts["settings"], settings)
-            self._take(path, facts, saved)
+            other_rate = facts["settings"].get("learning_rate") != settings.get("learning_rate")
+            self._take(path, facts, saved, other_rate)
         except BadInput:
             raise
-        except (SafetensorError, OSError, KeyError, TypeError, ValueError, RuntimeError) as error:
+        except (SafetensorError, OSError, AttributeError, KeyError, TypeError, ValueError, RuntimeError) as error:
             raise BadInput(f"{path}: is damaged ({error!r:.100})") from None
 
-    def _take(self, path: Path, facts: dict[str, Any], saved: dict[str, Tensor]) -> None:
+    def _take(self, path: Path, facts: dict[str, Any], saved: dict[str, Tensor], other_rate: bool) -> None:
         own = tensors_of(self.learner)
         for name, tensor in own.items():
             found = saved.get(f"learner.{name}")
@@ -101,29 +103,61 @@ class TrainingState:
         parameters = self.optimizer.param_groups[0]["params"]
         state: dict[int, dict[str, Tensor]] = {}
         for index, parameter in enumerate(parameters):
-            if f"optimizer.{index}.step" not in saved:
+            if f"optimizer.{index}.step" not in saved or other_rate:
                 continue  # no exit depends on it, so that it never had a gradient
             values = {name: saved[f"optimizer.{index}.{name}"] for name in ("step", "exp_avg", "exp_avg_sq")}
             for name in ("exp_avg", "exp_avg_sq"):  # laid out as the parameter, as the optimizer does
                 values[name] = torch.empty_like(parameter).detach().copy_(values[name])
             state[index] = values
         generators = [saved[f"generator.{index}"] for index in range(len(self.generators))]
-        best = {name.removeprefix("best."): value for name, value in saved.items() if name.startswith("best.")}
-        step, epochs, number, scaler = facts["step"], list(facts["epochs"]), facts["best"], facts["scaler"]
+        step, epochs, best, scaler = facts["step"], list(facts["epochs"]), facts["best"], facts["scaler"]
+        if other_rate and best is not None:
+            step, epochs = step * (best + 1) // len(epochs), epochs[: best + 1]
+        at_best = {name: saved[f"best.{name}"] for name in own} if best is not None else {}
 
-        _overwrite(own, {name: saved[f"learner.{name}"] for name in own})
+        _overwrite(own, at_best if other_rate and at_best else {name: saved[f"learner.{name}"] for name in own})
         self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": state})
         for generator, numbers in zip(self.generators, generators, strict=True):
             generator.set_state(numbers)
         if scaler:
             self.scaler.load_state_dict(scaler)
-        self.step, self.epochs, self.best, self.best_tensors = step, epochs, number, best
+        self.step, self.epochs, self.best = step, epochs, best
+        self.keep()
+        if at_best:
+            _overwrite({name: self.kept.values[name] for name in own}, at_best)
+
+
+class Snapshot:
+    """Parameters and buffers of a module as they are now, which can be put back; but for those of exit rules."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._held = [(*place, place[1][place[2]]) for place in _places(module)]
+        self.values = {name: tensor.detach().clone() for name, _, _, tensor in self._held}
+        """Copies of them, by name."""
+
+    def put_back(self) -> None:
+        """Make the module what it was, with the very tensors that it had."""
+        _overwrite({name: tensor for name, _, _, tensor in self._held}, self.values)
+        for _, holder, key, tensor in self._held:
+            holder[key] = tensor
+
+
+def _places(module: nn.Module, *, saved: bool = False) -> list[tuple[str, dict[str, Any], str]]:
+    """Name a module's parameters and buffers, all or those that are saved; each with the dict that has it, and key."""
+    return [
+        (f"{prefix}.{key}" if prefix else key, holder, key)
+        for prefix, part in module.named_modules(remove_duplicate=False)
+        if not isinstance(part, ExitRule)
+        for holder in (part._parameters, part._buffers)
+        for key, tensor in holder.items()
+        if tensor is not None and not tensor.is_inference()  # which nobody may write to
+        if not (saved and key in part._non_persistent_buffers_set)
+    ]
 
 
 def tensors_of(learner: nn.Module) -> dict[str, Tensor]:
-    """Return the parameters and buffers of a learner that its state_dict names, the very ones; no exit rules."""
-    named = learner.state_dict().items()
-    return {name: value for name, value in named if isinstance(value, Tensor) and "_extra_state" not in name}
+    """Return the parameters and buffers of a learner that are saved with it, the very ones; no exit rules."""
+    return {name: holder[key] for name, holder, key in _places(learner, saved=True)}
 
 
 @torch.no_grad()
@@ -134,7 +168,7 @@ def _overwrite(own: dict[str, Tensor], saved: dict[str, Tensor]) -> None:
 
 def _check_same(path: Path, saved: dict[str, Any], wanted: dict[str, Any]) -> None:
     for name, value in wanted.items():
-        if saved.get(name) != value:
+        if saved.get(name) != value and name != "learning_rate":
             raise BadInput(
                 f"{path}: is of a training with {name} {saved.get(name)!r:.60}, got {value!r:.60}; wants the same"
             )

@@ -6,7 +6,7 @@ from typing import Any
 from torch import fx, nn
 from torch.fx import Node
 
-from ..hooks import has_hooks
+from ..hooks import why_not_plain
 from .tap_tracer import tap_mark
 
 
@@ -25,7 +25,7 @@ class LayerGraph:
         if not isinstance(node, Node) or node.op != "call_module" or node.kwargs or len(node.args) not in (1, 2):
             return None
         layer = self.called(node)
-        return None if has_hooks(layer) or "forward" in vars(layer) else layer
+        return layer if why_not_plain(layer) is None else None
 
     def called(self, node: Node) -> nn.Module:
         """Return the layer that a ``call_module`` node calls, hooks or not."""

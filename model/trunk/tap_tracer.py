@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, fx, nn
 
-from ..hooks import has_hooks
+from ..hooks import why_not_plain
 from ..owned_lock import OwnedLock
 
 #: Two traces at once would each put back what it found of ``nn.Module``: the other's changes, for good.
@@ -62,8 +62,8 @@ class _TapTracer(fx.Tracer):
         if threading.get_ident() != self._thread:
             return forward(*args, **kwargs)
         path = self.path_of_module(m)
-        if path not in self._kept and (has_hooks(m) or "forward" in vars(m)):
-            raise _UntraceableLayerError(path, "carries hooks" if has_hooks(m) else "has a forward of its own")
+        if path not in self._kept and (reason := why_not_plain(m)) is not None:
+            raise _UntraceableLayerError(path, reason)
         try:
             output = super().call_module(m, forward, args, kwargs)
         except _UntraceableLayerError:
@@ -87,10 +87,8 @@ def trace(module: nn.Module, taps: Mapping[nn.Module, str]) -> TracedGraph | str
     innermost that shows it, is called as it is. The output of a tapped layer goes through :func:`tap_mark` with its
     name in ``taps``, unless the layer itself is called as it is.
     """
-    if has_hooks(module):
-        return "carries hooks"
-    if "forward" in vars(module):
-        return "has a forward of its own"
+    if (reason := why_not_plain(module)) is not None:
+        return reason
     kept: dict[str, str] = {}
     while True:
         try:

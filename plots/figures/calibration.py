@@ -18,7 +18,7 @@ _RELIABILITY = {"ece": NUMBER, "samples": [WHOLE], **dict.fromkeys(("confidence"
 _REPORT = {
     "data": Maybe(TEXT, absent=False),
     "samples": dict.fromkeys(("temperature", "thresholds", "test"), WHOLE),
-    "bound": {"confidence": NUMBER, "max_accuracy_drop": NUMBER, "reachable": TRUTH},
+    "bound": {"confidence": NUMBER, "max_accuracy_drop": NUMBER, "reachable": TRUTH, "unknown": Maybe(TEXT)},
     **dict.fromkeys(("accuracy", "full_accuracy", "mean_exit"), NUMBER),
     "expected_latency_ms": _NULL_OR_NUMBER,
     "chosen": WHOLE,
@@ -53,11 +53,14 @@ def _drawn(report: Mapping[str, Any]) -> dict[str, Any]:
     """Return everything that the figure shows; shares, accuracies and confidences in percent."""
     exits, bound, samples, machine = report["exits"], report["bound"], report["samples"], report["environment"]
     latencies = report["latencies"]
+    sure, most = f"{100 * bound['confidence']:g} %", f"{100 * bound['max_accuracy_drop']:.2f} points"
+    promise = f"with {sure} confidence it drops by {most} at most"
+    if bound.get("unknown") is not None:
+        promise = "nothing is promised: it is not known what it learned from"
     return {
         "title": (
             f"{100 * (1 - exits[-1]['share']):.1f} % leave early; accuracy {100 * report['accuracy']:.1f} % against "
-            f"{100 * report['full_accuracy']:.1f} % for the full network;\nwith {100 * bound['confidence']:g} % "
-            f"confidence it drops by {100 * bound['max_accuracy_drop']:.2f} points at most"
+            f"{100 * report['full_accuracy']:.1f} % for the full network;\n{promise}"
         ),
         "exits": [one["name"] for one in exits],
         "share_percent": [100 * one["share"] for one in exits],

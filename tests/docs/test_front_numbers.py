@@ -2,6 +2,7 @@
 
 import json
 
+import pytest
 from support.committed_records import BATCHES, benched, figure, report
 from support.documents import ROOT, Document
 
@@ -110,6 +111,13 @@ def test_the_gallery_is_drawn_from_the_record():
 
 def test_how_often_the_bound_holds_is_that_of_the_record():
     record = json.loads((ROOT / "autotune" / "records" / "cpu" / "coverage-digits.json").read_text())
+    assert [row["seed"] for row in record["repeats"]] == list(range(100))
+    assert (record["max_accuracy_drop"], record["confidence"]) == (0.01, 0.9)
+    for row in record["repeats"]:
+        assert row["accuracy_drop"] == pytest.approx(row["full_accuracy"] - row["accuracy"])
+        assert row["within"] == (row["accuracy_drop"] <= row["max_accuracy_drop"] + 1e-9)
+        assert sum(row["shares"]) == pytest.approx(1.0) and len(row["shares"]) == len(record["exits"])
+    assert record["within"] == sum(row["within"] for row in record["repeats"]) >= 90
     drops = [100 * row["accuracy_drop"] for row in record["repeats"]]
     beyond = [drop for drop, row in zip(drops, record["repeats"], strict=True) if not row["within"]]
     early = 100 - 100 * sum(row["shares"][-1] for row in record["repeats"]) / len(drops)

@@ -172,7 +172,7 @@ def test_bad_arguments_are_named() -> None:
     with pytest.raises(TypeError, match="example: got NoneType, wants a torch.Tensor"):
         accelerate(InAList().eval(), None)
     with pytest.raises(
-        ValueError, match=r"model: returned a tensor \[2, 5\] of torch.float32, wants .*EarlyExitNetwork"
+        ValueError, match=r"model: returned a tensor \[2, 5\] of torch.float32 at the top, in which 1 exit .*attach"
     ):
         accelerate(SmallNet().eval(), images())
     with pytest.raises(ValueError, match=r"model: in training mode, wants model.eval\(\)"):

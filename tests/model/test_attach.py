@@ -9,9 +9,8 @@ import torch
 import torch.nn.functional as F
 import torchvision
 from auxhead.model import attach, load_checkpoint, save_checkpoint
-from auxhead.model.attaching.counted_work import counted_work
-from auxhead.model.attaching.main_path import watch_forward
 from auxhead.model.attaching.placement import place_taps
+from auxhead.model.listening.flow import Flow
 from sklearn.datasets import load_digits
 from support.example_models import SmallNet, needs_gpu
 from support.multi_exit_models import InAList
@@ -68,8 +67,8 @@ def test_heads_are_placed_behind_blocks_of_the_main_path(name: str) -> None:
     make, expected = PLACED[name]
     model = make().to("meta").train()
     x = torch.empty(2, 3, 224, 224, device="meta")
-    cuts = watch_forward(model, x).cuts
-    work = dict(zip(cuts, counted_work(model, cuts, x), strict=True))
+    cuts = Flow(model, x).cuts()
+    work = dict(zip(cuts, Flow(model, x).work_at(cuts), strict=True))
     placed = place_taps(cuts, work)
     assert expected is None or placed == expected
     shares = [work[tap] for tap in placed]
@@ -193,9 +192,9 @@ class Halved(Residual):
 )
 def test_a_cut_is_all_that_the_rest_of_the_model_sees(model: nn.Module, cuts: list[str]) -> None:
     x = torch.randn(2, 3, 8, 8)
-    flow = watch_forward(model, x)
+    flow = Flow(model, x)
     # The model itself is the judge: with the output of a cut given, its answer does not depend on the input.
-    assert flow.cuts == cuts
+    assert flow.cuts() == cuts
     assert not any(differs_with_output_given(model, name, x) for name in cuts)
     others = [name for name, layer in model.named_modules() if name in flow.shapes and name and name not in cuts]
     same = [name for name in others if not differs_with_output_given(model, name, x)]
@@ -296,3 +295,41 @@ def test_heads_of_digits_are_attached_trained_saved_and_loaded(tmp_path: Any) ->
     save_checkpoint(tmp_path, network)
     loaded = load_checkpoint(tmp_path, copy.deepcopy(network.backbone)).network
     assert torch.equal(loaded(images[1536:]).label, answer.label)
+
+
+class Tokens(nn.Module):
+    """A class token that sees the image in the first block, and work before that."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(3, 16, 4, 4), nn.ReLU(), nn.Conv2d(16, 16, 3, padding=1))
+        self.cls, self.at = nn.Parameter(torch.randn(1, 1, 16)), nn.Parameter(torch.randn(1, 17, 16))
+        self.drop, self.norm = nn.Dropout(0.1), nn.LayerNorm(16)
+        self.blocks = nn.Sequential(*(nn.TransformerEncoderLayer(16, 2, 32, batch_first=True) for _ in range(2)))
+        self.fc = nn.Linear(16, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x).flatten(2).transpose(1, 2)
+        x = self.norm(self.drop(torch.cat([self.cls.expand(len(x), -1, -1), x], 1) + self.at))
+        return self.fc(self.blocks(x)[:, 0])
+
+
+def test_no_head_reads_a_token_that_no_image_has_reached() -> None:
+    model, x = Tokens().eval(), torch.randn(4, 3, 16, 16)
+    network = attach(model, example_input=x)
+    assert network.taps and not {"drop", "norm"} & set(network.taps)
+    assert all(not torch.equal(logits[0], logits[1]) for logits in network.logits(x))
+    for tap in ("drop", "norm"):
+        with pytest.raises(ValueError, match=f"taps: the first token behind '{tap}'.* is the same for all samples"):
+            attach(model, [tap], example_input=x)
+
+
+def test_shares_that_no_layer_has_are_told() -> None:
+    network = attach(
+        nn.Sequential(nn.Linear(4, 64), nn.Linear(64, 64), nn.Linear(64, 5)), example_input=torch.randn(2, 4)
+    )
+    assert network.describe().splitlines()[
+        -1
+    ] == "no layer that may carry a head is near 25%, 50%, 75% of the work" or (
+        "no layer that may carry a head is near" in network.describe()
+    )

@@ -2,7 +2,7 @@
 
 import copy
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from auxhead.kernels import ACTIVATIONS
 from auxhead.model import FusedAuxHead, attach_exits, make_runner
-from auxhead.model.own_exits.silenced_model import SilencedModel, SilentHead
+from auxhead.model.own_exits.silenced_model import SilencedModel, SilentLayer
 from support.multi_exit_models import (
     CLASSES,
     STYLES,
@@ -61,7 +61,7 @@ def test_exits_are_found(style: str) -> None:
     network = attach_exits(made(style), images())
     assert isinstance(network.backbone, SilencedModel) and not network.training
     exits = network.backbone.exits
-    assert [(one.tap, one.pool, one.in_line) for one in exits[:-1]] == [(f"model.{t}", *rest) for t, *rest in wanted]
+    assert [(one.tap, one.pool, bool(one.how)) for one in exits[:-1]] == [(f"model.{t}", *rest) for t, *rest in wanted]
     assert [one.place for one in exits] == places and exits[-1].head == last and exits[-1].tap == ""
     assert {one.classes for one in exits} == {CLASSES} and network.taps == tuple(one.tap for one in exits[:-1])
 
@@ -117,7 +117,7 @@ def test_a_head_is_one_head_of_the_network_and_silent_in_its_backbone() -> None:
     assert first.linear.weight is model.exits[0][2].weight and (first.pool, first.dropout) == ("avg", 0.0)
     assert second.linear.weight is model.exits[1][3].weight and (second.pool, second.dropout) == ("none", 0.75)
     assert first.rule.threshold == second.rule.threshold == 0.5 and isinstance(first, FusedAuxHead)
-    silent = [name for name, part in network.backbone.named_modules() if isinstance(part, SilentHead)]
+    silent = [name for name, part in network.backbone.named_modules() if isinstance(part, SilentLayer)]
     assert silent == ["model.exits.0", "model.exits.1"]
 
 
@@ -138,7 +138,7 @@ def test_a_hidden_layer_too_wide_or_with_hooks_runs_in_line() -> None:
     hooked.hidden.register_forward_hook(lambda *_: None)
     model = InAList(wide, hooked, pool_head(16)).eval()
     network = attach_exits(model, images())
-    assert all(one.in_line for one in network.backbone.exits[:-1])
+    assert all(bool(one.how) for one in network.backbone.exits[:-1])
     assert all(head.hidden is None for head in network.fused_heads)
 
 
@@ -156,7 +156,7 @@ def test_a_hidden_layer_that_two_exits_share_runs_in_line() -> None:
             return [self.exits[0](first), self.exits[1](second), self.exits[2](self.blocks[2](two))]
 
     network = attach_exits(Shared().eval(), images())
-    assert all(one.in_line for one in network.backbone.exits[:-1])
+    assert all(bool(one.how) for one in network.backbone.exits[:-1])
 
 
 def test_rules_by_tap_and_none() -> None:
@@ -201,7 +201,7 @@ def test_one_sample_is_enough_and_a_batch_may_have_been_made_in_inference_mode()
 @pytest.mark.parametrize("style", ["classes of one's own", "tokens", "softmax layers", "hidden layers"])
 def test_narrower_numbers(style: str, dtype: torch.dtype) -> None:
     network = attach_exits(made(style).to(dtype), images().to(dtype))
-    found = [(one.tap, one.pool, one.in_line) for one in network.backbone.exits[:-1]]
+    found = [(one.tap, one.pool, bool(one.how)) for one in network.backbone.exits[:-1]]
     assert found == [(f"model.{tap}", *rest) for tap, *rest in STYLES[style][1]]
 
 
@@ -249,7 +249,7 @@ def test_features_of_zeros_are_told_apart_by_trying() -> None:
 def test_what_is_nearly_a_pool_is_none(pool: Callable[[Tensor], Tensor]) -> None:
     network = attach_exits(Named(in_a_list, Pooling(8, pool)).eval(), images())
     (one, _) = network.backbone.exits
-    assert one.in_line and one.tap == "model.exit1.fc.input" and one.pool == "none"
+    assert one.how == "its own code" and one.tap == "model.stem" and one.pool == ""
 
 
 def in_a_list(*answers: Tensor) -> list[Tensor]:
@@ -287,21 +287,6 @@ class Wrapped(nn.Module):
         return self.written(self.inner, x)
 
 
-def one_by_one(model: nn.Module, x: Tensor) -> Iterator[Tensor]:
-    yield from model(x)
-
-
-class Shared(InAList):
-    """One head for all."""
-
-    def forward(self, x: Tensor) -> Any:
-        answers = []
-        for layer in self.blocks:
-            x = layer(x)
-            answers.append(self.exits[0](x[:, :8]))
-        return answers
-
-
 class UsesThem(InAList):
     """Later exits add what earlier ones said."""
 
@@ -320,24 +305,6 @@ class Feeds(InAList):
         return [one, self.exits[2](self.blocks[2](x))]
 
 
-class Leaves(InAList):
-    """Returns fewer exits once it is sure."""
-
-    def forward(self, x: Tensor) -> Any:
-        answers = []
-        for layer, head in zip(self.blocks, self.exits, strict=True):
-            x = layer(x)
-            answers.append(head(x))
-            if len(answers) < 3 and answers[-1].softmax(1).amax() > 0.999:
-                break
-        return answers
-
-
-class Scaled(InAList):
-    def forward(self, x: Tensor) -> Any:
-        return [y / 2 for y in super().forward(x)]
-
-
 class Twice(InAList):
     """Runs each block twice, so that none can be a tap."""
 
@@ -351,43 +318,70 @@ def by(forward: Callable[[nn.Module, Tensor], Any]) -> Callable[[], nn.Module]:
     return lambda: Wrapped(InAList(), forward)
 
 
+class Stochastic(InAList):
+    """Drops in eval mode, too."""
+
+    def forward(self, x: Tensor) -> Any:
+        return super().forward(F.dropout(x, 0.1, training=True))
+
+
+class ByNumpy(InAList):
+    """Leaves PyTorch between two blocks, where no dispatcher sees it."""
+
+    def forward(self, x: Tensor) -> Any:
+        x = self.blocks[0](x)
+        one, y = self.exits[0](x), torch.from_numpy(x.numpy())
+        return [one, self.exits[2](self.blocks[2](self.blocks[1](y)))]
+
+
+class Sizes(InAList):
+    """Does something else for batches of three."""
+
+    def forward(self, x: Tensor) -> Any:
+        answers = super().forward(x)
+        return [answers[0], answers[1], answers[2] * answers[2] if len(x) == 3 else answers[2]]
+
+
 REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
-    "one tensor": (by(lambda m, x: m(x)[2]), r"model: returned a tensor \[2, 7\] of torch.float32, wants a list"),
-    "a stack": (by(lambda m, x: torch.stack(m(x))), r"model: returned a tensor \[3, 2, 7\] of torch.float32, wants"),
-    "one exit": (by(lambda m, x: m(x)[:1]), "model: returned 1 exit in a list, wants .* two exits or more"),
-    "no exit": (by(lambda m, x: ()), "model: returned 0 exits in a tuple, wants"),
-    "a generator": (by(one_by_one), "model: returned a generator, wants a list"),
-    "nested": (by(lambda m, x: [m(x), m(x)]), r"model: returned a list at 0, wants logits \[2, K\]"),
-    "None": (by(lambda m, x: {"a": m(x)[0], "b": None}), r"model: returned a NoneType at 'b', wants logits"),
+    "one tensor": (
+        by(lambda m, x: m(x)[2]),
+        r"model: returned a tensor \[2, 7\] of torch.float32 at the top, in which 1 exit can be told, wants a list",
+    ),
+    "one exit": (by(lambda m, x: m(x)[:1]), r"model: returned a tensor \[2, 7\] .* at 0, in which 1 exit can be told"),
+    "no exit": (by(lambda m, x: ()), "model: returned a tuple, in which no exits can be told, wants"),
+    "a generator": (by(lambda m, x: (y for y in m(x))), "model: returned a generator, in which no exits can be told"),
+    "None": (by(lambda m, x: {"a": m(x)[0], "b": None}), "model: returned a tensor .* at a, in which 1 exit"),
     "features": (
         by(lambda m, x: {"logits": m(x)[0], "features": x}),
-        r"model: returned a tensor \[2, 3, 16, 16\] of torch.float32 at 'features', wants logits \[2, K\]",
+        r"model: returned .* a tensor \[2, 3, 16, 16\] of torch.float32 at features, in which 1 exit can be told",
     ),
     "the same twice": (by(lambda m, x: [m(x)[0]] * 2), "model: returned one tensor at 0 and 1, wants one of each exit"),
     "other classes": (
         lambda: InAList(nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 5)), *later()),
         r"model: returned logits of \[5, 7\] classes, wants one number of them",
     ),
+    "one class": (
+        by(lambda m, x: [y[:, :1] for y in m(x)]), r"model: returned logits of \[1\] classes, wants .* at least 2"
+    ),
     "training": (lambda: InAList().train(), r"model: in training mode, wants model.eval\(\)"),
     "a part in training": (lambda: partly_training(), r"model: in training mode"),
-    "a head for several taps": (
-        lambda: Shared(pool_head(8)),
-        "model: its exit 0 is the output of 'exits.0.2', which runs 3 times in a forward; wants a linear layer",
+    "logits that later exits add": (
+        lambda: UsesThem(), r"model: its exit 2 depends on what its exit 0 says, by add at test_attach_exits.py:\d+"
     ),
-    "a convolution for a head": (
-        lambda: InAList(nn.Sequential(nn.Conv2d(8, 7, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten()), *later()),
-        "model: its exit 0 is not the output of an nn.Linear .* model/README.md",
+    "logits that later layers use": (
+        lambda: Feeds(), r"model: its exit 1 depends on what its exit 0 says, by _softmax at test_attach_exits.py:\d+"
     ),
-    "scaled logits": (lambda: Scaled(), "model: its exit 0 is not the output of an nn.Linear"),
-    "a linear layer of one's own": (
-        lambda: InAList(nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), Doubled(8, CLASSES)), *later()),
-        r"model: its exit 0 ends in 'exits.0.2', which cannot be fused: '0' \(Doubled\) is none of",
+    "chance": (
+        lambda: Stochastic(), r"model: its exit 0 is drawn by chance, in bernoulli_ at test_attach_exits.py:\d+"
     ),
-    "logits that later exits add": (lambda: UsesThem(), "model: its last exit uses what earlier exits say"),
-    "logits that later layers use": (lambda: Feeds(), "model: its last exit uses what earlier exits say"),
-    "a forward that is left": (lambda: Leaves(), "model: does not run on without its heads: IndexError"),
+    "numpy": (lambda: ByNumpy(), r"model: the host reads a number .*, numpy\(\) at test_attach_exits.py:\d+"),
+    "a batch of three": (lambda: Sizes(), "model: returns, or does, something else for three samples than for two"),
     "TorchScript": (
         lambda: torch.jit.trace(InAList().eval(), images()), "model: is a TopLevelTracedModule, .* wants the module"
+    ),
+    "a part of TorchScript": (
+        lambda: InAList(torch.jit.script(pool_head(8)), *later()),
+        "model: its layer 'exits.0' is a RecursiveScriptModule",
     ),
     "compiled": (lambda: torch.compile(InAList().eval()), "model: is a OptimizedModule, .* wants the module behind it"),
 }  # fmt: skip
@@ -395,11 +389,6 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
 
 def later() -> list[nn.Module]:
     return [pool_head(12), pool_head(16)]
-
-
-class Doubled(nn.Linear):
-    def forward(self, x: Tensor) -> Tensor:
-        return 2 * super().forward(x)
 
 
 def partly_training() -> nn.Module:

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 import torch
-from auxhead.model import EarlyExitNetwork, ExitRule, FusedAuxHead, load_checkpoint, save_checkpoint
+from auxhead.model import EarlyExitNetwork, ExitRule, FusedAuxHead, attach_exits, load_checkpoint, save_checkpoint
 from auxhead.model.bad_input import BadInput
 from auxhead.model.images import normalise, open_image, to_pixels
+from support.checkpoint_files import as_of_format_3, weights_of
 from support.example_models import SmallNet, plain_heads
 from support.pictures import write_image_folder
 from torch import nn
@@ -83,7 +84,7 @@ def test_heads_alone_go_to_the_users_backbone(tmp_path: Path, network: EarlyExit
     assert loaded.network.backbone is mine
     assert all(torch.equal(value, before[name]) for name, value in mine.state_dict().items())
     assert_same_answers(loaded.network, network)
-    assert (tmp_path / "model.safetensors").stat().st_size < 4000
+    assert weights_of(tmp_path).stat().st_size < 4000
 
 
 @pytest.mark.gpu
@@ -143,13 +144,13 @@ def test_hidden_layers_come_back(tmp_path: Path) -> None:
     assert [head.map_size for head in loaded.fused_heads] == [None, None, (2, 2)]
     assert loaded.fused_heads[2].hidden.norm.eps == 1e-3 and loaded.fused_heads[2].hidden.norm.bias is None
     save_checkpoint(tmp_path / "again", loaded)
-    for name in ("model.json", "model.safetensors"):
+    for name in ("model.json", weights_of(tmp_path).name):
         assert (tmp_path / "again" / name).read_bytes() == (tmp_path / name).read_bytes()
 
 
 def test_files_of_heads_without_hidden_layers_are_as_they_were(saved: Path) -> None:
     content = json.loads((saved / "model.json").read_text())
-    assert content["format"] == 3 and all(list(head) == HEAD_FIELDS for head in content["heads"].values())
+    assert content["format"] == 4 and all(list(head) == HEAD_FIELDS for head in content["heads"].values())
 
 
 @pytest.mark.parametrize(
@@ -225,28 +226,89 @@ def test_without_a_size_no_pictures_are_read(tmp_path: Path, network: EarlyExitN
         load_checkpoint(tmp_path, SmallNet()).read_images(["x.png"])
 
 
+class WithOwnExits(nn.Module):
+    def __init__(self, classes: int = 5) -> None:
+        super().__init__()
+        self.block0, self.block1 = (nn.Sequential(nn.Conv2d(i, o, 3, 2, 1), nn.ReLU()) for i, o in ((3, 8), (8, 12)))
+        self.exit = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, classes))
+        self.last = nn.Linear(12, classes)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        one = self.block0(x)
+        return self.exit(one), self.last(self.block1(one).mean((2, 3)))
+
+
+class Words(WithOwnExits):
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(7, 3 * 16)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return super().forward(self.words(x).unflatten(2, (3, 16)).movedim(2, 1))
+
+
+@pytest.mark.parametrize("with_backbone", [True, False])
+@pytest.mark.parametrize(
+    ("kind", "x"), [(WithOwnExits, torch.randn(3, 3, 16, 16)), (Words, torch.arange(24).view(3, 8) % 7)]
+)
+def test_a_model_with_exits_of_its_own_comes_back(
+    tmp_path: Path, kind: Any, x: torch.Tensor, with_backbone: bool
+) -> None:
+    torch.manual_seed(1)
+    model = kind().eval()
+    network = attach_exits(model, x, rules=ExitRule(0.21, temperature=2.0))
+    save_checkpoint(tmp_path, network, with_backbone=with_backbone)
+    mine = kind()
+    if not with_backbone:
+        mine.load_state_dict(model.state_dict())
+    loaded = load_checkpoint(tmp_path, mine)
+    assert all(torch.equal(a, b) for a, b in zip(loaded.network(x), network(x), strict=True))
+    assert not mine.training and all(torch.equal(a, b) for a, b in zip(mine(x), model(x), strict=True))
+    save_checkpoint(tmp_path / "again", loaded.network, with_backbone=with_backbone)
+    assert (tmp_path / "again" / "model.json").read_bytes() == (tmp_path / "model.json").read_bytes()
+    as_backbone = load_checkpoint(tmp_path, attach_exits(model, x).backbone).network
+    assert torch.equal(as_backbone(x).exit_index, network(x).exit_index)
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        (WithOwnExits(6), "its exit at 'model.block0' has num_classes 6, saved was 5"),
+        (
+            nn.Sequential(nn.Conv2d(3, 5, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten()),
+            "wants the model that was handed to",
+        ),
+    ],
+)
+def test_a_model_with_other_exits_is_refused_and_left_alone(tmp_path: Path, other: nn.Module, message: str) -> None:
+    save_checkpoint(tmp_path, attach_exits(WithOwnExits().eval(), images(2)))
+    before = copy.deepcopy(other.state_dict())
+    with pytest.raises(BadInput, match=f"backbone: the exits of .* cannot be found as they were in .*{message}"):
+        load_checkpoint(tmp_path, other)
+    assert other.training and all(torch.equal(value, before[name]) for name, value in other.state_dict().items())
+
+
 def test_nothing_unfinished_is_left(saved: Path) -> None:
-    assert sorted(path.name for path in saved.iterdir()) == ["model.json", "model.safetensors"]
+    assert sorted(saved.iterdir()) == [weights_of(saved), saved / "model.json"]
 
 
 def no_space(*_: Any) -> None:
     raise OSError("no space left")
 
 
-def test_an_interrupted_save_leaves_no_description_of_other_parameters(
+def test_a_description_that_cannot_be_written_leaves_the_older_checkpoint(
     saved: Path, network: EarlyExitNetwork, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("auxhead.model.checkpoint.write_json", no_space)
+    monkeypatch.setattr("auxhead.model.checkpoint_files.as_json", no_space)
     with pytest.raises(OSError, match="no space"):
-        save_checkpoint(saved, network)
-    with pytest.raises(BadInput, match=r"has no model\.json"):
-        load_checkpoint(saved, SmallNet())
+        save_checkpoint(saved, EarlyExitNetwork(SmallNet(), plain_heads()))
+    assert_same_answers(load_checkpoint(saved, SmallNet()).network, network)
 
 
 def test_parameters_that_cannot_be_written_leave_the_older_checkpoint(
     saved: Path, network: EarlyExitNetwork, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("auxhead.model.checkpoint.save_file", no_space)
+    monkeypatch.setattr("auxhead.model.checkpoint_files.save_file", no_space)
     with pytest.raises(OSError, match="no space"):
         save_checkpoint(saved, EarlyExitNetwork(SmallNet(), plain_heads()))
     assert_same_answers(load_checkpoint(saved, SmallNet()).network, network)
@@ -359,9 +421,11 @@ def test_a_backbone_that_does_not_fit_is_left_as_it_was(saved: Path, backbone: C
         assert mine.training
 
 
-@pytest.mark.parametrize("name", ["model.json", "model.safetensors"])
-def test_missing_files(saved: Path, name: str) -> None:
-    (saved / name).unlink()
+@pytest.mark.parametrize("pattern", ["model.json", "model-*"])
+def test_missing_files(saved: Path, pattern: str) -> None:
+    (path,) = saved.glob(pattern)
+    name = path.name
+    path.unlink()
     with pytest.raises(BadInput, match=f"checkpoint: .* has no {name}"):
         load_checkpoint(saved, SmallNet())
 
@@ -384,13 +448,19 @@ def other_classes(heads: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda _: {"format": 1}, "has format 1, wants 3; written by another version"),
-        (lambda _: {"format": 4}, "has format 4, wants 3; written by a newer version"),
+        (lambda _: {"format": 1}, "has format 1, wants 4; written by another version"),
+        (lambda _: {"format": 5}, "has format 5, wants 4; written by a newer version"),
         (lambda _: {"calibration": {}}, "has calibration: got {}, wants a report with its format, or None"),
         (lambda _: {"image_size": "16"}, "has image_size: got '16', wants a positive int or None"),
         (lambda _: {"std": [0.5, 0.5, 0.0]}, "has std: got .*, wants three numbers greater than 0"),
         (lambda _: {"mean": [0.5, 0.5, math.nan]}, "has mean: got .*, wants three numbers"),
-        (lambda _: {"surprise": 1}, "has surprise, which format 3 has not"),
+        (lambda _: {"parameters": "../x"}, "has parameters: got .*, wants the SHA-256 of a file or None"),
+        (
+            lambda _: {"own_exits": {"input": [2**20, 2**20], "dtype": "int64", "final": None}},
+            "has own_exits: got .*, wants the sizes",
+        ),
+        (lambda _: {"own_exits": {"input": [3], "dtype": "load", "final": None}}, "has own_exits: got .*, wants the"),
+        (lambda _: {"surprise": 1}, "has surprise, which format 4 has not"),
         (lambda _: {"heads": [1]}, r"has heads: got \[1\], wants heads by tap"),
         (lambda _: {"heads": {}}, "has heads: got {}, wants heads by tap"),
         (lambda old: with_head(old, pool="median"), "has a head 'block0' that cannot be made: pool: got 'median'"),
@@ -412,8 +482,9 @@ def other_classes(heads: dict[str, Any]) -> dict[str, Any]:
         (lambda old: with_head(old, rule=3), "has a head 'block0' that cannot be made"),
         (lambda old: with_head(old, in_features=9), r"'heads.0.linear.weight' is \[5, 9\], saved was \[5, 8\]"),
     ],
-    ids="format newer report size std nan extra-key heads no-heads pool head-key threshold half-a-rule enabled "
-    "probs lazy memory no-pool all-classes classes names surrogate pixels large true rule width".split(),
+    ids="format newer report size std nan path memory-of-input type extra-key heads no-heads pool head-key "
+    "threshold half-a-rule enabled probs lazy memory no-pool all-classes classes names surrogate pixels large true "
+    "rule width".split(),
 )
 def test_descriptions_that_do_not_fit(saved: Path, change: Callable[[Any], Any], message: str) -> None:
     path = saved / "model.json"
@@ -425,7 +496,7 @@ def test_descriptions_that_do_not_fit(saved: Path, change: Callable[[Any], Any],
 
 @pytest.mark.parametrize(("name", "content"), [("model.json", "{"), ("model.json", "[]"), ("model.safetensors", "x")])
 def test_damaged_files(saved: Path, name: str, content: str) -> None:
-    (saved / name).write_text(content)
+    (as_of_format_3(saved) / name).write_text(content)
     with pytest.raises(BadInput, match=name):
         load_checkpoint(saved, SmallNet())
 
@@ -435,10 +506,12 @@ def test_a_calibration_is_kept_and_a_checkpoint_without_one_is_read(saved: Path)
     save_checkpoint(saved, load_checkpoint(saved, SmallNet()).network, calibration=report)
     loaded = load_checkpoint(saved, SmallNet())
     assert loaded.calibration == report
-    path = saved / "model.json"
+    path = as_of_format_3(saved) / "model.json"
     content = json.loads(path.read_text())
     heads = {tap: without(head, "extract") for tap, head in content["heads"].items()}
-    path.write_text(json.dumps({**without(content, "calibration", "logits"), "heads": heads, "format": 2}))
+    path.write_text(
+        json.dumps({**without(content, "calibration", "logits", "learned_from"), "heads": heads, "format": 2})
+    )
     older = load_checkpoint(saved, SmallNet())
     assert older.calibration is None
     assert [head.rule.threshold for head in older.network.fused_heads] == [

@@ -8,6 +8,7 @@ import pytest
 import torch
 from auxhead.model import EarlyExitNetwork, ExitRule, FusedAuxHead, load_checkpoint, save_checkpoint
 from auxhead.model.bad_input import BadInput
+from support.checkpoint_files import as_of_format_3
 from support.damaged import UNREADABLE, assert_short, damaged_bytes, damaged_json, make_unreadable, read_damaged
 from support.example_models import SmallNet, plain_heads
 
@@ -22,7 +23,7 @@ def saved(tmp_path: Path) -> Path:
     rules = {"block0": ExitRule(0.25, temperature=2.0), "block1": ExitRule(0.5, enabled=False), "block2": 0.1}
     network = EarlyExitNetwork(SmallNet(), heads, rules)
     save_checkpoint(tmp_path, network, backbone="my:net", classes=list("abcde"), image_size=8, accuracy={"test": 0.5})
-    return tmp_path
+    return as_of_format_3(tmp_path)
 
 
 def check(saved: Path, name: str, content: bytes) -> bool:

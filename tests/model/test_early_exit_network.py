@@ -4,9 +4,11 @@ import copy
 
 import pytest
 import torch
-from auxhead.model import EarlyExitNetwork, ExitResult, ExitRule, FusedAuxHead, fuse_aux_heads
-from support.example_models import SmallNet, answer_slowly, plain_head, plain_heads
+from auxhead.model import EarlyExitNetwork, ExitResult, ExitRule, FusedAuxHead, ModuleHead, fuse_aux_heads, make_runner
+from auxhead.model.calibration.exit_logits import collect_logits
+from support.example_models import SmallNet, answer_slowly, branch, plain_head, plain_heads
 from support.failing import allocations, out_of_memory_at
+from support.head_plan_cases import Adapter
 from torch import Tensor, nn
 
 
@@ -316,7 +318,7 @@ def test_heads_see_the_autocast_of_the_layer_that_they_tap() -> None:
                 return super().forward(x)
 
     net = EarlyExitNetwork(Casting(), plain_heads())
-    net._checked = True
+    net._checked = net._heads_now()
     assert {logits.dtype for logits in net.logits(images(2))} == {torch.bfloat16}
 
 
@@ -350,3 +352,133 @@ def test_a_network_takes_over_its_backbones_mode(mode: bool) -> None:
     net = EarlyExitNetwork(backbone, plain_heads())
     assert net.training is mode and all(head.training is mode for head in net.heads.modules())
     assert {module: module.training for module in backbone.modules()} == modes
+
+
+# Heads that are changed or put in later
+
+
+def test_an_adapter_on_a_head_answers_as_its_logits(device: torch.device) -> None:
+    net, x = network(0.0, device), images(32, device)
+    before = net(x).label
+    net.heads[0].linear = Adapter(net.heads[0].linear)
+    with torch.no_grad():
+        assert torch.equal(net(x).label, net.logits(x)[0].argmax(1)) and not torch.equal(net(x).label, before)
+    assert EarlyExitNetwork(net.backbone, dict(zip(net.taps, net.heads, strict=True)), example_input=x).describe()
+
+
+CALLS = {
+    "answer": lambda net, x: net(x),
+    "logits": lambda net, x: net.logits(x),
+    "runner": lambda net, x: make_runner(net, x, exits="eager"),
+    "calibration": lambda net, x: collect_logits(net, [(x, torch.zeros(len(x), dtype=torch.int64))]),
+}
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+@pytest.mark.parametrize(
+    ("put", "error", "message"),
+    [
+        (lambda net: net.heads.__setitem__(0, FusedAuxHead(8, 7)), ValueError, "has 7 classes, wants 5, as the backb"),
+        (lambda net: setattr(net.heads[0], "linear", nn.Linear(8, 7)), ValueError, "has 7 classes, wants 5, as the"),
+        (lambda net: net.heads[0]._modules.update(linear=nn.Linear(8, 7)), ValueError, "has 7 classes, wants 5"),
+        (lambda net: net.heads.__setitem__(0, ModuleHead(plain_head(8, 7))), ValueError, "has 7 classes, wants 5"),
+        (lambda net: net.heads.__setitem__(0, FusedAuxHead(9, 5)), ValueError, "its linear layer takes 9 features"),
+        (lambda net: net.heads.__setitem__(0, plain_head(8)), TypeError, "got Sequential, wants a FusedAuxHead"),
+    ],
+    ids=["head", "layer", "unseen", "module", "width", "no head"],
+)
+def test_a_head_that_does_not_fit_is_refused_when_it_was_put_in(put, error, message, call) -> None:
+    x = images(3)
+    net = network(example_input=x)
+    before = net.heads[0], net.heads[0].linear
+    put(net)
+    net.eval()
+    for _ in range(2):
+        with pytest.raises(error, match=rf"^heads\['block0'\]: {message}"):
+            call(net, x)
+    net.heads[0] = before[0]
+    net.heads[0].linear = before[1]
+    call(net, x)
+
+
+def test_other_numbers_of_heads_are_refused() -> None:
+    x = images(3)
+    net = network(example_input=x)
+    del net.heads[2]
+    with pytest.raises(ValueError, match="^heads: got 2, wants 3, one for each of"):
+        net(x)
+
+
+def test_a_head_of_the_same_classes_is_put_in() -> None:
+    """Checked as the others were: its width is found, and a module that writes to its input gets a copy."""
+    x = images(3)
+    net = network(0.0, example_input=x)
+    net.heads[0], net.heads[2] = FusedAuxHead(None, 5, rule=0.0), ModuleHead(branch(16, inplace=True).eval())
+    assert torch.equal(net(x).label, net.logits(x)[0].argmax(1))
+    assert net.heads[0].in_features == 8 and net.heads[2].run.writes_input
+
+
+class Louder(FusedAuxHead):
+    def logits(self, x: Tensor) -> Tensor:
+        return 3 * super().logits(x)
+
+
+class Renamed(FusedAuxHead):
+    def describe(self) -> str:
+        return "mine"
+
+
+def test_heads_with_another_way_to_answer_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"^heads\['block0'\]: is a Louder that has a logits of its own"):
+        EarlyExitNetwork(SmallNet(), {"block0": Louder(8, 5)})
+    head = FusedAuxHead(8, 5)
+    head.forward = lambda x: x
+    with pytest.raises(ValueError, match=r"^heads\['block0'\]: is a FusedAuxHead that has a forward of its own"):
+        EarlyExitNetwork(SmallNet(), {"block0": head})
+    assert EarlyExitNetwork(SmallNet(), {"block0": Renamed(8, 5)}).describe().endswith("mine")
+    x, louder = torch.randn(3, 8), Louder(8, 5)
+    torch.testing.assert_close(louder(x).probs, louder.logits(x).softmax(1))
+
+
+def test_layers_of_a_head_keep_their_modes() -> None:
+    """A dropout that acts in eval mode (Monte-Carlo dropout) is the user's choice."""
+    head = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Dropout(0.5), nn.Linear(8, 5)).eval()
+    head[2].train()
+    net = EarlyExitNetwork(SmallNet().eval(), {"block0": head})
+    assert isinstance(net.heads[0], ModuleHead) and "training mode" in net.heads[0].why_not_fused
+    assert head[2].training and not head[3].training
+
+
+# Inputs and backbones of other kinds
+
+
+@pytest.mark.parametrize("checked", [False, True])
+def test_transforms_want_checked_taps(checked: bool) -> None:
+    x = images(4)
+    net = network(example_input=x if checked else None)
+    for of_one in (lambda one: net(one[None]).label, lambda one: net.logits(one[None])[0]):
+        if checked:
+            assert len(torch.func.vmap(of_one)(x)) == 4
+        else:
+            with pytest.raises(RuntimeError, match="^network: its taps are not checked yet, .*network.check_taps"):
+                torch.func.vmap(of_one)(x)
+    assert len(net(x).label) == 4
+
+
+@pytest.mark.parametrize("layout", ["sparse", "nested"])
+def test_batches_of_other_layouts_are_refused_by_name(layout: str) -> None:
+    x, net = images(3), network(example_input=images(3))
+    x = x.to_sparse() if layout == "sparse" else torch.nested.nested_tensor(list(x))
+    for name, call in (("x", net), ("x", net.logits), ("x", network()), ("example_input", network().check_taps)):
+        with pytest.raises(TypeError, match=f"^{name}: got a .* tensor, wants a dense one"):
+            call(x)
+
+
+def test_a_backbone_with_scripted_layers() -> None:
+    backbone, x = SmallNet().eval(), images(3)
+    wanted = EarlyExitNetwork(backbone, heads := plain_heads(), example_input=x).eval()(x)
+    backbone.block1 = torch.jit.script(backbone.block1)
+    kept = {tap: head for tap, head in heads.items() if tap != "block1"}
+    assert torch.equal(EarlyExitNetwork(backbone, kept, example_input=x).eval()(x).label, wanted.label)
+    with pytest.raises(ValueError, match="^heads: layer 'block1' never runs in a forward.* it is TorchScript"):
+        EarlyExitNetwork(backbone, heads, example_input=x)

@@ -2,6 +2,8 @@
 
 import copy
 import pickle
+import threading
+import time
 import warnings
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -188,3 +190,25 @@ def test_what_launches_have_counted_is_not_counted_again(net: EarlyExitNetwork, 
         with as_on_a_gpu():
             net(x, stop=stop)
         assert torch.equal(counted_again(net), wanted), stop
+
+
+def test_threads_that_use_it_first_at_once_are_all_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monitor, began, zeros = ExitMonitor((0.5, 0.5), 10), threading.Barrier(4), torch.zeros
+
+    def slow(*shape: int, **options: object) -> torch.Tensor:
+        time.sleep(0.02)
+        return zeros(*shape, **options)
+
+    def count() -> None:
+        exits, confidence = torch.zeros(8, dtype=torch.int64), torch.full((8,), 0.5)
+        began.wait()
+        monitor.count(exits, confidence)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("auxhead.model.exit_monitor.torch.zeros", slow)
+        threads = [threading.Thread(target=count) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert monitor.counts().tolist() == [32, 0]

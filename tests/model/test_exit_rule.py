@@ -2,12 +2,14 @@
 
 import copy
 import io
+import threading
 
 import pytest
 import torch
 from auxhead.kernels import CRITERIA
 from auxhead.model import ExitRule, FusedAuxHead
 from torch import nn
+from torch.optim.swa_utils import AveragedModel
 
 
 def address(rule: ExitRule) -> tuple[int, int]:
@@ -207,3 +209,63 @@ def test_the_criterion_travels(criterion: str) -> None:
     other.load_state_dict(rule.state_dict())
     assert (other.criterion, other.threshold, other.temperature) == (criterion, 0.25, 2.0)
     assert other.criterion is ExitRule(criterion=criterion).criterion, "by which plans and runners tell a change"
+
+
+def held(rule: ExitRule) -> tuple[float, float]:
+    return rule.threshold_tensor.item(), rule.temperature_tensor.item()
+
+
+def loaded(rule: ExitRule) -> ExitRule:
+    other = ExitRule()
+    other.load_state_dict(rule.state_dict())
+    return other
+
+
+@pytest.mark.parametrize("use_buffers", [False, True])
+def test_an_average_of_models_says_what_its_tensors_hold(use_buffers: bool, device: torch.device) -> None:
+    head = FusedAuxHead(2, 3, rule=ExitRule(0.25, temperature=1.0)).to(device)
+    averaged = AveragedModel(head, use_buffers=use_buffers)
+    averaged.update_parameters(head)
+    head.rule.threshold, head.rule.temperature = 0.75, 3.0
+    averaged.update_parameters(head)
+    rule = averaged.module.rule
+    wanted = (0.5, 2.0) if use_buffers else (0.75, 3.0)
+    assert (rule.threshold, rule.temperature) == held(rule) == wanted
+    assert rule.numbers == tuple(rule.get_extra_state().tolist()) == (0.0, *wanted, 1.0)
+    for other in (copy.deepcopy(rule), copy.deepcopy(rule).half(), copy.deepcopy(rule).to("cpu"), loaded(rule)):
+        assert (other.threshold, other.temperature) == held(other) == wanted
+    rule.enabled = False
+    assert (rule.threshold, held(rule)[0]) == (wanted[0], 1.0)
+
+
+@pytest.mark.parametrize("way", ["copy", "data", "numpy"])
+def test_whatever_writes_to_the_tensors_is_what_the_attributes_say(way: str) -> None:
+    rule = ExitRule(0.7, temperature=1.1, enabled=False)
+    if way == "copy":
+        rule.threshold_tensor.copy_(torch.tensor(0.5))
+    elif way == "data":
+        rule.threshold_tensor.data.copy_(torch.tensor(0.5))
+    else:  # as a broadcast, which counts no version up
+        rule.threshold_tensor.numpy()[()] = 0.5
+    assert (rule.threshold, rule.enabled, rule.temperature) == (0.5, True, 1.1)
+
+
+def test_what_nobody_else_wrote_stays_exact() -> None:
+    rule = ExitRule(0.7, temperature=1.1)
+    rule.temperature_tensor.fill_(2.0)
+    assert (rule.temperature, rule.threshold) == (2.0, 0.7)
+    rule.threshold_tensor.fill_(1.0)  # as that of a rule that is not enabled
+    assert (rule.threshold, rule.enabled) == (1.0, True)
+
+
+def test_threads_that_read_and_write_lose_nothing() -> None:
+    rule, stop = ExitRule(0.5), threading.Event()
+    reader = threading.Thread(target=lambda: [rule.threshold for _ in iter(stop.is_set, True)])
+    reader.start()
+    try:
+        for step in range(300):
+            rule.threshold = step / 300
+            assert rule.threshold == step / 300
+    finally:
+        stop.set()
+        reader.join()

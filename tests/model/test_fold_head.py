@@ -2,9 +2,10 @@
 
 import pytest
 import torch
-from auxhead.model import FusedAuxHead, fuse_aux_heads
+from auxhead.model import EarlyExitNetwork, FusedAuxHead, ModuleHead, fuse_aux_heads
 from support.head_sequentials import MAP, avg, drop, flat, maximum, named, same, seq
 from torch import nn
+from torch.nn.utils import parametrizations, prune, spectral_norm, weight_norm
 
 
 def norm(make: type[nn.Module], channels: int, **options: object) -> nn.Module:
@@ -113,3 +114,63 @@ NOT_LINEAR = {
 def test_what_is_not_linear_is_refused(make):
     with pytest.raises(ValueError, match="^module: "):
         FusedAuxHead.from_module(make().eval())
+
+
+def own_forward(part: nn.Module) -> None:
+    forward = part.forward
+    part.forward = lambda x: forward(x) * 2
+
+
+#: What users put on layers of a head; the last ones on those with a weight.
+ON_ANY = {
+    "hook": lambda part: part.register_forward_hook(lambda *said: said[-1] * 2),
+    "hook with keywords": lambda part: part.register_forward_hook(lambda *said: said[-1] * 2, with_kwargs=True),
+    "pre-hook": lambda part: part.register_forward_pre_hook(lambda _, x: (x[0] * 2,)),
+    "backward hook": lambda part: part.register_full_backward_hook(lambda *_: None),
+    "backward pre-hook": lambda part: part.register_full_backward_pre_hook(lambda *_: None),
+    "forward": own_forward,
+    "class": lambda part: setattr(part, "__class__", type("Mine", (type(part),), {})),
+}
+ON_WEIGHTS = {
+    "pruning": lambda part: prune.l1_unstructured(part, "weight", 0.5),
+    "old weight norm": weight_norm,
+    "old spectral norm": spectral_norm,
+    "weight norm": parametrizations.weight_norm,
+    "spectral norm": parametrizations.spectral_norm,
+    "orthogonal": parametrizations.orthogonal,
+    "computed": lambda part: (delattr(part, "weight"), setattr(part, "weight", torch.randn(5, 4) * 2)),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*norm.* is deprecated:FutureWarning")
+@pytest.mark.parametrize("mode", ["training", "eval"])
+@pytest.mark.parametrize(
+    ("put", "place"),
+    [(put, place) for put in ON_ANY for place in (None, 0, 1, 2, 3, 5, 6)] + [(put, 6) for put in ON_WEIGHTS],
+)
+def test_what_users_have_put_on_a_head_stays_on_it(put: str, place: int | None, mode: str) -> None:
+    """In eval mode, where such a head could be folded, as in training mode."""
+    parts = [nn.Conv2d(6, 4, 1), avg(1), flat(), norm1(4), same(), same(), nn.Linear(4, 5)]
+    if mode == "training" or put in ON_WEIGHTS:  # which is no matter of folding
+        parts[0], parts[3] = same(), same()
+        parts[6] = nn.Linear(6, 5) if put != "computed" else nn.Linear(4, 5)
+        parts[0] = nn.Conv2d(6, 4, 1) if put == "computed" else parts[0]
+    head = seq(*parts).train(mode == "training")
+    assert put in ON_WEIGHTS or FusedAuxHead.from_module(head)
+    {**ON_ANY, **ON_WEIGHTS}[put](head if place is None else head[place])
+    with pytest.raises(ValueError, match="^module: "):
+        FusedAuxHead.from_module(head)
+    assert not fuse_aux_heads(nn.ModuleDict({"exit": head})).replaced
+    backbone = seq(nn.Conv2d(3, 6, 1), avg(1), flat(), nn.Linear(6, 5))
+    x = torch.randn(2, 3, 4, 4)
+    network = EarlyExitNetwork(backbone.train(mode == "training"), {"0": head}, example_input=x)
+    assert isinstance(network.heads[0], ModuleHead)
+    torch.testing.assert_close(network.eval().logits(x)[0], head(backbone[0](x)))
+
+
+def test_a_layer_in_training_mode_is_not_folded() -> None:
+    """A batch norm, say, that goes on counting."""
+    head = FOLDED["batch norm"]().eval()
+    head[2].train()
+    with pytest.raises(ValueError, match="in eval mode it could be folded"):
+        FusedAuxHead.from_module(head)

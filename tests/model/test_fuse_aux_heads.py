@@ -286,3 +286,45 @@ def test_a_classifier_with_a_forward_of_its_own_is_left_alone() -> None:
     model["nested"][0].forward = lambda x: x * 0
     report = fuse_aux_heads(model)
     assert not report.replaced and all("has a forward of its own" in why for why in report.left_alone.values())
+
+
+class WithFeatures(nn.Module):
+    """An exit, and features that look like heads and whose output goes on to the next layer."""
+
+    def __init__(self, width: int, *before: nn.Module) -> None:
+        super().__init__()
+        self.exit = plain_head(6)
+        self.features = nn.Sequential(*before, linear(6, width))
+        self.next = linear(width, 5)
+
+    def forward(self, x: Tensor) -> tuple:
+        return self.exit(x), self.next(self.features(x).relu())
+
+
+FEATURES = {
+    "flattened": (lambda: WithFeatures(84, flat()), (3, 6, 1, 1), ["exit"]),
+    "normed": (lambda: WithFeatures(84, nn.LayerNorm(6)), (3, 4, 6), []),
+    "pooled": (lambda: WithFeatures(84, avg(1), flat()), (3, 6, 4, 4), ["exit"]),
+    "as many as classes": (lambda: WithFeatures(5, flat()), (3, 6, 1, 1), []),  # nothing tells one from the other
+}
+
+
+@pytest.mark.parametrize("kind", FEATURES)
+def test_features_within_a_backbone_are_left_alone(kind: str) -> None:
+    make, shape, replaced = FEATURES[kind]
+    model, x = make().eval(), torch.randn(shape)
+    if len(shape) == 3:  # tokens
+        model.exit = nn.Identity()
+    wanted = model(x)
+    assert list(fuse_aux_heads(model).replaced) == replaced
+    assert torch.equal(model(x)[1], wanted[1])
+
+
+def test_features_are_replaced_by_name() -> None:
+    assert list(fuse_aux_heads(WithFeatures(84, flat()), include="features").replaced) == ["features"]
+
+
+def test_a_head_with_as_many_features_as_classes_is_replaced() -> None:
+    """It reads a map, so that no head's scores can come in."""
+    model = nn.ModuleDict({"first": plain_head(5), "second": plain_head(5)})
+    assert list(fuse_aux_heads(model).replaced) == ["first", "second"]

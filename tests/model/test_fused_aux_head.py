@@ -5,8 +5,10 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from auxhead.model import ExitRule, FusedAuxHead, HeadOutput
+from auxhead.model import ExitRule, FusedAuxHead, HeadOutput, ModuleHead
+from auxhead.model.hooks import ThreadHook
 from support.example_models import assert_as_exact, in_double, softmax_of
+from support.head_plan_cases import PUT_ON, make_head, make_input
 from support.head_sequentials import ALL, MAP, OF_MAPS, drop, seq
 from torch import nn
 from torch.nn.utils import prune
@@ -271,22 +273,51 @@ def test_a_rule_left_on_the_meta_device_is_no_silent_answer() -> None:
     torch.testing.assert_close(out.probs, torch.softmax(head.logits(x), 1))
 
 
-def test_a_layer_whose_hooks_make_its_weight_is_refused() -> None:
-    """Nobody calls them: the weight would be that of the last call of the layer."""
+@pytest.mark.filterwarnings("ignore:.*weight_norm.* is deprecated:FutureWarning")
+@pytest.mark.parametrize("change", PUT_ON.values(), ids=PUT_ON)
+def test_what_is_put_on_a_layer_is_in_answers_as_in_logits(change: Callable[[FusedAuxHead], object]) -> None:
+    """And no launch of a network passes over it."""
+    head = make_head()
+    x = make_input(head)
+    before = head(x)
+    change(head)
+    assert (head(x).probs - before.probs).abs().max() > 1e-2
+    torch.testing.assert_close(head(x).probs, (head.logits(x) / head.rule.temperature).softmax(1))
+    torch.testing.assert_close(head.logits_of_features(head.features(x)), head.logits(x))
+    with pytest.raises(ValueError, match="^linear .*, which a launch would not follow; wants plain layers"):
+        head.as_exit_head()
+
+
+def test_a_layer_that_is_plain_again_is_launched_again() -> None:
     head = FusedAuxHead(8, 5).eval()
     prune.l1_unstructured(head.linear, "weight", 3)
-    for use in (lambda: head(torch.randn(2, 8)), head.as_exit_head):
-        with pytest.raises(ValueError, match="^linear: carries hooks"):
-            use()
     prune.remove(head.linear, "weight")
-    assert head(torch.randn(2, 8)).probs.shape == (2, 5)
+    assert head.as_exit_head().weight is head.linear.weight
 
 
-def test_a_bias_that_hooks_make_is_refused() -> None:
-    head = FusedAuxHead(8, 5).eval()
-    prune.l1_unstructured(head.linear, "bias", 3)
-    with pytest.raises(ValueError, match="^linear: carries hooks"):
-        head(torch.randn(2, 8))
+def test_a_layer_that_hides_its_sizes_is_named() -> None:
+    head = FusedAuxHead(8, 5)
+    head.linear = nn.Sequential(head.linear)
+    for name in ("num_classes", "in_features"):
+        with pytest.raises(ValueError, match="^linear: is a Sequential without .*_features"):
+            getattr(head, name)
+
+
+@pytest.mark.parametrize(
+    "x", [torch.randn(2, 8).to_sparse(), torch.nested.nested_tensor([torch.randn(8)] * 2)], ids=["sparse", "nested"]
+)
+@pytest.mark.parametrize("head", [FusedAuxHead(8, 5), ModuleHead(nn.Linear(8, 5))], ids=["fused", "module"])
+def test_tensors_of_other_layouts_are_refused_by_name(head: nn.Module, x: torch.Tensor) -> None:
+    for call in (head, head.logits):
+        with pytest.raises(TypeError, match="^x: got a .* tensor, wants a dense one"):
+            call(x)
+
+
+def test_a_first_input_within_a_transform_is_refused_by_name() -> None:
+    head, x = FusedAuxHead(None, 5), torch.randn(4, 8)
+    with pytest.raises(RuntimeError, match="^x: is the head's first, and within a transform of torch.func"):
+        torch.func.vmap(lambda one: head(one[None]).probs)(x)
+    assert head(x).probs.shape == (4, 5)
 
 
 def test_heads_made_with_one_rule_have_copies_of_it() -> None:
@@ -316,12 +347,23 @@ def test_a_head_that_failed_to_take_its_width_takes_it_later(
     assert head(torch.randn(2, 9)).label.shape == (2,) and head.linear.weight.shape == (5, 9)
 
 
-def test_hooks_that_only_look_are_none_of_its_business() -> None:
+def test_hooks_that_look_are_called() -> None:
+    head, seen = FusedAuxHead(8, 5).eval(), []
+    x = torch.randn(2, 8)
+    before = head(x).probs
+    handle = head.linear.register_forward_hook(lambda _layer, _inputs, output: seen.append(output))
+    torch.testing.assert_close(head(x).probs, before)
+    assert len(seen) == 1
+    handle.remove()
+    assert torch.equal(head(x).probs, before) and len(seen) == 1
+
+
+def test_our_own_hooks_are_none_of_its_business() -> None:
     """As captures and dry runs put on every layer."""
     head = FusedAuxHead(8, 5).eval()
     x = torch.randn(2, 8)
     before = head(x).probs
-    head.linear.register_forward_pre_hook(lambda layer, inputs: None)
+    head.linear.register_forward_hook(ThreadHook(lambda *_: None))
     assert torch.equal(head(x).probs, before) and head.as_exit_head().weight is head.linear.weight
 
 

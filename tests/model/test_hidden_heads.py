@@ -253,13 +253,20 @@ def test_layers_that_do_not_fit_are_refused(change: object, message: str) -> Non
         head(torch.randn(MAP))
 
 
-@pytest.mark.parametrize("layer", ["norm", "linear"])
-def test_hooks_that_make_a_weight_are_refused(layer: str) -> None:
+@pytest.mark.parametrize("put", ["hook", "pruning"])
+@pytest.mark.parametrize("layer", ["hidden", "hidden.norm", "hidden.linear"])
+def test_what_is_put_on_hidden_layers_is_in_answers_as_in_logits(layer: str, put: str) -> None:
     head, x = FusedAuxHead.from_module(HIDDEN["norm-and-hidden"]().eval()), torch.randn(MAP)
-    prune.l1_unstructured(getattr(head.hidden, layer), "weight", 2)
-    for call in (lambda: head(x), head.as_exit_head):
-        with pytest.raises(ValueError, match=f"hidden.{layer}: carries hooks that make its weight"):
-            call()
+    head(x)
+    before = head(x).probs
+    if put == "pruning" and layer != "hidden":
+        prune.l1_unstructured(head.get_submodule(layer), "weight", 0.5)
+    else:
+        head.get_submodule(layer).register_forward_hook(lambda *said: 3 * said[-1])
+    torch.testing.assert_close(head(x).probs, head.logits(x).softmax(1))
+    assert (head(x).probs - before).abs().max() > 1e-4
+    with pytest.raises(ValueError, match=f"^{layer}.* .*, which a launch would not follow"):
+        head.as_exit_head()
 
 
 def test_a_parametrized_hidden_layer_is_followed() -> None:

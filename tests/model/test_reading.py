@@ -74,7 +74,9 @@ def test_layouts_are_inferred(maps: str, tokens: str, device: str) -> None:
     assert [network.extract[tap].layout for tap in network.taps] == [maps, tokens]
     for got, want in zip(network.logits(x), wanted(network, x), strict=True):
         torch.testing.assert_close(got, want)
-    assert network.describe().splitlines()[1] == f"tokens [{', '.join(tokens)}]: pool 'avg', 5 classes"
+    assert network.describe().splitlines()[1] == (
+        f"tokens [{', '.join(tokens)}]: pool 'avg', 5 classes, over all tokens, padding included"
+    )
     with torch.no_grad():
         answer, logits = network(x), torch.stack(wanted(network, x))
     exits = (logits.softmax(2).amax(2) > 0.3).to(torch.int8).tolist()
@@ -202,7 +204,7 @@ def test_an_item_is_read_and_kept(pack: Any, item: Any, tmp_path: Any) -> None:
         with pytest.raises(BadInput, match="has no function at 'pair'"):
             load_checkpoint(tmp_path, copy.deepcopy(backbone), extract={"pair": lambda y: y})
         loaded = load_checkpoint(tmp_path, copy.deepcopy(backbone)).network
-        assert loaded.extract["pair"] == Extract(item, "NCHW")
+        assert loaded.extract["pair"] == Extract(item, "NCHW", mask=None)  # which maps have none of
     assert torch.equal(loaded(x).label, network(x).label)
     assert torch.equal(loaded.logits(x)[0], network.logits(x)[0])
 

@@ -1,88 +1,117 @@
 """``auxhead train``, ``calibrate`` and ``infer``, one after the other, on a folder of images."""
 
 import json
+import shutil
+import subprocess
+import sys
 
 import pytest
-import torch
-from auxhead.model.bad_input import BadInput
-from auxhead.model.training.data_sets import load_folder, read_splits
-from auxhead.model.training.split_record import FILE, unseen_split, write_split_record
+from auxhead.model import load_checkpoint, save_checkpoint
+from auxhead.model.training.data_sets import load_folder
+from PIL import Image
 from support.command_line import assert_one_line_error, auxhead
 from support.pictures import write_image_folder
+from torchvision.models import shufflenet_v2_x0_5
 
 pytestmark = pytest.mark.usefixtures("without_interpreter")
 
+UNKNOWN = "not known what it learned from"
+
 
 @pytest.fixture(scope="module")
-def pictures(tmp_path_factory):
-    return write_image_folder(tmp_path_factory.mktemp("pictures") / "stripes", per_class=90)
-
-
-@pytest.fixture
-def split(pictures):
-    source = load_folder(pictures)
-    return read_splits(source, 16, 3, skip_damaged=False, tell=print, on_image=lambda: None)
-
-
-def test_three_commands(pictures, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    done = auxhead(
-        "train", "--backbone", "shufflenet_v2_x0_5", "--data", pictures,
-        "--image-size", 32, "--epochs", 2, "--seed", 5, "--device", "cpu", "--out", "net",
+def done(tmp_path_factory):
+    """A folder with pictures and a network that was trained on some of them, calibrated on others."""
+    where = tmp_path_factory.mktemp("done")
+    write_image_folder(where / "stripes", per_class=90)
+    made = auxhead(
+        "train", "--backbone", "shufflenet_v2_x0_5", "--data", where / "stripes",
+        "--image-size", 32, "--epochs", 2, "--seed", 5, "--device", "cpu", "--out", where / "net",
     )  # fmt: skip
-    assert done.exit_code == 0 and f"{FILE} (the splits)" in done.output, done.output
-    assert done.output.count("of the work") > 1, "heads are placed by themselves, and it says where"
-    done = auxhead("calibrate", "--checkpoint", "net", "--data", pictures, "--device", "cpu", "--out", "tuned")
-    assert done.exit_code == 0, done.output
-    report = json.loads((tmp_path / "tuned" / "report.json").read_text())
-    assert sum(report["samples"].values()) == len(unseen_split(tmp_path / "net", load_folder(pictures)).labels) == 36
-    done = auxhead("infer", pictures / "lying", "--checkpoint", "tuned", "--json", "x.jsonl", "--device", "cpu")
-    assert done.exit_code == 0 and "90 images in" in done.output, done.output
-    assert len((tmp_path / "x.jsonl").read_text().splitlines()) == 90
-    other = write_image_folder(tmp_path / "others", per_class=12)
-    refused = auxhead("calibrate", "--checkpoint", "net", "--data", other, "--device", "cpu", "--out", "again")
-    assert_one_line_error(refused, "--checkpoint: net was trained on stripes, got others; wants the same images")
-    refused = auxhead(
-        "calibrate", "--checkpoint", "net", "--data", pictures, "--train-data", other, "--device", "cpu", "--out", "x"
+    assert made.exit_code == 0, made.output
+    assert made.output.count("of the work") > 1, "heads are placed by themselves, and it says where"
+    calibrated("net", "stripes", "tuned", where)
+    return where
+
+
+def calibrated(checkpoint, data, out, where, *options):
+    """Run the command; returns what it printed and its report."""
+    command = ("calibrate", "--checkpoint", where / checkpoint, "--data", where / data, "--out", where / out)
+    result = auxhead(*command, "--device", "cpu", *options)
+    assert result.exit_code == 0, result.output
+    return result.output, json.loads((where / out / "report.json").read_text())
+
+
+def test_three_commands(done):
+    report = json.loads((done / "tuned" / "report.json").read_text())
+    assert sum(report["samples"].values()) == 36 and report["left_out"] == 144, "of 180 a fifth was for no training"
+    assert report["bound"]["unknown"] is None
+    answers = done / "x.jsonl"
+    made = auxhead("infer", done / "stripes" / "lying", "--checkpoint", done / "tuned", "--json", answers)
+    assert made.exit_code == 0 and "90 images in" in made.output, made.output
+    assert len(answers.read_text().splitlines()) == 90
+
+
+def test_what_calibrate_wrote_is_calibrated_on_no_image_that_it_learned_from(done):
+    first = json.loads((done / "tuned" / "report.json").read_text())
+    printed, again = calibrated("tuned", "stripes", "again", done, "--seed", 1)
+    assert again["samples"] == first["samples"] and again["left_out"] == 144 and UNKNOWN not in printed
+    assert "Left out are 144 samples that it has learned from" in printed
+    _, third = calibrated("again", "stripes", "third", done, "--seed", 2)
+    assert third["samples"] == first["samples"] and third["accuracy"] == again["accuracy"]
+
+
+def test_renamed_files_copies_and_other_files_of_the_same_pixels_are_known(done):
+    """In a folder of another name, twice, as other files: still 36 images are new, now thrice each."""
+    for folder in (done / "stripes").iterdir():
+        (done / "copies" / folder.name).mkdir(parents=True)
+        for file in folder.iterdir():
+            shutil.copy(file, done / "copies" / folder.name / f"a{file.name}")
+            shutil.copy(file, done / "copies" / folder.name / f"b{file.name}")
+            Image.open(file).save(done / "copies" / folder.name / f"c{file.stem}.bmp")
+    _, report = calibrated("tuned", "copies", "of copies", done)
+    assert report["left_out"] == 3 * 144 and sum(report["samples"].values()) == 3 * 36
+
+
+def test_another_process_that_saves_it_from_python_hands_it_on(done):
+    """Heads alone, images resized: the files are the same."""
+    program = """
+import sys
+from auxhead.model import load_checkpoint, save_checkpoint
+from torchvision.models import shufflenet_v2_x0_5
+loaded = load_checkpoint(sys.argv[1], shufflenet_v2_x0_5(num_classes=2))
+save_checkpoint(sys.argv[2], loaded.network, backbone="torchvision.models:shufflenet_v2_x0_5",
+                classes=loaded.classes, image_size=48, mean=(0.4,) * 3)
+"""
+    subprocess.run([sys.executable, "-c", program, done / "tuned", done / "saved"], check=True)
+    _, report = calibrated("saved", "stripes", "of saved", done)
+    assert report["left_out"] == 144 and report["bound"]["unknown"] is None
+
+
+def test_a_training_of_ones_own_on_top_is_not_known(done):
+    loaded = load_checkpoint(done / "tuned", shufflenet_v2_x0_5(num_classes=2))
+    loaded.network.heads[0].linear.bias.data += 0.01
+    save_checkpoint(
+        done / "changed", loaded.network, backbone="torchvision.models:shufflenet_v2_x0_5", classes=loaded.classes,
+        image_size=32,
+    )  # fmt: skip
+    printed, report = calibrated("changed", "stripes", "of changed", done)
+    assert UNKNOWN in printed and "have changed since" in report["bound"]["unknown"] and report["left_out"] == 144
+    assert "confidence, accuracy on new" not in printed and "nothing was chosen with" not in printed
+    assert (
+        "not known what it learned from" in json.loads((done / "of changed" / "calibration.json").read_text())["title"]
     )
-    assert_one_line_error(refused, "--train-data: of checkpoints of `auxhead demo` and `train` the training images are")
 
 
-def test_the_split_is_that_of_training(split, pictures, tmp_path):
-    source, splits = split
-    write_split_record(tmp_path, source, splits, seed=3, image_size=16)
-    found = unseen_split(tmp_path, load_folder(pictures))
-    assert torch.equal(found.pixels, splits.test.pixels) and torch.equal(found.labels, splits.test.labels)
-
-
-def test_without_a_record_nobody_knows(pictures, tmp_path):
-    assert unseen_split(tmp_path, load_folder(pictures)) is None
-
-
-@pytest.mark.parametrize(
-    "change, message",
-    [
-        ({"format": "auxhead training 9"}, "has format 'auxhead training 9', wants 'auxhead training 1'"),
-        ({"data": "cats"}, "was trained on cats, got stripes; wants the same images"),
-        ({"classes": ["lying"]}, "was trained on other classes than stripes has"),
-        ({"seed": -1}, "has seed -1, wants a whole number"),
-        ({"images": {"train": 1, "validation": 1, "test": 1}}, "had images {'train': 1"),
-        ({"seed": None}, "has seed None"),
-        ({"image_size": "16"}, "has image_size '16', wants a positive int"),
-    ],
-)
-def test_records_of_something_else_are_refused(split, pictures, tmp_path, change, message):
-    source, splits = split
-    write_split_record(tmp_path, source, splits, seed=3, image_size=16)
-    record = json.loads((tmp_path / FILE).read_text())
-    (tmp_path / FILE).write_text(json.dumps({**record, **change}))
-    with pytest.raises(BadInput, match="^--checkpoint: ") as refused:
-        unseen_split(tmp_path, load_folder(pictures))
-    assert message in str(refused.value)
-
-
-@pytest.mark.parametrize("text", ["", "[]", "{}", "no JSON"])
-def test_damaged_records_are_refused(text, pictures, tmp_path):
-    (tmp_path / FILE).write_text(text)
-    with pytest.raises(BadInput, match=r"^--checkpoint: .* is no record of `auxhead train`"):
-        unseen_split(tmp_path, load_folder(pictures))
+def test_images_of_which_all_were_learned_from_are_refused(done):
+    for folder in (done / "stripes").iterdir():
+        (done / "learned" / folder.name).mkdir(parents=True)
+    loaded = load_checkpoint(done / "net", shufflenet_v2_x0_5(num_classes=2)).network.learned_from
+    source = load_folder(done / "stripes")
+    known = set(loaded.parts[0].hashes.tolist())
+    for path, content in zip(source.paths, source.contents().tolist(), strict=True):
+        if content in known:
+            shutil.copy(path, done / "learned" / path.parent.name / path.name)
+    refused = auxhead("calibrate", "--checkpoint", done / "net", "--data", done / "learned", "--out", done / "none")
+    assert_one_line_error(
+        refused, "data: got 0 different samples that it has not learned from, wants at least one for each of"
+    )

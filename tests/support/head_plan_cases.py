@@ -8,7 +8,7 @@ from auxhead.kernels import HeadOutput
 from auxhead.model import ExitRule, FusedAuxHead
 from support.head_cases import assert_same_bits
 from torch import Tensor, nn
-from torch.nn.utils import prune, weight_norm
+from torch.nn.utils import parametrizations, prune, weight_norm
 
 #: Of inputs: windows of 2 x 2 make as many features as there are classes, so that the weight is a square.
 SHAPE = (3, 2, 4, 5)
@@ -122,6 +122,56 @@ def _load(head: FusedAuxHead, assign: bool) -> None:
     head.load_state_dict(state, assign=assign)
 
 
+class Adapter(nn.Module):
+    """A linear layer with something beside it, as LoRA wraps one."""
+
+    weight = property(lambda self: self.base.weight)
+
+    def __init__(self, base: nn.Linear) -> None:
+        super().__init__()
+        self.base, self.beside = base, nn.Linear(base.in_features, base.out_features).to(base.weight)
+        self.in_features, self.out_features = base.in_features, base.out_features
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.base(x) + 10 * self.beside(x)
+
+
+class Tripled(nn.Linear):
+    """A linear layer of the user's."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return 3 * super().forward(x)
+
+
+def _old_weight_norm(head: FusedAuxHead) -> None:
+    with torch.no_grad():
+        weight_norm(head.linear).weight_g.mul_(-2)
+
+
+def _new_weight_norm(head: FusedAuxHead) -> None:
+    with torch.no_grad():
+        parametrizations.weight_norm(head.linear).parametrizations.weight.original0.mul_(-2)
+
+
+def _own_forward(head: FusedAuxHead) -> None:
+    forward = head.linear.forward
+    head.linear.forward = lambda x: 3 * forward(x)
+
+
+#: What users put on the layer of a head; each changes the answers of ``make_head``.
+PUT_ON: dict[str, Callable[[FusedAuxHead], object]] = {
+    "hook": lambda head: head.linear.register_forward_hook(lambda _layer, _x, y: 3 * y),
+    "hook with keywords": lambda head: head.linear.register_forward_hook(lambda *said: 3 * said[-1], with_kwargs=True),
+    "pre-hook": lambda head: head.linear.register_forward_pre_hook(lambda _layer, x: (-x[0],)),
+    "forward": _own_forward,
+    "adapter": lambda head: setattr(head, "linear", Adapter(head.linear)),
+    "class": lambda head: setattr(head.linear, "__class__", Tripled),
+    "pruned": lambda head: prune.l1_unstructured(head.linear, "weight", 0.4),
+    "pruned bias": lambda head: prune.l1_unstructured(head.linear, "bias", 0.7),
+    "old weight norm": _old_weight_norm,
+    "weight norm": _new_weight_norm,
+}
+
 #: Each changes the answers of ``make_head``.
 CHANGES: dict[str, Callable[[FusedAuxHead], object]] = {
     "weight in place": lambda head: _in_place(head, "weight"),
@@ -161,6 +211,7 @@ CHANGES: dict[str, Callable[[FusedAuxHead], object]] = {
     "half": lambda head: head.half(),
     "bfloat16": lambda head: head.bfloat16(),
     "channels permuted": lambda head: _set_data(head, "weight", lambda tensor: tensor.flip(1)),
+    **PUT_ON,
 }  # fmt: skip
 
 
@@ -192,11 +243,4 @@ REFUSED: dict[str, tuple[Callable[[FusedAuxHead], object], type[Exception], str]
     "pool that does not fit": (lambda head: setattr(head, "pool", "first"), ValueError, "pool: got 'first'|pool_size"),
     "pool_size that does not fit": (lambda head: setattr(head, "pool_size", (3, 3)), ValueError, "weight: got shape"),
     "criterion that is none": (lambda head: setattr(head.rule, "criterion", "hunch"), ValueError, "criterion"),
-    "old weight_norm": (
-        lambda head: weight_norm(head.float().linear), ValueError, "carries hooks that make its weight",
-    ),
-    "pruned": (
-        lambda head: prune.l1_unstructured(head.float().linear, "weight", 2), ValueError,
-        "carries hooks that make its weight",
-    ),
 }  # fmt: skip

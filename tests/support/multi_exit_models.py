@@ -213,7 +213,7 @@ def in_a_dict(one: Tensor, last: Tensor) -> dict[str, Tensor]:
     return {"last": last, "first": one}
 
 
-#: Each with the taps, pools and "runs in line" of its early exits, the places of all, and the name of the last head.
+#: Each with the taps, pools and "has code of its own" of its early exits, the places of all, and the last head's name.
 STYLES: dict[str, tuple[Callable[[], nn.Module], list[tuple[str, str, bool]], list[Any], str]] = {
     "heads in a list": (
         InAList, [("blocks.0", "avg", False), ("blocks.1", "avg", False)], [0, 1, 2], "exits.2",
@@ -264,7 +264,7 @@ STYLES: dict[str, tuple[Callable[[], nn.Module], list[tuple[str, str, bool]], li
             ),
             Hidden(16),
         ),
-        [("exits.0.fc.input", "none", True), ("blocks.1", "avg", False)], [0, 1, 2], "exits.2",  # a batch norm
+        [("exits.0.norm", "none", True), ("blocks.1", "avg", False)], [0, 1, 2], "exits.2",  # a batch norm
     ),
     "hidden layers with norms": (
         lambda: InAList(
@@ -285,7 +285,7 @@ STYLES: dict[str, tuple[Callable[[], nn.Module], list[tuple[str, str, bool]], li
             ),
             Perceptron(16, F.relu),
         ),
-        [("exits.0.drop2", "none", True), ("exits.1.5", "none", True)], [0, 1, 2], "exits.2",
+        [("blocks.0", "", True), ("exits.1.3", "none", True)], [0, 1, 2], "exits.2",
     ),
     "a last exit that is a convolution": (
         lambda: Named(Outputs, last=nn.Sequential(nn.Conv2d(12, CLASSES, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten())),
@@ -300,7 +300,7 @@ STYLES: dict[str, tuple[Callable[[], nn.Module], list[tuple[str, str, bool]], li
     ),
     "tokens": (
         Tokens,
-        [("norms.0", "first", False), ("norms.1", "avg", False), ("heads.2.input", "none", True)], [0, 1, 2, 3],
+        [("norms.0", "first", True), ("norms.1", "avg", True), ("blocks.2", "", True)], [0, 1, 2, 3],
         "heads.3",
     ),
 }  # fmt: skip

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 from auxhead.model import EarlyExitNetwork, ExitMonitor, ExitRule, Extract, FusedAuxHead, pipelined
-from auxhead.model.parallel.pipeline import exchange, placement
+from auxhead.model.parallel.pipeline import exchange
 from auxhead.model.parallel.pipeline import pipelined as set_up
 from auxhead.model.parallel.pipeline.stage import Stage
 from torch import Tensor, nn
@@ -115,14 +115,12 @@ def requests(
 def answer() -> None:
     """Arguments: network, split_size, how, taps or "auto", sizes of batches, device.
 
-    How: "merged", "passed" or "measured", and "in parts" if few micro-batches go through a schedule at once.
+    How: "whole", or "in parts" if few micro-batches go through a schedule at once.
     """
     name, size, how, stages, sizes, device = sys.argv[1:7]
     torch.backends.cudnn.allow_tf32 = False
-    if "in parts" in how:
+    if how == "in parts":
         exchange._MOST_MICRO_BATCHES = FEW
-    if "measured" not in how:
-        placement.merges_of = lambda *of: ["merged" in how and ms is not None for ms in of[-1]]
     network = globals()[name]()
     exits = len(network.taps) + 1
     network.monitor = ExitMonitor([1 / exits] * exits, 100)
@@ -194,7 +192,6 @@ def twice() -> None:
 
 def answered_on_the_first() -> None:
     """All leave on the first stage, and the last one does not go on before that answer is there; then nobody leaves."""
-    placement.merges_of = lambda *of: [False for _ in of[-1]]
     network, x, there = plain(), batch_of("plain", 8), Path("there")
     network.set_rules(0.0)
     with pipelined(network, x, split_size=4, timeout_s=10.0) as run:
@@ -324,6 +321,27 @@ def cannot_be_traced() -> None:
         network.backbone[1].forward = lambda x: x if bool(x.sum() > 0) else -x
 
     _run(change)
+
+
+def other_heads() -> None:
+    """Changed on the first rank, which is refused and nobody hears of it; then on the last one."""
+    network, example = plain(), batch_of("plain", 8)
+    with pipelined(network, example, split_size=2, timeout_s=5.0) as run:
+        change = network.heads[2].linear.register_forward_hook
+        if run.is_first:
+            handle = change(lambda *_: None)
+            for call in (run, lambda x: next(run.answers(x))):
+                try:
+                    call(example)
+                except RuntimeError as error:
+                    assert str(error).startswith("heads['3']: its linear was given other hooks")
+                else:
+                    raise AssertionError("was answered")
+            handle.remove()
+        run(example if run.is_first else None)
+        if not run.is_first:
+            change(lambda *_: None)
+        run(example if run.is_first else None)
 
 
 def raises_between_requests() -> None:

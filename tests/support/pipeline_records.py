@@ -24,16 +24,14 @@ def cell(batch):
     }  # fmt: skip
 
 
-def measured(images, split_size, leave):
+def measured(images, split_size):
     found = {
         "images_s": {"median": images, "p20": images - 50, "p80": images + 50, "captures": [images] * 5},
         "batch": 120,
         "split_size": split_size,
     }
     if split_size is not None:
-        pieces = {"graph_ms": [4.5, 3.5], "launch_ms": [0.5, 0.5], "hand_on_ms": [0.5, 0.5], "link_ms": [0.25]}
-        pieces |= {"leave": leave, "merges": [leave[0] > 0], "request_ms": 9.5}
-        found |= {"pieces": pieces, "bound_images_s": 10000.0}
+        found |= {"pieces": {"graph_ms": [4.5, 3.5], "link_ms": [0.25]}, "bound_images_s": 10000.0}
     return found
 
 
@@ -47,12 +45,9 @@ def pipeline_records(batches=(120, 512)):
             for size, images in zip((20, 40), by_size, strict=True)
         ]
         for variant, exits, images, size in rows:
-            leave = [0.0, 1.0] if exits == "never" else [float(part) / 100 for part in exits.split("/")]
             what = {"exits": exits, "run": f"run {batch}", "protocol": PROTOCOL}
             made.append(
-                network_record(
-                    "pipeline", cell(batch), variant, ENVIRONMENT, measured=measured(images, size, leave), **what
-                )
+                network_record("pipeline", cell(batch), variant, ENVIRONMENT, measured=measured(images, size), **what)
             )
     return made + timelines(batches[0])
 

@@ -37,13 +37,13 @@ def trained(*, norm: bool, on_epoch: Any = lambda epoch: None, **options: Any) -
 
 
 def trained_by_sampler() -> Any:
-    """Train on a DataLoader with a DistributedSampler, heads alone; returns tensors and the images each saw."""
+    """Train heads alone, on a DistributedSampler's images; returns tensors, images of each step and what was noted."""
     data = images(digits()[0], 64)
     loader = DataLoader(data, 8, sampler=DistributedSampler(data, seed=2))
     seen: list[int] = []
     network = trainable()
     train(network, loader, TrainingPlan("heads", epochs=2), on_step=lambda step: seen.append(step.images))
-    return tensors(network), seen
+    return tensors(network), seen, network.learned_from.parts[0].hashes
 
 
 def trained_in_two_parts(state: Path) -> Any:

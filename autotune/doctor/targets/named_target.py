@@ -38,7 +38,7 @@ def named_target(target: str, words: Sequence[str]) -> NamedTarget:
         return NamedTarget(" ".join(words), script=script, arguments=tuple(words[1:]))
     if words:
         raise BadInput(f"TARGET: got {target} and {' '.join(words)}, wants one target; options go before it")
-    if target.endswith(_TRACES):
+    if target.endswith(_TRACES) or Path(target).is_file() and not target.endswith(".py"):
         return NamedTarget(target, trace=_file("TARGET", target))
     if ":" not in target:
         script_name = target if target.endswith(".py") else "SCRIPT"

@@ -1,14 +1,12 @@
-"""A network as a pipeline of processes, a stage in each, which drops samples once they are answered.
+"""A network as a pipeline of processes, a stage in each.
 
 In: the same network in each process. Out: a runner for each; the one of the first rank takes batches and answers.
 
-    pipelined           compares the processes, cuts, places, connects: the front door
+    pipelined           compares the processes, cuts, balances by measured times, connects: the front door
     runner              a request: announced, sent through the schedule, answers collected
     exchange            PyTorch's schedule, announcements before it and answers beside it
     stage               what PyTorch's PipelineStage runs for each micro-batch; stage_graph is the same as a CUDA graph
     cut                 the segments with their heads, for stages anywhere, and activations as they are sent
-    placement           which stage has which segments, and where merging pays, by measured times
-    survivors           open samples of several micro-batches as full ones
     answered            answers of a stage: decided on its device, told apart on the host
     worker              a thread for what may wait for other processes
 """

@@ -10,15 +10,14 @@ from torch import Tensor
 from ....kernels import HeadOutput
 from ...exit_result import ExitResult
 from ...exit_rule import ExitRule
-from .survivors import NOBODY, Places
 
 #: Columns of an answer, before those of the probabilities. Its numbers are floats, which hold each of these exactly.
 COLUMNS = ("place", "label", "confidence", "exit_index")
 #: Answers, [M, 4 or 4 + K], as the host has them.
 Answers = NDArray[np.floating]
-#: What a stage says of samples has the columns of answers, the places left to be filled in by the host; in place of
-#: the exit's index, it says of samples that stay open, and of those that an earlier stage has answered:
-OPEN, ANSWERED = -1, -2
+#: What a stage says of samples has the columns of answers, the places left to be filled in by the host. In place of the
+#: exit's index it has this for samples that stay open, and for those that an earlier stage has answered.
+NO_ANSWER = -1
 #: What a sample takes along from stage to stage, on the device: the label of the last exit, -1 at first; how many
 #: exits in a row have said that label; and 1 once it is answered.
 STATE = ("label", "agreed", "answered")
@@ -61,8 +60,8 @@ class Sayings:
         """Let the exit of an index answer, by its rule; None for the classifier, which answers for all that is left."""
         if not self._found:  # on the stream of the first exit, which all that is allocated here is for
             self._open = self._answered == 0
-            nothing_said = torch.full_like(self._before, OPEN).masked_fill(~self._open, ANSWERED)
-            self._found = [torch.zeros_like(of_exit.label), torch.zeros_like(of_exit.confidence), nothing_said]
+            no_exit = torch.full_like(self._before, NO_ANSWER)
+            self._found = [torch.zeros_like(of_exit.label), torch.zeros_like(of_exit.confidence), no_exit]
             if self._with_probs and of_exit.probs is not None:
                 self._probs = torch.zeros_like(of_exit.probs)
         confidence, sure = of_exit.confidence, of_exit.exit.bool()
@@ -82,7 +81,7 @@ class Sayings:
         self._open = self._open & ~sure
 
     def result(self) -> tuple[Tensor, Tensor]:
-        """Return what all say, [N, 4 or 4 + K], see ``COLUMNS`` and ``OPEN``, and the state for the next stage."""
+        """Return what all say, [N, 4 or 4 + K], see ``COLUMNS`` and ``NO_ANSWER``, and the state for the next stage."""
         parts = [torch.zeros_like(self._before), *self._found]
         columns = [part.to(self._dtype)[:, None] for part in parts]
         if self._probs is not None:
@@ -96,22 +95,19 @@ def first_state(samples: int) -> Tensor:
     return torch.tensor([-1, 0, 0]).repeat(samples, 1)
 
 
-def settle(places: Places, said: Tensor) -> tuple[Answers, Places]:
-    """Take what a stage says of a micro-batch apart, on the CPU.
+def settle(first: int, samples: int, said: Tensor) -> Answers:
+    """Return the answers in what a stage says of a micro-batch, on the CPU.
 
     Args:
-        places: of its samples.
+        first: place of its first sample in the request.
+        samples: how many it has; the rows behind them are nobody's.
         said: see :class:`Sayings`.
-
-    Returns:
-        The answers for its samples, and the places of those that stay open.
     """
-    columns = said.numpy()
-    used, exits = places != NOBODY, columns[:, 3]
-    now = used & (exits >= 0)
+    columns = said.numpy()[:samples]
+    now = np.flatnonzero(columns[:, 3] != NO_ANSWER)
     answers = columns[now]
-    answers[:, 0] = places[now]
-    return answers, np.where(used & (exits == OPEN), places, NOBODY)
+    answers[:, 0] = first + now
+    return answers
 
 
 def as_result(answers: Tensor, *, with_probs: bool) -> ExitResult:

@@ -1,16 +1,15 @@
 """``Exchange``: a stage among the others: PyTorch's ``ScheduleGPipe``, announcements before it and answers beside it.
 
 The schedule sends the state of samples and activations from stage to stage. From host to host, by gloo, go: the
-announcement of a request, with the rules in force, from the first rank to all; places of samples that were merged, to
-the next stage; and answers from each stage to the first rank, as soon as they are there.
+announcement of a request, with the rules in force, from the first rank to all; and answers from each stage to the first
+rank, as soon as they are there.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from itertools import chain
 from typing import NamedTuple
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -19,7 +18,6 @@ from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 from ...early_exit_network import EarlyExitNetwork
 from .answered import Answers
 from .stage import Request, Stage, StageFailed
-from .survivors import Places, no_places
 
 #: A rank waits for a request as long as the first one lives.
 _FOR_EVER = timedelta(days=3650)
@@ -35,21 +33,13 @@ class Connection(NamedTuple):
     activations: dist.ProcessGroup
     """For states and activations; of the backend for the stages' devices."""
     host: dist.ProcessGroup
-    """For announcements, places and answers, by gloo."""
+    """For announcements and answers, by gloo."""
 
 
 class Exchange:
     """What a rank sends and receives in a request. All of it may wait for other ranks, and not return if one dies."""
 
-    def __init__(
-        self,
-        stage: Stage,
-        index: int,
-        stages: int,
-        heads: int,
-        extra_steps: Sequence[int],
-        connection: Connection,
-    ) -> None:
+    def __init__(self, stage: Stage, index: int, stages: int, heads: int, connection: Connection) -> None:
         """Exchange for a stage.
 
         Args:
@@ -57,11 +47,10 @@ class Exchange:
             index: of the stage, and the rank.
             stages: how many there are.
             heads: how many the network has.
-            extra_steps: of each stage but the last.
             connection: to the others.
         """
         self.stage, self.index, self.form = stage, index, stage.form
-        self._stages, self._heads, self._extra_steps, self._connection = stages, heads, extra_steps, connection
+        self._stages, self._heads, self._connection = stages, heads, connection
         self._schedule: tuple[int, ScheduleGPipe] | None = None
         self._sent: list[tuple[dist.Work, Tensor]] = []
         # Requests whose answers this rank has sent, and heard: one that is answered may be under way while the next is.
@@ -148,36 +137,19 @@ class Exchange:
         for first in range(0, samples, most):
             if last_answers is not None:
                 answer(last_answers)
-            part = np.arange(first, min(samples, first + most))
-            micro_batches = -(-len(part) // size)
-            steps = micro_batches + sum(self._extra_steps)
-            places = no_places(steps * size)
-            places[: len(part)] = part
-            come = self._told() if any(self._extra_steps[: self.index]) else iter(places.reshape(steps, size))
-            last = micro_batches - 1 + sum(self._extra_steps[: self.index])
-            self.stage.begin(Request(come, self._tell, answer, last, x))
+            end = min(samples, first + most)
+            self.stage.begin(Request(first, end, answer, x))
             if first == 0:
                 begun()
+            steps = -(-(end - first) // size)
             try:
-                self._schedule_of(steps).eval(*([torch.from_numpy(places)] if self.index == 0 else []))
+                self._schedule_of(steps).eval(*([torch.empty(steps * size)] if self.index == 0 else []))
             except RuntimeError as error:  # PyTorch's, around what the stage raised
                 if isinstance(error.__cause__, StageFailed):
                     raise error.__cause__ from error.__cause__.__cause__
                 raise
             last_answers = self.stage.finish()
         return last_answers
-
-    def _told(self) -> Iterator[Places]:
-        """Receive the places of each micro-batch from the stage before, which merges, or one before that."""
-        while True:
-            places = torch.empty(self.stage.size, dtype=torch.int64)
-            dist.recv(places, self.index - 1, self._connection.host)
-            yield places.numpy()
-
-    def _tell(self, places: Places) -> None:
-        """Send them to the next stage, if it cannot know them: ahead of what a device still computes."""
-        if self.index < self._stages - 1 and any(self._extra_steps[: self.index + 1]):
-            self._send(torch.from_numpy(places), self.index + 1)
 
     def _schedule_of(self, steps: int) -> ScheduleGPipe:
         """Return PyTorch's schedule of so many micro-batches, with memory for them; of one number it is kept."""

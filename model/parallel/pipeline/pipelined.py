@@ -1,30 +1,28 @@
-"""``pipelined``: a network as stages in several processes, which are compared before, and placed by measured times."""
+"""``pipelined``: a network as stages in several processes, compared before, and balanced by measured times."""
 
 import json
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict
 from datetime import timedelta
-from itertools import accumulate
+from functools import partial
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from ...arguments import check_batch, kind_of
-from ...auto.example_batches import batches_of, exits_of, shares_of
+from ...auto.example_batches import batches_of
 from ...bad_input import BadInput
 from ...early_exit_network import EarlyExitNetwork
 from ...machine import package_version
 from ...processes.agreement import tensor_digest
 from ...processes.process_group import Processes, is_launched, launched_processes, unused_part, watched_processes
 from ...runners.checks import check_device, check_mode
-from ..balance import starts_of
-from ..segments import check_cuttable
-from .cut import Cut, cut
+from ..balance import balanced, median_ms, starts_of
+from ..segments import check_cuttable, run_segments
+from .cut import Cut, cut, to_wire
 from .exchange import Connection, Exchange
-from .placement import Placement, place
 from .runner import PipelinedRunner
 from .stage import Stage
 
@@ -54,17 +52,15 @@ def pipelined(
     tells the others of an error that leaves the body.
 
     The backbone is cut at its taps, by ``torch.export``. Each stage sends what the next one needs, by
-    ``torch.distributed.pipelining``, and its answers to the first rank. Where measured times say that it pays, samples
-    that stay open are merged into full micro-batches, and those that are answered are computed no further.
-    Rules are those of the first rank's network at each request.
+    ``torch.distributed.pipelining``, and its answers to the first rank. A micro-batch goes through all stages, with
+    samples in it that are answered. Rules are those of the first rank's network at each request.
 
     While the runner is open, a rank that fails, dies or hangs ends all of them with an error that names it: by
     ``RankFailed``, or, one that is in no call of the runner, by its end, with a line on stderr.
 
     Args:
         network: in eval mode; its backbone takes one tensor.
-        example_input: a batch like those to come. How many samples leave at each exit is taken from the shares of
-            ``network.monitor``, or where there is none from this batch.
+        example_input: a batch like those to come.
         split_size: samples of a micro-batch; None splits the example into two for each stage.
         stages: "auto" balances the times of the stages, as the first rank measures them; or the taps at which one ends
             and the next begins, one less than ranks.
@@ -96,12 +92,17 @@ def pipelined(
 
         made, micro_batch = cut(network, batches_of(example_input.detach(), size)[0], where, trunk)
         if processes.rank == 0:
-            placement = place(made, micro_batch, _open_shares(network, example_input), ranks, starts)
-            processes.store.set("placement", json.dumps(asdict(placement)))
+            if network.monitor is not None:
+                network.monitor.tallies_on(where, len(network.taps) + 1)  # refuses shares of another number of exits
+            ms = segment_ms(made, micro_batch)
+            starts = starts or balanced(ms, ranks)
+            processes.store.set("placement", json.dumps([starts, ms]))
         else:
-            placement = Placement(**json.loads(processes.wait_for("placement")))
+            starts, ms = json.loads(processes.wait_for("placement"))
 
-        stage = _stage(placement, processes.rank, made, size, where)
+        ends = [*starts[1:], len(made.segments)]
+        start, end = starts[processes.rank], ends[processes.rank]
+        stage = Stage(made, start, end, size, where, f"stage {processes.rank} of {ranks}")
         opened.callback(stage.close)
         stage.capture(micro_batch)
         processes.store.set(f"ready/{processes.rank}", "1")
@@ -110,8 +111,8 @@ def pipelined(
         return PipelinedRunner(
             network,
             example_input,
-            Exchange(stage, processes.rank, ranks, len(made.heads), placement.extra_steps, connection),
-            "\n".join([*_described(placement, network.taps), *made.trunk.notes]),
+            Exchange(stage, processes.rank, ranks, len(made.heads), connection),
+            "\n".join([*_described(starts, ends, ms, network.taps, size), *made.trunk.notes]),
             timeout_s,
             processes,
             opened.pop_all(),
@@ -198,26 +199,31 @@ def _connection(where: torch.device, timeout_s: float, opened: ExitStack) -> Con
     return Connection(activations=made[1], host=made[0])
 
 
-def _open_shares(network: EarlyExitNetwork, x: Tensor) -> list[float]:
-    """Return for each exit, the classifier last, the share of the samples that have not left before it."""
-    if network.monitor is None:
-        shares = shares_of(exits_of(network, [x.detach()]), len(network.taps))
-    else:
-        network.monitor.tallies_on(x.device, len(network.taps) + 1)  # refuses shares of another number of exits
-        shares = network.monitor.shares
-    return [max(0.0, 1.0 - left) for left in accumulate(shares[:-1], initial=0.0)]
+def segment_ms(cut: Cut, x: Tensor) -> list[float]:
+    """Measure what each segment with its head takes for a micro-batch, in milliseconds.
+
+    Each is a stage by itself, and so a graph where stages are graphs.
+    """
+    handed: Sequence[Tensor] = [x]
+    found = []
+    with torch.no_grad():
+        runs = zip(cut.segments, run_segments(cut.segments, x), strict=True)
+        for index, (segment, (_, hands)) in enumerate(runs):
+            stage = Stage(cut, index, index + 1, len(x), x.device, name="")
+            stage.capture(x)
+            try:
+                found.append(median_ms(partial(stage.compute_alone, handed)))
+            finally:
+                stage.close()
+            handed = [to_wire(each, like) for each, like in zip(hands, segment.hands, strict=True)]
+    return found
 
 
-def _stage(placement: Placement, rank: int, made: Cut, size: int, where: torch.device) -> Stage:
-    start, *rest = placement.starts[rank:]
-    end = rest[0] if rest else len(made.segments)
-    name = f"stage {rank} of {len(placement.starts)}"
-    return Stage(made, start, end, size, where, merges=bool(rest) and placement.merges[rank], name=name)
-
-
-def _described(placement: Placement, taps: Sequence[str]) -> list[str]:
+def _described(
+    starts: Sequence[int], ends: Sequence[int], ms: Sequence[float], taps: Sequence[str], size: int
+) -> list[str]:
     lines = []
-    for stage, (start, note) in enumerate(zip(placement.starts, placement.notes, strict=True)):
+    for stage, (start, end) in enumerate(zip(starts, ends, strict=True)):
         begins = f"behind {taps[start - 1]}" if start else "from the input"
-        lines.append(f"Stage {stage}, {begins}: {note}.")
+        lines.append(f"Stage {stage}, {begins}: {sum(ms[start:end]):.3g} ms a micro-batch of {size}.")
     return lines

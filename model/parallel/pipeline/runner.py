@@ -18,6 +18,7 @@ from ...early_exit_network import EarlyExitNetwork
 from ...exit_result import ExitResult
 from ...processes.process_group import Processes
 from ...processes.rank_failures import RankFailed
+from ...runners.captured_heads import CapturedHeads
 from ...runners.checks import check_request
 from ...runners.runner import Runner
 from .answered import Answers, as_result
@@ -56,6 +57,7 @@ class PipelinedRunner(Runner):
             opened: what is closed in the end.
         """
         self.network = network
+        self._heads = CapturedHeads(network)
         self._exchange, self._stage, self._index = exchange, exchange.stage, exchange.index
         self._shape, self._dtype, self._description = example.shape[1:], example.dtype, description
         self._timeout_s, self._processes, self._opened = timeout_s, processes, opened
@@ -87,6 +89,7 @@ class PipelinedRunner(Runner):
 
         Raises:
             ValueError, TypeError: a batch unlike the example, or on another rank; the other ranks go on waiting.
+            RuntimeError: the network's heads are no longer those of the runner; likewise.
             StageFailed: the own stage has failed, or takes too long.
             RankFailed: that of another rank has, or its process has died. The runner is then closed on all ranks.
             RuntimeError: the runner is closed, here or on the first rank.
@@ -147,7 +150,7 @@ class PipelinedRunner(Runner):
             pass
 
     def describe(self) -> str:
-        """Say in a line a stage where it runs, what it takes, and whether open samples are merged behind it."""
+        """Say in a line a stage where it begins and what it takes for a micro-batch."""
         self._refuse_closed()
         return self._description
 
@@ -193,7 +196,8 @@ class PipelinedRunner(Runner):
         return result
 
     def _checked(self, x: Tensor | None) -> int:
-        """Return how many samples a request has."""
+        """Return how many samples a request has, unless it or the network cannot be taken; nobody is told then."""
+        self._heads.check_unchanged()
         return check_request(x, self._shape, self._dtype, self._stage.device)  # type: ignore[arg-type]
 
     def _asked(
@@ -215,6 +219,8 @@ class PipelinedRunner(Runner):
         self._refuse_closed()
         if self._ended:
             return False
+        with self._failing():
+            self._heads.check_unchanged()
         work = self._running.submit(self._on_stream(self._exchange.answer_next))
         for _ in self._waited_for([work], queue.SimpleQueue()):
             pass

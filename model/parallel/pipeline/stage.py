@@ -16,11 +16,6 @@ from ..segments import NETWORK
 from .answered import STATE, AnswerForm, Answers, Sayings, first_state, settle
 from .cut import Cut, from_wire, to_wire, wires_like
 from .stage_graph import Computed, StageGraph, beside
-from .survivors import NOBODY, Merging, Places, no_places
-
-#: Steps of a schedule by which what a merging stage hands on comes later than what it took, but on the first stage; see
-#: ``Stage``.
-LAG = 1
 
 
 class StageFailed(Exception):
@@ -30,28 +25,23 @@ class StageFailed(Exception):
 class Request(NamedTuple):
     """What a stage is told of a request, or of a part of one that goes through a schedule at once."""
 
-    places: Iterator[Places]
-    """Of each micro-batch that comes; the next ones may have to be waited for."""
-    tell: Callable[[Places], None]
-    """Told the places of each micro-batch that is handed on, before it is."""
+    first: int
+    """Place of its first sample in the request."""
+    end: int
+    """The one after its last."""
     answer: Callable[[Answers], None]
     """Called with answers (see ``COLUMNS``) as soon as there are some."""
-    last: int
-    """The number of the micro-batch, from 0, after which only empty ones come."""
     x: Tensor | None = None
     """The whole request, where this is the first stage."""
 
 
 class Stage(nn.Module):
-    """Consecutive segments, their heads, and, where that is wanted, merging of the samples that stay open.
+    """Consecutive segments and their heads.
 
     It takes and returns the state of samples (see ``STATE``) and activations, of one size: what PyTorch's schedules
-    want. The first stage finds its samples in the request. Nothing is computed for a micro-batch without samples.
-
-    A stage that merges has to know who stays open. At each step it begins to compute for one micro-batch, and hands on
-    the one before, whose answers the host reads meanwhile. On the first stage, where all samples are there, the former
-    is the next one; on others it is the one that came. Stages that do not merge hand each micro-batch on as it is, with
-    answered samples in it, so that the host waits for nothing: it is ahead of the devices all the time.
+    want. The first stage finds its samples in the request, and begins with one micro-batch more than it has handed on.
+    Each is handed on as it is, with answered samples in it, so that the host waits for nothing: it is ahead of the
+    devices all the time.
     """
 
     def __init__(
@@ -61,8 +51,6 @@ class Stage(nn.Module):
         end: int,
         size: int,
         device: torch.device,
-        *,
-        merges: bool,
         name: str,
     ) -> None:
         """Run segments for micro-batches of a size.
@@ -73,7 +61,6 @@ class Stage(nn.Module):
             end: the one after the last.
             size: of micro-batches.
             device: of all this.
-            merges: hand on open samples alone.
             name: for errors.
         """
         super().__init__()
@@ -83,11 +70,8 @@ class Stage(nn.Module):
         self._cut = cut._replace(segments=segments, heads=heads)  # copies of others on the device are freed
         self._segments, self._heads = segments, heads
         self._rules = [*(head.rule for head in heads), *([None] if len(heads) < len(segments) else [])]
-        self._nothing = tuple(torch.zeros_like(each, device=device) for each in self.hands)
-        self._merging = Merging(size, self._nothing) if merges else None
         self._first_state = first_state(size).to(device)
         self._graph: StageGraph | None = None
-        self._instead: Computed | None = None  # of what a micro-batch would get, while times of the host are measured
         self.busy_since: float | None = None
         """The time at which the micro-batch came that it is at."""
 
@@ -107,15 +91,10 @@ class Stage(nn.Module):
         return self._rules[-1] is None
 
     @property
-    def merges(self) -> bool:
-        """Whether it hands on full micro-batches of samples that are open."""
-        return self._merging is not None
-
-    @property
     def takes(self) -> tuple[Tensor, ...]:
-        """Tensors of the shapes that it takes, on the meta device: of the first stage the places, which it knows."""
+        """Tensors of the shapes that it takes, on the meta device: of the first stage something that does not count."""
         if self.is_first:
-            return (torch.empty(self.size, dtype=torch.int64, device="meta"),)
+            return (torch.empty(self.size, device="meta"),)
         return (self._state_like, *wires_like(self._segments[0].takes, "meta"))
 
     @property
@@ -149,18 +128,6 @@ class Stage(nn.Module):
         if under_way is not None:
             under_way.done.synchronize()
 
-    @contextmanager
-    def computing_nothing(self, taken: Sequence[Tensor]) -> Iterator[None]:
-        """Let every micro-batch get what comes out of this one, for who measures what the host takes."""
-        computed = self.computed(None, taken)
-        if computed.under_way is not None:
-            computed.under_way.done.synchronize()
-        self._instead = computed
-        try:
-            yield
-        finally:
-            self._instead = None
-
     def take_rules(self, rules: Sequence[Sequence[float]]) -> None:
         """Take over the rules of the first rank's network; see :attr:`ExitRule.numbers`."""
         for index, rule in enumerate(self._rules, self.first_exit):
@@ -187,72 +154,56 @@ class Stage(nn.Module):
 
     def begin(self, request: Request) -> None:
         """Begin a request, or a part of one; the first stage begins to compute."""
-        self._request, self._step = request, 0
-        self._to_hand_on: deque[tuple[Places, Computed | None]] = deque()
-        self._to_settle: deque[tuple[Places, Computed | None]] = deque()
+        self._request, self._coming = request, iter(range(request.first, request.end, self.size))
+        self._to_hand_on: deque[Computed] = deque()
+        self._to_settle: deque[tuple[int, Computed]] = deque()
         if self.is_first:
             with self._busy():
                 self._compute_next()
 
     def forward(self, *given: Tensor) -> tuple[Tensor, ...]:
-        """Begin to compute for a micro-batch, and hand one on, or where samples are merged a full one, if there is one.
+        """Begin to compute for a micro-batch, and hand one on.
 
         What is given to the first stage does not count.
         """
-        places = None if self.is_first else next(self._request.places)  # to wait for it is no fault of this stage
         with self._busy():
-            if places is None:
+            if self.is_first:
                 self._compute_next()
             else:
-                self._compute_for(places, *given)
-            left, handed = self._passed_on() if self._merging is None else self._merged(self._merging)
-            self._request.tell(left)
-            self._step += 1
-            return handed
+                self._compute_for(next(self._coming), *given)
+            while self._to_settle and self._to_settle[0][1].is_done:
+                self._answer_next()
+            begun = self._to_hand_on.popleft()
+            if self.is_last:
+                return (torch.empty(1, device=self.device),)
+            if begun.under_way is not None:
+                begun.under_way.done.wait()  # the current stream, which hands on
+            return begun.handed
 
     def _compute_next(self) -> None:
         """Begin to compute for the next samples of the request, if there are any."""
-        places = next(self._request.places, None)
-        if places is not None:
+        first = next(self._coming, None)
+        if first is not None:
             assert self._request.x is not None
-            used = int((places != NOBODY).sum())  # these come first, and follow each other
-            self._compute_for(places, None, self._request.x[places[0] : places[0] + used])
+            self._compute_for(first, None, self._request.x[first : min(first + self.size, self._request.end)])
 
-    def _compute_for(self, places: Places, state: Tensor | None = None, *taken: Tensor) -> None:
-        begun = self.computed(state, taken) if places[0] != NOBODY else None
-        self._to_hand_on.append((places, begun))
-        self._to_settle.append((places, begun))
-
-    def _passed_on(self) -> tuple[Places, tuple[Tensor, ...]]:
-        while self._to_settle and _is_done(self._to_settle[0][1]):
-            self._answer_next()
-        places, begun = self._to_hand_on.popleft()
-        if begun is None or self.is_last:
-            return places, self._nothing
-        if begun.under_way is not None:
-            begun.under_way.done.wait()  # the current stream, which hands on
-        return places, begun.handed
-
-    def _merged(self, merging: Merging) -> tuple[Places, tuple[Tensor, ...]]:
-        lag = 0 if self.is_first else LAG
-        left, handed = no_places(self.size), None
-        if self._step >= lag:
-            self._to_hand_on.popleft()
-            left, handed = self._answer_next()
-        return merging.hand_on(left, handed, last=self._step >= self._request.last + lag)
+    def _compute_for(self, first: int, state: Tensor | None, *taken: Tensor) -> None:
+        """Begin to compute for the micro-batch whose first sample has this place in the request."""
+        begun = self.computed(state, taken)
+        self._to_hand_on.append(begun)
+        self._to_settle.append((first, begun))
 
     def finish(self) -> Answers | None:
         """End a request: wait for all answers that are left, and return the last ones instead of calling ``answer``."""
         with self._busy():
             while len(self._to_settle) > 1:
                 self._answer_next()
-            return self._settle_next()[0] if self._to_settle else None
+            return self._settle_next() if self._to_settle else None
 
-    def _answer_next(self) -> tuple[Places, tuple[Tensor, ...] | None]:
-        answers, left, handed = self._settle_next()
-        if answers is not None:
+    def _answer_next(self) -> None:
+        answers = self._settle_next()
+        if len(answers):
             self._request.answer(answers)
-        return left, handed
 
     @contextmanager
     def _busy(self) -> Iterator[None]:
@@ -267,28 +218,20 @@ class Stage(nn.Module):
 
     def computed(self, state: Tensor | None, taken: Sequence[Tensor]) -> Computed:
         """Begin to compute for a micro-batch, by its graph if it has one; see :class:`StageGraph`."""
-        if self._instead is not None:
-            return self._instead
         if self._graph is not None:
             return self._graph(state, taken)
         said, handed = self._compute(self._first_state if state is None else state, [self._filled(x) for x in taken])
         return Computed(said, handed)
 
-    def _settle_next(self) -> tuple[Answers | None, Places, tuple[Tensor, ...] | None]:
-        """Return the answers of the first micro-batch under way, who stays open, and what goes along with them.
-
-        Waits for the device until it has computed them.
-        """
-        places, begun = self._to_settle.popleft()
-        if begun is None:
-            return None, places, None
+    def _settle_next(self) -> Answers:
+        """Return the answers of the first micro-batch under way; waits for the device until it has computed them."""
+        first, begun = self._to_settle.popleft()
         if begun.under_way is not None:
             self.busy_since = None  # what comes is the stage's before, and the link's
             begun.under_way.begun.synchronize()
             self.busy_since = time.monotonic()
             begun.under_way.done.synchronize()
-        answers, left = settle(places, begun.said)
-        return answers if len(answers) else None, left, begun.handed if (left != NOBODY).any() else None
+        return settle(first, min(self.size, self._request.end - first), begun.said)
 
     def _filled(self, x: Tensor) -> Tensor:
         """Return a micro-batch with its first sample again for each that it lacks."""
@@ -328,7 +271,3 @@ class Stage(nn.Module):
         """Free its graph."""
         if self._graph is not None:
             self._graph.close()
-
-
-def _is_done(begun: Computed | None) -> bool:
-    return begun is None or begun.under_way is None or begun.under_way.done.query()

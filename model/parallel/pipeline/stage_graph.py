@@ -41,6 +41,11 @@ class Computed(NamedTuple):
     under_way: UnderWay | None = None
     """None if all is done."""
 
+    @property
+    def is_done(self) -> bool:
+        """Whether all is computed."""
+        return self.under_way is None or self.under_way.done.query()
+
 
 @contextmanager
 def beside(side: torch.cuda.Stream | None) -> Iterator[None]:

@@ -53,6 +53,7 @@ class EagerSplitRunner(SplitRunner):
 
     @torch.no_grad()
     def _request(self, x: Tensor, samples: int) -> ExitResult:
+        self._heads.check_unchanged()
         return self._answer_in_parts(x, samples)
 
     def _answer_one(self, x: Tensor, size: int) -> ExitResult:

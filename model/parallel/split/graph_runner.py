@@ -12,7 +12,6 @@ from ....kernels.lifetimes import new_event
 from ...early_exit_network import EarlyExitNetwork
 from ...exit_result import ExitResult
 from ...rule_order import count_writes, note_reader, wait_for_writes
-from ...runners.captured_heads import CapturedHeads
 from ...runners.captured_memory import CapturedMemory
 from ...runners.captures import Callers
 from ...runners.checks import check_no_outer_capture
@@ -49,7 +48,6 @@ class GraphSplitRunner(SplitRunner):
         self._captures.batches.update((size, one.batch) for size, one in captured.items())
         self._callers = Callers(self._captures)
         self._began = new_event()
-        self._heads = CapturedHeads(network)
         shared = [rule for part in parts for rule in part.rules]
         self._rules = [*dict.fromkeys([*shared, *(head.rule for head in network.exit_heads)])]
         note_reader(self._rules, self)

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from ...early_exit_network import EarlyExitNetwork
 from ...exit_result import ExitResult, joined
+from ...runners.captured_heads import CapturedHeads
 from ...runners.serial_runner import SerialRunner
 from .part import Part
 
@@ -27,6 +28,7 @@ class SplitRunner(SerialRunner):
         super().__init__(network, example_input, sizes)
         self._parts = parts
         self._notes = notes
+        self._heads = CapturedHeads(network)
 
     @property
     def devices(self) -> tuple[torch.device, ...]:

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import random
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,9 @@ import pytest
 from auxhead.autotune.doctor.finding import KINDS
 from auxhead.autotune.records.record import read_records
 from support.command_line import assert_one_line_error, plot, tune
+from support.damaged import damaged_json
 from support.documents import Document
+from support.example_traces import Program
 
 TRACES = Path(__file__).parent / "traces"
 FAULTY = str(TRACES / "question_returning_early.json.gz")
@@ -120,6 +123,20 @@ def test_a_file_that_is_no_trace_is_told_in_one_line(content, message, tmp_path)
     file.write_bytes(content)
     assert_one_line_error(tune("doctor", "--out", str(tmp_path / "out"), str(file)), message)
     assert list(tmp_path.iterdir()) == [file]
+
+
+def test_a_trace_of_any_form_is_diagnosed_or_refused_in_one_line(tmp_path):
+    program = Program()
+    for _ in range(2):
+        with program.request():
+            program.kernel(30.0)
+            program.kernel(10.0, stream=13)
+    for seed in range(60):
+        (tmp_path / "trace.json").write_bytes(damaged_json(program.content(), random.Random(seed)))
+        result = tune("doctor", "--out", tmp_path / "out", tmp_path / "trace.json")
+        if result.exit_code not in (0, 1) or result.exception and not isinstance(result.exception, SystemExit):
+            assert_one_line_error(result, str(tmp_path / "trace.json"))
+    assert read_records(tmp_path / "out" / "doctor.jsonl"), "what was kept can be read again"
 
 
 def test_threads_of_a_script_that_was_ended_keep_nobody(tmp_path):

@@ -196,6 +196,10 @@ def test_what_is_no_event_is_passed_over(tmp_path):
         {"ph": "X", "cat": "kernel", "name": "no number", "ts": "soon", "dur": 1},
         {"ph": "X", "cat": "kernel", "name": 5, "ts": 1.0, "dur": 1},
         {"ph": "X", "cat": "kernel", "name": "never", "ts": float("nan"), "dur": 1},
+        {"ph": "X", "cat": "kernel", "name": "after all", "ts": 10**400, "dur": 1},
+        {"ph": "X", "cat": "kernel", "name": "for ever", "ts": 1.0, "dur": 1e300},
+        {"ph": "X", "cat": "kernel", "name": "backwards", "ts": 1004.0, "dur": -1.0},
+        {"ph": "X", "cat": ["kernel"], "name": "no category", "ts": 1004.0, "dur": 1},
         {"ph": "X", "cat": "kernel", "name": "no args", "ts": 1004.0, "dur": 1, "args": None},
     ]
     [request] = read(content, tmp_path).requests
@@ -243,6 +247,29 @@ def test_a_broken_key_of_the_doctors_own_is_said(tmp_path, kept):
 def test_a_trace_of_a_cpu_alone_says_how_to_record_one(tmp_path):
     with pytest.raises(BadTrace, match=r"ProfilerActivity\.CUDA"):
         read_trace(written(trace_of(), tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("category", "name"),
+    [
+        ("cuda_runtime", "hipLaunchKernel"),  # as ROCm's builds have it
+        ("hip_runtime", "launch"),
+        ("xpu_runtime", "urEnqueueKernelLaunch"),
+        ("xpu_driver", "zeCommandListAppendLaunchKernel"),
+        ("mtia_runtime", "launch"),
+        ("privateuse1_runtime", "launch"),
+    ],
+)
+def test_a_trace_of_another_vendors_device_is_refused_as_such(tmp_path, category, name):
+    program = Program()
+    two_kernels(program)
+    content = program.content()
+    for one in content["traceEvents"]:
+        if one["cat"] == "cuda_runtime":
+            one.update(cat=category, name=name)
+    told = name if category == "cuda_runtime" else category
+    with pytest.raises(BadTrace, match=rf"is of another vendor's device \('{told}'\); wants a trace of an NVIDIA GPU"):
+        read(content, tmp_path)
 
 
 def test_a_long_trace_is_read_with_bounded_work(tmp_path, monkeypatch):

@@ -163,7 +163,7 @@ def test_thresholds_that_come_out_alike_are_measured_once(monkeypatch):
     pixels = torch.randint(256, (20, 3, 16, 16), dtype=torch.uint8)
     chosen = {0.0: (1.0, 1.0, 1.0), 0.01: (0.5, 1.0, 0.9), 0.02: (0.5, 1.0, 0.9), 0.05: (0.2, 0.9, 0.9)}
     monkeypatch.setattr(
-        measuring, "calibrate", lambda confidence, correct, drop: SimpleNamespace(thresholds=chosen[drop])
+        measuring, "choose_thresholds", lambda confidence, correct, drop: SimpleNamespace(thresholds=chosen[drop])
     )
     points = operating_points(network, Split(pixels, torch.zeros(20).long(), torch.arange(20)), list(chosen))
     assert [(point.exits, point.thresholds) for point in points] == [
@@ -190,7 +190,7 @@ def checkpoint(tmp_path, monkeypatch):
     (tmp_path / "demo" / "report.json").write_text(json.dumps(report))
     compute_on_the_cpu(monkeypatch, running)
     monkeypatch.setattr(
-        measuring, "calibrate", lambda confidence, correct, drop: SimpleNamespace(thresholds=(10 * drop,) * 8)
+        measuring, "choose_thresholds", lambda confidence, correct, drop: SimpleNamespace(thresholds=(10 * drop,) * 8)
     )
     monkeypatch.setattr(running, "operating_points", lambda *about: operating_points(*about, drops=(0.01,)))
     return tmp_path / "demo"

@@ -4,9 +4,12 @@ import gzip
 import json
 
 import pytest
+import typer
+from auxhead.autotune.records.table_command import table_command
 from auxhead.plots.figures.registry import FIGURES
 from auxhead.plots.records import COMMITTED
 from support.command_line import assert_one_line_error, plot, tune
+from typer.testing import CliRunner
 
 LINE = (COMMITTED / "h200/heads.jsonl").read_text().splitlines()[0]
 
@@ -44,6 +47,43 @@ def test_damaged_records_are_named_with_file_and_line(content, message, tmp_path
         result = run()
         assert_one_line_error(result, f"{path}{message}")
         assert sorted(tmp_path.iterdir()) == [path], name
+
+
+@pytest.mark.parametrize(
+    ("figure", "name", "change"),
+    [
+        ("calibration", "cpu/calibration-digits.json", lambda report: report["exits"][0]["before"]["samples"].pop()),
+        ("calibration", "cpu/calibration-digits.json", lambda report: report.update(chosen=2**62)),
+        ("gpus", "h200/pipelines.jsonl", lambda record: record["measured"]["exchanges"].pop()),
+    ],
+)
+def test_lists_of_several_lengths_and_absurd_numbers_end_a_figure_in_one_line(figure, name, change, tmp_path):
+    path = tmp_path / name.rpartition("/")[2]
+    if path.suffix == ".json":
+        content = json.loads((COMMITTED / name).read_text())
+        change(content)
+        path.write_text(json.dumps(content))
+    else:
+        records = [json.loads(line) for line in (COMMITTED / name).read_text().splitlines()]
+        for record in records:
+            if record["kind"] == figure:
+                change(record)
+        path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    result = plot(figure, "--records", path, "--out", tmp_path / "figure")
+    assert_one_line_error(result, str(path))
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_whatever_a_table_stumbles_over_is_one_line(tmp_path):
+    def stumbles(_records):
+        raise ZeroDivisionError("of numbers that no check knows")
+
+    path = tmp_path / "records.jsonl"
+    path.write_text(LINE + "\n")
+    app = typer.Typer(callback=lambda: None)
+    app.command()(table_command(heads=stumbles, other=stumbles))
+    result = CliRunner().invoke(app, ["table", str(path)])
+    assert_one_line_error(result, f"{path}: nothing can be made of what it holds (ZeroDivisionError('of numbers")
 
 
 @pytest.mark.parametrize("content", [b"", b"not a line", gzip.compress(b"")], ids=["empty", "no-line", "empty-gzip"])

@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import math
-from pathlib import Path
 
 import pytest
 from auxhead.autotune.records.record import BadRecord, Record
@@ -352,17 +351,16 @@ def test_refuses_the_table_of_another_device(tmp_path, tables):
 
 def test_a_table_that_cannot_be_written_leaves_the_older_one(tmp_path, tables, monkeypatch):
     records = written(tmp_path / "records.jsonl", swept(), swept("narrow", 8.0))
-    older, write_text = promote([records]).path, Path.write_text
+    older = promote([records]).path
     before = older.read_bytes()
 
-    def fails(path, content, **options):
-        write_text(path, content[:100], **options)
+    def fails(path):
         raise OSError("no space left")
 
-    monkeypatch.setattr(Path, "write_text", fails)
+    monkeypatch.setattr("auxhead.model.replacing.on_disk", fails)
     with pytest.raises(OSError, match="no space left"):
         promote([records])
-    assert older.read_bytes() == before
+    assert older.read_bytes() == before and list(older.parent.iterdir()) == [older]
 
 
 def test_the_command(tmp_path, tables):

@@ -200,7 +200,7 @@ def test_bad_data_is_named(kind, network):
 
 
 def test_a_network_in_training_mode_is_refused(network, held_out):
-    with pytest.raises(ValueError, match="network: is in training mode, wants"):
+    with pytest.raises(ValueError, match="network: in training mode, wants"):
         calibrate_network(network.train(), held_out, max_accuracy_drop=0.01)
     with pytest.raises(TypeError, match="network: got Sequential, wants an EarlyExitNetwork"):
         calibrate_network(network.backbone, held_out, max_accuracy_drop=0.01)

@@ -19,6 +19,7 @@ from auxhead.model import (
 )
 from auxhead.model.calibration.exit_latency import expected_latency
 from auxhead.model.calibration.thresholds import exit_indices
+from auxhead.model.learned_from import LearnedFrom, fingerprint, identities, short
 from support.exits_plan_cases import assert_same, images, make_network, unplanned
 from support.graph_runner_cases import WAYS
 from support.simulated_cuda import simulated_cuda
@@ -91,6 +92,16 @@ def test_a_drift_is_followed_in_place() -> None:
     assert [head.rule.threshold_tensor for head in net.exit_heads] == tensors  # the same objects
     assert [tensor.data_ptr() for tensor in tensors] == where
     assert tuple(tensor.item() for tensor in tensors) == thresholds_of(net)
+
+
+def test_requests_that_were_tuned_on_are_noted_where_anything_is() -> None:
+    net, x = told(), requests(1, unsure=0.6)[0]
+    retuner = Retuner(net, POLICY, window=8, share=1.0)
+    assert retuner.observe(x) and net.learned_from is None
+    net.learned_from = LearnedFrom(None, fingerprint(net))
+    assert retuner.observe(x)
+    (part,) = net.learned_from.parts
+    assert part.role == "thresholds" and torch.equal(part.hashes, short(identities(x)).unique())
 
 
 def outcome(log: ExitLog, thresholds: Sequence[float]) -> tuple[float, float]:

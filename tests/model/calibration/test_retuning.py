@@ -5,7 +5,8 @@ import functools
 
 import pytest
 import torch
-from auxhead.model import ExitLatencies, ExitLog, replay, retune_thresholds
+from auxhead.kernels import CRITERIA
+from auxhead.model import ExitLatencies, ExitLog, FusedAuxHead, replay, retune_thresholds
 from auxhead.model.calibration.exit_latency import expected_latency
 from auxhead.model.calibration.thresholds import exit_indices
 
@@ -72,6 +73,34 @@ def test_where_no_batch_gets_faster_nobody_leaves():
 def test_heads_that_always_disagree_let_nobody_go():
     log = ExitLog(torch.rand(2, 50), torch.zeros(2, 50, dtype=torch.bool), ("max_prob",) * 2)
     assert retune_thresholds(log, LATENCIES, max_disagreement=0.0) == NEVER
+
+
+@pytest.mark.parametrize("share", [0.02, 0.11, 0.5, 1.0])
+def test_equal_scores_leave_together(share):
+    """Those that are rounded to 1, say; all heads agree."""
+    scores = torch.linspace(0.1, 0.9, 200).repeat(2, 1)
+    scores[:, : round(200 * share)] = 1.0
+    log = ExitLog(scores, torch.ones(2, 200, dtype=torch.bool), ("max_prob",) * 2)
+    assert outcome(log, retune_thresholds(log, LATENCIES, max_disagreement=0.01)) == (0.0, 1.0)
+    log.agrees[:, round(200 * share) :] = False
+    thresholds = retune_thresholds(log, LATENCIES, max_disagreement=0.0)
+    assert outcome(log, thresholds)[1] == pytest.approx(4 - 3 * round(200 * share) / 200)
+    assert [FusedAuxHead(2, 2, rule=one).rule.threshold for one in thresholds] == list(thresholds)
+
+
+def test_patience_is_a_whole_number_of_heads():
+    """The second head agrees with the first for the samples that are right."""
+    counts = torch.tensor([[1.0] * 10, [2.0] * 6 + [1.0] * 4])
+    log = ExitLog(counts, torch.tensor([[True] * 6 + [False] * 4] * 2), ("patience",) * 2)
+    first, second = retune_thresholds(log, LATENCIES, max_disagreement=0.0)
+    assert first == CRITERIA["patience"].high and second == 1.0
+    assert retune_thresholds(log, LATENCIES, max_disagreement=1.0)[0] == 0.0
+
+
+def test_the_least_score_leaves_under_no_threshold():
+    scores = torch.tensor([[0.0] * 9 + [0.5], [0.0] * 10])
+    log = ExitLog(scores, torch.ones(2, 10, dtype=torch.bool), ("max_prob",) * 2)
+    assert outcome(log, retune_thresholds(log, LATENCIES, max_disagreement=0.0)) == (0.0, pytest.approx(3.7))
 
 
 def test_scores_that_are_no_numbers_do_not_leave():

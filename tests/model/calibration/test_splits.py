@@ -3,7 +3,8 @@
 import pytest
 import torch
 from auxhead.model import sample_identities
-from auxhead.model.calibration.splits import SHARES, draw_splits, identities, learned_from, refuse_shared
+from auxhead.model.calibration.splits import SHARES, as_identities, draw_splits, refuse_shared
+from auxhead.model.learned_from import NEW, identities
 
 
 def names(count):
@@ -37,7 +38,7 @@ def test_each_split_has_a_sample():
 
 
 def test_what_is_left_out_is_in_no_split():
-    drawn = draw_splits(names(10), 0, {0, 1, 2})
+    drawn = draw_splits(names(10), 0, [0] * 3 + [NEW] * 7)
     assert torch.cat(list(drawn.values())).sort().values.tolist() == list(range(3, 10))
 
 
@@ -62,9 +63,8 @@ def test_identity_is_the_content_alone():
 
 def test_learned_samples_by_index_or_content():
     samples = [*names(4), names(1)[0]]  # the last one equals the first
-    assert learned_from(None, samples, by_index=True).tolist() == []
-    assert learned_from([0, 2], samples, by_index=True).tolist() == [0, 2, 4]
-    assert learned_from({samples[1]}, samples, by_index=False).tolist() == [1]
+    assert as_identities([0, 2], samples, by_index=True) == {samples[0], samples[2]}
+    assert as_identities({samples[1]}, samples, by_index=False) == {samples[1]}
     for train, by_index, error, message in (
         ({1, 2}, True, TypeError, "train: got a set with int, wants one of sample_identities"),
         ([1], False, TypeError, "train: got list, wants a set of sample_identities where data is a dict"),
@@ -74,4 +74,4 @@ def test_learned_samples_by_index_or_content():
         ([[1]], True, ValueError, r"train: got shape \[1, 1\], wants \[M\]"),
     ):
         with pytest.raises(error, match=message):
-            learned_from(train, samples, by_index=by_index)
+            as_identities(train, samples, by_index=by_index)

@@ -97,7 +97,7 @@ def test_what_is_not_there_is_named(package, spec, message):
         ("half", r"returned \(EarlyExitNetwork\), wants \(EarlyExitNetwork, Tensor\)"),
         (
             "without_exits",
-            r"model: returned a tensor \[2, 5\] of torch.float32, wants a list, tuple, dict or dataclass",
+            r"model: returned a tensor \[2, 5\] of torch.float32 at the top, in which 1 exit can be told",
         ),
         ("swapped", r"returned \(Tensor, EarlyExitNetwork\), wants"),
         ("too_much", r"returned \(EarlyExitNetwork, Tensor, int\), wants"),

@@ -55,6 +55,23 @@ def test_onnx(checkpoint, tmp_path):
     assert [value["name"] for value in files[0]["outputs"]] == ["exit_0", "exit_1", "exit_2"]
 
 
+def test_the_end_of_a_name_tells_the_format_and_contradicts_no_other(checkpoint, tmp_path):
+    onnx = pytest.importorskip("onnx")
+    options = ("--backbone", "small_nets:make")
+    assert auxhead("export", checkpoint, "exits.onnx", *options).exit_code == 0
+    assert read_description(tmp_path / "exits.onnx.json")["files"][0]["file"] == "exits.onnx"
+    onnx.checker.check_model(tmp_path / "exits.onnx")
+    for out, format, wanted in (
+        ("x.onnx", "pt2", "wants 'onnx' or a name that ends in .pt2"),
+        ("x.pt2", "onnx", "'pt2'"),
+    ):
+        result = auxhead("export", checkpoint, out, "--format", format, *options)
+        assert_one_line_error(result, f"format: got {format!r} for {out}, wants ")
+        assert wanted in result.stderr and not (tmp_path / out).exists()
+    assert auxhead("export", checkpoint, "onnx.v2", *options).exit_code == 0
+    torch.export.load(tmp_path / "onnx.v2")
+
+
 def test_what_is_refused(network, checkpoint, tmp_path, monkeypatch):
     make = ("--backbone", "small_nets:make")
     before = sorted(path.name for path in tmp_path.iterdir())

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 import torchvision
 from auxhead.model import (
     EarlyExitNetwork,
@@ -19,6 +20,7 @@ from auxhead.model import (
 )
 from auxhead.model.bad_input import BadInput
 from auxhead.model.export import check_files
+from auxhead.model.export.file_formats import _max_of_windows
 from support.example_models import Skipping, SmallNet
 from support.exported import first_sure, read_description, run_stages, run_whole
 from support.multi_exit_models import InAList
@@ -75,6 +77,24 @@ def test_one_file_has_the_logits_of_all_exits(format: str, tmp_path: Path) -> No
         x = torch.randn(size, 3, 8, 8)
         logits = run_whole(report.files[-1], x)
         assert_same_logits(logits, network, x)
+
+
+@pytest.mark.parametrize("size", [1, (2, 2), (3, 2)], ids=str)
+def test_heads_that_take_maxima_go_to_onnx(size: int | tuple[int, int], tmp_path: Path) -> None:
+    """Of windows that overlap, too: block1 returns maps of 4 x 4."""
+    pytest.importorskip("onnx")
+    pytest.importorskip("onnxscript")
+    heads = {"block1": FusedAuxHead(None, 5, pool="max", pool_size=size)}
+    network = EarlyExitNetwork(SmallNet(), heads, example_input=torch.randn(2, 3, 8, 8)).eval()
+    report = export_exits(network, torch.randn(2, 3, 8, 8), tmp_path / "net.onnx", format="onnx")
+    x = torch.randn(3, 3, 8, 8)
+    assert_same_logits(run_whole(report.files[-1], x), network, x)
+
+
+def test_places_of_maxima_are_those_of_pytorch() -> None:
+    x = torch.randn(2, 3, 7, 5)
+    wanted = F.adaptive_max_pool2d(x, (3, 2), return_indices=True)
+    assert all(map(torch.equal, _max_of_windows(x, (3, 2)), wanted))
 
 
 @pytest.mark.parametrize("format", FORMATS)

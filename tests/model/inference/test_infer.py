@@ -1,5 +1,6 @@
 """``auxhead infer``: any images, in batches, as a table or as JSON lines, from checkpoints of any backbone."""
 
+import importlib
 import json
 from pathlib import Path
 
@@ -7,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 import torchvision
-from auxhead.model import EarlyExitNetwork, FusedAuxHead, save_checkpoint
+from auxhead.model import EarlyExitNetwork, FusedAuxHead, attach_exits, save_checkpoint
 from auxhead.model.images import normalise, open_image, to_pixels
 from PIL import Image
 from support.command_line import assert_one_line_error, auxhead
@@ -106,6 +107,26 @@ def test_checkpoints_that_do_not_suffice(network, pictures, tmp_path, change, me
     saved = {"backbone": "torchvision.models:shufflenet_v2_x0_5", "classes": NAMES, "image_size": 32, **change}
     save_checkpoint(tmp_path / "net", network, **saved)
     assert_one_line_error(auxhead("infer", *pictures, "--checkpoint", tmp_path / "net", "--device", "cpu"), message)
+
+
+def test_a_network_with_exits_of_its_own_wants_the_function_that_makes_it(pictures, tmp_path, monkeypatch):
+    (tmp_path / "own_net.py").write_text(
+        "from torch import nn\n\n\nclass Net(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+        "        self.one, self.two = nn.Conv2d(3, 8, 3, 2), nn.Conv2d(8, 9, 3, 2)\n"
+        "        self.exit, self.last = nn.Linear(8, 3), nn.Linear(9, 3)\n\n    def forward(self, x):\n"
+        "        one = self.one(x)\n"
+        "        return [self.exit(one.mean((2, 3))), self.last(self.two(one).mean((2, 3)))]\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    model = importlib.import_module("own_net").Net().eval()
+    network = attach_exits(model, torch.randn(2, 3, 32, 32), rules=0.4)
+    save_checkpoint("own", network, classes=NAMES, image_size=32)
+    options = ("--checkpoint", "own", "--json", "-", "--device", "cpu", "--backbone", "own_net:Net")
+    result = auxhead("infer", *pictures[:3], *options)
+    assert result.exit_code == 0, result.output
+    wanted = network(normalise(torch.stack([to_pixels(open_image(path), 32) for path in pictures[:3]])))
+    assert [json.loads(line)["class_index"] for line in result.stdout.splitlines()] == wanted.label.tolist()
 
 
 def test_folders_and_runners_that_are_none(checkpoint, pictures, tmp_path):

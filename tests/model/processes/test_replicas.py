@@ -6,6 +6,7 @@ import socket
 
 import pytest
 import torch.distributed as dist
+from support.checkpoint_files import weights_of
 from support.launched_ranks import command, launch
 from support.replica_cases import CALIBRATE, INFER, TRAIN, calibrate_in_a_group, copied, left_over, serve, write_case
 from support.several_hosts import launch_hosts
@@ -59,10 +60,11 @@ def test_a_training_on_two_hosts_goes_on(case):
     options = [*TRAIN, "--epochs", 1, "--batch-size", 8, "--out", "trained"]
     done(launch(hosts, options))
     assert not (hosts[1] / "trained").exists()
-    first = (hosts[0] / "trained" / "model.safetensors").read_bytes()
-    (hosts[0] / "trained" / "model.safetensors").unlink()
+    weights = weights_of(hosts[0] / "trained")
+    first = weights.read_bytes()
+    weights.unlink()
     done(launch(hosts, [*options, "--resume"]))
-    assert (hosts[0] / "trained" / "model.safetensors").read_bytes() == first
+    assert weights.read_bytes() == first
     assert not (hosts[1] / "trained").exists()
 
 
@@ -87,7 +89,7 @@ def test_a_calibration(case):
     options = [*CALIBRATE, "--max-accuracy-drop", 0.2, "--out"]
     done(launch([case], [*options, "one"], alone=True))
     said = done(launch([case] * 2, [*options, "two"]))
-    names = ["calibration.json", "calibration.png", "model.json", "model.safetensors", "report.json"]
+    names = ["calibration.json", "calibration.png", "model.json", weights_of(case / "one").name, "report.json"]
     for name in names:
         assert (case / "one" / name).read_bytes() == (case / "two" / name).read_bytes(), name
     report = json.loads((case / "two" / "report.json").read_text())

@@ -97,7 +97,7 @@ def test_in_a_constructor(network: EarlyExitNetwork, x: Tensor, way: str) -> Non
         sizes, every, kernels = (1, 2), 2 * EVERY, nullcontext
 
     def make() -> Runner:
-        network._checked = False  # with a dry run
+        network._checked = []  # with a dry run
         return make_runner(network, x[:2], batch_sizes=sizes, **WAYS[way])
 
     made = Made()

@@ -56,7 +56,7 @@ class Case:
         self._hooks = self._count_hooks()
 
     def make(self) -> Runner:
-        self.net._checked = False  # with a dry run
+        self.net._checked = []  # with a dry run
         return make_runner(self.net, self.x, **self._options)
 
     def retry(self) -> None:

@@ -92,7 +92,7 @@ def test_layers_that_are_no_longer_what_a_graph_reads_are_named(
 def test_parametrized_hidden_layers_are_not_captured(network: EarlyExitNetwork) -> None:
     parametrizations.weight_norm(network.fused_heads[1].hidden.linear)
     network.eval()
-    with simulated_cuda(), pytest.raises(ValueError, match=r"heads\['block1'\]: its hidden.linear is parametrized"):
+    with simulated_cuda(), pytest.raises(ValueError, match=r"heads\['block1'\]: hidden.linear is a Parametr"):
         make_runner(network, images(1), exits="overlapped")
 
 

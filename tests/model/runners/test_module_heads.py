@@ -7,6 +7,7 @@ from auxhead.model import CompactingRunner, EarlyExitNetwork, make_runner
 from auxhead.model.exits_plans import ExitsPlans
 from support.example_models import SmallNet, branch, mixed_heads, naive_answers
 from support.exits_plan_cases import as_on_a_gpu, assert_same, differ
+from support.head_plan_cases import Tripled
 from support.one_by_one import one_by_one
 from support.simulated_cuda import simulated_cuda
 from torch import Tensor, nn
@@ -41,6 +42,24 @@ def test_every_runner_answers_as_eager(network, way, trunk):
     for x, found in zip(batches, results, strict=True):
         assert_same(found, eager(x))
     assert torch.cat([found.exit_index for found in results]).unique().numel() > 2
+
+
+MODULE_CHANGES = {
+    "hooks": lambda module: module.fc.register_forward_hook(lambda *said: 3 * said[-1]),
+    "a forward": lambda module: setattr(module, "forward", torch.sign),
+    "a class": lambda module: setattr(module.fc, "__class__", Tripled),
+    "another object": lambda module: setattr(module, "fc", nn.Linear(8, 5)),
+}
+
+
+@pytest.mark.parametrize("change", MODULE_CHANGES)
+def test_a_module_that_was_changed_is_refused(network, way, change):
+    x = images(2)
+    with simulated_cuda():
+        runner = make_runner(network, x, batch_sizes=(2,), exits=way)
+        MODULE_CHANGES[change](network.heads[0].module)
+        with pytest.raises(RuntimeError, match=rf"heads\['block0'\]: its .* {change.split()[-1]} since the runner was"):
+            runner(x)
 
 
 @pytest.mark.parametrize("forks", [(), ("block0",), SmallNet.taps], ids=str)

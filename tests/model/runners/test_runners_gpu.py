@@ -248,7 +248,7 @@ def test_a_head_given_other_tensors_is_named(change: Callable[[EarlyExitNetwork]
     runner = made(net, way)
     runner(images(3))
     change(net)
-    with pytest.raises(RuntimeError, match=r"heads\['block1'\]: its .* since the capture"):
+    with pytest.raises(RuntimeError, match=r"heads\['block1'\]: its .* since the runner was made"):
         runner(images(3))
 
 
@@ -256,7 +256,7 @@ def test_a_network_cast_after_the_capture_is_noticed(way: str) -> None:
     net = network()
     runner = made(net, way)
     net.float()
-    with pytest.raises(RuntimeError, match=r"heads\['block0'\]: its .* since the capture"):
+    with pytest.raises(RuntimeError, match=r"heads\['block0'\]: its .* since the runner was made"):
         runner(images(3))
 
 

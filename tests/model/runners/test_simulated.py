@@ -17,6 +17,7 @@ from auxhead.model.auto.pass_times import PassTimes
 from auxhead.model.auto.planner import Planner
 from auxhead.model.auto.shared_trunks import SharedTrunks
 from support.example_models import SmallNet, plain_heads
+from support.head_plan_cases import Tripled
 from support.simulated_cuda import simulated_cuda
 from torch import Tensor
 
@@ -110,7 +111,7 @@ def other_memory(tensor: Tensor) -> None:
 CHANGES = {
     "a criterion": (
         lambda net: net.heads[1].rule.assign(ExitRule(0.5, criterion="margin")),
-        r"heads\['block1'\]: its rule's criterion was changed since the capture",
+        r"heads\['block1'\]: its rule's criterion was changed since the runner was made",
     ),
     "heads": (
         lambda net: setattr(net, "heads", copy.deepcopy(net.heads)),
@@ -132,6 +133,22 @@ CHANGES = {
     "memory of a bias": (
         lambda net: other_memory(net.heads[1].linear.bias),
         r"heads\['block1'\]: its bias was given other memory",
+    ),
+    "hooks": (
+        lambda net: net.heads[1].linear.register_forward_hook(lambda *said: 3 * said[-1]),
+        r"heads\['block1'\]: its linear was given other hooks since the runner was made",
+    ),
+    "hooks of a head": (
+        lambda net: net.heads[1].register_forward_pre_hook(lambda *said: None),
+        r"heads\['block1'\] was given other hooks",
+    ),
+    "a forward": (
+        lambda net: setattr(net.heads[1].linear, "forward", torch.sign),
+        r"heads\['block1'\]: its linear was given another forward",
+    ),
+    "a class": (
+        lambda net: setattr(net.heads[1].linear, "__class__", Tripled),
+        r"heads\['block1'\]: its linear was given another class",
     ),
 }
 
@@ -155,8 +172,16 @@ def test_a_head_whose_parameters_are_made_anew_is_refused_at_once(network, way):
     network.eval()
     with (
         simulated_cuda(),
-        pytest.raises(ValueError, match=r"heads\['block1'\]: its linear layer is parametrized, .*eager"),
+        pytest.raises(ValueError, match=r"heads\['block1'\]: linear is a ParametrizedLinear, which a launch .*eager"),
     ):
+        make_runner(network, images(2), batch_sizes=(2,), **way)
+
+
+@pytest.mark.parametrize("of", ["its layer", "itself"])
+def test_a_head_with_hooks_is_refused_at_once(network, way, of):
+    part = network.heads[1] if of == "itself" else network.heads[1].linear
+    part.register_forward_hook(lambda *said: None)
+    with simulated_cuda(), pytest.raises(ValueError, match=r"heads\['block1'\]: .*carries hooks, which a launch would"):
         make_runner(network, images(2), batch_sizes=(2,), **way)
 
 

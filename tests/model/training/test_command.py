@@ -11,6 +11,7 @@ from auxhead.model.commands.options import Device
 from auxhead.model.commands.processes import process_group
 from auxhead.model.training.data_sets import load_folder, read_splits
 from auxhead.model.training.pixel_batches import PixelBatches
+from auxhead.model.training.train import _Run
 from support.command_line import assert_one_line_error, auxhead
 from support.pictures import write_image_folder
 from support.trainable import Blocks, assert_equal_bits, tensors
@@ -114,6 +115,23 @@ def test_a_stopped_command_goes_on(module, tmp_path, monkeypatch):
     assert "training: 2,048 of 2,048 images, epoch 2 of 2" in result.output
     states = [load_checkpoint(name, Blocks()).network for name in ("whole", "out")]
     assert_equal_bits(*(tensors(network) for network in states))
+
+
+def test_a_loss_that_is_no_number_leaves_the_best_epoch_as_the_checkpoint(module, monkeypatch):
+    options = ("--model", f"{module}:make", "--epochs", 3, "--batch-size", 256)
+    learn = _Run._learn
+
+    def diverge(run, *batch):
+        return learn(run, *batch) * (torch.nan if len(run.state.epochs) == 1 else 1.0)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(_Run, "_learn", diverge)
+        result = auxhead("train", "--device", "cpu", "--out", "out", *options)
+    assert_one_line_error(result, "learning_rate: got 0.001, with which the loss is nan in batch 1 of epoch 2")
+    assert "As after epoch 1 of 1, the best" in result.output
+    load_checkpoint("out", Blocks())
+    again = trained(*options, "--resume", "--learning-rate", 1e-4)
+    assert "epoch 3 of 3" in again.output
 
 
 def test_tensorboard_gets_every_epoch(module, tmp_path):

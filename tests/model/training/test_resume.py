@@ -2,12 +2,14 @@
 
 import json
 import shutil
+from dataclasses import replace
 
 import pytest
 import torch
 from auxhead.model import TrainingPlan, train
 from auxhead.model.bad_input import BadInput
 from auxhead.model.training.pixel_batches import PixelBatches
+from auxhead.model.training.train import LossNotFinite
 from auxhead.model.training.training_state import TrainingState
 from safetensors import safe_open
 from safetensors.torch import save_file
@@ -142,7 +144,7 @@ def saved(without_interpreter, tmp_path_factory):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"learning_rate": 0.5}, "is of a training with learning_rate 0.001, got 0.5; wants the same"),
+        ({"accumulate": 2}, "is of a training with accumulate 1, got 2; wants the same"),
         ({"epochs": 3}, "is of a training with epochs 2, got 3"),
         ({"method": "heads"}, "is of a training with method 'joint', got 'heads'"),
         ({"weights": (1.0, 1.0, 2.0)}, "is of a training with weights None"),
@@ -208,3 +210,49 @@ def test_a_failed_write_leaves_the_last_state(saved, tmp_path, monkeypatch):
     with pytest.raises(OSError, match="No space"):
         run(pixels, TrainingPlan(epochs=2), state=state)
     assert state.read_bytes() == saved.read_bytes() and list(tmp_path.iterdir()) == [state]
+
+
+class Diverging:
+    """Batches of the digits, in the third epoch times a value."""
+
+    def __init__(self, value):
+        self.value, self.epoch = value, -1
+
+    def __len__(self):
+        return 4
+
+    def __iter__(self):
+        self.epoch += 1
+        for x, labels in zip(*(part.split(16) for part in images(digits()[0], 64).tensors), strict=True):
+            yield (x * self.value if self.epoch == 2 else x), labels
+
+
+@pytest.mark.parametrize("validated", [False, True], ids=["last", "best"])
+@pytest.mark.parametrize(
+    ("value", "cause"), [(torch.nan, "batches: the loss"), (3e38, "learning_rate: got 0.02, with")]
+)
+def test_a_loss_that_is_no_number_keeps_the_best_epoch_to_resume_from(tmp_path, value, cause, validated):
+    state, states = tmp_path / "state.safetensors", []
+    validation = DataLoader(images(digits()[1], 40), 20) if validated else None
+    network, plan = trainable(norm=False), TrainingPlan(epochs=4, learning_rate=2e-2)
+
+    def on_epoch(_epoch):
+        states.append(tensors(network))
+
+    with pytest.raises(LossNotFinite, match=f"^{cause}") as failed:
+        train(network, Diverging(value), plan, validation=validation, state=state, on_epoch=on_epoch)
+    done = failed.value.done
+    assert len(done.epochs) == len(states) == 2 and f"as after epoch {done.best + 1}" in str(failed.value)
+    assert_equal_bits(tensors(network), states[done.best])
+
+    begun = []
+    resumed, slower = trainable(norm=False), replace(plan, learning_rate=1e-3)
+    found = train(
+        resumed, Diverging(1.0), slower, validation=validation, state=state, resume=True,
+        on_step=lambda step: begun.append((step.epoch, tensors(resumed))),
+    )  # fmt: skip
+    assert begun[0][0] == done.best + 1 and len(found.epochs) == 4
+    assert found.epochs[: done.best + 1] == done.epochs[: done.best + 1]
+    for name, kept in states[done.best].items():
+        torch.testing.assert_close(begun[0][1][name], kept, rtol=0, atol=1e-2)
+    assert found.epochs[-1].learning_rate < 1e-3

@@ -4,9 +4,10 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing
+from auxhead.model.learned_from import identities, short
 from support.replica_cases import serve
 from support.spawned_training import PLAN, RANKS, train_together, trained
-from support.trainable import assert_equal_bits, tensors, trainable
+from support.trainable import assert_equal_bits, digits, images, tensors, trainable
 
 pytestmark = pytest.mark.usefixtures("without_interpreter")
 
@@ -49,3 +50,8 @@ def test_a_resumed_training_is_the_uninterrupted_one(found):
 
 def test_steps_count_the_images_of_all_processes(found):
     assert found[0]["sampler"][1] == [16] * 8
+
+
+def test_each_process_knows_what_all_have_learned_from(found):
+    wanted = short(identities(images(digits()[0], 64).tensors[0])).unique()
+    assert all(torch.equal(each["sampler"][2], wanted) for each in found)

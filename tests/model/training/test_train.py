@@ -1,15 +1,20 @@
 """The loop that trains exits: methods, batches, accumulation, precision, early stopping, random numbers."""
 
 import random
+import warnings
 
 import numpy as np
 import pytest
 import torch
-from auxhead.model import TrainingPlan, accuracy_of_exits, joint_loss, train
+import torch.nn.functional as F
+from auxhead.model import EarlyExitNetwork, FusedAuxHead, TrainingPlan, accuracy_of_exits, joint_loss, train
 from auxhead.model.bad_input import BadInput
+from auxhead.model.images import normalise
+from auxhead.model.learned_from import FILE, LearnedFrom, Samples, fingerprint, identities, learned_by, short
 from auxhead.model.training.pixel_batches import PixelBatches
 from support.pictures import write_image_folder
-from support.trainable import assert_equal_bits, digits, images, tensors, trainable
+from support.trainable import Blocks, assert_equal_bits, digits, images, tensors, trainable
+from torch.utils.checkpoint import checkpoint
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, IterableDataset
 from torchvision import transforms
 from torchvision.datasets import ImageFolder
@@ -223,8 +228,85 @@ def test_training_stops_where_it_gets_no_better_and_keeps_the_best():
 
 
 def test_a_loss_that_is_no_number_is_told():
-    with pytest.raises(BadInput, match=r"^learning_rate: got 1e\+30, with which the loss is (nan|inf) in epoch 1"):
+    said = r"^learning_rate: got 1e\+30, with which the loss is (nan|inf) in batch 2 of epoch 1; .* no epoch was done"
+    with pytest.raises(BadInput, match=said):
         train(trainable(norm=False), loader(), TrainingPlan(epochs=2, learning_rate=1e30))
+
+
+def test_a_loss_that_is_no_number_before_the_first_step_is_not_put_down_to_the_rate():
+    network = trainable(norm=False)
+    network.backbone.fc.bias.data[0] = 1e5  # more than float16 has
+    with pytest.raises(
+        BadInput, match="^precision: got 'float16', in which the loss is (nan|inf) in batch 1 of epoch 1"
+    ):
+        train(network, loader(), TrainingPlan(epochs=1, precision="float16"))
+    network.backbone.first[0].weight.data[:] = 3e38
+    with pytest.raises(BadInput, match="^network: the loss is (nan|inf) in batch 1 of epoch 1, before anything is"):
+        train(network, loader(), TrainingPlan(epochs=1))
+
+
+class Checkpointed(Blocks):
+    def __init__(self, reentrant):
+        super().__init__()
+        self.reentrant = reentrant
+
+    def forward(self, x):
+        y = checkpoint(self.first, x.requires_grad_(), use_reentrant=self.reentrant)
+        return self.fc(self.second(y).mean((2, 3)))
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_reentrant_checkpointing_around_a_tap_warns(reentrant):
+    network = EarlyExitNetwork(
+        Checkpointed(reentrant), {"first": FusedAuxHead(8, 10)}, example_input=torch.zeros(2, 3, 8, 8)
+    )
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        train(network, [next(iter(loader()))], TrainingPlan(epochs=1))
+    about = [str(one.message) for one in found if "reentrant" in str(one.message)]
+    assert len(about) == reentrant and all("layer 'first'" in one and "use_reentrant=False" in one for one in about)
+
+
+class Spoiling(Blocks):
+    """Changes the output of its first block in place, in training mode alone."""
+
+    def __init__(self, change):
+        super().__init__()
+        self.change = change
+
+    def forward(self, x):
+        y = self.first(x)
+        if self.training:
+            self.change(y)
+        return self.fc(self.second(y).mean((2, 3)))
+
+
+CHANGES = {
+    "dropout": lambda y: F.dropout(y, 0.5, inplace=True),
+    "relu": lambda y: F.relu(y, inplace=True),
+    "view": lambda y: y.flatten(1).mul_(0.5),
+    "part": lambda y: y[:, :1].zero_(),
+}
+
+
+def spoiling(change):
+    return EarlyExitNetwork(Spoiling(change), {"first": FusedAuxHead(8, 10)}, example_input=torch.zeros(2, 3, 8, 8))
+
+
+@pytest.mark.parametrize("kind", CHANGES)
+def test_a_tap_that_is_changed_in_place_in_training_mode_alone_is_found_before_anything_is_learned(kind):
+    network = spoiling(CHANGES[kind])
+    before = tensors(network)
+    with pytest.raises(
+        ValueError, match="^heads: the output of layer 'first' is changed in place later .*training mode"
+    ):
+        train(network, loader(), TrainingPlan(epochs=1))
+    assert_equal_bits(tensors(network), before)
+    train(network, loader(), TrainingPlan("heads", epochs=1))  # in which the backbone stays in eval mode
+
+
+def test_a_copy_of_a_tap_may_be_changed_in_place():
+    train(spoiling(lambda y: F.relu(y + 0.0, inplace=True)), loader(), TrainingPlan(epochs=1))
 
 
 class Endless(IterableDataset):
@@ -314,8 +396,6 @@ def test_arguments_that_do_not_fit_are_refused(tmp_path):
 
 
 def test_heads_without_a_width_are_named():
-    from auxhead.model import EarlyExitNetwork, FusedAuxHead
-
     network = EarlyExitNetwork(trainable().backbone, {"first": FusedAuxHead(None, 10)})
     with pytest.raises(ValueError, match=r"^network: the heads at \['first'\] do not know their width"):
         train(network, loader())
@@ -328,3 +408,80 @@ def test_unshuffled_pixels_are_all_images_in_order():
     assert len(found) == len(batches) == 4
     assert torch.equal(torch.cat([labels for _, labels in found]), split.labels)
     torch.testing.assert_close(torch.cat([x for x, _ in found]), split.pixels / 127.5 - 1.0)
+
+
+def learned_by_training(batches, plan, validation=None, known=True, **options):
+    """What a network, of which is known that it has learned from nothing, has learned from by a training."""
+    network = trainable()
+    if known:
+        network.learned_from = LearnedFrom(None, fingerprint(network))
+    train(network, batches, plan, validation=validation, **options)
+    assert learned_by(network) == network.learned_from, "of the parameters at the end"
+    return network.learned_from
+
+
+def hashes(*data_sets):
+    return {one for each in data_sets for one in short(identities(each.tensors[0])).tolist()}
+
+
+class Flipped(torch.utils.data.Dataset):
+    """Images of a data set, half of them flipped, others each time."""
+
+    def __init__(self, images):
+        self.images = images
+
+    def __len__(self):
+        return len(self.images)
+
+    def __getitem__(self, index):
+        x, y = self.images[index]
+        return (x.flip(2) if torch.rand(()) < 0.5 else x), y
+
+
+@pytest.mark.parametrize("epochs", [1, 3])
+@pytest.mark.parametrize("method", ["joint", "heads"])
+def test_what_was_learned_from_is_noted(epochs, method):
+    data, validation = images(digits()[0], 50), images(digits()[1], 30)
+    loader = DataLoader(data, 16, shuffle=True, drop_last=True)
+    learned = learned_by_training(loader, TrainingPlan(method, epochs=epochs), DataLoader(validation, 15))
+    assert learned.unknown is None
+    found = set(learned.parts[0].hashes.tolist())
+    assert found <= hashes(data, validation) and len(found) >= 48 + 30 - 2, "images may be equal"
+    learned = learned_by_training(loader, TrainingPlan(method, epochs=1), known=False)
+    own = "heads have" if method == "heads" else "training here has"
+    assert learned.unknown.startswith(f"what {'its ' * (method == 'heads')}{own} learned from is, of before it is not")
+
+
+@pytest.mark.parametrize("epochs", [1, 3])
+def test_images_that_are_changed_at_random_are_not_known(epochs):
+    loader = DataLoader(Flipped(images(digits()[0], 60)), 20, shuffle=True)
+    assert "changed samples at random" in learned_by_training(loader, TrainingPlan(epochs=epochs)).unknown
+
+
+def test_of_images_of_a_command_files_and_pixels_are_noted_without_shifts():
+    split = type(digits()[0])(*(part[:40] for part in digits()[0]))
+    batches = PixelBatches(split, 8, device=torch.device("cpu"), seed=0, largest_shift=2)
+    learned = learned_by_training(batches, TrainingPlan(epochs=1))
+    (part,) = learned.parts
+    assert part.kinds == {FILE} and learned.unknown is None
+    assert set(split.contents.tolist()) < set(part.hashes.tolist())
+    roles, _ = learned.roles(Samples([short(identities(normalise(split.pixels)))], frozenset(["float32 [3, 8, 8]"])))
+    assert (roles == 0).all()
+
+
+def test_a_resumed_training_has_learned_from_the_same_images_or_says_that_it_does_not_know(tmp_path):
+    state, plan = tmp_path / "state", TrainingPlan(epochs=2)
+
+    def stop(epoch):
+        raise KeyboardInterrupt
+
+    for make, unknown in ((pixels, None), (loader, "training was resumed, and its samples of before not noted")):
+        with pytest.raises(KeyboardInterrupt):
+            learned_by_training(make(count=64), plan, state=state, on_epoch=stop)
+        if unknown is None:
+            split = type(digits()[0])(*(part[64:128] for part in digits()[0]))
+            others = PixelBatches(split, 32, device=CPU, seed=0, largest_shift=1)
+            with pytest.raises(BadInput, match="is of a training with images .*; wants the same"):
+                learned_by_training(others, plan, state=state, resume=True)
+        learned = learned_by_training(make(count=64), plan, state=state, resume=True)
+        assert learned.unknown == unknown and len(learned.parts[0].hashes) >= 60

@@ -38,7 +38,7 @@ def test_a_stage_keeps_no_memory_of_other_segments():
     parameters = [[weakref.ref(each) for each in segment.module.parameters()] for segment in made.segments]
     heads = [weakref.ref(head) for head in made.heads]
     assert all(each().device == meta for some in parameters for each in some)
-    kept = Stage(made, 1, 2, 4, meta, merges=False, name="")
+    kept = Stage(made, 1, 2, 4, meta, name="")
     del made
     gc.collect()
     there = [all(each() is not None for each in some) for some in parameters]

@@ -21,6 +21,7 @@ pytestmark = [
         ("does_not_come", 2, "rank 1 of 2 has not come within 2 s"),
         ("no_such_device", 2, "device: got cuda:7, but torch sees 0 CUDA devices here"),
         ("cannot_be_traced", 2, "network: torch.export cannot trace its backbone"),
+        ("other_heads", 2, "stage 1 of 2: heads['3']: its linear was given other hooks since the runner was made"),
         ("raises_between_requests", 2, "of the user's"),
         ("raises_while_another_waits_elsewhere", 2, "of the user's"),
         ("ends_before_the_others", 2, "this runner is closed on the first rank"),

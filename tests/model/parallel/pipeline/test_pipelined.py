@@ -4,6 +4,9 @@ import pytest
 import torch
 import torch.distributed as dist
 from auxhead.model import ExitResult
+from auxhead.model.parallel.balance import balanced
+from auxhead.model.parallel.pipeline import pipelined as set_up
+from auxhead.model.parallel.pipeline.cut import cut
 from support import pipeline_ranks
 from support.launched_ranks import launch
 
@@ -31,35 +34,39 @@ def assert_same(found, wanted):
 @pytest.mark.parametrize(
     "name, ranks, size, how, stages, sizes",
     [
-        ("plain", 2, 16, "merged", "2", range(1, 131)),
-        ("plain", 3, 4, "merged in parts", "0,2", pipeline_ranks.SOME),
-        ("plain", 4, 5, "passed", "auto", pipeline_ranks.SOME),
-        ("plain", 1, 3, "measured", "auto", pipeline_ranks.SOME),
-        ("skipping", 2, 16, "measured", "rest", pipeline_ranks.SOME),
-        ("skipping", 3, 3, "merged", "auto", pipeline_ranks.SOME),
+        ("plain", 2, 16, "whole", "2", range(1, 131)),
+        ("plain", 3, 4, "in parts", "0,2", pipeline_ranks.SOME),
+        ("plain", 4, 5, "whole", "auto", pipeline_ranks.SOME),
+        ("plain", 1, 3, "whole", "auto", pipeline_ranks.SOME),
+        ("skipping", 2, 16, "whole", "rest", pipeline_ranks.SOME),
+        ("skipping", 3, 3, "whole", "auto", pipeline_ranks.SOME),
     ],
     ids=lambda value: "every_size" if len(str(value)) > 20 and isinstance(value, range) else None,
 )
 def test_answers_are_the_eager_networks(tmp_path, name, ranks, size, how, stages, sizes):
-    """Of 1 to 130 samples, whoever leaves where, by which rules; merged ones are computed no further than needed."""
+    """Of 1 to 130 samples, whoever leaves where, by which rules; each stage computes each micro-batch once."""
     saved = ran(tmp_path, ranks, "answer", name, size, how, stages, ",".join(map(str, sizes)), "cpu")
     network = getattr(pipeline_ranks, name)()
-    (found, first, said, counted), *others = saved
+    found, _, said, counted = saved[0]
     exits = []
     for place, x in enumerate(pipeline_ranks.requests(name, network, sizes)):
         wanted = network(x)
         assert_same(found[place], wanted)
         exits.append(wanted.exit_index)
-        assert first[place] == -(-len(x) // size)
-        if name == "plain" and "merged" in how:
-            parts = wanted.exit_index.split(size * (pipeline_ranks.FEW if "in parts" in how else 64))
-            for start, (_, computed, _, _) in zip([1, 2] if ranks == 3 else [2], others, strict=True):
-                assert computed[place] == sum(-(-int((part >= start).sum()) // size) for part in parts)
+        assert [computed[place] for _, computed, _, _ in saved] == [-(-len(x) // size)] * ranks
     by_exit = torch.cat(exits).bincount(minlength=len(network.taps) + 1)
     assert by_exit.min() > 0 and torch.equal(counted, by_exit)
     assert [line.split(",")[0] for line in said.splitlines()[:-1]] == [f"Stage {rank}" for rank in range(ranks)]
-    assert ("are merged" in said) == (name == "plain" and "merged" in how)
-    assert ("no row a sample" in said) == (name == "skipping")
+
+
+def test_stages_are_balanced_by_the_times_of_their_segments(monkeypatch):
+    """However many samples leave: a micro-batch goes through all stages."""
+    network, x = pipeline_ranks.plain(), pipeline_ranks.batch_of("plain", 4)
+    times = iter([2.0, 1.0, 1.0, 2.0])
+    monkeypatch.setattr(set_up, "median_ms", lambda run: run() or next(times))
+    made, x = cut(network, x, x.device, "as_is")
+    ms = set_up.segment_ms(made, x)
+    assert ms == [2.0, 1.0, 1.0, 2.0] and balanced(ms, 2) == [0, 2] and balanced(ms, 3) == [0, 1, 3]
 
 
 def test_answers_as_they_come(tmp_path):

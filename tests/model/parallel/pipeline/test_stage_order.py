@@ -14,8 +14,7 @@ from auxhead.kernels import runs_triton
 from auxhead.model.parallel.pipeline import stage as stage_module
 from auxhead.model.parallel.pipeline import stage_graph
 from auxhead.model.parallel.pipeline.cut import cut
-from auxhead.model.parallel.pipeline.stage import LAG, Request, Stage
-from auxhead.model.parallel.pipeline.survivors import Merging, no_places
+from auxhead.model.parallel.pipeline.stage import Request, Stage
 from support import simulated_cuda as simulation
 from support import stream_order
 from support.example_models import Skipping, SmallNet
@@ -50,11 +49,10 @@ def simulated():
 class Rank:
     """A stage in a process of its own."""
 
-    def __init__(self, made, start, end, micro_batch, *, merges):
+    def __init__(self, made, start, end, micro_batch):
         self.host, self.link, self.buffers, self.arrived = {}, Stream(), {}, []
-        self.stage = Stage(made, start, end, SIZE, CPU, merges=merges, name=f"stage from {start}")
+        self.stage = Stage(made, start, end, SIZE, CPU, name=f"stage from {start}")
         self.capture(micro_batch)
-        self.extra_steps = (Merging.extra_steps + LAG * (start > 0)) * merges
 
     def capture(self, micro_batch):
         """Let the stage, which is on the CPU, capture as on a GPU."""
@@ -118,17 +116,15 @@ class Sent(tuple):
 class Pipeline:
     """Stages that are asked one after another, each for all of a request."""
 
-    def __init__(self, net, starts, merges, trunk="as_is"):
-        made, micro_batch = cut(net, images(SIZE), CPU, trunk)
-        self.made, self.micro_batch = made, micro_batch
-        self.starts, self.merges = starts, merges
+    def __init__(self, net, starts, trunk="as_is"):
+        self.made, self.micro_batch = cut(net, images(SIZE), CPU, trunk)
+        self.starts = starts
         self.sent = []  # kept: that it may be overwritten once it has come is no matter of stages
 
     def open(self):
         ends = [*self.starts[1:], len(self.made.segments)]
         self.ranks = [
-            Rank(self.made, start, end, self.micro_batch, merges=merges)
-            for start, end, merges in zip(self.starts, ends, [*self.merges, False], strict=True)
+            Rank(self.made, start, end, self.micro_batch) for start, end in zip(self.starts, ends, strict=True)
         ]
         self._hear_all()
         return self
@@ -142,12 +138,7 @@ class Pipeline:
 
     def __call__(self, x, streams=None):
         found = np.full((len(x), self.made.form.width), np.nan)
-        extra, n = [rank.extra_steps for rank in self.ranks], -(-len(x) // SIZE)
-        steps = n + sum(extra)
-        places = no_places(steps * SIZE)
-        places[: len(x)] = np.arange(len(x))
-        come = [*places.reshape(steps, SIZE)]
-        given = [(torch.empty(0),)] * steps
+        given = [(torch.empty(0),)] * -(-len(x) // SIZE)
 
         def answer(answers):
             rows = answers[:, 0].astype(np.int64)
@@ -156,11 +147,7 @@ class Pipeline:
 
         for index, rank in enumerate(self.ranks):
             stream = streams[index] if streams else stream_order.order.current
-            told = []
-            request = Request(iter(come), told.append, answer, n - 1 + sum(extra[:index]), x if index == 0 else None)
-            sent = rank.ran(request, given, stream)
-            if any(extra[: index + 1]):
-                come = told
+            sent = rank.ran(Request(0, len(x), answer, x if index == 0 else None), given, stream)
             given = [Sent(each) for each in sent]
             for each in given:
                 each.by = rank.link
@@ -179,12 +166,7 @@ def assert_same(found, wanted):
     np.testing.assert_allclose(found[:, 4:], wanted.probs, rtol=1e-5, atol=1e-5)
 
 
-WAYS = {
-    "alone": ((0,), ()),
-    "passed": ((0, 2), (False,)),
-    "merged": ((0, 1, 3), (True, True)),
-    "one merged": ((0, 1, 2), (True, False)),
-}
+WAYS = {"alone": (0,), "two": (0, 2), "three": (0, 1, 3)}
 
 
 @pytest.mark.parametrize("backbone", [SmallNet, Skipping])
@@ -195,7 +177,7 @@ def test_answers_are_the_networks(way, backbone):
     batches = [images(samples) for samples in (7, 1, 3, 11, 2)]
     wanted = [net(x) for x in batches]
     assert len({*torch.cat([one.exit_index for one in wanted]).tolist()}) == 4
-    run = Pipeline(net, *WAYS[way])
+    run = Pipeline(net, WAYS[way])
     found = []
     with simulated():
         run.open()
@@ -211,12 +193,12 @@ def test_answers_are_the_networks(way, backbone):
         assert_same(one, other)
 
 
-@pytest.mark.parametrize("way", ["passed", "merged"])
+@pytest.mark.parametrize("way", ["two", "three"])
 def test_rules_and_weights_are_written_on_other_streams(way):
     """Between requests, without a wait; the weights are folded ones, which a refresh writes."""
     net, x = network(), images(8)
     state = {name: tensor.clone() for name, tensor in net.state_dict().items()}
-    run, found = Pipeline(net, *WAYS[way], trunk="cudnn"), []
+    run, found = Pipeline(net, WAYS[way], trunk="cudnn"), []
 
     def changed(threshold):
         net.set_rules(threshold)
@@ -243,7 +225,7 @@ def test_rules_are_written_while_a_graph_reads_them():
     net = network()
     made, x = cut(net, images(SIZE), CPU, "as_is")
     with simulated():
-        stage = Rank(made, 0, 2, x, merges=False).stage
+        stage = Rank(made, 0, 2, x).stage
         stage.computed(None, [x])
         with stream_order.current(Stream()):
             net.set_rules(0.6)
@@ -254,7 +236,7 @@ def test_a_stage_is_captured_anew_while_its_weights_are_written():
     net = network()
     made, x = cut(net, images(SIZE), CPU, "cudnn")
     with simulated():
-        rank = Rank(made, 0, 4, x, merges=False)
+        rank = Rank(made, 0, 4, x)
         with stream_order.current(Stream()):
             with torch.no_grad():
                 net.backbone.block2[1].weight.mul_(0.7)
@@ -267,7 +249,7 @@ def test_memory_that_is_handed_over_goes_while_it_is_read():
     net = network()
     made, x = cut(net, images(SIZE), CPU, "as_is")
     with simulated():
-        stage = Rank(made, 0, 2, x, merges=False).stage
+        stage = Rank(made, 0, 2, x).stage
         computed = stage.computed(None, [x])
         computed.under_way.done.wait()
         assert [one.clone() for one in computed.handed]
@@ -280,7 +262,7 @@ def test_memory_that_is_handed_over_goes_while_it_is_read():
 def test_a_stage_is_not_busy_while_it_waits_for_what_comes(monkeypatch):
     """So long the host waits for its arrival, and no longer: a stage that hangs is to be named, not the one behind."""
     net, x = network(), images(10)
-    run, waited = Pipeline(net, *WAYS["passed"]), []
+    run, waited = Pipeline(net, WAYS["two"]), []
     synchronize = stream_order.Event.synchronize
 
     def noted(event):

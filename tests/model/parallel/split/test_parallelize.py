@@ -9,6 +9,7 @@ from auxhead.model.parallel.split import eager_runner
 from auxhead.model.parallel.split import parallelize as front
 from support import pipeline_ranks
 from support.example_models import SmallNet, plain_heads
+from support.head_plan_cases import Adapter
 
 pytestmark = pytest.mark.usefixtures("without_interpreter")
 
@@ -108,6 +109,21 @@ def test_parameters_changed_in_place_need_no_refresh_where_they_are_shared():
     network.set_rules(0.3)
     runner.refresh()
     assert_same(runner(example()), network(example()))
+
+
+def test_heads_that_were_changed_are_refused_until_they_are_as_they_were():
+    network = pipeline_ranks.plain()
+    runner = parallelize(network, example(), devices=["cpu", "cpu"])
+    wanted, head, linear = runner(example()), network.heads[0], network.heads[0].linear
+    network.heads[0] = copy.deepcopy(head)
+    with pytest.raises(RuntimeError, match=r"^heads\['0'\] was replaced by another object since the runner was made"):
+        runner(example())
+    network.heads[0] = head
+    head.linear = Adapter(linear)
+    with pytest.raises(RuntimeError, match=r"^heads\['0'\]: its linear was replaced by another object"):
+        runner(example())
+    head.linear = linear
+    assert_same(runner(example()), wanted)
 
 
 def test_closed_and_copied():

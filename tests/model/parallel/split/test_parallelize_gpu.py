@@ -251,7 +251,7 @@ def test_a_replaced_head_is_refused(devices, exits):
     net = network()
     runner = split(net, devices, exits)
     net.exit_heads[2].rule.assign(ExitRule(0.5, criterion="margin"))
-    with pytest.raises(RuntimeError, match="criterion was changed since the capture"):
+    with pytest.raises(RuntimeError, match="criterion was changed since the runner was made"):
         runner(images(8))
 
 

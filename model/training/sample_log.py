@@ -1,0 +1,80 @@
+"""``SampleLog``: notes which samples a training has gone through, by their contents."""
+
+import json
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..learned_from import LearnedFrom, Samples, identities, kind_of_input, short
+from ..processes.agreement import tensor_digest
+from ..processes.dealing import exchanging
+from ..processes.process_group import ranks
+from .pixel_batches import PixelBatches
+
+
+class SampleLog:
+    """Samples that batches have yielded; where these change them at random, it is said that they are not known.
+
+    Of :class:`PixelBatches` the images are known before they are shifted. What others yield is hashed as it is: in a
+    second epoch, or a batch drawn once more if there is one epoch alone, the same samples come again, or they change.
+    """
+
+    def __init__(self, batches: Any) -> None:
+        """Log no batches yet, or all that the images are of."""
+        self._batches = batches
+        known = batches.samples() if isinstance(batches, PixelBatches) else None
+        self._seen = torch.empty(0, dtype=torch.int64) if known is None else torch.cat(list(known.hashes)).unique()
+        self._known, self._kinds = known is not None, set() if known is None else set(known.kinds)
+        self._epochs, self._most = 0, 0
+
+    @property
+    def is_random(self) -> bool:
+        """Whether more different samples have come than there are."""
+        return not self._known and len(self._seen) > self._most
+
+    def watched(self, batches: Iterable[Any]) -> Iterator[Any]:
+        """Yield the batches of an epoch, and log them."""
+        found: list[Tensor] = []
+        for batch in batches:
+            if not (self._known or self.is_random):
+                self._hash(batch, found)
+            yield batch
+        if found:
+            self._end_epoch(torch.cat(found))
+
+    def _hash(self, batch: Any, found: list[Tensor]) -> None:
+        x = batch[0] if isinstance(batch, (tuple, list)) and batch else None
+        if isinstance(x, Tensor) and x.ndim and len(x):  # what is no batch the training refuses
+            found.append(short(identities(x)))
+            self._kinds.add(kind_of_input(x))
+
+    def _end_epoch(self, own: Tensor) -> None:
+        self._seen = torch.cat([self._seen, own]).unique()
+        if not self._epochs:
+            try:
+                sat_out = max(0, len(self._batches.dataset) - len(own))  # and may come in another epoch
+            except (AttributeError, TypeError):
+                sat_out = 0
+            self._most = len(self._seen) + sat_out
+        self._epochs += 1
+
+    def digest(self) -> str | None:
+        """Return a hash of the images, where they are known before the first epoch; a resumed training has the same."""
+        return tensor_digest(self._seen) if self._known else None
+
+    def added_to(self, learned: LearnedFrom) -> LearnedFrom:
+        """Return what was learned before with the logged samples of all processes."""
+        if self._epochs == 1 and not isinstance(self._batches, (list, tuple)):
+            again: list[Tensor] = []
+            self._hash(next(iter(self._batches), None), again)
+            self._seen = torch.cat([self._seen, *again]).unique()
+        parts = [(self._seen.tolist(), sorted(self._kinds), self.is_random)]
+        if ranks() > 1:
+            with exchanging() as exchange:
+                parts = [json.loads(part) for part in exchange(json.dumps(parts[0]).encode())]
+        hashes = torch.tensor([one for part in parts for one in part[0]], dtype=torch.int64)
+        learned = learned.plus("weights", Samples([hashes], frozenset(kind for part in parts for kind in part[1])))
+        is_random = any(part[2] for part in parts)
+        return learned.but("its training changed samples at random: none is found again") if is_random else learned

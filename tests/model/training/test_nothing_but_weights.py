@@ -1,0 +1,333 @@
+"""Training changes weights and what batch norms have seen; a call that fails or is refused changes nothing."""
+
+import pytest
+import torch
+from auxhead.model import (
+    EarlyExitNetwork,
+    ExitLatencies,
+    FusedAuxHead,
+    TrainingPlan,
+    attach,
+    attach_exits,
+    calibrate_network,
+    make_runner,
+    train,
+)
+from auxhead.model.bad_input import BadInput
+from support.fingerprints import fingerprint, random_numbers
+from torch import nn
+
+pytestmark = pytest.mark.usefixtures("without_interpreter")
+
+X = torch.randn(6, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+LABELS = torch.arange(6) % 4
+GOOD = (X, LABELS)
+
+
+class Net(nn.Module):
+    """Batch norms, a dropout, and a buffer that counts calls."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU())
+        self.second = nn.Sequential(nn.Conv2d(4, 4, 3, padding=1), nn.BatchNorm2d(4), nn.Dropout(0.5))
+        self.fc = nn.Linear(4 * 64, 4)
+        self.register_buffer("calls", torch.zeros(()), persistent=False)
+
+    def forward(self, x):
+        if self.training:
+            self.calls = self.calls + 1
+        y = self.second(self.first(x))
+        return self.fc(y.flatten(1))
+
+
+def network(*, training=False):
+    """One that has been worked on: a hook, a frozen layer, gradients, another memory format, a mode of its own."""
+    torch.manual_seed(0)
+    backbone = Net().train(training)
+    made = EarlyExitNetwork(backbone, {"first": FusedAuxHead(4, 4, dropout=0.1)}, 0.7, example_input=X)
+    backbone.second[0].to(memory_format=torch.channels_last)
+    backbone.first[0].weight.requires_grad_(False)
+    backbone.second[1].train(not training)
+    backbone.fc.register_forward_hook(lambda *_: None)
+    made.logits(X.clone())[0].sum().backward()
+    return made
+
+
+def interrupted():
+    """Batches of which the second is interrupted."""
+
+    class Batches:
+        def __len__(self):
+            return 3
+
+        def __iter__(self):
+            yield GOOD
+            raise KeyboardInterrupt
+
+    return Batches()
+
+
+class OfLength(list):
+    def __init__(self, batches, length):
+        super().__init__(batches)
+        self.length = length
+
+    def __len__(self):
+        return self.length
+
+
+def spoiled(value):
+    images = X.clone()
+    images[2, 1, 3, 3] = value
+    return images, LABELS
+
+
+def raising(*_):
+    raise OSError("full")
+
+
+JOINT = TrainingPlan("joint", epochs=2)
+REFUSED_TRAINING = {
+    "label": ([GOOD, (X, LABELS + 90)], {}, ValueError, "batches: got label 90, wants 0 to 3"),
+    "three parts": (
+        [GOOD, (*GOOD, 1)],
+        {},
+        TypeError,
+        r"batches: yields tuple of 3, wants pairs of \(images, labels\)",
+    ),
+    "by name": ([{"x": X, "y": LABELS}], {}, TypeError, "batches: yields dict, wants pairs"),
+    "images": ([GOOD, ([X], LABELS)], {}, TypeError, "batches: got list for images"),
+    "fewer labels": ([GOOD, (X, LABELS[:2])], {}, ValueError, r"batches: got labels \[2\]"),
+    "empty": ([GOOD, (X[:0], LABELS[:0])], {}, ValueError, "batches: batch 2 has no image, wants at least one"),
+    "too few": (OfLength([GOOD], 3), {}, ValueError, "batches: yields 1 batches, wants 3, as its length says"),
+    "too many": (OfLength([GOOD] * 3, 2), {}, ValueError, "batches: yields more than 2 batches"),
+    "channels": ([GOOD, (X[:, :1], LABELS)], {}, RuntimeError, ""),
+    "nan": ([GOOD, spoiled(torch.nan)], {}, BadInput, "batches: the loss is nan in batch 2 of epoch 1, whose images"),
+    "infinity": ([spoiled(torch.inf)], {}, BadInput, "batches: the loss is nan in batch 1 of epoch 1, whose images"),
+    "rate": (
+        [GOOD] * 3,
+        {"plan": TrainingPlan(learning_rate=1e30)},
+        BadInput,
+        "learning_rate: got 1e\\+30, with which",
+    ),
+    "interrupt": (interrupted(), {}, KeyboardInterrupt, ""),
+    "on_step": ([GOOD], {"on_step": raising}, OSError, "full"),
+    "validation": ([GOOD], {"validation": [(X, LABELS, 0)]}, TypeError, "validation: yields tuple of 3"),
+    "validation length": ([GOOD], {"validation": OfLength([GOOD], 2)}, ValueError, "validation: yields 1 batches"),
+    "no validation": ([GOOD], {"validation": []}, ValueError, "validation: got none"),
+    "weights": ([GOOD], {"plan": TrainingPlan(weights=(1.0,))}, ValueError, "weights: got"),
+    "patience": ([GOOD], {"plan": TrainingPlan(patience=1)}, ValueError, "validation: missing"),
+    "resume": ([GOOD], {"resume": True}, ValueError, "state: missing"),
+    "no state": ([GOOD], {"resume": True, "state": "none"}, BadInput, ".*no such file"),
+    "no folder": ([GOOD], {"state": "none/state"}, ValueError, "state: .*none is no folder"),
+}
+HEADS = ("label", "three parts", "empty", "too few", "too many", "nan", "interrupt", "on_step", "validation length")
+
+
+@pytest.mark.parametrize(
+    ("kind", "method"), [*((kind, "joint") for kind in REFUSED_TRAINING), *((kind, "heads") for kind in HEADS)]
+)
+def test_a_training_that_fails_in_its_first_epoch_changes_nothing(kind, method, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    batches, options, error, message = REFUSED_TRAINING[kind]
+    options = {name: tmp_path / value if name == "state" else value for name, value in options.items()}
+    if method == "heads":
+        options["plan"] = TrainingPlan("heads")
+        message = message.split(": the loss is")[0]
+    net = network()
+    before, numbers = fingerprint(net), random_numbers()
+    with pytest.raises(error, match=f"^{message}"):
+        train(net, batches, **{"plan": JOINT, **options})
+    assert fingerprint(net) == before and random_numbers() == numbers
+
+
+@pytest.mark.parametrize("failing", ["validation", "callback"])
+def test_a_training_that_fails_later_leaves_the_best_epoch_so_far(failing):
+    """Of the third epoch, which is spoiled; without validation that is the second."""
+    wanted, net, states = network(), network(), []
+    validation = [GOOD] if failing == "validation" else None
+    done = train(wanted, [GOOD] * 2, TrainingPlan(epochs=3), validation=validation, on_epoch=lambda _: None)
+    best = min(done.best, 1)
+
+    def on_epoch(epoch):
+        states.append([parameter.detach().clone() for parameter in net.parameters()])
+
+    def on_step(step):
+        if step.epoch == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(net, [GOOD] * 2, TrainingPlan(epochs=3), validation=validation, on_epoch=on_epoch, on_step=on_step)
+    assert all(map(torch.equal, net.parameters(), states[best]))
+    assert not net.training and net.backbone.second[1].training
+
+
+@pytest.mark.parametrize("method", ["joint", "distill", "heads"])
+@pytest.mark.parametrize("training", [False, True], ids=["eval", "training"])
+def test_training_changes_weights_and_statistics_alone(method, training):
+    net = network(training=training)
+    before = fingerprint(net)
+    train(net, [GOOD] * 2, TrainingPlan(method, epochs=1), validation=[GOOD])
+    after = fingerprint(net)
+    learned = {"heads.0.linear"} | (set() if method == "heads" else {"backbone.second.0", "backbone.fc"})
+    assert after.pop("learned from") != before.pop("learned from")
+    for name, (part, mode, hooks, rule, tensors) in after.items():
+        assert (part, hooks, rule) == (before[name][0], *before[name][2:4]), name
+        assert mode == (False if training else before[name][1]), "a network in training mode is left to answer"
+        for key, tensor in tensors.items():
+            was = before[name][4][key]
+            if key != "calls":
+                assert tensor[:-1] == was[:-1], (name, key)
+            if name in learned:
+                assert tensor[-1] != was[-1], (name, key)
+            elif not (name.endswith(".1") or key == "calls" or name.startswith("backbone.first")) or method == "heads":
+                assert tensor == was, (name, key)
+
+
+@pytest.mark.parametrize("method", ["joint", "heads"])
+def test_a_backbone_that_flattens_by_view_trains(method):
+    class Viewing(Net):
+        def forward(self, x):
+            y = self.second(self.first(x))
+            return self.fc(y.view(len(y), -1))
+
+    net = EarlyExitNetwork(Viewing(), {"first": FusedAuxHead(4, 4)}, example_input=X)
+    train(net, [GOOD], TrainingPlan(method, epochs=1), validation=[GOOD])
+    assert len(net(X).label) == len(X)
+
+
+def test_a_volume_is_learned_from():
+    """Five dimensions, of which no parameter can be laid out as channels_last."""
+    backbone = nn.Sequential(nn.Conv3d(1, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool3d(1), nn.Flatten(), nn.Linear(4, 2))
+    net = EarlyExitNetwork(backbone, {"3": FusedAuxHead(4, 2, pool="none")}).eval()
+    done = train(net, [(torch.randn(4, 1, 5, 5, 5), torch.arange(4) % 2)], JOINT)
+    assert len(done.epochs) == 2
+
+
+def test_a_parameter_that_is_no_number_is_named():
+    net = network()
+    net.backbone.fc.bias.data[1] = torch.nan
+    with pytest.raises(ValueError, match="^network: its backbone.fc.bias is not all finite numbers"):
+        train(net, [GOOD])
+
+
+LATENCIES = ExitLatencies((1.0, 2.0), 1, "", "")
+REFUSED_CALIBRATION = {
+    "mode": ({}, ValueError, "network: in training mode"),
+    "budgets": ({"max_work": 0.5}, ValueError, "max_accuracy_drop"),
+    "latencies": ({"latencies": 3}, TypeError, "latencies: got int"),
+    "confidence": ({"confidence": 2.0}, ValueError, "confidence: got"),
+    "seed": ({"seed": 0.5}, TypeError, "seed: got"),
+    "static": ({"static_model": nn.Flatten()}, ValueError, "static_model: in training mode"),
+    "three parts": ({"data": [(*GOOD, 1)]}, TypeError, "data: yields tuple of 3, wants pairs of input"),
+    "label": ({"data": [(X, LABELS + 9)]}, ValueError, "data: got labels from 9"),
+    "floats": ({"data": [(X, LABELS.float())]}, ValueError, "data: yields labels"),
+    "nan": ({"data": [spoiled(torch.nan)]}, ValueError, "data: the network's logits for it are not all finite"),
+    "nothing": ({"data": []}, ValueError, "data: got no batches"),
+    "few": ({"data": [(X[:2], LABELS[:2])]}, ValueError, "data: got 2 different samples"),
+    "splits": ({"splits": {"test": [0]}}, ValueError, "splits: got splits"),
+    "shared": ({"splits": dict.fromkeys(("temperature", "thresholds", "test"), [0])}, ValueError, "splits: .* share"),
+    "train": ({"train": 5}, ValueError, "train: got"),
+    "batch": ({"latencies": ExitLatencies((1.0, 2.0), 99, "", "")}, ValueError, "latencies: are of batches of 99"),
+}
+
+
+@pytest.mark.parametrize("kind", REFUSED_CALIBRATION)
+def test_a_refused_calibration_changes_nothing(kind):
+    options, error, message = REFUSED_CALIBRATION[kind]
+    net = network() if kind == "mode" else network().eval()
+    before, numbers = fingerprint(net), random_numbers()
+    with pytest.raises(error, match=f"^{message}"):
+        calibrate_network(net, **{"data": [GOOD], "max_accuracy_drop": 0.5, **options})
+    assert fingerprint(net) == before and random_numbers() == numbers
+
+
+REFUSED_RUNNERS = {
+    "mode": ({}, ValueError, "network: in training mode"),
+    "exits": ({"exits": "fast"}, ValueError, "exits: got"),
+    "graph": ({"exits": "polled"}, ValueError, "example_input: on cpu, wants a CUDA device"),
+    "compact": ({"compact": True}, ValueError, "compact: got"),
+    "forks": ({"forks": ()}, ValueError, "forks: got"),
+    "budget": ({"budget": "much"}, ValueError, "budget: got"),
+    "trunk": ({"trunk": "thin"}, ValueError, "trunk: got"),
+    "sizes": ({"batch_sizes": (0,)}, ValueError, "batch_sizes: got"),
+    "plan": ({"exits": "eager", "plan": "p.json"}, ValueError, "plan: got"),
+    "no tensor": ({"example_input": [X]}, TypeError, "example_input: got"),
+    "no sample": ({"example_input": X[:0]}, ValueError, "example_input: got"),
+    "channels": ({"example_input": X[:, :1], "exits": "eager", "trunk": "fused"}, (ValueError, RuntimeError), ""),
+}
+
+
+@pytest.mark.parametrize("kind", REFUSED_RUNNERS)
+def test_a_refused_runner_changes_nothing(kind):
+    options, error, message = REFUSED_RUNNERS[kind]
+    net = network() if kind == "mode" else network().eval()
+    before, numbers = fingerprint(net), random_numbers()
+    with pytest.raises(error, match=f"^{message}"):
+        make_runner(net, **{"example_input": X, **options})
+    assert fingerprint(net) == before and random_numbers() == numbers
+
+
+REFUSED_ATTACHING = {
+    "no layer": ({"taps": ["third"]}, ValueError, "heads: the backbone has no layer 'third'"),
+    "order": ({"taps": ["second", "first"]}, ValueError, "heads: the taps .* are out of order"),
+    "in place": ({"taps": ["first.1"]}, ValueError, "heads: the output of layer 'first.1' is changed in place"),
+    "word": ({"taps": "all"}, ValueError, "taps: got 'all'"),
+    "none": ({"taps": []}, ValueError, "taps: got none"),
+    "numbers": ({"taps": [1]}, TypeError, "taps: got"),
+    "classes": ({"num_classes": 7}, ValueError, "num_classes: got 7"),
+    "extract": ({"taps": ["first"], "extract": {"second": 1}}, ValueError, "extract: 'second' is not a tap"),
+    "part": ({"taps": ["first"], "logits": 1.5}, (TypeError, ValueError), ""),
+    "example": ({"example_input": 3}, TypeError, "example_input: got int"),
+    "channels": ({"example_input": X[:, :1]}, RuntimeError, ""),
+}
+
+
+@pytest.mark.parametrize("kind", REFUSED_ATTACHING)
+@pytest.mark.parametrize("training", [False, True], ids=["eval", "training"])
+def test_a_refused_attach_changes_nothing(kind, training):
+    options, error, message = REFUSED_ATTACHING[kind]
+    model = network(training=training).backbone
+    model.first[2].inplace = True
+    before = fingerprint(model)
+    with pytest.raises(error, match=f"^{message}"):
+        attach(model, **{"example_input": X, **options})
+    assert fingerprint(model) == before
+
+
+class Twice(Net):
+    """Two exits, of which the second may use what the first says."""
+
+    def __init__(self, used):
+        super().__init__()
+        self.early, self.used = nn.Linear(4, 4), used
+
+    def forward(self, x):
+        y = self.first(x)
+        early = self.early(y.mean((2, 3)))
+        late = self.fc(self.second(y).flatten(1))
+        return [early, late + early if self.used else late]
+
+
+@pytest.mark.parametrize(
+    ("make", "example", "error"),
+    [
+        (lambda: Twice(True).eval(), X, ValueError),
+        (lambda: Twice(False), X, ValueError),
+        (lambda: Net().eval(), X, ValueError),
+        (lambda: Twice(False).eval(), X[:, :1], RuntimeError),
+        (lambda: Twice(False).eval(), [X], TypeError),
+    ],
+    ids=["used", "training", "one exit", "channels", "no tensor"],
+)
+def test_refused_exits_change_nothing(make, example, error):
+    model = make()
+    before, numbers = fingerprint(model), random_numbers()
+    with pytest.raises(error):
+        attach_exits(model, example)
+    assert fingerprint(model) == before and random_numbers() == numbers
+    if model.training is False and isinstance(model, Twice) and not model.used:
+        with pytest.raises(ValueError, match="^rules: "):
+            attach_exits(model, X, rules={"nowhere": 0.5})
+        assert fingerprint(model) == before

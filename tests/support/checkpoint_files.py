@@ -1,0 +1,20 @@
+"""The files of a checkpoint: their names, and the older form, in which parameters had a name of their own."""
+
+import json
+from pathlib import Path
+
+
+def weights_of(folder: Path) -> Path:
+    """The file of a checkpoint's parameters."""
+    (path,) = folder.glob("model-*.safetensors")
+    return path
+
+
+def as_of_format_3(folder: Path) -> Path:
+    """Give a checkpoint the older form, which has no hash, so that changed parameters are read; returns its folder."""
+    weights_of(folder).rename(folder / "model.safetensors")
+    path = folder / "model.json"
+    content = {**json.loads(path.read_text()), "format": 3}
+    del content["parameters"], content["own_exits"], content["learned_from"]
+    path.write_text(json.dumps(content))
+    return folder
