@@ -201,7 +201,7 @@ def _run_once(tap: str, module: nn.Module, features: Tensor) -> ModuleRun:
     its = f"heads[{tap!r}]: its module {type(module).__name__}"
     reads = f"the output {list(x.shape)} of the tap"
     try:
-        with torch.no_grad(), flops, operators:
+        with torch.no_grad(), torch.compiler.set_stance("force_eager"), flops, operators:  # or 2.14 refuses a fullgraph
             y = module(x)
     except Exception as error:  # whatever a user's module may raise
         raise ValueError(f"{its} cannot read {reads}: {' '.join(str(error).split()):.300}") from error

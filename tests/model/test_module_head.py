@@ -55,6 +55,13 @@ def test_error_is_at_most_twice_that_of_pytorch(x):
     assert (found.probs - exact).abs().max() <= 2 * (own - exact).abs().max()
 
 
+def test_a_module_that_is_compiled_whole_is_looked_at_as_it_is(x):
+    head = branch(8)
+    plain = ModuleHead(head).check_on("block0", torch.randn(2, 8, 8, 8))
+    head.compile(fullgraph=True, backend="eager")
+    assert ModuleHead(head).check_on("block0", torch.randn(2, 8, 8, 8)) == plain
+
+
 def test_the_backbone_does_not_see_what_a_module_writes(x):
     net = network()
     wanted = net.backbone(x)

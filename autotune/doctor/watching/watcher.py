@@ -252,7 +252,8 @@ def _watching(outermost: FrameType | None) -> Iterator[_Watch]:
                 watch.operator_begins, watch.operator_ended, watch.stream_recorded, watch.launched_elsewhere
             )
 
-        with patched_torch(watch), within_threads(mode), mode():
+        # Beneath the mode compiled functions run eagerly; of those in one graph PyTorch 2.14 wants to be told.
+        with torch.compiler.set_stance("force_eager"), patched_torch(watch), within_threads(mode), mode():
             yield watch
     finally:
         _state["open"] = None
