@@ -84,6 +84,8 @@ class Operation:
     is_random: bool = False
     is_opaque: bool = False
     """Nobody can tell what it does: its tensors were made where nothing was seen."""
+    is_custom: bool = False
+    """It ran in an autograd.Function of the user's: what goes back is not what its operator would hand back."""
     flops: int = 0
 
     @property
@@ -360,6 +362,7 @@ class _Recorder(TorchDispatchMode):
             len(self.operations), function, args, kwargs, reads, tuple(self._open), line_of_the_user()
         )
         self.operations.append(operation)
+        operation.is_custom = _in_a_function_of_the_user()
         from_input = any(value.from_input for value in reads)
         operation.makes = [self._new(each, made_by=operation, from_input=from_input) for each in outputs]
         return operation
@@ -547,6 +550,8 @@ def _flops(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: 
     return 0 if count is None else count(*args, **kwargs, out_val=output)
 
 
+#: What runs around an autograd.Function.
+_APPLY = torch.autograd.Function.apply.__func__.__code__  # type: ignore[attr-defined]
 #: Folders whose code is not the user's: PyTorch's, and this package's.
 _NOT_THE_USERS = (str(Path(torch.__file__).parent) + os.sep, str(Path(__file__).parents[1]) + os.sep)
 
@@ -559,6 +564,16 @@ def line_of_the_user() -> str:
             return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
         frame = frame.f_back  # type: ignore[assignment]
     return "an unknown line"
+
+
+def _in_a_function_of_the_user() -> bool:
+    """Return whether an autograd.Function is running that is not PyTorch's."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code is _APPLY and not frame.f_locals["cls"].__module__.startswith("torch."):
+            return True
+        frame = frame.f_back  # type: ignore[assignment]
+    return False
 
 
 def shortest(names: list[str]) -> str:

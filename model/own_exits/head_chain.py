@@ -100,7 +100,8 @@ class _Walk:
                 x, chain.dropout = self._dropout(below[1])
         self._pool(self._norm(x, chain), chain)
         chain.operations = self._passed
-        return chain
+        custom = [str(each) for each in self._passed if each.is_custom]
+        return f"{custom[0]} runs in an autograd.Function, which may hand back any gradient" if custom else chain
 
     def _through(self, operation: Operation) -> Value:
         """Pass an operation, and return what it reads first."""
@@ -198,9 +199,15 @@ class _Walk:
         pooled, chain.pool, chain.pool_size, chain.layout, chain.map_size = found
         self._passed.append(same[-1].made_by)  # type: ignore[arg-type]
         whole = same_elements(pooled)[-1]
-        if chain.layout == "NCL" and len(whole.shape) == 4 and whole.shape[:2] == pooled.shape[:2]:
-            self._pass_to(pooled, whole)  # a map that was flattened for it
-            pooled, chain.layout = whole, "NCHW"
+        other = {("NCL", 4): "NCHW", ("NCHW", 3): "NCL"}.get((chain.layout, len(whole.shape)))
+        if (
+            other is not None
+            and whole.shape[:2] == pooled.shape[:2]
+            and chain.pool_size == (1, 1)
+            and chain.map_size is None
+        ):
+            self._pass_to(pooled, whole)  # a map that was flattened for it, or a signal made a map of one row
+            pooled, chain.layout = whole, other
         chain.reads = [pooled]
         rectifier = pooled.made_by
         if chain.layout == "NCHW" and rectifier is not None and rectifier.name == "relu":
