@@ -168,8 +168,8 @@ class Branch:
 
     def _operator(self, operation: Operation, numbers: dict[Value, int]) -> Step:
         name = operation.name
-        if operation.is_custom:
-            raise NotReplayed(f"{operation} runs in an autograd.Function, which may hand back any gradient")
+        if operation.is_without_gradient:
+            raise NotReplayed(f"{operation} runs without gradients, or in an autograd.Function")
         if not isinstance(operation.function, torch._ops.OpOverload) or not (name in _KNOWN or is_move(operation)):
             raise NotReplayed(f"{operation} cannot be run by itself")
         other = self._pair.second.operations[operation.number]

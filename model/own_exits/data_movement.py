@@ -18,7 +18,7 @@ def is_move(operation: Operation) -> bool:
     """Return whether an operation moves elements and computes nothing, backwards neither: to detach is more."""
     return (
         operation.name in _MOVES
-        and not operation.is_custom
+        and not operation.is_without_gradient
         and not any(value.dtype != operation.makes[0].dtype for value in operation.reads)
     )
 

@@ -124,13 +124,14 @@ class Mode:
 
     def check(self) -> None:
         """Raise ``ValueError`` unless what the exits are computed from is known, and each by itself."""
-        self._check_returned()
         for read in self.recording.host_reads:
             raise BadInput(
-                f"model: the host reads a number that depends on the input, {read.how} at {read.line}"
-                f"{self.words}, so that what follows may differ from input to input; wants a forward that returns "
-                f"all exits, whatever they say{BY_HAND}"
+                f"model: the host reads a number that depends on the "
+                f"{'input' if read.value.from_input else 'parameters'}, {read.how} at {read.line}{self.words}, so that "
+                f"what follows may differ from one to another; wants a forward that returns all exits, whatever they "
+                f"say{BY_HAND}"
             )
+        self._check_returned()
         for one in self.exits:
             where = f"model: its exit {one.place.name!r}"
             leaves = {read for each in one.needs for read in each.reads if each is not None and read.leaf}

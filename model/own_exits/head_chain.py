@@ -100,8 +100,8 @@ class _Walk:
                 x, chain.dropout = self._dropout(below[1])
         self._pool(self._norm(x, chain), chain)
         chain.operations = self._passed
-        custom = [str(each) for each in self._passed if each.is_custom]
-        return f"{custom[0]} runs in an autograd.Function, which may hand back any gradient" if custom else chain
+        custom = [str(each) for each in self._passed if each.is_without_gradient]
+        return f"{custom[0]} runs without gradients, or in an autograd.Function" if custom else chain
 
     def _through(self, operation: Operation) -> Value:
         """Pass an operation, and return what it reads first."""
@@ -149,7 +149,7 @@ class _Walk:
             own = layer._parameters
             if type(layer) is not kind or last != "weight" or own["weight"] is not weight.tensor:
                 continue
-            if own["bias"] is not (None if bias is None else bias.tensor) or has_hooks(layer):
+            if own.get("bias") is not (None if bias is None else bias.tensor) or has_hooks(layer):
                 continue
             if "forward" not in vars(layer):
                 return layer
@@ -220,6 +220,8 @@ def _mask_of(operation: Operation) -> Operation | None:
         return None
     for read in operation.reads:
         scaled = read.made_by
+        if read.shape != operation.makes[0].shape or read.readers > 1:  # a mask of samples, or of several layers
+            continue
         if scaled is not None and scaled.name in ("div_", "div") and isinstance(scaled.args[1], float):
             drawn = scaled.reads[0].made_by
             if drawn is not None and drawn.name in ("bernoulli_", "bernoulli"):
