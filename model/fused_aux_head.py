@@ -1,7 +1,7 @@
 """``FusedAuxHead``: the module that takes the place of a pool-flatten-linear classifier."""
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, SupportsIndex
 
 import torch
 import torch.nn.functional as F
@@ -127,7 +127,7 @@ class FusedAuxHead(nn.Module):
             raise ValueError(f"module: {pattern}")
         linear = pattern.linear
         head = cls(
-            linear.in_features, linear.out_features, pool=pattern.pool, pool_size=pattern.pool_size,
+            int(linear.in_features), int(linear.out_features), pool=pattern.pool, pool_size=pattern.pool_size,
             dropout=pattern.dropout, return_probs=return_probs, device="meta",  # its own parameters are dropped
         )  # fmt: skip
         del head.linear  # to come after the hidden layers
@@ -328,9 +328,9 @@ class FusedAuxHead(nn.Module):
 def _size(linear: nn.Module, name: str) -> int:
     """Return a size of a linear layer, or of what wraps one."""
     found = getattr(linear, name, None)
-    if not isinstance(found, int):
+    if not isinstance(found, SupportsIndex):  # an int of NumPy's, too
         raise ValueError(f"linear: is a {type(linear).__name__} without {name}, wants a layer that has it as nn.Linear")
-    return found
+    return found.__index__()
 
 
 def _autocasts(x: Tensor) -> bool:

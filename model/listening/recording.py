@@ -62,6 +62,10 @@ class Value:
     """Heads have kernels for its type on its device, and its memory is plain."""
     from_input: bool = False
     """It depends on the input."""
+    from_state: bool = False
+    """It depends on a parameter or a buffer, and so on what those become."""
+    readers: int = 0
+    """How many operations read it."""
     written: int | None = None
     """The number of the first operation that wrote to its memory later."""
 
@@ -84,6 +88,8 @@ class Operation:
     is_random: bool = False
     is_opaque: bool = False
     """Nobody can tell what it does: its tensors were made where nothing was seen."""
+    is_without_gradient: bool = False
+    """With gradients it runs without them all the same: under ``no_grad``, or in an autograd.Function."""
     flops: int = 0
 
     @property
@@ -143,7 +149,7 @@ class Recording:
     calls: list[Call]
     """In the order of their ends; without those that raised."""
     host_reads: list[HostRead]
-    """Those of numbers that depend on the input."""
+    """Those of numbers that depend on the input, or on parameters and buffers."""
     output: Any
     """What the model returned."""
     returned: dict[tuple[Any, ...], Value]
@@ -198,21 +204,27 @@ def at_place(output: Any, place: tuple[Any, ...]) -> Any:
 
 
 def record(
-    model: nn.Module, example: Batch, *, watch_host: bool = False, originals: frozenset[nn.Module] = frozenset()
+    model: nn.Module,
+    example: Batch,
+    *,
+    watch_host: bool = False,
+    with_gradients: bool = False,
+    originals: frozenset[nn.Module] = frozenset(),
 ) -> Recording:
-    """Run a model once as it is, without gradients, and note what runs; buffers and random states are put back.
+    """Run a model once as it is, and note what runs; buffers and random states are put back.
 
     Args:
         model: whose layers are hooked meanwhile; one that others run wants a copy (:func:`shallow_copy`).
         example: a batch for it, which stays as it is.
         watch_host: also see numbers that leave PyTorch by ``numpy()`` and the like. Under that watch
             nn.MultiheadAttention takes its parts one by one, in place of one operator.
+        with_gradients: run it as in training, and note what runs without gradients all the same.
         originals: layers that must not run: the model is a copy, and they are those that it is a copy of.
 
     Raises:
         ValueError: one of ``originals`` ran.
     """
-    recorder = _Recorder(model, originals)
+    recorder = _Recorder(model, originals, with_gradients)
     with ExitStack() as stack:
         for buffer in (each for each in {*model.buffers()} if not each.is_meta):
             stack.callback(_put_back, buffer, buffer.detach().clone())
@@ -226,7 +238,7 @@ def record(
         stack.callback(register_module_forward_pre_hook(ThreadHook(recorder.begin_unregistered)).remove)
         stack.callback(register_module_forward_hook(ThreadHook(recorder.end_unregistered)).remove)
         stack.enter_context(torch.inference_mode(False))  # in which operators would not be taken apart
-        stack.enter_context(torch.no_grad())
+        stack.enter_context(torch.set_grad_enabled(with_gradients))
         stack.enter_context(torch.compiler.set_stance("force_eager"))
         batch = map_tensors(example, torch.clone)  # which the model may change in place
         recorder.take(tree_leaves(dict(batch) if isinstance(batch, Mapping) else batch), "input")
@@ -236,7 +248,7 @@ def record(
         output = call_with(model, batch)
         with recorder.unwatched():
             returned = recorder.returned(output)
-    reads = [read for read in recorder.host_reads if read.value.from_input]
+    reads = [read for read in recorder.host_reads if read.value.from_input or read.value.from_state]
     return Recording(recorder.operations, recorder.calls, reads, output, returned, first_tensor(example).shape[0])
 
 
@@ -273,8 +285,9 @@ class _Recorder(TorchDispatchMode):
         """See what compiled layers run, which are told to run eagerly."""
         return True
 
-    def __init__(self, model: nn.Module, originals: frozenset[nn.Module]) -> None:
+    def __init__(self, model: nn.Module, originals: frozenset[nn.Module], with_gradients: bool) -> None:
         super().__init__()
+        self._with_gradients = with_gradients
         self.operations: list[Operation] = []
         self.calls: list[Call] = []
         self.host_reads: list[HostRead] = []
@@ -282,6 +295,8 @@ class _Recorder(TorchDispatchMode):
         self._values = 0
         self._memory: dict[Any, _Memory] = {}
         self._open: list[Call] = []
+        # Detached tensors lie where those do that they are detached from, and in the same form.
+        self._detached: dict[int, tuple[Tensor, Value]] = {}
         self._originals = originals
         self._names: defaultdict[nn.Module, list[str]] = defaultdict(list)
         for name, layer in model.named_modules(remove_duplicate=False):
@@ -305,7 +320,12 @@ class _Recorder(TorchDispatchMode):
             if isinstance(tensor, Tensor):
                 memory, form = self._memory_of(tensor), _form(tensor)
                 if form not in memory.values:
-                    memory.values[form] = (self._new(tensor, leaf=leaf, from_input=leaf == "input"), memory.version)
+                    memory.values[form] = (
+                        self._new(
+                            tensor, leaf=leaf, from_input=leaf == "input", from_state=leaf in ("parameter", "buffer")
+                        ),
+                        memory.version,
+                    )
                     memory.values[form][0].tensor = tensor if leaf in ("parameter", "buffer") else None
                 memory.values[form][0].names.append(name)
 
@@ -319,6 +339,8 @@ class _Recorder(TorchDispatchMode):
 
     def value(self, tensor: Tensor) -> Value:
         """Return what a tensor is now."""
+        if id(tensor) in self._detached:
+            return self._detached[id(tensor)][1]
         memory, form = self._memory_of(tensor), _form(tensor)
         return self._value_in(memory, form, tensor)
 
@@ -360,8 +382,11 @@ class _Recorder(TorchDispatchMode):
             len(self.operations), function, args, kwargs, reads, tuple(self._open), line_of_the_user()
         )
         self.operations.append(operation)
-        from_input = any(value.from_input for value in reads)
-        operation.makes = [self._new(each, made_by=operation, from_input=from_input) for each in outputs]
+        operation.is_without_gradient = self._with_gradients and not torch.is_grad_enabled()
+        known = {each: any(getattr(value, each) for value in reads) for each in ("from_input", "from_state")}
+        operation.makes = [self._new(each, made_by=operation, **known) for each in outputs]
+        for value in reads:
+            value.readers += 1
         return operation
 
     # Operators
@@ -396,6 +421,9 @@ class _Recorder(TorchDispatchMode):
         if operation.reads and any(tag in func.tags for tag in _HOST_READS):
             self.host_reads.append(HostRead(operation.name, operation.reads[0], operation.line))
         for tensor, value in zip(fresh, operation.makes, strict=False):
+            if operation.name == "detach":
+                self._detached[id(tensor)] = (tensor, value)
+                continue
             memory, form = self._memory_of(tensor), _form(tensor)
             base = next((its for its_memory, its in before if its_memory is memory), None)
             if base is not None and base != form:

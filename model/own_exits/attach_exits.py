@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from ..arguments import check_batch, check_module
 from ..bad_input import BadInput
@@ -71,6 +72,8 @@ def attach_exits(
             )
     if any(layer.training for layer in model.modules()):
         raise ValueError("model: in training mode, wants model.eval()")
+    if lazy := [name for name, each in model.named_parameters() if is_lazy(each)]:
+        raise ValueError(f"model: {lazy[0]!r} has no shape before a first batch; wants model(example) once, before")
     two = torch.cat([example[:2]] * 2)[:2]  # two samples, to tell a batch from a constant
     own = unhooked(model)
     if isinstance(own, UnhookedExits):
@@ -128,26 +131,27 @@ def _pair(model: nn.Module, two: Tensor, three: Tensor, originals: frozenset[nn.
 
 def _answering(model: nn.Module, two: Tensor, three: Tensor, originals: frozenset[nn.Module]) -> tuple[Mode, bool]:
     """Return the mode in which a network of the model answers, and whether its forward goes as in training then."""
-    mode = Mode(model, _pair(model, two, three, originals), "")
+    mode: Mode | None = None
     try:
+        mode = Mode(model, _pair(model, two, three, originals), "")
         mode.check()
         mode.check_not_random()
         return mode, False
-    except BadInput as refused:
-        if len(mode.exits) > 1 and not mode.recording.host_reads:
+    except Exception as error:  # whatever a user's module may raise, as one that reads a number of a batch of one
+        if isinstance(error, BadInput) and mode is not None and len(mode.exits) > 1 and not mode.recording.host_reads:
             raise
-        try:
-            with as_in_training(model):
-                pair = _pair(model, two, three, originals)
-        except Exception:  # whatever a user's module may raise in a mode that nobody has asked for
+        refused = error
+    try:
+        with as_in_training(model):
+            pair = _pair(model, two, three, originals)
+        mode = Mode(model, pair, " as in training mode")
+        mode.check()
+        mode.check_not_random()
+        return mode, True
+    except Exception as error:  # in a mode that nobody has asked for
+        if isinstance(refused, BadInput) or not isinstance(error, BadInput):
             raise refused from None
-        other = Mode(model, pair, " as in training mode")
-        try:
-            other.check()
-            other.check_not_random()
-        except BadInput:
-            raise refused from None
-        return other, True
+        raise BadInput(f"model: for two samples it raises {refused!r}; {error}") from refused
 
 
 def _training(
@@ -157,10 +161,15 @@ def _training(
     try:
         model.train()
         pair = _pair(model, two, three, originals)
+        learning = record(model, two, with_gradients=True, originals=originals)
     except Exception as error:  # whatever a user's module may raise
         return f"{error}" if isinstance(error, BadInput) else f"model: in training mode it raises {error!r}"
     finally:
         model.eval()
+    # With gradients autograd's own operators run in between, so that only name and line can be compared.
+    cut_off = {(each.name, each.line) for each in learning.operations if each.is_without_gradient}
+    for operation in pair.first.operations:
+        operation.is_without_gradient = (operation.name, operation.line) in cut_off
     mode = Mode(model, pair, " in training mode")
     try:
         mode.check()

@@ -14,7 +14,7 @@ from .data_movement import is_move
 #: clamp's or a temperature's, which may be another one later.
 _KNOWN = frozenset(
     "mean sum amax amin max _adaptive_avg_pool2d adaptive_max_pool2d relu relu_ gelu silu hardswish sigmoid tanh add "
-    "add_ sub mul mul_ div t mm addmm bmm _softmax _log_softmax native_layer_norm native_dropout".split()
+    "add_ sub mul mul_ div t mm addmm bmm detach _softmax _log_softmax native_layer_norm native_dropout".split()
 )
 #: Of those, the ones whose numbers are no choice of the answer's: an epsilon, a probability to drop.
 _MAY_HAVE_NUMBERS = ("native_layer_norm", "native_dropout")
@@ -168,6 +168,8 @@ class Branch:
 
     def _operator(self, operation: Operation, numbers: dict[Value, int]) -> Step:
         name = operation.name
+        if operation.is_without_gradient:
+            raise NotReplayed(f"{operation} runs without gradients, or in an autograd.Function")
         if not isinstance(operation.function, torch._ops.OpOverload) or not (name in _KNOWN or is_move(operation)):
             raise NotReplayed(f"{operation} cannot be run by itself")
         other = self._pair.second.operations[operation.number]

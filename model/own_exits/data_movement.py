@@ -6,7 +6,7 @@ from ..listening.recording import Operation, Value
 
 #: Operators that move elements and compute nothing.
 _MOVES = frozenset(
-    "view _unsafe_view reshape _reshape_alias flatten squeeze unsqueeze alias detach clone contiguous lift_fresh "
+    "view _unsafe_view reshape _reshape_alias flatten squeeze unsqueeze alias clone contiguous lift_fresh "
     "expand permute transpose t movedim cat stack unbind select slice split split_with_sizes unsafe_split chunk".split()
 )
 _SHAPES = ("view", "_unsafe_view", "reshape", "_reshape_alias")
@@ -15,8 +15,12 @@ _MOST = 64
 
 
 def is_move(operation: Operation) -> bool:
-    """Return whether an operation moves elements and computes nothing."""
-    return operation.name in _MOVES and not any(value.dtype != operation.makes[0].dtype for value in operation.reads)
+    """Return whether an operation moves elements and computes nothing, backwards neither: to detach is more."""
+    return (
+        operation.name in _MOVES
+        and not operation.is_without_gradient
+        and not any(value.dtype != operation.makes[0].dtype for value in operation.reads)
+    )
 
 
 def same_elements(value: Value) -> list[Value]:

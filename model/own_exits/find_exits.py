@@ -124,13 +124,14 @@ class Mode:
 
     def check(self) -> None:
         """Raise ``ValueError`` unless what the exits are computed from is known, and each by itself."""
-        self._check_returned()
         for read in self.recording.host_reads:
             raise BadInput(
-                f"model: the host reads a number that depends on the input, {read.how} at {read.line}"
-                f"{self.words}, so that what follows may differ from input to input; wants a forward that returns "
-                f"all exits, whatever they say{BY_HAND}"
+                f"model: the host reads a number that depends on the "
+                f"{'input' if read.value.from_input else 'parameters'}, {read.how} at {read.line}{self.words}, so that "
+                f"what follows may differ from one to another; wants a forward that returns all exits, whatever they "
+                f"say{BY_HAND}"
             )
+        self._check_returned()
         for one in self.exits:
             where = f"model: its exit {one.place.name!r}"
             leaves = {read for each in one.needs for read in each.reads if each is not None and read.leaf}
@@ -161,7 +162,8 @@ class Mode:
                 )
 
     def _check_returned(self) -> None:
-        output, classes = self.recording.output, {one.value.shape[1] for one in self.exits}
+        output = self.recording.output
+        classes = {one.value.shape[1]: one.place.name for one in self.exits}
         if len(self.exits) < 2:
             at = [f"{tensor_in_words(at_place(output, path))} at {'.'.join(map(str, path)) or 'the top'}"
                   for path in self.recording.returned]  # fmt: skip
@@ -171,9 +173,8 @@ class Mode:
                 f"{'s' * (not self.exits)} can be told, {_WANTS}; heads for a model without exits are those of attach"
             )
         if len(classes) > 1 or min(classes) < 2:
-            raise BadInput(
-                f"model: returned logits of {sorted(classes)} classes{self.words}, wants one number of them, at least 2"
-            )
+            got = ", ".join(f"{count} classes at {name!r}" for count, name in classes.items())
+            raise BadInput(f"model: returned logits of {got}{self.words}; wants one number of classes, at least 2")
         seen: dict[Value, Place] = {}
         for one in self.exits:
             if (first := seen.setdefault(one.value, one.place)) is not one.place:
@@ -254,7 +255,8 @@ class Mode:
 
 
 def _without_features(found: list[tuple[Place, Value]]) -> list[tuple[Place, Value]]:
-    """Leave out features that a model returns beside its logits: other widths, and what logits are computed from."""
+    """Leave out what lies beside the logits: one number of a sample, and features of other widths behind logits."""
+    found = [one for one in found if one[1].shape[1] > 1] or found
     widths = Counter(value.shape[1] for _, value in found)
     if len(widths) < 2:
         return found

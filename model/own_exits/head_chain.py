@@ -100,7 +100,8 @@ class _Walk:
                 x, chain.dropout = self._dropout(below[1])
         self._pool(self._norm(x, chain), chain)
         chain.operations = self._passed
-        return chain
+        custom = [str(each) for each in self._passed if each.is_without_gradient]
+        return f"{custom[0]} runs without gradients, or in an autograd.Function" if custom else chain
 
     def _through(self, operation: Operation) -> Value:
         """Pass an operation, and return what it reads first."""
@@ -148,7 +149,7 @@ class _Walk:
             own = layer._parameters
             if type(layer) is not kind or last != "weight" or own["weight"] is not weight.tensor:
                 continue
-            if own["bias"] is not (None if bias is None else bias.tensor) or has_hooks(layer):
+            if own.get("bias") is not (None if bias is None else bias.tensor) or has_hooks(layer):
                 continue
             if "forward" not in vars(layer):
                 return layer
@@ -198,9 +199,15 @@ class _Walk:
         pooled, chain.pool, chain.pool_size, chain.layout, chain.map_size = found
         self._passed.append(same[-1].made_by)  # type: ignore[arg-type]
         whole = same_elements(pooled)[-1]
-        if chain.layout == "NCL" and len(whole.shape) == 4 and whole.shape[:2] == pooled.shape[:2]:
-            self._pass_to(pooled, whole)  # a map that was flattened for it
-            pooled, chain.layout = whole, "NCHW"
+        other = {("NCL", 4): "NCHW", ("NCHW", 3): "NCL"}.get((chain.layout, len(whole.shape)))
+        if (
+            other is not None
+            and whole.shape[:2] == pooled.shape[:2]
+            and chain.pool_size == (1, 1)
+            and chain.map_size is None
+        ):
+            self._pass_to(pooled, whole)  # a map that was flattened for it, or a signal made a map of one row
+            pooled, chain.layout = whole, other
         chain.reads = [pooled]
         rectifier = pooled.made_by
         if chain.layout == "NCHW" and rectifier is not None and rectifier.name == "relu":
@@ -213,6 +220,8 @@ def _mask_of(operation: Operation) -> Operation | None:
         return None
     for read in operation.reads:
         scaled = read.made_by
+        if read.shape != operation.makes[0].shape or read.readers > 1:  # a mask of samples, or of several layers
+            continue
         if scaled is not None and scaled.name in ("div_", "div") and isinstance(scaled.args[1], float):
             drawn = scaled.reads[0].made_by
             if drawn is not None and drawn.name in ("bernoulli_", "bernoulli"):

@@ -1,7 +1,9 @@
 """``order_exits``: the exits of a model from the shallowest to the deepest, which is its classifier."""
 
+from collections.abc import Iterable
 from typing import Any
 
+from ..listening.recording import Operation
 from .find_exits import FoundExit, Mode
 from .head_chain import HeadChain
 
@@ -9,9 +11,10 @@ from .head_chain import HeadChain
 def order_exits(mode: Mode, final: Any) -> list[FoundExit]:
     """Return the exits by how deep in the backbone their branches leave it, the classifier last.
 
-    The last shared value has two branches at least: a head, and the rest of the backbone with its classifier. Which of
-    them is the classifier is told where all others are heads that can be fused, and it has layers of maps or tokens.
-    Else the order in which exits are returned decides, if that agrees with the work that the branches do.
+    What two exits share at most ends where two branches at least leave it: a head, and the rest of the backbone with
+    its classifier. Which of them is the classifier is told where all others are heads that can be fused, and it has
+    layers of maps or tokens. Else the order in which exits are returned decides, if that agrees with the work that
+    the branches do on those.
 
     Args:
         mode: the model in eval mode.
@@ -21,45 +24,46 @@ def order_exits(mode: Mode, final: Any) -> list[FoundExit]:
         ValueError: nothing decides; names the exits that it may be.
     """
     exits = mode.exits
-    deepest = max(exits, key=lambda one: (_flops(one.shared), len(one.shared)))
-    tied = [one for one in exits if one.shared == deepest.shared]
-    last = _final(exits, tied, final)
-    return [*sorted((one for one in exits if one is not last), key=lambda one: _depth(one, mode)), last]
+    pairs = [(one, one.needs & other.needs) for one in exits for other in exits if other is not one]
+    deepest = max((both for _, both in pairs), key=_work)
+    last = _final(
+        mode, deepest, [one for one in exits if any(each is one and both == deepest for each, both in pairs)], final
+    )
+    return [*sorted((one for one in exits if one is not last), key=lambda one: _depth(one, last, mode)), last]
 
 
-def _final(exits: list[FoundExit], tied: list[FoundExit], final: Any) -> FoundExit:
-    names = [one.place.name for one in tied]
+def _final(mode: Mode, deepest: set[Operation], tied: list[FoundExit], final: Any) -> FoundExit:
+    exits, names = mode.exits, [one.place.name for one in tied]
     if final is not None:
         named = [one for one in tied if one.place.name == final]
         if not named:
             raise ValueError(f"final: got {final!r}, wants one of {names}, the deepest exits of the model")
         return named[0]
     rest = [one for one in tied if not _is_head_of_shared(one)]
-    if len(tied) == 1 or len(rest) == 1 and _works_on_maps(rest[0]):
-        return (rest or tied)[0]
-    most = max(_flops(one.branch) for one in tied)
-    costliest = [one for one in tied if _flops(one.branch) == most]
+    work = [_flops_on_maps(one, mode) for one in tied]
+    costliest = [one for one, its in zip(tied, work, strict=True) if its == max(work)]
+    returned = _at_an_end(exits, deepest)
+    if len(rest) == 1 and rest == costliest and max(work) and (rest[0] in returned or not returned):
+        return rest[0]
     alone = [one for one in tied if len(one.place.path) < max(len(other.place.path) for other in exits)]
-    for said in (_last_returned(exits, tied), *(alone if len(alone) == 1 else [])):
+    for said in (*returned[:1], *(alone if len(alone) == 1 else [])):
         if said in costliest:
             return said
+    likely = (returned if len(returned) == 1 else costliest)[0].place.name
     raise ValueError(
         f"model: any of its exits {', '.join(map(repr, names))} may be its classifier, the one that answers last: "
         f"their branches leave the backbone at the same place, and the order in which they are returned does not agree "
-        f"with the work that they do; wants final={costliest[0].place.name!r}, or another of them"
+        f"with the work that they do; wants final={likely!r}, or another of them"
     )
 
 
-def _last_returned(exits: list[FoundExit], tied: list[FoundExit]) -> FoundExit | None:
-    """Return the one of the deepest exits that is returned at the end where they are; None if that is neither."""
-    places = [(exits.index(one), _flops(one.shared), len(one.shared)) for one in exits if one not in tied]
-    deep = [exits.index(one) for one in tied]
-    depths = [depth for _, *depth in places]
-    if all(place < min(deep) for place, *_ in places) and depths == sorted(depths):
-        return exits[max(deep)]
-    if all(place > max(deep) for place, *_ in places) and depths == sorted(depths, reverse=True):
-        return exits[min(deep)]
-    return None
+def _at_an_end(exits: list[FoundExit], deepest: set[Operation]) -> list[FoundExit]:
+    """Return the exits that the order of return allows as the classifier: last behind all, or first before others."""
+    depths = [_work(one.needs & deepest) for one in exits]
+    found = [exits[-1]] if depths == sorted(depths) else []
+    if depths[0] == max(depths) and depths[1:] in (sorted(depths[1:]), sorted(depths[1:], reverse=True)):
+        found.append(exits[0])
+    return found
 
 
 def _is_head_of_shared(one: FoundExit) -> bool:
@@ -67,15 +71,23 @@ def _is_head_of_shared(one: FoundExit) -> bool:
     return isinstance(one.chain, HeadChain) and all(value.made_by not in one.branch for value in one.chain.reads)
 
 
-def _works_on_maps(one: FoundExit) -> bool:
-    """Return whether layers of maps or tokens run in a branch: more of the backbone, or a head that works as one."""
-    return any(each.flops and len(each.reads[0].shape) > 2 for each in one.branch)
+def _flops_on_maps(one: FoundExit, mode: Mode) -> int:
+    """Return the work on maps or tokens in a branch: of more of the backbone, or of a head that works as one."""
+    rows = mode.recording.samples
+    on_maps = (
+        each
+        for each in one.branch
+        if any(read.from_input and (len(read.shape) > 2 or read.shape[:1] != (rows,)) for read in each.reads)
+    )
+    return _work(on_maps)[0]
 
 
-def _depth(one: FoundExit, mode: Mode) -> tuple[int, ...]:
+def _depth(one: FoundExit, last: FoundExit, mode: Mode) -> tuple[int, ...]:
     made = [value.made_by.number for value in one.frontier if value.made_by is not None]
-    return (_flops(one.shared), len(one.shared), max(made, default=-1), mode.exits.index(one))
+    return (*_work(one.needs & last.needs), *_work(one.shared), max(made, default=-1), mode.exits.index(one))
 
 
-def _flops(operations: Any) -> int:
-    return sum(each.flops for each in operations)
+def _work(operations: Iterable[Operation]) -> tuple[int, int]:
+    """Return the FLOPs of some operations, and how many there are."""
+    flops = [each.flops for each in operations]
+    return sum(flops), len(flops)

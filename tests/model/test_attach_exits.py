@@ -358,10 +358,10 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "the same twice": (by(lambda m, x: [m(x)[0]] * 2), "model: returned one tensor at 0 and 1, wants one of each exit"),
     "other classes": (
         lambda: InAList(nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 5)), *later()),
-        r"model: returned logits of \[5, 7\] classes, wants one number of them",
+        r"model: returned logits of 5 classes at 0, 7 classes at 2; wants one number of classes",
     ),
     "one class": (
-        by(lambda m, x: [y[:, :1] for y in m(x)]), r"model: returned logits of \[1\] classes, wants .* at least 2"
+        by(lambda m, x: [y[:, :1] for y in m(x)]), r"model: returned logits of 1 classes at 2; wants .* at least 2"
     ),
     "training": (lambda: InAList().train(), r"model: in training mode, wants model.eval\(\)"),
     "a part in training": (lambda: partly_training(), r"model: in training mode"),

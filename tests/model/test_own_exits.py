@@ -216,6 +216,84 @@ TAKEN: list[type[Net]] = [
 ]  # fmt: skip
 
 
+class Detached(Net):
+    """The first head learns on features that it does not change, without gradients or as others call it."""
+
+    def one(self, a: Tensor) -> Tensor:
+        return super().one(a.detach())
+
+    def two(self, b: Tensor) -> Tensor:
+        with torch.no_grad():
+            y = b.mean((2, 3))
+        return self.f2(y)
+
+
+class Halved(torch.autograd.Function):
+    @staticmethod
+    def forward(_ctx: Any, x: Tensor) -> Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(_ctx: Any, grad: Tensor) -> Tensor:
+        return grad / 2
+
+
+class ScaledBack(Net):
+    """The gradients of its first head are halved on their way back."""
+
+    def one(self, a: Tensor) -> Tensor:
+        return super().one(Halved.apply(a))
+
+
+@pytest.mark.parametrize("kind", [Net, Detached, ScaledBack], ids=lambda kind: kind.__name__)
+def test_gradients_are_the_models_own(kind: type[Net]) -> None:
+    model, reference, x = kind().eval(), kind(), images(6)
+    reference.load_state_dict(model.state_dict())
+    network = attach_exits(model, x).train()
+    for mine, its in zip(network.logits(x), reference(x), strict=True):
+        model.zero_grad(), reference.zero_grad()
+        mine.square().sum().backward(retain_graph=True)
+        its.square().sum().backward(retain_graph=True)
+        for (name, one), other in zip(model.named_parameters(), reference.parameters(), strict=True):
+            if one.grad is None or other.grad is None:
+                assert all(each.grad is None or not each.grad.any() for each in (one, other)), name
+            else:
+                torch.testing.assert_close(one.grad, other.grad, rtol=1e-3, atol=1e-4, msg=name)
+
+
+class MaskOfSamples(Net):
+    """Drops whole samples, and the same features in two layers: no dropout that heads know."""
+
+    def one(self, a: Tensor) -> Tensor:
+        y = a.mean((2, 3))
+        return self.f1(y * torch.empty(len(y), 1).bernoulli_(0.5).div_(0.5) if self.training else y)
+
+    def two(self, b: Tensor) -> Tensor:
+        y = b.mean((2, 3))
+        if self.training:
+            mask = torch.empty_like(y).bernoulli_(0.5).div_(0.5)
+            y = y * mask * mask
+        return self.f2(y)
+
+
+def test_other_masks_are_no_dropout() -> None:
+    heads = attach_exits(MaskOfSamples().eval(), images()).fused_heads
+    assert not heads
+
+
+class ReadsAParameter(Net):
+    def make(self) -> None:
+        self.g = nn.Parameter(torch.ones(1))
+
+    def one(self, a: Tensor) -> Tensor:
+        return super().one(a) if self.g > 0 else self.f1(a.amax((2, 3)))
+
+
+def test_a_parameter_that_the_host_reads_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"depends on the parameters, .* at test_own_exits.py:\d+"):
+        attach_exits(ReadsAParameter().eval(), images())
+
+
 def change(model: nn.Module) -> None:
     """Make something else of all that may become something else."""
     with torch.no_grad():
