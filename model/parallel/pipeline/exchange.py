@@ -157,7 +157,7 @@ class Exchange:
             self._schedule = None
             stage = PipelineStage(
                 self.stage, self.index, self._stages, self.stage.device, self.stage.takes, self.stage.hands,
-                self._connection.activations,
+                group=self._connection.activations,
             )  # fmt: skip
             self._schedule = steps, ScheduleGPipe(stage, steps)
         return self._schedule[1]
