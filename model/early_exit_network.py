@@ -335,7 +335,7 @@ class EarlyExitNetwork(nn.Module):
         with listening(self.backbone, self.taps, keep, self._reading_now(x)):
             final = call_with(self.backbone, x)
         for tap, (y, _, version) in zip(self.taps, features, strict=True):
-            if version_of(y) != version:
+            if version is not None and version_of(y) != version:  # None where Dynamo traced the layer
                 raise ValueError(
                     f"heads: the output of layer {tap!r} is changed in place later (by a dropout or ReLU with "
                     "inplace=True, say, in training mode alone), before its head has read it; tap the layer that "
