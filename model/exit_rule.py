@@ -3,9 +3,9 @@
 import copy
 import warnings
 from collections.abc import Callable, Mapping
-from ctypes import c_float
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -121,7 +121,7 @@ class ExitRule(nn.Module):
     def _in_force(self) -> list[float]:
         """Return what the tensors hold, as float32: no confidence exceeds the end of its range."""
         limit = self._threshold if self._enabled else CRITERIA[self.criterion].high
-        return [c_float(self._temperature).value, c_float(limit).value]
+        return [float(np.float32(self._temperature)), float(np.float32(limit))]
 
     def judge(self, logits: Tensor, *, return_probs: bool) -> HeadOutput:
         """Answer by logits [N, K], by PyTorch's operators, with the values that were assigned last."""

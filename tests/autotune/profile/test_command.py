@@ -285,7 +285,7 @@ def test_exits_of_a_model_are_printed(users_model, tmp_path, monkeypatch, runner
     result = tune("profile", "--model", "a_users_model:with_exits", "--requests", 2)
     assert result.exit_code == 0, result.output
     assert "Exits of the model" in result.output and "model.blocks.0" in result.output
-    assert list(runners[0].network.taps) == ["model.blocks.0", "model.exits.1.fc.input"]
+    assert list(runners[0].network.taps) == ["model.blocks.0", "model.exits.1.norm"]
     assert "Label and exit as from the eager runner, after: 2 of 2 samples" in result.output
 
 
