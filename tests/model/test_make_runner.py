@@ -103,9 +103,7 @@ def test_graphs_need_dense_examples(exits: str, to_sparse: Callable[[Tensor], Te
 @pytest.mark.parametrize("to_sparse", SPARSE)
 def test_requests_are_dense(to_sparse: Callable[[Tensor], Tensor]) -> None:
     x = to_sparse(images(2))
-    with pytest.raises(
-        TypeError, match=r"^x: got a (torch._mkldnn|torch.sparse_coo|nested) tensor, wants a dense one"
-    ):
+    with pytest.raises(TypeError, match=r"^x: got a (torch._mkldnn|torch.sparse_coo|nested) tensor, wants a dense one"):
         check_request(x, torch.Size((3, 8, 8)), torch.float32, torch.device("cpu"))
 
 

@@ -23,7 +23,8 @@ from support.graph_runner_cases import images, network
 class Owned: pass
 owned = Owned()
 owned.network, owned.x = network(), images(4)
-owned.network.monitor = ExitMonitor()
+exits = len(owned.network.taps) + 1
+owned.network.monitor = ExitMonitor([1 / exits] * exits, 100)
 owned.pinned = owned.x.cpu().pin_memory()
 owned.runners = [make_runner(owned.network, owned.x, exits=exits) for exits in ("overlapped", "polled", "gated")]
 owned.runners.append(make_runner(owned.network, images(2), batch_sizes=(1, 2)))
