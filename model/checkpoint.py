@@ -225,7 +225,8 @@ def _found_again(where: Path, description: Mapping[str, Any], model: nn.Module) 
     final = tuple(told["final"]) if isinstance(told["final"], list) else told["final"]
     modes = {module: module.training for module in model.modules()}
     try:
-        network = attach_exits(model.eval(), made.to(_device_of(model)), final=final)
+        model.eval()  # which some models overwrite with a method that returns nothing
+        network = attach_exits(model, made.to(_device_of(model)), final=final)
         heads = {
             tap: describe_head(network, tap, head) for tap, head in zip(network.taps, network.exit_heads, strict=True)
         }

@@ -42,7 +42,7 @@ def _describe_stack(stack: HiddenStack) -> dict[str, Any]:
     return {
         "rectifies": stack.rectifies,
         "norm": None if norm is None else {"eps": norm.eps, **parts},
-        "features": None if linear is None else linear.out_features,
+        "features": None if linear is None else int(linear.out_features),
         "bias": linear is not None and linear.bias is not None,
         "activation": stack.activation,
         "dropout": stack.dropout,

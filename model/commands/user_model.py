@@ -89,7 +89,8 @@ def load_factory(spec: str) -> Callable[[], UserModel]:
         if isinstance(model, EarlyExitNetwork):
             return UserModel(model, x)
         try:
-            return UserModel(attach_exits(model.eval(), x), x)
+            model.eval()
+            return UserModel(attach_exits(model, x), x)
         except ValueError as error:
             raise BadInput(f"--model: {spec}: {error}") from None
 

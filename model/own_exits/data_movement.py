@@ -6,7 +6,7 @@ from ..listening.recording import Operation, Value
 
 #: Operators that move elements and compute nothing.
 _MOVES = frozenset(
-    "view _unsafe_view reshape _reshape_alias flatten squeeze unsqueeze alias clone contiguous lift_fresh "
+    "view _unsafe_view reshape _reshape_alias flatten squeeze unsqueeze alias detach clone contiguous lift_fresh "
     "expand permute transpose t movedim cat stack unbind select slice split split_with_sizes unsafe_split chunk".split()
 )
 _SHAPES = ("view", "_unsafe_view", "reshape", "_reshape_alias")
@@ -14,19 +14,19 @@ _SHAPES = ("view", "_unsafe_view", "reshape", "_reshape_alias")
 _MOST = 64
 
 
-def is_move(operation: Operation) -> bool:
-    """Return whether an operation moves elements and computes nothing, backwards neither: to detach is more."""
-    return (
-        operation.name in _MOVES
-        and not operation.is_without_gradient
-        and not any(value.dtype != operation.makes[0].dtype for value in operation.reads)
-    )
+def is_move(operation: Operation, *, backwards: bool = True) -> bool:
+    """Return whether an operation moves elements and computes nothing; nor in what it hands back, as detach does."""
+    if operation.name not in _MOVES or any(value.dtype != operation.makes[0].dtype for value in operation.reads):
+        return False
+    return not (backwards and (operation.is_without_gradient or operation.name == "detach"))
 
 
-def same_elements(value: Value) -> list[Value]:
+def same_elements(value: Value, *, backwards: bool = True) -> list[Value]:
     """Return the values that have just the elements of one in the same order, from that one to the earliest."""
     found = [value]
-    while (operation := found[-1].made_by) is not None and is_move(operation) and len(operation.reads) == 1:
+    while (operation := found[-1].made_by) is not None and len(operation.reads) == 1:
+        if not is_move(operation, backwards=backwards):
+            break
         (source,) = operation.reads
         if _numel(source.shape) != _numel(value.shape):
             break

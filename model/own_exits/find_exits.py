@@ -129,7 +129,7 @@ class Mode:
                 f"model: the host reads a number that depends on the "
                 f"{'input' if read.value.from_input else 'parameters'}, {read.how} at {read.line}{self.words}, so that "
                 f"what follows may differ from one to another; wants a forward that returns all exits, whatever they "
-                f"say{BY_HAND}"
+                f"say{self._by_hand()}"
             )
         self._check_returned()
         for one in self.exits:
@@ -142,13 +142,13 @@ class Mode:
                     user = next(each for each in one.needs if leaf in each.reads)
                     raise BadInput(
                         f"{where} depends on a tensor that was made unseen, read by {user}{self.words}; wants one "
-                        f"that PyTorch's operators make of the input{BY_HAND}"
+                        f"that PyTorch's operators make of the input{self._by_hand()}"
                     )
             for other in self.exits:
                 if other is not one and (reader := _reader_of(other, one)) is not None:
                     raise BadInput(
                         f"{where} depends on what its exit {other.place.name!r} says, by {reader}{self.words}; wants "
-                        f"exits of which each does without the others' logits{BY_HAND}"
+                        f"exits of which each does without the others' logits{self._by_hand()}"
                     )
 
     def check_not_random(self) -> None:
@@ -158,8 +158,23 @@ class Mode:
             if drawn:
                 raise BadInput(
                     f"model: its exit {one.place.name!r} is drawn by chance{self.words}, in {drawn[0]}; wants heads "
-                    f"and a backbone that compute the same each time{BY_HAND}"
+                    f"and a backbone that compute the same each time{self._by_hand()}"
                 )
+
+    def _by_hand(self) -> str:
+        """Return the line that makes a network in which each exit stays the model's own code; else where to read on."""
+        said = {one: same_elements(one.value, backwards=False) for one in self.exits}
+        made = sorted(said, key=lambda one: -1 if (by := said[one][-1].made_by) is None else by.number)
+        plain = all(len(one.place.path) == 1 and one.place.dim is None and not one.is_softmax for one in made)
+        found = [[tap.layer for y in said[one] for tap in self.taps_of(y) if tap.item is None] for one in made[:-1]]
+        taps = [each[0] for each in found if each]
+        if self.words or not plain or not taps or len(taps) < len(found):
+            return BY_HAND
+        heads = ", ".join(f'"{tap}": nn.Identity()' for tap in taps)
+        return (
+            "; or, if they are always returned, write "
+            f"EarlyExitNetwork(model, {{{heads}}}, rules=0.9, logits={made[-1].place.name!r})"
+        )
 
     def _check_returned(self) -> None:
         output = self.recording.output
@@ -287,7 +302,7 @@ def _are_probabilities(y: Tensor) -> bool:
 def _reader_of(other: FoundExit, one: FoundExit) -> Operation | None:
     """Return the operation by which one exit depends on what another says, if there is one."""
     said = [other.value] + ([other.chain.logits] if isinstance(other.chain, HeadChain) else [])
-    for value in said:
+    for value in (each for logits in said for each in same_elements(logits, backwards=False)):
         if value.made_by is not None and value.made_by in one.needs:
             readers = [each for each in one.needs if value in each.reads]
             return min(readers, key=lambda each: each.number, default=value.made_by)

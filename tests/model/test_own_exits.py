@@ -1,12 +1,24 @@
 """Exits of a model's own are taken over by what was recorded: right whatever its parameters become, in both modes."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 import torch
 import torch.nn.functional as F
-from auxhead.model import FusedAuxHead, TrainingPlan, accelerate, attach_exits, calibrate_network, train
+from auxhead.model import (
+    EarlyExitNetwork,
+    FusedAuxHead,
+    TrainingPlan,
+    accelerate,
+    attach_exits,
+    calibrate_network,
+    load_checkpoint,
+    save_checkpoint,
+    train,
+)
 from support.multi_exit_models import CLASSES, block
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations, prune
@@ -551,3 +563,220 @@ def test_heads_are_taken_over_whatever_the_dtype_and_the_memory_format() -> None
             "model.b1",
             "model.b2",
         )
+
+
+class Stopped(Net):
+    """Heads that teach the backbone nothing, or half of it; the next block reads the same features."""
+
+    def one(self, a: Tensor) -> Tensor:
+        return self.f1(a.mean((2, 3)).detach())
+
+    def two(self, b: Tensor) -> Tensor:
+        return self.f2(Halved.apply(b).mean((2, 3)))
+
+
+class StoppedBehind(Stopped):
+    def two(self, b: Tensor) -> Tensor:
+        return Halved.apply(super().two(b))
+
+    def forward(self, x: Tensor) -> Any:
+        a = self.b1(x)
+        b = self.b2(a)
+        c = self.b3(b)
+        return torch.stack([self.one(a), self.two(b), self.last(c)])
+
+
+class StoppedBeside(Net):
+    """What is detached of the features is not what the head reads."""
+
+    def one(self, a: Tensor) -> Tensor:
+        self.seen = a.detach()
+        return super().one(a)
+
+
+@pytest.mark.parametrize("kind", [Stopped, StoppedBehind, StoppedBeside], ids=lambda kind: kind.__name__)
+def test_what_heads_hand_back_is_as_in_the_model(kind: type[Net]) -> None:
+    model, reference, x = kind().eval(), kind().train(), images(6)
+    network = attach_exits(model, x).train()
+    for mine, its in zip(network.logits(x), reference(x), strict=True):
+        torch.testing.assert_close(mine, its)
+        grads = [torch.autograd.grad(y.square().sum(), m.parameters(), allow_unused=True, retain_graph=True)
+                 for y, m in ((mine, model), (its, reference))]  # fmt: skip
+        for (name, _), one, other in zip(model.named_parameters(), *grads, strict=True):
+            assert (one is None or not one.any()) == (other is None or not other.any()), name
+            if one is not None and other is not None:
+                torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-5, msg=name)
+
+
+class FinalFirst(Net):
+    """The classifier, and then exits with layers of their own from the shallowest on."""
+
+    def make(self) -> None:
+        self.c1, self.c2 = block(8, 8), block(12, 12)
+
+    def one(self, a: Tensor) -> Tensor:
+        return super().one(self.c1(a))
+
+    def two(self, b: Tensor) -> Tensor:
+        return super().two(self.c2(b))
+
+    def answers(self, one: Tensor, two: Tensor, last: Tensor) -> Any:
+        return last, one, two
+
+
+class MeansSoFar(Net):
+    """Exits that are means of heads so far, of which the last block knows nothing."""
+
+    def make(self) -> None:
+        self.means = nn.ModuleList([nn.Identity(), nn.Identity()])
+
+    def answers(self, one: Tensor, two: Tensor, last: Tensor) -> Any:
+        return [self.means[0](one * 1.0), self.means[1](torch.stack([one, two]).mean(0)), last]
+
+
+class HiddenBeforeTheLast(Net):
+    """A costlier head than the classifier reads the same features."""
+
+    def make(self) -> None:
+        self.f2 = nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, CLASSES))
+
+    def forward(self, x: Tensor) -> Any:
+        a = self.b1(x)
+        c = self.b3(self.b2(a)).mean((2, 3))
+        return [self.one(a), self.f2(c), self.f3(c)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "order"),
+    [(FinalFirst, [1, 2, 0]), (MeansSoFar, [0, 1, 2]), (HiddenBeforeTheLast, [0, 1, 2])],
+    ids=lambda each: getattr(each, "__name__", ""),
+)
+def test_the_classifier_is_the_deepest_in_the_order_of_return(kind: type[Net], order: list[int]) -> None:
+    model = kind().eval()
+    network = attach_exits(model, x := images())
+    assert [one.place for one in network.backbone.exits] == order
+    for got, want in zip(network.logits(x), [model(x)[place] for place in order], strict=True):
+        torch.testing.assert_close(got, want)
+
+
+class ExitOnTheLast(Net):
+    """An exit with a convolution on what the classifier reads plainly: depth and order of return disagree."""
+
+    def make(self) -> None:
+        self.c3, self.f2 = block(16, 16), nn.Linear(16, CLASSES)
+
+    def forward(self, x: Tensor) -> Any:
+        a = self.b1(x)
+        c = self.b3(self.b2(a))
+        return [self.one(a), self.f2(self.c3(c).mean((2, 3))), self.last(c)]
+
+
+def test_an_exit_that_does_more_than_the_last_is_asked_for() -> None:
+    with pytest.raises(ValueError, match=r"any of its exits 1, 2 may be its classifier.*wants final=2"):
+        attach_exits(ExitOnTheLast().eval(), images())
+    network = attach_exits(ExitOnTheLast().eval(), images(), final=2)
+    assert [one.place for one in network.backbone.exits] == [0, 1, 2]
+
+
+class OfOneSample(Net):
+    """Leaves early by a learned confidence, in a way that batches of one alone survive; training returns those, too."""
+
+    def make(self) -> None:
+        self.g = nn.Linear(8, 1)
+
+    def forward(self, x: Tensor) -> Any:
+        a = self.b1(x)
+        one, sure = self.one(a), self.g(a.mean((2, 3))).sigmoid()
+        if not self.training and sure.item() > 0.5:
+            return one, 0
+        b = self.b2(a)
+        two, last = self.two(b), self.last(self.b3(b))
+        return ([one, two, last], [sure]) if self.training else (last, 2)
+
+
+def test_a_rule_for_batches_of_one_is_replaced() -> None:
+    model = OfOneSample().eval()
+    network = attach_exits(model, x := images())
+    assert [one.place for one in network.backbone.exits] == [(0, 0), (0, 1), (0, 2)]
+    for got, want in zip(network.logits(x), Net.forward(model, x), strict=True):
+        torch.testing.assert_close(got, want)
+
+
+class OfOneSampleAlone(OfOneSample):
+    def forward(self, x: Tensor) -> Any:
+        one = self.one(self.b1(x))
+        return one if one.amax().item() > -99 else self.last(self.b3(self.b2(self.b1(x))))
+
+
+def test_refusals_say_what_was_read_and_what_to_write() -> None:
+    with pytest.raises(ValueError, match=r"the host reads a number .* at test_own_exits.py:\d+"):
+        attach_exits(OfOneSampleAlone().eval(), images())
+    with pytest.raises(ValueError, match=r"'late.weight' has no shape before a first batch; wants model\(example\)"):
+        lazy = Net()
+        lazy.late = nn.LazyLinear(3)
+        attach_exits(lazy.eval(), images())
+
+
+class Cascade(Net):
+    """Each exit reads what the one before it says."""
+
+    def make(self) -> None:
+        self.f2 = nn.Linear(12 + CLASSES, CLASSES)
+
+    def forward(self, x: Tensor) -> Any:
+        a = self.b1(x)
+        one = self.one(a)
+        b = self.b2(a)
+        two = self.f2(torch.cat([b.mean((2, 3)), one.softmax(1)], 1))
+        self.said = one.detach()
+        return {"one": one, "two": two, "last": self.last(self.b3(b))}
+
+
+class SaysDetached(Cascade):
+    def forward(self, x: Tensor) -> Any:
+        y = super().forward(x)
+        return y | {"one": Halved.apply(y["one"].detach())}
+
+
+@pytest.mark.parametrize("kind", [Cascade, SaysDetached], ids=lambda kind: kind.__name__)
+def test_the_line_that_a_refusal_names_makes_the_network(kind: type[Net]) -> None:
+    model, x = kind().eval(), images()
+    with pytest.raises(
+        ValueError, match=r"its exit 'two' depends on what its exit 'one' says, by _softmax at"
+    ) as error:
+        attach_exits(model, x)
+    line = str(error.value).rpartition("write ")[2]
+    network = eval(line, {"EarlyExitNetwork": EarlyExitNetwork, "nn": nn, "model": model}).eval()
+    for got, want in zip(network.logits(x), model(x).values(), strict=True):
+        assert torch.equal(got, want)
+
+
+class Signals(nn.Module):
+    """A network of signals [N, C, L], with widths that NumPy has counted, and an ``eval`` that returns nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        width, hidden = numpy.array([8, 16])
+        self.b1, self.b2 = nn.Conv1d(2, width, 3), nn.Conv1d(width, width, 3)
+        pool = nn.AdaptiveAvgPool1d(1), nn.Flatten()
+        self.f1 = nn.Sequential(*pool, nn.Linear(width, hidden), nn.ReLU(), nn.Linear(hidden, CLASSES))
+        self.f2 = nn.Sequential(*pool, nn.Linear(width, CLASSES))
+
+    def train(self, mode: bool = True) -> None:
+        super().train(mode)
+
+    def forward(self, x: Tensor) -> Any:
+        a = self.b1(x)
+        return self.f1(a), self.f2(self.b2(a.relu()))
+
+
+def test_networks_of_signals_are_taken_over_and_saved(tmp_path: Path) -> None:
+    model, x = Signals(), torch.randn(3, 2, 20)
+    model.eval()
+    network = attach_exits(model, x)
+    assert network.fused_heads and network.taps == ("model.b1",)
+    save_checkpoint(tmp_path / "net", network)
+    loaded = load_checkpoint(tmp_path / "net", Signals()).network
+    for got, also, want in zip(network.logits(x), loaded.logits(x), model(x), strict=True):
+        torch.testing.assert_close(got, want)
+        assert torch.equal(got, also)
