@@ -4,7 +4,6 @@ import importlib
 import multiprocessing
 import os
 import runpy
-import signal
 import subprocess
 import sys
 import time
@@ -113,8 +112,7 @@ def _wait(processes: Sequence[multiprocessing.process.BaseProcess], limit_s: flo
         if not told and any(process.exitcode for process in processes):
             told = True
             for process in processes:
-                if process.is_alive():
-                    os.kill(process.pid, signal.SIGTERM)
+                process.terminate()  # which passes over one that has ended meanwhile
         stopped = told and [process for process in processes if process.is_alive() and _is_stopped(process.pid)]
         if time.monotonic() > until or (stopped and len(stopped) == sum(one.is_alive() for one in processes)):
             for process in processes:
