@@ -6,7 +6,7 @@ import typer
 
 from ..model.commands.group import Subcommands, version_option
 from .bench.command import bench
-from .bench.tables import bench_tables
+from .bench.tables import bench_tables, pareto_tables
 from .doctor.command import doctor
 from .doctor.tables import doctor_tables
 from .footprint.command import footprint
@@ -15,8 +15,6 @@ from .heads.command import heads
 from .heads.tables import head_tables
 from .overlap.command import overlap
 from .overlap.tables import overlap_tables
-from .pareto.command import pareto
-from .pareto.tables import pareto_tables
 from .pipelines.tables import pipeline_tables
 from .plan.command import plan
 from .profile.command import profile
@@ -42,7 +40,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-for command in (sweep, bench, heads, pareto, overlap, footprint, profile):
+for command in (sweep, bench, heads, overlap, footprint, profile):
     app.command()(command)
 tables = {"bench": bench_tables, "heads": head_tables, "pareto": pareto_tables, "overlap": overlap_tables}
 tables |= {"footprint": footprint_tables, "pipeline": pipeline_tables, "doctor": doctor_tables}

@@ -6,10 +6,10 @@ or from ``ExitLaunch`` one answer per sample, merged over the exits of a network
     fused_head           one head, one launch: the operator; head_backward has its gradients, head_arguments and
                          criteria check arguments; fused_head_kernel is the kernel, fused_head_reference the same in
                          plain PyTorch
-    exit_launch          the heads of a network in one launch, answers merged on the device and packed as answer_layout
-                         says; exit_kernel is the kernel
+    exit_launch          the heads of a network in one launch, answers merged on the device and packed; exit_kernel is
+                         the kernel
     head_plan            a head's call again, without what was checked and chosen before: a launch of which noted_launch
-                         has noted all arguments, or cpu_head; exits_plan is the same for the exits of a network
+                         has noted all arguments, or cpu_head there; exits_plan is the same for the exits of a network
     hidden_layers        ReLU, norm and linear layer before a head's last one; hidden_layers_kernel is the same inside
                          the kernels, layer_arguments what they are told of them
     patience             counts successive heads that agree, in PyTorch; exit_kernel does the same

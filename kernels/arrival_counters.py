@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 
 from .cuda_runtime import beside_captures, capture_id, is_capturing, may_be_destroyed, stream_number
-from .lifetimes import new_event
-from .memory_pool import MemoryPool
+from .lifetimes import MemoryPool, new_event
 
 #: int32 counters (256 KiB) of a stream: so many that hardly a batch asks for more, which takes a launch to clear.
 _PER_STREAM = 1 << 16

@@ -7,20 +7,9 @@ import torch
 from .lifetimes import refuse_forked
 
 try:
-    from cuda.bindings import runtime
+    from cuda.bindings import runtime as runtime  # for other modules, too
 except ImportError:  # where torch has no CUDA
     runtime = None
-
-__all__ = [
-    "beside_captures",
-    "capture_id",
-    "checked",
-    "is_capturing",
-    "may_be_destroyed",
-    "new_stream",
-    "runtime",
-    "stream_number",
-]
 
 #: Handles of the streams that ``new_stream`` has made.
 _kept: set[int] = set()

@@ -1,18 +1,78 @@
 """ExitsPlan: the exits of a network in a few launches, noted once and repeated with other inputs."""
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch._C._dynamo.guards import TensorGuards  # in PyTorch's core; Dynamo itself is not imported
 
-from .answer_layout import AnswerLayout
 from .driver_launch import Path
 from .exit_launch import ExitBuffers, ExitHead, ExitLaunch
 from .head_arguments import check_countable, check_head_arguments
 from .noted_launch import NotedLaunch, noting
-from .tensor_forms import TensorForms
+
+
+class TensorForms:
+    """Forms of some tensors, no two of which are the same object.
+
+    What ``torch.compile`` guards its code by: one call of C for all tensors, where shapes and strides of each one by
+    one take several times that, a microsecond for eight heads' parameters where it was six.
+    """
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        """Remember the tensors' forms, and none of the tensors."""
+        inference = torch.is_inference_mode_enabled()  # a guard holds for the mode that it was made in
+        self._fit = {}
+        for mode in (inference, not inference):
+            with nullcontext() if mode is inference else torch.inference_mode(mode):
+                self._fit[mode] = TensorGuards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None).check
+
+    def are_those_of(self, tensors: Sequence[Tensor]) -> bool:
+        """Return whether as many tensors have these forms, and mean the same by their memory (lazily negated or not).
+
+        Neither modes, transforms nor autocast may be active but those that were.
+        """
+        return bool(self._fit[torch.is_inference_mode_enabled()](*tensors))
+
+
+class _Part(NamedTuple):
+    start: int
+    """In bytes."""
+    row: int
+    """Bytes of a sample."""
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    """Of a sample."""
+
+
+class AnswerLayout:
+    """The parts of ``ExitBuffers.packed_answer`` and of copies of it; see :meth:`ExitBuffers.answer`."""
+
+    def __init__(self, buffers: ExitBuffers) -> None:
+        """Find out where the parts lie."""
+        packed = buffers.packed_answer
+        self._parts = [
+            None
+            if part is None
+            else _Part(part.data_ptr() - packed.data_ptr(), part[0].nbytes, part.dtype, tuple(part.shape[1:]))
+            for part in buffers.answer(packed)
+        ]
+
+    def view(self, index: int, packed: Tensor, samples: int) -> Tensor | None:
+        """View a part for the first samples, of the shape and dtype that it has there.
+
+        The index is 0 for the label [N], 1 for the exit [N], 2 for the confidence [N], 3 for the probabilities [N, K],
+        which is None where there are none.
+        """
+        part = self._parts[index]
+        if part is None:
+            return None
+        view = packed[part.start : part.start + samples * part.row].view(part.dtype)
+        return view.view(samples, *part.shape) if part.shape else view
+
 
 #: Layouts of the inputs of one launch that are remembered; before there are more it forgets them all.
 _MOST_LAYOUTS = 16

@@ -6,10 +6,10 @@ from .auto.auto_runner import AutoRunner as AutoRunner
 from .calibration.calibrate_network import calibrate_network as calibrate_network
 from .calibration.exit_latency import ExitLatencies as ExitLatencies
 from .calibration.exit_latency import measure_exit_latencies as measure_exit_latencies
-from .calibration.exit_log import ExitLog as ExitLog
-from .calibration.replay import replay as replay
 from .calibration.report import CalibrationReport as CalibrationReport
 from .calibration.retuner import Retuner as Retuner
+from .calibration.retuning import ExitLog as ExitLog
+from .calibration.retuning import replay as replay
 from .calibration.retuning import retune_thresholds as retune_thresholds
 from .calibration.splits import sample_identities as sample_identities
 from .checkpoint import Checkpoint as Checkpoint
@@ -35,10 +35,10 @@ from .parallel.split.parallelize import parallelize as parallelize
 from .parallel.split.runner import SplitRunner as SplitRunner
 from .reading import Extract as Extract
 from .runners.compacting import CompactingRunner as CompactingRunner
-from .runners.eager import EagerRunner as EagerRunner
 from .runners.gated import GatedRunner as GatedRunner
 from .runners.overlapped import OverlappedRunner as OverlappedRunner
 from .runners.polled import PolledRunner as PolledRunner
+from .runners.runner import EagerRunner as EagerRunner
 from .runners.runner import Runner as Runner
 from .training.evaluation import accuracy_of_exits as accuracy_of_exits
 from .training.losses import distillation_loss as distillation_loss

@@ -2,8 +2,7 @@
 
 import typer
 
-from .calibration.beyond import BeyondCalibration
-from .calibration.command import calibrate_command
+from .calibration.command import BeyondCalibration, calibrate_command
 from .commands.group import Subcommands, version_option
 from .demo.command import BeyondModel, demo_command
 from .export.command import export

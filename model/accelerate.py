@@ -220,19 +220,9 @@ def _answers_line(near: int, x: Tensor) -> str:
 
 def _gain(times: Sequence[Sequence[float]], x: Tensor) -> str:
     device = torch.cuda.get_device_name(x.device) if x.is_cuda else f"the {x.device.type.upper()}"
-    before, after = (_Spread(each) for each in times)
+    tenths = [quantiles(each, n=10, method="inclusive") for each in times]
+    before, after = (f"{each[4]:,.0f} us ({each[1]:,.0f}-{each[7]:,.0f})" for each in tenths)
     return (
-        f"Before {before}, after {after}: {before.median / after.median:.2f} times as fast, for batches of {len(x)} on "
+        f"Before {before}, after {after}: {tenths[0][4] / tenths[1][4]:.2f} times as fast, for batches of {len(x)} on "
         f"{device}. Median (p20-p80) of {len(times[0])}, in turns; before is the model as it was, with all exits."
     )
-
-
-class _Spread:
-    """Median and spread of times in microseconds."""
-
-    def __init__(self, us: Sequence[float]) -> None:
-        fifths = quantiles(us, n=10, method="inclusive")
-        self.median, self._low, self._high = fifths[4], fifths[1], fifths[7]
-
-    def __str__(self) -> str:
-        return f"{self.median:,.0f} us ({self._low:,.0f}-{self._high:,.0f})"

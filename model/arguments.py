@@ -22,10 +22,21 @@ def check_module(name: str, value: object) -> None:
 def check_batch(name: str, x: object, *, may_be_empty: bool = False) -> None:
     """Raise ``TypeError`` unless an argument is a tensor, ``ValueError`` unless it is a batch with a sample in it."""
     if not isinstance(x, Tensor):
-        raise TypeError(f"{name}: got {kind_of(x)}, wants a torch.Tensor [N, ...]")
+        raise TypeError(f"{name}: got {kind_of(x)}, wants a torch.Tensor [N, ...]{in_one_tensor(x)}")
     check_dense(name, x)
     if not x.ndim or not (may_be_empty or x.shape[0]):
         raise ValueError(f"{name}: got shape {list(x.shape)}, wants [N, ...] with at least one sample")
+
+
+def in_one_tensor(x: object) -> str:
+    """Say what makes one tensor of a tuple or dict of arguments [N, T], but for labels; "" for anything else."""
+    names = [f"{key}=" for key in x if "label" not in str(key)] if isinstance(x, Mapping) else []
+    names = names or [""] * (len(x) if isinstance(x, tuple) else 0)
+    if not 1 < len(names) < 9:
+        return ""
+    parts = ", ".join(f"{name}x[:, {place}]" for place, name in enumerate(names))
+    how = "; torch.stack(arguments, 1) of several [N, T] makes one, for a module around the model whose"
+    return f"{how} forward(self, x) returns self.model({parts})"
 
 
 def check_dense(name: str, x: object) -> None:
@@ -54,6 +65,19 @@ def tensor_in_words(tensor: Tensor) -> str:
     if is_traceable_wrapper_subclass(tensor):
         return f"a {type(tensor).__name__}"
     return f"a {'nested' if tensor.is_nested else tensor.layout} tensor"
+
+
+#: Why there are no heads of one class, and what to write.
+ONE_LOGIT = (
+    "got one logit, of which softmax says 1 whatever it is; wants two: those of a linear layer with two rows, of which "
+    "the first is zeros, say by softmax what a sigmoid says of the second"
+)
+
+
+def check_classes(name: str, classes: int) -> None:
+    """Raise ``ValueError`` for one logit, as binary classifiers have that are read by a sigmoid."""
+    if classes == 1:
+        raise ValueError(f"{name}: {ONE_LOGIT}")
 
 
 def check_heads(heads: object) -> None:

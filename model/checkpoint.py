@@ -16,7 +16,8 @@ from .bad_input import BadInput
 from .checkpoint_files import read_files, write_files
 from .checkpoint_heads import checked_modules, describe_head, make_heads, saved_extract, saved_rule
 from .description import DESCRIPTION, FORMAT, one_line, wrong_field
-from .early_exit_network import EarlyExitNetwork
+from .early_exit_network import EarlyExitNetwork, check_network
+from .hooks import modes_kept
 from .images import MEAN, STD, normalise, open_image, to_pixels
 from .learned_from import OF_RULE, LearnedFrom
 from .own_exits.attach_exits import attach_exits
@@ -93,8 +94,7 @@ def save_checkpoint(
             written.
         OSError: no space or no permission; names the path, and what was there is as it was.
     """
-    if not isinstance(network, EarlyExitNetwork):
-        raise TypeError(f"network: got {kind_of(network)}, wants an EarlyExitNetwork")
+    check_network(network)
     heads = {tap: describe_head(network, tap, head) for tap, head in zip(network.taps, network.heads, strict=True)}
     description = {
         "format": FORMAT,
@@ -159,8 +159,8 @@ def load_checkpoint(
     where = _folder(directory)
     description, tensors = read_files(where)
     made_by = f"; it was made by {one_line(description['backbone'])}" if description["backbone"] else ""
-    if not isinstance(backbone, nn.Module):
-        raise BadInput(f"backbone: got {kind_of(backbone)}, wants an nn.Module{made_by}")
+    if not isinstance(backbone, nn.Module) or isinstance(backbone, EarlyExitNetwork):
+        raise BadInput(f"backbone: got {kind_of(backbone)}, wants an nn.Module, without heads of ours{made_by}")
     learned_from = LearnedFrom.of_facts(where, description["learned_from"], tensors)
     layers = dict(backbone.named_modules(remove_duplicate=False))
     missing = [tap for tap in description["heads"] if tap not in layers]
@@ -223,10 +223,10 @@ def _found_again(where: Path, description: Mapping[str, Any], model: nn.Module) 
     else:
         made = torch.arange(2 * math.prod(told["input"])).reshape(2, *told["input"]).remainder(2).to(dtype)
     final = tuple(told["final"]) if isinstance(told["final"], list) else told["final"]
-    modes = {module: module.training for module in model.modules()}
     try:
-        model.eval()  # which some models overwrite with a method that returns nothing
-        network = attach_exits(model, made.to(_device_of(model)), final=final)
+        with modes_kept(model):
+            model.eval()  # which some models overwrite with a method that returns nothing
+            network = attach_exits(model, made.to(_device_of(model)), final=final)
         heads = {
             tap: describe_head(network, tap, head) for tap, head in zip(network.taps, network.exit_heads, strict=True)
         }
@@ -241,9 +241,6 @@ def _found_again(where: Path, description: Mapping[str, Any], model: nn.Module) 
             f"backbone: the exits of {kind} cannot be found as they were in {where}: {one_line(error)}; wants the "
             "model that was handed to attach_exits, or attach_exits(model, example).backbone"
         ) from None
-    finally:
-        for module, training in modes.items():
-            module.training = training
     network.set_rules(rules)
     for tap, head in zip(network.taps, network.exit_heads, strict=True):
         for name in _FREE & described[tap].keys():

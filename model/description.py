@@ -214,7 +214,7 @@ _DESCRIPTION: _Forms = {
     "mean": ("three numbers", _are_numbers),
     "std": ("three numbers greater than 0", lambda value: _are_numbers(value) and min(value) > 0),
     "accuracy": ("numbers by name", _are_numbers_by_name),
-    "calibration": ("a report with its format, or None", _is_report),
+    "calibration": ("a report, as its to_json() says it, or None", _is_report),
     "logits": ("an index, a key or None", _is_part),
     "parameters": ("the SHA-256 of a file or None", _is_hash),
     "own_exits": ("the sizes of an input, its dtype and final, or None", _is_example),

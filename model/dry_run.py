@@ -7,13 +7,12 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from ..kernels.head_arguments import head_dtypes, head_dtypes_in_words
 from .arguments import close_names, is_plain
 from .batches import Batch, call_with, first_tensor, map_tensors
-from .hooks import ThreadHook
+from .hooks import ThreadHook, modes_kept
+from .operators import ChannelEvidence, written_tensors
 from .reading import LOGITS, AnyExtract, logits_of, part_of, parts_in_words
 
 
@@ -22,25 +21,20 @@ class DryRun(NamedTuple):
 
     features: list[Tensor]
     """Of each tap what is extracted of its output."""
+    channels: list[set[int]]
+    """Of each, the dimensions that operators take for its channels: one, none or several."""
     logits: Tensor
     """[N, K], of what the backbone returned."""
     part: int | str | None
     """The part of what the backbone returned that is its logits; None if it returned nothing else."""
 
 
-class _Watch(TorchDispatchMode):
+class _Watch(ChannelEvidence):
     """Notes how often each layer runs, and whether a head could read its output: a forward hook, and a dispatch mode.
 
     What is written in place is told by the version counters of tensors, which compiled layers count up, too; and by
     operators as they run, since tensors of inference mode, and those reached by ``.data``, count no versions.
     """
-
-    supports_higher_order_operators = True
-
-    @classmethod
-    def ignore_compile_internals(cls) -> bool:
-        """Let compiled layers run compiled."""
-        return True
 
     def __init__(self, batch: int, tapped: Mapping[str, nn.Module], extract: Mapping[str, AnyExtract]) -> None:
         super().__init__()
@@ -66,6 +60,14 @@ class _Watch(TorchDispatchMode):
         else:
             self._alive.append((output, None if output.is_inference() else output._version, layer))
 
+    def part_to_read(self, tap: str) -> str:
+        """Return what to write for the first part of a tuple or dict that a head can read."""
+        output = () if tap in self._extract else self.outputs[tap]
+        items = output if isinstance(output, Sequence) else ()
+        parts = output.items() if isinstance(output, Mapping) else enumerate(items)
+        name = next((name for name, part in parts if is_readable(part, self._batch)), None)
+        return "" if name is None else f", or extract={{{tap!r}: Extract(item={name!r})}}"
+
     def _extracted(self, tap: str, output: Any) -> Any:
         if tap not in self._extract:
             return output
@@ -76,16 +78,11 @@ class _Watch(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operator, and note outputs of layers that it writes to."""
-        kwargs = kwargs or {}
-        for tensor in written_tensors(func, args, kwargs):
-            self._note_write(tensor)
-        return func(*args, **kwargs)
-
-    def _note_write(self, tensor: Tensor) -> None:
-        memory = tensor.untyped_storage()._cdata
-        self.changed_in_place |= {
-            layer for output, _, layer in self._alive if output.untyped_storage()._cdata == memory
-        }
+        written = {tensor.untyped_storage()._cdata for tensor in written_tensors(func, args, kwargs or {})}
+        if written:
+            memories = ((output.untyped_storage()._cdata, layer) for output, _, layer in self._alive)
+            self.changed_in_place |= {layer for memory, layer in memories if memory in written}
+        return super().__torch_dispatch__(func, _types, args, kwargs)
 
     def look_for_changes(self) -> None:
         """Compare the version counters of the outputs that are still there with what they were."""
@@ -98,15 +95,6 @@ class _Watch(TorchDispatchMode):
         self._alive = alive
 
 
-def written_tensors(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Tensor]:
-    """Return the arguments that an operator writes to, but for those without memory of their own to compare."""
-    if not (isinstance(func, torch._ops.OpOverload) and func._schema.is_mutable):
-        return []
-    given = dict(zip((argument.name for argument in func._schema.arguments), args, strict=False)) | dict(kwargs)
-    written = [arg.name for arg in func._schema.arguments if arg.alias_info is not None and arg.alias_info.is_write]
-    return [tensor for name in written for tensor in tree_leaves(given.get(name)) if is_plain(tensor)]
-
-
 def dry_run(
     backbone: nn.Module,
     taps: Sequence[str],
@@ -114,7 +102,6 @@ def dry_run(
     *,
     extract: Mapping[str, AnyExtract] | None = None,
     logits: int | str | None = None,
-    watching: TorchDispatchMode | None = None,
 ) -> DryRun:
     """Run ``backbone`` once in eval mode and check that every tap can feed a head.
 
@@ -124,7 +111,6 @@ def dry_run(
         example_input: a batch that the backbone takes; its values do not matter.
         extract: by tap, what its head reads of its output.
         logits: the part of what the backbone returns that is its logits; None is a tensor, or a field "logits".
-        watching: sees every operator, too.
 
     Raises:
         ValueError: a tap that does not exist, runs never, more than once or out of order, is not a tensor [N, ...] of
@@ -135,16 +121,14 @@ def dry_run(
     batch = first_tensor(example_input).shape[0]
     watch = _Watch(batch, {tap: layers[tap] for tap in taps if tap in layers}, extract or {})
     with ExitStack() as stack:
+        stack.enter_context(modes_kept(backbone))
+        backbone.eval()
         for module in backbone.modules():
             if not isinstance(module, torch.jit.RecursiveScriptModule):  # which takes no hooks
                 stack.callback(module.register_forward_hook(ThreadHook(watch)).remove)
-            stack.callback(setattr, module, "training", module.training)
-        backbone.eval()
         stack.enter_context(torch.inference_mode(False))  # tensors of inference mode do not count their versions
         stack.enter_context(torch.no_grad())
         stack.enter_context(watch)
-        if watching is not None:
-            stack.enter_context(watching)
         # Normal tensors of ours, which the backbone may change in place.
         output = call_with(backbone, map_tensors(example_input, torch.clone))
         watch.look_for_changes()
@@ -152,14 +136,12 @@ def dry_run(
     _check_taps(taps, layers, watch)
     if logits is None and not isinstance(output, Tensor) and _has_logits(output):
         logits = LOGITS
-    try:
-        picked = output if logits is None else logits_of(output, logits)
-    except ValueError as error:
-        raise ValueError(f"logits: of what the backbone returns: {error}") from None
+    picked = output if logits is None else logits_of(output, logits)
     if not (is_plain(picked) and picked.ndim == 2 and picked.shape[0] == batch):
         name = "" if isinstance(output, Tensor) else "; if they are a part of that, name it: logits=0, or logits='name'"
         raise ValueError(f"backbone: returned {parts_in_words(picked)}, wants logits [{batch}, num_classes]{name}")
-    return DryRun([watch.outputs[tap] for tap in taps], picked, logits)
+    features = [watch.outputs[tap] for tap in taps]
+    return DryRun(features, [watch.dims_of(each) for each in features], picked, logits)
 
 
 def _has_logits(output: Any) -> bool:
@@ -189,7 +171,7 @@ def _check_taps(taps: Sequence[str], layers: dict[str, nn.Module], watch: _Watch
             output = watch.outputs[tap]
             raise ValueError(
                 f"heads: layer {tap!r} returns {parts_in_words(output)}, which a head cannot read: "
-                f"wants {_wanted(output)}{would_work}"
+                f"wants {_wanted(output)}{watch.part_to_read(tap)}{would_work}"
             )
         if layer in watch.changed_in_place:
             raise ValueError(

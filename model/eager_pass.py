@@ -1,26 +1,92 @@
-"""One eager pass through a backbone and its heads, on the caller's stream, and their answers merged."""
+"""One eager pass through a backbone and its heads, on the caller's stream, by plans on a GPU; its answers merged."""
 
 from collections.abc import Sequence
 from contextlib import nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ..kernels import HeadOutput, decide
-from ..kernels.cuda_runtime import beside_captures, is_capturing
+from ..kernels.cuda_runtime import beside_captures, is_capturing, may_be_destroyed
 from ..kernels.exits_plan import ExitsPlan
 from ..kernels.patience import with_patience
 from .batches import Batch, call_with, first_tensor
 from .exit_monitor import ExitMonitor
 from .exit_result import ExitResult, first_sure
-from .exits_plans import ExitsPlans
 from .fused_aux_head import FusedAuxHead
-from .head_plans import is_plain_call
+from .kept_plans import Kept, KeptPlans, ReadTensors, is_plain_call
 from .module_head import AuxHead
 from .reading import Reading
 from .rule_order import wait_for_write
 from .streams import current_handle, has_streams
 from .taps import ForwardLeft, listening
+
+
+class ExitsPlans(KeptPlans[ExitsPlan]):
+    """Plans of one network by the batch, the stream and whether the host wants to know after each exit who is sure."""
+
+    def find(
+        self,
+        heads: Sequence[AuxHead],
+        classifier: FusedAuxHead | None,
+        x: Tensor,
+        stream: int,
+        *,
+        at_each: bool,
+        captured: bool,
+        monitor: ExitMonitor | None,
+    ) -> ExitsPlan | None:
+        """Return the plan for a batch on the current stream, given by its handle, too; None if there can be none.
+
+        The stream then comes after all writes to the heads' rules, unless it is being captured. A graph gets a plan of
+        its own, whose memory is the graph's: it may run beside others.
+        """
+        key = (stream, x.shape[0], x.device, at_each, classifier, monitor)
+        exits: list[Any] = [*heads] if classifier is None else [*heads, classifier]
+        if any(head._forward_hooks or head._forward_pre_hooks for head in exits):  # which a plan would not call
+            return None
+        if captured:
+            made = self._make(exits, classifier, x, monitor, at_each=at_each)
+            return None if made is None else made.plan
+        kept = self.unchanged(key, exits)
+        if kept is None:
+            # A plan's launches share memory because one stream runs them one after another; the handle of one that its
+            # owner may destroy might become that of another.
+            if may_be_destroyed(torch.cuda.current_stream(x.device)):
+                return None
+            if (kept := self._make(exits, classifier, x, monitor, at_each=at_each)) is None:
+                return None
+            self.keep(key, kept)
+        kept.wait_for_rules(exits, x)
+        return kept.plan
+
+    def _make(
+        self,
+        exits: Sequence[AuxHead],
+        classifier: nn.Module | None,
+        x: Tensor,
+        monitor: ExitMonitor | None,
+        *,
+        at_each: bool,
+    ) -> Kept[ExitsPlan] | None:
+        try:
+            read = ReadTensors(exits)
+        except KeyError:
+            return None
+        if not read.are_plain():
+            return None
+        launched = [*(head.as_exit_head() for head in exits), *([None] if classifier is None else [])]
+        plan = ExitsPlan(
+            launched,
+            x.shape[0],
+            exits[0].num_classes,
+            with_probs=all(head.return_probs for head in exits),
+            at_each=at_each,
+            device=x.device,
+            tallies=None if monitor is None else monitor.tallies_on(x.device),
+        )
+        return Kept(plan, read)
 
 
 @torch.no_grad()

@@ -10,19 +10,16 @@ import torch
 from torch import Tensor, nn
 
 from ..kernels.cuda_runtime import beside_captures
-from .arguments import check_heads, check_module, kind_of
+from .arguments import check_classes, check_heads, check_module, kind_of
 from .batches import Batch, argument_names, arguments_in, call_with, check_input_batch, first_tensor, two_samples
-from .channel_evidence import ChannelEvidence
 from .dry_run import dry_run
-from .eager_pass import run_eagerly
+from .eager_pass import ExitsPlans, run_eagerly
 from .exit_monitor import ExitMonitor
 from .exit_result import ExitResult
 from .exit_rule import ExitRule, as_exit_rule
-from .exits_plans import ExitsPlans
 from .fused_aux_head import FusedAuxHead
-from .head_on_tap import check_head_beside_tap, check_head_on_tap, unless_of_other_maps
+from .head_on_tap import check_head_beside_tap, check_head_on_tap, unless_of_other_maps, with_layout
 from .hooks import overridden
-from .infer_layout import with_layout
 from .learned_from import LearnedFrom
 from .module_head import AuxHead, ModuleHead, ModuleRun
 from .reading import AUTO, LOGITS, AnyExtract, Extract, Reading, check_extract, read_tokens, reading_of, with_mask
@@ -42,8 +39,7 @@ class EarlyExitNetwork(nn.Module):
     """
 
     heads: nn.ModuleList
-    monitor: ExitMonitor | None = None
-    """Counts the answers, if there is one: see :class:`ExitMonitor`."""
+    _monitor: ExitMonitor | None = None
     own_exits: Mapping[str, Any] | None = None
     """Of a network of :func:`attach_exits`: ``input``, the sizes of a sample, its ``dtype``, and ``final``."""
     learned_from: LearnedFrom | None = None
@@ -127,6 +123,20 @@ class EarlyExitNetwork(nn.Module):
         if mode and not any(parameter.requires_grad for parameter in self.backbone.parameters()):
             self.backbone.eval()
         return self
+
+    @property
+    def monitor(self) -> ExitMonitor | None:
+        """Counts the answers, if there is one: see :class:`ExitMonitor`; that of other exits is refused."""
+        return self._monitor
+
+    @monitor.setter
+    def monitor(self, monitor: ExitMonitor | None) -> None:
+        if not (monitor is None or isinstance(monitor, ExitMonitor)):
+            raise TypeError(f"network.monitor: got {kind_of(monitor)}, wants an ExitMonitor or None")
+        if monitor is not None and len(monitor.shares) != len(self.taps) + 1:
+            wants = f"{len(self.taps) + 1}: heads and the classifier"
+            raise ValueError(f"network.monitor: has shares of {len(monitor.shares)} exits, wants {wants}")
+        self._monitor = monitor
 
     @property
     def exit_heads(self) -> list[AuxHead]:
@@ -228,15 +238,15 @@ class EarlyExitNetwork(nn.Module):
                 wants = "a FusedAuxHead, which FusedAuxHead.from_module makes of some modules, or a ModuleHead"
                 raise TypeError(f"heads[{tap!r}]: got {kind_of(head)}, wants {wants}")
         autocasts = torch.is_autocast_enabled(first_tensor(example_input).device.type)
-        evidence, extract = ChannelEvidence(), dict(self.extract)
+        extract = dict(self.extract)
         run = dry_run(
             self.backbone,
             self.taps,
             two_samples(example_input),
             extract=self.extract,
             logits=self.logits_part,
-            watching=evidence,
         )
+        check_classes("backbone", run.logits.shape[1])
         samples, takes = first_tensor(example_input).shape[0], self._argument_names
         arguments = arguments_in(example_input, takes)
         lazy: list[tuple[FusedAuxHead, Tensor]] = []
@@ -245,7 +255,7 @@ class EarlyExitNetwork(nn.Module):
             unless_of_other_maps(head, self._windowed.get(head), features)
             for head, features in zip(self.exit_heads, run.features, strict=True)
         ]
-        for tap, head, features in zip(self.taps, heads, run.features, strict=True):
+        for tap, head, features, channels in zip(self.taps, heads, run.features, run.channels, strict=True):
             given = self.extract.get(tap, Extract())
             check_head_beside_tap(tap, head, features)
             if isinstance(head, ModuleHead):
@@ -255,7 +265,7 @@ class EarlyExitNetwork(nn.Module):
                 _check_classes(tap, runs[-1][1].num_classes, run.logits)
                 continue
             if isinstance(given, Extract):
-                read = with_layout(tap, given, features, head, evidence)
+                read = with_layout(tap, given, features, head, channels)
                 features = read.view(features) if given.layout is None else features
                 tokens = (samples, features.shape[1]) if features.ndim == 3 and head.pool != "none" else None
                 extract[tap] = with_mask(tap, read, tokens, arguments, takes)
@@ -288,6 +298,8 @@ class EarlyExitNetwork(nn.Module):
             mask = extract.mask if isinstance(extract, Extract) else None
             over = "all tokens, padding included" if mask in (None, AUTO) else f"the tokens of {mask}"
             over = f", over {over}" if tap in self._of_tokens else ""
+            if mask in (None, AUTO) and isinstance(head, FusedAuxHead) and head.pool == "first":
+                over = ""
             share = f", behind {self.shares[tap]:.0%} of the work" if tap in self.shares else ""
             lines.append(f"{reads}: {head.describe()}{over}{share}")
         return "\n".join([*lines, *filter(None, [self.placement_note])])
@@ -346,6 +358,12 @@ class EarlyExitNetwork(nn.Module):
             with autocast:
                 logits.append(head.logits(y))
         return [*logits, final]
+
+
+def check_network(network: object) -> None:
+    """Raise ``TypeError`` unless an argument is a network."""
+    if not isinstance(network, EarlyExitNetwork):
+        raise TypeError(f"network: got {kind_of(network)}, wants an EarlyExitNetwork")
 
 
 def _check_distinct(heads: Mapping[str, nn.Module]) -> None:

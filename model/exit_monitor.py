@@ -74,19 +74,11 @@ class ExitMonitor:
         self.shares, self.samples = found, number
         self.reset()
 
-    def tallies_on(self, device: torch.device, exits: int) -> Tensor:
-        """Return the counts [exits, 32] int64 on a device, which launches add to; runners call this.
-
-        Raises:
-            ValueError: the network has not as many exits as shares were given.
-        """
-        if exits != len(self.shares):
-            raise ValueError(
-                f"network.monitor: has shares of {len(self.shares)} exits, wants {exits}: heads and the classifier"
-            )
+    def tallies_on(self, device: torch.device) -> Tensor:
+        """Return the counts [exits, 32] int64 on a device, which launches add to; runners call this."""
         if device not in self._tallies:
             with torch.inference_mode(False):  # other modes write to it
-                zeros = torch.zeros(exits, TALLY_BINS, dtype=torch.int64, device=device)
+                zeros = torch.zeros(len(self.shares), TALLY_BINS, dtype=torch.int64, device=device)
             if has_streams(zeros) and not is_capturing(device):  # other threads add to them on other streams
                 torch.cuda.current_stream(device).synchronize()
             self._tallies.setdefault(device, zeros)  # or keep those of a thread that came first
@@ -106,7 +98,7 @@ class ExitMonitor:
 
     def count(self, exit_index: Tensor, confidence: Tensor, *, merged: int = 0) -> None:
         """Add answers [N] on their device, but for those of the first ``merged`` exits, which launches have counted."""
-        tallies = self.tallies_on(exit_index.device, len(self.shares))
+        tallies = self.tallies_on(exit_index.device)
         share = confidence.detach().nan_to_num(nan=0.0, posinf=1.0, neginf=0.0)
         of_bin = (share * TALLY_BINS).clamp(0, TALLY_BINS - 1).long()
         with torch.no_grad(), nullcontext() if torch.compiler.is_compiling() else self._changing:

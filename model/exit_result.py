@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.utils import _pytree
 
 from ..kernels import HeadOutput
-from ..kernels.answer_layout import AnswerLayout
+from ..kernels.exits_plan import AnswerLayout
 from ..kernels.head_plan import is_followed
 
 
@@ -191,7 +191,7 @@ def _first_sure_by_host(answers: Sequence[HeadOutput], *, with_probs: bool) -> E
         if with_probs:
             assert head.probs is not None and probs is not None
             probs = head.probs.where(head.exit[:, None], probs)
-    return ExitResult(label, confidence, probs if with_probs else None, torch.tensor(first, device="cpu"))
+    return ExitResult(label, confidence, probs if with_probs else None, torch.tensor(first, device="cpu").long())
 
 
 def joined(results: Sequence[ExitResult]) -> ExitResult:

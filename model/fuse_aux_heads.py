@@ -10,7 +10,7 @@ from .arguments import check_module, close_names, kind_of
 from .exit_rule import ExitRule, as_exit_rule
 from .fold_head import match_or_fold
 from .fused_aux_head import FusedAuxHead
-from .head_candidates import could_be_head, number_of_classes
+from .head_modules import could_be_head, number_of_classes
 
 
 class FuseReport(NamedTuple):

@@ -9,15 +9,13 @@ from torch import Tensor, nn
 
 from ..kernels import ExitHead, HeadOutput, HiddenLayers, check_input, check_pool, fused_head, pooled_features
 from ..kernels.hidden_layers import NO_LAYERS
-from .arguments import check_dense, check_module
+from .arguments import check_classes, check_dense, check_module
 from .exit_rule import ExitRule, own_rule
 from .fold_head import match_or_fold
-from .head_checks import check_map_size, check_readable
-from .head_plans import HeadPlans
-from .head_state import rename_layers
+from .head_checks import check_map_size, check_readable, lazy_after_errors, rename_layers
 from .hidden_stack import HiddenStack, make_hidden_stack
 from .hooks import overridden, why_not_plain
-from .lazy_width import lazy_after_errors
+from .kept_plans import HeadPlans
 from .rule_order import wait_for_write
 
 
@@ -77,6 +75,7 @@ class FusedAuxHead(nn.Module):
         for name, value in (("in_features", in_features), ("num_classes", num_classes)):
             if not (isinstance(value, int) and value > 0) and not (name == "in_features" and value is None):
                 raise ValueError(f"{name}: got {value!r}, wants a positive int")
+        check_classes("num_classes", num_classes)
         hidden = make_hidden_stack(
             in_features, hidden_features, norm=norm, rectifies=rectifies, activation=activation,
             hidden_bias=hidden_bias, hidden_dropout=hidden_dropout, device=device, dtype=dtype,

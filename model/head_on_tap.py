@@ -1,4 +1,6 @@
-"""Checks of fused heads on what their taps return, and those of them that are not fused after all."""
+"""Fused heads and what their taps return: checks, layouts that are inferred, and heads that are not fused after all."""
+
+from dataclasses import replace
 
 from torch import Tensor, nn
 
@@ -7,6 +9,7 @@ from ..kernels.head_arguments import check_countable
 from .fused_aux_head import FusedAuxHead
 from .head_checks import check_map_size
 from .module_head import AuxHead, ModuleHead
+from .reading import Extract
 
 
 def check_head_on_tap(tap: str, head: FusedAuxHead, features: Tensor, *, autocasts: bool) -> None:
@@ -70,3 +73,44 @@ def unless_of_other_maps(head: AuxHead, module: nn.Module | None, features: Tens
     as_it_is.rule = head.rule
     as_it_is.why_not_fused = f"its AvgPool2d has windows of {height}x{width} on the output {list(features.shape)}"
     return as_it_is.train(head.training)
+
+
+#: Layouts by the dimension of the channels, for maps and tokens.
+_BY_CHANNELS = {4: {1: "NCHW", 3: "NHWC"}, 3: {2: "NTD", 1: "NCL"}}
+
+
+def with_layout(tap: str, extract: Extract, features: Tensor, head: FusedAuxHead, channels: set[int]) -> Extract:
+    """Return an extract with the layout of its tensor, which the dry run has made, and told what are its channels.
+
+    Heads with pool="none" read elements in the order in which they are, and pool="first" is for tokens alone. A width
+    that the head has already and that one layout alone has is as certain as what operators take for channels.
+
+    Raises:
+        ValueError: nothing tells the layout, or operators disagree; says what to write.
+    """
+    if extract.layout is not None or features.ndim not in _BY_CHANNELS or head.pool == "none":
+        return extract
+    layouts = _BY_CHANNELS[features.ndim]
+    if features.ndim == 3 and head.pool == "first":
+        return replace(extract, layout="NTD")
+    if len(channels) == 1 and (layout := layouts.get(next(iter(channels)))) is not None:
+        return replace(extract, layout=layout)
+    fitting = [layout for layout in layouts.values() if _fits(head, Extract(layout=layout).view(features))]
+    if not channels and len(fitting) == 1:
+        return replace(extract, layout=fitting[0])
+    why = "operators that read it disagree" if channels else "no operator that makes or reads it tells"
+    item = "" if extract.item is None else f"item={extract.item!r}, "
+    first, second = layouts.values()
+    raise ValueError(
+        f"heads[{tap!r}]: reads {list(features.shape)}, and {why} which dimension is the channels; wants "
+        f"extract={{{tap!r}: Extract({item}layout={first!r})}}, or {second!r}"
+    )
+
+
+def _fits(head: FusedAuxHead, features: Tensor) -> bool:
+    if head.in_features is None:
+        return False
+    try:
+        return check_input(features, head.pool, head.pool_size) == head.in_features
+    except ValueError:
+        return False

@@ -7,8 +7,8 @@ from torch import nn
 
 from ..kernels.head_arguments import head_dtypes, head_dtypes_in_words
 from ..kernels.hidden_layers import MOST_HIDDEN
-from .head_candidates import why_unknown
-from .head_modules import ACTIVATION_MODULES, KNOWN_MODULES, activation_of, plain_parts
+from .arguments import ONE_LOGIT
+from .head_modules import ACTIVATION_MODULES, KNOWN_MODULES, activation_of, plain_parts, why_unknown
 from .hidden_stack import HiddenStack
 from .hooks import why_not_plain
 
@@ -60,6 +60,8 @@ def match_head(module: nn.Module) -> HeadPattern | str:
     pattern = read.pattern()
     if isinstance(pattern, str):
         return pattern
+    if pattern.linear.out_features == 1:
+        return ONE_LOGIT
     weight = pattern.linear.weight
     if weight.dtype not in head_dtypes(weight.device):
         return f"is {weight.dtype}, wants {head_dtypes_in_words(weight.device)}: call its .float(), say"

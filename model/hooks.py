@@ -1,7 +1,8 @@
-"""Hooks on layers: what users put there, a forward of their own too, and ours, which other threads do not call."""
+"""Hooks on layers: what users put there, a forward of their own too, and ours; and modes that are put back."""
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from torch import nn
@@ -64,3 +65,14 @@ class ThreadHook:
 
 def _nothing(*_args: Any) -> None:
     pass
+
+
+@contextmanager
+def modes_kept(module: nn.Module) -> Iterator[None]:
+    """Put each layer of a module, at the end, into the mode that it had; some ``train`` methods do more, or less."""
+    modes = [(layer, layer.training) for layer in module.modules()]
+    try:
+        yield
+    finally:
+        for layer, training in modes:
+            layer.training = training

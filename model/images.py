@@ -94,4 +94,4 @@ def random_shift(pixels: Tensor, most: int, generator: torch.Generator) -> Tenso
     rows = start[0, :, None, None] + torch.arange(height, device=pixels.device)[:, None]  # [N, H, 1]
     columns = start[1, :, None, None] + torch.arange(width, device=pixels.device)  # [N, 1, W]
     sample = torch.arange(batch, device=pixels.device)[:, None, None]
-    return padded[sample, :, rows, columns].permute(0, 3, 1, 2)  # indexing leaves [N, H, W, 3]
+    return padded[sample, :, rows, columns].permute(0, 3, 1, 2).contiguous()  # as loaders': for backbones with a .view

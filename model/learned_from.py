@@ -124,7 +124,7 @@ def learned_by(network: Any) -> LearnedFrom:
     """
     now, noted = fingerprint(network), network.learned_from
     if noted is None:
-        return LearnedFrom("nothing was noted with its parameters, which come from elsewhere", now)
+        return LearnedFrom("nothing was noted where its parameters come from", now)
     if any(one == other for one, other in zip(now, noted.parameters, strict=False)):
         return noted
     changed = "its parameters have changed since that was noted, by a training of your own, say"

@@ -8,18 +8,17 @@ from torch import Tensor
 
 from .arguments import check_batch
 from .auto.auto_runner import ON_DEMAND, AutoRunner
-from .auto.deadline import check_budget
-from .auto.plan_file import PlanFile
-from .auto.shared_trunks import ANY_TRUNK
-from .early_exit_network import EarlyExitNetwork
+from .auto.candidates import ANY_TRUNK
+from .auto.pass_times import check_budget
+from .auto.plan import PlanFile
+from .early_exit_network import EarlyExitNetwork, check_network
+from .runners.capture import NotCapturable
 from .runners.checks import check_device, check_mode, check_sizes, is_on_cuda, sizes_of
 from .runners.compacting import CompactingRunner
-from .runners.eager import EagerRunner
 from .runners.gated import GatedRunner
-from .runners.naming_layers import NotCapturable
 from .runners.overlapped import OverlappedRunner
 from .runners.polled import PolledRunner
-from .runners.runner import Runner
+from .runners.runner import EagerRunner, Runner
 from .trunk.trunk import TRUNKS, check_kind, make_trunk
 
 #: Ways to leave a network early; see the runners for what each does.
@@ -71,8 +70,7 @@ def make_runner(
     """
     if exits not in EXITS:
         raise ValueError(f"exits: got {exits!r}, wants one of {list(EXITS)}")
-    if not isinstance(network, EarlyExitNetwork):
-        raise TypeError(f"network: got {type(network).__name__}, wants an EarlyExitNetwork")
+    check_network(network)
     if compact and exits != "polled":
         raise ValueError(f"compact: got {compact!r} with exits={exits!r}, wants False: only 'polled' gathers samples")
     if forks is not None and exits != "overlapped":

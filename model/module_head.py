@@ -5,19 +5,16 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from ..kernels import ExitHead, HeadOutput
-from .arguments import check_dense, check_module
-from .dry_run import written_tensors
+from .arguments import check_classes, check_dense, check_module
 from .exit_rule import ExitRule, own_rule
 from .fused_aux_head import FusedAuxHead
-from .hooks import overridden
+from .hooks import modes_kept, overridden
+from .operators import OperatorMode, written_tensors
 from .reading import parts_in_words
-
-#: How far from 1 the sum of numbers may be that are taken for probabilities.
-_NEAR_ONE = 1e-3
+from .rounding import are_probabilities
 
 
 class ModuleHead(nn.Module):
@@ -52,6 +49,7 @@ class ModuleHead(nn.Module):
         check_module("module", module)
         if not (num_classes is None or (type(num_classes) is int and num_classes > 0)):
             raise ValueError(f"num_classes: got {num_classes!r}, wants a positive int or None")
+        check_classes("num_classes", num_classes or 2)
         self.module = module
         self.rule = own_rule(rule, next((each.device for each in module.parameters()), None))
         self.return_probs = return_probs
@@ -143,17 +141,14 @@ class ModuleHead(nn.Module):
         Raises:
             ValueError: the module cannot read it, or returns something else than logits; the message names the tap.
         """
-        modes = {module: module.training for module in self.module.modules()}
         try:
-            self.module.eval()
-            return _run_once(tap, self.module, features)
+            with modes_kept(self.module):
+                self.module.eval()
+                return _run_once(tap, self.module, features)
         except ValueError as error:
             if self.why_not_fused is None:
                 raise
             raise ValueError(f"{error}; to be fused it would have to be another: {self.why_not_fused}") from error
-        finally:
-            for module, training in modes.items():
-                module.training = training
 
 
 AuxHead = FusedAuxHead | ModuleHead
@@ -177,7 +172,7 @@ class ModuleRun(NamedTuple):
         return f"{self.operators} operators, {self.parameters:,} parameters, {flops}{copy}"
 
 
-class _Operators(TorchDispatchMode):
+class _Operators(OperatorMode):
     """Counts the operators that run, but for views, and notes whether one writes to the memory of a tensor."""
 
     def __init__(self, watched: Tensor) -> None:
@@ -209,7 +204,7 @@ def _run_once(tap: str, module: nn.Module, features: Tensor) -> ModuleRun:
         raise ValueError(f"{its} makes of {reads} {parts_in_words(y)}, wants logits [{x.shape[0]}, num_classes]")
     if y.device != x.device:
         raise ValueError(f"{its} returns logits on {y.device}, wants {x.device}, as the output of the tap")
-    if y.shape[1] > 1 and bool((y >= 0).all() and ((y.sum(1) - 1).abs() < _NEAR_ONE).all()):
+    if y.shape[1] > 1 and are_probabilities(y):
         raise ValueError(f"{its} returns probabilities, wants logits: leave out its last softmax")
     return ModuleRun(
         num_classes=y.shape[1],

@@ -199,7 +199,10 @@ def logits_of(output: Any, part: int | str | None) -> Any:
     Torchvision's GoogLeNet and Inception return a tensor in eval mode, and in training mode a tuple with its fields
     ``logits`` and those of auxiliary classifiers.
     """
-    return output if isinstance(output, Tensor) else part_of(output, LOGITS if part is None else part)
+    try:
+        return output if isinstance(output, Tensor) else part_of(output, LOGITS if part is None else part)
+    except ValueError as error:
+        raise ValueError(f"logits: of what the backbone returns: {error}; wants logits=0, or logits='name'") from None
 
 
 def parts_in_words(output: Any) -> str:

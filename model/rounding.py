@@ -13,6 +13,8 @@ TIMES_AS_WRONG = 3.0
 #: And in roundings, for a model that is exact by luck: in float32 and float64, and in narrower numbers.
 FLOOR_ROUNDINGS = {torch.float32: 16, torch.float64: 16}
 FLOOR_ROUNDINGS_NARROW = 4
+#: How far from 1 the sum of numbers may be that are taken for probabilities.
+_NEAR_ONE = 1e-2
 
 
 def truth_of(own: list[Tensor], exactly: Callable[[], list[Tensor]]) -> tuple[list[Tensor], float]:
@@ -43,6 +45,11 @@ def relative_error(outputs: list[Tensor], exact: list[Tensor]) -> float:
         if truth.numel()
     ]
     return float(torch.stack(errors).max()) if errors else 0.0
+
+
+def are_probabilities(y: Tensor) -> bool:
+    """Return whether rows [N, K] are probabilities, whose sums are 1 but for rounding, of bfloat16 too."""
+    return bool((y >= 0).all() and ((y.double().sum(1) - 1).abs() < _NEAR_ONE).all())
 
 
 def in_double(x: Tensor) -> Tensor:

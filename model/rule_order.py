@@ -10,8 +10,7 @@ from torch import Tensor, nn
 
 from ..kernels.cuda_runtime import capture_id, is_capturing, may_be_destroyed
 from ..kernels.lifetimes import keep_in_children, new_event
-from .owned_lock import OwnedLock
-from .streams import current_handle, has_streams, stream_pair
+from .streams import OwnedLock, current_handle, has_streams, stream_pair
 
 
 class _Write(NamedTuple):

@@ -1,24 +1,28 @@
 """``shallow_copy``: a copy of a model to work on, which shares its parameters and leaves the model alone."""
 
 import copy
-from collections import OrderedDict
+from collections import OrderedDict, deque
+from contextlib import suppress
 from functools import partial
-from types import MethodType
+from types import CellType, FunctionType, MethodType
 from typing import Any
+from weakref import ref
 
 import torch
 from torch import nn
 
 from .hooks import ThreadHook
 
-_OF_EVERY_MODULE = frozenset(vars(nn.Module()))
+#: Attributes that PyTorch gives to every module.
+OF_EVERY_MODULE = frozenset(vars(nn.Module()))
+_HOOKS = "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"
 
 
 def shallow_copy(module: nn.Module, source_of: dict[nn.Module, nn.Module]) -> nn.Module:
     """Copy a tree of modules, sharing its parameters and buffers; what is done to the copy leaves the original alone.
 
-    Methods of the modules that they hold (``self.forward = self.other``, hooks), and modules in plain lists and dicts,
-    are those of the copies. A closure keeps what it has closed over.
+    Methods of the modules that they hold (``self.forward = self.other``, hooks), and modules in plain collections, in
+    weak references, and in closures and defaults of functions, are those of the copies.
 
     ``source_of`` gets the original of each copy; one original has one copy, however often it occurs.
     """
@@ -26,12 +30,14 @@ def shallow_copy(module: nn.Module, source_of: dict[nn.Module, nn.Module]) -> nn
     duplicate = _copy_tree(module, source_of)
     copies = {original: its for its, original in source_of.items()}
     memo: dict[int, Any] = {}
-    for each in [each for each in source_of if each not in before and not isinstance(each, torch.jit.ScriptModule)]:
-        for name, value in each.__dict__.items():
-            if name in ("_forward_hooks", "_forward_pre_hooks"):
-                value.update({key: _of_copies(hook, copies, memo) for key, hook in value.items()})
-            elif name not in _OF_EVERY_MODULE:
-                each.__dict__[name] = _of_copies(value, copies, memo)
+    fresh = [each for each in source_of if each not in before and not isinstance(each, torch.jit.ScriptModule)]
+    for are_functions in (False, True):  # last: their closures may hold what a module holds
+        for each in fresh:
+            for name, value in each.__dict__.items():
+                if name not in OF_EVERY_MODULE and isinstance(value, FunctionType) == are_functions:
+                    each.__dict__[name] = _of_copies(value, copies, memo)
+    for hooks in (vars(each)[name] for each in fresh for name in _HOOKS):
+        hooks.update({key: _of_copies(hook, copies, memo) for key, hook in hooks.items()})
     return duplicate
 
 
@@ -46,20 +52,49 @@ def _of_copies(value: Any, copies: dict[nn.Module, nn.Module], memo: dict[int, A
     if isinstance(value, MethodType) and isinstance(value.__self__, nn.Module):
         return MethodType(value.__func__, _of_copies(value.__self__, copies, memo))
     if isinstance(value, partial):
-        parts = _of_copies([value.func, list(value.args), dict(value.keywords)], copies, memo)
+        parts = _of_copies((value.func, value.args, value.keywords), copies, memo)
         return partial(parts[0], *parts[1], **parts[2])
-    if type(value) not in (list, tuple, dict):
+    if isinstance(value, ref) and isinstance(value(), nn.Module):
+        return ref(_of_copies(value(), copies, memo))
+    if type(value) is tuple or hasattr(type(value), "_make"):  # a named one
+        parts = (_of_copies(each, copies, memo) for each in value)
+        return tuple(parts) if type(value) is tuple else value._make(parts)
+    if id(value) in memo:
+        return memo[id(value)]
+    if isinstance(value, FunctionType) and "<" in value.__qualname__:  # others are no model's own
+        return _function_of_copies(value, copies, memo)
+    if not isinstance(value, (dict, list, deque, set)):
         return value
-    if isinstance(value, tuple):
-        return tuple(_of_copies(each, copies, memo) for each in value)
-    if id(value) not in memo:
-        made: Any = type(value)()
-        memo[id(value)] = made  # before its parts, of which one may be the collection itself
-        if isinstance(value, dict):
-            made.update({key: _of_copies(each, copies, memo) for key, each in value.items()})
-        else:
-            made.extend(_of_copies(each, copies, memo) for each in value)
-    return memo[id(value)]
+    made: Any = copy.copy(value)
+    made.clear()
+    memo[id(value)] = made  # before its parts, of which one may be the collection itself
+    if isinstance(value, dict):
+        made.update({_of_copies(key, copies, memo): _of_copies(each, copies, memo) for key, each in value.items()})
+    else:
+        (made.update if isinstance(value, set) else made.extend)([_of_copies(each, copies, memo) for each in value])
+    return made
+
+
+def _function_of_copies(value: FunctionType, copies: dict[nn.Module, nn.Module], memo: dict[int, Any]) -> FunctionType:
+    """Return a function that is defined within another, with copies of the modules in its closure and defaults."""
+
+    def of_copies(held: Any) -> Any:
+        if isinstance(held, (dict, list, tuple, deque, set)):  # one without modules is there to be written to
+            parts = list(held.values()) if isinstance(held, dict) else list(held)
+            known = id(held) in memo or any(isinstance(each, nn.Module) for each in parts)
+            return _of_copies(held, copies, memo) if known else held
+        return _of_copies(held, copies, memo)
+
+    cells = tuple(CellType() for _ in value.__closure__ or ())
+    memo[id(value)] = made = FunctionType(value.__code__, value.__globals__, value.__name__, None, cells or None)
+    for cell, its in zip(cells, value.__closure__ or (), strict=True):
+        with suppress(ValueError):  # an empty one
+            cell.cell_contents = of_copies(its.cell_contents)
+    made.__dict__.update(value.__dict__)
+    made.__defaults__ = value.__defaults__ and tuple(map(of_copies, value.__defaults__))
+    made.__kwdefaults__ = value.__kwdefaults__ and {key: of_copies(each) for key, each in value.__kwdefaults__.items()}
+    made.__qualname__ = value.__qualname__
+    return made
 
 
 def _copy_tree(module: nn.Module, source_of: dict[nn.Module, nn.Module]) -> nn.Module:
@@ -69,7 +104,7 @@ def _copy_tree(module: nn.Module, source_of: dict[nn.Module, nn.Module]) -> nn.M
     if isinstance(module, torch.jit.ScriptModule):  # compiled: there is nothing in it that could be changed
         source_of[module] = module
         return module
-    duplicate = module.__new__(type(module))
+    duplicate = object.__new__(type(module))  # fx.GraphModule would make another class
     # its own dictionaries of parameters, buffers, modules and hooks; another thread may be changing the module's
     duplicate.__dict__ = {
         name: _copied(value) if name.startswith("_") and isinstance(value, (dict, set)) else value

@@ -6,13 +6,11 @@ from typing import Annotated
 
 import typer
 
-from ..autotune.records.activity import activity
-from ..autotune.records.garbage import no_garbage_collection
-from ..autotune.records.output import is_standard_output, one_line_errors, plain_console
+from ..autotune.records.json_text import no_garbage_collection
+from ..autotune.records.output import activity, is_standard_output, one_line_errors, plain_console
 from ..autotune.records.record import BadRecord, made_of
-from .figure_kind import FigureKind
-from .perfetto import write_trace
-from .saving import save_all
+from .figure_kind import FigureKind, save_all
+from .timelines import write_trace
 
 Records = Annotated[
     list[Path] | None,

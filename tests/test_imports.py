@@ -40,7 +40,7 @@ LEVELS = {
         {"measuring"},
         {"pipelines"},
         {"heads", "bench", "profile"},
-        {"sweep", "overlap", "pareto", "plan", "doctor"},
+        {"sweep", "overlap", "plan", "doctor"},
         {"tuned", "footprint"},
     ),
 }

@@ -8,13 +8,26 @@ import typer
 
 from ...model.bad_input import BadInput
 from ...model.commands.errors import one_line_errors
-from ..measuring.cells import STAGES, Dtype, Placement
-from ..measuring.interrupts import resumable
+from ..measuring.cells import RUNNERS, STAGES, TRUNKS, Dtype, Placement
+from ..measuring.failures import resumable
 from ..measuring.options import MODEL_HELP, HeadKinds, check_model, check_own, is_factory, out_option
 from ..pipelines.plan import BATCHES, SPLIT_SIZES
 from ..pipelines.plan import ROUNDS as PIPELINE_ROUNDS
 from ..records.record import BadRecord, check_out
-from .defaults import QUICK_EXITS, QUICK_ROUNDS, QUICK_VARIANTS, ROUNDS
+
+#: Timed rounds of each variant, unless asked otherwise: ten of each fresh capture.
+ROUNDS = 50
+#: Rounds of ``--quick``.
+QUICK_ROUNDS = 20
+#: Variants of ``--quick``, which are built in seconds.
+QUICK_VARIANTS = (
+    "eager*",
+    "graph-*@as_is",
+    "graph-*@cudnn",
+    *(f"{runner}@{trunk}" for runner in RUNNERS for trunk in TRUNKS),
+)
+#: Exit patterns of ``--quick``.
+QUICK_EXITS = ("never", "layer1")
 
 
 def bench(

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ...model import EagerRunner, EarlyExitNetwork, ExitResult
 from ..measuring.timers import CAPTURES, time_captures
-from ..records.spread import spread
+from ..records.summaries import spread
 
 #: The variants, in the order of the table.
 BACKBONE = "no heads"

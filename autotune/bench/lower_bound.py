@@ -5,13 +5,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ...kernels.memory_pool import MemoryPool
+from ...kernels.lifetimes import MemoryPool
 from ...model import Trunk
 from ...model.runners.capture import Capture, warm_up
 from ...model.runners.captured_batch import StaticInput
 from ...model.streams import stream_pair
 from ...model.taps import listening
-from ..measuring.correctness import Answer
+from ..measuring.eager_truth import Answer
 from ..measuring.peers import PeerAnswer, bare, merged_answer
 
 

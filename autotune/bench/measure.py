@@ -7,20 +7,22 @@ from typing import Any
 import torch
 
 from ...model.trunk.fused_convolution import fastest_convolutions
-from ..measuring.cells import NEVER
-from ..measuring.correctness import Comparison, verdict
+from ..measuring.cells import AS_IS, NEVER
+from ..measuring.eager_truth import Comparison, verdict
 from ..measuring.environment import clocks, release_memory
 from ..measuring.failures import DeviceLost, Failure
-from ..measuring.names import AS_IS
 from ..measuring.progress import Begins
 from ..measuring.subject import Subject
-from ..measuring.timers import Samples, time_captures, time_those_that_run
+from ..measuring.timers import PROTOCOL, Samples, time_captures, time_those_that_run
 from ..records.record import append_record
-from ..records.spread import spread
-from ..records.summaries import network_record, summary
-from .records import REQUESTS, paired_with, protocol_of, summary_with_p99
+from ..records.summaries import network_record, p99, spread, summary
 from .selection import BenchOptions, PatternRun
-from .variants import BuiltVariant, Variant, VariantCaptures, bare_name
+from .variants import BuiltVariant, Variant, VariantCaptures, bare_name, segments_name, truncated_name
+
+#: Requests of each round for the host time: a 99th percentile needs many.
+REQUESTS = 20
+#: Host and device summaries of one run, by variant.
+Times = Mapping[str, tuple[dict[str, Any], dict[str, Any]]]
 
 #: Back-to-back calls last about this long, microseconds, within the bounds below.
 BLOCK_US = 2000.0
@@ -157,7 +159,7 @@ class _CellBench:
             return
         how, samples = found
         clocks_found = clocks(self.subject.example.device)
-        times = {name: (summary_with_p99(one.host), summary(one.device)) for name, one in samples.items()}
+        times = {name: (_summary_with_p99(one.host), summary(one.device)) for name, one in samples.items()}
         for name, one in checked.items():
             truth = self.captures.truth(one.variant.trunk)
             host, device = times[name]
@@ -189,7 +191,46 @@ class _CellBench:
         environment = {**self.options.environment, "clocks": clocks_found}
         record = network_record(
             "bench", run.cell.as_json(), variant.name, environment, exits=run.pattern, run=run.id,
-            protocol={**protocol_of(variant, self.options.rounds, len(self.subject.inputs)), **(how or {})},
+            protocol={**_protocol_of(variant, self.options.rounds, len(self.subject.inputs)), **(how or {})},
             notes=[*notes, *(trunk.notes if trunk else ())], **fields,
         )  # fmt: skip
         append_record(self.options.out, record)
+
+
+def _protocol_of(variant: Variant, rounds: int, inputs: int) -> dict[str, Any]:
+    """Return how a variant is timed; None is what a variant that failed was too early for."""
+    return {
+        "rounds": rounds,
+        "warm_up": None,
+        "repeat": None,
+        "requests": REQUESTS,
+        "captures": variant.captures,
+        "inputs": inputs,
+        **PROTOCOL,
+        "cudnn_benchmark": torch.backends.cudnn.benchmark,
+    }
+
+
+def _summary_with_p99(by_capture: Sequence[Sequence[float]]) -> dict[str, Any]:
+    """Summarise single requests; a 99th percentile of means of several would say nothing."""
+    return {**summary(by_capture), "p99": p99([value for values in by_capture for value in values])}
+
+
+def paired_with(variant: Variant, times: Times) -> list[dict[str, Any]]:
+    """Return the baselines of a variant that were timed in the same run, with the ratios to them."""
+    pairs = []
+    roles = {
+        "bare": bare_name(variant.trunk),
+        "truncated": truncated_name(variant.trunk),
+        "segments": segments_name(variant.trunk),
+        "plain": variant.plain,
+    }
+    for role, baseline in roles.items():
+        if baseline is None or baseline not in times:
+            continue
+        pair: dict[str, Any] = {"role": role, "variant": baseline}
+        for kind, own, other in zip(("host", "device"), times[variant.name], times[baseline], strict=True):
+            pair[f"{kind}_us"] = other["median"]
+            pair[f"{kind}_ratio"] = own["median"] / other["median"]
+        pairs.append(pair)
+    return pairs

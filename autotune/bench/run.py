@@ -10,8 +10,7 @@ from ...model.bad_input import BadInput
 from ..measuring.cells import Cell, chosen_cells
 from ..measuring.environment import environment, this_device
 from ..measuring.failures import DeviceLost, Failure
-from ..measuring.options import is_factory
-from ..measuring.patterns import check_patterns
+from ..measuring.options import check_patterns, is_factory
 from ..measuring.progress import SweepProgress
 from ..measuring.subject import Subject, build_subject, find_subject
 from ..records.record import read_records, records_path

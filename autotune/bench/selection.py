@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from ..measuring.cells import Cell
-from ..measuring.patterns import check_globs, chosen_patterns
+from ..measuring.options import check_globs, chosen_patterns
 from ..records.record import Record, is_settled, read_records
-from .defaults import ROUNDS
 from .variants import Variant, bare_name, catalogue, segments_name, truncated_name
 
 
@@ -20,7 +19,7 @@ class BenchOptions:
 
     out: Path
     environment: dict[str, Any]
-    rounds: int = ROUNDS
+    rounds: int
     wanted: tuple[str, ...] = ()
     """Globs of variant names; none: all that are measured by default."""
     fresh: bool = False

@@ -1,10 +1,9 @@
-"""Tables of the benchmark's records: times of every variant, beside the bare trunk and the floor."""
+"""Tables of the benchmark's records: times of every variant, beside the bare trunk and the floor; accuracy and time."""
 
 from collections.abc import Iterable, Sequence
 
-from ..records.grouping import latest_by_network, network_in_words
 from ..records.record import Record
-from ..records.tables import RecordTable, spread_in_words
+from ..records.tables import RecordTable, latest_by_network, network_in_words, spread_in_words
 
 #: Headings; the last five compare with baselines of the same run.
 COLUMNS = (
@@ -20,6 +19,15 @@ COLUMNS = (
 )
 #: How many of them are text, from the left.
 _TEXT_COLUMNS = 2
+_PARETO_COLUMNS = (
+    "thresholds",
+    "variant",
+    "accuracy",
+    "mean to the answer, us",
+    "mean / bare",
+    "median to the answer, us",
+    "device, us",
+)
 
 
 def bench_tables(records: Iterable[Record]) -> list[RecordTable]:
@@ -68,3 +76,34 @@ def _remarks(record: Record) -> list[str]:
             ratios = f"{pair['host_ratio']:.3f} to the answer, {pair['device_ratio']:.3f} on the device"
             remarks.append(f"{what}: time over that of {pair['variant']}: {ratios}")
     return remarks
+
+
+def pareto_tables(records: Iterable[Record]) -> list[RecordTable]:
+    """Return the same of accuracy against the time to the answer, as an earlier version measured and recorded them."""
+    return [_pareto_table(group) for group in latest_by_network(records, "pareto")]
+
+
+def _pareto_table(records: list[Record]) -> RecordTable:
+    cell, environment = records[0].cell, records[0].environment
+    title = (
+        f"{cell['model']} {cell['dtype']} on {records[0].protocol['data']}, batch {cell['batch']}; "
+        f"{environment.get('gpu')}, torch {environment.get('torch')}; host times"
+    )
+    failed = [f"{one.variant}, {one.exits}: {one.error}" for one in records if one.error is not None]
+    return RecordTable(title, _PARETO_COLUMNS, _TEXT_COLUMNS, [_pareto_row(one) for one in records], failed)
+
+
+def _pareto_row(record: Record) -> tuple[str, ...]:
+    measured, host, device = record.measured, record.host_us, record.device_us
+    if measured is None or host is None or device is None:
+        return (record.exits, record.variant, "failed", *["-"] * (len(_PARETO_COLUMNS) - 3))
+    ratios = [f"{pair['mean_host_ratio']:.3f}" for pair in record.paired if pair["role"] == "bare"]
+    return (
+        record.exits,
+        record.variant,
+        f"{measured['accuracy']:.2%}",
+        f"{measured['mean_host_us']:,.1f}",
+        *(ratios or ["-"]),
+        f"{host['median']:,.1f}",
+        f"{device['median']:,.1f}",
+    )

@@ -9,11 +9,8 @@ import torch
 from torch import Tensor
 
 from ...model import AutoRunner, EagerRunner, Trunk, make_runner, make_trunk
-from ...model.streams import stream_pair
-from ..measuring.cells import MIXED, NEVER, Cell
-from ..measuring.correctness import Answer
-from ..measuring.eager_truth import EagerTruth, Rounding, measure_rounding
-from ..measuring.names import AS_IS, MORE_TRUNKS, RUNNERS, TRUNKS
+from ..measuring.cells import AS_IS, MIXED, MORE_TRUNKS, NEVER, RUNNERS, TRUNKS, Cell
+from ..measuring.eager_truth import Answer, EagerTruth, Rounding, measure_rounding
 from ..measuring.peers import (
     Compiled,
     GraphedPeer,
@@ -264,14 +261,8 @@ def _segments_floor(trunk: str, captures: VariantCaptures, _pattern: str) -> Bui
 
 
 def _in_graph(function: Callable[[Tensor], PeerAnswer], trunk: str, captures: VariantCaptures) -> BuiltVariant:
-    example, memory_format = captures.subject.example, captures.trunk(trunk).memory_format
-    stream = stream_pair(example.device).trunk
-    stream.wait_stream(torch.cuda.current_stream(example.device))
-    with torch.no_grad(), torch.cuda.stream(stream):  # compilation and cuDNN's choices must not happen in the capture
-        for _ in range(2):
-            function(example.clone(memory_format=memory_format))
-    torch.cuda.synchronize(example.device)
-    return BuiltVariant(GraphedPeer(function, example, memory_format), merged_answer)
+    graph = GraphedPeer(function, captures.subject.example, captures.trunk(trunk).memory_format)
+    return BuiltVariant(graph, merged_answer)
 
 
 def _compiled(heads: str | None, mode: str, captures: VariantCaptures, _pattern: str) -> BuiltVariant:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..records.garbage import no_garbage_collection
+from ..records.json_text import no_garbage_collection
 from ..records.record import MOST_BYTES
 from .trace import BadTrace
 

@@ -18,10 +18,9 @@ from torch.profiler import ProfilerActivity, profile, record_function, schedule
 
 from ...model.fuse_aux_heads import find_aux_heads
 from ...model.replacing import replacing
-from ..measuring.cuda_calls import ANNOTATION
+from ..measuring.cuda_calls import ANNOTATION, HEAD, STREAM
 from ..measuring.environment import environment
 from ..measuring.profiled_requests import exported_trace
-from .annotations import HEAD, STREAM
 from .watched import KEY, FusibleHead, StreamUse, Watched
 from .watching.watcher import Watcher
 

@@ -1,17 +1,60 @@
 """Reads a Chrome trace of torch.profiler into the requests that findings are made from."""
 
 import bisect
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from ..measuring.cuda_calls import GRAPH_LAUNCHES, plain_name
+from ..measuring.cuda_calls import GRAPH_LAUNCHES, HEAD, plain_name
 from .events import Event, Events, other_vendor, read_content, sorted_events
-from .host_calls import Place, placed_calls
 from .requests import BY_ANNOTATION, Cut, Window, cuts
+from .sources import user_line
 from .trace import BadTrace, Call, Request, Trace, Wait, Work
 from .watched import KEY, Watched
+
+
+class Place(NamedTuple):
+    """What a call is made in, innermost first."""
+
+    operator: Event | None = None
+    line: str | None = None
+    head: str | None = None
+
+
+def placed_calls(events: Events) -> Iterator[tuple[Event, Place]]:
+    """Yield each call with its place, thread by thread.
+
+    Whatever holds a call has begun before it on the same thread, and not ended: one pass with a stack.
+    """
+    by_thread: dict[str, list[Event]] = defaultdict(list)
+    heads = [event for event in events.annotations if event.name.startswith(HEAD)]
+    for events_of_kind in (heads, events.functions, events.operators, events.calls):
+        for event in events_of_kind:
+            by_thread[event.thread].append(event)
+    for on_thread in by_thread.values():
+        on_thread.sort(key=lambda event: (event.start, -event.end))
+        yield from _sweep(on_thread)
+
+
+def _sweep(events: list[Event]) -> Iterator[tuple[Event, Place]]:
+    stack: list[tuple[float, Place]] = []
+    nowhere = Place()
+    for event in events:
+        while stack and stack[-1][0] <= event.start:
+            stack.pop()
+        place = stack[-1][1] if stack else nowhere
+        if event.category in ("cuda_runtime", "cuda_driver"):
+            yield event, place
+        elif event.category == "cpu_op":
+            stack.append((event.end, place._replace(operator=event)))
+        elif event.category == "user_annotation":
+            stack.append((event.end, place._replace(head=event.name.removeprefix(HEAD))))
+        else:
+            line = user_line(event.name)
+            stack.append((event.end, place if line is None else place._replace(line=line)))
+
 
 _KINDS = {"kernel": "kernel", "gpu_memcpy": "copy", "gpu_memset": "fill"}
 
@@ -100,9 +143,7 @@ def _requests(cut: Cut, events: Events, calls: list[tuple[Event, Place]]) -> lis
     for event in events.synchronisations:
         index, stream = index_at(event.start), event.number("stream")
         if event.name == "Stream Wait Event" and index is not None and stream is not None:
-            other = event.number("wait_on_stream")
-            told = other if other is not None and other >= 0 else None
-            waits_of[index].append(Wait(event.start - windows[index].start, stream, told))
+            waits_of[index].append(Wait(event.start - windows[index].start, stream))
     return [
         _request(window, sorted(found, key=lambda call: call.start_us), work, waits)
         for window, found, work, waits in zip(windows, calls_of, work_of, waits_of, strict=True)
@@ -121,7 +162,7 @@ def _request(window: Window, calls: list[Call], work: list[Work], waits: list[Wa
     if not window.exact:
         returned = max([returned, *(one.call.end_us for one in work if one.call is not None)])
     end = max((one.end_us for one in work), default=0.0)
-    return Request(window.start, max(returned, end), returned, tuple(calls), tuple(work), tuple(waits))
+    return Request(window.start, max(returned, end), tuple(calls), tuple(work), tuple(waits))
 
 
 def _call(event: Event, place: Place, start: float) -> Call:

@@ -75,8 +75,6 @@ class Wait:
     start_us: float
     stream: int
     """That waits."""
-    for_stream: int | None
-    """That recorded the event; None where the trace does not say."""
 
 
 @dataclass(frozen=True)
@@ -87,8 +85,6 @@ class Request:
     """In the trace's own time."""
     end_us: float
     """Since the request began: when the host returned or the device was done, whichever is later."""
-    returned_us: float
-    """Since the request began: when the host returned."""
     calls: tuple[Call, ...]
     """In order of time."""
     work: tuple[Work, ...]
@@ -113,6 +109,11 @@ class Trace:
     """None: a trace that the doctor did not record."""
     warm: bool = True
     """False: one request alone, before which none may have run, so that it may hold what happens once."""
+
+    @property
+    def seen(self) -> Watched:
+        """What was watched; nothing, of a trace that the doctor did not record."""
+        return self.watched or Watched(requests=0)
 
 
 class BadTrace(ValueError):

@@ -109,7 +109,7 @@ def verdict(trace: Trace) -> Verdict:
         together = mine.us + other.us if is_split else together_us(request)
         return together - Busy(list(request.work)).us
 
-    watched_us = None if trace.watched is None else trace.watched.host_us
+    watched_us = trace.seen.host_us
     return Verdict(
         achieved_us=median_low(request.end_us for request in trace.requests) if watched_us is None else watched_us,
         profiled=watched_us is None,

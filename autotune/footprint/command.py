@@ -26,7 +26,7 @@ def footprint(
     with one_line_errors(BadRecord):
         chosen.check()
         check_out(out)
-        from ..measuring.run_networks import measure_networks
+        from ..measuring.networks import measure_networks
         from .measure import measure_footprints
         from .records import KIND, failed_record, footprint_records
         from .tables import footprint_tables

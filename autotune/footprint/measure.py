@@ -14,7 +14,7 @@ from ...kernels.residency import Residency, recording
 from ...model.runners.overlapped import OverlappedRunner
 from ...model.trunk.fused_convolution import fastest_convolutions
 from ..heads.alone import CHAIN
-from ..heads.first_launches import NEVER_ENDS, first_launches
+from ..heads.compile_ahead import NEVER_ENDS, first_launches
 from ..heads.in_situ import SideLaunches
 from ..heads.measure import BLOCK_US
 from ..measuring.cells import NEVER
@@ -33,7 +33,8 @@ from ..measuring.progress import Begins
 from ..measuring.subject import Subject
 from ..measuring.timers import time_rounds
 from ..overlap.captured_parts import BARE, BOTH, HEADS, CapturedParts, check
-from ..records.comparison import Timings, typical
+from ..records.comparison import typical
+from ..records.summaries import Timings
 from .launch_variations import Footprint, footprints_to_measure
 
 #: Fresh captures of everything, and timed rounds of each.

@@ -11,8 +11,7 @@ from ..overlap.captured_parts import BARE, BOTH, HEADS
 from ..overlap.metrics import hiding_efficiency
 from ..overlap.records import paired_parts
 from ..records.record import Record
-from ..records.spread import spread
-from ..records.summaries import as_json, network_record, summary
+from ..records.summaries import as_json, network_record, spread, summary
 from ..sweep.config_text import text
 from .launch_variations import BY_RULE, Footprint
 from .measure import CAPTURES, RECORDED, REPLAYS, ROUNDS, FootprintOccupancy, FootprintsMeasured, TimedPart

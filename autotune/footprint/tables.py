@@ -2,9 +2,8 @@
 
 from collections.abc import Iterable, Sequence
 
-from ..records.grouping import latest_by_network, network_in_words
 from ..records.record import Record
-from ..records.tables import RecordTable
+from ..records.tables import RecordTable, latest_by_network, network_in_words
 
 #: Columns of every table; tiers of occupancy are named and never mixed.
 COLUMNS = (

@@ -1,22 +1,22 @@
-"""One head by itself on a GPU: launched, captured as a chain of launches, and compared with the truth under overlap."""
+"""Heads by themselves on a GPU: launched, chained in a graph, compared with the truth, and their peers."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cached_property
+from functools import cached_property, partial
 from math import prod
 from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
 
-from ...kernels import HeadOutput, fused_head_reference
+from ...kernels import ExitBuffers, ExitHead, ExitLaunch, HeadOutput, fused_head_reference
 from ...kernels.choose_config import choose_config
 from ...kernels.head_shape import HeadShape
 from ...kernels.head_view import HeadView, head_view
 from ...kernels.launch_config import LaunchConfig
 from ...model import FusedAuxHead
 from ...model.streams import stream_pair
-from ..measuring.peers import HeadAnswer
+from ..measuring.peers import HeadAnswer, NaiveHead
 from ..measuring.targets import ALONE
 
 #: The answer that a launch returns.
@@ -169,3 +169,72 @@ class AloneHead:
         with torch.cuda.stream(streams.side):
             yield
         torch.cuda.synchronize(self.device)
+
+
+def head_launches(
+    buffers: ExitBuffers, heads: Sequence[ExitHead | None], ends: Sequence[int]
+) -> list[tuple[slice, ExitLaunch]]:
+    """Return the launches that serve all heads, and the exits of each; nothing is launched yet.
+
+    Args:
+        buffers: of the network.
+        heads: of its exits, or of the first ones; None is a classifier whose logits are given.
+        ends: index of the last exit of each launch beside the trunk; the exits behind share one more.
+    """
+    starts = [0, *(end + 1 for end in ends)]
+    exits = [slice(start, end + 1) for start, end in zip(starts, [*ends, len(heads) - 1], strict=True)]
+    return [(part, ExitLaunch(buffers, part.start, heads[part])) for part in exits if heads[part]]
+
+
+def launch_heads(
+    exits: Sequence[AloneHead | Tensor], ends: Sequence[int], launched: Collection[int]
+) -> list[ExitLaunch]:
+    """Launch, on the current stream, all launches that one of some exits has a part in; return these.
+
+    Args:
+        exits: the heads with their inputs; last the classifier, or the logits [N, K] that it gives.
+        ends: see ``head_launches``.
+        launched: indices of exits.
+    """
+    heads = [one.head.as_exit_head() if isinstance(one, AloneHead) else None for one in exits]
+    inputs = [one.x if isinstance(one, AloneHead) else one for one in exits]
+    with_probs = all(one.head.return_probs for one in exits[:-1] if isinstance(one, AloneHead))
+    classes = next(one.head.num_classes for one in exits if isinstance(one, AloneHead))
+    samples, device = len(inputs[0]), inputs[0].device
+    buffers = ExitBuffers.allocate(len(heads), samples, classes, with_probs=with_probs, device=device)
+    made = []
+    for part, launch in head_launches(buffers, heads, ends):
+        if any(part.start <= index < part.stop for index in launched):
+            launch(inputs[part])
+            made.append(launch)
+    return made
+
+
+#: Variants of a head alone: fused, the plain chain of operators that it replaces, and that through torch.compile. All
+#: are timed as chains of launches in CUDA graphs of ours. So torch.compile chooses kernels as "max-autotune" does but
+#: makes no graphs: that mode's own ones copy inputs and are looked up by the host at every call, which heads in a
+#: captured network are not, and which would be all that is seen of a few microseconds. Peers do not hand out the
+#: probabilities, which is in torch.compile's favour.
+FUSED, EAGER, COMPILED = "fused", "eager", "compiled"
+#: Calls before a capture: the first compiles, and kernels are chosen by timing them when they first run.
+_WARM_UP = 3
+
+#: Launches a head or its peer on the head's input, on the current stream.
+Launch = Callable[[], HeadOutput | HeadAnswer]
+
+
+def _compiled(head: AloneHead) -> Launch:
+    torch.compiler.reset()  # what was compiled for other heads would count against the limit on recompilations
+    compiled = torch.compile(NaiveHead(head.head), mode="max-autotune-no-cudagraphs", dynamic=False)
+    with torch.no_grad():
+        for _ in range(_WARM_UP):
+            compiled(head.x)
+    return partial(compiled, head.x)
+
+
+#: Functions that make a head ready to be launched, by variant; they compile where that is needed.
+LAUNCHES: dict[str, Callable[[AloneHead], Launch]] = {
+    FUSED: lambda head: partial(head.launch, head.chosen),
+    EAGER: lambda head: partial(NaiveHead(head.head), head.x),
+    COMPILED: _compiled,
+}

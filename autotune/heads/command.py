@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Annotated
 
 from ...model.commands.errors import one_line_errors
-from ..measuring.interrupts import resumable
+from ..measuring.failures import resumable
 from ..measuring.options import Batches, Classes, Dtypes, HeadKinds, Model, NetworkChoice, Placements, out_option
 from ..records.record import BadRecord, check_out
 

@@ -1,20 +1,113 @@
-"""Compilation of heads' launches in other processes, ahead of timing: into Triton's cache on disk."""
+"""Compilation of launches: in threads that launch each once, and ahead of timing in processes that get descriptions."""
 
+import atexit
 import multiprocessing
 import os
 import signal
 import sys
 import threading
-from collections.abc import Iterable
-from concurrent.futures import BrokenExecutor, Future, ProcessPoolExecutor, wait
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import BrokenExecutor, Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
 from contextlib import suppress
+from functools import lru_cache
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import wait as wait_for_one
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
-from .launch_descriptions import LaunchDescription
+from ...kernels.choose_config import overriding
+from ...kernels.head_shape import HeadShape
+from ...kernels.launch_config import LaunchConfig
+from ...model import FusedAuxHead
+from ..measuring.failures import Failure
+from ..measuring.timers import Key
+from .alone import AloneHead, launch_heads
+
+
+class TensorDescription(NamedTuple):
+    """All of a tensor but its data."""
+
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+
+    @classmethod
+    def of(cls, x: Tensor) -> "TensorDescription":
+        """Describe a tensor."""
+        return cls(tuple(x.shape), tuple(x.stride()), x.dtype)
+
+    def allocate(self) -> Tensor:
+        """Return such a tensor on the CPU, where it takes up addresses but no memory."""
+        return torch.empty_strided(self.size, self.stride, dtype=self.dtype)
+
+
+class HeadDescription(NamedTuple):
+    """All of a head and its input that launches are compiled for."""
+
+    x: TensorDescription
+    classes: int
+    features: int
+    bias: bool
+    pool: str
+    pool_size: tuple[int, int]
+    return_probs: bool
+
+    @classmethod
+    def of(cls, alone: AloneHead) -> "HeadDescription":
+        """Describe a head."""
+        head, linear = alone.head, alone.head.linear
+        return cls(
+            TensorDescription.of(alone.x), head.num_classes, linear.in_features, linear.bias is not None,
+            head.pool, head.pool_size, head.return_probs,
+        )  # fmt: skip
+
+
+@lru_cache(maxsize=32)
+def _build(head: HeadDescription) -> AloneHead:
+    module = FusedAuxHead(
+        head.features, head.classes, pool=head.pool, pool_size=head.pool_size,
+        return_probs=head.return_probs, bias=head.bias, dtype=head.x.dtype,
+    )  # fmt: skip
+    return AloneHead(module, head.x.allocate())
+
+
+class AloneLaunch(NamedTuple):
+    """A launch of one head by itself."""
+
+    head: HeadDescription
+    config: LaunchConfig
+
+    def launch(self) -> None:
+        """Launch such a head."""
+        _build(self.head).launch(self.config)
+
+
+class NetworkLaunches(NamedTuple):
+    """Launches of a network's heads; see ``launch_heads``."""
+
+    heads: tuple[HeadDescription, ...]
+    """Heads of the taps."""
+    classifier: HeadDescription | TensorDescription
+    """The network's own, or its logits where it is no head."""
+    ends: tuple[int, ...]
+    exits: frozenset[int]
+    configs: tuple[tuple[tuple[HeadShape, str], LaunchConfig], ...]
+    """Configurations of heads, by shape and place."""
+
+    def launch(self) -> None:
+        """Launch such heads."""
+        last = self.classifier
+        classifier = _build(last) if isinstance(last, HeadDescription) else last.allocate()
+        with overriding(dict(self.configs)):
+            launch_heads([*map(_build, self.heads), classifier], self.ends, self.exits)
+
+
+#: Hashable and small; its ``launch`` launches on tensors of the process' CPU.
+LaunchDescription = AloneLaunch | NetworkLaunches
+
 
 #: Cores that are left to the process that times, whose launches must not wait.
 _CORES_LEFT = 2
@@ -98,3 +191,56 @@ def _compile(launch: LaunchDescription) -> None:
     while _compiled:
         kernel = _compiled.pop()
         CudaLauncher(kernel.src, kernel.metadata)  # a C compiler makes it, half a second for each list of arguments
+
+
+#: Variants compiled at the same time, at most: each takes a core.
+_MOST_WORKERS = 32
+#: Seconds within which a launched kernel, which takes microseconds, has ended; the first ones also load code.
+ENDS_S = 20.0
+#: The kind of failure of a launch that had not.
+NEVER_ENDS = "does not end"
+
+
+def first_launches(
+    variants: Sequence[Key], launch: Callable[[Key], object], device: torch.device
+) -> dict[Key, Failure]:
+    """Launch each variant once on a CUDA device, and return what failed.
+
+    A kernel that never ends cannot be stopped, and whatever waits for the device waits for ever. So after a failure of
+    the kind ``NEVER_ENDS`` nothing may, and the process ends without waiting once it gets there.
+    """
+
+    def attempt(variant: Key) -> Failure | None:
+        try:
+            stream = torch.cuda.Stream(device)  # of its own: the others are not to wait for it
+            stream.wait_stream(torch.cuda.current_stream(device))
+            with torch.cuda.stream(stream), torch.no_grad():
+                launch(variant)
+            return None if _ends(stream) else Failure(NEVER_ENDS, f"a launch was not done after {ENDS_S:g} s")
+        except Exception as error:
+            return Failure.of(error)
+
+    first = [attempt(variant) for variant in variants[:1]]  # by itself: it reads the kernel's sources for all
+    with ThreadPoolExecutor(min(len(os.sched_getaffinity(0)), _MOST_WORKERS)) as pool:
+        rest = list(pool.map(attempt, variants[1:]))
+    found = {variant: failed for variant, failed in zip(variants, first + rest, strict=True) if failed}
+    if any(failed.kind == NEVER_ENDS for failed in found.values()):
+        atexit.register(_leave)
+    return found
+
+
+def _ends(stream: torch.cuda.Stream) -> bool:
+    """Wait for a stream, though not for ever."""
+    until = time.monotonic() + ENDS_S
+    while not stream.query():
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.0002)
+    return True
+
+
+def _leave() -> None:
+    """End the process at once: to take CUDA down in order waits for the device."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(1)

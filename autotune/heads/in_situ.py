@@ -19,13 +19,11 @@ from ...model.runners.captured_batch import CapturedBatch, StaticInput
 from ...model.runners.overlapped import OverlappedRunner
 from ...model.taps import listening
 from ..measuring.cells import NEVER
-from ..measuring.correctness import Answer, Comparison, verdict
-from ..measuring.eager_truth import EagerTruth
+from ..measuring.eager_truth import Answer, Comparison, EagerTruth, verdict
 from ..measuring.subject import Subject
 from ..measuring.targets import NETWORK
-from .alone import AloneHead
-from .captured_launches import launch_heads
-from .launch_descriptions import HeadDescription, NetworkLaunches, TensorDescription
+from .alone import AloneHead, launch_heads
+from .compile_ahead import HeadDescription, NetworkLaunches, TensorDescription
 
 #: Configurations of heads, by their shapes.
 Configs = Mapping[HeadShape, LaunchConfig]

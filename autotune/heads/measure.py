@@ -1,10 +1,10 @@
-"""Timing of heads on a GPU: alone, as a chain of launches in a graph, and in situ, in a captured network."""
+"""Timing of heads on a GPU: alone, as a chain of launches in a graph; in situ, in a captured network; and of copies."""
 
 import random
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -15,13 +15,36 @@ from ..measuring.failures import DeviceLost, Failure
 from ..measuring.subject import Subject
 from ..measuring.targets import ALONE, NETWORK, Target
 from ..measuring.timers import PROTOCOL, Key, time_rounds, time_those_that_run
-from ..records.comparison import Paired, Timings
-from .alone import CHAIN, AloneHead, Chain
-from .compile_ahead import CompileAhead
-from .first_launches import NEVER_ENDS, first_launches
+from ..records.comparison import Paired
+from ..records.summaries import Timings
+from .alone import CHAIN, FUSED, LAUNCHES, AloneHead, Chain, Launch
+from .compile_ahead import NEVER_ENDS, AloneLaunch, CompileAhead, HeadDescription, LaunchDescription, first_launches
 from .in_situ import HeadsInSitu
-from .launch_descriptions import AloneLaunch, HeadDescription, LaunchDescription
-from .peers import FUSED, LAUNCHES, Launch
+
+#: Bytes of a copy: many times what a cache holds.
+COPIED = 2**30
+#: Copies between two events.
+_REPEAT = 4
+
+
+class CopySpeed(NamedTuple):
+    """Copies within one device's memory, as they were timed."""
+
+    us: Timings
+    """Microseconds of a copy of ``COPIED`` bytes, which are read once and written once, [1][rounds]."""
+
+    def floor(self, moved: int) -> Timings:
+        """Return the microseconds that ``moved`` bytes, read or written, take at that speed, copy by copy."""
+        return [[us * moved / (2 * COPIED) for us in rounds] for rounds in self.us]
+
+
+def measure_copy_speed(device: torch.device, rounds: int) -> CopySpeed:
+    """Time copies on a CUDA device; takes twice ``COPIED`` of its memory meanwhile."""
+    source = torch.empty(COPIED, dtype=torch.uint8, device=device).random_()  # zeros may be faster
+    target = torch.empty_like(source)
+    times = time_rounds({"copy": [lambda: target.copy_(source)]}, device, rounds=rounds, repeat=_REPEAT)
+    return CopySpeed(times["copy"])
+
 
 #: Back-to-back replays last about this long, microseconds.
 BLOCK_US = 500.0

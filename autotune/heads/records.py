@@ -11,11 +11,11 @@ from ...kernels.launch_config import LaunchConfig
 from ..measuring.failures import Failure
 from ..measuring.targets import Target
 from ..measuring.timers import FINAL_ROUNDS
-from ..records.comparison import Paired, Timings, compare, typical
+from ..records.comparison import Paired, compare, typical
 from ..records.record import Record, append_record, is_settled, read_records
-from ..records.summaries import network_record, rounded, with_samples
-from .copy_speed import COPIED, CopySpeed
-from .peers import FUSED, LAUNCHES
+from ..records.summaries import Timings, network_record, rounded, with_samples
+from .alone import FUSED, LAUNCHES
+from .measure import COPIED, CopySpeed
 
 #: The kind of these records.
 KIND = "heads"

@@ -1,6 +1,5 @@
 """Runs the measurement of heads alone: those that the file of records lacks, network by network."""
 
-import gc
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +10,7 @@ import torch
 from ...kernels.kernel_hash import kernel_hash
 from ...model.bad_input import BadInput
 from ..measuring.cells import Cell
-from ..measuring.environment import clocks, environment, this_device
+from ..measuring.environment import clocks, environment, release_memory, this_device
 from ..measuring.failures import DeviceLost, Failure
 from ..measuring.networks import find_networks
 from ..measuring.options import NetworkChoice
@@ -21,9 +20,8 @@ from ..measuring.targets import ALONE
 from ..measuring.timers import CAPTURES, FINAL_ROUNDS
 from ..records.record import read_records, records_path
 from ..records.tables import print_tables, wide_console
-from .copy_speed import CopySpeed, measure_copy_speed
-from .measure import HeadTiming
-from .peers import LAUNCHES
+from .alone import LAUNCHES
+from .measure import CopySpeed, HeadTiming, measure_copy_speed
 from .records import KIND, Head, HeadRecords
 from .tables import head_tables
 
@@ -77,8 +75,7 @@ class _Run:
                 self._measure_head(timing, head, kept, index)
         self._done += 1
         del timing, alone
-        gc.collect()
-        torch.cuda.empty_cache()
+        release_memory()
 
     def _measure_head(self, timing: HeadTiming, head: Head, kept: HeadRecords, index: int) -> None:
         self._speed = self._speed or measure_copy_speed(self._device, FINAL_ROUNDS)

@@ -1,10 +1,20 @@
-"""Cells: the networks that are measured, by data type, batch, classes and placement of their heads."""
+"""Cells: the networks that are measured, by data type, batch, classes, placement of heads; names of trunks, runners."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
+
+#: The trunk as the user wrote it.
+AS_IS = "as_is"
+#: Trunks that are measured unless ``--variant`` names others.
+TRUNKS = (AS_IS, "cudnn")
+#: Further trunks that ``--variant`` may name.
+MORE_TRUNKS = ("inductor",)
+#: Runners that are measured on every trunk, as ``make_runner`` names them.
+RUNNERS = ("overlapped", "polled", "gated")
+
 
 #: Blocks of each of the four stages of torchvision's ResNets.
 STAGES = {"resnet18": (2, 2, 2, 2), "resnet34": (3, 4, 6, 3), "resnet50": (3, 4, 6, 3)}

@@ -1,4 +1,10 @@
-"""Names in traces: the annotation of a request, and calls of the CUDA API by what they do. No torch."""
+"""Names in traces: annotations of requests, heads and streams, and calls of the CUDA API by what they do. No torch."""
+
+#: Before the name of a head that runs.
+HEAD = "auxhead head "
+#: Before the device and the handle of the stream on which a kernel is launched.
+STREAM = "auxhead stream "
+
 
 #: Marks a request in the trace.
 ANNOTATION = "auxhead request"

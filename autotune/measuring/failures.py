@@ -1,6 +1,11 @@
-"""Failures of a measurement: a variant that was not timed, or a CUDA context that is lost."""
+"""Failures of a measurement: a variant that was not timed, a CUDA context that is lost; and interrupts (Ctrl-C)."""
 
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
+
+import typer
 
 #: Characters of an error's text that are kept.
 _MOST_SAID = 500
@@ -24,3 +29,13 @@ class Failure(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.kind}: {self.detail}"
+
+
+@contextmanager
+def resumable() -> Iterator[None]:
+    """At an interrupt (Ctrl-C) say in one line that nothing is lost, and leave with status 130, as shells have it."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        print("Interrupted; what was measured is recorded: the same command goes on.", file=sys.stderr)
+        raise typer.Exit(130) from None

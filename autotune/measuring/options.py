@@ -1,7 +1,8 @@
-"""Options that choose the networks to measure: torchvision's ResNets, or a user's own; no torch."""
+"""Options that choose what is measured: torchvision's ResNets or a user's own network, exit patterns; no torch."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import Annotated, Any
 
 import typer
@@ -95,3 +96,21 @@ def check_own(model: str, **chosen: Sequence[object]) -> None:
     for option, values in chosen.items():
         if values:
             raise BadInput(f"--{option}: is that of the network which {model} returns, wants no value here")
+
+
+def chosen_patterns(cell: Cell, wanted: Sequence[str]) -> list[str]:
+    """Return the exit patterns asked for that the cell has."""
+    return [name for name in cell.patterns if not wanted or any(fnmatchcase(name, glob) for glob in wanted)]
+
+
+def check_patterns(wanted: Sequence[str], cells: Sequence[Cell]) -> None:
+    """Refuse a glob that fits no exit pattern, with ``BadInput``."""
+    check_globs("--exits", wanted, (name for cell in cells for name in cell.patterns))
+
+
+def check_globs(option: str, wanted: Sequence[str], names: Iterable[str]) -> None:
+    """Refuse a glob that fits none of the names, with ``BadInput``."""
+    names = list(dict.fromkeys(names))
+    for glob in wanted:
+        if not any(fnmatchcase(name, glob) for name in names):
+            raise BadInput(f"{option}: got {glob}, wants names or globs of: {', '.join(names)}")

@@ -12,7 +12,7 @@ from ...kernels import HeadOutput
 from ...model import EarlyExitNetwork, FusedAuxHead, Trunk
 from ...model.streams import stream_pair
 from ...model.taps import ForwardLeft, listening
-from .correctness import Answer
+from .eager_truth import Answer
 
 #: Modules of the activations that a fused head may have, by name.
 ACTIVATION_MODULES: dict[str, Callable[[], nn.Module]] = {
@@ -179,10 +179,16 @@ class GraphedPeer:
         example: Tensor,
         memory_format: torch.memory_format = torch.preserve_format,
     ) -> None:
-        """Capture ``function``, which has run on such an input before, for inputs copied into ``memory_format``."""
+        """Warm up and capture ``function`` for inputs like the example, copied into ``memory_format``."""
         self._input = example.clone(memory_format=memory_format)
         self._graph = torch.cuda.CUDAGraph()
-        with torch.no_grad(), torch.cuda.graph(self._graph, stream=stream_pair(example.device).trunk):
+        stream = stream_pair(example.device).trunk
+        stream.wait_stream(torch.cuda.current_stream(example.device))
+        with torch.no_grad(), torch.cuda.stream(stream):  # no compilation and no choice of cuDNN's within the capture
+            for _ in range(2):
+                function(self._input)
+        torch.cuda.synchronize(example.device)
+        with torch.no_grad(), torch.cuda.graph(self._graph, stream=stream):
             self._answer = function(self._input)
 
     def __call__(self, x: Tensor) -> PeerAnswer:

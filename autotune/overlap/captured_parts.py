@@ -9,8 +9,7 @@ import torch
 from ...kernels import ExitBuffers
 from ...model.runners.overlapped import OverlappedRunner
 from ..bench.variants import VariantCaptures, bare_name, catalogue
-from ..heads.alone import Chain
-from ..heads.captured_launches import head_launches
+from ..heads.alone import Chain, head_launches
 from ..heads.in_situ import HeadsInSitu
 from ..measuring.cells import NEVER
 from ..measuring.peers import HeadAnswer

@@ -25,7 +25,7 @@ def overlap(
     with one_line_errors(BadRecord):
         chosen.check()
         check_out(out)
-        from ..measuring.run_networks import measure_networks
+        from ..measuring.networks import measure_networks
         from .measure import measure_overlap
         from .records import KIND, failed_record, overlap_records
         from .tables import overlap_tables

@@ -6,9 +6,8 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from ..measuring.profiled_replays import JOIN, SIDE, TRUNK, Replay
-from ..records.comparison import Timings
 from ..records.intervals import Interval, common, length, merged
-from ..records.spread import Spread, spread
+from ..records.summaries import Spread, Timings, spread
 
 
 class Overlap(NamedTuple):

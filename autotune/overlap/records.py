@@ -8,10 +8,9 @@ from typing import Any
 from ..measuring.cells import Cell
 from ..measuring.profiled_replays import Replay
 from ..measuring.timers import CAPTURES, FINAL_ROUNDS, PROTOCOL
-from ..records.comparison import Timings, compare
+from ..records.comparison import compare
 from ..records.record import Record
-from ..records.spread import spread
-from ..records.summaries import as_json, network_record, summary
+from ..records.summaries import Timings, as_json, network_record, spread, summary
 from .captured_parts import BARE, BOTH, HEADS, TRUNK_KIND
 from .measure import REPLAYS, OverlapMeasured
 from .metrics import KernelStretch, hiding_efficiency, kernel_stretches, median_replay, overlap_of, spreads

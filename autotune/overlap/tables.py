@@ -3,9 +3,8 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from ..records.grouping import network_in_words
 from ..records.record import Record, latest
-from ..records.tables import RecordTable
+from ..records.tables import RecordTable, network_in_words
 
 #: Columns of every table.
 COLUMNS = ("measured", "what", "unit", "median", "20th to 80th percentile")

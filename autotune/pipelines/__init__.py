@@ -7,8 +7,7 @@ bound them, and timelines of all GPUs. The command starts a process for each GPU
     rank         the program of each process
     plan         what they measure, handed to them as JSON
     measure      builds, checks and times all variants in turns
-    variants     the variants: one GPU, the tutorial's code, ours
-    tutorial     the two networks of PyTorch's tutorial
+    variants     the variants: one GPU, the two networks of PyTorch's tutorial, ours
     bound        times of stages and links, and the throughput that these allow
     timelines    kernels of all GPUs in one request
     records, tables

@@ -18,8 +18,7 @@ from torch import Tensor
 
 from ...model.trunk.fused_convolution import fastest_convolutions
 from ..measuring.cells import NEVER
-from ..measuring.correctness import Answer, Comparison, verdict
-from ..measuring.eager_truth import EagerTruth, measure_rounding
+from ..measuring.eager_truth import Answer, Comparison, EagerTruth, measure_rounding, verdict
 from ..measuring.failures import Failure
 from ..measuring.progress import Begins
 from ..measuring.subject import Subject, build_subject

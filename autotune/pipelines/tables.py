@@ -2,10 +2,9 @@
 
 from collections.abc import Iterable, Sequence
 
-from ..records.grouping import latest_by_network, network_in_words
 from ..records.record import Record
-from ..records.spread import Spread
-from ..records.tables import RecordTable, spread_in_words
+from ..records.summaries import Spread
+from ..records.tables import RecordTable, latest_by_network, network_in_words, spread_in_words
 
 COLUMNS = (
     "variant",

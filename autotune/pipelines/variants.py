@@ -4,24 +4,75 @@ A pipeline is built by all processes alike, and serves all batches and exit patt
 lives in the first process, and the rest do nothing meanwhile.
 """
 
+import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ...model import EarlyExitNetwork, pipelined
 from ...model.parallel.pipeline.runner import PipelinedRunner
-from ...model.streams import stream_pair
-from ...model.trunk.trunk import Trunk, make_trunk
-from ..measuring.correctness import Answer
-from ..measuring.names import AS_IS
+from ...model.trunk.trunk import make_trunk
+from ..measuring.cells import AS_IS
+from ..measuring.eager_truth import Answer
 from ..measuring.peers import GraphedPeer, PeerAnswer, bare, merged_answer
 from ..measuring.subject import Subject
 from .plan import CUT, PipelinePlan
-from .tutorial import ModelParallelResNet, PipelineParallelResNet
+
+
+class ModelParallelResNet(nn.Module):
+    """Tutorial's ``ModelParallelResNet50``: layers up to ``cut`` on one device, the others on another."""
+
+    def __init__(self, backbone: nn.Module, cut: str, first: torch.device, second: torch.device) -> None:
+        """Split copies of the layers of one of torchvision's ResNets."""
+        super().__init__()
+        children = [(name, child) for name, child in backbone.named_children() if name != "fc"]
+        end = [name for name, _ in children].index(cut) + 1
+        self.second = second
+        self.seq1 = nn.Sequential(*(copy.deepcopy(child) for _, child in children[:end])).to(first)
+        self.seq2 = nn.Sequential(*(copy.deepcopy(child) for _, child in children[end:])).to(second)
+        self.fc = copy.deepcopy(backbone.get_submodule("fc")).to(second)
+
+    @torch.inference_mode()
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the logits, on the second device."""
+        x = self.seq2(self.seq1(x).to(self.second))
+        return self.fc(x.view(x.size(0), -1))
+
+
+class PipelineParallelResNet(ModelParallelResNet):
+    """Tutorial's ``PipelineParallelResNet50``: micro-batches, so that both devices work at a time."""
+
+    def __init__(
+        self, backbone: nn.Module, cut: str, first: torch.device, second: torch.device, split_size: int
+    ) -> None:
+        """Split layers as the other does, and batches into ``split_size`` samples."""
+        super().__init__(backbone, cut, first, second)
+        self.split_size = split_size
+
+    @torch.inference_mode()
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the logits, on the second device."""
+        splits = iter(x.split(self.split_size, dim=0))
+        s_next = next(splits)
+        s_prev = self.seq1(s_next).to(self.second)
+        ret = []
+
+        for s_next in splits:
+            # A. ``s_prev`` runs on the second device
+            s_prev = self.seq2(s_prev)
+            ret.append(self.fc(s_prev.view(s_prev.size(0), -1)))
+
+            # B. ``s_next`` runs on the first device, which can run concurrently with A
+            s_prev = self.seq1(s_next).to(self.second)
+
+        s_prev = self.seq2(s_prev)
+        ret.append(self.fc(s_prev.view(s_prev.size(0), -1)))
+        return torch.cat(ret)
+
 
 #: Kinds of pipelines: a head at the cut alone, and heads after every stage.
 ONE_HEAD, HEADS = "pipelined-one-head", "pipelined-heads"
@@ -115,16 +166,9 @@ class Baselines:
         if self._subject.example.is_cuda:
             for kind, trunk in self.trunks.items():
                 for batch in batches:
-                    self._graphs[batch, kind] = self._captured(kind, trunk, self._subject.example[:batch])
-
-    def _captured(self, kind: str, trunk: Trunk, x: Tensor) -> GraphedPeer:
-        stream = stream_pair(x.device).trunk
-        stream.wait_stream(torch.cuda.current_stream(x.device))
-        with torch.no_grad(), torch.cuda.stream(stream), trunk.choosing(len(x)):
-            for _ in range(2):
-                self._alone(kind, x)
-        torch.cuda.synchronize(x.device)
-        return GraphedPeer(partial(self._alone, kind), x)
+                    with trunk.choosing(batch):
+                        graph = GraphedPeer(partial(self._alone, kind), self._subject.example[:batch])
+                    self._graphs[batch, kind] = graph
 
     def _alone(self, kind: str, x: Tensor) -> PeerAnswer:
         with torch.no_grad():

@@ -7,10 +7,8 @@ import typer
 
 from ...model.bad_input import BadInput
 from ...model.commands.errors import one_line_errors
-from ..measuring.cells import Cell, Dtype, Placement, resnet_cell
-from ..measuring.names import MORE_TRUNKS, TRUNKS
-from ..measuring.options import MODEL_HELP, check_model, check_own, is_factory
-from ..measuring.patterns import check_patterns
+from ..measuring.cells import MORE_TRUNKS, TRUNKS, Cell, Dtype, Placement, resnet_cell
+from ..measuring.options import MODEL_HELP, check_model, check_own, check_patterns, is_factory
 
 #: As ``make_runner`` names them; nothing of it is imported to show the help.
 _KINDS = (*TRUNKS, *MORE_TRUNKS, "auto")

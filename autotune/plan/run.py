@@ -16,9 +16,9 @@ from ...model.bad_input import BadInput
 from ..bench.variants import samples_for_auto
 from ..measuring.cells import OWN, Cell
 from ..measuring.environment import this_device
-from ..measuring.patterns import check_patterns, chosen_patterns
+from ..measuring.options import check_patterns, chosen_patterns
 from ..measuring.subject import build_subject, find_subject
-from ..records.spread import spread
+from ..records.summaries import spread
 from ..records.tables import spread_in_words, wide_console
 
 

@@ -12,8 +12,7 @@ from ...model.own_exits.silenced_model import SilencedModel
 from ..measuring.environment import clocks, environment, this_device
 from ..measuring.subject import own_cell
 from ..records.record import append_record
-from .measure import compare, demo_model, repeated
-from .records import KIND, profile_records
+from .measure import KIND, compare, demo_model, profile_records, repeated
 from .tables import exits_table, print_comparison
 
 

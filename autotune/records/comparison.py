@@ -8,7 +8,6 @@ captures, and so tells the standard error. Few captures make that error itself u
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Any, NamedTuple
@@ -16,8 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-#: Microseconds of one variant, [captures][rounds].
-Timings = Sequence[Sequence[float]]
+from .summaries import Timings
 
 #: Confidence of an interval.
 CONFIDENCE = 0.99

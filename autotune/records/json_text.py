@@ -1,7 +1,10 @@
-"""``parse_json`` as kernels has it: what reads records imports no torch, and so nothing of that package."""
+"""``parse_json`` as kernels has it, for what imports no torch; and a pause of garbage collection for large files."""
 
+import gc
 import json
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 
@@ -26,3 +29,18 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 _decode = json.JSONDecoder(object_pairs_hook=_object).decode
+
+
+@contextmanager
+def no_garbage_collection() -> Iterator[None]:
+    """Collect no garbage meanwhile: among millions of numbers that are kept, to look for it takes as long as the rest.
+
+    What is not in a circle of references is freed all the same.
+    """
+    collected = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collected:
+            gc.enable()

@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from .forms import check_record
-from .garbage import no_garbage_collection
-from .json_text import parse_json
+from .json_text import no_garbage_collection, parse_json
 
 #: Format of every line; readers refuse others.
 SCHEMA = "auxhead record 1"

@@ -1,11 +1,34 @@
-"""Parts of records that several kinds share: summaries of timings, rounding, and records of whole networks."""
+"""Parts of records that several kinds share: spreads and summaries of timings, and records of whole networks."""
 
+import statistics
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
-from .comparison import Timings
 from .record import Record, utc_now
-from .spread import spread
+
+#: Microseconds of one variant, [captures][rounds].
+Timings = Sequence[Sequence[float]]
+
+
+class Spread(NamedTuple):
+    """Median and percentiles of one quantity, in its unit: microseconds of a time, a share of a ratio."""
+
+    median: float
+    p20: float
+    p80: float
+
+
+def spread(values: Sequence[float]) -> Spread:
+    """Return median, 20th and 80th percentile of at least one value."""
+    ordered = sorted(values)
+    last = len(ordered) - 1
+    return Spread(statistics.median(ordered), ordered[round(0.2 * last)], ordered[round(0.8 * last)])
+
+
+def p99(values: Sequence[float]) -> float:
+    """Return the 99th percentile of at least two values; below a hundred it is little less than their maximum."""
+    return statistics.quantiles(values, n=100, method="inclusive")[98]
+
 
 #: Digits of microseconds and shares; the smallest shares are of the order of 1e-4.
 _DIGITS = 6

@@ -6,9 +6,8 @@ from typing import Annotated
 
 import typer
 
-from .activity import activity
-from .garbage import no_garbage_collection
-from .output import one_line_errors, plain_console
+from .json_text import no_garbage_collection
+from .output import activity, one_line_errors, plain_console
 from .record import BadRecord, Record, made_of, read_records
 from .tables import RecordTable, as_markdown, print_tables, wide_console
 

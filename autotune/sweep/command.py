@@ -8,7 +8,7 @@ import typer
 
 from ...model.bad_input import BadInput
 from ...model.commands.errors import one_line_errors
-from ..measuring.interrupts import resumable
+from ..measuring.failures import resumable
 from ..measuring.options import Batches, Classes, Dtypes, Model, NetworkChoice, Placements, out_option
 from ..records.record import BadRecord, check_out
 

@@ -1,7 +1,6 @@
 """Runs a sweep: networks that differ in the batch size alone together, or the records of earlier sweeps."""
 
 import dataclasses
-import gc
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,20 +13,18 @@ from ...model.bad_input import BadInput
 from ..heads.compile_ahead import CompileAhead
 from ..heads.measure import HeadTiming
 from ..measuring.cells import Cell
-from ..measuring.environment import environment, this_device
+from ..measuring.environment import environment, release_memory, this_device
 from ..measuring.failures import DeviceLost
 from ..measuring.networks import find_networks
 from ..measuring.options import NetworkChoice
 from ..measuring.progress import Status, SweepProgress, failures_in_words
 from ..measuring.subject import build_subject
 from ..measuring.targets import Target
-from ..records.activity import activity
+from ..records.output import activity
 from ..records.record import read_records, records_path
 from ..records.tables import print_tables, wide_console
-from .measure import Sweep
-from .neighbouring_batches import measure_winners_at_neighbours
-from .recorded_times import RecordedTimes, recorded_targets
-from .records import SweepRecords
+from .measure import Sweep, measure_winners_at_neighbours
+from .records import RecordedTimes, SweepRecords, recorded_targets
 from .strategies import STRATEGIES
 from .tables import winner_tables
 from .winners import HeadWinners
@@ -69,8 +66,7 @@ def run_sweep(chosen: NetworkChoice, effort: str, out: Path | None) -> None:
                 raise BadInput(f"{error}; what was measured is recorded: the same command goes on") from None
             found += [(str(cell), sweep.winners) for cell, sweep in sweeps.items()]
             del sweeps  # and the networks
-            gc.collect()
-            torch.cuda.empty_cache()
+            release_memory()
     _report(console, found, failures)
     console.print(f"Records: {where}", soft_wrap=True)
 

@@ -5,14 +5,18 @@ A strategy is one file in ``strategies`` with one function ``search(target)``: a
 was interrupted, or runs on records, asks the same again and gets the recorded answers.
 """
 
-from collections.abc import Callable, Generator, Mapping
+import dataclasses
+import math
+from collections.abc import Callable, Container, Generator, Iterable, Mapping
+from itertools import zip_longest
 from typing import NamedTuple
 
 from ...kernels.launch_config import LaunchConfig
-from ..measuring.targets import Target
+from ..measuring.targets import ALONE, Target
 from ..measuring.timers import CAPTURES
 from ..records.comparison import Paired
 from ..records.decisions import Decision, simplicity
+from .space import neighbours
 
 #: Captures of what is measured again: what is 2 % faster is then told from what is not.
 AGAIN_CAPTURES = 12
@@ -56,3 +60,103 @@ def finalists(target: Target, answers: Answers, count: int) -> tuple[LaunchConfi
     best = [decision(target.rule, answers).winner, *fastest_first(answers)]
     others = dict.fromkeys(config for config in best if config is not None and config != target.rule)
     return (target.rule, *list(others)[:count])
+
+
+#: A way to multiply is near whose fastest takes at most so much of the time of the fastest of all.
+NEAR = 1.1
+#: Logarithm of what a first step to other caps is expected to cost, so that such steps come late: few are any faster.
+CAPS_COST = 0.05
+
+
+def climb(
+    target: Target, known: Answers, asked: Iterable[LaunchConfig], *, leaders: int, at_once: int, steps: int,
+    rounds: int, shares: tuple[float, float],
+) -> Generator[Ask, Answers, Answers]:  # fmt: skip
+    """Ask for neighbours of the fastest alone, which may be others after each step; return all that is known then.
+
+    Those come first that are fast if what leads to them, as from four warps to eight, changes the time as it did
+    elsewhere. The ways to multiply take turns, if the fastest of one is near that of all: the best of a way that looks
+    slower at first is many steps away.
+
+    Args:
+        target: what is tuned.
+        known: what was measured alone.
+        asked: what is not to be asked for again, be it known or have it failed.
+        leaders: the number, of each way to multiply, whose neighbours are asked for.
+        at_once: neighbours in a step, at most.
+        steps: at most; there are fewer if no neighbour is left.
+        rounds: of each neighbour.
+        shares: of the work that is done before and after.
+    """
+    found, seen = dict(known), set(asked)
+    before, after = shares
+    moves = _Moves()
+    for step in range(1, steps + 1):
+        ways = [_beside(target, way[:leaders], found, seen, moves) for way in _near_ways(found)]
+        in_turn = (one for turn in zip_longest(*ways) for one in turn if one is not None)
+        new = tuple(dict.fromkeys(in_turn))[:at_once]
+        if not new:
+            break
+        seen.update(new)
+        answers = yield Ask(ALONE, new, rounds, share=before + (after - before) * step / steps)
+        leaders_of = {one: expected.leader for way in ways for one, expected in way.items()}
+        for one, answer in answers.items():
+            leader = leaders_of[one]
+            moves.add(leader, one, math.log(answer.over_baseline / found[leader].over_baseline))
+        found |= answers
+    return found
+
+
+class _Expected(NamedTuple):
+    """The logarithm of a configuration's time over the baseline's, estimated from that of a leader."""
+
+    time: float
+    leader: LaunchConfig
+
+
+def _beside(
+    target: Target, leaders: Iterable[LaunchConfig], known: Answers, seen: Container[LaunchConfig], moves: "_Moves"
+) -> dict[LaunchConfig, _Expected]:
+    """Return the neighbours of leaders that were not seen yet, and what they may take, the fastest first."""
+    found: dict[LaunchConfig, _Expected] = {}
+    for leader in leaders:
+        time = math.log(known[leader].over_baseline)
+        for one in neighbours(leader, target.shape):
+            if one not in seen:
+                expected = _Expected(time + moves.expected(leader, one), leader)
+                found[one] = min(found.get(one, expected), expected, key=lambda way: way.time)
+    return dict(sorted(found.items(), key=lambda item: item[1].time))
+
+
+def _near_ways(known: Answers) -> list[list[LaunchConfig]]:
+    """Return what is known by the way to multiply, the fastest first, of the ways whose fastest is near that of all."""
+    ways: dict[tuple[bool, bool], list[LaunchConfig]] = {}
+    for one in fastest_first(known):
+        ways.setdefault((one.tiled, one.block_n > 1), []).append(one)
+    fastest = [known[way[0]].over_baseline for way in ways.values()]
+    return [way for way, first in zip(ways.values(), fastest, strict=True) if first <= NEAR * min(fastest)]
+
+
+class _Moves:
+    """Effects of steps between neighbours so far: logarithms of the ratio of their times, by the fields that differ."""
+
+    def __init__(self) -> None:
+        self._ratios: dict[tuple[tuple[str, int, int], ...], list[float]] = {}
+
+    def add(self, here: LaunchConfig, there: LaunchConfig, ratio: float) -> None:
+        self._ratios.setdefault(_move(here, there), []).append(ratio)
+
+    def expected(self, here: LaunchConfig, there: LaunchConfig) -> float:
+        """Return the mean of such steps and of one that changed nothing, or of those the other way round."""
+        forth, back = self._ratios.get(_move(here, there), []), self._ratios.get(_move(there, here), [])
+        if forth:
+            return sum(forth) / (len(forth) + 1)
+        expected = -sum(back) / (len(back) + 1)
+        caps = (here.max_registers, here.max_programs) != (there.max_registers, there.max_programs)
+        return max(expected, CAPS_COST) if caps else expected
+
+
+def _move(here: LaunchConfig, there: LaunchConfig) -> tuple[tuple[str, int, int], ...]:
+    """Return the fields that differ, from what and to what."""
+    one, other = dataclasses.asdict(here), dataclasses.asdict(there)
+    return tuple((name, one[name], other[name]) for name in one if one[name] != other[name])

@@ -26,7 +26,7 @@ def promote(
     measured is left out, and said.
     """
     from ...kernels.tuned_table import BadTable
-    from .run import run_promote
+    from .promote import run_promote
 
     with one_line_errors(BadRecord, BadTable):
         run_promote(records, out)
@@ -61,7 +61,7 @@ def explain(
         sizes = [(batch, *_sizes("SHAPE", one)) for one in shapes]
         windows = _sizes("--pool-size", pool_size)
     from ...kernels.tuned_table import BadTable
-    from .run import run_explain
+    from .explain import run_explain
 
     with one_line_errors(BadTable):
         run_explain(sizes, classes, dtype, layout, pool, windows, place, device)

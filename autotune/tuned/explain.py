@@ -1,13 +1,20 @@
 """Explanation of a head's launch: the entry of the tuned table that serves it, or the key that the table lacks."""
 
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import torch
+
+from ...kernels.head_arguments import check_input, check_pool
 from ...kernels.head_shape import HeadShape
+from ...kernels.head_view import head_view
 from ...kernels.kernel_hash import is_measured_code, kernel_hash
 from ...kernels.launch_config import LaunchConfig
 from ...kernels.launch_rule import config_by_rule
 from ...kernels.tuned_table import Entry, TunedTable, table_of, tuned_devices
+from ...model.bad_input import BadInput
+from ..records.tables import wide_console
 
 
 class Explanation(NamedTuple):
@@ -92,3 +99,49 @@ def _distance(row: dict[str, Any], asked: dict[str, Any]) -> tuple[int, float]:
     differing = [name for name in asked if row[name] != asked[name]]
     sizes = [name for name in differing if isinstance(asked[name], int)]
     return len(differing), sum(abs(math.log(row[name] / asked[name])) for name in sizes)
+
+
+def run_explain(
+    shapes: Sequence[tuple[int, ...]],
+    classes: int,
+    dtype: str,
+    layout: str,
+    pool: str,
+    windows: tuple[int, ...],
+    place: str,
+    device: str | None,
+) -> None:
+    """Print how heads of inputs of these shapes are launched on a device; None: the one here.
+
+    Raises:
+        BadInput: no CUDA device here, or an input that no head reads.
+        BadTable: the device's table cannot be read.
+    """
+    heads = [_head(one, classes, dtype, layout, pool, windows) for one in shapes]
+    where = device or _device_here()
+    printed = wide_console()
+    for head in heads:
+        for line in explain(where, head, place).lines():
+            printed.print(line, soft_wrap=True)
+
+
+def _head(sizes: tuple[int, ...], classes: int, dtype: str, layout: str, pool: str, grid: tuple[int, ...]) -> HeadShape:
+    """Return what the kernel would make of an input."""
+    step = 2 if layout == "strided" else 1
+    try:
+        x = torch.empty((*sizes[:-1], sizes[-1] * step), dtype=getattr(torch, dtype), device="meta")[..., ::step]
+        if layout == "channels_last" and x.ndim == 4:
+            x = x.contiguous(memory_format=torch.channels_last)
+        window_grid = check_pool(pool, grid if len(grid) > 1 else grid[0])
+        check_input(x, pool, window_grid)
+    except (ValueError, RuntimeError, TypeError) as error:  # the last two of sizes beyond 64 bits
+        raise BadInput(str(error).partition("\n")[0]) from None
+    view = head_view(tuple(x.shape), x.stride(), pool, window_grid)
+    return HeadShape.of(view, classes, pool_max=pool == "max", dtype=x.dtype)
+
+
+def _device_here() -> str:
+    if not torch.cuda.is_available():
+        known = ", ".join(tuned_devices()) or "no device yet"
+        raise BadInput(f"--device: torch sees no CUDA device here, wants a name; there are tables for {known}")
+    return torch.cuda.get_device_name()

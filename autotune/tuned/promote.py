@@ -1,4 +1,4 @@
-"""Promotion: makes the winners of sweeps' records the tuned table of their device."""
+"""Promotion: makes the winners of sweeps' records the tuned table of their device, and prints what is new in it."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,7 +16,10 @@ from ...kernels.launch_rule import config_by_rule
 from ...kernels.tuned_table import VERSIONS, BadTable, Entry, TunedTable, read_table, table_path
 from ...model.replacing import writing
 from ..records.decisions import Decision, Measurement, Setting, deciding, setting_of, sweep_records
+from ..records.json_text import no_garbage_collection
+from ..records.output import activity
 from ..records.record import BadRecord, Record, read_records
+from ..records.tables import wide_console
 from ..sweep.search import decision
 from ..sweep.winners import launchable
 
@@ -199,3 +202,17 @@ def as_rich(promotion: Promotion) -> Table:
         served = str(low) if low == high else f"{low} to {high}"
         drawn.add_row(str(shape), place, f"{whose}{winner.variant}", f"{1 - margin:.3f}", verdict, served)
     return drawn
+
+
+def run_promote(records: Sequence[Path], out: Path | None) -> None:
+    """Write the table and print what is new in it; raises as :func:`promote`."""
+    doing = f"Reading and comparing records of {', '.join(map(str, records))}"
+    with activity(doing), no_garbage_collection():
+        promotion = promote(records, out)
+    printed = wide_console()
+    printed.print(as_rich(promotion))
+    entries, new = len(promotion.table.entries), len(promotion.winners)
+    for one in promotion.left_out:
+        printed.print(f"Left out: {one}", soft_wrap=True)
+    kept = f", {entries - new} of them from before" if entries > new else ""
+    printed.print(f"Table: {promotion.path}, {entries} entries{kept}", soft_wrap=True)

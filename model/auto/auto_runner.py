@@ -14,17 +14,15 @@ from ...kernels.lifetimes import refuse_forked
 from ..early_exit_network import EarlyExitNetwork
 from ..exit_monitor import uncounted
 from ..exit_result import ExitResult, joined
-from ..owned_lock import OwnedLock
 from ..runners.checks import check_capturable, check_no_outer_capture, check_request, sizes_of
 from ..runners.graph_runner import GraphRunner
 from ..runners.runner import Runner
+from ..streams import OwnedLock
 from ..trunk.trunk import check_kind
-from .deadline import Deadline, check_budget
-from .example_batches import batches_of, exits_of
-from .plan import Plan
-from .plan_file import PlanFile, conditions_of
+from .candidates import ANY_TRUNK, SharedTrunks
+from .pass_times import Deadline, batches_of, check_budget, exits_of
+from .plan import Plan, PlanFile, conditions_of
 from .planner import Planner
-from .shared_trunks import ANY_TRUNK, SharedTrunks
 
 #: Batch sizes: that of the example, and each other one once it is asked for.
 ON_DEMAND = "on_demand"

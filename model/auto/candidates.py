@@ -1,8 +1,12 @@
-"""The runners that a planner chooses from, simplest first."""
+"""The runners and trunks that a planner chooses from, simplest first, and the choice among those that were measured."""
 
-from collections.abc import Sequence
+import math
+import statistics
+import time
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from ..early_exit_network import EarlyExitNetwork
@@ -11,7 +15,7 @@ from ..runners.gated import GatedRunner
 from ..runners.graph_runner import GraphRunner
 from ..runners.overlapped import OverlappedRunner, fork_choices
 from ..runners.polled import PolledRunner
-from ..trunk.trunk import Trunk
+from ..trunk.trunk import TRUNKS, Trunk, make_trunk
 
 
 class Candidate(NamedTuple):
@@ -64,3 +68,78 @@ def candidates(taps: Sequence[str], forks: Sequence[str], smaller: Sequence[int]
         Candidate("gated", trunk=trunk),
         *([Candidate("polled", compact=True, trunk=trunk)] if smaller else []),
     ]
+
+
+#: Chance alone may make one of two equal runners look faster this often.
+_LEVEL = 0.005
+#: Part of a time below which a difference is none: less than that is lost when the same graph is captured again.
+LEAST_DIFFERENCE = 0.01
+
+
+def choose(us: Mapping[str, Sequence[float]], plain: str) -> str:
+    """Choose the plain runner, unless others are faster beyond noise; then the first as fast as the fastest of them.
+
+    ``us`` holds by name, simplest first, the time of each pass; the n-th passes of all were measured beside each other.
+    """
+    faster = [name for name, times in us.items() if slower(us[plain], times)]
+    if not faster:
+        return plain
+    fastest = min(faster, key=lambda name: statistics.median(us[name]))
+    return next(name for name in faster if not slower(us[name], us[fastest]))
+
+
+def slower(us: Sequence[float], other_us: Sequence[float]) -> bool:
+    """Return whether a runner is slower than another in more passes than by chance, and by enough."""
+    differences = [one - other for one, other in zip(us, other_us, strict=True)]
+    least = LEAST_DIFFERENCE * statistics.median(other_us)
+    return statistics.median(differences) >= least and _beyond_chance(sum(d > 0 for d in differences), len(differences))
+
+
+def _beyond_chance(wins: int, passes: int) -> bool:
+    """Return whether a fair coin comes up heads so often, in so many tosses, rarely enough."""
+    return sum(math.comb(passes, count) for count in range(wins, passes + 1)) <= _LEVEL * 2**passes
+
+
+#: Name of the choice among all kinds of trunks.
+ANY_TRUNK = "auto"
+
+
+class SharedTrunks:
+    """Makes each kind of trunk at its first use."""
+
+    def __init__(self, network: EarlyExitNetwork, example: Tensor, asked: str, made: Mapping[str, Trunk]) -> None:
+        """Make trunks of a network for batches like the example, but for those that runners have already ``made``."""
+        self.kinds = TRUNKS if asked == ANY_TRUNK else (asked,)
+        """Kinds to choose from, simplest first."""
+        self._network, self._example = network, example
+        self._made = dict(made)
+        self._refused: dict[str, str] = {}
+        self._seconds: dict[str, float] = {}
+
+    def is_known(self, kind: str) -> bool:
+        """Return whether asking for a trunk takes no time."""
+        return kind in self._made or kind in self._refused
+
+    def get(self, kind: str) -> Trunk:
+        """Return a trunk.
+
+        Raises:
+            RuntimeError: it cannot be made of this backbone; the message says why.
+        """
+        if not self.is_known(kind):
+            began = time.monotonic()
+            backbone = self._network.backbone
+            with torch.cuda.device_of(self._example):
+                trunk = make_trunk(backbone, self._network.taps, self._example, kind, self._network.reading)
+            if kind != "as_is" and trunk.module is backbone:
+                self._refused[kind] = " ".join(trunk.notes).removeprefix(f"Not {kind}: ")
+            else:
+                self._made[kind] = trunk
+            self._seconds[kind] = time.monotonic() - began
+        if kind in self._refused:
+            raise RuntimeError(self._refused[kind])
+        return self._made[kind]
+
+    def seconds_for(self, kind: str, size: int) -> float:
+        """Return the time to expect of compiling a trunk anew, for a batch of another size than the example's."""
+        return self._seconds.get(kind, 0.0) if kind == "inductor" and size != len(self._example) else 0.0

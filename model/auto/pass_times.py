@@ -1,14 +1,100 @@
-"""``measure``: times of runners that take turns to answer for the same batches."""
+"""``measure``: times of runners that take turns to answer for batches of the example, until a deadline."""
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from ...kernels import decide
+from ...kernels.patience import decide_in_order
+from ..arguments import kind_of
+from ..early_exit_network import EarlyExitNetwork
+from ..exit_result import first_sure
+from ..rule_order import wait_for_writes
 from ..runners.runner import Runner
-from .deadline import Deadline
+from ..streams import has_streams
+
+#: Different batches of the example that a measurement goes through.
+_MOST_BATCHES = 16
+
+
+def batches_of(example_input: Tensor, size: int) -> list[Tensor]:
+    """Cut the example into batches of one size, filling a short one with its first samples again."""
+    repeats = -(-size // len(example_input))
+    samples = torch.cat([example_input] * repeats) if repeats > 1 else example_input
+    return list(samples[: len(samples) // size * size].split(size))[:_MOST_BATCHES]
+
+
+def exits_of(network: EarlyExitNetwork, batches: Sequence[Tensor]) -> Tensor:
+    """Return [B, N] int64: the exit of each sample of each batch, by PyTorch's operations: none is compiled."""
+    rules = [head.rule for head in network.exit_heads]
+    exits = []
+    with torch.inference_mode(False), torch.no_grad():
+        for x in batches:
+            if has_streams(x):
+                wait_for_writes(rules, torch.cuda.current_stream(x.device))
+            # of a copy: a backbone may change its input in place, and the batches are views of the user's example
+            *early, last = network.logits(x.clone())
+            said = decide_in_order(
+                early, [(rule.temperature_tensor, rule.threshold_tensor, rule.criterion) for rule in rules]
+            )
+            said.append(decide(last, temperature=1.0, threshold=1.0))
+            exits.append(first_sure(said, with_probs=False).exit_index)
+    return torch.stack(exits).cpu()
+
+
+def shares_of(exits: Tensor, taps: int) -> tuple[float, ...]:
+    """Return the shares of some exits that are at each tap and, last, at the classifier, 0 to 1."""
+    return tuple((exits.flatten().bincount(minlength=taps + 1) / exits.numel()).tolist())
+
+
+#: Seconds that making a runner may take, by the name of the budget.
+BUDGETS = {"quick": 10.0, "thorough": 60.0}
+
+
+def check_budget(budget: object) -> None:
+    """Raise ``TypeError`` or ``ValueError`` unless an argument is one of ``BUDGETS``."""
+    if not isinstance(budget, str):
+        raise TypeError(f"budget: got {kind_of(budget)}, wants one of {', '.join(map(repr, BUDGETS))}")
+    if budget not in BUDGETS:
+        raise ValueError(f"budget: got {budget!r}, wants one of {', '.join(map(repr, BUDGETS))}")
+
+
+@dataclass(frozen=True)
+class Deadline:
+    """A time by which all should be made and measured; what is under way then is not cut short."""
+
+    budget: str
+    seconds: float
+    """From its beginning to its end."""
+    end: float
+    """By ``time.monotonic``."""
+
+    @classmethod
+    def of(cls, budget: str) -> "Deadline":
+        """Begin a budget now."""
+        return cls(budget, BUDGETS[budget], time.monotonic() + BUDGETS[budget])
+
+    @property
+    def left(self) -> float:
+        """Seconds, less than none once it is over."""
+        return self.end - time.monotonic()
+
+    def part(self, parts: int) -> "Deadline":
+        """Return the end of the first of so many equal parts of what is left."""
+        part = self.left / parts
+        return Deadline(self.budget, part, time.monotonic() + part)
+
+    def too_late(self) -> str:
+        """Say why something was not begun any more."""
+        return f"too little was left of {self}"
+
+    def __str__(self) -> str:
+        return f"the {BUDGETS[self.budget]:g} s of budget={self.budget!r}"
+
 
 #: Passes through the batches at least, of which chance lets one runner win all once in 256; and requests of each.
 _LEAST_PASSES = 8

@@ -10,13 +10,9 @@ from ..early_exit_network import EarlyExitNetwork
 from ..runners.graph_runner import GraphRunner
 from ..runners.overlapped import OverlappedRunner
 from ..runners.runner import Runner
-from .candidates import Candidate, candidates
-from .choice import choose
-from .deadline import Deadline
-from .example_batches import shares_of
-from .pass_times import PassTimes, least_requests, measure
+from .candidates import Candidate, SharedTrunks, candidates, choose
+from .pass_times import Deadline, PassTimes, least_requests, measure, shares_of
 from .plan import Plan
-from .shared_trunks import SharedTrunks
 
 #: Part of the time for a batch size that measuring one runner may take: ten are measured, and made before.
 _SHARE_OF_ONE = 1 / 32

@@ -8,26 +8,20 @@ import torch
 from torch import Tensor, nn
 
 from ...kernels.criteria import CRITERIA
-from ..arguments import check_module, kind_of
-from ..early_exit_network import EarlyExitNetwork
+from ..arguments import check_module
+from ..early_exit_network import EarlyExitNetwork, check_network
 from ..exit_rule import ExitRule
 from ..learned_from import FILE, NEW, ROLES, Samples, learned_by, short
-from ..processes.agreement import agree, tensor_digest
+from ..processes.dealing import agree, tensor_digest
 from ..runners.checks import check_mode
 from .bound import p_value
-from .budget import Budget, one_budget
-from .candidates import threshold_path
 from .exit_latency import ExitLatencies, expected_latency
 from .exit_logits import ExitLogits, collect_logits, joined
-from .exits_by_class import exits_by_class
-from .exits_on_test import exits_on_test
-from .report import REPORT_FORMAT, CalibrationReport, environment
+from .report import REPORT_FORMAT, CalibrationReport, environment, exits_by_class, exits_on_test
 from .retuning import check_latencies
-from .scores import exit_scores
-from .search import ScoredSamples, curve_of, expected_work, judged, within_accuracy, within_cost
+from .search import Budget, ScoredSamples, curve_of, expected_work, judged, one_budget, within_accuracy, within_cost
 from .splits import SHARES, as_identities, check_indices, check_names, draw_splits, refuse_seen
-from .temperatures import fit_temperatures
-from .thresholds import exit_indices
+from .thresholds import exit_indices, exit_scores, fit_temperatures, threshold_path
 
 #: Whatever yields batches of input and labels, such as a DataLoader.
 Loader = Iterable[tuple[Tensor, Tensor]]
@@ -141,9 +135,7 @@ def calibrated(
             "samples of the smallest split"
         )
     given = splits is not None or isinstance(data, Mapping)
-    report, rules = calibrate_exits(
-        network, collected, parts, budget, latencies=latencies, confidence=confidence, seed=None if given else seed,
-    )  # fmt: skip
+    report, rules = _calibrated(network, collected, parts, budget, latencies, confidence, None if given else seed)
     bound = replace(report.bound, unknown=unknown if known is None else None)
     report = replace(report, bound=bound, left_out=int((roles == 0).sum()))
     for head, rule in zip(network.exit_heads, rules, strict=True):
@@ -154,29 +146,22 @@ def calibrated(
     return report
 
 
-def calibrate_exits(
+def _calibrated(
     network: EarlyExitNetwork,
     collected: ExitLogits,
     parts: Mapping[str, Tensor],
     budget: Budget,
-    *,
     latencies: ExitLatencies | None,
     confidence: float,
     seed: int | None,
 ) -> tuple[CalibrationReport, list[ExitRule]]:
-    """Return the report and the rules for what a network has said, and leave its own rules as they are.
-
-    Args:
-        network: whose criteria, enabled heads and taps count.
-        collected: what its exits say of all samples.
-        parts: indices of each split.
-        budget: that thresholds are chosen under.
-        latencies: this and the rest as in :func:`calibrate_network`, which checks them.
-        confidence: likewise.
-        seed: for the report.
-    """
+    """Return the report and the rules for what a network has said, given the indices of each split."""
     rules = [head.rule for head in network.exit_heads]
-    temperatures, samples = _scored(collected, parts, [rule.criterion for rule in rules])
+    own = parts["temperature"]
+    temperatures = fit_temperatures(collected.logits[:, own], collected.labels[own]).tolist()
+    scores = exit_scores(collected.logits[:-1], [rule.criterion for rule in rules], temperatures[:-1])
+    correct = collected.logits.argmax(2) == collected.labels
+    samples = {name: ScoredSamples(scores[:, part], correct[:, part]) for name, part in parts.items()}
     fitting, testing, count = samples["temperature"], samples["test"], len(parts["thresholds"])
 
     ranges = [CRITERIA[rule.criterion].range for rule in rules]
@@ -237,8 +222,7 @@ def _check(
     seed: int,
     static_model: nn.Module | None,
 ) -> None:
-    if not isinstance(network, EarlyExitNetwork):
-        raise TypeError(f"network: got {kind_of(network)}, wants an EarlyExitNetwork")
+    check_network(network)
     check_mode(network)
     if latencies is not None:
         check_latencies(latencies, len(network.taps))
@@ -309,14 +293,3 @@ def _chance(collected: ExitLogits, own: Tensor) -> str | None:
         f"{most} always would get {always:.1%}, and a random label {1 / collected.logits.shape[2]:.1%}. Thresholds "
         "mean nothing here: is it trained, and are labels, classes and preprocessing those that it knows?"
     )
-
-
-def _scored(
-    collected: ExitLogits, parts: Mapping[str, Tensor], criteria: Sequence[str]
-) -> tuple[list[float], dict[str, ScoredSamples]]:
-    """Fit the temperatures of all exits on their split, and return the scores of each split under them."""
-    own = parts["temperature"]
-    temperatures = fit_temperatures(collected.logits[:, own], collected.labels[own]).tolist()
-    scores = exit_scores(collected.logits[:-1], criteria, temperatures[:-1])
-    correct = collected.logits.argmax(2) == collected.labels
-    return temperatures, {name: ScoredSamples(scores[:, part], correct[:, part]) for name, part in parts.items()}

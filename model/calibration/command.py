@@ -1,8 +1,8 @@
 """The command ``auxhead calibrate``."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
@@ -10,7 +10,17 @@ from ..bad_input import BadInput
 from ..commands.console import plain_console
 from ..commands.errors import one_line_errors
 from ..commands.options import BackboneOption, Device, ModulesOption, check_output_directory, make_output_directory
-from .beyond import BeyondCalibration
+
+
+class BeyondCalibration(NamedTuple):
+    """Functions of packages and folders that calibration may not import."""
+
+    load_network: Callable[[Path, str | None, str | None], Any]
+    """Loads a checkpoint, given its folder, what makes its backbone (None: a known one) and modules of its heads."""
+    draw: Callable[[Mapping[str, Any]], tuple[Any, dict[str, Any]]]
+    """Draws the content of ``report.json``; returns a figure and the numbers in it."""
+    save_figure: Callable[[Any, Mapping[str, Any], Path], object]
+    """Writes a figure and its numbers to files that begin with a path: PNG, SVG and JSON."""
 
 
 def calibrate_command(beyond: Callable[[], BeyondCalibration]) -> Callable[..., None]:
@@ -30,7 +40,7 @@ def calibrate_command(beyond: Callable[[], BeyondCalibration]) -> Callable[..., 
         modules: ModulesOption = None,
         train_data: Annotated[
             Path | None,
-            typer.Option(help="Images that a network of your own has learned from; left out under any name."),
+            typer.Option(help="Images that your network has learned from, a folder a class; left out under any name."),
         ] = None,
         skip_damaged: Annotated[
             bool, typer.Option("--skip-damaged", help="Leave out image files that cannot be read.")
@@ -89,7 +99,7 @@ def calibrate_command(beyond: Callable[[], BeyondCalibration]) -> Callable[..., 
             )  # fmt: skip
             if out.resolve() == checkpoint.resolve():
                 raise BadInput(f"--out: {out} is the checkpoint itself, wants another directory")
-            run = run_calibration(request, outside)
+            run = run_calibration(request, outside.load_network)
             if own_rank() > 0:
                 return  # rank 0 has the same report
             make_output_directory(out)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ...kernels.criteria import CRITERIA
 from ..arguments import check_batch
-from ..early_exit_network import EarlyExitNetwork
+from ..early_exit_network import EarlyExitNetwork, check_network
 from ..exit_result import ExitResult
 from ..exit_rule import ExitRule
 from ..machine import processor_name
@@ -61,8 +61,7 @@ def measure_exit_latencies(
     Raises:
         TypeError, ValueError: arguments that are none of these, or a runner that does not follow the network's rules.
     """
-    if not isinstance(network, EarlyExitNetwork):
-        raise TypeError(f"network: got {type(network).__name__}, wants an EarlyExitNetwork")
+    check_network(network)
     check_batch("x", x)
     if type(rounds) is not int or rounds < 1:
         raise ValueError(f"rounds: got {rounds!r}, wants a whole number of at least 1")

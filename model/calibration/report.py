@@ -3,14 +3,17 @@
 import dataclasses
 import math
 import platform
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
+from ..early_exit_network import EarlyExitNetwork
 from ..machine import package_version, processor_name
 from .exit_latency import ExitLatencies
-from .temperatures import Reliability
+from .thresholds import Reliability, reliability
 
 #: The value of ``format``; figures refuse others.
 REPORT_FORMAT = "auxhead calibration report 1"
@@ -173,7 +176,7 @@ class CalibrationReport:
         if bound.unknown is not None:
             said.append(
                 "Nothing is promised of accuracy on new samples, since it is not known what it learned from: "
-                f"{bound.unknown}. Whoever knows names these samples (--train-data; train= in Python)."
+                f"{bound.unknown}. Whoever knows says it: --train-data, or train= in Python, set() for nothing else."
             )
         elif bound.max_accuracy_drop > 0.0:
             said.append(
@@ -206,3 +209,85 @@ def environment(device: torch.device) -> dict[str, Any]:
         "python": platform.python_version(),
         **{name: package_version(name) for name in ("torch", "auxhead")},
     }
+
+
+def exits_on_test(
+    network: EarlyExitNetwork,
+    logits: Tensor,
+    labels: Tensor,
+    exits: Tensor,
+    temperatures: Sequence[float],
+    thresholds: Sequence[float | None],
+    work: Sequence[float],
+    latencies: ExitLatencies | None,
+) -> list[CalibratedExit]:
+    """Return a row for each head and, last, for the classifier.
+
+    Args:
+        network: whose exits they are.
+        logits: [E + 1, M, K] of the test split.
+        labels: [M] int64.
+        exits: [M] int64, where each sample leaves.
+        temperatures: E + 1 of them.
+        thresholds: E of them, None for a head that never exits.
+        work: at each of E + 1 exits.
+        latencies: of the runner, if there are.
+    """
+    names = [*network.taps, "classifier"]
+    criteria = [*(head.rule.criterion for head in network.exit_heads), "max_prob"]
+    rows = []
+    for index, (name, threshold) in enumerate(zip(names, [*thresholds, None], strict=True)):
+        right, left = logits[index].argmax(1) == labels, exits == index
+        rows.append(
+            CalibratedExit(
+                name=name,
+                criterion=criteria[index],
+                temperature=temperatures[index],
+                threshold=threshold,
+                samples=int(left.sum()),
+                share=left.double().mean().item(),
+                accuracy=right[left].double().mean().item() if left.any() else None,
+                accuracy_on_all=right.double().mean().item(),
+                work=work[index],
+                latency_ms=None if latencies is None else latencies.milliseconds[index],
+                before=reliability(logits[index].softmax(1).amax(1), right),
+                after=reliability((logits[index] / temperatures[index]).softmax(1).amax(1), right),
+            )
+        )
+    return rows
+
+
+def exits_by_class(labels: Tensor, exits: Tensor, correct: Tensor, classes: int) -> list[CalibratedClass]:
+    """Return a row for each class, in the order of the labels, those without samples included.
+
+    Args:
+        labels: [M] int64.
+        exits: [M] int64, where each sample leaves.
+        correct: [E + 1, M] bool, true where an exit is right.
+        classes: number of classes.
+    """
+    right = correct.gather(0, exits[None])[0]
+    rows = []
+    for label in range(classes):
+        own = labels == label
+        samples = int(own.sum())
+        left = exits[own]
+        rows.append(
+            CalibratedClass(
+                name=str(label),
+                samples=samples,
+                accuracy=right[own].double().mean().item() if samples else None,
+                full_accuracy=correct[-1, own].double().mean().item() if samples else None,
+                shares=(torch.bincount(left, minlength=len(correct)).double() / samples).tolist() if samples else None,
+                mean_exit=left.double().mean().item() if samples else None,
+            )
+        )
+    return rows
+
+
+def most_telling(rows: Sequence[CalibratedClass], each: int) -> list[CalibratedClass]:
+    """Return the classes that are right least often and those that leave latest, so many of either, as they stand."""
+    seen = [(index, row.accuracy, row.mean_exit) for index, row in enumerate(rows)]
+    wrong = sorted((accuracy, index) for index, accuracy, _ in seen if accuracy is not None)
+    late = sorted((-mean_exit, index) for index, _, mean_exit in seen if mean_exit is not None)
+    return [rows[index] for index in sorted({index for _, index in (*wrong[:each], *late[:each])})]

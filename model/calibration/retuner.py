@@ -8,13 +8,11 @@ from torch import Tensor
 
 from ...kernels.criteria import CRITERIA
 from ..arguments import check_batch, kind_of
-from ..early_exit_network import EarlyExitNetwork
+from ..early_exit_network import EarlyExitNetwork, check_network
 from ..learned_from import Samples, identities, kind_of_input, short
 from ..runners.checks import check_mode
-from .exit_log import ExitLog
-from .replay import Policy
-from .scores import exit_scores
-from .thresholds import exit_indices
+from .retuning import ExitLog, Policy
+from .thresholds import exit_indices, exit_scores
 
 
 class Retuner:
@@ -45,8 +43,7 @@ class Retuner:
         Raises:
             TypeError, ValueError: arguments that are none of these.
         """
-        if not isinstance(network, EarlyExitNetwork):
-            raise TypeError(f"network: got {kind_of(network)}, wants an EarlyExitNetwork")
+        check_network(network)
         check_mode(network)
         if not callable(policy):
             raise TypeError(f"policy: got {kind_of(policy)}, wants a function of an ExitLog that returns thresholds")

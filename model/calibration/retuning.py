@@ -1,15 +1,61 @@
-"""``retune_thresholds``: thresholds for the samples that come now, tuned on what was logged of the last ones."""
+"""Thresholds that follow what comes: ``ExitLog`` of the last samples, ``retune_thresholds`` on it, ``replay`` of it."""
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
-from ...kernels.criteria import CRITERIA
+from ...kernels.criteria import CRITERIA, check_criterion
+from ..arguments import kind_of
 from .exit_latency import ExitLatencies, expected_latency
-from .exit_log import ExitLog, checked
 from .thresholds import between, exit_indices
+
+
+class ExitLog(NamedTuple):
+    """What E heads said of M samples in the order in which they came, whether or not the samples left there."""
+
+    scores: Tensor
+    """[E, M] float; larger is surer."""
+    agrees: Tensor
+    """[E, M] bool, true where the head's label is that of the classifier; the truth is not known in use."""
+    criteria: tuple[str, ...]
+    """Of each head, for the range of its scores."""
+
+    def disagreement(self, exits: Tensor) -> float:
+        """Return the share of samples that get another answer than the classifier's, given their exit indices."""
+        kept = torch.cat([self.agrees, torch.ones_like(self.agrees[:1])])
+        return (~kept.gather(0, exits[None])[0]).double().mean().item()
+
+    def between(self, begin: int, end: int) -> "ExitLog":
+        """Return the samples from ``begin`` to ``end``, which is not included."""
+        return ExitLog(self.scores[:, begin:end], self.agrees[:, begin:end], self.criteria)
+
+
+def checked(log: object) -> ExitLog:
+    """Return a log on the CPU, its scores as the float32 that heads compare, NaN as the least.
+
+    Raises:
+        TypeError, ValueError: it is none, or its parts do not fit each other.
+    """
+    if not isinstance(log, ExitLog):
+        raise TypeError(f"log: got {kind_of(log)}, wants an ExitLog")
+    scores, agrees, criteria = log
+    if not isinstance(scores, Tensor) or not scores.is_floating_point() or scores.ndim != 2 or 0 in scores.shape:
+        got = f"shape {list(scores.shape)} of {scores.dtype}" if isinstance(scores, Tensor) else kind_of(scores)
+        raise ValueError(f"log.scores: got {got}, wants [E, M] floats of at least one head and one sample")
+    if not isinstance(agrees, Tensor) or agrees.dtype != torch.bool or agrees.shape != scores.shape:
+        got = f"shape {list(agrees.shape)} of {agrees.dtype}" if isinstance(agrees, Tensor) else kind_of(agrees)
+        raise ValueError(f"log.agrees: got {got}, wants {list(scores.shape)} of torch.bool, as log.scores has")
+    if len(criteria) != len(scores):
+        raise ValueError(f"log.criteria: got {len(criteria)}, wants {len(scores)}, one for each head")
+    for criterion in criteria:
+        check_criterion(criterion)
+    lowest = torch.tensor([CRITERIA[criterion][0] for criterion in criteria])[:, None]
+    scores = scores.detach().cpu().float()
+    return ExitLog(torch.where(scores.isnan(), lowest, scores), agrees.cpu(), criteria)
+
 
 #: Share of the samples by which a head is opened at first, and the smallest step that is tried.
 _FIRST_STEP = 0.1
@@ -121,3 +167,66 @@ def _try(log: ExitLog, falling: torch.Tensor, shares: Sequence[float], latencies
     milliseconds = expected_latency(exits, latencies)
     cost = milliseconds + expected_latency(exits, replace(latencies, batch_size=1))
     return _Tried(gone, thresholds, milliseconds, cost, log.disagreement(exits))
+
+
+#: Thresholds for the next samples, given the log of the last ones.
+Policy = Callable[[ExitLog], Sequence[float]]
+
+
+@dataclass(frozen=True)
+class ReplayedWindow:
+    """Some samples in a row; shares are from 0 to 1."""
+
+    thresholds: tuple[float, ...]
+    """In force while they came."""
+    shares: tuple[float, ...]
+    """Of the samples that leave at each of the E + 1 exits."""
+    disagreement: float
+    """Share of the samples that get another answer than the classifier's."""
+    milliseconds: float
+    """Expected latency."""
+
+
+def replay(
+    log: ExitLog,
+    latencies: ExitLatencies,
+    thresholds: Sequence[float],
+    *,
+    window: int,
+    policy: Policy | None = None,
+) -> list[ReplayedWindow]:
+    """Return what becomes of logged samples, window by window; no network runs.
+
+    Args:
+        log: of all heads, in the order in which the samples came.
+        latencies: of the runner that is simulated.
+        thresholds: of each head, for the first window.
+        window: samples after which thresholds may change; those at the end that fill none are left out.
+        policy: takes the log of a window when it is over and returns thresholds for the next one, such as
+            ``lambda log: retune_thresholds(log, latencies, max_disagreement=0.01)``. None keeps the first.
+
+    Raises:
+        TypeError, ValueError: arguments that are none of these or do not fit.
+    """
+    log = checked(log)
+    heads, samples = log.scores.shape
+    check_latencies(latencies, heads)
+    if type(window) is not int or not latencies.batch_size <= window <= samples:
+        raise ValueError(
+            f"window: got {window!r}, wants a whole number from {latencies.batch_size}, a batch, to {samples}"
+        )
+    windows = []
+    for begin in range(0, samples - window + 1, window):
+        if len(thresholds) != heads:
+            raise ValueError(f"thresholds: got {len(thresholds)}, wants {heads}, one for each head")
+        own = log.between(begin, begin + window)
+        exits = exit_indices(own.scores, torch.tensor(thresholds, dtype=torch.float32))
+        shares = torch.bincount(exits, minlength=heads + 1) / window
+        windows.append(
+            ReplayedWindow(
+                tuple(thresholds), tuple(shares.tolist()), own.disagreement(exits), expected_latency(exits, latencies)
+            )
+        )
+        if policy is not None:
+            thresholds = policy(own)
+    return windows

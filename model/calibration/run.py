@@ -16,15 +16,12 @@ from ..exit_result import ExitResult
 from ..images import normalise
 from ..learned_from import FILE, Samples, identities, learned_by, short
 from ..make_runner import make_runner
-from ..processes.agreement import agree, checkpoint_facts
-from ..processes.dealing import made_by_rank_0
+from ..processes.dealing import agree, checkpoint_facts, made_by_rank_0
 from ..training.data_sets import Decoded, LabelledImages, decode, load_folder, load_source
-from ..training.source_facts import source_facts
-from .beyond import BeyondCalibration
-from .budget import one_budget
 from .calibrate_network import calibrated
 from .exit_latency import ExitLatencies, measure_exit_latencies
 from .report import CalibrationReport
+from .search import one_budget
 
 #: Images in a batch while all exits answer.
 _BATCH = 256
@@ -57,7 +54,7 @@ class CalibrationRun(NamedTuple):
     report: CalibrationReport
 
 
-def run_calibration(request: Request, outside: BeyondCalibration) -> CalibrationRun:
+def run_calibration(request: Request, load: Callable[[Path, str | None, str | None], Checkpoint]) -> CalibrationRun:
     """Calibrate the network of a checkpoint on images that it has not learned from; several processes do it together.
 
     Raises:
@@ -65,12 +62,14 @@ def run_calibration(request: Request, outside: BeyondCalibration) -> Calibration
         ValueError: other options that cannot be used, as :func:`calibrate_network` says.
     """
     agree(lambda: checkpoint_facts(request.checkpoint))
-    loaded = _load(request, outside)
+    loaded = load(request.checkpoint, request.backbone, request.modules)
+    if loaded.image_size is None:
+        raise BadInput("--checkpoint: was saved without image_size, wants one to turn image files into input")
     source = load_source(request.data, request.dataset, request.root)
-    agree(lambda: {"images": source_facts(source)})
+    agree(lambda: {"images": source.facts()})
     network = loaded.network.to(request.device)
     if request.train_data is not None:
-        learned = _decoded(load_folder(request.train_data), loaded, request)
+        learned = _decoded(load_folder(request.train_data, "--train-data"), loaded, request)
         inputs = (one for x, _ in _batches(learned, loaded) for one in identities(x))
         samples = Samples([learned.source.contents(), short(inputs)], frozenset([FILE]))
         network.learned_from = replace(learned_by(network), unknown=None).plus("weights", samples)
@@ -99,19 +98,12 @@ def save_calibrated(directory: Path, checkpoint: Path, run: CalibrationRun) -> N
     )  # fmt: skip
 
 
-def _load(request: Request, outside: BeyondCalibration) -> Checkpoint:
-    loaded: Checkpoint = outside.load_network(request.checkpoint, request.backbone, request.modules)
-    if loaded.image_size is None:
-        raise BadInput("--checkpoint: was saved without image_size, wants one to turn image files into input")
-    return loaded
-
-
 def _decoded(source: LabelledImages, loaded: Checkpoint, request: Request) -> Decoded:
     """Return images that have the network's classes."""
     if loaded.classes and source.classes != loaded.classes:
         raise BadInput(
             f"--checkpoint: its network has the classes {', '.join(loaded.classes):.100}, got images of "
-            f"{', '.join(source.classes):.100}; wants the same, in the same order"
+            f"{', '.join(source.classes):.100}; wants the same, in the same order, by --data or --dataset"
         )
     assert loaded.image_size is not None
     return decode(source, loaded.image_size, skip_damaged=request.skip_damaged)

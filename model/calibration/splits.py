@@ -115,7 +115,10 @@ def as_identities(train: object, samples: Sequence[bytes], *, by_index: bool) ->
         raise TypeError(
             f"train: got {kind_of(train)}, wants a set of sample_identities where data is a dict of loaders"
         )
-    return {samples[index] for index in check_indices("train", train, len(samples)).tolist()}
+    try:
+        return {samples[index] for index in check_indices("train", train, len(samples)).tolist()}
+    except TypeError as error:
+        raise TypeError(f"{error}; or sample_identities(loader), a set, which is empty if there were none") from None
 
 
 def refuse_shared(samples: Sequence[bytes], splits: Mapping[str, Tensor]) -> None:

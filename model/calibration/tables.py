@@ -3,8 +3,7 @@
 from rich.console import Console
 from rich.table import Table
 
-from .exits_by_class import most_telling
-from .report import CalibrationReport
+from .report import CalibrationReport, most_telling
 
 #: Of more classes than this the table has the most telling alone: half as many that are right least often, and half
 #: that leave latest.
@@ -18,15 +17,8 @@ def print_report(console: Console, report: CalibrationReport) -> None:
     known = " that nothing was chosen with" if report.bound.unknown is None else ""
     table = Table(title=f"Test split: {report.samples['test']:,} images{known}")
     table.add_column("exit")
-    columns = [
-        "leave if\nscore >",
-        "leave\nhere",
-        "right\nof these",
-        "right\nof all",
-        "temper-\nature",
-        "off by, %",
-        "work",
-    ]
+    columns = ["leave if\nscore >", "leave\nhere", "right\nof these", "right\nof all"]
+    columns += ["temper-\nature", "off by, %", "work"]
     if report.latencies is not None:
         columns.append("answer\nin, ms")
     for column in columns:

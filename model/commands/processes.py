@@ -1,4 +1,4 @@
-"""The processes of torchrun under a command: each with a device of its own, and alike in versions and arguments."""
+"""Devices of commands: of one process, or of those of torchrun, each with its own, alike in versions and arguments."""
 
 import os
 import sys
@@ -10,8 +10,19 @@ import torch
 from ..bad_input import BadInput
 from ..machine import package_version
 from ..processes.process_group import is_launched, joined_processes
-from .devices import torch_device
 from .options import Device
+
+
+def torch_device(wanted: Device) -> torch.device:
+    """Return the device that an option names; "auto" is the current CUDA device where there is one, else the CPU.
+
+    Raises:
+        BadInput: "cuda" without a CUDA device.
+    """
+    if wanted is Device.cuda and not torch.cuda.is_available():
+        raise BadInput("--device: got cuda, but torch sees no CUDA device here; wants auto or cpu")
+    use_cuda = wanted is not Device.cpu and torch.cuda.is_available()
+    return torch.device("cuda", torch.cuda.current_device()) if use_cuda else torch.device("cpu")
 
 
 def by_gloo(device: torch.device) -> str:

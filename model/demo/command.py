@@ -68,13 +68,13 @@ def demo_command(beyond: Callable[[], BeyondModel]) -> Callable[..., None]:
         import torch
 
         from ..calibration.evaluation import batches
-        from ..commands.devices import torch_device
+        from ..commands.processes import torch_device
         from ..commands.progress import PhaseProgress
         from ..json_file import write_json
         from ..training.data_sets import load_source
         from .experiment import run_demo
+        from .report import print_report
         from .saved import save_demo
-        from .tables import print_report
 
         measure_latency, draw_exits, save_figure = beyond()
         console = plain_console()

@@ -21,8 +21,8 @@ def load_demo(directory: Path) -> Checkpoint:
     if description["backbone"] != BACKBONE:
         other = one_line(description["backbone"] or "package.module:function")
         raise BadInput(
-            f"checkpoint: {directory} was not written by `auxhead demo`, wants one that was; `auxhead infer` takes "
-            f"yours with --backbone {other}"
+            f"checkpoint: {directory} was not written by `auxhead demo`, wants what makes its backbone: "
+            f"--backbone {other}"
         )
     checkpoint = load_checkpoint(directory, resnet18_small(len(description["classes"])))
     checkpoint.network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]

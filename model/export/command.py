@@ -45,7 +45,7 @@ def export(
 ) -> None:
     """Write the logits of all exits for ONNX or torch.export, and the rules by which they count as a JSON."""
     from ..inference.load import load_network
-    from .saved import export_saved
+    from .exporting import export_saved
 
     with one_line_errors(RuntimeError):
         loaded = load_network(checkpoint, backbone, modules)

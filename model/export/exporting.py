@@ -5,23 +5,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
-from ..arguments import check_batch, kind_of
+from ..arguments import check_batch
 from ..bad_input import BadInput
 from ..batches import two_samples
-from ..early_exit_network import EarlyExitNetwork
+from ..checkpoint import Checkpoint
+from ..description import RULE_ARGUMENTS
+from ..early_exit_network import EarlyExitNetwork, check_network
 from ..json_file import write_json
 from ..replacing import naming, on_disk
 from ..runners.checks import check_device, check_mode
-from .check_files import check_files
-from .description import describe, exit_name, value_like
-from .file_formats import Part, Value, checked_format, write_part
-from .program import logits_program, stage_program
-from .stages import Stage, cut_into_stages
+from .file_formats import BATCH, Part, Value, check_files, checked_format, write_part
+from .program import Stage, cut_into_stages, logits_program, stage_program
 
 #: The JSON of a folder of stages.
 STAGES = "stages.json"
@@ -141,8 +141,7 @@ def _example(images: Tensor) -> Tensor:
 
 def _checked(network: EarlyExitNetwork, example_images: Tensor) -> Tensor:
     """Return the images, without gradients, if they and the network can be exported."""
-    if not isinstance(network, EarlyExitNetwork):
-        raise TypeError(f"network: got {kind_of(network)}, wants an EarlyExitNetwork")
+    check_network(network)
     check_batch("example_images", example_images)
     check_mode(network)
     for tap, head in zip(network.taps, network.exit_heads, strict=True):
@@ -180,3 +179,54 @@ def _write(
     for file in folder.iterdir():  # ONNX keeps large parameters in a file of their own
         on_disk(file)
     return checked
+
+
+#: Of the JSON; a reader of this one refuses others.
+FORMAT = 1
+
+
+def describe(network: EarlyExitNetwork, parts: Sequence[Part]) -> dict[str, Any]:
+    """Return the content of the JSON: exits in the order of their logits, and files in the order in which they run."""
+    rules = [{name: getattr(head.rule, name) for name in RULE_ARGUMENTS} for head in network.exit_heads]
+    exits = zip([*network.taps, None], [*rules, None], strict=True)  # the classifier has neither
+    return {
+        "format": FORMAT,
+        "exits": [{"logits": exit_name(index), "tap": tap, "rule": rule} for index, (tap, rule) in enumerate(exits)],
+        "files": [
+            {
+                "file": part.file,
+                "inputs": [value._asdict() for value in part.inputs],
+                "outputs": [value._asdict() for value in part.outputs],
+            }
+            for part in parts
+        ],
+    }
+
+
+def exit_name(index: int) -> str:
+    """Return the name of an exit's logits; the classifier is the last exit."""
+    return f"exit_{index}"
+
+
+def value_like(name: str, tensor: Tensor, batch: object) -> Value:
+    """Describe a fake tensor, with the symbol of the batch size by its name."""
+    symbol = str(batch)
+    sizes = (str(size).replace(symbol, BATCH) if isinstance(size, torch.SymInt) else size for size in tensor.shape)
+    return Value(name, tuple(sizes), str(tensor.dtype).removeprefix("torch."))
+
+
+def export_saved(checkpoint: Checkpoint, out: Path, format: str | None, stages: bool) -> ExportReport:
+    """Write the files of a checkpoint's network; raises as :func:`export_exits` and :func:`export_stages`."""
+    if stages:
+        check_new("OUT", out)
+    else:
+        check_new_file("OUT", out)
+    size = checkpoint.image_size
+    if size is None:
+        raise BadInput(
+            "checkpoint: was saved without image_size, wants one to make a batch of; export_exits and export_stages "
+            "take a batch of yours"
+        )
+    network = checkpoint.network
+    images = torch.randn(3, 3, size, size, generator=torch.Generator().manual_seed(0), dtype=network.dtype)
+    return (export_stages if stages else export_exits)(network, images, out, format=format)

@@ -1,4 +1,4 @@
-"""The formats of exported files, ONNX and PyTorch's own: writing a program, and running what was written."""
+"""The formats of exported files, ONNX and PyTorch's own: writing a program, and comparing what was written."""
 
 import io
 from collections.abc import Callable, Sequence
@@ -10,6 +10,8 @@ from torch import Tensor
 from torch.export import ExportedProgram
 
 from ..bad_input import BadInput
+from ..early_exit_network import EarlyExitNetwork
+from ..rounding import relative_error
 from .program import one_line_of_exporter, quietly
 
 #: Formats by name, which is also how their files end.
@@ -122,8 +124,8 @@ def _max_of_windows(x: Tensor, output_size: Sequence[int]) -> tuple[Tensor, Tens
 def open_file(path: Path, format: str) -> OpenFile:
     """Read a file that was just written; an ONNX file is checked by ``onnx.checker``, too."""
     if format == "pt2":
-        with quietly():
-            module = torch.export.load(path).module()
+        with quietly(), path.open("rb") as file:  # of a file by another name than .pt2 it logs that, and the name
+            module = torch.export.load(file).module()
         return OpenFile(lambda values: module(*values), "torch.export.load")
     import onnx
 
@@ -146,3 +148,51 @@ def _on_numpy(model: Any, names: Sequence[str]) -> Run:
         return [torch.from_numpy(found) for found in model.run(None, given)]
 
     return run
+
+
+#: Other sizes than the one of the export, and one sample, which PyTorch likes to treat apart.
+_SIZES = (1, 3)
+#: How far logits may be off, in parts of the largest one: a wrong graph is off by more, TF32 on a GPU by less.
+_ALLOWED = {torch.float64: 1e-6, torch.float32: 5e-3}
+_ALLOWED_NARROW = 5e-2
+
+
+@torch.no_grad()
+def check_files(
+    network: EarlyExitNetwork, images: Tensor, paths: Sequence[Path], format: str
+) -> tuple[float | None, str]:
+    """Run the files, one after another, beside the network.
+
+    Returns:
+        The largest difference of a logit, in parts of the largest one, and what ran the files; None and the reason if
+        onnx's reference, which lacks operators, cannot run them.
+
+    Raises:
+        BadInput: a file that onnx.checker refuses.
+        RuntimeError: a file cannot be run, or logits differ by more than rounding.
+    """
+    files = [open_file(path, format) for path in paths]
+    by, largest = files[0].by, 0.0
+    for size in _SIZES:
+        x = images[torch.arange(size) % len(images)]
+        found: list[Tensor] = []
+        handed: Sequence[Tensor] = [x.clone()]
+        for file in files:
+            try:
+                returned = file.run(handed)
+            except Exception as error:  # of many kinds
+                said = f"{type(error).__name__}: {' '.join(str(error).split()):.200}"
+                if by == "onnx.reference" and size == _SIZES[0]:
+                    return None, f"onnx.checker alone, since onnx.reference cannot run it ({said})"
+                raise RuntimeError(f"file: {by} cannot run it on a batch of {size}: {said}") from error
+            logits, handed = (returned[:1], returned[1:]) if len(files) > 1 else (returned, [])
+            found += logits
+        wanted = [logits.cpu() for logits in network.logits(x)]
+        off = relative_error([logits.cpu() for logits in found], [logits.double() for logits in wanted])
+        if not off <= _ALLOWED.get(wanted[-1].dtype, _ALLOWED_NARROW):
+            raise RuntimeError(
+                f"file: logits that {by} computes of a batch of {size} differ from the network's by {off:.2g} of the "
+                "largest one"
+            )
+        largest = max(largest, off)
+    return largest, by

@@ -47,7 +47,7 @@ def infer(
     """Answer for image files, and say which exit answered; several processes of torchrun share the batches."""
     from ..commands.processes import process_group
     from ..description import read_description
-    from ..processes.agreement import agree, checkpoint_facts
+    from ..processes.dealing import agree, checkpoint_facts
     from ..processes.rank_failures import RankFailed
     from .load import load_network
     from .run import run_infer

@@ -35,9 +35,10 @@ def load_network(directory: Path, backbone: str | None, modules: str | None) -> 
     made: Any = None
     if backbone is not None:
         made = import_function("--backbone", backbone)()
-        if isinstance(made, tuple):  # a factory of `auxhead train --model`, whose network may have other heads
-            network = load_factory(backbone)().network
-            made = network.backbone
+        if isinstance(made, tuple):  # a factory of `auxhead train --model`
+            made = load_factory(backbone)().network
+        if isinstance(made, EarlyExitNetwork):  # which may have other heads
+            network, made = made, made.backbone
     given = None if modules is None else load_modules(modules)
     description = read_description(directory)
     # those of a model with exits of its own are the model's

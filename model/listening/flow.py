@@ -2,14 +2,16 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import ExitStack
+from math import prod
 from typing import Any
 
 import torch
 from torch import nn
 
 from ..batches import Batch
-from .recording import Call, Operation, Value, ancestors, record
+from ..hooks import modes_kept
+from .recorder import record
+from .recording import Call, Operation, Value, ancestors
 
 #: Operators of a token each, or of the features of one: what they make of the first token depends on that alone.
 _PER_TOKEN = frozenset("clone _to_copy native_layer_norm native_dropout alias detach expand".split())
@@ -28,9 +30,7 @@ class Flow:
             model: any module.
             example: two samples for it; tensors on the device ``meta`` do.
         """
-        with ExitStack() as stack:
-            for module in model.modules():
-                stack.callback(setattr, module, "training", module.training)
+        with modes_kept(model):
             model.eval()
             self._recording = record(model, example, watch_host=True)
         self._model = model
@@ -87,7 +87,7 @@ class Flow:
                 continue
             root = self._root(value)
             alive = [each for each, read in last_read.items() if born[each] < call.ended <= read]
-            if alive == [root] and _numel(root) == _numel(value):
+            if alive == [root] and prod(root.shape) == prod(value.shape):
                 if root not in found or name.count(".") < found[root].count("."):
                     found[root] = name
         return sorted(found.values(), key=list(self._ends).index)
@@ -95,9 +95,7 @@ class Flow:
     def _readable(self, call: Call) -> Value | None:
         """Return what a layer returned, if that is one tensor that a head can read."""
         value = call.returned.get(())
-        if value is None or not value.is_readable or not 2 <= len(value.shape) <= 4:
-            return None
-        return value if value.shape[0] == self._recording.samples and 0 not in value.shape else None
+        return value if value is not None and value.feeds_head(self._recording.samples) else None
 
     def _lives(self) -> tuple[dict[Value, int], dict[Value, int]]:
         """Return, of values that the output depends on, the last operation to read each, and the one that makes it."""
@@ -130,7 +128,3 @@ def _first_token_depends(value: Value) -> bool:
     elif not (torch.Tag.pointwise in getattr(made_by.function, "tags", ()) or made_by.name in _PER_TOKEN):
         return True
     return any(len(each.shape) == 3 and _first_token_depends(each) for each in pieces)
-
-
-def _numel(value: Value) -> int:
-    return torch.Size(value.shape).numel()

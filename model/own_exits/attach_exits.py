@@ -1,6 +1,7 @@
 """``attach_exits``: makes an :class:`EarlyExitNetwork` of a model that returns the logits of several exits."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,7 +13,8 @@ from ..bad_input import BadInput
 from ..early_exit_network import EarlyExitNetwork
 from ..exit_rule import ExitRule
 from ..fused_aux_head import FusedAuxHead
-from ..listening.recording import RecordedPair, record, shortest
+from ..listening.recorder import kept, record
+from ..listening.recording import RecordedPair, shortest
 from ..reading import AnyExtract
 from ..rounding import double_copy, in_double, relative_error, truth_of
 from ..shallow_copy import shallow_copy
@@ -21,6 +23,8 @@ from .find_exits import BY_HAND, FoundExit, Mode
 from .order_exits import order_exits
 from .silenced_model import Answers, SilencedModel, SilentLayer, TakenExit, as_in_training
 from .unhooked_exits import UnhookedExits, unhooked
+
+_RecordPair = Callable[..., RecordedPair]
 
 
 def attach_exits(
@@ -38,8 +42,8 @@ def attach_exits(
     runs as the model's own code: beside the backbone where it reads one value of that, and else in line. The deepest
     exit stays the backbone's own classifier, in whatever order the exits are returned.
 
-    A model that leaves early by a rule of its own, or returns its exits in training mode alone, is run so that its own
-    forward goes as in training mode, and all its layers' as in eval mode: the network's rules replace its own.
+    A model that leaves early by a rule of its own, or returns its exits in training mode alone, goes as in training in
+    its own forward, and in those of layers that call the heads of several exits: the network's rules replace its own.
 
     A network of earlyon is known by its wrapper, and keeps its rules: thresholds, temperatures, which exits there are.
     Its heads are fused whole where all of them can be, and else as those of any model.
@@ -50,7 +54,7 @@ def attach_exits(
         example: a batch that it takes, of which two samples are used. What is found holds for samples of this shape.
         rules: as for :class:`EarlyExitNetwork`, by tap; None are those of an earlyon wrapper, and else never exits.
         final: index, key or field of the classifier's logits in what the model returns (a tuple of them where they lie
-            deeper), for models in which nothing tells which of two exits is the deeper one: they are refused without.
+            deeper), for models in which nothing tells which of their exits is the deepest: they are refused without.
 
     Returns:
         EarlyExitNetwork: its ``backbone.exits`` says what was found, in the order of the exits. Its backbone holds a
@@ -62,14 +66,14 @@ def attach_exits(
             something else without its heads, because it uses their logits further on.
         TypeError: an argument of another type.
     """
-    check_module("model", model)
+    check_model(model)
     check_batch("example", example)
     for name, layer in model.named_modules():
-        if isinstance(layer, torch.jit.ScriptModule) or not name and isinstance(layer, torch._dynamo.OptimizedModule):
+        kinds = torch.jit.ScriptModule, torch._dynamo.OptimizedModule
+        if isinstance(layer, kinds) or layer._compiled_call_impl is not None:
             its = f"its layer {name!r} " if name else ""
-            raise ValueError(
-                f"model: {its}is a {type(layer).__name__}, whose layers cannot be seen; wants the module behind it"
-            )
+            what = type(layer).__name__ if isinstance(layer, kinds) else f"compiled {type(layer).__name__}"
+            raise ValueError(f"model: {its}is a {what}, whose layers cannot be seen; wants the module behind it")
     if any(layer.training for layer in model.modules()):
         raise ValueError("model: in training mode, wants model.eval()")
     if lazy := [name for name, each in model.named_parameters() if is_lazy(each)]:
@@ -77,17 +81,28 @@ def attach_exits(
     two = torch.cat([example[:2]] * 2)[:2]  # two samples, to tell a batch from a constant
     own = unhooked(model)
     if isinstance(own, UnhookedExits):
-        network = _fused_whole(own, two) or _attach(own, two, None, len(own.rules))
+        network = _fused_whole(own, two) or _attach(own, two, example[:9], None, len(own.rules))
         network.set_rules(_own_rules(own, network) if rules is None else rules)
     else:
-        network = _attach(model, two, rules, final)
+        network = _attach(model, two, example[:9], rules, final)
     sizes, dtype = list(two.shape[1:]), str(two.dtype).removeprefix("torch.")
     network.own_exits = {"input": sizes, "dtype": dtype, "final": list(final) if isinstance(final, tuple) else final}
     return network
 
 
+def check_model(model: object) -> None:
+    """Raise ``TypeError`` unless a model is a module, and one that has no heads of ours yet."""
+    check_module("model", model)
+    if isinstance(model, EarlyExitNetwork):
+        raise TypeError("model: got an EarlyExitNetwork, wants a model without heads, as its network.backbone")
+
+
 def _attach(
-    model: nn.Module, two: Tensor, rules: ExitRule | float | Mapping[str, ExitRule | float] | None, final: Any
+    model: nn.Module,
+    two: Tensor,
+    more: Tensor,
+    rules: ExitRule | float | Mapping[str, ExitRule | float] | None,
+    final: Any,
 ) -> EarlyExitNetwork:
     """Make a network of a model that returns its exits, by recordings of a copy of it for two samples and for three."""
     copies: dict[nn.Module, nn.Module] = {}
@@ -95,28 +110,29 @@ def _attach(
     originals = frozenset(copies.values()) - frozenset(copies)
     three = torch.cat([two, two[:1]]).flip(0)
     three = 2.0 * three if three.is_floating_point() else three
-    with torch.inference_mode(False):
-        answering, by_training = _answering(duplicate, two, three, originals)
+    with torch.inference_mode(False), kept(duplicate, two.device):
+        record_pair = partial(_pair, duplicate, two, three, originals)
+        training = _training(duplicate, record_pair)
+        answering, choosing = _answering(duplicate, record_pair, training)
         ordered = order_exits(answering, final)
-        training = _training(duplicate, two, three, originals, ordered)
-        backbone, chosen = _silence(duplicate, answering, ordered, training, by_training)
+        backbone, chosen = _silence(duplicate, answering, ordered, _matched(training, ordered), choosing)
         heads = {one.tap: chosen[index].head for index, one in enumerate(backbone.exits[:-1])}
         extract: dict[str, AnyExtract] = {
-            one.tap: its
-            for one, its in zip(backbone.exits, (each.extract for each in chosen), strict=False)
-            if its is not None
+            one.tap: its.extract for one, its in zip(backbone.exits, chosen, strict=False) if its.extract is not None
         }
         network = EarlyExitNetwork(backbone, heads, rules, example_input=two, extract=extract)
         with torch.no_grad():
-            for x in (two, three):
-                _check_logits(model, network, x)
+            for x in (two, three, two[:1], more):
+                _check_logits(shallow_copy(model, {}), network, x)
     return network
 
 
-def _pair(model: nn.Module, two: Tensor, three: Tensor, originals: frozenset[nn.Module]) -> RecordedPair:
+def _pair(
+    model: nn.Module, two: Tensor, three: Tensor, originals: frozenset[nn.Module], *, with_gradients: bool = False
+) -> RecordedPair:
     """Record a model for two samples and for three; ``ValueError`` if other operations run."""
-    watched = record(model, two, watch_host=True, originals=originals)
-    first, second = (record(model, x, originals=originals) for x in (two, three))
+    watched = record(model, two, watch_host=True, with_gradients=with_gradients, originals=originals)
+    first, second = (record(model, x, with_gradients=with_gradients, originals=originals) for x in (two, three))
     for mine, its in zip(first.operations, second.operations, strict=False):
         if (mine.function, [each.number for each in mine.reads]) != (its.function, [each.number for each in its.reads]):
             raise BadInput(
@@ -129,59 +145,65 @@ def _pair(model: nn.Module, two: Tensor, three: Tensor, originals: frozenset[nn.
     return RecordedPair(first, second)
 
 
-def _answering(model: nn.Module, two: Tensor, three: Tensor, originals: frozenset[nn.Module]) -> tuple[Mode, bool]:
-    """Return the mode in which a network of the model answers, and whether its forward goes as in training then."""
-    mode: Mode | None = None
+def _answering(model: nn.Module, record_pair: _RecordPair, training: Mode | str) -> tuple[Mode, tuple[str, ...]]:
+    """Return the mode in which a network of the model answers, and the layers that go as in training mode then."""
+    own: Mode | None = None
     try:
-        mode = Mode(model, _pair(model, two, three, originals), "")
-        mode.check()
-        mode.check_not_random()
-        return mode, False
+        own = Mode(model, record_pair(), "")
+        own.check()
+        return own, ()
     except Exception as error:  # whatever a user's module may raise, as one that reads a number of a batch of one
-        if isinstance(error, BadInput) and mode is not None and len(mode.exits) > 1 and not mode.recording.host_reads:
+        if isinstance(error, BadInput) and own is not None and len(own.exits) > 1 and not own.recording.host_reads:
             raise
         refused = error
+    choosing = ("",) if isinstance(training, str) else training.choosing()
     try:
-        with as_in_training(model):
-            pair = _pair(model, two, three, originals)
-        mode = Mode(model, pair, " as in training mode")
+        with as_in_training(model, choosing):
+            mode = Mode(model, record_pair(), " as in training mode")
         mode.check()
-        mode.check_not_random()
-        return mode, True
     except Exception as error:  # in a mode that nobody has asked for
-        if isinstance(refused, BadInput) or not isinstance(error, BadInput):
-            raise refused from None
-        raise BadInput(f"model: for two samples it raises {refused!r}; {error}") from refused
+        if isinstance(error, BadInput) and not isinstance(refused, BadInput):
+            raise BadInput(f"model: for two samples it raises {refused!r}; {error}") from refused
+        if isinstance(refused, BadInput) and not isinstance(error, BadInput):
+            raise BadInput(f"{refused}; as in training mode it raises {error!r}") from error
+        raise refused from None
+    if own is not None:
+        mode.check_says_what(own)
+    return mode, choosing
 
 
-def _training(
-    model: nn.Module, two: Tensor, three: Tensor, originals: frozenset[nn.Module], ordered: Sequence[FoundExit]
-) -> tuple[Mode, list[FoundExit]] | str:
-    """Return the training mode, with the same exits in the same order, or why nothing is known of it."""
+def _training(model: nn.Module, record_pair: _RecordPair) -> Mode | str:
+    """Return the training mode, or why nothing is known of it."""
     try:
         model.train()
-        pair = _pair(model, two, three, originals)
-        learning = record(model, two, with_gradients=True, originals=originals)
+        return Mode(model, record_pair(with_gradients=True), " in training mode")
     except Exception as error:  # whatever a user's module may raise
         return f"{error}" if isinstance(error, BadInput) else f"model: in training mode it raises {error!r}"
     finally:
         model.eval()
-    # With gradients autograd's own operators run in between, so that only name and line can be compared.
-    cut_off = {(each.name, each.line) for each in learning.operations if each.is_without_gradient}
-    for operation in pair.first.operations:
-        operation.is_without_gradient = (operation.name, operation.line) in cut_off
-    mode = Mode(model, pair, " in training mode")
+
+
+def _matched(mode: Mode | str, ordered: Sequence[FoundExit]) -> tuple[Mode, list[FoundExit]] | str:
+    """Return the training mode, with the same exits in the same order, or why it cannot be trained in."""
+    if isinstance(mode, str):
+        return mode
     try:
-        mode.check()
+        mode.check(may_be_random=True)
     except BadInput as refused:
         return str(refused)
-    by_key = {one.key: one for one in mode.exits}
-    twins = [by_key.get(one.key) for one in ordered]
-    found = [each for each in twins if each is not None]
-    if len({id(each) for each in found}) < len(ordered) or len(by_key) < len(mode.exits):
-        missing = [one.place.name for one, its in zip(ordered, twins, strict=True) if its is None]
-        return f"model: in training mode it does not return the exits that it returns in eval mode at {missing}"
+    found = []
+    for one in ordered:
+        mine, its = _by_depth(ordered, one.key), _by_depth(mode.exits, one.key)
+        if one not in mine or len(mine) != len(its):
+            return f"model: in training mode it does not return the exit of eval mode at {one.place.name!r}"
+        found.append(its[mine.index(one)])
     return mode, found
+
+
+def _by_depth(exits: Sequence[FoundExit], key: tuple[str, ...]) -> list[FoundExit]:
+    """Return the exits that use some parameters; one each where layers run several times, from the shallowest."""
+    by_depth = {len(one.needs): one for one in exits if one.key == key}
+    return [by_depth[depth] for depth in sorted(by_depth)]
 
 
 def _silence(
@@ -189,12 +211,12 @@ def _silence(
     answering: Mode,
     ordered: Sequence[FoundExit],
     training: tuple[Mode, list[FoundExit]] | str,
-    by_training: bool,
+    choosing: tuple[str, ...],
 ) -> tuple[SilencedModel, list[ChosenHead]]:
     """Take the heads out of a copy of a model; returns it as a backbone, and the heads in their order."""
     *early, last = ordered
-    twins = [None] * len(ordered) if isinstance(training, str) else training[1]
-    chooser = HeadChooser(answering, early, None if isinstance(training, str) else training[0])
+    mode, twins = (answering, ordered) if isinstance(training, str) else training
+    chooser = HeadChooser(answering, early, mode)
     chosen: list[ChosenHead] = []
     latest: int | None = -1
     for one, its in zip(early, twins, strict=False):
@@ -210,10 +232,9 @@ def _silence(
     softmax = _softmax_layer(answering, last)
     for name in {name for each in chosen for name in each.silenced} | {softmax} - {None}:
         assert name is not None
-        parent, _, child = name.rpartition(".")
         output = next(call.returned[()] for call in answering.recording.calls if call.name == name)
-        silent = nn.Identity() if name == softmax else SilentLayer(output.shape[1:], output.dtype)
         layer = model.get_submodule(name)
+        silent = nn.Identity() if name == softmax else SilentLayer(layer, output.shape[1:], output.dtype)
         for part in list(model.modules()):
             for key, its_child in part._modules.items():
                 if its_child is layer:
@@ -224,7 +245,7 @@ def _silence(
         _answers(ordered, softmax),
         training if isinstance(training, str) else _answers(training[1], softmax),
         late=tuple(late),
-        as_in_training=by_training,
+        as_in_training=choosing,
     )
     return backbone.eval(), chosen
 
@@ -266,14 +287,23 @@ def _check_logits(model: nn.Module, network: EarlyExitNetwork, x: Tensor) -> Non
         answers = backbone.answers_of(one, x)
         return [y if log else y.log_softmax(1) for y, log in zip(answers, logs, strict=True)]
 
-    exact, allowed = truth_of(said(model, x), lambda: said(double_copy(model), in_double(x)))
+    try:
+        own = said(model, x)
+    except Exception:  # the model takes no batches of so many samples; those that were recorded it does
+        return
+    exact, allowed = truth_of(own, lambda: said(double_copy(model), in_double(x)))
     for y, truth, one in zip(network.logits(x.clone()), exact, backbone.exits, strict=True):
-        error = relative_error([y.softmax(1) if one.softmax else y.log_softmax(1)], [truth])
-        if not error <= allowed:
-            raise ValueError(
-                f"model: taken over, its exit {one.place!r} is off by {error:.2g} of the largest value, {allowed:.2g} "
-                f"being allowed; wants heads that compute the same each time{BY_HAND}"
-            )
+        y = y.softmax(1) if one.softmax else y.log_softmax(1)
+        _refuse_if_off([y], [truth], allowed, f"taken over, its exit {one.place!r} is")
+
+
+def _refuse_if_off(said: list[Tensor], exact: list[Tensor], allowed: float, what_is: str) -> None:
+    error = relative_error(said, exact)
+    if not error <= allowed:
+        raise ValueError(
+            f"model: {what_is} off by {error:.2g} of the largest value, {allowed:.2g} being allowed, for a batch of "
+            f"{len(exact[0])}; wants exits that compute the same each time, for batches of all sizes{BY_HAND}"
+        )
 
 
 def _fused_whole(own: UnhookedExits, two: Tensor) -> EarlyExitNetwork | None:
@@ -284,12 +314,7 @@ def _fused_whole(own: UnhookedExits, two: Tensor) -> EarlyExitNetwork | None:
             return None
         with torch.no_grad():
             exact, allowed = truth_of(own(two), lambda: double_copy(own)(in_double(two)))
-            error = relative_error(network.logits(two.clone()), exact)
-    if not error <= allowed:
-        raise ValueError(
-            f"model: with fused heads its exits are off by {error:.2g} of the largest value, {allowed:.2g} being "
-            "allowed; wants heads that compute the same each time"
-        )
+            _refuse_if_off(network.logits(two.clone()), exact, allowed, "with fused heads its exits are")
     return network
 
 

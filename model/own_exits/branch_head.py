@@ -162,14 +162,18 @@ class Branch:
     def _call(self, call: Call, numbers: dict[Value, int]) -> Step:
         other = self._pair.second.calls[call.order]
         where = f"the call of {call.name!r}"
+        within = self._pair.first.operations[call.began : call.ended]
+        made = [None, *within]
+        if any(cut.made_by not in made for each in within for cut in each.cuts):
+            raise NotReplayed(f"{where} reads what has another gradient than that of what made it")
         args, kwargs = self._filled((call.args, call.kwargs), (other.args, other.kwargs), numbers, where, bare=(float,))
         self.layers[call.name] = call.layer
         return Step(call.name, "", args, kwargs, self._numbered(call.returned.values(), numbers))
 
     def _operator(self, operation: Operation, numbers: dict[Value, int]) -> Step:
         name = operation.name
-        if operation.is_without_gradient:
-            raise NotReplayed(f"{operation} runs without gradients, or in an autograd.Function")
+        if operation.cuts:
+            raise NotReplayed(f"{operation} reads what has another gradient than that of what made it")
         if not isinstance(operation.function, torch._ops.OpOverload) or not (name in _KNOWN or is_move(operation)):
             raise NotReplayed(f"{operation} cannot be run by itself")
         other = self._pair.second.operations[operation.number]

@@ -1,6 +1,6 @@
 """``HeadChooser``: how each early exit of a model becomes the head of a network: fused, its own code, or in line."""
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
 
 from torch import nn
@@ -37,24 +37,27 @@ class HeadChooser:
     answering: Mode
     early: Sequence[FoundExit]
     """All that get a head, in their order."""
-    training: Mode | None
-    """None where nothing is known of that mode, in which the network then refuses to run."""
+    training: Mode
+    """The mode in which the network trains; ``answering`` where nothing is known of that, and it refuses to."""
     taken: set[str] = field(default_factory=set)
     """Layers that have a head: each carries one."""
     after: int = -1
+    """The end of the call that feeds the exit before the one that is chosen for now."""
+    before: Sequence[FoundExit] = ()
+    """The exits that answer before that one."""
 
-    def choose(self, one: FoundExit, its: FoundExit | None, *, after: int | None) -> ChosenHead:
+    def choose(self, one: FoundExit, its: FoundExit, *, after: int | None) -> ChosenHead:
         """Return the head of an exit.
 
         Args:
             one: in the mode in which the network answers.
-            its: the same exit in training mode; None as ``training`` is.
+            its: the same exit in ``training``.
             after: the end of the call that feeds the exit before it, for heads answer in the order of their taps; None
                 where that one waits for the whole model, as this one then does.
         """
         if after is None:
             return self._late(one, "the exit before it waits for the whole model")
-        self.after = after
+        self.after, self.before = after, self.early[: self.early.index(one)]
         why = one.chain if isinstance(one.chain, str) else ""
         if isinstance(one.chain, HeadChain):
             fused = self._fused(one, one.chain, its)
@@ -66,37 +69,35 @@ class HeadChooser:
             return branch
         return self._answer(one, its, why) or self._late(one, f"{why}; and {branch}")
 
-    def _fused(self, one: FoundExit, chain: HeadChain, its: FoundExit | None) -> ChosenHead | str:
+    def _fused(self, one: FoundExit, chain: HeadChain, its: FoundExit) -> ChosenHead | str:
         """Return a fused head for an exit, or for its last layers behind others in line; or why there is none."""
-        its_chain = None if its is None else its.chain
+        its_chain = its.chain
         if isinstance(its_chain, str):
             return f"{its_chain}, in training mode"
-        if its_chain is not None and its_chain.form != chain.form:
+        if its_chain.form != chain.form:
             return "in training mode it is another head"
+        if self.training.is_cut(its):
+            return "what is returned has another gradient than that of what makes it"
         for call in {call for each in chain.operations for call in each.calls if call.name and has_hooks(call.layer)}:
             if not any(call in each.calls for each in self.answering.foreign_to(one)):
                 return f"{call.name!r} carries hooks, which a fused head would not call"
-        behind = None if its_chain is None else its_chain.without_pool()
         return (
             self._fused_at(one, chain, its, its_chain)
-            or self._fused_at(one, chain.without_pool(), its, behind)
+            or self._fused_at(one, chain.without_pool(), its, its_chain.without_pool())
             or "no layer that runs once, and is not changed in place later, returns what its pool reads in time"
         )
 
-    def _fused_at(
-        self, one: FoundExit, chain: HeadChain, its: FoundExit | None, its_chain: HeadChain | None
-    ) -> ChosenHead | None:
+    def _fused_at(self, one: FoundExit, chain: HeadChain, its: FoundExit, its_chain: HeadChain) -> ChosenHead | None:
         for read in (*chain.reads, *([] if chain.rectified is None else [chain.rectified])):
             whole, rectifies = read.made_by not in one.branch, read is chain.rectified
             for tap in self._taps_of(read):
-                same = None if self.training is None or its is None else self.training.value_at(tap)
-                alike = its_chain is None or same in ([its_chain.rectified] if rectifies else its_chain.reads)
-                silenced = self._silenced(one, its, None if whole else (read, same))
-                if not (alike and self._is_free(tap, silenced)):
+                same = self.training.value_at(tap)
+                if same is None or same not in ([its_chain.rectified] if rectifies else its_chain.reads):
                     continue
-                if whole or self.answering.is_in_time(one, tap.order):
+                silenced = self._silenced(one, its, None if whole else (read, same), frozenset())
+                if self._is_free(tap, silenced) and (whole or self.answering.is_in_time(one, tap.order, self.before)):
                     self.taken.add(tap.layer)
-                    head = _fused_head(chain, its_chain or chain, rectifies=rectifies)
+                    head = _fused_head(chain, its_chain, rectifies=rectifies)
                     how = "" if whole else "its own layers before that run in line"
                     return ChosenHead(head, tap, how, Extract(tap.item, chain.layout, mask=None), silenced)
         return None
@@ -109,47 +110,50 @@ class HeadChooser:
             return sorted(taps, key=lambda tap: tap.order)
         return taps
 
-    def _branch(self, one: FoundExit, its: FoundExit | None, why: str) -> ChosenHead | str:
+    def _branch(self, one: FoundExit, its: FoundExit, why: str) -> ChosenHead | str:
         """Return a head that runs an exit's own code beside the backbone, or why there is none."""
         if len(one.frontier) != 1:
             return f"its branch reads {len(one.frontier)} values of the backbone, not one"
         (source,) = one.frontier
         if source is one.value:
             return "nothing but other exits' layers makes its logits"
-        silenced = self._silenced(one, its, None)
+        if self.training.is_cut(its):
+            return "what is returned has another gradient than that of what makes it"
         for tap in self._taps_of(source):
-            same = None if self.training is None else self.training.value_at(tap)
-            if not self._is_free(tap, silenced) or (its is not None and (same is None or its.frontier != [same])):
+            same = self.training.value_at(tap)
+            if same is None or its.frontier != [same]:
                 continue
             branch = Branch(self.answering.pair, self.answering.foreign_to(one))
+            other = Branch(self.training.pair, self.training.foreign_to(its))
             try:
-                steps = branch.steps(source, one.value)
-                in_training = steps
-                if its is not None and self.training is not None and same is not None:
-                    other = Branch(self.training.pair, self.training.foreign_to(its))
-                    in_training = other.steps(same, its.value)
-                    branch.layers |= other.layers
-                    branch.tensors |= other.tensors
+                steps, in_training = branch.steps(source, one.value), other.steps(same, its.value)
             except NotReplayed as error:
                 return str(error)
+            layers = branch.layers | other.layers
+            runs = layers.keys()
+            silenced = self._silenced(one, its, None, runs)
+            if not self._is_free(tap, silenced):
+                continue
+            for write in self.answering.writes() + self.training.writes():
+                around = {call.name for call in write.calls}
+                if around & runs and not around & silenced:
+                    return f"{write} would run twice"
             self.taken.add(tap.layer)
-            is_log = one.is_softmax, one.is_softmax if its is None else its.is_softmax
-            module = BranchHead(steps, in_training, branch.layers, branch.tensors, is_log=is_log)
-            extract = None if tap.item is None else Extract(tap.item)
-            return ChosenHead(_as_it_is(module, why), tap, "its own code", extract, silenced)
+            is_log = one.is_softmax, its.is_softmax
+            module = BranchHead(steps, in_training, layers, branch.tensors | other.tensors, is_log=is_log)
+            return ChosenHead(_as_it_is(module, why), tap, "its own code", _item_of(tap), silenced)
         return "no layer that runs once, and is not changed in place later, returns what its branch reads"
 
-    def _answer(self, one: FoundExit, its: FoundExit | None, why: str) -> ChosenHead | None:
+    def _answer(self, one: FoundExit, its: FoundExit, why: str) -> ChosenHead | None:
         """Return a head for the logits that an exit's own code makes in line, as a layer of the model returns them."""
-        if its is not None and its.is_softmax != one.is_softmax:
+        if its.is_softmax != one.is_softmax or self.training.is_cut(its):
             return None
         for tap in self._taps_of(one.value):
-            alike = self.training is None or its is None or self.training.value_at(tap) is its.value
-            if alike and self._is_free(tap, frozenset()) and self.answering.is_in_time(one, tap.order):
+            alike = self.training.value_at(tap) is its.value
+            if alike and self._is_free(tap, frozenset()) and self.answering.is_in_time(one, tap.order, self.before):
                 self.taken.add(tap.layer)
                 module = BranchHead([], [], {}, {}, is_log=(one.is_softmax, one.is_softmax))
-                extract = None if tap.item is None else Extract(tap.item)
-                return ChosenHead(_as_it_is(module, why), tap, "its own code runs in line", extract)
+                return ChosenHead(_as_it_is(module, why), tap, "its own code runs in line", _item_of(tap))
         return None
 
     def _late(self, one: FoundExit, why: str) -> ChosenHead:
@@ -162,14 +166,15 @@ class HeadChooser:
         return tap.layer not in self.taken and not within and tap.order > self.after
 
     def _silenced(
-        self, one: FoundExit, its: FoundExit | None, until: tuple[Value, Value | None] | None
+        self, one: FoundExit, its: FoundExit, until: tuple[Value, Value] | None, runs: Set[str]
     ) -> frozenset[str]:
         """Return the layers of a branch that need not run any more, in both modes; all, or those after a value."""
-        mine = self.answering.silenced(one, set() if until is None else ancestors(until[0]))
-        if its is None or self.training is None:
-            return frozenset(mine)
-        needed = set() if until is None or until[1] is None else ancestors(until[1])
-        return frozenset(mine & self.training.silenced(its, needed))
+        needed, its_needed = (set(), set()) if until is None else map(ancestors, until)
+        return frozenset(self.answering.silenced(one, needed, runs) & self.training.silenced(its, its_needed, runs))
+
+
+def _item_of(tap: Tap) -> Extract | None:
+    return None if tap.item is None else Extract(tap.item)
 
 
 def _as_it_is(module: nn.Module, why: str) -> ModuleHead:

@@ -1,5 +1,7 @@
 """Data movement: values that are others' elements in another place, told by replaying it on labels for numbers."""
 
+from math import prod
+
 from torch import Tensor, arange, equal
 
 from ..listening.recording import Operation, Value
@@ -16,9 +18,10 @@ _MOST = 64
 
 def is_move(operation: Operation, *, backwards: bool = True) -> bool:
     """Return whether an operation moves elements and computes nothing; nor in what it hands back, as detach does."""
-    if operation.name not in _MOVES or any(value.dtype != operation.makes[0].dtype for value in operation.reads):
+    is_known = operation.name in _MOVES and not isinstance(operation.function, str)
+    if not is_known or any(value.dtype != operation.makes[0].dtype for value in operation.reads):
         return False
-    return not (backwards and (operation.is_without_gradient or operation.name == "detach"))
+    return not (backwards and (operation.cuts or operation.name == "detach"))
 
 
 def same_elements(value: Value, *, backwards: bool = True) -> list[Value]:
@@ -28,7 +31,7 @@ def same_elements(value: Value, *, backwards: bool = True) -> list[Value]:
         if not is_move(operation, backwards=backwards):
             break
         (source,) = operation.reads
-        if _numel(source.shape) != _numel(value.shape):
+        if prod(source.shape) != prod(value.shape):
             break
         moved = _moved(found[-1], [operation])
         if moved is None or not equal(moved.flatten(), arange(moved.numel())):
@@ -49,13 +52,13 @@ def parts_along(value: Value, dim: int) -> list[Value] | None:
     start = 0
     for read in dict.fromkeys(read for operation in operations for read in operation.reads if read not in inner):
         sources[start] = read
-        start += _numel(read.shape)
+        start += prod(read.shape)
     parts = []
     for part in labels.unbind(dim):
         source = sources.get(int(part.flatten()[0]))
         if source is None or not equal(part.flatten(), arange(part.numel()) + part.flatten()[0]):
             return None
-        if _numel(source.shape) != part.numel():
+        if prod(source.shape) != part.numel():
             return None
         parts.append(source)
     return parts
@@ -63,10 +66,13 @@ def parts_along(value: Value, dim: int) -> list[Value] | None:
 
 def _collect(value: Value, operations: list[Operation]) -> None:
     made_by = value.made_by
-    if made_by is None or made_by in operations or not is_move(made_by) or len(operations) >= _MOST:
+    if made_by is None or made_by in operations or not is_move(made_by, backwards=False) or len(operations) >= _MOST:
+        return
+    if made_by.name == "detach":
         return
     for read in made_by.reads:
-        _collect(read, operations)
+        if read not in made_by.cuts:
+            _collect(read, operations)
     operations.append(made_by)
 
 
@@ -77,7 +83,7 @@ def _moved(value: Value, operations: list[Operation]) -> Tensor | None:
     for operation in operations:
         for read in operation.reads:
             if read not in labels:
-                count = _numel(read.shape)
+                count = prod(read.shape)
                 labels[read] = arange(start, start + count).view(read.shape)
                 start += count
         if operation.name in _SHAPES:  # the labels may lie in other strides than the numbers did
@@ -86,10 +92,3 @@ def _moved(value: Value, operations: list[Operation]) -> Tensor | None:
             made = operation.run(labels)
         labels.update(zip(operation.makes, made, strict=False))
     return labels.get(value)
-
-
-def _numel(shape: tuple[int, ...]) -> int:
-    count = 1
-    for size in shape:
-        count *= size
-    return count

@@ -1,25 +1,30 @@
 """``find_exits``: the exits that a model has, their order, and how the head of each can be taken over.
 
 All is read off recordings of the model, in eval and in training mode: what each exit is computed from, where its branch
-leaves the backbone, and what lies in between. Numbers prove nothing here, and are not looked at.
+leaves the backbone, and what lies in between. Numbers tell whether unknown code ends in a softmax, and whether eval
+mode says what an exit says; they prove nothing else.
 """
 
 from collections import Counter
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
-from ..arguments import kind_of, tensor_in_words
+from ..arguments import check_classes, kind_of, tensor_in_words
 from ..bad_input import BadInput
 from ..hooks import has_hooks
 from ..listening.recording import Call, Operation, RecordedPair, Value, ancestors, at_place
-from .data_movement import parts_along, same_elements
-from .head_chain import HeadChain, find_chain
+from ..rounding import are_probabilities
+from .data_movement import is_move, parts_along, same_elements
+from .head_chain import SOFTMAXES, HeadChain, find_chain
 
 _WANTS = "wants a list, tuple, dict or dataclass of the logits [N, K] of two exits or more, or a stack of them"
-#: Rows of probabilities add up to 1 but for rounding, of float16 too.
-_NEAR_ONE = 1e-2
+#: Leaves that outlive a forward.
+_STATE = ("parameter", "buffer", "attribute")
 BY_HAND = "; or put the network together by hand: model/README.md, 'A network with exits of its own'"
 
 
@@ -91,14 +96,19 @@ class Mode:
             if not one.branch:
                 one.frontier = [one.value]
             if isinstance(one.chain, HeadChain):
-                one.is_softmax = one.chain.softmax == "softmax"
+                one.is_softmax = one.chain.is_softmax
             else:
-                one.is_softmax = _are_probabilities(picked(self.recording.output, one.place))
+                one.is_softmax = are_probabilities(picked(self.recording.output, one.place))
         self._runs = Counter(call.layer for call in self.recording.calls)
 
     def runs_once(self, layer: nn.Module) -> bool:
         """Return whether a layer is called once in a forward."""
         return self._runs[layer] == 1
+
+    def is_cut(self, one: FoundExit) -> bool:
+        """Return whether the logits are returned with another gradient than that of what makes them."""
+        moved = (cut for each in self.recording.operations if is_move(each, backwards=False) for cut in each.cuts)
+        return any(one.value in same_elements(cut) for cut in (*self.recording.cuts, *moved))
 
     def foreign_to(self, one: FoundExit) -> set[Operation]:
         """Return the operations that exits but one depend on."""
@@ -122,12 +132,19 @@ class Mode:
                     found.append((Place((*path, index), dim), part))
         return _without_features(found)
 
-    def check(self) -> None:
+    def check(self, *, may_be_random: bool = False) -> None:
         """Raise ``ValueError`` unless what the exits are computed from is known, and each by itself."""
-        for read in self.recording.host_reads:
+        if self.recording.draws:
+            raise BadInput(
+                f"model: draws numbers by Python's random or by NumPy{self.words}, so that what it computes may differ "
+                f"each time; wants those of PyTorch, which are tensors{self._by_hand()}"
+            )
+        if self.recording.host_reads:
+            read = self.recording.host_reads[0]
+            by = "parameters" if read.value.from_state else "numbers that it draws"
             raise BadInput(
                 f"model: the host reads a number that depends on the "
-                f"{'input' if read.value.from_input else 'parameters'}, {read.how} at {read.line}{self.words}, so that "
+                f"{'input' if read.value.from_input else by}, {read.how} at {read.line}{self.words}, so that "
                 f"what follows may differ from one to another; wants a forward that returns all exits, whatever they "
                 f"say{self._by_hand()}"
             )
@@ -136,7 +153,16 @@ class Mode:
             where = f"model: its exit {one.place.name!r}"
             leaves = {read for each in one.needs for read in each.reads if each is not None and read.leaf}
             if not one.value.from_input:
-                raise BadInput(f"{where} does not depend on the input{self.words}")
+                raise BadInput(
+                    f"{where} does not depend on the input{self.words}, or not by PyTorch's operators in one thread; "
+                    f"wants logits that they make of it{self._by_hand()}"
+                )
+            last = same_elements(one.value, backwards=False)[-1].made_by
+            if last is not None and last.name.rstrip("_") == "sigmoid":
+                raise BadInput(
+                    f"{where} is a sigmoid, which judges each class by itself, in {last}{self.words}; wants logits, of "
+                    f"which one class is the answer{self._by_hand()}"
+                )
             for leaf in leaves:
                 if leaf.leaf == "unknown" and not self._is_constant(leaf):
                     user = next(each for each in one.needs if leaf in each.reads)
@@ -150,15 +176,27 @@ class Mode:
                         f"{where} depends on what its exit {other.place.name!r} says, by {reader}{self.words}; wants "
                         f"exits of which each does without the others' logits{self._by_hand()}"
                     )
-
-    def check_not_random(self) -> None:
-        """Raise ``ValueError`` if an exit depends on numbers that were drawn."""
-        for one in self.exits:
             drawn = sorted((each for each in one.needs if each.is_random), key=lambda each: each.number)
-            if drawn:
+            if drawn and not may_be_random:
                 raise BadInput(
-                    f"model: its exit {one.place.name!r} is drawn by chance{self.words}, in {drawn[0]}; wants heads "
-                    f"and a backbone that compute the same each time{self._by_hand()}"
+                    f"{where} is drawn by chance{self.words}, in {drawn[0]}; wants heads and a backbone that compute "
+                    f"the same each time{self._by_hand()}"
+                )
+
+    def choosing(self) -> tuple[str, ...]:
+        """Return the layers that run heads of several exits, and so may choose by their mode which; "" is the model."""
+        around = Counter(call for one in self.exits for call in {call for each in one.branch for call in each.calls})
+        return tuple({"": 0} | {call.name: 0 for call, exits in around.items() if exits > 1 and call.name})
+
+    def check_says_what(self, own: "Mode") -> None:
+        """Raise ``ValueError`` if the model returns in eval mode what is none of the exits: their mean, say."""
+        said = torch.stack([_probabilities(self, one) for one in self.exits])
+        for one in own.exits:
+            rows, near = _probabilities(own, one), torch.finfo(one.value.dtype).eps ** 0.5  # attention has faster ways
+            if rows.shape == said.shape[1:] and not ((said - rows).abs() <= near * rows.amax()).all(2).any(0).all():
+                raise BadInput(
+                    "model: what it returns in eval mode is what none of the exits says that training mode returns: "
+                    "their mean, say; wants a module around it that returns the exits themselves in both modes"
                 )
 
     def _by_hand(self) -> str:
@@ -187,9 +225,10 @@ class Mode:
                 f"model: returned {got}{self.words}, in which {len(self.exits) or 'no'} exit"
                 f"{'s' * (not self.exits)} can be told, {_WANTS}; heads for a model without exits are those of attach"
             )
-        if len(classes) > 1 or min(classes) < 2:
+        check_classes("model", max(classes))
+        if len(classes) > 1:
             got = ", ".join(f"{count} classes at {name!r}" for count, name in classes.items())
-            raise BadInput(f"model: returned logits of {got}{self.words}; wants one number of classes, at least 2")
+            raise BadInput(f"model: returned logits of {got}{self.words}; wants one number of classes")
         seen: dict[Value, Place] = {}
         for one in self.exits:
             if (first := seen.setdefault(one.value, one.place)) is not one.place:
@@ -199,15 +238,10 @@ class Mode:
 
     def _is_constant(self, leaf: Value) -> bool:
         """Return whether an unknown tensor was the same for other inputs: one that the model's code holds somewhere."""
-        mine, other = leaf.tensor, self._twin(leaf)
+        pairs = zip(self.pair.first.operations, self.pair.second.operations, strict=True)
+        reads = (each for mine, its in pairs for each in zip(mine.reads, its.reads, strict=True))
+        mine, other = leaf.tensor, next(twin.tensor for read, twin in reads if read is leaf)
         return mine is not None and other is not None and mine.shape == other.shape and bool((mine == other).all())
-
-    def _twin(self, leaf: Value) -> Any:
-        for mine, its in zip(self.pair.first.operations, self.pair.second.operations, strict=True):
-            for read, twin in zip(mine.reads, its.reads, strict=True):
-                if read is leaf:
-                    return twin.tensor
-        return None
 
     def taps_of(self, value: Value) -> list[Tap]:
         """Return the layers whose hooks could hand a value to a head, those with the shortest names first."""
@@ -215,12 +249,9 @@ class Mode:
         for call in self.recording.calls:
             places = [place for place, each in call.returned.items() if each is value and len(place) < 2]
             usable = call.name and self._runs[call.layer] == 1 and value.written is None
-            if usable and places and self._is_readable(value):
+            if usable and places and value.feeds_head(self.recording.samples):
                 found.append(Tap(call.name, places[0][0] if places[0] else None, call.order))
         return sorted(found, key=lambda tap: (tap.layer.count("."), len(tap.layer)))
-
-    def _is_readable(self, value: Value) -> bool:
-        return 2 <= len(value.shape) <= 4 and value.shape[0] == self.recording.samples and value.is_readable
 
     def value_at(self, tap: Tap) -> Value | None:
         """Return what a tap of another mode hands over in this one; None if it would not."""
@@ -230,21 +261,30 @@ class Mode:
         value = calls[0].returned.get(() if tap.item is None else (tap.item,))
         return value if value is not None and value.written is None else None
 
-    def is_in_time(self, one: FoundExit, order: int) -> bool:
-        """Return whether work that others do, and this exit does not need, comes after a layer has returned.
+    def is_in_time(self, one: FoundExit, order: int, before: Sequence[FoundExit]) -> bool:
+        """Return whether work of exits that do not answer ``before``, and not its own, follows a layer's return.
 
         Heads that a model calls behind its backbone are no longer in time: nothing could be skipped.
         """
         ready = max((each.made_by.number for each in one.frontier if each.made_by is not None), default=-1)
         end = next(call.ended for call in self.recording.calls if call.order == order)
-        foreign = self.foreign_to(one) - one.needs
-        return not any(ready < each.number < end and each.flops for each in foreign)
+        later = set().union(*(other.needs for other in self.exits if other not in (one, *before))) - one.needs
+        return not any(ready < each.number < end and each.flops for each in later)
 
-    def silenced(self, one: FoundExit, needed: set[Operation]) -> set[str]:
-        """Return layers that run for nothing once an exit has a head of its own, the outermost, by name."""
+    def writes(self) -> list[Operation]:
+        """Return the operations that are the first to write to a parameter, a buffer or an attribute."""
+        given = ((each, leaf) for each in self.recording.operations for leaf in tree_leaves((each.args, each.kwargs)))
+        return [each for each, leaf in given if isinstance(leaf, Value) and leaf.leaf in _STATE
+                and leaf.written == each.number]  # fmt: skip
+
+    def silenced(self, one: FoundExit, needed: set[Operation], runs: Set[str]) -> set[str]:
+        """Return layers that run for nothing once an exit has a head of its own, the outermost, by name.
+
+        A layer that writes to buffers does so for something, unless the head ``runs`` the layer that does.
+        """
         found: set[str] = set()
         passed: list[Call] = []  # calls that stay: what they run in turn is theirs
-        foreign = self.foreign_to(one) | needed
+        foreign, writes = self.foreign_to(one) | needed, self.writes()
         for call in sorted(self.recording.calls, key=lambda each: (each.began, -each.ended, -each.order)):
             within = self.recording.operations[call.began : call.ended]
             of_the_branch = not any(each in foreign for each in within) and any(each in one.branch for each in within)
@@ -252,7 +292,9 @@ class Mode:
                 continue
             if not any(outer.began <= call.began and call.ended <= outer.ended for outer in passed):
                 passed.append(call)
-                if self._may_be_silent(call):
+                if self._may_be_silent(call) and not any(
+                    call in each.calls and runs.isdisjoint(its.name for its in each.calls) for each in writes
+                ):
                     found.add(call.name)
         return found
 
@@ -260,6 +302,10 @@ class Mode:
         layer, given = call.layer, call.args[0] if call.args else None
         if has_hooks(layer) or "forward" in vars(layer) or list(call.returned) != [()] or not self.runs_once(layer):
             return False
+        inside = set(layer.modules())
+        for other in self.recording.calls:  # others may call its layers by their names
+            if other.layer in inside and not call.began <= other.began <= other.ended <= call.ended:
+                return False
         own = {id(parameter) for parameter in layer.parameters()}
         for operation in self.recording.operations:  # others may read its parameters by its name
             by_name = {id(each) for around in operation.calls for each in around.layer._parameters.values()}
@@ -270,12 +316,14 @@ class Mode:
 
 
 def _without_features(found: list[tuple[Place, Value]]) -> list[tuple[Place, Value]]:
-    """Leave out what lies beside the logits: one number of a sample, and features of other widths behind logits."""
+    """Leave out what lies beside the logits: the softmax of those, one number of a sample, features of other widths."""
+    said = {each for _, value in found for each in same_elements(value, backwards=False)}
+    found = [one for one in found if said.isdisjoint(_softmax_of(one[1]))]
     found = [one for one in found if one[1].shape[1] > 1] or found
     widths = Counter(value.shape[1] for _, value in found)
     if len(widths) < 2:
         return found
-    kept = [
+    return [
         (place, value)
         for place, value in found
         if not any(
@@ -283,7 +331,13 @@ def _without_features(found: list[tuple[Place, Value]]) -> list[tuple[Place, Val
             for _, other in found
         )
     ]
-    return kept
+
+
+def _softmax_of(value: Value) -> list[Value]:
+    """Return the logits of which a value is the softmax, or the logarithm of that."""
+    made_by = same_elements(value, backwards=False)[-1].made_by
+    is_softmax = made_by is not None and made_by.name in SOFTMAXES and made_by.args[1] in (1, -1)
+    return same_elements(made_by.reads[0], backwards=False) if made_by is not None and is_softmax else []
 
 
 def picked(output: Any, place: Place) -> Tensor:
@@ -294,9 +348,9 @@ def picked(output: Any, place: Place) -> Tensor:
     return at_place(output, place.path[:-1]).select(place.dim, place.path[-1])
 
 
-def _are_probabilities(y: Tensor) -> bool:
-    rows = y.double().sum(1)
-    return bool((y >= 0).all() and ((rows - 1).abs() < _NEAR_ONE).all())
+def _probabilities(mode: Mode, one: FoundExit) -> Tensor:
+    y = picked(mode.recording.output, one.place).double()
+    return y if one.is_softmax else y.softmax(1)
 
 
 def _reader_of(other: FoundExit, one: FoundExit) -> Operation | None:

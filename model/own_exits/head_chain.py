@@ -13,7 +13,7 @@ from ..hooks import has_hooks
 from ..listening.recording import Operation, Value
 from .data_movement import same_elements
 
-_SOFTMAXES = {"_softmax": "softmax", "softmax": "softmax", "_log_softmax": "log_softmax", "log_softmax": "log_softmax"}
+SOFTMAXES = "_softmax", "_log_softmax"
 
 
 @dataclass
@@ -24,8 +24,8 @@ class HeadChain:
     """The last one."""
     logits: Value
     """What it makes."""
-    softmax: str
-    """"softmax" or "log_softmax" behind it; "" for none."""
+    is_softmax: bool
+    """A softmax comes behind it, and not its logarithm."""
     dropout: float = 0.0
     """Before the first linear layer; 0 in eval mode, as is ``hidden_dropout``."""
     hidden: nn.Linear | None = None
@@ -79,16 +79,16 @@ class _Walk:
         self._passed: list[Operation] = []
 
     def back_from(self, value: Value) -> HeadChain | str:
-        value, softmax = self._same(value), ""
+        value = self._same(value)
         made_by = value.made_by
-        if made_by is not None and made_by.name in _SOFTMAXES and made_by.args[1] in (1, -1):
-            softmax = _SOFTMAXES[made_by.name]
+        is_softmax = made_by is not None and made_by.name == "_softmax" and made_by.args[1] in (1, -1)
+        if made_by is not None and made_by.name in SOFTMAXES and made_by.args[1] in (1, -1):
             value = self._same(self._through(made_by))
         read = self._linear(value)
         if isinstance(read, str):
             return read
         layer, x = read
-        chain = HeadChain(layer, value, softmax)
+        chain = HeadChain(layer, value, is_softmax)
         x, chain.dropout = self._dropout(x)
         name, kept = _activation(x), list(self._passed)
         if name is not None and x.made_by is not None:
@@ -100,8 +100,8 @@ class _Walk:
                 x, chain.dropout = self._dropout(below[1])
         self._pool(self._norm(x, chain), chain)
         chain.operations = self._passed
-        custom = [str(each) for each in self._passed if each.is_without_gradient]
-        return f"{custom[0]} runs without gradients, or in an autograd.Function" if custom else chain
+        cut = [str(each) for each in self._passed if each.cuts]
+        return f"{cut[-1]} reads what has another gradient than that of what made it" if cut else chain
 
     def _through(self, operation: Operation) -> Value:
         """Pass an operation, and return what it reads first."""
@@ -147,7 +147,7 @@ class _Walk:
             path, _, last = name.rpartition(".")
             layer = self._model.get_submodule(path)
             own = layer._parameters
-            if type(layer) is not kind or last != "weight" or own["weight"] is not weight.tensor:
+            if type(layer) is not kind or last != "weight" or own.get("weight") is not weight.tensor:
                 continue
             if own.get("bias") is not (None if bias is None else bias.tensor) or has_hooks(layer):
                 continue
@@ -256,7 +256,8 @@ def _pool_of(features: Value) -> tuple[Value, str, tuple[int, int], str, tuple[i
         return x, "avg" if "avg" in name else "max", _pair(args[1]), "NCHW", None
     if name in ("avg_pool2d", "max_pool2d_with_indices") and len(x.shape) == 4:
         window, stride = _pair(args[1]), _pair(args[2] if len(args) > 2 and args[2] else args[1])
-        others = [each for each in args[3:] if each not in (None, True, False, [0, 0], [0], [1, 1], [1])]
+        padding, dilation = (args[3] if len(args) > 3 else []), (args[4] if len(args) > 4 and name[0] == "m" else [])
+        others = any(padding) or any(step != 1 for step in dilation) or len(args) > 6 and args[6] is not None
         rows, columns = (size // step for size, step in zip(x.shape[2:], window, strict=True))
         covered = (rows * window[0], columns * window[1]) == x.shape[2:] and features.shape[2:] == (rows, columns)
         if covered and not others and (window == stride or (rows, columns) == (1, 1)):

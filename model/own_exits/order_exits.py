@@ -14,7 +14,8 @@ def order_exits(mode: Mode, final: Any) -> list[FoundExit]:
     What two exits share at most ends where two branches at least leave it: a head, and the rest of the backbone with
     its classifier. Which of them is the classifier is told where all others are heads that can be fused, and it has
     layers of maps or tokens. Else the order in which exits are returned decides, if that agrees with the work that
-    the branches do on those.
+    the branches do on those. Where none of them has any, and an exit returned behind them does more of that work, they
+    are heads that share layers of their own.
 
     Args:
         mode: the model in eval mode.
@@ -33,27 +34,35 @@ def order_exits(mode: Mode, final: Any) -> list[FoundExit]:
 
 
 def _final(mode: Mode, deepest: set[Operation], tied: list[FoundExit], final: Any) -> FoundExit:
-    exits, names = mode.exits, [one.place.name for one in tied]
+    exits = mode.exits
     if final is not None:
-        named = [one for one in tied if one.place.name == final]
+        named = [one for one in exits if one.place.name == final]
         if not named:
-            raise ValueError(f"final: got {final!r}, wants one of {names}, the deepest exits of the model")
+            raise ValueError(f"final: got {final!r}, wants one of {[one.place.name for one in exits]}")
         return named[0]
     rest = [one for one in tied if not _is_head_of_shared(one)]
-    work = [_flops_on_maps(one, mode) for one in tied]
+    work = [_flops_on_maps(one.branch, mode) for one in tied]
     costliest = [one for one, its in zip(tied, work, strict=True) if its == max(work)]
     returned = _at_an_end(exits, deepest)
-    if len(rest) == 1 and rest == costliest and max(work) and (rest[0] in returned or not returned):
-        return rest[0]
-    alone = [one for one in tied if len(one.place.path) < max(len(other.place.path) for other in exits)]
-    for said in (*returned[:1], *(alone if len(alone) == 1 else [])):
-        if said in costliest:
-            return said
+    in_all = [_flops_on_maps(one.needs, mode) for one in exits]
+    beside = [one for one, its in zip(exits, in_all, strict=True) if its == max(in_all) and one not in tied]
+    goes_on = any(_flops_on_maps(one.branch, mode) for one in exits if one not in tied)
+    if not max(work) and beside == [exits[-1]]:  # the others are heads that share layers of their own
+        return exits[-1]
+    if exits[-1] not in beside and (max(work) or not goes_on or exits[-1] in tied and not beside):
+        if len(rest) == 1 and rest == costliest and max(work) and (rest[0] in returned or not returned):
+            return rest[0]
+        alone = [one for one in tied if len(one.place.path) < max(len(other.place.path) for other in exits)]
+        for said in (*returned[:1], *(alone if len(alone) == 1 else [])):
+            if said in costliest:
+                return said
     likely = (returned if len(returned) == 1 else costliest)[0].place.name
+    named = [*tied, *beside, *([exits[-1]] if goes_on else [])]
+    names = [one.place.name for one in exits if one in named]
     raise ValueError(
         f"model: any of its exits {', '.join(map(repr, names))} may be its classifier, the one that answers last: "
-        f"their branches leave the backbone at the same place, and the order in which they are returned does not agree "
-        f"with the work that they do; wants final={likely!r}, or another of them"
+        f"where their branches leave the backbone, and the order in which they are returned, do not agree with the "
+        f"work that they do; wants final={likely!r}, or another of them"
     )
 
 
@@ -71,12 +80,12 @@ def _is_head_of_shared(one: FoundExit) -> bool:
     return isinstance(one.chain, HeadChain) and all(value.made_by not in one.branch for value in one.chain.reads)
 
 
-def _flops_on_maps(one: FoundExit, mode: Mode) -> int:
-    """Return the work on maps or tokens in a branch: of more of the backbone, or of a head that works as one."""
+def _flops_on_maps(operations: Iterable[Operation], mode: Mode) -> int:
+    """Return the work on maps or tokens: in a branch, of more of the backbone or of a head that works as one."""
     rows = mode.recording.samples
     on_maps = (
         each
-        for each in one.branch
+        for each in operations
         if any(read.from_input and (len(read.shape) > 2 or read.shape[:1] != (rows,)) for read in each.reads)
     )
     return _work(on_maps)[0]

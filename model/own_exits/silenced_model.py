@@ -1,7 +1,7 @@
 """``SilencedModel``: a model with exits of its own as a backbone, in which the last exit alone computes anything."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
@@ -50,7 +50,7 @@ class SilencedModel(nn.Module):
         training: Answers | str,
         *,
         late: tuple[int, ...] = (),
-        as_in_training: bool = False,
+        as_in_training: tuple[str, ...] = (),
     ) -> None:
         """Hold a copy of the model, which shares its parameters.
 
@@ -60,8 +60,7 @@ class SilencedModel(nn.Module):
             answering: where it returns them in eval mode.
             training: in training mode; or why it cannot run in that mode.
             late: exits of which heads read the logits once the model has returned, by their indices.
-            as_in_training: in eval mode the model's own forward goes as in training mode, where it returns all exits,
-                and its layers' as in eval mode.
+            as_in_training: names of layers that themselves go as in training in eval mode, too; "" is the model.
         """
         super().__init__()
         self.model = model
@@ -80,7 +79,7 @@ class SilencedModel(nn.Module):
     def _run(self, model: nn.Module, x: Tensor) -> Any:
         if not self._as_in_training or self.training:
             return model(x)
-        with as_in_training(model):
+        with as_in_training(model, self._as_in_training):
             return model(x)
 
     def train(self, mode: bool = True) -> "SilencedModel":
@@ -102,29 +101,33 @@ class SilencedModel(nn.Module):
 
 
 _LOCK = threading.Lock()
-_RUNNING: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()  # forwards of models that run as in training mode
+_RUNNING: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()  # forwards of layers that run as in training mode
 
 
 @contextmanager
-def as_in_training(module: nn.Module) -> Iterator[None]:
-    """Put a module, without its layers, into training mode while forwards of it run, in whatever threads."""
+def as_in_training(model: nn.Module, names: Sequence[str]) -> Iterator[None]:
+    """Put some of a model's layers, without theirs, into training mode while forwards run, in whatever threads."""
+    layers = [model.get_submodule(name) for name in names]
     with _LOCK:
-        _RUNNING[module] = _RUNNING.get(module, 0) + 1
-        module.training = True
+        for layer in layers:
+            _RUNNING[layer] = _RUNNING.get(layer, 0) + 1
+            layer.training = True
     try:
         yield
     finally:
         with _LOCK:
-            _RUNNING[module] -= 1
-            module.training = _RUNNING[module] > 0
+            for layer in layers:
+                _RUNNING[layer] -= 1
+                layer.training = _RUNNING[layer] > 0
 
 
 class SilentLayer(nn.Module):
     """Stands where a layer of a head was: returns memory that nobody wrote and nobody reads, and launches nothing."""
 
-    def __init__(self, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    def __init__(self, layer: nn.Module, shape: tuple[int, ...], dtype: torch.dtype) -> None:
         """Replace a module that takes a tensor of N samples first, and returns one [N, *shape]."""
         super().__init__()
+        self.__dict__ |= {key: each for key, each in vars(layer).items() if key[0] != "_"}  # its features, say
         self.shape, self.dtype = shape, dtype
 
     def forward(self, x: Tensor, *_others: Any, **_named: Any) -> Tensor:

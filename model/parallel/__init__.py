@@ -6,6 +6,5 @@ nothing of each other; both stand on the modules here:
     split/              parallelize: one process drives all devices, each with a part of the network
     pipeline/           pipelined: a process a device, each with a stage of the network
 
-    segments            the backbone cut at its taps
-    balance             which part or stage has which segments, by their times
+    segments            the backbone cut at its taps, and dealt to parts or stages by times of segments
 """

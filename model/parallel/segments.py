@@ -1,10 +1,13 @@
-"""A backbone cut at its taps into segments, each a graph of ``torch.export`` for micro-batches of one size.
+"""A backbone cut at its taps into segments, each a graph of ``torch.export``, and dealt to parts by their times.
 
 Taps are forward hooks, by which a forward can be left early but not entered late. A stage of a pipeline begins in the
 middle of the forward, so that here alone the backbone is traced. Heads are not: they read what a segment returns.
 """
 
-from collections.abc import Sequence
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from functools import cache
 
 import torch
 from torch import Tensor, nn
@@ -12,9 +15,8 @@ from torch.export.passes import move_to_device_pass
 
 from ..bad_input import BadInput
 from ..early_exit_network import EarlyExitNetwork
-from ..export.program import one_line_of_exporter
-from ..export.stages import Stage as Segment
-from ..export.stages import cut_into_stages
+from ..export.program import Stage as Segment
+from ..export.program import cut_into_stages, one_line_of_exporter
 from ..taps import listening
 from ..trunk.trunk import Trunk
 
@@ -80,3 +82,57 @@ def run_segments(segments: Sequence[Segment], x: Tensor) -> list[tuple[Tensor, t
         handed = tuple(hands)
         found.append((read, handed))
     return found
+
+
+_WARM_UPS, _RUNS = 2, 5
+
+
+def balanced(loads: Sequence[float], stages: int) -> list[int]:
+    """Return the first segment of each stage, so that the largest sum of loads of one is as small as can be."""
+
+    @cache
+    def best(first: int, stages: int) -> tuple[float, tuple[int, ...]]:
+        if stages == 1:
+            return sum(loads[first:]), (first,)
+        found = []
+        for end in range(first + 1, len(loads) - stages + 2):
+            later, starts = best(end, stages - 1)
+            found.append((max(sum(loads[first:end]), later), (first, *starts)))
+        return min(found)
+
+    return [*best(0, stages)[1]]
+
+
+def starts_of(name: str, ends: str | Sequence[str], taps: Sequence[str], parts: int, kind: str) -> list[int] | None:
+    """Return the first segment of each part as an argument says it; None if they are to be balanced.
+
+    Args:
+        name: of the argument, for errors.
+        ends: its value, "auto" or the taps at which one part ends and the next begins.
+        taps: of the network.
+        parts: how many there are.
+        kind: what has a part each, such as "ranks", for errors.
+
+    Raises:
+        ValueError: neither of these, or more parts than segments.
+    """
+    if parts > len(taps) + 1:
+        raise ValueError(f"{kind}: got {parts}, wants at most {len(taps) + 1}: the network has {len(taps)} taps")
+    if isinstance(ends, str):
+        if ends != "auto":
+            raise ValueError(f"{name}: got {ends!r}, wants 'auto' or a list of taps")
+        return None
+    given = [*ends]
+    if len(given) != parts - 1 or given != [tap for tap in taps if tap in given]:
+        raise ValueError(f"{name}: got {given}, wants {parts - 1} of {[*taps]}, in this order, for {parts} {kind}")
+    return [0, *(taps.index(tap) + 1 for tap in given)]
+
+
+def median_ms(run: Callable[[], object]) -> float:
+    """Measure what a run takes that the host waits for, in milliseconds."""
+    times = []
+    for _ in range(_WARM_UPS + _RUNS):
+        began = time.perf_counter()
+        run()
+        times.append((time.perf_counter() - began) * 1e3)
+    return statistics.median(times[_WARM_UPS:])

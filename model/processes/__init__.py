@@ -2,6 +2,5 @@
 
 process_group    joins the processes, and compares them before
 rank_failures    a process that dies, hangs or raises ends all of them, with the cause
-agreement        arguments, checkpoints and data that have to be the same in all
-dealing          batches dealt to processes, and their results in order
+dealing          batches dealt to processes, and their results in order; and what has to be the same in all
 """

@@ -1,14 +1,16 @@
 """``CapturedBatch``: a network captured for one batch size, with its graphs, static input and answer."""
 
 from collections.abc import Sequence
+from itertools import zip_longest
 
 import torch
 from torch import Tensor
 
-from ...kernels import ExitBuffers, ExitLaunch
-from ...kernels.answer_layout import AnswerLayout
+from ...kernels import ExitBuffers, ExitHead, ExitLaunch
+from ...kernels.exits_plan import AnswerLayout
 from ...kernels.lifetimes import keep_in_children
 from ..exit_result import ExitResult
+from ..module_head import AuxHead
 from .capture import Graph, copy_memory
 
 
@@ -89,3 +91,45 @@ class CapturedBatch:
         """Allocate the memory of an answer: what ``packed_answer`` is copied to, and the result that views it."""
         packed = torch.empty_like(self.buffers.packed_answer)
         return packed, ExitResult.viewing(packed, self._layout, self._valid)
+
+
+class HeadLaunches:
+    """At each of some taps one launch for all heads since the stop before; at the end one for the other exits."""
+
+    def __init__(
+        self,
+        buffers: ExitBuffers,
+        exits: Sequence[ExitHead | None],
+        heads: Sequence[AuxHead],
+        stops: Sequence[int],
+        *,
+        first: int = 0,
+        open_samples: Tensor | None = None,
+        conditions: Tensor | None = None,
+    ) -> None:
+        """Prepare the launches of all ``exits``: of the heads, and last the classifier, None if its logits are given.
+
+        The stops are indices of taps, ascending; ``first`` is the exits' place in a network that is split. For
+        ``open_samples`` ([stops] int64 in pinned memory; one more if the last launch tells, too) and ``conditions``
+        ([stops] int64) see :class:`ExitLaunch`.
+        """
+        told = [] if open_samples is None else [*open_samples[:, None]]
+        conditional = [] if conditions is None else [*conditions[:, None]]
+        self._heads = heads
+        starts = [0, *(stop + 1 for stop in stops)]
+        self._exits_of = [slice(start, end) for start, end in zip(starts, [*starts[1:], len(exits)], strict=True)]
+        self.launches = [
+            ExitLaunch(buffers, first + part.start, exits[part], open_samples=tells, condition=condition)
+            for part, tells, condition in zip_longest(self._exits_of, told, conditional)
+        ]
+        """Launches in the order of the stops; the last one has the classifier."""
+
+    def launch(self, index: int, outputs: Sequence[Tensor]) -> None:
+        """Launch one of them on the current stream, given the outputs of all taps so far and, last, of the trunk.
+
+        Modules of heads that are not fused run before it, on this stream.
+        """
+        part = self._exits_of[index]
+        outputs = outputs[part]
+        reads = [head.launch_input(x).resolve_neg() for head, x in zip(self._heads[part], outputs, strict=False)]
+        self.launches[index]([*reads, *outputs[len(reads) :]])

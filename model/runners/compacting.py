@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from ...kernels import Answer, ExitBuffers, collect, destination, gather_open, moves_rows, new_destinations
-from ...kernels.answer_layout import AnswerLayout
-from ...kernels.memory_pool import MemoryPool
+from ...kernels.exits_plan import AnswerLayout
+from ...kernels.lifetimes import MemoryPool
 from ..exit_result import ExitResult
 from ..taps import list_taps
 from .capture import Graph

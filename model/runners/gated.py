@@ -8,9 +8,8 @@ from torch import Tensor
 from ...kernels import ExitBuffers
 from ..taps import list_taps
 from .capture import nest_in_conditions
-from .captured_batch import CapturedBatch, StaticInput
+from .captured_batch import CapturedBatch, HeadLaunches, StaticInput
 from .graph_runner import GraphRunner
-from .head_launches import HeadLaunches
 from .segment_times import choose_stops
 
 #: A gate skips at least this much of the trunk, in microseconds: each costs about 10 even if it stays open (H200).

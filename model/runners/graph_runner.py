@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ...kernels import ExitBuffers, ExitHead
 from ...kernels.cuda_runtime import beside_captures
-from ...kernels.memory_pool import MemoryPool, empty_cache
+from ...kernels.lifetimes import MemoryPool, empty_cache
 from ..early_exit_network import EarlyExitNetwork
 from ..exit_monitor import uncounted
 from ..exit_result import ExitResult, joined
@@ -19,9 +19,7 @@ from ..taps import listening
 from ..trunk.trunk import Trunk, check_kind, make_trunk
 from .capture import CAPTURE_LOCK, Capture, Graph, warm_up
 from .captured_batch import CapturedBatch, StaticInput
-from .captured_heads import CapturedHeads
-from .captured_memory import CapturedMemory
-from .captured_reads import Addresses, check_unmoved
+from .captured_heads import Addresses, CapturedHeads, CapturedMemory, check_unmoved
 from .captures import Callers, Captures
 from .checks import check_capturable, check_no_outer_capture, check_sizes
 from .segment_times import measure_segments
@@ -106,7 +104,7 @@ class GraphRunner(SerialRunner):
                     None if self._trunk.classifier is None else self._trunk.classifier.as_exit_head(),
                 ]
                 monitor = network.monitor
-                tallies = None if monitor is None else monitor.tallies_on(self._device, len(self._exits))
+                tallies = None if monitor is None else monitor.tallies_on(self._device)
                 with uncounted(monitor):
                     for size in reversed(self._sizes):
                         repeats = -(-size // len(example_input))

@@ -9,9 +9,8 @@ from ...kernels import ExitBuffers
 from ..early_exit_network import EarlyExitNetwork
 from ..taps import list_taps
 from ..trunk.trunk import Trunk
-from .captured_batch import CapturedBatch, StaticInput
+from .captured_batch import CapturedBatch, HeadLaunches, StaticInput
 from .graph_runner import GraphRunner
-from .head_launches import HeadLaunches
 
 #: A launch beside the trunk starts while at least this share of the trunk's time is left to hide it.
 _SHARE_TO_HIDE_BEHIND = 0.2

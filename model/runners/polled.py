@@ -9,14 +9,12 @@ import torch
 from torch import Tensor
 
 from ...kernels import ExitBuffers, ExitLaunch
-from ...kernels.lifetimes import new_event
-from ...kernels.memory_pool import MemoryPool
+from ...kernels.lifetimes import MemoryPool, new_event
 from ..exit_result import ExitResult
 from ..taps import list_taps
 from .capture import Graph
-from .captured_batch import CapturedBatch, StaticInput
+from .captured_batch import CapturedBatch, HeadLaunches, StaticInput
 from .graph_runner import GraphRunner
-from .head_launches import HeadLaunches
 from .segment_times import choose_stops
 
 #: A graph holds at least this much of the trunk, in microseconds: in that time its first head runs, the host sees what

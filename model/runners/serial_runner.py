@@ -11,10 +11,9 @@ from torch import Tensor
 from ...kernels.lifetimes import is_forked, keep_in_children, refuse_forked
 from ..early_exit_network import EarlyExitNetwork
 from ..exit_result import ExitResult
-from ..owned_lock import OwnedLock
+from ..streams import OwnedLock
 from .checks import check_no_outer_capture, check_request
-from .leaving import REQUEST
-from .runner import Runner
+from .runner import REQUEST, Runner
 
 _RunnerT = TypeVar("_RunnerT", bound="SerialRunner")
 

@@ -9,7 +9,7 @@ from ..bad_input import BadInput
 from ..early_exit_network import EarlyExitNetwork
 from ..taps import listening
 from .batches import all_finite, all_on_device
-from .learners import as_before
+from .evaluation import as_before
 
 #: Most memory that features may take; more are refused with advice.
 MOST_BYTES = 8 * 2**30

@@ -1,5 +1,6 @@
 """Data sets of images: the digits, CIFAR-10 or a folder; decoded and split into train, validation and test."""
 
+import hashlib
 import os
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
@@ -46,6 +47,14 @@ class LabelledImages:
         if self.paths is None:
             return hashes_of(open_it().tobytes() for open_it in self.open)
         return hashes_of(path.read_bytes() for path in self.paths)
+
+    def facts(self) -> str:
+        """Return the number of images, and a hash of names, sizes on disk, labels and classes, to agree on."""
+        found = hashlib.sha256(repr(self.classes).encode())
+        found.update(self.labels.numpy().tobytes())
+        for path in self.paths or ():
+            found.update(f"{path.parent.name}/{path.name} {path.stat().st_size}\n".encode())
+        return f"{len(self.labels)} images of {self.name} ({found.hexdigest()[:16]})"
 
 
 class Decoded(NamedTuple):
@@ -125,7 +134,7 @@ def load_digits() -> LabelledImages:
     )
 
 
-def load_folder(directory: Path) -> LabelledImages:
+def load_folder(directory: Path, name: str = "--data") -> LabelledImages:
     """Return the images below a directory that has one folder a class, as ``torchvision.datasets.ImageFolder`` does.
 
     Raises:
@@ -135,14 +144,14 @@ def load_folder(directory: Path) -> LabelledImages:
 
     if not directory.is_dir():
         what = "is not a directory" if directory.exists() else "does not exist"
-        raise BadInput(f"--data: {directory} {what}, wants a directory with one folder of images a class")
+        raise BadInput(f"{name}: {directory} {what}, wants a directory with one folder of images a class")
     folders = sorted(entry.name for entry in directory.iterdir() if entry.is_dir())
     if len(folders) < 2:
         found = f"only the folder {folders[0]!r}" if folders else "no folders"
-        raise BadInput(f"--data: {directory} has {found}, wants at least two, one of images a class")
-    if _SPLIT_NAMES.issuperset(name.lower() for name in folders):
+        raise BadInput(f"{name}: {directory} has {found}, wants at least two, one of images a class")
+    if _SPLIT_NAMES.issuperset(folder.lower() for folder in folders):
         raise BadInput(
-            f"--data: the folders {', '.join(folders)} of {directory} look like splits, wants one folder a class; "
+            f"{name}: the folders {', '.join(folders)} of {directory} look like splits, wants one folder a class; "
             f"give {directory / folders[0]}, say: splits are drawn from it"
         )
     found = ImageFolder(directory, allow_empty=True)

@@ -1,14 +1,60 @@
-"""Accuracy of each exit on labelled images, each answering for all of them."""
+"""``AllExits`` and ``HeadsOnFeatures``, the two kinds of module that are trained, and the accuracy of each exit."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ..early_exit_network import EarlyExitNetwork
+from ..hooks import modes_kept
+from ..module_head import AuxHead
 from .batches import all_on_device
-from .learners import AllExits, as_before
+
+
+@contextmanager
+def as_before(module: nn.Module) -> Iterator[None]:
+    """At the end, put all parts of a module into the modes, and give parameters the gradients, that they had."""
+    gradients = [(parameter, parameter.grad) for parameter in module.parameters()]
+    try:
+        with modes_kept(module):
+            yield
+    finally:
+        for parameter, gradient in gradients:
+            parameter.grad = gradient
+
+
+class AllExits(nn.Module):
+    """The logits of all exits of a network as one forward, which DistributedDataParallel can wrap."""
+
+    def __init__(self, network: EarlyExitNetwork) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        """Return the logits of every head and, last, of the classifier."""
+        return self.network.logits(x)
+
+
+class HeadsOnFeatures(nn.Module):
+    """A network's heads, on features that its taps gave before; they share the parameters."""
+
+    def __init__(self, heads: Sequence[AuxHead]) -> None:
+        super().__init__()
+        self._in_order = tuple(heads)
+        self.heads = nn.ModuleList(heads)
+
+    def forward(self, features: Sequence[Tensor]) -> list[Tensor]:
+        """Return the logits of every head and the classifier's.
+
+        Args:
+            features: of each tap what its head's ``features`` are, and last the classifier's logits [N, K], which are
+                handed on.
+        """
+        *read, final = features
+        logits = [head.logits_of_features(each) for head, each in zip(self._in_order, read, strict=True)]
+        return [*logits, final]
 
 
 def accuracy_of_exits(network: EarlyExitNetwork, batches: Iterable[tuple[Tensor, Tensor]]) -> list[float]:

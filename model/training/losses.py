@@ -7,6 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..reading import parts_in_words
+
 
 def joint_loss(exits: Sequence[Tensor], labels: Tensor, weights: Sequence[float] | None = None) -> Tensor:
     """Return the weighted mean of the exits' cross-entropies: deep supervision (Lee et al. 2015, BranchyNet 2016).
@@ -21,6 +23,7 @@ def joint_loss(exits: Sequence[Tensor], labels: Tensor, weights: Sequence[float]
 
     Raises:
         ValueError: weights that are not one an exit, or not numbers from 0 with a positive one among them.
+        TypeError: exits that are no logits.
     """
     losses = torch.stack([F.cross_entropy(_wide(logits), labels) for logits in exits])
     return _weighted_mean(losses, weights)
@@ -52,7 +55,7 @@ def distillation_loss(
         A scalar in nats, float32, of float64 logits float64.
 
     Raises:
-        ValueError: as :func:`joint_loss`.
+        ValueError, TypeError: as :func:`joint_loss`.
     """
     teacher = F.log_softmax(_wide(exits[-1].detach()) / temperature, dim=1)
     losses = []
@@ -75,6 +78,9 @@ def check_weights(weights: Sequence[float], exits: int) -> None:
 
 
 def _wide(logits: Tensor) -> Tensor:
+    if not isinstance(logits, Tensor) or logits.ndim != 2 or not logits.is_floating_point():
+        got = parts_in_words(logits)
+        raise TypeError(f"exits: got {got}, wants logits [N, K] of each exit: network.logits(x), not network(x)")
     return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 

@@ -17,15 +17,13 @@ from ..commands.progress import PhaseProgress
 from ..commands.user_model import load_factory
 from ..early_exit_network import EarlyExitNetwork
 from ..learned_from import LearnedFrom, fingerprint
-from ..processes.agreement import agree
+from ..processes.dealing import agree
 from ..processes.process_group import own_rank, ranks
+from .batches import PixelBatches
 from .data_sets import LabelledImages, Splits, load_source, read_splits
 from .evaluation import accuracy_of_exits
-from .pixel_batches import PixelBatches
 from .plan import TrainingPlan, epochs_for
-from .source_facts import source_facts
-from .step_progress import show_steps
-from .tensorboard_log import TensorBoardLog
+from .step_progress import TensorBoardLog, show_steps
 from .train import Epoch, LossNotFinite, Training, train
 
 #: The file in ``--out`` that ``--resume`` reads.
@@ -61,7 +59,7 @@ def run_training(console: Console, job: TrainingJob, plan: TrainingPlan, device:
     console.quiet = own_rank() > 0
     _check_options(job, plan)
     source = load_source(job.data, job.dataset, job.root)
-    agree(lambda: {"images": source_facts(source)})
+    agree(lambda: {"images": source.facts()})
     network, image_size = _make_network(job, len(source.classes))
     network.to(device)
     if own_rank() == 0:  # which alone reads and writes there; another host has another disk

@@ -8,10 +8,9 @@ import torch
 from torch import Tensor
 
 from ..learned_from import LearnedFrom, Samples, identities, kind_of_input, short
-from ..processes.agreement import tensor_digest
-from ..processes.dealing import exchanging
+from ..processes.dealing import exchanging, tensor_digest
 from ..processes.process_group import ranks
-from .pixel_batches import PixelBatches
+from .batches import PixelBatches
 
 
 class SampleLog:

@@ -1,6 +1,7 @@
 """``train``: the one loop that trains exits, all together or heads alone."""
 
 import math
+import os
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
@@ -12,15 +13,13 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import is_lazy
 
-from ..arguments import kind_of
 from ..bad_input import BadInput
-from ..early_exit_network import EarlyExitNetwork
+from ..early_exit_network import EarlyExitNetwork, check_network
 from ..learned_from import fingerprint, learned_by
 from ..processes.process_group import own_rank, ranks
 from .batches import all_finite, all_on_device, count_batches
 from .cached_features import cache_features
-from .evaluation import accuracies
-from .learners import AllExits, HeadsOnFeatures, as_before
+from .evaluation import AllExits, HeadsOnFeatures, accuracies, as_before
 from .losses import check_weights, distillation_loss, joint_loss
 from .plan import TrainingPlan, one_cycle
 from .sample_log import SampleLog
@@ -79,7 +78,7 @@ def train(
     *,
     validation: Iterable[tuple[Tensor, Tensor]] | None = None,
     seed: int = 0,
-    state: Path | None = None,
+    state: str | os.PathLike[str] | None = None,
     resume: bool = False,
     on_step: Callable[[Step], object] = lambda step: None,
     on_epoch: Callable[[Epoch], object] = lambda epoch: None,
@@ -123,6 +122,9 @@ def train(
             what it comes from: images, the network, its precision or the learning rate.
     """
     plan = TrainingPlan() if plan is None else plan
+    if not isinstance(plan, TrainingPlan):
+        raise TypeError(f"plan: got {plan!r:.50}, wants a TrainingPlan or None")
+    state = None if state is None else Path(state)
     _check_arguments(network, plan, validation, state, resume)
     device = next(network.parameters()).device
     in_training = network.training
@@ -149,9 +151,10 @@ def train(
     return done
 
 
-def _check_arguments(network: object, plan: TrainingPlan, validation: object, state: Path | None, resume: bool) -> None:
-    if not isinstance(network, EarlyExitNetwork):
-        raise TypeError(f"network: got {kind_of(network)}, wants an EarlyExitNetwork")
+def _check_arguments(
+    network: EarlyExitNetwork, plan: TrainingPlan, validation: object, state: Path | None, resume: bool
+) -> None:
+    check_network(network)
     lazy = [tap for tap, head in zip(network.taps, network.heads, strict=True) if any(map(is_lazy, head.parameters()))]
     if lazy:
         raise ValueError(
@@ -197,11 +200,7 @@ class _Run:
         self._learner: nn.Module = AllExits(network)
         given = {"batches": batches, "validation": validation}
         counts = {name: count_batches(name, each) for name, each in given.items() if each is not None}
-        before = learned_by(network)
-        if before.unknown is not None:
-            own = "its heads have" if plan.method == "heads" else "training here has"
-            before = replace(before, unknown=f"what {own} learned from is, of before it is not: {before.unknown}")
-        self._learned_before = before
+        self._learned_before = learned_by(network)
         self._logs = logs = {name: SampleLog(given[name]) for name in counts}
         if plan.method == "heads":
             self._learner = HeadsOnFeatures(network.exit_heads)

@@ -10,11 +10,9 @@ from torch.fx.passes.utils.fuser_utils import fuse_by_partitions
 
 from ..fused_aux_head import FusedAuxHead
 from ..shallow_copy import shallow_copy
-from .classifier_pass import take_off_classifier
 from .fused_convolution import FusedConvolution
-from .graph_passes import drop_no_ops, fuse_convolutions, replace_max_pools
-from .layer_graph import LayerGraph
-from .tap_tracer import runs_on_one_tensor, trace
+from .graph_passes import drop_no_ops, fuse_convolutions, replace_max_pools, take_off_classifier
+from .layer_graph import LayerGraph, runs_on_one_tensor, trace
 
 
 class BackboneRewriter:

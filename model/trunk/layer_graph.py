@@ -1,13 +1,128 @@
 """``LayerGraph``: a traced graph with the layers that it calls, while it is rewritten."""
 
-from collections.abc import Mapping
-from typing import Any
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
-from torch import fx, nn
+import torch
+from torch import Tensor, fx, nn
 from torch.fx import Node
 
 from ..hooks import why_not_plain
-from .tap_tracer import tap_mark
+from ..streams import OwnedLock
+
+#: Two traces at once would each put back what it found of ``nn.Module``: the other's changes, for good.
+_TRACES = OwnedLock()
+
+
+def tap_mark(value: Any, tap: str) -> Any:
+    """Mark in a graph the moment at which the layer ``tap`` returns ``value``, which is returned."""
+    return value
+
+
+class TracedGraph(NamedTuple):
+    """A traced forward."""
+
+    graph: fx.Graph
+    kept: dict[str, str]
+    """Reason why a layer is called as it is and not traced, by its name."""
+
+
+class _UntraceableLayerError(Exception):
+    """Carries the innermost layer whose forward could not be traced."""
+
+    def __init__(self, path: str, reason: str) -> None:
+        super().__init__(path, reason)
+        self.path, self.reason = path, reason
+
+
+class _TapTracer(fx.Tracer):
+    """Marks the outputs of tapped layers, and calls in the graph the layers of ``kept`` as they are.
+
+    Modules of other threads come here, too, since a trace changes ``nn.Module`` itself; they run as ever.
+    """
+
+    def __init__(self, taps: Mapping[nn.Module, str], kept: Mapping[str, str]) -> None:
+        super().__init__()
+        self._taps = taps
+        self._kept = kept
+        self._thread = threading.get_ident()
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return module_qualified_name in self._kept or super().is_leaf_module(m, module_qualified_name)
+
+    def create_args_for_root(
+        self, root_fn: Callable[..., Any], is_module: bool, concrete_args: Any = None
+    ) -> tuple[Callable[..., Any], list[Any]]:
+        # One argument, as a trunk is called; all others keep their defaults.
+        return root_fn, [self.root, self.create_proxy("placeholder", "x", (), {})]
+
+    def call_module(
+        self, m: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        if threading.get_ident() != self._thread:
+            return forward(*args, **kwargs)
+        path = self.path_of_module(m)
+        if path not in self._kept and (reason := why_not_plain(m)) is not None:
+            raise _UntraceableLayerError(path, reason)
+        try:
+            output = super().call_module(m, forward, args, kwargs)
+        except _UntraceableLayerError:
+            raise
+        except Exception as error:  # whatever a forward may raise that was not written for proxies
+            raise _UntraceableLayerError(path, first_line(error)) from error
+        if m in self._taps and path not in self._kept:
+            return self.create_proxy("call_function", tap_mark, (output, self._taps[m]), {})
+        return output
+
+    def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Any]) -> Any:
+        if threading.get_ident() != self._thread:
+            return attr_val
+        return super().getattr(attr, attr_val, parameter_proxy_cache)
+
+
+def trace(module: nn.Module, taps: Mapping[nn.Module, str]) -> TracedGraph | str:
+    """Trace ``module(x)``, or return why it cannot be.
+
+    Layers of torch.nn are called in the graph, other layers are traced through. A layer that cannot be traced, the
+    innermost that shows it, is called as it is. The output of a tapped layer goes through :func:`tap_mark` with its
+    name in ``taps``, unless the layer itself is called as it is.
+    """
+    if (reason := why_not_plain(module)) is not None:
+        return reason
+    kept: dict[str, str] = {}
+    while True:
+        try:
+            with _TRACES:
+                return TracedGraph(_TapTracer(taps, kept).trace(module), kept)
+        except _UntraceableLayerError as error:
+            kept[error.path] = error.reason
+        except Exception as error:  # as above, in the forward of the module itself
+            return first_line(error)
+
+
+def runs_on_one_tensor(backbone: nn.Module, x: Tensor) -> set[nn.Module]:
+    """Run the backbone and return the layers that were called, with one tensor each time and nothing else."""
+    called: dict[nn.Module, bool] = {}
+
+    def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        alone = len(args) == 1 and isinstance(args[0], Tensor) and not kwargs
+        called[module] = alone and called.get(module, True)
+
+    # TorchScript takes no hooks; nor could its layers be rewritten.
+    modules = [module for module in backbone.modules() if not isinstance(module, torch.jit.ScriptModule)]
+    hooks = [module.register_forward_pre_hook(hook, with_kwargs=True) for module in modules]
+    try:
+        backbone(x.clone(memory_format=torch.preserve_format))  # which it may change in place
+    finally:
+        for handle in hooks:
+            handle.remove()
+    return {module for module, alone in called.items() if alone}
+
+
+def first_line(error: Exception) -> str:
+    """Return the type of an error and the first line of its message."""
+    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
 
 
 class LayerGraph:

@@ -16,7 +16,7 @@ from ..rule_order import ordered_write
 from ..taps import listening
 from .backbone_rewriter import BackboneRewriter
 from .fused_convolution import FusedConvolution, fastest_convolutions
-from .tap_tracer import first_line
+from .layer_graph import first_line
 
 #: "as_is" is the backbone itself; "cudnn" folds batch norms and uses cuDNN's fused convolutions; "inductor" compiles.
 TRUNKS = ("as_is", "cudnn", "inductor")

@@ -8,8 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from ...autotune.records.checks import NUMBER, TEXT, TRUTH, WHOLE, Maybe
-from ..records import Known
-from ..reports import read_one_report
+from ..records import Known, read_one_report
 from ..style import BLUE, GREEN, GREY, ORANGE, SKY, frame, new_figure, note, tidy
 
 _NULL_OR_NUMBER = Maybe(NUMBER, absent=False)
@@ -38,7 +37,7 @@ _REPORT = {
 }
 
 
-def read_report(paths: Sequence[Path], kinds: Sequence[str], known: Known) -> dict[str, Any]:
+def read(paths: Sequence[Path], kinds: Sequence[str], known: Known) -> dict[str, Any]:
     """Read one report.json of ``auxhead calibrate``; ``kinds`` and ``known`` are for records."""
     return read_one_report(paths, "auxhead calibrate", _REPORT)
 

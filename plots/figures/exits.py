@@ -7,8 +7,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from ...autotune.records.checks import NUMBER, TEXT, WHOLE, Maybe
-from ..records import Known
-from ..reports import read_one_report
+from ..records import Known, read_one_report
 from ..style import BLUE, GREY, ORANGE, frame, new_figure, note, tidy
 
 #: All that it reads of a report.
@@ -30,7 +29,7 @@ _REPORT = {
 }
 
 
-def read_report(paths: Sequence[Path], kinds: Sequence[str], known: Known) -> dict[str, Any]:
+def read(paths: Sequence[Path], kinds: Sequence[str], known: Known) -> dict[str, Any]:
     """Read one report.json of ``auxhead demo``; ``kinds`` and ``known`` are for records."""
     return read_one_report(paths, "auxhead demo", _REPORT)
 

@@ -17,8 +17,10 @@ from matplotlib.patches import Patch, Rectangle
 from ...autotune.records.comparison import DECIDING, NEGLIGIBLE
 from ..records import NoRecords, rounds, stamp
 from ..style import ORANGE, PALE, frame, new_figure
-from ..sweep_heads import FIELDS, Head, Swept, over, over_rule
+from ..sweep_heads import FIELDS, Head, Swept, over, over_rule, read_swept
 
+#: Reads what ``draw`` draws.
+read = read_swept
 #: The fields of a LaunchConfig across and up, and what they are: most that was tried differs in them.
 ACROSS, UP = FIELDS
 ACROSS_LABEL, UP_LABEL = "warps", "channels a\nprogram"

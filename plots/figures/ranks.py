@@ -11,8 +11,10 @@ from matplotlib.figure import Figure
 from ...autotune.records.comparison import DECIDING, NEGLIGIBLE
 from ..records import NoRecords, rounds, stamp
 from ..style import BLUE, GREY, ORANGE, PALE, frame, new_figure, tidy
-from ..sweep_heads import Head, Swept, over, over_rule
+from ..sweep_heads import Head, Swept, over, over_rule, read_swept
 
+#: Reads what ``draw`` draws.
+read = read_swept
 #: Verdicts on a configuration that is slower alone than the winner, compared with it in the network.
 FASTER, SAME, SLOWER = "surely faster in the network", "no difference beyond noise", "surely slower, as alone"
 COLOURS = {SLOWER: BLUE, SAME: GREY, FASTER: ORANGE}

@@ -1,45 +1,7 @@
-"""The list of all figures, with the records that each is drawn from and the command that measures them."""
+"""The list of all figures, each drawn by the module of its name: its records, and the command that measures them."""
 
-from ..figure_kind import Drawing, FigureKind
+from ..figure_kind import FigureKind
 from ..timelines import KINDS
-
-
-def _drawing(name: str) -> Drawing:
-    from ..sweep_heads import read_swept
-    from . import (
-        calibration,
-        doctor,
-        exits,
-        footprint,
-        gpus,
-        landscape,
-        latency,
-        pareto,
-        pipeline,
-        profile,
-        ranks,
-        roofline,
-        time_to_answer,
-        timeline,
-    )
-
-    return {
-        "exits": Drawing(exits.draw, exits.read_report),
-        "calibration": Drawing(calibration.draw, calibration.read_report),
-        "footprint": Drawing(footprint.draw),
-        "latency": Drawing(latency.draw),
-        "time-to-answer": Drawing(time_to_answer.draw),
-        "timeline": Drawing(timeline.draw),
-        "ranks": Drawing(ranks.draw, read_swept, ranks.redraw),
-        "landscape": Drawing(landscape.draw, read_swept, landscape.redraw),
-        "pareto": Drawing(pareto.draw),
-        "roofline": Drawing(roofline.draw),
-        "profile": Drawing(profile.draw),
-        "pipeline": Drawing(pipeline.draw),
-        "gpus": Drawing(gpus.draw),
-        "doctor": Drawing(doctor.draw),
-    }[name]
-
 
 #: Records of a sweep, in the repository only: 11 MB.
 SWEPT = ("h200/sweep.jsonl.gz",)
@@ -51,7 +13,6 @@ FIGURES = (
         ("demo",),
         ("cpu/demo-digits.json",),
         "auxhead demo",
-        _drawing,
     ),
     FigureKind(
         "calibration",
@@ -59,7 +20,6 @@ FIGURES = (
         ("calibrate",),
         ("cpu/calibration-digits.json",),
         "auxhead calibrate --checkpoint DIR",
-        _drawing,
     ),
     FigureKind(
         "footprint",
@@ -67,7 +27,6 @@ FIGURES = (
         ("footprint",),
         ("h200/footprint.jsonl",),
         "auxhead-tune footprint resnet18 --classes 10 --batch 1 --batch 32",
-        _drawing,
     ),
     FigureKind(
         "latency",
@@ -75,7 +34,6 @@ FIGURES = (
         ("bench",),
         ("h200/bench.jsonl",),
         "auxhead-tune bench",
-        _drawing,
     ),
     FigureKind(
         "time-to-answer",
@@ -83,7 +41,6 @@ FIGURES = (
         ("bench",),
         ("h200/bench.jsonl",),
         "auxhead-tune bench",
-        _drawing,
     ),
     FigureKind(
         "timeline",
@@ -91,7 +48,6 @@ FIGURES = (
         KINDS,
         ("h200/overlap.jsonl",),
         "auxhead-tune overlap MODEL",
-        _drawing,
     ),
     FigureKind(
         "ranks",
@@ -99,7 +55,6 @@ FIGURES = (
         ("sweep",),
         SWEPT,
         "auxhead-tune sweep resnet18",
-        _drawing,
     ),
     FigureKind(
         "landscape",
@@ -107,15 +62,13 @@ FIGURES = (
         ("sweep",),
         SWEPT,
         "auxhead-tune sweep resnet18",
-        _drawing,
     ),
     FigureKind(
         "pareto",
         "How much sooner answers come for how much accuracy, by runner and batch size.",
         ("pareto",),
         ("h200/pareto.jsonl",),
-        "auxhead-tune pareto --checkpoint DIR",
-        _drawing,
+        "",
     ),
     FigureKind(
         "roofline",
@@ -123,7 +76,6 @@ FIGURES = (
         ("heads",),
         ("h200/heads.jsonl",),
         "auxhead-tune heads resnet18",
-        _drawing,
     ),
     FigureKind(
         "profile",
@@ -131,7 +83,6 @@ FIGURES = (
         ("profile",),
         ("h200/profile.jsonl",),
         "auxhead-tune profile --checkpoint DIR",
-        _drawing,
     ),
     FigureKind(
         "pipeline",
@@ -139,7 +90,6 @@ FIGURES = (
         ("pipeline",),
         ("h200/pipelines.jsonl",),
         "auxhead-tune bench --devices 2",
-        _drawing,
     ),
     FigureKind(
         "gpus",
@@ -147,7 +97,6 @@ FIGURES = (
         ("gpus",),
         ("h200/pipelines.jsonl",),
         "auxhead-tune bench --devices 2",
-        _drawing,
     ),
     FigureKind(
         "doctor",
@@ -155,6 +104,5 @@ FIGURES = (
         ("doctor",),
         ("h200/doctor.jsonl",),
         "auxhead-tune doctor TARGET",
-        _drawing,
     ),
 )

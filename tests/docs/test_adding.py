@@ -15,7 +15,11 @@ from support.documents import ROOT
 GUIDE = (ROOT / "model" / "guides" / "adding.md").read_text()
 PATCHES = ROOT / "model" / "guides" / "adding"
 #: Files of which tests take ten seconds and more, and what is run of them; of all others everything is.
-FEW = {"test_shipped_tables.py": "kernel_here", "test_figures.py": "gallery_lists or lead_somewhere"}
+FEW = {
+    "test_criteria.py": "purity",
+    "test_shipped_tables.py": "kernel_here",
+    "test_figures.py": "gallery_lists or lead_somewhere",
+}
 #: Compiles everything anew, which ``make test`` does for the code as it is.
 NOT_RUN = "test_machine_code.py"
 #: By the name of the patch, the section of the guide.

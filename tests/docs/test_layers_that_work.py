@@ -6,9 +6,8 @@ import pytest
 import torch
 import torchvision
 from auxhead.model import Extract, FusedAuxHead
-from auxhead.model.channel_evidence import ChannelEvidence
 from auxhead.model.dry_run import dry_run
-from auxhead.model.infer_layout import with_layout
+from auxhead.model.head_on_tap import with_layout
 from support.documents import ROOT
 
 TABLE = (ROOT / "model" / "README.md").read_text().partition("| family | torchvision | timm | head |\n")[2]
@@ -35,11 +34,11 @@ def test_layers_work(library, name, layers, pool):
     with torch.device("cpu" if name.startswith("regnet_") else "meta") as device:
         backbone = make(name, num_classes=10, **options)
         x = torch.randn(2, 3, side, side, device=device)
-        taps, evidence, head = re.findall(r"`([\w.]+)`", layers), ChannelEvidence(), FusedAuxHead(None, 10, pool=pool)
-        run = dry_run(backbone, taps, x, watching=evidence)
+        taps, head = re.findall(r"`([\w.]+)`", layers), FusedAuxHead(None, 10, pool=pool)
+        run = dry_run(backbone, taps, x)
     layout = "NTD" if pool == "first" else "NHWC" if name.startswith("swin") else "NCHW"
-    for tap, y in zip(taps, run.features, strict=True):
-        assert with_layout(tap, Extract(), y, head, evidence).layout == layout
+    for tap, y, channels in zip(taps, run.features, run.channels, strict=True):
+        assert with_layout(tap, Extract(), y, head, channels).layout == layout
 
 
 def test_rows_were_found():

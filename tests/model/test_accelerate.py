@@ -10,7 +10,7 @@ from auxhead.kernels import CRITERIA
 from auxhead.model import Accelerated, EagerRunner, EarlyExitNetwork, ExitRule, accelerate, attach_exits
 from auxhead.model import accelerate as accelerate_of_the_package
 from auxhead.model.accelerate import _check_answers, _logits
-from auxhead.model.calibration.scores import exit_scores
+from auxhead.model.calibration.thresholds import exit_scores
 from support.example_models import SmallNet, plain_heads
 from support.multi_exit_models import STYLES, InAList, WithoutModules
 from torch import Tensor, nn

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 import torchvision
 from auxhead.model import attach, load_checkpoint, save_checkpoint
-from auxhead.model.attaching.placement import place_taps
+from auxhead.model.attaching.attach import place_taps
 from auxhead.model.listening.flow import Flow
 from sklearn.datasets import load_digits
 from support.example_models import SmallNet, needs_gpu
@@ -248,7 +248,10 @@ def test_a_layer_of_a_branch_is_tapped_where_it_is_named() -> None:
     ("options", "error", "match"),
     [
         ({"taps": "layer1"}, ValueError, "taps: got 'layer1', wants 'auto' or a list"),
-        ({"taps": [1]}, TypeError, "taps: got list, wants 'auto' or a list of names"),
+        ({"taps": [1]}, TypeError, r"taps: got \[1\], wants 'auto' or a list of names"),
+        ({"taps": ["blocks.0", "blocks.0"]}, ValueError, "taps: got 'blocks.0' twice, wants each layer once"),
+        ({"model": attach(Residual(), example_input=torch.randn(2, 3, 8, 8))}, TypeError, "model: got an EarlyExitNet"),
+        ({"model": InAList(), "logits": "out"}, ValueError, "logits: of what .* returns: .*; wants logits=0"),
         ({"taps": ["blocks.9"]}, ValueError, "no layer 'blocks.9'; close to it: blocks"),
         ({"taps": []}, ValueError, "taps: got none"),
         ({"num_classes": 4}, ValueError, "num_classes: got 4, wants 5, as the model has"),

@@ -361,7 +361,7 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
         r"model: returned logits of 5 classes at 0, 7 classes at 2; wants one number of classes",
     ),
     "one class": (
-        by(lambda m, x: [y[:, :1] for y in m(x)]), r"model: returned logits of 1 classes at 2; wants .* at least 2"
+        by(lambda m, x: [y[:, :1] for y in m(x)]), "model: got one logit, .* wants two: those of a linear layer"
     ),
     "training": (lambda: InAList().train(), r"model: in training mode, wants model.eval\(\)"),
     "a part in training": (lambda: partly_training(), r"model: in training mode"),
@@ -409,6 +409,8 @@ def test_models_that_cannot_be_taken_apart_say_why(case: str) -> None:
 
 
 def test_no_module_and_no_batch() -> None:
+    with pytest.raises(TypeError, match="model: got an EarlyExitNetwork, wants a model without heads"):
+        attach_exits(attach_exits(InAList().eval(), images()), images())
     with pytest.raises(TypeError, match="model: got function, wants an nn.Module"):
         attach_exits(lambda x: [x, x], images())
     with pytest.raises(TypeError, match="example: got list, wants a torch.Tensor"):

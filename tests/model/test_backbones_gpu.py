@@ -19,7 +19,7 @@ from auxhead.model import (
     save_checkpoint,
     train,
 )
-from auxhead.model.auto.deadline import BUDGETS
+from auxhead.model.auto.pass_times import BUDGETS
 from auxhead.model.make_runner import EXITS
 from support.example_models import needs_gpu
 from support.graph_runner_cases import assert_same, exits_at

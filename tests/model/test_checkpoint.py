@@ -406,9 +406,10 @@ class Shallower(SmallNet):
         (WithoutBias, "it has no 'backbone.fc.bias', which was saved"),
         (InEightBits, "its 'backbone.fc.weight' is torch.float8_e4m3fn, saved was torch.float32"),
         (Shallower, "Shallower has no layer 'block2'.*made by my.nets:small"),
-        (lambda: "resnet18", "^backbone: got str, wants an nn.Module; it was made by my.nets:small"),
+        (lambda: "resnet18", "^backbone: got str, wants an nn.Module, .*; it was made by my.nets:small"),
+        (lambda: EarlyExitNetwork(SmallNet(), {"block0": FusedAuxHead(8, 5)}), "got EarlyExitNetwork, .*without heads"),
     ],
-    ids=["classes", "more", "fewer", "eight-bits", "tap", "no-module"],
+    ids=["classes", "more", "fewer", "eight-bits", "tap", "no-module", "heads"],
 )
 def test_a_backbone_that_does_not_fit_is_left_as_it_was(saved: Path, backbone: Callable[[], Any], message: str) -> None:
     mine = backbone()
@@ -450,7 +451,7 @@ def other_classes(heads: dict[str, Any]) -> dict[str, Any]:
     [
         (lambda _: {"format": 1}, "has format 1, wants 4; written by another version"),
         (lambda _: {"format": 5}, "has format 5, wants 4; written by a newer version"),
-        (lambda _: {"calibration": {}}, "has calibration: got {}, wants a report with its format, or None"),
+        (lambda _: {"calibration": {}}, "has calibration: got {}, wants a report, as its to_json.. says it, or None"),
         (lambda _: {"image_size": "16"}, "has image_size: got '16', wants a positive int or None"),
         (lambda _: {"std": [0.5, 0.5, 0.0]}, "has std: got .*, wants three numbers greater than 0"),
         (lambda _: {"mean": [0.5, 0.5, math.nan]}, "has mean: got .*, wants three numbers"),

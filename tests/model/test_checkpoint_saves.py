@@ -124,6 +124,13 @@ def test_the_form_before_is_loaded_and_replaced(tmp_path: Path) -> None:
     assert loaded(tmp_path) == 0.75 and not (tmp_path / "model.safetensors").exists()
 
 
+def test_a_checkpoint_without_its_parameters_is_replaced(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path, network(0.25))
+    weights_of(tmp_path).unlink()
+    save_checkpoint(tmp_path, network(0.75))
+    assert loaded(tmp_path) == 0.75
+
+
 def test_parameters_of_another_program_stay(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(b"theirs")
     for value in (0.25, 0.75):

@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from auxhead.model.attaching.placement import place_taps
+from auxhead.model.attaching.attach import place_taps
 from auxhead.model.listening.flow import Flow
 from torch import nn
 

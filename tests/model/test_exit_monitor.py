@@ -11,7 +11,7 @@ from contextlib import nullcontext
 import pytest
 import torch
 from auxhead.model import AutoRunner, DriftWarning, EarlyExitNetwork, ExitMonitor, make_runner
-from auxhead.model.auto.deadline import BUDGETS
+from auxhead.model.auto.pass_times import BUDGETS
 from support.exits_plan_cases import as_on_a_gpu, images, unplanned
 from support.graph_runner_cases import WAYS
 from support.monitored import SHARES, counted_again, histogram_of, monitored
@@ -148,10 +148,14 @@ def test_a_bad_confidence_is_named() -> None:
         ExitMonitor((0.5, 0.5), 10, confidence=1.0)
 
 
-def test_shares_of_another_network_are_refused(net: EarlyExitNetwork) -> None:
-    net.monitor = ExitMonitor((0.5, 0.5), 10)
-    with pytest.raises(ValueError, match="network.monitor: has shares of 2 exits, wants 4"), as_on_a_gpu():
-        net(images(3))
+def test_what_is_no_monitor_of_the_network_is_refused_where_it_is_given(net: EarlyExitNetwork) -> None:
+    before = net.monitor
+    for shares in ((0.5, 0.5), (0.2,) * 5):
+        with pytest.raises(ValueError, match=f"network.monitor: has shares of {len(shares)} exits, wants 4"):
+            net.monitor = ExitMonitor(shares, 10)
+    with pytest.raises(TypeError, match="network.monitor: got str, wants an ExitMonitor or None"):
+        net.monitor = "on"  # type: ignore[assignment]
+    assert net.monitor is before
 
 
 def test_other_shares_are_expected_from_then_on(net: EarlyExitNetwork) -> None:

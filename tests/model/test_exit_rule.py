@@ -19,7 +19,10 @@ def address(rule: ExitRule) -> tuple[int, int]:
 def test_defaults_never_exit() -> None:
     rule = ExitRule()
     assert (rule.threshold, rule.temperature, rule.criterion, rule.enabled) == (1.0, 1.0, "max_prob", True)
-    out = FusedAuxHead(1, 1)(torch.ones(3, 1))  # one class: the confidence is exactly 1
+    head = FusedAuxHead(1, 2)
+    torch.nn.init.zeros_(head.linear.weight)
+    head.linear.bias = torch.nn.Parameter(torch.tensor([500.0, 0.0]))
+    out = head(torch.ones(3, 1))  # the confidence is exactly 1
     assert out.confidence.eq(1).all() and not out.exit.any()
 
 

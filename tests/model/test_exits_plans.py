@@ -1,4 +1,4 @@
-"""exits_plans.py: a network's exits in planned launches answer as its heads do one by one, whatever has changed.
+"""eager_pass.py: a network's exits in planned launches answer as its heads do one by one, whatever has changed.
 
 Launches are interpreted; see test_exits_plans_gpu.py for streams, graphs and threads.
 """

@@ -1,4 +1,4 @@
-"""exits_plans.py on a GPU: a network's exits in planned launches, on any stream, thread and beside captures."""
+"""eager_pass.py on a GPU: a network's exits in planned launches, on any stream, thread and beside captures."""
 
 import copy
 import threading

@@ -37,7 +37,7 @@ def interpreted(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
     if request.param and not runs_triton(torch.empty(0)):
         pytest.skip("kernels are not interpreted here")
     if not request.param:
-        for name in ("auxhead.kernels.fused_head", "auxhead.model.head_plans"):
+        for name in ("auxhead.kernels.fused_head", "auxhead.model.kept_plans"):
             monkeypatch.setattr(importlib.import_module(name), "runs_triton", lambda x: x.is_cuda and runs_triton(x))
     return request.param
 
@@ -102,7 +102,7 @@ def test_vectors_of_any_layout(layout: Callable, pool: str) -> None:
 
 #: Odd ones, and such as are launched in each way: split, in tiles, in tiles of groups of samples.
 SHAPES = [
-    ((1, 1, 1, 1), 1),
+    ((1, 1, 1, 1), 2),
     ((1, 6, 13, 11), 3),
     ((2, 7, 1, 9), 130),
     ((7, 33, 3, 5), 17),

@@ -38,7 +38,7 @@ poisoned = pytest.mark.usefixtures("poisoned_empty")
 POOLINGS = {"avg1": ("avg", 1), "avg3": ("avg", 3), "max2x3": ("max", (2, 3)), "none": ("none", 1)}
 #: One of each way to launch: split, in tiles, in tiles of groups of samples; and odd ones.
 SHAPES = [
-    ((1, 1, 1, 1), 1), ((1, 512, 7, 7), 10), ((2, 512, 7, 7), 1000), ((5, 63, 13, 11), 3), ((64, 512, 2, 2), 1000),
+    ((1, 1, 1, 1), 2), ((1, 512, 7, 7), 10), ((2, 512, 7, 7), 1000), ((5, 63, 13, 11), 3), ((64, 512, 2, 2), 1000),
     ((33, 7, 1, 9), 130), ((9, 197, 192), 12), ((130, 65), 100), ((1, 300), 2),
 ]  # fmt: skip
 

@@ -4,7 +4,7 @@ import signal
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from auxhead.model.owned_lock import OwnedLock
+from auxhead.model.streams import OwnedLock
 
 pytestmark = pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="no timer here")
 

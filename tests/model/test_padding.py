@@ -305,7 +305,7 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "train": (
         lambda: train(network_of(Encoder(), (X, MASK)), [((X, MASK), LABELS)], TrainingPlan(epochs=1)),
-        "batches: got tuple for images, wants tensors",
+        "batches: got tuple for images, wants (images, labels); torch.stack",
     ),
     "calibrate": (
         lambda: calibrate_network(network_of(Encoder(), (X, MASK)), [((X, MASK), LABELS)], max_work=0.5),
@@ -336,3 +336,37 @@ def test_a_compiled_network_leaves_padding_out() -> None:
         compiled = torch.compile(lambda x, its=network: its.logits(x), fullgraph=whole, backend="eager")
         for got, want in zip(compiled(one), network.logits(other), strict=True):
             torch.testing.assert_close(got, want)
+
+
+class Tupled(Encoder):
+    """Layers return tuples, as HuggingFace's did."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for layer in self.layers:
+            layer.register_forward_hook(lambda _layer, _inputs, y: (y,))
+
+    def encode(self, ids: Tensor, kept: Tensor) -> Tensor:
+        x = self.embedding(ids)
+        for layer in self.layers:
+            (x,) = layer(x, kept)
+        return self.fc((x * kept[..., None].float()).sum(1) / kept[..., None].sum(1))
+
+
+@pytest.mark.parametrize("given", [lambda x: x, lambda x: tuple(x.values())], ids=["dict", "tuple"])
+def test_heads_are_placed_beside_a_mask_that_all_layers_read(given: Callable[[dict[str, Tensor]], Any]) -> None:
+    ids, mask = padded(7)
+    network = attach(Encoder().eval(), example_input=given({"input_ids": ids, "attention_mask": mask}))
+    assert network.taps[0] == "layers.0" and "over the tokens of attention_mask" in network.describe()
+
+
+def test_of_a_layer_that_returns_a_tuple_its_item_is_named() -> None:
+    with pytest.raises(ValueError, match=r"a tuple of 1, .*or extract=\{'layers.0': Extract\(item=0\)\}; layers"):
+        attach(Tupled().eval(), ["layers.0"], example_input=padded(7))
+    extract = {"layers.0": Extract(item=0)}
+    assert attach(Tupled().eval(), ["layers.0"], example_input=padded(7), extract=extract).taps == ("layers.0",)
+
+
+def test_a_head_that_reads_the_first_token_does_not_say_that_it_reads_all() -> None:
+    said = network_of(Encoder(), IDS, pool="first").describe()
+    assert said.splitlines() == [f"{tap} [N, T, D]: pool 'first', 4 classes" for tap in TAPS]

@@ -6,9 +6,8 @@ import pytest
 import torch
 from auxhead.kernels import runs_triton
 from auxhead.model import EarlyExitNetwork, ExitMonitor, ExitRule
-from auxhead.model.auto.example_batches import exits_of
-from auxhead.model.calibration.scores import exit_scores
-from auxhead.model.calibration.thresholds import exit_indices
+from auxhead.model.auto.pass_times import exits_of
+from auxhead.model.calibration.thresholds import exit_indices, exit_scores
 from support.exits_plan_cases import as_on_a_gpu, heads_called, images, make_network
 from support.patience_cases import RULES, assert_answers, set_rules
 

@@ -79,7 +79,7 @@ def test_a_report_that_lacks_a_field(report, missing, tmp_path):
     del report[missing]
     (tmp_path / "report.json").write_text(json.dumps(report))
     with pytest.raises(BadRecord, match=rf"report\.json: {missing}: got nothing, wants "):
-        exits.read_report([tmp_path / "report.json"], (), {})
+        exits.read([tmp_path / "report.json"], (), {})
     report[missing] = report["exits"] = [{"name": "a"}]
     (tmp_path / "report.json").write_text(json.dumps(report))
     refused = plot("exits", "--records", tmp_path / "report.json", "--out", tmp_path / "x")

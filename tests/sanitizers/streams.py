@@ -12,7 +12,7 @@ import threading
 
 import torch
 from auxhead.model import EarlyExitNetwork
-from auxhead.model.runners.eager import EagerRunner
+from auxhead.model.runners.runner import EagerRunner
 from support.example_models import SmallNet, plain_heads
 from torch import Tensor, nn
 

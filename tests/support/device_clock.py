@@ -13,6 +13,8 @@ class Clock:
         """Return seconds."""
         return self.us / 1e6
 
+    monotonic = perf_counter
+
     def launch(self, us: float) -> None:
         """Let the device work for some time, after all that it has to do."""
         self.done_us = max(self.us, self.done_us) + us

@@ -6,7 +6,7 @@ from contextlib import contextmanager, nullcontext
 import pytest
 import torch
 from auxhead.kernels import HeadOutput
-from auxhead.model import EarlyExitNetwork, ExitResult, FusedAuxHead, eager_pass, exits_plans
+from auxhead.model import EarlyExitNetwork, ExitResult, FusedAuxHead, eager_pass
 from auxhead.model.eager_pass import run_eagerly
 from support import stream_order
 from support.head_plan_cases import CHANGES
@@ -111,6 +111,6 @@ def as_on_a_gpu(handle: int = 0) -> Iterator[None]:
             ("current_handle", lambda _device: handle),
         ):
             patch.setattr(eager_pass, name, value)
-        patch.setattr(exits_plans, "may_be_destroyed", lambda _stream: False)
+        patch.setattr(eager_pass, "may_be_destroyed", lambda _stream: False)
         patch.setattr(torch.cuda, "current_device", lambda: None)
         yield

@@ -1,7 +1,7 @@
 """Fakes for heads alone: a measurer with made-up times, and records of it."""
 
-from auxhead.autotune.heads.copy_speed import COPIED, CopySpeed
-from auxhead.autotune.heads.peers import LAUNCHES
+from auxhead.autotune.heads.alone import LAUNCHES
+from auxhead.autotune.heads.measure import COPIED, CopySpeed
 from auxhead.autotune.heads.records import Head, HeadRecords
 from auxhead.autotune.records.comparison import Paired
 from auxhead.autotune.records.record import Record

@@ -26,7 +26,7 @@ OF_MAPS = {
     "max-3x4": lambda: seq(maximum((3, 4)), flat(), nn.Linear(72, 5)),
     "flatten": lambda: seq(flat(), nn.Linear(210, 5)),
     "no-bias": lambda: seq(avg(1), flat(), nn.Linear(6, 5, bias=False)),
-    "one-class": lambda: seq(avg(1), flat(), nn.Linear(6, 1)),
+    "two-classes": lambda: seq(avg(1), flat(), nn.Linear(6, 2)),
     "dropout-before-linear": lambda: seq(avg(2), flat(), drop(0.3), nn.Linear(24, 5)),
     "dropout-before-flatten": lambda: seq(avg(2), drop(0.3), flat(), nn.Linear(24, 5)),
     "dropout-twice": lambda: seq(avg(1), drop(0.3), flat(), drop(0.5), nn.Linear(6, 5)),

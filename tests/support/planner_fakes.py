@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import torch
 from auxhead.model import AutoRunner, EagerRunner, EarlyExitNetwork, make_runner
-from auxhead.model.auto import auto_runner, deadline, planner, shared_trunks
+from auxhead.model.auto import auto_runner, candidates, pass_times, planner
 from auxhead.model.auto.candidates import Candidate
 from auxhead.model.auto.pass_times import PassTimes
 from auxhead.model.runners import checks
@@ -120,8 +120,8 @@ class FakeGpu:
         monkeypatch.setattr(Candidate, "make", make)
         monkeypatch.setattr(planner, "OverlappedRunner", plain)
         monkeypatch.setattr(planner, "measure", measure)
-        monkeypatch.setattr(shared_trunks, "make_trunk", make_trunk)
-        for module in (deadline, planner, shared_trunks):
+        monkeypatch.setattr(candidates, "make_trunk", make_trunk)
+        for module in (pass_times, planner, candidates):
             monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: self.seconds))
         monkeypatch.setattr(sys.modules["auxhead.model.make_runner"], "is_on_cuda", lambda _x: True)
         monkeypatch.setattr(checks, "_check_cuda", lambda _x: None)

@@ -32,7 +32,7 @@ _MEASURED = {
 #: Names of them that each measuring command uses.
 _USED = {
     "heads.run": ("environment", "clocks", "build_subject"),
-    "measuring.run_networks": ("environment", "clocks", "build_subject"),
+    "measuring.networks": ("environment", "clocks", "build_subject"),
     "sweep.run": ("environment", "build_subject"),
 }
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 from auxhead.autotune.doctor.profile_live import profile_live
-from auxhead.autotune.doctor.watching.captures import noting_captures
+from auxhead.autotune.doctor.watching.operators import noting_captures
 from auxhead.model import Runner
 from torch import nn
 

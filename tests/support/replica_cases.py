@@ -31,8 +31,8 @@ def make_network():
 """
 #: Modules that commands import when they run, seconds each.
 IMPORTED_LATE = (
-    "auxhead.autotune.pareto.demo_splits", "auxhead.plots.figures.calibration", "matplotlib.backends.backend_agg",
-    "matplotlib.backends.backend_svg", "auxhead.model.training.run", "torchvision.datasets",
+    "auxhead.plots.figures.calibration", "matplotlib.backends.backend_agg", "matplotlib.backends.backend_svg",
+    "auxhead.model.training.run", "torchvision.datasets",
 )  # fmt: skip
 #: Of each command, those of every test; the pictures are 16 pixels wide, of two classes.
 INFER = ("infer", "pictures", "--checkpoint", "net", "--backbone", "own:make", "--device", "cpu", "--batch", 4)

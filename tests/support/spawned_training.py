@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from auxhead.model import TrainingPlan, train
-from auxhead.model.training.pixel_batches import PixelBatches
+from auxhead.model.training.batches import PixelBatches
 from auxhead.model.training.train import Epoch
 from support.trainable import digits, images, tensors, trainable
 from torch.utils.data import DataLoader, DistributedSampler

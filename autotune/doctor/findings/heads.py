@@ -9,8 +9,7 @@ from ..finding import Finding, Mark
 from ..trace import Request, Trace, Work
 from .device import Launched, Stream, intervals, kernels, library_streams, stream_of, trunk_stream
 from .host import host_waits
-from .per_request import first_few, median_us, noticed, once_each, short_name, shown_request, us
-from .stream_names import stream_name
+from .per_request import first_few, median_us, noticed, once_each, short_name, shown_request, stream_name, us
 from .stretches import captures
 
 #: Between a head's last kernel and the wait that asks for its answer there are at most so many, such as ``max() > t``.
@@ -148,7 +147,7 @@ def find_gate_waits(trace: Trace) -> list[Finding]:
 
 def find_fusible_heads(trace: Trace) -> list[Finding]:
     """Find heads that could be one launch each, as the doctor told from the module."""
-    heads = () if trace.watched is None else trace.watched.heads
+    heads = trace.seen.heads
     fusible = [head.name for head in heads if head.why_not is None]
     if not fusible:
         return []

@@ -57,9 +57,9 @@ def idleness(request: Request) -> Idleness:
 
 def find_launch_bound(trace: Trace) -> list[Finding]:
     """Find that most requests are bound by their launches: no graph, and a device that waits for the next one."""
-    host_us = None if trace.watched is None else trace.watched.host_us
-    if host_us is not None and trace.watched is not None:  # another process on the host makes some of them longer
-        host_us = min([host_us, *trace.watched.samples_us])
+    host_us = trace.seen.host_us
+    if host_us is not None:  # another process on the host makes some of them longer
+        host_us = min([host_us, *trace.seen.samples_us])
 
     def cost(request: Request) -> float:
         if not request.work or any(work.graph for work in request.work):

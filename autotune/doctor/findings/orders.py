@@ -5,8 +5,7 @@ from collections.abc import Sequence
 from ..finding import KINDS, Finding
 from ..trace import Trace
 from ..watched import Race
-from .per_request import first_few, noticed, once_each, times
-from .stream_names import by_number
+from .per_request import by_number, first_few, noticed, once_each, times
 
 _WAIT = "other = torch.cuda.current_stream()\nother.wait_stream(side)  # before what side has written is read\n"
 _RECORD_STREAM = "x.record_stream(side)  # its memory is reused only when side has done with it; or keep x until then\n"
@@ -33,7 +32,7 @@ _RECORDED = {
 
 def find_races(trace: Trace) -> list[Finding]:
     """Find reads and writes of one tensor by streams that nothing orders, and tensors freed while they are used."""
-    races = () if trace.watched is None else trace.watched.races
+    races = trace.seen.races
     found = []
     for kind, of_kind, remedy, snippet in (
         (

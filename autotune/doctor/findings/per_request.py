@@ -1,5 +1,6 @@
-"""Amounts per request: the median over requests, the request that is shown, and numbers as findings write them."""
+"""Amounts per request: the median over requests, the request shown; numbers and streams as findings write them."""
 
+import re
 from collections.abc import Callable, Iterable
 from statistics import median_low
 
@@ -26,7 +27,7 @@ def steady_from_us(trace: Trace, request: Request) -> float:
 
 def noticed(trace: Trace, kind: str) -> list[Noticed]:
     """Return what was noticed live of a kind."""
-    return [] if trace.watched is None else [one for one in trace.watched.noticed if one.kind == kind]
+    return [one for one in trace.seen.noticed if one.kind == kind]
 
 
 def once_each(lines: Iterable[str | None]) -> tuple[str, ...]:
@@ -58,3 +59,21 @@ def short_name(work: Work) -> str:
             kept.append(letter)
         depth -= letter in ">)"
     return ("".join(kept) or name)[:60]
+
+
+#: The number that CUPTI gives the default stream of a process's first device.
+_DEFAULT = 7
+_HANDLE = re.compile(r"\bstream (0x[0-9a-f]+)")
+
+
+def stream_name(trace: Trace, device: int, number: int) -> str:
+    """Return what a stream of a trace is called in evidence."""
+    handles = {use.handle for use in trace.seen.streams if (use.device, use.number) == (device, number)}
+    is_default = handles == {0} if handles else number == _DEFAULT
+    return "the default stream" if is_default else f"stream {number}"
+
+
+def by_number(trace: Trace, evidence: str) -> str:
+    """Return evidence that watching wrote, in which streams are named by handles, with their numbers in the trace."""
+    numbers = {f"{use.handle:#x}": use.number for use in trace.seen.streams if use.number is not None}
+    return _HANDLE.sub(lambda found: f"stream {numbers.get(found[1], found[1])}", evidence)

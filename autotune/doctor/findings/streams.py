@@ -5,10 +5,8 @@ from collections import defaultdict
 from ...records.intervals import common, length
 from ..finding import Finding, Mark
 from ..trace import Request, Trace, Work
-from ..watched import StreamUse
 from .device import Stream, intervals, kernels, library_streams, stream_of, trunk_stream
-from .per_request import first_few, median_us, noticed, once_each, shown_request, us
-from .stream_names import stream_name
+from .per_request import first_few, median_us, noticed, once_each, shown_request, stream_name, us
 
 #: A stream with more of the trunk's kernel time than this is no side stream: two that share the work are equals.
 _SIDE_SHARE = 0.5
@@ -53,7 +51,7 @@ def _all_on_one_stream(trace: Trace) -> list[Finding]:
     seen = [one for one in noticed(trace, "default-stream") if not one.of_backward]
     evidence = [one.evidence for one in seen]
     count = sum(len(kernels(request)) for request in trace.requests)
-    unused = [use for use in _watched(trace) if use.operators == 0 and use.handle != 0]
+    unused = [use for use in trace.seen.streams if use.operators == 0 and use.handle != 0]
     graphs = any(work.graph for request in trace.requests for work in request.work)
     if unused and not graphs:
         made = "1 stream was" if len(unused) == 1 else f"{len(unused)} streams were"
@@ -81,14 +79,10 @@ def _all_on_one_stream(trace: Trace) -> list[Finding]:
     ]
 
 
-def _watched(trace: Trace) -> tuple[StreamUse, ...]:
-    return () if trace.watched is None else trace.watched.streams
-
-
 def _priorities(trace: Trace) -> dict[Stream, int]:
     """Return the priorities of streams whose number in the trace is known and means one priority."""
     found: dict[Stream, set[int]] = defaultdict(set)
-    for use in _watched(trace):
+    for use in trace.seen.streams:
         if use.number is not None:
             found[use.device, use.number].add(use.priority)
     return {stream: priorities.pop() for stream, priorities in found.items() if len(priorities) == 1}

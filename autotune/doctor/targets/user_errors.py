@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from ....model.bad_input import BadInput
-from ..sources import is_own, is_standard, is_users
+from ..sources import Owner, owner
 
 
 class UserCodeError(BadInput):
@@ -38,7 +38,7 @@ def user_code(what: str) -> Iterator[None]:
         users = [
             (frame.f_code.co_filename, line)
             for frame, line in frames
-            if is_users(_absolute(frame.f_code.co_filename), frame.f_code.co_name)
+            if owner(_absolute(frame.f_code.co_filename)) is Owner.USER
         ]
         if isinstance(error, BadInput) and not users:
             raise
@@ -66,11 +66,10 @@ def _from_first_frame(error: BaseException) -> str:
     from_users = from_others = None
     rest = error.__traceback__
     while rest is not None and from_users is None:
-        code = rest.tb_frame.f_code
-        file = _absolute(code.co_filename)
-        if is_users(file, code.co_name):
+        whose = owner(_absolute(rest.tb_frame.f_code.co_filename))
+        if whose is Owner.USER:
             from_users = rest
-        elif from_others is None and not is_own(file) and not is_standard(file):
+        elif from_others is None and whose in (Owner.PACKAGE, Owner.TORCH):
             from_others = rest
         rest = rest.tb_next
     return "".join(traceback.format_exception(type(error), error, from_users or from_others))

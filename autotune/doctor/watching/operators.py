@@ -5,8 +5,10 @@ this thread starts. It does not see launches that are no operators: graphs, Trit
 """
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -15,6 +17,7 @@ from torch.utils._pytree import tree_leaves
 
 from .accesses import sanitizer_module
 from .memory import Memory, memory_at
+from .torch_patches import replace
 
 T = TypeVar("T")
 
@@ -141,3 +144,59 @@ def is_on_gpu(tensor: Tensor) -> bool:
 def device_of(tensor: Tensor) -> int:
     """Return the number of a tensor's device."""
     return tensor.get_device()
+
+
+@dataclass
+class GraphMemory:
+    """What a graph's operators read and write; Triton kernels and other libraries are not among them."""
+
+    reads: dict[Memory, None] = field(default_factory=dict)
+    writes: dict[Memory, None] = field(default_factory=dict)
+
+    def ran(self, call: OperatorCall) -> None:
+        """Add what an operator does."""
+        for touched in call.devices.values():
+            self.writes.update(dict.fromkeys(touched.writes))
+            self.reads.update(dict.fromkeys(touched.reads))
+
+
+class _CapturedOperators(OperatorsMode):
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Let compiled functions run compiled: within other modes they run eagerly, and do so ever after."""
+        return True
+
+
+_noted: WeakKeyDictionary[torch.cuda.CUDAGraph, GraphMemory] = WeakKeyDictionary()
+
+
+def memory_of_graph(graph: torch.cuda.CUDAGraph) -> GraphMemory | None:
+    """Return what was noted when a graph was captured; None: it was captured before, or by something else."""
+    return _noted.get(graph)
+
+
+@contextmanager
+def noting_captures() -> Iterator[None]:
+    """Note what graphs access that PyTorch captures within this block."""
+    modes: dict[torch.cuda.CUDAGraph, _CapturedOperators] = {}
+
+    def begin(original: Callable[..., Any], graph: torch.cuda.CUDAGraph, *args: Any, **kwargs: Any) -> None:
+        original(graph, *args, **kwargs)
+        noted = _noted[graph] = GraphMemory()
+
+        def ended(_begun: None, call: OperatorCall | None) -> None:
+            if call is not None:
+                noted.ran(call)
+
+        modes[graph] = _CapturedOperators(lambda: None, ended, lambda *_: None, lambda: None)
+        modes[graph].__enter__()
+
+    def end(original: Callable[..., Any], graph: torch.cuda.CUDAGraph) -> None:
+        if graph in modes:
+            modes.pop(graph).__exit__(None, None, None)
+        original(graph)
+
+    with ExitStack() as stack:
+        replace(stack, torch.cuda.CUDAGraph, "capture_begin", begin)
+        replace(stack, torch.cuda.CUDAGraph, "capture_end", end)
+        yield

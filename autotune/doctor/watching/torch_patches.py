@@ -1,20 +1,22 @@
-"""Methods of torch's streams, events and graphs that also tell what they are called for, while requests are watched.
+"""Methods of streams, events, graphs and threads that also tell what they are called for, while requests are watched.
 
 Launches through cuda.bindings, as auxhead's own runners make, and through Triton are told too.
 """
 
 import functools
 import sys
+import threading
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any, Protocol
 
 import torch
 
 from ....kernels.cuda_runtime import runtime
 from ....kernels.driver_launch import driver, triton_knobs
-from .user_lines import calling_line
+from ..sources import calling_line
 
 #: Functions of cuda.bindings that put work on a stream.
 _LAUNCHES = (
@@ -66,20 +68,19 @@ def patched_torch(told: Told) -> Iterator[None]:
     with ExitStack() as stack:
         _hear_of_waits(stack, told)
         for kind in (torch.cuda.StreamContext, torch.cuda.Stream):
-            of = _of_context if kind is torch.cuda.StreamContext else _itself
-            replace(stack, kind, "__enter__", functools.partial(_entering, told, of))
-            replace(stack, kind, "__exit__", functools.partial(_leaving, told, of))
-        replace(stack, torch.cuda.Stream, "__new__", functools.partial(_making, told))
+            replace(stack, kind, "__enter__", functools.partial(_enter, told))
+            replace(stack, kind, "__exit__", functools.partial(_leave, told))
+        replace(stack, torch.cuda.Stream, "__new__", functools.partial(_make, told))
         for name in ("wait", "synchronize"):
-            replace(stack, torch.cuda.Event, name, functools.partial(_awaiting, told))
+            replace(stack, torch.cuda.Event, name, functools.partial(_await, told))
         for queried in (torch.cuda.Event, torch.cuda.Stream):
-            replace(stack, queried, "query", functools.partial(_querying, told))
+            replace(stack, queried, "query", functools.partial(_query, told))
         for name in ("backward", "grad"):
-            replace(stack, torch.autograd, name, functools.partial(_going_back, told))
-        replace(stack, torch.cuda.CUDAGraph, "replay", functools.partial(_replaying, told))
+            replace(stack, torch.autograd, name, functools.partial(_go_back, told))
+        replace(stack, torch.cuda.CUDAGraph, "replay", functools.partial(_replay, told))
         for module, name in _LAUNCHES:
             if hasattr(module, name):
-                replace(stack, module, name, functools.partial(_launching, told))
+                replace(stack, module, name, functools.partial(_launch, told))
         if triton_knobs is not None:
 
             def launching(*_: object, **__: object) -> None:
@@ -110,95 +111,105 @@ def _hear_of_waits(stack: ExitStack, told: Told) -> None:
     torch.cuda.set_sync_debug_mode("warn")
 
 
-def replace(stack: ExitStack, owner: Any, name: str, replacing: Callable[[Callable[..., Any]], Any]) -> None:
-    """Put what ``replacing`` makes of an attribute in its place until the stack closes."""
+def replace(stack: ExitStack, owner: Any, name: str, replacement: Callable[..., Any]) -> None:
+    """Have calls of an attribute call ``replacement`` until the stack closes, with the original and their arguments."""
     own = vars(owner).get(name)  # None: inherited; the method of a class itself, and not a function bound to it
     if own is None:
         stack.callback(delattr, owner, name)
     else:
         stack.callback(setattr, owner, name, own)
-    replaced = functools.wraps(getattr(owner, name))(replacing(getattr(owner, name)))
+    original = getattr(owner, name)
+
+    @functools.wraps(original)
+    def replaced(*args: Any, **kwargs: Any) -> Any:
+        return replacement(original, *args, **kwargs)
+
     setattr(owner, name, staticmethod(replaced) if name == "__new__" else replaced)
 
 
-def _of_context(context: Any) -> Any:
-    return context.stream
+def _line() -> str | None:
+    """Return the line that calls what was replaced: behind this function, a replacement, and what calls that."""
+    return calling_line(sys._getframe(3))
 
 
-def _itself(stream: Any) -> Any:
+def _stream_of(context: Any) -> Any:
+    return context.stream if isinstance(context, torch.cuda.StreamContext) else context
+
+
+def _enter(told: Told, original: Callable[..., Any], context: Any) -> Any:
+    entered = original(context)
+    if (stream := _stream_of(context)) is not None:
+        told.block_entered(context, stream, _line())
+    return entered
+
+
+def _leave(told: Told, original: Callable[..., Any], context: Any, *raised: Any) -> Any:
+    if _stream_of(context) is not None:
+        told.block_left(context)
+    return original(context, *raised)
+
+
+def _make(told: Told, original: Callable[..., Any], cls: Any, *args: Any, **kwargs: Any) -> Any:
+    stream = original(cls, *args, **kwargs)
+    if not {"stream_id", "stream_ptr"} & kwargs.keys():  # these name one that is there
+        told.stream_made(stream, args[0] if args else kwargs.get("device"), _line())
     return stream
 
 
-def _entering(told: Told, of: Callable[[Any], Any], original: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    def enter(context: Any) -> Any:
-        entered = original(context)
-        if of(context) is not None:
-            told.block_entered(context, of(context), calling_line(sys._getframe(1)))
-        return entered
-
-    return enter
+def _await(told: Told, original: Callable[..., Any], event: Any, *args: Any, **kwargs: Any) -> Any:
+    told.event_awaited(event, _line())
+    return original(event, *args, **kwargs)
 
 
-def _leaving(told: Told, of: Callable[[Any], Any], original: Callable[..., Any]) -> Callable[..., Any]:
-    def leave(context: Any, *raised: Any) -> Any:
-        if of(context) is not None:
-            told.block_left(context)
-        return original(context, *raised)
-
-    return leave
+def _query(told: Told, original: Callable[..., bool], queried: Any) -> bool:
+    is_done = original(queried)
+    if is_done:
+        told.found_done(queried)
+    return is_done
 
 
-def _making(told: Told, original: Callable[..., Any]) -> Callable[..., Any]:
-    def make(cls: Any, *args: Any, **kwargs: Any) -> Any:
-        stream = original(cls, *args, **kwargs)
-        if not {"stream_id", "stream_ptr"} & kwargs.keys():  # these name one that is there
-            device = args[0] if args else kwargs.get("device")
-            told.stream_made(stream, device, calling_line(sys._getframe(1)))
-        return stream
-
-    return make
-
-
-def _awaiting(told: Told, original: Callable[..., Any]) -> Callable[..., Any]:
-    def wait(event: Any, *args: Any, **kwargs: Any) -> Any:
-        told.event_awaited(event, calling_line(sys._getframe(1)))
-        return original(event, *args, **kwargs)
-
-    return wait
-
-
-def _querying(told: Told, original: Callable[[Any], bool]) -> Callable[[Any], bool]:
-    def query(queried: Any) -> bool:
-        is_done = original(queried)
-        if is_done:
-            told.found_done(queried)
-        return is_done
-
-    return query
-
-
-def _going_back(told: Told, original: Callable[..., Any]) -> Callable[..., Any]:
-    def go_back(*args: Any, **kwargs: Any) -> Any:
-        told.backward_begins()
-        try:
-            return original(*args, **kwargs)
-        finally:
-            told.backward_ended()
-
-    return go_back
-
-
-def _replaying(told: Told, original: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    def replay(graph: Any) -> Any:
-        told.graph_replayed(graph)
-        return original(graph)
-
-    return replay
-
-
-def _launching(told: Told, original: Callable[..., Any]) -> Callable[..., Any]:
-    def launch(*args: Any, **kwargs: Any) -> Any:
-        told.launched_elsewhere()
+def _go_back(told: Told, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    told.backward_begins()
+    try:
         return original(*args, **kwargs)
+    finally:
+        told.backward_ended()
 
-    return launch
+
+def _replay(told: Told, original: Callable[..., Any], graph: Any) -> Any:
+    told.graph_replayed(graph)
+    return original(graph)
+
+
+def _launch(told: Told, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    told.launched_elsewhere()
+    return original(*args, **kwargs)
+
+
+@contextmanager
+def within_threads(context: Callable[[], AbstractContextManager[object]]) -> Iterator[None]:
+    """Let threads that begin meanwhile, and what is submitted to pools, run within a new context each.
+
+    The workers of a pool outlive what they are given, so that it is that which runs within one, and not the worker.
+    """
+
+    def within(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        with context():
+            return function(*args, **kwargs)
+
+    def submit(
+        original: Callable[..., Future[Any]], pool: ThreadPoolExecutor, function: Callable[..., Any], /, *args: Any,
+        **kwargs: Any,
+    ) -> Future[Any]:  # fmt: skip
+        return original(pool, within, function, *args, **kwargs)
+
+    def start(original: Callable[[threading.Thread], None], thread: threading.Thread) -> None:
+        target = getattr(thread, "_target", None)
+        if getattr(target, "__module__", None) != ThreadPoolExecutor.__module__:
+            thread.run = functools.partial(within, thread.run)  # type: ignore[method-assign]
+        original(thread)
+
+    with ExitStack() as stack:
+        replace(stack, ThreadPoolExecutor, "submit", submit)
+        replace(stack, threading.Thread, "start", start)
+        yield

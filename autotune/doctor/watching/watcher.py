@@ -13,16 +13,13 @@ import torch
 from torch import Tensor
 from torch.cuda import _gpu_trace
 
+from ..sources import Owner, innermost_line, owner
 from ..watched import Noticed, Watched
 from .accesses import Accesses, Operator
-from .captures import memory_of_graph
 from .memory import memory_at
-from .operators import OperatorCall, OperatorsMode, is_on_gpu
-from .stream_blocks import StreamBlocks
-from .stream_uses import MadeStream, StreamKey, StreamUses, key_of
-from .threads import within_threads
-from .torch_patches import patched_torch
-from .user_lines import Owner, owner, user_line
+from .operators import OperatorCall, OperatorsMode, is_on_gpu, memory_of_graph
+from .stream_uses import MadeStream, StreamBlocks, StreamKey, StreamUses, key_of
+from .torch_patches import patched_torch, within_threads
 
 
 class Watcher:
@@ -220,7 +217,7 @@ class _Watch:
                 self._uses.ran(StreamKey(device, current_stream(device)))
 
     def _line(self) -> str | None:
-        return user_line(sys._getframe(1), self.outermost)
+        return innermost_line(sys._getframe(1), self.outermost)
 
     def _notice(self, kind: str, evidence: str, *lines: str | None) -> None:
         told = _once_each(*lines)

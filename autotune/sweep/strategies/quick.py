@@ -4,8 +4,7 @@ from collections.abc import Generator
 
 from ...measuring.targets import ALONE, NETWORK, Target
 from ...measuring.timers import FINAL_ROUNDS
-from ..climb import climb
-from ..search import AGAIN_CAPTURES, Answers, Ask, decision, fastest_first, finalists
+from ..search import AGAIN_CAPTURES, Answers, Ask, climb, decision, fastest_first, finalists
 from ..space import spread_out
 
 #: Configurations beside the rule's that are timed alone at first.

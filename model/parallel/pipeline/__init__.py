@@ -4,9 +4,8 @@ In: the same network in each process. Out: a runner for each; the one of the fir
 
     pipelined           compares the processes, cuts, balances by measured times, connects: the front door
     runner              a request: announced, sent through the schedule, answers collected
-    exchange            PyTorch's schedule, announcements before it and answers beside it
+    exchange            PyTorch's schedule, announcements before it and answers beside it; a thread for what may wait
     stage               what PyTorch's PipelineStage runs for each micro-batch; stage_graph is the same as a CUDA graph
-    cut                 the segments with their heads, for stages anywhere, and activations as they are sent
-    answered            answers of a stage: decided on its device, told apart on the host
-    worker              a thread for what may wait for other processes
+    answered            the network cut for stages anywhere, and answers of a stage: decided on its device, told apart
+                        on the host
 """

@@ -1,5 +1,7 @@
-"""Answers of a stage: decided on its device, for each sample by the first exit that is sure, and packed to be sent."""
+"""A network cut for stages, and what a stage answers: for each sample by the first exit that is sure, as it is sent."""
 
+import copy
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -8,8 +10,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ....kernels import HeadOutput
+from ...early_exit_network import EarlyExitNetwork
 from ...exit_result import ExitResult
 from ...exit_rule import ExitRule
+from ...module_head import AuxHead
+from ...trunk.trunk import Trunk, make_trunk
+from ..segments import Segment, segments_of
 
 #: Columns of an answer, before those of the probabilities. Its numbers are floats, which hold each of these exactly.
 COLUMNS = ("place", "label", "confidence", "exit_index")
@@ -65,7 +71,7 @@ class Sayings:
             if self._with_probs and of_exit.probs is not None:
                 self._probs = torch.zeros_like(of_exit.probs)
         confidence, sure = of_exit.confidence, of_exit.exit.bool()
-        told = of_exit.label.masked_fill(confidence.isnan(), -1)  # as kernels/patience.py counts
+        told = of_exit.label.masked_fill(confidence.isnan(), -1)  # as kernels/fused_head_reference.py counts
         self._agreed = torch.where(told == self._before, self._agreed + 1, 1)
         self._before = told
         if rule is None:
@@ -117,4 +123,72 @@ def as_result(answers: Tensor, *, with_probs: bool) -> ExitResult:
         confidence=answers[:, 2].clone(),
         probs=answers[:, len(COLUMNS) :].contiguous() if with_probs else None,
         exit_index=answers[:, 3].long(),
+    )
+
+
+class Cut(NamedTuple):
+    """A network cut behind its taps, for stages on a device."""
+
+    network: EarlyExitNetwork
+    """The one whose tensors the trunk has: the network itself, or a copy on the device."""
+    trunk: Trunk
+    segments: Sequence[Segment]
+    """Of each a module that takes what the one before hands over, at first a micro-batch, and returns a tuple: what the
+    segment's head reads, or the logits, and what it hands over."""
+    heads: Sequence[AuxHead]
+    """Behind each segment but the last, on the device."""
+    form: AnswerForm
+
+
+def cut(network: EarlyExitNetwork, micro_batch: Tensor, device: torch.device, trunk: str) -> tuple[Cut, Tensor]:
+    """Cut a network behind each tap.
+
+    Args:
+        network: in eval mode, its taps checked.
+        micro_batch: of the one size that segments take, on any device.
+        device: of the segments; where it is the network's they share its parameters.
+        trunk: how the backbone is run, "as_is" or "cudnn", which is made on the device.
+
+    Returns:
+        The cut, and the micro-batch on the device, as it should lie in memory.
+
+    Raises:
+        BadInput: torch.export cannot trace the backbone, or it keeps a state.
+    """
+    if trunk != "as_is" and device != network.device:
+        network = copy.deepcopy(network).to(device)
+    micro_batch = micro_batch.to(network.device)
+    made = make_trunk(network.backbone, network.taps, micro_batch, trunk, network.reading)
+    micro_batch = micro_batch.contiguous(memory_format=made.memory_format)
+    segments, heads = segments_of(network, made, micro_batch, device), network.exit_heads
+    if device != network.device:
+        heads = [copy.deepcopy(head).to(device) for head in heads]
+    wide = any(segment.logits.dtype == torch.float64 for segment in segments)
+    form = AnswerForm(
+        heads[0].num_classes,
+        torch.float64 if wide else torch.float32,
+        with_probs=all(head.return_probs for head in heads),
+    )
+    return Cut(network, made, segments, heads, form), micro_batch.to(device)
+
+
+def to_wire(x: Tensor, like: Tensor) -> Tensor:
+    """Return an activation as it is sent: dense in memory, in the order in which ``like``, of the same shape, lies."""
+    return (x.permute(0, 2, 3, 1) if _is_channels_last(like) else x).contiguous()
+
+
+def from_wire(x: Tensor, like: Tensor) -> Tensor:
+    """Return an activation as the segment takes it that ``to_wire`` has sent."""
+    return x.permute(0, 3, 1, 2) if _is_channels_last(like) else x
+
+
+def _is_channels_last(x: Tensor) -> bool:
+    return x.ndim == 4 and x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
+
+
+def wires_like(handed: Sequence[Tensor], device: torch.device | str) -> tuple[Tensor, ...]:
+    """Allocate tensors as they are sent for activations like these, which may be fake ones."""
+    shapes = [to_wire(each, each).shape for each in handed]
+    return tuple(
+        torch.empty(shape, dtype=each.dtype, device=device) for shape, each in zip(shapes, handed, strict=True)
     )

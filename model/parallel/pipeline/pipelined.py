@@ -11,17 +11,16 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ...arguments import check_batch, kind_of
-from ...auto.example_batches import batches_of
+from ...arguments import check_batch
+from ...auto.pass_times import batches_of
 from ...bad_input import BadInput
-from ...early_exit_network import EarlyExitNetwork
+from ...early_exit_network import EarlyExitNetwork, check_network
 from ...machine import package_version
-from ...processes.agreement import tensor_digest
+from ...processes.dealing import tensor_digest
 from ...processes.process_group import Processes, is_launched, launched_processes, unused_part, watched_processes
 from ...runners.checks import check_device, check_mode
-from ..balance import balanced, median_ms, starts_of
-from ..segments import check_cuttable, run_segments
-from .cut import Cut, cut, to_wire
+from ..segments import balanced, check_cuttable, median_ms, run_segments, starts_of
+from .answered import Cut, cut, to_wire
 from .exchange import Connection, Exchange
 from .runner import PipelinedRunner
 from .stage import Stage
@@ -92,8 +91,6 @@ def pipelined(
 
         made, micro_batch = cut(network, batches_of(example_input.detach(), size)[0], where, trunk)
         if processes.rank == 0:
-            if network.monitor is not None:
-                network.monitor.tallies_on(where, len(network.taps) + 1)  # refuses shares of another number of exits
             ms = segment_ms(made, micro_batch)
             starts = starts or balanced(ms, ranks)
             processes.store.set("placement", json.dumps([starts, ms]))
@@ -140,9 +137,10 @@ def _own_store() -> dist.Store:
     return dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
 
 
-def _check(network: object, example_input: object, split_size: object, trunk: object, timeout_s: object) -> None:
-    if not isinstance(network, EarlyExitNetwork):
-        raise TypeError(f"network: got {kind_of(network)}, wants an EarlyExitNetwork")
+def _check(
+    network: EarlyExitNetwork, example_input: object, split_size: object, trunk: object, timeout_s: object
+) -> None:
+    check_network(network)
     check_batch("example_input", example_input)
     assert isinstance(example_input, Tensor)
     if not (split_size is None or (type(split_size) is int and split_size > 0)):

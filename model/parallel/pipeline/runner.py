@@ -22,9 +22,8 @@ from ...runners.captured_heads import CapturedHeads
 from ...runners.checks import check_request
 from ...runners.runner import Runner
 from .answered import Answers, as_result
-from .exchange import Exchange
+from .exchange import Exchange, Worker
 from .stage import Stage, StageFailed
-from .worker import Worker
 
 _T = TypeVar("_T")
 

@@ -13,8 +13,7 @@ from ....kernels import decide
 from ...early_exit_network import EarlyExitNetwork
 from ...rule_order import ordered_write
 from ..segments import NETWORK
-from .answered import STATE, AnswerForm, Answers, Sayings, first_state, settle
-from .cut import Cut, from_wire, to_wire, wires_like
+from .answered import STATE, AnswerForm, Answers, Cut, Sayings, first_state, from_wire, settle, to_wire, wires_like
 from .stage_graph import Computed, StageGraph, beside
 
 

@@ -12,10 +12,10 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from ....kernels import ExitBuffers, ExitLaunch
+from ....kernels import ExitBuffers
 from ...runners.capture import Capture, Graph, warm_up
-from .part import Part
-from .streams import PartStreams
+from ...runners.captured_batch import HeadLaunches
+from .part import PartStreams
 
 
 class PartGraphs:
@@ -46,7 +46,8 @@ class PartGraphs:
         self.streams, self.taken, self.buffers = streams, taken, buffers
         self._part, self._forks, self._size = part, forks, size
         self._cuts = forks if open_samples is not None else forks[:1]
-        self.launches = _launches(part, buffers, forks, open_samples)
+        exits = [*(head.as_exit_head() for head in part.heads), *[None] * part.is_last]
+        self.heads = HeadLaunches(buffers, exits, part.heads, forks, first=part.start, open_samples=open_samples)
         stream = streams.trunk
         warm_up(lambda: self._forward(lambda: None), lambda: None, stream)
         capture = Capture(part.device, streams.captures.memory)
@@ -60,11 +61,11 @@ class PartGraphs:
     def _forward(self, cut: Callable[[], None]) -> list[Tensor]:
         """Run the part on its trunk's stream, which is current, and return what it hands over, dense in memory."""
         trunk, side = self.streams.trunk, self.streams.side
-        part, read = self._part, _HeadInputs(self._part)
+        part, outputs = self._part, list[Tensor]()
         values: Sequence[Tensor] = self.taken
         for index, segment in enumerate(part.segments[self._size]):
             output, *values = segment.module(*values)
-            read.outputs.append(output.resolve_neg())
+            outputs.append(output.resolve_neg())
             if index in self._forks:
                 launch = self._forks.index(index)
                 if index in self._cuts:
@@ -73,17 +74,17 @@ class PartGraphs:
                     cut()
                 side.wait_stream(trunk)
                 with torch.cuda.stream(side):
-                    self.launches[launch](read.since_last(index + 1))
+                    self.heads.launch(launch, outputs)
         if self._forks:
             trunk.wait_stream(side)
         handed = [_dense(each) for each in values]
         cut()
         if part.is_last:
-            self.launches[-1](read.since_last(len(read.outputs)))
+            self.heads.launch(len(self._forks), outputs)
         else:  # beside other parts, which may be on this device
             side.wait_stream(trunk)
             with torch.cuda.stream(side):
-                self.launches[-1](read.since_last(len(read.outputs)))
+                self.heads.launch(len(self._forks), outputs)
             trunk.wait_stream(side)
         return handed
 
@@ -93,34 +94,6 @@ class PartGraphs:
             graph.launch(self.streams.trunk)
         self.streams.trunk.synchronize()
         return self.handed
-
-
-class _HeadInputs:
-    """Outputs of a part's segments, and which of them heads have not read yet."""
-
-    def __init__(self, part: Part) -> None:
-        self.outputs: list[Tensor] = []
-        self._part, self._read = part, 0
-
-    def since_last(self, end: int) -> list[Tensor]:
-        """Return what launches read for the exits that are left up to ``end``; runs heads that are modules."""
-        outputs, heads = self.outputs[self._read : end], self._part.heads[self._read : end]
-        self._read = end
-        reads = [head.launch_input(x).resolve_neg() for head, x in zip(heads, outputs, strict=False)]
-        return [*reads, *outputs[len(reads) :]]
-
-
-def _launches(part: Part, buffers: ExitBuffers, forks: Sequence[int], open_samples: Tensor | None) -> list[ExitLaunch]:
-    """Return a launch for each fork and, last, one for the exits behind the last fork."""
-    exits = [head.as_exit_head() for head in part.heads]
-    starts = [0, *(fork + 1 for fork in forks)]
-    told = [] if open_samples is None else [open_samples[index : index + 1] for index in range(len(open_samples))]
-    launches = []
-    for index, (start, end) in enumerate(zip(starts, [*starts[1:], part.end - part.start], strict=True)):
-        of_launch = [*exits[start:end], *([None] if end > len(exits) else [])]
-        tells = told[index] if index < len(told) else None
-        launches.append(ExitLaunch(buffers, part.start + start, of_launch, open_samples=tells))
-    return launches
 
 
 def _dense(x: Tensor) -> Tensor:

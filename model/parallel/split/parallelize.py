@@ -8,22 +8,18 @@ import torch
 from torch import Tensor
 
 from ....kernels.cuda_runtime import beside_captures
-from ...arguments import check_batch, kind_of
-from ...early_exit_network import EarlyExitNetwork
+from ...arguments import check_batch
+from ...bad_input import BadInput
+from ...early_exit_network import EarlyExitNetwork, check_network
 from ...exit_monitor import uncounted
 from ...rule_order import wait_for_writes
 from ...runners.capture import CAPTURE_LOCK
 from ...runners.checks import check_capturable, check_device, check_mode, sizes_of
 from ...trunk.trunk import make_trunk
-from ..balance import balanced, starts_of
-from ..segments import check_cuttable, segments_of
-from .arguments import devices_of
-from .capturing import capture_parts, graph_times
-from .eager_runner import EagerSplitRunner, eager_times
-from .graph_runner import GraphSplitRunner
-from .part import OnDevice, Part
-from .runner import SplitRunner
-from .streams import AllStreams, reach_each_other, wait_for_current_streams
+from ..segments import balanced, check_cuttable, segments_of, starts_of
+from .captured import capture_parts, graph_times
+from .part import AllStreams, OnDevice, Part, reach_each_other, wait_for_current_streams
+from .runner import EagerSplitRunner, GraphSplitRunner, SplitRunner, eager_times
 
 #: Ways to leave a network early that there are over several devices.
 EXITS = ("overlapped", "polled")
@@ -68,8 +64,7 @@ def parallelize(
         RuntimeError: the backbone cannot be captured in a CUDA graph; or autocast is on, or the current stream is being
             captured.
     """
-    if not isinstance(network, EarlyExitNetwork):
-        raise TypeError(f"network: got {kind_of(network)}, wants an EarlyExitNetwork")
+    check_network(network)
     if exits not in EXITS:
         raise ValueError(f"exits: got {exits!r}, wants one of {list(EXITS)}")
     check_cuttable(trunk)
@@ -212,3 +207,29 @@ def _described(parts: Sequence[Part], taps: Sequence[str], us: Sequence[float], 
         ms = sum(us[part.start : part.end]) / 1000
         lines.append(f"Part {part.number} on {part.device}, {begins}: {ms:.3g} ms a batch of {size}.")
     return lines
+
+
+def devices_of(devices: Sequence[torch.device | str]) -> list[torch.device]:
+    """Return the devices, those of CUDA with an index; raises what :func:`parallelize` does."""
+    if isinstance(devices, (str, torch.device)) or not isinstance(devices, Sequence) or not devices:
+        raise ValueError(f"devices: got {devices!r}, wants a list of one device or more")
+    found = []
+    for given in devices:
+        try:
+            device = torch.device(given)
+        except (RuntimeError, TypeError):
+            raise ValueError(f"devices: got {given!r}, wants 'cuda:0' and the like, or 'cpu'") from None
+        if device.type not in ("cuda", "cpu"):
+            raise ValueError(f"devices: got {device}, wants CUDA devices or the CPU")
+        if device.type == "cuda":
+            there = torch.cuda.device_count()
+            index = device.index
+            if index is None:
+                index = torch.cuda.current_device() if there else 0
+            if index >= there:
+                raise BadInput(f"devices: got cuda:{index}, but torch sees {there} CUDA devices here")
+            device = torch.device("cuda", index)
+        found.append(torch.device("cpu") if device.type == "cpu" else device)
+    if len({device.type for device in found}) > 1:
+        raise ValueError(f"devices: got {', '.join(map(str, found))}, wants all of one kind")
+    return found

@@ -10,8 +10,13 @@ from auxhead.autotune.bench.lower_bound import SegmentsLowerBound
 from auxhead.autotune.bench.measure import run_cell
 from auxhead.autotune.bench.selection import BenchOptions, unsettled
 from auxhead.autotune.measuring.cells import Cell
-from auxhead.autotune.measuring.correctness import Comparison, verdict
-from auxhead.autotune.measuring.eager_truth import logits_of_exits, measure_rounding, truth_of_logits
+from auxhead.autotune.measuring.eager_truth import (
+    Comparison,
+    logits_of_exits,
+    measure_rounding,
+    truth_of_logits,
+    verdict,
+)
 from auxhead.autotune.measuring.environment import clocks, environment
 from auxhead.autotune.measuring.peers import GraphedPeer, NaiveHead, bare, forked, in_line, merged_answer, truncated
 from auxhead.autotune.measuring.subject import Subject, build_subject

@@ -153,4 +153,4 @@ def test_records_of_the_repository_can_be_read():
     for path in (Path(__file__).parents[3] / "autotune" / "records").rglob("*.jsonl"):
         records = read_records(path)
         assert records and all(json.dumps(record.cell) for record in records)
-    assert pattern_runs(core_matrix()[0], BenchOptions(Path("x"), ENVIRONMENT), [])
+    assert pattern_runs(core_matrix()[0], BenchOptions(Path("x"), ENVIRONMENT, 50), [])

@@ -6,8 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from auxhead.autotune.measuring.cells import NEVER
-from auxhead.autotune.measuring.correctness import Comparison, verdict
-from auxhead.autotune.measuring.eager_truth import measure_rounding, truth_of_logits
+from auxhead.autotune.measuring.eager_truth import Comparison, measure_rounding, truth_of_logits, verdict
 from auxhead.autotune.measuring.subject import Subject
 from auxhead.model import make_trunk
 from support.bench_fakes import (

@@ -1,6 +1,6 @@
 """Records of the benchmark: ratios to baselines."""
 
-from auxhead.autotune.bench.records import paired_with
+from auxhead.autotune.bench.measure import paired_with
 from auxhead.autotune.bench.variants import Variant
 
 

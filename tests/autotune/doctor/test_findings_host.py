@@ -62,6 +62,16 @@ def test_lines_seen_live_replace_the_function_that_they_are_in(tmp_path):
     assert "net.py" not in " ".join(line for finding in findings for line in finding.evidence)
 
 
+@pytest.mark.parametrize("after, us, found", [(1, 400.0, ["host-wait"]), (3, 1.0, ["host-wait"]), (1, 1.0, [])])
+def test_what_a_wait_holds_up_is_much_time_or_many_kernels(tmp_path, after, us, found):
+    def make(program):
+        trunk(program, 10)
+        program.item("my/net.py(32): forward")
+        trunk(program, after, us)
+
+    assert [one.kind for one in find_host_waits(requests_of(make, tmp_path))] == found
+
+
 def test_waits_are_one_finding_a_line_and_five_at_most(tmp_path):
     def make(program):
         for line in range(8):

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from auxhead.autotune.doctor.watching.captures import memory_of_graph, noting_captures
+from auxhead.autotune.doctor.watching.operators import memory_of_graph, noting_captures
 from auxhead.autotune.doctor.watching.watcher import Watcher
 from support import fake_cuda_streams as fake
 

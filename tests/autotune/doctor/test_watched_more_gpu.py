@@ -4,7 +4,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from auxhead.autotune.doctor.watching.captures import noting_captures
+from auxhead.autotune.doctor.watching.operators import noting_captures
 from auxhead.autotune.doctor.watching.watcher import Watcher
 from support.gpu_work import warm_stream
 from torch import nn

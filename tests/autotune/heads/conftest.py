@@ -9,7 +9,7 @@ from support.simulated_cuda import simulated_chains
 from support.small_measurer import measurer
 
 alone_head = importlib.import_module("auxhead.autotune.heads.alone")
-first_launches = importlib.import_module("auxhead.autotune.heads.first_launches")
+first_launches = importlib.import_module("auxhead.autotune.heads.compile_ahead")
 head_timing = importlib.import_module("auxhead.autotune.heads.measure")
 
 

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from auxhead.autotune.heads.peers import LAUNCHES
+from auxhead.autotune.heads.alone import LAUNCHES
 from auxhead.autotune.measuring.failures import DeviceLost, Failure
 from auxhead.autotune.records.record import read_records
 from support.command_line import assert_one_line_error, assert_told_how_to_go_on, tune

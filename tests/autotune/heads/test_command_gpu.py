@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from auxhead.autotune.heads.copy_speed import measure_copy_speed
-from auxhead.autotune.heads.measure import HeadTiming
+from auxhead.autotune.heads.measure import HeadTiming, measure_copy_speed
 from auxhead.autotune.heads.records import Head, HeadRecords
 from auxhead.autotune.heads.tables import head_tables
 from auxhead.autotune.measuring.cells import Cell

@@ -20,11 +20,11 @@ from support.small_measurer import measurer
 from support.stream_order import Event
 
 alone_head = importlib.import_module("auxhead.autotune.heads.alone")
-copy_speed = importlib.import_module("auxhead.autotune.heads.copy_speed")
-first_launches = importlib.import_module("auxhead.autotune.heads.first_launches")
+copy_speed = importlib.import_module("auxhead.autotune.heads.measure")
+first_launches = importlib.import_module("auxhead.autotune.heads.compile_ahead")
 head_timing = importlib.import_module("auxhead.autotune.heads.measure")
 heads_in_situ = importlib.import_module("auxhead.autotune.heads.in_situ")
-launch_descriptions = importlib.import_module("auxhead.autotune.heads.launch_descriptions")
+launch_descriptions = importlib.import_module("auxhead.autotune.heads.compile_ahead")
 
 
 def called_once(variants, device, *, rounds, repeat):

@@ -12,7 +12,7 @@ from auxhead.kernels import HeadOutput
 from auxhead.model import ExitRule, FusedAuxHead
 
 alone_head = importlib.import_module("auxhead.autotune.heads.alone")
-copy_speed = importlib.import_module("auxhead.autotune.heads.copy_speed")
+copy_speed = importlib.import_module("auxhead.autotune.heads.measure")
 head_timing = importlib.import_module("auxhead.autotune.heads.measure")
 
 

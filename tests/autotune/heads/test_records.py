@@ -3,7 +3,7 @@
 import dataclasses
 
 import pytest
-from auxhead.autotune.heads.copy_speed import COPIED, CopySpeed
+from auxhead.autotune.heads.measure import COPIED, CopySpeed
 from auxhead.autotune.heads.tables import COLUMNS, head_tables, last_runs
 from auxhead.autotune.measuring.failures import Failure
 from auxhead.autotune.records.record import append_record, read_records

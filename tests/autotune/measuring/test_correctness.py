@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from auxhead.autotune.measuring.correctness import Answer, Comparison, Truth, verdict
+from auxhead.autotune.measuring.eager_truth import Answer, Comparison, Truth, verdict
 
 
 def test_comparison():

@@ -4,8 +4,15 @@ import math
 
 import pytest
 import torch
-from auxhead.autotune.measuring.correctness import Answer, Comparison, verdict
-from auxhead.autotune.measuring.eager_truth import EagerTruth, Rounding, measure_rounding, truth_of_logits
+from auxhead.autotune.measuring.eager_truth import (
+    Answer,
+    Comparison,
+    EagerTruth,
+    Rounding,
+    measure_rounding,
+    truth_of_logits,
+    verdict,
+)
 from auxhead.kernels import CRITERIA
 from auxhead.model import EarlyExitNetwork, ExitRule, FusedAuxHead, make_trunk
 from support.example_models import SmallNet, mixed_heads, plain_heads

@@ -2,7 +2,7 @@
 
 import pytest
 from auxhead.autotune.measuring.profiled_replays import Kernel
-from auxhead.autotune.overlap.head_programs import recorded_replay
+from auxhead.autotune.overlap.measure import recorded_replay
 from support.overlap_fakes import residency
 
 #: What a device's clock shows, in nanoseconds since 1970: float64 has steps of 256 there.

@@ -21,7 +21,7 @@ from support.simulated_cuda import simulated_chains
 
 alone_head = importlib.import_module("auxhead.autotune.heads.alone")
 measurement = importlib.import_module("auxhead.autotune.overlap.measure")
-network_launches = importlib.import_module("auxhead.autotune.heads.captured_launches")
+network_launches = importlib.import_module("auxhead.autotune.heads.alone")
 captured_parts = importlib.import_module("auxhead.autotune.overlap.captured_parts")
 variants = importlib.import_module("auxhead.autotune.bench.variants")
 
@@ -173,7 +173,10 @@ def test_a_measurement_from_end_to_end(subject, monkeypatch):
     assert [one.programs for one in found.recorded] == [[(0, sm, 2.5, 4.5), (1, sm, 10.0, 11.0)] for sm in range(20)], (
         "each replay's own"
     )
-    assert found.forks == ("block0",) and [share for _, share in begun] == sorted(share for _, share in begun)
+    assert found.forks == ("block0",)
+    parts = [f"captures of {name}" for name in (BARE, HEADS, BOTH)]
+    assert [what for what, _ in begun] == ["trunk", *parts, "timing", "profiling"]
+    assert [share for _, share in begun] == sorted({share for _, share in begun}) and begun[-1][1] < 1.0
     lost = 4  # a whole replay and its launch
     with pytest.raises(RuntimeError, match="trunk: the profiler's trace holds 19 of 20 replays"):
         measurement.measure_overlap(subject, lambda what, share: None)

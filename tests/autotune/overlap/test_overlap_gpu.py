@@ -12,7 +12,7 @@ from auxhead.autotune.overlap.measure import REPLAYS, measure_overlap
 from auxhead.autotune.overlap.records import overlap_records
 from auxhead.autotune.overlap.tables import overlap_tables
 from auxhead.autotune.records.record import read_records
-from auxhead.plots import perfetto
+from auxhead.plots import timelines
 from auxhead.plots.figures import timeline
 from support.command_line import tune
 from support.example_models import needs_gpu
@@ -44,7 +44,7 @@ def test_the_command_on_a_network_of_ones_own(tmp_path: Path, monkeypatch: pytes
     assert [(one.kind, one.error) for one in records] == [("overlap", None), ("timeline", None)]
     _, drawn = timeline.draw(records)
     assert drawn["trunk"] and drawn["joining"] and len(drawn["heads"]) == len(records[0].protocol["forks"])
-    assert perfetto.chrome_trace(records)["traceEvents"]
+    assert timelines.chrome_trace(records)["traceEvents"]
 
 
 @pytest.mark.parametrize("batch", [1, 16])

@@ -12,8 +12,7 @@ from auxhead.autotune.measuring.profiled_requests import read_trace
 from auxhead.autotune.measuring.subject import own_cell
 from auxhead.autotune.measuring.timers import Samples
 from auxhead.autotune.profile import measure as before_and_after
-from auxhead.autotune.profile.measure import compare, demo_model, repeated
-from auxhead.autotune.profile.records import profile_records
+from auxhead.autotune.profile.measure import compare, demo_model, profile_records, repeated
 from auxhead.autotune.profile.tables import print_comparison
 from auxhead.autotune.records.record import read_records
 from auxhead.model import EagerRunner, EarlyExitNetwork, save_checkpoint

@@ -2,8 +2,10 @@
 
 import dataclasses
 import json
+import re
 
 import pytest
+from auxhead.autotune.__main__ import tables
 from auxhead.autotune.records import forms
 from auxhead.autotune.records.checks import OBJECT, TEXT, Maybe, Roles
 from auxhead.autotune.records.record import SCHEMA, BadRecord, read_records
@@ -122,3 +124,16 @@ def test_every_field_that_is_missing_or_wrong_is_named_with_file_and_line(kind, 
         with pytest.raises(BadRecord, match=rf"{path}, line 2: .*{name}.*, wants ") as caught:
             read_records(path)
         assert "\n" not in str(caught.value)
+
+
+#: A number, perhaps with a unit or words behind it.
+NUMBER = re.compile(r"[<+-]?[\d,]+(\.\d+)?(%| |$)")
+
+
+@pytest.mark.parametrize("kind", [*tables])
+def test_columns_of_text_come_first_and_end_where_those_of_numbers_begin(kind, lines, tmp_path):
+    for table in tables[kind](read_records(written(tmp_path / "records.jsonl", *lines[kind]))):
+        columns = [*zip(*table.rows, strict=True)]
+        assert not all(map(NUMBER.match, columns[table.text_columns - 1])), table.title
+        for column in columns[table.text_columns :]:
+            assert all(cell in ("", "-") or cell.lstrip("<+-")[0].isdigit() for cell in column), table.title

@@ -1,6 +1,6 @@
 """Medians and percentiles of timed calls."""
 
-from auxhead.autotune.records.spread import p99, spread
+from auxhead.autotune.records.summaries import p99, spread
 
 
 def test_spread():

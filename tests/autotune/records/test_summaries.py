@@ -2,9 +2,9 @@
 
 from typing import NamedTuple
 
-from auxhead.autotune.records.grouping import latest_by_network, network_in_words
 from auxhead.autotune.records.record import Record
 from auxhead.autotune.records.summaries import as_json, network_record, rounded, summary, with_samples
+from auxhead.autotune.records.tables import latest_by_network, network_in_words
 from support.cost_records import ENVIRONMENT
 
 CELL = {

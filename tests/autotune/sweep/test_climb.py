@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 from auxhead.autotune.records.comparison import Paired
-from auxhead.autotune.sweep.climb import climb
+from auxhead.autotune.sweep.search import climb
 from auxhead.autotune.sweep.space import neighbours, spread_out
 from support.sweep_fakes import small_target
 
@@ -49,6 +49,10 @@ def test_nothing_is_asked_for_twice():
     asked = [one for ask in asks for one in ask.configs]
     assert len(set(asked)) == len(asked) == 35 and FIRST not in asked and SECOND not in asked
     assert [ask.share for ask in asks] == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0])
+    last = {one: timed(90.0) for one in asks[-1].configs}
+    with pytest.raises(StopIteration) as end:  # though neighbours are left
+        steps.send(last)
+    assert set(end.value.value) == {FIRST, SECOND, *asked}
 
 
 def test_what_helped_elsewhere_is_tried_first_and_what_did_not_last():

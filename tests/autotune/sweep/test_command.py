@@ -15,8 +15,7 @@ from auxhead.autotune.records.record import read_records
 from auxhead.autotune.sweep.config_text import text
 from auxhead.autotune.sweep.exclusion import excluded
 from auxhead.autotune.sweep.measure import Sweep
-from auxhead.autotune.sweep.recorded_times import RecordedTimes, recorded_targets
-from auxhead.autotune.sweep.records import SweepRecords, shape_of
+from auxhead.autotune.sweep.records import RecordedTimes, SweepRecords, recorded_targets, shape_of
 from auxhead.autotune.sweep.strategies import STRATEGIES
 from auxhead.autotune.sweep.winners import recorded_winners
 from auxhead.kernels.kernel_hash import kernel_hash

@@ -16,8 +16,7 @@ from auxhead.autotune.measuring.timers import FINAL_ROUNDS
 from auxhead.autotune.records.record import BadRecord, read_records
 from auxhead.autotune.sweep.config_text import text
 from auxhead.autotune.sweep.measure import Sweep
-from auxhead.autotune.sweep.recorded_times import RecordedTimes
-from auxhead.autotune.sweep.records import shape_of
+from auxhead.autotune.sweep.records import RecordedTimes, shape_of
 from auxhead.autotune.sweep.search import Ask
 from auxhead.autotune.sweep.space import neighbours, spread_out
 from auxhead.autotune.sweep.strategies import STRATEGIES
@@ -136,7 +135,7 @@ def test_other_heads_are_measured_for_themselves(target, tmp_path):
 def test_what_was_measured_beside_another_rule_is_measured_again(monkeypatch, tmp_path):
     out = tmp_path / "records.jsonl"
     run(asking(CANDIDATES[0]), records_at(out))
-    for module in ("measuring.targets", "sweep.recorded_times"):
+    for module in ("measuring.targets", "sweep.records"):
         monkeypatch.setattr(f"auxhead.autotune.{module}.config_by_rule", lambda shape: CANDIDATES[1])
     _, measurer, _ = run(asking(CANDIDATES[0]), records_at(out))
     assert len(measurer.timed) == 2

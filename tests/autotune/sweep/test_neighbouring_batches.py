@@ -8,10 +8,8 @@ from auxhead.autotune.measuring.targets import ALONE, NETWORK
 from auxhead.autotune.records.record import read_records
 from auxhead.autotune.sweep.config_text import text
 from auxhead.autotune.sweep.exclusion import excluded
-from auxhead.autotune.sweep.measure import Sweep
-from auxhead.autotune.sweep.neighbouring_batches import measure_winners_at_neighbours
-from auxhead.autotune.sweep.recorded_times import RecordedTimes
-from auxhead.autotune.sweep.records import shape_of
+from auxhead.autotune.sweep.measure import Sweep, measure_winners_at_neighbours
+from auxhead.autotune.sweep.records import RecordedTimes, shape_of
 from auxhead.autotune.sweep.search import AGAIN_CAPTURES, Ask
 from auxhead.autotune.sweep.space import neighbours
 from auxhead.autotune.sweep.strategies import STRATEGIES

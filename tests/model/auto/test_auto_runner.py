@@ -9,8 +9,7 @@ import torch
 from auxhead.model import AutoRunner, make_runner
 from auxhead.model.auto import planner
 from auxhead.model.auto.candidates import Candidate
-from auxhead.model.auto.deadline import Deadline
-from auxhead.model.auto.pass_times import PassTimes
+from auxhead.model.auto.pass_times import Deadline, PassTimes
 from support.planner_fakes import AS_MADE, NAMES, PLAIN, FakeGpu, Runner, images, small_network
 
 pytestmark = pytest.mark.usefixtures("without_interpreter")
@@ -211,7 +210,7 @@ def test_where_no_plan_can_be_kept_the_runner_answers_all_the_same(gpu: FakeGpu,
     def refuse(_path: object, _content: object) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr("auxhead.model.auto.plan_file.write_json", refuse)
+    monkeypatch.setattr("auxhead.model.auto.plan.write_json", refuse)
     with pytest.warns(UserWarning, match=f"{path.name}: the plan is not kept .Permission denied"):
         runner = auto(plan=path)
     assert runner(images(2)).label.shape == (2,)
@@ -220,7 +219,7 @@ def test_where_no_plan_can_be_kept_the_runner_answers_all_the_same(gpu: FakeGpu,
 @pytest.mark.filterwarnings("error")
 def test_a_plan_that_is_used_is_not_written_again(gpu: FakeGpu, path: Path, monkeypatch) -> None:
     auto(plan=path)
-    monkeypatch.setattr("auxhead.model.auto.plan_file.write_json", None)
+    monkeypatch.setattr("auxhead.model.auto.plan.write_json", None)
     assert auto(plan=path).plans[2].from_file
 
 

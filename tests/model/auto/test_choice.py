@@ -5,8 +5,7 @@ from functools import partial
 from typing import Any
 
 import pytest
-from auxhead.model.auto.candidates import Candidate, candidates
-from auxhead.model.auto.choice import choose, slower
+from auxhead.model.auto.candidates import Candidate, candidates, choose, slower
 
 PLAIN = "overlapped (1 fork)"
 

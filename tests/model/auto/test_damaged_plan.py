@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 from auxhead.model.auto.candidates import Candidate
 from auxhead.model.auto.pass_times import PassTimes
-from auxhead.model.auto.plan import Plan
-from auxhead.model.auto.plan_file import PlanFile
+from auxhead.model.auto.plan import Plan, PlanFile
 from support.damaged import assert_short, damaged_bytes, damaged_json, make_unreadable
 
 CONDITIONS = {"GPU": "H200", "batch sizes": [8], "exit shares": {"8": [[0.5, 0.5], [0.5, 0.5]]}}

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from auxhead.model import EarlyExitNetwork, FusedAuxHead
-from auxhead.model.auto.example_batches import batches_of, exits_of, shares_of
+from auxhead.model.auto.pass_times import batches_of, exits_of, shares_of
 from support.index_networks import Shifting
 from support.planner_fakes import images, small_network
 

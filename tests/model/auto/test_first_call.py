@@ -7,7 +7,7 @@ import pytest
 import torch
 from auxhead.model import EagerRunner, make_runner
 from auxhead.model.auto import planner
-from auxhead.model.runners.naming_layers import NotCapturable
+from auxhead.model.runners.capture import NotCapturable
 from support.planner_fakes import AS_MADE, NAMES, PLAIN, FakeGpu, Runner, first_call, images, small_network
 
 pytestmark = pytest.mark.usefixtures("without_interpreter")

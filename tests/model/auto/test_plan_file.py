@@ -11,11 +11,10 @@ from pathlib import Path
 import pytest
 import torch
 from auxhead.model import EarlyExitNetwork
-from auxhead.model.auto import plan_file
+from auxhead.model.auto import plan as plan_module
 from auxhead.model.auto.candidates import Candidate
 from auxhead.model.auto.pass_times import PassTimes
-from auxhead.model.auto.plan import Plan
-from auxhead.model.auto.plan_file import FORMAT, PlanFile, conditions_of
+from auxhead.model.auto.plan import FORMAT, Plan, PlanFile, conditions_of
 from support.example_models import SmallNet, plain_heads
 from support.planner_fakes import images, small_network
 from torch import Tensor, nn
@@ -128,7 +127,7 @@ def test_where_nothing_can_be_written_a_warning_says_so(path: Path, monkeypatch:
     def refuse(_path: object, _content: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(plan_file, "write_json", refuse)
+    monkeypatch.setattr(plan_module, "write_json", refuse)
     file = PlanFile(path, CONDITIONS)
     with pytest.warns(UserWarning, match="plan.json: the plan is not kept .No space left on device"):
         file.write({1: PLAN})
@@ -186,9 +185,9 @@ def test_they_are_the_same_for_what_is_the_same_but_for_values() -> None:
         ("torch.__version__", "3.0", {"torch"}),
         ("torch.version.cuda", "14.0", {"CUDA"}),
         ("torch.backends.cudnn.version", lambda: 99999, {"cuDNN"}),
-        ("auxhead.model.auto.plan_file.package_version", lambda package: "9.9", {"triton", "auxhead"}),
-        ("auxhead.model.auto.plan_file.driver_version", lambda: "600.1", {"driver"}),
-        ("auxhead.model.auto.plan_file.processor_name", lambda: "a Z80", {"processor"}),
+        ("auxhead.model.auto.plan.package_version", lambda package: "9.9", {"triton", "auxhead"}),
+        ("auxhead.model.auto.plan.driver_version", lambda: "600.1", {"driver"}),
+        ("auxhead.model.auto.plan.processor_name", lambda: "a Z80", {"processor"}),
     ],
 )
 def test_device_and_versions(monkeypatch: pytest.MonkeyPatch, name: str, value: object, parts: set[str]) -> None:
@@ -204,7 +203,7 @@ def test_another_gpu_or_a_part_of_one(monkeypatch: pytest.MonkeyPatch, other: tu
     for name, count in (("NVIDIA H200", 132), other):
         properties = types.SimpleNamespace(name=name, multi_processor_count=count)
         monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _device, properties=properties: properties)
-        found.append(plan_file._device_conditions(torch.device("cuda", 0))["GPU"])
+        found.append(plan_module._device_conditions(torch.device("cuda", 0))["GPU"])
     assert found[0] != found[1] and found[0] == "NVIDIA H200, 132 SMs"
 
 

@@ -7,8 +7,7 @@ from itertools import groupby
 import pytest
 import torch
 from auxhead.model import ExitResult
-from auxhead.model.auto.deadline import Deadline
-from auxhead.model.auto.pass_times import least_requests, measure
+from auxhead.model.auto.pass_times import Deadline, least_requests, measure
 from auxhead.model.auto.planner import _alike
 from support.device_clock import pretended_device
 from torch import Tensor

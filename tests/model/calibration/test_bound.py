@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 from auxhead.model.calibration.bound import holding, p_value, samples_needed, smallest_budget
-from auxhead.model.calibration.candidates import threshold_path
 from auxhead.model.calibration.search import ScoredSamples, curve_of, judged, within_accuracy
+from auxhead.model.calibration.thresholds import threshold_path
 
 WORK = (0.3, 0.6, 1.0)
 

@@ -3,10 +3,9 @@
 import pytest
 import torch
 from auxhead.model import calibrate_network
-from auxhead.model.calibration.budget import Budget, one_budget
-from auxhead.model.calibration.candidates import threshold_path
 from auxhead.model.calibration.exit_latency import ExitLatencies
-from auxhead.model.calibration.search import ScoredSamples, curve_of, expected_work, within_cost
+from auxhead.model.calibration.search import Budget, ScoredSamples, curve_of, expected_work, one_budget, within_cost
+from auxhead.model.calibration.thresholds import threshold_path
 from hypothesis import given
 from hypothesis import strategies as st
 from support.digits_network import digits

@@ -14,7 +14,7 @@ from auxhead.model import (
     measure_exit_latencies,
     sample_identities,
 )
-from auxhead.model.calibration.scores import exit_scores
+from auxhead.model.calibration.thresholds import exit_scores
 from support.digits_network import batches, digits
 
 LATENCIES = ExitLatencies((1.0, 2.0, 4.0), 4, "made up", "none")

@@ -4,8 +4,7 @@ from itertools import pairwise
 
 import pytest
 import torch
-from auxhead.model.calibration.candidates import threshold_path
-from auxhead.model.calibration.thresholds import exit_indices
+from auxhead.model.calibration.thresholds import exit_indices, threshold_path
 
 
 def path_of(low, high, enabled=(True, True, True), samples=80):

@@ -141,6 +141,7 @@ def test_what_cannot_be_done_is_one_line(own):
     refused("confidence: got 1.5, wants", *ARGUMENTS, *to, "--confidence", 1.5)
     refused("wants another directory", *ARGUMENTS, "--data", "pictures", "--out", "own")
     refused("was not written by `auxhead demo`", "calibrate", "--checkpoint", "own", *to)
+    refused("--train-data: own has no folders", *ARGUMENTS, *to, "--train-data", "own")
     (own / "pictures" / "standing").rename(own / "pictures" / "upright")
     refused("its network has the classes lying, standing, got images of lying, upright", *ARGUMENTS, *to)
 

@@ -5,8 +5,7 @@ import io
 import pytest
 import torch
 from auxhead.model import EarlyExitNetwork, FusedAuxHead, calibrate_network
-from auxhead.model.calibration.exits_by_class import exits_by_class, most_telling
-from auxhead.model.calibration.report import CalibratedClass
+from auxhead.model.calibration.report import CalibratedClass, exits_by_class, most_telling
 from auxhead.model.calibration.tables import print_report
 from hypothesis import given
 from hypothesis import strategies as st

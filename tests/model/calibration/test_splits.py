@@ -71,6 +71,7 @@ def test_learned_samples_by_index_or_content():
         ([5], True, ValueError, "train: got indices from 5 to 5, wants 0 to 4"),
         ([0.5], True, TypeError, "train: got torch.float32, wants indices"),
         ("all", True, TypeError, "train: got str, wants indices"),
+        ({}, True, TypeError, r"train: got dict, wants .*; or sample_identities\(loader\), a set, which is empty if"),
         ([[1]], True, ValueError, r"train: got shape \[1, 1\], wants \[M\]"),
     ):
         with pytest.raises(error, match=message):

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from auxhead.model.calibration.temperatures import BINS, fit_temperatures, reliability
+from auxhead.model.calibration.thresholds import BINS, fit_temperatures, reliability
 
 
 def sampled(temperature, samples=4000, classes=5, seed=0):

@@ -33,6 +33,9 @@ def network():
     heads = {"0": branch(), "1": FusedAuxHead(8, 2)}
     return EarlyExitNetwork(backbone(), heads, example_input=torch.zeros(2, 3, 16, 16)), torch.zeros(2, 3, 16, 16)
 
+def network_alone():
+    return network()[0]
+
 def as_list():
     return [branch()]
 
@@ -79,6 +82,7 @@ def loaded(scope, directory):
 GIVEN = {
     "backbone and modules": ("--backbone", "own_parts:backbone", "--modules", "own_parts:modules"),
     "network that has them": ("--backbone", "own_parts:network"),
+    "without a batch": ("--backbone", "own_parts:network_alone"),
     "both": ("--backbone", "own_parts:network", "--modules", "own_parts:modules"),
 }
 

@@ -38,7 +38,7 @@ def test_the_demo_writes_what_it_says(done):
 
 
 def test_the_report_adds_up(done):
-    _, out, _ = done
+    folder, out, _ = done
     report = json.loads((out / "report.json").read_text())
     assert report["data"] == "my stripes" and report["images"] == {"train": 48, "validation": 16, "test": 16}
     exits = report["exits"]
@@ -53,6 +53,8 @@ def test_the_report_adds_up(done):
     blocks = sum(min(place + 1, 8) * line["share"] for place, line in enumerate(exits))
     assert report["mean_blocks"] == pytest.approx(blocks)
     assert report["latency"] is None and set(report["seconds"]) == {"load", "train", "calibrate", "evaluate"}
+    lasted = max(path.stat().st_mtime for path in out.iterdir()) - folder.stat().st_mtime
+    assert 0.0 < sum(report["seconds"].values()) < lasted + 1.0 and min(report["seconds"].values()) > 0.0
     assert report["environment"]["torch"] == torch.__version__.partition("+")[0] or report["environment"]["torch"]
 
 
@@ -213,7 +215,8 @@ def test_infer_takes_a_checkpoint_of_ones_own(done, tmp_path, monkeypatch):
         "import torchvision\n\ndef make():\n    return torchvision.models.shufflenet_v2_x0_5(num_classes=3)\n"
     )
     picture = done[0] / "lying" / "3.png"
-    assert_one_line_error(auxhead("infer", "--checkpoint", "own", picture), "takes yours with --backbone own_nets:make")
+    refused = auxhead("infer", "--checkpoint", "own", picture)
+    assert_one_line_error(refused, "wants what makes its backbone: --backbone own_nets:make")
     result = auxhead("infer", "--checkpoint", "own", "--backbone", "own_nets:make", picture, "--device", "cpu")
     assert result.exit_code == 0 and "1: maxpool" in result.output, result.output
     assert_one_line_error(

@@ -6,7 +6,7 @@ from itertools import pairwise
 import pytest
 import torch
 from auxhead.model.calibration.thresholds import exit_indices
-from auxhead.model.demo.thresholds import choose_thresholds
+from auxhead.model.demo.experiment import choose_thresholds
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -1,5 +1,6 @@
 """``auxhead export``: files of a checkpoint's network, and what is refused."""
 
+import logging
 import sys
 from pathlib import Path
 
@@ -55,7 +56,7 @@ def test_onnx(checkpoint, tmp_path):
     assert [value["name"] for value in files[0]["outputs"]] == ["exit_0", "exit_1", "exit_2"]
 
 
-def test_the_end_of_a_name_tells_the_format_and_contradicts_no_other(checkpoint, tmp_path):
+def test_the_end_of_a_name_tells_the_format_and_contradicts_no_other(checkpoint, tmp_path, caplog):
     onnx = pytest.importorskip("onnx")
     options = ("--backbone", "small_nets:make")
     assert auxhead("export", checkpoint, "exits.onnx", *options).exit_code == 0
@@ -69,6 +70,7 @@ def test_the_end_of_a_name_tells_the_format_and_contradicts_no_other(checkpoint,
         assert_one_line_error(result, f"format: got {format!r} for {out}, wants ")
         assert wanted in result.stderr and not (tmp_path / out).exists()
     assert auxhead("export", checkpoint, "onnx.v2", *options).exit_code == 0
+    assert not [each for each in caplog.records if each.levelno >= logging.WARNING], "of a temporary file, say"
     torch.export.load(tmp_path / "onnx.v2")
 
 
@@ -76,7 +78,7 @@ def test_what_is_refused(network, checkpoint, tmp_path, monkeypatch):
     make = ("--backbone", "small_nets:make")
     before = sorted(path.name for path in tmp_path.iterdir())
     assert_one_line_error(auxhead("export", "nowhere", "x.pt2"), "checkpoint: nowhere has no model.json")
-    assert_one_line_error(auxhead("export", checkpoint, "x.pt2"), "takes yours with --backbone small_nets:make")
+    assert_one_line_error(auxhead("export", checkpoint, "x.pt2"), "what makes its backbone: --backbone small_nets:make")
     for out in ("net", "small_nets.py"):
         for more in ([], ["--stages"]):
             result = auxhead("export", checkpoint, out, *make, *more)

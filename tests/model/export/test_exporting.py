@@ -19,7 +19,7 @@ from auxhead.model import (
     export_stages,
 )
 from auxhead.model.bad_input import BadInput
-from auxhead.model.export import check_files
+from auxhead.model.export import file_formats
 from auxhead.model.export.file_formats import _max_of_windows
 from support.example_models import Skipping, SmallNet
 from support.exported import first_sure, read_description, run_stages, run_whole
@@ -79,12 +79,12 @@ def test_one_file_has_the_logits_of_all_exits(format: str, tmp_path: Path) -> No
         assert_same_logits(logits, network, x)
 
 
-@pytest.mark.parametrize("size", [1, (2, 2), (3, 2)], ids=str)
-def test_heads_that_take_maxima_go_to_onnx(size: int | tuple[int, int], tmp_path: Path) -> None:
+def test_heads_that_take_maxima_go_to_onnx(tmp_path: Path) -> None:
     """Of windows that overlap, too: block1 returns maps of 4 x 4."""
     pytest.importorskip("onnx")
     pytest.importorskip("onnxscript")
-    heads = {"block1": FusedAuxHead(None, 5, pool="max", pool_size=size)}
+    sizes = {"block0": (2, 2), "block1": (3, 2), "block2": 1}
+    heads = {tap: FusedAuxHead(None, 5, pool="max", pool_size=size) for tap, size in sizes.items()}
     network = EarlyExitNetwork(SmallNet(), heads, example_input=torch.randn(2, 3, 8, 8)).eval()
     report = export_exits(network, torch.randn(2, 3, 8, 8), tmp_path / "net.onnx", format="onnx")
     x = torch.randn(3, 3, 8, 8)
@@ -348,13 +348,13 @@ def test_a_json_of_before_stays(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("export", [export_exits, export_stages], ids=lambda one: one.__name__)
 def test_files_that_compute_something_else_are_not_kept(export, tmp_path: Path, monkeypatch) -> None:
-    real = check_files.open_file
+    real = file_formats.open_file
 
     def wrong(path: Path, format: str):
         file = real(path, format)
         return file._replace(run=lambda values: [1.1 * value for value in file.run(values)])
 
-    monkeypatch.setattr(check_files, "open_file", wrong)
+    monkeypatch.setattr(file_formats, "open_file", wrong)
     with pytest.raises(RuntimeError, match="file: logits that torch.export.load computes of a batch of 1 differ from"):
         export(small_network(), torch.randn(2, 3, 8, 8), tmp_path / "net")
     assert not list(tmp_path.iterdir())

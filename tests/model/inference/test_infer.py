@@ -99,7 +99,7 @@ def test_a_picture_that_cannot_be_read_leaves_the_file_of_before(pictures, check
             "with 'torchvision.models:resnet19', which this torchvision",
         ),
         ({"classes": ()}, "has no names of classes, wants --backbone with a function of yours"),
-        ({"backbone": "mine:make"}, "takes yours with --backbone mine:make"),
+        ({"backbone": "mine:make"}, "wants what makes its backbone: --backbone mine:make"),
         ({"image_size": None}, "checkpoint: was saved without image_size"),
     ],
 )

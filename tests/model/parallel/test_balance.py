@@ -3,7 +3,7 @@
 from itertools import combinations
 
 import pytest
-from auxhead.model.parallel.balance import balanced
+from auxhead.model.parallel.segments import balanced
 
 
 @pytest.mark.parametrize("stages", [1, 2, 3, 5])

@@ -4,8 +4,8 @@ import re
 
 import pytest
 import torch
-from auxhead.model.runners import capture_streams
-from auxhead.model.runners.naming_layers import naming_layers
+from auxhead.model.runners import captures
+from auxhead.model.runners.capture import naming_layers
 from support.example_models import SmallNet
 from torch import Tensor, nn
 
@@ -49,14 +49,14 @@ def test_a_failure_in_the_module_of_a_head_names_its_layer() -> None:
 
 
 def test_runners_that_live_at_once_capture_on_streams_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(capture_streams, "_free", {})
-    monkeypatch.setattr(capture_streams, "new_stream", lambda device, priority: object())
-    monkeypatch.setattr(capture_streams, "MemoryPool", lambda device: object())
-    monkeypatch.setattr(capture_streams.CaptureStreams, "allocate_workspaces", lambda self, _stream: None)
+    monkeypatch.setattr(captures, "_free", {})
+    monkeypatch.setattr(captures, "new_stream", lambda device, priority: object())
+    monkeypatch.setattr(captures, "MemoryPool", lambda device: object())
+    monkeypatch.setattr(captures.CaptureStreams, "allocate_workspaces", lambda self, _stream: None)
     device = torch.device("cuda", 0)
-    mine, other = (capture_streams.take_streams(device, -1) for _ in range(2))
+    mine, other = (captures.take_streams(device, -1) for _ in range(2))
     assert len({mine.trunk, mine.side, other.trunk, other.side}) == 4
     mine.give_back()
-    assert capture_streams.take_streams(device, 0) is not mine, "of another priority"
-    assert capture_streams.take_streams(device, -1) is mine, "their workspaces are there"
-    assert capture_streams.take_streams(device, -1) not in (mine, other)
+    assert captures.take_streams(device, 0) is not mine, "of another priority"
+    assert captures.take_streams(device, -1) is mine, "their workspaces are there"
+    assert captures.take_streams(device, -1) not in (mine, other)

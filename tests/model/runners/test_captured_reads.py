@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from auxhead.model.runners.captured_reads import CapturedReads, check_unmoved
+from auxhead.model.runners.captured_heads import CapturedReads, check_unmoved
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.testing._internal.two_tensor import TwoTensor

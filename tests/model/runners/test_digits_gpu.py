@@ -5,9 +5,17 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
-from auxhead.autotune.measuring.correctness import Answer, Comparison, Truth, verdict
-from auxhead.autotune.measuring.eager_truth import Rounding, logits_of_exits, measure_rounding, truth_of_logits
-from auxhead.autotune.measuring.names import RUNNERS
+from auxhead.autotune.measuring.cells import RUNNERS
+from auxhead.autotune.measuring.eager_truth import (
+    Answer,
+    Comparison,
+    Rounding,
+    Truth,
+    logits_of_exits,
+    measure_rounding,
+    truth_of_logits,
+    verdict,
+)
 from auxhead.model import EagerRunner, EarlyExitNetwork, ExitResult, Trunk, make_runner, make_trunk
 from auxhead.model.calibration.evaluation import batches
 from auxhead.model.demo.experiment import run_demo

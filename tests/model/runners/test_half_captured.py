@@ -7,8 +7,8 @@ from contextlib import nullcontext
 import pytest
 import torch
 from auxhead.kernels import cuda_runtime
-from auxhead.kernels.memory_pool import MemoryPool
-from auxhead.model.runners import capture, capture_streams, captures
+from auxhead.kernels.lifetimes import MemoryPool
+from auxhead.model.runners import capture, captures
 from auxhead.model.runners.capture import Capture, nest_in_conditions
 from auxhead.model.runners.captures import Captures
 from support import stream_order
@@ -17,7 +17,7 @@ from support.interrupts import interrupted_at, lines_of
 from torch import nn
 
 DEVICE = torch.device("cuda", 0)
-FILES = ("model/runners/capture.py", "kernels/memory_pool.py")
+FILES = ("model/runners/capture.py", "kernels/lifetimes.py")
 
 
 @pytest.fixture(autouse=True)
@@ -97,21 +97,21 @@ def test_an_interrupt_at_each_line(faked: Callable[..., FakeRuntime], allocator:
 
 
 def test_streams_whose_workspaces_find_no_memory_are_there_for_the_next_runner(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(capture_streams, "_free", {})
-    monkeypatch.setattr(capture_streams, "new_stream", lambda _device, _priority: stream_order.Stream())
+    monkeypatch.setattr(captures, "_free", {})
+    monkeypatch.setattr(captures, "new_stream", lambda _device, _priority: stream_order.Stream())
     enough = [True, False, False, True]
 
     def allocate(_streams: object, _stream: object) -> None:
         if not enough.pop(0):
             raise torch.OutOfMemoryError
 
-    monkeypatch.setattr(capture_streams.CaptureStreams, "allocate_workspaces", allocate)
-    streams = capture_streams.take_streams(DEVICE, -1)
+    monkeypatch.setattr(captures.CaptureStreams, "allocate_workspaces", allocate)
+    streams = captures.take_streams(DEVICE, -1)
     streams.give_back()
     for _ in range(2):
         with pytest.raises(torch.OutOfMemoryError):
-            capture_streams.take_streams(DEVICE, -1)
-    assert capture_streams.take_streams(DEVICE, -1) is streams
+            captures.take_streams(DEVICE, -1)
+    assert captures.take_streams(DEVICE, -1) is streams
 
 
 class Streams:

@@ -14,9 +14,12 @@ pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="simulates CUD
 #: Destructors that end a forked child at once, as PyTorch's end it by SIGABRT.
 SIMULATED = """
 import gc, os, sys, warnings
+warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
 import numpy, torch
+parent = os.getpid()
+torch.cuda._is_in_bad_fork = lambda here=os.getpid, parent=parent: here() != parent
 from auxhead.kernels.lifetimes import keep_in_children, new_event
-from auxhead.kernels.memory_pool import MemoryPool
+from auxhead.kernels.lifetimes import MemoryPool
 from auxhead.model import EarlyExitNetwork, make_runner
 from auxhead.model.runners import capture
 from support import stream_order
@@ -24,16 +27,18 @@ from support.example_models import SmallNet, plain_heads
 from support.fake_runtime import FakeAllocator, FakeRuntime
 from support.simulated_cuda import idle_kernels, simulated_cuda
 
-parent = os.getpid()
-torch.cuda._is_in_bad_fork = lambda here=os.getpid: here() != parent
-
 def end_child(status, here=os.getpid, end=os._exit, parent=parent):
     if here() != parent:
         end(status)
 
-class Event(stream_order.Event):
+class Handle:
     def __del__(self, end=end_child):
         end(3)
+
+class Event(stream_order.Event):  # no weak reference tells of its end
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.handle = Handle()
 
 class Memory(numpy.ndarray):
     def __del__(self, end=end_child):

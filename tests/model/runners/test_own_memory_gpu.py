@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from auxhead.kernels.memory_pool import MemoryPool
+from auxhead.kernels.lifetimes import MemoryPool
 from auxhead.model import EarlyExitNetwork, FusedAuxHead, make_runner
 from auxhead.model.runners.capture import Capture, warm_up
-from auxhead.model.runners.capture_streams import take_streams
+from auxhead.model.runners.captures import take_streams
 from support.example_models import SmallNet, Wide, needs_gpu
 from support.graph_runner_cases import (
     assert_identical,
@@ -318,10 +318,10 @@ def test_indices_that_cross_a_tap_are_never_read_when_overwritten(way: str, kind
         pytest.skip("only 'polled' gathers")
     code = f"""
 import torch
-from auxhead.kernels.memory_pool import MemoryPool
+from auxhead.kernels.lifetimes import MemoryPool
 from auxhead.model import EarlyExitNetwork, FusedAuxHead, make_runner
 from auxhead.model.runners.capture import Capture, warm_up
-from auxhead.model.runners.capture_streams import take_streams
+from auxhead.model.runners.captures import take_streams
 from auxhead.model.runners import compacting, gated, polled
 from support.index_networks import {kind}
 polled._LEAST_SEGMENT_US = gated._LEAST_GATED_US = compacting._LEAST_STOP_US = 0.0

@@ -12,10 +12,9 @@ import torch.nn.utils.parametrizations
 import torch.nn.utils.prune
 from auxhead.kernels import runs_triton
 from auxhead.model import CompactingRunner, EarlyExitNetwork, ExitResult, ExitRule, PolledRunner, make_runner
-from auxhead.model.auto.deadline import Deadline
-from auxhead.model.auto.pass_times import PassTimes
+from auxhead.model.auto.candidates import SharedTrunks
+from auxhead.model.auto.pass_times import Deadline, PassTimes
 from auxhead.model.auto.planner import Planner
-from auxhead.model.auto.shared_trunks import SharedTrunks
 from support.example_models import SmallNet, plain_heads
 from support.head_plan_cases import Tripled
 from support.simulated_cuda import simulated_cuda
@@ -150,6 +149,15 @@ CHANGES = {
         lambda net: setattr(net.heads[1].linear, "__class__", Tripled),
         r"heads\['block1'\]: its linear was given another class",
     ),
+    "a pool": (lambda net: setattr(net.heads[1], "pool", "max"), r"heads\['block1'\]: its pool was changed"),
+    "the classifier": (
+        lambda net: setattr(net.backbone, "fc", torch.nn.Sequential(net.backbone.fc)),
+        r"the backbone's 'fc' was replaced by another object",
+    ),
+    "hooks of the classifier": (
+        lambda net: net.backbone.fc.register_forward_hook(lambda *said: 3 * said[-1]),
+        r"the backbone's 'fc' was given other hooks",
+    ),
 }
 
 
@@ -164,6 +172,16 @@ def test_what_a_graph_no_longer_reads_is_named(network, way, change):
         act(network)
         with pytest.raises(RuntimeError, match=message):
             runner(x)
+
+
+def test_what_was_set_to_what_it_was_is_no_change(network, way):
+    x = images(2)
+    with simulated_cuda():
+        runner = make_runner(network, x, batch_sizes=(2,), **way)
+        wanted = runner(x)
+        for head in network.heads:
+            head.pool_size, head.pool = tuple([*head.pool_size]), "".join([*head.pool])  # other objects
+        assert_same(runner(x), wanted)
 
 
 def test_a_head_whose_parameters_are_made_anew_is_refused_at_once(network, way):

@@ -9,8 +9,8 @@ import torchvision
 from auxhead.model import accuracy_of_exits, load_checkpoint
 from auxhead.model.commands.options import Device
 from auxhead.model.commands.processes import process_group
+from auxhead.model.training.batches import PixelBatches
 from auxhead.model.training.data_sets import load_folder, read_splits
-from auxhead.model.training.pixel_batches import PixelBatches
 from auxhead.model.training.train import _Run
 from support.command_line import assert_one_line_error, auxhead
 from support.pictures import write_image_folder
@@ -171,6 +171,13 @@ REFUSED = {
 def test_what_cannot_be_is_refused_in_one_line(module, kind):
     options, message = REFUSED[kind]
     assert_one_line_error(auxhead("train", "--device", "cpu", "--image-size", "32", *options), message)
+
+
+def test_a_file_in_the_place_of_the_results_is_refused_before_anything_is_read(module, tmp_path, monkeypatch):
+    monkeypatch.setattr("auxhead.model.training.run.load_source", lambda *_: pytest.fail("that takes its time"))
+    (tmp_path / "file").touch()
+    options = ("--model", "my_model:make", "--epochs", "1", "--image-size", "32", "--out", tmp_path / "file" / "out")
+    assert_one_line_error(auxhead("train", "--device", "cpu", *options), f"--out: {tmp_path / 'file'} is a file, wants")
 
 
 def test_torchruns_processes_find_each_other(monkeypatch, tmp_path):

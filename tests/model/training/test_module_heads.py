@@ -4,7 +4,7 @@ import pytest
 import torch
 from auxhead.model import EarlyExitNetwork, FusedAuxHead, TrainingPlan, calibrate_network, train
 from auxhead.model.training.cached_features import cache_features
-from auxhead.model.training.learners import HeadsOnFeatures
+from auxhead.model.training.evaluation import HeadsOnFeatures
 from support.example_models import SmallNet, mixed_heads
 from support.hidden_head_cases import hidden_heads, with_hidden_heads
 from torch import Tensor, nn

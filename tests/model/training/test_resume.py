@@ -8,7 +8,7 @@ import pytest
 import torch
 from auxhead.model import TrainingPlan, train
 from auxhead.model.bad_input import BadInput
-from auxhead.model.training.pixel_batches import PixelBatches
+from auxhead.model.training.batches import PixelBatches
 from auxhead.model.training.train import LossNotFinite
 from auxhead.model.training.training_state import TrainingState
 from safetensors import safe_open

@@ -11,7 +11,7 @@ from auxhead.model import EarlyExitNetwork, FusedAuxHead, TrainingPlan, accuracy
 from auxhead.model.bad_input import BadInput
 from auxhead.model.images import normalise
 from auxhead.model.learned_from import FILE, LearnedFrom, Samples, fingerprint, identities, learned_by, short
-from auxhead.model.training.pixel_batches import PixelBatches
+from auxhead.model.training.batches import PixelBatches
 from support.pictures import write_image_folder
 from support.trainable import Blocks, assert_equal_bits, digits, images, tensors, trainable
 from torch.utils.checkpoint import checkpoint
@@ -395,6 +395,33 @@ def test_arguments_that_do_not_fit_are_refused(tmp_path):
         pixels(size=2000)
 
 
+class Flattened(torch.nn.Module):
+    """A classifier that takes its maps as they lie in memory, as a loader's images come."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.fc = torch.nn.Conv2d(3, 4, 3, padding=1), torch.nn.Linear(256, 10)
+
+    def forward(self, x):
+        return self.fc(self.first(x).view(len(x), -1))
+
+
+def test_shifted_pixels_lie_as_those_of_a_loader():
+    network = EarlyExitNetwork(Flattened(), {"first": FusedAuxHead(4, 10)}, example_input=torch.zeros(2, 3, 8, 8))
+    train(network, pixels(count=64), TrainingPlan(epochs=1))
+
+
+def test_a_plan_a_data_set_and_answers_that_are_none():
+    network, (x, labels) = trainable(), images(digits()[0], 4).tensors
+    with pytest.raises(TypeError, match="plan: got 'joint', wants a TrainingPlan or None"):
+        train(network, loader(), "joint")
+    with pytest.raises(ValueError, match=r"batches: got labels \[\] .*, as a DataLoader of the data set yields them"):
+        train(network, images(digits()[0], 4))
+    for given in ([network(x)], network(x)):
+        with pytest.raises(TypeError, match=r"exits: got .*wants logits \[N, K\] .*: network.logits\(x\), not network"):
+            joint_loss(given, labels)
+
+
 def test_heads_without_a_width_are_named():
     network = EarlyExitNetwork(trainable().backbone, {"first": FusedAuxHead(None, 10)})
     with pytest.raises(ValueError, match=r"^network: the heads at \['first'\] do not know their width"):
@@ -448,8 +475,15 @@ def test_what_was_learned_from_is_noted(epochs, method):
     found = set(learned.parts[0].hashes.tolist())
     assert found <= hashes(data, validation) and len(found) >= 48 + 30 - 2, "images may be equal"
     learned = learned_by_training(loader, TrainingPlan(method, epochs=1), known=False)
-    own = "heads have" if method == "heads" else "training here has"
-    assert learned.unknown.startswith(f"what {'its ' * (method == 'heads')}{own} learned from is, of before it is not")
+    assert learned.unknown.startswith("nothing was noted where its parameters come from")
+
+
+def test_of_several_trainings_what_came_before_is_said_once():
+    network, found = trainable(), []
+    for method in ("joint", "heads", "joint"):
+        train(network, loader(), TrainingPlan(method, epochs=1))
+        found.append(network.learned_from.unknown)
+    assert found == ["nothing was noted where its parameters come from"] * 3
 
 
 @pytest.mark.parametrize("epochs", [1, 3])
@@ -470,7 +504,7 @@ def test_of_images_of_a_command_files_and_pixels_are_noted_without_shifts():
 
 
 def test_a_resumed_training_has_learned_from_the_same_images_or_says_that_it_does_not_know(tmp_path):
-    state, plan = tmp_path / "state", TrainingPlan(epochs=2)
+    state, plan = str(tmp_path / "state"), TrainingPlan(epochs=2)
 
     def stop(epoch):
         raise KeyboardInterrupt

@@ -56,9 +56,9 @@ def test_with_latencies_the_curve_is_over_time(report):
 def test_reports_of_other_commands_are_passed_over(report, tmp_path):
     demo, own = COMMITTED / "cpu" / "demo-digits.json", tmp_path / "report.json"
     own.write_text(json.dumps(report))
-    assert calibration.read_report([demo, own], (), {}) == report
+    assert calibration.read([demo, own], (), {}) == report
     with pytest.raises(NoRecords, match="got reports of other commands"):
-        calibration.read_report([demo], (), {})
+        calibration.read([demo], (), {})
     own.write_text(json.dumps({**report, "chosen": "best"}))
     with pytest.raises(BadRecord, match="chosen: got 'best', wants"):
-        calibration.read_report([own], (), {})
+        calibration.read([own], (), {})

@@ -8,8 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from auxhead.plots import figure_kind
 from auxhead.plots import records as plots_records
-from auxhead.plots import saving
 from auxhead.plots.figures import latency
 from auxhead.plots.figures.registry import FIGURES
 from auxhead.plots.records import COMMITTED
@@ -37,7 +37,7 @@ def rendered(tmp_path_factory):
     out = tmp_path_factory.mktemp("figures")
     with pytest.MonkeyPatch.context() as patch:
         read_once(patch, plots_records)
-        patch.setattr(saving, "ProcessPoolExecutor", Here)
+        patch.setattr(figure_kind, "ProcessPoolExecutor", Here)
         result = plot("all", "--out", out)
     assert result.exit_code == 0, result.output
     return out
@@ -46,7 +46,7 @@ def rendered(tmp_path_factory):
 def test_processes_of_their_own_draw_figures_in_order(rendered, tmp_path):
     """Of two files of records, so that both processes have something to do; the sweep's would take seconds."""
     kinds = [kind for kind in FIGURES if kind.name in ("calibration", "profile")]
-    saved = list(saving.save_all(kinds, None, tmp_path))
+    saved = list(figure_kind.save_all(kinds, None, tmp_path))
     assert [(one.name, one.left_out) for one in saved] == [("calibration", ""), ("profile", "")]
     for path in (path for one in saved for path in one.paths):
         assert path.read_bytes() == (rendered / path.name).read_bytes(), path.name

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from auxhead.autotune.overlap.records import failed_record
 from auxhead.autotune.records.record import BadRecord
-from auxhead.plots import perfetto
+from auxhead.plots import timelines
 from auxhead.plots.figures import timeline
 from auxhead.plots.files import save_figure
 from auxhead.plots.records import NoRecords
@@ -152,7 +152,7 @@ def test_the_trace(tmp_path):
 def test_each_network_is_a_process_of_its_own():
     first = records()
     second = [replace(one, cell={**one.cell, "batch": 32}, run="other") for one in records()]
-    events = perfetto.chrome_trace([*first, *second])["traceEvents"]
+    events = timelines.chrome_trace([*first, *second])["traceEvents"]
     names = [event["args"]["name"] for event in events if event["name"] == "process_name"]
     assert [name.partition("batch ")[2][:2] for name in names] == ["8,", "32"]
     assert {event["pid"] for event in events} == {1, 2}

@@ -6,7 +6,7 @@ import weakref
 import pytest
 import torch
 from auxhead.model.bad_input import BadInput
-from auxhead.model.parallel.pipeline.cut import cut
+from auxhead.model.parallel.pipeline.answered import cut
 from auxhead.model.parallel.pipeline.stage import Stage
 from auxhead.model.parallel.segments import NETWORK, run_segments
 from support import pipeline_ranks

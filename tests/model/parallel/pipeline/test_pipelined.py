@@ -4,9 +4,9 @@ import pytest
 import torch
 import torch.distributed as dist
 from auxhead.model import ExitResult
-from auxhead.model.parallel.balance import balanced
 from auxhead.model.parallel.pipeline import pipelined as set_up
-from auxhead.model.parallel.pipeline.cut import cut
+from auxhead.model.parallel.pipeline.answered import cut
+from auxhead.model.parallel.segments import balanced
 from support import pipeline_ranks
 from support.launched_ranks import launch
 

@@ -13,7 +13,7 @@ import torch
 from auxhead.kernels import runs_triton
 from auxhead.model.parallel.pipeline import stage as stage_module
 from auxhead.model.parallel.pipeline import stage_graph
-from auxhead.model.parallel.pipeline.cut import cut
+from auxhead.model.parallel.pipeline.answered import cut
 from auxhead.model.parallel.pipeline.stage import Request, Stage
 from support import simulated_cuda as simulation
 from support import stream_order

@@ -5,8 +5,8 @@ import copy
 import pytest
 import torch
 from auxhead.model import EarlyExitNetwork, ExitMonitor, SplitRunner, parallelize
-from auxhead.model.parallel.split import eager_runner
 from auxhead.model.parallel.split import parallelize as front
+from auxhead.model.parallel.split import runner as split_runner
 from support import pipeline_ranks
 from support.example_models import SmallNet, plain_heads
 from support.head_plan_cases import Adapter
@@ -48,13 +48,13 @@ def test_parts_follow_each_other_and_what_they_take_is_copied(monkeypatch):
     network, ran = pipeline_ranks.plain(), []
     runner = parallelize(network, example(), devices=["cpu", "cpu", "cpu"], balance=["0", "3"], batch_sizes=[2])
     assert isinstance(runner, SplitRunner) and runner.devices == (torch.device("cpu"),) * 3
-    copied_to = eager_runner._copied_to
+    copied_to = split_runner._copied_to
 
     def copied(device, x):
         ran.append(tuple(x.shape[1:]))
         return copied_to(device, x)
 
-    monkeypatch.setattr(eager_runner, "_copied_to", copied)
+    monkeypatch.setattr(split_runner, "_copied_to", copied)
     runner(example()[:2])
     assert ran == [(3, 16, 16), (8, 8, 8), (16, 2, 2)]
     assert copied_to(torch.device("cpu"), x := example()).data_ptr() != x.data_ptr()
@@ -63,8 +63,8 @@ def test_parts_follow_each_other_and_what_they_take_is_copied(monkeypatch):
 def test_polled_goes_no_further_than_it_needs(monkeypatch):
     """Nor to the next device; padding is never waited for."""
     network, ran = pipeline_ranks.plain(), []
-    copied_to = eager_runner._copied_to
-    monkeypatch.setattr(eager_runner, "_copied_to", lambda device, x: (ran.append(0), copied_to(device, x))[1])
+    copied_to = split_runner._copied_to
+    monkeypatch.setattr(split_runner, "_copied_to", lambda device, x: (ran.append(0), copied_to(device, x))[1])
     runner = parallelize(
         network, example(), devices=["cpu"] * 4, balance=["0", "2", "3"], exits="polled", batch_sizes=[4]
     )
@@ -179,7 +179,7 @@ def test_a_network_in_training_and_autocast():
 
 def test_requests_that_do_not_fit_run_nothing(monkeypatch):
     runner = parallelize(EarlyExitNetwork(SmallNet(), plain_heads()).eval(), torch.zeros(2, 3, 8, 8), devices=["cpu"])
-    monkeypatch.setattr(eager_runner, "_copied_to", lambda *_: pytest.fail("something ran"))
+    monkeypatch.setattr(split_runner, "_copied_to", lambda *_: pytest.fail("something ran"))
     for x, error, message in [
         (torch.zeros(2, 3, 8, 9), ValueError, r"x: got shape \[2, 3, 8, 9\], wants \[N, 3, 8, 8\]"),
         (torch.zeros(0, 3, 8, 8), ValueError, "N >= 1"),

@@ -1,11 +1,13 @@
-"""``ChannelEvidence``: where the channels of a tensor are, by the operators that make and read it."""
+"""Operators as they run: which tensors they write to, and which dimensions they take for a tensor's channels."""
 
 from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from .arguments import is_plain
 
@@ -27,7 +29,27 @@ _CHANNELS_LAST = {
 _COPIES = ("clone", "_to_copy")
 
 
-class ChannelEvidence(TorchDispatchMode):
+class OperatorMode(TorchDispatchMode):
+    """The base of dispatch modes here: layers that are compiled run compiled, unless they are told to run eagerly."""
+
+    supports_higher_order_operators = True
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Let compiled layers run as they would without the mode."""
+        return True
+
+
+def written_tensors(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Tensor]:
+    """Return the arguments that an operator writes to, but for those without memory of their own to compare."""
+    if not (isinstance(func, torch._ops.OpOverload) and func._schema.is_mutable):
+        return []
+    given = dict(zip((argument.name for argument in func._schema.arguments), args, strict=False)) | dict(kwargs)
+    written = [arg.name for arg in func._schema.arguments if arg.alias_info is not None and arg.alias_info.is_write]
+    return [tensor for name in written for tensor in tree_leaves(given.get(name)) if is_plain(tensor)]
+
+
+class ChannelEvidence(OperatorMode):
     """Notes which dimension operators take for the channels of the tensors that they read and make.
 
     A convolution's and a batch norm's is the second, a layer norm's and a linear layer's the last. Views of a tensor
@@ -35,13 +57,6 @@ class ChannelEvidence(TorchDispatchMode):
     them. Operators on single elements leave the order as it is, which counts where nothing else tells: of a sum's two
     terms one may come from a layer that mixes tokens, and took those for its channels.
     """
-
-    supports_higher_order_operators = True
-
-    @classmethod
-    def ignore_compile_internals(cls) -> bool:
-        """Let compiled layers run compiled, of which nothing is noted."""
-        return True
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,0 +1,356 @@
+"""Exits that were taken over learn as in the model: gradients go where its own go, and attaching changes nothing."""
+
+import random
+import weakref
+from collections import deque
+from typing import Any, NamedTuple
+
+import numpy
+import pytest
+import torch
+import torch.nn.functional as F
+from auxhead.model import (
+    attach_exits,
+)
+from auxhead.model.listening.recorder import record
+from support.multi_exit_models import CLASSES, block
+from support.own_exit_models import Halved, MaskOfSamples, Net, exits, images, seeded
+from torch import Tensor, fx, nn
+from torch.nn.utils import prune
+
+pytestmark = pytest.mark.usefixtures("without_interpreter")
+
+
+class Detached(Net):
+    """The first head learns on features that it does not change, without gradients or as others call it."""
+
+    def one(self, a: Tensor) -> Tensor:
+        return super().one(a.detach())
+
+    def two(self, b: Tensor) -> Tensor:
+        with torch.no_grad():
+            y = b.mean((2, 3))
+        return self.f2(y)
+
+
+class ScaledBack(Net):
+    """The gradients of its first head are halved on their way back."""
+
+    def one(self, a: Tensor) -> Tensor:
+        return super().one(Halved.apply(a))
+
+
+@pytest.mark.parametrize("kind", [Net, Detached, ScaledBack], ids=lambda kind: kind.__name__)
+def test_gradients_are_the_models_own(kind: type[Net]) -> None:
+    model, reference, x = kind().eval(), kind(), images(6)
+    reference.load_state_dict(model.state_dict())
+    network = attach_exits(model, x).train()
+    for mine, its in zip(network.logits(x), reference(x), strict=True):
+        model.zero_grad(), reference.zero_grad()
+        mine.square().sum().backward(retain_graph=True)
+        its.square().sum().backward(retain_graph=True)
+        for (name, one), other in zip(model.named_parameters(), reference.parameters(), strict=True):
+            if one.grad is None or other.grad is None:
+                assert all(each.grad is None or not each.grad.any() for each in (one, other)), name
+            else:
+                torch.testing.assert_close(one.grad, other.grad, rtol=1e-3, atol=1e-4, msg=name)
+
+
+class Pair(NamedTuple):
+    layer: nn.Module
+    number: int
+
+
+class ByAFunction(Net):
+    """Layers, and their mode, that functions and collections of all kinds hold."""
+
+    def make(self) -> None:
+        self.drop = lambda y: F.dropout(y, 1.0, self.training)
+        self.b1.forward = lambda x, layers=list(self.b1): layers[2](layers[1](layers[0](x)))
+        self.pair, self.waiting, self.me = Pair(self.f1, 3), deque([self.b2]), weakref.ref(self)
+        self.b3.register_forward_pre_hook(lambda _m, x: (self.drop(x[0]),))
+
+    def forward(self, x: Tensor) -> Any:
+        a = self.b1(x)
+        b = self.waiting[0](a)
+        return [self.pair.layer(F.dropout(a.mean((2, 3)), 1.0, self.me().training)), self.two(b), self.last(self.b3(b))]
+
+
+class ByAHook(Net):
+    """Features that hooks put into a dict of the model's."""
+
+    def make(self) -> None:
+        features = self.features = {}
+        self.b1.register_forward_hook(lambda _m, _x, y: features.update(a=y))
+
+    def forward(self, x: Tensor) -> Any:
+        b = self.b2(self.b1(x))
+        return [self.one(self.features["a"]), self.two(b), self.last(self.b3(b))]
+
+
+class Traced(Net):
+    def make(self) -> None:
+        self.b1 = fx.symbolic_trace(self.b1)
+
+
+class Backwards(torch.autograd.Function):
+    """Turns a gradient around."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return -grad
+
+
+class OwnBackward(Net):
+    def one(self, a: Tensor) -> Tensor:
+        return self.f1(Backwards.apply(a).mean((2, 3)))
+
+    def two(self, b: Tensor) -> Tensor:
+        return Backwards.apply(super().two(b))
+
+
+class BackwardHooks(Net):
+    """Of a layer whose output is a head's, and of a tensor."""
+
+    def make(self) -> None:
+        self.b1.register_full_backward_hook(lambda _m, _x, _y: None)
+        self.b2.register_full_backward_hook(lambda _m, x, _y: (2.0 * x[0],))
+
+    def one(self, a: Tensor) -> Tensor:
+        y = a.mean((2, 3))
+        if y.requires_grad:
+            y.register_hook(lambda grad: 3.0 * grad)
+        return self.f1(y)
+
+
+class HookedAfterwards(Net):
+    """A hook on what a head has read already."""
+
+    def one(self, a: Tensor) -> Tensor:
+        y = a.mean((2, 3))
+        said = self.f1(y)
+        if y.requires_grad:
+            y.register_hook(lambda grad: 3.0 * grad)
+        return said
+
+
+class Counting(nn.Module):
+    """A head that keeps a number of its own, which its logits do not need."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.norm = nn.Linear(8, CLASSES), nn.BatchNorm1d(8)
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, a: Tensor) -> Tensor:
+        if self.training:
+            self.seen += len(a)
+        return self.linear(a.mean((2, 3)))
+
+
+class Normed(Counting):
+    def forward(self, a: Tensor) -> Any:
+        super().forward(a)
+        return self.linear(self.norm(a.mean((2, 3)))), 1
+
+
+class KeepsNumbers(Net):
+    def make(self) -> None:
+        self.head = Counting()
+
+    def one(self, a: Tensor) -> Tensor:
+        return self.head(a)
+
+
+class KeepsNumbersInATuple(Net):
+    def make(self) -> None:
+        self.head = Normed()
+
+    def one(self, a: Tensor) -> Tensor:
+        return self.head(a)[0]
+
+
+class SharedNeck(Net):
+    """One norm runs behind all blocks."""
+
+    def make(self) -> None:
+        self.b2, self.b3, self.neck = block(8, 8), block(8, 8), nn.BatchNorm2d(8)
+        self.f2, self.f3 = nn.Linear(8, CLASSES), nn.Linear(8, CLASSES)
+
+    def one(self, a: Tensor) -> Tensor:
+        return self.f1(self.neck(a).mean((2, 3)))
+
+    def two(self, b: Tensor) -> Tensor:
+        return self.f2(self.neck(b).mean((2, 3)))
+
+    def last(self, c: Tensor) -> Tensor:
+        return self.f3(self.neck(c).mean((2, 3)))
+
+
+class BlockTwice(Net):
+    def forward(self, x: Tensor) -> Any:
+        a = self.b1(x)
+        b = self.same(a)
+        return self.f1(a.mean((2, 3))), self.f1(b.mean((2, 3))), self.f1(self.same(b).mean((2, 3)))
+
+    def make(self) -> None:
+        self.same = nn.Conv2d(8, 8, 3, padding=1)
+
+
+class HeadsPartCalledElsewhere(Net):
+    """What a head is made of runs, or tells something, outside of it."""
+
+    def make(self) -> None:
+        self.head = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, CLASSES))
+        self.f1.factor = 2.0
+
+    def one(self, a: Tensor) -> Tensor:
+        return self.f1(a.mean((2, 3)).view(-1, self.f1.in_features))
+
+    def two(self, b: Tensor) -> Tensor:
+        return self.f2(self.head[1](self.head[0](b)))
+
+    def last(self, c: Tensor) -> Tensor:
+        return super().last(c) * self.f1.factor
+
+
+class Permuted(Net):
+    def one(self, a: Tensor) -> Tensor:
+        return self.f1(a[:, [1, 0, 3, 2, 5, 4, 7, 6]].mean((2, 3)))
+
+
+class PrunedBias(Net):
+    def make(self) -> None:
+        prune.random_unstructured(self.f1, "bias", 0.5)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [ByAFunction, ByAHook, Traced, MaskOfSamples, OwnBackward, BackwardHooks, HookedAfterwards, KeepsNumbers,
+     KeepsNumbersInATuple, SharedNeck, BlockTwice, HeadsPartCalledElsewhere, Permuted, PrunedBias],
+    ids=lambda kind: kind.__name__,
+)  # fmt: skip
+def test_what_is_taken_over_learns_as_it_did(kind: type[Net]) -> None:
+    model, reference = kind().eval(), kind()
+    network = attach_exits(model, images())
+    reference.load_state_dict(model.state_dict())
+    x, weights = images(6), torch.randn(6, CLASSES)
+    network.train(), reference.train()
+    answers = [seeded(lambda: network.logits(x)), seeded(lambda: exits(reference(x)))]
+    for mine, its in zip(*answers, strict=True):
+        torch.testing.assert_close(mine, its, rtol=1e-4, atol=1e-4)
+        grads = [
+            torch.autograd.grad((y * weights).sum(), list(of.parameters()), retain_graph=True, allow_unused=True)
+            for y, of in ((mine, model), (its, reference))
+        ]
+        for got, want in zip(*grads, strict=True):
+            assert (got is None or not got.any()) == (want is None or not want.any())
+            if got is not None and want is not None:
+                torch.testing.assert_close(got, want, rtol=1e-3, atol=1e-4)
+    for (name, mine), its in zip(model.named_buffers(), reference.buffers(), strict=True):
+        torch.testing.assert_close(mine, its, rtol=1e-3, atol=1e-4, msg=name)
+    assert not any(part.training for part in model.modules())
+
+
+class Keeping(Net):
+    """Changes buffers, in place and not, a list, and the states of generators."""
+
+    def make(self) -> None:
+        self.register_buffer("m", torch.zeros(8))
+        self.register_buffer("n", torch.zeros(()))
+        self.seen: list[int] = []
+        self.calls = 0
+
+    def forward(self, x: Tensor) -> Any:
+        self.n += 1
+        self.seen.append(len(x))
+        self.calls += 1
+        if self.training:
+            self.m = self.m + self.b1(x).mean((0, 2, 3)).detach()
+            x = x * (1.0 + random.random() * numpy.random.rand())
+        return super().forward(x)
+
+    def one(self, a: Tensor) -> Tensor:
+        return self.f1(a.mean((2, 3)) - self.m)
+
+
+def test_attaching_changes_nothing_of_a_model_or_a_generator() -> None:
+    model, x = Keeping().eval(), images()
+    states = random.getstate(), numpy.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
+    network = attach_exits(model, x)
+    assert states == (random.getstate(), numpy.random.get_state()[1].tolist(), torch.get_rng_state().tolist())
+    for one in (model, network.backbone.model):
+        assert (one.n, one.calls, one.seen) == (0, 0, []) and not one.m.any()
+    with pytest.raises(ValueError, match="draws numbers by Python's random or by NumPy in training mode"):
+        network.train()
+
+
+class Stopped(Net):
+    """Heads that teach the backbone nothing, or half of it; the next block reads the same features."""
+
+    def one(self, a: Tensor) -> Tensor:
+        return self.f1(a.mean((2, 3)).detach())
+
+    def two(self, b: Tensor) -> Tensor:
+        return self.f2(Halved.apply(b).mean((2, 3)))
+
+
+class StoppedBehind(Stopped):
+    def two(self, b: Tensor) -> Tensor:
+        return Halved.apply(super().two(b))
+
+    def forward(self, x: Tensor) -> Any:
+        a = self.b1(x)
+        b = self.b2(a)
+        c = self.b3(b)
+        return torch.stack([self.one(a), self.two(b), self.last(c)])
+
+
+class StoppedBeside(Net):
+    """What is detached of the features is not what the head reads."""
+
+    def one(self, a: Tensor) -> Tensor:
+        self.seen = a.detach()
+        return super().one(a)
+
+
+@pytest.mark.parametrize("kind", [Stopped, StoppedBehind, StoppedBeside], ids=lambda kind: kind.__name__)
+def test_what_heads_hand_back_is_as_in_the_model(kind: type[Net]) -> None:
+    model, reference, x = kind().eval(), kind().train(), images(6)
+    network = attach_exits(model, x).train()
+    for mine, its in zip(network.logits(x), reference(x), strict=True):
+        torch.testing.assert_close(mine, its)
+        grads = [torch.autograd.grad(y.square().sum(), m.parameters(), allow_unused=True, retain_graph=True)
+                 for y, m in ((mine, model), (its, reference))]  # fmt: skip
+        for (name, _), one, other in zip(model.named_parameters(), *grads, strict=True):
+            assert (one is None or not one.any()) == (other is None or not other.any()), name
+            if one is not None and other is not None:
+                torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-5, msg=name)
+
+
+class SharedWeights(Net):
+    """Heads that are rows of one weight, which each of them takes by a view that changes nothing."""
+
+    def make(self) -> None:
+        self.w = nn.Parameter(torch.randn(2, 16, CLASSES))
+
+    def head(self, y: Tensor, row: int) -> Tensor:
+        y = F.pad(y.mean((2, 3)), (0, 16 - y.shape[1]))
+        return (y @ self.w.view(2, 16, CLASSES))[row]
+
+    def one(self, a: Tensor) -> Tensor:
+        return self.head(a, 0)
+
+    def two(self, b: Tensor) -> Tensor:
+        return self.head(b, 1)
+
+
+def test_a_view_of_all_of_a_parameter_is_that_parameter() -> None:
+    recording = record(SharedWeights().eval(), images())
+    views = [each for each in recording.operations if each.name == "view" and each.makes[0].shape == (2, 16, CLASSES)]
+    assert len(views) > 1 and all(each.reads[0].names == ["w"] for each in views)
+    attach_exits(SharedWeights().eval(), images()).train()

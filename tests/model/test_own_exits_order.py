@@ -1,0 +1,381 @@
+"""How a model returns its exits, and which is the classifier: all ways of returning, in their order."""
+
+import re
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from auxhead.model import (
+    TrainingPlan,
+    accelerate,
+    attach_exits,
+    calibrate_network,
+    train,
+)
+from support.multi_exit_models import CLASSES, block
+from support.own_exit_models import Clamped, Net, change, images
+from torch import Tensor, nn
+
+pytestmark = pytest.mark.usefixtures("without_interpreter")
+
+
+class Behind(Net):
+    """Heads, with layers of their own, called when all blocks have run."""
+
+    def make(self) -> None:
+        self.p1, self.p2 = nn.Conv2d(8, 16, 1), nn.Conv2d(12, 16, 1)
+        self.f1, self.f2 = nn.Linear(16, CLASSES), nn.Linear(16, CLASSES)
+
+    def forward(self, x: Tensor) -> Any:
+        a = self.b1(x)
+        b = self.b2(a)
+        c = self.b3(b)
+        one, two, last = (y.mean((2, 3)) for y in (self.p1(a), self.p2(b), c))
+        return self.f1(one), self.f2(two), self.f3(last)
+
+
+def test_heads_called_behind_the_backbone_are_tapped_where_they_leave_it() -> None:
+    model = Behind().eval()
+    fast = accelerate(model, x := images(), rules=0.0)
+    assert fast.network.taps == ("model.b1", "model.b2") and [e.place for e in fast.network.backbone.exits] == [0, 1, 2]
+    ran: list[str] = []
+    for name in ("b1", "b2", "b3", "p2"):
+        layer = fast.network.backbone.model.get_submodule(name)
+        layer.register_forward_hook(lambda *_, name=name: ran.append(name))
+    assert fast.network(x, stop=True).exit_index.tolist() == [0] * 4 and ran == ["b1"]
+    data = [(images(40), torch.randint(CLASSES, (40,))) for _ in range(3)]
+    report = calibrate_network(fast.network, data, max_accuracy_drop=0.2, confidence=0.6)
+    work = [one.work for one in report.exits]
+    assert 0 < work[0] < work[1] < work[2] == 1.0
+
+
+class OfTwo(nn.Module):
+    """A head that reads two values, so that only the model can run it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.f = nn.Linear(8 + 3, CLASSES)
+
+    def forward(self, a: Tensor, x: Tensor) -> Tensor:
+        return self.f(torch.cat([a.mean((2, 3)), x.mean((2, 3))], 1))
+
+
+class InTurn(Net):
+    """A head that is called before the next block."""
+
+    def make(self) -> None:
+        self.b0, self.h1 = block(3, 3), OfTwo()
+
+    def forward(self, x: Tensor) -> Any:
+        a = self.b1(y := self.b0(x))
+        one = self.h1(a, y)
+        b = self.b2(a)
+        return [one, self.two(b), self.last(self.b3(b))]
+
+
+def test_logits_that_a_layer_returns_before_the_next_block_are_in_time() -> None:
+    fast = accelerate(InTurn().eval(), x := images(), rules=0.0)
+    assert fast.network.taps == ("model.h1", "model.b2") and "its own code runs in line" in fast.report
+    fast.network.backbone.model.b2.register_forward_hook(lambda *_: pytest.fail("nothing of this is wanted"))
+    assert fast.network(x, stop=True).exit_index.tolist() == [0] * 4
+
+
+def test_where_nothing_is_skipped_the_report_says_so_first() -> None:
+    fast = accelerate(Clamped().eval(), images())
+    first = fast.report.splitlines()[0]
+    assert first == "Nothing is skipped behind 0, f2: see below."
+    clamp = r"clamp at own_exit_models\.py:\d+"
+    why = rf"{clamp} comes behind its last linear layer; and {clamp} cannot be run by itself\)"
+    assert re.search(why, fast.report) and re.search(rf"not fused \({why}", fast.network.describe())
+
+
+class MainFirst(Net):
+    def answers(self, one: Tensor, two: Tensor, last: Tensor) -> Any:
+        return last, [one, two]
+
+
+class OutAndAux(Net):
+    def answers(self, one: Tensor, two: Tensor, last: Tensor) -> Any:
+        return {"out": last, "aux": [two, one], "size": 3}
+
+
+class Nested(Net):
+    def answers(self, one: Tensor, two: Tensor, last: Tensor) -> Any:
+        return [[one], [two, [last]]]
+
+
+class Stacked(Net):
+    def answers(self, one: Tensor, two: Tensor, last: Tensor) -> Any:
+        return torch.stack([one, two, last])
+
+
+class StackedByCat(Net):
+    def answers(self, one: Tensor, two: Tensor, last: Tensor) -> Any:
+        return {"logits": torch.cat([y[:, None] for y in (last, one, two)], 1)}
+
+
+class WithFeatures(Net):
+    """Self-distillation returns the features, too."""
+
+    def forward(self, x: Tensor) -> Any:
+        a = self.b1(x)
+        b = self.b2(a)
+        pooled = [y.mean((2, 3)) for y in (a, b, self.b3(b))]
+        return [f(y) for f, y in zip((self.f1, self.f2, self.f3), pooled, strict=True)], pooled
+
+
+class OtherOrderInTraining(Net):
+    def answers(self, one: Tensor, two: Tensor, last: Tensor) -> Any:
+        return (last, two, one) if self.training else (one, two, last)
+
+
+class InTrainingAlone(Net):
+    def answers(self, one: Tensor, two: Tensor, last: Tensor) -> Any:
+        return [one, two, last] if self.training else last
+
+
+class LeavesEarly(Net):
+    """By a rule of its own, in eval mode."""
+
+    def forward(self, x: Tensor) -> Any:
+        a = self.b1(x)
+        one = self.one(a)
+        if not self.training and one.softmax(1).amax() > 0.3:
+            return one
+        b = self.b2(a)
+        two = self.two(b)
+        if not self.training and two.softmax(1).amax() > 0.3:
+            return two
+        last = self.last(self.b3(b))
+        return [one, two, last] if self.training else last
+
+
+RETURNED: dict[type[Net], list[Any]] = {
+    MainFirst: [(1, 0), (1, 1), 0],
+    OutAndAux: [("aux", 1), ("aux", 0), "out"],
+    Nested: [(0, 0), (1, 0), (1, 1, 0)],
+    Stacked: [0, 1, 2],
+    StackedByCat: [("logits", 1), ("logits", 2), ("logits", 0)],
+    WithFeatures: [(0, 0), (0, 1), (0, 2)],
+    OtherOrderInTraining: [0, 1, 2],
+    InTrainingAlone: [0, 1, 2],
+    LeavesEarly: [0, 1, 2],
+}
+
+
+@pytest.mark.parametrize("kind", RETURNED, ids=lambda kind: kind.__name__)
+def test_ways_of_returning_exits(kind: type[Net]) -> None:
+    model = kind().eval()
+    network = attach_exits(model, images())
+    assert [one.place for one in network.backbone.exits] == RETURNED[kind]
+    assert network.taps == ("model.b1", "model.b2") and len(network.fused_heads) == 2
+    change(model)
+    x, plain = images(5), Net().eval()
+    plain.load_state_dict(model.state_dict())
+    for _ in range(2):
+        for got, want in zip(network.logits(x), plain(x), strict=True):
+            torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+        network.train(), plain.train()
+
+
+@pytest.mark.parametrize("kind", [OtherOrderInTraining, InTrainingAlone, LeavesEarly], ids=lambda kind: kind.__name__)
+def test_all_exits_learn(kind: type[Net]) -> None:
+    model = kind().eval()
+    network = attach_exits(model, images())
+    before = {name: each.detach().clone() for name, each in model.named_parameters()}
+    train(network, [(images(16), torch.randint(CLASSES, (16,))) for _ in range(3)], TrainingPlan("joint", epochs=1))
+    assert not [name for name, each in model.named_parameters() if torch.equal(each, before[name])]
+
+
+class Targets(Net):
+    def forward(self, x: Tensor, y: Tensor | None = None) -> Any:
+        if self.training and y is None:
+            raise ValueError("no targets")
+        return super().forward(x)
+
+
+def test_a_mode_of_which_nothing_is_known_is_refused_when_it_is_set() -> None:
+    network = attach_exits(Targets().eval(), x := images())
+    assert len(network(x).label) == 4
+    with pytest.raises(ValueError, match="in training mode it raises .*no targets.*train the model itself"):
+        network.train()
+    assert not any(part.training for part in network.modules())
+
+
+class Alike(Net):
+    """Two branches of equal work leave the last shared value, and neither is a head that can be fused."""
+
+    def make(self) -> None:
+        self.left, self.right = block(12, 16), block(12, 16)
+        self.f2 = nn.Linear(16, CLASSES)
+
+    def forward(self, x: Tensor) -> Any:
+        b = self.b2(self.b1(x))
+        return {"a": self.f3(self.right(b).mean((2, 3))), "b": self.f2(self.wide(self.left(b)).mean((2, 3)))}
+
+    def wide(self, y: Tensor) -> Tensor:
+        return y
+
+
+class Wider(Alike):
+    """The one returned first does more."""
+
+    def forward(self, x: Tensor) -> Any:
+        y = super().forward(x)
+        return {"b": y["b"], "a": y["a"]}
+
+    def make(self) -> None:
+        super().make()
+        self.more = nn.Conv2d(16, 16, 3, padding=1)
+
+    def wide(self, y: Tensor) -> Tensor:
+        return self.more(y)
+
+
+def test_two_deepest_exits_are_told_apart_by_their_order_or_asked_for() -> None:
+    assert [one.place for one in attach_exits(Alike().eval(), images()).backbone.exits] == ["a", "b"]
+    with pytest.raises(ValueError, match="any of its exits 'b', 'a' may be its classifier.*wants final='b'"):
+        attach_exits(Wider().eval(), images())
+    for final, order in (("b", ["a", "b"]), ("a", ["b", "a"])):
+        network = attach_exits(Wider().eval(), images(), final=final)
+        assert [one.place for one in network.backbone.exits] == order
+    with pytest.raises(ValueError, match=r"final: got 'c', wants one of \['b', 'a'\]"):
+        attach_exits(Wider().eval(), images(), final="c")
+
+
+class Bag:
+    """An object that holds what it likes."""
+
+
+def test_a_reference_to_the_original_is_refused() -> None:
+    model = Net().eval()
+    model.bag = Bag()
+    model.bag.layer = model.f1
+    model.one = lambda a: model.bag.layer(a.mean((2, 3)))
+    with pytest.raises(
+        ValueError, match=r"at test_own_exits_order.py:\d+ it calls a Linear by a reference .* original's"
+    ):
+        attach_exits(model, images())
+
+
+class FinalFirst(Net):
+    """The classifier, and then exits with layers of their own from the shallowest on."""
+
+    def make(self) -> None:
+        self.c1, self.c2 = block(8, 8), block(12, 12)
+
+    def one(self, a: Tensor) -> Tensor:
+        return super().one(self.c1(a))
+
+    def two(self, b: Tensor) -> Tensor:
+        return super().two(self.c2(b))
+
+    def answers(self, one: Tensor, two: Tensor, last: Tensor) -> Any:
+        return last, one, two
+
+
+class MeansSoFar(Net):
+    """Exits that are means of heads so far, of which the last block knows nothing."""
+
+    def make(self) -> None:
+        self.means = nn.ModuleList([nn.Identity(), nn.Identity()])
+
+    def answers(self, one: Tensor, two: Tensor, last: Tensor) -> Any:
+        return [self.means[0](one * 1.0), self.means[1](torch.stack([one, two]).mean(0)), last]
+
+
+class HiddenBeforeTheLast(Net):
+    """A costlier head than the classifier reads the same features."""
+
+    def make(self) -> None:
+        self.f2 = nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, CLASSES))
+
+    def forward(self, x: Tensor) -> Any:
+        a = self.b1(x)
+        c = self.b3(self.b2(a)).mean((2, 3))
+        return [self.one(a), self.f2(c), self.f3(c)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "order"),
+    [(FinalFirst, [1, 2, 0]), (MeansSoFar, [0, 1, 2]), (HiddenBeforeTheLast, [0, 1, 2])],
+    ids=lambda each: getattr(each, "__name__", ""),
+)
+def test_the_classifier_is_the_deepest_in_the_order_of_return(kind: type[Net], order: list[int]) -> None:
+    model = kind().eval()
+    network = attach_exits(model, x := images())
+    assert [one.place for one in network.backbone.exits] == order
+    for got, want in zip(network.logits(x), [model(x)[place] for place in order], strict=True):
+        torch.testing.assert_close(got, want)
+
+
+class ExitOnTheLast(Net):
+    """An exit with a convolution on what the classifier reads plainly: depth and order of return disagree."""
+
+    def make(self) -> None:
+        self.c3, self.f2 = block(16, 16), nn.Linear(16, CLASSES)
+
+    def forward(self, x: Tensor) -> Any:
+        a = self.b1(x)
+        c = self.b3(self.b2(a))
+        return [self.one(a), self.f2(self.c3(c).mean((2, 3))), self.last(c)]
+
+
+def test_an_exit_that_does_more_than_the_last_is_asked_for() -> None:
+    with pytest.raises(ValueError, match=r"any of its exits 1, 2 may be its classifier.*wants final=2"):
+        attach_exits(ExitOnTheLast().eval(), images())
+    network = attach_exits(ExitOnTheLast().eval(), images(), final=2)
+    assert [one.place for one in network.backbone.exits] == [0, 1, 2]
+
+
+class TwoHeadsOfANeck(Net):
+    """Two heads share a layer of their own, beside the rest of the backbone."""
+
+    def make(self) -> None:
+        self.neck, self.f2 = nn.Conv2d(8, 8, self.size, padding=self.size // 2), nn.Linear(8, CLASSES)
+
+    size = 1
+
+    def forward(self, x: Tensor) -> Any:
+        a = self.b1(x)
+        y = self.neck(a)
+        return [self.one(y), self.f2(y.amax((2, 3))), self.last(self.b3(self.b2(a)))]
+
+
+class TwoHeadsOfACostlyNeck(TwoHeadsOfANeck):
+    size = 5
+
+
+def test_heads_that_share_layers_are_not_taken_for_the_end_of_the_backbone() -> None:
+    for kind, final in ((TwoHeadsOfANeck, None), (TwoHeadsOfACostlyNeck, 2)):
+        network = attach_exits(kind().eval(), images(), final=final)
+        assert network.backbone.exits[-1].place == 2 and network.taps[0] == "model.neck"
+    with pytest.raises(ValueError, match=r"any of its exits 0, 1, 2 may be its classifier.*wants final="):
+        attach_exits(TwoHeadsOfACostlyNeck().eval(), images())
+
+
+class WithProbabilities(Net):
+    def answers(self, one: Tensor, two: Tensor, last: Tensor) -> Any:
+        logits = [one, two, last]
+        return {"logits": logits, "probs": [y.softmax(-1) for y in logits], "log": F.log_softmax(last, 1)}
+
+
+def test_the_softmax_of_logits_that_are_returned_is_no_exit() -> None:
+    network = attach_exits(WithProbabilities().eval(), images())
+    assert [one.place for one in network.backbone.exits] == [("logits", place) for place in range(3)]
+
+
+class ThreeNetworks(Net):
+    """A cascade of whole networks, of which each reads the images."""
+
+    def make(self) -> None:
+        self.c1, self.c2, self.c3 = block(3, 8), block(3, 12), nn.Sequential(block(3, 12), block(12, 16))
+
+    def forward(self, x: Tensor) -> Any:
+        return self.answers(self.one(self.c1(x)), self.two(self.c2(x)), self.last(self.c3(x)))
+
+
+def test_an_exit_waits_for_no_more_than_the_exits_before_it() -> None:
+    network = attach_exits(ThreeNetworks().eval(), images())
+    assert network.taps == ("model.c1", "model.c2") and len(network.fused_heads) == 2
