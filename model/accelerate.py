@@ -113,6 +113,7 @@ def accelerate(
                 *runner.describe().splitlines()[:1],
                 _answers_line(near, example),
                 _gain(times, example),
+                *([] if _may_leave(network) else ["Nobody leaves early: no rule lets a sample, wants rules=."]),
             ]
         )
     except BaseException:
@@ -215,7 +216,12 @@ def _exits_line(network: EarlyExitNetwork) -> str:
 
 def _answers_line(near: int, x: Tensor) -> str:
     but = f", but for {near} within rounding of a threshold or a second label" if near else ""
-    return f"Label and exit of the {len(x)} samples of the example are as the model's{but}."
+    return f"Label and exit of the {len(x)} samples are what the rules make of the model's own logits{but}."
+
+
+def _may_leave(network: EarlyExitNetwork) -> bool:
+    rules = [head.rule for head in network.exit_heads]
+    return any(rule.enabled and rule.threshold < CRITERIA[rule.criterion].high for rule in rules)
 
 
 def _gain(times: Sequence[Sequence[float]], x: Tensor) -> str:
@@ -224,5 +230,5 @@ def _gain(times: Sequence[Sequence[float]], x: Tensor) -> str:
     before, after = (f"{each[4]:,.0f} us ({each[1]:,.0f}-{each[7]:,.0f})" for each in tenths)
     return (
         f"Before {before}, after {after}: {tenths[0][4] / tenths[1][4]:.2f} times as fast, for batches of {len(x)} on "
-        f"{device}. Median (p20-p80) of {len(times[0])}, in turns; before is the model as it was, with all exits."
+        f"{device}. Median (p20-p80) of {len(times[0])}, in turns; before is the model as it was in eval mode."
     )

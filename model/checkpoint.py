@@ -66,8 +66,8 @@ def save_checkpoint(
     with_backbone: bool = True,
     classes: Sequence[str] = (),
     image_size: int | None = None,
-    mean: Sequence[float] = MEAN,
-    std: Sequence[float] = STD,
+    mean: Sequence[float] | None = None,
+    std: Sequence[float] | None = None,
     accuracy: Mapping[str, float] | None = None,
     calibration: Mapping[str, Any] | None = None,
 ) -> None:
@@ -82,9 +82,9 @@ def save_checkpoint(
         backbone: what makes the backbone, as ``package.module:function``; told to whoever loads, and never called.
         with_backbone: False keeps the heads alone, for a backbone whose parameters are kept elsewhere.
         classes: names, in the order of the labels; as many as the network has classes, or none.
-        image_size: height and width of the input in pixels, for networks of images.
-        mean: of the channels, see :class:`Checkpoint`.
-        std: likewise.
+        image_size: height and width of the input in pixels, for networks of images; wants ``mean`` and ``std``.
+        mean: what training subtracted from each channel of 0 to 1, see :class:`Checkpoint`; (0, 0, 0) for nothing.
+        std: what divided each channel after that; (1, 1, 1) for nothing.
         accuracy: facts for people, 0 to 1.
         calibration: the report of :func:`calibrate_network`, by its ``to_json()``.
 
@@ -95,6 +95,12 @@ def save_checkpoint(
         OSError: no space or no permission; names the path, and what was there is as it was.
     """
     check_network(network)
+    if image_size is not None and (mean is None or std is None):
+        raise ValueError(
+            f"mean, std: got none beside image_size={image_size}, wants what the network's images were normalised with "
+            "in training: mean=(0.485, 0.456, 0.406) and std=(0.229, 0.224, 0.225) are ImageNet's, and (0, 0, 0) and "
+            "(1, 1, 1) those of pixels that were scaled to 0 to 1 alone"
+        )
     heads = {tap: describe_head(network, tap, head) for tap, head in zip(network.taps, network.heads, strict=True)}
     description = {
         "format": FORMAT,
@@ -103,8 +109,8 @@ def save_checkpoint(
         "classes": _as_list(classes),
         "heads": heads,
         "image_size": image_size,
-        "mean": _as_list(mean),
-        "std": _as_list(std),
+        "mean": _as_list(MEAN if mean is None else mean),
+        "std": _as_list(STD if std is None else std),
         "accuracy": {} if accuracy is None else accuracy,
         "calibration": calibration,
         "logits": network.logits_part,

@@ -393,5 +393,6 @@ def _as_head(tap: str, head: nn.Module) -> AuxHead:
         return FusedAuxHead.from_module(head)
     except ValueError as error:
         as_it_is = ModuleHead(head)
-        as_it_is.why_not_fused = str(error).removeprefix("module: ")
+        own = type(head) is nn.Identity  # as errors advise for exits whose code is not to be touched
+        as_it_is.why_not_fused = "the backbone makes its logits" if own else str(error).removeprefix("module: ")
         return as_it_is

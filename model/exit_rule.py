@@ -51,6 +51,7 @@ class ExitRule(nn.Module):
 
         Raises:
             ValueError: a value out of range.
+            TypeError: a value of another type.
         """
         super().__init__()
         check_criterion(criterion)
@@ -63,7 +64,7 @@ class ExitRule(nn.Module):
         with torch.inference_mode(False):  # what is made in inference mode could not be written outside of it
             self.register_buffer("temperature_tensor", torch.ones((), dtype=torch.float32), persistent=False)
             self.register_buffer("threshold_tensor", torch.ones((), dtype=torch.float32), persistent=False)
-        self._temperature, self._threshold, self._enabled = float(temperature), float(threshold), bool(enabled)
+        self._temperature, self._threshold, self._enabled = float(temperature), float(threshold), _checked(enabled)
         self._write()
 
     def holders(self) -> list[tuple[Mapping[str, Any], str]]:
@@ -100,7 +101,7 @@ class ExitRule(nn.Module):
 
     @enabled.setter
     def enabled(self, value: bool) -> None:
-        self._set("_enabled", bool(value))
+        self._set("_enabled", _checked(value))
 
     def _set(self, name: str, value: float) -> None:
         with WRITING:
@@ -249,3 +250,10 @@ def own_rule(rule: ExitRule | float, device: torch.device | str | None) -> ExitR
     """Return a copy on a device: heads that shared a rule would overwrite each other's threshold."""
     with torch.inference_mode(False):  # what is copied in inference mode could not be written outside of it
         return copy.deepcopy(as_exit_rule(rule)).to(device)
+
+
+def _checked(enabled: object) -> bool:
+    """Return ``enabled`` as a bool; ``TypeError`` for what Python takes for one, as it takes "no" for True."""
+    if not isinstance(enabled, (bool, np.bool_)):
+        raise TypeError(f"enabled: got {enabled!r:.50}, wants True or False")
+    return bool(enabled)

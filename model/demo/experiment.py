@@ -202,7 +202,7 @@ def _train(
     device = next(network.parameters()).device
     batches = PixelBatches(split, batch_size, device=device, seed=seed, largest_shift=image_size // 16)
     images = len(batches) * batch_size
-    advance = start_phase("training", images * plan.epochs)
+    advance = start_phase("training, all epochs", images * plan.epochs)
     train(network, batches, plan, seed=seed, on_step=show_steps(advance, plan.epochs, images))
     return plan.epochs
 

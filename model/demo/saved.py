@@ -7,6 +7,7 @@ import torch
 from ..bad_input import BadInput
 from ..checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from ..description import one_line, read_description
+from ..images import MEAN, STD
 from ..replacing import replacing
 from .experiment import DemoRun
 from .small_resnet import resnet18_small
@@ -39,7 +40,7 @@ def save_demo(directory: Path, run: DemoRun) -> list[Path]:
     accuracy = {"test": report.accuracy, "test_full_network": report.full_accuracy}
     save_checkpoint(
         directory, run.network, backbone=BACKBONE, classes=source.classes, image_size=report.image_size,
-        accuracy=accuracy,
+        mean=MEAN, std=STD, accuracy=accuracy,
     )  # fmt: skip
     examples = []
     test = run.splits.test

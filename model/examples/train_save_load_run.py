@@ -75,8 +75,16 @@ def main(device: str) -> None:
         # `backbone` says how to make it. The command line can, too, for image files: auxhead infer --checkpoint FOLDER
         # --backbone auxhead.model.examples.train_save_load_run:make_backbone FILES
         made_by = "auxhead.model.examples.train_save_load_run:make_backbone"
-        calibration = report.to_json()
-        save_checkpoint(folder, network, backbone=made_by, classes=CLASSES, image_size=8, calibration=calibration)
+        save_checkpoint(
+            folder,
+            network,
+            backbone=made_by,
+            classes=CLASSES,
+            image_size=8,
+            mean=(0.5, 0.5, 0.5),  # of pixels from 0 to 1, which so become -1 to 1
+            std=(0.5, 0.5, 0.5),
+            calibration=report.to_json(),
+        )
         loaded = load_checkpoint(folder, make_backbone().to(device))
 
     # On a GPU the fastest of what is measured on these images, within ten seconds; elsewhere the network as it is.

@@ -171,7 +171,7 @@ class _Walk:
                 self._passed = kept
                 return x, 0.0
             else:
-                return x, 1.0 - keep
+                return x, round(1.0 - keep, 12)  # 0.2, and not 1.0 - 0.8
             kept = list(self._passed)
 
     def _norm(self, x: Value, chain: HeadChain) -> Value:

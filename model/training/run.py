@@ -16,6 +16,7 @@ from ..commands.options import check_output_directory, make_output_directory
 from ..commands.progress import PhaseProgress
 from ..commands.user_model import load_factory
 from ..early_exit_network import EarlyExitNetwork
+from ..images import MEAN, STD
 from ..learned_from import LearnedFrom, fingerprint
 from ..processes.dealing import agree
 from ..processes.process_group import own_rank, ranks
@@ -169,7 +170,7 @@ def _train(
         raise BadInput(f"--batch-size: {str(error).removeprefix('batch_size: ')}") from None
     validation = PixelBatches(splits.validation, min(256, len(splits.validation.labels)), device=device)
     images_an_epoch = images // batch_size * batch_size
-    advance = start_phase("training", images_an_epoch * plan.epochs)
+    advance = start_phase("training, all epochs", images_an_epoch * plan.epochs)
     return train(
         network, batches, plan, validation=validation, seed=job.seed, state=job.out / STATE, resume=job.resume,
         on_step=show_steps(advance, plan.epochs, images_an_epoch), on_epoch=on_epoch,
@@ -192,7 +193,7 @@ def _save(
     made_by = job.model or f"torchvision.models:{job.backbone}"
     save_checkpoint(
         job.out, network, backbone=made_by, classes=source.classes, image_size=image_size,
-        accuracy={f"validation of {name}": share for name, share in accuracy.items()},
+        mean=MEAN, std=STD, accuracy={f"validation of {name}": share for name, share in accuracy.items()},
     )  # fmt: skip
     table = Table(title=f"Validation split: {len(splits.validation.labels):,} images, each exit answering for all")
     table.add_column("exit")

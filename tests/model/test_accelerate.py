@@ -55,7 +55,7 @@ def test_a_model_in_one_line(style: str) -> None:
     exits, *_, said, times = fast.report.splitlines()
     assert exits.startswith("Exits: ") and all(f" at {tap} (" in exits for tap in fast.network.taps)
     assert exits.endswith(f"and {STYLES[style][3]}, the model's own classifier.")
-    assert said == "Label and exit of the 6 samples of the example are as the model's."
+    assert said == "Label and exit of the 6 samples are what the rules make of the model's own logits."
     assert re.match(TIMES + "6 on the CPU. Median", times)
 
 

@@ -349,6 +349,8 @@ class WithNotes(SmallNet):
         ),
         (lambda: EarlyExitNetwork(SmallNet(), plain_heads()), {"backbone": SmallNet}, "^backbone: got <class.*a str"),
         (lambda: EarlyExitNetwork(SmallNet(), plain_heads()), {"mean": 0.5}, "^mean: got 0.5, wants three numbers"),
+        (lambda: EarlyExitNetwork(SmallNet(), plain_heads()), {"image_size": 8}, "^mean, std: got none beside image_s"),
+        (lambda: EarlyExitNetwork(SmallNet(), plain_heads()), {"image_size": 8, "mean": MEAN}, "^mean, std: got none"),
         (lambda: EarlyExitNetwork(SmallNet(), plain_heads()), {"accuracy": {"test": "good"}}, "^accuracy: .*numbers"),
         (lambda: EarlyExitNetwork(SmallNet(), plain_heads()), {"calibration": {"format": 1}}, "^calibration: .*report"),
         (
@@ -357,8 +359,8 @@ class WithNotes(SmallNet):
             "^calibration: got .*report",
         ),
     ],
-    ids="no-network head lazy parametrized state classes more-classes classes-text backbone mean accuracy report "
-    "report-nan".split(),
+    ids="no-network head lazy parametrized state classes more-classes classes-text backbone mean size no-std accuracy "
+    "report report-nan".split(),
 )
 def test_what_could_not_be_loaded_is_not_saved(
     tmp_path: Path, made: Callable[[], EarlyExitNetwork], arguments: dict[str, Any], message: str

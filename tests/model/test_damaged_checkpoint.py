@@ -8,6 +8,7 @@ import pytest
 import torch
 from auxhead.model import EarlyExitNetwork, ExitRule, FusedAuxHead, load_checkpoint, save_checkpoint
 from auxhead.model.bad_input import BadInput
+from auxhead.model.images import MEAN, STD
 from support.checkpoint_files import as_of_format_3
 from support.damaged import UNREADABLE, assert_short, damaged_bytes, damaged_json, make_unreadable, read_damaged
 from support.example_models import SmallNet, plain_heads
@@ -22,7 +23,16 @@ def saved(tmp_path: Path) -> Path:
     heads = {**plain_heads(), "block1": FusedAuxHead(24, 5, pool="max", pool_size=(2, 1), bias=False, dropout=0.25)}
     rules = {"block0": ExitRule(0.25, temperature=2.0), "block1": ExitRule(0.5, enabled=False), "block2": 0.1}
     network = EarlyExitNetwork(SmallNet(), heads, rules)
-    save_checkpoint(tmp_path, network, backbone="my:net", classes=list("abcde"), image_size=8, accuracy={"test": 0.5})
+    save_checkpoint(
+        tmp_path,
+        network,
+        backbone="my:net",
+        classes=list("abcde"),
+        image_size=8,
+        mean=MEAN,
+        std=STD,
+        accuracy={"test": 0.5},
+    )
     return as_of_format_3(tmp_path)
 
 

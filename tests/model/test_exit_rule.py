@@ -54,6 +54,16 @@ def test_assigning_writes_the_same_memory(device: torch.device) -> None:
     assert address(rule) == before
 
 
+@pytest.mark.parametrize("value", ["no", 0, None])
+def test_what_python_takes_for_a_bool_is_refused(value: object) -> None:
+    rule = ExitRule(0.5, enabled=False)
+    with pytest.raises(TypeError, match=f"^enabled: got {value!r}, wants True or False"):
+        rule.enabled = value  # type: ignore[assignment]
+    with pytest.raises(TypeError, match="^enabled: got"):
+        ExitRule(0.5, enabled=value)  # type: ignore[arg-type]
+    assert not rule.enabled
+
+
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 def test_values_can_be_changed_in_any_mode(mode: type) -> None:
     rule = ExitRule(0.5)

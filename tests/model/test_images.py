@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from auxhead.model import load_checkpoint, save_checkpoint
 from auxhead.model.bad_input import BadInput
-from auxhead.model.images import MOST_PIXELS, open_image
+from auxhead.model.images import MEAN, MOST_PIXELS, STD, open_image
 from PIL import Image
 from support.command_line import assert_one_line_error, auxhead
 from support.damaged import assert_short, damaged_bytes
@@ -162,7 +162,7 @@ def test_any_damage(tmp_path: Path) -> None:
 
 
 def test_commands_and_checkpoints_name_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    save_checkpoint(tmp_path / "net", small_network(), image_size=8)
+    save_checkpoint(tmp_path / "net", small_network(), image_size=8, mean=MEAN, std=STD)
     good = sorted(write_image_folder(tmp_path / "pictures", per_class=1).glob("*/*.png"))[0]
     bomb = tmp_path / "bomb.png"
     bomb.write_bytes(png_of(60_000, 60_000))

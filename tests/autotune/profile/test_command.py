@@ -19,6 +19,7 @@ from auxhead.model import EagerRunner, EarlyExitNetwork, save_checkpoint
 from auxhead.model.bad_input import BadInput
 from auxhead.model.demo.saved import BACKBONE
 from auxhead.model.demo.small_resnet import small_early_exit_network
+from auxhead.model.images import MEAN, STD
 from PIL import Image
 from rich.console import Console
 from support.command_line import assert_one_line_error, tune
@@ -185,7 +186,15 @@ def test_two_records_of_one_run_are_kept(tmp_path, runners, network, kept):
 
 @pytest.mark.parametrize("pictures", [0, 3])
 def test_a_checkpoint_comes_with_what_the_demo_left(tmp_path, pictures):
-    save_checkpoint(tmp_path, small_early_exit_network(4), backbone=BACKBONE, classes=tuple("abcd"), image_size=16)
+    save_checkpoint(
+        tmp_path,
+        small_early_exit_network(4),
+        backbone=BACKBONE,
+        classes=tuple("abcd"),
+        image_size=16,
+        mean=MEAN,
+        std=STD,
+    )
     (tmp_path / "examples").mkdir()
     for number in range(pictures):
         Image.new("L", (16, 16), 255 * number // 2).save(tmp_path / "examples" / f"{number}.png")

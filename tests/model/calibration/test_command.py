@@ -7,6 +7,7 @@ import sys
 import pytest
 import torch
 from auxhead.model import EarlyExitNetwork, FusedAuxHead, load_checkpoint, save_checkpoint
+from auxhead.model.images import MEAN, STD
 from support.checkpoint_files import weights_of
 from support.command_line import assert_one_line_error, auxhead, plot
 from support.pictures import write_image_folder
@@ -38,7 +39,15 @@ def own(tmp_path, monkeypatch):
     network = EarlyExitNetwork(scope["make"](), {"0": FusedAuxHead(8, 2)})
     _train(network)
     classes = ("lying", "standing")
-    save_checkpoint(tmp_path / "own", network.eval(), backbone="own_stripes:make", classes=classes, image_size=16)
+    save_checkpoint(
+        tmp_path / "own",
+        network.eval(),
+        backbone="own_stripes:make",
+        classes=classes,
+        image_size=16,
+        mean=MEAN,
+        std=STD,
+    )
     return tmp_path
 
 
@@ -101,7 +110,7 @@ def test_classes_beyond_those_of_the_images_are_numbers(own):
     torch.manual_seed(0)
     network = EarlyExitNetwork(nn_backbone(own, classes=3), {"0": FusedAuxHead(8, 3)})
     (own / "own_stripes.py").write_text(OWN.replace("8 * 25, 2)", "8 * 25, 3)"))
-    save_checkpoint(own / "own", network.eval(), backbone="own_stripes:make", image_size=16)
+    save_checkpoint(own / "own", network.eval(), backbone="own_stripes:make", image_size=16, mean=MEAN, std=STD)
     result = auxhead(*ARGUMENTS, "--data", "pictures", "--max-work", 1.0, "--out", "new")
     assert result.exit_code == 0, result.output
     assert result.output.startswith("The classifier is no better than chance: of 240 samples it gets ")

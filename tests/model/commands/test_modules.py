@@ -6,6 +6,7 @@ import sys
 import pytest
 import torch
 from auxhead.model import EarlyExitNetwork, FusedAuxHead, ModuleHead, load_checkpoint, save_checkpoint
+from auxhead.model.images import MEAN, STD
 from support.command_line import assert_one_line_error, auxhead
 from support.pictures import write_image_folder
 from torch import nn
@@ -70,7 +71,9 @@ def own(tmp_path, monkeypatch):
     heads = {"0": scope["branch"](), "1": FusedAuxHead(8, 2)}
     network = EarlyExitNetwork(scope["backbone"](), heads, 0.51, example_input=torch.zeros(2, 3, 16, 16)).eval()
     classes = ("lying", "standing")
-    save_checkpoint(tmp_path / "own", network, backbone="own_parts:backbone", classes=classes, image_size=16)
+    save_checkpoint(
+        tmp_path / "own", network, backbone="own_parts:backbone", classes=classes, image_size=16, mean=MEAN, std=STD
+    )
     return scope
 
 
@@ -146,7 +149,7 @@ def test_what_is_no_dict_of_these_modules_is_one_line(own, tmp_path, kind, comma
 
 def test_modules_for_a_checkpoint_without_any_are_refused(own, tmp_path):
     network = EarlyExitNetwork(nn.Sequential(*own["backbone"]()), {"0": FusedAuxHead(8, 2)}).eval()
-    save_checkpoint(tmp_path / "own", network, classes=("lying", "standing"), image_size=16)
+    save_checkpoint(tmp_path / "own", network, classes=("lying", "standing"), image_size=16, mean=MEAN, std=STD)
     given = ("--backbone", "own_parts:backbone", "--modules")
     message = "returned a module for 0, wants none: all heads of the checkpoint are fused"
     assert_one_line_error(auxhead("infer", "pictures", *SAVED, *given, "own_parts:modules"), message)
@@ -160,7 +163,9 @@ def test_a_network_of_torchvision_takes_modules_by_its_name(own, tmp_path):
     head = nn.Sequential(nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.LayerNorm(192), nn.Linear(192, 2))
     network = EarlyExitNetwork(backbone, {"stage2": ModuleHead(head)}, example_input=torch.zeros(2, 3, 32, 32)).eval()
     named = "torchvision.models:shufflenet_v2_x0_5"
-    save_checkpoint(tmp_path / "own", network, backbone=named, classes=("lying", "standing"), image_size=32)
+    save_checkpoint(
+        tmp_path / "own", network, backbone=named, classes=("lying", "standing"), image_size=32, mean=MEAN, std=STD
+    )
     assert_one_line_error(auxhead("infer", "pictures", *SAVED), "--modules: got none for the head at 'stage2' in own")
     (tmp_path / "own_head.py").write_text(
         "from torch import nn\n\ndef make():\n"

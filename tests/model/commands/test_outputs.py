@@ -11,6 +11,7 @@ import pytest
 import torch
 from auxhead.model import EarlyExitNetwork, FusedAuxHead, save_checkpoint
 from auxhead.model.__main__ import app
+from auxhead.model.images import MEAN, STD
 from auxhead.model.replacing import writing
 from auxhead.plots.records import COMMITTED
 from PIL import Image
@@ -31,7 +32,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(sys, "path", list(sys.path))
     torch.manual_seed(0)
     network = EarlyExitNetwork(SmallNet(), {"block0": FusedAuxHead(8, 5)}).eval()
-    save_checkpoint("net", network, classes=["café"] + [f"thé {number}" for number in range(4)], image_size=8)
+    save_checkpoint(
+        "net", network, classes=["café"] + [f"thé {number}" for number in range(4)], image_size=8, mean=MEAN, std=STD
+    )
     Path("outputs_net.py").write_text(MAKE)
     Image.new("RGB", (8, 8)).save("a\x1b[31m\nb.png")
     return tmp_path

@@ -9,7 +9,7 @@ from auxhead.model import EarlyExitNetwork, FusedAuxHead, save_checkpoint
 from auxhead.model.calibration.evaluation import answers_of_all_exits, early_exit_answers
 from auxhead.model.demo.experiment import calibrate_demo, run_demo
 from auxhead.model.demo.saved import load_demo
-from auxhead.model.images import normalise, open_image, to_pixels
+from auxhead.model.images import MEAN, STD, normalise, open_image, to_pixels
 from auxhead.model.training.data_sets import load_folder
 from support.checkpoint_files import weights_of
 from support.command_line import assert_one_line_error, auxhead
@@ -105,7 +105,7 @@ def test_a_trained_network_leaves_early_and_keeps_its_promise():
     report = run.report
     assert report.validation["full_accuracy"] - report.validation["accuracy"] <= 0.005 + 1e-9
     assert report.full_accuracy > 0.9
-    for name in ("reading images", "training"):
+    for name in ("reading images", "training, all epochs"):
         assert sum(images for n, _, images in told if n == name) == next(total for n, total, _ in told if n == name)
     # what the tables say is what the network does
     label, exit_index = early_exit_answers(run.network, run.splits.test.pixels)
@@ -179,7 +179,7 @@ def test_damaged_pictures_are_left_out_when_asked(tmp_path):
     result = auxhead("demo", "--data", folder, "--skip-damaged", *options)
     assert result.exit_code == 0, result.output
     told = result.output.index("Left out 5 of 40 images, which cannot be read:")
-    assert told < result.output.index("training: ")
+    assert told < result.output.index("training, all epochs: ")
     assert f"{folder / 'lying' / '0.png'}: cannot be read as an image (it is empty)" in result.output
     assert "and 2 more" in result.output
     assert sum(json.loads((tmp_path / "out" / "report.json").read_text())["images"].values()) == 35
@@ -209,7 +209,7 @@ def test_infer_takes_a_checkpoint_of_ones_own(done, tmp_path, monkeypatch):
     backbone = torchvision.models.shufflenet_v2_x0_5(num_classes=3)
     head = FusedAuxHead(24, 3, rule=0.0, return_probs=False)
     network = EarlyExitNetwork(backbone, {"maxpool": head}).eval()
-    save_checkpoint(tmp_path / "own", network, backbone="own_nets:make", image_size=32)
+    save_checkpoint(tmp_path / "own", network, backbone="own_nets:make", image_size=32, mean=MEAN, std=STD)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "own_nets.py").write_text(
         "import torchvision\n\ndef make():\n    return torchvision.models.shufflenet_v2_x0_5(num_classes=3)\n"

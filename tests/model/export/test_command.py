@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from auxhead.model import EarlyExitNetwork, FusedAuxHead, ModuleHead, save_checkpoint
+from auxhead.model.images import MEAN, STD
 from support.command_line import assert_one_line_error, auxhead
 from support.example_models import SmallNet
 from support.exported import first_sure, read_description, run_stages, run_whole
@@ -23,7 +24,7 @@ def network() -> EarlyExitNetwork:
 @pytest.fixture
 def checkpoint(network: EarlyExitNetwork, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Of a network whose backbone ``small_nets:make`` makes, in the current directory."""
-    save_checkpoint(tmp_path / "net", network, backbone="small_nets:make", image_size=16)
+    save_checkpoint(tmp_path / "net", network, backbone="small_nets:make", image_size=16, mean=MEAN, std=STD)
     (tmp_path / "small_nets.py").write_text("from support.example_models import SmallNet\n\n\nmake = SmallNet\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
@@ -94,7 +95,7 @@ def test_what_is_refused(network, checkpoint, tmp_path, monkeypatch):
 def test_a_checkpoint_whose_head_is_a_module_of_the_users(checkpoint, tmp_path):
     head = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Tanh(), nn.Linear(8, 5))
     network = EarlyExitNetwork(SmallNet(), {"block0": ModuleHead(head)}, example_input=torch.zeros(2, 3, 16, 16)).eval()
-    save_checkpoint(tmp_path / "module", network, image_size=16)
+    save_checkpoint(tmp_path / "module", network, image_size=16, mean=MEAN, std=STD)
     (tmp_path / "small_nets.py").write_text(
         "from support.example_models import SmallNet\nfrom torch import nn\n\n\nmake = SmallNet\n\n\n"
         "def heads():\n    parts = nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Tanh(), nn.Linear(8, 5)\n"

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torchvision
 from auxhead.model import EarlyExitNetwork, FusedAuxHead, attach_exits, save_checkpoint
-from auxhead.model.images import normalise, open_image, to_pixels
+from auxhead.model.images import MEAN, STD, normalise, open_image, to_pixels
 from PIL import Image
 from support.command_line import assert_one_line_error, auxhead
 
@@ -43,7 +43,9 @@ def pictures(tmp_path: Path) -> list[Path]:
 @pytest.fixture
 def checkpoint(network: EarlyExitNetwork, tmp_path: Path) -> Path:
     out = tmp_path / "net"
-    save_checkpoint(out, network, backbone="torchvision.models:shufflenet_v2_x0_5", classes=NAMES, image_size=32)
+    save_checkpoint(
+        out, network, backbone="torchvision.models:shufflenet_v2_x0_5", classes=NAMES, image_size=32, mean=MEAN, std=STD
+    )
     return out
 
 
@@ -121,7 +123,7 @@ def test_a_network_with_exits_of_its_own_wants_the_function_that_makes_it(pictur
     monkeypatch.syspath_prepend(tmp_path)
     model = importlib.import_module("own_net").Net().eval()
     network = attach_exits(model, torch.randn(2, 3, 32, 32), rules=0.4)
-    save_checkpoint("own", network, classes=NAMES, image_size=32)
+    save_checkpoint("own", network, classes=NAMES, image_size=32, mean=MEAN, std=STD)
     options = ("--checkpoint", "own", "--json", "-", "--device", "cpu", "--backbone", "own_net:Net")
     result = auxhead("infer", *pictures[:3], *options)
     assert result.exit_code == 0, result.output

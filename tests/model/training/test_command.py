@@ -112,7 +112,7 @@ def test_a_stopped_command_goes_on(module, tmp_path, monkeypatch):
         assert auxhead("train", "--device", "cpu", "--out", "out", *options).exit_code == 130
     assert not (tmp_path / "out" / "model.json").exists()
     result = trained(*options, "--resume")
-    assert "training: 2,048 of 2,048 images, epoch 2 of 2" in result.output
+    assert "training, all epochs: 2,048 of 2,048 images, epoch 2 of 2" in result.output
     states = [load_checkpoint(name, Blocks()).network for name in ("whole", "out")]
     assert_equal_bits(*(tensors(network) for network in states))
 
