@@ -107,7 +107,7 @@ def test_a_picture_that_cannot_be_read_leaves_the_file_of_before(pictures, check
 )
 def test_checkpoints_that_do_not_suffice(network, pictures, tmp_path, change, message):
     saved = {"backbone": "torchvision.models:shufflenet_v2_x0_5", "classes": NAMES, "image_size": 32, **change}
-    save_checkpoint(tmp_path / "net", network, **saved)
+    save_checkpoint(tmp_path / "net", network, mean=MEAN, std=STD, **saved)
     assert_one_line_error(auxhead("infer", *pictures, "--checkpoint", tmp_path / "net", "--device", "cpu"), message)
 
 
