@@ -22,9 +22,13 @@ def why_not_plain(module: nn.Module) -> str | None:
     return "carries hooks" if has_hooks(module) else None
 
 
+#: A head's ways to answer: a call takes one of them, a launch, training and calibration others.
+WAYS = ("forward", "answer", "launch_input", "logits", "features", "logits_of_features")
+
+
 def overridden(head: nn.Module, base: type[nn.Module]) -> str | None:
     """Return what of a head's ways to answer is not that of its class of ours; None if all are."""
-    for name in ("forward", "answer", "launch_input", "logits", "features", "logits_of_features"):
+    for name in WAYS:
         if name in vars(head) or getattr(type(head), name) is not getattr(base, name):
             return f"has a {name} of its own"
     return None

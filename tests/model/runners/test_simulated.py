@@ -145,6 +145,10 @@ CHANGES = {
         lambda net: setattr(net.heads[1].linear, "forward", torch.sign),
         r"heads\['block1'\]: its linear was given another forward",
     ),
+    "logits of a head": (
+        lambda net: setattr(net.heads[1], "logits", torch.sign),
+        r"heads\['block1'\] was given another logits",
+    ),
     "a class": (
         lambda net: setattr(net.heads[1].linear, "__class__", Tripled),
         r"heads\['block1'\]: its linear was given another class",
