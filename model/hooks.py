@@ -39,6 +39,16 @@ def has_hooks(module: nn.Module) -> bool:
     return any(map(users_hooks, hooks_of(module)))
 
 
+def put_on_state(module: nn.Module) -> str | None:
+    """Return what a layer keeps beside what its class computes with, and whatever takes its place would not keep."""
+    known = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
+    for name in (*module._parameters, *module._buffers):
+        if name not in known:
+            return f"keeps {name!r}"
+    kinds = ("_state_dict_hooks", "_state_dict_pre_hooks", "_load_state_dict_pre_hooks", "_load_state_dict_post_hooks")
+    return "carries hooks of its state_dict" if any(getattr(module, kind) for kind in kinds) else None
+
+
 def users_hooks(hooks: Mapping[int, Any]) -> list[Any]:
     """Return those of a module's hooks of one kind that are not ours."""
     return [hook for hook in hooks.values() if not isinstance(hook, ThreadHook)]

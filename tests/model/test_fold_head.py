@@ -168,6 +168,31 @@ def test_what_users_have_put_on_a_head_stays_on_it(put: str, place: int | None, 
     torch.testing.assert_close(network.eval().logits(x)[0], head(backbone[0](x)))
 
 
+KEPT = {
+    "buffer": lambda part: part.register_buffer("classes", torch.arange(5)),
+    "parameter": lambda part: part.register_parameter("scale", nn.Parameter(torch.ones(1))),
+    "hook of the state": lambda part: part.register_load_state_dict_pre_hook(lambda *_: None),
+}
+
+
+@pytest.mark.parametrize("kept", KEPT)
+@pytest.mark.parametrize("folded", [False, True])
+@pytest.mark.parametrize("place", ["", "0", "1", "1.0", "1.1", "1.2"])
+def test_what_users_keep_on_a_head_stays_in_the_model(kept: str, folded: bool, place: str) -> None:
+    head = seq(avg(1), seq(flat(), norm1(6) if folded else same(), nn.Linear(6, 5))).eval()
+    part = head.get_submodule(place)
+    KEPT[kept](part)
+    model = nn.ModuleDict({"exit": head})
+    fuse_aux_heads(model)
+    assert part in {*model.modules()}
+
+
+def test_a_frozen_head_is_folded_frozen() -> None:
+    head = FOLDED["batch norms around a hidden layer"]().eval()
+    assert all(each.requires_grad for each in FusedAuxHead.from_module(head).parameters())
+    assert not any(each.requires_grad for each in FusedAuxHead.from_module(head.requires_grad_(False)).parameters())
+
+
 def test_a_layer_in_training_mode_is_not_folded() -> None:
     """A batch norm, say, that goes on counting."""
     head = FOLDED["batch norm"]().eval()
