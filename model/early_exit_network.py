@@ -276,7 +276,7 @@ class EarlyExitNetwork(nn.Module):
         for place, (kept, features) in enumerate(zip(heads, run.features, strict=True)):
             self.heads[place] = kept
             if kept.rule.threshold_tensor.device != features.device:  # its layers were moved, and it was not
-                kept.rule.to(features.device)
+                kept.rule.to_empty(device=features.device)
         self._windowed = {}
         for head, features in lazy:  # once none is refused
             head.to(features.device, None if autocasts else features.dtype)

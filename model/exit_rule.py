@@ -248,4 +248,5 @@ def as_exit_rule(rule: "ExitRule | float", name: str = "rule", criterion: str = 
 def own_rule(rule: ExitRule | float, device: torch.device | str | None) -> ExitRule:
     """Return a copy on a device: heads that shared a rule would overwrite each other's threshold."""
     with torch.inference_mode(False):  # what is copied in inference mode could not be written outside of it
-        return copy.deepcopy(as_exit_rule(rule)).to(device)
+        made = copy.deepcopy(as_exit_rule(rule))
+        return made if device is None else made.to_empty(device=device)  # which has its values, off the meta device too

@@ -62,7 +62,7 @@ def collect_logits(
         parts = {}
         if number == 0:
             work = [*Flow(network.backbone, two_samples(moved)).work_at(network.taps), 1.0]
-            parts["work"] = torch.tensor(work, dtype=torch.float64)
+            parts["work"] = torch.tensor(work, dtype=torch.float64, device="cpu")
         answers = None if static_model is None else static_model(moved).argmax(1)
         own = torch.frombuffer(bytearray(b"".join(identities(x))), dtype=torch.uint8)  # while the device is at work
         parts |= {"identities": own.reshape(len(x), -1), "logits": exits.cpu(), "labels": y.detach().cpu().long()}

@@ -48,7 +48,7 @@ def draw_splits(samples: Sequence[bytes], seed: int, roles: Sequence[int] | None
     kept = {name: [one for one, role in role_of.items() if 0 < role < NEW and ROLES[role] == name] for name in SHARES}
     fresh = [one for one, role in role_of.items() if role == NEW]
     generator = torch.Generator().manual_seed(seed)
-    order = torch.randperm(len(fresh), generator=generator).tolist()
+    order = torch.randperm(len(fresh), generator=generator, device="cpu").tolist()
     usable = max(1, len(order) + sum(map(len, kept.values())))
     wanted = {name: max(0.0, share - len(kept[name]) / usable) for name, share in SHARES.items()}
     empty = [name for name in SHARES if not kept[name]]
@@ -62,8 +62,8 @@ def draw_splits(samples: Sequence[bytes], seed: int, roles: Sequence[int] | None
         most = len(order) - len(empty)  # one is left for each that follows
         end = min(max(round(share / sum(wanted.values()) * len(order)), begin + (not kept[name])), most)
         own = [*(fresh[place] for place in order[begin:end]), *kept[name]]
-        found = torch.tensor([index for one in own for index in members[one]])
-        drawn[name] = found[torch.randperm(len(found), generator=generator)] if kept[name] else found
+        found = torch.tensor([index for one in own for index in members[one]], device="cpu")
+        drawn[name] = found[torch.randperm(len(found), generator=generator, device="cpu")] if kept[name] else found
         begin = end
     return drawn
 
@@ -82,7 +82,7 @@ def check_indices(name: str, indices: object, count: int) -> Tensor:
         ValueError: none, of another shape, or outside of the samples.
     """
     try:
-        found = torch.as_tensor(indices)
+        found = torch.as_tensor(indices, device="cpu")
     except (TypeError, ValueError, RuntimeError):
         raise TypeError(f"{name}: got {kind_of(indices)}, wants indices of samples, whole numbers") from None
     if found.is_floating_point() or found.is_complex() or found.dtype == torch.bool:

@@ -34,9 +34,9 @@ class FeatureBatches:
 
     def __iter__(self) -> Iterator[tuple[list[Tensor], Tensor]]:
         """Draw an epoch's order, if shuffled, and go through the batches."""
-        order = torch.arange(len(self._labels))
+        order = torch.arange(len(self._labels), device="cpu")
         if self._shuffled:
-            order = torch.randperm(len(self._labels), generator=self.generator)
+            order = torch.randperm(len(self._labels), generator=self.generator, device="cpu")
         for batch in order.to(self._labels.device).split(self._batch_size)[: len(self)]:
             yield [each[batch] for each in self._features], self._labels[batch]
 

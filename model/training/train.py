@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from types import NoneType
 from typing import Any, NamedTuple
 
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import is_lazy
 
+from ..arguments import kind_of
 from ..bad_input import BadInput
 from ..early_exit_network import EarlyExitNetwork, check_network
 from ..learned_from import fingerprint, learned_by
@@ -124,6 +126,13 @@ def train(
     plan = TrainingPlan() if plan is None else plan
     if not isinstance(plan, TrainingPlan):
         raise TypeError(f"plan: got {plan!r:.50}, wants a TrainingPlan or None")
+    for name, call in (("on_step", on_step), ("on_epoch", on_epoch)):
+        if not callable(call):
+            raise TypeError(f"{name}: got {kind_of(call)}, wants a function")
+    if type(seed) is not int or seed < 0:
+        raise ValueError(f"seed: got {seed!r}, wants a whole number from 0")
+    if not isinstance(state, (str, os.PathLike, NoneType)):
+        raise TypeError(f"state: got {kind_of(state)}, wants the path of a file")
     state = None if state is None else Path(state)
     _check_arguments(network, plan, validation, state, resume)
     device = next(network.parameters()).device
@@ -176,8 +185,9 @@ def _check_arguments(
         check_weights(plan.weights, len(network.taps) + (plan.method != "heads"))
     if plan.patience is not None and validation is None:
         raise ValueError("validation: missing, wants images by which patience can stop the training")
-    if state is not None and own_rank() == 0 and not state.parent.is_dir():
-        raise ValueError(f"state: {state.parent} is no folder, wants one that is there")
+    if state is not None and own_rank() == 0 and (state.is_dir() or not state.parent.is_dir()):
+        why = f"{state} is a folder, wants a file" if state.is_dir() else f"{state.parent} is no folder, wants one"
+        raise ValueError(f"state: {why} in one that is there")
     if resume and state is None:
         raise ValueError("state: missing, wants the file to resume from")
 
@@ -198,8 +208,8 @@ class _Run:
         self._network, self._plan, self._seed, self._device = network, plan, seed, device
         self._autocast = torch.autocast(device.type, dtype, enabled=plan.precision != "float32")
         self._learner: nn.Module = AllExits(network)
-        given = {"batches": batches, "validation": validation}
-        counts = {name: count_batches(name, each) for name, each in given.items() if each is not None}
+        given = {"batches": batches} if validation is None else {"batches": batches, "validation": validation}
+        counts = {name: count_batches(name, each) for name, each in given.items()}
         self._learned_before = learned_by(network)
         self._logs = logs = {name: SampleLog(given[name]) for name in counts}
         if plan.method == "heads":
@@ -321,7 +331,7 @@ class _Run:
         """Return the accuracies of all exits, found by rank 0."""
         found = torch.zeros(len(self._network.taps) + 1, dtype=torch.float64, device=self._device)
         if own_rank() == 0:
-            found.copy_(torch.tensor(accuracies(self._learner, self._on_device("validation")), dtype=torch.float64))
+            found.copy_(accuracies(self._learner, self._on_device("validation")))
         from_rank_0([found])
         return found.tolist()
 

@@ -7,7 +7,7 @@ import threading
 import pytest
 import torch
 from auxhead.kernels import CRITERIA
-from auxhead.model import ExitRule, FusedAuxHead
+from auxhead.model import EarlyExitNetwork, ExitRule, FusedAuxHead
 from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
@@ -76,6 +76,19 @@ def test_a_state_dict_has_values_whatever_the_default_device() -> None:
     rule = ExitRule(0.5)
     rule.load_state_dict(state)
     assert (rule.threshold, rule.temperature) == (0.25, 2.0)
+
+
+def test_a_rule_on_the_meta_device_has_its_values_elsewhere() -> None:
+    """As where parameters that were loaded are assigned to a model that was made without memory."""
+    with torch.device("meta"):
+        made = nn.Sequential(nn.Flatten(), nn.Linear(4, 4), nn.Linear(4, 2))
+        network = EarlyExitNetwork(made, {"1": FusedAuxHead(4, 2, pool="none", rule=0.25)}).eval()
+        rule = ExitRule(0.125)
+    state = copy.deepcopy(network).to_empty(device="cpu").state_dict()
+    network.load_state_dict(state, assign=True)  # parameters of any values
+    assert len(network(torch.ones(3, 4)).label) == 3
+    assert network.heads[0].rule.threshold_tensor.item() == 0.25
+    assert FusedAuxHead(4, 2, rule=rule, device="cpu").rule.threshold_tensor.item() == 0.125
 
 
 def test_threshold_zero_lets_every_sample_go_and_disabled_none() -> None:

@@ -22,6 +22,7 @@ pytestmark = pytest.mark.usefixtures("without_interpreter")
 X = torch.randn(6, 3, 8, 8, generator=torch.Generator().manual_seed(0))
 LABELS = torch.arange(6) % 4
 GOOD = (X, LABELS)
+NESTED = torch.nested.nested_tensor(list(X), layout=torch.jagged)
 
 
 class Net(nn.Module):
@@ -120,9 +121,24 @@ REFUSED_TRAINING = {
     "patience": ([GOOD], {"plan": TrainingPlan(patience=1)}, ValueError, "validation: missing"),
     "resume": ([GOOD], {"resume": True}, ValueError, "state: missing"),
     "no state": ([GOOD], {"resume": True, "state": "none"}, BadInput, ".*no such file"),
+    "folder": ([GOOD], {"state": "."}, ValueError, "state: .* is a folder, wants a file"),
+    "path": ([GOOD], {"state": 3}, TypeError, "state: got int, wants the path of a file"),
+    "seed": ([GOOD], {"seed": "0"}, ValueError, "seed: got '0', wants a whole number from 0"),
+    "no function": ([GOOD], {"on_epoch": 3}, TypeError, "on_epoch: got int, wants a function"),
+    "nothing": (None, {}, TypeError, "batches: got NoneType, .* wants a DataLoader or a list"),
+    "sparse": (
+        [(X.to_sparse(), LABELS)],
+        {},
+        TypeError,
+        "batches: images: got a torch.sparse_coo tensor",
+    ),
+    "nested": ([(NESTED, LABELS)], {}, TypeError, "batches: images: got a NestedTensor, wants a dense one"),
     "no folder": ([GOOD], {"state": "none/state"}, ValueError, "state: .*none is no folder"),
 }
-HEADS = ("label", "three parts", "empty", "too few", "too many", "nan", "interrupt", "on_step", "validation length")
+HEADS = (
+    "label", "sparse", "nested", "three parts", "empty", "too few", "too many", "nan", "interrupt", "on_step",
+    "validation length",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -131,7 +147,8 @@ HEADS = ("label", "three parts", "empty", "too few", "too many", "nan", "interru
 def test_a_training_that_fails_in_its_first_epoch_changes_nothing(kind, method, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     batches, options, error, message = REFUSED_TRAINING[kind]
-    options = {name: tmp_path / value if name == "state" else value for name, value in options.items()}
+    if isinstance(options.get("state"), str):
+        options = {**options, "state": tmp_path / options["state"]}
     if method == "heads":
         options["plan"] = TrainingPlan("heads")
         message = message.split(": the loss is")[0]
