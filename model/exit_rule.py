@@ -66,6 +66,16 @@ class ExitRule(nn.Module):
         self._temperature, self._threshold, self._enabled = float(temperature), float(threshold), bool(enabled)
         self._write()
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Refuse for its tensors what heads could not read as they do, or the attributes could not follow."""
+        if name in ("temperature_tensor", "threshold_tensor"):
+            scalar = isinstance(value, Tensor) and value.dtype == torch.float32 and not value.ndim
+            if not scalar or isinstance(value, nn.Parameter):
+                got = f"shape {list(value.shape)} of {value.dtype}" if isinstance(value, Tensor) else kind_of(value)
+                got = "a parameter" if scalar else got
+                raise TypeError(f"{name}: got {got}, wants a float32 tensor of one number, which is no parameter")
+        super().__setattr__(name, value)
+
     def holders(self) -> list[tuple[Mapping[str, Any], str]]:
         """Name the objects that a launch depends on, as keys of the dicts that hold them."""
         return [(self._buffers, "temperature_tensor"), (self._buffers, "threshold_tensor"), (vars(self), "criterion")]
@@ -149,7 +159,7 @@ class ExitRule(nn.Module):
         if not limit.is_cpu and self._seen == self._versions():  # reading would let the host wait
             return
         with WRITING:
-            found: list[Any] = [heat.tolist(), limit.tolist()]
+            found = [heat.item(), limit.item()]
             temperature, threshold = (one != own for one, own in zip(found, self._in_force(), strict=True))
             if temperature:
                 self._temperature = found[0]

@@ -85,13 +85,16 @@ def check_indices(name: str, indices: object, count: int) -> Tensor:
         found = torch.as_tensor(indices, device="cpu")
     except (TypeError, ValueError, RuntimeError):
         raise TypeError(f"{name}: got {kind_of(indices)}, wants indices of samples, whole numbers") from None
-    if found.is_floating_point() or found.is_complex() or found.dtype == torch.bool:
+    if found.numel() and (found.is_floating_point() or found.is_complex() or found.dtype == torch.bool):
         raise TypeError(f"{name}: got {found.dtype}, wants indices of samples, whole numbers")
     found = found.detach().cpu().long()
     if found.ndim != 1 or not len(found):
         raise ValueError(f"{name}: got shape {list(found.shape)}, wants [M] with at least one index")
     if int(found.min()) < 0 or int(found.max()) >= count:
         raise ValueError(f"{name}: got indices from {int(found.min())} to {int(found.max())}, wants 0 to {count - 1}")
+    values, counts = found.unique(return_counts=True)
+    if len(values) < len(found):
+        raise ValueError(f"{name}: got sample {values[counts > 1][0]} more than once, wants each once")
     return found
 
 

@@ -172,7 +172,7 @@ def _check_arguments(
     for name, parameter in network.named_parameters():
         if parameter.requires_grad and not is_lazy(parameter) and not parameter.isfinite().all():
             raise ValueError(f"network: its {name} is not all finite numbers, wants no NaN and no infinity")
-    kinds = {parameter.dtype for parameter in network.parameters()}
+    kinds = {each.dtype for each in network.parameters() if each.is_floating_point() or each.is_complex()}
     if other := kinds - {torch.float32, torch.float64}:
         raise TypeError(f"network: has parameters of {other.pop()}, wants torch.float32; TrainingPlan has a precision")
     if torch.float64 in kinds and (len(kinds) > 1 or plan.precision != "float32"):  # autocast passes float64 over
@@ -181,6 +181,8 @@ def _check_arguments(
             f"network: has parameters of {got} for the precision {plan.precision!r}, wants torch.float32; "
             "torch.float64 alone works without autocast, under the precision 'float32'"
         )
+    if plan.method == "heads":
+        _check_apart(network)
     if plan.weights is not None:
         check_weights(plan.weights, len(network.taps) + (plan.method != "heads"))
     if plan.patience is not None and validation is None:
@@ -190,6 +192,18 @@ def _check_arguments(
         raise ValueError(f"state: {why} in one that is there")
     if resume and state is None:
         raise ValueError("state: missing, wants the file to resume from")
+
+
+def _check_apart(network: EarlyExitNetwork) -> None:
+    """Raise ``ValueError`` if what heads would learn alone is the backbone's, too, whose features stay as they are."""
+    names = {parameter: name for name, parameter in network.backbone.named_parameters()}
+    for tap, head in zip(network.taps, network.exit_heads, strict=True):
+        for name, parameter in head.named_parameters():
+            if parameter.requires_grad and parameter in names:
+                raise ValueError(
+                    f"heads[{tap!r}]: its {name} is the backbone's {names[parameter]}, too, which the method 'heads' "
+                    "leaves as it is; wants requires_grad_(False) for it, or the method 'joint'"
+                )
 
 
 class _Run:

@@ -266,6 +266,23 @@ def test_whatever_writes_to_the_tensors_is_what_the_attributes_say(way: str) -> 
     assert (rule.threshold, rule.enabled, rule.temperature) == (0.5, True, 1.1)
 
 
+@pytest.mark.parametrize(
+    ("value", "got"),
+    [
+        (nn.Parameter(torch.tensor(0.5)), "a parameter"),
+        (torch.tensor([0.5]), r"shape \[1\] of torch.float32"),
+        (torch.tensor(0.5, dtype=torch.float64), r"shape \[\] of torch.float64"),
+        (None, "NoneType"),
+    ],
+)
+def test_tensors_that_attributes_could_not_follow_are_refused(value: object, got: str) -> None:
+    rule = ExitRule(0.7)
+    with pytest.raises(TypeError, match=f"^threshold_tensor: got {got}, wants a float32 tensor of one number"):
+        rule.threshold_tensor = value
+    rule.threshold_tensor = torch.tensor(0.25)
+    assert (rule.threshold, held(rule)[0]) == (0.25, 0.25)
+
+
 def test_what_nobody_else_wrote_stays_exact() -> None:
     rule = ExitRule(0.7, temperature=1.1)
     rule.temperature_tensor.fill_(2.0)

@@ -214,6 +214,28 @@ def test_a_backbone_that_flattens_by_view_trains(method):
     assert len(net(X).label) == len(X)
 
 
+def test_a_head_that_shares_a_weight_with_the_backbone_is_not_trained_alone():
+    net = network()
+    net.backbone.fc = nn.Linear(4, 4)
+    net.backbone.forward = lambda x, net=net.backbone: net.fc(net.first(x).mean((2, 3)))
+    net.heads[0].linear.weight = net.backbone.fc.weight
+    before = fingerprint(net)
+    with pytest.raises(ValueError, match=r"^heads\['first'\]: its linear.weight is the backbone's fc.weight, too"):
+        train(net, [GOOD], TrainingPlan("heads"))
+    assert fingerprint(net) == before
+    train(net, [GOOD], JOINT)
+    net.heads[0].linear.weight.requires_grad_(False)
+    train(net, [GOOD], TrainingPlan("heads", epochs=1))
+
+
+def test_layers_that_are_no_floats_stay_as_they_are():
+    net = network()
+    net.backbone.register_buffer("edges", torch.eye(3).to_sparse())
+    net.backbone.register_parameter("codes", nn.Parameter(torch.arange(3), requires_grad=False))
+    train(net, [GOOD], JOINT)
+    assert net.backbone.codes.tolist() == [0, 1, 2] and net.backbone.edges.is_sparse
+
+
 def test_a_volume_is_learned_from():
     """Five dimensions, of which no parameter can be laid out as channels_last."""
     backbone = nn.Sequential(nn.Conv3d(1, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool3d(1), nn.Flatten(), nn.Linear(4, 2))
@@ -229,6 +251,7 @@ def test_a_parameter_that_is_no_number_is_named():
         train(net, [GOOD])
 
 
+STATIC = nn.Sequential(nn.Flatten(), nn.Linear(192, 2)).eval()
 LATENCIES = ExitLatencies((1.0, 2.0), 1, "", "")
 REFUSED_CALIBRATION = {
     "mode": ({}, ValueError, "network: in training mode"),
@@ -243,6 +266,14 @@ REFUSED_CALIBRATION = {
     "nan": ({"data": [spoiled(torch.nan)]}, ValueError, "data: the network's logits for it are not all finite"),
     "nothing": ({"data": []}, ValueError, "data: got no batches"),
     "few": ({"data": [(X[:2], LABELS[:2])]}, ValueError, "data: got 2 different samples"),
+    "no data": ({"data": None}, TypeError, "data: got NoneType, wants a DataLoader"),
+    "twice": (
+        {"splits": {"temperature": [0, 1, 0], "thresholds": [2], "test": [3]}},
+        ValueError,
+        "splits.*sample 0 more",
+    ),
+    "none": ({"splits": {"temperature": [], "thresholds": [2], "test": [3]}}, ValueError, r"splits.*got shape \[0\]"),
+    "static classes": ({"static_model": STATIC}, ValueError, r"static_model: returned .*, wants logits \[6, 4\]"),
     "splits": ({"splits": {"test": [0]}}, ValueError, "splits: got splits"),
     "shared": ({"splits": dict.fromkeys(("temperature", "thresholds", "test"), [0])}, ValueError, "splits: .* share"),
     "train": ({"train": 5}, ValueError, "train: got"),
