@@ -159,7 +159,7 @@ class ExitRule(nn.Module):
         if not limit.is_cpu and self._seen == self._versions():  # reading would let the host wait
             return
         with WRITING:
-            found = [heat.item(), limit.item()]
+            found: list[Any] = [heat.tolist(), limit.tolist()]
             temperature, threshold = (one != own for one, own in zip(found, self._in_force(), strict=True))
             if temperature:
                 self._temperature = found[0]

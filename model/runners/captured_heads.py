@@ -25,7 +25,8 @@ class CapturedHeads:
         """
         # Looked up without nn.Module's attribute access, which would cost each request some microseconds a head.
         self._objects: list[tuple[str, Mapping[str, object], str, object]] = [
-            ("network: its heads were replaced by other objects", network._modules, "heads", network.heads)
+            ("network: its heads were replaced by other objects", network._modules, "heads", network.heads),
+            ("network: its backbone was replaced by another object", network._modules, "backbone", network.backbone),
         ]
         self._values: list[tuple[str, Mapping[str, object], str, object]] = []
         self._addresses: list[tuple[str, Tensor, int]] = []
