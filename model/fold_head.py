@@ -30,7 +30,7 @@ def match_or_fold(module: nn.Module) -> HeadPattern | str:
         return pattern
     if any(part.training for part in module.modules()):
         return f"{pattern}; in eval mode it could be folded into the Linear"
-    return folded
+    return folded._replace(paths={})  # no layer of the classifier has its parameters
 
 
 class _Steps(NamedTuple):

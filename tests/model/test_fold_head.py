@@ -187,6 +187,16 @@ def test_what_users_keep_on_a_head_stays_in_the_model(kept: str, folded: bool, p
     assert part in {*model.modules()}
 
 
+def test_a_state_of_the_layers_that_were_folded_is_none_of_its_own() -> None:
+    """Of two Linears the first has the sizes of the folded one, but is not that."""
+    module = seq(avg(1), flat(), nn.Linear(6, 5), nn.Linear(5, 5)).eval()
+    head, x = FusedAuxHead.from_module(module), torch.randn(MAP)
+    state = module.state_dict()
+    missing, unexpected = head.load_state_dict({**state, **head.rule.state_dict(prefix="rule.")}, strict=False)
+    assert missing == ["linear.weight", "linear.bias"] and set(unexpected) == set(state)
+    torch.testing.assert_close(head(x).probs, module(x).softmax(1), rtol=1e-4, atol=1e-5)
+
+
 def test_a_frozen_head_is_folded_frozen() -> None:
     head = FOLDED["batch norms around a hidden layer"]().eval()
     assert all(each.requires_grad for each in FusedAuxHead.from_module(head).parameters())
