@@ -5,8 +5,9 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 import torch
 from torch import Tensor
 
-from ..arguments import kind_of
+from ..arguments import check_batch, kind_of
 from ..learned_from import NEW, ROLES, identities
+from ..training.batches import pair_of
 
 #: Names of the splits, and the share of the samples that each gets where they are drawn. The one for thresholds is the
 #: largest: a bound of 1 % at 90 % takes 230 samples of which none is lost.
@@ -19,8 +20,16 @@ def sample_identities(loader: Iterable[tuple[Tensor, Tensor]]) -> set[bytes]:
     Args:
         loader: yields batches of input [N, ...] and labels; without random changes of images, and prepared as those
             for calibration are: a sample is known by its bytes.
+
+    Raises:
+        TypeError, ValueError: batches that are none.
     """
-    return {identity for x, _ in loader for identity in identities(x)}
+    found: set[bytes] = set()
+    for batch in loader:
+        x, _ = pair_of("loader", batch, "input [N, ...] and labels [N]")
+        check_batch("loader: input", x)
+        found.update(identities(x))
+    return found
 
 
 def draw_splits(samples: Sequence[bytes], seed: int, roles: Sequence[int] | None = None) -> dict[str, Tensor]:

@@ -137,7 +137,7 @@ def train(
     _check_arguments(network, plan, validation, state, resume)
     device = next(network.parameters()).device
     in_training = network.training
-    with as_before(network), own_random_numbers(device):
+    with as_before(network), own_random_numbers(device), torch.inference_mode(False), torch.enable_grad():
         seed_all(seed_of(seed, own_rank()))
         run = _Run(network, batches, validation, plan, seed, device)
         try:

@@ -228,6 +228,16 @@ def test_a_head_that_shares_a_weight_with_the_backbone_is_not_trained_alone():
     train(net, [GOOD], TrainingPlan("heads", epochs=1))
 
 
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("method", ["joint", "heads"])
+def test_a_training_within_a_mode_without_gradients_learns(mode, method):
+    net, other, plan = network(), network(), TrainingPlan(method, epochs=1)
+    train(other, [GOOD], plan)
+    with mode():
+        train(net, [GOOD], plan)
+    assert all(map(torch.equal, net.parameters(), other.parameters()))
+
+
 def test_layers_that_are_no_floats_stay_as_they_are():
     net = network()
     net.backbone.register_buffer("edges", torch.eye(3).to_sparse())
