@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from .arguments import kind_of
+from .arguments import is_plain, kind_of, tensor_in_words
 from .bad_input import BadInput
 from .checkpoint_files import read_files, write_files
 from .checkpoint_heads import checked_modules, describe_head, make_heads, saved_extract, saved_rule
@@ -126,8 +126,12 @@ def save_checkpoint(
         raise ValueError(f"classes: got {len(classes)} names, wants {num_classes}, as the network has classes, or none")
     tensors = {} if network.learned_from is None else network.learned_from.tensors()
     for name, value in _kept_state(network, with_backbone).items():
-        if not isinstance(value, Tensor):
-            raise TypeError(f"network: its state {name!r} is a {type(value).__name__}, wants tensors alone")
+        if not isinstance(value, Tensor) or is_lazy(value) or not is_plain(value):
+            lazy = not isinstance(value, Tensor) or is_lazy(value)
+            got = f"a {type(value).__name__}" if lazy else tensor_in_words(value)
+            raise TypeError(f"network: its state {name!r} is {got}, wants dense tensors alone")
+        if not name.startswith(("backbone.", "heads.")):
+            raise ValueError(f"network: keeps {name!r}, which files do not; wants that in the backbone")
         tensors[name] = value.detach().cpu().contiguous().clone()  # a copy: safetensors refuses what shares memory
     where = _folder(directory)
     if where.exists() and not where.is_dir():

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from .arguments import kind_of
 from .bad_input import BadInput
-from .description import RULE_ARGUMENTS, one_line
+from .description import RULE_ARGUMENTS, one_line, wrong_in_head
 from .early_exit_network import EarlyExitNetwork
 from .exit_rule import ExitRule
 from .fused_aux_head import FusedAuxHead
@@ -33,13 +33,30 @@ def describe_head(network: EarlyExitNetwork, tap: str, head: nn.Module) -> dict[
         except ValueError as error:
             raise ValueError(f"heads[{tap!r}]: {error}") from None
         kind = type(head.module).__qualname__
-        return {"module": kind, "num_classes": num_classes, "return_probs": head.return_probs, **shared}
+        own = {"module": kind, "num_classes": num_classes, "return_probs": head.return_probs}
+        return _checked(tap, head, {**own, **shared})
     if type(head) is not FusedAuxHead:
         raise TypeError(f"heads[{tap!r}]: is a {type(head).__name__}, of which no checkpoint is known")
     try:
-        return {**describe_fused_head(head), **shared}
+        own = describe_fused_head(head)
     except ValueError as error:
         raise ValueError(f"heads[{tap!r}]: {error}") from None
+    return _checked(tap, head, {**own, **shared})
+
+
+def _checked(tap: str, head: AuxHead, fields: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of a head if they are of their form, and the head's state has nothing that they do not make."""
+    layers = head.layers() if isinstance(head, FusedAuxHead) else []
+    made = {f"{name}.{part}" for name, _ in layers for part in ("weight", "bias")}
+    more = [name for name in head.state_dict() if name not in made and not name.startswith(("module.", "rule."))]
+    wrong = f"keeps {more[0]!r}, which files do not; wants that in the backbone" if more else wrong_in_head(fields)
+    try:
+        ExitRule(**fields["rule"])
+    except (TypeError, ValueError) as error:  # what others have written to its tensors
+        wrong = wrong or f"{error}"
+    if wrong is not None:
+        raise ValueError(f"heads[{tap!r}]: {wrong}")
+    return fields
 
 
 def make_heads(
@@ -123,7 +140,7 @@ def describe_fused_head(head: FusedAuxHead) -> dict[str, Any]:
         "in_features": head.in_features,
         "num_classes": head.num_classes,
         "pool": head.pool,
-        "pool_size": list(head.pool_size),
+        "pool_size": list(head.pool_size) if isinstance(head.pool_size, tuple) else head.pool_size,
         "bias": head.linear.bias is not None,
         "dropout": head.dropout,
         "return_probs": head.return_probs,

@@ -82,7 +82,7 @@ def read_description(directory: Path) -> dict[str, Any]:
     if wrong is not None:
         raise BadInput(f"checkpoint: {path} has {wrong}")
     for tap, head in content["heads"].items():
-        wrong = _wrong_in_head(head)
+        wrong = wrong_in_head(head)
         if wrong is not None:
             raise BadInput(f"checkpoint: {path} has a head {tap!r:.60} that cannot be made: {wrong}")
     sizes = {head["num_classes"] for head in content["heads"].values()}
@@ -94,7 +94,8 @@ def read_description(directory: Path) -> dict[str, Any]:
     return content
 
 
-def _wrong_in_head(head: Any) -> str | None:
+def wrong_in_head(head: Any) -> str | None:
+    """Return in words the first field of a described head that is missing, unknown or of another form."""
     forms = _MODULE_HEAD if isinstance(head, Mapping) and "module" in head else _HEAD
     if isinstance(head, Mapping) and forms is _HEAD:
         forms = {**_HEAD, **{name: form for name, form in _SOME_HEADS.items() if name in head}}

@@ -18,7 +18,7 @@ from .exit_monitor import ExitMonitor
 from .exit_result import ExitResult
 from .exit_rule import ExitRule, as_exit_rule
 from .fused_aux_head import FusedAuxHead
-from .head_on_tap import check_head_beside_tap, check_head_on_tap, unless_of_other_maps, with_layout
+from .head_on_tap import check_followed, check_head_beside_tap, check_head_on_tap, unless_of_other_maps, with_layout
 from .hooks import overridden
 from .learned_from import LearnedFrom
 from .module_head import AuxHead, ModuleHead, ModuleRun
@@ -276,7 +276,7 @@ class EarlyExitNetwork(nn.Module):
         for place, (kept, features) in enumerate(zip(heads, run.features, strict=True)):
             self.heads[place] = kept
             if kept.rule.threshold_tensor.device != features.device:  # its layers were moved, and it was not
-                kept.rule.to(features.device)
+                kept.rule.to_empty(device=features.device)
         self._windowed = {}
         for head, features in lazy:  # once none is refused
             head.to(features.device, None if autocasts else features.dtype)
@@ -331,9 +331,11 @@ class EarlyExitNetwork(nn.Module):
         reentrant checkpointing gets no gradients from its head, and a warning says so.
 
         Raises:
-            ValueError: a tap's output is changed in place later in the forward, as by a dropout in training mode alone.
+            ValueError: a tap's output is changed in place later in the forward, as by a dropout in training mode alone;
+                or a head has hooks, or a forward of its own, that its answers alone would follow.
         """
         self._check_first(x)
+        check_followed(self.taps, self.exit_heads)
         features: list[tuple[Tensor, torch.autocast, int | None]] = []
         differentiable = torch.is_grad_enabled()
 

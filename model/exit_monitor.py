@@ -110,7 +110,7 @@ class ExitMonitor:
         Energies and counts of patience, which are of any size, are in the bins at the ends. The host waits for what is
         under way.
         """
-        total = torch.zeros(len(self.shares), TALLY_BINS, dtype=torch.int64)
+        total = torch.zeros(len(self.shares), TALLY_BINS, dtype=torch.int64, device="cpu")
         for tallies in list(self._tallies.values()):  # to which another thread may add a device
             total += tallies.cpu()
         return total

@@ -67,6 +67,16 @@ class ExitRule(nn.Module):
         self._temperature, self._threshold, self._enabled = float(temperature), float(threshold), _checked(enabled)
         self._write()
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Refuse for its tensors what heads could not read as they do, or the attributes could not follow."""
+        if name in ("temperature_tensor", "threshold_tensor"):
+            scalar = isinstance(value, Tensor) and value.dtype == torch.float32 and not value.ndim
+            if not scalar or isinstance(value, nn.Parameter):
+                got = f"shape {list(value.shape)} of {value.dtype}" if isinstance(value, Tensor) else kind_of(value)
+                got = "a parameter" if scalar else got
+                raise TypeError(f"{name}: got {got}, wants a float32 tensor of one number, which is no parameter")
+        super().__setattr__(name, value)
+
     def holders(self) -> list[tuple[Mapping[str, Any], str]]:
         """Name the objects that a launch depends on, as keys of the dicts that hold them."""
         return [(self._buffers, "temperature_tensor"), (self._buffers, "threshold_tensor"), (vars(self), "criterion")]
@@ -249,7 +259,8 @@ def as_exit_rule(rule: "ExitRule | float", name: str = "rule", criterion: str = 
 def own_rule(rule: ExitRule | float, device: torch.device | str | None) -> ExitRule:
     """Return a copy on a device: heads that shared a rule would overwrite each other's threshold."""
     with torch.inference_mode(False):  # what is copied in inference mode could not be written outside of it
-        return copy.deepcopy(as_exit_rule(rule)).to(device)
+        made = copy.deepcopy(as_exit_rule(rule))
+        return made if device is None else made.to_empty(device=device)  # which has its values, off the meta device too
 
 
 def _checked(enabled: object) -> bool:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from .head_modules import activation_of, plain_parts
 from .head_pattern import HeadPattern, match_head
-from .hooks import why_not_plain
+from .hooks import put_on_state, why_not_plain
 
 
 def match_or_fold(module: nn.Module) -> HeadPattern | str:
@@ -30,7 +30,7 @@ def match_or_fold(module: nn.Module) -> HeadPattern | str:
         return pattern
     if any(part.training for part in module.modules()):
         return f"{pattern}; in eval mode it could be folded into the Linear"
-    return folded
+    return folded._replace(paths={})  # no layer of the classifier has its parameters
 
 
 class _Steps(NamedTuple):
@@ -55,7 +55,7 @@ class _Steps(NamedTuple):
 def _steps_of(module: nn.Sequential) -> _Steps | None:
     """Take a head apart; None if a layer is not linear, not plain, or not of a kind that is folded."""
     parts = [part for _, part in plain_parts(module)]
-    if any(why_not_plain(part) is not None for part in (module, *parts)):
+    if any((why_not_plain(part) or put_on_state(part)) is not None for part in (module, *parts)):
         return None
     parts = [part for part in parts if type(part) not in (nn.Identity, nn.Dropout)]
     softmax = [parts.pop()] if parts and type(parts[-1]) is nn.Softmax else []
@@ -122,7 +122,7 @@ def _as_one(vectors: Sequence[nn.Module], maps: Sequence[nn.Module]) -> nn.Linea
         weight = weight.flatten(1)
     linear = nn.Linear(weight.shape[1], len(weight), device="meta")  # its own parameters are dropped
     linear.weight, linear.bias = (nn.Parameter(one.to(own.weight, copy=True)) for one in (weight, bias))
-    return linear
+    return linear.requires_grad_(any(each.requires_grad for part in (*vectors, *maps) for each in part.parameters()))
 
 
 def _before(part: nn.Module, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:

@@ -132,6 +132,8 @@ def _find_heads(model: nn.Module, excluded: set[str], named: set[str], classes: 
                 scores = reason.linear.out_features
                 if scores != classes:
                     reason = f"gives {scores} numbers, which are no class scores"
+                elif reason.linear.in_features == scores and not (listed or parent is model):
+                    reason = f"gives {scores} numbers for {scores}, as a gate does; include it by name if not"
             candidate = not in_candidate and could_be_head(child, classes, alone=listed)
             # in a chain every module but the last one feeds the next
             feeds = isinstance(parent, nn.Sequential) and (fed_on or name != next(reversed(parent._modules)))

@@ -3,7 +3,7 @@
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from .hooks import why_not_plain
+from .hooks import put_on_state, why_not_plain
 
 POOLS = (nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d)
 #: Modules that shape features, or may end a head.
@@ -33,7 +33,7 @@ def plain_parts(module: nn.Module, prefix: str = "") -> list[tuple[str, nn.Modul
     for name, child in module._modules.items():  # named_children() would skip a module that occurs twice
         if child is None:
             continue
-        nested = type(child) is nn.Sequential and why_not_plain(child) is None
+        nested = type(child) is nn.Sequential and why_not_plain(child) is None and put_on_state(child) is None
         parts += plain_parts(child, f"{prefix}{name}.") if nested else [(prefix + name, child)]
     return parts
 

@@ -1,13 +1,16 @@
 """Fused heads and what their taps return: checks, layouts that are inferred, and heads that are not fused after all."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from ..kernels import check_input
 from ..kernels.head_arguments import check_countable
 from .fused_aux_head import FusedAuxHead
 from .head_checks import check_map_size
+from .hooks import has_hooks, overridden
 from .module_head import AuxHead, ModuleHead
 from .reading import Extract
 
@@ -48,13 +51,24 @@ def _check_parameters(head: FusedAuxHead, features: Tensor, *, autocasts: bool) 
 
 def check_head_beside_tap(tap: str, head: AuxHead, features: Tensor) -> None:
     """Raise ``ValueError`` unless a head, whose tensors others may use, is on the device of what it reads."""
-    if isinstance(head, FusedAuxHead) and head.in_features is None:
+    if any(map(is_lazy, head.parameters())):
         return  # none has them yet: it will be put there
     for name, parameter in head.named_parameters():
         if parameter.device != features.device:
             raise ValueError(
                 f"heads[{tap!r}]: its {name} is on {parameter.device}, wants {features.device}, where the output of "
                 f"the tap is: call heads[{tap!r}].to({str(features.device)!r}) before"
+            )
+
+
+def check_followed(taps: Sequence[str], heads: Sequence[AuxHead]) -> None:
+    """Raise ``ValueError`` for a head that was given hooks, or a way to answer of its own: its answers alone follow."""
+    for tap, head in zip(taps, heads, strict=True):
+        why = overridden(head, FusedAuxHead if isinstance(head, FusedAuxHead) else ModuleHead)
+        if (why := "carries hooks" if why is None and has_hooks(head) else why) is not None:
+            raise ValueError(
+                f"heads[{tap!r}]: {why}, which logits, training and calibration would pass over; wants that on "
+                "its layers, where its answers follow, too"
             )
 
 

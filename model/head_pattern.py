@@ -10,7 +10,7 @@ from ..kernels.hidden_layers import MOST_HIDDEN
 from .arguments import ONE_LOGIT
 from .head_modules import ACTIVATION_MODULES, KNOWN_MODULES, activation_of, plain_parts, why_unknown
 from .hidden_stack import HiddenStack
-from .hooks import why_not_plain
+from .hooks import put_on_state, why_not_plain
 
 
 class HeadPattern(NamedTuple):
@@ -57,6 +57,8 @@ def match_head(module: nn.Module) -> HeadPattern | str:
             return f"{where} is in {'training' if part.training else 'eval'} mode, unlike the classifier"
         if (reason := read.add(path, part)) is not None:
             return f"{where} {reason}"
+        if type(part) not in (nn.Linear, nn.LayerNorm) and (reason := put_on_state(part)) is not None:  # those stay
+            return f"{where} {reason}, which a fused head would not"
     pattern = read.pattern()
     if isinstance(pattern, str):
         return pattern
@@ -67,6 +69,8 @@ def match_head(module: nn.Module) -> HeadPattern | str:
         return f"is {weight.dtype}, wants {head_dtypes_in_words(weight.device)}: call its .float(), say"
     if (reason := why_not_plain(module)) is not None:
         return f"{reason}, which a fused head would not call"
+    if (reason := put_on_state(module)) is not None:
+        return f"{reason}, which a fused head would not"
     return pattern
 
 

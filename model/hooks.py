@@ -22,9 +22,13 @@ def why_not_plain(module: nn.Module) -> str | None:
     return "carries hooks" if has_hooks(module) else None
 
 
+#: A head's ways to answer: a call takes one of them, a launch, training and calibration others.
+WAYS = ("forward", "answer", "launch_input", "logits", "features", "logits_of_features")
+
+
 def overridden(head: nn.Module, base: type[nn.Module]) -> str | None:
     """Return what of a head's ways to answer is not that of its class of ours; None if all are."""
-    for name in ("forward", "answer", "launch_input", "logits", "features", "logits_of_features"):
+    for name in WAYS:
         if name in vars(head) or getattr(type(head), name) is not getattr(base, name):
             return f"has a {name} of its own"
     return None
@@ -33,6 +37,16 @@ def overridden(head: nn.Module, base: type[nn.Module]) -> str | None:
 def has_hooks(module: nn.Module) -> bool:
     """Return whether a module carries hooks of its own, which whatever stands in for it would not call."""
     return any(map(users_hooks, hooks_of(module)))
+
+
+def put_on_state(module: nn.Module) -> str | None:
+    """Return what a layer keeps beside what its class computes with, and whatever takes its place would not keep."""
+    known = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
+    for name in (*module._parameters, *module._buffers):
+        if name not in known:
+            return f"keeps {name!r}"
+    kinds = ("_state_dict_hooks", "_state_dict_pre_hooks", "_load_state_dict_pre_hooks", "_load_state_dict_post_hooks")
+    return "carries hooks of its state_dict" if any(getattr(module, kind) for kind in kinds) else None
 
 
 def users_hooks(hooks: Mapping[int, Any]) -> list[Any]:

@@ -90,7 +90,7 @@ def random_shift(pixels: Tensor, most: int, generator: torch.Generator) -> Tenso
         return pixels
     batch, _, height, width = pixels.shape
     padded = F.pad(pixels, (most, most, most, most))
-    start = torch.randint(0, 2 * most + 1, (2, batch), generator=generator).to(pixels.device)
+    start = torch.randint(0, 2 * most + 1, (2, batch), generator=generator, device="cpu").to(pixels.device)
     rows = start[0, :, None, None] + torch.arange(height, device=pixels.device)[:, None]  # [N, H, 1]
     columns = start[1, :, None, None] + torch.arange(width, device=pixels.device)  # [N, 1, W]
     sample = torch.arange(batch, device=pixels.device)[:, None, None]

@@ -15,7 +15,7 @@ from ..kernels.head_backward import follow_differentiably
 from ..kernels.head_plan import CpuPlan, HeadPlan, LaunchPlan, is_followed
 from ..kernels.layer_arguments import launched_parameters
 from ..kernels.noted_launch import NotedLaunch, noting
-from .hooks import hooks_of
+from .hooks import WAYS, hooks_of
 from .rule_order import count_writes, wait_for_write
 from .streams import current_handle, has_streams
 
@@ -43,8 +43,9 @@ class ReadTensors:
         self._parts = [*heads, *parts]
         self._kinds = [*map(type, self._parts)]
         self._hooks = [hooks for part in parts for hooks in hooks_of(part)]
-        holders += [(vars(part), "forward") for part in self._parts]
-        self._objects += [None] * len(self._parts)  # those of plain ones
+        own = [*((vars(head), name) for head in heads for name in WAYS), *((vars(part), "forward") for part in parts)]
+        holders += own
+        self._objects += [None] * len(own)  # plain ones have none
         self._holders, self._names = zip(*holders, strict=True)
         self._tensors = [one for one in self._objects if isinstance(one, Tensor)]
         self.parameters = [one for one in self._tensors if isinstance(one, nn.Parameter)]

@@ -137,6 +137,8 @@ def fingerprint(network: nn.Module) -> tuple[str, ...]:
     for name, value in network.state_dict().items():
         if not isinstance(value, Tensor) or OF_RULE.match(name) or is_lazy(value) or value.is_meta:
             continue
+        if value.layout is not torch.strided:  # a graph's edges, say
+            continue
         for dtype, own in found.items():
             cast = value.detach().to(dtype) if value.is_floating_point() else value.detach()
             content: Any = cast.cpu().contiguous().reshape(-1).view(torch.uint8).numpy()

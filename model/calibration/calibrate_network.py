@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import replace
+from itertools import accumulate
 
 import torch
 from torch import Tensor, nn
@@ -266,8 +267,8 @@ def _collect(
             raise ValueError("splits: got indices, wants None where data is a dict of three loaders")
         each = [collect_logits(network, data[name], static_model, f"data[{name!r}]") for name in SHARES]
         collected = joined(each)
-        ends = torch.tensor([len(one.labels) for one in each]).cumsum(0).tolist()
-        places = torch.arange(ends[-1]).tensor_split(ends[:-1])
+        ends = list(accumulate(len(one.labels) for one in each))
+        places = torch.arange(ends[-1], device="cpu").tensor_split(ends[:-1])
         parts = dict(zip(SHARES, places, strict=True))
     else:
         if splits is not None:

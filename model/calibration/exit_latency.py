@@ -121,4 +121,4 @@ def expected_latency(exits: Tensor, latencies: ExitLatencies) -> float:
     if size > len(exits):
         raise ValueError(f"latencies: are of batches of {size}, wants 1 to {len(exits)}, as many as there are samples")
     last = torch.cat([exits, exits[: size - 1]]).unfold(0, size, 1).amax(1)
-    return torch.tensor(latencies.milliseconds, dtype=torch.float64)[last].mean().item()
+    return torch.tensor(latencies.milliseconds, dtype=torch.float64, device="cpu")[last].mean().item()

@@ -12,6 +12,7 @@ from ..early_exit_network import EarlyExitNetwork
 from ..learned_from import identities, kind_of_input
 from ..listening.flow import Flow
 from ..processes.dealing import dealt
+from ..reading import parts_in_words
 from ..training.batches import pair_of
 
 
@@ -54,6 +55,8 @@ def collect_logits(
             that are no finite numbers.
     """
     device = network.device
+    if not hasattr(loader, "__iter__") and not hasattr(loader, "__getitem__"):
+        raise TypeError(f"{name}: got {kind_of(loader)}, wants a DataLoader, or what else yields batches")
 
     def answered(numbered: tuple[int, tuple[Tensor, Tensor]]) -> dict[str, Tensor]:
         number, (x, y) = numbered
@@ -62,8 +65,8 @@ def collect_logits(
         parts = {}
         if number == 0:
             work = [*Flow(network.backbone, two_samples(moved)).work_at(network.taps), 1.0]
-            parts["work"] = torch.tensor(work, dtype=torch.float64)
-        answers = None if static_model is None else static_model(moved).argmax(1)
+            parts["work"] = torch.tensor(work, dtype=torch.float64, device="cpu")
+        answers = None if static_model is None else _labels(static_model(moved), exits[-1].shape)
         own = torch.frombuffer(bytearray(b"".join(identities(x))), dtype=torch.uint8)  # while the device is at work
         parts |= {"identities": own.reshape(len(x), -1), "logits": exits.cpu(), "labels": y.detach().cpu().long()}
         return parts if answers is None else {**parts, "static_labels": answers.cpu()}
@@ -96,6 +99,13 @@ def _content(numbered: tuple[int, tuple[Tensor, Tensor]]) -> bytes:
     """Return what tells whether processes go through the same batches, but for what costs a pass over all images."""
     _, (x, y) = numbered
     return repr((x.shape, x.dtype, y.tolist(), identities(x[:1]))).encode()
+
+
+def _labels(static: object, like: torch.Size) -> Tensor:
+    """Return the labels that the logits of another network say; ``ValueError`` if they are of other sizes."""
+    if not isinstance(static, Tensor) or static.shape != like:
+        raise ValueError(f"static_model: returned {parts_in_words(static)}, wants logits {list(like)}")
+    return static.argmax(1)
 
 
 def _checked(batch: object, name: str, kinds: set[str]) -> tuple[Tensor, Tensor]:

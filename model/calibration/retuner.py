@@ -12,7 +12,7 @@ from ..early_exit_network import EarlyExitNetwork, check_network
 from ..learned_from import Samples, identities, kind_of_input, short
 from ..runners.checks import check_mode
 from .retuning import ExitLog, Policy
-from .thresholds import exit_indices, exit_scores
+from .thresholds import exit_indices, exit_scores, scores_of
 
 
 class Retuner:
@@ -118,7 +118,7 @@ class Retuner:
                 network.learned_from = network.learned_from.plus("thresholds", samples)
         self._samples.clear()
         if network.monitor is not None:
-            exits = exit_indices(log.scores, torch.tensor(thresholds, dtype=torch.float32))
+            exits = exit_indices(log.scores, scores_of(thresholds))
             shares = torch.bincount(exits, minlength=len(network.taps) + 1).double() / len(exits)
             network.monitor.expect(shares.tolist(), len(exits))
         return tuple(thresholds)

@@ -10,7 +10,7 @@ from torch import Tensor
 from ...kernels.criteria import CRITERIA, check_criterion
 from ..arguments import kind_of
 from .exit_latency import ExitLatencies, expected_latency
-from .thresholds import between, exit_indices
+from .thresholds import between, exit_indices, scores_of
 
 
 class ExitLog(NamedTuple):
@@ -52,7 +52,7 @@ def checked(log: object) -> ExitLog:
         raise ValueError(f"log.criteria: got {len(criteria)}, wants {len(scores)}, one for each head")
     for criterion in criteria:
         check_criterion(criterion)
-    lowest = torch.tensor([CRITERIA[criterion][0] for criterion in criteria])[:, None]
+    lowest = scores_of([CRITERIA[criterion][0] for criterion in criteria])[:, None]
     scores = scores.detach().cpu().float()
     return ExitLog(torch.where(scores.isnan(), lowest, scores), agrees.cpu(), criteria)
 
@@ -148,7 +148,7 @@ def _worth(before: _Tried, after: _Tried) -> float:
 def _try(log: ExitLog, falling: torch.Tensor, shares: Sequence[float], latencies: ExitLatencies) -> _Tried:
     """Return what thresholds do that let these shares of the samples go, each head by itself; equals go together."""
     samples = falling.shape[1]
-    thresholds, gone = torch.empty(len(falling)), []
+    thresholds, gone = torch.empty_like(falling[:, 0]), []
     for head, (share, own) in enumerate(zip(shares, falling, strict=True)):
         low, high = CRITERIA[log.criteria[head]].range
         leaving = round(share * samples)
@@ -158,7 +158,7 @@ def _try(log: ExitLog, falling: torch.Tensor, shares: Sequence[float], latencies
             thresholds[head] = high
         else:
             last = own[leaving - 1]
-            below = own[leaving] if leaving < samples else torch.nextafter(last, torch.tensor(low))
+            below = own[leaving] if leaving < samples else torch.nextafter(last, torch.full_like(last, low))
             thresholds[head] = between(below, last).clamp(low, high)
         if log.criteria[head] == "patience":
             thresholds[head].floor_()  # scores are whole numbers, and so is the patience of PABEE
@@ -220,8 +220,8 @@ def replay(
         if len(thresholds) != heads:
             raise ValueError(f"thresholds: got {len(thresholds)}, wants {heads}, one for each head")
         own = log.between(begin, begin + window)
-        exits = exit_indices(own.scores, torch.tensor(thresholds, dtype=torch.float32))
-        shares = torch.bincount(exits, minlength=heads + 1) / window
+        exits = exit_indices(own.scores, scores_of(thresholds))
+        shares = torch.bincount(exits, minlength=heads + 1).double() / window
         windows.append(
             ReplayedWindow(
                 tuple(thresholds), tuple(shares.tolist()), own.disagreement(exits), expected_latency(exits, latencies)

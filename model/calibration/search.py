@@ -113,7 +113,7 @@ def curve_of(
 def expected_work(exits: Tensor, work: Sequence[float]) -> float:
     """Return the mean work of samples, given the exit index [M] int64 of each, and the work at each exit."""
     shares = torch.bincount(exits, minlength=len(work)).double() / len(exits)  # exact where all leave at one exit
-    return (shares @ torch.tensor(work, dtype=torch.float64)).item()
+    return (shares @ torch.tensor(work, dtype=torch.float64, device="cpu")).item()
 
 
 def judged(curve: Sequence[CurvePoint], samples: int, budget: float, confidence: float) -> list[CurvePoint]:

@@ -5,8 +5,9 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 import torch
 from torch import Tensor
 
-from ..arguments import kind_of
+from ..arguments import check_batch, kind_of
 from ..learned_from import NEW, ROLES, identities
+from ..training.batches import pair_of
 
 #: Names of the splits, and the share of the samples that each gets where they are drawn. The one for thresholds is the
 #: largest: a bound of 1 % at 90 % takes 230 samples of which none is lost.
@@ -19,8 +20,16 @@ def sample_identities(loader: Iterable[tuple[Tensor, Tensor]]) -> set[bytes]:
     Args:
         loader: yields batches of input [N, ...] and labels; without random changes of images, and prepared as those
             for calibration are: a sample is known by its bytes.
+
+    Raises:
+        TypeError, ValueError: batches that are none.
     """
-    return {identity for x, _ in loader for identity in identities(x)}
+    found: set[bytes] = set()
+    for batch in loader:
+        x, _ = pair_of("loader", batch, "input [N, ...] and labels [N]")
+        check_batch("loader: input", x)
+        found.update(identities(x))
+    return found
 
 
 def draw_splits(samples: Sequence[bytes], seed: int, roles: Sequence[int] | None = None) -> dict[str, Tensor]:
@@ -48,7 +57,7 @@ def draw_splits(samples: Sequence[bytes], seed: int, roles: Sequence[int] | None
     kept = {name: [one for one, role in role_of.items() if 0 < role < NEW and ROLES[role] == name] for name in SHARES}
     fresh = [one for one, role in role_of.items() if role == NEW]
     generator = torch.Generator().manual_seed(seed)
-    order = torch.randperm(len(fresh), generator=generator).tolist()
+    order = torch.randperm(len(fresh), generator=generator, device="cpu").tolist()
     usable = max(1, len(order) + sum(map(len, kept.values())))
     wanted = {name: max(0.0, share - len(kept[name]) / usable) for name, share in SHARES.items()}
     empty = [name for name in SHARES if not kept[name]]
@@ -62,8 +71,8 @@ def draw_splits(samples: Sequence[bytes], seed: int, roles: Sequence[int] | None
         most = len(order) - len(empty)  # one is left for each that follows
         end = min(max(round(share / sum(wanted.values()) * len(order)), begin + (not kept[name])), most)
         own = [*(fresh[place] for place in order[begin:end]), *kept[name]]
-        found = torch.tensor([index for one in own for index in members[one]])
-        drawn[name] = found[torch.randperm(len(found), generator=generator)] if kept[name] else found
+        found = torch.tensor([index for one in own for index in members[one]], device="cpu")
+        drawn[name] = found[torch.randperm(len(found), generator=generator, device="cpu")] if kept[name] else found
         begin = end
     return drawn
 
@@ -82,16 +91,19 @@ def check_indices(name: str, indices: object, count: int) -> Tensor:
         ValueError: none, of another shape, or outside of the samples.
     """
     try:
-        found = torch.as_tensor(indices)
+        found = torch.as_tensor(indices, device="cpu")
     except (TypeError, ValueError, RuntimeError):
         raise TypeError(f"{name}: got {kind_of(indices)}, wants indices of samples, whole numbers") from None
-    if found.is_floating_point() or found.is_complex() or found.dtype == torch.bool:
+    if found.numel() and (found.is_floating_point() or found.is_complex() or found.dtype == torch.bool):
         raise TypeError(f"{name}: got {found.dtype}, wants indices of samples, whole numbers")
     found = found.detach().cpu().long()
     if found.ndim != 1 or not len(found):
         raise ValueError(f"{name}: got shape {list(found.shape)}, wants [M] with at least one index")
     if int(found.min()) < 0 or int(found.max()) >= count:
         raise ValueError(f"{name}: got indices from {int(found.min())} to {int(found.max())}, wants 0 to {count - 1}")
+    values, counts = found.unique(return_counts=True)
+    if len(values) < len(found):
+        raise ValueError(f"{name}: got sample {values[counts > 1][0]} more than once, wants each once")
     return found
 
 

@@ -107,9 +107,14 @@ def exit_scores(logits: Tensor, criteria: Sequence[str], temperatures: Sequence[
     return torch.stack(scores)
 
 
+def scores_of(values: Sequence[float]) -> Tensor:
+    """Return numbers as the float32 that heads compare, on the CPU, whatever the defaults are."""
+    return torch.tensor(values, dtype=torch.float32, device="cpu")
+
+
 def exit_indices(confidence: Tensor, thresholds: Tensor) -> Tensor:
     """Return the exit index of each sample, [M] int64: the first head with score > threshold, else E."""
-    sure = torch.cat([confidence > thresholds[:, None], torch.ones(1, confidence.shape[1], dtype=torch.bool)])
+    sure = torch.cat([confidence > thresholds[:, None], torch.ones_like(confidence[:1], dtype=torch.bool)])
     return sure.to(torch.uint8).argmax(dim=0)  # the first of equals
 
 
@@ -125,8 +130,8 @@ def thresholds_at_error_rate(
             samples that are right by luck proves little.
         ranges: of each head the range of its scores; the upper end, above which none is, never exits.
     """
-    thresholds = torch.tensor([high for _, high in ranges])
-    samples = torch.arange(1, scores.shape[1] + 1, dtype=torch.float64)  # [M], surer than each cut
+    thresholds = scores_of([high for _, high in ranges])
+    samples = torch.arange(1, scores.shape[1] + 1, dtype=torch.float64, device="cpu")  # [M], surer than each cut
     for head, unsorted in enumerate(scores):
         low = unsorted.new_tensor([ranges[head][0]])
         sure, order = unsorted.sort(descending=True, stable=True)
@@ -173,12 +178,13 @@ def threshold_path(
     Returns:
         Vectors [E] float32, all different.
     """
-    never = torch.tensor([high for _, high in ranges])
+    never = scores_of([high for _, high in ranges])
     kept = correct[:-1] | ~correct[-1]
+    opens = torch.tensor(enabled, device="cpu")
     path = [never]
     for number in range(_RATES):
         rate = _LOWEST_RATE ** (1 - number / (_RATES - 1))
-        loosest = torch.where(torch.tensor(enabled), thresholds_at_error_rate(scores, kept, rate, ranges), never)
+        loosest = torch.where(opens, thresholds_at_error_rate(scores, kept, rate, ranges), never)
         for thresholds in [*_stricter(scores, loosest, never), loosest] if len(path) == 1 else [loosest]:
             if not torch.equal(thresholds, path[-1]):
                 path.append(thresholds)

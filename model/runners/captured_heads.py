@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_leaves
 
 from ..early_exit_network import EarlyExitNetwork
-from ..hooks import hooks_of, users_hooks
+from ..hooks import WAYS, hooks_of, users_hooks
 from ..operators import OperatorMode
 
 
@@ -25,7 +25,8 @@ class CapturedHeads:
         """
         # Looked up without nn.Module's attribute access, which would cost each request some microseconds a head.
         self._objects: list[tuple[str, Mapping[str, object], str, object]] = [
-            ("network: its heads were replaced by other objects", network._modules, "heads", network.heads)
+            ("network: its heads were replaced by other objects", network._modules, "heads", network.heads),
+            ("network: its backbone was replaced by another object", network._modules, "backbone", network.backbone),
         ]
         self._values: list[tuple[str, Mapping[str, object], str, object]] = []
         self._addresses: list[tuple[str, Tensor, int]] = []
@@ -51,7 +52,8 @@ class CapturedHeads:
                 self._kinds.append((f"{what} was given another class", layer, type(layer)))
                 self._hooks += [(f"{what} was given other hooks", one, users_hooks(one)) for one in hooks_of(layer)]
                 own = vars(layer)
-                self._objects.append((f"{what} was given another forward", own, "forward", own.get("forward")))
+                for way in WAYS if layer is head else ("forward",):
+                    self._objects.append((f"{what} was given another {way}", own, way, own.get(way)))
                 for holder in (layer._modules, layer._parameters, layer._buffers):
                     for name, captured in holder.items():
                         if captured is not passed or captured is None:

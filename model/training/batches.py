@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..arguments import in_one_tensor, kind_of
+from ..arguments import check_dense, in_one_tensor, kind_of
 from ..early_exit_network import EarlyExitNetwork
 from ..images import normalise, random_shift
 from ..learned_from import Samples
@@ -66,6 +66,7 @@ def _check(name: str, images: Any, labels: Any, network: EarlyExitNetwork) -> No
     for part, value in (("images", images), ("labels", labels)):
         if not isinstance(value, Tensor):
             raise TypeError(f"{name}: got {kind_of(value)} for {part}, wants (images, labels){in_one_tensor(value)}")
+        check_dense(f"{name}: {part}", value)
     if labels.dtype != torch.int64:
         raise TypeError(f"{name}: got labels of {labels.dtype}, wants torch.int64")
     if labels.shape != images.shape[:1]:
@@ -138,7 +139,7 @@ class PixelBatches:
             ):
                 yield normalise(pixels), labels
             return
-        order = torch.randperm(len(self._labels), generator=self.generator).to(self._labels.device)
+        order = torch.randperm(len(self._labels), generator=self.generator, device="cpu").to(self._labels.device)
         for batch in order.split(self._batch_size)[: len(self)]:
             shifted = random_shift(self._pixels[batch], self._largest_shift, self.generator)
             own = slice(self._own_rank, None, self._ranks)

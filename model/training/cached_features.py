@@ -7,6 +7,7 @@ from torch import Tensor
 
 from ..bad_input import BadInput
 from ..early_exit_network import EarlyExitNetwork
+from ..head_on_tap import check_followed
 from ..taps import listening
 from .batches import all_finite, all_on_device
 from .evaluation import as_before
@@ -33,9 +34,9 @@ class FeatureBatches:
 
     def __iter__(self) -> Iterator[tuple[list[Tensor], Tensor]]:
         """Draw an epoch's order, if shuffled, and go through the batches."""
-        order = torch.arange(len(self._labels))
+        order = torch.arange(len(self._labels), device="cpu")
         if self._shuffled:
-            order = torch.randperm(len(self._labels), generator=self.generator)
+            order = torch.randperm(len(self._labels), generator=self.generator, device="cpu")
         for batch in order.to(self._labels.device).split(self._batch_size)[: len(self)]:
             yield [each[batch] for each in self._features], self._labels[batch]
 
@@ -64,6 +65,7 @@ def cache_features(
     Raises:
         ValueError: features of more than ``MOST_BYTES``, or that are no finite numbers; or as :func:`all_on_device`.
     """
+    check_followed(network.taps, network.exit_heads)
     device = next(network.parameters()).device
     parts: list[list[Tensor]] = []
     finite: list[Tensor] = []  # of each batch whether images and features are

@@ -68,12 +68,12 @@ def accuracy_of_exits(network: EarlyExitNetwork, batches: Iterable[tuple[Tensor,
         ValueError, TypeError: batches that are none, see :func:`train`.
     """
     device = next(network.parameters()).device
-    return accuracies(AllExits(network), all_on_device("batches", batches, network, device))
+    return accuracies(AllExits(network), all_on_device("batches", batches, network, device)).tolist()
 
 
 @torch.no_grad()
-def accuracies(learner: nn.Module, batches: Iterable[tuple[Any, Tensor]]) -> list[float]:
-    """Return the accuracy of each exit of a learner on batches that are on its device; the host waits once, at the end.
+def accuracies(learner: nn.Module, batches: Iterable[tuple[Any, Tensor]]) -> Tensor:
+    """Return the accuracy of each exit of a learner on batches that are on its device, float64 on that, too.
 
     Raises:
         ValueError: batches without an image.
@@ -83,10 +83,15 @@ def accuracies(learner: nn.Module, batches: Iterable[tuple[Any, Tensor]]) -> lis
     with as_before(learner):
         learner.eval()
         for x, labels in batches:
-            answers = torch.stack([logits.argmax(dim=1) for logits in learner(x)])  # [exits, N]
+            answers = torch.stack([_answers(logits) for logits in learner(x)])  # [exits, N]
             found = (answers == labels).sum(dim=1)
             right = found if right is None else right + found
             images += len(labels)
     if right is None or not images:
         raise ValueError("batches: got no image, wants at least one")
-    return (right.double() / images).tolist()
+    return right.double() / images
+
+
+def _answers(logits: Tensor) -> Tensor:
+    """Return the labels [N] that logits say, -1 where one is no number, of which argmax says that it is the largest."""
+    return logits.argmax(dim=1).where(~logits.isnan().any(dim=1), -1)

@@ -1,6 +1,7 @@
 """``TrainingPlan``: the settings of a training, and the learning rate of each of its steps."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 #: What is trained, by the name of the method.
@@ -14,7 +15,7 @@ class TrainingPlan:
     """Settings of a training: AdamW (Loshchilov & Hutter 2019) under a one-cycle schedule (Smith & Topin 2018).
 
     Raises:
-        ValueError: a setting out of its range.
+        ValueError, TypeError: a setting out of its range, or of another type.
     """
 
     method: str = "joint"
@@ -48,6 +49,12 @@ class TrainingPlan:
             value = getattr(self, name)
             if not (type(value) is int and value > 0 or name == "patience" and value is None):
                 raise ValueError(f"{name}: got {value!r}, wants a whole number from 1")
+        for name in ("learning_rate", "weight_decay", "temperature", "teacher_share"):
+            if not isinstance(getattr(self, name), (int, float)):
+                raise TypeError(f"{name}: got {getattr(self, name)!r:.50}, wants a number")
+        weights = () if self.weights is None else self.weights
+        if not (isinstance(weights, Sequence) and all(isinstance(weight, (int, float)) for weight in weights)):
+            raise TypeError(f"weights: got {weights!r:.50}, wants a number for each exit, or None")
         for name in ("learning_rate", "temperature"):
             if not 0.0 < getattr(self, name) < math.inf:
                 raise ValueError(f"{name}: got {getattr(self, name)!r}, wants a positive number")

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..arguments import is_plain
 from ..learned_from import LearnedFrom, Samples, identities, kind_of_input, short
 from ..processes.dealing import exchanging, tensor_digest
 from ..processes.process_group import ranks
@@ -24,7 +25,8 @@ class SampleLog:
         """Log no batches yet, or all that the images are of."""
         self._batches = batches
         known = batches.samples() if isinstance(batches, PixelBatches) else None
-        self._seen = torch.empty(0, dtype=torch.int64) if known is None else torch.cat(list(known.hashes)).unique()
+        none = torch.empty(0, dtype=torch.int64, device="cpu")
+        self._seen = none if known is None else torch.cat(list(known.hashes)).unique()
         self._known, self._kinds = known is not None, set() if known is None else set(known.kinds)
         self._epochs, self._most = 0, 0
 
@@ -45,7 +47,7 @@ class SampleLog:
 
     def _hash(self, batch: Any, found: list[Tensor]) -> None:
         x = batch[0] if isinstance(batch, (tuple, list)) and batch else None
-        if isinstance(x, Tensor) and x.ndim and len(x):  # what is no batch the training refuses
+        if isinstance(x, Tensor) and is_plain(x) and x.ndim and len(x):  # what is no batch the training refuses
             found.append(short(identities(x)))
             self._kinds.add(kind_of_input(x))
 
@@ -73,7 +75,7 @@ class SampleLog:
         if ranks() > 1:
             with exchanging() as exchange:
                 parts = [json.loads(part) for part in exchange(json.dumps(parts[0]).encode())]
-        hashes = torch.tensor([one for part in parts for one in part[0]], dtype=torch.int64)
+        hashes = torch.tensor([one for part in parts for one in part[0]], dtype=torch.int64, device="cpu")
         learned = learned.plus("weights", Samples([hashes], frozenset(kind for part in parts for kind in part[1])))
         is_random = any(part[2] for part in parts)
         return learned.but("its training changed samples at random: none is found again") if is_random else learned

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from types import NoneType
 from typing import Any, NamedTuple
 
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import is_lazy
 
+from ..arguments import kind_of
 from ..bad_input import BadInput
 from ..early_exit_network import EarlyExitNetwork, check_network
 from ..learned_from import fingerprint, learned_by
@@ -124,11 +126,18 @@ def train(
     plan = TrainingPlan() if plan is None else plan
     if not isinstance(plan, TrainingPlan):
         raise TypeError(f"plan: got {plan!r:.50}, wants a TrainingPlan or None")
+    for name, call in (("on_step", on_step), ("on_epoch", on_epoch)):
+        if not callable(call):
+            raise TypeError(f"{name}: got {kind_of(call)}, wants a function")
+    if type(seed) is not int or seed < 0:
+        raise ValueError(f"seed: got {seed!r}, wants a whole number from 0")
+    if not isinstance(state, (str, os.PathLike, NoneType)):
+        raise TypeError(f"state: got {kind_of(state)}, wants the path of a file")
     state = None if state is None else Path(state)
     _check_arguments(network, plan, validation, state, resume)
     device = next(network.parameters()).device
     in_training = network.training
-    with as_before(network), own_random_numbers(device):
+    with as_before(network), own_random_numbers(device), torch.inference_mode(False), torch.enable_grad():
         seed_all(seed_of(seed, own_rank()))
         run = _Run(network, batches, validation, plan, seed, device)
         try:
@@ -163,7 +172,7 @@ def _check_arguments(
     for name, parameter in network.named_parameters():
         if parameter.requires_grad and not is_lazy(parameter) and not parameter.isfinite().all():
             raise ValueError(f"network: its {name} is not all finite numbers, wants no NaN and no infinity")
-    kinds = {parameter.dtype for parameter in network.parameters()}
+    kinds = {each.dtype for each in network.parameters() if each.is_floating_point() or each.is_complex()}
     if other := kinds - {torch.float32, torch.float64}:
         raise TypeError(f"network: has parameters of {other.pop()}, wants torch.float32; TrainingPlan has a precision")
     if torch.float64 in kinds and (len(kinds) > 1 or plan.precision != "float32"):  # autocast passes float64 over
@@ -172,14 +181,29 @@ def _check_arguments(
             f"network: has parameters of {got} for the precision {plan.precision!r}, wants torch.float32; "
             "torch.float64 alone works without autocast, under the precision 'float32'"
         )
+    if plan.method == "heads":
+        _check_apart(network)
     if plan.weights is not None:
         check_weights(plan.weights, len(network.taps) + (plan.method != "heads"))
     if plan.patience is not None and validation is None:
         raise ValueError("validation: missing, wants images by which patience can stop the training")
-    if state is not None and own_rank() == 0 and not state.parent.is_dir():
-        raise ValueError(f"state: {state.parent} is no folder, wants one that is there")
+    if state is not None and own_rank() == 0 and (state.is_dir() or not state.parent.is_dir()):
+        why = f"{state} is a folder, wants a file" if state.is_dir() else f"{state.parent} is no folder, wants one"
+        raise ValueError(f"state: {why} in one that is there")
     if resume and state is None:
         raise ValueError("state: missing, wants the file to resume from")
+
+
+def _check_apart(network: EarlyExitNetwork) -> None:
+    """Raise ``ValueError`` if what heads would learn alone is the backbone's, too, whose features stay as they are."""
+    names = {parameter: name for name, parameter in network.backbone.named_parameters()}
+    for tap, head in zip(network.taps, network.exit_heads, strict=True):
+        for name, parameter in head.named_parameters():
+            if parameter.requires_grad and parameter in names:
+                raise ValueError(
+                    f"heads[{tap!r}]: its {name} is the backbone's {names[parameter]}, too, which the method 'heads' "
+                    "leaves as it is; wants requires_grad_(False) for it, or the method 'joint'"
+                )
 
 
 class _Run:
@@ -198,8 +222,8 @@ class _Run:
         self._network, self._plan, self._seed, self._device = network, plan, seed, device
         self._autocast = torch.autocast(device.type, dtype, enabled=plan.precision != "float32")
         self._learner: nn.Module = AllExits(network)
-        given = {"batches": batches, "validation": validation}
-        counts = {name: count_batches(name, each) for name, each in given.items() if each is not None}
+        given = {"batches": batches} if validation is None else {"batches": batches, "validation": validation}
+        counts = {name: count_batches(name, each) for name, each in given.items()}
         self._learned_before = learned_by(network)
         self._logs = logs = {name: SampleLog(given[name]) for name in counts}
         if plan.method == "heads":
@@ -321,7 +345,7 @@ class _Run:
         """Return the accuracies of all exits, found by rank 0."""
         found = torch.zeros(len(self._network.taps) + 1, dtype=torch.float64, device=self._device)
         if own_rank() == 0:
-            found.copy_(torch.tensor(accuracies(self._learner, self._on_device("validation")), dtype=torch.float64))
+            found.copy_(accuracies(self._learner, self._on_device("validation")))
         from_rank_0([found])
         return found.tolist()
 

@@ -370,6 +370,27 @@ def test_what_could_not_be_loaded_is_not_saved(
     assert not (tmp_path / "out").exists()
 
 
+NOT_KEPT = {
+    "sparse": (
+        lambda net: net.backbone.register_buffer("edges", torch.eye(3).to_sparse()),
+        "'backbone.edges' is a ",
+    ),
+    "of the network": (lambda net: net.register_buffer("mine", torch.ones(2)), "^network: keeps 'mine'"),
+    "of a head": (lambda net: net.heads[1].linear.register_buffer("mine", torch.ones(2)), "'block1'.*'linear.mine'"),
+    "rule": (lambda net: net.heads[1].rule.threshold_tensor.fill_(2.0), "'block1'.*: threshold: got 2.0"),
+    "field": (lambda net: setattr(net.heads[1], "return_probs", 1), "'block1'.*: return_probs: got 1, wants a bool"),
+}
+
+
+@pytest.mark.parametrize("kind", NOT_KEPT)
+def test_what_files_do_not_keep_is_not_saved(kind: str, tmp_path: Path, network: EarlyExitNetwork) -> None:
+    change, message = NOT_KEPT[kind]
+    change(network)
+    with pytest.raises((TypeError, ValueError), match=message):
+        save_checkpoint(tmp_path / "out", network)
+    assert not (tmp_path / "out").exists()
+
+
 def test_no_folder_replaces_a_file(tmp_path: Path, network: EarlyExitNetwork) -> None:
     (tmp_path / "file").write_text("mine")
     with pytest.raises(ValueError, match="^directory: got .*file, a file, wants a directory"):

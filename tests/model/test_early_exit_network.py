@@ -4,7 +4,17 @@ import copy
 
 import pytest
 import torch
-from auxhead.model import EarlyExitNetwork, ExitResult, ExitRule, FusedAuxHead, ModuleHead, fuse_aux_heads, make_runner
+from auxhead.model import (
+    EarlyExitNetwork,
+    ExitResult,
+    ExitRule,
+    FusedAuxHead,
+    ModuleHead,
+    TrainingPlan,
+    fuse_aux_heads,
+    make_runner,
+    train,
+)
 from auxhead.model.calibration.exit_logits import collect_logits
 from support.example_models import SmallNet, answer_slowly, branch, plain_head, plain_heads
 from support.failing import allocations, out_of_memory_at
@@ -441,6 +451,35 @@ def test_heads_with_another_way_to_answer_are_refused() -> None:
     assert EarlyExitNetwork(SmallNet(), {"block0": Renamed(8, 5)}).describe().endswith("mine")
     x, louder = torch.randn(3, 8), Louder(8, 5)
     torch.testing.assert_close(louder(x).probs, louder.logits(x).softmax(1))
+
+
+PUT_ON_A_HEAD = {
+    "pre-hook": (lambda head: head.register_forward_pre_hook(lambda _head, x: (3 * x[0],)), "carries hooks"),
+    "backward hook": (lambda head: head.register_full_backward_hook(lambda *_: None), "carries hooks"),
+    "forward": (
+        lambda head: setattr(head, "forward", lambda x, of=head.forward: of(3 * x)),
+        "has a forward of its own",
+    ),
+    "class": (lambda head: setattr(head, "__class__", Louder), "has a logits of its own"),
+}
+
+
+@pytest.mark.parametrize("put", PUT_ON_A_HEAD)
+@pytest.mark.parametrize("method", ["joint", "heads"])
+def test_what_is_put_on_a_head_itself_is_not_passed_over_by_training(put: str, method: str) -> None:
+    """Calls of the head follow it, logits cannot."""
+    x, (act, message) = images(3), PUT_ON_A_HEAD[put]
+    net = network(example_input=x)
+    act(net.heads[0])
+    assert len(net(x).label) == 3
+    data = [(x, torch.arange(3))]
+    for call in (
+        lambda: net.logits(x),
+        lambda: collect_logits(net, data),
+        lambda: train(net, data, TrainingPlan(method)),
+    ):
+        with pytest.raises(ValueError, match=rf"^heads\['block0'\]: {message}, which logits, training and calibration"):
+            call()
 
 
 def test_layers_of_a_head_keep_their_modes() -> None:

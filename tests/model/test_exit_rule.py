@@ -7,7 +7,7 @@ import threading
 import pytest
 import torch
 from auxhead.kernels import CRITERIA
-from auxhead.model import ExitRule, FusedAuxHead
+from auxhead.model import EarlyExitNetwork, ExitRule, FusedAuxHead
 from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
@@ -86,6 +86,19 @@ def test_a_state_dict_has_values_whatever_the_default_device() -> None:
     rule = ExitRule(0.5)
     rule.load_state_dict(state)
     assert (rule.threshold, rule.temperature) == (0.25, 2.0)
+
+
+def test_a_rule_on_the_meta_device_has_its_values_elsewhere() -> None:
+    """As where parameters that were loaded are assigned to a model that was made without memory."""
+    with torch.device("meta"):
+        made = nn.Sequential(nn.Flatten(), nn.Linear(4, 4), nn.Linear(4, 2))
+        network = EarlyExitNetwork(made, {"1": FusedAuxHead(4, 2, pool="none", rule=0.25)}).eval()
+        rule = ExitRule(0.125)
+    state = copy.deepcopy(network).to_empty(device="cpu").state_dict()
+    network.load_state_dict(state, assign=True)  # parameters of any values
+    assert len(network(torch.ones(3, 4)).label) == 3
+    assert network.heads[0].rule.threshold_tensor.item() == 0.25
+    assert FusedAuxHead(4, 2, rule=rule, device="cpu").rule.threshold_tensor.item() == 0.125
 
 
 def test_threshold_zero_lets_every_sample_go_and_disabled_none() -> None:
@@ -261,6 +274,23 @@ def test_whatever_writes_to_the_tensors_is_what_the_attributes_say(way: str) -> 
     else:  # as a broadcast, which counts no version up
         rule.threshold_tensor.numpy()[()] = 0.5
     assert (rule.threshold, rule.enabled, rule.temperature) == (0.5, True, 1.1)
+
+
+@pytest.mark.parametrize(
+    ("value", "got"),
+    [
+        (nn.Parameter(torch.tensor(0.5)), "a parameter"),
+        (torch.tensor([0.5]), r"shape \[1\] of torch.float32"),
+        (torch.tensor(0.5, dtype=torch.float64), r"shape \[\] of torch.float64"),
+        (None, "NoneType"),
+    ],
+)
+def test_tensors_that_attributes_could_not_follow_are_refused(value: object, got: str) -> None:
+    rule = ExitRule(0.7)
+    with pytest.raises(TypeError, match=f"^threshold_tensor: got {got}, wants a float32 tensor of one number"):
+        rule.threshold_tensor = value
+    rule.threshold_tensor = torch.tensor(0.25)
+    assert (rule.threshold, held(rule)[0]) == (0.25, 0.25)
 
 
 def test_what_nobody_else_wrote_stays_exact() -> None:

@@ -168,6 +168,41 @@ def test_what_users_have_put_on_a_head_stays_on_it(put: str, place: int | None, 
     torch.testing.assert_close(network.eval().logits(x)[0], head(backbone[0](x)))
 
 
+KEPT = {
+    "buffer": lambda part: part.register_buffer("classes", torch.arange(5)),
+    "parameter": lambda part: part.register_parameter("scale", nn.Parameter(torch.ones(1))),
+    "hook of the state": lambda part: part.register_load_state_dict_pre_hook(lambda *_: None),
+}
+
+
+@pytest.mark.parametrize("kept", KEPT)
+@pytest.mark.parametrize("folded", [False, True])
+@pytest.mark.parametrize("place", ["", "0", "1", "1.0", "1.1", "1.2"])
+def test_what_users_keep_on_a_head_stays_in_the_model(kept: str, folded: bool, place: str) -> None:
+    head = seq(avg(1), seq(flat(), norm1(6) if folded else same(), nn.Linear(6, 5))).eval()
+    part = head.get_submodule(place)
+    KEPT[kept](part)
+    model = nn.ModuleDict({"exit": head})
+    fuse_aux_heads(model)
+    assert part in {*model.modules()}
+
+
+def test_a_state_of_the_layers_that_were_folded_is_none_of_its_own() -> None:
+    """Of two Linears the first has the sizes of the folded one, but is not that."""
+    module = seq(avg(1), flat(), nn.Linear(6, 5), nn.Linear(5, 5)).eval()
+    head, x = FusedAuxHead.from_module(module), torch.randn(MAP)
+    state = module.state_dict()
+    missing, unexpected = head.load_state_dict({**state, **head.rule.state_dict(prefix="rule.")}, strict=False)
+    assert missing == ["linear.weight", "linear.bias"] and set(unexpected) == set(state)
+    torch.testing.assert_close(head(x).probs, module(x).softmax(1), rtol=1e-4, atol=1e-5)
+
+
+def test_a_frozen_head_is_folded_frozen() -> None:
+    head = FOLDED["batch norms around a hidden layer"]().eval()
+    assert all(each.requires_grad for each in FusedAuxHead.from_module(head).parameters())
+    assert not any(each.requires_grad for each in FusedAuxHead.from_module(head.requires_grad_(False)).parameters())
+
+
 def test_a_layer_in_training_mode_is_not_folded() -> None:
     """A batch norm, say, that goes on counting."""
     head = FOLDED["batch norm"]().eval()

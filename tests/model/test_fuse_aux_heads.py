@@ -328,3 +328,30 @@ def test_a_head_with_as_many_features_as_classes_is_replaced() -> None:
     """It reads a map, so that no head's scores can come in."""
     model = nn.ModuleDict({"first": plain_head(5), "second": plain_head(5)})
     assert list(fuse_aux_heads(model).replaced) == ["first", "second"]
+
+
+class Gated(nn.Module):
+    """A gate as wide as there are classes, in a block; and one that is named."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.block = nn.Module()
+        self.block.convolutions = nn.Sequential(*(nn.Conv2d(5, 5, 1) for _ in range(3)))
+        self.block.gate = nn.Sequential(avg(1), flat(), linear(5, 5))
+        self.exits = nn.ModuleList([nn.Sequential(avg(1), flat(), linear(5, 5))])
+        self.classifier = plain_head(5)
+
+    def forward(self, x: Tensor) -> list:
+        x = self.block.convolutions(x) * self.block.gate(x).sigmoid()[:, :, None, None]
+        return [self.exits[0](x), self.classifier(x)]
+
+
+def test_a_gate_as_wide_as_the_classes_is_left_alone() -> None:
+    model, x = Gated().eval(), torch.randn(3, 5, 4, 4)
+    wanted = [y.softmax(1) for y in model(x)]
+    report = fuse_aux_heads(model)
+    assert list(report.replaced) == ["exits.0", "classifier"]
+    assert report.left_alone == {"block.gate": "gives 5 numbers for 5, as a gate does; include it by name if not"}
+    for found, probs in zip(model(x), wanted, strict=True):
+        torch.testing.assert_close(found.probs, probs)
+    assert list(fuse_aux_heads(model, include="block.gate").replaced) == ["block.gate"]

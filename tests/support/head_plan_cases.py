@@ -174,6 +174,7 @@ PUT_ON: dict[str, Callable[[FusedAuxHead], object]] = {
 
 #: Each changes the answers of ``make_head``.
 CHANGES: dict[str, Callable[[FusedAuxHead], object]] = {
+    "logits": lambda head: setattr(head, "logits", lambda x, of=head.logits: 3 * of(x)),
     "weight in place": lambda head: _in_place(head, "weight"),
     "bias in place": lambda head: _in_place(head, "bias"),
     "step of an optimizer": _step,

@@ -20,6 +20,14 @@ from support.digits_network import batches, digits
 LATENCIES = ExitLatencies((1.0, 2.0, 4.0), 4, "made up", "none")
 
 
+def test_defaults_for_new_tensors_do_not_matter(network, held_out, without_interpreter):
+    options = {"max_accuracy_drop": 0.03, "train": set()}
+    wanted = calibrate_network(network, held_out, **options)
+    network.learned_from = None
+    with torch.device("meta"):
+        assert calibrate_network(network, held_out, **options) == wanted
+
+
 @pytest.mark.parametrize("criterion", CRITERIA)
 def test_rules_are_set_and_the_network_answers_as_the_report_says(network, held_out, criterion, without_interpreter):
     images, labels = digits()

@@ -35,6 +35,23 @@ def test_disagreement_is_kept_and_time_is_saved(most):
     assert milliseconds < 2.0  # 4 if nobody leaves; the sure ones leave for nothing
 
 
+@pytest.mark.parametrize("criterion", ["max_prob", "energy"])
+def test_defaults_for_new_tensors_do_not_matter(criterion):
+    """A threshold of another dtype would let others go."""
+    log = made(300)._replace(criteria=(criterion,) * 2)
+    log.scores[:, :40] = 1.0
+    policy = functools.partial(retune_thresholds, latencies=LATENCIES, max_disagreement=0.02)
+    wanted = policy(log), replay(log, LATENCIES, (0.5, 0.5), window=100, policy=policy)
+    for dtype in (torch.float64, torch.bfloat16):
+        torch.set_default_dtype(dtype)
+        try:
+            assert (policy(log), replay(log, LATENCIES, (0.5, 0.5), window=100, policy=policy)) == wanted
+        finally:
+            torch.set_default_dtype(torch.float32)
+    with torch.device("meta"):
+        assert (policy(log), replay(log, LATENCIES, (0.5, 0.5), window=100, policy=policy)) == wanted
+
+
 def test_more_disagreement_saves_more():
     log = made(1000)
     times = [outcome(log, retune_thresholds(log, LATENCIES, max_disagreement=one))[1] for one in (0.0, 0.05, 0.5)]

@@ -58,6 +58,12 @@ def test_identity_is_the_content_alone():
     assert found[0] == found[2] != found[1]
     assert identities(images.contiguous(memory_format=torch.channels_last)) == found
     assert sample_identities([(images[:2], torch.zeros(2)), (images[2:], torch.zeros(1))]) == set(found)
+    for batch, message in (
+        (images, "yields Tensor, wants pairs"),
+        ((images.to_sparse(), 0), "input: got a torch.sparse"),
+    ):
+        with pytest.raises(TypeError, match=f"^loader: {message}"):
+            sample_identities([batch])
     assert len(identities(images.bfloat16())) == 3
 
 

@@ -116,6 +116,10 @@ CHANGES = {
         lambda net: setattr(net, "heads", copy.deepcopy(net.heads)),
         r"network: its heads were replaced by other objects",
     ),
+    "the backbone": (
+        lambda net: setattr(net, "backbone", copy.deepcopy(net.backbone)),
+        "network: its backbone was replaced by another object since the runner was made",
+    ),
     "a head": (lambda net: net.heads.__setitem__(1, copy.deepcopy(net.heads[1])), r"heads\['block1'\] was replaced by"),
     "a temperature": (
         lambda net: setattr(net.heads[1].rule, "temperature_tensor", torch.full((), 9.0)),
@@ -144,6 +148,10 @@ CHANGES = {
     "a forward": (
         lambda net: setattr(net.heads[1].linear, "forward", torch.sign),
         r"heads\['block1'\]: its linear was given another forward",
+    ),
+    "logits of a head": (
+        lambda net: setattr(net.heads[1], "logits", torch.sign),
+        r"heads\['block1'\] was given another logits",
     ),
     "a class": (
         lambda net: setattr(net.heads[1].linear, "__class__", Tripled),

@@ -22,6 +22,7 @@ pytestmark = pytest.mark.usefixtures("without_interpreter")
 X = torch.randn(6, 3, 8, 8, generator=torch.Generator().manual_seed(0))
 LABELS = torch.arange(6) % 4
 GOOD = (X, LABELS)
+NESTED = torch.nested.nested_tensor(list(X), layout=torch.jagged)
 
 
 class Net(nn.Module):
@@ -120,9 +121,24 @@ REFUSED_TRAINING = {
     "patience": ([GOOD], {"plan": TrainingPlan(patience=1)}, ValueError, "validation: missing"),
     "resume": ([GOOD], {"resume": True}, ValueError, "state: missing"),
     "no state": ([GOOD], {"resume": True, "state": "none"}, BadInput, ".*no such file"),
+    "folder": ([GOOD], {"state": "."}, ValueError, "state: .* is a folder, wants a file"),
+    "path": ([GOOD], {"state": 3}, TypeError, "state: got int, wants the path of a file"),
+    "seed": ([GOOD], {"seed": "0"}, ValueError, "seed: got '0', wants a whole number from 0"),
+    "no function": ([GOOD], {"on_epoch": 3}, TypeError, "on_epoch: got int, wants a function"),
+    "nothing": (None, {}, TypeError, "batches: got NoneType, .* wants a DataLoader or a list"),
+    "sparse": (
+        [(X.to_sparse(), LABELS)],
+        {},
+        TypeError,
+        "batches: images: got a torch.sparse_coo tensor",
+    ),
+    "nested": ([(NESTED, LABELS)], {}, TypeError, "batches: images: got a NestedTensor, wants a dense one"),
     "no folder": ([GOOD], {"state": "none/state"}, ValueError, "state: .*none is no folder"),
 }
-HEADS = ("label", "three parts", "empty", "too few", "too many", "nan", "interrupt", "on_step", "validation length")
+HEADS = (
+    "label", "sparse", "nested", "three parts", "empty", "too few", "too many", "nan", "interrupt", "on_step",
+    "validation length",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -131,7 +147,8 @@ HEADS = ("label", "three parts", "empty", "too few", "too many", "nan", "interru
 def test_a_training_that_fails_in_its_first_epoch_changes_nothing(kind, method, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     batches, options, error, message = REFUSED_TRAINING[kind]
-    options = {name: tmp_path / value if name == "state" else value for name, value in options.items()}
+    if isinstance(options.get("state"), str):
+        options = {**options, "state": tmp_path / options["state"]}
     if method == "heads":
         options["plan"] = TrainingPlan("heads")
         message = message.split(": the loss is")[0]
@@ -197,6 +214,38 @@ def test_a_backbone_that_flattens_by_view_trains(method):
     assert len(net(X).label) == len(X)
 
 
+def test_a_head_that_shares_a_weight_with_the_backbone_is_not_trained_alone():
+    net = network()
+    net.backbone.fc = nn.Linear(4, 4)
+    net.backbone.forward = lambda x, net=net.backbone: net.fc(net.first(x).mean((2, 3)))
+    net.heads[0].linear.weight = net.backbone.fc.weight
+    before = fingerprint(net)
+    with pytest.raises(ValueError, match=r"^heads\['first'\]: its linear.weight is the backbone's fc.weight, too"):
+        train(net, [GOOD], TrainingPlan("heads"))
+    assert fingerprint(net) == before
+    train(net, [GOOD], JOINT)
+    net.heads[0].linear.weight.requires_grad_(False)
+    train(net, [GOOD], TrainingPlan("heads", epochs=1))
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("method", ["joint", "heads"])
+def test_a_training_within_a_mode_without_gradients_learns(mode, method):
+    net, other, plan = network(), network(), TrainingPlan(method, epochs=1)
+    train(other, [GOOD], plan)
+    with mode():
+        train(net, [GOOD], plan)
+    assert all(map(torch.equal, net.parameters(), other.parameters()))
+
+
+def test_layers_that_are_no_floats_stay_as_they_are():
+    net = network()
+    net.backbone.register_buffer("edges", torch.eye(3).to_sparse())
+    net.backbone.register_parameter("codes", nn.Parameter(torch.arange(3), requires_grad=False))
+    train(net, [GOOD], JOINT)
+    assert net.backbone.codes.tolist() == [0, 1, 2] and net.backbone.edges.is_sparse
+
+
 def test_a_volume_is_learned_from():
     """Five dimensions, of which no parameter can be laid out as channels_last."""
     backbone = nn.Sequential(nn.Conv3d(1, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool3d(1), nn.Flatten(), nn.Linear(4, 2))
@@ -212,6 +261,7 @@ def test_a_parameter_that_is_no_number_is_named():
         train(net, [GOOD])
 
 
+STATIC = nn.Sequential(nn.Flatten(), nn.Linear(192, 2)).eval()
 LATENCIES = ExitLatencies((1.0, 2.0), 1, "", "")
 REFUSED_CALIBRATION = {
     "mode": ({}, ValueError, "network: in training mode"),
@@ -226,6 +276,14 @@ REFUSED_CALIBRATION = {
     "nan": ({"data": [spoiled(torch.nan)]}, ValueError, "data: the network's logits for it are not all finite"),
     "nothing": ({"data": []}, ValueError, "data: got no batches"),
     "few": ({"data": [(X[:2], LABELS[:2])]}, ValueError, "data: got 2 different samples"),
+    "no data": ({"data": None}, TypeError, "data: got NoneType, wants a DataLoader"),
+    "twice": (
+        {"splits": {"temperature": [0, 1, 0], "thresholds": [2], "test": [3]}},
+        ValueError,
+        "splits.*sample 0 more",
+    ),
+    "none": ({"splits": {"temperature": [], "thresholds": [2], "test": [3]}}, ValueError, r"splits.*got shape \[0\]"),
+    "static classes": ({"static_model": STATIC}, ValueError, r"static_model: returned .*, wants logits \[6, 4\]"),
     "splits": ({"splits": {"test": [0]}}, ValueError, "splits: got splits"),
     "shared": ({"splits": dict.fromkeys(("temperature", "thresholds", "test"), [0])}, ValueError, "splits: .* share"),
     "train": ({"train": 5}, ValueError, "train: got"),

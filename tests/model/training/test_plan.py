@@ -38,3 +38,11 @@ def test_the_learning_rate_rises_to_the_top_and_falls(steps):
 def test_a_setting_out_of_its_range_is_named(setting, value, message):
     with pytest.raises(ValueError, match=f"^{message}"):
         TrainingPlan(**{setting: value})
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"), [("learning_rate", "1"), ("weight_decay", None), ("weights", 2.0), ("weights", ("1", 2.0))]
+)
+def test_a_setting_of_another_type_is_named(setting, value):
+    with pytest.raises(TypeError, match=f"^{setting}: got .*, wants a number"):
+        TrainingPlan(**{setting: value})

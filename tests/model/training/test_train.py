@@ -24,6 +24,12 @@ pytestmark = pytest.mark.usefixtures("without_interpreter")
 CPU = torch.device("cpu")
 
 
+def test_what_is_no_number_is_no_right_answer():
+    """argmax takes a NaN for the largest."""
+    network, x = trainable(), torch.full((4, 3, 8, 8), torch.nan)
+    assert accuracy_of_exits(network, [(x, torch.zeros(4, dtype=torch.int64))]) == [0.0] * (len(network.taps) + 1)
+
+
 def loader(count=96, size=16, **options):
     return DataLoader(images(digits()[0], count), size, **options)
 
