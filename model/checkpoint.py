@@ -2,6 +2,7 @@
 
 import math
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -206,9 +207,14 @@ def load_checkpoint(
 
 
 def _folder(directory: str | os.PathLike[str]) -> Path:
-    """Return a path; an empty one would be the current folder."""
-    if not os.fspath(directory):
+    """Return a path; an empty one would be the current folder, and safetensors reads none that is not UTF-8."""
+    name = os.fspath(directory) if isinstance(directory, (str, os.PathLike)) else None
+    if not isinstance(name, str):
+        raise TypeError(f"directory: got {kind_of(directory)}, wants the path of a folder, as text")
+    if not name:
         raise BadInput("directory: got an empty name, wants that of a folder; '.' is the current one")
+    if re.search(r"[\0\ud800-\udfff]", name):
+        raise BadInput(f"directory: got {name!r:.100}, wants the path of a folder in UTF-8")
     return Path(directory)
 
 
