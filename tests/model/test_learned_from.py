@@ -76,6 +76,15 @@ def test_samples_of_another_kind_cannot_be_told_from_new_ones():
     assert roles.tolist() == [0, NEW] and unknown is None
 
 
+def test_inputs_of_several_sizes_may_be_the_same_with_other_padding():
+    """The longest of a batch is found again, which says nothing of the others."""
+    lengths = ["int64 [7]", "int64 [9]"]
+    learned = LearnedFrom(None).plus("weights", samples(1, 2, kinds=lengths))
+    for kinds in (lengths, lengths[:1]):
+        roles, unknown = learned.roles(samples(2, 8, kinds=kinds))
+        assert roles.tolist() == [0, NEW] and "noted by their values as int64 [7] and their values as" in unknown
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_a_cast_or_another_layout_is_no_change_of_parameters(network, dtype):
     assert learned_by(network.to(memory_format=torch.channels_last)).unknown is None
@@ -194,6 +203,8 @@ def test_without_notes_nothing_is_promised_unless_somebody_says_what_it_learned_
         assert ("it is not known what it learned from" in str(report)) != known
         assert ("confidence, accuracy" in str(report)) == known
         assert json.loads(json.dumps(report.to_json()))["bound"]["unknown"] == report.bound.unknown
+        report = calibrate_network(copy.deepcopy(own), held_out, max_accuracy_drop=1e-4, train=train)
+        assert not report.bound.reachable and ("confidence they would show" in str(report)) == known
     declared = calibrate_network(network, batches(images, labels), max_work=0.9, train=sample_identities(held_out[:3]))
     assert declared.left_out == 300
     assert calibrate_network(network, batches(images, labels), max_work=0.9).left_out == 300, "it is noted"
