@@ -139,7 +139,7 @@ def calibrated(
     report, rules = _calibrated(
         network, collected, parts, budget, latencies, confidence, None if given else seed, unknown
     )
-    report = replace(report, left_out=int((roles == 0).sum()))
+    report = replace(report, left_out=int((roles == 0).sum()), parameters=list(learned.parameters))
     for head, rule in zip(network.exit_heads, rules, strict=True):
         head.rule.assign(rule)
     for name in ROLES[1:]:
@@ -192,6 +192,7 @@ def _calibrated(
         seed=seed,
         samples={name: len(part) for name, part in parts.items()},
         left_out=0,
+        parameters=[],
         chance=_chance(collected, torch.cat(list(parts.values()))),
         budget={budget.name: budget.value},
         bound=replace(bound, unknown=unknown),

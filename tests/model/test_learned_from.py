@@ -174,6 +174,30 @@ def test_a_second_calibration_tests_on_nothing_that_the_first_chose_with(network
     assert same.samples == report.samples and same.accuracy == report.accuracy
 
 
+CHANGES_SINCE = {
+    "threshold": lambda network: network.set_rules({network.taps[0]: 0.3}),
+    "temperature": lambda network: setattr(network.exit_heads[0].rule, "temperature", 7.0),
+    "criterion": lambda network: setattr(network.exit_heads[0].rule, "criterion", "entropy"),
+    "threshold 0.* the network has None": lambda network: setattr(network.exit_heads[-1].rule, "enabled", False),
+    "parameters": CHANGES["a step"],
+}
+
+
+def test_a_report_is_saved_with_the_rules_and_parameters_that_it_is_of(network, tmp_path):
+    report = calibrate_network(network, batches(*digits()), max_accuracy_drop=0.05).to_json()
+    save_checkpoint(tmp_path / "one", copy.deepcopy(network).half(), calibration=report)
+    loaded = load_checkpoint(tmp_path / "one", untrained().backbone)
+    assert loaded.calibration == report
+    save_checkpoint(tmp_path / "two", loaded.network.float(), calibration=loaded.calibration)
+    for named, change in CHANGES_SINCE.items():
+        changed = copy.deepcopy(network)
+        change(changed)
+        with pytest.raises(ValueError, match=f"^calibration: is of (the|other) {named}"):
+            save_checkpoint(tmp_path / "three", changed, calibration=report)
+        assert not (tmp_path / "three").exists()
+        save_checkpoint(tmp_path / "four", changed)
+
+
 def test_given_splits_with_samples_of_earlier_splits_are_refused(network):
     held = batches(*(part[500:] for part in digits()))
     given = {"temperature": range(300), "thresholds": range(300, 900), "test": range(900, 1297)}
