@@ -49,7 +49,7 @@ class SampleLog:
         self._seen = torch.cat([self._seen, own]).unique()
         if not self._epochs:
             self._first = self._seen
-            drawn = getattr(self._batches, "batch_sampler", None)
+            drawn: Any = getattr(self._batches, "batch_sampler", None)
             if getattr(drawn, "drop_last", False):
                 self._left_out = max(0, len(drawn.sampler) - len(own))
         self._epochs += 1
@@ -64,7 +64,7 @@ class SampleLog:
             again: list[Tensor] = []
             self._hash(next(iter(self._batches), None), again)
             self._seen = torch.cat([self._seen, *again]).unique()
-        parts = [(self._seen.tolist(), sorted(self._kinds), self._first.tolist(), self._left_out)]
+        parts: list[Any] = [(self._seen.tolist(), sorted(self._kinds), self._first.tolist(), self._left_out)]
         if ranks() > 1:
             with exchanging() as exchange:
                 parts = [json.loads(part) for part in exchange(json.dumps(parts[0]).encode())]
