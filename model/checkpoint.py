@@ -256,8 +256,11 @@ def _found_again(where: Path, description: Mapping[str, Any], model: nn.Module) 
         heads = {
             tap: describe_head(network, tap, head) for tap, head in zip(network.taps, network.exit_heads, strict=True)
         }
-        for tap in described.keys() | heads.keys():
+        for tap in sorted(described.keys() | heads.keys()):
             its, saved = heads.get(tap, {}), described.get(tap, {})
+            if not (its and saved):
+                has, was = ("an", "none") if its else ("no", "one")
+                raise ValueError(f"it has {has} exit at {tap!r:.60}, where {was} was saved")
             for name in sorted((its.keys() | saved.keys()) - _FREE - {"rule"}):
                 if its.get(name) != saved.get(name):
                     got, wanted = (f"{one.get(name)!r:.60}" for one in (its, saved))

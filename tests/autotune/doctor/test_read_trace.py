@@ -278,9 +278,7 @@ def test_a_trace_that_tells_no_streams_is_refused(tmp_path, args):
     for one in content["traceEvents"]:
         if one["cat"] == "kernel":
             one["args"] = args
-    with pytest.raises(
-        BadTrace, match="tells no stream of what its GPU ran, wants a trace as torch.profiler writes it"
-    ):
+    with pytest.raises(BadTrace, match="tells no stream of what its GPU ran, wants a trace"):
         read(content, tmp_path)
 
 
