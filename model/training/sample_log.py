@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -49,9 +50,9 @@ class SampleLog:
         self._seen = torch.cat([self._seen, own]).unique()
         if not self._epochs:
             self._first = self._seen
-            drawn: Any = getattr(self._batches, "batch_sampler", None)
-            if getattr(drawn, "drop_last", False):
-                self._left_out = max(0, len(drawn.sampler) - len(own))
+            with suppress(AttributeError, TypeError):  # no sampler, or one without a length
+                drawn: Any = self._batches.batch_sampler
+                self._left_out = max(0, len(drawn.sampler) - len(own)) if drawn.drop_last else 0
         self._epochs += 1
 
     def digest(self) -> str | None:

@@ -506,6 +506,16 @@ def test_images_that_are_changed_at_random_are_not_known(epochs):
 
 def test_samples_of_a_part_of_a_data_set_are_noted():
     data = images(digits()[0], 60)
+
+    class Stream(IterableDataset):
+        def __len__(self):
+            return 60
+
+        def __iter__(self):
+            return iter(data)
+
+    stream = learned_by_training(DataLoader(Stream(), 16, drop_last=True), TrainingPlan(epochs=3))
+    assert stream.unknown is None and len(stream.parts[0].hashes) <= 48
     loader = DataLoader(data, 16, sampler=SubsetRandomSampler(range(50)), drop_last=True)
     learned = learned_by_training(loader, TrainingPlan(epochs=3))
     assert learned.unknown is None and set(learned.parts[0].hashes.tolist()) <= hashes(data)
