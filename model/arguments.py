@@ -36,7 +36,7 @@ def in_one_tensor(x: object) -> str:
         return ""
     parts = ", ".join(f"{name}x[:, {place}]" for place, name in enumerate(names))
     how = "; torch.stack(arguments, 1) of several [N, T] makes one, for a module around the model whose"
-    return f"{how} forward(self, x) returns self.model({parts})"
+    return f"{how} forward(self, x) returns self.model({parts}); a mask is not found in it, and padding read as tokens"
 
 
 def check_dense(name: str, x: object) -> None:

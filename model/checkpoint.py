@@ -2,15 +2,18 @@
 
 import math
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from ..kernels.criteria import CRITERIA
 from .arguments import is_plain, kind_of, tensor_in_words
 from .bad_input import BadInput
 from .checkpoint_files import read_files, write_files
@@ -19,7 +22,7 @@ from .description import DESCRIPTION, FORMAT, one_line, wrong_field
 from .early_exit_network import EarlyExitNetwork, check_network
 from .hooks import modes_kept
 from .images import MEAN, STD, normalise, open_image, to_pixels
-from .learned_from import OF_RULE, LearnedFrom
+from .learned_from import OF_RULE, LearnedFrom, fingerprint
 from .own_exits.attach_exits import attach_exits
 from .own_exits.unhooked_exits import is_earlyon
 
@@ -86,7 +89,8 @@ def save_checkpoint(
         mean: what training subtracted from each channel of 0 to 1, see :class:`Checkpoint`; (0, 0, 0) for nothing.
         std: what divided each channel after that; (1, 1, 1) for nothing.
         accuracy: facts for people, 0 to 1.
-        calibration: the report of :func:`calibrate_network`, by its ``to_json()``.
+        calibration: the report of :func:`calibrate_network`, by its ``to_json()``; of the rules and parameters that the
+            network has, for which its promise holds.
 
     Raises:
         ValueError, TypeError: a network that could not be loaded again: a head of another class or with a parametrized
@@ -121,6 +125,7 @@ def save_checkpoint(
     wrong = wrong_field(description)
     if wrong is not None:
         raise TypeError(wrong)
+    _check_calibration(network, calibration or {})
     num_classes = network.exit_heads[0].num_classes
     if classes and len(classes) != num_classes:
         raise ValueError(f"classes: got {len(classes)} names, wants {num_classes}, as the network has classes, or none")
@@ -215,10 +220,31 @@ def load_checkpoint(
     )
 
 
+def _check_calibration(network: EarlyExitNetwork, report: Mapping[str, Any]) -> None:
+    """Raise ``ValueError`` where a report is of other rules or parameters: what it promises is of those."""
+    wants = "wants the report of a calibration that came last, or None"
+    rows = {row.get("name"): row for row in report.get("exits", ()) if isinstance(row, Mapping)}
+    for tap, head in zip(network.taps, network.exit_heads, strict=True):
+        rule, row = head.rule, rows.get(tap, {})
+        never = not rule.enabled or rule.threshold >= CRITERIA[rule.criterion].high
+        threshold = None if never else rule.threshold
+        for name, now in (("criterion", rule.criterion), ("temperature", rule.temperature), ("threshold", threshold)):
+            then = row.get(name, now)
+            if then != now and (None in (then, now) or name == "criterion" or np.float32(then) != np.float32(now)):
+                raise ValueError(f"calibration: is of the {name} {then} at {tap!r}, the network has {now}; {wants}")
+    if "parameters" in report and not {*report["parameters"]} & {*fingerprint(network)}:
+        raise ValueError(f"calibration: is of other parameters than the network has now; {wants}")
+
+
 def _folder(directory: str | os.PathLike[str]) -> Path:
-    """Return a path; an empty one would be the current folder."""
-    if not os.fspath(directory):
+    """Return a path; an empty one would be the current folder, and safetensors reads none that is not UTF-8."""
+    name = os.fspath(directory) if isinstance(directory, (str, os.PathLike)) else None
+    if not isinstance(name, str):
+        raise TypeError(f"directory: got {kind_of(directory)}, wants the path of a folder, as text")
+    if not name:
         raise BadInput("directory: got an empty name, wants that of a folder; '.' is the current one")
+    if re.search(r"[\0\ud800-\udfff]", name):
+        raise BadInput(f"directory: got {name!r:.100}, wants the path of a folder in UTF-8")
     return Path(directory)
 
 
@@ -240,8 +266,11 @@ def _found_again(where: Path, description: Mapping[str, Any], model: nn.Module) 
         heads = {
             tap: describe_head(network, tap, head) for tap, head in zip(network.taps, network.exit_heads, strict=True)
         }
-        for tap in described.keys() | heads.keys():
+        for tap in sorted(described.keys() | heads.keys()):
             its, saved = heads.get(tap, {}), described.get(tap, {})
+            if not (its and saved):
+                has, was = ("an", "none") if its else ("no", "one")
+                raise ValueError(f"it has {has} exit at {tap!r:.60}, where {was} was saved")
             for name in sorted((its.keys() | saved.keys()) - _FREE - {"rule"}):
                 if its.get(name) != saved.get(name):
                     got, wanted = (f"{one.get(name)!r:.60}" for one in (its, saved))

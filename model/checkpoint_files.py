@@ -65,12 +65,21 @@ def write_files(directory: Path, description: Mapping[str, Any], tensors: Mappin
 def read_files(directory: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Read description and parameters that belong together, while others may save; see :func:`load_checkpoint`."""
     while True:
+        saved = _save_of(directory)
         description = read_description(directory)
         try:
             return description, _read_weights(directory, description)
         except BadInput:
-            if read_description(directory)["parameters"] == description["parameters"]:
-                raise  # else another save has taken the parameters away since
+            if _save_of(directory) == saved:
+                raise  # else another save has taken the parameters away since, and maybe one more brought them back
+
+
+def _save_of(directory: Path) -> tuple[int, ...]:
+    """Return what tells apart the saves that a folder has seen, even those of the same content."""
+    with suppress(OSError):
+        found = (directory / DESCRIPTION).stat()
+        return found.st_ino, found.st_mtime_ns, found.st_ctime_ns
+    return ()
 
 
 def _read_weights(directory: Path, description: Mapping[str, Any]) -> dict[str, Tensor]:
@@ -83,7 +92,7 @@ def _read_weights(directory: Path, description: Mapping[str, Any]) -> dict[str, 
                 f"{found:.16}..., wants {wanted:.16}..., as both were saved"
             )
         tensors: dict[str, Tensor] = load_file(path)
-    except (SafetensorError, OSError) as error:
+    except (SafetensorError, OSError, RuntimeError) as error:  # PyTorch opens it once more
         raise BadInput(f"checkpoint: {path} is damaged ({one_line(error)})") from None
     return tensors
 

@@ -73,13 +73,15 @@ class LearnedFrom:
     def roles(self, samples: Samples) -> tuple[Tensor, str | None]:
         """Return the role of each sample, [M] int64, and why it is not known whether those that look new are; or None.
 
-        Samples of another kind than those of a part are told apart from these where at least one is found again.
+        Files and inputs are told apart where at least one is found again; inputs if all have one dtype and size, since
+        padding makes others of them.
         """
         found, unknown = torch.full_like(samples.hashes[0], NEW), self.unknown
         for part in self.parts:
             same = torch.stack([torch.isin(each, part.hashes) for each in samples.hashes]).any(0)
             found[same] = found[same].clamp(max=ROLES.index(part.role))
-            if unknown is None and not samples.kinds <= part.kinds and not same.any():
+            kinds = samples.kinds | part.kinds
+            if unknown is None and len(kinds) > 1 and not (FILE in kinds and same.any()):
                 unknown = (
                     f"its {part.role} were made from samples that were noted by {_in_words(part.kinds)}, and these, by "
                     f"{_in_words(samples.kinds)}, cannot be compared with them"

@@ -5,7 +5,7 @@ import re
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -48,9 +48,18 @@ def writing(path: Path) -> Iterator[BinaryIO]:
         with naming(path), path.open("wb") as file:
             yield file
     else:
-        with replacing(path.resolve() if path.is_symlink() else path) as unfinished, unfinished.open("wb") as file:
+        with replacing(led_to(path)) as unfinished, unfinished.open("wb") as file:
             yield file
             file.flush()
+
+
+def led_to(path: Path) -> Path:
+    """Return a path, or where it leads if it is a link, there or not; ``OSError`` if it leads in a circle."""
+    if not path.is_symlink():
+        return path
+    with suppress(FileNotFoundError):
+        path.stat()
+    return Path(os.path.realpath(path))
 
 
 def is_standard_output(path: Path) -> bool:

@@ -55,6 +55,8 @@ def figure_command(kind: FigureKind) -> Callable[..., None]:
 
         stem = out or Path(kind.name)
         with one_line_errors(BadRecord):
+            if stem.name in ("", ".."):
+                raise BadRecord(f"--out: got {stem}, wants the name of a figure, as {stem / kind.name}")
             with activity(f"Drawing {kind.name}"), no_garbage_collection(), made_of(records or kind.files):
                 drawn = kind.make(records)
                 paths = save_figure(*drawn, stem.with_suffix("") if stem.suffix in (".png", ".svg", ".json") else stem)

@@ -82,6 +82,8 @@ def read_trace(file: Path) -> Trace:
             f"{file}: holds no work of a GPU; record with torch.profiler.profile(activities=[ProfilerActivity.CPU, "
             "ProfilerActivity.CUDA])"
         )
+    if all(one.number("stream") is None for one in events.work):
+        raise BadTrace(f"{file}: tells no stream of what its GPU ran, wants a trace as torch.profiler writes it")
     watched = _watched(content, file)
     calls = list(placed_calls(events))
     for cut in cuts(events):

@@ -19,6 +19,7 @@ from torch import Tensor
 from ..early_exit_network import EarlyExitNetwork
 from ..json_file import read_json, write_json
 from ..machine import driver_version, package_version, processor_name
+from ..replacing import led_to
 from ..trunk.trunk import check_kind
 from .candidates import Candidate
 from .pass_times import PassTimes, shares_of
@@ -219,7 +220,7 @@ class PlanFile:
         by_size = {str(size): plan.as_json() for size, plan in plans.items()}
         content = {"format": FORMAT, "conditions": self._conditions, "plans": by_size}
         try:
-            write_json(self.path.resolve(), content)  # a link stays one
+            write_json(led_to(self.path), content)  # a link stays one
         except OSError as error:
             warnings.warn(f"{self.path}: the plan is not kept ({error.strerror or error})", stacklevel=2)
 

@@ -114,13 +114,13 @@ def calibrated(
     static_model: nn.Module | None = None,
     files: Tensor | None = None,
 ) -> CalibrationReport:
-    """Calibrate as :func:`calibrate_network`, but for its warning; ``files`` [M] int64 has hashes of samples' files."""
+    """Calibrate as :func:`calibrate_network`, but for its warning; ``files`` [H, M] int64 are hashes of files."""
     _check(network, latencies, confidence, seed, static_model)
     agree(lambda: _facts(network, budget, latencies, confidence, seed))
     collected, parts = _collect(network, data, splits, static_model)
     by_index = not isinstance(data, Mapping)
     known = None if train is None else as_identities(train, collected.identities, by_index=by_index)
-    hashes = [short(collected.identities), *([] if files is None else [files])]
+    hashes = [short(collected.identities), *([] if files is None else files)]
     samples = Samples(hashes, collected.kinds if files is None else frozenset([FILE]))
     learned = learned_by(network)
     if known is not None:
@@ -136,9 +136,11 @@ def calibrated(
             "samples of the smallest split"
         )
     given = splits is not None or isinstance(data, Mapping)
-    report, rules = _calibrated(network, collected, parts, budget, latencies, confidence, None if given else seed)
-    bound = replace(report.bound, unknown=unknown if known is None else None)
-    report = replace(report, bound=bound, left_out=int((roles == 0).sum()))
+    unknown = unknown if known is None else None
+    report, rules = _calibrated(
+        network, collected, parts, budget, latencies, confidence, None if given else seed, unknown
+    )
+    report = replace(report, left_out=int((roles == 0).sum()), parameters=list(learned.parameters))
     for head, rule in zip(network.exit_heads, rules, strict=True):
         head.rule.assign(rule)
     for name in ROLES[1:]:
@@ -155,6 +157,7 @@ def _calibrated(
     latencies: ExitLatencies | None,
     confidence: float,
     seed: int | None,
+    unknown: str | None,
 ) -> tuple[CalibrationReport, list[ExitRule]]:
     """Return the report and the rules for what a network has said, given the indices of each split."""
     rules = [head.rule for head in network.exit_heads]
@@ -170,7 +173,7 @@ def _calibrated(
     curve = curve_of(path, samples["thresholds"], [high for _, high in ranges], collected.work, latencies)
     if budget.name == "max_accuracy_drop":
         curve = judged(curve, count, budget.value, confidence)
-        chosen, bound = within_accuracy(curve, count, budget.value, confidence)
+        chosen, bound = within_accuracy(curve, count, budget.value, confidence, known=unknown is None)
     else:
         fitted = [exit_indices(fitting.scores, one) for one in path]
         if budget.name == "max_work":
@@ -190,9 +193,10 @@ def _calibrated(
         seed=seed,
         samples={name: len(part) for name, part in parts.items()},
         left_out=0,
+        parameters=[],
         chance=_chance(collected, torch.cat(list(parts.values()))),
         budget={budget.name: budget.value},
-        bound=bound,
+        bound=replace(bound, unknown=unknown),
         exits=exits_on_test(
             network, logits, labels, exits, temperatures, curve[chosen].thresholds, collected.work, latencies
         ),

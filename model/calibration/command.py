@@ -1,5 +1,6 @@
 """The command ``auxhead calibrate``."""
 
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -97,7 +98,7 @@ def calibrate_command(beyond: Callable[[], BeyondCalibration]) -> Callable[..., 
                 checkpoint, data, dataset, root, backbone, modules, train_data, skip_damaged, max_accuracy_drop,
                 max_latency_ms, max_work, confidence, batch, seed, where,
             )  # fmt: skip
-            if out.resolve() == checkpoint.resolve():
+            if os.path.realpath(out) == os.path.realpath(checkpoint):
                 raise BadInput(f"--out: {out} is the checkpoint itself, wants another directory")
             run = run_calibration(request, outside.load_network)
             if own_rank() > 0:

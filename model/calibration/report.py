@@ -119,6 +119,8 @@ class CalibrationReport:
     """Number of samples in each split."""
     left_out: int
     """Number of samples that the network has learned from, and that are in none."""
+    parameters: list[str]
+    """Hashes of those that the network has."""
     chance: str | None
     """That the classifier is no better than chance on the samples of all splits, if it is not; else None."""
     budget: dict[str, float]

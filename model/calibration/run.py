@@ -71,7 +71,7 @@ def run_calibration(request: Request, load: Callable[[Path, str | None, str | No
     if request.train_data is not None:
         learned = _decoded(load_folder(request.train_data, "--train-data"), loaded, request)
         inputs = (one for x, _ in _batches(learned, loaded) for one in identities(x))
-        samples = Samples([learned.source.contents(), short(inputs)], frozenset([FILE]))
+        samples = Samples([*learned.contents, short(inputs)], frozenset([FILE]))
         network.learned_from = replace(learned_by(network), unknown=None).plus("weights", samples)
     images = _decoded(source, loaded, request)
     latencies = _latencies(request, loaded, images.pixels)
@@ -79,7 +79,7 @@ def run_calibration(request: Request, load: Callable[[Path, str | None, str | No
     report = calibrated(
         network, _batches(images, loaded),
         one_budget(0.01 if budgets == (None, None, None) else request.max_accuracy_drop, *budgets[1:], latencies),
-        latencies=latencies, confidence=request.confidence, seed=request.seed, files=images.source.contents(),
+        latencies=latencies, confidence=request.confidence, seed=request.seed, files=images.contents,
     )  # fmt: skip
     names = loaded.classes or source.classes  # without names the network may have more classes than the images
     named = [replace(row, name=name) for row, name in zip(report.classes, names, strict=False)]

@@ -125,8 +125,13 @@ def judged(curve: Sequence[CurvePoint], samples: int, budget: float, confidence:
     ]
 
 
-def within_accuracy(curve: Sequence[CurvePoint], samples: int, budget: float, confidence: float) -> Choice:
-    """Choose the last candidate that holds an accuracy budget; ``curve`` is that of :func:`judged`."""
+def within_accuracy(
+    curve: Sequence[CurvePoint], samples: int, budget: float, confidence: float, *, known: bool = True
+) -> Choice:
+    """Choose the last candidate that holds an accuracy budget; ``curve`` is that of :func:`judged`.
+
+    What other budget would hold is said if it is known that the network has not learned from these samples.
+    """
     index = sum(bool(point.holds) for point in curve) - 1
     lost = curve[index].lost
     if index or len(curve) == 1:
@@ -137,11 +142,11 @@ def within_accuracy(curve: Sequence[CurvePoint], samples: int, budget: float, co
         more = f"it takes {needed:,} samples for thresholds if none of them is lost"
     else:
         more = f"the strictest thresholds lose {first.lost:,} of them"
-    reason = (
-        f"a drop of at most {budget:.3%} cannot be shown with {samples:,} samples: {more}. With {confidence:.0%} "
-        f"confidence they would show {smallest_budget(first.lost, samples, confidence):.3%} for thresholds under which "
-        f"{1 - first.shares[-1]:.1%} leave early; now nobody does"
-    )
+    reason = f"a drop of at most {budget:.3%} cannot be shown with {samples:,} samples: {more}"
+    if known:
+        shown = smallest_budget(first.lost, samples, confidence)
+        reason += f". With {confidence:.0%} confidence they would show {shown:.3%} for thresholds under which "
+        reason += f"{1 - first.shares[-1]:.1%} leave early; now nobody does"
     return Choice(0, Bound(confidence, 0.0, False, reason, samples, 0))
 
 

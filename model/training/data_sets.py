@@ -65,6 +65,9 @@ class Decoded(NamedTuple):
     """[M, 3, size, size] uint8."""
     damaged: tuple[str, ...]
     """Of each image left out, the file and what is wrong with it."""
+    contents: Tensor
+    """[2, M] int64: of each image a hash of its file's bytes, and one of its pixels in the size that they have there,
+    which other files of the same picture share."""
 
 
 class Split(NamedTuple):
@@ -77,12 +80,12 @@ class Split(NamedTuple):
     indices: Tensor
     """[M] int64: the index of each image among those that were decoded."""
     contents: Tensor | None = None
-    """[M] int64: of :meth:`LabelledImages.contents`; None of images that are from elsewhere."""
+    """[2, M] int64: of :class:`Decoded`; None of images that are from elsewhere."""
 
     def samples(self) -> Samples:
         """Return hashes of the images and, for functions that see no files, of what a network is given of them."""
         inputs = short(one for chunk in self.pixels.split(256) for one in identities(normalise(chunk)))
-        return Samples([inputs] if self.contents is None else [inputs, self.contents], frozenset([FILE]))
+        return Samples([inputs, *([] if self.contents is None else self.contents)], frozenset([FILE]))
 
 
 class Splits(NamedTuple):
@@ -246,15 +249,17 @@ def decode(
             f"memory, wants at most {MOST_BYTES / 2**30:.0f}; give a smaller size or fewer images"
         )
 
-    def read(open_it: Callable[[], Image.Image]) -> Tensor | BadInput:
+    def read(open_it: Callable[[], Image.Image]) -> tuple[Tensor, Tensor] | BadInput:
         try:
-            return to_pixels(open_it(), image_size)
+            image = open_it()
+            return to_pixels(image, image_size), hashes_of([image.tobytes()])
         except BadInput as error:
             if skip_damaged:
                 return error
             raise BadInput(f"{error}; --skip-damaged leaves out what cannot be read") from None
 
     pixels = torch.empty(len(source.open), 3, image_size, image_size, dtype=torch.uint8)
+    pictures = torch.empty(len(source.open), dtype=torch.int64)
     kept: list[int] = []
     damaged: list[str] = []
     with ThreadPoolExecutor(os.cpu_count()) as threads:  # Pillow decodes outside Python's lock
@@ -263,13 +268,15 @@ def decode(
                 if isinstance(image, BadInput):
                     damaged.append(str(image))
                 else:
-                    pixels[len(kept)] = image
+                    pixels[len(kept)], pictures[len(kept)] = image[0], image[1][0]
                     kept.append(index)
                 on_image()
         except BaseException:
             threads.shutdown(cancel_futures=True)
             raise
-    return Decoded(_only(source, kept), pixels[: len(kept)], tuple(damaged)) if damaged else Decoded(source, pixels, ())
+    source = _only(source, kept) if damaged else source
+    contents = torch.stack([source.contents(), pictures[: len(kept)]])
+    return Decoded(source, pixels[: len(kept)], tuple(damaged), contents)
 
 
 def _only(source: LabelledImages, kept: Sequence[int]) -> LabelledImages:
@@ -285,8 +292,8 @@ def _only(source: LabelledImages, kept: Sequence[int]) -> LabelledImages:
 
 def make_splits(images: Decoded, indices: tuple[Tensor, Tensor, Tensor]) -> Splits:
     """Cut decoded images into the three splits that :func:`split_indices` drew."""
-    contents = images.source.contents()
-    return Splits(*(Split(images.pixels[own], images.source.labels[own], own, contents[own]) for own in indices))
+    labels, contents = images.source.labels, images.contents
+    return Splits(*(Split(images.pixels[own], labels[own], own, contents[:, own]) for own in indices))
 
 
 def read_splits(

@@ -63,24 +63,25 @@ def run_training(console: Console, job: TrainingJob, plan: TrainingPlan, device:
     agree(lambda: {"images": source.facts()})
     network, image_size = _make_network(job, len(source.classes))
     network.to(device)
-    if own_rank() == 0:  # which alone reads and writes there; another host has another disk
-        make_output_directory(job.out)
     console.print(
         f"{len(source.labels):,} images of {source.name}, {len(source.classes)} classes, {image_size}x{image_size} "
         f"pixels; {len(network.taps)} heads, {plan.method}, on {device}\n{network.describe()}",
         soft_wrap=True,
     )
-    with _log(job, network) as on_epoch, PhaseProgress(console) as start_phase:
+    with PhaseProgress(console) as start_phase:
         advance = start_phase("reading images", len(source.open))
         source, splits = read_splits(
             source, image_size, job.seed, skip_damaged=job.skip_damaged,
             tell=lambda lines: console.print(lines, soft_wrap=True), on_image=lambda: advance(1, ""),
         )  # fmt: skip
+        if own_rank() == 0:  # which alone reads and writes there; another host has another disk
+            make_output_directory(job.out)
         failed = None
-        try:
-            done = _train(job, plan, network, splits, image_size, start_phase, on_epoch)
-        except LossNotFinite as error:
-            done, failed = error.done, error
+        with _log(job, network) as on_epoch:
+            try:
+                done = _train(job, plan, network, splits, image_size, start_phase, on_epoch)
+            except LossNotFinite as error:
+                done, failed = error.done, error
     if own_rank() == 0 and done.epochs:
         _save(console, job, network.eval(), source, splits, image_size, done)
     if failed is not None:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -18,7 +19,8 @@ class SampleLog:
     """Samples that batches have yielded; where these change them at random, it is said that they are not known.
 
     Of :class:`PixelBatches` the images are known before they are shifted. What others yield is hashed as it is: in a
-    second epoch, or a batch drawn once more if there is one epoch alone, the same samples come again, or they change.
+    second epoch, or a batch drawn once more if there is one epoch alone, the same samples come again, and those that
+    ``drop_last`` had left out; or they change.
     """
 
     def __init__(self, batches: Any) -> None:
@@ -28,18 +30,13 @@ class SampleLog:
         none = torch.empty(0, dtype=torch.int64, device="cpu")
         self._seen = none if known is None else torch.cat(list(known.hashes)).unique()
         self._known, self._kinds = known is not None, set() if known is None else set(known.kinds)
-        self._epochs, self._most = 0, 0
-
-    @property
-    def is_random(self) -> bool:
-        """Whether more different samples have come than there are."""
-        return not self._known and len(self._seen) > self._most
+        self._epochs, self._first, self._left_out = 0, self._seen, 0
 
     def watched(self, batches: Iterable[Any]) -> Iterator[Any]:
         """Yield the batches of an epoch, and log them."""
         found: list[Tensor] = []
         for batch in batches:
-            if not (self._known or self.is_random):
+            if not (self._known or len(self._seen) > ranks() * (len(self._first) + self._left_out)):
                 self._hash(batch, found)
             yield batch
         if found:
@@ -54,11 +51,10 @@ class SampleLog:
     def _end_epoch(self, own: Tensor) -> None:
         self._seen = torch.cat([self._seen, own]).unique()
         if not self._epochs:
-            try:
-                sat_out = max(0, len(self._batches.dataset) - len(own))  # and may come in another epoch
-            except (AttributeError, TypeError):
-                sat_out = 0
-            self._most = len(self._seen) + sat_out
+            self._first = self._seen
+            with suppress(AttributeError, TypeError):  # no sampler, or one without a length
+                drawn: Any = self._batches.batch_sampler
+                self._left_out = max(0, len(drawn.sampler) - len(own)) if drawn.drop_last else 0
         self._epochs += 1
 
     def digest(self) -> str | None:
@@ -71,11 +67,13 @@ class SampleLog:
             again: list[Tensor] = []
             self._hash(next(iter(self._batches), None), again)
             self._seen = torch.cat([self._seen, *again]).unique()
-        parts = [(self._seen.tolist(), sorted(self._kinds), self.is_random)]
+        parts: list[Any] = [(self._seen.tolist(), sorted(self._kinds), self._first.tolist(), self._left_out)]
         if ranks() > 1:
             with exchanging() as exchange:
                 parts = [json.loads(part) for part in exchange(json.dumps(parts[0]).encode())]
-        hashes = torch.tensor([one for part in parts for one in part[0]], dtype=torch.int64, device="cpu")
+        seen, first = ({one for part in parts for one in part[place]} for place in (0, 2))
+        hashes = torch.tensor(sorted(seen), dtype=torch.int64, device="cpu")
         learned = learned.plus("weights", Samples([hashes], frozenset(kind for part in parts for kind in part[1])))
-        is_random = any(part[2] for part in parts)
-        return learned.but("its training changed samples at random: none is found again") if is_random else learned
+        if len(seen) <= len(first) + sum(part[3] for part in parts):
+            return learned
+        return learned.but("its training changed samples at random, or drew others in each epoch: not all are noted")

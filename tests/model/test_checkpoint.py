@@ -247,6 +247,19 @@ class Words(WithOwnExits):
         return super().forward(self.words(x).unflatten(2, (3, 16)).movedim(2, 1))
 
 
+class WithTwoExits(WithOwnExits):
+    def __init__(self, *taps: int) -> None:
+        super().__init__()
+        self.block2, self.taps = nn.Sequential(nn.Conv2d(12, 12, 3, 2, 1), nn.ReLU()), taps
+        self.exits = nn.ModuleList(nn.Linear(width, 5) for width in (8, 12))
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:  # type: ignore[override]
+        maps = [self.block0(x)]
+        maps.append(self.block1(maps[0]))
+        pooled = self.block2(maps[1]).mean((2, 3))
+        return *(self.exits[tap](maps[tap].mean((2, 3))) for tap in self.taps), self.last(pooled)
+
+
 @pytest.mark.parametrize("with_backbone", [True, False])
 @pytest.mark.parametrize(
     ("kind", "x"), [(WithOwnExits, torch.randn(3, 3, 16, 16)), (Words, torch.arange(24).view(3, 8) % 7)]
@@ -274,6 +287,8 @@ def test_a_model_with_exits_of_its_own_comes_back(
     ("other", "message"),
     [
         (WithOwnExits(6), "its exit at 'model.block0' has num_classes 6, saved was 5"),
+        (WithTwoExits(0, 1), "it has an exit at 'model.block1', where none was saved"),
+        (WithTwoExits(1), "it has no exit at 'model.block0', where one was saved"),
         (
             nn.Sequential(nn.Conv2d(3, 5, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten()),
             "wants the model that was handed to",

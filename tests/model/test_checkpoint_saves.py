@@ -15,6 +15,7 @@ from auxhead.model import (
     EarlyExitNetwork,
     FusedAuxHead,
     TrainingPlan,
+    checkpoint_files,
     export_exits,
     export_stages,
     load_checkpoint,
@@ -106,6 +107,38 @@ def test_two_writers_and_a_reader(tmp_path: Path) -> None:
     assert loaded(tmp_path) in (0.25, 0.75) and weights_of(tmp_path)
 
 
+def test_a_reader_whose_parameters_go_and_come_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two writers take turns while it reads."""
+    save_checkpoint(tmp_path, network(0.25))
+    read, reads = checkpoint_files._read_weights, []
+
+    def among_saves(directory, description):
+        reads.append(description)
+        if len(reads) > 1:
+            return read(directory, description)
+        save_checkpoint(tmp_path, network(0.75))
+        try:
+            return read(directory, description)
+        finally:
+            save_checkpoint(tmp_path, network(0.25))
+
+    monkeypatch.setattr(checkpoint_files, "_read_weights", among_saves)
+    assert loaded(tmp_path) == 0.25 and len(reads) == 2
+
+
+def test_parameters_that_go_while_they_are_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_checkpoint(tmp_path, network(0.25))
+    load = checkpoint_files.load_file
+
+    def gone(path):
+        monkeypatch.setattr(checkpoint_files, "load_file", load)
+        save_checkpoint(tmp_path, network(0.75))
+        raise RuntimeError(f"unable to open file <{path}> in read-only mode: No such file or directory (2)")
+
+    monkeypatch.setattr(checkpoint_files, "load_file", gone)
+    assert loaded(tmp_path) == 0.75
+
+
 def test_files_that_do_not_belong_to_each_other_say_so(tmp_path: Path) -> None:
     for value in (0.25, 0.75):
         save_checkpoint(tmp_path / str(value), network(value))
@@ -182,3 +215,13 @@ def test_an_empty_name_is_not_the_current_folder(tmp_path: Path, monkeypatch: py
     save_checkpoint(".", network(0.25))
     with pytest.raises(BadInput, match="directory: got an empty name"):
         load_checkpoint("", nn.Identity())
+
+
+@pytest.mark.parametrize("name", [b"bytes", 3, None, "a\0b", os.fsdecode(b"q\xff")], ids=ascii)
+def test_what_is_no_name_of_a_folder_is_refused_before_anything_is_written(name: object, tmp_path: Path) -> None:
+    for call in (lambda: save_checkpoint(name, network(0.25)), lambda: load_checkpoint(name, nn.Identity())):
+        with pytest.raises((BadInput, TypeError), match="^directory: got .*, wants the path of a folder"):
+            call()
+    with pytest.raises(BadInput, match="UTF-8"):
+        save_checkpoint(tmp_path / os.fsdecode(b"q\xff"), network(0.25))
+    assert not list(tmp_path.iterdir())

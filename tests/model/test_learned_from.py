@@ -76,6 +76,15 @@ def test_samples_of_another_kind_cannot_be_told_from_new_ones():
     assert roles.tolist() == [0, NEW] and unknown is None
 
 
+def test_inputs_of_several_sizes_may_be_the_same_with_other_padding():
+    """The longest of a batch is found again, which says nothing of the others."""
+    lengths = ["int64 [7]", "int64 [9]"]
+    learned = LearnedFrom(None).plus("weights", samples(1, 2, kinds=lengths))
+    for kinds in (lengths, lengths[:1]):
+        roles, unknown = learned.roles(samples(2, 8, kinds=kinds))
+        assert roles.tolist() == [0, NEW] and "noted by their values as int64 [7] and their values as" in unknown
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_a_cast_or_another_layout_is_no_change_of_parameters(network, dtype):
     assert learned_by(network.to(memory_format=torch.channels_last)).unknown is None
@@ -165,6 +174,30 @@ def test_a_second_calibration_tests_on_nothing_that_the_first_chose_with(network
     assert same.samples == report.samples and same.accuracy == report.accuracy
 
 
+CHANGES_SINCE = {
+    "threshold": lambda network: network.set_rules({network.taps[0]: 0.3}),
+    "temperature": lambda network: setattr(network.exit_heads[0].rule, "temperature", 7.0),
+    "criterion": lambda network: setattr(network.exit_heads[0].rule, "criterion", "entropy"),
+    "threshold 0.* the network has None": lambda network: setattr(network.exit_heads[-1].rule, "enabled", False),
+    "parameters": CHANGES["a step"],
+}
+
+
+def test_a_report_is_saved_with_the_rules_and_parameters_that_it_is_of(network, tmp_path):
+    report = calibrate_network(network, batches(*digits()), max_accuracy_drop=0.05).to_json()
+    save_checkpoint(tmp_path / "one", copy.deepcopy(network).half(), calibration=report)
+    loaded = load_checkpoint(tmp_path / "one", untrained().backbone)
+    assert loaded.calibration == report
+    save_checkpoint(tmp_path / "two", loaded.network.float(), calibration=loaded.calibration)
+    for named, change in CHANGES_SINCE.items():
+        changed = copy.deepcopy(network)
+        change(changed)
+        with pytest.raises(ValueError, match=f"^calibration: is of (the|other) {named}"):
+            save_checkpoint(tmp_path / "three", changed, calibration=report)
+        assert not (tmp_path / "three").exists()
+        save_checkpoint(tmp_path / "four", changed)
+
+
 def test_given_splits_with_samples_of_earlier_splits_are_refused(network):
     held = batches(*(part[500:] for part in digits()))
     given = {"temperature": range(300), "thresholds": range(300, 900), "test": range(900, 1297)}
@@ -194,6 +227,8 @@ def test_without_notes_nothing_is_promised_unless_somebody_says_what_it_learned_
         assert ("it is not known what it learned from" in str(report)) != known
         assert ("confidence, accuracy" in str(report)) == known
         assert json.loads(json.dumps(report.to_json()))["bound"]["unknown"] == report.bound.unknown
+        report = calibrate_network(copy.deepcopy(own), held_out, max_accuracy_drop=1e-4, train=train)
+        assert not report.bound.reachable and ("confidence they would show" in str(report)) == known
     declared = calibrate_network(network, batches(images, labels), max_work=0.9, train=sample_identities(held_out[:3]))
     assert declared.left_out == 300
     assert calibrate_network(network, batches(images, labels), max_work=0.9).left_out == 300, "it is noted"

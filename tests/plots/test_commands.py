@@ -106,6 +106,13 @@ def test_the_command_refuses_in_one_line(tmp_path, content, message):
     assert message in result.stderr and result.stderr.count("\n") == 1
 
 
+@pytest.mark.parametrize("out", [".", "/", ".."])
+def test_a_folder_is_no_name_of_a_figure(report, out, tmp_path):
+    (tmp_path / "report.json").write_text(json.dumps(report))
+    refused = plot("exits", "--records", tmp_path / "report.json", "--out", out)
+    assert_one_line_error(refused, f"--out: got {out}, wants the name of a figure, as")
+
+
 def test_plots_need_neither_torch_nor_pyplot():
     code = "import sys, auxhead.plots.__main__; assert not {'torch', 'matplotlib.pyplot'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)

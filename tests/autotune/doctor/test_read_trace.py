@@ -270,6 +270,18 @@ def test_a_trace_of_another_vendors_device_is_refused_as_such(tmp_path, category
         read(content, tmp_path)
 
 
+@pytest.mark.parametrize("args", [{}, {"device": 0}, {"stream": "7"}, [7], None], ids=str)
+def test_a_trace_that_tells_no_streams_is_refused(tmp_path, args):
+    program = Program()
+    two_kernels(program)
+    content = program.content()
+    for one in content["traceEvents"]:
+        if one["cat"] == "kernel":
+            one["args"] = args
+    with pytest.raises(BadTrace, match="tells no stream of what its GPU ran, wants a trace"):
+        read(content, tmp_path)
+
+
 def test_a_long_trace_is_read_with_bounded_work(tmp_path, monkeypatch):
     """Each event is sorted twice, whatever their number, and every function of a stack named once."""
     looks = 0

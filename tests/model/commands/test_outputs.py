@@ -79,6 +79,10 @@ def test_standard_output_by_its_names_gets_the_answers_alone(folder: Path) -> No
 def test_an_output_that_takes_nothing_is_named(folder: Path) -> None:
     assert_one_line_error(auxhead("infer", picture(), *OPTIONS, "--json", "/dev/full"), "/dev/full: No space left")
     assert_one_line_error(auxhead("infer", picture(), *OPTIONS, "--json", "no/such"), "Error: no/such: No such file")
+    (folder / "circle").symlink_to("circle")
+    assert_one_line_error(auxhead("infer", picture(), *OPTIONS, "--json", "circle"), "Error: circle: Too many levels")
+    calibrate = ("calibrate", "--data", ".", "--checkpoint", "circle", "--out")
+    assert_one_line_error(auxhead(*calibrate, "circle"), "--out: circle is the checkpoint itself")
 
 
 def test_standard_output_that_is_full_or_closed() -> None:

@@ -180,6 +180,16 @@ def test_a_file_in_the_place_of_the_results_is_refused_before_anything_is_read(m
     assert_one_line_error(auxhead("train", "--device", "cpu", *options), f"--out: {tmp_path / 'file'} is a file, wants")
 
 
+def test_a_picture_that_cannot_be_read_leaves_no_folder_for_results(module, tmp_path):
+    folder = write_image_folder(tmp_path / "stripes", per_class=6)
+    (folder / "lying" / "zz.png").write_bytes(b"no picture")
+    options = ("--data", folder, "--model", f"{module}:for_stripes", "--epochs", 1, "--out", "out")
+    assert_one_line_error(
+        auxhead("train", "--device", "cpu", *options), "--skip-damaged leaves out what cannot be read"
+    )
+    assert not (tmp_path / "out").exists()
+
+
 def test_torchruns_processes_find_each_other(monkeypatch, tmp_path):
     """As it starts them: by variables of the environment; the group is gone at the end."""
     if not torch.distributed.is_gloo_available():

@@ -15,7 +15,14 @@ from auxhead.model.training.batches import PixelBatches
 from support.pictures import write_image_folder
 from support.trainable import Blocks, assert_equal_bits, digits, images, tensors, trainable
 from torch.utils.checkpoint import checkpoint
-from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, IterableDataset
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    SubsetRandomSampler,
+)
 from torchvision import transforms
 from torchvision.datasets import ImageFolder
 
@@ -494,8 +501,30 @@ def test_of_several_trainings_what_came_before_is_said_once():
 
 @pytest.mark.parametrize("epochs", [1, 3])
 def test_images_that_are_changed_at_random_are_not_known(epochs):
-    loader = DataLoader(Flipped(images(digits()[0], 60)), 20, shuffle=True)
-    assert "changed samples at random" in learned_by_training(loader, TrainingPlan(epochs=epochs)).unknown
+    data = Flipped(images(digits()[0], 60))
+    for batches in (
+        DataLoader(data, 20, shuffle=True),
+        DataLoader(data, 10, sampler=SubsetRandomSampler(range(20))),
+        DataLoader(data, batch_sampler=BatchSampler(RandomSampler(data, num_samples=20), 10, drop_last=False)),
+    ):
+        assert "changed samples at random" in learned_by_training(batches, TrainingPlan(epochs=epochs)).unknown
+
+
+def test_samples_of_a_part_of_a_data_set_are_noted():
+    data = images(digits()[0], 60)
+
+    class Stream(IterableDataset):
+        def __len__(self):
+            return 60
+
+        def __iter__(self):
+            return iter(data)
+
+    stream = learned_by_training(DataLoader(Stream(), 16, drop_last=True), TrainingPlan(epochs=3))
+    assert stream.unknown is None and len(stream.parts[0].hashes) <= 48
+    loader = DataLoader(data, 16, sampler=SubsetRandomSampler(range(50)), drop_last=True)
+    learned = learned_by_training(loader, TrainingPlan(epochs=3))
+    assert learned.unknown is None and set(learned.parts[0].hashes.tolist()) <= hashes(data)
 
 
 def test_of_images_of_a_command_files_and_pixels_are_noted_without_shifts():
@@ -504,7 +533,7 @@ def test_of_images_of_a_command_files_and_pixels_are_noted_without_shifts():
     learned = learned_by_training(batches, TrainingPlan(epochs=1))
     (part,) = learned.parts
     assert part.kinds == {FILE} and learned.unknown is None
-    assert set(split.contents.tolist()) < set(part.hashes.tolist())
+    assert set(split.contents.flatten().tolist()) < set(part.hashes.tolist())
     roles, _ = learned.roles(Samples([short(identities(normalise(split.pixels)))], frozenset(["float32 [3, 8, 8]"])))
     assert (roles == 0).all()
 
