@@ -1,6 +1,7 @@
 """``attach_exits``: makes an :class:`EarlyExitNetwork` of a model that returns the logits of several exits."""
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -142,6 +143,8 @@ def _pair(
     if len(first.operations) != len(second.operations) or list(first.returned) != list(second.returned):
         raise BadInput("model: returns, or does, something else for three samples than for two" + BY_HAND)
     first.host_reads += watched.host_reads
+    with suppress(Exception):  # it may take no batches of one; of one alone it may ask what its own rule says
+        first.host_reads += record(model, two[:1], watch_host=True, originals=originals).host_reads
     return RecordedPair(first, second)
 
 

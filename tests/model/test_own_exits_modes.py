@@ -78,6 +78,28 @@ def test_a_rule_for_batches_of_one_is_replaced() -> None:
         torch.testing.assert_close(got, want)
 
 
+class LeavesWithOneSample(Net):
+    """All exits of a batch, and of one sample those that its own rule leaves."""
+
+    def forward(self, x: Tensor) -> Any:
+        one = self.one(a := self.b1(x))
+        if not self.training and len(x) == 1 and one.softmax(1).amax() > self.rule:
+            return [one] * 3
+        b = self.b2(a)
+        return [one, self.two(b), self.last(self.b3(b))]
+
+    rule = 0.99
+
+
+def test_a_rule_that_a_batch_alone_does_not_ask_is_replaced() -> None:
+    model = LeavesWithOneSample().eval()
+    network = attach_exits(model, images())
+    model.rule = network.backbone.model.rule = 0.0
+    x = images(1)
+    for got, want in zip(network.logits(x), Net.forward(model, x), strict=True):
+        torch.testing.assert_close(got, want)
+
+
 class Left(Exception):
     pass
 
