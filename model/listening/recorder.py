@@ -29,7 +29,7 @@ from ..hooks import ThreadHook
 from ..operators import OperatorMode, written_tensors
 from ..reading import PADDING, TOKENS
 from ..shallow_copy import OF_EVERY_MODULE
-from .recording import Call, HostRead, Operation, Recording, Value, ancestors, at_place, places, shortest
+from .recording import STATE, Call, HostRead, Operation, Recording, Value, ancestors, at_place, places, shortest
 
 #: Attention in one operator, one of which each device takes. PyTorch's own counter passes over that of the CPU, and
 #: fails where several heads of queries share one of keys.
@@ -88,12 +88,17 @@ def record(
             stack.enter_context(_HostReads(recorder))
         stack.enter_context(recorder)
         drawn = _generators()
+        held = [(f"{name}.{key}".strip("."), of, key, each) for name, layer in model.named_modules()
+                for of in (layer._parameters, layer._buffers) for key, each in of.items()]  # fmt: skip
         output = call_with(model, batch)
         draws = str(drawn) != str(_generators())
         with recorder.unwatched():
             returned = recorder.returned(output)
             tensors = {value: at_place(output, place) for place, value in returned.items()}
             cuts = [value for value, tensor in tensors.items() if _is_cut(value, tensor)]
+            now = [(name, of.get(key)) for name, of, key, each in held if each is not None and of.get(key) is not each]
+            values = [(name, recorder.value(each)) for name, each in now if each is not None]
+            replaced = [name for name, value in values if value.from_input or value.from_state]
             for operation, value, tensor in recorder.read:  # a hook may have been put on it when it had been read
                 if tensor._backward_hooks and not tensor.is_leaf and value not in operation.cuts:
                     operation.cuts.append(value)
@@ -102,13 +107,16 @@ def record(
         for operation in recorder.operations:
             operation.cuts.clear()
     samples = first_tensor(example).shape[0]
-    return Recording(recorder.operations, recorder.calls, recorder.host_reads, draws, output, returned, cuts, samples)
+    return Recording(
+        recorder.operations, recorder.calls, recorder.host_reads, draws, replaced, output, returned, cuts, samples
+    )
 
 
 @contextmanager
 def kept(model: nn.Module, device: torch.device) -> Iterator[None]:
-    """Put back afterwards what forwards of a model change: buffers, plain attributes, and the states of generators."""
+    """Put back what forwards of a model change: parameters, buffers, plain attributes, the states of generators."""
     with ExitStack() as stack:
+        stack.enter_context(_KeptParameters(model))
         for module in (each for each in model.modules() if not isinstance(each, torch.jit.ScriptModule)):
             own = [each for key, each in vars(module).items() if key not in OF_EVERY_MODULE and type(each) is dict]
             for held in (vars(module), module._buffers, *own):
@@ -123,6 +131,35 @@ def kept(model: nn.Module, device: torch.device) -> Iterator[None]:
         if numpy is not None:
             stack.callback(sys.modules["numpy"].random.set_state, numpy)
         yield
+
+
+class _KeptParameters(OperatorMode):
+    """Copies parameters before an operator writes to them, and puts them back at the end."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self._held = [(each, each.detach()) for each in model.parameters() if _has_memory(each)]
+        self._by_memory: defaultdict[Any, list[Tensor]] = defaultdict(list)
+        for _, data in self._held:
+            self._by_memory[data.untyped_storage()._cdata].append(data)
+        self._before: dict[Tensor, Tensor] = {}
+
+    def __torch_dispatch__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Copy what an operator writes to, and run it."""
+        for tensor in written_tensors(func, args, kwargs or {}):
+            for data in self._by_memory.get(tensor.untyped_storage()._cdata, ()):
+                if data not in self._before:
+                    self._before[data] = data.clone()
+        return func(*args, **(kwargs or {}))
+
+    def __exit__(self, *error: Any) -> None:
+        """Put them back."""
+        super().__exit__(*error)
+        for data, before in self._before.items():
+            _put_back(data, before)
+        for parameter, data in self._held:
+            if parameter.data_ptr() != data.data_ptr():
+                parameter.data = data
 
 
 def _generators() -> tuple[Any, Any]:
@@ -169,6 +206,8 @@ class _Memory:
     views: dict[Any, tuple[Any, Any, tuple[Any, ...], dict[str, Any]]] = field(default_factory=dict)
     """By form: the form that it is a view of, and the operator that makes it, its first tensor left out."""
     written: list[Value] = field(default_factory=list)
+    state: list[Value] = field(default_factory=list)
+    """The parameters, buffers and attributes that lie there."""
 
 
 _BASE = object()  # stands for the tensor that a view is made of
@@ -218,6 +257,7 @@ class _Recorder(OperatorMode):
                     value = self._new(tensor, leaf=leaf, from_input=leaf == "input", from_state=is_state)
                     value.learns, value.tensor = tensor.requires_grad, tensor if is_state else None
                     memory.values[form] = (value, memory.version)
+                    memory.state += [value] * (leaf in STATE)
                 memory.values[form][0].names.append(name)
 
     def _take_state(self, module: nn.Module) -> None:
@@ -340,6 +380,7 @@ class _Recorder(OperatorMode):
             memory = self._memory_of(tensor)
             for old, _ in memory.values.values():
                 old.written = operation.number if old.written is None else old.written
+            operation.changes += memory.state
             memory.version += 1
             memory.values[_form(tensor)] = (value, memory.version)
             memory.written.append(value)

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 
 from ..arguments import check_classes, kind_of, tensor_in_words
 from ..bad_input import BadInput
@@ -23,8 +22,6 @@ from .data_movement import is_move, parts_along, same_elements
 from .head_chain import SOFTMAXES, HeadChain, find_chain
 
 _WANTS = "wants a list, tuple, dict or dataclass of the logits [N, K] of two exits or more, or a stack of them"
-#: Leaves that outlive a forward.
-_STATE = ("parameter", "buffer", "attribute")
 BY_HAND = "; or put the network together by hand: model/README.md, 'A network with exits of its own'"
 
 
@@ -138,6 +135,12 @@ class Mode:
             raise BadInput(
                 f"model: draws numbers by Python's random or by NumPy{self.words}, so that what it computes may differ "
                 f"each time; wants those of PyTorch, which are tensors{self._by_hand()}"
+            )
+        if self.recording.replaced:
+            name = self.recording.replaced[0]
+            raise BadInput(
+                f"model: puts another tensor in place of its {name!r}{self.words}, which a copy that shares it does "
+                f"not see; wants one that is written to, as by self.{name}.copy_(...){self._by_hand()}"
             )
         if self.recording.host_reads:
             read = self.recording.host_reads[0]
@@ -272,19 +275,20 @@ class Mode:
         return not any(ready < each.number < end and each.flops for each in later)
 
     def writes(self) -> list[Operation]:
-        """Return the operations that are the first to write to a parameter, a buffer or an attribute."""
-        given = ((each, leaf) for each in self.recording.operations for leaf in tree_leaves((each.args, each.kwargs)))
-        return [each for each, leaf in given if isinstance(leaf, Value) and leaf.leaf in _STATE
-                and leaf.written == each.number]  # fmt: skip
+        """Return the operations that write to a parameter, a buffer or an attribute."""
+        return [each for each in self.recording.operations if each.changes]
 
     def silenced(self, one: FoundExit, needed: set[Operation], runs: Set[str]) -> set[str]:
         """Return layers that run for nothing once an exit has a head of its own, the outermost, by name.
 
-        A layer that writes to buffers does so for something, unless the head ``runs`` the layer that does.
+        A layer that writes to buffers, or makes what is written to them, does so for something, unless the head
+        ``runs`` the layer that writes.
         """
         found: set[str] = set()
         passed: list[Call] = []  # calls that stay: what they run in turn is theirs
-        foreign, writes = self.foreign_to(one) | needed, self.writes()
+        foreign = self.foreign_to(one) | needed
+        writes = [each for each in self.writes() if runs.isdisjoint(call.name for call in each.calls)]
+        written = {call for each in writes for before in ancestors(each.makes[-1]) for call in before.calls}
         for call in sorted(self.recording.calls, key=lambda each: (each.began, -each.ended, -each.order)):
             within = self.recording.operations[call.began : call.ended]
             of_the_branch = not any(each in foreign for each in within) and any(each in one.branch for each in within)
@@ -292,9 +296,7 @@ class Mode:
                 continue
             if not any(outer.began <= call.began and call.ended <= outer.ended for outer in passed):
                 passed.append(call)
-                if self._may_be_silent(call) and not any(
-                    call in each.calls and runs.isdisjoint(its.name for its in each.calls) for each in writes
-                ):
+                if self._may_be_silent(call) and call not in written:
                     found.add(call.name)
         return found
 
@@ -306,10 +308,12 @@ class Mode:
         for other in self.recording.calls:  # others may call its layers by their names
             if other.layer in inside and not call.began <= other.began <= other.ended <= call.ended:
                 return False
-        own = {id(parameter) for parameter in layer.parameters()}
-        for operation in self.recording.operations:  # others may read its parameters by its name
-            by_name = {id(each) for around in operation.calls for each in around.layer._parameters.values()}
-            if call not in operation.calls and any(id(each.tensor) in own - by_name for each in operation.reads):
+        own = {id(each) for each in (*layer.parameters(), *layer.buffers())}
+        for operation in self.recording.operations:  # others may read or write its parameters and buffers by its name
+            around = [held for each in operation.calls for held in (each.layer._parameters, each.layer._buffers)]
+            theirs = own - {id(each) for held in around for each in held.values()}
+            used = (*operation.reads, *operation.changes)
+            if call not in operation.calls and any(id(each.tensor) in theirs for each in used):
                 return False
         samples = (self.recording.samples,)
         return isinstance(given, Value) and given.shape[:1] == call.returned[()].shape[:1] == samples
