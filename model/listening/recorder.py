@@ -229,6 +229,7 @@ class _Recorder(OperatorMode):
         # Detached tensors lie where those do that they are detached from, and in the same form.
         self._detached: dict[int, tuple[Tensor, Value]] = {}
         self._originals = originals
+        self._autocasts = _autocasts()
         self._names: defaultdict[nn.Module, list[str]] = defaultdict(list)
         for name, layer in model.named_modules(remove_duplicate=False):
             self._names[layer].append(name)
@@ -416,7 +417,8 @@ class _Recorder(OperatorMode):
             if layer not in self._names:
                 self._take_state(layer)
             name = shortest(self._names[layer]) if self._names[layer] else ""
-            self._open.append(Call(layer, name, len(self.operations), self.with_values(args), self.with_values(kwargs)))
+            args, kwargs = self.with_values(args), self.with_values(kwargs)
+            self._open.append(Call(layer, name, len(self.operations), args, kwargs, _autocasts() != self._autocasts))
 
     def end(self, layer: nn.Module, _inputs: Any, output: Any) -> None:
         """Note that a layer of the model returns: a forward hook behind those of its own."""
@@ -471,6 +473,10 @@ def _has_memory(tensor: Tensor) -> bool:
 
 def _is_readable(tensor: Tensor) -> bool:
     return _has_memory(tensor) and tensor.dtype in head_dtypes(tensor.device)
+
+
+def _autocasts() -> list[bool]:
+    return [torch.is_autocast_enabled(kind) for kind in ("cpu", "cuda")]
 
 
 def _form(tensor: Tensor) -> Any:

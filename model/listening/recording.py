@@ -103,6 +103,8 @@ class Call:
     args: tuple[Any, ...]
     """With values in place of tensors, as in ``kwargs``."""
     kwargs: dict[str, Any]
+    autocasts: bool = False
+    """It runs under an autocast that the model has entered, or outside of one that it has left."""
     ended: int = -1
     order: int = -1
     """Its place among the ends of all calls."""

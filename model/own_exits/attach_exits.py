@@ -261,7 +261,8 @@ def _taken(mode: Mode, one: FoundExit, tap: str, chosen: ChosenHead | None) -> T
     calls = (call for call in mode.recording.calls if call.name and len(call.returned) == 1)
     whole = [call.name for call in calls if not made.isdisjoint(call.returned.values())]
     name, how = shortest(whole) if whole else "", "" if chosen is None else chosen.how
-    return TakenExit(one.place.name, name, tap, pool, one.value.shape[1], one.is_softmax, how)
+    skips = chosen is not None and chosen.skips
+    return TakenExit(one.place.name, name, tap, pool, one.value.shape[1], one.is_softmax, how, skips)
 
 
 def _answers(exits: Sequence[FoundExit], softmax: str | None) -> Answers:

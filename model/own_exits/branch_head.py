@@ -150,7 +150,7 @@ class Branch:
     def _is_whole(self, call: Call, source: Value, needed: Sequence[Operation], value: Value) -> bool:
         """Return whether a call is one of a layer by its name that runs for this exit alone, and returns all of it."""
         made_by = source.made_by
-        if not call.name or call.ended < 0 or made_by is None or made_by.number >= call.began:
+        if not call.name or call.ended < 0 or call.autocasts or made_by is None or made_by.number >= call.began:
             return False
         within = self._pair.first.operations[call.began : call.ended]
         if any(each in self._foreign for each in within) or not all(len(place) < 2 for place in call.returned):

@@ -21,7 +21,7 @@ from ..rounding import are_probabilities
 from .data_movement import is_move, parts_along, same_elements
 from .head_chain import SOFTMAXES, HeadChain, find_chain
 
-_WANTS = "wants a list, tuple, dict or dataclass of the logits [N, K] of two exits or more, or a stack of them"
+_WANTS = "wants a list, tuple, dict or dataclass of the logits [N, K] of two exits or more, or their torch.stack"
 BY_HAND = "; or put the network together by hand: model/README.md, 'A network with exits of its own'"
 
 
@@ -68,6 +68,15 @@ class FoundExit:
     """What the branch reads of the backbone."""
     is_softmax: bool = False
     """The model returns softmax(logits)."""
+
+    def sources(self) -> list[Value]:
+        """Return the one value that the branch reads, and those that activations written as functions make it of."""
+        found = list(self.frontier)
+        while (made_by := found[-1].made_by) is not None and len(made_by.reads) == 1 and not made_by.is_random:
+            if torch.Tag.pointwise not in getattr(made_by.function, "tags", ()):
+                break
+            found.append(made_by.reads[0])
+        return found
 
     @property
     def key(self) -> tuple[str, ...]:
@@ -209,7 +218,8 @@ class Mode:
         plain = all(len(one.place.path) == 1 and one.place.dim is None and not one.is_softmax for one in made)
         found = [[tap.layer for y in said[one] for tap in self.taps_of(y) if tap.item is None] for one in made[:-1]]
         taps = [each[0] for each in found if each]
-        if self.words or not plain or not taps or len(taps) < len(found):
+        work = [sum(each.flops for each in one.needs) for one in made]
+        if self.words or not plain or not taps or len(taps) < len(found) or work[-1] < max(work):
             return BY_HAND
         heads = ", ".join(f'"{tap}": nn.Identity()' for tap in taps)
         return (
@@ -222,7 +232,8 @@ class Mode:
         classes = {one.value.shape[1]: one.place.name for one in self.exits}
         if len(self.exits) < 2:
             at = [f"{tensor_in_words(at_place(output, path))} at {'.'.join(map(str, path)) or 'the top'}"
-                  for path in self.recording.returned]  # fmt: skip
+                  + (f", made by {value.made_by}" if len(value.shape) == 3 and value.made_by is not None else "")
+                  for path, value in self.recording.returned.items()]  # fmt: skip
             got = f"a {kind_of(output)}" if not at else ", ".join(at[:4])
             raise BadInput(
                 f"model: returned {got}{self.words}, in which {len(self.exits) or 'no'} exit"
@@ -253,7 +264,9 @@ class Mode:
             places = [place for place, each in call.returned.items() if each is value and len(place) < 2]
             usable = call.name and self._runs[call.layer] == 1 and value.written is None
             if usable and places and value.feeds_head(self.recording.samples):
-                found.append(Tap(call.name, places[0][0] if places[0] else None, call.order))
+                other = self.pair.second.calls[call.order].returned.get(places[0])
+                if other is not None and other.feeds_head(self.pair.second.samples):  # the samples come first
+                    found.append(Tap(call.name, places[0][0] if places[0] else None, call.order))
         return sorted(found, key=lambda tap: (tap.layer.count("."), len(tap.layer)))
 
     def value_at(self, tap: Tap) -> Value | None:
@@ -270,9 +283,20 @@ class Mode:
         Heads that a model calls behind its backbone are no longer in time: nothing could be skipped.
         """
         ready = max((each.made_by.number for each in one.frontier if each.made_by is not None), default=-1)
-        end = next(call.ended for call in self.recording.calls if call.order == order)
+        return not any(ready < number < self._end(order) for number in self._work_behind(one, before))
+
+    def skips(self, one: FoundExit, order: int, before: Sequence[FoundExit]) -> bool:
+        """Return whether such work is still to come when a layer returns, and is spared who leaves there."""
+        return any(number >= self._end(order) for number in self._work_behind(one, before))
+
+    def _end(self, order: int) -> int:
+        return next(call.ended for call in self.recording.calls if call.order == order)
+
+    def _work_behind(self, one: FoundExit, before: Sequence[FoundExit]) -> list[int]:
+        """Return the places of what exits that do not answer ``before`` need and this one does not, but for heads."""
         later = set().union(*(other.needs for other in self.exits if other not in (one, *before))) - one.needs
-        return not any(ready < each.number < end and each.flops for each in later)
+        heads = (other.chain.operations for other in self.exits if isinstance(other.chain, HeadChain))
+        return [each.number for each in later.difference(*heads) if each.flops]
 
     def writes(self) -> list[Operation]:
         """Return the operations that write to a parameter, a buffer or an attribute."""
