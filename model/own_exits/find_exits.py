@@ -71,6 +71,8 @@ class FoundExit:
 
     def sources(self) -> list[Value]:
         """Return the one value that the branch reads, and those that activations written as functions make it of."""
+        if len(self.frontier) != 1:
+            return []
         found = list(self.frontier)
         while (made_by := found[-1].made_by) is not None and len(made_by.reads) == 1 and not made_by.is_random:
             if torch.Tag.pointwise not in getattr(made_by.function, "tags", ()):
