@@ -7,7 +7,7 @@ import os
 import random
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,24 +19,17 @@ from torch.autograd.function import BackwardCFunction
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
-from torch.utils.flop_counter import flop_registry
 
 from ...kernels.head_arguments import head_dtypes
 from ..arguments import is_plain
 from ..bad_input import BadInput
 from ..batches import Batch, argument_names, arguments_in, call_with, first_tensor, map_tensors
 from ..hooks import ThreadHook
-from ..operators import OperatorMode, written_tensors
+from ..operators import OperatorMode, flops_of, written_tensors
 from ..reading import PADDING, TOKENS
 from ..shallow_copy import OF_EVERY_MODULE
 from .recording import STATE, Call, HostRead, Operation, Recording, Value, ancestors, at_place, places, shortest
 
-#: Attention in one operator, one of which each device takes. PyTorch's own counter passes over that of the CPU, and
-#: fails where several heads of queries share one of keys.
-_ATTENTION = frozenset(
-    getattr(torch.ops.aten, f"_scaled_dot_product_{kind}")
-    for kind in ("flash_attention_for_cpu", "flash_attention", "efficient_attention", "cudnn_attention")
-)
 #: Batch norms, whose schemas do not say that in training mode they write running statistics, their arguments 3 and 4.
 _BATCH_NORMS = ("native_batch_norm", "_native_batch_norm_legit", "cudnn_batch_norm", "miopen_batch_norm", "batch_norm")
 #: Operators whose answer, or the shape of it, the host waits for.
@@ -361,7 +354,7 @@ class _Recorder(OperatorMode):
         if len(written) > 1 and func.overloadpacket.__name__ in _BATCH_NORMS:  # reads them to write them, and no more
             operation.reads = [each for each in operation.reads if each not in read_args[3:5]]
         operation.is_random = _is_random(func, args, kwargs)
-        operation.flops = _flops(func, args, kwargs, output)
+        operation.flops = flops_of(func, args, kwargs, output)
         if operation.reads and any(tag in func.tags for tag in _HOST_READS) and _asks(func, args):
             self._note(operation.name, operation.reads[0])
         for tensor, value in zip(fresh, operation.makes, strict=False):
@@ -507,15 +500,6 @@ def _is_random(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> b
     given = {each.name: each.default_value for each in schema if each.has_default_value()}
     given |= dict(zip((each.name for each in schema), args, strict=False)) | dict(kwargs)
     return given.get("dropout_p", 1.0) != 0.0
-
-
-def _flops(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any) -> int:
-    if func.overloadpacket in _ATTENTION:
-        query, key, value = args[:3]  # [N, heads, tokens, width]
-        samples, heads, tokens, width = query.shape
-        return 2 * samples * heads * tokens * key.shape[2] * (width + value.shape[3])
-    count: Callable[..., int] | None = flop_registry.get(func.overloadpacket)
-    return 0 if count is None else count(*args, **kwargs, out_val=output)
 
 
 #: Folders whose code is not the user's: PyTorch's, and this package's.
