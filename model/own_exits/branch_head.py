@@ -13,8 +13,9 @@ from .data_movement import is_move
 #: Operators that may run between layers: of which nothing depends on a number that the model's code has chosen, as a
 #: clamp's or a temperature's, which may be another one later.
 _KNOWN = frozenset(
-    "mean sum amax amin max _adaptive_avg_pool2d adaptive_max_pool2d relu relu_ gelu silu hardswish sigmoid tanh add "
-    "add_ sub mul mul_ div t mm addmm bmm detach _softmax _log_softmax native_layer_norm native_dropout".split()
+    "mean sum amax amin max _adaptive_avg_pool2d adaptive_max_pool2d avg_pool2d max_pool2d_with_indices relu relu_ "
+    "gelu silu hardswish sigmoid tanh add add_ sub mul mul_ div t mm addmm bmm repeat detach _softmax _log_softmax "
+    "native_layer_norm native_dropout".split()
 )
 #: Of those, the ones whose numbers are no choice of the answer's: an epsilon, a probability to drop.
 _MAY_HAVE_NUMBERS = ("native_layer_norm", "native_dropout")

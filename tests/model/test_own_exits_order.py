@@ -111,10 +111,26 @@ class Features(nn.Module):
         return a, F.relu(second(a))
 
 
-def test_heads_are_tapped_before_activations_that_are_no_layers() -> None:
-    model, x = Pyramid().eval(), images()
+class PoolsByFunctions(Net):
+    def make(self) -> None:
+        self.query = nn.Parameter(torch.randn(1, 12))
+
+    def one(self, a: Tensor) -> Tensor:
+        return super().one(F.max_pool2d(a, 3, 2))
+
+    def two(self, b: Tensor) -> Tensor:
+        return self.f2(F.avg_pool2d(b, 3, 1).amax((2, 3)) * self.query.repeat(len(b), 1))
+
+
+@pytest.mark.parametrize(
+    ("kind", "taps"),
+    [(Pyramid, ("model.c1", "model.features")), (PoolsByFunctions, ("model.b1", "model.b2"))],
+    ids=lambda each: getattr(each, "__name__", ""),
+)
+def test_heads_are_tapped_before_functions_that_are_no_layers(kind: type[Net], taps: tuple[str, str]) -> None:
+    model, x = kind().eval(), images()
     network = attach_exits(model, x)
-    assert network.taps == ("model.c1", "model.features")
+    assert network.taps == taps
     change(model)
     for _ in range(2):
         for got, want in zip(network.logits(x), model(x), strict=True):
