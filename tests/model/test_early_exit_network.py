@@ -413,6 +413,10 @@ def test_a_classifier_of_other_classes_is_refused_when_it_was_put_in(call, class
     with pytest.raises(ValueError, match=rf"^heads\['block0'\]: has 5 classes, wants {classes}, as the backbone has"):
         answered = call(net, x)
         answered(x)
+    net.backbone.fc = nn.Sequential(nn.Linear(16, 1), nn.Flatten(0)).eval()
+    with pytest.raises(ValueError, match=r"^backbone: returned a tensor \[\d+\] of .*, wants logits \["):
+        answered = call(net, x)
+        answered(x)
 
 
 def test_other_numbers_of_heads_are_refused() -> None:
