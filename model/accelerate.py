@@ -209,7 +209,7 @@ def _exits_line(network: EarlyExitNetwork) -> str:
     found = [
         f"{one.head or repr(one.place)} at {one.tap} ({', '.join(filter(None, (one.pool, one.how)))})" for one in early
     ]
-    late = [one.head or repr(one.place) for one in early if one.tap.startswith("late.")]
+    late = [one.head or repr(one.place) for one in early if not one.skips]
     first = f"Nothing is skipped behind {', '.join(late)}: see below.\n" if late else ""
     return f"{first}Exits: {', '.join(found)}, and {last.head or repr(last.place)}, the model's own classifier."
 

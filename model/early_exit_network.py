@@ -18,6 +18,7 @@ from .exit_monitor import ExitMonitor
 from .exit_result import ExitResult
 from .exit_rule import ExitRule, as_exit_rule
 from .fused_aux_head import FusedAuxHead
+from .head_checks import check_same_classes
 from .head_on_tap import check_followed, check_head_beside_tap, check_head_on_tap, unless_of_other_maps, with_layout
 from .hooks import overridden
 from .learned_from import LearnedFrom
@@ -262,7 +263,7 @@ class EarlyExitNetwork(nn.Module):
                 if isinstance(given, Extract):
                     extract[tap] = with_mask(tap, given, None, arguments, takes)
                 runs.append((head, head.check_on(tap, features)))
-                _check_classes(tap, runs[-1][1].num_classes, run.logits)
+                check_same_classes(tap, runs[-1][1].num_classes, run.logits)
                 continue
             if isinstance(given, Extract):
                 read = with_layout(tap, given, features, head, channels)
@@ -272,7 +273,7 @@ class EarlyExitNetwork(nn.Module):
             check_head_on_tap(tap, head, features, autocasts=autocasts)
             if head.in_features is None:
                 lazy.append((head, features))
-            _check_classes(tap, head.num_classes, run.logits)
+            check_same_classes(tap, head.num_classes, run.logits)
         for place, (kept, features) in enumerate(zip(heads, run.features, strict=True)):
             self.heads[place] = kept
             if kept.rule.threshold_tensor.device != features.device:  # its layers were moved, and it was not
@@ -348,6 +349,7 @@ class EarlyExitNetwork(nn.Module):
 
         with listening(self.backbone, self.taps, keep, self._reading_now(x)):
             final = call_with(self.backbone, x)
+        check_same_classes(self.taps[0], self.exit_heads[0].num_classes, final)
         for tap, (y, _, version) in zip(self.taps, features, strict=True):
             if version is not None and version_of(y) != version:  # None where Dynamo traced the layer
                 raise ValueError(
@@ -373,11 +375,6 @@ def _check_distinct(heads: Mapping[str, nn.Module]) -> None:
     for tap, head in heads.items():
         if first.setdefault(head, tap) != tap:
             raise ValueError(f"heads[{tap!r}]: is that of {first[head]!r}, wants one with a rule of its own")
-
-
-def _check_classes(tap: str, classes: int, logits: Tensor) -> None:
-    if classes != logits.shape[1]:
-        raise ValueError(f"heads[{tap!r}]: has {classes} classes, wants {logits.shape[1]}, as the backbone has")
 
 
 def _as_head(tap: str, head: nn.Module) -> AuxHead:

@@ -19,6 +19,14 @@ def check_map_size(x: Any, size: tuple[int, int] | None) -> None:
         )
 
 
+def check_same_classes(tap: str, classes: int, logits: Tensor) -> None:
+    """Raise ``ValueError`` for a head that has another number of classes than the backbone, which may be replaced."""
+    if logits.ndim != 2:
+        raise ValueError(f"backbone: returned {tensor_in_words(logits)}, wants logits [N, {classes}]")
+    if classes != logits.shape[1]:
+        raise ValueError(f"heads[{tap!r}]: has {classes} classes, wants {logits.shape[1]}, as the backbone has")
+
+
 def check_readable(parameters: Iterable[tuple[str, Tensor | None]]) -> None:
     """Raise ``ValueError`` for a parameter that is not what its memory says, or of a dtype that no head computes in."""
     for name, tensor in parameters:

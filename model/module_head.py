@@ -5,14 +5,13 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils.flop_counter import FlopCounterMode
 
 from ..kernels import ExitHead, HeadOutput
 from .arguments import check_classes, check_dense, check_module
 from .exit_rule import ExitRule, own_rule
 from .fused_aux_head import FusedAuxHead
 from .hooks import modes_kept, overridden
-from .operators import OperatorMode, written_tensors
+from .operators import OperatorMode, flops_of, written_tensors
 from .reading import parts_in_words
 from .rounding import are_probabilities
 
@@ -173,11 +172,11 @@ class ModuleRun(NamedTuple):
 
 
 class _Operators(OperatorMode):
-    """Counts the operators that run, but for views, and notes whether one writes to the memory of a tensor."""
+    """Counts operators, but for views, and their work, and notes whether one writes to the memory of a tensor."""
 
     def __init__(self, watched: Tensor) -> None:
         super().__init__()
-        self.count = 0
+        self.count = self.flops = 0
         self.writes = False
         self._memory = watched.untyped_storage()._cdata
 
@@ -186,17 +185,19 @@ class _Operators(OperatorMode):
         self.count += not getattr(func, "is_view", False)
         for tensor in written_tensors(func, args, kwargs):
             self.writes |= tensor.untyped_storage()._cdata == self._memory
-        return func(*args, **kwargs)
+        output = func(*args, **kwargs)
+        self.flops += flops_of(func, args, kwargs, output)
+        return output
 
 
 def _run_once(tap: str, module: nn.Module, features: Tensor) -> ModuleRun:
     x = features.detach().clone()
     version = x._version
-    flops, operators = FlopCounterMode(display=False), _Operators(x)
+    operators = _Operators(x)
     its = f"heads[{tap!r}]: its module {type(module).__name__}"
     reads = f"the output {list(x.shape)} of the tap"
     try:
-        with torch.no_grad(), torch.compiler.set_stance("force_eager"), flops, operators:  # or 2.14 refuses a fullgraph
+        with torch.no_grad(), torch.compiler.set_stance("force_eager"), operators:  # or 2.14 refuses a fullgraph
             y = module(x)
     except Exception as error:  # whatever a user's module may raise
         raise ValueError(f"{its} cannot read {reads}: {' '.join(str(error).split()):.300}") from error
@@ -210,6 +211,6 @@ def _run_once(tap: str, module: nn.Module, features: Tensor) -> ModuleRun:
         num_classes=y.shape[1],
         parameters=sum(parameter.numel() for parameter in module.parameters()),
         operators=operators.count,
-        flops=flops.get_total_flops() // x.shape[0],
+        flops=operators.flops // x.shape[0],
         writes_input=operators.writes or x._version != version,
     )

@@ -1,13 +1,14 @@
-"""Operators as they run: which tensors they write to, and which dimensions they take for a tensor's channels."""
+"""Operators as they run: which tensors they write to, what they cost, and which dimensions they take for channels."""
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry
 
 from .arguments import is_plain
 
@@ -29,6 +30,14 @@ _CHANNELS_LAST = {
 _COPIES = ("clone", "_to_copy")
 
 
+#: Attention in one operator, one of which each device takes. PyTorch's own counter passes over that of the CPU, and
+#: fails where several heads of queries share one of keys.
+_ATTENTION = frozenset(
+    getattr(torch.ops.aten, f"_scaled_dot_product_{kind}")
+    for kind in ("flash_attention_for_cpu", "flash_attention", "efficient_attention", "cudnn_attention")
+)
+
+
 class OperatorMode(TorchDispatchMode):
     """The base of dispatch modes here: layers that are compiled run compiled, unless they are told to run eagerly."""
 
@@ -47,6 +56,18 @@ def written_tensors(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -
     given = dict(zip((argument.name for argument in func._schema.arguments), args, strict=False)) | dict(kwargs)
     written = [arg.name for arg in func._schema.arguments if arg.alias_info is not None and arg.alias_info.is_write]
     return [tensor for name in written for tensor in tree_leaves(given.get(name)) if is_plain(tensor)]
+
+
+def flops_of(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], output: Any) -> int:
+    """Return the work of an operator: that of convolutions, products and attention."""
+    if not isinstance(func, torch._ops.OpOverload):
+        return 0
+    if func.overloadpacket in _ATTENTION:
+        query, key, value = args[:3]  # [N, heads, tokens, width]
+        samples, heads, tokens, width = query.shape
+        return 2 * samples * heads * tokens * key.shape[2] * (width + value.shape[3])
+    count: Callable[..., int] | None = flop_registry.get(func.overloadpacket)
+    return 0 if count is None else count(*args, **kwargs, out_val=output)
 
 
 class ChannelEvidence(OperatorMode):

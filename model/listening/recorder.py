@@ -7,7 +7,7 @@ import os
 import random
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,24 +19,17 @@ from torch.autograd.function import BackwardCFunction
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
-from torch.utils.flop_counter import flop_registry
 
 from ...kernels.head_arguments import head_dtypes
 from ..arguments import is_plain
 from ..bad_input import BadInput
 from ..batches import Batch, argument_names, arguments_in, call_with, first_tensor, map_tensors
 from ..hooks import ThreadHook
-from ..operators import OperatorMode, written_tensors
+from ..operators import OperatorMode, flops_of, written_tensors
 from ..reading import PADDING, TOKENS
 from ..shallow_copy import OF_EVERY_MODULE
-from .recording import Call, HostRead, Operation, Recording, Value, ancestors, at_place, places, shortest
+from .recording import STATE, Call, HostRead, Operation, Recording, Value, ancestors, at_place, places, shortest
 
-#: Attention in one operator, one of which each device takes. PyTorch's own counter passes over that of the CPU, and
-#: fails where several heads of queries share one of keys.
-_ATTENTION = frozenset(
-    getattr(torch.ops.aten, f"_scaled_dot_product_{kind}")
-    for kind in ("flash_attention_for_cpu", "flash_attention", "efficient_attention", "cudnn_attention")
-)
 #: Batch norms, whose schemas do not say that in training mode they write running statistics, their arguments 3 and 4.
 _BATCH_NORMS = ("native_batch_norm", "_native_batch_norm_legit", "cudnn_batch_norm", "miopen_batch_norm", "batch_norm")
 #: Operators whose answer, or the shape of it, the host waits for.
@@ -88,12 +81,17 @@ def record(
             stack.enter_context(_HostReads(recorder))
         stack.enter_context(recorder)
         drawn = _generators()
+        held = [(f"{name}.{key}".strip("."), of, key, each) for name, layer in model.named_modules()
+                for of in (layer._parameters, layer._buffers) for key, each in of.items()]  # fmt: skip
         output = call_with(model, batch)
         draws = str(drawn) != str(_generators())
         with recorder.unwatched():
             returned = recorder.returned(output)
             tensors = {value: at_place(output, place) for place, value in returned.items()}
             cuts = [value for value, tensor in tensors.items() if _is_cut(value, tensor)]
+            now = [(name, of.get(key)) for name, of, key, each in held if each is not None and of.get(key) is not each]
+            values = [(name, recorder.value(each)) for name, each in now if each is not None]
+            replaced = [name for name, value in values if value.from_input or value.from_state]
             for operation, value, tensor in recorder.read:  # a hook may have been put on it when it had been read
                 if tensor._backward_hooks and not tensor.is_leaf and value not in operation.cuts:
                     operation.cuts.append(value)
@@ -102,13 +100,16 @@ def record(
         for operation in recorder.operations:
             operation.cuts.clear()
     samples = first_tensor(example).shape[0]
-    return Recording(recorder.operations, recorder.calls, recorder.host_reads, draws, output, returned, cuts, samples)
+    return Recording(
+        recorder.operations, recorder.calls, recorder.host_reads, draws, replaced, output, returned, cuts, samples
+    )
 
 
 @contextmanager
 def kept(model: nn.Module, device: torch.device) -> Iterator[None]:
-    """Put back afterwards what forwards of a model change: buffers, plain attributes, and the states of generators."""
+    """Put back what forwards of a model change: parameters, buffers, plain attributes, the states of generators."""
     with ExitStack() as stack:
+        stack.enter_context(_KeptParameters(model))
         for module in (each for each in model.modules() if not isinstance(each, torch.jit.ScriptModule)):
             own = [each for key, each in vars(module).items() if key not in OF_EVERY_MODULE and type(each) is dict]
             for held in (vars(module), module._buffers, *own):
@@ -123,6 +124,35 @@ def kept(model: nn.Module, device: torch.device) -> Iterator[None]:
         if numpy is not None:
             stack.callback(sys.modules["numpy"].random.set_state, numpy)
         yield
+
+
+class _KeptParameters(OperatorMode):
+    """Copies parameters before an operator writes to them, and puts them back at the end."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self._held = [(each, each.detach()) for each in model.parameters() if _has_memory(each)]
+        self._by_memory: defaultdict[Any, list[Tensor]] = defaultdict(list)
+        for _, data in self._held:
+            self._by_memory[data.untyped_storage()._cdata].append(data)
+        self._before: dict[Tensor, Tensor] = {}
+
+    def __torch_dispatch__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Copy what an operator writes to, and run it."""
+        for tensor in written_tensors(func, args, kwargs or {}):
+            for data in self._by_memory.get(tensor.untyped_storage()._cdata, ()):
+                if data not in self._before:
+                    self._before[data] = data.clone()
+        return func(*args, **(kwargs or {}))
+
+    def __exit__(self, *error: Any) -> None:
+        """Put them back."""
+        super().__exit__(*error)
+        for data, before in self._before.items():
+            _put_back(data, before)
+        for parameter, data in self._held:
+            if parameter.data_ptr() != data.data_ptr():
+                parameter.data = data
 
 
 def _generators() -> tuple[Any, Any]:
@@ -169,6 +199,8 @@ class _Memory:
     views: dict[Any, tuple[Any, Any, tuple[Any, ...], dict[str, Any]]] = field(default_factory=dict)
     """By form: the form that it is a view of, and the operator that makes it, its first tensor left out."""
     written: list[Value] = field(default_factory=list)
+    state: list[Value] = field(default_factory=list)
+    """The parameters, buffers and attributes that lie there."""
 
 
 _BASE = object()  # stands for the tensor that a view is made of
@@ -190,6 +222,7 @@ class _Recorder(OperatorMode):
         # Detached tensors lie where those do that they are detached from, and in the same form.
         self._detached: dict[int, tuple[Tensor, Value]] = {}
         self._originals = originals
+        self._autocasts = _autocasts()
         self._names: defaultdict[nn.Module, list[str]] = defaultdict(list)
         for name, layer in model.named_modules(remove_duplicate=False):
             self._names[layer].append(name)
@@ -218,6 +251,7 @@ class _Recorder(OperatorMode):
                     value = self._new(tensor, leaf=leaf, from_input=leaf == "input", from_state=is_state)
                     value.learns, value.tensor = tensor.requires_grad, tensor if is_state else None
                     memory.values[form] = (value, memory.version)
+                    memory.state += [value] * (leaf in STATE)
                 memory.values[form][0].names.append(name)
 
     def _take_state(self, module: nn.Module) -> None:
@@ -320,7 +354,7 @@ class _Recorder(OperatorMode):
         if len(written) > 1 and func.overloadpacket.__name__ in _BATCH_NORMS:  # reads them to write them, and no more
             operation.reads = [each for each in operation.reads if each not in read_args[3:5]]
         operation.is_random = _is_random(func, args, kwargs)
-        operation.flops = _flops(func, args, kwargs, output)
+        operation.flops = flops_of(func, args, kwargs, output)
         if operation.reads and any(tag in func.tags for tag in _HOST_READS) and _asks(func, args):
             self._note(operation.name, operation.reads[0])
         for tensor, value in zip(fresh, operation.makes, strict=False):
@@ -340,6 +374,7 @@ class _Recorder(OperatorMode):
             memory = self._memory_of(tensor)
             for old, _ in memory.values.values():
                 old.written = operation.number if old.written is None else old.written
+            operation.changes += memory.state
             memory.version += 1
             memory.values[_form(tensor)] = (value, memory.version)
             memory.written.append(value)
@@ -375,7 +410,8 @@ class _Recorder(OperatorMode):
             if layer not in self._names:
                 self._take_state(layer)
             name = shortest(self._names[layer]) if self._names[layer] else ""
-            self._open.append(Call(layer, name, len(self.operations), self.with_values(args), self.with_values(kwargs)))
+            args, kwargs = self.with_values(args), self.with_values(kwargs)
+            self._open.append(Call(layer, name, len(self.operations), args, kwargs, _autocasts() != self._autocasts))
 
     def end(self, layer: nn.Module, _inputs: Any, output: Any) -> None:
         """Note that a layer of the model returns: a forward hook behind those of its own."""
@@ -432,6 +468,10 @@ def _is_readable(tensor: Tensor) -> bool:
     return _has_memory(tensor) and tensor.dtype in head_dtypes(tensor.device)
 
 
+def _autocasts() -> list[bool]:
+    return [torch.is_autocast_enabled(kind) for kind in ("cpu", "cuda")]
+
+
 def _form(tensor: Tensor) -> Any:
     if not _has_memory(tensor):
         return "object"
@@ -460,15 +500,6 @@ def _is_random(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> b
     given = {each.name: each.default_value for each in schema if each.has_default_value()}
     given |= dict(zip((each.name for each in schema), args, strict=False)) | dict(kwargs)
     return given.get("dropout_p", 1.0) != 0.0
-
-
-def _flops(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any) -> int:
-    if func.overloadpacket in _ATTENTION:
-        query, key, value = args[:3]  # [N, heads, tokens, width]
-        samples, heads, tokens, width = query.shape
-        return 2 * samples * heads * tokens * key.shape[2] * (width + value.shape[3])
-    count: Callable[..., int] | None = flop_registry.get(func.overloadpacket)
-    return 0 if count is None else count(*args, **kwargs, out_val=output)
 
 
 #: Folders whose code is not the user's: PyTorch's, and this package's.

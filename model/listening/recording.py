@@ -15,6 +15,9 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from ..reading import part_of
 
+#: Leaves that outlive a forward.
+STATE = ("parameter", "buffer", "attribute")
+
 
 @dataclass(eq=False, repr=False)
 class Value:
@@ -66,6 +69,8 @@ class Operation:
     cuts: list[Value] = field(default_factory=list)
     """What it reads with another gradient than that of the operators that made it: made under ``no_grad`` or by an
     autograd.Function of the user's, or with a hook; known of forwards with gradients."""
+    changes: list[Value] = field(default_factory=list)
+    """The parameters, buffers and attributes to whose memory it writes."""
     is_random: bool = False
     flops: int = 0
 
@@ -98,6 +103,8 @@ class Call:
     args: tuple[Any, ...]
     """With values in place of tensors, as in ``kwargs``."""
     kwargs: dict[str, Any]
+    autocasts: bool = False
+    """It runs under an autocast that the model has entered, or outside of one that it has left."""
     ended: int = -1
     order: int = -1
     """Its place among the ends of all calls."""
@@ -124,6 +131,8 @@ class Recording:
     """Those of numbers that depend on the input or on chance, or on parameters and buffers."""
     draws: bool
     """It has drawn numbers from Python's or NumPy's generator, unseen."""
+    replaced: list[str]
+    """Parameters and buffers in whose place it has put other tensors, which depend on the input or on such."""
     output: Any
     """What the model returned."""
     returned: dict[tuple[Any, ...], Value]

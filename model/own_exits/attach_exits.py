@@ -1,6 +1,7 @@
 """``attach_exits``: makes an :class:`EarlyExitNetwork` of a model that returns the logits of several exits."""
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -142,6 +143,8 @@ def _pair(
     if len(first.operations) != len(second.operations) or list(first.returned) != list(second.returned):
         raise BadInput("model: returns, or does, something else for three samples than for two" + BY_HAND)
     first.host_reads += watched.host_reads
+    with suppress(Exception):  # it may take no batches of one; of one alone it may ask what its own rule says
+        first.host_reads += record(model, two[:1], watch_host=True, originals=originals).host_reads
     return RecordedPair(first, second)
 
 
@@ -258,7 +261,8 @@ def _taken(mode: Mode, one: FoundExit, tap: str, chosen: ChosenHead | None) -> T
     calls = (call for call in mode.recording.calls if call.name and len(call.returned) == 1)
     whole = [call.name for call in calls if not made.isdisjoint(call.returned.values())]
     name, how = shortest(whole) if whole else "", "" if chosen is None else chosen.how
-    return TakenExit(one.place.name, name, tap, pool, one.value.shape[1], one.is_softmax, how)
+    skips = chosen is not None and chosen.skips
+    return TakenExit(one.place.name, name, tap, pool, one.value.shape[1], one.is_softmax, how, skips)
 
 
 def _answers(exits: Sequence[FoundExit], softmax: str | None) -> Answers:

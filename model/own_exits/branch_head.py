@@ -7,14 +7,15 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
-from ..listening.recording import Call, Operation, RecordedPair, Value, ancestors
+from ..listening.recording import STATE, Call, Operation, RecordedPair, Value, ancestors
 from .data_movement import is_move
 
 #: Operators that may run between layers: of which nothing depends on a number that the model's code has chosen, as a
 #: clamp's or a temperature's, which may be another one later.
 _KNOWN = frozenset(
-    "mean sum amax amin max _adaptive_avg_pool2d adaptive_max_pool2d relu relu_ gelu silu hardswish sigmoid tanh add "
-    "add_ sub mul mul_ div t mm addmm bmm detach _softmax _log_softmax native_layer_norm native_dropout".split()
+    "mean sum amax amin max _adaptive_avg_pool2d adaptive_max_pool2d avg_pool2d max_pool2d_with_indices relu relu_ "
+    "gelu silu hardswish sigmoid tanh add add_ sub mul mul_ div t mm addmm bmm repeat detach _softmax _log_softmax "
+    "native_layer_norm native_dropout".split()
 )
 #: Of those, the ones whose numbers are no choice of the answer's: an epsilon, a probability to drop.
 _MAY_HAVE_NUMBERS = ("native_layer_norm", "native_dropout")
@@ -150,7 +151,7 @@ class Branch:
     def _is_whole(self, call: Call, source: Value, needed: Sequence[Operation], value: Value) -> bool:
         """Return whether a call is one of a layer by its name that runs for this exit alone, and returns all of it."""
         made_by = source.made_by
-        if not call.name or call.ended < 0 or made_by is None or made_by.number >= call.began:
+        if not call.name or call.ended < 0 or call.autocasts or made_by is None or made_by.number >= call.began:
             return False
         within = self._pair.first.operations[call.began : call.ended]
         if any(each in self._foreign for each in within) or not all(len(place) < 2 for place in call.returned):
@@ -166,12 +167,16 @@ class Branch:
         made = [None, *within]
         if any(cut.made_by not in made for each in within for cut in each.cuts):
             raise NotReplayed(f"{where} reads what has another gradient than that of what made it")
+        for read in (read for each in within for read in each.reads):
+            self._check_state(read, where, range(call.began, call.ended))
         args, kwargs = self._filled((call.args, call.kwargs), (other.args, other.kwargs), numbers, where, bare=(float,))
         self.layers[call.name] = call.layer
         return Step(call.name, "", args, kwargs, self._numbered(call.returned.values(), numbers))
 
     def _operator(self, operation: Operation, numbers: dict[Value, int]) -> Step:
         name = operation.name
+        if operation.changes:
+            raise NotReplayed(f"{operation} writes to {operation.changes[0].names[0]!r}")
         if operation.cuts:
             raise NotReplayed(f"{operation} reads what has another gradient than that of what made it")
         if not isinstance(operation.function, torch._ops.OpOverload) or not (name in _KNOWN or is_move(operation)):
@@ -217,6 +222,14 @@ class Branch:
         if value in numbers:
             return Reference(numbers[value])
         if value.leaf in ("parameter", "buffer") and value.tensor is not None and value.names:
+            self._check_state(value, where)
             self.tensors[value.names[0]] = value.tensor
             return Named(value.names[0])
-        raise NotReplayed(f"{where} reads more than one value of the backbone")
+        what = "a tensor that is no parameter or buffer" if value.leaf else "more than one value of the backbone"
+        raise NotReplayed(f"{where} reads {what}")
+
+    def _check_state(self, value: Value, where: str, by: range = range(0)) -> None:
+        """Refuse what is written to by other operators: a head does not run when the model would read it."""
+        if value.leaf in STATE and value.written is not None and value.written not in by:
+            write = self._pair.first.operations[value.written]
+            raise NotReplayed(f"{where} reads {value.names[0]!r}, to which {write} writes")

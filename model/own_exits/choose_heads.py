@@ -28,6 +28,8 @@ class ChosenHead:
     extract: Extract | None = None
     silenced: frozenset[str] = frozenset()
     """Layers that need not run in the backbone any more."""
+    skips: bool = True
+    """Who leaves here is spared some work of the backbone."""
 
 
 @dataclass
@@ -45,6 +47,8 @@ class HeadChooser:
     """The end of the call that feeds the exit before the one that is chosen for now."""
     before: Sequence[FoundExit] = ()
     """The exits that answer before that one."""
+    in_time: bool = True
+    """Heads listen before other work goes on, for now; else wherever they can."""
 
     def choose(self, one: FoundExit, its: FoundExit, *, after: int | None) -> ChosenHead:
         """Return the head of an exit.
@@ -59,15 +63,18 @@ class HeadChooser:
             return self._late(one, "the exit before it waits for the whole model")
         self.after, self.before = after, self.early[: self.early.index(one)]
         why = one.chain if isinstance(one.chain, str) else ""
-        if isinstance(one.chain, HeadChain):
-            fused = self._fused(one, one.chain, its)
-            if not isinstance(fused, str):
-                return fused
-            why = fused
-        branch = self._branch(one, its, why)
-        if not isinstance(branch, str):
-            return branch
-        return self._answer(one, its, why) or self._late(one, f"{why}; and {branch}")
+        for self.in_time in (True, False):
+            if isinstance(one.chain, HeadChain):
+                fused = self._fused(one, one.chain, its)
+                if not isinstance(fused, str):
+                    return fused
+                why = fused
+            branch = self._branch(one, its, why)
+            if not isinstance(branch, str):
+                return branch
+            if self.in_time and (answer := self._answer(one, its, why)) is not None:
+                return answer
+        return self._late(one, f"{why}; and {branch}")
 
     def _fused(self, one: FoundExit, chain: HeadChain, its: FoundExit) -> ChosenHead | str:
         """Return a fused head for an exit, or for its last layers behind others in line; or why there is none."""
@@ -95,11 +102,10 @@ class HeadChooser:
                 if same is None or same not in ([its_chain.rectified] if rectifies else its_chain.reads):
                     continue
                 silenced = self._silenced(one, its, None if whole else (read, same), frozenset())
-                if self._is_free(tap, silenced) and (whole or self.answering.is_in_time(one, tap.order, self.before)):
-                    self.taken.add(tap.layer)
+                if self._is_free(one, tap, silenced, in_time=self.in_time or not whole):
                     head = _fused_head(chain, its_chain, rectifies=rectifies)
                     how = "" if whole else "its own layers before that run in line"
-                    return ChosenHead(head, tap, how, Extract(tap.item, chain.layout, mask=None), silenced)
+                    return self._chosen(one, head, tap, how, Extract(tap.item, chain.layout, mask=None), silenced)
         return None
 
     def _taps_of(self, value: Value) -> list[Tap]:
@@ -114,34 +120,32 @@ class HeadChooser:
         """Return a head that runs an exit's own code beside the backbone, or why there is none."""
         if len(one.frontier) != 1:
             return f"its branch reads {len(one.frontier)} values of the backbone, not one"
-        (source,) = one.frontier
-        if source is one.value:
+        if one.frontier == [one.value]:
             return "nothing but other exits' layers makes its logits"
         if self.training.is_cut(its):
             return "what is returned has another gradient than that of what makes it"
-        for tap in self._taps_of(source):
-            same = self.training.value_at(tap)
-            if same is None or its.frontier != [same]:
-                continue
-            branch = Branch(self.answering.pair, self.answering.foreign_to(one))
-            other = Branch(self.training.pair, self.training.foreign_to(its))
-            try:
-                steps, in_training = branch.steps(source, one.value), other.steps(same, its.value)
-            except NotReplayed as error:
-                return str(error)
-            layers = branch.layers | other.layers
-            runs = layers.keys()
-            silenced = self._silenced(one, its, None, runs)
-            if not self._is_free(tap, silenced):
-                continue
-            for write in self.answering.writes() + self.training.writes():
-                around = {call.name for call in write.calls}
-                if around & runs and not around & silenced:
-                    return f"{write} would run twice"
-            self.taken.add(tap.layer)
-            is_log = one.is_softmax, its.is_softmax
-            module = BranchHead(steps, in_training, layers, branch.tensors | other.tensors, is_log=is_log)
-            return ChosenHead(_as_it_is(module, why), tap, "its own code", _item_of(tap), silenced)
+        for source, its_source in zip(one.sources(), its.sources(), strict=False):
+            for tap in self._taps_of(source):
+                if self.training.value_at(tap) is not its_source:
+                    continue
+                branch = Branch(self.answering.pair, self.answering.foreign_to(one))
+                other = Branch(self.training.pair, self.training.foreign_to(its))
+                try:
+                    steps, in_training = branch.steps(source, one.value), other.steps(its_source, its.value)
+                except NotReplayed as error:
+                    return str(error)
+                layers = branch.layers | other.layers
+                runs = layers.keys()
+                silenced = self._silenced(one, its, None, runs)
+                if not self._is_free(one, tap, silenced, in_time=self.in_time):
+                    continue
+                for write in self.answering.writes() + self.training.writes():
+                    around = {call.name for call in write.calls}
+                    if around & runs and not around & silenced:
+                        return f"{write} would run twice"
+                is_log = one.is_softmax, its.is_softmax
+                module = BranchHead(steps, in_training, layers, branch.tensors | other.tensors, is_log=is_log)
+                return self._chosen(one, _as_it_is(module, why), tap, "its own code", _item_of(tap), silenced)
         return "no layer that runs once, and is not changed in place later, returns what its branch reads"
 
     def _answer(self, one: FoundExit, its: FoundExit, why: str) -> ChosenHead | None:
@@ -150,18 +154,28 @@ class HeadChooser:
             return None
         for tap in self._taps_of(one.value):
             alike = self.training.value_at(tap) is its.value
-            if alike and self._is_free(tap, frozenset()) and self.answering.is_in_time(one, tap.order, self.before):
-                self.taken.add(tap.layer)
-                module = BranchHead([], [], {}, {}, is_log=(one.is_softmax, one.is_softmax))
-                return ChosenHead(_as_it_is(module, why), tap, "its own code runs in line", _item_of(tap))
+            if alike and self._is_free(one, tap, frozenset(), in_time=True):
+                module = _as_it_is(BranchHead([], [], {}, {}, is_log=(one.is_softmax, one.is_softmax)), why)
+                return self._chosen(one, module, tap, "its own code runs in line", _item_of(tap), frozenset())
         return None
 
     def _late(self, one: FoundExit, why: str) -> ChosenHead:
         """Return a head for logits that are known when the model returns."""
         module = BranchHead([], [], {}, {}, is_log=(False, False))  # the backbone makes logits of probabilities
-        return ChosenHead(_as_it_is(module, why), None, f"behind the whole model: {why}")
+        return ChosenHead(_as_it_is(module, why), None, f"behind the whole model: {why}", skips=False)
 
-    def _is_free(self, tap: Tap, silenced: frozenset[str]) -> bool:
+    def _chosen(
+        self, one: FoundExit, head: AuxHead, tap: Tap, how: str, extract: Extract | None, silenced: frozenset[str]
+    ) -> ChosenHead:
+        """Take a tap for a head."""
+        self.taken.add(tap.layer)
+        skips = self.answering.skips(one, tap.order, self.before)
+        how = how if skips else ", ".join(filter(None, [how, "when the backbone has run"]))
+        return ChosenHead(head, tap, how, extract, silenced, skips)
+
+    def _is_free(self, one: FoundExit, tap: Tap, silenced: frozenset[str], *, in_time: bool) -> bool:
+        if in_time and not self.answering.is_in_time(one, tap.order, self.before):
+            return False
         within = any(tap.layer == name or tap.layer.startswith(f"{name}.") for name in silenced)
         return tap.layer not in self.taken and not within and tap.order > self.after
 

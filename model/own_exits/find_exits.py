@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 
 from ..arguments import check_classes, kind_of, tensor_in_words
 from ..bad_input import BadInput
@@ -22,9 +21,7 @@ from ..rounding import are_probabilities
 from .data_movement import is_move, parts_along, same_elements
 from .head_chain import SOFTMAXES, HeadChain, find_chain
 
-_WANTS = "wants a list, tuple, dict or dataclass of the logits [N, K] of two exits or more, or a stack of them"
-#: Leaves that outlive a forward.
-_STATE = ("parameter", "buffer", "attribute")
+_WANTS = "wants a list, tuple, dict or dataclass of the logits [N, K] of two exits or more, or their torch.stack"
 BY_HAND = "; or put the network together by hand: model/README.md, 'A network with exits of its own'"
 
 
@@ -71,6 +68,17 @@ class FoundExit:
     """What the branch reads of the backbone."""
     is_softmax: bool = False
     """The model returns softmax(logits)."""
+
+    def sources(self) -> list[Value]:
+        """Return the one value that the branch reads, and those that activations written as functions make it of."""
+        if len(self.frontier) != 1:
+            return []
+        found = list(self.frontier)
+        while (made_by := found[-1].made_by) is not None and len(made_by.reads) == 1 and not made_by.is_random:
+            if torch.Tag.pointwise not in getattr(made_by.function, "tags", ()):
+                break
+            found.append(made_by.reads[0])
+        return found
 
     @property
     def key(self) -> tuple[str, ...]:
@@ -139,6 +147,12 @@ class Mode:
                 f"model: draws numbers by Python's random or by NumPy{self.words}, so that what it computes may differ "
                 f"each time; wants those of PyTorch, which are tensors{self._by_hand()}"
             )
+        if self.recording.replaced:
+            name = self.recording.replaced[0]
+            raise BadInput(
+                f"model: puts another tensor in place of its {name!r}{self.words}, which a copy that shares it does "
+                f"not see; wants one that is written to, as by self.{name}.copy_(...){self._by_hand()}"
+            )
         if self.recording.host_reads:
             read = self.recording.host_reads[0]
             by = "parameters" if read.value.from_state else "numbers that it draws"
@@ -206,7 +220,8 @@ class Mode:
         plain = all(len(one.place.path) == 1 and one.place.dim is None and not one.is_softmax for one in made)
         found = [[tap.layer for y in said[one] for tap in self.taps_of(y) if tap.item is None] for one in made[:-1]]
         taps = [each[0] for each in found if each]
-        if self.words or not plain or not taps or len(taps) < len(found):
+        work = [sum(each.flops for each in one.needs) for one in made]
+        if self.words or not plain or not taps or len(taps) < len(found) or work[-1] < max(work):
             return BY_HAND
         heads = ", ".join(f'"{tap}": nn.Identity()' for tap in taps)
         return (
@@ -219,7 +234,8 @@ class Mode:
         classes = {one.value.shape[1]: one.place.name for one in self.exits}
         if len(self.exits) < 2:
             at = [f"{tensor_in_words(at_place(output, path))} at {'.'.join(map(str, path)) or 'the top'}"
-                  for path in self.recording.returned]  # fmt: skip
+                  + (f", made by {value.made_by}" if len(value.shape) == 3 and value.made_by is not None else "")
+                  for path, value in self.recording.returned.items()]  # fmt: skip
             got = f"a {kind_of(output)}" if not at else ", ".join(at[:4])
             raise BadInput(
                 f"model: returned {got}{self.words}, in which {len(self.exits) or 'no'} exit"
@@ -250,7 +266,9 @@ class Mode:
             places = [place for place, each in call.returned.items() if each is value and len(place) < 2]
             usable = call.name and self._runs[call.layer] == 1 and value.written is None
             if usable and places and value.feeds_head(self.recording.samples):
-                found.append(Tap(call.name, places[0][0] if places[0] else None, call.order))
+                other = self.pair.second.calls[call.order].returned.get(places[0])
+                if other is not None and other.feeds_head(self.pair.second.samples):  # the samples come first
+                    found.append(Tap(call.name, places[0][0] if places[0] else None, call.order))
         return sorted(found, key=lambda tap: (tap.layer.count("."), len(tap.layer)))
 
     def value_at(self, tap: Tap) -> Value | None:
@@ -267,24 +285,36 @@ class Mode:
         Heads that a model calls behind its backbone are no longer in time: nothing could be skipped.
         """
         ready = max((each.made_by.number for each in one.frontier if each.made_by is not None), default=-1)
-        end = next(call.ended for call in self.recording.calls if call.order == order)
+        return not any(ready < number < self._end(order) for number in self._work_behind(one, before))
+
+    def skips(self, one: FoundExit, order: int, before: Sequence[FoundExit]) -> bool:
+        """Return whether such work is still to come when a layer returns, and is spared who leaves there."""
+        return any(number >= self._end(order) for number in self._work_behind(one, before))
+
+    def _end(self, order: int) -> int:
+        return next(call.ended for call in self.recording.calls if call.order == order)
+
+    def _work_behind(self, one: FoundExit, before: Sequence[FoundExit]) -> list[int]:
+        """Return the places of what exits that do not answer ``before`` need and this one does not, but for heads."""
         later = set().union(*(other.needs for other in self.exits if other not in (one, *before))) - one.needs
-        return not any(ready < each.number < end and each.flops for each in later)
+        heads = (other.chain.operations for other in self.exits if isinstance(other.chain, HeadChain))
+        return [each.number for each in later.difference(*heads) if each.flops]
 
     def writes(self) -> list[Operation]:
-        """Return the operations that are the first to write to a parameter, a buffer or an attribute."""
-        given = ((each, leaf) for each in self.recording.operations for leaf in tree_leaves((each.args, each.kwargs)))
-        return [each for each, leaf in given if isinstance(leaf, Value) and leaf.leaf in _STATE
-                and leaf.written == each.number]  # fmt: skip
+        """Return the operations that write to a parameter, a buffer or an attribute."""
+        return [each for each in self.recording.operations if each.changes]
 
     def silenced(self, one: FoundExit, needed: set[Operation], runs: Set[str]) -> set[str]:
         """Return layers that run for nothing once an exit has a head of its own, the outermost, by name.
 
-        A layer that writes to buffers does so for something, unless the head ``runs`` the layer that does.
+        A layer that writes to buffers, or makes what is written to them, does so for something, unless the head
+        ``runs`` the layer that writes.
         """
         found: set[str] = set()
         passed: list[Call] = []  # calls that stay: what they run in turn is theirs
-        foreign, writes = self.foreign_to(one) | needed, self.writes()
+        foreign = self.foreign_to(one) | needed
+        writes = [each for each in self.writes() if runs.isdisjoint(call.name for call in each.calls)]
+        written = {call for each in writes for before in ancestors(each.makes[-1]) for call in before.calls}
         for call in sorted(self.recording.calls, key=lambda each: (each.began, -each.ended, -each.order)):
             within = self.recording.operations[call.began : call.ended]
             of_the_branch = not any(each in foreign for each in within) and any(each in one.branch for each in within)
@@ -292,9 +322,7 @@ class Mode:
                 continue
             if not any(outer.began <= call.began and call.ended <= outer.ended for outer in passed):
                 passed.append(call)
-                if self._may_be_silent(call) and not any(
-                    call in each.calls and runs.isdisjoint(its.name for its in each.calls) for each in writes
-                ):
+                if self._may_be_silent(call) and call not in written:
                     found.add(call.name)
         return found
 
@@ -306,10 +334,12 @@ class Mode:
         for other in self.recording.calls:  # others may call its layers by their names
             if other.layer in inside and not call.began <= other.began <= other.ended <= call.ended:
                 return False
-        own = {id(parameter) for parameter in layer.parameters()}
-        for operation in self.recording.operations:  # others may read its parameters by its name
-            by_name = {id(each) for around in operation.calls for each in around.layer._parameters.values()}
-            if call not in operation.calls and any(id(each.tensor) in own - by_name for each in operation.reads):
+        own = {id(each) for each in (*layer.parameters(), *layer.buffers())}
+        for operation in self.recording.operations:  # others may read or write its parameters and buffers by its name
+            around = [held for each in operation.calls for held in (each.layer._parameters, each.layer._buffers)]
+            theirs = own - {id(each) for held in around for each in held.values()}
+            used = (*operation.reads, *operation.changes)
+            if call not in operation.calls and any(id(each.tensor) in theirs for each in used):
                 return False
         samples = (self.recording.samples,)
         return isinstance(given, Value) and given.shape[:1] == call.returned[()].shape[:1] == samples

@@ -143,6 +143,8 @@ class _Walk:
 
     def _owner(self, weight: Value, bias: Value | None, kind: type[nn.Module]) -> nn.Module | None:
         """Return the layer of a kind, and no subclass, that has just these parameters, and nothing of the user's."""
+        if any(each is not None and each.written is not None for each in (weight, bias)):  # and so something else later
+            return None
         for name in weight.names:
             path, _, last = name.rpartition(".")
             layer = self._model.get_submodule(path)

@@ -29,6 +29,8 @@ class TakenExit(NamedTuple):
     """The model returns softmax(logits) there, in eval mode."""
     how: str
     """What of it runs as the model's own code, in words; "" if all of it is fused, and for the last exit."""
+    skips: bool
+    """Who leaves there is spared some work of the backbone."""
 
 
 class Answers(NamedTuple):

@@ -414,6 +414,21 @@ def test_a_head_that_does_not_fit_is_refused_when_it_was_put_in(put, error, mess
     call(net, x)
 
 
+@pytest.mark.parametrize("classes", [1, 7])
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+def test_a_classifier_of_other_classes_is_refused_when_it_was_put_in(call, classes: int) -> None:
+    x = images(3)
+    net = network(example_input=x)
+    net.backbone.fc = nn.Linear(16, classes).eval()
+    with pytest.raises(ValueError, match=rf"^heads\['block0'\]: has 5 classes, wants {classes}, as the backbone has"):
+        answered = call(net, x)
+        answered(x)
+    net.backbone.fc = nn.Sequential(nn.Linear(16, 1), nn.Flatten(0)).eval()
+    with pytest.raises(ValueError, match=r"^backbone: returned a tensor \[\d+\] of .*, wants logits \["):
+        answered = call(net, x)
+        answered(x)
+
+
 def test_other_numbers_of_heads_are_refused() -> None:
     x = images(3)
     net = network(example_input=x)

@@ -105,6 +105,24 @@ def test_operators_flops_and_parameters_are_counted(x):
     assert run.operators == 3  # convolution, tanh, addmm
 
 
+class Attending(nn.Module):
+    """A pool by attention, with a query that is learned."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.query, self.linear = nn.Parameter(torch.zeros(1, 1, width)), nn.Linear(width, 5)
+        self.attention = nn.MultiheadAttention(width, 2, batch_first=True)
+
+    def forward(self, maps):
+        tokens = maps.flatten(2).transpose(1, 2)
+        return self.linear(self.attention(self.query.expand(len(maps), -1, -1), tokens, tokens)[0][:, 0])
+
+
+def test_a_learned_query_is_looked_at_as_it_is(x):
+    net = EarlyExitNetwork(SmallNet(), {"block0": Attending(8)}, example_input=x)
+    assert net.heads[0].run.flops > 2 * 64 * 8 * 16  # of keys and values alone
+
+
 class Flat(nn.Module):
     def __init__(self, width):
         super().__init__()

@@ -228,10 +228,77 @@ class PrunedBias(Net):
         prune.random_unstructured(self.f1, "bias", 0.5)
 
 
+class Centred(Net):
+    """A head that subtracts a mean of features that the model itself keeps, by tensors alone."""
+
+    def make(self) -> None:
+        for name, value in (("mean", torch.zeros(8)), ("keep", torch.tensor(0.9)), ("rate", torch.tensor(0.1))):
+            self.register_buffer(name, value)
+
+    def one(self, a: Tensor) -> Tensor:
+        y = a.mean((2, 3))
+        if self.training:
+            self.mean.mul_(self.keep)
+            self.mean.add_(y.detach().mean(0) * self.rate)
+        return self.f1(y - self.mean)
+
+
+class CentredBefore(Centred):
+    def one(self, a: Tensor) -> Tensor:
+        y = a.mean((2, 3))
+        said = self.f1(y - self.mean)
+        if self.training:
+            self.mean.lerp_(y.detach().mean(0), self.rate)
+        return said
+
+
+class Minus(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(8))
+
+    def forward(self, y: Tensor) -> Tensor:
+        return y - self.mean
+
+
+class CentredByALayer(Net):
+    """The layer that reads what the model writes to is called whole."""
+
+    def make(self) -> None:
+        self.centre = Minus()
+
+    def one(self, a: Tensor) -> Tensor:
+        said = self.f1(self.centre(y := a.mean((2, 3))))
+        if self.training:
+            self.centre.mean.lerp_(y.detach().mean(0), 0.1)
+        return said
+
+
+class CountsAnswers(Net):
+    def make(self) -> None:
+        self.register_buffer("said", torch.zeros(CLASSES))
+
+    def one(self, a: Tensor) -> Tensor:
+        y = super().one(a)
+        if self.training:
+            self.said.mul_(0.9)
+            self.said += y.detach().softmax(1).mean(0)
+        return y
+
+
+class WeightDecays(Net):
+    def one(self, a: Tensor) -> Tensor:
+        y = super().one(a)
+        if self.training:
+            self.f1.weight.data.mul_(0.5)
+        return y
+
+
 @pytest.mark.parametrize(
     "kind",
-    [ByAFunction, ByAHook, Traced, MaskOfSamples, OwnBackward, BackwardHooks, HookedAfterwards, KeepsNumbers,
-     KeepsNumbersInATuple, SharedNeck, BlockTwice, HeadsPartCalledElsewhere, Permuted, PrunedBias],
+    [Centred, CentredBefore, CentredByALayer, CountsAnswers, WeightDecays, ByAFunction, ByAHook, Traced,
+     MaskOfSamples, OwnBackward, BackwardHooks, HookedAfterwards, KeepsNumbers, KeepsNumbersInATuple, SharedNeck,
+     BlockTwice, HeadsPartCalledElsewhere, Permuted, PrunedBias],
     ids=lambda kind: kind.__name__,
 )  # fmt: skip
 def test_what_is_taken_over_learns_as_it_did(kind: type[Net]) -> None:
@@ -286,6 +353,40 @@ def test_attaching_changes_nothing_of_a_model_or_a_generator() -> None:
     for one in (model, network.backbone.model):
         assert (one.n, one.calls, one.seen) == (0, 0, []) and not one.m.any()
     with pytest.raises(ValueError, match="draws numbers by Python's random or by NumPy in training mode"):
+        network.train()
+
+
+class WritesItsWeights(Net):
+    def one(self, a: Tensor) -> Tensor:
+        self.f1.weight.data.mul_(0.5)
+        return super().one(a)
+
+    def two(self, b: Tensor) -> Tensor:
+        if self.training:
+            self.f2.weight.data = self.f2.weight.data * 0.5
+        return super().two(b)
+
+
+def test_parameters_that_a_forward_writes_to_are_put_back() -> None:
+    model = WritesItsWeights().eval()
+    before = {name: each.detach().clone() for name, each in model.named_parameters()}
+    attach_exits(model, images())
+    assert all(torch.equal(each, before[name]) for name, each in model.named_parameters())
+
+
+class Replaces(Centred):
+    """Puts another tensor in place of its buffer, which the model that shares the old one would not see."""
+
+    def one(self, a: Tensor) -> Tensor:
+        y = a.mean((2, 3))
+        if self.training:
+            self.mean = self.mean * self.keep + y.detach().mean(0) * self.rate
+        return self.f1(y - self.mean)
+
+
+def test_a_buffer_that_a_forward_replaces_is_refused_in_its_mode() -> None:
+    network = attach_exits(Replaces().eval(), images())
+    with pytest.raises(ValueError, match=r"another tensor in place of its 'mean' in training mode.*self.mean.copy_\("):
         network.train()
 
 

@@ -78,6 +78,28 @@ def test_a_rule_for_batches_of_one_is_replaced() -> None:
         torch.testing.assert_close(got, want)
 
 
+class LeavesWithOneSample(Net):
+    """All exits of a batch, and of one sample those that its own rule leaves."""
+
+    def forward(self, x: Tensor) -> Any:
+        one = self.one(a := self.b1(x))
+        if not self.training and len(x) == 1 and one.softmax(1).amax() > self.rule:
+            return [one] * 3
+        b = self.b2(a)
+        return [one, self.two(b), self.last(self.b3(b))]
+
+    rule = 0.99
+
+
+def test_a_rule_that_a_batch_alone_does_not_ask_is_replaced() -> None:
+    model = LeavesWithOneSample().eval()
+    network = attach_exits(model, images())
+    model.rule = network.backbone.model.rule = 0.0
+    x = images(1)
+    for got, want in zip(network.logits(x), Net.forward(model, x), strict=True):
+        torch.testing.assert_close(got, want)
+
+
 class Left(Exception):
     pass
 
@@ -258,3 +280,57 @@ def test_the_line_that_a_refusal_names_makes_the_network(kind: type[Net]) -> Non
     network = eval(line, {"EarlyExitNetwork": EarlyExitNetwork, "nn": nn, "model": model}).eval()
     for got, want in zip(network.logits(x), model(x).values(), strict=True):
         assert torch.equal(got, want)
+
+
+class Cast(Net):
+    """Runs under an autocast of its own."""
+
+    def forward(self, x: Tensor) -> Any:
+        with torch.autocast("cpu", torch.bfloat16):
+            return super().forward(x)
+
+
+def test_layers_under_an_autocast_of_the_models_stay_there() -> None:
+    model, x = Cast().eval(), images()
+    network = attach_exits(model, x)
+    assert not network.fused_heads
+    for got, want in zip(network.logits(x), model(x), strict=True):
+        assert torch.equal(got, want)
+
+
+class TokensFirst(Net):
+    """Tokens come before samples, and are as many as those that are recorded."""
+
+    def make(self) -> None:
+        self.e1, self.e2, self.f1, self.f2 = (nn.Linear(6, width) for width in (6, 6, CLASSES, CLASSES))
+
+    def forward(self, x: Tensor) -> Any:
+        a = self.e1(x.transpose(0, 1))
+        b = self.e2(a)
+        return self.f1(a[0]), self.f2(b.mean(0))
+
+
+def test_tokens_are_not_taken_for_samples() -> None:
+    model, x = TokensFirst().eval(), torch.randn(4, 2, 6)
+    for got, want in zip(attach_exits(model, x).logits(x), model(x), strict=True):
+        torch.testing.assert_close(got, want)
+
+
+class DeepestNotLast(Net):
+    """A shallower exit is made last."""
+
+    def forward(self, x: Tensor) -> Any:
+        one, two, last = super().forward(x)
+        return one, two + 0 * one, last
+
+
+class SoftmaxOfAStack(Net):
+    def answers(self, one: Tensor, two: Tensor, last: Tensor) -> Any:
+        return torch.stack([one, two, last]).softmax(2)
+
+
+def test_refusals_name_no_line_that_would_turn_the_order_around() -> None:
+    with pytest.raises(ValueError, match="its exit 1 depends on what its exit 0 says.* put the network together by"):
+        attach_exits(DeepestNotLast().eval(), images())
+    with pytest.raises(ValueError, match=r"\[3, 2, 7\] .* at the top, made by _softmax at test_own_exits_modes.py:\d+"):
+        attach_exits(SoftmaxOfAStack().eval(), images())

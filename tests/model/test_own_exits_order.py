@@ -90,6 +90,89 @@ def test_where_nothing_is_skipped_the_report_says_so_first() -> None:
     assert re.search(why, fast.report) and re.search(rf"not fused \({why}", fast.network.describe())
 
 
+class Pyramid(Net):
+    """A backbone that returns its features together, of which activations by functions are the last part."""
+
+    def make(self) -> None:
+        self.c1, self.c2 = nn.Conv2d(3, 8, 3, 2), nn.Conv2d(8, 12, 3, 2)
+        self.features = Features()
+
+    def forward(self, x: Tensor) -> Any:
+        a, b = self.features(x, self.c1, self.c2)
+        return [self.one(a), self.two(b), self.last(self.b3(b))]
+
+    def one(self, a: Tensor) -> Tensor:
+        return self.f1(a.sigmoid().amax((2, 3)))
+
+
+class Features(nn.Module):
+    def forward(self, x: Tensor, first: nn.Module, second: nn.Module) -> tuple[Tensor, Tensor]:
+        a = F.gelu(first(x))
+        return a, F.relu(second(a))
+
+
+class PoolsByFunctions(Net):
+    def make(self) -> None:
+        self.query = nn.Parameter(torch.randn(1, 12))
+
+    def one(self, a: Tensor) -> Tensor:
+        return super().one(F.max_pool2d(a, 3, 2))
+
+    def two(self, b: Tensor) -> Tensor:
+        return self.f2(F.avg_pool2d(b, 3, 1).amax((2, 3)) * self.query.repeat(len(b), 1))
+
+
+@pytest.mark.parametrize(
+    ("kind", "taps"),
+    [(Pyramid, ("model.c1", "model.features")), (PoolsByFunctions, ("model.b1", "model.b2"))],
+    ids=lambda each: getattr(each, "__name__", ""),
+)
+def test_heads_are_tapped_before_functions_that_are_no_layers(kind: type[Net], taps: tuple[str, str]) -> None:
+    model, x = kind().eval(), images()
+    network = attach_exits(model, x)
+    assert network.taps == taps
+    change(model)
+    for _ in range(2):
+        for got, want in zip(network.logits(x), model(x), strict=True):
+            torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+        network.train(), model.train()
+
+
+class Turned(Pyramid):
+    """What the backbone returns last is no layer's, and no activation of one."""
+
+    def forward(self, x: Tensor) -> Any:
+        a, b = self.turned(x)
+        return [self.one(a), self.last(self.c3(b) if self.goes_on else b)]
+
+    def make(self) -> None:
+        super().make()
+        self.turned, self.c3 = TurnedFeatures(self.b1, self.b2, self.b3), nn.Conv2d(16, 16, 3, padding=1)
+
+    goes_on = False
+
+
+class TurnedFeatures(nn.Module):
+    def __init__(self, *layers: nn.Module) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(layers)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        a = self.layers[0](x).flip(3)
+        return a, self.layers[2](self.layers[1](a))
+
+
+class TurnedFirst(Turned):
+    goes_on = True
+
+
+def test_a_head_that_listens_when_the_backbone_has_run_is_told_of() -> None:
+    fast = accelerate(Turned().eval(), images())
+    assert fast.network.taps == ("model.turned",) and "when the backbone has run" in fast.report
+    assert fast.report.splitlines()[0] == "Nothing is skipped behind f1: see below."
+    assert "Nothing is skipped" not in accelerate(TurnedFirst().eval(), images()).report
+
+
 class MainFirst(Net):
     def answers(self, one: Tensor, two: Tensor, last: Tensor) -> Any:
         return last, [one, two]
