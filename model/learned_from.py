@@ -81,8 +81,8 @@ class LearnedFrom:
             found[same] = found[same].clamp(max=ROLES.index(part.role))
             if unknown is None and not samples.kinds <= part.kinds and not same.any():
                 unknown = (
-                    f"its {part.role} were made from samples that were noted by {_in_words(part.kinds)}, and these, by "
-                    f"{_in_words(samples.kinds)}, cannot be compared with them"
+                    f"its {part.role.removesuffix('s')}s were made from samples that were noted by "
+                    f"{_in_words(part.kinds)}, and these, by {_in_words(samples.kinds)}, cannot be compared with them"
                 )
         return found, unknown
 
