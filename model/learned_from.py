@@ -83,8 +83,8 @@ class LearnedFrom:
             kinds = samples.kinds | part.kinds
             if unknown is None and len(kinds) > 1 and not (FILE in kinds and same.any()):
                 unknown = (
-                    f"its {part.role} were made from samples that were noted by {_in_words(part.kinds)}, and these, by "
-                    f"{_in_words(samples.kinds)}, cannot be compared with them"
+                    f"its {part.role.removesuffix('s')}s were made from samples that were noted by "
+                    f"{_in_words(part.kinds)}, and these, by {_in_words(samples.kinds)}, cannot be compared with them"
                 )
         return found, unknown
 

@@ -41,7 +41,9 @@ def calibrate_command(beyond: Callable[[], BeyondCalibration]) -> Callable[..., 
         modules: ModulesOption = None,
         train_data: Annotated[
             Path | None,
-            typer.Option(help="Images that your network has learned from, a folder a class; left out under any name."),
+            typer.Option(
+                help="Images that your network has learned from, a folder a class, left out under any name; or none."
+            ),
         ] = None,
         skip_damaged: Annotated[
             bool, typer.Option("--skip-damaged", help="Leave out image files that cannot be read.")

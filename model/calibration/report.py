@@ -178,7 +178,7 @@ class CalibrationReport:
         if bound.unknown is not None:
             said.append(
                 "Nothing is promised of accuracy on new samples, since it is not known what it learned from: "
-                f"{bound.unknown}. Whoever knows says it: --train-data, or train= in Python, set() for nothing else."
+                f"{bound.unknown}. If you know, say it: --train-data FOLDER, or none; in Python train=, set() for none."
             )
         elif bound.max_accuracy_drop > 0.0:
             said.append(

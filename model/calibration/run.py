@@ -68,11 +68,11 @@ def run_calibration(request: Request, load: Callable[[Path, str | None, str | No
     source = load_source(request.data, request.dataset, request.root)
     agree(lambda: {"images": source.facts()})
     network = loaded.network.to(request.device)
-    if request.train_data is not None:
+    if request.train_data is not None and request.train_data != Path("none"):
         learned = _decoded(load_folder(request.train_data, "--train-data"), loaded, request)
         inputs = (one for x, _ in _batches(learned, loaded) for one in identities(x))
         samples = Samples([*learned.contents, short(inputs)], frozenset([FILE]))
-        network.learned_from = replace(learned_by(network), unknown=None).plus("weights", samples)
+        network.learned_from = learned_by(network).plus("weights", samples)
     images = _decoded(source, loaded, request)
     latencies = _latencies(request, loaded, images.pixels)
     budgets = request.max_accuracy_drop, request.max_latency_ms, request.max_work
@@ -80,6 +80,7 @@ def run_calibration(request: Request, load: Callable[[Path, str | None, str | No
         network, _batches(images, loaded),
         one_budget(0.01 if budgets == (None, None, None) else request.max_accuracy_drop, *budgets[1:], latencies),
         latencies=latencies, confidence=request.confidence, seed=request.seed, files=images.contents,
+        train=None if request.train_data is None else set(),  # nothing besides what was noted
     )  # fmt: skip
     names = loaded.classes or source.classes  # without names the network may have more classes than the images
     named = [replace(row, name=name) for row, name in zip(report.classes, names, strict=False)]

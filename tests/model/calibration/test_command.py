@@ -8,6 +8,7 @@ import pytest
 import torch
 from auxhead.model import EarlyExitNetwork, FusedAuxHead, load_checkpoint, save_checkpoint
 from auxhead.model.images import MEAN, STD
+from auxhead.model.learned_from import LearnedFrom, Samples, fingerprint
 from support.checkpoint_files import weights_of
 from support.command_line import assert_one_line_error, auxhead, plot
 from support.pictures import write_image_folder
@@ -135,6 +136,25 @@ def test_images_that_were_learned_from_are_left_out(own):
     report = json.loads((own / "new" / "report.json").read_text())
     assert sum(report["samples"].values()) == 180 and report["left_out"] == 60 and report["bound"]["unknown"] is None
     assert "The budget cannot be kept" in result.output and "it takes 230 samples" in result.output
+
+
+def test_who_knows_what_was_learned_in_another_form_says_it(own):
+    network = load_checkpoint(own / "own", nn_backbone(own)).network
+    in_memory = Samples([torch.arange(5)], frozenset(["float32 [3, 16, 16]"]))
+    network.learned_from = LearnedFrom(None, fingerprint(network)).plus("temperature", in_memory)
+    saved = {"classes": ("lying", "standing"), "image_size": 16}
+    save_checkpoint(own / "own", network, backbone="own_stripes:make", **saved)
+    shutil.copytree(own / "pictures" / "lying", own / "learned" / "lying")
+    shutil.copytree(own / "pictures" / "lying", own / "learned" / "standing")
+    found = {}
+    for said in ((), ("--train-data", "none"), ("--train-data", "learned")):
+        result = auxhead(*ARGUMENTS, "--data", "pictures", *said, "--out", "new")
+        assert result.exit_code == 0, result.output
+        report = json.loads((own / "new" / "report.json").read_text())
+        advised = "--train-data FOLDER, or none" in result.output
+        found[said[-1:]] = report["bound"]["unknown"], report["left_out"], advised
+    assert found["none",] == (None, 0, False) and found["learned",] == (None, 120, False)
+    assert found[()][0].startswith("its temperatures were made from samples") and found[()][1:] == (0, True)
 
 
 def test_what_cannot_be_done_is_one_line(own):
