@@ -357,6 +357,16 @@ def test_hooks_that_look_are_called() -> None:
     assert torch.equal(head(x).probs, before) and len(seen) == 1
 
 
+def test_a_pool_size_is_assigned_as_it_is_given() -> None:
+    head, x = FusedAuxHead(2, 5).eval(), torch.randn(3, 2, 4, 4)
+    head.linear = nn.Linear(8, 5)
+    head.pool_size = 2
+    torch.testing.assert_close(head(x).probs, head.logits(x).softmax(1))
+    with pytest.raises(ValueError, match=r"^pool_size: got \(2, 0\), wants a positive int or a pair"):
+        head.pool_size = (2, 0)
+    assert head.pool_size == (2, 2)
+
+
 def test_our_own_hooks_are_none_of_its_business() -> None:
     """As captures and dry runs put on every layer."""
     head = FusedAuxHead(8, 5).eval()
