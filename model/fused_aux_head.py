@@ -149,8 +149,10 @@ class FusedAuxHead(nn.Module):
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Refuse hidden layers for a head that has none: plans do not look for them, since that takes time."""
+        if name == "pool_size":
+            value = check_pool(self.pool, value)
         if name != "hidden" or self.hidden is not None:
-            super().__setattr__(name, check_pool(self.pool, value) if name == "pool_size" else value)
+            super().__setattr__(name, value)
         elif value is not None:
             raise AttributeError("hidden: the head was made without hidden layers, wants a new one: hidden_features=64")
 
