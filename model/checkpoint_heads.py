@@ -140,7 +140,7 @@ def describe_fused_head(head: FusedAuxHead) -> dict[str, Any]:
         "in_features": head.in_features,
         "num_classes": head.num_classes,
         "pool": head.pool,
-        "pool_size": list(head.pool_size) if isinstance(head.pool_size, tuple) else head.pool_size,
+        "pool_size": list(head.pool_size),
         "bias": head.linear.bias is not None,
         "dropout": head.dropout,
         "return_probs": head.return_probs,

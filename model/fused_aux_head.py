@@ -149,6 +149,8 @@ class FusedAuxHead(nn.Module):
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Refuse hidden layers for a head that has none: plans do not look for them, since that takes time."""
+        if name == "pool_size":
+            value = check_pool(self.pool, value)
         if name != "hidden" or self.hidden is not None:
             super().__setattr__(name, value)
         elif value is not None:
@@ -189,7 +191,8 @@ class FusedAuxHead(nn.Module):
         if isinstance(x, Tensor) and isinstance(self._first_linear(), nn.LazyLinear):
             self._take_width_in_forward(x)
         if self.why_not_launched() is not None:
-            return self.rule.judge(self.logits(x), return_probs=self.return_probs)
+            logits = self.logits(x) if overridden(self, FusedAuxHead) else self._last(self._read(x), drops=False)
+            return self.rule.judge(logits, return_probs=self.return_probs)
         check_dense("x", x)
         check_map_size(x, self._map_size)
         weight: Tensor = self.linear.weight
@@ -248,9 +251,12 @@ class FusedAuxHead(nn.Module):
 
     def logits(self, x: Tensor) -> Tensor:
         """Return the logits [N, K] in x's dtype, differentiably, before temperature and softmax."""
+        return self.logits_of_features(self._read(x))
+
+    def _read(self, x: Tensor) -> Tensor:
         check_dense("x", x)
         check_input(x, self.pool, self.pool_size)
-        return self.logits_of_features(self._pooled(x))
+        return self._pooled(x)
 
     def features(self, x: Tensor) -> Tensor:
         """Return what of a tap's output ``logits_of_features`` reads: [N, D], pooled, in the parameters' dtype."""
@@ -263,10 +269,15 @@ class FusedAuxHead(nn.Module):
 
     def logits_of_features(self, features: Tensor) -> Tensor:
         """Return the logits [N, K] for pooled features [N, D], differentiably."""
-        hidden = self.hidden
+        return self._last(features, drops=True)
+
+    def _last(self, features: Tensor, *, drops: bool) -> Tensor:
+        hidden, dropout = self.hidden, self.dropout
         if hidden is None:
-            return self.linear(F.dropout(features, self.dropout, self.training))
-        return self.linear(hidden(F.dropout(hidden.normed(features), self.dropout, self.training)))
+            return self.linear(F.dropout(features, dropout, drops and self.training))
+        features = hidden(F.dropout(hidden.normed(features), dropout, drops and self.training))
+        drops = drops and hidden.training and hidden.linear is not None
+        return self.linear(F.dropout(features, hidden.dropout, drops))
 
     def launch_input(self, x: Tensor) -> Tensor:
         """Return what an exit launch reads for this head: the tap's output itself."""

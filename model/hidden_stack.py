@@ -4,7 +4,6 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..kernels import ACTIVATIONS, HiddenLayers
@@ -14,7 +13,7 @@ from ..kernels.hidden_layers import MOST_HIDDEN, check_hidden_layers
 class HiddenStack(nn.Module):
     """A ReLU before a head's pool, and behind it a LayerNorm and a linear layer with its activation; any may be absent.
 
-    The head's own dropout acts between norm and linear layer.
+    The head applies both dropouts: its own between norm and linear layer, and ``dropout`` behind the activation.
     """
 
     norm: nn.LayerNorm | None
@@ -59,10 +58,8 @@ class HiddenStack(nn.Module):
         return features if self.norm is None else self.norm(features)
 
     def forward(self, features: Tensor) -> Tensor:
-        """Return the hidden features [N, H] of normed ones, differentiably."""
-        if self.linear is None:
-            return features
-        return F.dropout(ACTIVATIONS[self.activation](self.linear(features)), self.dropout, self.training)
+        """Return the hidden features [N, H] of normed ones, differentiably, before dropout."""
+        return features if self.linear is None else ACTIVATIONS[self.activation](self.linear(features))
 
     def as_layers(self) -> HiddenLayers:
         """Return the layers as kernels take them, with the very tensors."""

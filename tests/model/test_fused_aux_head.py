@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -355,6 +356,27 @@ def test_hooks_that_look_are_called() -> None:
     assert len(seen) == 1
     handle.remove()
     assert torch.equal(head(x).probs, before) and len(seen) == 1
+
+
+def test_a_pool_size_is_assigned_as_it_is_given() -> None:
+    head, x = FusedAuxHead(2, 5).eval(), torch.randn(3, 2, 4, 4)
+    head.linear = nn.Linear(8, 5)
+    head.pool_size = 2
+    torch.testing.assert_close(head(x).probs, head.logits(x).softmax(1))
+    with pytest.raises(ValueError, match=r"^pool_size: got \(2, 0\), wants a positive int or a pair"):
+        head.pool_size = (2, 0)
+    assert head.pool_size == (2, 2)
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"hidden_features": 6, "hidden_dropout": 0.5, "norm": True}], ids=["", "hidden"]
+)
+def test_dropout_does_not_act_in_answers_of_layers_that_run_as_they_are(options: dict[str, Any]) -> None:
+    head, x = FusedAuxHead(8, 5, dropout=0.5, **options).train(), torch.randn(4, 8)
+    before = head(x).probs
+    head.linear.register_forward_hook(lambda *_: None)
+    torch.testing.assert_close(head(x).probs, before)
+    assert not torch.allclose(head.logits(x), head.logits(x)), "in logits it does"
 
 
 def test_our_own_hooks_are_none_of_its_business() -> None:
