@@ -93,6 +93,11 @@ class SilencedModel(nn.Module):
     def _logits(self, answers: Any, index: int) -> Tensor:
         where = self._training if self.training and isinstance(self._training, Answers) else self._answering
         found = picked(answers, where.places[index])
+        if not torch.compiler.is_compiling() and vars(found).get(_IS_SILENT):
+            raise ValueError(
+                f"model: returned at {where.places[index].name!r} what another exit says, for a batch of {len(found)}, "
+                f"unlike when it was attached; wants a forward that always returns its exits in one order"
+            )
         return found.log() if where.softmax[index] else found
 
     def answers_of(self, model: nn.Module, x: Tensor) -> list[Tensor]:
@@ -123,6 +128,10 @@ def as_in_training(model: nn.Module, names: Sequence[str]) -> Iterator[None]:
                 layer.training = _RUNNING[layer] > 0
 
 
+#: Of a tensor, that nobody wrote it.
+_IS_SILENT = "_auxhead_is_silent"
+
+
 class SilentLayer(nn.Module):
     """Stands where a layer of a head was: returns memory that nobody wrote and nobody reads, and launches nothing."""
 
@@ -134,4 +143,7 @@ class SilentLayer(nn.Module):
 
     def forward(self, x: Tensor, *_others: Any, **_named: Any) -> Tensor:
         """Return a tensor of the shape that the layer's output had."""
-        return x.new_empty(x.shape[0], *self.shape, dtype=self.dtype)
+        y = x.new_empty(x.shape[0], *self.shape, dtype=self.dtype)
+        if not torch.compiler.is_compiling():
+            setattr(y, _IS_SILENT, True)
+        return y

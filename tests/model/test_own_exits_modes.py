@@ -35,6 +35,21 @@ class ByTheSizeOfTheBatch(Net):
         return super().one(2 * a if len(a) == 1 or len(a) > 6 else a)
 
 
+class TurnedForMany(Net):
+    """Another order for batches that nobody has tried."""
+
+    def answers(self, one: Tensor, two: Tensor, last: Tensor) -> Any:
+        return [one, two, last] if len(one) < 20 else [last, two, one]
+
+
+def test_an_order_of_return_that_changes_later_is_refused() -> None:
+    network = attach_exits(TurnedForMany().eval(), images())
+    assert len(network(images(19)).label) == 19
+    for call in (network, network.logits, network.train().logits):
+        with pytest.raises(ValueError, match="at 2 what another exit says, for a batch of 20, .* in one order"):
+            call(images(20))
+
+
 class InAThread(Net):
     def one(self, a: Tensor) -> Tensor:
         with ThreadPoolExecutor(1) as threads:
