@@ -175,6 +175,12 @@ def load_checkpoint(
         if missing:
             has_no = f"{type(backbone).__name__} has no layer {missing[0]!r:.60}"
             raise BadInput(f"backbone: {has_no}, behind which {where} has a head{made_by}")
+        own_code = [tap for tap, head in description["heads"].items() if "module" in head]
+        if description["own_exits"] is not None and own_code and not modules:
+            wants = "wants the model that was handed to attach_exits, not its backbone"
+            raise BadInput(
+                f"backbone: the exit at {own_code[0]!r:.60} in {where} runs as the model's own code; {wants}"
+            )
         modules = checked_modules(where, description["heads"], modules)
         network = EarlyExitNetwork(
             backbone,
