@@ -215,7 +215,7 @@ def load_checkpoint(
 
 def _check_calibration(network: EarlyExitNetwork, report: Mapping[str, Any]) -> None:
     """Raise ``ValueError`` where a report is of other rules or parameters: what it promises is of those."""
-    rules = np.float32([head.rule.numbers for head in network.exit_heads])
+    rules = np.array([head.rule.numbers for head in network.exit_heads], np.float32)
     of_others = "rules" in report and not np.array_equal(np.asarray(report["rules"], np.float32), rules)
     if of_others or "parameters" in report and not {*report["parameters"]} & {*fingerprint(network)}:
         which = "rules" if of_others else "parameters"
