@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from ..kernels.criteria import CRITERIA
 from .arguments import is_plain, kind_of, tensor_in_words
 from .bad_input import BadInput
 from .checkpoint_files import read_files, write_files
@@ -185,6 +184,10 @@ def load_checkpoint(
         if missing:
             has_no = f"{type(backbone).__name__} has no layer {missing[0]!r:.60}"
             raise BadInput(f"backbone: {has_no}, behind which {where} has a head{made_by}")
+        own_code = [tap for tap, head in description["heads"].items() if "module" in head]
+        if description["own_exits"] is not None and own_code and not modules:
+            what = f"the exit at {own_code[0]!r:.60} in {where} runs as the model's own code"
+            raise BadInput(f"backbone: {what}; wants the model that was handed to attach_exits, not its backbone")
         modules = checked_modules(where, description["heads"], modules)
         network = EarlyExitNetwork(
             backbone,
@@ -222,18 +225,12 @@ def load_checkpoint(
 
 def _check_calibration(network: EarlyExitNetwork, report: Mapping[str, Any]) -> None:
     """Raise ``ValueError`` where a report is of other rules or parameters: what it promises is of those."""
-    wants = "wants the report of a calibration that came last, or None"
-    rows = {row.get("name"): row for row in report.get("exits", ()) if isinstance(row, Mapping)}
-    for tap, head in zip(network.taps, network.exit_heads, strict=True):
-        rule, row = head.rule, rows.get(tap, {})
-        never = not rule.enabled or rule.threshold >= CRITERIA[rule.criterion].high
-        threshold = None if never else rule.threshold
-        for name, now in (("criterion", rule.criterion), ("temperature", rule.temperature), ("threshold", threshold)):
-            then = row.get(name, now)
-            if then != now and (None in (then, now) or name == "criterion" or np.float32(then) != np.float32(now)):
-                raise ValueError(f"calibration: is of the {name} {then} at {tap!r}, the network has {now}; {wants}")
-    if "parameters" in report and not {*report["parameters"]} & {*fingerprint(network)}:
-        raise ValueError(f"calibration: is of other parameters than the network has now; {wants}")
+    rules = np.array([head.rule.numbers for head in network.exit_heads], np.float32)
+    of_others = "rules" in report and not np.array_equal(np.asarray(report["rules"], np.float32), rules)
+    if of_others or "parameters" in report and not {*report["parameters"]} & {*fingerprint(network)}:
+        which = "rules" if of_others else "parameters"
+        wants = "wants the report of a calibration that came last, or None"
+        raise ValueError(f"calibration: is of other {which} than the network has now; {wants}")
 
 
 def _folder(directory: str | os.PathLike[str]) -> Path:

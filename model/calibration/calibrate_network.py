@@ -140,7 +140,10 @@ def calibrated(
     report, rules = _calibrated(
         network, collected, parts, budget, latencies, confidence, None if given else seed, unknown
     )
-    report = replace(report, left_out=int((roles == 0).sum()), parameters=list(learned.parameters))
+    report = replace(
+        report, left_out=int((roles == 0).sum()), parameters=list(learned.parameters),
+        rules=[list(rule.numbers) for rule in rules],
+    )  # fmt: skip
     for head, rule in zip(network.exit_heads, rules, strict=True):
         head.rule.assign(rule)
     for name in ROLES[1:]:
@@ -194,6 +197,7 @@ def _calibrated(
         samples={name: len(part) for name, part in parts.items()},
         left_out=0,
         parameters=[],
+        rules=[],
         chance=_chance(collected, torch.cat(list(parts.values()))),
         budget={budget.name: budget.value},
         bound=replace(bound, unknown=unknown),

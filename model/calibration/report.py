@@ -121,6 +121,8 @@ class CalibrationReport:
     """Number of samples that the network has learned from, and that are in none."""
     parameters: list[str]
     """Hashes of those that the network has."""
+    rules: list[list[float]]
+    """``ExitRule.numbers`` of each head, as they were set."""
     chance: str | None
     """That the classifier is no better than chance on the samples of all splits, if it is not; else None."""
     budget: dict[str, float]

@@ -303,6 +303,19 @@ def test_a_model_with_other_exits_is_refused_and_left_alone(tmp_path: Path, othe
     assert other.training and all(torch.equal(value, before[name]) for name, value in other.state_dict().items())
 
 
+def test_exits_that_run_as_the_models_own_code_want_the_model_itself(tmp_path: Path) -> None:
+    class Scaled(WithOwnExits):
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            early, last = super().forward(x)
+            return early * self.last.bias.exp(), last
+
+    network = attach_exits(Scaled().eval(), images(2))
+    save_checkpoint(tmp_path, network)
+    assert torch.equal(load_checkpoint(tmp_path, Scaled()).network(images(2)).label, network(images(2)).label)
+    with pytest.raises(BadInput, match="the exit at .* runs as the model's own code; wants the model that was"):
+        load_checkpoint(tmp_path, attach_exits(Scaled().eval(), images(2)).backbone)
+
+
 def test_nothing_unfinished_is_left(saved: Path) -> None:
     assert sorted(saved.iterdir()) == [weights_of(saved), saved / "model.json"]
 
