@@ -207,6 +207,8 @@ def load_checkpoint(
 
 def _folder(directory: str | os.PathLike[str]) -> Path:
     """Return a path; an empty one would be the current folder."""
+    if not isinstance(directory, (str, os.PathLike)):
+        raise BadInput(f"directory: got {kind_of(directory)}, wants the name of a folder, before all else")
     if not os.fspath(directory):
         raise BadInput("directory: got an empty name, wants that of a folder; '.' is the current one")
     return Path(directory)

@@ -176,8 +176,8 @@ class CalibrationReport:
         if bound.unknown is not None:
             said.append(
                 "Nothing is promised of accuracy on new samples, since it is not known what it learned from: "
-                f"{bound.unknown}. If you know, say it: --train-data FOLDER, or none; in Python train=, set() for nothing "
-                "else."
+                f"{bound.unknown}. If you know, say it: --train-data FOLDER, or none; in Python train=, set() for "
+                "nothing else."
             )
         elif bound.max_accuracy_drop > 0.0:
             said.append(
