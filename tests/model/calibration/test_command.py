@@ -142,7 +142,11 @@ def test_who_knows_what_was_learned_in_another_form_says_it(own):
         result = auxhead(*ARGUMENTS, "--data", "pictures", *said, "--out", "new")
         assert result.exit_code == 0, result.output
         report = json.loads((own / "new" / "report.json").read_text())
-        found[said[-1:]] = report["bound"]["unknown"], report["left_out"], "--train-data FOLDER, or none" in result.output
+        found[said[-1:]] = (
+            report["bound"]["unknown"],
+            report["left_out"],
+            "--train-data FOLDER, or none" in result.output,
+        )
     assert found["none",] == (None, 0, False) and found["learned",] == (None, 120, False)
     assert found[()][0].startswith("its temperatures were made from samples") and found[()][1:] == (0, True)
 
@@ -159,7 +163,7 @@ def test_what_cannot_be_done_is_one_line(own):
     refused("max_work: got 0.0, wants a share of the backbone's FLOPs", *ARGUMENTS, *to, "--max-work", 0)
     refused("confidence: got 1.5, wants", *ARGUMENTS, *to, "--confidence", 1.5)
     refused("wants another directory", *ARGUMENTS, "--data", "pictures", "--out", "own")
-    refused("was not written by `auxhead demo`", "calibrate", "--checkpoint", "own", *to)
+    refused("does not name a backbone of torchvision", "calibrate", "--checkpoint", "own", *to)
     refused("--train-data: own has no folders", *ARGUMENTS, *to, "--train-data", "own")
     (own / "pictures" / "standing").rename(own / "pictures" / "upright")
     refused("its network has the classes lying, standing, got images of lying, upright", *ARGUMENTS, *to)
