@@ -2,6 +2,7 @@
 
 import difflib
 from collections.abc import Iterable, Mapping
+from typing import TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +20,14 @@ def check_module(name: str, value: object) -> None:
         raise TypeError(f"{name}: got {kind_of(value)}, wants an nn.Module")
 
 
+def check_mode(network: nn.Module, name: str = "network") -> None:
+    """Raise ``ValueError`` if any part of the network is in training mode."""
+    training = [part for part, module in network.named_modules() if module.training]
+    if training:
+        its = f"its {training[0]} is " if training[0] else ""
+        raise ValueError(f"{name}: {its}in training mode, wants {name}.eval()")
+
+
 def check_batch(name: str, x: object, *, may_be_empty: bool = False) -> None:
     """Raise ``TypeError`` unless an argument is a tensor, ``ValueError`` unless it is a batch with a sample in it."""
     if not isinstance(x, Tensor):
@@ -29,14 +38,23 @@ def check_batch(name: str, x: object, *, may_be_empty: bool = False) -> None:
 
 
 def in_one_tensor(x: object) -> str:
-    """Say what makes one tensor of a tuple or dict of arguments [N, T], but for labels; "" for anything else."""
-    names = [f"{key}=" for key in x if "label" not in str(key)] if isinstance(x, Mapping) else []
-    names = names or [""] * (len(x) if isinstance(x, tuple) else 0)
-    if not 1 < len(names) < 9:
+    """Say what makes one tensor of a tuple or dict of integers [N, T], but for labels; "" for anything else."""
+    given = [("", each) for each in x] if isinstance(x, tuple) else []
+    if isinstance(x, Mapping):
+        given = [(f"{key}=", each) for key, each in x.items() if "label" not in str(key)]
+    shapes = {each.shape if _are_tokens(each) else None for _, each in given}
+    if not 1 < len(given) < 9 or len(shapes) > 1 or None in shapes:
         return ""
-    parts = ", ".join(f"{name}x[:, {place}]" for place, name in enumerate(names))
+    parts = ", ".join(f"{name}x[:, {place}]" for place, (name, _) in enumerate(given))
     how = "; torch.stack(arguments, 1) of several [N, T] makes one, for a module around the model whose"
-    return f"{how} forward(self, x) returns self.model({parts}); a mask is not found in it, and padding read as tokens"
+    return (
+        f"{how} forward(self, x) returns self.model({parts}); heads on it read padding as tokens, unless the model "
+        "pools in a layer of its own"
+    )
+
+
+def _are_tokens(x: object) -> TypeGuard[Tensor]:
+    return isinstance(x, Tensor) and x.ndim == 2 and not (x.is_floating_point() or x.is_complex())
 
 
 def check_dense(name: str, x: object) -> None:
@@ -70,7 +88,8 @@ def tensor_in_words(tensor: Tensor) -> str:
 #: Why there are no heads of one class, and what to write.
 ONE_LOGIT = (
     "got one logit, of which softmax says 1 whatever it is; wants two: those of a linear layer with two rows, of which "
-    "the first is zeros, say by softmax what a sigmoid says of the second"
+    "the first is zeros, say by softmax what a sigmoid says of the second: two = nn.Linear(fc.in_features, 2); "
+    "two.weight.data = torch.cat([torch.zeros_like(fc.weight), fc.weight]), its bias alike; labels are 0 and 1, int64"
 )
 
 

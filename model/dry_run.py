@@ -13,7 +13,7 @@ from .arguments import close_names, is_plain
 from .batches import Batch, call_with, first_tensor, map_tensors
 from .hooks import ThreadHook, modes_kept
 from .operators import ChannelEvidence, written_tensors
-from .reading import LOGITS, AnyExtract, logits_of, part_of, parts_in_words
+from .reading import BY_CHANNELS, LOGITS, AnyExtract, logits_of, part_of, parts_in_words, parts_to_name
 
 
 class DryRun(NamedTuple):
@@ -65,8 +65,14 @@ class _Watch(ChannelEvidence):
         output = () if tap in self._extract else self.outputs[tap]
         items = output if isinstance(output, Sequence) else ()
         parts = output.items() if isinstance(output, Mapping) else enumerate(items)
-        name = next((name for name, part in parts if is_readable(part, self._batch)), None)
-        return "" if name is None else f", or extract={{{tap!r}: Extract(item={name!r})}}"
+        name, part = next(((name, part) for name, part in parts if is_readable(part, self._batch)), (None, None))
+        if part is None:
+            return ""
+        layouts, channels = BY_CHANNELS.get(part.ndim, {}), self.dims_of(part)
+        if not layouts or len(channels) == 1 and channels <= layouts.keys():
+            return f", or extract={{{tap!r}: Extract(item={name!r})}}"
+        first, second = layouts.values()
+        return f", or extract={{{tap!r}: Extract(item={name!r}, layout={first!r})}}, or {second!r}"
 
     def _extracted(self, tap: str, output: Any) -> Any:
         if tap not in self._extract:
@@ -137,8 +143,10 @@ def dry_run(
     if logits is None and not isinstance(output, Tensor) and _has_logits(output):
         logits = LOGITS
     picked = output if logits is None else logits_of(output, logits)
+    if is_plain(picked) and picked.shape == (batch,) and picked.is_floating_point():
+        picked = picked[:, None]  # one logit, which is refused as such
     if not (is_plain(picked) and picked.ndim == 2 and picked.shape[0] == batch):
-        name = "" if isinstance(output, Tensor) else "; if they are a part of that, name it: logits=0, or logits='name'"
+        name = "" if isinstance(output, Tensor) else f"; if they are a part of that, name it: {parts_to_name(output)}"
         raise ValueError(f"backbone: returned {parts_in_words(picked)}, wants logits [{batch}, num_classes]{name}")
     features = [watch.outputs[tap] for tap in taps]
     return DryRun(features, [watch.dims_of(each) for each in features], picked, logits)
@@ -155,7 +163,7 @@ def _check_taps(taps: Sequence[str], layers: dict[str, nn.Module], watch: _Watch
     runs = Counter(watch.order)
     bad = watch.unreadable | watch.changed_in_place | {layers[""]}
     good = [name for name, layer in layers.items() if runs[layer] == 1 and layer not in bad]
-    would_work = f"; layers that would work: {_listing(good)}" if any(good) else ""
+    would_work = f"; layers that would work: {layers_in_words(good)}" if any(good) else ""
     for tap in taps:
         if tap not in layers or not tap:
             raise ValueError(f"heads: the backbone has no layer {tap!r}{close_names(tap, good)}{would_work}")
@@ -202,7 +210,7 @@ def _wanted(output: Any) -> str:
     return "a floating-point tensor [N, C, H, W], [N, T, D] or [N, D] of as many samples as the input"
 
 
-def _listing(names: Sequence[str], most: int = 40) -> str:
+def layers_in_words(names: Sequence[str], most: int = 40) -> str:
     """Return the names in a line, the deepest left out first where there are too many to read."""
     names = [name for name in names if name]
     while len(names) > most and (depth := max(name.count(".") for name in names)):

@@ -12,7 +12,7 @@ from .fused_aux_head import FusedAuxHead
 from .head_checks import check_map_size
 from .hooks import has_hooks, overridden
 from .module_head import AuxHead, ModuleHead
-from .reading import Extract
+from .reading import BY_CHANNELS, Extract
 
 
 def check_head_on_tap(tap: str, head: FusedAuxHead, features: Tensor, *, autocasts: bool) -> None:
@@ -89,10 +89,6 @@ def unless_of_other_maps(head: AuxHead, module: nn.Module | None, features: Tens
     return as_it_is.train(head.training)
 
 
-#: Layouts by the dimension of the channels, for maps and tokens.
-_BY_CHANNELS = {4: {1: "NCHW", 3: "NHWC"}, 3: {2: "NTD", 1: "NCL"}}
-
-
 def with_layout(tap: str, extract: Extract, features: Tensor, head: FusedAuxHead, channels: set[int]) -> Extract:
     """Return an extract with the layout of its tensor, which the dry run has made, and told what are its channels.
 
@@ -102,9 +98,9 @@ def with_layout(tap: str, extract: Extract, features: Tensor, head: FusedAuxHead
     Raises:
         ValueError: nothing tells the layout, or operators disagree; says what to write.
     """
-    if extract.layout is not None or features.ndim not in _BY_CHANNELS or head.pool == "none":
+    if extract.layout is not None or features.ndim not in BY_CHANNELS or head.pool == "none":
         return extract
-    layouts = _BY_CHANNELS[features.ndim]
+    layouts = BY_CHANNELS[features.ndim]
     if features.ndim == 3 and head.pool == "first":
         return replace(extract, layout="NTD")
     if len(channels) == 1 and (layout := layouts.get(next(iter(channels)))) is not None:

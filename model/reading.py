@@ -12,6 +12,8 @@ from .arguments import kind_of, tensor_in_words
 
 #: Layouts that a tap's output may have; of each, its dimensions in the order in which heads read maps or tokens.
 LAYOUTS = {"NCHW": (0, 1, 2, 3), "NHWC": (0, 3, 1, 2), "NTD": (0, 1, 2), "NCL": (0, 2, 1), "TND": (1, 0, 2)}
+#: Layouts that are inferred, by the dimension of the channels, of maps and of tokens.
+BY_CHANNELS = {4: {1: "NCHW", 3: "NHWC"}, 3: {2: "NTD", 1: "NCL"}}
 #: The field of what a backbone returns that is its logits, unless another is named.
 LOGITS = "logits"
 #: A mask that is found: by the end of its name, HuggingFace's, which tells tokens, or PyTorch's, which tells padding.
@@ -202,7 +204,15 @@ def logits_of(output: Any, part: int | str | None) -> Any:
     try:
         return output if isinstance(output, Tensor) else part_of(output, LOGITS if part is None else part)
     except ValueError as error:
-        raise ValueError(f"logits: of what the backbone returns: {error}; wants logits=0, or logits='name'") from None
+        raise ValueError(f"logits: of what the backbone returns: {error}; wants {parts_to_name(output)}") from None
+
+
+def parts_to_name(output: Any, most: int = 4) -> str:
+    """Return what may be written for the logits in what a backbone returned, by the places of tensors in it."""
+    places = range(len(output)) if isinstance(output, (tuple, list)) else output
+    places = places if isinstance(places, (range, Mapping)) else getattr(output, "__dict__", ())
+    found = [place for place in places if isinstance(part_of(output, place), Tensor)]
+    return ", or ".join(f"logits={place!r}" for place in found[:most]) or "logits=0, or logits='name'"
 
 
 def parts_in_words(output: Any) -> str:
@@ -210,7 +220,8 @@ def parts_in_words(output: Any) -> str:
     if isinstance(output, Tensor):
         return tensor_in_words(output)
     kind = type(output).__name__
+    a = "an" if kind[0] in "AEIO" else "a"
     names = list(output) if isinstance(output, Mapping) else getattr(output, "_fields", None)
     if names is not None:
-        return f"a {kind} of {', '.join(map(str, names))}"
-    return f"a {kind} of {len(output)}" if isinstance(output, (tuple, list)) else f"a {kind}"
+        return f"{a} {kind} of {', '.join(map(str, names))}"
+    return f"{a} {kind} of {len(output)}" if isinstance(output, (tuple, list)) else f"{a} {kind}"

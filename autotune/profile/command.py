@@ -8,7 +8,7 @@ import typer
 
 from ...model.bad_input import BadInput
 from ...model.commands.errors import one_line_errors
-from ...model.commands.options import RUNS_YOUR_CODE, check_output_directory
+from ...model.commands.options import RUNS_YOUR_CODE, BackboneOption, ModulesOption, check_output_directory
 from ..records.record import BadRecord
 
 
@@ -36,7 +36,11 @@ def profile(
             f"(a model that returns the logits of several exits, a batch). {RUNS_YOUR_CODE}"
         ),
     ] = None,
-    checkpoint: Annotated[Path | None, typer.Option(help="Or a directory written by `auxhead demo`.")] = None,
+    checkpoint: Annotated[
+        Path | None, typer.Option(help="Or a directory written by `auxhead demo`, `train` or save_checkpoint.")
+    ] = None,
+    backbone: BackboneOption = None,
+    modules: ModulesOption = None,
     exits: Annotated[
         Exits,
         typer.Option(help="The runner: overlapped computes every head, polled and gated skip what nobody needs."),
@@ -59,11 +63,14 @@ def profile(
         if (model is None) == (checkpoint is None):
             got = "neither" if model is None else "both"
             raise BadInput(f"--model, --checkpoint: got {got}, wants exactly one of the two")
+        if checkpoint is None and (backbone or modules):
+            raise BadInput("--backbone, --modules: belong to --checkpoint; the network of --model has its heads")
         check_output_directory(out)
         from .run import run_profile
 
         steady = run_profile(
-            model, checkpoint, exits=exits.value, trunk=trunk.value, batch=batch, requests=requests, out=out
-        )
+            model, checkpoint, backbone=backbone, modules=modules, exits=exits.value, trunk=trunk.value, batch=batch,
+            requests=requests, out=out,
+        )  # fmt: skip
     if not steady:
         raise typer.Exit(1)

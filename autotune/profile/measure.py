@@ -13,8 +13,8 @@ from torch import Tensor
 from ...model import EarlyExitNetwork, make_runner, make_trunk
 from ...model.bad_input import BadInput
 from ...model.commands.user_model import UserModel
-from ...model.demo.saved import load_demo
 from ...model.description import own_file
+from ...model.inference.load import load_network
 from ..measuring.cells import OWN, Cell
 from ..measuring.cuda_calls import ALLOCATIONS, GRAPH_LAUNCHES, LAUNCHES, SYNCHRONISATIONS
 from ..measuring.eager_truth import Answer, Comparison, EagerTruth, verdict
@@ -94,20 +94,23 @@ def compare(
     return BeforeAndAfter(profiles, times, counts, own.samples_by_exit())
 
 
-def demo_model(checkpoint: Path, batch: int) -> tuple[UserModel, str]:
-    """Load a checkpoint of ``auxhead demo`` and its sample images, or random numbers if it saved none.
+def saved_model(
+    checkpoint: Path, batch: int, backbone: str | None = None, modules: str | None = None
+) -> tuple[UserModel, str]:
+    """Load a checkpoint and the sample images of ``auxhead demo``, or random numbers if there are none.
 
     Returns:
         The network with a batch for it, and in words where the batch is from.
 
     Raises:
-        BadInput: files that are missing or damaged.
+        BadInput: files that are missing or damaged, or as :func:`load_network`, which says what the others are.
     """
-    loaded = load_demo(checkpoint)
+    loaded = load_network(checkpoint, backbone, modules)
+    size = loaded.image_size
+    if size is None:
+        raise BadInput(f"checkpoint: {checkpoint} was saved without image_size, wants one to make a batch")
     paths = sorted((checkpoint / "examples").glob("*.png"))
     if not paths:  # the demo copies no images that its user has as files
-        size = loaded.image_size
-        assert size is not None  # the demo saves it
         return UserModel(loaded.network, torch.randn(batch, 3, size, size)), "random numbers"
     images = loaded.read_images([own_file(checkpoint, f"examples/{path.name}") for path in paths])
     return UserModel(loaded.network, repeated(images, batch)), f"pictures of {checkpoint / 'examples'}"

@@ -7,12 +7,12 @@ import torch
 from ...model.commands.console import plain_console
 from ...model.commands.options import make_output_directory
 from ...model.commands.user_model import load_factory
-from ...model.demo.small_resnet import ARCHITECTURE
+from ...model.description import read_description
 from ...model.own_exits.silenced_model import SilencedModel
 from ..measuring.environment import clocks, environment, this_device
 from ..measuring.subject import own_cell
 from ..records.record import append_record
-from .measure import KIND, compare, demo_model, profile_records, repeated
+from .measure import KIND, compare, profile_records, repeated, saved_model
 from .tables import exits_table, print_comparison
 
 
@@ -20,6 +20,8 @@ def run_profile(
     model: str | None,
     checkpoint: Path | None,
     *,
+    backbone: str | None,
+    modules: str | None,
     exits: str,
     trunk: str,
     batch: int | None,
@@ -32,12 +34,12 @@ def run_profile(
         BadInput: no CUDA device, no such factory or checkpoint, or a network that cannot be run like this.
     """
     console = plain_console()
-    demo = None if checkpoint is None else demo_model(checkpoint, batch or 1)
+    saved = None if checkpoint is None else saved_model(checkpoint, batch or 1, backbone, modules)
     factory = None if model is None else load_factory(model)
     device = this_device(KIND, ": launches and CUDA API calls are counted there")
     make_output_directory(out)
-    if demo is not None:
-        subject, made_of = demo
+    if saved is not None:
+        subject, made_of = saved
     else:
         assert factory is not None
         subject, made_of = factory(), "the factory's batch"
@@ -54,7 +56,11 @@ def run_profile(
         console.print(exits_table(network.backbone.exits))
     found = compare(network, x, exits=exits, trunk=trunk, requests=requests, out=out)
     where = {**environment(device), "clocks": clocks(device)}
-    cell = own_cell(model or ARCHITECTURE, network, x)
+    name = model or backbone
+    if name is None:
+        assert checkpoint is not None
+        name = read_description(checkpoint)["backbone"].rpartition(":")[2]
+    cell = own_cell(name, network, x)
     records = profile_records(found, cell, f"{exits}@{trunk}", where)
     for record in records:
         append_record(out / "profile.jsonl", record)

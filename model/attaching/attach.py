@@ -12,7 +12,8 @@ from torch.utils._pytree import tree_leaves
 
 from ...kernels.cuda_runtime import beside_captures
 from ..arguments import check_classes
-from ..batches import Batch, call_with, check_input_batch, first_tensor, map_tensors, two_samples
+from ..batches import Batch, call_with, check_input_batch, first_taken, first_tensor, map_tensors, two_samples
+from ..dry_run import layers_in_words
 from ..early_exit_network import EarlyExitNetwork
 from ..fused_aux_head import FusedAuxHead
 from ..hooks import ThreadHook, modes_kept
@@ -68,7 +69,9 @@ def attach(
         raise ValueError(f"taps: got {twice[0]!r} twice, wants each layer once")
     if taps == "auto" and is_earlyon(model) and isinstance(example_input, Tensor):
         return attach_exits(model, example_input)
-    flow = Flow(model, two_samples(example_input))
+    two = two_samples(example_input)
+    with first_taken("example_input", two):
+        flow = Flow(model, two)
     if taps == "auto" and _has_own_exits(flow.output, logits):
         assert isinstance(example_input, Tensor)
         return attach_exits(model, example_input)
@@ -87,7 +90,8 @@ def attach(
     names = place_taps(cuts, work) if taps == "auto" else cuts
     if not names:
         raise ValueError(
-            "taps: 'auto' finds no layer of the model through which all goes that comes later; wants names of layers"
+            "taps: 'auto' finds no layer of the model through which all goes that comes later; wants names of layers; "
+            f"layers that would work, or that return several things: {layers_in_words(flow.listened())}"
         )
     heads = {name: FusedAuxHead(None, classes, pool=_pool(flow, name)) for name in names}
     network = EarlyExitNetwork(model, heads, example_input=example_input, extract=extract, logits=logits)
@@ -113,6 +117,8 @@ def _has_own_exits(output: Any, part: int | str | None) -> bool:
 def _classes(output: Any, part: int | str | None) -> int:
     """Return the number of classes of what a model returned; as the dry run of a network, which says what is wrong."""
     picked = logits_of(output, part)
+    if isinstance(picked, Tensor) and picked.ndim == 1 and picked.is_floating_point():
+        return 1
     if not (isinstance(picked, Tensor) and picked.ndim == 2):
         raise ValueError(f"model: returned {parts_in_words(picked)}, wants logits [N, num_classes]")
     return picked.shape[1]

@@ -9,12 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from ...kernels.criteria import CRITERIA
-from ..arguments import check_module
+from ..arguments import check_mode, check_module
 from ..early_exit_network import EarlyExitNetwork, check_network
 from ..exit_rule import ExitRule
 from ..learned_from import FILE, NEW, ROLES, Samples, learned_by, short
 from ..processes.dealing import agree, tensor_digest
-from ..runners.checks import check_mode
 from .bound import p_value
 from .exit_latency import ExitLatencies, expected_latency
 from .exit_logits import ExitLogits, collect_logits, joined

@@ -114,7 +114,10 @@ def _checked(batch: object, name: str, kinds: set[str]) -> tuple[Tensor, Tensor]
     if not isinstance(y, Tensor):
         raise TypeError(f"{name}: yields labels as {kind_of(y)}, wants a torch.Tensor [N]")
     if y.is_floating_point() or y.dtype == torch.bool or y.shape != x.shape[:1]:
-        wants = f"class indices [{len(x)}], whole numbers{'' if y.ndim else ', as a DataLoader of the data set does'}"
+        how = (
+            ": labels.long()" if y.shape == x.shape[:1] else "" if y.ndim else ", as a DataLoader of the data set does"
+        )
+        wants = f"class indices [{len(x)}], whole numbers{how}"
         raise ValueError(f"{name}: yields labels {list(y.shape)} of {y.dtype}, wants {wants}")
     kinds.add(kind_of_input(x))
     return x, y

@@ -7,10 +7,9 @@ import torch
 from torch import Tensor
 
 from ...kernels.criteria import CRITERIA
-from ..arguments import check_batch, kind_of
+from ..arguments import check_batch, check_mode, kind_of
 from ..early_exit_network import EarlyExitNetwork, check_network
 from ..learned_from import Samples, identities, kind_of_input, short
-from ..runners.checks import check_mode
 from .retuning import ExitLog, Policy
 from .thresholds import exit_indices, exit_scores, scores_of
 

@@ -3,8 +3,10 @@
 import errno
 import os
 import sys
-from collections.abc import Iterator
+import traceback
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import typer
 
@@ -14,7 +16,10 @@ from .console import escaped
 
 @contextmanager
 def one_line_errors(*kinds: type[Exception]) -> Iterator[None]:
-    """Print ``BadInput``, the given kinds of errors and those of files as one line, and leave with status 2."""
+    """Print ``BadInput``, the given kinds of errors and those of files as one line, and leave with status 2.
+
+    Others of what :func:`call_users` has called are printed from the user's first line on, with status 1.
+    """
     printed: tuple[type[Exception], ...] = (BadInput, *kinds)
     try:
         yield
@@ -27,10 +32,26 @@ def one_line_errors(*kinds: type[Exception]) -> Iterator[None]:
     except OSError as error:  # no space, no permission
         is_full = _drops_output() or error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # files have names
         message = f"{error.filename or ('standard output' if is_full else 'file')}: {error.strerror or error}"
+    except Exception as error:
+        frames = error.__traceback__
+        while frames is not None and frames.tb_frame.f_code is not call_users.__code__:
+            frames = frames.tb_next
+        if frames is None:
+            raise
+        frames = frames.tb_next
+        while frames is not None and frames.tb_next is not None and "importlib" in frames.tb_frame.f_code.co_filename:
+            frames = frames.tb_next
+        traceback.print_exception(type(error), error, frames)
+        raise typer.Exit(1) from None
     else:
         return
     print(f"Error: {escaped(message)}", file=sys.stderr)
     raise typer.Exit(2)
+
+
+def call_users(function: Callable[[], Any]) -> Any:
+    """Call a function of the user's; :func:`one_line_errors` knows it by this frame."""
+    return function()
 
 
 def _drops_output() -> bool:

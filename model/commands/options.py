@@ -33,9 +33,10 @@ class Dataset(str, Enum):
 BackboneOption = Annotated[
     str | None,
     typer.Option(
-        help="Makes the backbone of a checkpoint of your own: package.module:function, called without arguments. "
-        f"{RUNS_YOUR_CODE} One of torchvision or of the demo needs none; nothing else that a checkpoint names is "
-        "called."
+        help="Makes the backbone of a checkpoint: package.module:function, called without arguments. "
+        f"{RUNS_YOUR_CODE} Or a network of torchvision by name. None is needed by a checkpoint that names one of "
+        "torchvision (that of `train --backbone`, or of save_checkpoint with backbone='torchvision.models:NAME' and "
+        "classes) or is the demo's; nothing else that a checkpoint names is called."
     ),
 ]
 ModulesOption = Annotated[

@@ -1,8 +1,10 @@
 """The user's own model, and modules of its heads, named on the command line as ``package.module:factory``."""
 
 import importlib
+import inspect
 import sys
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,6 +14,7 @@ from ..arguments import close_names, kind_of
 from ..bad_input import BadInput
 from ..early_exit_network import EarlyExitNetwork
 from ..own_exits.attach_exits import attach_exits
+from .errors import call_users
 
 
 class UserModel(NamedTuple):
@@ -30,18 +33,19 @@ def import_function(option: str, spec: str) -> Callable[[], Any]:
         spec: ``package.module:name`` of something callable.
 
     Raises:
-        BadInput: no such module, or nothing callable of that name in it. Errors in the user's own code come through as
-            they are, so that their traceback shows where.
+        BadInput: no such module, nothing callable of that name in it, or what takes arguments. Errors in the user's
+            own code come through as they are, so that their traceback shows where.
     """
     module_name, colon, name = spec.partition(":")
     if not (colon and name and all(part.isidentifier() for part in module_name.split("."))):
-        raise BadInput(f"{option}: got {spec!r}, wants package.module:function")
+        or_named = ", or a classifier of torchvision.models by name" if option == "--backbone" else ""
+        raise BadInput(f"{option}: got {spec!r}, wants package.module:function{or_named}")
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.insert(0, here)
     importlib.invalidate_caches()
     try:
-        module = importlib.import_module(module_name)
+        module = call_users(partial(importlib.import_module, module_name))
     except ModuleNotFoundError as error:
         missing = error.name or ""
         if module_name != missing and not module_name.startswith(f"{missing}."):
@@ -53,7 +57,19 @@ def import_function(option: str, spec: str) -> Callable[[], Any]:
         what = "which cannot be called" if hasattr(module, name) else "which it does not have"
         close = close_names(name, (other for other, value in vars(module).items() if callable(value)))
         raise BadInput(f"{option}: got {name!r} of {module_name} ({module.__file__}), {what}; wants a function{close}")
-    return function
+    _check_takes_nothing(option, spec, function)
+    return partial(call_users, function)
+
+
+def _check_takes_nothing(option: str, spec: str, function: Callable[..., object]) -> None:
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # of some functions written in C
+        return
+    try:
+        signature.bind()
+    except TypeError:
+        raise BadInput(f"{option}: {spec} takes arguments {signature}, wants a function without any") from None
 
 
 def load_factory(spec: str) -> Callable[[], UserModel]:
@@ -95,6 +111,15 @@ def load_factory(spec: str) -> Callable[[], UserModel]:
             raise BadInput(f"--model: {spec}: {error}") from None
 
     return checked
+
+
+def is_of_torchvision(name: str) -> bool:
+    """Return whether torchvision has a classifier of this name; its other models return no logits [N, K]."""
+    if ":" in name:
+        return False
+    from torchvision import models  # takes a second: refusals need not wait for it
+
+    return name in models.list_models(module=models)
 
 
 def load_modules(spec: str) -> dict[str, nn.Module]:

@@ -44,4 +44,6 @@ def main(folder: str, device: str, pixels: int = 64, epochs: int = 10) -> None:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit("usage: python -m auxhead.model.examples.folder_to_runner FOLDER, with a folder of images a class")
     main(sys.argv[1], "cuda" if torch.cuda.is_available() else "cpu")

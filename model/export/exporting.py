@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
-from ..arguments import check_batch
+from ..arguments import check_batch, check_mode
 from ..bad_input import BadInput
 from ..batches import two_samples
 from ..checkpoint import Checkpoint
@@ -19,7 +19,7 @@ from ..description import RULE_ARGUMENTS
 from ..early_exit_network import EarlyExitNetwork, check_network
 from ..json_file import write_json
 from ..replacing import naming, on_disk
-from ..runners.checks import check_device, check_mode
+from ..runners.checks import check_device
 from .file_formats import BATCH, Part, Value, check_files, checked_format, write_part
 from .program import Stage, cut_into_stages, logits_program, stage_program
 

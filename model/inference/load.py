@@ -8,7 +8,8 @@ from torch import nn
 
 from ..bad_input import BadInput
 from ..checkpoint import Checkpoint, load_checkpoint
-from ..commands.user_model import import_function, load_factory, load_modules
+from ..commands.user_model import import_function, is_of_torchvision, load_factory, load_modules
+from ..demo.saved import BACKBONE as DEMO
 from ..demo.saved import load_demo
 from ..description import one_line, read_description
 from ..early_exit_network import EarlyExitNetwork
@@ -23,8 +24,9 @@ def load_network(directory: Path, backbone: str | None, modules: str | None) -> 
 
     Args:
         directory: of the checkpoint.
-        backbone: ``package.module:function``, which makes it, or a network with it and a batch; None for one that
-            torchvision has, or the demo's. What a checkpoint names besides is never called.
+        backbone: ``package.module:function``, which makes it, or a network with it and a batch, or the name of a
+            network of torchvision; None for one that the checkpoint names and torchvision has, or the demo's. What a
+            checkpoint names besides is never called.
         modules: ``package.module:function``, which makes the heads that are modules of the user's, by tap; None where
             there are none, or where the network has them that ``backbone`` makes.
 
@@ -33,6 +35,9 @@ def load_network(directory: Path, backbone: str | None, modules: str | None) -> 
     """
     network: EarlyExitNetwork | None = None
     made: Any = None
+    named = None
+    if backbone is not None and is_of_torchvision(backbone):
+        named, backbone = TORCHVISION + backbone, None
     if backbone is not None:
         made = import_function("--backbone", backbone)()
         if isinstance(made, tuple):  # a factory of `auxhead train --model`
@@ -41,6 +46,7 @@ def load_network(directory: Path, backbone: str | None, modules: str | None) -> 
             network, made = made, made.backbone
     given = None if modules is None else load_modules(modules)
     description = read_description(directory)
+    named, classes = named or description["backbone"] or "", len(description["classes"])
     # those of a model with exits of its own are the model's
     described = {} if description["own_exits"] is not None and given is None else description["heads"]
     saved = {tap: head["module"] for tap, head in described.items() if "module" in head}
@@ -48,16 +54,21 @@ def load_network(directory: Path, backbone: str | None, modules: str | None) -> 
     _check_taps(directory, saved, by_tap, modules)
     if backbone is not None:
         return load_checkpoint(directory, made, modules=by_tap)
-    named, classes = description["backbone"] or "", len(description["classes"])
-    if not named.startswith(TORCHVISION):
+    if named == DEMO:
         return load_demo(directory)
-    from torchvision.models import get_model, list_models
-
+    if not named.startswith(TORCHVISION):
+        raise BadInput(
+            f"checkpoint: {directory} does not name a backbone of torchvision, wants what makes its backbone: "
+            f"--backbone {one_line(named or 'package.module:function')}; save_checkpoint(..., "
+            f"backbone='{TORCHVISION}NAME', classes=[...]) names one there"
+        )
     name = named.removeprefix(TORCHVISION)
-    if name not in list_models():
+    if not is_of_torchvision(name):
         raise BadInput(f"checkpoint: {directory} was saved with {named!r}, which this torchvision has not")
     if not classes:
         raise BadInput(f"checkpoint: {directory} has no names of classes, wants --backbone with a function of yours")
+    from torchvision.models import get_model
+
     return load_checkpoint(directory, get_model(name, weights=None, num_classes=classes), modules=by_tap)
 
 

@@ -49,6 +49,11 @@ class Flow:
         ends = ((name, self._readable(call)) for name, call in self._ends.items())
         return {name: value.shape for name, value in ends if value is not None}
 
+    def listened(self) -> list[str]:
+        """Return the layers that run once and return a tensor that heads can read, or several things."""
+        readable = self.shapes
+        return [name for name, call in self._ends.items() if name in readable or len(call.returned) > 1]
+
     @property
     def first_token_of(self) -> frozenset[int]:
         """Numbers of tokens T of which the model itself reads the first alone."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from ..arguments import check_batch, check_module
+from ..arguments import check_batch, check_mode, check_module
 from ..bad_input import BadInput
 from ..early_exit_network import EarlyExitNetwork
 from ..exit_rule import ExitRule
@@ -73,10 +73,10 @@ def attach_exits(
         kinds = torch.jit.ScriptModule, torch._dynamo.OptimizedModule
         if isinstance(layer, kinds) or layer._compiled_call_impl is not None:
             its = f"its layer {name!r} " if name else ""
-            what = type(layer).__name__ if isinstance(layer, kinds) else f"compiled {type(layer).__name__}"
+            kind = type(getattr(layer, "_orig_mod", layer)).__name__
+            what = kind if isinstance(layer, torch.jit.ScriptModule) else f"compiled {kind}"
             raise ValueError(f"model: {its}is a {what}, whose layers cannot be seen; wants the module behind it")
-    if any(layer.training for layer in model.modules()):
-        raise ValueError("model: in training mode, wants model.eval()")
+    check_mode(model, "model")
     if lazy := [name for name, each in model.named_parameters() if is_lazy(each)]:
         raise ValueError(f"model: {lazy[0]!r} has no shape before a first batch; wants model(example) once, before")
     two = torch.cat([example[:2]] * 2)[:2]  # two samples, to tell a batch from a constant
@@ -92,8 +92,13 @@ def attach_exits(
 
 
 def check_model(model: object) -> None:
-    """Raise ``TypeError`` unless a model is a module, and one that has no heads of ours yet."""
+    """Raise ``TypeError`` unless a model is a module, and one that has no heads of ours yet; or it is compiled."""
     check_module("model", model)
+    if isinstance(model, torch._dynamo.OptimizedModule):
+        kind = type(model._orig_mod).__name__
+        raise ValueError(
+            f"model: is a compiled {kind}, whose layers cannot be seen; wants the module behind it, model._orig_mod"
+        )
     if isinstance(model, EarlyExitNetwork):
         raise TypeError("model: got an EarlyExitNetwork, wants a model without heads, as its network.backbone")
 

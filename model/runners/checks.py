@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from ..arguments import check_batch, check_dense
+from ..arguments import check_batch, check_dense, check_mode
 from ..early_exit_network import EarlyExitNetwork
 from ..hooks import has_hooks
 
@@ -34,12 +34,6 @@ def check_capturable(network: EarlyExitNetwork, example_input: Tensor) -> None:
             head.as_exit_head()
         except ValueError as error:
             raise ValueError(f"heads[{tap!r}]: {error}") from None
-
-
-def check_mode(network: nn.Module, name: str = "network") -> None:
-    """Raise ``ValueError`` if any part of the network is in training mode."""
-    if any(module.training for module in network.modules()):
-        raise ValueError(f"{name}: in training mode, wants {name}.eval()")
 
 
 def sizes_of(batch_sizes: Sequence[int] | str | None, example_input: Tensor) -> list[int]:

@@ -1,6 +1,6 @@
 """Batches of (images, labels) on their way to the network: counted, checked and moved; and those of pixels."""
 
-from collections.abc import Iterable, Iterator, Sized
+from collections.abc import Iterable, Iterator, Mapping, Sized
 from typing import Any
 
 import torch
@@ -33,9 +33,17 @@ def pair_of(name: str, batch: Any, parts: str) -> tuple[Any, Any]:
     """Return the two parts of a batch; raises ``TypeError`` unless it is a tuple or list of two."""
     if not isinstance(batch, (tuple, list)) or len(batch) != 2:
         count = f" of {len(batch)}" if isinstance(batch, (tuple, list)) else ""
-        several = in_one_tensor(batch[:-1] if isinstance(batch, tuple) else batch)
+        several = in_one_tensor(batch[:-1] if isinstance(batch, tuple) else batch) or _in_pairs(batch)
         raise TypeError(f"{name}: yields {kind_of(batch)}{count}, wants pairs of {parts}, without more parts{several}")
     return batch[0], batch[1]
+
+
+def _in_pairs(batch: Any) -> str:
+    """Say what makes pairs of a dict of two; "" for anything else."""
+    if not isinstance(batch, Mapping) or len(batch) != 2:
+        return ""
+    x, y = sorted(batch, key=lambda name: str(name).startswith(("label", "target", "y")))
+    return f": [(b[{x!r}], b[{y!r}]) for b in loader]"
 
 
 def all_on_device(
@@ -68,7 +76,7 @@ def _check(name: str, images: Any, labels: Any, network: EarlyExitNetwork) -> No
             raise TypeError(f"{name}: got {kind_of(value)} for {part}, wants (images, labels){in_one_tensor(value)}")
         check_dense(f"{name}: {part}", value)
     if labels.dtype != torch.int64:
-        raise TypeError(f"{name}: got labels of {labels.dtype}, wants torch.int64")
+        raise TypeError(f"{name}: got labels of {labels.dtype}, wants torch.int64: labels.long(), [N]")
     if labels.shape != images.shape[:1]:
         wants = "[N]" if labels.ndim else "[N], as a DataLoader of the data set yields them"
         raise ValueError(f"{name}: got labels {list(labels.shape)} for images {list(images.shape)}, wants {wants}")

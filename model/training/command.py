@@ -49,7 +49,7 @@ def train(
         ),
     ] = None,
     backbone: Annotated[
-        str | None, typer.Option(help="In place of --model a network of torchvision by name, without parameters.")
+        str | None, typer.Option(help="In place of --model a classifier of torchvision by name, without parameters.")
     ] = None,
     tap: Annotated[
         list[str] | None,

@@ -11,10 +11,12 @@ from rich.table import Table
 
 from ..attaching.attach import attach
 from ..bad_input import BadInput
+from ..batches import NotTaken
 from ..checkpoint import save_checkpoint
 from ..commands.options import check_output_directory, make_output_directory
 from ..commands.progress import PhaseProgress
-from ..commands.user_model import load_factory
+from ..commands.user_model import is_of_torchvision, load_factory
+from ..description import one_line
 from ..early_exit_network import EarlyExitNetwork
 from ..images import MEAN, STD
 from ..learned_from import LearnedFrom, fingerprint
@@ -134,13 +136,17 @@ def _make_network(job: TrainingJob, classes: int) -> tuple[EarlyExitNetwork, int
 
 
 def _attach(name: str, taps: tuple[str, ...], classes: int, size: int) -> EarlyExitNetwork:
-    from torchvision.models import get_model, list_models  # takes a second: refusals need not wait for it
+    if not is_of_torchvision(name):
+        yours = "; a function of yours is --model" if ":" in name else ""
+        raise BadInput(f"--backbone: got {name!r}, wants a classifier of torchvision.models, resnet18 say{yours}")
+    from torchvision.models import get_model
 
-    if name not in list_models():
-        raise BadInput(f"--backbone: got {name!r}, wants a network of torchvision.models, resnet18 say")
     try:
         backbone = get_model(name, weights=None, num_classes=classes)
         network = attach(backbone, taps or "auto", example_input=torch.zeros(2, 3, size, size))
+    except NotTaken as error:
+        why = one_line(error.__cause__)
+        raise BadInput(f"--image-size: {name} cannot take {size} pixels: {why}") from None
     except (ValueError, TypeError) as error:
         raise BadInput(f"--tap: {name} with {', '.join(taps) or 'none'}: {error}") from None
     network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # trains a tenth faster

@@ -23,6 +23,15 @@ def test_a_linear_layer_for_averaged_maps():
     torch.testing.assert_close(head(x).probs, linear(x.mean((2, 3))).softmax(1))
 
 
+def test_a_binary_classifier():
+    PAGE.says("`two.weight.data = torch.cat([torch.zeros_like(fc.weight), fc.weight])`, the bias alike; ")
+    fc, x = nn.Linear(8, 1), torch.randn(4, 8)
+    two = nn.Linear(fc.in_features, 2)
+    two.weight.data = torch.cat([torch.zeros_like(fc.weight), fc.weight])
+    two.bias.data = torch.cat([torch.zeros_like(fc.bias), fc.bias])
+    torch.testing.assert_close(two(x).softmax(1)[:, 1], fc(x).sigmoid()[:, 0])
+
+
 def test_a_linear_layer_for_the_first_token():
     PAGE.says('`head = FusedAuxHead(768, 10, pool="first")`, then `head.linear = linear`')
     linear, x = nn.Linear(8, 3), torch.randn(4, 6, 8)

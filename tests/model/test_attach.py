@@ -244,6 +244,36 @@ def test_a_layer_of_a_branch_is_tapped_where_it_is_named() -> None:
     assert network.heads[0].linear.in_features == 8
 
 
+class Lines(nn.Module):
+    """Lines of an image one after the other, read by an LSTM."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm, self.fc = nn.LSTM(24, 16, batch_first=True), nn.Linear(16, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(self.lstm(x.permute(0, 2, 1, 3).flatten(2))[0][:, -1])
+
+
+class Binary(Residual):
+    """One logit of each sample, as BCEWithLogitsLoss reads it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x)[:, 0]
+
+
+def test_an_error_of_the_users_own_stays_in_sight() -> None:
+    class OwnError(Exception):
+        pass
+
+    for kind in (OwnError, RuntimeError):
+        model = Residual()
+        model.blocks.register_forward_hook(lambda *_, kind=kind: (_ for _ in ()).throw(kind("mine")))
+        with pytest.raises((ValueError, OwnError), match="mine") as raised:
+            attach(model, example_input=torch.randn(2, 3, 8, 8))
+        assert kind in (type(raised.value), type(raised.value.__cause__))
+
+
 @pytest.mark.parametrize(
     ("options", "error", "match"),
     [
@@ -257,6 +287,15 @@ def test_a_layer_of_a_branch_is_tapped_where_it_is_named() -> None:
         ({"num_classes": 4}, ValueError, "num_classes: got 4, wants 5, as the model has"),
         ({"example_input": None}, TypeError, "example_input: got NoneType"),
         ({"model": "resnet18"}, TypeError, "model: got str, wants an nn.Module"),
+        ({"model": torch.compile(Residual())}, ValueError, r"model: is a compiled Residual, .*, model\._orig_mod$"),
+        ({"model": Lines()}, ValueError, "taps: 'auto' finds no layer .*; wants names of layers; .*: lstm, fc$"),
+        ({"model": Binary()}, ValueError, "model: got one logit, .*zeros_like.*; labels are 0 and 1, int64$"),
+        (
+            {"example_input": torch.randn(3, 8, 8)},
+            ValueError,
+            r"\(two samples \[2, 8, 8\] of torch.float32\): .*; wants",
+        ),
+        ({"example_input": torch.zeros(2, 3, 8, 8).byte()}, ValueError, r"^example_input: .* torch.uint8\)"),
         ({"model": nn.Conv2d(3, 5, 1)}, ValueError, r"model: returned a tensor \[2, 5, 8, 8\].*wants logits"),
     ],
 )

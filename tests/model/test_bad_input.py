@@ -220,7 +220,7 @@ def test_taps_of_a_trunk_are_names_of_its_layers() -> None:
 def test_a_network_in_training_mode_has_no_eager_runner_either() -> None:
     net = network()
     net.backbone.block1.train()
-    with pytest.raises(ValueError, match=r"^network: in training mode, wants network.eval\(\)"):
+    with pytest.raises(ValueError, match=r"^network: its backbone.block1 is in training mode, wants network.eval\(\)"):
         make_runner(net, images(), exits="eager")
 
 

@@ -68,6 +68,11 @@ def test_the_same_answers_come_back(saved: Path, network: EarlyExitNetwork) -> N
         assert torch.equal(loaded.network.state_dict()[name], value), name
 
 
+def test_arguments_that_are_swapped_are_told(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="directory: got SmallNet, wants the name of a folder"):
+        load_checkpoint(SmallNet(), tmp_path)
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_the_type_of_the_parameters_comes_back(tmp_path: Path, network: EarlyExitNetwork, dtype: torch.dtype) -> None:
     save_checkpoint(tmp_path, network.to(dtype))

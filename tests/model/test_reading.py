@@ -1,6 +1,7 @@
 """What heads read of their taps: layouts, items and functions; and which part of a backbone's output is its logits."""
 
 import copy
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -8,7 +9,15 @@ import pytest
 import torch
 import torch.nn.functional as F
 import torchvision
-from auxhead.model import EarlyExitNetwork, Extract, FusedAuxHead, load_checkpoint, make_runner, save_checkpoint
+from auxhead.model import (
+    EarlyExitNetwork,
+    Extract,
+    FusedAuxHead,
+    attach,
+    load_checkpoint,
+    make_runner,
+    save_checkpoint,
+)
 from auxhead.model.bad_input import BadInput
 from support.example_models import needs_gpu
 from torch import Tensor, nn
@@ -228,6 +237,23 @@ def test_extracts_that_do_not_fit(extract: Any, error: type[Exception], match: s
         EarlyExitNetwork(backbone, {"pair": FusedAuxHead(None, K)}, example_input=images(), extract=extract)
 
 
+def test_of_an_lstm_item_and_layout_are_told_at_once() -> None:
+    class Lines(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lstm, self.fc = nn.LSTM(6, 8, batch_first=True), nn.Linear(8, K)
+            self.next = nn.LSTM(8, 8, batch_first=True)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.fc(self.next(self.lstm(x)[0])[0][:, -1])
+
+    x, heads = torch.randn(2, 5, 6), {"lstm": FusedAuxHead(None, K)}
+    with pytest.raises(ValueError, match=r"extract=\{'lstm': Extract\(item=0, layout='NTD'\)\}, or 'NCL'"):
+        EarlyExitNetwork(Lines(), heads, example_input=x)
+    network = EarlyExitNetwork(Lines(), heads, example_input=x, extract={"lstm": Extract(item=0, layout="NTD")})
+    assert network.heads[0].in_features == 8
+
+
 def test_fields_of_an_extract_are_checked() -> None:
     with pytest.raises(ValueError, match=r"layout: got 'HWCN', wants one of \['NCHW'"):
         Extract(layout="HWCN")
@@ -264,7 +290,11 @@ def test_logits_are_found_in_what_a_backbone_returns(wrap: Any, part: Any, tmp_p
 
 
 def test_an_output_without_logits_is_refused_with_what_to_write() -> None:
-    with pytest.raises(ValueError, match=r"backbone: returned a tuple of 2, wants logits.*name it: logits=0"):
+    with pytest.raises(ValueError, match="got an OrderedDict of y, out, which has no 'logits'; wants logits='out'$"):
+        attach(Mixed(wrap=lambda y: OrderedDict(y=None, out=y)), example_input=images())
+    with pytest.raises(
+        ValueError, match=r"backbone: returned a tuple of 2, wants logits.*name it: logits=0, or logits=1"
+    ):
         network_of(Mixed(wrap=lambda y: (y, y)), images())
     with pytest.raises(ValueError, match="logits: of what the backbone returns: got a tuple of 1, which has no 3"):
         network_of(Mixed(wrap=lambda y: (y,)), images(), logits=3)

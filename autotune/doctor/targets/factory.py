@@ -1,6 +1,5 @@
 """The user's module and its input, named ``package.module:factory``, as a request that can be run again and again."""
 
-import inspect
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -36,7 +35,6 @@ def find_target(spec: str) -> Callable[[torch.device], Target]:
     """
     with user_code(f"TARGET: {spec}: importing {spec.partition(':')[0]}"):
         factory = import_function("TARGET", spec)
-    _check_takes_nothing(spec, factory)
 
     def make(device: torch.device) -> Target:
         with user_code(f"TARGET: {spec}"):
@@ -55,17 +53,3 @@ def find_target(spec: str) -> Callable[[torch.device], Target]:
         return Target(request, module)
 
     return make
-
-
-def _check_takes_nothing(spec: str, factory: Callable[..., object]) -> None:
-    try:
-        signature = inspect.signature(factory)
-    except (TypeError, ValueError):  # of some functions written in C
-        return
-    try:
-        signature.bind()
-    except TypeError:
-        name = spec.partition(":")[2]
-        raise BadInput(
-            f"TARGET: {spec} is {name}{signature}, wants a factory that is called without arguments"
-        ) from None

@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 from ....kernels.cuda_runtime import beside_captures
-from ...arguments import check_batch
+from ...arguments import check_batch, check_mode
 from ...bad_input import BadInput
 from ...early_exit_network import EarlyExitNetwork, check_network
 from ...exit_monitor import uncounted
 from ...rule_order import wait_for_writes
 from ...runners.capture import CAPTURE_LOCK
-from ...runners.checks import check_capturable, check_device, check_mode, sizes_of
+from ...runners.checks import check_capturable, check_device, sizes_of
 from ...trunk.trunk import make_trunk
 from ..segments import balanced, check_cuttable, segments_of, starts_of
 from .captured import capture_parts, graph_times

@@ -111,7 +111,7 @@ def test_what_a_factory_or_a_request_raises(folder, name, message, first):
 
 
 def test_a_factory_that_takes_arguments(folder):
-    message = "TARGET: errs_mod:takes is takes(size, *, more=1), wants a factory that is called without arguments"
+    message = "TARGET: errs_mod:takes takes arguments (size, *, more=1), wants a function without any"
     assert_one_line_error(tune("doctor", "errs_mod:takes"), message)
     assert find_target("errs_mod:may_take")(torch.device("cpu")).request().shape == (1, 1)
 

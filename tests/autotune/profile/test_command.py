@@ -7,15 +7,16 @@ from io import StringIO
 
 import pytest
 import torch
+import torchvision
 from auxhead.autotune.measuring.cuda_calls import ALLOCATIONS, SYNCHRONISATIONS
 from auxhead.autotune.measuring.profiled_requests import read_trace
 from auxhead.autotune.measuring.subject import own_cell
 from auxhead.autotune.measuring.timers import Samples
 from auxhead.autotune.profile import measure as before_and_after
-from auxhead.autotune.profile.measure import compare, demo_model, profile_records, repeated
+from auxhead.autotune.profile.measure import compare, profile_records, repeated, saved_model
 from auxhead.autotune.profile.tables import print_comparison
 from auxhead.autotune.records.record import read_records
-from auxhead.model import EagerRunner, EarlyExitNetwork, save_checkpoint
+from auxhead.model import EagerRunner, EarlyExitNetwork, FusedAuxHead, save_checkpoint
 from auxhead.model.bad_input import BadInput
 from auxhead.model.demo.saved import BACKBONE
 from auxhead.model.demo.small_resnet import small_early_exit_network
@@ -198,12 +199,25 @@ def test_a_checkpoint_comes_with_what_the_demo_left(tmp_path, pictures):
     (tmp_path / "examples").mkdir()
     for number in range(pictures):
         Image.new("L", (16, 16), 255 * number // 2).save(tmp_path / "examples" / f"{number}.png")
-    (network, x), made_of = demo_model(tmp_path, 5)
+    (network, x), made_of = saved_model(tmp_path, 5)
     assert x.shape == (5, 3, 16, 16) and network(x).label.shape == (5,)
     if pictures:
         assert x[:, 0, 0, 0].tolist() == pytest.approx([-1, 0, 1, -1, 0], abs=0.01) and "examples" in made_of
     else:
         assert len(x.unique()) > 5 and made_of == "random numbers"
+
+
+def test_a_checkpoint_of_another_backbone_comes_as_it_is_loaded(tmp_path):
+    backbone = torchvision.models.shufflenet_v2_x0_5(num_classes=3)
+    network = EarlyExitNetwork(backbone, {"maxpool": FusedAuxHead(24, 3)}, example_input=torch.zeros(2, 3, 32, 32))
+    save_checkpoint(tmp_path, network.eval(), classes=tuple("abc"), image_size=32)
+    (loaded, x), _ = saved_model(tmp_path, 2, "shufflenet_v2_x0_5")
+    torch.testing.assert_close(loaded.logits(x), network.logits(x))
+    with pytest.raises(BadInput, match="does not name a backbone of torchvision"):
+        saved_model(tmp_path, 2)
+    save_checkpoint(tmp_path, network, classes=tuple("abc"))
+    with pytest.raises(BadInput, match="was saved without image_size, wants one"):
+        saved_model(tmp_path, 2, "shufflenet_v2_x0_5")
 
 
 @pytest.mark.parametrize("batch", [1, 3, 7])
@@ -219,12 +233,13 @@ def test_a_batch_of_any_size_from_one(batch):
     [
         ([], "--model, --checkpoint: got neither, wants exactly one of the two"),
         (["--model", "a:b", "--checkpoint", "x"], "--model, --checkpoint: got both, wants exactly one of the two"),
+        (["--model", "a:b", "--backbone", "c:d"], "--backbone, --modules: belong to --checkpoint"),
         (["--model", "a"], "--model: got 'a', wants package.module:function"),
         (["--model", "nowhere:b"], "--model: no module 'nowhere' in "),
         (["--checkpoint", "nowhere"], "checkpoint: nowhere has no model.json"),
         (["--model", "a:b", "--out", "file"], "--out: file is a file, wants a directory"),
     ],
-    ids=["neither", "both", "spec", "module", "checkpoint", "out"],
+    ids=["neither", "both", "backbone", "spec", "module", "checkpoint", "out"],
 )
 def test_bad_input_is_one_line_and_status_2(tmp_path, monkeypatch, arguments, message):
     monkeypatch.chdir(tmp_path)

@@ -169,7 +169,7 @@ def test_what_cannot_be_done_is_one_line(own):
     refused("max_work: got 0.0, wants a share of the backbone's FLOPs", *ARGUMENTS, *to, "--max-work", 0)
     refused("confidence: got 1.5, wants", *ARGUMENTS, *to, "--confidence", 1.5)
     refused("wants another directory", *ARGUMENTS, "--data", "pictures", "--out", "own")
-    refused("was not written by `auxhead demo`", "calibrate", "--checkpoint", "own", *to)
+    refused("does not name a backbone of torchvision", "calibrate", "--checkpoint", "own", *to)
     refused("--train-data: own has no folders", *ARGUMENTS, *to, "--train-data", "own")
     (own / "pictures" / "standing").rename(own / "pictures" / "upright")
     refused("its network has the classes lying, standing, got images of lying, upright", *ARGUMENTS, *to)

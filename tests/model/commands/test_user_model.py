@@ -4,8 +4,10 @@ import sys
 
 import pytest
 import torch
+import typer
 from auxhead.model import EarlyExitNetwork
 from auxhead.model.bad_input import BadInput
+from auxhead.model.commands.errors import one_line_errors
 from auxhead.model.commands.user_model import load_factory
 
 SOURCE = """
@@ -39,6 +41,9 @@ def empty():
 
 def fails():
     raise RuntimeError("not found: weights.pt")
+
+def takes(i, *, o):
+    return good()
 """
 
 
@@ -84,6 +89,10 @@ def test_a_model_with_exits_becomes_a_network(package):
         ("my_package.my_model:god", "which it does not have; wants a function; close to it: good$"),
         ("my_model.py:good", r"; did you mean my_model:good\?$"),
         ("my_package.my_model:NUMBER", "--model: got 'NUMBER' of my_package.my_model .*, which cannot be called"),
+        (
+            "my_package.my_model:takes",
+            r"--model: my_package.my_model:takes takes arguments \(i, \*, o\), wants a function",
+        ),
     ],
 )
 def test_what_is_not_there_is_named(package, spec, message):
@@ -115,3 +124,13 @@ def test_errors_of_the_users_own_code_come_through(package):
         load_factory(f"{package}.lacks:good")
     with pytest.raises(RuntimeError, match="not found: weights.pt"):
         load_factory(f"{package}.my_model:fails")()
+
+
+def test_a_command_shows_them_from_the_users_first_line_on(package, capsys):
+    with pytest.raises(typer.Exit) as left, one_line_errors():
+        load_factory(f"{package}.my_model:fails")()
+    first, place, line, *_ = capsys.readouterr().err.splitlines()
+    assert left.value.exit_code == 1 and first.startswith("Traceback")
+    assert "my_model.py" in place and place.endswith("in fails") and "weights.pt" in line
+    with pytest.raises(RuntimeError, match="of ours"), one_line_errors():
+        raise RuntimeError("of ours")

@@ -2,6 +2,7 @@
 
 import importlib
 import re
+import runpy
 import sys
 
 import pytest
@@ -44,6 +45,12 @@ def test_a_network_is_trained_saved_loaded_and_run(printed, device):
     left = {tap: int(count) for count, tap in re.findall(r"(\d+) images left at (\w+),", said)}
     assert list(left) == ["block1", "block2", "classifier"] and sum(left.values()) == 397
     assert left["block1"] + left["block2"] > 200
+
+
+def test_without_a_folder_it_says_how_it_is_run(monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["folder_to_runner"])
+    with pytest.raises(SystemExit, match="usage: .*folder_to_runner FOLDER"):
+        runpy.run_module("auxhead.model.examples.folder_to_runner", run_name="__main__")
 
 
 def test_a_folder_of_images_becomes_a_runner(device, capsys, tmp_path, monkeypatch):

@@ -102,6 +102,10 @@ def test_a_picture_that_cannot_be_read_leaves_the_file_of_before(pictures, check
         ),
         ({"classes": ()}, "has no names of classes, wants --backbone with a function of yours"),
         ({"backbone": "mine:make"}, "wants what makes its backbone: --backbone mine:make"),
+        (
+            {"backbone": None},
+            "does not name a backbone of torchvision, wants what makes its backbone: --backbone package",
+        ),
         ({"image_size": None}, "checkpoint: was saved without image_size"),
     ],
 )
@@ -109,6 +113,15 @@ def test_checkpoints_that_do_not_suffice(network, pictures, tmp_path, change, me
     saved = {"backbone": "torchvision.models:shufflenet_v2_x0_5", "classes": NAMES, "image_size": 32, **change}
     save_checkpoint(tmp_path / "net", network, mean=MEAN, std=STD, **saved)
     assert_one_line_error(auxhead("infer", *pictures, "--checkpoint", tmp_path / "net", "--device", "cpu"), message)
+
+
+def test_a_backbone_of_torchvision_may_be_named_as_it_is_to_train(network, pictures, tmp_path):
+    save_checkpoint(tmp_path / "net", network, classes=NAMES, image_size=32)
+    options = ("--checkpoint", tmp_path / "net", "--device", "cpu", "--backbone")
+    result = auxhead("infer", pictures[0], *options, "shufflenet_v2_x0_5")
+    assert result.exit_code == 0 and "1 images" in result.output.replace("1 image ", "1 images "), result.output
+    wants = "--backbone: got 'shufflenet', wants package.module:function, or a classifier of torchvision.models by name"
+    assert_one_line_error(auxhead("infer", pictures[0], *options, "shufflenet"), wants)
 
 
 def test_a_network_with_exits_of_its_own_wants_the_function_that_makes_it(pictures, tmp_path, monkeypatch):

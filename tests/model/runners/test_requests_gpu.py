@@ -139,7 +139,7 @@ def test_errors_launch_nothing(way: str) -> None:
 def test_arguments_that_do_not_fit(way: str) -> None:
     net = network()
     net.backbone.block1.train()
-    with pytest.raises(ValueError, match=r"network: in training mode, wants network.eval\(\)"):
+    with pytest.raises(ValueError, match=r"network: its backbone.block1 is in training mode, wants network.eval\(\)"):
         made(net, way)
     net.eval().cpu()
     with pytest.raises(ValueError, match="network: block0.0.weight is on cpu, wants cuda"):

@@ -156,6 +156,12 @@ REFUSED = {
     "taps of yours": (("--model", "my_model:make", "--tap", "first"), "--tap: belongs to --backbone"),
     "no such layer": (("--backbone", "resnet18", "--tap", "layer9"), "the backbone has no layer 'layer9'"),
     "no such network": (("--backbone", "resnet19", "--tap", "layer1"), "--backbone: got 'resnet19'"),
+    "no classifier": (("--backbone", "fcn_resnet50"), "--backbone: got 'fcn_resnet50', wants a classifier"),
+    "a function": (("--backbone", "my_model:make"), "; a function of yours is --model"),
+    "too small": (
+        ("--backbone", "vit_b_16"),
+        "--image-size: vit_b_16 cannot take 32 pixels: Wrong image height! Expected",
+    ),
     "untrained": (("--backbone", "resnet18", "--tap", "layer1", "--method", "heads"), "--method: heads wants a back"),
     "classes": (("--model", "my_model:for_stripes"), "my_model:for_stripes has 2 classes, wants 10"),
     "grey": (("--model", "my_model:grey"), "returned a batch [2, 1, 8, 8], wants [N, 3, size, size]"),

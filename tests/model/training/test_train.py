@@ -337,7 +337,11 @@ X, LABELS = torch.zeros(4, 3, 8, 8), torch.zeros(4, dtype=torch.int64)
         (DataLoader(Endless(), 1), TypeError, "batches: got DataLoader, whose length is not known"),
         ([], ValueError, "batches: got none, wants at least one"),
         ([(X, [0] * 4)], TypeError, "batches: got list for labels"),
-        ([(X, LABELS.float())], TypeError, "batches: got labels of torch.float32, wants torch.int64"),
+        (
+            [(X, LABELS.float())],
+            TypeError,
+            r"batches: got labels of torch.float32, wants torch.int64: labels.long\(\), \[N\]",
+        ),
         ([(X, LABELS[:3])], ValueError, r"batches: got labels \[3\] for images \[4, 3, 8, 8\]"),
         ([(X, LABELS + 10)], ValueError, "batches: got label 10, wants 0 to 9"),
     ],
