@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from ..kernels.head_arguments import head_dtypes, head_dtypes_in_words
 from .arguments import close_names, is_plain
 from .batches import Batch, call_with, first_tensor, map_tensors
-from .hooks import ThreadHook, modes_kept
+from .hooks import ThreadHook, buffers_kept, modes_kept
 from .operators import ChannelEvidence, written_tensors
 from .reading import BY_CHANNELS, LOGITS, AnyExtract, logits_of, part_of, parts_in_words, parts_to_name
 
@@ -128,6 +128,7 @@ def dry_run(
     watch = _Watch(batch, {tap: layers[tap] for tap in taps if tap in layers}, extract or {})
     with ExitStack() as stack:
         stack.enter_context(modes_kept(backbone))
+        stack.enter_context(buffers_kept(backbone))
         backbone.eval()
         for module in backbone.modules():
             if not isinstance(module, torch.jit.RecursiveScriptModule):  # which takes no hooks

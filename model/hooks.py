@@ -1,11 +1,15 @@
-"""Hooks on layers: what users put there, a forward of their own too, and ours; and modes that are put back."""
+"""Hooks on layers: what users put there, a forward of their own too, and ours; modes and buffers that are put back."""
 
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from .arguments import is_plain
 
 
 def why_not_plain(module: nn.Module) -> str | None:
@@ -90,3 +94,22 @@ def modes_kept(module: nn.Module) -> Iterator[None]:
     finally:
         for layer, training in modes:
             layer.training = training
+
+
+@contextmanager
+def buffers_kept(module: nn.Module) -> Iterator[None]:
+    """Give the buffers of a module, at the end, the numbers that they had: some forwards count in them."""
+    found = [each for each in {*module.buffers()} if not is_lazy(each) and is_plain(each) and not each.is_meta]
+    before = [(each, each.detach().clone()) for each in found]
+    try:
+        yield
+    finally:
+        for buffer, numbers in before:
+            put_back(buffer, numbers)
+
+
+def put_back(tensor: Tensor, before: Tensor) -> None:
+    """Give a tensor its numbers of before."""
+    with torch.inference_mode(tensor.is_inference()), torch.no_grad():
+        if not torch.equal(tensor.nan_to_num(), before.nan_to_num()):  # else another thread may be reading it
+            tensor.copy_(before)

@@ -10,7 +10,7 @@ from ..kernels import ExitHead, HeadOutput
 from .arguments import check_classes, check_dense, check_module
 from .exit_rule import ExitRule, own_rule
 from .fused_aux_head import FusedAuxHead
-from .hooks import modes_kept, overridden
+from .hooks import buffers_kept, modes_kept, overridden
 from .operators import OperatorMode, flops_of, written_tensors
 from .reading import parts_in_words
 from .rounding import are_probabilities
@@ -141,7 +141,7 @@ class ModuleHead(nn.Module):
             ValueError: the module cannot read it, or returns something else than logits; the message names the tap.
         """
         try:
-            with modes_kept(self.module):
+            with modes_kept(self.module), buffers_kept(self.module):
                 self.module.eval()
                 return _run_once(tap, self.module, features)
         except ValueError as error:

@@ -24,7 +24,7 @@ from ...kernels.head_arguments import head_dtypes
 from ..arguments import is_plain
 from ..bad_input import BadInput
 from ..batches import Batch, argument_names, arguments_in, call_with, first_tensor, map_tensors
-from ..hooks import ThreadHook
+from ..hooks import ThreadHook, buffers_kept, put_back
 from ..operators import OperatorMode, flops_of, written_tensors
 from ..reading import PADDING, TOKENS
 from ..shallow_copy import OF_EVERY_MODULE
@@ -116,8 +116,7 @@ def kept(model: nn.Module, device: torch.device) -> Iterator[None]:
                 stack.callback(_put_back_items, held, dict(held))
             for values in (each for each in vars(module).values() if type(each) is list):
                 stack.callback(values.__setitem__, slice(None), list(values))
-        for buffer in (each for each in {*model.buffers()} if not each.is_meta):
-            stack.callback(_put_back, buffer, buffer.detach().clone())
+        stack.enter_context(buffers_kept(model))
         stack.enter_context(torch.random.fork_rng([device] if device.type == "cuda" else [], device_type="cuda"))
         python, numpy = _generators()
         stack.callback(random.setstate, python)
@@ -149,7 +148,7 @@ class _KeptParameters(OperatorMode):
         """Put them back."""
         super().__exit__(*error)
         for data, before in self._before.items():
-            _put_back(data, before)
+            put_back(data, before)
         for parameter, data in self._held:
             if parameter.data_ptr() != data.data_ptr():
                 parameter.data = data
@@ -179,12 +178,6 @@ def _put_back_items(held: dict[str, Any], before: dict[str, Any]) -> None:
         del held[key]
     for key in before.keys() - held.keys():
         held[key] = before[key]
-
-
-def _put_back(buffer: Tensor, before: Tensor) -> None:
-    with torch.inference_mode(buffer.is_inference()), torch.no_grad():
-        if not torch.equal(buffer.nan_to_num(), before.nan_to_num()):  # else another thread may be reading it
-            buffer.copy_(before)
 
 
 @dataclass(repr=False)

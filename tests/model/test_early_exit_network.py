@@ -1,6 +1,7 @@
 """EarlyExitNetwork: each sample gets the answer of the first exit that is sure."""
 
 import copy
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -346,6 +347,28 @@ def test_a_refused_network_leaves_heads_as_they_were() -> None:
     with pytest.raises(ValueError, match="takes 99 features"):
         EarlyExitNetwork(SmallNet(), {first: lazy, second: wrong}, rules=0.25, example_input=images(2))
     assert isinstance(lazy.linear, nn.LazyLinear) and lazy.rule.threshold == wrong.rule.threshold == 1.0
+
+
+class Counting(nn.Module):
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return self.layer(x)
+
+
+@pytest.mark.parametrize("wrong", [False, True], ids=["taken", "refused"])
+def test_looking_at_taps_and_heads_is_no_call_that_counts(wrong: bool) -> None:
+    first, second, *_ = plain_heads()
+    backbone = Counting(SmallNet())
+    head = Counting(nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.LazyLinear(5)))
+    heads = {f"layer.{first}": head, f"layer.{second}": FusedAuxHead(99 if wrong else None, 5)}
+    with pytest.raises(ValueError, match="takes 99 features") if wrong else nullcontext():
+        EarlyExitNetwork(backbone, heads, example_input=images(2))
+    assert backbone.calls == head.calls == 0
 
 
 def test_a_network_made_in_inference_mode_may_be_given_other_rules() -> None:
