@@ -75,6 +75,20 @@ def check_countable(x: Tensor, features: int) -> None:
         )
 
 
+#: Why there are no heads of one class, and what to write.
+ONE_LOGIT = (
+    "got one logit, of which softmax says 1 whatever it is; wants two: those of a linear layer with two rows, of which "
+    "the first is zeros, say by softmax what a sigmoid says of the second: two = nn.Linear(fc.in_features, 2); "
+    "two.weight.data = torch.cat([torch.zeros_like(fc.weight), fc.weight]), its bias alike; labels are 0 and 1, int64"
+)
+
+
+def check_classes(name: str, classes: int) -> None:
+    """Raise ``ValueError`` for one logit, as binary classifiers have that are read by a sigmoid."""
+    if classes == 1:
+        raise ValueError(f"{name}: {ONE_LOGIT}")
+
+
 def check_head_arguments(
     x: Tensor,
     weight: Tensor,
@@ -96,6 +110,7 @@ def check_head_arguments(
             f"weight: got shape {list(weight.shape)}, wants [num_classes, {features}]: {source} has {features} "
             f"features a sample"
         )
+    check_classes("weight", weight.shape[0])
     if bias is not None and bias.shape != weight.shape[:1]:
         raise ValueError(f"bias: got shape {list(bias.shape)}, wants [{weight.shape[0]}], one for each row of weight")
     for name, tensor in (("weight", weight), ("bias", bias)):

@@ -85,20 +85,6 @@ def tensor_in_words(tensor: Tensor) -> str:
     return f"a {'nested' if tensor.is_nested else tensor.layout} tensor"
 
 
-#: Why there are no heads of one class, and what to write.
-ONE_LOGIT = (
-    "got one logit, of which softmax says 1 whatever it is; wants two: those of a linear layer with two rows, of which "
-    "the first is zeros, say by softmax what a sigmoid says of the second: two = nn.Linear(fc.in_features, 2); "
-    "two.weight.data = torch.cat([torch.zeros_like(fc.weight), fc.weight]), its bias alike; labels are 0 and 1, int64"
-)
-
-
-def check_classes(name: str, classes: int) -> None:
-    """Raise ``ValueError`` for one logit, as binary classifiers have that are read by a sigmoid."""
-    if classes == 1:
-        raise ValueError(f"{name}: {ONE_LOGIT}")
-
-
 def check_heads(heads: object) -> None:
     """Raise ``TypeError`` unless ``heads`` maps names of layers to something, ``ValueError`` if it is empty."""
     if not isinstance(heads, Mapping):

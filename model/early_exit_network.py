@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from ..kernels.cuda_runtime import beside_captures
-from .arguments import check_classes, check_heads, check_module, kind_of
+from ..kernels.head_arguments import check_classes
+from .arguments import check_heads, check_module, kind_of
 from .batches import Batch, argument_names, arguments_in, call_with, check_input_batch, first_tensor, two_samples
 from .dry_run import dry_run
 from .eager_pass import ExitsPlans, run_eagerly

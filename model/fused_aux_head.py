@@ -8,8 +8,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..kernels import ExitHead, HeadOutput, HiddenLayers, check_input, check_pool, fused_head, pooled_features
+from ..kernels.head_arguments import check_classes
 from ..kernels.hidden_layers import NO_LAYERS
-from .arguments import check_classes, check_dense, check_module
+from .arguments import check_dense, check_module
 from .exit_rule import ExitRule, own_rule
 from .fold_head import match_or_fold
 from .head_checks import check_map_size, check_readable, lazy_after_errors, rename_layers

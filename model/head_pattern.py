@@ -5,9 +5,8 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from ..kernels.head_arguments import head_dtypes, head_dtypes_in_words
+from ..kernels.head_arguments import ONE_LOGIT, head_dtypes, head_dtypes_in_words
 from ..kernels.hidden_layers import MOST_HIDDEN
-from .arguments import ONE_LOGIT
 from .head_modules import ACTIVATION_MODULES, KNOWN_MODULES, activation_of, plain_parts, why_unknown
 from .hidden_stack import HiddenStack
 from .hooks import put_on_state, why_not_plain

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from ..kernels import ExitHead, HeadOutput
-from .arguments import check_classes, check_dense, check_module
+from ..kernels.head_arguments import check_classes
+from .arguments import check_dense, check_module
 from .exit_rule import ExitRule, own_rule
 from .fused_aux_head import FusedAuxHead
 from .hooks import buffers_kept, modes_kept, overridden

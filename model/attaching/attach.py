@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from ...kernels.cuda_runtime import beside_captures
-from ..arguments import check_classes
+from ...kernels.head_arguments import check_classes
 from ..batches import Batch, call_with, check_input_batch, first_taken, first_tensor, map_tensors, two_samples
 from ..dry_run import layers_in_words
 from ..early_exit_network import EarlyExitNetwork

@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ..arguments import check_classes, kind_of, tensor_in_words
+from ...kernels.head_arguments import check_classes
+from ..arguments import kind_of, tensor_in_words
 from ..bad_input import BadInput
 from ..hooks import has_hooks
 from ..listening.recording import Call, Operation, RecordedPair, Value, ancestors, at_place

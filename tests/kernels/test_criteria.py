@@ -30,7 +30,7 @@ def by_definition(logits, temperature, criterion):
     return temperature * torch.logsumexp(logits / temperature, -1)
 
 
-@pytest.mark.parametrize("classes", [1, 2, 5, 33, 130, pytest.param(1000, marks=pytest.mark.long), 1500])
+@pytest.mark.parametrize("classes", [2, 5, 33, 130, pytest.param(1000, marks=pytest.mark.long), 1500])
 @pytest.mark.parametrize("samples", [1, 7])
 @pytest.mark.parametrize("criterion", CRITERIA)
 def test_the_confidence_is_the_formula(criterion, samples, classes, device):

@@ -51,6 +51,7 @@ def test_the_good_call_would_run(device):
 
 
 SHAPES = {
+    "one logit": ({"weight": (1, 4)}, "weight", "one logit", "wants two"),
     "no dimension": ({"x": ()}, "x", "rank 0"),
     "one dimension": ({"x": (4,)}, "x", "rank 1", "[4]"),
     "five dimensions": ({"x": (2, 4, 3, 3, 1)}, "x", "rank 5", "[2, 4, 3, 3, 1]"),
@@ -81,7 +82,7 @@ def test_shapes(case, device):
     refused(lambda: fused_head(**arguments(device, **changes)), ValueError, name, *facts)
 
 
-@pytest.mark.parametrize("options, classes", [({"pool": "none"}, 1), ({}, 5)], ids=["features", "elements"])
+@pytest.mark.parametrize("options, classes", [({"pool": "none"}, 2), ({}, 5)], ids=["features", "elements"])
 def test_more_than_int32_counts(options, classes, device):
     """Too many for a kernel to count, and no memory behind them: rows with gaps, which it cannot take for one."""
     x = torch.zeros(2**16, 1, device=device).expand(2**16, 2**15)[None, None]

@@ -11,12 +11,12 @@ from support.head_fuzz import Bounds, Inputs, cases, check_answer, exact
 pytestmark = pytest.mark.usefixtures("poisoned_empty")
 
 #: In the interpreter a program takes milliseconds.
-SMALL = Bounds((3, 1, 2, 7), 5, 5, 3, (3, 1, 2, 10, 17), 150, 2000)
+SMALL = Bounds((3, 1, 2, 7), 5, 5, 3, (3, 2, 10, 17), 150, 2000)
 #: From 7 samples on they are multiplied in groups where ``tiles_from_7`` is asked for.
 MANY_CLASSES = Bounds((1, 2), 2, 3, 2, (1025,), 100, 40_000)
 LARGE = Bounds((1, 2, 3, 5, 8, 16, 17, 31, 32, 33, 64, 70), 300, 40, 7, (), 300_000, 3_000_000)
 #: The number of classes is a constant of a compiled kernel, so that each part has few of them.
-CLASSES = ((1, 10, 130), (2, 17, 1000), (3, 64, 257), (5, 100, 1025), (7, 128, 1500))
+CLASSES = ((4, 10, 130), (2, 17, 1000), (3, 64, 257), (5, 100, 1025), (7, 128, 1500))
 
 
 def run_cases(bounds: Bounds, part: int, count: int, device: torch.device) -> None:

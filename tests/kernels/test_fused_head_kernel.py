@@ -104,7 +104,7 @@ def tiled_heads(draw):
     pool = draw(st.sampled_from(["avg", "max", "none"]))
     shape = (samples, draw(st.integers(1, 7)), draw(st.integers(1, 5)), draw(st.integers(1, 5)))
     pool_size = (1, 1) if pool == "none" else draw(st.sampled_from([(1, 1), (2, 2), (3, 2), (1, 4)]))
-    classes = draw(st.integers(1, 40))
+    classes = draw(st.integers(2, 40))
     _, channels, height, width = shape
     positions = height * width if pool == "none" else pool_size[0] * pool_size[1]
     if pool == "none":

@@ -108,7 +108,7 @@ def cases(draw, bounds: Bounds) -> Case:
     if rank == 4 and pool != "none":
         grid = draw(st.one_of(st.just((1, 1)), st.tuples(*[st.integers(1, bounds.grid)] * 2)))
     features = feature_count((1, *rest), pool, grid)
-    classes = draw(st.sampled_from([k for k in bounds.classes if k * features <= bounds.products] or [1]))
+    classes = draw(st.sampled_from([k for k in bounds.classes if k * features <= bounds.products] or [2]))
     samples = min(samples, max(1, bounds.elements // math.prod(rest)), max(1, bounds.products // (features * classes)))
     places = st.tuples(st.sampled_from(("x", "x", "weight", "bias")), st.integers(0, 2**20), st.sampled_from(SPECIAL))
     return Case(

@@ -257,7 +257,7 @@ def test_searches_go_on_to_the_end_in_shares(effort):
 
 
 def test_a_head_that_has_one_configuration():
-    target = small_target(samples=1, channels=1, columns=1, classes=1)
+    target = small_target(samples=1, channels=1, columns=1, classes=2)
     (found,), _, _ = run(STRATEGIES["full"], records_at(None), targets=[target])
     assert found.alone is not None and found.network is not None
 
