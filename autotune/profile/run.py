@@ -56,11 +56,8 @@ def run_profile(
         console.print(exits_table(network.backbone.exits))
     found = compare(network, x, exits=exits, trunk=trunk, requests=requests, out=out)
     where = {**environment(device), "clocks": clocks(device)}
-    name = model or backbone
-    if name is None:
-        assert checkpoint is not None
-        name = read_description(checkpoint)["backbone"].rpartition(":")[2]
-    cell = own_cell(name, network, x)
+    described = "" if checkpoint is None else str(read_description(checkpoint)["backbone"])
+    cell = own_cell(model or backbone or described.rpartition(":")[2], network, x)
     records = profile_records(found, cell, f"{exits}@{trunk}", where)
     for record in records:
         append_record(out / "profile.jsonl", record)

@@ -54,7 +54,8 @@ def attach(
         EarlyExitNetwork: its ``describe()`` says where the heads are, and behind which share of the work.
 
     Raises:
-        ValueError: there is no layer for a head, or one cannot be read; the message names layers that would work.
+        ValueError: there is no layer for a head, or one cannot be read; the message names layers that would work. Or
+            the model cannot take the batch; the cause is what it raised.
         TypeError: an argument of another type.
     """
     check_model(model)
