@@ -69,7 +69,7 @@ def test_the_same_answers_come_back(saved: Path, network: EarlyExitNetwork) -> N
 
 
 def test_arguments_that_are_swapped_are_told(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match="directory: got SmallNet, wants the name of a folder"):
+    with pytest.raises(TypeError, match="directory: got SmallNet, wants the path of a folder"):
         load_checkpoint(SmallNet(), tmp_path)
 
 

@@ -197,7 +197,7 @@ def test_several_arguments_go_into_one_tensor() -> None:
     ):
         with pytest.raises(TypeError, match=re.escape(line)):
             door()
-    with pytest.raises(TypeError, match=re.escape("returns self.model(x[:, 0], x[:, 1]); a mask is not found")):
+    with pytest.raises(TypeError, match=re.escape("returns self.model(x[:, 0], x[:, 1]); heads on it read padding")):
         train(network, [(ids, mask, labels)], TrainingPlan())
     for got, want in zip(network.logits(x), said_in_training(model, ids, mask), strict=True):
         torch.testing.assert_close(got, want)

@@ -80,7 +80,7 @@ from auxhead.model import load_checkpoint, save_checkpoint
 from torchvision.models import shufflenet_v2_x0_5
 loaded = load_checkpoint(sys.argv[1], shufflenet_v2_x0_5(num_classes=2))
 save_checkpoint(sys.argv[2], loaded.network, backbone="torchvision.models:shufflenet_v2_x0_5",
-                classes=loaded.classes, image_size=48, mean=(0.4,) * 3)
+                classes=loaded.classes, image_size=48, mean=(0.4,) * 3, std=loaded.std)
 """
     subprocess.run([sys.executable, "-c", program, done / "tuned", done / "saved"], check=True)
     for folder in (done / "stripes").iterdir():
@@ -97,7 +97,7 @@ def test_a_training_of_ones_own_on_top_is_not_known(done):
     loaded.network.heads[0].linear.bias.data += 0.01
     save_checkpoint(
         done / "changed", loaded.network, backbone="torchvision.models:shufflenet_v2_x0_5", classes=loaded.classes,
-        image_size=32,
+        image_size=32, mean=loaded.mean, std=loaded.std,
     )  # fmt: skip
     printed, report = calibrated("changed", "stripes", "of changed", done)
     assert UNKNOWN in printed and "have changed since" in report["bound"]["unknown"] and report["left_out"] == 144

@@ -210,7 +210,7 @@ def test_a_checkpoint_comes_with_what_the_demo_left(tmp_path, pictures):
 def test_a_checkpoint_of_another_backbone_comes_as_it_is_loaded(tmp_path):
     backbone = torchvision.models.shufflenet_v2_x0_5(num_classes=3)
     network = EarlyExitNetwork(backbone, {"maxpool": FusedAuxHead(24, 3)}, example_input=torch.zeros(2, 3, 32, 32))
-    save_checkpoint(tmp_path, network.eval(), classes=tuple("abc"), image_size=32)
+    save_checkpoint(tmp_path, network.eval(), classes=tuple("abc"), image_size=32, mean=MEAN, std=STD)
     (loaded, x), _ = saved_model(tmp_path, 2, "shufflenet_v2_x0_5")
     torch.testing.assert_close(loaded.logits(x), network.logits(x))
     with pytest.raises(BadInput, match="does not name a backbone of torchvision"):

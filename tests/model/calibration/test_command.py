@@ -142,7 +142,7 @@ def test_who_knows_what_was_learned_in_another_form_says_it(own):
     network = load_checkpoint(own / "own", nn_backbone(own)).network
     in_memory = Samples([torch.arange(5)], frozenset(["float32 [3, 16, 16]"]))
     network.learned_from = LearnedFrom(None, fingerprint(network)).plus("temperature", in_memory)
-    saved = {"classes": ("lying", "standing"), "image_size": 16}
+    saved = {"classes": ("lying", "standing"), "image_size": 16, "mean": MEAN, "std": STD}
     save_checkpoint(own / "own", network, backbone="own_stripes:make", **saved)
     shutil.copytree(own / "pictures" / "lying", own / "learned" / "lying")
     shutil.copytree(own / "pictures" / "lying", own / "learned" / "standing")

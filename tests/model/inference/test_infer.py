@@ -116,7 +116,7 @@ def test_checkpoints_that_do_not_suffice(network, pictures, tmp_path, change, me
 
 
 def test_a_backbone_of_torchvision_may_be_named_as_it_is_to_train(network, pictures, tmp_path):
-    save_checkpoint(tmp_path / "net", network, classes=NAMES, image_size=32)
+    save_checkpoint(tmp_path / "net", network, classes=NAMES, image_size=32, mean=MEAN, std=STD)
     options = ("--checkpoint", tmp_path / "net", "--device", "cpu", "--backbone")
     result = auxhead("infer", pictures[0], *options, "shufflenet_v2_x0_5")
     assert result.exit_code == 0 and "1 images" in result.output.replace("1 image ", "1 images "), result.output

@@ -152,7 +152,7 @@ def test_damaged_pictures_can_be_left_out(tmp_path):
     (folder / "standing" / "note.png").symlink_to(folder / "gone.png")
     source = load_folder(folder)
     read = []
-    whole, pixels, damaged = decode(source, 16, lambda: read.append(1), skip_damaged=True)
+    whole, pixels, damaged, _ = decode(source, 16, lambda: read.append(1), skip_damaged=True)
     assert len(read) == len(source.open) == 17 and len(damaged) == 5
     assert [message.partition(": ")[0] for message in damaged] == [
         str(path) for path in source.paths if path not in whole.paths
@@ -166,8 +166,8 @@ def test_damaged_pictures_can_be_left_out(tmp_path):
 
 def test_whole_pictures_stay_as_they_are(tmp_path):
     source = load_folder(write_image_folder(tmp_path / "x", per_class=4))
-    whole, _, damaged = decode(source, 16, skip_damaged=True)
-    assert whole.paths == source.paths and not damaged
+    whole, pixels, damaged, contents = decode(source, 16, skip_damaged=True)
+    assert whole.paths == source.paths and not damaged and contents.shape == (2, len(pixels))
 
 
 def test_a_picture_whose_orientation_cannot_be_read_is_named(tmp_path, monkeypatch):
