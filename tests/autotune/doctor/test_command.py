@@ -85,6 +85,7 @@ def test_a_trace_of_others_says_what_was_not_looked_for(tmp_path):
         (["nosuch.json"], "TARGET: nosuch.json: no such file"),
         (["run"], "TARGET: got run and no script, wants run SCRIPT [ARGUMENTS]..."),
         (["run", "nosuch.py"], "SCRIPT: nosuch.py: no such file"),
+        (["run", "nosuch.py", ""], "SCRIPT: nosuch.py: no such file"),  # what is empty is the script's
         (["tests:x", "--json"], "TARGET: got tests:x and --json, wants one target; options go before it"),
         (
             ["support.doctor_programs.question:in_line"],
