@@ -17,7 +17,7 @@ class Subcommands(TyperGroup):
         """Return the subcommand and its arguments, if none of these is empty."""
         name, command, own = super().resolve_command(ctx, args)
         checked = own
-        if command is not None and not command.allow_interspersed_args and "run" in own:
+        if command is not None and "allow_interspersed_args" in command.context_settings and "run" in own:
             checked = own[: own.index("run")]  # what follows is a script's
         with one_line_errors():
             for before, one in zip([str(name), *checked], checked, strict=False):
