@@ -96,8 +96,8 @@ def test_a_module_that_cannot_be_imported(folder, module, message, first):
         ("silent", "errs_mod:silent raised KeyError (errs_mod.py:8)", "in silent"),
         ("of_auxhead", "errs_mod:of_auxhead raised BadInput: ", "in of_auxhead"),
         ("leaves", "errs_mod:leaves raised SystemExit: 3 (errs_mod.py:15)", None),
-        ("forward_fails", "errs_mod:forward_fails: a request raised RuntimeError: mat1 and mat2 ", "in forward"),
-        ("input_does_not_fit", "errs_mod:input_does_not_fit: a request raised RuntimeError: mat1 and mat2 ", "torch"),
+        ("forward_fails", "errs_mod:forward_fails: a request raised RuntimeError: ", "in forward"),
+        ("input_does_not_fit", "errs_mod:input_does_not_fit: a request raised RuntimeError: ", "torch"),
     ],
 )
 def test_what_a_factory_or_a_request_raises(folder, name, message, first):

@@ -161,7 +161,7 @@ def test_a_training_that_fails_in_its_first_epoch_changes_nothing(kind, method, 
     if isinstance(options.get("state"), str):
         options = {**options, "state": tmp_path / options["state"]}
     if method == "heads":
-        options["plan"] = TrainingPlan("heads")
+        options = {**options, "plan": TrainingPlan("heads")}
         message = message.split(": the loss is")[0]
     net = network()
     before, numbers = fingerprint(net), random_numbers()

@@ -13,7 +13,7 @@ pytestmark = [
 @pytest.mark.parametrize(
     "function, ranks, cause",
     [
-        ("fails_in_a_layer", 3, "stage 2 of 3: RuntimeError: mat1 and mat2 shapes cannot be multiplied"),
+        ("fails_in_a_layer", 3, "stage 2 of 3: RuntimeError: "),
         ("dies", 3, "rank 2 of 3 has died"),
         ("hangs_in_a_layer", 2, "stage 1 of 2: a micro-batch took longer than 2 s"),
         ("other_parameters", 2, "network: heads.1.linear.bias: rank 0 has torch.float32 [5]"),

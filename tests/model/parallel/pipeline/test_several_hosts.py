@@ -49,7 +49,7 @@ def test_answers_are_the_eager_networks(hosts, way, ranks):
 @pytest.mark.parametrize(
     "function, faults, survivor, cause",
     [
-        ("fails_in_a_layer", {}, 0, "rank 1 failed: StageFailed: stage 1 of 2: RuntimeError: mat1 and mat2 shapes"),
+        ("fails_in_a_layer", {}, 0, "rank 1 failed: StageFailed: stage 1 of 2: RuntimeError: "),
         ("host_dies", {}, 0, "rank 1 of 2 has died"),
         ("first_host_freezes", {1: "hurries"}, 1, "the store of the processes does not answer"),
     ],
