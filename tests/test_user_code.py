@@ -45,8 +45,8 @@ ALLOWED = {
     "model/export/file_formats.py": {"load"},  # a file that was written a moment ago, in a folder of its own
     "model/calibration/run.py": {"load"},  # what "auxhead infer" loads by, too
     "plots/figure_kind.py": {"importlib", "import_module"},  # its own figures, when they are drawn
-    "autotune/doctor/sources.py": {"importlib"},  # find_spec: where a package lies
-    "autotune/doctor/targets/script.py": {"runpy"},  # the user's script, named on the command line
+    "model/whose_code.py": {"importlib"},  # find_spec: where a package lies
+    "autotune/doctor/script.py": {"runpy"},  # the user's script, named on the command line
     "autotune/pipelines/run.py": {"subprocess"},  # torchrun, of the benchmark's own module
     "kernels/lifetimes.py": {"ctypes"},  # Py_IncRef, of objects of its own
     "model/machine.py": {"subprocess"},  # nvidia-smi and git, of fixed arguments

@@ -3,14 +3,12 @@
 A tensor is known by where it lies and in which strides, since Python objects do not stay the same.
 """
 
-import os
 import random
 import sys
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -28,6 +26,7 @@ from ..hooks import ThreadHook, buffers_kept, put_back
 from ..operators import OperatorMode, flops_of, written_tensors
 from ..reading import PADDING, TOKENS
 from ..shallow_copy import OF_EVERY_MODULE
+from ..whose_code import Owner, frames_from, line_of
 from .recording import STATE, Call, HostRead, Operation, Recording, Value, ancestors, at_place, places, shortest
 
 #: Batch norms, whose schemas do not say that in training mode they write running statistics, their arguments 3 and 4.
@@ -495,15 +494,8 @@ def _is_random(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> b
     return given.get("dropout_p", 1.0) != 0.0
 
 
-#: Folders whose code is not the user's: PyTorch's, and this package's.
-_NOT_THE_USERS = (str(Path(torch.__file__).parent) + os.sep, str(Path(__file__).parents[1]) + os.sep)
-
-
 def line_of_the_user() -> str:
-    """Return file and line of the innermost running code that is neither PyTorch's nor ours."""
-    frame = sys._getframe(1)
-    while frame is not None:
-        if not frame.f_code.co_filename.startswith(_NOT_THE_USERS):
-            return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
-        frame = frame.f_back  # type: ignore[assignment]
-    return "an unknown line"
+    """Return file and line of the innermost running code that is the user's, or a package's that the user calls."""
+    frames = frames_from(sys._getframe(1))
+    whose = (Owner.USER, Owner.PACKAGE)
+    return next((line_of(frame) for frame, owner in frames if owner in whose), "an unknown line")
