@@ -16,12 +16,12 @@ from torch import nn
 from torch._C._profiler import _ExperimentalConfig
 from torch.profiler import ProfilerActivity, profile, record_function, schedule
 
-from ...model.arguments import kind_of
-from ...model.bad_input import BadInput
-from ...model.batches import call_with, map_tensors
+from ...model.basics.arguments import kind_of
+from ...model.basics.bad_input import BadInput
+from ...model.basics.replacing import replacing
 from ...model.commands.user_model import import_function
-from ...model.fuse_aux_heads import find_aux_heads
-from ...model.replacing import replacing
+from ...model.heads.fuse_aux_heads import find_aux_heads
+from ...model.listening.batches import call_with, map_tensors
 from ..measuring.cuda_calls import ANNOTATION, HEAD, STREAM
 from ..measuring.environment import environment
 from ..measuring.profiled_requests import exported_trace

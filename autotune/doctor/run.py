@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from rich.console import Console
 
-from ...model.bad_input import BadInput
+from ...model.basics.bad_input import BadInput
 from ...model.commands.console import plain_console
 from ..measuring.cuda_calls import ALLOCATIONS, LAUNCHES, SYNCHRONISATIONS
 from ..records.forms import check_record

@@ -8,8 +8,8 @@ from functools import cache
 from pathlib import Path
 from types import FrameType
 
-from ...model.bad_input import BadInput
-from ...model.whose_code import Owner, frames_from, line_of, owner, owner_of
+from ...model.basics.bad_input import BadInput
+from ...model.basics.whose_code import Owner, frames_from, line_of, owner, owner_of
 
 _FUNCTION = re.compile(r"(?P<file>.+)\((?P<line>\d+)\): (?P<function>.+)")
 #: What calls the methods of streams and events for their user: ``wait_event`` calls ``event.wait``.

@@ -10,7 +10,7 @@ from auxhead.autotune.doctor import trace_events
 from auxhead.autotune.doctor.load_trace import load_trace
 from auxhead.autotune.doctor.trace import BadTrace, FusibleHead, Watched
 from auxhead.autotune.doctor.user_code import profiled_line
-from auxhead.model import whose_code
+from auxhead.model.basics import whose_code
 from support.example_traces import H100, Program, event, read, requests_of, trace_of, written
 
 

@@ -8,7 +8,7 @@ import auxhead.kernels
 import pytest
 import torch
 from auxhead.autotune.doctor.user_code import innermost_line, place_in_words, profiled_line
-from auxhead.model.whose_code import Owner, owner
+from auxhead.model.basics.whose_code import Owner, owner
 
 OWN = Path(auxhead.kernels.__file__).parents[1]
 TORCH = Path(torch.__file__).parent
@@ -29,7 +29,7 @@ TORCH = Path(torch.__file__).parent
         ("/opt/lib/python3.11/site-packages/timm/models/resnet.py", Owner.PACKAGE),
         ("timm/models/resnet.py", Owner.PACKAGE),
         (str(OWN / "kernels" / "fused_head.py"), Owner.AUXHEAD),
-        ("model/taps.py", Owner.AUXHEAD),
+        ("model/listening/taps.py", Owner.AUXHEAD),
         ("model/net_of_mine.py", Owner.USER),
         (str(OWN / "autotune" / "doctor" / "run.py"), Owner.TOOLS),
         (str(OWN / "model" / "guides" / "targets.py"), Owner.USER),

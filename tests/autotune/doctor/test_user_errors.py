@@ -8,7 +8,7 @@ import torch
 from auxhead.autotune.doctor import script
 from auxhead.autotune.doctor.profile_live import find_target
 from auxhead.autotune.doctor.user_code import UserCodeError
-from auxhead.model.bad_input import BadInput
+from auxhead.model.basics.bad_input import BadInput
 from support.command_line import assert_one_line_error, tune
 
 MODULE = """
