@@ -1,8 +1,7 @@
 """Accesses that nothing orders, and memory that is freed in use, as the doctor's watcher accounts for them."""
 
 import pytest
-from auxhead.autotune.doctor.watching.accesses import Accesses, Operator
-from auxhead.autotune.doctor.watching.memory import Memory
+from auxhead.autotune.doctor.watching.accesses import Accesses, Memory, Operator
 from auxhead.autotune.doctor.watching.stream_uses import StreamUses
 
 MAIN, SIDE, EVENT = 0, 0x10, 0x99

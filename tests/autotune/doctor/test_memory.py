@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 import torch
-from auxhead.autotune.doctor.watching.memory import memory_at
+from auxhead.autotune.doctor.watching.accesses import memory_at
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
