@@ -98,7 +98,7 @@ def test_bad_targets_are_told_in_one_line_and_leave_nothing(tmp_path, monkeypatc
         (["train.py"], "a script is run by: auxhead-tune doctor run train.py; a trace's name ends in .json or .json"),
         (["in_line"], "TARGET: got 'in_line', wants package.module:factory; a script is run by"),
         (["run", "."], "SCRIPT: . is a directory, wants a file"),
-        (["auxhead.model.guides.targets.py:in_line"], "; did you mean support.doctor_programs.question:in_line?"),
+        (["auxhead.model.guides.targets.py:in_line"], "; did you mean auxhead.model.guides.targets:in_line?"),
         (["auxhead.model.guides.targets:in_lin"], "; close to it: in_line"),
         (["nosuchmodule:f"], "TARGET: no module 'nosuchmodule'"),
     ):
