@@ -115,7 +115,8 @@ def weigh(trace: Trace) -> Verdict:
         rows.append((span_us, trunk_us, side_us, launching_us, trunk_us + side_us - busy.us))
     watched_us = trace.seen.host_us
     achieved_us = trace.median_us(lambda request: request.end_us) if watched_us is None else watched_us
-    return Verdict(achieved_us, watched_us is None, *map(median_low, zip(*rows, strict=True)), is_split)
+    span_us, trunk_us, side_us, launching_us, overlapped_us = map(median_low, zip(*rows, strict=True))
+    return Verdict(achieved_us, watched_us is None, span_us, trunk_us, side_us, launching_us, overlapped_us, is_split)
 
 
 def _parts(request: TracedRequest, trunk: Stream | None) -> tuple[Busy, Busy, bool]:
