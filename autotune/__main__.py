@@ -19,8 +19,7 @@ from .pipelines.tables import pipeline_tables
 from .plan.command import plan
 from .profile.command import profile
 from .records.record import Record
-from .records.table_command import table_command
-from .records.tables import RecordTable
+from .records.tables import RecordTable, table_command
 from .sweep.command import sweep
 from .tuned.command import explain, promote
 

@@ -10,6 +10,7 @@ from rich.console import Console
 
 from ...kernels.kernel_hash import kernel_hash
 from ...model.bad_input import BadInput
+from ...model.commands.console import activity
 from ..heads.compile_ahead import CompileAhead
 from ..heads.measure import HeadTiming
 from ..measuring.cells import Cell
@@ -20,7 +21,6 @@ from ..measuring.options import NetworkChoice
 from ..measuring.progress import Status, SweepProgress, failures_in_words
 from ..measuring.subject import build_subject
 from ..measuring.targets import Target
-from ..records.output import activity
 from ..records.record import read_records, records_path
 from ..records.tables import print_tables, wide_console
 from .measure import Sweep, measure_winners_at_neighbours

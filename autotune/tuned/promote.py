@@ -14,11 +14,10 @@ from ...kernels.kernel_hash import is_measured_code, kernel_hash
 from ...kernels.launch_config import LaunchConfig
 from ...kernels.launch_rule import config_by_rule
 from ...kernels.tuned_table import VERSIONS, BadTable, Entry, TunedTable, read_table, table_path
+from ...model.commands.console import activity
 from ...model.replacing import writing
 from ..records.decisions import Decision, Measurement, Setting, deciding, setting_of, sweep_records
-from ..records.json_text import no_garbage_collection
-from ..records.output import activity
-from ..records.record import BadRecord, Record, read_records
+from ..records.record import BadRecord, Record, no_garbage_collection, read_records
 from ..records.tables import wide_console
 from ..sweep.search import decision
 from ..sweep.winners import launchable

@@ -10,9 +10,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from ...kernels.json_text import parse_json
 from ..bad_input import BadInput
 from ..exit_rule import ExitRule
+from ..json_file import parse_json
 from ..replacing import replacing
 
 #: The value of ``format`` in the file; others are refused.

@@ -8,9 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from auxhead.plots import figure_kind
 from auxhead.plots import records as plots_records
-from auxhead.plots.figures import latency
+from auxhead.plots.figures import registry
 from auxhead.plots.figures.registry import FIGURES
 from auxhead.plots.records import COMMITTED
 from support.command_line import plot
@@ -37,7 +36,7 @@ def rendered(tmp_path_factory):
     out = tmp_path_factory.mktemp("figures")
     with pytest.MonkeyPatch.context() as patch:
         read_once(patch, plots_records)
-        patch.setattr(figure_kind, "ProcessPoolExecutor", Here)
+        patch.setattr(registry, "ProcessPoolExecutor", Here)
         result = plot("all", "--out", out)
     assert result.exit_code == 0, result.output
     return out
@@ -45,8 +44,8 @@ def rendered(tmp_path_factory):
 
 def test_processes_of_their_own_draw_figures_in_order(rendered, tmp_path):
     """Of two files of records, so that both processes have something to do; the sweep's would take seconds."""
-    kinds = [kind for kind in FIGURES if kind.name in ("calibration", "profile")]
-    saved = list(figure_kind.save_all(kinds, None, tmp_path))
+    kinds = [FIGURES[name] for name in ("calibration", "profile")]
+    saved = list(registry.save_all(kinds, None, tmp_path))
     assert [(one.name, one.left_out) for one in saved] == [("calibration", ""), ("profile", "")]
     for path in (path for one in saved for path in one.paths):
         assert path.read_bytes() == (rendered / path.name).read_bytes(), path.name
@@ -94,7 +93,7 @@ def test_the_trace_is_that_of_the_committed_records(tmp_path):
 def test_the_gallery_lists_every_figure_there_is():
     readme = (GALLERY / "README.md").read_text()
     listed = re.findall(r"^\| \[([a-z-]+)\]\(\1\.png\).*`auxhead-plot \1`", readme, flags=re.MULTILINE)
-    assert listed == [kind.name for kind in FIGURES if (GALLERY / f"{kind.name}.png").exists()]
+    assert listed == [name for name in FIGURES if (GALLERY / f"{name}.png").exists()]
     assert re.findall(r"!\[\]\(([a-z-]+)\.png\)", readme) == listed
 
 
@@ -129,7 +128,7 @@ def test_bands_of_latency_end_at_the_99th_percentile():
     with_tails = [
         replace(one, host_us={**one.host_us, "p99": 3 * one.host_us["median"]}) for one in bench() if one.error is None
     ]
-    figure, shown = latency.draw(with_tails)
+    figure, shown = FIGURES["latency"].draw(with_tails)
     assert "from the median to the 99th percentile of requests; what is added" in shown["stamp"]
     (points,) = {place: its for place, its in shown["classes"]["10"].items() if place == "graph-bare@cudnn"}.values()
     ends = [point["host_us"]["p99"] for point in points]
@@ -140,7 +139,7 @@ def test_bands_of_latency_end_at_the_99th_percentile():
         replace(one, host_us={"median": 1.0, "p20": 1.0, "p80": 1.0}) if one.cell["batch"] == 8 else one
         for one in with_tails
     ]
-    batches = [point["batch"] for point in latency.draw(without)[1]["classes"]["10"]["graph-bare@cudnn"]]
+    batches = [point["batch"] for point in FIGURES["latency"].numbers(without)["classes"]["10"]["graph-bare@cudnn"]]
     assert batches == [1, 32, 128], "a latency without its tail is not drawn"
 
 

@@ -1,22 +1,17 @@
-"""json_text.py, that of kernels and that of records: values as Python reads them, and what is refused."""
+"""``parse_json``: values as Python reads them, and what is refused."""
 
 import json
 import time
 
 import pytest
-from auxhead.autotune.records import json_text as of_records
-from auxhead.kernels import json_text as of_kernels
-
-both = pytest.mark.parametrize("parse_json", [of_kernels.parse_json, of_records.parse_json], ids=["kernels", "records"])
+from auxhead.model.json_file import parse_json
 
 
-@both
 @pytest.mark.parametrize("value", [None, [], {}, "x", 1.5, {"a": {"a": 1}, "b": [{"a": 2}, {"a": 3}]}], ids=str)
-def test_values(value, parse_json):
+def test_values(value):
     assert parse_json(json.dumps(value)) == value
 
 
-@both
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -30,14 +25,13 @@ def test_values(value, parse_json):
     ],
     ids=["twice", "inside", "lists", "objects", "digits", "empty", "two"],
 )
-def test_what_is_refused(text, message, parse_json):
+def test_what_is_refused(text, message):
     with pytest.raises(ValueError, match=message) as caught:
         parse_json(text)
     assert len(str(caught.value)) < 200
 
 
-@both
-def test_a_name_that_comes_again_after_many_is_found_soon(parse_json):
+def test_a_name_that_comes_again_after_many_is_found_soon():
     text = "{" + ", ".join(f'"{number}": 0' for number in (*range(100_000), 99_999)) + "}"
     start = time.process_time()
     with pytest.raises(ValueError, match="has '99999' twice"):
