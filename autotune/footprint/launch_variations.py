@@ -4,9 +4,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from ...kernels.head_shape import HeadShape
-from ...kernels.launch_config import LaunchConfig
-from ...kernels.launch_rule import config_by_rule
+from ...kernels.launch.head_shape import HeadShape
+from ...kernels.launch.launch_config import LaunchConfig
+from ...kernels.launch.launch_rule import config_by_rule
 from ..heads.in_situ import SideLaunches
 from ..sweep.exclusion import excluded
 from ..sweep.space import neighbours

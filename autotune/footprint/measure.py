@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ...kernels.head_shape import HeadShape
-from ...kernels.residency import Residency, recording
+from ...kernels.launch.head_shape import HeadShape
+from ...kernels.launch.residency import Residency, recording
 from ...model.runners.overlapped import OverlappedRunner
 from ...model.trunk.fused_convolution import fastest_convolutions
 from ..heads.alone import CHAIN

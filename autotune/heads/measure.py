@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ...kernels.head_shape import HeadShape
-from ...kernels.launch_config import LaunchConfig
+from ...kernels.launch.head_shape import HeadShape
+from ...kernels.launch.launch_config import LaunchConfig
 from ..measuring.cells import NEVER
 from ..measuring.failures import DeviceLost, Failure
 from ..measuring.subject import Subject

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ...kernels.launch_config import LaunchConfig
+from ...kernels.launch.launch_config import LaunchConfig
 from ..measuring.failures import Failure
 from ..measuring.targets import Target
 from ..measuring.timers import FINAL_ROUNDS

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from ...kernels.kernel_hash import kernel_hash
-from ...model.bad_input import BadInput
+from ...kernels.launch.kernel_hash import kernel_hash
+from ...model.basics.bad_input import BadInput
 from ..measuring.cells import Cell
 from ..measuring.environment import clocks, environment, release_memory, this_device
 from ..measuring.failures import DeviceLost, Failure

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ...kernels.residency import Residency
+from ...kernels.launch.residency import Residency
 from ..records.intervals import Interval, length, merged
 from .profiled_replays import HEAD_KERNEL
 

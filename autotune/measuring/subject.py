@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ...kernels import CRITERIA
 from ...model import EarlyExitNetwork, FusedAuxHead
-from ...model.bad_input import BadInput
+from ...model.basics.bad_input import BadInput
 from ...model.commands.user_model import load_factory
 from .cells import MIXED, OWN, SHARES, Cell, Heads
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.profiler import profile as torch_profile
 
-from ...kernels.residency import Residency, recording
+from ...kernels.launch.residency import Residency, recording
 from ...model.trunk.fused_convolution import fastest_convolutions
 from ..heads.alone import CHAIN
 from ..heads.measure import BLOCK_US

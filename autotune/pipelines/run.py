@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from ...model.bad_input import BadInput
+from ...model.basics.bad_input import BadInput
 from ..measuring.cells import resnet_cell
 from ..measuring.environment import environment
 from ..records.record import is_settled, read_records, records_path

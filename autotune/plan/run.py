@@ -12,7 +12,7 @@ from rich.table import Table
 
 from ...model import AutoRunner
 from ...model.auto.plan import Plan
-from ...model.bad_input import BadInput
+from ...model.basics.bad_input import BadInput
 from ..bench.variants import samples_for_auto
 from ..measuring.cells import OWN, Cell
 from ..measuring.environment import this_device

@@ -8,8 +8,8 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
-from ...kernels.kernel_hash import kernel_hash
-from ...model.bad_input import BadInput
+from ...kernels.launch.kernel_hash import kernel_hash
+from ...model.basics.bad_input import BadInput
 from ...model.commands.console import activity
 from ..heads.compile_ahead import CompileAhead
 from ..heads.measure import HeadTiming

@@ -10,10 +10,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from ..bad_input import BadInput
-from ..exit_rule import ExitRule
-from ..json_file import parse_json
-from ..replacing import replacing
+from ..answers.exit_rule import ExitRule
+from ..basics.bad_input import BadInput
+from ..basics.json_file import parse_json
+from ..basics.replacing import replacing
 
 #: The value of ``format`` in the file; others are refused.
 FORMAT = "auxhead training state 1"

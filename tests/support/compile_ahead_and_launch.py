@@ -17,9 +17,9 @@ from auxhead.autotune.heads.compile_ahead import (
     NetworkLaunches,
     TensorDescription,
 )
-from auxhead.kernels.choose_config import overriding
-from auxhead.kernels.compile_only import compile_only
-from auxhead.kernels.launch_rule import config_by_rule
+from auxhead.kernels.launch.choose_config import overriding
+from auxhead.kernels.launch.compile_only import compile_only
+from auxhead.kernels.launch.launch_rule import config_by_rule
 from auxhead.model import FusedAuxHead
 
 

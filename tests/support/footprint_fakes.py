@@ -7,7 +7,7 @@ from auxhead.autotune.heads.in_situ import SideLaunches
 from auxhead.autotune.measuring.cells import resnet_cell
 from auxhead.autotune.measuring.failures import Failure
 from auxhead.autotune.measuring.occupancy import MeasuredResidency, ProfilerEstimate, TheoreticalOccupancy
-from auxhead.kernels.head_shape import HeadShape
+from auxhead.kernels.launch.head_shape import HeadShape
 from support.pretended_gpu import ENVIRONMENT
 
 CELL = resnet_cell("resnet18", "float16", 1, 10, "stages")

@@ -11,7 +11,7 @@ from auxhead.autotune.footprint.records import footprint_records
 from auxhead.autotune.measuring.occupancy import MeasuredResidency, ProfilerEstimate, TheoreticalOccupancy
 from auxhead.autotune.overlap.captured_parts import BARE, BOTH, HEADS, WrongAnswer
 from auxhead.autotune.records.comparison import typical
-from auxhead.kernels.residency import is_recording, new_turns
+from auxhead.kernels.launch.residency import is_recording, new_turns
 from support.footprint_fakes import CELL, FORKS, shapes
 from support.pretended_gpu import ENVIRONMENT
 

@@ -12,7 +12,7 @@ from auxhead.autotune.pipelines.run import measure_in_processes
 from auxhead.autotune.pipelines.tables import pipeline_tables
 from auxhead.autotune.pipelines.variants import cases_of
 from auxhead.autotune.records.record import read_records
-from auxhead.model.bad_input import BadInput
+from auxhead.model.basics.bad_input import BadInput
 from support.command_line import tune
 
 pytestmark = [
