@@ -141,7 +141,8 @@ def read_table(path: Path) -> TunedTable:
     except OSError as error:
         raise BadTable(f"{path}: cannot be read ({error.strerror})") from None
     except (ValueError, RecursionError) as error:
-        raise BadTable(f"{path}: is not JSON ({error})") from None
+        why = "nested too deep" if isinstance(error, RecursionError) else error
+        raise BadTable(f"{path}: is not JSON ({why})") from None
     schema = values.get("schema") if isinstance(values, dict) else None
     try:
         _check(schema == SCHEMA, "schema", schema, repr(SCHEMA))

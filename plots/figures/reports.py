@@ -7,7 +7,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from ...autotune.records.checks import NUMBER, TEXT, TRUTH, WHOLE, Maybe, Wanted, check
+from ...autotune.records.checks import NUMBER, TEXT, TRUTH, WHOLE, Maybe, Value, checker
 from ...autotune.records.record import BadRecord
 from ...model.basics.json_file import parse_json
 from ..records import Known, NoRecords
@@ -55,7 +55,7 @@ _REPORTS: dict[str, tuple[str, str, dict[str, Any]]] = {
         },
     ),
 }
-_SOME = Wanted("an exit or more", bool)
+_SOME = Value("an exit or more", bool)
 
 
 def read(paths: Sequence[Path], kinds: Sequence[str], known: Known) -> dict[str, Any]:
@@ -77,8 +77,8 @@ def read(paths: Sequence[Path], kinds: Sequence[str], known: Known) -> dict[str,
         got = content.get("format")
         raise BadRecord(f"{path}: format: got {got!r:.60}, wants {wanted!r}, as `{made_by}` writes it")
     try:
-        check(content, form)
-        check(content, {"exits": _SOME})
+        checker(form)(content)
+        checker({"exits": _SOME})(content)
     except ValueError as error:
         raise BadRecord(f"{path}: {error}") from None
     return content
