@@ -25,7 +25,7 @@ from .tuned.command import explain, promote
 
 
 def _sweep_tables(records: Sequence[Record]) -> list[RecordTable]:
-    from .sweep.tables import sweep_tables  # its tables name configurations, for which PyTorch is imported
+    from .sweep.winners import sweep_tables  # its tables name configurations, for which PyTorch is imported
 
     return sweep_tables(records)
 

@@ -25,9 +25,8 @@ from ..records.record import read_records, records_path
 from ..records.tables import print_tables, wide_console
 from .measure import Sweep, measure_winners_at_neighbours
 from .records import RecordedTimes, SweepRecords, recorded_targets
-from .strategies import STRATEGIES
-from .tables import winner_tables
-from .winners import HeadWinners
+from .search import STRATEGIES
+from .winners import HeadWinners, winner_tables
 
 
 def run_sweep(chosen: NetworkChoice, effort: str, out: Path | None) -> None:

@@ -68,10 +68,10 @@ def _finding(number: int, found: Mapping[str, Any]) -> dict[str, Any]:
 def doctor_figure(numbers: Mapping[str, Any]) -> Figure:
     """Draw a lane for the host and each stream, with findings underlined, and the findings in words below."""
     lanes, findings = numbers["lanes"], numbers["findings"]
-    said = [one["said"] for one in findings] or ["No finding."]
-    said += [f"and {numbers['more']} more"] if numbers["more"] else []
-    figure = new_figure(1.6 + 0.5 * len(lanes) + 0.22 * len(said))
-    axes, below = figure.subplots(2, 1, height_ratios=[0.6 + 0.5 * len(lanes), 0.22 * len(said)])
+    lines = [one["said"] for one in findings] or ["No finding."]
+    lines += [f"and {numbers['more']} more"] if numbers["more"] else []
+    figure = new_figure(1.6 + 0.5 * len(lanes) + 0.22 * len(lines))
+    axes, below = figure.subplots(2, 1, height_ratios=[0.6 + 0.5 * len(lanes), 0.22 * len(lines)])
     height = {name: len(lanes) - 1 - index for index, name in enumerate(lanes)}
     roles = [role for role in ROLES if any(one[2] == role for lane in lanes.values() for one in lane)]
     for name, lane in lanes.items():
@@ -88,7 +88,7 @@ def doctor_figure(numbers: Mapping[str, Any]) -> Figure:
     axes.legend(handles=handles, frameon=False, loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=7, fontsize=8)
     below.axis("off")
     left = blended_transform_factory(figure.transFigure, below.transAxes)
-    text = below.text(0.01, 1.0, "\n".join(_cut(line) for line in said), va="top", fontsize=8, transform=left)
+    text = below.text(0.01, 1.0, "\n".join(_cut(line) for line in lines), va="top", fontsize=8, transform=left)
     text.set_in_layout(False)  # it is wider than the axes
     return frame(figure, numbers)
 

@@ -147,8 +147,8 @@ def _finding(batch: str, points: Points, boundary: Mapping[str, Any] | None) -> 
         up_to = boundary["occupancy_percent"]
         few = statistics.median(one["added_percent"] for one in usual if one["occupancy_percent"] <= up_to)
         most = max(one["added_percent"] for one in usual if one["occupancy_percent"] >= up_to)
-        beyond = f"beyond, up to {most:.0f} %"
-        return f"Batch {batch}: heads add {round(few)} % up to {up_to:.2g} % of the SMs' warps; {beyond}"
+        free = f"heads add {round(few)} % up to {up_to:.2g} % of the SMs' warps"
+        return f"Batch {batch}: {free}; beyond, up to {most:.0f} %"
     most = max(one["occupancy_percent"] for one in usual)
     if all(map(_free, usual)):
         few = statistics.median(added)

@@ -168,8 +168,8 @@ def calibration_numbers(report: Mapping[str, Any]) -> dict[str, Any]:
     """Return confidences by exit, where samples leave, and the thresholds' candidates; in percent."""
     exits, bound, samples, machine = report["exits"], report["bound"], report["samples"], report["environment"]
     latencies = report["latencies"]
-    sure, most = f"{100 * bound['confidence']:g} %", f"{100 * bound['max_accuracy_drop']:.2f} points"
-    promise = f"with {sure} confidence it drops by {most} at most"
+    confidence, most = f"{100 * bound['confidence']:g} %", f"{100 * bound['max_accuracy_drop']:.2f} points"
+    promise = f"with {confidence} confidence it drops by {most} at most"
     if bound.get("unknown") is not None:
         promise = "nothing is promised: it is not known what it learned from"
     return {
@@ -208,7 +208,7 @@ def calibration_numbers(report: Mapping[str, Any]) -> dict[str, Any]:
 def _bins(reliability: Mapping[str, Any]) -> list[list[float]]:
     """Return confidence, accuracy and number of samples of the bins that have any."""
     bins = zip(reliability["confidence"], reliability["accuracy"], reliability["samples"], strict=True)
-    return [[100 * sure, 100 * right, count] for sure, right, count in bins if count]
+    return [[100 * confidence, 100 * right, count] for confidence, right, count in bins if count]
 
 
 def calibration_figure(numbers: Mapping[str, Any]) -> Figure:
@@ -234,9 +234,9 @@ def _reliability(axes: Axes, exits: Sequence[Sequence[Sequence[float]]], title: 
     for index, bins in enumerate(exits):
         last = index == len(exits) - 1
         label = "classifier" if last else "heads" if index == 0 else None
-        sure, right, samples = zip(*bins, strict=True)
+        confidence, right, samples = zip(*bins, strict=True)
         colour, areas = ORANGE if last else GREY, [max(3.0, 120 * count / sum(samples)) for count in samples]
-        axes.scatter(sure, right, areas, color=colour, alpha=0.6, linewidths=0, label=label)
+        axes.scatter(confidence, right, areas, color=colour, alpha=0.6, linewidths=0, label=label)
     heading(axes, f"{title} (area: samples)")
     axes.set_xlabel("confidence, %")
     axes.set_ylabel("right, %")

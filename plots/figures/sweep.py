@@ -87,7 +87,7 @@ def _ranked(head: Head) -> dict[str, Any] | None:
     configs = []
     for name in by_alone:
         compared = over(head.network[name], head.network[first], len(both))
-        sure = name != first and not compared.is_tie
+        differs = name != first and not compared.is_tie
         configs.append(
             {
                 "config": name,
@@ -101,7 +101,7 @@ def _ranked(head: Head) -> dict[str, Any] | None:
                 "network_over_fastest_alone_percent": [
                     100 * (value - 1) for value in (compared.median_ratio, compared.low, compared.high)
                 ],
-                "verdict": (FASTER if compared.median_ratio < 1 else SLOWER) if sure else SAME,
+                "verdict": (FASTER if compared.median_ratio < 1 else SLOWER) if differs else SAME,
             }
         )
     ranks = np.array([[one["rank_alone"], one["rank_network"]] for one in configs])

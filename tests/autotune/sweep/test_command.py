@@ -16,7 +16,7 @@ from auxhead.autotune.sweep.config_text import text
 from auxhead.autotune.sweep.exclusion import excluded
 from auxhead.autotune.sweep.measure import Sweep
 from auxhead.autotune.sweep.records import RecordedTimes, SweepRecords, recorded_targets, shape_of
-from auxhead.autotune.sweep.strategies import STRATEGIES
+from auxhead.autotune.sweep.search import STRATEGIES
 from auxhead.autotune.sweep.winners import recorded_winners
 from auxhead.kernels.launch.kernel_hash import kernel_hash
 from auxhead.kernels.launch.tuned_table import read_table

@@ -17,9 +17,8 @@ from auxhead.autotune.records.record import BadRecord, read_records
 from auxhead.autotune.sweep.config_text import text
 from auxhead.autotune.sweep.measure import Sweep
 from auxhead.autotune.sweep.records import RecordedTimes, shape_of
-from auxhead.autotune.sweep.search import Ask
+from auxhead.autotune.sweep.search import STRATEGIES, Ask
 from auxhead.autotune.sweep.space import neighbours, spread_out
-from auxhead.autotune.sweep.strategies import STRATEGIES
 from support.sweep_fakes import Synthetic, asking, fails_at, records_at, run, small_target, true_us
 
 TARGET = small_target()
@@ -185,7 +184,7 @@ KILLED = """
     import os, signal, sys
     from pathlib import Path
     from auxhead.autotune.sweep.measure import Sweep
-    from auxhead.autotune.sweep.strategies import STRATEGIES
+    from auxhead.autotune.sweep.search import STRATEGIES
     from support.sweep_fakes import Synthetic, records_at, small_target
 
     class Killed(Synthetic):

@@ -10,9 +10,8 @@ from auxhead.autotune.sweep.config_text import text
 from auxhead.autotune.sweep.exclusion import excluded
 from auxhead.autotune.sweep.measure import Sweep, measure_winners_at_neighbours
 from auxhead.autotune.sweep.records import RecordedTimes, shape_of
-from auxhead.autotune.sweep.search import AGAIN_CAPTURES, Ask
+from auxhead.autotune.sweep.search import AGAIN_CAPTURES, STRATEGIES, Ask
 from auxhead.autotune.sweep.space import neighbours
-from auxhead.autotune.sweep.strategies import STRATEGIES
 from support import sweep_fakes
 from support.sweep_fakes import Synthetic, records_at, small_target
 

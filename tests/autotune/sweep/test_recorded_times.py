@@ -9,8 +9,8 @@ from auxhead.autotune.records.comparison import Paired
 from auxhead.autotune.records.record import append_record, read_records
 from auxhead.autotune.sweep.config_text import text
 from auxhead.autotune.sweep.records import UNAVAILABLE, RecordedTimes, recorded_targets
+from auxhead.autotune.sweep.search import STRATEGIES
 from auxhead.autotune.sweep.space import spread_out
-from auxhead.autotune.sweep.strategies import STRATEGIES
 from support.sweep_fakes import Synthetic, asking, fails_at, records_at, run, small_target
 
 TARGET = small_target()

@@ -9,10 +9,16 @@ from auxhead.autotune.records.comparison import Difference
 from auxhead.autotune.records.record import BadRecord, read_records
 from auxhead.autotune.sweep.config_text import changes
 from auxhead.autotune.sweep.measure import Sweep
+from auxhead.autotune.sweep.search import STRATEGIES
 from auxhead.autotune.sweep.space import neighbours
-from auxhead.autotune.sweep.strategies import STRATEGIES
-from auxhead.autotune.sweep.tables import COLUMNS, self_comparison, summary, winner_tables
-from auxhead.autotune.sweep.winners import HeadWinners, recorded_winners
+from auxhead.autotune.sweep.winners import (
+    COLUMNS,
+    HeadWinners,
+    recorded_winners,
+    self_comparison,
+    summary,
+    winner_tables,
+)
 from support.command_line import assert_one_line_error, tune
 from support.sweep_fakes import Synthetic, records_at, small_target
 from support.written_records import written
