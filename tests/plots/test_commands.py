@@ -60,37 +60,31 @@ def test_what_stands_below_a_figure_fits():
 
 
 @pytest.mark.parametrize("accuracy", [0.0, 1.0])
-def test_every_exit_alike_still_draws(report, accuracy, tmp_path):
+def test_every_exit_alike_still_draws(report, accuracy):
     for line in report["exits"]:
         line.update(accuracy=accuracy, accuracy_on_all=accuracy)
-    save_figure(*FIGURES["exits"].draw(report), tmp_path / "x")
+    FIGURES["exits"].draw(report)[0].draw_without_rendering()
 
 
 def test_files_are_the_same_each_time_and_nothing_else_is_left(report, tmp_path):
-    for folder in ("a", "b"):
-        save_figure(*FIGURES["exits"].draw(report), tmp_path / folder / "exits")
+    (tmp_path / "report.json").write_text(json.dumps(report))
+    result = plot("exits", "--records", tmp_path / "report.json", "--out", tmp_path / "a" / "exits.png")
+    assert result.exit_code == 0, result.output
+    save_figure(*FIGURES["exits"].draw(report), tmp_path / "b" / "exits")
     assert sorted(path.name for path in (tmp_path / "a").iterdir()) == ["exits.json", "exits.png", "exits.svg"]
     for name in ("exits.json", "exits.png", "exits.svg"):
         assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
 
 
-@pytest.mark.parametrize("missing", sorted(set(REPORT) - {"format"}))
-def test_a_report_that_lacks_a_field(report, missing, tmp_path):
-    del report[missing]
-    (tmp_path / "report.json").write_text(json.dumps(report))
-    with pytest.raises(BadRecord, match=rf"report\.json: {missing}: got nothing, wants "):
-        read([tmp_path / "report.json"], ["demo"], {})
-    report[missing] = report["exits"] = [{"name": "a"}]
+def test_a_report_that_lacks_a_field(report, tmp_path):
+    for missing in set(REPORT) - {"format"}:
+        (tmp_path / "report.json").write_text(json.dumps({k: it for k, it in report.items() if k != missing}))
+        with pytest.raises(BadRecord, match=rf"report\.json: {missing}: got nothing, wants "):
+            read([tmp_path / "report.json"], ["demo"], {})
+    report["exits"] = [{"name": "a"}]
     (tmp_path / "report.json").write_text(json.dumps(report))
     refused = plot("exits", "--records", tmp_path / "report.json", "--out", tmp_path / "x")
     assert_one_line_error(refused, "report.json: ")
-
-
-def test_the_command_draws(report, tmp_path):
-    (tmp_path / "report.json").write_text(json.dumps(report))
-    result = plot("exits", "--records", tmp_path / "report.json", "--out", tmp_path / "figure.png")
-    assert result.exit_code == 0, result.output
-    assert {path.name for path in tmp_path.glob("figure*")} == {"figure.png", "figure.svg", "figure.json"}
 
 
 @pytest.mark.parametrize(

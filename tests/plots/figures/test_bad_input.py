@@ -128,17 +128,18 @@ BY_SWEEP = [kind.name for kind in FIGURES.values() if "sweep" in kind.kinds]
     [(None, "no such file"), ("{}\n", "schema None"), ("", "no measurement of kind")],
     ids=["missing", "schema", "empty"],
 )
-@pytest.mark.parametrize("name", [kind.name for kind in FIGURES.values() if kind.file.endswith(".jsonl")])
-def test_every_command_refuses_in_one_line(tmp_path, name, content, message):
+def test_every_command_refuses_in_one_line(tmp_path, content, message):
     path = tmp_path / "records.jsonl"
     if content is not None:
         path.write_text(content)
-    result = plot(name, "--records", path, "--out", tmp_path / "figure")
-    assert result.exit_code == 2 and not list(tmp_path.glob("figure*"))
-    assert str(path) in result.stderr and message in result.stderr and result.stderr.count("\n") == 1
-    made_by = FIGURES[name].made_by
-    how = f"`{made_by}` makes it" if made_by else "no command of this version makes it"
-    assert how in result.stderr or message == "schema None"
+    for kind in FIGURES.values():
+        if kind.file.endswith(".json"):
+            continue
+        result = plot(kind.name, "--records", path, "--out", tmp_path / "figure")
+        assert result.exit_code == 2 and not list(tmp_path.glob("figure*")), kind.name
+        assert str(path) in result.stderr and message in result.stderr and result.stderr.count("\n") == 1
+        how = f"`{kind.made_by}` makes it" if kind.made_by else "no command of this version makes it"
+        assert how in result.stderr or message == "schema None"
 
 
 def test_figures_of_one_file_read_it_once(tmp_path):

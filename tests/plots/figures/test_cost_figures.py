@@ -1,35 +1,14 @@
 """Figures of the cost of heads, exits and requests, from hand-made records."""
 
 import dataclasses
-import json
 
 import pytest
 from auxhead.plots.figures.registry import FIGURES
 from auxhead.plots.figures.roofline import flop
 from auxhead.plots.records import NoRecords
-from support.command_line import plot
-from support.cost_records import head_records, latency_records, pareto_records, profile_records
+from support.cost_records import head_records, pareto_records, profile_records
 
 LATENCY, PARETO, PROFILE, ROOFLINE = FIGURES["latency"], FIGURES["pareto"], FIGURES["profile"], FIGURES["roofline"]
-
-
-MADE = {
-    "pareto": (pareto_records, PARETO, ""),
-    "roofline": (head_records, ROOFLINE, "auxhead-tune heads resnet18"),
-    "profile": (profile_records, PROFILE, "auxhead-tune profile --checkpoint DIR"),
-}
-
-
-@pytest.mark.parametrize("name", MADE)
-def test_it_can_be_drawn_and_the_command_says_what_is_missing(name, tmp_path):
-    make, kind, made_by = MADE[name]
-    missing = plot(name, "--records", tmp_path / "none.jsonl")
-    how = f"`{made_by}` makes it" if made_by else "no command of this version makes it"
-    assert missing.exit_code == 2 and "no such file" in missing.stderr and how in missing.stderr
-    figure, drawn = kind.draw(make())
-    figure.draw_without_rendering()
-    assert json.loads(json.dumps(drawn, allow_nan=False)) == json.loads(json.dumps(kind.draw(make())[1]))
-    assert "NVIDIA X100" in drawn["stamp"] and max(map(len, drawn["title"].split("\n"))) < 80
 
 
 def test_pareto_front_and_title():
@@ -110,24 +89,3 @@ def test_profile_numbers_and_title():
     assert "2.0 times later" in PROFILE.numbers(profile_records(before_us=100.0, after_us=200.0))["title"]
     with pytest.raises(NoRecords, match="lacks what was before or what was after"):
         PROFILE.draw(profile_records()[:1])
-
-
-def test_what_heads_add_is_drawn_in_per_cent_of_the_trunk_with_a_band_of_percentiles():
-    """The line is the ratio of the same rounds; the band is the times' 20th and 80th percentile over the trunk's."""
-    figure, drawn = LATENCY.draw(latency_records())
-    titles = [axes.get_title(loc="left") for axes in figure.axes]
-    for name in ("latency", "device time"):
-        axes = figure.axes[titles.index(f"added by the heads: {name}")]
-        lines = [line for line in axes.lines if len(line.get_xdata()) == 2 and list(line.get_xdata()) == [1, 8]]
-        assert [list(line.get_ydata()) for line in lines] == [pytest.approx([51.0] * 2), pytest.approx([11.0] * 2)]
-        bands = [band.get_paths()[0].vertices for band in axes.collections]
-        for band, factor in zip(bands, (1.5, 1.1), strict=True):
-            ends = {round(float(y), 6) for _, y in band}
-            assert ends == {round(100 * (factor * 0.9 - 1), 6), round(100 * (factor * 1.2 - 1), 6)}
-    assert drawn["title"] == (
-        "2 overlapped heads of 10 classes add 11 to 11 % of device time, 11 to 11 % of latency;\n"
-        "plain heads in line add 51 to 51 % and 51 to 51 %"
-    )
-    above = figure.axes[titles.index("latency, 10 classes a head")]
-    ends = [sorted({float(y) for _, y in band.get_paths()[0].vertices}) for band in above.collections]
-    assert [400.0, 800.0, 1600.0, 3200.0] == ends[-1] or [200.0, 400.0, 1600.0, 3200.0] in ends

@@ -10,7 +10,6 @@ from auxhead.autotune.records.record import BadRecord
 from auxhead.plots.figures import timeline
 from auxhead.plots.figures.registry import FIGURES
 from auxhead.plots.records import NoRecords
-from auxhead.plots.style import save_figure
 from support.command_line import plot
 from support.overlap_fakes import CELL, CONV, records
 from support.pretended_gpu import ENVIRONMENT
@@ -89,14 +88,6 @@ def test_the_last_network_is_drawn_and_only_with_its_summary():
     assert drawn["span_us"] == other[1].measured["span_us"]
     with pytest.raises(NoRecords, match="no timeline with the summary of its run"):
         FIGURES["timeline"].draw([records()[0], records()[1]])
-
-
-def test_files_repeat(tmp_path):
-    made = with_programs()
-    for folder in ("a", "b"):
-        save_figure(*FIGURES["timeline"].draw(made), tmp_path / folder / "timeline")
-    for name in ("timeline.json", "timeline.png", "timeline.svg"):
-        assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
 
 
 def test_the_trace(tmp_path):
