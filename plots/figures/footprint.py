@@ -27,7 +27,7 @@ from ..style import (
     new_figure,
     note,
     tidy,
-)
+)  # fmt: skip
 
 #: Numbers of footprints, as drawn.
 Points = Sequence[Mapping[str, Any]]
@@ -57,7 +57,7 @@ def footprint_numbers(records: Sequence[Record]) -> dict[str, Any]:
     found = [one for one in latest(records) if one.error is None]
     if not found:
         raise NoRecords("no footprint that was measured")
-    ((network, classes), _) = Counter(map(_network, found)).most_common(1)[0]
+    (((network, classes), _),) = Counter(map(_network, found)).most_common(1)
     found = [one for one in found if _network(one) == (network, classes)]
     batches: dict[str, dict[str, Any]] = {}
     for batch in sorted({one.cell["batch"] for one in found})[:_PANELS]:
@@ -90,26 +90,21 @@ def _point(record: Record) -> dict[str, Any]:
     """Return the drawn numbers of one footprint, in percent."""
     details = record.measured or {}
     trunk = next(pair for pair in record.paired if pair["role"] == "trunk")
-    residency = details["occupancy"]["residency"]["warps_share"]
     return {
         "footprint": record.variant,
-        "kind": _kind(record.variant),
+        "kind": next(kind for kind in FOOTPRINTS if kind in record.variant),
         "programs": details["programs"],
-        "occupancy_percent": 100 * residency["median"],
-        "occupancy_p20": 100 * residency["p20"],
-        "occupancy_p80": 100 * residency["p80"],
+        **_in_percent("occupancy", details["occupancy"]["residency"]["warps_share"]),
         "added_percent": 100 * (trunk["device_ratio"] - 1),
         "added_low": 100 * (trunk["low"] - 1),
         "added_high": 100 * (trunk["high"] - 1),
-        "hidden_percent": 100 * details["hiding_efficiency"]["median"],
-        "hidden_p20": 100 * details["hiding_efficiency"]["p20"],
-        "hidden_p80": 100 * details["hiding_efficiency"]["p80"],
+        **_in_percent("hidden", details["hiding_efficiency"]),
     }
 
 
-def _kind(footprint: str) -> str:
-    """Return the kind, of ``KINDS``, of a footprint."""
-    return next(kind for kind in FOOTPRINTS if kind in footprint)
+def _in_percent(name: str, shares: Mapping[str, float]) -> dict[str, float]:
+    ends = {f"{name}_{end}": 100 * shares[end] for end in ("p20", "p80")}
+    return {f"{name}_percent": 100 * shares["median"], **ends}
 
 
 def boundary(points: Points) -> dict[str, Any] | None:

@@ -7,7 +7,7 @@ import pytest
 from auxhead.autotune.records.record import BadRecord, Record
 from auxhead.plots.figures.registry import FIGURES
 from auxhead.plots.figures.sweep import FASTER, SAME, SLOWER
-from auxhead.plots.records import NoRecords, read_kinds
+from auxhead.plots.records import NoRecords
 from auxhead.plots.sweep_heads import Swept
 from support.command_line import plot
 from support.pretended_gpu import ENVIRONMENT
@@ -98,20 +98,6 @@ def test_time_to_answer_is_compared_with_the_floor_and_the_whole():
     assert "at early, gated answers in 40 to 40 %" in drawn["title"] and "20 to 20 us after" in drawn["title"]
     with pytest.raises(NoRecords, match="samples that leave at a tap"):
         FIGURES["time-to-answer"].draw([one for one in records if one.exits == "never"])
-
-
-def test_mixed_devices_are_refused(tmp_path):
-    one = benched("overlapped@cudnn", 1, 1.0)
-    other = dataclasses.replace(one, environment={**ENVIRONMENT, "gpu": "A100"})
-    path = written(tmp_path / "mixed.jsonl", one, other)
-    with pytest.raises(BadRecord, match=r"mixed\.jsonl: got records of several gpu \(A100, H200\), wants those of one"):
-        read_kinds([path], ["bench"])
-
-
-def test_failures_are_no_measurements(tmp_path):
-    path = written(tmp_path / "failed.jsonl", dataclasses.replace(benched("x", 1, 1.0), error="OutOfMemoryError"))
-    with pytest.raises(NoRecords, match=r"failed\.jsonl: no measurement of kind 'bench'"):
-        read_kinds([path], ["bench"])
 
 
 def test_a_record_of_a_sweep_that_lacks_something():

@@ -119,28 +119,6 @@ def test_footprint():
             assert any(set(x) == {found["boundary"]["occupancy_percent"]} for x, _ in bars)
 
 
-@pytest.mark.parametrize(
-    ("few", "many", "added", "found"),
-    [
-        ((1.0, 2.0, 3.0), (12.0, 20.0), 1.0, 6.0),  # between 3 and 12: where the axis, a logarithm, has the middle
-        ((1.0, 2.0, 3.0), (12.0, 20.0), 2.5, 6.0),  # not surely more than 2 %
-    ],
-)
-def test_the_boundary_of_footprints(few, many, added, found):
-    made = [
-        {"kind": "programs", "occupancy_percent": share, "added_percent": percent, "added_low": percent - 1.0}
-        for shares, percent in ((few, added), (many, 9.0))
-        for share in shares
-    ]
-    assert footprint.boundary(made)["occupancy_percent"] == pytest.approx(found)
-    made[0]["added_low"] = 9.0
-    assert footprint.boundary(made)["on_the_wrong_side"] == 1
-    del made[2:4]  # one of three is on the wrong side
-    assert footprint.boundary(made) is None
-    made += made[1:2]
-    assert footprint.boundary(made)["on_the_wrong_side"] == 1, "one of four"
-
-
 def test_pareto():
     drawn = gallery("pareto")
     for axes, panel in zip(pareto.pareto_figure(drawn).axes, drawn["panels"], strict=False):

@@ -3,6 +3,7 @@
 import gzip
 import json
 import re
+import zlib
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +14,11 @@ from auxhead.plots.figures.registry import FIGURES
 from auxhead.plots.records import COMMITTED
 from support.command_line import plot
 from support.committed_records import read_once, records
+
+try:
+    import tomllib
+except ImportError:  # before Python 3.11
+    tomllib = pytest.importorskip("tomli")
 
 GALLERY = Path(__file__).parents[3] / "plots" / "gallery"
 TRACE = GALLERY / "timeline.trace.json.gz"
@@ -165,3 +171,30 @@ def test_ranks_are_those_of_the_ratios_that_records_have():
         assert [one["rank_alone"] for one in head["configs"]] == list(range(1, len(by_network) + 1))
     configs = sum(len(head["configs"]) for head in drawn("ranks")["heads"])
     assert sum(map(sum, drawn("ranks")["rank_counts"])) == configs <= len(ratios)
+
+
+REDRAWN = [FIGURES[name] for name in ("ranks", "landscape")]
+
+
+@pytest.mark.parametrize("kind", REDRAWN, ids=lambda kind: kind.name)
+def test_the_numbers_of_the_gallery_are_drawn_where_the_records_are_not_there(kind, monkeypatch, tmp_path):
+    monkeypatch.setattr(registry, "COMMITTED", tmp_path)
+    figure, drawn = kind.make()
+    assert drawn == json.loads((GALLERY / f"{kind.name}.json").read_text())
+    assert drawn["title"] in {text.get_text() for text in figure.findobj(lambda one: hasattr(one, "get_text"))}
+
+
+def test_the_data_of_a_wheel_is_small_and_has_the_numbers_of_figures_without_records():
+    data = tomllib.loads((GALLERY.parents[1] / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]
+    files = {
+        path.relative_to(GALLERY.parents[1])
+        for package, patterns in data.items()
+        if package != "*"
+        for pattern in patterns
+        for path in GALLERY.parents[1].joinpath(*package.split(".")[1:]).glob(pattern)
+    }
+    names = {path.as_posix() for path in files}
+    assert {f"plots/gallery/{kind.name}.json" for kind in REDRAWN} <= names
+    missing = {kind.file for kind in FIGURES.values() if f"autotune/records/{kind.file}" not in names}
+    assert missing == {kind.file for kind in REDRAWN}
+    assert sum(len(zlib.compress((GALLERY.parents[1] / path).read_bytes())) for path in files) < 1_000_000

@@ -1,13 +1,10 @@
 """Figures of pipelines over two GPUs, from made-up records: their numbers are those of the records."""
 
-import json
 from dataclasses import replace
 
 import pytest
-from auxhead.autotune.records.record import append_record
 from auxhead.plots.figures.registry import FIGURES
 from auxhead.plots.records import NoRecords
-from support.command_line import plot
 from support.pipeline_records import pipeline_records
 
 
@@ -47,12 +44,3 @@ def test_timelines_where_all_have_exits_compare_nothing():
     records = [replace(one, exits="50/50") if one.kind == "gpus" else one for one in pipeline_records()]
     with pytest.raises(NoRecords, match="no timelines of two of .* where nobody leaves"):
         FIGURES["gpus"].draw(records)
-
-
-@pytest.mark.parametrize("name", ["pipeline", "gpus"])
-def test_commands(tmp_path, name):
-    for one in pipeline_records():
-        append_record(tmp_path / "records.jsonl", one)
-    done = plot(name, "--records", tmp_path / "records.jsonl", "--out", tmp_path / "figure")
-    assert done.exit_code == 0, done.output
-    assert json.loads((tmp_path / "figure.json").read_text())["title"]

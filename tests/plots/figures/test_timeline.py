@@ -50,19 +50,6 @@ def test_what_is_drawn():
     )
 
 
-def test_programs_are_drawn_where_they_were_recorded():
-    figure, drawn = FIGURES["timeline"].draw(with_programs())
-    above, below = figure.axes
-    assert drawn["programs"] == PROGRAMS and drawn["sm_count"] == 132 and below.get_ylim() == (-0.5, 131.5)
-    boxes = [path.get_extents().extents.tolist() for path in below.collections[0].get_paths()]
-    assert boxes == [[begin, sm - 0.5, end, sm + 0.5] for _, sm, begin, end in PROGRAMS]
-    colours = [tuple(colour[:3]) for colour in below.collections[0].get_facecolors()]
-    assert len(set(colours[:4])) == 1 and colours[4] != colours[0], "the joining launch has its own"
-    assert below.texts[0].get_text() == ("5 programs of the heads, on 3 of 132 SMs; those of the trunk are not drawn")
-    assert "Programs' times are good to 0.4 us" in drawn["stamp"] and drawn["clocks_differ_us"] == 0.42
-    assert below.get_ylabel() == "SM id\n(measured in the kernel)" and below.get_xlabel() and not above.get_xlabel()
-
-
 def test_findings_that_are_none():
     drawn = FIGURES["timeline"].numbers(records(last_heads=200.0, both=100.5))
     assert drawn["title"].splitlines() == [
