@@ -99,7 +99,7 @@ def most_measured(records: Iterable[Record], variants: Sequence[str], what: str)
     return network, [one for one in found if network_of(one) == network]
 
 
-def percentiles(us: dict[str, Any]) -> dict[str, float]:
+def known_percentiles(us: dict[str, Any]) -> dict[str, float]:
     """Return the percentiles in a record's summary of times, microseconds."""
     return {name: us[name] for name in ("median", "p20", "p80", "p99") if name in us}
 

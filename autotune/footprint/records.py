@@ -11,7 +11,7 @@ from ..overlap.captured_parts import BARE, BOTH, HEADS
 from ..overlap.metrics import hiding_efficiency
 from ..overlap.records import paired_parts
 from ..records.record import Record
-from ..records.summaries import as_json, network_record, spread, summary
+from ..records.summaries import as_json, network_record, percentiles, summary
 from ..sweep.config_text import text
 from .launch_variations import BY_RULE, Footprint
 from .measure import CAPTURES, RECORDED, REPLAYS, ROUNDS, FootprintOccupancy, FootprintsMeasured, TimedPart
@@ -78,7 +78,7 @@ def _tiers(occupied: FootprintOccupancy) -> dict[str, Any]:
         "theoretical": occupied.theoretical,
         "estimate": occupied.estimate,
         "residency": {
-            name: spread([float(getattr(one, name)) for one in occupied.residency])
+            name: percentiles([float(getattr(one, name)) for one in occupied.residency])
             for name in MeasuredResidency._fields
         },
     }

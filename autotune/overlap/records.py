@@ -10,7 +10,7 @@ from ..measuring.profiled_replays import Replay
 from ..measuring.timers import CAPTURES, FINAL_ROUNDS, PROTOCOL
 from ..records.comparison import compare
 from ..records.record import Record
-from ..records.summaries import Timings, as_json, network_record, spread, summary
+from ..records.summaries import Timings, as_json, network_record, percentiles, summary
 from .captured_parts import BARE, BOTH, HEADS, TRUNK_KIND
 from .measure import REPLAYS, OverlapMeasured
 from .metrics import KernelStretch, hiding_efficiency, kernel_stretches, median_replay, overlap_of, spreads
@@ -37,7 +37,7 @@ def overlap_records(cell: Cell, measured: OverlapMeasured, environment: Mapping[
     trunk, heads, both = (measured.times[part] for part in (BARE, HEADS, BOTH))
     details = {
         **spreads([overlap_of(replay) for replay in replays]),
-        "bare_span_us": spread([overlap_of(replay).span_us for replay in measured.replays[BARE]]),
+        "bare_span_us": percentiles([overlap_of(replay).span_us for replay in measured.replays[BARE]]),
         "hiding_efficiency": hiding_efficiency(trunk, heads, both),
         "inflation": {name: _inflation(measured, name) for name in (BARE, BOTH)},
         "kernels": kernels,

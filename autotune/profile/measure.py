@@ -22,7 +22,7 @@ from ..measuring.peers import NaiveHead, merged_answer, with_item
 from ..measuring.profiled_requests import WARM_UP, RequestProfile, profile_requests, steady_state_problems
 from ..measuring.timers import PROTOCOL, Samples, time_captures
 from ..records.record import Record
-from ..records.summaries import network_record, spread, summary
+from ..records.summaries import network_record, percentiles, summary
 
 BEFORE, AFTER = "before", "after"
 
@@ -150,7 +150,10 @@ def profile_records(found: BeforeAndAfter, cell: Cell, runner: str, environment:
             },
             host_us=answers[name],
             paired=[before] if name == AFTER else [],
-            measured={"call_us": spread(found.times[name].call[0])._asdict(), **_of_profile(found.profiles[name])},
+            measured={
+                "call_us": percentiles(found.times[name].call[0])._asdict(),
+                **_of_profile(found.profiles[name]),
+            },
             correctness=found.counts[name],
             notes=found.problems if name == AFTER else [],
         )

@@ -54,7 +54,7 @@ def as_rich(table: RecordTable) -> Table:
     return drawn
 
 
-def spread_in_words(taken: Mapping[str, Any]) -> str:
+def percentiles_in_words(taken: Mapping[str, Any]) -> str:
     """Write a median with the 20th and 80th percentile, as records hold them."""
     return f"{taken['median']:,.1f} ({taken['p20']:,.1f}-{taken['p80']:,.1f})"
 

@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
 
 from ...autotune.records.record import Record
-from ..records import NEVER, NoRecords, most_measured, percentiles, rounds, stamp
+from ..records import NEVER, NoRecords, known_percentiles, most_measured, rounds, stamp
 from ..style import (
     AMBER,
     BLUE,
@@ -80,7 +80,7 @@ def _latencies(records: Sequence[Record]) -> list[dict[str, Any]]:
     points = []
     for one in sorted(records, key=lambda one: int(one.cell["batch"])):
         assert one.host_us is not None and one.device_us is not None
-        host, device = percentiles(one.host_us), percentiles(one.device_us)
+        host, device = known_percentiles(one.host_us), known_percentiles(one.device_us)
         point = {"batch": one.cell["batch"], "host_us": host, "device_us": device}
         bare = next((pair for pair in one.paired if (pair["role"], pair["variant"]) == ("bare", BARE)), None)
         if bare is not None:
@@ -183,8 +183,8 @@ def time_to_answer_numbers(records: Sequence[Record]) -> dict[str, Any]:
 
 def _times(records: Sequence[Record], variant: str, exits: Sequence[str]) -> list[dict[str, Any]]:
     """Return the points of a line: microseconds on the host from the call until the answer is there."""
-    by_exit = {one.exits: one for one in records if one.variant == variant}
-    return [{"exit": name, "host_us": percentiles(by_exit[name].host_us or {})} for name in exits if name in by_exit]
+    us = {one.exits: known_percentiles(one.host_us or {}) for one in records if one.variant == variant}
+    return [{"exit": name, "host_us": us[name]} for name in exits if name in us]
 
 
 def _time_to_answer_title(batches: Mapping[str, Any]) -> str:

@@ -7,7 +7,15 @@ from typing import NamedTuple
 from auxhead.autotune.records import checks
 from auxhead.autotune.records.intervals import common, length, merged
 from auxhead.autotune.records.record import Record
-from auxhead.autotune.records.summaries import as_json, network_record, p99, rounded, spread, summary, with_samples
+from auxhead.autotune.records.summaries import (
+    as_json,
+    network_record,
+    p99,
+    percentiles,
+    rounded,
+    summary,
+    with_samples,
+)
 from auxhead.autotune.records.tables import latest_by_network, network_in_words
 from support.cost_records import ENVIRONMENT
 
@@ -66,8 +74,8 @@ def test_the_last_record_of_each_thing_is_grouped_by_network_and_environment():
 
 
 def test_spread():
-    assert spread([5.0]) == (5.0, 5.0, 5.0)
-    assert spread(range(100, -1, -1)) == (50, 20, 80)
+    assert percentiles([5.0]) == (5.0, 5.0, 5.0)
+    assert percentiles(range(100, -1, -1)) == (50, 20, 80)
 
 
 def test_99_of_100_lie_below_the_99th_percentile():
