@@ -5,9 +5,12 @@ import dataclasses
 import pytest
 from auxhead.autotune.records.record import BadRecord, append_record
 from auxhead.plots.records import NoRecords, known_percentiles, most_measured, network_of, read_kinds, rounds, stamp
-from support.cost_records import ENVIRONMENT, latency_records, record
+from support.cost_records import ENVIRONMENT, record
 
-CELL = latency_records()[0].cell
+CELL = {
+    "model": "resnet18", "dtype": "float16", "batch": 1, "classes": 10, "taps": ["layer1", "layer2"],
+    "input": [3, 224, 224], "placement": "blocks",
+}  # fmt: skip
 ON = "NVIDIA X100, driver 580, CUDA 13.0, cuDNN 91900, torch 2.11.0, Triton 3.6.0; auxhead 0.1.0"
 
 
@@ -68,7 +71,8 @@ def test_the_small_print_says_where_and_when():
 
 
 def test_a_network_in_words_is_the_same_for_all_batches_and_classes():
-    (network,) = {network_of(one) for one in latency_records()}
+    cells = [CELL, {**CELL, "batch": 8}, {**CELL, "classes": 1000}]
+    (network,) = {network_of(measured(cell=cell)) for cell in cells}
     assert str(network) == "resnet18, float16, 3x224x224, 2 heads (after blocks)" and network.heads == 2
 
 
