@@ -38,10 +38,9 @@ LEVELS = {
     "autotune": (
         {"records"},
         {"measuring"},
-        {"pipelines"},
-        {"heads", "bench", "profile"},
-        {"sweep", "overlap", "plan", "doctor"},
-        {"tuned", "footprint"},
+        {"pipelines", "heads", "profile", "doctor", "sweep"},
+        {"bench", "overlap", "tuned"},
+        {"plan"},
     ),
 }
 STANDARD = set(sys.stdlib_module_names)

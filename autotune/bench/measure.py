@@ -8,7 +8,7 @@ import torch
 
 from ...model.trunk.fused_convolution import fastest_convolutions
 from ..measuring.cells import AS_IS, NEVER
-from ..measuring.eager_truth import Comparison, verdict
+from ..measuring.eager_truth import Comparison, wrong_in_words
 from ..measuring.environment import clocks, release_memory
 from ..measuring.failures import DeviceLost, Failure
 from ..measuring.progress import Begins
@@ -103,7 +103,7 @@ class _CellBench:
             try:
                 captures = self.captures.build(variant, run.pattern)
                 counts = self._compare(run, variant, captures)
-                error = verdict(counts)
+                error = wrong_in_words(counts)
                 if error is None:
                     return _Checked(variant, captures, counts)
             except Exception as failure:

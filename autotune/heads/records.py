@@ -9,13 +9,13 @@ from typing import Any, NamedTuple
 
 from ...kernels.launch_config import LaunchConfig
 from ..measuring.failures import Failure
+from ..measuring.head_timing import COPIED, CopySpeed
+from ..measuring.heads_alone import FUSED, LAUNCHES
 from ..measuring.targets import Target
 from ..measuring.timers import FINAL_ROUNDS
 from ..records.comparison import Paired, compare, typical
 from ..records.record import Record, append_record, is_settled, read_records
 from ..records.summaries import Timings, network_record, rounded, with_samples
-from .alone import FUSED, LAUNCHES
-from .measure import COPIED, CopySpeed
 
 #: The kind of these records.
 KIND = "heads"

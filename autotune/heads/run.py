@@ -12,6 +12,8 @@ from ...model.bad_input import BadInput
 from ..measuring.cells import Cell
 from ..measuring.environment import clocks, environment, release_memory, this_device
 from ..measuring.failures import DeviceLost, Failure
+from ..measuring.head_timing import CopySpeed, HeadTiming, measure_copy_speed
+from ..measuring.heads_alone import LAUNCHES
 from ..measuring.networks import find_networks
 from ..measuring.options import NetworkChoice
 from ..measuring.progress import Status, SweepProgress
@@ -20,8 +22,6 @@ from ..measuring.targets import ALONE
 from ..measuring.timers import CAPTURES, FINAL_ROUNDS
 from ..records.record import read_records, records_path
 from ..records.tables import print_tables, wide_console
-from .alone import LAUNCHES
-from .measure import CopySpeed, HeadTiming, measure_copy_speed
 from .records import KIND, Head, HeadRecords
 from .tables import head_tables
 

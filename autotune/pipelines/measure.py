@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ...model.trunk.fused_convolution import fastest_convolutions
 from ..measuring.cells import NEVER
-from ..measuring.eager_truth import Answer, Comparison, EagerTruth, measure_rounding, verdict
+from ..measuring.eager_truth import Answer, Comparison, EagerTruth, measure_rounding, wrong_in_words
 from ..measuring.failures import Failure
 from ..measuring.progress import Begins
 from ..measuring.subject import Subject, build_subject
@@ -164,7 +164,7 @@ class _Bench:
             result.error = str(Failure.of(error))
             return
         result.counts = comparison.counts()
-        result.error = verdict(result.counts)
+        result.error = wrong_in_words(result.counts)
 
     def time(self) -> None:
         """Time single requests of all cases in turns, in fresh captures; pipelines that answer wrongly, too."""

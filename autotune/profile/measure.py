@@ -17,7 +17,7 @@ from ...model.description import own_file
 from ...model.inference.load import load_network
 from ..measuring.cells import OWN, Cell
 from ..measuring.cuda_calls import ALLOCATIONS, GRAPH_LAUNCHES, LAUNCHES, SYNCHRONISATIONS
-from ..measuring.eager_truth import Answer, Comparison, EagerTruth, verdict
+from ..measuring.eager_truth import Answer, Comparison, EagerTruth, wrong_in_words
 from ..measuring.peers import NaiveHead, merged_answer, with_item
 from ..measuring.profiled_requests import WARM_UP, RequestProfile, profile_requests, steady_state_problems
 from ..measuring.timers import PROTOCOL, Samples, time_captures
@@ -83,7 +83,7 @@ def compare(
             comparison = Comparison()
             truth.compare(answer, comparison)
             counts[name] = comparison.counts()
-            wrong = verdict(counts[name])
+            wrong = wrong_in_words(counts[name])
             if wrong is not None:
                 raise RuntimeError(f"{name}: {wrong}; not timed")
         captures = {name: [call] for name, call in calls.items()}

@@ -26,7 +26,7 @@ FIGURES = (
         "Overlap and trunk stretch against SM occupancy by the heads, and where overlap stops being free.",
         ("footprint",),
         ("h200/footprint.jsonl",),
-        "auxhead-tune footprint resnet18 --classes 10 --batch 1 --batch 32",
+        "auxhead-tune overlap resnet18 --footprints --classes 10 --batch 1 --batch 32",
     ),
     FigureKind(
         "latency",

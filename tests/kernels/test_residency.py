@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from auxhead.autotune.measuring.occupancy import check_turns
+from auxhead.autotune.overlap.occupancy import check_turns
 from auxhead.kernels import ExitBuffers, ExitHead, ExitLaunch, LaunchConfig, fused_head
 from auxhead.kernels.choose_config import overriding
 from auxhead.kernels.head_shape import HeadShape

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from auxhead.autotune.footprint.records import failed_record
+from auxhead.autotune.overlap.records import FOOTPRINT, failed_record
 from auxhead.autotune.records.record import read_records
 from auxhead.plots.figures.footprint import boundary, draw
 from auxhead.plots.records import COMMITTED, NoRecords
@@ -68,7 +68,7 @@ def test_the_title_is_what_was_found(added, says):
 
 
 def test_everything_drawn_is_in_a_record():
-    kept = [*records(1), *records(32, fails="16 SMs"), failed_record(CELL, "no", ENVIRONMENT)]
+    kept = [*records(1), *records(32, fails="16 SMs"), failed_record(FOOTPRINT, CELL, "no", ENVIRONMENT)]
     figure, drawn = draw(kept)
     assert list(drawn["batches"]) == ["1", "32"] and len(figure.axes) == 5
     for batch, found in drawn["batches"].items():
@@ -108,7 +108,7 @@ def test_what_is_off_the_scale_stands_at_its_edge_with_its_number():
 
 def test_only_failures_are_no_records():
     with pytest.raises(NoRecords, match="no footprint that was measured"):
-        draw([failed_record(CELL, "no", ENVIRONMENT)])
+        draw([failed_record(FOOTPRINT, CELL, "no", ENVIRONMENT)])
 
 
 def test_footprints_under_other_conditions_alone_are_too_few():
