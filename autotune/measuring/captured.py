@@ -59,10 +59,11 @@ class CapturedFunction(Generic[Answered]):
         function: Callable[[Tensor], Answered],
         example: Tensor,
         memory_format: torch.memory_format = torch.preserve_format,
+        stream: torch.cuda.Stream | None = None,
     ) -> None:
-        """Warm up and capture for inputs like the example, copied into ``memory_format``."""
+        """Warm up and capture for inputs like the example, in ``memory_format``, on the trunk's or another stream."""
         self._input = example.clone(memory_format=memory_format)
-        self._captured = CapturedProgram(lambda: function(self._input), stream_pair(example.device).trunk)
+        self._captured = CapturedProgram(lambda: function(self._input), stream or stream_pair(example.device).trunk)
 
     def __call__(self, x: Tensor) -> Answered:
         """Answer for a batch like the example; the answer is valid until the next call."""

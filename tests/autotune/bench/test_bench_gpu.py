@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 from auxhead.autotune.bench.lower_bound import SegmentsLowerBound
-from auxhead.autotune.bench.measure import run_cell
-from auxhead.autotune.bench.selection import BenchOptions, unsettled
+from auxhead.autotune.bench.measure import BenchOptions, run_cell
+from auxhead.autotune.bench.run import unsettled
 from auxhead.autotune.measuring.cells import Cell
 from auxhead.autotune.measuring.eager_truth import (
     Comparison,

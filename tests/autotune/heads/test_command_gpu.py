@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from auxhead.autotune.heads.records import Head, HeadRecords
+from auxhead.autotune.heads.run import Head, HeadRecords
 from auxhead.autotune.heads.tables import head_tables
 from auxhead.autotune.measuring.cells import Cell
 from auxhead.autotune.measuring.environment import clocks, environment
