@@ -31,15 +31,15 @@ tests/kernels/test_machine_code.py shows: then the earlier hash goes into ``SAME
 """
 
 from .compaction import Answer, collect, destination, gather_open, moves_rows, new_destinations
-from .criteria import CRITERIA, check_criterion, check_temperature, check_threshold, number_of
-from .exit_launch import ExitBuffers, ExitHead, ExitLaunch
+from .exits import ExitBuffers, ExitHead, ExitLaunch
 from .fused_head import fused_head, runs_triton
-from .fused_head_reference import decide, fused_head_reference, pooled_features
-from .head_arguments import check_input, check_pool
 from .head_output import HeadOutput
-from .hidden_layers import ACTIVATIONS, HiddenLayers
-from .launch_config import LaunchConfig
+from .launch.head_arguments import check_input, check_pool
+from .launch.launch_config import LaunchConfig
 from .max_pool import max_pool2d
+from .reference.criteria import CRITERIA, check_criterion, check_temperature, check_threshold, number_of
+from .reference.fused_head import decide, fused_head_reference, pooled_features
+from .reference.hidden_layers import ACTIVATIONS, HiddenLayers
 
 __all__ = [
     "ACTIVATIONS",

@@ -5,8 +5,8 @@ import math
 import torch
 from torch import Tensor
 
-from .exit_launch import ExitBuffers
-from .launch_config import next_power_of_2
+from .exits import ExitBuffers
+from .launch.launch_config import next_power_of_2
 
 #: Label [N] int64, exit [N] int64, confidence [N] float32, probs [N, K] float32 or None: see ``ExitBuffers.answer``.
 Answer = tuple[Tensor, Tensor, Tensor, Tensor | None]
@@ -78,7 +78,7 @@ def gather_open(
             the device, so that it may change after a capture.
         answer: the request's, for at least as many samples as it has.
     """
-    from . import compact_kernel
+    from .jit import compaction as compact_kernel
 
     samples = buffers.label.shape[1]
     aligned = _row(features)[1]
@@ -100,7 +100,7 @@ def collect(buffers: ExitBuffers, origin: Tensor, answer: Answer) -> None:
 
     None of its rows is open. See :func:`gather_open` for the arguments.
     """
-    from . import compact_kernel
+    from .jit import compaction as compact_kernel
 
     with torch.cuda.device_of(origin):
         compact_kernel.collect_kernel[(len(origin),)](

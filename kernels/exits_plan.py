@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch._C._dynamo.guards import TensorGuards  # in PyTorch's core; Dynamo itself is not imported
 
-from .driver_launch import Path
-from .exit_launch import ExitBuffers, ExitHead, ExitLaunch
-from .head_arguments import check_countable, check_head_arguments
+from .cuda.driver_launch import Path
+from .exits import ExitBuffers, ExitHead, ExitLaunch
+from .launch.head_arguments import check_countable, check_head_arguments
 from .noted_launch import NotedLaunch, noting
 
 

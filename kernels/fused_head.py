@@ -7,18 +7,18 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from .arrival_counters import arrival_counters
-from .choose_config import choose_config
-from .criteria import check_temperature, check_threshold
-from .fused_head_reference import fused_head_reference
-from .head_arguments import FLOAT_DTYPES, check_countable, check_head_arguments, check_pool, check_rule_tensors
 from .head_backward import backward, save_for_backward
 from .head_output import HeadOutput
-from .head_view import head_view
-from .hidden_layers import NO_LAYERS, HiddenLayers, check_hidden_types
+from .launch.arrival_counters import arrival_counters
+from .launch.choose_config import choose_config
+from .launch.head_arguments import FLOAT_DTYPES, check_countable, check_head_arguments, check_pool, check_rule_tensors
+from .launch.head_view import head_view
+from .reference.criteria import check_temperature, check_threshold
+from .reference.fused_head import fused_head_reference
+from .reference.hidden_layers import NO_LAYERS, HiddenLayers, check_hidden_types
 
 try:
-    from . import fused_head_kernel as kernel
+    from .jit import fused_head as kernel
 except ImportError:  # no Triton for this platform
     kernel = None  # type: ignore[assignment]
 

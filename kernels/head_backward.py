@@ -6,10 +6,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .fused_head_reference import fused_head_reference
 from .head_output import HeadOutput
 from .head_plan import HeadPlan
-from .hidden_layers import NO_LAYERS, HiddenLayers
+from .reference.fused_head import fused_head_reference
+from .reference.hidden_layers import NO_LAYERS, HiddenLayers
 
 
 def save_for_backward(

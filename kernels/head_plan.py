@@ -9,13 +9,13 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from .choose_config import overrides
-from .driver_launch import are_launches_watched
-from .fused_head_reference import decide, pooled_features
+from .cuda.driver_launch import are_launches_watched
 from .head_output import HeadOutput
-from .hidden_layers import NO_LAYERS, HiddenLayers
+from .launch.choose_config import overrides
+from .launch.residency import is_recording
 from .noted_launch import NotedLaunch
-from .residency import is_recording
+from .reference.fused_head import decide, pooled_features
+from .reference.hidden_layers import NO_LAYERS, HiddenLayers
 
 
 def cpu_head(

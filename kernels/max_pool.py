@@ -7,7 +7,7 @@ from torch import Tensor
 from .fused_head import runs_triton, wants_plain_pytorch
 
 try:
-    from . import max_pool_kernel as kernel
+    from .jit import max_pool as kernel
 except ImportError:  # no Triton for this platform
     kernel = None  # type: ignore[assignment]
 

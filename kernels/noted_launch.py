@@ -13,10 +13,11 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from .driver_launch import Path, driver, driver_launch
+from .cuda.driver_launch import Path, driver, driver_launch
 
 try:
-    from . import exit_kernel, fused_head_kernel
+    from .jit import exits as exit_kernel
+    from .jit import fused_head as fused_head_kernel
 except ImportError:  # no Triton for this platform
     exit_kernel = fused_head_kernel = None  # type: ignore[assignment]
 

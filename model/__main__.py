@@ -2,12 +2,12 @@
 
 import typer
 
-from .calibration.command import BeyondCalibration, calibrate_command
+from .commands.calibrate import BeyondCalibration, calibrate_command
+from .commands.demo.command import BeyondModel, demo_command
+from .commands.export import export
 from .commands.group import Subcommands, version_option
-from .demo.command import BeyondModel, demo_command
-from .export.command import export
-from .inference.command import infer
-from .training.command import train
+from .commands.infer import infer
+from .commands.train import train
 
 
 def _beyond_model() -> BeyondModel:
@@ -23,7 +23,7 @@ def _beyond_calibration() -> BeyondCalibration:
     """Import what ``calibrate`` needs of packages and folders that calibration may not import."""
     from ..plots.figures.calibration import draw
     from ..plots.files import save_figure
-    from .inference.load import load_network
+    from .commands.infer_load import load_network
 
     return BeyondCalibration(load_network, draw, save_figure)
 

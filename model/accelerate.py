@@ -10,16 +10,16 @@ import torch
 from torch import Tensor, nn
 
 from ..kernels import CRITERIA, decide
-from ..kernels.patience import decide_in_order
-from .arguments import check_batch, check_module
-from .early_exit_network import EarlyExitNetwork
-from .exit_result import ExitResult, first_sure
-from .exit_rule import ExitRule
+from ..kernels.reference.merge import decide_in_order
+from .answers.exit_result import ExitResult, first_sure
+from .answers.exit_rule import ExitRule
+from .basics.arguments import check_batch, check_module
+from .listening.rounding import double_copy, in_double, truth_of
 from .make_runner import make_runner
+from .network.early_exit_network import EarlyExitNetwork
 from .own_exits.attach_exits import attach_exits
 from .own_exits.silenced_model import SilencedModel
 from .own_exits.unhooked_exits import unhooked
-from .rounding import double_copy, in_double, truth_of
 from .runners.runner import Runner
 
 #: Seconds that the times before and after may take together, and how often each is measured.

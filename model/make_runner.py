@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from .arguments import check_batch, check_mode
 from .auto.auto_runner import ON_DEMAND, AutoRunner
 from .auto.candidates import ANY_TRUNK
 from .auto.pass_times import check_budget
 from .auto.plan import PlanFile
-from .early_exit_network import EarlyExitNetwork, check_network
+from .basics.arguments import check_batch, check_mode
+from .network.early_exit_network import EarlyExitNetwork, check_network
 from .runners.capture import NotCapturable
 from .runners.checks import check_device, check_sizes, is_on_cuda, sizes_of
 from .runners.compacting import CompactingRunner

@@ -86,7 +86,9 @@ def device(request):
 @pytest.fixture(scope="module")
 def without_interpreter():
     """On the CPU let the reference answer, as it does for users: a whole data set is too much for the interpreter."""
-    modules = [importlib.import_module(name) for name in ("auxhead.kernels.fused_head", "auxhead.model.kept_plans")]
+    modules = [
+        importlib.import_module(name) for name in ("auxhead.kernels.fused_head", "auxhead.model.heads.kept_plans")
+    ]
     runs_triton = modules[0].runs_triton
     with pytest.MonkeyPatch.context() as patch:
         for module in modules:
@@ -97,8 +99,8 @@ def without_interpreter():
 @pytest.fixture
 def tiles_from_7(monkeypatch):
     """Multiply by groups wherever there are 7 samples: batches for which that pays are large to interpret."""
-    module = importlib.import_module("auxhead.kernels.choose_config")
-    monkeypatch.setattr("auxhead.kernels.launch_rule._tiling_pays", lambda samples, classes: samples >= 7)
+    module = importlib.import_module("auxhead.kernels.launch.choose_config")
+    monkeypatch.setattr("auxhead.kernels.launch.launch_rule._tiling_pays", lambda samples, classes: samples >= 7)
     module._tuned_or_by_rule.cache_clear()
     yield
     module._tuned_or_by_rule.cache_clear()
@@ -107,8 +109,8 @@ def tiles_from_7(monkeypatch):
 @pytest.fixture
 def tables(tmp_path, monkeypatch):
     """The folder of tuned tables: an empty one instead of the package's."""
-    tuned_table = importlib.import_module("auxhead.kernels.tuned_table")
-    choosing = importlib.import_module("auxhead.kernels.choose_config")
+    tuned_table = importlib.import_module("auxhead.kernels.launch.tuned_table")
+    choosing = importlib.import_module("auxhead.kernels.launch.choose_config")
     folder = tmp_path / "tuned"
     folder.mkdir()
     remembered = (tuned_table.table_of, choosing._tuned_or_by_rule, choosing._warn)

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ...model.bad_input import BadInput
+from ...model.basics.bad_input import BadInput
 from ...model.commands.errors import one_line_errors
 from ..measuring.cells import RUNNERS, STAGES, TRUNKS, Dtype, Placement
 from ..measuring.failures import resumable

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ...model.bad_input import BadInput
+from ...model.basics.bad_input import BadInput
 from ..measuring.cells import Cell, chosen_cells
 from ..measuring.environment import environment, this_device
 from ..measuring.failures import DeviceLost, Failure

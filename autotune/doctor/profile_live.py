@@ -16,8 +16,8 @@ from torch import nn
 from torch._C._profiler import _ExperimentalConfig
 from torch.profiler import ProfilerActivity, profile, record_function, schedule
 
-from ...model.fuse_aux_heads import find_aux_heads
-from ...model.replacing import replacing
+from ...model.basics.replacing import replacing
+from ...model.heads.fuse_aux_heads import find_aux_heads
 from ..measuring.cuda_calls import ANNOTATION, HEAD, STREAM
 from ..measuring.environment import environment
 from ..measuring.profiled_requests import exported_trace

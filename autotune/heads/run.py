@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ...kernels.kernel_hash import kernel_hash
-from ...kernels.launch_config import LaunchConfig
-from ...model.bad_input import BadInput
+from ...kernels.launch.kernel_hash import kernel_hash
+from ...kernels.launch.launch_config import LaunchConfig
+from ...model.basics.bad_input import BadInput
 from ..measuring.cells import Cell
 from ..measuring.environment import clocks, environment, release_memory, this_device
 from ..measuring.failures import DeviceLost, Failure

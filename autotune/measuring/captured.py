@@ -6,7 +6,7 @@ from typing import Generic, TypeVar
 import torch
 from torch import Tensor
 
-from ...model.streams import stream_pair
+from ...model.basics.streams import stream_pair
 
 #: What a program returns: it lies in the graph's memory, and each replay writes it anew.
 Answered = TypeVar("Answered")

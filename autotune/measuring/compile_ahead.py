@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ...kernels.choose_config import overriding
-from ...kernels.head_shape import HeadShape
-from ...kernels.launch_config import LaunchConfig
+from ...kernels.launch.choose_config import overriding
+from ...kernels.launch.head_shape import HeadShape
+from ...kernels.launch.launch_config import LaunchConfig
 from ...model import FusedAuxHead
 from .failures import Failure
 from .heads_alone import AloneHead, launch_heads
@@ -125,7 +125,7 @@ class CompileAhead:
 
     def __init__(self, capability: int) -> None:
         """Compile for a compute capability (90 for 9.0); before any launch of heads here, see ``settle_cache_keys``."""
-        from ...kernels.compile_only import settle_cache_keys  # there is no Triton for some platforms
+        from ...kernels.launch.compile_only import settle_cache_keys  # there is no Triton for some platforms
 
         settle_cache_keys()
         processes = min(max(len(os.sched_getaffinity(0)) - _CORES_LEFT, 1), _MOST_PROCESSES)
@@ -172,7 +172,7 @@ _compiled: list[Any] = []
 
 def _start(capability: int) -> None:
     """Make this process one that only compiles."""
-    from ...kernels.compile_only import compile_only, settle_cache_keys  # there is no Triton for some platforms
+    from ...kernels.launch.compile_only import compile_only, settle_cache_keys  # there is no Triton for some platforms
 
     os.nice(10)
     torch.set_num_threads(1)

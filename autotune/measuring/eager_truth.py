@@ -8,12 +8,12 @@ import torch
 from torch import Tensor, nn
 
 from ...kernels import CRITERIA, HeadOutput, decide
-from ...kernels.patience import decide_in_order
+from ...kernels.reference.merge import decide_in_order
 from ...model import EarlyExitNetwork, ExitResult, Trunk
-from ...model.exit_result import first_sure
-from ...model.module_head import AuxHead
-from ...model.reading import Reading
-from ...model.taps import listening
+from ...model.answers.exit_result import first_sure
+from ...model.heads.module_head import AuxHead
+from ...model.listening.reading import Reading
+from ...model.listening.taps import listening
 
 
 class Answer(NamedTuple):

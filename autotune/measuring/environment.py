@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from ...model.bad_input import BadInput
-from ...model.machine import driver_version, output_of, package_version
+from ...model.basics.bad_input import BadInput
+from ...model.basics.machine import driver_version, output_of, package_version
 
 
 def this_device(command: str, otherwise: str = "; `auxhead-tune table` needs none") -> torch.device:

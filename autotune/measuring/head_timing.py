@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ...kernels.head_shape import HeadShape
-from ...kernels.launch_config import LaunchConfig
+from ...kernels.launch.head_shape import HeadShape
+from ...kernels.launch.launch_config import LaunchConfig
 from ..records.comparison import Paired
 from ..records.summaries import Timings
 from .captured import CHAIN, chain

@@ -8,13 +8,14 @@ from math import prod
 import torch
 from torch import Tensor
 
-from ...kernels import ExitBuffers, ExitHead, ExitLaunch, HeadOutput, fused_head_reference
-from ...kernels.choose_config import choose_config
-from ...kernels.head_shape import HeadShape
-from ...kernels.head_view import HeadView, head_view
-from ...kernels.launch_config import LaunchConfig
+from ...kernels import ExitBuffers, ExitHead, ExitLaunch, HeadOutput
+from ...kernels.launch.choose_config import choose_config
+from ...kernels.launch.head_shape import HeadShape
+from ...kernels.launch.head_view import HeadView, head_view
+from ...kernels.launch.launch_config import LaunchConfig
+from ...kernels.reference import fused_head as fused_head_reference
 from ...model import FusedAuxHead
-from ...model.streams import stream_pair
+from ...model.basics.streams import stream_pair
 from .captured import CapturedProgram, chain
 from .peers import HeadAnswer, NaiveHead
 from .targets import ALONE
@@ -53,7 +54,7 @@ class AloneHead:
 
     def launch(self, config: LaunchConfig) -> HeadOutput:
         """Launch on the current stream."""
-        from ...kernels.fused_head_kernel import launch_fused_head  # there is no Triton for some platforms
+        from ...kernels.jit.fused_head import launch_fused_head  # there is no Triton for some platforms
 
         head, rule = self.head, self.head.rule
         return launch_fused_head(

@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 
 from ...kernels import ExitBuffers, ExitLaunch
-from ...kernels.choose_config import overriding
-from ...kernels.head_shape import HeadShape
-from ...kernels.launch_config import LaunchConfig
-from ...kernels.launch_rule import config_by_rule
+from ...kernels.launch.choose_config import overriding
+from ...kernels.launch.head_shape import HeadShape
+from ...kernels.launch.launch_config import LaunchConfig
+from ...kernels.launch.launch_rule import config_by_rule
 from ...model import ExitResult, Trunk, make_trunk
+from ...model.listening.taps import listening
 from ...model.runners.captured_batch import CapturedBatch, StaticInput
 from ...model.runners.overlapped import OverlappedRunner
-from ...model.taps import listening
 from .cells import NEVER
 from .compile_ahead import HeadDescription, NetworkLaunches, TensorDescription
 from .eager_truth import Answer, Comparison, EagerTruth, wrong_in_words

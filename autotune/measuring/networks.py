@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from ...model.bad_input import BadInput
+from ...model.basics.bad_input import BadInput
 from ..records.record import Record, append_record, records_path
 from ..records.tables import RecordTable, print_tables, wide_console
 from .cells import Cell

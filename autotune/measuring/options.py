@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ...model.bad_input import BadInput
+from ...model.basics.bad_input import BadInput
 from ...model.commands.options import RUNS_YOUR_CODE
 from .cells import STAGES, Cell, Dtype, Heads, Placement, resnet_cell
 

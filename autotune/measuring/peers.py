@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from ...kernels import HeadOutput, decide
 from ...model import EarlyExitNetwork, FusedAuxHead, Trunk
-from ...model.streams import stream_pair
-from ...model.taps import ForwardLeft, listening
+from ...model.basics.streams import stream_pair
+from ...model.listening.taps import ForwardLeft, listening
 from .captured import CapturedFunction
 from .eager_truth import Answer, HeadAnswer, merge
 

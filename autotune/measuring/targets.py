@@ -2,9 +2,9 @@
 
 from typing import NamedTuple
 
-from ...kernels.head_shape import HeadShape
-from ...kernels.launch_config import LaunchConfig
-from ...kernels.launch_rule import config_by_rule
+from ...kernels.launch.head_shape import HeadShape
+from ...kernels.launch.launch_config import LaunchConfig
+from ...kernels.launch.launch_rule import config_by_rule
 
 #: Launched by the operator, nothing beside it.
 ALONE = "alone"

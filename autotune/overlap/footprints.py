@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ...kernels.head_shape import HeadShape
-from ...kernels.launch_config import LaunchConfig
-from ...kernels.launch_rule import config_by_rule
-from ...kernels.residency import Residency, recording
+from ...kernels.launch.head_shape import HeadShape
+from ...kernels.launch.launch_config import LaunchConfig
+from ...kernels.launch.launch_rule import config_by_rule
+from ...kernels.launch.residency import Residency, recording
 from ...model.trunk.fused_convolution import fastest_convolutions
 from ..measuring.cells import NEVER
 from ..measuring.compile_ahead import NEVER_ENDS, first_launches

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.profiler import profile as torch_profile
 
 from ...kernels import ExitBuffers
-from ...kernels.residency import Residency, recording
+from ...kernels.launch.residency import Residency, recording
 from ...model.runners.overlapped import OverlappedRunner
 from ...model.trunk.fused_convolution import fastest_convolutions
 from ..measuring.captured import CHAIN, chain

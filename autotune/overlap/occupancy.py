@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ...kernels.residency import Residency
+from ...kernels.launch.residency import Residency
 from ..measuring.cuda_calls import HEAD_KERNEL
 from ..records.intervals import Interval, length, merged
 

@@ -5,7 +5,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ...kernels.residency import Residency
+from ...kernels.launch.residency import Residency
 from ..measuring.cuda_calls import GRAPH_LAUNCHES, HEAD_KERNEL, plain_name
 from .occupancy import check_turns
 

@@ -26,8 +26,7 @@ from ..measuring.timers import time_request
 from ..records.record import Record
 from ..records.summaries import as_json, network_record, summary
 from .pieces import GpuTimeline, PieceTimes, bound_images_s, measure_pieces, record_timeline, wait_for
-from .run import KIND, PipelineOptions
-from .variants import CUT, HEADS, NAIVE, ONE_HEAD, TUTORIAL, Case, Variants, cases_of
+from .variants import CUT, HEADS, NAIVE, ONE_HEAD, TUTORIAL, Case, PipelineOptions, Variants, cases_of
 
 #: Samples that say how far rounding moves answers.
 _ROUNDING_SAMPLES = 32
@@ -35,8 +34,8 @@ _ROUNDING_SAMPLES = 32
 _SETTLE_S = 0.5
 #: Seconds after which the timeline of a request is given up.
 _TIMELINE_S = 60.0
-#: The kind of the records of timelines.
-TIMELINE = "gpus"
+#: The kinds of the records, of times and of timelines.
+KIND, TIMELINE = "pipeline", "gpus"
 
 
 @dataclass

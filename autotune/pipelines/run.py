@@ -1,69 +1,29 @@
 """Runs the benchmark over several GPUs: a process for each, in which this module measures; the first one records."""
 
-import dataclasses
-import json
 import os
 import subprocess
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 import typer
 
-from ...model.bad_input import BadInput
+from ...model.basics.bad_input import BadInput
 from ...model.commands.console import plain_console
 from ...model.commands.errors import one_line_errors
 from ...model.processes.process_group import joined_processes
-from ..measuring.cells import Cell, resnet_cell
+from ..measuring.cells import resnet_cell
 from ..measuring.environment import clocks, environment
 from ..measuring.progress import SweepProgress
 from ..records.record import BadRecord, Record, append_record, is_settled, read_records, records_path
 from ..records.tables import print_tables, wide_console
+from .measure import KIND, Results, measure_pipelines, pipeline_records, timeline_records
 from .tables import pipeline_tables
+from .variants import PipelineOptions, cases_of
 
 #: The first and second GPU.
 _DEVICES = 2
-#: The kind of the records.
-KIND = "pipeline"
-
-
-@dataclass(frozen=True)
-class PipelineOptions:
-    """What is measured of one network, handed to each process as JSON."""
-
-    cell: Cell
-    """With the largest batch."""
-    batches: tuple[int, ...]
-    split_sizes: tuple[int, ...]
-    rounds: int
-    out: str
-    """The file of records."""
-    device: str = "cuda"
-    """Kind of the processes' devices."""
-    captures: int = 5
-    processes: int = 2
-
-    def splits_of(self, batch: int) -> tuple[int, ...]:
-        """Return the split sizes that make micro-batches of a batch, two at least."""
-        return tuple(size for size in self.split_sizes if size < batch)
-
-    def cell_of(self, batch: int) -> Cell:
-        """Return the cell with that batch."""
-        return dataclasses.replace(self.cell, batch=batch)
-
-    def to_json(self) -> str:
-        """Return the options as one argument of a command."""
-        return json.dumps({**dataclasses.asdict(self), "cell": self.cell.as_json()})
-
-    @classmethod
-    def from_json(cls, text: str) -> "PipelineOptions":
-        """Return the options that ``to_json`` gave."""
-        values: dict[str, Any] = json.loads(text)
-        lists = {name: tuple(values[name]) for name in ("batches", "split_sizes")}
-        return cls(**{**values, **lists, "cell": Cell.from_json(values["cell"])})
 
 
 def run_pipelines(
@@ -101,8 +61,6 @@ def run_pipelines(
 
 def _is_measured(options: PipelineOptions, where: Path) -> bool:
     """Return whether records have all cases, measured under the same versions with as many rounds."""
-    from .variants import cases_of
-
     found = environment(torch.device("cuda", 0))
     records = read_records(where) if where.exists() else []
     settled = [
@@ -130,8 +88,6 @@ def measure_in_processes(options: PipelineOptions) -> None:
 
 def main(text: str) -> None:
     """Measure what is asked for, as JSON, as one of the processes."""
-    from .measure import Results, measure_pipelines, pipeline_records, timeline_records
-
     options, rank = PipelineOptions.from_json(text), int(os.environ["RANK"])
 
     def append(records: Iterable[Record]) -> None:

@@ -5,6 +5,8 @@ the rest do nothing meanwhile.
 """
 
 import copy
+import dataclasses
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -16,11 +18,10 @@ from torch import Tensor, nn
 from ...model import EarlyExitNetwork, pipelined
 from ...model.parallel.pipeline.runner import PipelinedRunner
 from ...model.trunk.trunk import Trunk, make_trunk
-from ..measuring.cells import AS_IS
+from ..measuring.cells import AS_IS, Cell
 from ..measuring.eager_truth import Answer
 from ..measuring.peers import GraphedPeer, PeerAnswer, bare, merged_answer
 from ..measuring.subject import Subject
-from .run import PipelineOptions
 
 #: Of each network the tap where it is cut for two GPUs, that of PyTorch's tutorial.
 CUT = "layer2"
@@ -82,6 +83,42 @@ ONE_HEAD, HEADS = "pipelined-one-head", "pipelined-heads"
 ONE_GPU, ONE_GPU_FUSED, NAIVE, TUTORIAL = "one-gpu", "one-gpu-cudnn", "model-parallel", "tutorial"
 #: The trunk of our pipelines, and of one GPU beside them.
 FUSED = "cudnn"
+
+
+@dataclass(frozen=True)
+class PipelineOptions:
+    """What is measured of one network, handed to each process as JSON."""
+
+    cell: Cell
+    """With the largest batch."""
+    batches: tuple[int, ...]
+    split_sizes: tuple[int, ...]
+    rounds: int
+    out: str
+    """The file of records."""
+    device: str = "cuda"
+    """Kind of the processes' devices."""
+    captures: int = 5
+    processes: int = 2
+
+    def splits_of(self, batch: int) -> tuple[int, ...]:
+        """Return the split sizes that make micro-batches of a batch, two at least."""
+        return tuple(size for size in self.split_sizes if size < batch)
+
+    def cell_of(self, batch: int) -> Cell:
+        """Return the cell with that batch."""
+        return dataclasses.replace(self.cell, batch=batch)
+
+    def to_json(self) -> str:
+        """Return the options as one argument of a command."""
+        return json.dumps({**dataclasses.asdict(self), "cell": self.cell.as_json()})
+
+    @classmethod
+    def from_json(cls, text: str) -> "PipelineOptions":
+        """Return the options that ``to_json`` gave."""
+        values: dict[str, Any] = json.loads(text)
+        lists = {name: tuple(values[name]) for name in ("batches", "split_sizes")}
+        return cls(**{**values, **lists, "cell": Cell.from_json(values["cell"])})
 
 
 @dataclass(frozen=True)

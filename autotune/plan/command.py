@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from ...model.bad_input import BadInput
+from ...model.basics.bad_input import BadInput
 from ...model.commands.errors import one_line_errors
 from ..measuring.cells import MORE_TRUNKS, TRUNKS, Cell, Dtype, Placement, resnet_cell
 from ..measuring.options import MODEL_HELP, check_model, check_own, check_patterns, is_factory

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from ...model.bad_input import BadInput
+from ...model.basics.bad_input import BadInput
 from ...model.commands.errors import one_line_errors
 from ...model.commands.options import RUNS_YOUR_CODE, BackboneOption, ModulesOption, check_output_directory
 from ..records.record import BadRecord

@@ -6,9 +6,9 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.text import Text
 
+from ...model.basics.replacing import is_standard_output, replacing, writing
 from ...model.commands.console import escaped, plain_console
 from ...model.commands.errors import one_line_errors
-from ...model.replacing import is_standard_output, replacing, writing
 
 __all__ = ["is_standard_output", "one_line_errors", "plain_console", "replacing", "writing"]
 

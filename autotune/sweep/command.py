@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from ...model.bad_input import BadInput
+from ...model.basics.bad_input import BadInput
 from ...model.commands.errors import one_line_errors
 from ..measuring.failures import resumable
 from ..measuring.options import Batches, Classes, Dtypes, Model, NetworkChoice, Placements, out_option

@@ -2,7 +2,7 @@
 
 import re
 
-from ...kernels.launch_config import LaunchConfig
+from ...kernels.launch.launch_config import LaunchConfig
 from .exclusion import config_of
 
 #: The field that each part of a configuration's text stands for.

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from ...kernels.launch_config import LaunchConfig
+from ...kernels.launch.launch_config import LaunchConfig
 from ..measuring.failures import Failure
 from ..measuring.progress import Status
 from ..measuring.targets import ALONE, NETWORK, Target

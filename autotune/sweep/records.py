@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ...kernels.head_shape import HeadShape
-from ...kernels.launch_config import LaunchConfig
-from ...kernels.launch_rule import config_by_rule
+from ...kernels.launch.head_shape import HeadShape
+from ...kernels.launch.launch_config import LaunchConfig
+from ...kernels.launch.launch_rule import config_by_rule
 from ..measuring.failures import Failure
 from ..measuring.targets import NETWORK, Target
 from ..measuring.timers import FINAL_ROUNDS

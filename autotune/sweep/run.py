@@ -8,8 +8,8 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
-from ...kernels.kernel_hash import kernel_hash
-from ...model.bad_input import BadInput
+from ...kernels.launch.kernel_hash import kernel_hash
+from ...model.basics.bad_input import BadInput
 from ..measuring.cells import Cell
 from ..measuring.compile_ahead import CompileAhead
 from ..measuring.environment import environment, release_memory, this_device

@@ -11,7 +11,7 @@ from collections.abc import Callable, Container, Generator, Iterable, Mapping
 from itertools import zip_longest
 from typing import NamedTuple
 
-from ...kernels.launch_config import LaunchConfig
+from ...kernels.launch.launch_config import LaunchConfig
 from ..measuring.targets import ALONE, Target
 from ..measuring.timers import CAPTURES
 from ..records.comparison import Paired

@@ -13,9 +13,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ...kernels.head_shape import HeadShape
-from ...kernels.launch_config import MOST_TILES, WEIGHT_BUFFERS, LaunchConfig, next_power_of_2
-from ...kernels.launch_rule import config_by_rule, waits_by_rule
+from ...kernels.launch.head_shape import HeadShape
+from ...kernels.launch.launch_config import MOST_TILES, WEIGHT_BUFFERS, LaunchConfig, next_power_of_2
+from ...kernels.launch.launch_rule import config_by_rule, waits_by_rule
 from .exclusion import (
     ELEMENTS_PER_THREAD,
     FIELDS,

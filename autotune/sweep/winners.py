@@ -4,9 +4,9 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ...kernels.head_shape import HeadShape
-from ...kernels.launch_config import LaunchConfig
-from ...kernels.tuned_table import config_from
+from ...kernels.launch.head_shape import HeadShape
+from ...kernels.launch.launch_config import LaunchConfig
+from ...kernels.launch.tuned_table import config_from
 from ..measuring.targets import ALONE, NETWORK, Target
 from ..records.comparison import Difference
 from ..records.decisions import Decision, Measurement, by_setting, deciding, measurement, of_last_kernel

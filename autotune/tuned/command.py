@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from ...model.bad_input import BadInput
+from ...model.basics.bad_input import BadInput
 from ...model.commands.errors import one_line_errors
 from ..records.forms import PLACES, WORDS
 from ..records.record import BadRecord
@@ -17,7 +17,7 @@ def promote(
     ],
     out: Annotated[
         Path | None,
-        typer.Option(help="The table.", show_default="kernels/tuned/DEVICE.json of this installation"),
+        typer.Option(help="The table.", show_default="kernels/launch/tuned/DEVICE.json of this installation"),
     ] = None,
 ) -> None:
     """Make the winners of sweeps the launch configurations of their device.
@@ -25,7 +25,7 @@ def promote(
     Ties go to the rule's configuration, then to the simplest one. Other entries of the table stay. What could not be
     measured is left out, and said.
     """
-    from ...kernels.tuned_table import BadTable
+    from ...kernels.launch.tuned_table import BadTable
     from .promote import run_promote
 
     with one_line_errors(BadRecord, BadTable):
@@ -60,7 +60,7 @@ def explain(
                 raise BadInput(f"--{name}: got {value}, wants one of {', '.join(allowed)}")
         sizes = [(batch, *_sizes("SHAPE", one)) for one in shapes]
         windows = _sizes("--pool-size", pool_size)
-    from ...kernels.tuned_table import BadTable
+    from ...kernels.launch.tuned_table import BadTable
     from .explain import run_explain
 
     with one_line_errors(BadTable):

@@ -6,14 +6,14 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ...kernels.head_arguments import check_input, check_pool
-from ...kernels.head_shape import HeadShape
-from ...kernels.head_view import head_view
-from ...kernels.kernel_hash import is_measured_code, kernel_hash
-from ...kernels.launch_config import LaunchConfig
-from ...kernels.launch_rule import config_by_rule
-from ...kernels.tuned_table import Entry, TunedTable, table_of, tuned_devices
-from ...model.bad_input import BadInput
+from ...kernels.launch.head_arguments import check_input, check_pool
+from ...kernels.launch.head_shape import HeadShape
+from ...kernels.launch.head_view import head_view
+from ...kernels.launch.kernel_hash import is_measured_code, kernel_hash
+from ...kernels.launch.launch_config import LaunchConfig
+from ...kernels.launch.launch_rule import config_by_rule
+from ...kernels.launch.tuned_table import Entry, TunedTable, table_of, tuned_devices
+from ...model.basics.bad_input import BadInput
 from ..records.tables import wide_console
 
 

@@ -9,15 +9,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...kernels.cuda_runtime import beside_captures
-from ...kernels.lifetimes import refuse_forked
-from ..early_exit_network import EarlyExitNetwork
-from ..exit_monitor import uncounted
-from ..exit_result import ExitResult, joined
+from ...kernels.cuda.lifetimes import refuse_forked
+from ...kernels.cuda.runtime import beside_captures
+from ..answers.exit_monitor import uncounted
+from ..answers.exit_result import ExitResult, joined
+from ..basics.streams import OwnedLock
+from ..network.early_exit_network import EarlyExitNetwork
 from ..runners.checks import check_capturable, check_no_outer_capture, check_request, sizes_of
 from ..runners.graph_runner import GraphRunner
 from ..runners.runner import Runner
-from ..streams import OwnedLock
 from ..trunk.trunk import check_kind
 from .candidates import ANY_TRUNK, SharedTrunks
 from .pass_times import Deadline, batches_of, check_budget, exits_of

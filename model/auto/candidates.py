@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..early_exit_network import EarlyExitNetwork
+from ..network.early_exit_network import EarlyExitNetwork
 from ..runners.compacting import CompactingRunner
 from ..runners.gated import GatedRunner
 from ..runners.graph_runner import GraphRunner

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from ...kernels import decide
-from ...kernels.patience import decide_in_order
-from ..arguments import kind_of
-from ..early_exit_network import EarlyExitNetwork
-from ..exit_result import first_sure
-from ..rule_order import wait_for_writes
+from ...kernels.reference.merge import decide_in_order
+from ..answers.exit_result import first_sure
+from ..answers.rule_order import wait_for_writes
+from ..basics.arguments import kind_of
+from ..basics.streams import has_streams
+from ..network.early_exit_network import EarlyExitNetwork
 from ..runners.runner import Runner
-from ..streams import has_streams
 
 #: Different batches of the example that a measurement goes through.
 _MOST_BATCHES = 16

@@ -6,7 +6,7 @@ from collections.abc import Container, Iterable, Sequence
 
 from torch import Tensor
 
-from ..early_exit_network import EarlyExitNetwork
+from ..network.early_exit_network import EarlyExitNetwork
 from ..runners.graph_runner import GraphRunner
 from ..runners.overlapped import OverlappedRunner
 from ..runners.runner import Runner

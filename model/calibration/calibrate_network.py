@@ -8,11 +8,11 @@ from itertools import accumulate
 import torch
 from torch import Tensor, nn
 
-from ...kernels.criteria import CRITERIA
-from ..arguments import check_mode, check_module
-from ..early_exit_network import EarlyExitNetwork, check_network
-from ..exit_rule import ExitRule
-from ..learned_from import FILE, NEW, ROLES, Samples, learned_by, short
+from ...kernels.reference.criteria import CRITERIA
+from ..answers.exit_rule import ExitRule
+from ..basics.arguments import check_mode, check_module
+from ..network.early_exit_network import EarlyExitNetwork, check_network
+from ..network.learned_from import FILE, NEW, ROLES, Samples, learned_by, short
 from ..processes.dealing import agree, tensor_digest
 from .bound import p_value
 from .exit_latency import ExitLatencies, expected_latency

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from ...kernels import HeadOutput, decide
-from ..early_exit_network import EarlyExitNetwork
-from ..images import normalise
-from ..taps import listening
+from ..basics.images import normalise
+from ..listening.taps import listening
+from ..network.early_exit_network import EarlyExitNetwork
 
 
 class ExitAnswers(NamedTuple):

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ...kernels.criteria import CRITERIA
-from ..arguments import check_batch
-from ..early_exit_network import EarlyExitNetwork, check_network
-from ..exit_result import ExitResult
-from ..exit_rule import ExitRule
-from ..machine import processor_name
+from ...kernels.reference.criteria import CRITERIA
+from ..answers.exit_result import ExitResult
+from ..answers.exit_rule import ExitRule
+from ..basics.arguments import check_batch
+from ..basics.machine import processor_name
+from ..network.early_exit_network import EarlyExitNetwork, check_network
 
 
 @dataclass(frozen=True)

@@ -6,13 +6,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ..arguments import check_batch, kind_of
-from ..batches import two_samples
-from ..early_exit_network import EarlyExitNetwork
-from ..learned_from import identities, kind_of_input
+from ..basics.arguments import check_batch, kind_of
+from ..listening.batches import two_samples
 from ..listening.flow import Flow
+from ..listening.reading import parts_in_words
+from ..network.early_exit_network import EarlyExitNetwork
+from ..network.learned_from import identities, kind_of_input
 from ..processes.dealing import dealt
-from ..reading import parts_in_words
 from ..training.batches import pair_of
 
 

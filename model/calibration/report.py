@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..early_exit_network import EarlyExitNetwork
-from ..machine import package_version, processor_name
+from ..basics.machine import package_version, processor_name
+from ..network.early_exit_network import EarlyExitNetwork
 from .exit_latency import ExitLatencies
 from .thresholds import Reliability, reliability
 

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ...kernels.criteria import CRITERIA
-from ..arguments import check_batch, check_mode, kind_of
-from ..early_exit_network import EarlyExitNetwork, check_network
-from ..learned_from import Samples, identities, kind_of_input, short
+from ...kernels.reference.criteria import CRITERIA
+from ..basics.arguments import check_batch, check_mode, kind_of
+from ..network.early_exit_network import EarlyExitNetwork, check_network
+from ..network.learned_from import Samples, identities, kind_of_input, short
 from .retuning import ExitLog, Policy
 from .thresholds import exit_indices, exit_scores, scores_of
 

@@ -7,8 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ...kernels.criteria import CRITERIA, check_criterion
-from ..arguments import kind_of
+from ...kernels.reference.criteria import CRITERIA, check_criterion
+from ..basics.arguments import kind_of
 from .exit_latency import ExitLatencies, expected_latency
 from .thresholds import between, exit_indices, scores_of
 

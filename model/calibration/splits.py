@@ -5,8 +5,8 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 import torch
 from torch import Tensor
 
-from ..arguments import check_batch, kind_of
-from ..learned_from import NEW, ROLES, identities
+from ..basics.arguments import check_batch, kind_of
+from ..network.learned_from import NEW, ROLES, identities
 from ..training.batches import pair_of
 
 #: Names of the splits, and the share of the samples that each gets where they are drawn. The one for thresholds is the

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from ...kernels import CRITERIA
-from ...kernels.patience import decide_in_order
+from ...kernels.reference.merge import decide_in_order
 
 #: The smallest and the largest temperature.
 LEAST_HEAT = 0.01

@@ -10,7 +10,7 @@ from typing import Any
 
 import typer
 
-from ..bad_input import BadInput
+from ..basics.bad_input import BadInput
 from .console import escaped
 
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from ..bad_input import BadInput
+from ..basics.bad_input import BadInput
 from .errors import one_line_errors
 
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ..bad_input import BadInput
+from ..basics.bad_input import BadInput
 
 #: Said in the help of each option that names a function of the user's.
 RUNS_YOUR_CODE = (

@@ -7,8 +7,8 @@ from contextlib import contextmanager
 
 import torch
 
-from ..bad_input import BadInput
-from ..machine import package_version
+from ..basics.bad_input import BadInput
+from ..basics.machine import package_version
 from ..processes.process_group import is_launched, joined_processes
 from .options import Device
 

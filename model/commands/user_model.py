@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-from ..arguments import close_names, kind_of
-from ..bad_input import BadInput
-from ..early_exit_network import EarlyExitNetwork
+from ..basics.arguments import close_names, kind_of
+from ..basics.bad_input import BadInput
+from ..network.early_exit_network import EarlyExitNetwork
 from ..own_exits.attach_exits import attach_exits
 from .errors import call_users
 

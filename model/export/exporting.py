@@ -11,15 +11,15 @@ import torch
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
-from ..arguments import check_batch, check_mode
-from ..bad_input import BadInput
-from ..batches import two_samples
-from ..checkpoint import Checkpoint
-from ..description import RULE_ARGUMENTS
-from ..early_exit_network import EarlyExitNetwork, check_network
-from ..json_file import write_json
-from ..replacing import naming, on_disk
+from ..basics.arguments import check_batch, check_mode
+from ..basics.bad_input import BadInput
+from ..basics.json_file import write_json
+from ..basics.replacing import naming, on_disk
+from ..listening.batches import two_samples
+from ..network.early_exit_network import EarlyExitNetwork, check_network
 from ..runners.checks import check_device
+from ..saving.checkpoint import Checkpoint
+from ..saving.description import RULE_ARGUMENTS
 from .file_formats import BATCH, Part, Value, check_files, checked_format, write_part
 from .program import Stage, cut_into_stages, logits_program, stage_program
 

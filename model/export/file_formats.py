@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.export import ExportedProgram
 
-from ..bad_input import BadInput
-from ..early_exit_network import EarlyExitNetwork
-from ..rounding import relative_error
+from ..basics.bad_input import BadInput
+from ..listening.rounding import relative_error
+from ..network.early_exit_network import EarlyExitNetwork
 from .program import one_line_of_exporter, quietly
 
 #: Formats by name, which is also how their files end.

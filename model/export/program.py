@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, fx, nn
 from torch.export import Dim, ExportedProgram
 
-from ..bad_input import BadInput
-from ..early_exit_network import EarlyExitNetwork
+from ..basics.bad_input import BadInput
+from ..network.early_exit_network import EarlyExitNetwork
 
 
 class Stage(NamedTuple):

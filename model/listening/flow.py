@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..batches import Batch
-from ..hooks import modes_kept
+from .batches import Batch
+from .hooks import modes_kept
 from .recorder import record
 from .recording import Call, Operation, Value, ancestors
 

@@ -20,15 +20,15 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from ...kernels.head_arguments import head_dtypes
-from ..arguments import is_plain
-from ..bad_input import BadInput
-from ..batches import Batch, argument_names, arguments_in, call_with, first_tensor, map_tensors
-from ..hooks import ThreadHook, buffers_kept, put_back
-from ..operators import OperatorMode, flops_of, written_tensors
-from ..reading import PADDING, TOKENS
-from ..shallow_copy import OF_EVERY_MODULE
+from ...kernels.launch.head_arguments import head_dtypes
+from ..basics.arguments import is_plain
+from ..basics.bad_input import BadInput
+from .batches import Batch, argument_names, arguments_in, call_with, first_tensor, map_tensors
+from .hooks import ThreadHook, buffers_kept, put_back
+from .operators import OperatorMode, flops_of, written_tensors
+from .reading import PADDING, TOKENS
 from .recording import STATE, Call, HostRead, Operation, Recording, Value, ancestors, at_place, places, shortest
+from .shallow_copy import OF_EVERY_MODULE
 
 #: Batch norms, whose schemas do not say that in training mode they write running statistics, their arguments 3 and 4.
 _BATCH_NORMS = ("native_batch_norm", "_native_batch_norm_legit", "cudnn_batch_norm", "miopen_batch_norm", "batch_norm")

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-from ..reading import part_of
+from .reading import part_of
 
 #: Leaves that outlive a forward.
 STATE = ("parameter", "buffer", "attribute")

@@ -9,16 +9,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from ..arguments import check_batch, check_mode, check_module
-from ..bad_input import BadInput
-from ..early_exit_network import EarlyExitNetwork
-from ..exit_rule import ExitRule
-from ..fused_aux_head import FusedAuxHead
+from ..answers.exit_rule import ExitRule
+from ..basics.arguments import check_batch, check_mode, check_module
+from ..basics.bad_input import BadInput
+from ..heads.fused_aux_head import FusedAuxHead
+from ..listening.reading import AnyExtract
 from ..listening.recorder import kept, record
 from ..listening.recording import RecordedPair, shortest
-from ..reading import AnyExtract
-from ..rounding import double_copy, in_double, relative_error, truth_of
-from ..shallow_copy import shallow_copy
+from ..listening.rounding import double_copy, in_double, relative_error, truth_of
+from ..listening.shallow_copy import shallow_copy
+from ..network.early_exit_network import EarlyExitNetwork
 from .choose_heads import ChosenHead, HeadChooser
 from .find_exits import BY_HAND, FoundExit, Mode
 from .order_exits import order_exits

@@ -5,12 +5,12 @@ from dataclasses import dataclass, field
 
 from torch import nn
 
-from ..fused_aux_head import FusedAuxHead
-from ..head_modules import module_of_activation
-from ..hooks import has_hooks
+from ..heads.fused_aux_head import FusedAuxHead
+from ..heads.head_modules import module_of_activation
+from ..heads.module_head import AuxHead, ModuleHead
+from ..listening.hooks import has_hooks
+from ..listening.reading import Extract
 from ..listening.recording import Value, ancestors
-from ..module_head import AuxHead, ModuleHead
-from ..reading import Extract
 from .branch_head import Branch, BranchHead, NotReplayed
 from .find_exits import FoundExit, Mode, Tap
 from .head_chain import HeadChain

@@ -13,12 +13,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ...kernels.head_arguments import check_classes
-from ..arguments import kind_of, tensor_in_words
-from ..bad_input import BadInput
-from ..hooks import has_hooks
+from ...kernels.launch.head_arguments import check_classes
+from ..basics.arguments import kind_of, tensor_in_words
+from ..basics.bad_input import BadInput
+from ..listening.hooks import has_hooks
 from ..listening.recording import Call, Operation, RecordedPair, Value, ancestors, at_place
-from ..rounding import are_probabilities
+from ..listening.rounding import are_probabilities
 from .data_movement import is_move, parts_along, same_elements
 from .head_chain import SOFTMAXES, HeadChain, find_chain
 

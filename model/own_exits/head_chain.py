@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 
 from torch import nn
 
-from ...kernels.hidden_layers import MOST_HIDDEN
-from ..hooks import has_hooks
+from ...kernels.reference.hidden_layers import MOST_HIDDEN
+from ..listening.hooks import has_hooks
 from ..listening.recording import Operation, Value
 from .data_movement import same_elements
 

@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..early_exit_network import EarlyExitNetwork
-from ..exit_rule import ExitRule
-from ..fused_aux_head import FusedAuxHead
-from ..reading import AnyExtract, Extract, Reading
-from ..shallow_copy import shallow_copy
-from ..taps import listening
+from ..answers.exit_rule import ExitRule
+from ..heads.fused_aux_head import FusedAuxHead
+from ..listening.reading import AnyExtract, Extract, Reading
+from ..listening.shallow_copy import shallow_copy
+from ..listening.taps import listening
+from ..network.early_exit_network import EarlyExitNetwork
 
 
 def is_earlyon(model: nn.Module) -> bool:

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor, nn
 from torch.export.passes import move_to_device_pass
 
-from ..bad_input import BadInput
-from ..early_exit_network import EarlyExitNetwork
+from ..basics.bad_input import BadInput
 from ..export.program import Stage as Segment
 from ..export.program import cut_into_stages, one_line_of_exporter
-from ..taps import listening
+from ..listening.taps import listening
+from ..network.early_exit_network import EarlyExitNetwork
 from ..trunk.trunk import Trunk
 
 #: Before the names of a network's parameters, in those of segments.

@@ -11,7 +11,7 @@ from itertools import count
 import torch
 import torch.distributed as dist
 
-from ..bad_input import BadInput
+from ..basics.bad_input import BadInput
 from .rank_failures import RankFailed, Watch
 
 #: Seconds within which all processes have to come.

@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from ...kernels.cuda_runtime import checked, runtime
-from ...kernels.lifetimes import MemoryPool, empty_cache, keep_in_children
-from ..hooks import ThreadHook
-from ..streams import OwnedLock
+from ...kernels.cuda.lifetimes import MemoryPool, empty_cache, keep_in_children
+from ...kernels.cuda.runtime import checked, runtime
+from ..basics.streams import OwnedLock
+from ..listening.hooks import ThreadHook
 from .captured_heads import CapturedReads
 
 #: Held by a runner while it captures: captures share streams.

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from ...kernels import ExitBuffers, ExitHead, ExitLaunch
+from ...kernels.cuda.lifetimes import keep_in_children
 from ...kernels.exits_plan import AnswerLayout
-from ...kernels.lifetimes import keep_in_children
-from ..exit_result import ExitResult
-from ..module_head import AuxHead
+from ..answers.exit_result import ExitResult
+from ..heads.module_head import AuxHead
 from .capture import Graph, copy_memory
 
 

@@ -8,9 +8,9 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_leaves
 
-from ..early_exit_network import EarlyExitNetwork
-from ..hooks import WAYS, hooks_of, users_hooks
-from ..operators import OperatorMode
+from ..listening.hooks import WAYS, hooks_of, users_hooks
+from ..listening.operators import OperatorMode
+from ..network.early_exit_network import EarlyExitNetwork
 
 
 class CapturedHeads:

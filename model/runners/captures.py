@@ -4,9 +4,9 @@ from contextlib import suppress
 
 import torch
 
-from ...kernels.cuda_runtime import beside_captures, new_stream
-from ...kernels.lifetimes import MemoryPool, empty_cache, is_forked, new_event
-from ..streams import CallersStream
+from ...kernels.cuda.lifetimes import MemoryPool, empty_cache, is_forked, new_event
+from ...kernels.cuda.runtime import beside_captures, new_stream
+from ..basics.streams import CallersStream
 from .captured_batch import CapturedBatch
 
 #: Pairs that no runner has now, by device and the trunk's priority, and their workspaces. They are kept: cuBLAS keeps

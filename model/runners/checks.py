@@ -5,9 +5,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from ..arguments import check_batch, check_dense, check_mode
-from ..early_exit_network import EarlyExitNetwork
-from ..hooks import has_hooks
+from ..basics.arguments import check_batch, check_dense, check_mode
+from ..listening.hooks import has_hooks
+from ..network.early_exit_network import EarlyExitNetwork
 
 
 def check_capturable(network: EarlyExitNetwork, example_input: Tensor) -> None:

@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 
 from ...kernels import Answer, ExitBuffers, collect, destination, gather_open, moves_rows, new_destinations
+from ...kernels.cuda.lifetimes import MemoryPool
 from ...kernels.exits_plan import AnswerLayout
-from ...kernels.lifetimes import MemoryPool
-from ..exit_result import ExitResult
-from ..taps import list_taps
+from ..answers.exit_result import ExitResult
+from ..listening.taps import list_taps
 from .capture import Graph
 from .captured_batch import CapturedBatch, StaticInput
 from .polled import CapturedSegments, PolledBatch, PolledRunner

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ...kernels import ExitBuffers
-from ..taps import list_taps
+from ..listening.taps import list_taps
 from .capture import nest_in_conditions
 from .captured_batch import CapturedBatch, HeadLaunches, StaticInput
 from .graph_runner import GraphRunner

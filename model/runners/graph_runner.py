@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from ...kernels import ExitBuffers, ExitHead
-from ...kernels.cuda_runtime import beside_captures
-from ...kernels.lifetimes import MemoryPool, empty_cache
-from ..early_exit_network import EarlyExitNetwork
-from ..exit_monitor import uncounted
-from ..exit_result import ExitResult, joined
-from ..rule_order import count_writes, note_reader, wait_for_writes
-from ..taps import listening
+from ...kernels.cuda.lifetimes import MemoryPool, empty_cache
+from ...kernels.cuda.runtime import beside_captures
+from ..answers.exit_monitor import uncounted
+from ..answers.exit_result import ExitResult, joined
+from ..answers.rule_order import count_writes, note_reader, wait_for_writes
+from ..listening.taps import listening
+from ..network.early_exit_network import EarlyExitNetwork
 from ..trunk.trunk import Trunk, check_kind, make_trunk
 from .capture import CAPTURE_LOCK, Capture, Graph, warm_up
 from .captured_batch import CapturedBatch, StaticInput

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from ...kernels import ExitBuffers
-from ..early_exit_network import EarlyExitNetwork
-from ..taps import list_taps
+from ..listening.taps import list_taps
+from ..network.early_exit_network import EarlyExitNetwork
 from ..trunk.trunk import Trunk
 from .captured_batch import CapturedBatch, HeadLaunches, StaticInput
 from .graph_runner import GraphRunner

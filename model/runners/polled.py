@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from ...kernels import ExitBuffers, ExitLaunch
-from ...kernels.lifetimes import MemoryPool, new_event
-from ..exit_result import ExitResult
-from ..taps import list_taps
+from ...kernels.cuda.lifetimes import MemoryPool, new_event
+from ..answers.exit_result import ExitResult
+from ..listening.taps import list_taps
 from .capture import Graph
 from .captured_batch import CapturedBatch, HeadLaunches, StaticInput
 from .graph_runner import GraphRunner

@@ -10,11 +10,11 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from ..arguments import check_batch
-from ..eager_pass import ExitsPlans, run_eagerly
-from ..early_exit_network import EarlyExitNetwork
-from ..exit_result import ExitResult
-from ..rule_order import note_pass, wait_for_write
+from ..answers.exit_result import ExitResult
+from ..answers.rule_order import note_pass, wait_for_write
+from ..basics.arguments import check_batch
+from ..network.eager_pass import ExitsPlans, run_eagerly
+from ..network.early_exit_network import EarlyExitNetwork
 from ..trunk.trunk import Trunk
 
 #: Seconds to wait for requests under way, and then for threads to come with the next one.

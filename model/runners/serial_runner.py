@@ -8,10 +8,10 @@ from typing import NoReturn, TypeVar
 import torch
 from torch import Tensor
 
-from ...kernels.lifetimes import is_forked, keep_in_children, refuse_forked
-from ..early_exit_network import EarlyExitNetwork
-from ..exit_result import ExitResult
-from ..streams import OwnedLock
+from ...kernels.cuda.lifetimes import is_forked, keep_in_children, refuse_forked
+from ..answers.exit_result import ExitResult
+from ..basics.streams import OwnedLock
+from ..network.early_exit_network import EarlyExitNetwork
 from .checks import check_no_outer_capture, check_request
 from .runner import REQUEST, Runner
 

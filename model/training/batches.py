@@ -6,10 +6,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..arguments import check_dense, in_one_tensor, kind_of
-from ..early_exit_network import EarlyExitNetwork
-from ..images import normalise, random_shift
-from ..learned_from import Samples
+from ..basics.arguments import check_dense, in_one_tensor, kind_of
+from ..basics.images import normalise, random_shift
+from ..network.early_exit_network import EarlyExitNetwork
+from ..network.learned_from import Samples
 from ..processes.process_group import own_rank, ranks
 from .data_sets import Split
 

@@ -5,10 +5,10 @@ from collections.abc import Iterable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from ..bad_input import BadInput
-from ..early_exit_network import EarlyExitNetwork
-from ..head_on_tap import check_followed
-from ..taps import listening
+from ..basics.bad_input import BadInput
+from ..heads.head_on_tap import check_followed
+from ..listening.taps import listening
+from ..network.early_exit_network import EarlyExitNetwork
 from .batches import all_finite, all_on_device
 from .evaluation import as_before
 

@@ -15,9 +15,9 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from ..bad_input import BadInput
-from ..images import normalise, open_image, to_pixels, to_rgb
-from ..learned_from import FILE, Samples, hashes_of, identities, short
+from ..basics.bad_input import BadInput
+from ..basics.images import normalise, open_image, to_pixels, to_rgb
+from ..network.learned_from import FILE, Samples, hashes_of, identities, short
 
 #: Most memory that decoded images may take; more are refused with advice.
 MOST_BYTES = 8 * 2**30

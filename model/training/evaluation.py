@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..early_exit_network import EarlyExitNetwork
-from ..hooks import modes_kept
-from ..module_head import AuxHead
+from ..heads.module_head import AuxHead
+from ..listening.hooks import modes_kept
+from ..network.early_exit_network import EarlyExitNetwork
 from .batches import all_on_device
 
 

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..reading import parts_in_words
+from ..listening.reading import parts_in_words
 
 
 def joint_loss(exits: Sequence[Tensor], labels: Tensor, weights: Sequence[float] | None = None) -> Tensor:

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..arguments import is_plain
-from ..learned_from import LearnedFrom, Samples, identities, kind_of_input, short
+from ..basics.arguments import is_plain
+from ..network.learned_from import LearnedFrom, Samples, identities, kind_of_input, short
 from ..processes.dealing import exchanging, tensor_digest
 from ..processes.process_group import ranks
 from .batches import PixelBatches

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ..bad_input import BadInput
+from ..basics.bad_input import BadInput
 from ..processes.process_group import own_rank, ranks
 
 

@@ -4,8 +4,8 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from ..bad_input import BadInput
-from ..replacing import naming
+from ..basics.bad_input import BadInput
+from ..basics.replacing import naming
 from .train import Epoch, Step
 
 #: Seconds between two looks at the loss, each of which waits for the device.

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import is_lazy
 
-from ..arguments import kind_of
-from ..bad_input import BadInput
-from ..early_exit_network import EarlyExitNetwork, check_network
-from ..learned_from import fingerprint, learned_by
+from ..basics.arguments import kind_of
+from ..basics.bad_input import BadInput
+from ..network.early_exit_network import EarlyExitNetwork, check_network
+from ..network.learned_from import fingerprint, learned_by
 from ..processes.process_group import own_rank, ranks
 from .batches import all_finite, all_on_device, count_batches
 from .cached_features import cache_features

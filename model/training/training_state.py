@@ -11,9 +11,9 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from ...kernels.json_text import parse_json
-from ..bad_input import BadInput
-from ..exit_rule import ExitRule
-from ..replacing import replacing
+from ..answers.exit_rule import ExitRule
+from ..basics.bad_input import BadInput
+from ..basics.replacing import replacing
 
 #: The value of ``format`` in the file; others are refused.
 FORMAT = "auxhead training state 1"

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, fx, nn
 from torch.fx.passes.utils.fuser_utils import fuse_by_partitions
 
-from ..fused_aux_head import FusedAuxHead
-from ..shallow_copy import shallow_copy
+from ..heads.fused_aux_head import FusedAuxHead
+from ..listening.shallow_copy import shallow_copy
 from .fused_convolution import FusedConvolution
 from .graph_passes import drop_no_ops, fuse_convolutions, replace_max_pools, take_off_classifier
 from .layer_graph import LayerGraph, runs_on_one_tensor, trace

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..streams import OwnedLock
+from ..basics.streams import OwnedLock
 
 #: cuDNN's fused convolution has to agree with the plain one this well, relative to the largest output; the trunk as a
 #: whole is checked much more strictly.

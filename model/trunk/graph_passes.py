@@ -9,7 +9,7 @@ from torch import nn
 from torch.fx import Node
 
 from ...kernels import max_pool2d
-from ..fused_aux_head import FusedAuxHead
+from ..heads.fused_aux_head import FusedAuxHead
 from .fused_convolution import FusedConvolution
 from .layer_graph import LayerGraph, only_user
 

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, fx, nn
 from torch.fx import Node
 
-from ..hooks import why_not_plain
-from ..streams import OwnedLock
+from ..basics.streams import OwnedLock
+from ..listening.hooks import why_not_plain
 
 #: Two traces at once would each put back what it found of ``nn.Module``: the other's changes, for good.
 _TRACES = OwnedLock()

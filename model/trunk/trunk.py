@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from ...kernels.cuda_runtime import beside_captures
-from ..arguments import check_batch, check_module, close_names, kind_of
-from ..fused_aux_head import FusedAuxHead
-from ..reading import Reading
-from ..rounding import double_copy, in_double, relative_error, truth_of
-from ..rule_order import ordered_write
-from ..taps import listening
+from ...kernels.cuda.runtime import beside_captures
+from ..answers.rule_order import ordered_write
+from ..basics.arguments import check_batch, check_module, close_names, kind_of
+from ..heads.fused_aux_head import FusedAuxHead
+from ..listening.reading import Reading
+from ..listening.rounding import double_copy, in_double, relative_error, truth_of
+from ..listening.taps import listening
 from .backbone_rewriter import BackboneRewriter
 from .fused_convolution import FusedConvolution, fastest_convolutions
 from .layer_graph import first_line

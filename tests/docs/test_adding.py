@@ -68,7 +68,7 @@ def test_the_example_works(name, tmp_path):
     for command in re.findall(r"^    ((?:git apply|\.venv/bin/).+)$", SECTIONS[name], flags=re.MULTILINE):
         printed = "" if NOT_RUN in command else run(command)
         if "kernel_hash())" in command:  # the guide has its reader put that into the file
-            file = tmp_path / "kernels" / "kernel_hash.py"
+            file = tmp_path / "kernels" / "launch" / "kernel_hash.py"
             changed = re.sub(r'(SAME_MACHINE_CODE = \{)"\w+"', rf'\1"{printed.strip()}"', file.read_text())
             assert changed != file.read_text()
             file.write_text(changed)

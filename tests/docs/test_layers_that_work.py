@@ -6,8 +6,8 @@ import pytest
 import torch
 import torchvision
 from auxhead.model import Extract, FusedAuxHead
-from auxhead.model.dry_run import dry_run
-from auxhead.model.head_on_tap import with_layout
+from auxhead.model.heads.head_on_tap import with_layout
+from auxhead.model.listening.dry_run import dry_run
 from support.documents import ROOT
 
 TABLE = (ROOT / "model" / "README.md").read_text().partition("| family | torchvision | timm | head |\n")[2]

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from auxhead.kernels import fused_head
-from auxhead.kernels.arrival_counters import ArrivalCounters, arrival_counters
+from auxhead.kernels.launch.arrival_counters import ArrivalCounters, arrival_counters
 
 
 def test_counters_grow_and_are_shared_on_a_stream(device):

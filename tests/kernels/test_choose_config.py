@@ -9,11 +9,11 @@ import warnings
 import pytest
 import torch
 from auxhead.kernels import ExitBuffers, ExitHead, ExitLaunch, LaunchConfig, fused_head, runs_triton
-from auxhead.kernels.choose_config import choose_config, overriding
-from auxhead.kernels.head_shape import HeadShape
-from auxhead.kernels.head_view import head_view
-from auxhead.kernels.launch_rule import config_by_rule
-from auxhead.kernels.tuned_table import table_path
+from auxhead.kernels.launch.choose_config import choose_config, overriding
+from auxhead.kernels.launch.head_shape import HeadShape
+from auxhead.kernels.launch.head_view import head_view
+from auxhead.kernels.launch.launch_rule import config_by_rule
+from auxhead.kernels.launch.tuned_table import table_path
 from support.example_tables import DEVICE, TAPS, entry, head_shape, other, table, write
 from support.head_cases import check_head, make_head
 
@@ -46,7 +46,7 @@ def test_a_choice_is_remembered(tables, monkeypatch):
     shape = head_shape()
     write(tables, table(entry(shape, config=other(shape)), device="cpu"), "cpu.json")
     assert choose(shape) == other(shape)
-    monkeypatch.setattr("auxhead.kernels.choose_config.lookup", None)
+    monkeypatch.setattr("auxhead.kernels.launch.choose_config.lookup", None)
     assert choose(shape) == other(shape), "without asking the table again"
 
 

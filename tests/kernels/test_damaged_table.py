@@ -4,7 +4,7 @@ import json
 import random
 
 import pytest
-from auxhead.kernels.tuned_table import MOST_ELEMENTS, BadTable, read_table
+from auxhead.kernels.launch.tuned_table import MOST_ELEMENTS, BadTable, read_table
 from support.damaged import UNREADABLE, damaged_bytes, damaged_json, make_unreadable, read_damaged
 from support.example_tables import TAPS, entry, head_shape, table
 

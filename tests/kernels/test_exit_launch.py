@@ -3,8 +3,8 @@
 import pytest
 import torch
 from auxhead.kernels import ExitBuffers, ExitHead, ExitLaunch, HeadOutput, decide, fused_head
-from auxhead.kernels.criteria import CRITERIA
-from auxhead.kernels.patience import with_patience
+from auxhead.kernels.reference.criteria import CRITERIA
+from auxhead.kernels.reference.merge import with_patience
 
 #: Tiles as soon as there are 7 samples; what each head says is compared with the reference, not interpreted as well.
 pytestmark = pytest.mark.usefixtures("tiles_from_7", "without_interpreter")

@@ -3,9 +3,9 @@
 import pytest
 import torch
 from auxhead.kernels import HeadOutput, fused_head
-from auxhead.kernels.head_shape import HeadShape
-from auxhead.kernels.head_view import head_view
-from auxhead.kernels.launch_rule import config_by_rule
+from auxhead.kernels.launch.head_shape import HeadShape
+from auxhead.kernels.launch.head_view import head_view
+from auxhead.kernels.launch.launch_rule import config_by_rule
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.head_cases import DTYPES, check_head, feature_count, make_head, readable

@@ -6,7 +6,7 @@ import re
 import pytest
 import torch
 from auxhead.kernels import check_input, check_pool, check_temperature, check_threshold, fused_head, runs_triton
-from auxhead.kernels.head_arguments import head_dtypes_in_words
+from auxhead.kernels.launch.head_arguments import head_dtypes_in_words
 
 NAN, INF = float("nan"), float("inf")
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from auxhead.kernels import fused_head
-from auxhead.kernels.fused_head_reference import fused_head_reference
+from auxhead.kernels.reference.fused_head import fused_head_reference
 from hypothesis import given, seed, settings
 from support.head_cases import assert_same_bits
 from support.head_fuzz import Bounds, Inputs, cases, check_answer, exact

@@ -4,11 +4,11 @@ from contextlib import contextmanager
 
 import pytest
 from auxhead.kernels import LaunchConfig, runs_triton
-from auxhead.kernels.arrival_counters import ArrivalCounters
-from auxhead.kernels.head_shape import HeadShape
-from auxhead.kernels.head_view import head_view
-from auxhead.kernels.launch_config import next_power_of_2
-from auxhead.kernels.launch_rule import config_by_rule
+from auxhead.kernels.launch.arrival_counters import ArrivalCounters
+from auxhead.kernels.launch.head_shape import HeadShape
+from auxhead.kernels.launch.head_view import head_view
+from auxhead.kernels.launch.launch_config import next_power_of_2
+from auxhead.kernels.launch.launch_rule import config_by_rule
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.head_cases import DTYPES, assert_same_bits, check_head, feature_count, make_head
@@ -67,7 +67,7 @@ HEADS = {
 @pytest.mark.parametrize("head", HEADS)
 def test_hand_made_configurations(head, config, device):
     """The tuner tries them all: none may be wrong, and a kernel is not told apart by its speed alone."""
-    from auxhead.kernels.fused_head_kernel import launch_fused_head
+    from auxhead.kernels.jit.fused_head import launch_fused_head
 
     shape, pool, pool_size = HEADS[head]
     tiled = config is not None and config.tiled
@@ -139,7 +139,7 @@ def tiled_heads(draw):
 )
 def test_any_tiled_head(head, dtype, bias, seed, device):
     """Right, the same bits again, and with nothing left behind."""
-    from auxhead.kernels.fused_head_kernel import launch_fused_head
+    from auxhead.kernels.jit.fused_head import launch_fused_head
 
     shape, pool, pool_size, classes, config = head
     x, weight, offset = make_head(

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from auxhead.kernels.fused_head_reference import fused_head_reference, softmax_of
+from auxhead.kernels.reference.fused_head import fused_head_reference, softmax_of
 from support.head_cases import DTYPES, exact_logits, make_head
 
 

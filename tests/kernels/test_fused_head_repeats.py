@@ -3,7 +3,7 @@
 import pytest
 import torch
 from auxhead.kernels import fused_head, runs_triton
-from auxhead.kernels.arrival_counters import arrival_counters
+from auxhead.kernels.launch.arrival_counters import arrival_counters
 from support.head_cases import DTYPES, assert_same_bits, check_head, make_head, readable
 
 pytestmark = pytest.mark.usefixtures("tiles_from_7")

@@ -6,7 +6,7 @@ from itertools import cycle
 import pytest
 import torch
 from auxhead.kernels import HeadOutput, fused_head
-from auxhead.kernels.arrival_counters import arrival_counters
+from auxhead.kernels.launch.arrival_counters import arrival_counters
 from support.gpu_work import work_on_the_gpu
 from support.head_cases import assert_same_bits, check_head, make_head, make_input, readable
 

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from auxhead.kernels.head_shape import HeadShape
-from auxhead.kernels.head_view import HeadView, head_view
+from auxhead.kernels.launch.head_shape import HeadShape
+from auxhead.kernels.launch.head_view import HeadView, head_view
 from hypothesis import given
 from hypothesis import strategies as st
 from support.example_tables import TAPS, head_shape, map_strides

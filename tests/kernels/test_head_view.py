@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from auxhead.kernels.head_view import HeadView, head_view
+from auxhead.kernels.launch.head_view import HeadView, head_view
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.layouts import MAP_LAYOUTS, TOKEN_LAYOUTS

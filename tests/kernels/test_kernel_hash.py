@@ -2,17 +2,16 @@
 
 import importlib
 import re
-from pathlib import Path
 
 import pytest
-from auxhead.kernels.kernel_hash import KERNEL_SOURCES, _code, kernel_hash
+from auxhead.kernels.launch.kernel_hash import FOLDER, _code, kernel_hash
 
 
 def test_kernel_hash_changes_with_code_alone(tmp_path, monkeypatch):
-    module = importlib.import_module("auxhead.kernels.kernel_hash")
-    sources = {name: (Path(module.__file__).parent / name).read_text() for name in KERNEL_SOURCES}
+    module = importlib.import_module("auxhead.kernels.launch.kernel_hash")
+    sources = {path.name: path.read_text() for path in FOLDER.glob("*.py")}
     assert re.fullmatch("[0-9a-f]{16}", kernel_hash())
-    monkeypatch.setattr(module, "__file__", str(tmp_path / "kernel_hash.py"))
+    monkeypatch.setattr(module, "FOLDER", tmp_path)
 
     def hash_of(changed):
         for name, source in {**sources, **changed}.items():

@@ -4,8 +4,8 @@ import dataclasses
 
 import pytest
 from auxhead.kernels import LaunchConfig
-from auxhead.kernels.head_view import HeadView
-from auxhead.kernels.launch_config import most_registers, next_power_of_2
+from auxhead.kernels.launch.head_view import HeadView
+from auxhead.kernels.launch.launch_config import most_registers, next_power_of_2
 
 
 @pytest.mark.parametrize("n, power", [(1, 1), (2, 2), (3, 4), (4, 4), (5, 8), (1000, 1024), (1024, 1024), (1025, 2048)])

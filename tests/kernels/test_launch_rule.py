@@ -5,9 +5,9 @@ import math
 
 import pytest
 import torch
-from auxhead.kernels.head_shape import HeadShape
-from auxhead.kernels.head_view import HeadView
-from auxhead.kernels.launch_rule import config_by_rule
+from auxhead.kernels.launch.head_shape import HeadShape
+from auxhead.kernels.launch.head_view import HeadView
+from auxhead.kernels.launch.launch_rule import config_by_rule
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 from auxhead.kernels import ExitBuffers, ExitHead, ExitLaunch, HeadOutput
-from auxhead.kernels.patience import with_patience
+from auxhead.kernels.reference.merge import with_patience
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 

@@ -8,9 +8,9 @@ from auxhead.autotune.records import table_command
 from auxhead.autotune.records.comparison import Difference
 from auxhead.autotune.sweep.exclusion import excluded
 from auxhead.autotune.tuned import promote as promotion
-from auxhead.kernels.kernel_hash import is_measured_code
-from auxhead.kernels.launch_rule import config_by_rule
-from auxhead.kernels.tuned_table import lookup, read_table, table_path
+from auxhead.kernels.launch.kernel_hash import is_measured_code
+from auxhead.kernels.launch.launch_rule import config_by_rule
+from auxhead.kernels.launch.tuned_table import lookup, read_table, table_path
 from auxhead.plots.records import COMMITTED
 from support.command_line import tune
 from support.committed_records import read_once, records

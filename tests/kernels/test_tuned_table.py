@@ -5,8 +5,8 @@ import json
 import re
 
 import pytest
-from auxhead.kernels.launch_rule import config_by_rule
-from auxhead.kernels.tuned_table import (
+from auxhead.kernels.launch.launch_rule import config_by_rule
+from auxhead.kernels.launch.tuned_table import (
     BadTable,
     lookup,
     read_table,

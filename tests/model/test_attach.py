@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 import torchvision
 from auxhead.model import attach, load_checkpoint, save_checkpoint
-from auxhead.model.attaching.attach import place_taps
+from auxhead.model.attach import place_taps
 from auxhead.model.listening.flow import Flow
 from sklearn.datasets import load_digits
 from support.example_models import SmallNet, needs_gpu

@@ -26,11 +26,11 @@ from auxhead.kernels import (
     max_pool2d,
     new_destinations,
 )
-from auxhead.kernels.choose_config import overriding
-from auxhead.kernels.compile_only import settle_cache_keys
-from auxhead.kernels.head_shape import HeadShape
-from auxhead.kernels.head_view import head_view
-from auxhead.kernels.residency import recording
+from auxhead.kernels.launch.choose_config import overriding
+from auxhead.kernels.launch.compile_only import settle_cache_keys
+from auxhead.kernels.launch.head_shape import HeadShape
+from auxhead.kernels.launch.head_view import head_view
+from auxhead.kernels.launch.residency import recording
 from support.head_cases import DTYPES, feature_count, make_input, make_linear
 from support.layouts import MAP_LAYOUTS, TOKEN_LAYOUTS
 from torch import Tensor

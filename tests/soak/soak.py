@@ -28,7 +28,7 @@ from typing import NamedTuple
 
 import torch
 from auxhead.kernels import runs_triton
-from auxhead.model.streams import stream_pair
+from auxhead.model.basics.streams import stream_pair
 from support.example_models import SmallNet
 from support.soak_client import SIZES, WAYS, Client, every_stop_pays
 from support.soak_delays import Delays

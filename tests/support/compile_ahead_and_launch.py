@@ -17,9 +17,9 @@ from auxhead.autotune.measuring.compile_ahead import (
     TensorDescription,
 )
 from auxhead.autotune.measuring.heads_alone import AloneHead, launch_heads
-from auxhead.kernels.choose_config import overriding
-from auxhead.kernels.compile_only import compile_only
-from auxhead.kernels.launch_rule import config_by_rule
+from auxhead.kernels.launch.choose_config import overriding
+from auxhead.kernels.launch.compile_only import compile_only
+from auxhead.kernels.launch.launch_rule import config_by_rule
 from auxhead.model import FusedAuxHead
 
 

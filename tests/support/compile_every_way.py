@@ -11,13 +11,13 @@ from typing import Any
 import torch
 import triton
 from auxhead.kernels import ExitBuffers, ExitHead, ExitLaunch
-from auxhead.kernels.choose_config import overriding
-from auxhead.kernels.compile_only import compile_only
-from auxhead.kernels.fused_head_kernel import launch_fused_head
-from auxhead.kernels.head_shape import HeadShape
-from auxhead.kernels.head_view import head_view
-from auxhead.kernels.launch_config import LaunchConfig
-from auxhead.kernels.residency import recording
+from auxhead.kernels.jit.fused_head import launch_fused_head
+from auxhead.kernels.launch.choose_config import overriding
+from auxhead.kernels.launch.compile_only import compile_only
+from auxhead.kernels.launch.head_shape import HeadShape
+from auxhead.kernels.launch.head_view import head_view
+from auxhead.kernels.launch.launch_config import LaunchConfig
+from auxhead.kernels.launch.residency import recording
 
 #: One of each way that a head can be launched, by name: samples, classes, configuration.
 WAYS = {

@@ -7,11 +7,11 @@ import json
 
 import torch
 from auxhead.kernels import ExitBuffers, ExitHead, ExitLaunch
-from auxhead.kernels.choose_config import choose_config
-from auxhead.kernels.compile_only import compile_only
-from auxhead.kernels.fused_head_kernel import launch_fused_head
-from auxhead.kernels.head_view import head_view
-from auxhead.kernels.hidden_layers import ACTIVATIONS, HiddenLayers
+from auxhead.kernels.jit.fused_head import launch_fused_head
+from auxhead.kernels.launch.choose_config import choose_config
+from auxhead.kernels.launch.compile_only import compile_only
+from auxhead.kernels.launch.head_view import head_view
+from auxhead.kernels.reference.hidden_layers import ACTIVATIONS, HiddenLayers
 
 CHANNELS = 48
 #: Samples, hidden features, classes, data type of each kind of layers: split, tiled, and with logits in memory.

@@ -11,7 +11,7 @@ PACKAGES = ("kernels", "model", "autotune", "plots")
 DATA = (
     "*/py.typed",
     "*/__init__.pyi",
-    "kernels/tuned/*.json",
+    "kernels/launch/tuned/*.json",
     "plots/gallery/ranks.json",
     "plots/gallery/landscape.json",
     "autotune/records/cpu/*",

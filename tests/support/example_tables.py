@@ -3,11 +3,11 @@
 import dataclasses
 
 import torch
-from auxhead.kernels.head_shape import HeadShape
-from auxhead.kernels.head_view import head_view
-from auxhead.kernels.kernel_hash import kernel_hash
-from auxhead.kernels.launch_rule import config_by_rule
-from auxhead.kernels.tuned_table import Entry, TunedTable
+from auxhead.kernels.launch.head_shape import HeadShape
+from auxhead.kernels.launch.head_view import head_view
+from auxhead.kernels.launch.kernel_hash import kernel_hash
+from auxhead.kernels.launch.launch_rule import config_by_rule
+from auxhead.kernels.launch.tuned_table import Entry, TunedTable
 
 DEVICE = "ACME X-1 80GB"
 FILE_NAME = "acme-x-1-80gb.json"

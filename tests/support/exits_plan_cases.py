@@ -6,8 +6,9 @@ from contextlib import contextmanager, nullcontext
 import pytest
 import torch
 from auxhead.kernels import HeadOutput
-from auxhead.model import EarlyExitNetwork, ExitResult, FusedAuxHead, eager_pass
-from auxhead.model.eager_pass import run_eagerly
+from auxhead.model import EarlyExitNetwork, ExitResult, FusedAuxHead
+from auxhead.model.network import eager_pass
+from auxhead.model.network.eager_pass import run_eagerly
 from support import stream_order
 from support.head_plan_cases import CHANGES
 from torch import Tensor, nn

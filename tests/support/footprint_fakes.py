@@ -12,7 +12,7 @@ from auxhead.autotune.overlap.footprints import (
 )
 from auxhead.autotune.overlap.occupancy import MeasuredResidency, ProfilerEstimate, TheoreticalOccupancy
 from auxhead.autotune.overlap.records import footprint_records
-from auxhead.kernels.head_shape import HeadShape
+from auxhead.kernels.launch.head_shape import HeadShape
 from support.pretended_gpu import ENVIRONMENT
 
 CELL = resnet_cell("resnet18", "float16", 1, 10, "stages")

@@ -10,11 +10,11 @@ import json
 import torch
 import triton
 from auxhead.kernels import ExitBuffers, ExitHead, ExitLaunch
-from auxhead.kernels.compile_only import compile_only
-from auxhead.kernels.fused_head_kernel import launch_fused_head
-from auxhead.kernels.head_shape import HeadShape
-from auxhead.kernels.head_view import head_view
-from auxhead.kernels.launch_rule import config_by_rule
+from auxhead.kernels.jit.fused_head import launch_fused_head
+from auxhead.kernels.launch.compile_only import compile_only
+from auxhead.kernels.launch.head_shape import HeadShape
+from auxhead.kernels.launch.head_view import head_view
+from auxhead.kernels.launch.launch_rule import config_by_rule
 from compile_by_rule import HEADS  # beside this script
 from torch import Tensor
 

@@ -1,7 +1,7 @@
 """Networks that are monitored, and what a monitor has to have counted."""
 
 import torch
-from auxhead.kernels.criteria import TALLY_BINS
+from auxhead.kernels.reference.criteria import TALLY_BINS
 from auxhead.model import EarlyExitNetwork, ExitMonitor, ExitResult
 from support.exits_plan_cases import make_network
 

@@ -1,7 +1,7 @@
 """A network's answer whose heads are launched one by one and merged by PyTorch: a truth for those in one launch."""
 
 from auxhead.model import EarlyExitNetwork, ExitResult, Trunk
-from auxhead.model.eager_pass import run_eagerly
+from auxhead.model.network.eager_pass import run_eagerly
 from torch import Tensor
 
 

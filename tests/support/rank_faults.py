@@ -7,11 +7,11 @@ import time
 from pathlib import Path
 
 import torch
-from auxhead.model.calibration import run as calibration_run
-from auxhead.model.checkpoint import Checkpoint
+from auxhead.model.commands import calibrate_run as calibration_run
 from auxhead.model.commands import processes
+from auxhead.model.commands import train_run as training_run
 from auxhead.model.processes import process_group, rank_failures
-from auxhead.model.training import run as training_run
+from auxhead.model.saving.checkpoint import Checkpoint
 
 
 def _on_second_call(act):

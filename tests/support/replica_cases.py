@@ -11,7 +11,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from auxhead.model import EarlyExitNetwork, FusedAuxHead, calibrate_network, save_checkpoint
-from auxhead.model.images import MEAN, STD
+from auxhead.model.basics.images import MEAN, STD
 from PIL import Image
 from support.launched_ranks import start_server
 from support.pictures import write_image_folder
@@ -33,7 +33,7 @@ def make_network():
 #: Modules that commands import when they run, seconds each.
 IMPORTED_LATE = (
     "auxhead.plots.figures.calibration", "matplotlib.backends.backend_agg", "matplotlib.backends.backend_svg",
-    "auxhead.model.training.run", "torchvision.datasets",
+    "auxhead.model.commands.train_run", "torchvision.datasets",
 )  # fmt: skip
 #: Of each command, those of every test; the pictures are 16 pixels wide, of two classes.
 INFER = ("infer", "pictures", "--checkpoint", "net", "--backbone", "own:make", "--device", "cpu", "--batch", 4)

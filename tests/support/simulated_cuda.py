@@ -13,13 +13,15 @@ import pytest
 import torch
 from auxhead.autotune.bench import lower_bound as segments
 from auxhead.autotune.measuring import captured, heads_alone
-from auxhead.kernels.arrival_counters import ArrivalCounters
-from auxhead.model import eager_pass, rule_order, streams
+from auxhead.kernels.launch.arrival_counters import ArrivalCounters
+from auxhead.model.answers import rule_order
+from auxhead.model.basics import streams
+from auxhead.model.basics.streams import StreamPair
+from auxhead.model.network import eager_pass
 from auxhead.model.runners import capture, captured_batch, captures, checks, graph_runner
 from auxhead.model.runners import compacting as compacting_runner
 from auxhead.model.runners import gated as gated_runner
 from auxhead.model.runners import polled as polled_runner
-from auxhead.model.streams import StreamPair
 from support import stream_order
 from support.failing import launching
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes

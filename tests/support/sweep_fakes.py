@@ -11,7 +11,7 @@ from auxhead.autotune.sweep.config_text import text
 from auxhead.autotune.sweep.measure import Sweep
 from auxhead.autotune.sweep.records import SweepRecords
 from auxhead.autotune.sweep.search import Ask
-from auxhead.kernels.head_shape import HeadShape
+from auxhead.kernels.launch.head_shape import HeadShape
 from support.pretended_gpu import ENVIRONMENT
 
 PROTOCOL = {"kernel": "0123456789abcdef"}

@@ -7,8 +7,8 @@ from collections import Counter
 import pytest
 import torch
 import torchvision
-from auxhead.model.fused_aux_head import FusedAuxHead
-from auxhead.model.taps import listening
+from auxhead.model.heads.fused_aux_head import FusedAuxHead
+from auxhead.model.listening.taps import listening
 from auxhead.model.trunk.fused_convolution import FusedConvolution
 from auxhead.model.trunk.trunk import make_trunk
 from torch import Tensor, nn

@@ -6,10 +6,10 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from ....model.arguments import kind_of
-from ....model.bad_input import BadInput
-from ....model.batches import call_with, map_tensors
+from ....model.basics.arguments import kind_of
+from ....model.basics.bad_input import BadInput
 from ....model.commands.user_model import import_function
+from ....model.listening.batches import call_with, map_tensors
 from .user_errors import user_code
 
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from ....model.bad_input import BadInput
+from ....model.basics.bad_input import BadInput
 
 #: What TARGET is for a script.
 _SCRIPT = "run"

@@ -21,7 +21,7 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.profiler import record_function
 
-from ....model.bad_input import BadInput
+from ....model.basics.bad_input import BadInput
 from ...measuring.cuda_calls import ANNOTATION
 from ..profile_live import profiler, write_trace
 from ..watching.watcher import Watcher, is_capturing

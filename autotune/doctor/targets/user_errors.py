@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from ....model.bad_input import BadInput
+from ....model.basics.bad_input import BadInput
 from ..sources import Owner, owner
 
 

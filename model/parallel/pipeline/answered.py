@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ....kernels import HeadOutput
-from ...early_exit_network import EarlyExitNetwork
-from ...exit_result import ExitResult
-from ...exit_rule import ExitRule
-from ...module_head import AuxHead
+from ...answers.exit_result import ExitResult
+from ...answers.exit_rule import ExitRule
+from ...heads.module_head import AuxHead
+from ...network.early_exit_network import EarlyExitNetwork
 from ...trunk.trunk import Trunk, make_trunk
 from ..segments import Segment, segments_of
 

@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 
-from ...early_exit_network import EarlyExitNetwork
+from ...network.early_exit_network import EarlyExitNetwork
 from .answered import Answers
 from .stage import Request, Stage, StageFailed
 

@@ -11,11 +11,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ...arguments import check_batch, check_mode
 from ...auto.pass_times import batches_of
-from ...bad_input import BadInput
-from ...early_exit_network import EarlyExitNetwork, check_network
-from ...machine import package_version
+from ...basics.arguments import check_batch, check_mode
+from ...basics.bad_input import BadInput
+from ...basics.machine import package_version
+from ...network.early_exit_network import EarlyExitNetwork, check_network
 from ...processes.dealing import tensor_digest
 from ...processes.process_group import Processes, is_launched, launched_processes, unused_part, watched_processes
 from ...runners.checks import check_device

@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...early_exit_network import EarlyExitNetwork
-from ...exit_result import ExitResult
+from ...answers.exit_result import ExitResult
+from ...network.early_exit_network import EarlyExitNetwork
 from ...processes.process_group import Processes
 from ...processes.rank_failures import RankFailed
 from ...runners.captured_heads import CapturedHeads

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from ....kernels import decide
-from ...early_exit_network import EarlyExitNetwork
-from ...rule_order import ordered_write
+from ...answers.rule_order import ordered_write
+from ...network.early_exit_network import EarlyExitNetwork
 from ..segments import NETWORK
 from .answered import STATE, AnswerForm, Answers, Cut, Sayings, first_state, from_wire, settle, to_wire, wires_like
 from .stage_graph import Computed, StageGraph, beside

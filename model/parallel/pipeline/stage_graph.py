@@ -7,10 +7,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ....kernels.cuda_runtime import beside_captures
-from ....kernels.lifetimes import new_event
-from ...exit_rule import ExitRule
-from ...rule_order import note_reader, wait_for_writes
+from ....kernels.cuda.lifetimes import new_event
+from ....kernels.cuda.runtime import beside_captures
+from ...answers.exit_rule import ExitRule
+from ...answers.rule_order import note_reader, wait_for_writes
 from ...runners.capture import CAPTURE_LOCK, Capture, warm_up
 from ...runners.captures import Captures
 from ...trunk.trunk import Trunk

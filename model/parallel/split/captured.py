@@ -14,15 +14,15 @@ import torch
 from torch import Tensor
 
 from ....kernels import ExitBuffers
-from ....kernels.lifetimes import MemoryPool, empty_cache
-from ...early_exit_network import EarlyExitNetwork
-from ...exit_result import ExitResult
+from ....kernels.cuda.lifetimes import MemoryPool, empty_cache
+from ...answers.exit_result import ExitResult
+from ...listening.taps import list_taps
+from ...network.early_exit_network import EarlyExitNetwork
 from ...runners.capture import Capture, copy_memory, warm_up
 from ...runners.captured_batch import StaticInput
 from ...runners.overlapped import forks_by_rule
 from ...runners.polled import CapturedSegments, PolledBatch, stops_by_rule
 from ...runners.segment_times import measure_segments
-from ...taps import list_taps
 from ..segments import Segment
 from .graphs import PartGraphs
 from .part import Part, PartStreams

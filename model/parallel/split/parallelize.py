@@ -7,12 +7,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ....kernels.cuda_runtime import beside_captures
-from ...arguments import check_batch, check_mode
-from ...bad_input import BadInput
-from ...early_exit_network import EarlyExitNetwork, check_network
-from ...exit_monitor import uncounted
-from ...rule_order import wait_for_writes
+from ....kernels.cuda.runtime import beside_captures
+from ...answers.exit_monitor import uncounted
+from ...answers.rule_order import wait_for_writes
+from ...basics.arguments import check_batch, check_mode
+from ...basics.bad_input import BadInput
+from ...network.early_exit_network import EarlyExitNetwork, check_network
 from ...runners.capture import CAPTURE_LOCK
 from ...runners.checks import check_capturable, check_device, sizes_of
 from ...trunk.trunk import make_trunk

@@ -8,11 +8,11 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from ....kernels.cuda_runtime import beside_captures, new_stream
-from ....kernels.lifetimes import new_event
-from ...early_exit_network import EarlyExitNetwork
-from ...exit_rule import ExitRule
-from ...module_head import AuxHead
+from ....kernels.cuda.lifetimes import new_event
+from ....kernels.cuda.runtime import beside_captures, new_stream
+from ...answers.exit_rule import ExitRule
+from ...heads.module_head import AuxHead
+from ...network.early_exit_network import EarlyExitNetwork
 from ...runners.captures import Captures
 from ...trunk.trunk import Trunk
 from ..segments import Segment

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from ....kernels import HeadOutput, decide
-from ....kernels.cuda_runtime import beside_captures
-from ....kernels.lifetimes import new_event
-from ....kernels.patience import with_patience
-from ...early_exit_network import EarlyExitNetwork
-from ...exit_result import ExitResult, first_sure, joined
-from ...module_head import AuxHead
-from ...rule_order import count_writes, note_reader, wait_for_writes
+from ....kernels.cuda.lifetimes import new_event
+from ....kernels.cuda.runtime import beside_captures
+from ....kernels.reference.merge import with_patience
+from ...answers.exit_result import ExitResult, first_sure, joined
+from ...answers.rule_order import count_writes, note_reader, wait_for_writes
+from ...heads.module_head import AuxHead
+from ...network.early_exit_network import EarlyExitNetwork
 from ...runners.captured_heads import CapturedHeads, CapturedMemory
 from ...runners.captures import Callers
 from ...runners.checks import check_no_outer_capture

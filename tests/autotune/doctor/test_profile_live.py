@@ -8,7 +8,7 @@ import torch
 from auxhead.autotune.doctor import profile_live as live
 from auxhead.autotune.doctor.targets.factory import find_target
 from auxhead.autotune.doctor.watched import KEY, StreamUse, Watched
-from auxhead.model.bad_input import BadInput
+from auxhead.model.basics.bad_input import BadInput
 from torch import nn
 
 

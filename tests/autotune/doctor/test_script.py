@@ -8,7 +8,7 @@ import pytest
 import torch
 from auxhead.autotune.doctor.targets import script
 from auxhead.autotune.doctor.targets.user_errors import UserCodeError
-from auxhead.model.bad_input import BadInput
+from auxhead.model.basics.bad_input import BadInput
 
 PROGRAM = """
 import sys

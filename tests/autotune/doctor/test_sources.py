@@ -28,7 +28,7 @@ TORCH = Path(torch.__file__).parent
         ("/opt/lib/python3.11/site-packages/timm/models/resnet.py", Owner.PACKAGE),
         ("timm/models/resnet.py", Owner.PACKAGE),
         (str(OWN / "kernels" / "fused_head.py"), Owner.AUXHEAD),
-        ("model/taps.py", Owner.AUXHEAD),
+        ("model/listening/taps.py", Owner.AUXHEAD),
         ("model/net_of_mine.py", Owner.USER),
         (str(OWN / "autotune" / "doctor" / "run.py"), Owner.TOOLS),
         (str(OWN / "model" / "guides" / "targets.py"), Owner.USER),

@@ -8,7 +8,7 @@ import torch
 from auxhead.autotune.doctor.targets import script
 from auxhead.autotune.doctor.targets.factory import find_target
 from auxhead.autotune.doctor.targets.user_errors import UserCodeError
-from auxhead.model.bad_input import BadInput
+from auxhead.model.basics.bad_input import BadInput
 from support.command_line import assert_one_line_error, tune
 
 MODULE = """

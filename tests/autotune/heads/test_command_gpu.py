@@ -12,7 +12,7 @@ from auxhead.autotune.measuring.head_timing import HeadTiming, measure_copy_spee
 from auxhead.autotune.measuring.subject import build_subject
 from auxhead.autotune.records.comparison import Paired
 from auxhead.autotune.records.record import read_records
-from auxhead.kernels.kernel_hash import kernel_hash
+from auxhead.kernels.launch.kernel_hash import kernel_hash
 from support.example_models import needs_gpu
 
 pytestmark = needs_gpu

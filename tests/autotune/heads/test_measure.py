@@ -12,9 +12,9 @@ from auxhead.autotune.measuring.timers import VariantFailed, time_rounds
 from auxhead.autotune.records.comparison import Paired
 from auxhead.autotune.sweep.space import neighbours
 from auxhead.kernels import HeadOutput
-from auxhead.kernels.choose_config import choose_config, overrides
-from auxhead.kernels.launch_config import LaunchConfig
-from auxhead.kernels.tuned_table import lookup
+from auxhead.kernels.launch.choose_config import choose_config, overrides
+from auxhead.kernels.launch.launch_config import LaunchConfig
+from auxhead.kernels.launch.tuned_table import lookup
 from auxhead.model import FusedAuxHead
 from support.small_measurer import measurer
 from support.stream_order import Event

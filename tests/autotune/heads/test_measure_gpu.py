@@ -16,7 +16,7 @@ from auxhead.autotune.sweep.measure import Sweep
 from auxhead.autotune.sweep.records import SweepRecords
 from auxhead.autotune.sweep.space import neighbours, spread_out
 from auxhead.autotune.sweep.strategies import STRATEGIES
-from auxhead.kernels.kernel_hash import kernel_hash
+from auxhead.kernels.launch.kernel_hash import kernel_hash
 from support.example_models import needs_gpu
 
 pytestmark = needs_gpu

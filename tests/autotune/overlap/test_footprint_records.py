@@ -8,7 +8,7 @@ from auxhead.autotune.overlap.records import FOOTPRINT, failed_record
 from auxhead.autotune.overlap.tables import footprint_tables
 from auxhead.autotune.records.record import read_records
 from auxhead.autotune.sweep.config_text import text
-from auxhead.kernels.launch_rule import config_by_rule
+from auxhead.kernels.launch.launch_rule import config_by_rule
 from support.command_line import assert_one_line_error, tune
 from support.footprint_fakes import CELL, FORKS, TRUNK_US, records, shapes
 from support.pretended_gpu import ENVIRONMENT

@@ -14,7 +14,7 @@ from auxhead.autotune.overlap.measure import BARE, BOTH, HEADS, NetworkParts
 from auxhead.autotune.overlap.occupancy import MeasuredResidency, ProfilerEstimate, TheoreticalOccupancy
 from auxhead.autotune.overlap.records import footprint_records
 from auxhead.autotune.records.comparison import typical
-from auxhead.kernels.residency import is_recording, new_turns
+from auxhead.kernels.launch.residency import is_recording, new_turns
 from support.footprint_fakes import CELL, FORKS, shapes
 from support.pretended_gpu import ENVIRONMENT
 

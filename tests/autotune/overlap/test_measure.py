@@ -13,7 +13,7 @@ from auxhead.autotune.measuring.heads_in_situ import SideLaunches
 from auxhead.autotune.measuring.subject import subject_of
 from auxhead.autotune.overlap.measure import BARE, BOTH, HEADS, NetworkParts
 from auxhead.kernels import runs_triton
-from auxhead.kernels.residency import is_recording, new_turns
+from auxhead.kernels.launch.residency import is_recording, new_turns
 from auxhead.model import EarlyExitNetwork
 from support.example_models import SmallNet, plain_heads
 from support.example_traces import replay, trace_of

@@ -11,7 +11,7 @@ from auxhead.autotune.overlap.metrics import (
 )
 from auxhead.autotune.overlap.replays import JOIN, SIDE, TRUNK, read_replays
 from auxhead.autotune.records.intervals import common, length, merged
-from auxhead.kernels import exit_kernel
+from auxhead.kernels.jit import exits as exit_kernel
 from support.example_traces import event, kernel, replay, request, runtime, trace_of
 
 CONV, HEADS = "sm90_xmma_fprop", "exit_kernel"

@@ -9,7 +9,7 @@ from auxhead.autotune.overlap.occupancy import (
     measured_residency,
     profiler_estimates,
 )
-from auxhead.kernels.residency import Residency
+from auxhead.kernels.launch.residency import Residency
 
 
 def launch(*turns, num_warps=4):

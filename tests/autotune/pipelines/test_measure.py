@@ -7,11 +7,11 @@ import pytest
 import torch.distributed as dist
 from auxhead.autotune.measuring.cells import Cell
 from auxhead.autotune.pipelines.pieces import PieceTimes, bound_images_s
-from auxhead.autotune.pipelines.run import PipelineOptions, measure_in_processes
+from auxhead.autotune.pipelines.run import measure_in_processes
 from auxhead.autotune.pipelines.tables import pipeline_tables
-from auxhead.autotune.pipelines.variants import cases_of
+from auxhead.autotune.pipelines.variants import PipelineOptions, cases_of
 from auxhead.autotune.records.record import read_records
-from auxhead.model.bad_input import BadInput
+from auxhead.model.basics.bad_input import BadInput
 from support.command_line import tune
 
 pytestmark = [

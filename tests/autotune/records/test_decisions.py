@@ -17,7 +17,7 @@ from auxhead.autotune.records.decisions import (
 )
 from auxhead.autotune.records.record import Record
 from auxhead.autotune.sweep.space import spread_out
-from auxhead.kernels.head_shape import HeadShape
+from auxhead.kernels.launch.head_shape import HeadShape
 from support.noisy_timings import constant, noisy
 
 

@@ -26,8 +26,8 @@ from auxhead.autotune.records.record import (
     read_records,
     records_path,
 )
-from auxhead.kernels.head_shape import DTYPES, LAYOUTS, POOLS, HeadShape
-from auxhead.kernels.tuned_table import PLACES
+from auxhead.kernels.launch.head_shape import DTYPES, LAYOUTS, POOLS, HeadShape
+from auxhead.kernels.launch.tuned_table import PLACES
 
 ENVIRONMENT = {"gpu": "H200", "driver": "580", "torch": "2.11", "triton": "3.6", "cudnn": 91900, "cuda": "13.0"}
 

@@ -18,8 +18,8 @@ from auxhead.autotune.sweep.measure import Sweep
 from auxhead.autotune.sweep.records import RecordedTimes, SweepRecords, recorded_targets, shape_of
 from auxhead.autotune.sweep.strategies import STRATEGIES
 from auxhead.autotune.sweep.winners import recorded_winners
-from auxhead.kernels.kernel_hash import kernel_hash
-from auxhead.kernels.tuned_table import read_table
+from auxhead.kernels.launch.kernel_hash import kernel_hash
+from auxhead.kernels.launch.tuned_table import read_table
 from rich.console import Console
 from support.command_line import assert_one_line_error, assert_told_how_to_go_on, tune
 from support.sweep_fakes import Synthetic, small_target

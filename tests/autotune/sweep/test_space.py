@@ -17,8 +17,8 @@ from auxhead.autotune.sweep.exclusion import (
 )
 from auxhead.autotune.sweep.space import _filled, grid, neighbours, spread_out
 from auxhead.kernels import LaunchConfig
-from auxhead.kernels.head_shape import HeadShape
-from auxhead.kernels.launch_rule import config_by_rule
+from auxhead.kernels.launch.head_shape import HeadShape
+from auxhead.kernels.launch.launch_rule import config_by_rule
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -5,8 +5,8 @@ import dataclasses
 import pytest
 import torch
 from auxhead.autotune.tuned.explain import explain
-from auxhead.kernels.kernel_hash import kernel_hash
-from auxhead.kernels.launch_rule import config_by_rule
+from auxhead.kernels.launch.kernel_hash import kernel_hash
+from auxhead.kernels.launch.launch_rule import config_by_rule
 from support.command_line import assert_one_line_error, tune
 from support.example_tables import DEVICE, FILE_NAME, TAPS, entry, head_shape, table
 

@@ -7,9 +7,9 @@ import math
 import pytest
 from auxhead.autotune.records.record import BadRecord, Record
 from auxhead.autotune.tuned.promote import promote
-from auxhead.kernels.kernel_hash import kernel_hash
-from auxhead.kernels.launch_rule import config_by_rule
-from auxhead.kernels.tuned_table import BadTable, lookup, read_table, table_path
+from auxhead.kernels.launch.kernel_hash import kernel_hash
+from auxhead.kernels.launch.launch_rule import config_by_rule
+from auxhead.kernels.launch.tuned_table import BadTable, lookup, read_table, table_path
 from support.command_line import assert_one_line_error, tune
 from support.example_tables import DEVICE, FILE_NAME, TAPS, entry, head_shape, table
 from support.written_records import written
@@ -357,7 +357,7 @@ def test_a_table_that_cannot_be_written_leaves_the_older_one(tmp_path, tables, m
     def fails(path):
         raise OSError("no space left")
 
-    monkeypatch.setattr("auxhead.model.replacing.on_disk", fails)
+    monkeypatch.setattr("auxhead.model.basics.replacing.on_disk", fails)
     with pytest.raises(OSError, match="no space left"):
         promote([records])
     assert older.read_bytes() == before and list(older.parent.iterdir()) == [older]

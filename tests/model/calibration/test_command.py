@@ -7,8 +7,8 @@ import sys
 import pytest
 import torch
 from auxhead.model import EarlyExitNetwork, FusedAuxHead, load_checkpoint, save_checkpoint
-from auxhead.model.images import MEAN, STD
-from auxhead.model.learned_from import LearnedFrom, Samples, fingerprint
+from auxhead.model.basics.images import MEAN, STD
+from auxhead.model.network.learned_from import LearnedFrom, Samples, fingerprint
 from support.checkpoint_files import weights_of
 from support.command_line import assert_one_line_error, auxhead, plot
 from support.pictures import write_image_folder

@@ -19,7 +19,7 @@ from auxhead.model import (
 )
 from auxhead.model.calibration.exit_latency import expected_latency
 from auxhead.model.calibration.thresholds import exit_indices
-from auxhead.model.learned_from import LearnedFrom, fingerprint, identities, short
+from auxhead.model.network.learned_from import LearnedFrom, fingerprint, identities, short
 from support.exits_plan_cases import assert_same, images, make_network, unplanned
 from support.graph_runner_cases import WAYS
 from support.simulated_cuda import simulated_cuda

@@ -4,7 +4,7 @@ import pytest
 import torch
 from auxhead.model import sample_identities
 from auxhead.model.calibration.splits import SHARES, as_identities, draw_splits, refuse_shared
-from auxhead.model.learned_from import NEW, identities
+from auxhead.model.network.learned_from import NEW, identities
 
 
 def names(count):

@@ -6,7 +6,7 @@ import sys
 import pytest
 import torch
 from auxhead.model import EarlyExitNetwork, FusedAuxHead, ModuleHead, load_checkpoint, save_checkpoint
-from auxhead.model.images import MEAN, STD
+from auxhead.model.basics.images import MEAN, STD
 from support.command_line import assert_one_line_error, auxhead
 from support.pictures import write_image_folder
 from torch import nn

@@ -6,7 +6,7 @@ import pytest
 import torch
 import typer
 from auxhead.model import EarlyExitNetwork
-from auxhead.model.bad_input import BadInput
+from auxhead.model.basics.bad_input import BadInput
 from auxhead.model.commands.errors import one_line_errors
 from auxhead.model.commands.user_model import load_factory
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from auxhead.model import EarlyExitNetwork, FusedAuxHead, ModuleHead, save_checkpoint
-from auxhead.model.images import MEAN, STD
+from auxhead.model.basics.images import MEAN, STD
 from support.command_line import assert_one_line_error, auxhead
 from support.example_models import SmallNet
 from support.exported import first_sure, read_description, run_stages, run_whole

@@ -18,7 +18,7 @@ from auxhead.model import (
     export_exits,
     export_stages,
 )
-from auxhead.model.bad_input import BadInput
+from auxhead.model.basics.bad_input import BadInput
 from auxhead.model.export import file_formats
 from auxhead.model.export.file_formats import _max_of_windows
 from support.example_models import Skipping, SmallNet

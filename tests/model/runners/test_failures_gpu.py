@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import pytest
 import torch
 from auxhead.kernels import ExitLaunch
-from auxhead.kernels.cuda_runtime import capture_id
+from auxhead.kernels.cuda.runtime import capture_id
 from auxhead.kernels.exits_plan import ExitsPlan
 from auxhead.model import EarlyExitNetwork, FusedAuxHead, Runner, make_runner
 from auxhead.model.runners import captures
@@ -28,7 +28,7 @@ pytestmark = [*needs_gpu, pytest.mark.usefixtures("repeatable", "stops_at_every_
 MOST = 40
 GRAPHS = [name for name in RUNNERS if name != "eager"]
 LAUNCHERS = ((ExitLaunch, "__call__"), (ExitsPlan, "launch"), (Graph, "launch"))
-FILES = ("model/runners", "model/taps", "kernels/lifetimes.py")
+FILES = ("model/runners", "model/taps", "kernels/cuda/lifetimes.py")
 SENTINEL = 7.0
 
 
@@ -289,10 +289,10 @@ def test_an_interrupt_in_a_request(name: str) -> None:
     case = Case(name)
     with case.make() as runner:
         runner(case.x)
-        lines = lines_of(lambda: runner(case.other), *FILES, "model/eager_pass.py")
+        lines = lines_of(lambda: runner(case.other), *FILES, "model/network/eager_pass.py")
         for n in spread(len(lines)):
             runner(case.x)
-            interrupted_at(lines[n], lambda: runner(case.other), *FILES, "model/eager_pass.py")
+            interrupted_at(lines[n], lambda: runner(case.other), *FILES, "model/network/eager_pass.py")
             with canaries():
                 assert_same(runner(case.other), case.wanted_of_other)
         case.check()

@@ -6,8 +6,8 @@ from contextlib import nullcontext
 
 import pytest
 import torch
-from auxhead.kernels import cuda_runtime
-from auxhead.kernels.lifetimes import MemoryPool
+from auxhead.kernels.cuda import runtime as cuda_runtime
+from auxhead.kernels.cuda.lifetimes import MemoryPool
 from auxhead.model.runners import capture, captures
 from auxhead.model.runners.capture import Capture, nest_in_conditions
 from auxhead.model.runners.captures import Captures
@@ -17,7 +17,7 @@ from support.interrupts import interrupted_at, lines_of
 from torch import nn
 
 DEVICE = torch.device("cuda", 0)
-FILES = ("model/runners/capture.py", "kernels/lifetimes.py")
+FILES = ("model/runners/capture.py", "kernels/cuda/lifetimes.py")
 
 
 @pytest.fixture(autouse=True)

@@ -4,8 +4,8 @@ import pytest
 import torch
 from auxhead.kernels import runs_triton
 from auxhead.model import EarlyExitNetwork, make_runner
-from auxhead.model.eager_pass import ExitsPlans
-from auxhead.model.exit_result import first_sure
+from auxhead.model.answers.exit_result import first_sure
+from auxhead.model.network.eager_pass import ExitsPlans
 from support.exits_plan_cases import as_on_a_gpu, assert_same, differ, heads_called
 from support.hidden_head_cases import HIDDEN_CHANGES, naive_answers, with_hidden_heads
 from support.one_by_one import one_by_one

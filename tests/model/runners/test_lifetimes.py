@@ -18,8 +18,8 @@ warnings.filterwarnings("ignore", "This process .* is multi-threaded", Deprecati
 import numpy, torch
 parent = os.getpid()
 torch.cuda._is_in_bad_fork = lambda here=os.getpid, parent=parent: here() != parent
-from auxhead.kernels.lifetimes import keep_in_children, new_event
-from auxhead.kernels.lifetimes import MemoryPool
+from auxhead.kernels.cuda.lifetimes import keep_in_children, new_event
+from auxhead.kernels.cuda.lifetimes import MemoryPool
 from auxhead.model import EarlyExitNetwork, make_runner
 from auxhead.model.runners import capture
 from support import stream_order

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 from auxhead.kernels import fused_head
-from auxhead.kernels.arrival_counters import arrival_counters
-from auxhead.kernels.cuda_runtime import checked, runtime
+from auxhead.kernels.cuda.runtime import checked, runtime
+from auxhead.kernels.launch.arrival_counters import arrival_counters
 from support.example_models import needs_gpu
 
 pytestmark = needs_gpu

@@ -4,7 +4,7 @@ import pytest
 import torch
 from auxhead.kernels import runs_triton
 from auxhead.model import CompactingRunner, EarlyExitNetwork, make_runner
-from auxhead.model.eager_pass import ExitsPlans
+from auxhead.model.network.eager_pass import ExitsPlans
 from support.example_models import SmallNet, branch, mixed_heads, naive_answers
 from support.exits_plan_cases import as_on_a_gpu, assert_same, differ
 from support.head_plan_cases import Tripled

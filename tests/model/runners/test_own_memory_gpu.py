@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from auxhead.kernels.lifetimes import MemoryPool
+from auxhead.kernels.cuda.lifetimes import MemoryPool
 from auxhead.model import EarlyExitNetwork, FusedAuxHead, make_runner
 from auxhead.model.runners.capture import Capture, warm_up
 from auxhead.model.runners.captures import take_streams
@@ -318,7 +318,7 @@ def test_indices_that_cross_a_tap_are_never_read_when_overwritten(way: str, kind
         pytest.skip("only 'polled' gathers")
     code = f"""
 import torch
-from auxhead.kernels.lifetimes import MemoryPool
+from auxhead.kernels.cuda.lifetimes import MemoryPool
 from auxhead.model import EarlyExitNetwork, FusedAuxHead, make_runner
 from auxhead.model.runners.capture import Capture, warm_up
 from auxhead.model.runners.captures import take_streams

@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 from auxhead.kernels import runs_triton
-from auxhead.model import EarlyExitNetwork, make_runner, rule_order
+from auxhead.model import EarlyExitNetwork, make_runner
+from auxhead.model.answers import rule_order
 from auxhead.model.runners.graph_runner import GraphRunner
 from auxhead.model.runners.overlapped import OverlappedRunner
 from auxhead.model.runners.polled import PolledRunner

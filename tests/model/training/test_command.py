@@ -108,7 +108,7 @@ def test_a_stopped_command_goes_on(module, tmp_path, monkeypatch):
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("auxhead.model.training.run.show_steps", lambda *_: stop)
+        patch.setattr("auxhead.model.commands.train_run.show_steps", lambda *_: stop)
         assert auxhead("train", "--device", "cpu", "--out", "out", *options).exit_code == 130
     assert not (tmp_path / "out" / "model.json").exists()
     result = trained(*options, "--resume")
@@ -180,7 +180,7 @@ def test_what_cannot_be_is_refused_in_one_line(module, kind):
 
 
 def test_a_file_in_the_place_of_the_results_is_refused_before_anything_is_read(module, tmp_path, monkeypatch):
-    monkeypatch.setattr("auxhead.model.training.run.load_source", lambda *_: pytest.fail("that takes its time"))
+    monkeypatch.setattr("auxhead.model.commands.train_run.load_source", lambda *_: pytest.fail("that takes its time"))
     (tmp_path / "file").touch()
     options = ("--model", "my_model:make", "--epochs", "1", "--image-size", "32", "--out", tmp_path / "file" / "out")
     assert_one_line_error(auxhead("train", "--device", "cpu", *options), f"--out: {tmp_path / 'file'} is a file, wants")

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from auxhead.model.bad_input import BadInput
-from auxhead.model.images import normalise, open_image, random_shift, to_pixels, to_rgb
+from auxhead.model.basics.bad_input import BadInput
+from auxhead.model.basics.images import normalise, open_image, random_shift, to_pixels, to_rgb
 from auxhead.model.training.data_sets import (
     LabelledImages,
     decode,
@@ -177,7 +177,7 @@ def test_a_picture_whose_orientation_cannot_be_read_is_named(tmp_path, monkeypat
         raise struct.error("required argument is not an integer")
 
     write_image_folder(tmp_path, per_class=4)
-    monkeypatch.setattr("auxhead.model.images.ImageOps.exif_transpose", damaged)
+    monkeypatch.setattr("auxhead.model.basics.images.ImageOps.exif_transpose", damaged)
     with pytest.raises(BadInput, match=r"\.png: cannot be read as an image \(required argument"):
         decode(load_folder(tmp_path), 16)
 

@@ -3,8 +3,8 @@
 import pytest
 import torch
 from auxhead.model import EarlyExitNetwork, Extract, FusedAuxHead, TrainingPlan, train
+from auxhead.model.basics.images import normalise
 from auxhead.model.calibration.evaluation import answers_of_all_exits
-from auxhead.model.images import normalise
 from torch import Tensor, nn
 
 pytestmark = pytest.mark.usefixtures("without_interpreter")

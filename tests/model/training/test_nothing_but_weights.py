@@ -13,7 +13,7 @@ from auxhead.model import (
     make_runner,
     train,
 )
-from auxhead.model.bad_input import BadInput
+from auxhead.model.basics.bad_input import BadInput
 from support.fingerprints import fingerprint, random_numbers
 from torch import nn
 

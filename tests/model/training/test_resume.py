@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 from auxhead.model import TrainingPlan, train
-from auxhead.model.bad_input import BadInput
+from auxhead.model.basics.bad_input import BadInput
 from auxhead.model.training.batches import PixelBatches
 from auxhead.model.training.train import LossNotFinite
 from auxhead.model.training.training_state import TrainingState

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing
-from auxhead.model.learned_from import identities, short
+from auxhead.model.network.learned_from import identities, short
 from support.replica_cases import serve
 from support.spawned_training import PLAN, RANKS, train_together, trained
 from support.trainable import assert_equal_bits, digits, images, tensors, trainable

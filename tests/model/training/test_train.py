@@ -8,9 +8,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 from auxhead.model import EarlyExitNetwork, FusedAuxHead, TrainingPlan, accuracy_of_exits, joint_loss, train
-from auxhead.model.bad_input import BadInput
-from auxhead.model.images import normalise
-from auxhead.model.learned_from import FILE, LearnedFrom, Samples, fingerprint, identities, learned_by, short
+from auxhead.model.basics.bad_input import BadInput
+from auxhead.model.basics.images import normalise
+from auxhead.model.network.learned_from import FILE, LearnedFrom, Samples, fingerprint, identities, learned_by, short
 from auxhead.model.training.batches import PixelBatches
 from support.pictures import write_image_folder
 from support.trainable import Blocks, assert_equal_bits, digits, images, tensors, trainable

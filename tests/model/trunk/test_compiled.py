@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from auxhead.model.taps import listening
+from auxhead.model.listening.taps import listening
 from auxhead.model.trunk.trunk import make_trunk
 from support.example_models import SmallNet
 from support.trunk_cases import (

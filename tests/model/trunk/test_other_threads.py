@@ -13,8 +13,8 @@ from types import FrameType
 
 import pytest
 import torch
-from auxhead.model.hooks import ThreadHook
-from auxhead.model.taps import listening
+from auxhead.model.listening.hooks import ThreadHook
+from auxhead.model.listening.taps import listening
 from auxhead.model.trunk import fused_convolution
 from auxhead.model.trunk.fused_convolution import LEAST_TIMED_BATCH, fastest_convolutions
 from auxhead.model.trunk.trunk import _too_far_off, make_trunk

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from auxhead.kernels import max_pool2d
-from auxhead.model.taps import ForwardLeft, listening
+from auxhead.model.listening.taps import ForwardLeft, listening
 from auxhead.model.trunk.fused_convolution import FusedConvolution
 from auxhead.model.trunk.trunk import TRUNKS, _too_far_off, make_trunk
 from support.example_models import SmallNet

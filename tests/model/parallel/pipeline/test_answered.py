@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 from auxhead.kernels import decide
-from auxhead.kernels.patience import decide_in_order
+from auxhead.kernels.reference.merge import decide_in_order
 from auxhead.model import ExitRule
-from auxhead.model.exit_result import first_sure
+from auxhead.model.answers.exit_result import first_sure
 from auxhead.model.parallel.pipeline.answered import Sayings, as_result, first_state, settle
 
 

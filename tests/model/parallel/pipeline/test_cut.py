@@ -5,7 +5,7 @@ import weakref
 
 import pytest
 import torch
-from auxhead.model.bad_input import BadInput
+from auxhead.model.basics.bad_input import BadInput
 from auxhead.model.parallel.pipeline.answered import cut
 from auxhead.model.parallel.pipeline.stage import Stage
 from auxhead.model.parallel.segments import NETWORK, run_segments

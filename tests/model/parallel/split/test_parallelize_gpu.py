@@ -5,7 +5,7 @@ import gc
 import pytest
 import torch
 from auxhead.model import EarlyExitNetwork, ExitMonitor, ExitResult, ExitRule, FusedAuxHead, parallelize
-from auxhead.model.bad_input import BadInput
+from auxhead.model.basics.bad_input import BadInput
 from auxhead.model.parallel.split.captured import CapturedParts
 from auxhead.model.trunk.trunk import make_trunk
 from support.example_models import SmallNet, needs_gpu

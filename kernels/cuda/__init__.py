@@ -1,0 +1,1 @@
+"""CUDA's runtime and driver, called directly where PyTorch and Triton pass nothing on; lifetimes of what they give."""

@@ -1,0 +1,273 @@
+"""ExitLaunch: launches the heads of a captured network; ExitBuffers: their outputs and merged answer, kept in place."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from .launch.head_view import HeadView, head_view
+from .launch.launch_config import LaunchConfig, Programs, most_registers, next_power_of_2
+from .launch.layer_arguments import first_layer, last_layer, norm_arguments
+from .launch.residency import is_recording, new_turns
+from .launch.workspace import Workspace
+from .reference.criteria import number_of
+from .reference.hidden_layers import NO_LAYERS, HiddenLayers
+
+
+class ExitHead(NamedTuple):
+    """A head's parameters and rule, as of :func:`auxhead.kernels.fused_head`.
+
+    Without a weight the head is the rule alone: a launch is given its logits [N, K] instead of its features.
+
+    Tensors, [1] float32 those of the rule, are read anew in every launch, so that they may change in place.
+    """
+
+    weight: Tensor | None
+    bias: Tensor | None
+    temperature: Tensor
+    threshold: Tensor
+    pool: str
+    pool_size: tuple[int, int]
+    criterion: str = "max_prob"
+    """Part of the launch's code: another one wants another launch."""
+    hidden: HiddenLayers = NO_LAYERS
+    """Layers before the last one, which ``weight`` and ``bias`` are."""
+
+    @property
+    def rows(self) -> int:
+        """Outputs of the linear layer that reads the features, of a head with a weight."""
+        assert self.weight is not None
+        return self.hidden.first_weight(self.weight).shape[0]
+
+
+@dataclass(frozen=True)
+class ExitBuffers:
+    """Outputs of every exit for a batch, and the answer merged from them, at fixed addresses.
+
+    A place is an exit index: the heads from 0, last the classifier. N is the captured batch size, K the classes.
+    """
+
+    label: Tensor
+    """[places, N] int64."""
+    confidence: Tensor
+    """[places, N] float32."""
+    exits: Tensor
+    """[places, N] bool, as of ``HeadOutput``."""
+    probs: Tensor | None
+    """[places, N, K] float32, or None if they are not wanted."""
+    packed_answer: Tensor
+    """The answer as bytes, to be copied in one go; see ``answer``."""
+    valid: Tensor
+    """[1] int32: how many samples of the batch, the first ones, are no padding."""
+    requests: Tensor
+    """[1] int64: requests so far, counted by a launch at place 0 if it has ``open_samples``."""
+    tallies: Tensor | None
+    """[places, TALLY_BINS] int64: answers of each exit so far, in bins of their confidence, or None not to count."""
+
+    @classmethod
+    def allocate(
+        cls,
+        places: int,
+        samples: int,
+        classes: int,
+        *,
+        with_probs: bool,
+        device: torch.device,
+        tallies: Tensor | None = None,
+    ) -> "ExitBuffers":
+        """Allocate buffers, zeroed, for a network with ``places`` exits, classifier included; tallies are given."""
+        return cls(
+            label=torch.zeros(places, samples, dtype=torch.int64, device=device),
+            confidence=torch.zeros(places, samples, dtype=torch.float32, device=device),
+            exits=torch.zeros(places, samples, dtype=torch.bool, device=device),
+            probs=torch.zeros(places, samples, classes, dtype=torch.float32, device=device) if with_probs else None,
+            packed_answer=torch.zeros(
+                samples * (8 + 8 + 4 + (4 * classes if with_probs else 0)), dtype=torch.uint8, device=device
+            ),
+            valid=torch.full((1,), samples, dtype=torch.int32, device=device),
+            requests=torch.zeros(1, dtype=torch.int64, device=device),
+            tallies=tallies,
+        )
+
+    def answer(self, packed: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """View ``packed_answer`` or a copy of it: label [N] int64, exit [N] int64, confidence [N], probs [N, K]."""
+        samples = self.label.shape[1]
+        label, exit_index, confidence, probs = packed.split(
+            [8 * samples, 8 * samples, 4 * samples, packed.numel() - 20 * samples]
+        )
+        return (
+            label.view(torch.int64),
+            exit_index.view(torch.int64),
+            confidence.view(torch.float32),
+            None if self.probs is None else probs.view(torch.float32).view(samples, -1),
+        )
+
+
+class ExitLaunch:
+    """One launch for successive exits of a network."""
+
+    def __init__(
+        self,
+        buffers: ExitBuffers,
+        place: int,
+        heads: Sequence[ExitHead | None],
+        *,
+        open_samples: Tensor | None = None,
+        condition: Tensor | None = None,
+    ) -> None:
+        """Serve ``heads``, the first of which is at ``place``.
+
+        Args:
+            buffers: of the network.
+            place: exit index of the first head.
+            heads: None is a classifier whose logits are given instead of features, and which has no rule: it is the
+                network's last exit.
+            open_samples: [1] int64 in pinned memory, to which the launch writes how many samples stay open, plus the
+                number of the request times 2 ** 32, so that what an earlier request left is told from it.
+            condition: [1] int64, handle of a conditional node, whose value becomes 1 while samples stay open, else 0.
+
+        Raises:
+            ValueError: None is not the network's last place.
+        """
+        places, samples = buffers.label.shape
+        self._buffers = buffers
+        self._place = place
+        self._heads = heads
+        self._open_samples = open_samples
+        self._condition = condition
+        self._last = place + len(heads) == places
+        if None in heads and not (self._last and heads.index(None) == len(heads) - 1):
+            raise ValueError(f"heads: got {heads}, wants None for no other than the network's last place")
+        patient = [head.threshold if head and head.criterion == "patience" else None for head in heads]
+        self._patience = tuple(patient) if any(one is not None for one in patient) else None
+        device = buffers.label.device
+        self._joined = torch.zeros(samples, dtype=torch.int32, device=device)
+        self._tally = torch.zeros(1, dtype=torch.int64, device=device)
+        self._tickets = torch.zeros(1, dtype=torch.int32, device=device)
+        self._spaces: dict[int, _Space] = {}
+        self._records = is_recording()
+        self._turns: dict[int, Tensor | None] = {}  # by the pieces of work, which follow from the inputs
+        self.compiled: Any = None
+        """Triton's compiled kernel of the last call; None before, and where it is interpreted."""
+
+    def __call__(self, inputs: Sequence[Tensor]) -> None:
+        """Launch on the current stream.
+
+        The first launch allocates workspace and compiles; it must not be captured. Later ones do neither.
+
+        Args:
+            inputs: of each head its tap's output, as ``fused_head`` reads it; logits [N, K] for None and for a head
+                without a weight.
+        """
+        from .jit import exits as exit_kernel
+        from .jit import head_stages
+
+        buffers = self._buffers
+        samples = buffers.label.shape[1]
+        last = self._heads[-1]
+        classes = inputs[-1].shape[1] if last is None or last.weight is None else last.weight.shape[0]
+        spaces = [
+            None if head is None or head.weight is None else self._space(i, head, x)
+            for i, (head, x) in enumerate(zip(self._heads, inputs, strict=True))
+        ]
+        arguments: list[tuple[Any, ...]] = []
+        constants: list[tuple[Any, ...] | None] = []
+        # One stage of all heads after the other: programs that wait start when there is nothing else left to start.
+        first_pool = 0
+        first_tile = sum(samples if space is None else space.programs.pools for space in spaces)
+        first_decision = first_tile + sum(space.programs.tiles for space in spaces if space)
+        num_warps = 1
+        # Heads that share a launch share its limits: those of the heads that have any, lest one be starved the largest.
+        max_registers = max((space.config.max_registers for space in spaces if space), default=0)
+        most = max((space.config.max_programs for space in spaces if space), default=0)
+        for head, x, space in zip(self._heads, inputs, spaces, strict=True):
+            if head is None or space is None:  # logits
+                rule = () if head is None else (head.temperature, head.threshold)
+                arguments.append((x, *x.stride(), *rule, first_pool))
+                constants.append(None if head is None else (number_of(head.criterion),))
+                first_pool += samples
+                num_warps = max(num_warps, 4)
+                continue
+            view, config, programs = space.view, space.config, space.programs
+            weight = head.weight
+            assert weight is not None
+            arguments.append(
+                (
+                    x, *view.strides, *first_layer(weight, head.bias, head.hidden),
+                    head.temperature, head.threshold,
+                    *space.workspace,
+                    *view.shape[1:], view.grid_h, view.grid_w, view.window_h, view.window_w,
+                    first_pool, first_tile, first_decision, norm_arguments(head.hidden), space.last,
+                )
+            )  # fmt: skip
+            constants.append(
+                (
+                    head.pool == "max", view.positions == config.block_p == 1,
+                    config.block_n, config.block_c, config.block_p, config.block_a, config.block_f,
+                    config.block_k, config.block_s, config.block_j, head.rows <= config.block_j, config.window_parts,
+                    config.stages, config.multiplies_alone(view, head.rows), config.hands_over, programs.splits,
+                    config.weight_buffers, number_of(head.criterion),
+                    head.rows, head.hidden.activation_number, head.hidden.rectifies, head.hidden.eps is not None,
+                )
+            )  # fmt: skip
+            first_pool += programs.pools
+            first_tile += programs.tiles
+            first_decision += programs.decisions
+            num_warps = max(num_warps, config.num_warps)
+        total = first_decision  # where the next one would begin
+        bounded = 0 < most < total
+        grid = most if bounded else total
+        if self._records and total not in self._turns:
+            self._turns[total] = new_turns(total, grid, num_warps, buffers.label.device)
+        answer_label, answer_exit, answer_confidence, answer_probs = buffers.answer(buffers.packed_answer)
+        with torch.cuda.device_of(buffers.label):
+            self.compiled = exit_kernel.exit_kernel[(grid,)](
+                tuple(arguments),
+                buffers.probs, buffers.label, buffers.confidence, buffers.exits,
+                answer_probs, answer_label, answer_confidence, answer_exit,
+                buffers.valid, self._joined, self._tally, self._tickets,
+                self._open_samples, buffers.requests, self._condition, buffers.tallies, self._patience,
+                total, self._turns.get(total),
+                samples, classes,
+                CONFIGS=tuple(constants), PLACE=self._place, LAST=self._last, PATIENT=self._patience is not None,
+                BOUNDED=bounded,
+                INTERPRETED=head_stages.INTERPRETED, BLOCK_J=min(next_power_of_2(classes), 1024),
+                num_warps=num_warps, maxnreg=max_registers or most_registers(num_warps),
+            )  # fmt: skip
+
+    def _space(self, place: int, head: ExitHead, x: Tensor) -> "_Space":
+        view = head_view(x.shape, x.stride(), head.pool, head.pool_size)
+        space = self._spaces.get(place)
+        if space is None or space.view != view:
+            space = self._spaces[place] = _Space.allocate(view, head, x)
+        return space
+
+
+class _Space(NamedTuple):
+    """Launch configuration and workspace of one head for one layout of its input."""
+
+    view: HeadView
+    config: LaunchConfig
+    programs: Programs
+    workspace: Workspace
+    last: tuple[Any, ...] | None
+    """The last layer, see ``last_layer``, where there is a hidden one."""
+
+    @classmethod
+    def allocate(cls, view: HeadView, head: ExitHead, x: Tensor) -> "_Space":
+        config = LaunchConfig.choose(
+            view,
+            head.rows,
+            pool_max=head.pool == "max",
+            dtype=x.dtype,
+            device=x.device,
+            place="network",
+            hidden=head.hidden,
+        )
+        programs = config.programs(view, head.rows)
+        zeros = torch.zeros(programs.zeroed, dtype=torch.int32, device=x.device)
+        assert head.weight is not None
+        last = last_layer(head.weight, head.bias, head.hidden, x.shape[0])
+        return cls(view, config, programs, Workspace.of(config, programs, zeros), last)

@@ -1,0 +1,106 @@
+"""Chooses a head's LaunchConfig: an override, else the device's tuned table, else the launch rule."""
+
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import replace
+from functools import lru_cache
+
+import torch
+
+from ..reference.hidden_layers import NO_LAYERS, HiddenLayers
+from .head_shape import HeadShape
+from .head_view import HeadView
+from .launch_config import LaunchConfig, next_power_of_2
+from .launch_rule import config_by_rule, config_of_norm
+from .tuned_table import BadTable, lookup
+
+#: Configurations that come before the tables, by shape and place, in the current context; see ``overriding``.
+overrides: ContextVar[Mapping[tuple[HeadShape, str], LaunchConfig] | None] = ContextVar("overrides", default=None)
+
+
+def choose_config(
+    view: HeadView,
+    classes: int,
+    *,
+    pool_max: bool,
+    dtype: torch.dtype,
+    device: torch.device,
+    place: str,
+    hidden: HiddenLayers = NO_LAYERS,
+) -> LaunchConfig:
+    """Choose how a head is launched; every launch asks, so that what table or rule say is remembered.
+
+    A table that cannot be read is warned of once, and the rule decides.
+
+    Args:
+        view: the input as the kernel reads it.
+        classes: K, or of a head with a hidden linear layer the features of that: it is launched like a head of so many
+            classes, but for what :func:`_fitted` changes.
+        pool_max: whether windows are reduced to their maximum.
+        dtype: of x and weight.
+        device: of x.
+        place: where the head is launched, one of ``tuned_table.PLACES``.
+        hidden: layers before the last one.
+    """
+    forced = overrides.get()
+    if forced is not None:
+        config = forced.get((HeadShape.of(view, classes, pool_max=pool_max, dtype=dtype), place))
+        if config is not None:
+            return _fitted(config, view, classes, pool_max, dtype, hidden)
+    return _fitted(
+        _tuned_or_by_rule(view, classes, pool_max, dtype, device, place), view, classes, pool_max, dtype, hidden
+    )
+
+
+def _fitted(
+    config: LaunchConfig, view: HeadView, rows: int, pool_max: bool, dtype: torch.dtype, hidden: HiddenLayers
+) -> LaunchConfig:
+    """Return the configuration with what hidden layers want of it.
+
+    A norm wants all features of one sample in a program that multiplies, and a last layer all hidden features in one
+    block of the program that decides. Four warps at most: few hand those over sooner (seen on an H100, in no record).
+    """
+    if hidden.eps is not None and not (config.tiled and config.block_n == 1):
+        config = config_of_norm(HeadShape.of(view, rows, pool_max=pool_max, dtype=dtype))
+    if hidden.weight is not None:
+        block_j, warps = max(config.block_j, next_power_of_2(rows)), min(config.num_warps, 4)
+        config = replace(config, block_j=block_j, num_warps=warps)
+    return config
+
+
+LaunchConfig.choose = staticmethod(choose_config)  # exit_launch asks by this name
+
+
+@contextmanager
+def overriding(configs: Mapping[tuple[HeadShape, str], LaunchConfig]) -> Iterator[None]:
+    """Let heads of some shapes and places be launched as given, in this thread, until the block ends.
+
+    They are added to those of an enclosing block. A runner keeps what it was captured with.
+    """
+    token = overrides.set({**(overrides.get() or {}), **configs})
+    try:
+        yield
+    finally:
+        overrides.reset(token)
+
+
+@lru_cache(maxsize=4096)
+def _tuned_or_by_rule(
+    view: HeadView, classes: int, pool_max: bool, dtype: torch.dtype, device: torch.device, place: str
+) -> LaunchConfig:
+    shape = HeadShape.of(view, classes, pool_max=pool_max, dtype=dtype)
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+    try:
+        tuned = lookup(name, shape, place)
+    except BadTable as error:  # a forward goes on without it
+        _warn(str(error))
+        tuned = None
+    return config_by_rule(shape) if tuned is None else tuned
+
+
+@lru_cache
+def _warn(message: str) -> None:
+    """Warn once of each thing, whatever the filters."""
+    warnings.warn(f"{message}; launches are chosen by rule", stacklevel=2)

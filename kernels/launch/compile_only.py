@@ -1,0 +1,48 @@
+"""Compiles launches without running them: for a GPU that is not here, or while it is busy."""
+
+from types import SimpleNamespace
+from typing import Any
+
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+from triton.runtime.jit import JITFunction
+
+
+def settle_cache_keys() -> None:
+    """Make the head kernels' keys in Triton's disk cache in a fixed order, so that processes find each other's kernels.
+
+    To be called before the first launch. In Triton 3.6 the key of a kernel depends on whether the functions that it
+    calls have keys already, and the kernels share functions (github.com/triton-lang/triton/pull/10494).
+    """
+    from ..jit import exits as exit_kernel
+    from ..jit import fused_head as fused_head_kernel
+
+    for kernel in (fused_head_kernel.fused_head_kernel, exit_kernel.exit_kernel):
+        if hasattr(kernel, "cache_key"):  # and not interpreted
+            kernel.cache_key  # noqa: B018 -- made when it is first asked for
+
+
+def compile_only(capability: int) -> list[Any]:
+    """From now on, compile what this process launches on CPU tensors for a GPU instead of running it.
+
+    Kernels are kept in Triton's cache on disk, where launches on such a GPU find them. There is no way back: this is
+    for processes that do nothing else. Triton's interpreter must be off. Each launch appends its compiled kernel to
+    the list that is returned.
+
+    Args:
+        capability: compute capability of the GPU, 90 for 9.0.
+    """
+    run, compiled = JITFunction.run, []
+
+    def compile_launch(self: Any, *args: Any, **options: Any) -> Any:
+        compiled.append(run(self, *args, **{**options, "warmup": True}))
+        return compiled[-1]
+
+    compiling_asks_for = {
+        "get_current_target": lambda: GPUTarget("cuda", capability, 32),
+        "get_current_device": lambda: 0,
+        "get_current_stream": lambda _device: 0,
+    }
+    driver.set_active(SimpleNamespace(**compiling_asks_for))
+    JITFunction.run = compile_launch
+    return compiled

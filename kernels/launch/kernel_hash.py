@@ -1,0 +1,47 @@
+"""Hash of the kernels' code: configurations measured with other code are not used."""
+
+import hashlib
+import tokenize
+from functools import lru_cache
+from itertools import accumulate
+from pathlib import Path
+
+#: The Triton functions: launch configurations steer these alone.
+FOLDER = Path(__file__).parents[1] / "jit"
+
+#: By hash, those of earlier code of which launches under ``max_prob`` are the same machine code for compute capability
+#: 9.0, as tests/kernels/test_machine_code.py finds: what was measured with it holds for this.
+SAME_MACHINE_CODE = {"39cd7e348dca1eba": ("ebb8260d3f761adb",)}
+
+
+@lru_cache
+def kernel_hash() -> str:
+    """Return the hash of the code in ``kernels/jit``, 16 hexadecimal digits.
+
+    Comments, docstrings and blank lines do not count: a table is not to be thrown away for one of them.
+    """
+    digest = hashlib.sha256()
+    for path in sorted(FOLDER.glob("*.py")):
+        digest.update(_code(path.read_text(encoding="utf-8")).encode())
+    return digest.hexdigest()[:16]
+
+
+def is_measured_code(kernel: str) -> bool:
+    """Return whether what was measured with the code of a hash holds for the code here."""
+    return kernel in (kernel_hash(), *SAME_MACHINE_CODE.get(kernel_hash(), ()))
+
+
+def _code(source: str) -> str:
+    """Return a module's source without comments, docstrings and blank lines, the same in every Python version."""
+    lines = source.splitlines(keepends=True)
+    starts = [0, *accumulate(map(len, lines))]
+    kept, end = [], 0
+    begins = True  # a statement begins here, so that a string is a docstring
+    for token in tokenize.generate_tokens(iter(lines).__next__):
+        if token.type == tokenize.COMMENT or (begins and token.type == tokenize.STRING):
+            kept.append(source[end : starts[token.start[0] - 1] + token.start[1]])
+            end = starts[token.end[0] - 1] + token.end[1]
+        elif token.type != tokenize.NL:
+            begins = token.type in (tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT)
+    code = "".join(kept) + source[end:]
+    return "\n".join(line.rstrip() for line in code.splitlines() if line.strip())

@@ -1,0 +1,249 @@
+"""Tuned launch configurations: JSON tables in kernels/launch/tuned/, one a device, read, checked and looked up."""
+
+import dataclasses
+import json
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ..json_text import parse_json
+from .head_shape import DTYPES, LAYOUTS, POOLS, HeadShape
+from .kernel_hash import is_measured_code
+from .launch_config import LaunchConfig, next_power_of_2
+
+#: Format of a table; readers refuse others.
+SCHEMA = "auxhead tuned 1"
+#: Places where a head is launched: alone by the operator, or by a runner beside a network's trunk.
+PLACES = ("alone", "network")
+#: Folder of the package's tables, which ``auxhead-tune promote`` writes.
+FOLDER = Path(__file__).parent / "tuned"
+#: Elements that Triton lets a block have, and so what no size of a configuration exceeds.
+MOST_ELEMENTS = 2**20
+#: Fields of a table that say what its entries were measured with.
+VERSIONS = ("triton", "torch", "cuda", "cudnn", "driver", "commit")
+
+
+class BadTable(ValueError):
+    """A table cannot be read; the message names file and entry, in one line."""
+
+
+class Entry(NamedTuple):
+    """The winner of one shape in one place."""
+
+    shape: HeadShape
+    place: str
+    """One of ``PLACES``."""
+    config: LaunchConfig
+    serves: tuple[int, int]
+    """First and last batch size at which ``config`` loses at most 1 % to the winner, there and at all measured sizes
+    between them."""
+    margin: float
+    """Share of the rule's time that it saves, 0.1 for 10 %: of the launch alone, or of the whole network."""
+
+    def serves_batch(self, samples: int) -> bool:
+        """Return whether the configuration may be taken for a batch of this size."""
+        if samples == self.shape.samples:
+            return True
+        low, high = self.serves
+        # a group mostly without samples was not what was measured
+        return low <= samples <= high and self.config.block_n <= max(16, next_power_of_2(samples))
+
+
+@dataclass(frozen=True)
+class TunedTable:
+    """Contents of one file of kernels/launch/tuned/."""
+
+    device: str
+    """Name from ``torch.cuda.get_device_name``."""
+    sm_count: int
+    kernel: str
+    """``kernel_hash`` of the measured code."""
+    triton: str | None
+    """This and the versions below: of the last promotion's records, separated by commas if there are several."""
+    torch: str | None
+    cuda: str | None
+    cudnn: str | None
+    driver: str | None
+    commit: str | None
+    entries: tuple[Entry, ...]
+    """Sorted; empty in a table of an earlier kernel, whose configurations may have other fields."""
+
+    def find(self, shape: HeadShape, place: str) -> Entry | None:
+        """Return the entry for a head: its own, else that of the nearest batch size which serves it, else None."""
+        serving = [
+            entry
+            for entry in self.entries
+            if entry.place == place and entry.shape[1:] == shape[1:] and entry.serves_batch(shape.samples)
+        ]
+        return min(serving, key=lambda entry: _distance(entry.shape.samples, shape.samples), default=None)
+
+    def as_text(self) -> str:
+        """Return the file's content, an entry a line."""
+        head = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        lines = [json.dumps({name: value})[1:-1] for name, value in head.items() if name != "entries"]
+        entries = sorted(self.entries, key=lambda entry: (entry.shape[1:], entry.shape.samples, entry.place))
+        rows = [
+            json.dumps({**entry._asdict(), "shape": entry.shape._asdict(), "config": dataclasses.asdict(entry.config)})
+            for entry in entries
+        ]
+        listed = "[\n" + ",\n".join(rows) + "\n]" if rows else "[]"
+        return "{\n" + ",\n".join([f'"schema": "{SCHEMA}"', *lines, f'"entries": {listed}']) + "\n}\n"
+
+
+def _distance(samples: int, asked: int) -> tuple[float, int]:
+    """Return a sort key: the ratio of two batch sizes, at least 1, then the smaller size first."""
+    return (max(samples / asked, asked / samples), samples)
+
+
+def lookup(device_name: str, shape: HeadShape, place: str) -> LaunchConfig | None:
+    """Return the configuration tuned for a head in one of ``PLACES``, or None; see ``table_of`` for the device."""
+    table = table_of(device_name)
+    entry = None if table is None else table.find(shape, place)
+    return None if entry is None else entry.config
+
+
+def table_path(device_name: str) -> Path:
+    """Return the path of a device's table, whether it exists or not."""
+    return FOLDER / f"{re.sub(r'[^a-z0-9]+', '-', device_name.lower()).strip('-')}.json"
+
+
+def tuned_devices() -> list[str]:
+    """Return the names of the tables' files, without their endings."""
+    return sorted(path.stem for path in FOLDER.glob("*.json"))
+
+
+@lru_cache
+def table_of(device_name: str) -> TunedTable | None:
+    """Read the table of a device, named as by ``torch.cuda.get_device_name`` or "cpu", once; None if it has none.
+
+    Raises:
+        BadTable: see ``read_table``; or the table is that of another device.
+    """
+    path = table_path(device_name)
+    if not path.exists():
+        return None
+    table = read_table(path)
+    if table_path(table.device) != path:
+        raise BadTable(f"{path}: device: got {table.device!r}, wants the one that the file is named after")
+    return table
+
+
+def read_table(path: Path) -> TunedTable:
+    """Read a table.
+
+    Raises:
+        BadTable: no such file, another schema, or fields that are missing, unknown or out of range.
+    """
+    try:
+        values = parse_json(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise BadTable(f"{path}: cannot be read ({error.strerror})") from None
+    except ValueError as error:
+        raise BadTable(f"{path}: is not JSON ({error})") from None
+    schema = values.get("schema") if isinstance(values, dict) else None
+    try:
+        _check(schema == SCHEMA, "schema", schema, repr(SCHEMA))
+        names = {field.name for field in dataclasses.fields(TunedTable)}
+        _check_names("table", values, names | {"schema"})
+        head = {name: values[name] for name in names - {"entries"}}
+        for name in ("device", "kernel"):
+            _check(isinstance(head[name], str), name, head[name], "text")
+        _check_count("sm_count", head["sm_count"])
+        for name in VERSIONS:
+            _check(isinstance(head[name], str | None), name, head[name], "text or null")
+        _check(isinstance(values["entries"], list), "entries", values["entries"], "a list")
+    except ValueError as error:
+        raise BadTable(f"{path}: {error}") from None
+    entries: dict[tuple[HeadShape, str], Entry] = {}
+    for number, row in enumerate(values["entries"] if is_measured_code(head["kernel"]) else [], start=1):
+        try:
+            entry = _entry(row)
+            _check((entry.shape, entry.place) not in entries, "shape", str(entry.shape), "no second entry for it")
+        except ValueError as error:
+            raise BadTable(f"{path}, entry {number}: {error}") from None
+        entries[entry.shape, entry.place] = entry
+    return TunedTable(**head, entries=tuple(entries.values()))
+
+
+def _entry(row: Any) -> Entry:
+    _check_names("entry", row, set(Entry._fields))
+    shape = shape_from(row["shape"])
+    config = config_from(row["config"], shape.pool)
+    place, serves, margin = row["place"], row["serves"], row["margin"]
+    _check(place in PLACES, "place", place, f"one of {', '.join(PLACES)}")
+    fits = isinstance(serves, list) and len(serves) == 2 and all(type(size) is int for size in serves)
+    _check(
+        fits and 1 <= serves[0] <= shape.samples <= serves[1] < 2**31, "serves", serves, "[low, high] around samples"
+    )
+    _check(type(margin) in (int, float) and abs(margin) < 100, "margin", margin, "a number, 0.1 for 10 %")
+    return Entry(shape, place, config, (serves[0], serves[1]), margin)
+
+
+def shape_from(values: Any) -> HeadShape:
+    """Check and return a shape given by the names of its fields; ``ValueError`` says what does not fit."""
+    _check_names("shape", values, set(HeadShape._fields))
+    for name, allowed in (("layout", LAYOUTS), ("pool", POOLS), ("dtype", DTYPES)):
+        _check(values[name] in allowed, name, values[name], f"one of {', '.join(allowed)}")
+    for name in set(HeadShape._fields) - {"layout", "pool", "dtype"}:
+        _check_count(name, values[name])
+    return HeadShape(**values)
+
+
+def config_from(values: Any, pool: str) -> LaunchConfig:
+    """Check and return a configuration for heads with this pool, as :func:`shape_from` does a shape."""
+    _check_names("config", values, {field.name for field in dataclasses.fields(LaunchConfig)})
+    for name, value in values.items():
+        if name == "max_programs":
+            _check(type(value) is int and 0 <= value < 2**31, name, value, "a whole number, 0 for no limit")
+        elif name == "max_registers":
+            fits = type(value) is int and (value == 0 or 32 <= value <= 255)
+            _check(fits, name, value, "0 for no limit, or 32 to 255")
+        elif name == "weight_buffers":
+            _check(type(value) is int and value in (0, 2, 3, 4), name, value, "0, or 2 to 4")
+        elif name == "waits":
+            _check(type(value) is bool, name, value, "true or false")
+        else:
+            _check(type(value) is int and value >= 1 and value & (value - 1) == 0, name, value, "a power of two")
+            _check(value <= MOST_ELEMENTS, name, value, f"at most {MOST_ELEMENTS}")
+    config = LaunchConfig(**values)
+    block_n, block_f, split = config.block_n, config.block_f, not config.tiled
+    for name, fits, wanted in (
+        ("num_warps", config.num_warps <= 32, "at most 32"),
+        ("window_parts", pool != "max" or config.window_parts == 1, "1: a maximum is not added up"),
+        ("weight_buffers", block_n > 1 or config.weight_buffers == 0, "0 where block_n is 1"),
+        ("block_n", not split or block_n == 1, "1 where the programs that pool multiply (block_f is 1)"),
+        ("block_n", split or block_n == 1 or block_n >= 16, "1, or 16 or more for tensor cores"),
+        ("block_f", split or block_f >= 16, "1, or 16 or more where other programs multiply than those that pool"),
+        ("block_k", split or config.block_k >= 16, "16 or more where other programs multiply: rows are padded"),
+        ("waits", split or not config.waits, "false where other programs multiply: they all wait"),
+    ):
+        _check(fits, name, values[name], wanted)
+    pooled = config.block_c * config.block_p
+    for name, elements in (  # of the blocks that a program has
+        ("block_p", pooled),
+        ("block_a", pooled * config.block_a),
+        ("block_k", config.block_k * (pooled if split else max(block_f, block_n))),
+        ("block_f", block_n * block_f),
+        ("block_j", config.block_s * config.block_j),
+    ):
+        _check(elements <= MOST_ELEMENTS, name, values[name], f"at most {MOST_ELEMENTS} elements in a block with it")
+    return config
+
+
+def _check_names(what: str, values: Any, wanted: set[str]) -> None:
+    _check(isinstance(values, dict), what, values, "fields and their values")
+    for problem, names in (("unknown", set(values) - wanted), ("missing", wanted - set(values))):
+        if names:
+            listed = f"{', '.join(sorted(names))!r:.60}".strip("'")
+            raise ValueError(f"{what}: {problem} {listed}, wants {', '.join(sorted(wanted))}")
+
+
+def _check_count(name: str, value: Any) -> None:
+    _check(type(value) is int and 1 <= value < 2**31, name, value, "a whole number of at least 1, below 2 ** 31")
+
+
+def _check(fits: bool, name: str, value: Any, wanted: str) -> None:
+    if not fits:
+        raise ValueError(f"{name}: got {value!r:.80}, wants {wanted}")

@@ -1,0 +1,77 @@
+"""The fused head in plain PyTorch: the definition that the kernel is tested against; it runs where Triton does not."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..head_output import HeadOutput
+from .criteria import CRITERIA, Softmax
+from .hidden_layers import NO_LAYERS, HiddenLayers
+
+
+def pooled_features(x: Tensor, pool: str, pool_size: tuple[int, int]) -> Tensor:
+    """Pool and flatten the input of a head to [N, features], differentiably and in x's dtype.
+
+    Arguments are those of :func:`auxhead.kernels.fused_head`.
+    """
+    if x.ndim == 2:
+        return x
+    if pool == "none":
+        return x.flatten(1)
+    if x.ndim == 3:  # [N, T, D]
+        return {"avg": lambda: x.mean(1), "max": lambda: x.amax(1), "first": lambda: x[:, 0]}[pool]()
+    adaptive_pool = F.adaptive_avg_pool2d if pool == "avg" else F.adaptive_max_pool2d
+    return adaptive_pool(x, pool_size).flatten(1)
+
+
+def softmax_of(logits: Tensor, temperature: Tensor | float) -> Softmax:
+    """Return softmax(logits / temperature) over the last dimension, in float32 or better.
+
+    Divided is the distance from the largest logit, as in the kernel: a logit divided by the temperature may overflow.
+    A temperature on a device, which nobody has checked, gives NaN unless it is finite and greater than 0.
+    """
+    if isinstance(temperature, Tensor):
+        temperature = temperature.where((temperature > 0) & (temperature < torch.inf), torch.nan)
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    top = logits.amax(dim=-1)
+    below = (logits - top.detach()[..., None]) / temperature
+    return Softmax(torch.softmax(below, dim=-1), below, top.detach(), temperature)
+
+
+def decide(
+    logits: Tensor, temperature: Tensor | float, threshold: Tensor | float, criterion: str = "max_prob"
+) -> HeadOutput:
+    """Turn logits [N, K] into a :class:`HeadOutput` under a criterion."""
+    softmax = softmax_of(logits, _scalar(temperature))
+    # A NaN ranks as the largest logit, as it does for torch.argmax, so that a label is always a class index.
+    label = logits.masked_fill(logits.isnan(), torch.inf).argmax(dim=-1)
+    confidence = CRITERIA[criterion].confidence(softmax)
+    return HeadOutput(softmax.probs, label, confidence, confidence > _scalar(threshold))
+
+
+def _scalar(number: Tensor | float) -> Tensor | float:
+    return number.reshape(()) if isinstance(number, Tensor) else number
+
+
+def fused_head_reference(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    *,
+    pool: str,
+    pool_size: tuple[int, int],
+    temperature: Tensor | float,
+    threshold: Tensor | float,
+    criterion: str = "max_prob",
+    hidden: HiddenLayers = NO_LAYERS,
+) -> HeadOutput:
+    """Pool -> flatten -> hidden layers -> linear -> softmax -> confidence check.
+
+    Computed in float32, of float64 input in float64. Arguments are those of :func:`auxhead.kernels.fused_head`, which
+    checks them; none is checked here.
+    """
+    dtype = torch.promote_types(x.dtype, torch.float32)
+    x = x.to(dtype)
+    features = hidden.to(dtype).apply(pooled_features(F.relu(x) if hidden.rectifies else x, pool, pool_size))
+    logits = F.linear(features, weight.to(dtype), None if bias is None else bias.to(dtype))
+    return decide(logits, temperature, threshold, criterion)

@@ -1,0 +1,114 @@
+"""The command ``auxhead demo``."""
+
+import dataclasses
+import shlex
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+import typer
+
+from ..console import plain_console
+from ..errors import one_line_errors
+from ..options import (
+    DataOption,
+    Dataset,
+    DatasetOption,
+    Device,
+    DeviceOption,
+    RootOption,
+    SeedOption,
+    SkipDamagedOption,
+    check_output_directory,
+    make_output_directory,
+)
+
+
+class BeyondModel(NamedTuple):
+    """Functions of packages that model may not import."""
+
+    measure_latency: Callable[[Any, Any], list[dict[str, Any]]]
+    """Times a network's exits on a CUDA device, given a batch of its input; see :attr:`DemoReport.latency`."""
+    draw_exits: Callable[[Mapping[str, Any]], tuple[Any, dict[str, Any]]]
+    """Draws the content of ``report.json``; returns a figure and the numbers in it."""
+    save_figure: Callable[[Any, Mapping[str, Any], Path], object]
+    """Writes a figure and its numbers to files that begin with a path: PNG, SVG and JSON."""
+
+
+OutOption = Annotated[Path, typer.Option(help="Where checkpoint, report and figure go.")]
+EpochsOption = Annotated[
+    int | None,
+    typer.Option(min=1, help="Passes over the training images.", show_default="10, more for few images"),
+]
+ImageSizeOption = Annotated[
+    int | None,
+    typer.Option(min=8, max=512, help="Images are resized to this, pixels.", show_default="16 for the digits, else 32"),
+]
+DropOption = Annotated[
+    float, typer.Option(min=0.0, max=1.0, help="What leaving early may cost on the validation split, as a fraction.")
+]
+
+
+def demo_command(beyond: Callable[[], BeyondModel]) -> Callable[..., None]:
+    """Return the command ``demo``, given what imports functions of other packages when it runs."""
+
+    def demo(
+        data: DataOption = None,
+        dataset: DatasetOption = None,
+        root: RootOption = None,
+        skip_damaged: SkipDamagedOption = False,
+        out: OutOption = Path("auxhead-demo"),
+        epochs: EpochsOption = None,
+        image_size: ImageSizeOption = None,
+        max_accuracy_drop: DropOption = 0.005,
+        seed: SeedOption = 0,
+        device: DeviceOption = Device.auto,
+    ) -> None:
+        """Train a small ResNet-18 with a head after every block, and see real images leave it early."""
+        import torch
+
+        from ...basics.json_file import write_json
+        from ...calibration.evaluation import batches
+        from ...training.data_sets import load_source
+        from ..processes import torch_device
+        from ..progress import PhaseProgress
+        from .experiment import run_demo
+        from .report import print_report
+        from .saved import save_demo
+
+        measure_latency, draw_exits, save_figure = beyond()
+        console = plain_console()
+        with one_line_errors():
+            check_output_directory(out)
+            source = load_source(data, dataset.value if dataset else None, root)
+            where = torch_device(device)
+            size = image_size or (16 if data is None and dataset in (None, Dataset.digits) else 32)
+            console.print(
+                f"{len(source.labels):,} images of {source.name}, {len(source.classes)} classes, {size}x{size} pixels; "
+                f"ResNet-18 with 8 heads on {where}",
+                soft_wrap=True,
+            )
+            with PhaseProgress(console) as start_phase:
+                run = run_demo(
+                    source, image_size=size, device=where, seed=seed, epochs=epochs,
+                    max_accuracy_drop=max_accuracy_drop, skip_damaged=skip_damaged,
+                    tell=lambda lines: console.print(lines, soft_wrap=True), start_phase=start_phase,
+                )  # fmt: skip
+            report = run.report
+            if where.type == "cuda":
+                images = torch.cat(list(batches(run.splits.test.pixels[:2048], where)))
+                report = dataclasses.replace(report, latency=measure_latency(run.network, images))
+            make_output_directory(out)
+            examples = save_demo(out, run)
+            content = dataclasses.asdict(report)
+            write_json(out / "report.json", content)
+            save_figure(*draw_exits(content), out / "exits")
+            print_report(console, report)
+            files = "model.json and its parameters, report.json, exits.png, .svg, .json"
+            console.print(f"\nSaved in {out}: {files}", soft_wrap=True)
+            if examples:
+                chosen = " ".join(shlex.quote(str(path)) for path in examples[:3])
+                console.print("Try it on pictures of the test split:")
+                console.print(f"  auxhead infer --checkpoint {shlex.quote(str(out))} {chosen}", soft_wrap=True)
+
+    return demo

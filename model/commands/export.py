@@ -1,0 +1,56 @@
+"""The command ``auxhead export``."""
+
+from enum import Enum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from .console import plain_console
+from .errors import one_line_errors
+from .options import BackboneOption, ModulesOption
+
+
+class FormatName(str, Enum):
+    """Formats of files, as of ``export_exits``."""
+
+    pt2 = "pt2"
+    onnx = "onnx"
+
+
+def export(
+    checkpoint: Annotated[
+        Path,
+        typer.Argument(help="A directory written by `auxhead demo`, `train` or save_checkpoint.", show_default=False),
+    ],
+    out: Annotated[
+        Path,
+        typer.Argument(
+            help="The file to write, with a JSON beside it; with --stages a folder. There is nothing yet.",
+            show_default=False,
+        ),
+    ],
+    format: Annotated[
+        FormatName | None,
+        typer.Option(
+            help="pt2, which torch.export.load reads, or onnx, which needs onnx and onnxscript.",
+            show_default="by which OUT ends, else pt2",
+        ),
+    ] = None,
+    stages: Annotated[
+        bool, typer.Option("--stages", help="Write a file for each exit, which goes on where the one before ended.")
+    ] = False,
+    backbone: BackboneOption = None,
+    modules: ModulesOption = None,
+) -> None:
+    """Write the logits of all exits for ONNX or torch.export, and the rules by which they count as a JSON."""
+    from ..export.exporting import export_saved
+    from .infer_load import load_network
+
+    with one_line_errors(RuntimeError):
+        loaded = load_network(checkpoint, backbone, modules)
+        report = export_saved(loaded, out, format.value if format else None, stages)
+        found = "not compared" if report.difference is None else f"{report.difference:.1g} of the largest logit at most"
+        console = plain_console()
+        console.print(f"Off from the network: {found} ({report.checked_by}).", soft_wrap=True)
+        console.print(f"Saved: {', '.join(map(str, report.files))}", soft_wrap=True)

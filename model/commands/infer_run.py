@@ -1,0 +1,184 @@
+"""Answers for image files with any runner: finds the files, reads them batch by batch, and writes what is answered."""
+
+import json
+import math
+import time
+from collections import Counter, deque
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+from PIL import Image
+from rich.console import Console
+from rich.table import Column, Table
+from torch import Tensor
+
+from ..answers.exit_result import ExitResult, joined
+from ..basics.bad_input import BadInput
+from ..basics.images import FORMATS
+from ..basics.replacing import is_standard_output, writing
+from ..make_runner import make_runner
+from ..processes.dealing import dealt
+from ..processes.process_group import own_rank
+from ..runners.runner import Runner
+from ..saving.checkpoint import Checkpoint
+from .console import escaped
+
+
+class Batch(NamedTuple):
+    """Images that were answered together."""
+
+    files: Sequence[Path]
+    result: ExitResult
+    """On the CPU."""
+
+
+def image_files(paths: Sequence[Path]) -> list[Path]:
+    """Return the files that paths are, or that lie below them: in folders those named as images are, in order.
+
+    Raises:
+        BadInput: a folder without images.
+    """
+    endings = {ending for ending, form in Image.registered_extensions().items() if form in FORMATS}
+    found: list[Path] = []
+    for path in paths:
+        if not path.is_dir():
+            found.append(path)
+            continue
+        below = sorted(file for file in path.rglob("*") if file.suffix.lower() in endings and file.is_file())
+        if not below:
+            raise BadInput(f"{path}: has no images below it, wants files that end in {', '.join(sorted(endings))}")
+        found += below
+    return found
+
+
+def answers(checkpoint: Checkpoint, files: Sequence[Path], *, exits: str, batch: int) -> Iterator[Batch]:
+    """Answer for files, a batch at a time, on the device where the network is; of several processes each in its turn.
+
+    Args:
+        checkpoint: whose network, in eval mode, answers.
+        files: of images, at least one.
+        exits: the runner, as of :func:`make_runner`, made for the first batch.
+        batch: images that are read and answered together.
+
+    Raises:
+        BadInput: a file that cannot be read as an image, or a runner that cannot be made of this network.
+    """
+    runner: Runner | None = None
+
+    def answered(of_batch: Sequence[Path]) -> dict[str, Tensor]:
+        nonlocal runner
+        x = checkpoint.read_images(of_batch)
+        if runner is None:
+            try:
+                runner = make_runner(checkpoint.network, x, exits=exits)
+            except (RuntimeError, ValueError) as error:
+                raise BadInput(f"--runner: {exits}: {' '.join(str(error).split())}") from None
+        parts = runner(x).cpu()._asdict()
+        return {name: part for name, part in parts.items() if part is not None}
+
+    batches = [files[start : start + batch] for start in range(0, len(files), batch)]
+    try:
+        found = dealt(batches, answered, _names_and_sizes, "images")
+        for of_batch, parts in zip(batches, found, strict=True):
+            yield Batch(of_batch, ExitResult(parts.get(name) for name in ExitResult._fields))
+    finally:
+        if runner is not None:
+            runner.close()
+
+
+def _names_and_sizes(files: Sequence[Path]) -> bytes:
+    return repr([(str(file), file.stat().st_size) for file in files if file.is_file()]).encode()
+
+
+def run_infer(
+    checkpoint: Checkpoint, paths: Sequence[Path], *, exits: str, batch: int, out: Path | None, console: Console
+) -> None:
+    """Answer for images, and print a table or, where ``out`` is given, write JSON lines; of several processes rank 0.
+
+    A file gets its name once all is answered; on standard output (``-``), and in what is no file, each batch's lines
+    stand at once.
+
+    Raises:
+        BadInput: as :func:`image_files` and :func:`answers`.
+    """
+    files = image_files(paths)
+    network = checkpoint.network
+    names = checkpoint.classes or [str(label) for label in range(network.exit_heads[0].num_classes)]
+    exit_names = [*network.taps, "classifier"]
+    if out is None:
+        for head in network.exit_heads:
+            head.return_probs = True  # which the table shows
+    left: Counter[int] = Counter()
+    began = time.perf_counter()
+    found = answers(checkpoint, files, exits=exits, batch=batch)
+    if own_rank() > 0:
+        deque(found, maxlen=0)  # what it answers goes to rank 0 meanwhile
+        return
+    if out is None:
+        result = joined([one.result for one in found])
+        console.print(answers_table(files, result, exit_names, names))
+        left.update(result.exit_index.tolist())
+    else:
+        to_stdout = is_standard_output(out)
+        with writing(out) as lines:
+            for one in found:
+                _write_lines(lines, one, exit_names, names)
+                left.update(one.result.exit_index.tolist())
+        if to_stdout:
+            return
+    seconds = time.perf_counter() - began
+    shares = ", ".join(f"{left[index] / len(files):.0%} {name}" for index, name in enumerate(exit_names) if left[index])
+    saved = "" if out is None else f" Saved in {out}."
+    console.print(
+        f"{len(files):,} images in {seconds:.1f} s, reading included; left at: {shares}.{saved}", soft_wrap=True
+    )
+
+
+def _write_lines(lines: BinaryIO, batch: Batch, exits: Sequence[str], classes: Sequence[str]) -> None:
+    """Write an object a line: image, class by name and index, confidence (null if there is none), exit."""
+    values = zip(
+        batch.files,
+        *(part.tolist() for part in (batch.result.label, batch.result.confidence, batch.result.exit_index)),
+        strict=True,
+    )
+    for file, label, confidence, exit_index in values:
+        line = {
+            "image": str(file),
+            "class": classes[label],
+            "class_index": label,
+            "confidence": confidence if math.isfinite(confidence) else None,
+            "exit": exits[exit_index],
+            "exit_index": exit_index,
+        }
+        lines.write((json.dumps(line) + "\n").encode())
+    lines.flush()
+
+
+def answers_table(files: Sequence[Path], result: ExitResult, exits: Sequence[str], classes: Sequence[str]) -> Table:
+    """Return the table of answers for image files, a row each; the last of ``exits`` is the classifier."""
+    assert result.probs is not None
+    top = result.probs.topk(min(3, len(classes)), dim=1)
+    table = Table(
+        Column("file", overflow="fold"),
+        "answer",
+        Column("sure", justify="right"),
+        Column(f"exit (of {len(exits)})", no_wrap=True),
+        "most likely",
+    )
+    for row, file in enumerate(files):
+        exit_index = int(result.exit_index[row])
+        likely = zip(top.indices[row].tolist(), top.values[row].tolist(), strict=True)
+        table.add_row(
+            escaped(str(file)),
+            classes[int(result.label[row])],
+            _in_words(result.confidence[row].item()),
+            f"{exit_index + 1}: {exits[exit_index]}",
+            ", ".join(f"{classes[label]} {share:.0%}" for label, share in likely),
+        )
+    return table
+
+
+def _in_words(confidence: float) -> str:
+    """Return a confidence in percent, or an energy, which is of any size, as it is."""
+    return f"{confidence:.1%}" if 0.0 <= confidence <= 1.0 else f"{confidence:.4g}"

@@ -1,0 +1,116 @@
+"""The command ``auxhead train``."""
+
+from enum import Enum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from .console import plain_console
+from .errors import one_line_errors
+from .options import (
+    RUNS_YOUR_CODE,
+    DataOption,
+    DatasetOption,
+    Device,
+    DeviceOption,
+    RootOption,
+    SeedOption,
+    SkipDamagedOption,
+)
+
+
+class Method(str, Enum):
+    """Methods of training, by name."""
+
+    joint = "joint"
+    heads = "heads"
+    distill = "distill"
+
+
+class Precision(str, Enum):
+    """Number formats of the forward pass, by name."""
+
+    float32 = "float32"
+    bfloat16 = "bfloat16"
+    float16 = "float16"
+
+
+def train(
+    data: DataOption = None,
+    dataset: DatasetOption = None,
+    root: RootOption = None,
+    skip_damaged: SkipDamagedOption = False,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="Your network: package.module:factory, which returns it, with its heads or exits, and a batch. "
+            f"{RUNS_YOUR_CODE}"
+        ),
+    ] = None,
+    backbone: Annotated[
+        str | None, typer.Option(help="In place of --model a classifier of torchvision by name, without parameters.")
+    ] = None,
+    tap: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="With --backbone a layer that gets a head; once for each, as they run. Without any, up to three are "
+            "placed by shares of the work."
+        ),
+    ] = None,
+    method: Annotated[
+        Method,
+        typer.Option(
+            help="joint: all exits together; heads: the heads alone, on features of the backbone as it is, in "
+            "seconds; distill: as joint, and the heads learn from the last exit, too."
+        ),
+    ] = Method.joint,
+    epochs: Annotated[
+        int | None,
+        typer.Option(min=1, help="Passes over the training images.", show_default="10, more for few images"),
+    ] = None,
+    batch_size: Annotated[int, typer.Option(min=1, help="Images of a batch, of all processes of torchrun.")] = 32,
+    learning_rate: Annotated[float, typer.Option(min=1e-9, max=10.0, help="The largest, of AdamW.")] = 1e-3,
+    precision: Annotated[Precision, typer.Option(help="Of the forward pass, by autocast.")] = Precision.float32,
+    accumulate: Annotated[int, typer.Option(min=1, help="Batches for one step.")] = 1,
+    patience: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Stop after so many epochs in a row in which the exits are no better on the validation split.",
+            show_default="never stop",
+        ),
+    ] = None,
+    image_size: Annotated[
+        int | None,
+        typer.Option(
+            min=8, max=512, help="Images are resized to this, pixels.", show_default="that of the batch of --model, 224"
+        ),
+    ] = None,
+    seed: SeedOption = 0,
+    device: DeviceOption = Device.auto,
+    out: Annotated[Path, typer.Option(help="Where the checkpoint goes.")] = Path("auxhead-train"),
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with what the same command left in --out when it was stopped.")
+    ] = False,
+    tensorboard: Annotated[
+        bool, typer.Option("--tensorboard", help="Write loss and accuracies for TensorBoard into --out, too.")
+    ] = False,
+) -> None:
+    """Train the exits of a network on labelled images; several processes of torchrun train it together."""
+    from ..processes.rank_failures import RankFailed
+    from ..training.plan import TrainingPlan
+    from .processes import by_nccl, process_group
+    from .train_run import TrainingJob, run_training
+
+    with one_line_errors(RankFailed), process_group(device, by_nccl) as where:
+        job = TrainingJob(
+            data=data, dataset=dataset.value if dataset else None, root=root, skip_damaged=skip_damaged,
+            model=model, backbone=backbone, taps=tuple(tap or ()), image_size=image_size, batch_size=batch_size,
+            epochs=epochs, seed=seed, out=out, resume=resume, tensorboard=tensorboard,
+        )  # fmt: skip
+        plan = TrainingPlan(
+            method=method.value, learning_rate=learning_rate, precision=precision.value, accumulate=accumulate,
+            patience=patience,
+        )  # fmt: skip
+        run_training(plain_console(), job, plan, where)

@@ -1,0 +1,189 @@
+"""``KeptPlans``: plans of heads, used again as long as nothing that they rest on has changed; ``HeadPlans`` of one."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import is_not
+from typing import Any, Generic, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from ...kernels import HeadOutput, runs_triton
+from ...kernels.cuda.runtime import is_capturing
+from ...kernels.exits_plan import TensorForms
+from ...kernels.head_backward import follow_differentiably
+from ...kernels.head_plan import CpuPlan, HeadPlan, LaunchPlan, is_followed
+from ...kernels.launch.arrival_counters import arrival_counters
+from ...kernels.launch.layer_arguments import launched_parameters
+from ...kernels.noted_launch import NotedLaunch, noting
+from ..answers.rule_order import count_writes, wait_for_write
+from ..basics.streams import current_handle, has_streams
+from ..listening.hooks import WAYS, hooks_of
+
+PlanT = TypeVar("PlanT")
+#: Plans that are kept; before there are more all are forgotten.
+_MOST_PLANS = 16
+
+
+class ReadTensors:
+    """Parameters, rules and options of heads, as they were when something was made that knows where they lie."""
+
+    def __init__(self, heads: Sequence[Any]) -> None:
+        """Remember the heads' layers, rules, options and tensors, and where and how the tensors lie.
+
+        Raises:
+            KeyError: a head's layer has no parameters of its own: it is parametrized or pruned, or part of a replica.
+        """
+        # Looked up without nn.Module's attribute access, which would cost each call some microseconds a head.
+        holders: list[tuple[Mapping[str, object], str]] = []
+        for head in heads:
+            holders += [*head.holders(), *((vars(head), name) for name in head.options)]
+        self._heads = list(heads)
+        self._objects = [holder[name] for holder, name in holders]
+        parts = [part for head in heads for _, part in head.parts()]
+        self._parts = [*heads, *parts]
+        self._kinds = [*map(type, self._parts)]
+        self._hooks = [hooks for part in parts for hooks in hooks_of(part)]
+        own = [*((vars(head), name) for head in heads for name in WAYS), *((vars(part), "forward") for part in parts)]
+        holders += own
+        self._objects += [None] * len(own)  # plain ones have none
+        self._holders, self._names = zip(*holders, strict=True)
+        self._tensors = [one for one in self._objects if isinstance(one, Tensor)]
+        self.parameters = [one for one in self._tensors if isinstance(one, nn.Parameter)]
+        """Weights and biases."""
+        self.addresses = [*map(Tensor.data_ptr, self._tensors)]
+        """Where the tensors lay: of each head weights and biases, the last layer's first, temperature and threshold."""
+        self._distinct = [*{id(one): one for one in self._tensors}.values()]
+        self._forms = TensorForms(self._distinct)
+
+    def are_plain(self) -> bool:
+        """Return whether launches follow the heads, and the memory of all tensors is as it seems.
+
+        That is, none is of a subclass, lazily negated or without any.
+        """
+        return all(head.why_not_launched() is None for head in self._heads) and all(
+            type(one) in (Tensor, nn.Parameter) and not one.is_neg() and not one._is_zerotensor()
+            for one in self._tensors
+        )
+
+    def are_those_of(self, heads: Sequence[nn.Module]) -> bool:
+        """Return whether heads are these, with the same plain layers, options and tensors, in the same memory."""
+        return not (
+            len(heads) != len(self._heads)
+            or any(map(is_not, heads, self._heads))
+            or any(map(is_not, map(dict.get, self._holders, self._names), self._objects))
+            or [*map(type, self._parts)] != self._kinds
+            or any(self._hooks)
+            or [*map(Tensor.data_ptr, self._tensors)] != self.addresses
+            or not self._forms.are_those_of(self._distinct)
+        )
+
+
+class Kept(Generic[PlanT]):
+    """A plan, and what it rests on."""
+
+    def __init__(self, plan: PlanT, read: ReadTensors, writes: int = -1) -> None:
+        """Keep a plan for a stream that has seen the first ``writes`` of all writes to rules in the process."""
+        self.plan, self.read = plan, read
+        self._writes = writes
+
+    def wait_for_rules(self, heads: Iterable[nn.Module], x: Tensor) -> None:
+        """Let the current stream of x's device, the plan's, come after all writes to the heads' rules."""
+        writes = count_writes()
+        if self._writes != writes:
+            for head in heads:
+                wait_for_write(head.rule, x)  # type: ignore[arg-type]  # a module's attributes are of any type
+            self._writes = writes
+
+
+class KeptPlans(Generic[PlanT]):
+    """Plans by what they are for."""
+
+    def __init__(self) -> None:
+        """Have none yet."""
+        self._kept: dict[tuple[Any, ...], Kept[PlanT]] = {}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copies of the owner, deep or pickled, make plans of their own."""
+        return type(self), ()
+
+    def unchanged(self, key: tuple[Any, ...], heads: Sequence[nn.Module]) -> Kept[PlanT] | None:
+        """Return a plan that was made of the same heads with the same options and tensors, if there is one."""
+        kept = self._kept.get(key)
+        return kept if kept is not None and kept.read.are_those_of(heads) else None
+
+    def keep(self, key: tuple[Any, ...], kept: Kept[PlanT]) -> None:
+        """Keep a plan instead of the one that there was."""
+        if len(self._kept) >= _MOST_PLANS:
+            self._kept.clear()
+        self._kept[key] = kept
+
+
+class HeadPlans(KeptPlans[HeadPlan]):
+    """Plans of one head by the layout of the input and the stream."""
+
+    def answer(self, head: Any, x: Tensor, call: Callable[[Tensor], HeadOutput]) -> HeadOutput:
+        """Answer by a plan, or by ``call``, what it launches then being the plan of next time."""
+        if not is_plain_call(x):
+            return call(x)
+        stream = 0
+        if has_streams(x):
+            if torch.cuda.current_device() != x.device.index or is_capturing(x.device):
+                return call(x)
+            stream = current_handle(x.device)
+        key = (stream, x.shape, x.stride(), x.dtype, x.device, x.data_ptr() % 16)
+        kept = self.unchanged(key, [head])
+        if kept is not None:
+            kept.wait_for_rules([head], x)
+            if torch.is_grad_enabled() and (x.requires_grad or any(one.requires_grad for one in kept.read.parameters)):
+                linear, rule = head.linear, head.rule
+                return follow_differentiably(
+                    kept.plan, x, linear.weight, linear.bias, rule.temperature_tensor, head.hidden_layers(),
+                    pool=head.pool, pool_size=head.pool_size, criterion=rule.criterion, return_probs=head.return_probs,
+                )  # fmt: skip
+            return kept.plan(x)
+        writes = count_writes()
+        with noting() as launches:
+            output = call(x)
+        try:
+            read = ReadTensors([head])
+        except KeyError:
+            return output
+        plan = _plan_of(head, x, stream, launches, read) if read.are_plain() else None
+        if plan is not None:
+            self.keep(key, Kept(plan, read, writes))
+        return output
+
+
+def is_plain_call(x: Tensor) -> bool:
+    """Return whether a tensor lies in memory as it seems, and nobody follows or changes operations on it."""
+    return not (
+        is_followed()
+        or x.layout is not torch.strided
+        or x.is_nested
+        or not (x.is_cuda or x.is_cpu)
+        or torch.is_autocast_enabled("cuda" if x.is_cuda else "cpu")
+        or x.is_neg()
+        or x._is_zerotensor()  # which has no memory
+        or not x.ndim
+        or not x.shape[0]
+    )
+
+
+def _plan_of(head: Any, x: Tensor, stream: int, launches: list[NotedLaunch], read: ReadTensors) -> HeadPlan | None:
+    """Make a plan of a call that was made, with the tensors that were read after it; None if none can be made."""
+    if not runs_triton(x):
+        if not x.is_cpu:
+            return None
+        linear, rule = head.linear, head.rule
+        return CpuPlan(
+            linear.weight, linear.bias, rule.temperature_tensor, rule.threshold_tensor,
+            pool=head.pool, pool_size=head.pool_size, criterion=rule.criterion, return_probs=head.return_probs,
+            hidden=head.hidden_layers(),
+        )  # fmt: skip
+    if len(launches) != 1 or not arrival_counters(x.device).are_kept(stream):
+        return None
+    given = launches[0].given()
+    launched = [*launched_parameters(given), given["temperature"], given["threshold"]]
+    if [one.data_ptr() for one in launched] != read.addresses:  # another thread's are there now
+        return None
+    return LaunchPlan(launches[0], x, stream)

@@ -1,0 +1,108 @@
+"""A backbone's input: one tensor, a tuple of its arguments, or a dict of its keywords."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from inspect import Parameter, signature
+from itertools import takewhile
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map
+
+from ..basics.arguments import check_batch, kind_of, tensor_in_words
+
+#: What a backbone takes for a batch of samples: its argument, or all of them, by place or by name.
+Batch = Tensor | tuple[Any, ...] | Mapping[str, Any]
+
+
+def check_input_batch(name: str, x: object, *, may_be_empty: bool = False) -> None:
+    """Raise ``TypeError`` unless an argument is a batch, ``ValueError`` unless there is a sample in it."""
+    if isinstance(x, (tuple, Mapping)):
+        tensors = _tensors(x)
+        if not tensors:
+            raise TypeError(f"{name}: got {kind_of(x)} without a tensor, wants one of the backbone's arguments")
+        check_batch(name, tensors[0], may_be_empty=may_be_empty)
+    else:
+        check_batch(name, x, may_be_empty=may_be_empty)
+
+
+def first_tensor(x: Batch) -> Tensor:
+    """Return the first tensor of a batch, which tells the number of samples and the device."""
+    return x if isinstance(x, Tensor) else _tensors(x)[0]
+
+
+def map_tensors(x: Batch, change: Callable[[Tensor], Tensor]) -> Batch:
+    """Return a batch whose tensors are what ``change`` makes of them."""
+    if isinstance(x, Tensor):
+        return change(x)
+    changed: Batch = tree_map(lambda each: change(each) if isinstance(each, Tensor) else each, _plain(x))
+    return changed
+
+
+def two_samples(x: Batch) -> Batch:
+    """Return two samples of a batch, the first one twice if there is no other, to tell a batch from a constant."""
+    samples = first_tensor(x).shape[0]
+
+    def cut(tensor: Tensor) -> Tensor:
+        return torch.cat([tensor[:2]] * 2)[:2] if tensor.ndim and tensor.shape[0] == samples else tensor
+
+    return map_tensors(x, cut)
+
+
+def call_with(backbone: nn.Module, x: Batch) -> Any:
+    """Return what a backbone returns for a batch."""
+    if isinstance(x, tuple):
+        return backbone(*x)
+    return backbone(**x) if isinstance(x, Mapping) else backbone(x)
+
+
+class NotTaken(ValueError):
+    """A model could not take its first batch; the cause is what it raised."""
+
+
+@contextmanager
+def first_taken(name: str, x: Batch) -> Iterator[None]:
+    """Say of which batch an error is that a model raises at its first one; classes of the user's own stay as they are.
+
+    Args:
+        name: of the argument.
+        x: what the model is given of it.
+    """
+    try:
+        yield
+    except Exception as error:
+        if type(error) not in (AssertionError, IndexError, RuntimeError, TypeError, ValueError):
+            raise
+        shapes = ", ".join(tensor_in_words(each).removeprefix("a tensor ") for each in _tensors(x))
+        said = " ".join(f"{error}".split()) or type(error).__name__
+        raise NotTaken(
+            f"{name}: the model could not take it (two samples {shapes}): {said}; wants a batch [N, ...] of the "
+            "model's dtype"
+        ) from error
+
+
+def argument_names(backbone: nn.Module) -> tuple[str, ...]:
+    """Return the names of a backbone's arguments, up to ``*args``; ``**kwargs`` with its stars."""
+    try:
+        parameters = signature(backbone.forward).parameters.values()
+    except (TypeError, ValueError):  # of TorchScript
+        return ()
+    known = takewhile(lambda each: each.kind is not Parameter.VAR_POSITIONAL, parameters)
+    return tuple(str(each) if each.kind is Parameter.VAR_KEYWORD else each.name for each in known)
+
+
+def arguments_in(x: Batch, names: Sequence[str]) -> dict[Any, Any]:
+    """Return a batch's arguments by name, by place where that has none, and what lies in dicts among them."""
+    given = x if isinstance(x, tuple) else (x,)
+    named = dict(x if isinstance(x, Mapping) else zip([*names, *range(len(names), len(given))], given, strict=False))
+    return {name: each for part in (*named.values(), named) if isinstance(part, Mapping) for name, each in part.items()}
+
+
+def _tensors(x: Batch) -> list[Tensor]:
+    return [each for each in tree_leaves(_plain(x)) if isinstance(each, Tensor)]
+
+
+def _plain(x: Batch) -> Any:
+    """Return a mapping of any kind as a dict, the one kind whose values PyTorch finds."""
+    return dict(x) if isinstance(x, Mapping) else x

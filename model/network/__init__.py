@@ -1,0 +1,1 @@
+"""``EarlyExitNetwork``, a backbone with heads behind some of its layers, and its eager pass."""

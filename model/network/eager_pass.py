@@ -1,0 +1,262 @@
+"""One eager pass through a backbone and its heads, on the caller's stream, by plans on a GPU; its answers merged."""
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ...kernels import HeadOutput, decide
+from ...kernels.cuda.runtime import beside_captures, is_capturing, may_be_destroyed
+from ...kernels.exits_plan import ExitsPlan
+from ...kernels.reference.merge import with_patience
+from ..answers.exit_monitor import ExitMonitor
+from ..answers.exit_result import ExitResult, first_sure
+from ..answers.rule_order import wait_for_write
+from ..basics.streams import current_handle, has_streams
+from ..heads.fused_aux_head import FusedAuxHead
+from ..heads.head_checks import check_same_classes
+from ..heads.kept_plans import Kept, KeptPlans, ReadTensors, is_plain_call
+from ..heads.module_head import AuxHead
+from ..listening.batches import Batch, call_with, first_tensor
+from ..listening.reading import Reading
+from ..listening.taps import ForwardLeft, listening
+
+
+class ExitsPlans(KeptPlans[ExitsPlan]):
+    """Plans of one network by the batch, the stream and whether the host wants to know after each exit who is sure."""
+
+    def find(
+        self,
+        heads: Sequence[AuxHead],
+        classifier: FusedAuxHead | None,
+        x: Tensor,
+        stream: int,
+        *,
+        at_each: bool,
+        captured: bool,
+        monitor: ExitMonitor | None,
+    ) -> ExitsPlan | None:
+        """Return the plan for a batch on the current stream, given by its handle, too; None if there can be none.
+
+        The stream then comes after all writes to the heads' rules, unless it is being captured. A graph gets a plan of
+        its own, whose memory is the graph's: it may run beside others.
+        """
+        key = (stream, x.shape[0], x.device, at_each, classifier, monitor)
+        exits: list[Any] = [*heads] if classifier is None else [*heads, classifier]
+        if any(head._forward_hooks or head._forward_pre_hooks for head in exits):  # which a plan would not call
+            return None
+        if captured:
+            made = self._make(exits, classifier, x, monitor, at_each=at_each)
+            return None if made is None else made.plan
+        kept = self.unchanged(key, exits)
+        if kept is None:
+            # A plan's launches share memory because one stream runs them one after another; the handle of one that its
+            # owner may destroy might become that of another.
+            if may_be_destroyed(torch.cuda.current_stream(x.device)):
+                return None
+            if (kept := self._make(exits, classifier, x, monitor, at_each=at_each)) is None:
+                return None
+            self.keep(key, kept)
+        kept.wait_for_rules(exits, x)
+        return kept.plan
+
+    def _make(
+        self,
+        exits: Sequence[AuxHead],
+        classifier: nn.Module | None,
+        x: Tensor,
+        monitor: ExitMonitor | None,
+        *,
+        at_each: bool,
+    ) -> Kept[ExitsPlan] | None:
+        try:
+            read = ReadTensors(exits)
+        except KeyError:
+            return None
+        if not read.are_plain():
+            return None
+        launched = [*(head.as_exit_head() for head in exits), *([None] if classifier is None else [])]
+        plan = ExitsPlan(
+            launched,
+            x.shape[0],
+            exits[0].num_classes,
+            with_probs=all(head.return_probs for head in exits),
+            at_each=at_each,
+            device=x.device,
+            tallies=None if monitor is None else monitor.tallies_on(x.device),
+        )
+        return Kept(plan, read)
+
+
+@torch.no_grad()
+def run_eagerly(
+    backbone: nn.Module,
+    taps: Sequence[str],
+    heads: Sequence[AuxHead],
+    x: Batch,
+    *,
+    classifier: FusedAuxHead | None = None,
+    stop: bool = False,
+    plans: ExitsPlans | None = None,
+    monitor: ExitMonitor | None = None,
+    reading: Reading | None = None,
+) -> ExitResult:
+    """Answer for a batch.
+
+    With ``plans``, on a CUDA device, all exits are one launch behind the backbone, or with ``stop`` one each. Otherwise
+    each head is called by itself. All runs on the caller's stream: Python mostly takes longer to launch a layer than a
+    GPU to run it, so that there is little to gain beside it.
+
+    Args:
+        backbone: returns logits [N, K], or what ``classifier`` takes.
+        taps: names of its layers.
+        heads: one a tap.
+        x: a batch that the backbone takes.
+        classifier: the last exit, where it is no part of the backbone.
+        stop: leave the forward as soon as every sample of the batch is sure. The host then waits for each head's
+            decision, which is what an ``if confidence > t`` costs.
+        plans: of the network's exits, to be used again for the next batch.
+        monitor: counts the answers.
+        reading: how outputs of taps and of the backbone are read; None as they are.
+    """
+    y = x if isinstance(x, Tensor) else first_tensor(x)
+    captured = has_streams(y) and is_capturing(y.device)
+    # The network's memory, or its host, may wait for the device, beside another thread's capture too.
+    with beside_captures() if has_streams(y) and not captured else nullcontext():
+        plan: ExitsPlan | None = None
+        if plans is not None and has_streams(y) and _may_be_planned(y):
+            stream = current_handle(y.device)
+            plan = plans.find(heads, classifier, y, stream, at_each=stop, captured=captured, monitor=monitor)
+        if plan is None:
+            one = _Pass(heads, classifier, stop=stop, monitor=monitor)
+        else:
+            one = _PlannedPass(heads, classifier, plan, stream, y.shape[0], stop=stop, monitor=monitor)
+        final: Tensor | None = None
+        try:
+            with listening(backbone, taps, one.on_tap, reading):
+                final = backbone(x) if y is x else call_with(backbone, x)
+            if plan is None and classifier is None and type(final) is Tensor:  # plans check it
+                check_same_classes(taps[0], heads[0].num_classes, final)
+        except ForwardLeft:
+            pass
+        return one.answer(final)
+
+
+def _may_be_planned(x: Tensor) -> bool:
+    return (
+        not torch.compiler.is_compiling()
+        and type(x) is Tensor
+        and is_plain_call(x)
+        and torch.cuda.current_device() == x.device.index
+    )
+
+
+class _Pass:
+    """What is heard of the taps in one pass, and the answer."""
+
+    def __init__(
+        self,
+        heads: Sequence[AuxHead],
+        classifier: FusedAuxHead | None,
+        *,
+        stop: bool,
+        monitor: ExitMonitor | None,
+    ) -> None:
+        self._heads, self._classifier, self._stop, self._monitor = heads, classifier, stop, monitor
+        self._said: list[HeadOutput] = []
+        self._merged = 0  # exits whose answers launches have merged, and counted
+
+    def on_tap(self, _index: int, features: Tensor) -> None:
+        """Call the head of a tap."""
+        self._note(self._heads[len(self._said)](features))
+
+    def _note(self, output: HeadOutput) -> None:
+        """Note what the next head says; leave if that was enough."""
+        self._hear(output)
+        if self._stop:
+            sure = self._said[0].exit
+            for said in self._said[1:]:
+                sure = sure | said.exit
+            if bool(sure.all()):
+                raise ForwardLeft
+
+    def _hear(self, output: HeadOutput) -> None:
+        """Keep what the next head says, beside those before it."""
+        self._said.append(output)
+        rule = self._heads[len(self._said) - 1].rule
+        if rule.criterion == "patience":
+            # read behind the same writes as by the head itself
+            label = output.label
+            read = None if torch.compiler.is_compiling() else wait_for_write(rule, label)
+            self._said[-1] = with_patience(self._said, rule.threshold_tensor)
+            if read is not None:
+                read.record(torch.cuda.current_stream(label.device))
+
+    def answer(self, final: Tensor | None) -> ExitResult:
+        """Return the answer, given what the backbone returned; None if the forward was left."""
+        said, classifier = [*self._said], self._classifier
+        if final is not None:
+            said.append(decide(final, temperature=1.0, threshold=1.0) if classifier is None else classifier(final))
+        result = first_sure(said, with_probs=all(head.return_probs for head in self._heads))
+        if self._monitor is not None:
+            self._monitor.count(result.exit_index, result.confidence, merged=self._merged)
+        return result
+
+
+class _PlannedPass(_Pass):
+    """A pass by a plan, as long as outputs are as launches read them: plain tensors of the heads' dtype."""
+
+    def __init__(
+        self,
+        heads: Sequence[AuxHead],
+        classifier: FusedAuxHead | None,
+        plan: ExitsPlan,
+        stream: int,
+        samples: int,
+        *,
+        stop: bool,
+        monitor: ExitMonitor | None,
+    ) -> None:
+        """Answer on the current stream, given by its handle, too."""
+        super().__init__(heads, classifier, stop=stop, monitor=monitor)
+        self._plan, self._stream, self._samples = plan, stream, samples
+        self._dtypes = plan.dtypes
+        self._reads: list[Tensor] = []  # by the launches
+        self._packed = plan.new_answer()
+
+    def on_tap(self, index: int, features: Tensor) -> None:
+        """Launch the head of this tap, if the forward may stop there, and ask it."""
+        if self._said:
+            super().on_tap(index, features)  # in this place, where autocast may be on
+            return
+        head, dtype = self._heads[index], self._dtypes[index]
+        read = head.launch_input(features)
+        if type(read) is not Tensor or (dtype is not None and read.dtype is not dtype):
+            self._ask()
+            self._note(head.answer(read))
+            return
+        self._reads.append(read)
+        if self._stop:
+            self._plan.launch(index, [read], self._packed, self._stream)
+            self._merged = index + 1
+            if self._plan.all_are_sure(self._packed):
+                raise ForwardLeft
+
+    def _ask(self) -> None:
+        """Go on head by head, beginning with those heard of so far."""
+        for head, read in zip(self._heads, self._reads, strict=False):
+            self._hear(head.answer(read))
+
+    def answer(self, final: Tensor | None) -> ExitResult:
+        """Launch what is left."""
+        if self._said:
+            return super().answer(final)
+        if final is not None:
+            if type(final) is not Tensor:
+                self._ask()
+                return super().answer(final)
+            inputs = [final] if self._stop else [*self._reads, final]
+            self._plan.launch(len(self._plan.parts) - 1, inputs, self._packed, self._stream)
+        return ExitResult.viewing(self._packed, self._plan.layout, self._samples)

@@ -1,0 +1,326 @@
+"""Checkpoints: taps, heads, exit rules and input format in ``model.json``, parameters in the file that it points to."""
+
+import math
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from ..basics.arguments import is_plain, kind_of, tensor_in_words
+from ..basics.bad_input import BadInput
+from ..basics.images import MEAN, STD, normalise, open_image, to_pixels
+from ..listening.hooks import modes_kept
+from ..network.early_exit_network import EarlyExitNetwork, check_network
+from ..network.learned_from import OF_RULE, LearnedFrom, fingerprint
+from ..own_exits.attach_exits import attach_exits
+from ..own_exits.unhooked_exits import is_earlyon
+from .checkpoint_files import read_files, write_files
+from .checkpoint_heads import checked_modules, describe_head, make_heads, saved_extract, saved_rule
+from .description import DESCRIPTION, FORMAT, one_line, wrong_field
+
+#: Fields of a head that may be changed without making it another one.
+_FREE = {"return_probs", "dropout"}
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A loaded network, and the facts by which images become its input and its answers get names."""
+
+    network: EarlyExitNetwork
+    """In eval mode, its rules set, on the device of the backbone."""
+    classes: tuple[str, ...]
+    """Names, in the order of the labels; empty if none were saved."""
+    image_size: int | None
+    """Height and width of the input in pixels; None if it was not saved."""
+    mean: tuple[float, ...]
+    """Subtracted from each channel, scaled to 0 to 1 before; see :func:`auxhead.model.basics.images.normalise`."""
+    std: tuple[float, ...]
+    """Divides each channel after that."""
+    accuracy: Mapping[str, float]
+    """Facts for people, 0 to 1."""
+    calibration: Mapping[str, Any] | None
+    """How the rules were found, as :meth:`CalibrationReport.to_json` says it; None if it was not saved."""
+
+    def read_images(self, paths: Sequence[str | os.PathLike[str]]) -> Tensor:
+        """Read image files as the network's input, [N, 3, image_size, image_size], in its dtype and on its device.
+
+        Raises:
+            BadInput: a file that cannot be read as an image, or a checkpoint without ``image_size``.
+        """
+        if self.image_size is None:
+            raise BadInput("checkpoint: was saved without image_size, wants one to turn image files into input")
+        pixels = torch.stack([to_pixels(open_image(path), self.image_size) for path in paths])
+        return normalise(pixels.to(self.network.device), self.mean, self.std).to(self.network.dtype)
+
+
+def save_checkpoint(
+    directory: str | os.PathLike[str],
+    network: EarlyExitNetwork,
+    *,
+    backbone: str | None = None,
+    with_backbone: bool = True,
+    classes: Sequence[str] = (),
+    image_size: int | None = None,
+    mean: Sequence[float] | None = None,
+    std: Sequence[float] | None = None,
+    accuracy: Mapping[str, float] | None = None,
+    calibration: Mapping[str, Any] | None = None,
+) -> None:
+    """Write a network: parameters as safetensors; taps, heads and exit rules as JSON that people can read.
+
+    ``model.json`` names the file of the parameters by its content and takes the place of an older one last: whatever
+    ends a save, and whoever reads or writes beside it, the folder holds the old checkpoint or the new one.
+
+    Args:
+        directory: made if it is not there.
+        network: what to write; heads made with ``in_features=None`` have seen a batch.
+        backbone: what makes the backbone, as ``package.module:function``; told to whoever loads, and never called.
+        with_backbone: False keeps the heads alone, for a backbone whose parameters are kept elsewhere.
+        classes: names, in the order of the labels; as many as the network has classes, or none.
+        image_size: height and width of the input in pixels, for networks of images; wants ``mean`` and ``std``.
+        mean: what training subtracted from each channel of 0 to 1, see :class:`Checkpoint`; (0, 0, 0) for nothing.
+        std: what divided each channel after that; (1, 1, 1) for nothing.
+        accuracy: facts for people, 0 to 1.
+        calibration: the report of :func:`calibrate_network`, by its ``to_json()``; of the rules and parameters that the
+            network has, for which its promise holds.
+
+    Raises:
+        ValueError, TypeError: a network that could not be loaded again: a head of another class or with a parametrized
+            linear layer, one that does not know its width, a state of the backbone that is no tensor; nothing is
+            written.
+        OSError: no space or no permission; names the path, and what was there is as it was.
+    """
+    check_network(network)
+    if image_size is not None and (mean is None or std is None):
+        raise ValueError(
+            f"mean, std: got none beside image_size={image_size}, wants what the network's images were normalised with "
+            "in training: mean=(0.485, 0.456, 0.406) and std=(0.229, 0.224, 0.225) are ImageNet's, and (0, 0, 0) and "
+            "(1, 1, 1) those of pixels that were scaled to 0 to 1 alone"
+        )
+    heads = {tap: describe_head(network, tap, head) for tap, head in zip(network.taps, network.heads, strict=True)}
+    description = {
+        "format": FORMAT,
+        "backbone": backbone,
+        "with_backbone": with_backbone,
+        "classes": _as_list(classes),
+        "heads": heads,
+        "image_size": image_size,
+        "mean": _as_list(MEAN if mean is None else mean),
+        "std": _as_list(STD if std is None else std),
+        "accuracy": {} if accuracy is None else accuracy,
+        "calibration": calibration,
+        "logits": network.logits_part,
+        "parameters": None,  # until they are written
+        "own_exits": network.own_exits,
+        "learned_from": None if network.learned_from is None else network.learned_from.facts(),
+    }
+    wrong = wrong_field(description)
+    if wrong is not None:
+        raise TypeError(wrong)
+    _check_calibration(network, calibration or {})
+    num_classes = network.exit_heads[0].num_classes
+    if classes and len(classes) != num_classes:
+        raise ValueError(f"classes: got {len(classes)} names, wants {num_classes}, as the network has classes, or none")
+    tensors = {} if network.learned_from is None else network.learned_from.tensors()
+    for name, value in _kept_state(network, with_backbone).items():
+        if not isinstance(value, Tensor) or is_lazy(value) or not is_plain(value):
+            lazy = not isinstance(value, Tensor) or is_lazy(value)
+            got = f"a {type(value).__name__}" if lazy else tensor_in_words(value)
+            raise TypeError(f"network: its state {name!r} is {got}, wants dense tensors alone")
+        if not name.startswith(("backbone.", "heads.")):
+            raise ValueError(f"network: keeps {name!r}, which files do not; wants that in the backbone")
+        tensors[name] = value.detach().cpu().contiguous().clone()  # a copy: safetensors refuses what shares memory
+    where = _folder(directory)
+    if where.exists() and not where.is_dir():
+        raise ValueError(f"directory: got {where}, a file, wants a directory")
+    where.mkdir(parents=True, exist_ok=True)
+    write_files(where, description, tensors)
+
+
+def load_checkpoint(
+    directory: str | os.PathLike[str],
+    backbone: nn.Module,
+    *,
+    extract: Mapping[str, Callable[[Any], Tensor]] | None = None,
+    modules: Mapping[str, nn.Module] | None = None,
+) -> Checkpoint:
+    """Read what :func:`save_checkpoint` wrote: make the heads, attach them, and load every parameter that was saved.
+
+    Nothing named in the files is imported or called: the backbone comes from the caller, as ``model.json`` names it.
+
+    Args:
+        directory: of the checkpoint.
+        backbone: made like the one that was saved. Parameters that the checkpoint holds are copied into it, in the
+            dtype in which they were saved; it keeps its device and is set to eval mode. If the checkpoint holds the
+            heads alone it keeps its parameters. Of a network that :func:`attach_exits` made, the model as it was
+            handed to that: its exits are found again, by a batch of noise of the size that was saved.
+        extract: the functions by which heads read what their taps return, where the network had some, by tap: they
+            cannot be saved. An :class:`Extract` was.
+        modules: made like those of the network's :class:`ModuleHead` heads, where it had some, by tap. They take over
+            the parameters that were saved, as the backbone does.
+
+    Raises:
+        BadInput: files that are missing, damaged or of another format, a backbone that they do not fit, which is left
+            as it was, or a function or a module that is missing.
+    """
+    where = _folder(directory)
+    description, tensors = read_files(where)
+    made_by = f"; it was made by {one_line(description['backbone'])}" if description["backbone"] else ""
+    if not isinstance(backbone, nn.Module) or isinstance(backbone, EarlyExitNetwork):
+        raise BadInput(f"backbone: got {kind_of(backbone)}, wants an nn.Module, without heads of ours{made_by}")
+    learned_from = LearnedFrom.of_facts(where, description["learned_from"], tensors)
+    layers = dict(backbone.named_modules(remove_duplicate=False))
+    missing = [tap for tap in description["heads"] if tap not in layers]
+    if description["own_exits"] is not None and (missing or is_earlyon(backbone)):
+        network, modules = _found_again(where, description, backbone), {}
+    else:
+        if missing:
+            has_no = f"{type(backbone).__name__} has no layer {missing[0]!r:.60}"
+            raise BadInput(f"backbone: {has_no}, behind which {where} has a head{made_by}")
+        own_code = [tap for tap, head in description["heads"].items() if "module" in head]
+        if description["own_exits"] is not None and own_code and not modules:
+            what = f"the exit at {own_code[0]!r:.60} in {where} runs as the model's own code"
+            raise BadInput(f"backbone: {what}; wants the model that was handed to attach_exits, not its backbone")
+        modules = checked_modules(where, description["heads"], modules)
+        network = EarlyExitNetwork(
+            backbone,
+            make_heads(where / DESCRIPTION, description["heads"], tensors, modules),
+            extract=saved_extract(where, description["heads"], {} if extract is None else extract),
+            logits=description["logits"],
+        )
+        network.heads.to(_device_of(backbone))
+    saved = _kept_state(network, description["with_backbone"])
+    for number, tap in enumerate(network.taps):
+        if tap in modules:
+            misfit = _misfit(*(_below(f"heads.{number}.module.", state) for state in (saved, tensors)))
+            if misfit is not None:
+                raise BadInput(f"modules[{tap!r:.60}]: {type(modules[tap]).__name__} does not fit {where}: {misfit}")
+    misfit = _misfit(saved, tensors)
+    if misfit is not None:
+        raise BadInput(f"backbone: {type(backbone).__name__} does not fit {where}: {misfit}{made_by}")
+    for name, value in saved.items():
+        if value.dtype != tensors[name].dtype:
+            value.data = value.data.to(tensors[name].dtype)
+    network.load_state_dict({**network.state_dict(), **tensors})
+    network.own_exits = description["own_exits"]
+    backbone.eval()
+    network.learned_from = learned_from
+    return Checkpoint(
+        network.eval(),
+        tuple(description["classes"]),
+        description["image_size"],
+        tuple(description["mean"]),
+        tuple(description["std"]),
+        description["accuracy"],
+        description["calibration"],
+    )
+
+
+def _check_calibration(network: EarlyExitNetwork, report: Mapping[str, Any]) -> None:
+    """Raise ``ValueError`` where a report is of other rules or parameters: what it promises is of those."""
+    rules = np.array([head.rule.numbers for head in network.exit_heads], np.float32)
+    of_others = "rules" in report and not np.array_equal(np.asarray(report["rules"], np.float32), rules)
+    if of_others or "parameters" in report and not {*report["parameters"]} & {*fingerprint(network)}:
+        which = "rules" if of_others else "parameters"
+        wants = "wants the report of a calibration that came last, or None"
+        raise ValueError(f"calibration: is of other {which} than the network has now; {wants}")
+
+
+def _folder(directory: str | os.PathLike[str]) -> Path:
+    """Return a path; an empty one would be the current folder, and safetensors reads none that is not UTF-8."""
+    name = os.fspath(directory) if isinstance(directory, (str, os.PathLike)) else None
+    if not isinstance(name, str):
+        raise TypeError(f"directory: got {kind_of(directory)}, wants the path of a folder, as text")
+    if not name:
+        raise BadInput("directory: got an empty name, wants that of a folder; '.' is the current one")
+    if re.search(r"[\0\ud800-\udfff]", name):
+        raise BadInput(f"directory: got {name!r:.100}, wants the path of a folder in UTF-8")
+    return Path(directory)
+
+
+def _found_again(where: Path, description: Mapping[str, Any], model: nn.Module) -> EarlyExitNetwork:
+    """Find the exits of a model, which are those that were saved, and give them their rules."""
+    kind, told, described = type(model).__name__, description["own_exits"], description["heads"]
+    rules = {tap: saved_rule(where / DESCRIPTION, tap, head) for tap, head in described.items()}
+    dtype = getattr(torch, told["dtype"])
+    if dtype.is_floating_point:  # the model may have been turned into another type afterwards
+        dtype = next((each.dtype for each in model.parameters() if each.is_floating_point()), dtype)
+        made = torch.randn(2, *told["input"], generator=torch.Generator().manual_seed(0)).to(dtype)
+    else:
+        made = torch.arange(2 * math.prod(told["input"])).reshape(2, *told["input"]).remainder(2).to(dtype)
+    final = tuple(told["final"]) if isinstance(told["final"], list) else told["final"]
+    try:
+        with modes_kept(model):
+            model.eval()  # which some models overwrite with a method that returns nothing
+            network = attach_exits(model, made.to(_device_of(model)), final=final)
+        heads = {
+            tap: describe_head(network, tap, head) for tap, head in zip(network.taps, network.exit_heads, strict=True)
+        }
+        for tap in sorted(described.keys() | heads.keys()):
+            its, saved = heads.get(tap, {}), described.get(tap, {})
+            if not (its and saved):
+                has, was = ("an", "none") if its else ("no", "one")
+                raise ValueError(f"it has {has} exit at {tap!r:.60}, where {was} was saved")
+            for name in sorted((its.keys() | saved.keys()) - _FREE - {"rule"}):
+                if its.get(name) != saved.get(name):
+                    got, wanted = (f"{one.get(name)!r:.60}" for one in (its, saved))
+                    raise ValueError(f"its exit at {tap!r:.60} has {name} {got}, saved was {wanted}")
+    except Exception as error:  # of many kinds: the model is run
+        raise BadInput(
+            f"backbone: the exits of {kind} cannot be found as they were in {where}: {one_line(error)}; wants the "
+            "model that was handed to attach_exits, or attach_exits(model, example).backbone"
+        ) from None
+    network.set_rules(rules)
+    for tap, head in zip(network.taps, network.exit_heads, strict=True):
+        for name in _FREE & described[tap].keys():
+            setattr(head, name, described[tap][name])
+    return network
+
+
+def _as_list(value: Any) -> Any:
+    return list(value) if isinstance(value, (list, tuple)) else value
+
+
+def _kept_state(network: EarlyExitNetwork, with_backbone: bool) -> dict[str, Any]:
+    """Return the parts of a network's state_dict that go into the file of parameters: rules do not."""
+    return {
+        name: value
+        for name, value in network.state_dict(keep_vars=True).items()
+        if (with_backbone or name.startswith("heads.")) and not OF_RULE.match(name)
+    }
+
+
+def _below(prefix: str, state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the part of a state whose names begin with a prefix, without it."""
+    return {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
+
+
+def _misfit(own: Mapping[str, Tensor], saved: Mapping[str, Tensor]) -> str | None:
+    """Return in words the first difference between the tensors that a network has and those that were saved."""
+    if surplus := sorted(saved.keys() - own.keys()):
+        return f"it has no {surplus[0]!r:.100}, which was saved ({len(surplus)} such)"
+    if missing := sorted(own.keys() - saved.keys()):
+        return f"its {missing[0]!r} was not saved ({len(missing)} such)"
+    for name, value in own.items():
+        if not is_lazy(value) and value.shape != saved[name].shape:
+            return f"its {name!r} is {list(value.shape)}, saved was {list(saved[name].shape)}"
+        if not _same_kind(value.dtype, saved[name].dtype):
+            return f"its {name!r} is {value.dtype}, saved was {saved[name].dtype}"
+    return None
+
+
+def _same_kind(own: torch.dtype, saved: torch.dtype) -> bool:
+    """Return whether one tensor may take over the dtype of another: the same one, or floats of 16 bits or more both."""
+    both_float = own.is_floating_point and saved.is_floating_point
+    return own == saved or both_float and min(own.itemsize, saved.itemsize) >= 2
+
+
+def _device_of(backbone: nn.Module) -> torch.device:
+    return next((parameter.device for parameter in backbone.parameters()), torch.device("cpu"))

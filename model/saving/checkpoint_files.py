@@ -1,0 +1,117 @@
+"""The two files of a checkpoint: parameters, named by their content, and ``model.json``, which points to them.
+
+A save writes both beside the old ones and then replaces ``model.json``: whoever reads finds the old checkpoint or the
+new one, whatever ends the save. Files that nothing points to any more are removed by the save that comes through.
+"""
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from ..basics.bad_input import BadInput
+from ..basics.json_file import as_json
+from ..basics.replacing import naming, on_disk
+from .description import (
+    DESCRIPTION,
+    WEIGHTS,
+    content_hash,
+    one_line,
+    own_file,
+    read_description,
+    weights_name,
+)
+
+#: How names of folders begin in which a save is at work, or was when it was killed.
+_UNFINISHED = ".model-unfinished-"
+#: Names of parameters, for ``glob``: shards of other programs are called alike.
+_BY_CONTENT = f"model-{'[0-9a-f]' * 16}.safetensors"
+
+
+def write_files(directory: Path, description: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+    """Write a checkpoint into a folder, or leave the one that is there; of several writers the last one wins.
+
+    Raises:
+        OSError: nothing can be written; names the folder's ``model.json``.
+    """
+    with naming(directory / DESCRIPTION), _one_writer(directory) as alone:
+        with tempfile.TemporaryDirectory(dir=directory, prefix=_UNFINISHED) as folder:
+            weights, text = Path(folder, WEIGHTS), Path(folder, DESCRIPTION)
+            save_file(dict(tensors), weights)
+            whole = {**description, "parameters": content_hash(weights)}
+            text.write_text(as_json(whole), encoding="utf-8")
+            for file in (weights, text):
+                on_disk(file)
+            others = {*directory.glob(_BY_CONTENT)}
+            with suppress(BadInput):  # a file of the older name that nothing points to is another program's
+                others.add(directory / weights_name(read_description(directory)))
+            os.replace(weights, directory / weights_name(whole))
+            os.replace(text, directory / DESCRIPTION)
+            on_disk(directory)
+        if alone:
+            for path in others - {directory / weights_name(whole)}:
+                path.unlink(missing_ok=True)
+            for path in directory.glob(f"{_UNFINISHED}*"):  # of saves that were killed
+                shutil.rmtree(path, ignore_errors=True)
+
+
+def read_files(directory: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Read description and parameters that belong together, while others may save; see :func:`load_checkpoint`."""
+    while True:
+        saved = _save_of(directory)
+        description = read_description(directory)
+        try:
+            return description, _read_weights(directory, description)
+        except BadInput:
+            if _save_of(directory) == saved:
+                raise  # else another save has taken the parameters away since, and maybe one more brought them back
+
+
+def _save_of(directory: Path) -> tuple[int, ...]:
+    """Return what tells apart the saves that a folder has seen, even those of the same content."""
+    with suppress(OSError):
+        found = (directory / DESCRIPTION).stat()
+        return found.st_ino, found.st_mtime_ns, found.st_ctime_ns
+    return ()
+
+
+def _read_weights(directory: Path, description: Mapping[str, Any]) -> dict[str, Tensor]:
+    path, wanted = own_file(directory, weights_name(description)), description["parameters"]
+    try:
+        found = wanted and content_hash(path)
+        if found != wanted:
+            raise BadInput(
+                f"checkpoint: {path} is damaged, or does not belong to {DESCRIPTION} beside it: its SHA-256 is "
+                f"{found:.16}..., wants {wanted:.16}..., as both were saved"
+            )
+        tensors: dict[str, Tensor] = load_file(path)
+    except (SafetensorError, OSError, RuntimeError) as error:  # PyTorch opens it once more
+        raise BadInput(f"checkpoint: {path} is damaged ({one_line(error)})") from None
+    return tensors
+
+
+@contextmanager
+def _one_writer(directory: Path) -> Iterator[bool]:
+    """Wait for other saves into a folder; yields False where the file system has no locks."""
+    import fcntl  # readers do without it, on any platform
+
+    opened = os.open(directory, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(opened, fcntl.LOCK_EX)
+        except OSError:
+            yield False
+            return
+        try:
+            yield True
+        finally:
+            fcntl.flock(opened, fcntl.LOCK_UN)  # a process that was forked meanwhile has the lock, too
+    finally:
+        os.close(opened)

@@ -1,0 +1,268 @@
+"""``model.json`` of a checkpoint: its fields, the form that each must have, reading it, and the file it points to."""
+
+import hashlib
+import json
+import math
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ...kernels import ACTIVATIONS
+from ...kernels.launch.head_arguments import POOLS
+from ...kernels.reference.hidden_layers import MOST_HIDDEN
+from ..basics.bad_input import BadInput
+from ..basics.images import MOST_PIXELS
+from ..basics.json_file import read_json
+from ..listening.reading import LAYOUTS
+
+DESCRIPTION = "model.json"
+FORMAT = 4
+#: Formats before, read all the same: 2 had neither calibrations nor what heads read of their taps, and neither had
+#: what the network has learned from and the hash of the parameters, whose file was called ``WEIGHTS``.
+_BEFORE = (2, 3)
+WEIGHTS = "model.safetensors"
+
+#: Arguments of :class:`ExitRule` that a checkpoint keeps.
+RULE_ARGUMENTS = ("threshold", "criterion", "temperature", "enabled")
+
+#: The form of a field: in words, and as a test.
+_Forms = Mapping[str, tuple[str, Callable[[Any], bool]]]
+
+
+def own_file(directory: Path, name: str) -> Path:
+    """Return the path of a checkpoint's file.
+
+    Raises:
+        BadInput: it is not there, is no file, or is a link that leads out of the folder: whoever made a checkpoint must
+            not choose what else is read. The folder itself may be a link.
+    """
+    path = directory / name
+    if not path.is_file():
+        raise BadInput(f"checkpoint: {directory} has no {name}, wants a directory that save_checkpoint wrote")
+    if not path.resolve().is_relative_to(directory.resolve()):
+        raise BadInput(
+            f"checkpoint: {path} is a link that leads out of {directory}, wants the file itself; if you trust it, copy "
+            "the directory with `cp -rL`"
+        )
+    return path
+
+
+def weights_name(description: Mapping[str, Any]) -> str:
+    """Return the name of the file of parameters that a description belongs to."""
+    content = description["parameters"]
+    return WEIGHTS if content is None else f"model-{content[:16]}.safetensors"
+
+
+def content_hash(path: Path) -> str:
+    """Return the SHA-256 of a file's content."""
+    found = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(2**20):
+            found.update(chunk)
+    return found.hexdigest()
+
+
+def read_description(directory: Path) -> dict[str, Any]:
+    """Read ``model.json`` of a checkpoint and check all of it; see :func:`load_checkpoint` for errors."""
+    path = own_file(directory, DESCRIPTION)
+    try:
+        content = read_json(path)
+    except (OSError, ValueError) as error:
+        raise BadInput(f"checkpoint: {path} is not JSON ({one_line(error)})") from None
+    if isinstance(content, dict) and content.get("format") in _BEFORE:
+        content = _as_of_now(content)
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        found = content.get("format") if isinstance(content, dict) else type(content).__name__
+        by = "a newer" if type(found) is int and found > FORMAT else "another"
+        raise BadInput(f"checkpoint: {path} has format {found!r:.60}, wants {FORMAT}; written by {by} version?")
+    wrong = wrong_field(content)
+    if wrong is not None:
+        raise BadInput(f"checkpoint: {path} has {wrong}")
+    for tap, head in content["heads"].items():
+        wrong = wrong_in_head(head)
+        if wrong is not None:
+            raise BadInput(f"checkpoint: {path} has a head {tap!r:.60} that cannot be made: {wrong}")
+    sizes = {head["num_classes"] for head in content["heads"].values()}
+    if len(sizes) > 1:
+        raise BadInput(f"checkpoint: {path} has heads of {' and '.join(map(str, sorted(sizes)))} classes, wants one")
+    if content["classes"] and len(content["classes"]) not in sizes:
+        count = len(content["classes"])
+        raise BadInput(f"checkpoint: {path} has {count} names of classes, wants {sizes.pop()} or none")
+    return content
+
+
+def wrong_in_head(head: Any) -> str | None:
+    """Return in words the first field of a described head that is missing, unknown or of another form."""
+    forms = _MODULE_HEAD if isinstance(head, Mapping) and "module" in head else _HEAD
+    if isinstance(head, Mapping) and forms is _HEAD:
+        forms = {**_HEAD, **{name: form for name, form in _SOME_HEADS.items() if name in head}}
+    wrong = _first_wrong(head, forms, "which a head has") or _first_wrong(head["rule"], _RULE, "which a rule has")
+    if wrong is None and head["extract"] is not None:
+        wrong = _first_wrong({"mask": None, **head["extract"]}, _EXTRACT, "which an extract has")
+    if wrong is None and "hidden" in head:
+        wrong = _first_wrong(head["hidden"], _HIDDEN, "which hidden layers have")
+        if wrong is None and head["hidden"]["norm"] is not None:
+            wrong = _first_wrong(head["hidden"]["norm"], _NORM, "which a norm has")
+        wrong = None if wrong is None else f"hidden: {wrong}"
+    return wrong
+
+
+def _as_of_now(content: dict[str, Any]) -> dict[str, Any]:
+    """Return a description of the format before in the one of now."""
+    heads = content.get("heads")
+    if isinstance(heads, dict):
+        whole = {"item": None, "layout": None}
+        heads = {tap: {"extract": whole, **head} if isinstance(head, dict) else head for tap, head in heads.items()}
+    added = dict.fromkeys(("calibration", "logits", "parameters", "own_exits", "learned_from"))
+    return {**added, **content, "heads": heads, "format": FORMAT}
+
+
+def wrong_field(description: Mapping[str, Any]) -> str | None:
+    """Return in words the first field of a description that is missing, unknown or of another form, heads aside."""
+    return _first_wrong(description, _DESCRIPTION, f"which format {FORMAT} has")
+
+
+def one_line(said: object) -> str:
+    """Return a message or a name without line breaks, shortened."""
+    return f"{' '.join(str(said).split()):.200}"
+
+
+def _first_wrong(values: Any, forms: _Forms, which_has: str) -> str | None:
+    if not isinstance(values, Mapping):
+        return f"{values!r:.60}, wants {', '.join(forms)}"
+    for name in sorted(forms.keys() ^ values.keys()):
+        return f"no {name}, {which_has}" if name in forms else f"{one_line(name):.60}, {which_has} not"
+    for name, (wanted, is_good) in forms.items():
+        if not is_good(values[name]):
+            return f"{name}: got {values[name]!r:.60}, wants {wanted}"
+    return None
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= 1e308
+
+
+def _are_numbers(value: Any) -> bool:
+    return isinstance(value, list) and len(value) == 3 and all(map(_is_number, value))
+
+
+def _is_text(value: Any) -> bool:
+    """Half of a surrogate pair is in a str, but cannot be printed."""
+    return isinstance(value, str) and not any("\ud800" <= letter <= "\udfff" for letter in value)
+
+
+def _are_names(value: Any) -> bool:
+    return isinstance(value, list) and all(map(_is_text, value))
+
+
+def _are_numbers_by_name(value: Any) -> bool:
+    return isinstance(value, Mapping) and _are_names(list(value)) and all(map(_is_number, value.values()))
+
+
+def _is_report(value: Any) -> bool:
+    try:
+        json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError):
+        return False
+    return value is None or isinstance(value, dict) and _is_text(value.get("format"))
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 0 < value < 2**31
+
+
+def _is_width(value: Any) -> bool:
+    return _is_count(value) and value <= MOST_HIDDEN
+
+
+def _is_pool_size(value: Any) -> bool:
+    return isinstance(value, list) and len(value) == 2 and all(map(_is_count, value))
+
+
+def _is_hash(value: Any) -> bool:
+    return value is None or isinstance(value, str) and re.fullmatch("[0-9a-f]{64}", value) is not None
+
+
+def _is_example(value: Any) -> bool:
+    if not isinstance(value, Mapping) or value.keys() != {"input", "dtype", "final"}:
+        return value is None
+    sizes, dtype = value["input"], getattr(torch, str(value["dtype"]), None)
+    of_counts = isinstance(sizes, list) and all(map(_is_count, sizes))
+    final = value["final"] if isinstance(value["final"], list) else [value["final"]]
+    is_input = of_counts and math.prod(sizes) <= MOST_PIXELS and isinstance(dtype, torch.dtype)
+    return is_input and all(map(_is_part, final))
+
+
+def _is_part(value: Any) -> bool:
+    return value is None or type(value) is int or _is_text(value)
+
+
+_BOOL = ("a bool", lambda value: isinstance(value, bool))
+_PROBABILITY = ("a probability in [0, 1]", lambda value: _is_number(value) and 0 <= value <= 1)
+_DESCRIPTION: _Forms = {
+    "format": (str(FORMAT), lambda value: value == FORMAT),
+    "backbone": ("a str or None", lambda value: value is None or _is_text(value)),
+    "with_backbone": _BOOL,
+    "classes": ("a list of names", _are_names),
+    "heads": ("heads by tap", lambda value: isinstance(value, dict) and len(value) > 0 and _are_names(list(value))),
+    "image_size": (
+        f"a positive int or None, of {MOST_PIXELS:,} pixels at most",
+        lambda value: value is None or (_is_count(value) and value**2 <= MOST_PIXELS),
+    ),
+    "mean": ("three numbers", _are_numbers),
+    "std": ("three numbers greater than 0", lambda value: _are_numbers(value) and min(value) > 0),
+    "accuracy": ("numbers by name", _are_numbers_by_name),
+    "calibration": ("a report, as its to_json() says it, or None", _is_report),
+    "logits": ("an index, a key or None", _is_part),
+    "parameters": ("the SHA-256 of a file or None", _is_hash),
+    "own_exits": ("the sizes of an input, its dtype and final, or None", _is_example),
+    "learned_from": ("a dict or None", lambda value: value is None or isinstance(value, dict)),
+}
+_HEAD: _Forms = {
+    "in_features": ("a positive int", _is_count),
+    "num_classes": ("a positive int", _is_count),
+    "pool": (f"one of {list(POOLS)}", lambda value: value in POOLS),
+    "pool_size": ("two positive ints", _is_pool_size),
+    "bias": _BOOL,
+    "dropout": _PROBABILITY,
+    "return_probs": _BOOL,
+    "extract": ("item and layout, or None for a function", lambda value: value is None or isinstance(value, dict)),
+    "rule": (", ".join(RULE_ARGUMENTS), lambda value: isinstance(value, dict)),
+}
+#: Fields that only heads have that need them: files of others are as they were before there were any.
+_SOME_HEADS: _Forms = {
+    "hidden": ("fields of hidden layers", lambda value: isinstance(value, dict)),
+    "map_size": ("two positive ints", _is_pool_size),
+}
+_HIDDEN: _Forms = {
+    "rectifies": _BOOL,
+    "norm": ("fields of a norm or None", lambda value: value is None or isinstance(value, dict)),
+    "features": (f"None or an int from 1 to {MOST_HIDDEN}", lambda value: value is None or _is_width(value)),
+    "bias": _BOOL,
+    "activation": (f"one of {list(ACTIVATIONS)}", lambda value: isinstance(value, str) and value in ACTIVATIONS),
+    "dropout": _PROBABILITY,
+}
+_NORM: _Forms = {
+    "eps": ("a number from 0", lambda value: _is_number(value) and value >= 0),
+    "weight": _BOOL,
+    "bias": _BOOL,
+}
+#: Of a head that is a module of the user's, of which the parameters alone are saved.
+_MODULE_HEAD: _Forms = {
+    "module": ("the name of a class", _is_text),
+    **{name: _HEAD[name] for name in ("num_classes", "return_probs", "extract", "rule")},
+}
+_EXTRACT: _Forms = {
+    "item": ("an index, a key or None", _is_part),
+    "layout": (f"one of {list(LAYOUTS)} or None", lambda value: value is None or value in list(LAYOUTS)),
+    "mask": ("a name or None", lambda value: value is None or _is_text(value) and value.strip("~") != ""),
+}
+_RULE: _Forms = {
+    "threshold": ("a number", _is_number),
+    "criterion": ("a str", lambda value: isinstance(value, str)),
+    "temperature": ("a number", _is_number),
+    "enabled": _BOOL,
+}

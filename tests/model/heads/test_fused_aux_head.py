@@ -1,0 +1,395 @@
+"""FusedAuxHead: the same head as the nn.Sequential that it replaces."""
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from auxhead.model import ExitRule, FusedAuxHead, HeadOutput, ModuleHead
+from auxhead.model.listening.hooks import ThreadHook
+from support.example_models import assert_as_exact, in_double, softmax_of
+from support.head_plan_cases import PUT_ON, make_head, make_input
+from support.head_sequentials import ALL, MAP, OF_MAPS, drop, seq
+from torch import nn
+from torch.nn.utils import prune
+
+
+def inputs_of(kind: str, **options: object) -> torch.Tensor:
+    return torch.randn(MAP if kind in OF_MAPS else (3, 6), **options)
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    torch.manual_seed(0)
+
+
+@pytest.mark.parametrize("kind", ALL)
+def test_answers_as_the_sequential(kind: str, device: torch.device) -> None:
+    source = ALL[kind]().to(device).eval()
+    x = inputs_of(kind, device=device)
+    exact = softmax_of(in_double(source), x.double())
+    head = FusedAuxHead.from_module(source, rule=exact.amax(1).median().item() - 1e-3)
+    out = head(x)
+    assert_as_exact(out.probs, softmax_of(source, x), exact)
+    assert out.label.equal(exact.argmax(1)) and out.label.dtype == torch.int64
+    assert_as_exact(out.confidence, softmax_of(source, x).amax(1), exact.amax(1))
+    assert out.exit.equal(exact.amax(1) > head.rule.threshold) and out.exit.any()
+    assert_as_exact(torch.softmax(head.logits(x), 1), softmax_of(source, x), exact)
+
+
+@pytest.mark.parametrize("kind", ["avg-2x3", "max-3x4", "flatten", "softmax"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_answers_as_the_sequential_in_half_precision(kind: str, dtype: torch.dtype, device: torch.device) -> None:
+    source = ALL[kind]().to(device, dtype).eval()
+    x = inputs_of(kind, device=device, dtype=dtype)
+    out = FusedAuxHead.from_module(source)(x)
+    assert out.probs.dtype == out.confidence.dtype == torch.float32
+    assert_as_exact(out.probs, softmax_of(source, x), softmax_of(in_double(source), x.double()))
+
+
+@pytest.mark.parametrize("layout", ["channels_last", "slice", "expanded", "transposed", "no samples"])
+def test_reads_any_layout(layout: str, device: torch.device) -> None:
+    x = {
+        "channels_last": lambda: torch.randn(MAP).to(memory_format=torch.channels_last),
+        "slice": lambda: torch.randn(6, 9, 8, 15)[::2, 2:8, 1:6, ::2][:, :, :, :7],
+        "expanded": lambda: torch.randn(1, 6, 1, 7).expand(MAP),
+        "transposed": lambda: torch.randn(7, 5, 6, 3).permute(3, 2, 1, 0),
+        "no samples": lambda: torch.randn(0, 6, 5, 7),
+    }[layout]().to(device)
+    source = ALL["avg-2x3"]().to(device).eval()
+    out = FusedAuxHead.from_module(source)(x)
+    assert_as_exact(out.probs, softmax_of(source, x), softmax_of(in_double(source), x.double()))
+
+
+def test_parameters_are_the_same_tensors() -> None:
+    source = ALL["named-fc"]()
+    head = FusedAuxHead.from_module(source)
+    assert [id(p) for p in head.parameters()] == [id(p) for p in source.parameters()]
+    x = torch.randn(MAP)
+    before = source.eval()(x)
+    nn.functional.cross_entropy(head.eval().logits(x), torch.tensor([0, 1, 2])).backward()
+    torch.optim.SGD(head.parameters(), lr=1.0).step()
+    after = source(x)
+    assert not torch.equal(before, after)
+    assert_as_exact(head(x).probs, softmax_of(source, x), softmax_of(in_double(source), x.double()))
+
+
+@pytest.mark.parametrize("kind", ALL)
+def test_logits_have_the_gradient_of_the_sequential(kind: str) -> None:
+    source = ALL[kind]().eval()
+    parts = [part for part in source.modules() if isinstance(part, nn.Softmax)]
+    for part in parts:
+        part.dim = 1
+    head = FusedAuxHead.from_module(copy.deepcopy(source))
+    x, y = (inputs_of(kind).requires_grad_() for _ in range(2))
+    with torch.no_grad():
+        y.copy_(x)
+    seed = torch.randn(3, head.num_classes)
+    softmax_of(source, x).backward(seed)
+    torch.softmax(head.logits(y), 1).backward(seed)
+    wanted = [x.grad, *(p.grad for p in source.parameters())]
+    for a, b in zip(wanted, [y.grad, *(p.grad for p in head.parameters())], strict=True):
+        torch.testing.assert_close(b, a)
+
+
+@pytest.mark.parametrize("kind", ["avg-2x3", "max-3x4", "flatten", "linear"])
+def test_forward_has_the_gradient_of_the_sequential(kind: str, device: torch.device) -> None:
+    source = ALL[kind]().to(device)
+    head = FusedAuxHead.from_module(copy.deepcopy(source))
+    x = inputs_of(kind, device=device).requires_grad_()
+    y = x.detach().clone().requires_grad_()
+    seed = torch.randn(3, 5, device=device)
+    probs = softmax_of(source, x)
+    ((probs * seed).sum() + probs.amax(1).sum()).backward()
+    out = head(y)
+    assert not out.label.requires_grad and not out.exit.requires_grad
+    ((out.probs * seed).sum() + out.confidence.sum()).backward()
+    wanted = [x.grad, *(p.grad for p in source.parameters())]
+    for a, b in zip(wanted, [y.grad, *(p.grad for p in head.parameters())], strict=True):
+        torch.testing.assert_close(b, a)
+
+
+def test_dropout_acts_in_training_mode_and_in_logits_alone() -> None:
+    head = FusedAuxHead(200, 4, dropout=0.5)
+    x = torch.randn(3, 200)
+    assert not torch.equal(head.train().logits(x), head.logits(x))
+    assert torch.equal(head(x).probs, head.eval()(x).probs)
+    assert torch.equal(head.logits(x), head.logits(x))
+    source = seq(drop(0.5), nn.Linear(200, 4))
+    torch.manual_seed(1)
+    wanted = source(x)
+    torch.manual_seed(1)
+    torch.testing.assert_close(FusedAuxHead.from_module(source).logits(x), wanted)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_from_module_keeps_the_mode(training: bool) -> None:
+    assert FusedAuxHead.from_module(ALL["avg"]().train(training)).training is training
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_runs_under_autocast_as_the_sequential(dtype: torch.dtype, device: torch.device) -> None:
+    source = ALL["avg-2x3"]().to(device)
+    head = FusedAuxHead.from_module(source)
+    x = torch.randn(MAP, device=device, dtype=dtype)
+    with torch.autocast(device.type, torch.bfloat16):
+        wanted = softmax_of(source, x)
+        out = head(x)
+        assert head.logits(x).dtype == source(x).dtype
+        out.probs.sum().backward()
+    assert head.linear.weight.dtype == head.linear.weight.grad.dtype == torch.float32
+    assert_as_exact(out.probs, wanted, softmax_of(in_double(source), x.double()))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda h: h.half(),
+        lambda h: h.bfloat16(),
+        lambda h: h.to(torch.float64).float(),
+        copy.deepcopy,
+        lambda h: h.cpu(),
+    ],
+    ids=["half", "bfloat16", "double-and-back", "deepcopy", "cpu"],
+)
+def test_the_rule_keeps_its_float32_values(change: Callable[[FusedAuxHead], FusedAuxHead]) -> None:
+    head = change(FusedAuxHead(6, 5, rule=ExitRule(0.7, temperature=1.3)))
+    rule = head.rule
+    assert rule.threshold_tensor.dtype == rule.temperature_tensor.dtype == torch.float32
+    assert rule.threshold_tensor.equal(torch.tensor(0.7)) and rule.temperature_tensor.equal(torch.tensor(1.3))
+    rule.threshold = 0.25
+    assert rule.threshold_tensor.equal(torch.tensor(0.25))
+    assert set(head.state_dict()) == {"linear.weight", "linear.bias", "rule._extra_state"}
+
+
+def test_deepcopy_shares_nothing() -> None:
+    head = FusedAuxHead(6, 5, rule=0.7)
+    other = copy.deepcopy(head)
+    other.rule.threshold = 0.2
+    with torch.no_grad():
+        other.linear.weight.zero_()
+    assert head.rule.threshold_tensor.item() == pytest.approx(0.7) and head.linear.weight.any()
+
+
+def test_lazy_width_comes_from_the_first_input(device: torch.device) -> None:
+    head = FusedAuxHead(None, 5, pool="max", pool_size=(2, 3), device=device)
+    head.load_state_dict(head.state_dict())
+    x = torch.randn(MAP, device=device)
+    out = head(x)
+    assert type(head.linear) is nn.Linear and head.linear.in_features == 36
+    assert_as_exact(out.probs, torch.softmax(head.logits(x), 1), out.probs.double())
+    assert FusedAuxHead(None, 5, pool="none")(torch.randn(0, 2, 3, 4)).probs.shape == (0, 5)
+
+
+def test_lazy_head_first_run_under_inference_mode_can_be_trained_later() -> None:
+    head = FusedAuxHead(None, 5)
+    with torch.inference_mode():
+        head(torch.randn(MAP))
+    x = torch.randn(MAP).requires_grad_()  # the gradient of x makes autograd save the weight
+    head.logits(x).sum().backward()
+    assert x.grad is not None and head.linear.weight.grad is not None
+
+
+@pytest.mark.parametrize("pool", ["avg", "max", "first", "none"])
+def test_tokens_and_vectors(pool: str, device: torch.device) -> None:
+    tokens = torch.randn(3, 7, 6, device=device)
+    features = {"avg": tokens.mean(1), "max": tokens.amax(1), "first": tokens[:, 0], "none": tokens.flatten(1)}[pool]
+    head = FusedAuxHead(features.shape[1], 5, pool=pool, device=device)
+    wanted = torch.softmax(head.linear(features), 1)
+    torch.testing.assert_close(head(tokens).probs, wanted)
+    torch.testing.assert_close(head(features).probs, wanted)
+    torch.testing.assert_close(torch.softmax(head.logits(tokens), 1), wanted)
+
+
+def test_probs_can_be_left_out() -> None:
+    source = ALL["avg"]()
+    x = torch.randn(MAP)
+    with_probs, without = (FusedAuxHead.from_module(source, return_probs=flag)(x) for flag in (True, False))
+    assert without.probs is None and isinstance(without, HeadOutput)
+    assert without.label.equal(with_probs.label) and without.confidence.equal(with_probs.confidence)
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("in_features", (0, 5, {})),
+        ("in_features", (2.5, 5, {})),
+        ("num_classes", (6, -1, {})),
+        ("num_classes", (6, None, {})),
+        ("pool", (6, 5, {"pool": "mean"})),
+        ("pool", (6, 5, {"pool": None})),
+        ("pool_size", (6, 5, {"pool_size": 0})),
+        ("pool_size", (6, 5, {"pool_size": (1, 2, 3)})),
+        ("pool_size", (6, 5, {"pool_size": 2.0})),
+        ("pool_size", (6, 5, {"pool_size": None})),
+        ("pool_size", (6, 5, {"pool_size": (2, None)})),
+        ("pool_size", (6, 5, {"pool": "none", "pool_size": 2})),
+        ("dropout", (6, 5, {"dropout": 1.5})),
+        ("dropout", (6, 5, {"dropout": float("nan")})),
+        ("threshold", (6, 5, {"rule": -0.1})),
+        ("rule", (6, 5, {"rule": "sure"})),
+    ],
+    ids=str,
+)
+def test_bad_arguments_are_named(name: str, arguments: tuple) -> None:
+    in_features, num_classes, options = arguments
+    with pytest.raises((ValueError, TypeError), match=rf"^{name}: got"):
+        FusedAuxHead(in_features, num_classes, **options)
+
+
+@pytest.mark.parametrize(
+    ("name", "x"),
+    [
+        ("x", torch.zeros(6)),
+        ("x", torch.zeros(2, 6, 1, 1, 1)),
+        ("x", torch.zeros(2, 6, 0, 4)),
+        ("x", torch.zeros(2, 6, dtype=torch.int64)),
+        ("weight", torch.zeros(2, 6, dtype=torch.float64)),
+        ("x", [[0.0] * 6]),
+        ("weight", torch.zeros(2, 7, 3, 3)),
+        ("weight", torch.zeros(2, 6, 3, 3, dtype=torch.float16)),
+    ],
+    ids=["rank 1", "rank 5", "empty map", "int", "double", "list", "channels", "dtype"],
+)
+def test_bad_inputs_are_named(name: str, x: object) -> None:
+    with pytest.raises((ValueError, TypeError), match=rf"^{name}: got"):
+        FusedAuxHead(6, 5)(x)
+
+
+def test_runs_on_the_meta_device() -> None:
+    out = FusedAuxHead(6, 5, device="meta")(torch.empty(MAP, device="meta"))
+    assert out.probs.shape == (3, 5) and out.label.device.type == "meta"
+
+
+def test_a_rule_left_on_the_meta_device_is_no_silent_answer() -> None:
+    with torch.device("meta"):
+        head = FusedAuxHead(6, 5, rule=0.5)
+    head.load_state_dict(FusedAuxHead(6, 5).state_dict(), assign=True)
+    x = torch.randn(MAP)
+    try:
+        out = head(x)
+    except (ValueError, RuntimeError, NotImplementedError):
+        return
+    torch.testing.assert_close(out.probs, torch.softmax(head.logits(x), 1))
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm.* is deprecated:FutureWarning")
+@pytest.mark.parametrize("change", PUT_ON.values(), ids=PUT_ON)
+def test_what_is_put_on_a_layer_is_in_answers_as_in_logits(change: Callable[[FusedAuxHead], object]) -> None:
+    """And what launches for a network ask says so."""
+    head = make_head()
+    x = make_input(head)
+    before = head(x)
+    change(head)
+    assert (head(x).probs - before.probs).abs().max() > 1e-2
+    torch.testing.assert_close(head(x).probs, (head.logits(x) / head.rule.temperature).softmax(1))
+    torch.testing.assert_close(head.logits_of_features(head.features(x)), head.logits(x))
+    assert head.why_not_launched().startswith("linear ")
+
+
+def test_a_layer_that_is_plain_again_is_launched_again() -> None:
+    head = FusedAuxHead(8, 5).eval()
+    prune.l1_unstructured(head.linear, "weight", 3)
+    prune.remove(head.linear, "weight")
+    assert head.why_not_launched() is None
+
+
+def test_a_layer_that_hides_its_sizes_is_named() -> None:
+    head = FusedAuxHead(8, 5)
+    head.linear = nn.Sequential(head.linear)
+    for name in ("num_classes", "in_features"):
+        with pytest.raises(ValueError, match="^linear: is a Sequential without .*_features"):
+            getattr(head, name)
+
+
+@pytest.mark.parametrize(
+    "x", [torch.randn(2, 8).to_sparse(), torch.nested.nested_tensor([torch.randn(8)] * 2)], ids=["sparse", "nested"]
+)
+@pytest.mark.parametrize("head", [FusedAuxHead(8, 5), ModuleHead(nn.Linear(8, 5))], ids=["fused", "module"])
+def test_tensors_of_other_layouts_are_refused_by_name(head: nn.Module, x: torch.Tensor) -> None:
+    for call in (head, head.logits):
+        with pytest.raises(TypeError, match="^x: got a .* tensor, wants a dense one"):
+            call(x)
+
+
+def test_a_first_input_within_a_transform_is_refused_by_name() -> None:
+    head, x = FusedAuxHead(None, 5), torch.randn(4, 8)
+    with pytest.raises(RuntimeError, match="^x: is the head's first, and within a transform of torch.func"):
+        torch.func.vmap(lambda one: head(one[None]).probs)(x)
+    assert head(x).probs.shape == (4, 5)
+
+
+def test_heads_made_with_one_rule_have_copies_of_it() -> None:
+    rule = ExitRule(0.5, temperature=2.0)
+    heads = [FusedAuxHead(8, 5, rule=rule), FusedAuxHead(8, 5, rule=rule)]
+    heads.append(FusedAuxHead.from_module(nn.Sequential(nn.Linear(8, 5)), rule=rule))
+    heads[0].rule.threshold = rule.threshold = 0.25
+    assert [head.rule.threshold for head in heads] == [0.25, 0.5, 0.5]
+    assert [head.rule.threshold_tensor.item() for head in heads] == [0.25, 0.5, 0.5]
+
+
+@pytest.mark.parametrize("error", [MemoryError, KeyboardInterrupt])
+def test_a_head_that_failed_to_take_its_width_takes_it_later(
+    error: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    head, x = FusedAuxHead(None, 5), torch.randn(2, 7)
+    materialize, left = nn.UninitializedParameter.materialize, [0, error]
+
+    def failing(parameter: nn.UninitializedParameter, *shape: object, **options: object) -> None:
+        if left and left.pop(0):  # the bias, after the weight
+            raise error
+        materialize(parameter, *shape, **options)
+
+    monkeypatch.setattr(nn.UninitializedParameter, "materialize", failing)
+    with pytest.raises(error):
+        head(x)
+    assert head(torch.randn(2, 9)).label.shape == (2,) and head.linear.weight.shape == (5, 9)
+
+
+def test_hooks_that_look_are_called() -> None:
+    head, seen = FusedAuxHead(8, 5).eval(), []
+    x = torch.randn(2, 8)
+    before = head(x).probs
+    handle = head.linear.register_forward_hook(lambda _layer, _inputs, output: seen.append(output))
+    torch.testing.assert_close(head(x).probs, before)
+    assert len(seen) == 1
+    handle.remove()
+    assert torch.equal(head(x).probs, before) and len(seen) == 1
+
+
+def test_a_pool_size_is_assigned_as_it_is_given() -> None:
+    head, x = FusedAuxHead(2, 5).eval(), torch.randn(3, 2, 4, 4)
+    head.linear = nn.Linear(8, 5)
+    head.pool_size = 2
+    torch.testing.assert_close(head(x).probs, head.logits(x).softmax(1))
+    with pytest.raises(ValueError, match=r"^pool_size: got \(2, 0\), wants a positive int or a pair"):
+        head.pool_size = (2, 0)
+    assert head.pool_size == (2, 2)
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"hidden_features": 6, "hidden_dropout": 0.5, "norm": True}], ids=["", "hidden"]
+)
+def test_dropout_does_not_act_in_answers_of_layers_that_run_as_they_are(options: dict[str, Any]) -> None:
+    head, x = FusedAuxHead(8, 5, dropout=0.5, **options).train(), torch.randn(4, 8)
+    before = head(x).probs
+    head.linear.register_forward_hook(lambda *_: None)
+    torch.testing.assert_close(head(x).probs, before)
+    assert not torch.allclose(head.logits(x), head.logits(x)), "in logits it does"
+
+
+def test_our_own_hooks_are_none_of_its_business() -> None:
+    """As captures and dry runs put on every layer."""
+    head = FusedAuxHead(8, 5).eval()
+    x = torch.randn(2, 8)
+    before = head(x).probs
+    head.linear.register_forward_hook(ThreadHook(lambda *_: None))
+    assert torch.equal(head(x).probs, before) and head.why_not_launched() is None
+
+
+def test_a_first_input_of_another_dtype_leaves_the_width_open() -> None:
+    head = FusedAuxHead(None, 5)
+    with pytest.raises(ValueError, match="^x: got torch.float16 on cpu, wants torch.float32 on cpu"):
+        head(torch.randn(2, 7).half())
+    assert isinstance(head.linear, nn.LazyLinear)

@@ -1,0 +1,93 @@
+"""Taps on torchvision's networks: layers that people tap, and layers that cannot be tapped."""
+
+import re
+
+import pytest
+import torch
+import torchvision
+from auxhead.model import EarlyExitNetwork, FusedAuxHead
+from auxhead.model.listening.dry_run import dry_run
+from support.example_models import suggested
+from torch import Tensor, nn
+
+
+def image(side: int = 32) -> Tensor:
+    return torch.randn(2, 3, side, side)
+
+
+BACKBONES = {
+    "resnet18": (["layer1.0", "layer2", "layer4.1"], [(2, 64, 8, 8), (2, 128, 4, 4), (2, 512, 1, 1)]),
+    "resnet50": (["layer1", "layer3.5"], [(2, 256, 8, 8), (2, 1024, 2, 2)]),
+    "mobilenet_v3_small": (["features.1", "features.8"], [(2, 16, 8, 8), (2, 48, 2, 2)]),
+    "densenet121": (["features.transition1", "features.denseblock3"], [(2, 128, 4, 4), (2, 1024, 2, 2)]),
+    "googlenet": (["inception3a", "inception4e"], [(2, 256, 4, 4), (2, 832, 2, 2)]),
+    "efficientnet_b0": (["features.2", "features.5.2"], [(2, 24, 8, 8), (2, 112, 2, 2)]),
+    "vgg11": (["features.1", "features.10", "classifier.1"], [(2, 64, 32, 32), (2, 256, 4, 4), (2, 4096)]),
+    "convnext_tiny": (["features.1.2", "features.6"], [(2, 96, 8, 8), (2, 768, 1, 1)]),
+    "vit_b_16": (["encoder.layers.encoder_layer_0", "encoder"], [(2, 5, 768), (2, 5, 768)]),
+    "squeezenet1_1": (["features.3", "features.12"], None),
+    "shufflenet_v2_x1_0": (["stage2", "stage4"], [(2, 116, 4, 4), (2, 464, 1, 1)]),
+}
+
+
+@pytest.mark.parametrize("name", BACKBONES)
+def test_torchvision_backbones(name: str) -> None:
+    taps, shapes = BACKBONES[name]
+    options = {"googlenet": {"init_weights": False, "aux_logits": False}, "vit_b_16": {"image_size": 32}}
+    with torch.device("meta"):
+        net = getattr(torchvision.models, name)(num_classes=7, **options.get(name, {}))
+        net.unused = nn.Identity()
+    x = image().to("meta")
+    run = dry_run(net, taps, x)
+    assert run.logits.shape == (2, 7)
+    assert shapes is None or [tuple(y.shape) for y in run.features] == shapes
+    with pytest.raises(ValueError, match="'unused' never runs") as caught:
+        dry_run(net, ["unused"], x)
+    names = suggested(caught.value)
+    assert len(names) > 5
+    for tap in names[::4]:
+        dry_run(net, [tap], x)
+
+
+@pytest.mark.parametrize("tap", ["layer1.0.bn3", "layer5", "features.1"])
+def test_an_unknown_layer_of_a_resnet_is_answered_with_names_that_work(tap: str) -> None:
+    with torch.device("meta"):
+        net = torchvision.models.resnet18()
+    with pytest.raises(ValueError) as caught:
+        dry_run(net, [tap], image().to("meta"))
+    names = {name for name in re.findall(r"[\w.]+", str(caught.value)) if name in dict(net.named_modules())}
+    assert names
+    for name in sorted(names):
+        dry_run(net, [name], image().to("meta"))
+
+
+@pytest.mark.parametrize(
+    ("name", "tap", "match"),
+    [
+        ("resnet18", "layer1.0.bn1", "changed in place"),
+        ("resnet18", "layer1.0.relu", "2 times"),
+        ("vgg11", "features.0", "changed in place"),
+        ("densenet121", "features.norm0", "changed in place"),
+        ("vit_b_16", "encoder.layers.encoder_layer_0.self_attention", "tuple"),
+        ("swin_t", "features.1.0.attn.qkv", "never runs"),
+    ],
+)
+def test_torchvision_layers_that_cannot_be_tapped(name: str, tap: str, match: str) -> None:
+    with torch.device("meta"):
+        net = getattr(torchvision.models, name)(num_classes=7, **({"image_size": 32} if name == "vit_b_16" else {}))
+    with pytest.raises(ValueError, match=match) as caught:
+        dry_run(net, [tap], image().to("meta"))
+    names = suggested(caught.value)
+    assert names
+    for other in names[::3]:
+        dry_run(net, [other], image().to("meta"))
+
+
+def test_the_channels_of_a_map_are_found_last_in_its_shape_too() -> None:
+    net = torchvision.models.swin_t(num_classes=7).eval()  # features.1 is [N, H, W, C]
+    with pytest.raises(ValueError, match=r"heads\['features.1'\].*takes 8 features.*\[\d, 96, 8, 8\].*has 96"):
+        EarlyExitNetwork(net, {"features.1": FusedAuxHead(8, 7)}, example_input=image())
+    network = EarlyExitNetwork(
+        net, {"features.1": FusedAuxHead(96, 7), "permute": FusedAuxHead(768, 7)}, example_input=image()
+    )
+    assert [network.extract[tap].layout for tap in network.taps] == ["NHWC", "NCHW"]

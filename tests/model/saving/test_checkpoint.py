@@ -1,0 +1,576 @@
+"""Checkpoints: saving and loading of networks, whole or heads alone, and files that are refused."""
+
+import copy
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from auxhead.model import EarlyExitNetwork, ExitRule, FusedAuxHead, attach_exits, load_checkpoint, save_checkpoint
+from auxhead.model.basics.bad_input import BadInput
+from auxhead.model.basics.images import normalise, open_image, to_pixels
+from support.checkpoint_files import as_of_format_3, weights_of
+from support.example_models import SmallNet, plain_heads
+from support.pictures import write_image_folder
+from torch import nn
+
+pytestmark = pytest.mark.usefixtures("without_interpreter")
+
+MEAN, STD = (0.1, 0.2, 0.3), (0.4, 0.5, 0.6)
+ABOUT = {
+    "backbone": "my.nets:small", "classes": list("abcdç"), "image_size": 8, "mean": MEAN, "std": STD,
+    "accuracy": {"test": 0.5},
+}  # fmt: skip
+
+
+@pytest.fixture
+def network() -> EarlyExitNetwork:
+    torch.manual_seed(0)
+    heads: dict[str, nn.Module] = {
+        **plain_heads(),
+        "block1": FusedAuxHead(24, 5, pool="max", pool_size=(2, 1), bias=False, dropout=0.25),
+    }
+    rules = {"block0": ExitRule(0.25, temperature=2.0), "block1": ExitRule(0.5, enabled=False), "block2": 0.1}
+    network = EarlyExitNetwork(SmallNet(), heads, rules)
+    for module in network.modules():
+        if isinstance(module, nn.BatchNorm2d):  # not what a fresh network has
+            module.running_mean.normal_(0, 0.1)
+    return network.eval()
+
+
+@pytest.fixture
+def saved(tmp_path: Path, network: EarlyExitNetwork) -> Path:
+    save_checkpoint(tmp_path / "new" / "net", network, **ABOUT)
+    return tmp_path / "new" / "net"
+
+
+def images(count: int = 5) -> torch.Tensor:
+    return torch.randn(count, 3, 8, 8)
+
+
+def assert_same_answers(mine: EarlyExitNetwork, theirs: EarlyExitNetwork) -> None:
+    x = images().to(theirs.heads[0].linear.weight)
+    assert all(torch.equal(a, b) for a, b in zip(mine(x), theirs(x), strict=True))
+    assert str(mine) == str(theirs)
+
+
+def test_the_same_answers_come_back(saved: Path, network: EarlyExitNetwork) -> None:
+    loaded = load_checkpoint(str(saved), SmallNet())
+    assert loaded.classes == tuple("abcdç") and loaded.image_size == 8
+    assert (loaded.mean, loaded.std) == (MEAN, STD) and loaded.accuracy == {"test": 0.5}
+    assert not any(module.training for module in loaded.network.modules())
+    assert all(parameter.requires_grad for parameter in loaded.network.parameters())
+    assert_same_answers(loaded.network, network)
+    for name, value in network.state_dict().items():
+        assert torch.equal(loaded.network.state_dict()[name], value), name
+
+
+def test_arguments_that_are_swapped_are_told(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match="directory: got SmallNet, wants the path of a folder"):
+        load_checkpoint(SmallNet(), tmp_path)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_the_type_of_the_parameters_comes_back(tmp_path: Path, network: EarlyExitNetwork, dtype: torch.dtype) -> None:
+    save_checkpoint(tmp_path, network.to(dtype))
+    loaded = load_checkpoint(tmp_path, SmallNet())
+    assert loaded.classes == () and loaded.image_size is None
+    assert_same_answers(loaded.network, network)
+
+
+def test_heads_alone_go_to_the_users_backbone(tmp_path: Path, network: EarlyExitNetwork) -> None:
+    save_checkpoint(tmp_path, network, with_backbone=False)
+    mine = copy.deepcopy(network.backbone)
+    before = {name: value.clone() for name, value in mine.state_dict().items()}
+    loaded = load_checkpoint(tmp_path, mine)
+    assert loaded.network.backbone is mine
+    assert all(torch.equal(value, before[name]) for name, value in mine.state_dict().items())
+    assert_same_answers(loaded.network, network)
+    assert weights_of(tmp_path).stat().st_size < 4000
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_on_a_gpu(tmp_path: Path, network: EarlyExitNetwork) -> None:
+    network.cuda().half()
+    save_checkpoint(tmp_path, network)
+    loaded = load_checkpoint(tmp_path, SmallNet().cuda())
+    assert all(value.is_cuda for value in loaded.network.parameters())
+    assert_same_answers(loaded.network, network)
+
+
+def test_memory_that_is_shared_is_saved(tmp_path: Path) -> None:
+    backbone = SmallNet()
+    head = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), backbone.fc)
+    network = EarlyExitNetwork(backbone, {"block2": head}).eval()
+    save_checkpoint(tmp_path, network)
+    assert_same_answers(load_checkpoint(tmp_path, SmallNet()).network, network)
+
+
+def test_pictures_become_input(saved: Path, tmp_path: Path) -> None:
+    paths = sorted(write_image_folder(tmp_path / "pictures", per_class=2).glob("*/*.png"))[:3]
+    loaded = load_checkpoint(saved, SmallNet())
+    x = loaded.read_images(paths)
+    pixels = torch.stack([to_pixels(open_image(path), 8) for path in paths])
+    assert x.dtype == torch.float32 and torch.equal(x, normalise(pixels, MEAN, STD))
+    assert loaded.network(x).label.shape == (3,)
+    loaded.network.half()
+    assert torch.equal(loaded.read_images(paths), x.half())
+
+
+@pytest.mark.parametrize("with_probs", [True, False])
+def test_heads_that_leave_out_probabilities_still_do(tmp_path: Path, with_probs: bool) -> None:
+    head = FusedAuxHead(8, 5, return_probs=with_probs)
+    save_checkpoint(tmp_path, EarlyExitNetwork(SmallNet(), {"block0": head}))
+    assert load_checkpoint(tmp_path, SmallNet()).network.fused_heads[0].return_probs == with_probs
+
+
+HEAD_FIELDS = ["in_features", "num_classes", "pool", "pool_size", "bias", "dropout", "return_probs", "extract", "rule"]
+
+
+def with_hidden_layers() -> EarlyExitNetwork:
+    norm = nn.LayerNorm(16, eps=1e-3, bias=False)
+    heads = {
+        "block0": FusedAuxHead(8, 5, hidden_features=9, activation="gelu_tanh", hidden_bias=False, hidden_dropout=0.2),
+        "block1": FusedAuxHead(12, 5, pool="max", norm=True, rectifies=True),
+        "block2": nn.Sequential(nn.AvgPool2d(2), nn.Flatten(), norm, nn.Linear(16, 7), nn.Hardswish(), nn.Linear(7, 5)),
+    }
+    return EarlyExitNetwork(SmallNet(), heads, 0.3, example_input=images(2)).eval()
+
+
+def test_hidden_layers_come_back(tmp_path: Path) -> None:
+    network = with_hidden_layers()
+    save_checkpoint(tmp_path, network)
+    loaded = load_checkpoint(tmp_path, SmallNet()).network
+    assert_same_answers(loaded, network)
+    assert [head.map_size for head in loaded.fused_heads] == [None, None, (2, 2)]
+    assert loaded.fused_heads[2].hidden.norm.eps == 1e-3 and loaded.fused_heads[2].hidden.norm.bias is None
+    save_checkpoint(tmp_path / "again", loaded)
+    for name in ("model.json", weights_of(tmp_path).name):
+        assert (tmp_path / "again" / name).read_bytes() == (tmp_path / name).read_bytes()
+
+
+def test_files_of_heads_without_hidden_layers_are_as_they_were(saved: Path) -> None:
+    content = json.loads((saved / "model.json").read_text())
+    assert content["format"] == 4 and all(list(head) == HEAD_FIELDS for head in content["heads"].values())
+
+
+@pytest.mark.parametrize(
+    "tap, change, message",
+    [
+        ("block0", {"features": 0}, "hidden: features: got 0, wants None or an int from 1 to 1024"),
+        ("block0", {"features": 2000}, "hidden: features: got 2000, wants None or"),
+        ("block0", {"features": 8}, r"its 'heads.0.linear.weight' is \[5, 8\], saved was \[5, 9\]"),
+        ("block0", {"activation": "tanh"}, "hidden: activation: got 'tanh', wants one of"),
+        ("block0", {"activation": ["relu"]}, "hidden: activation: got"),
+        ("block0", {"dropout": 2}, "hidden: dropout: got 2, wants a probability"),
+        ("block0", {"rectifies": 1}, "hidden: rectifies: got 1, wants a bool"),
+        ("block0", {"norm": True}, "hidden: norm: got True, wants fields of a norm or None"),
+        ("block1", {"norm": {"eps": -1, "weight": True, "bias": True}}, "hidden: eps: got -1, wants a number from 0"),
+        ("block1", {"norm": {"eps": 1, "weight": True}}, "hidden: no bias, which a norm has"),
+        ("block1", {"more": 1}, "hidden: more, which hidden layers have not"),
+        ("block1", {"norm": None}, "has no 'heads.1.hidden.norm.bias', which was saved"),
+    ],
+)
+def test_fields_of_hidden_layers_that_are_wrong(tmp_path: Path, tap: str, change: dict[str, Any], message: str) -> None:
+    save_checkpoint(tmp_path, with_hidden_layers())
+    content = json.loads((tmp_path / "model.json").read_text())
+    content["heads"][tap]["hidden"].update(change)
+    (tmp_path / "model.json").write_text(json.dumps(content))
+    with pytest.raises(BadInput, match=message):
+        load_checkpoint(tmp_path, SmallNet())
+
+
+def test_wrong_map_sizes_and_sizes_that_ask_for_too_much_memory(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path, with_hidden_layers())
+    content = json.loads((tmp_path / "model.json").read_text())
+    for change, message in (
+        ({"map_size": [0, 2]}, "map_size: got .0, 2., wants two positive ints"),
+        ({"hidden": None}, "hidden: got None, wants fields of hidden layers"),
+        ({"in_features": 2**30}, "saved was .7, 16."),
+        ({"num_classes": 2**30}, "wants one|saved was"),
+    ):
+        changed = {**content, "heads": {**content["heads"], "block2": {**content["heads"]["block2"], **change}}}
+        (tmp_path / "model.json").write_text(json.dumps(changed))
+        with pytest.raises(BadInput, match=message):
+            load_checkpoint(tmp_path, SmallNet())
+
+
+class WithRule(SmallNet):
+    """A layer of its own has the name that rules have in heads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Module()
+        self.head.rule = nn.Linear(5, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head.rule(super().forward(x))
+
+
+class Lazy(SmallNet):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.LazyLinear(5)
+
+
+@pytest.mark.parametrize(("kind", "other"), [(WithRule, WithRule), (SmallNet, Lazy)])
+def test_all_parameters_of_a_backbone_come_back(tmp_path: Path, kind: type[nn.Module], other: type[nn.Module]) -> None:
+    network = EarlyExitNetwork(kind(), plain_heads(), 0.5).eval()
+    save_checkpoint(tmp_path, network)
+    loaded, x = load_checkpoint(tmp_path, other()).network, images()
+    assert all(torch.equal(a, b) for a, b in zip(loaded(x), network(x), strict=True))
+
+
+def test_without_a_size_no_pictures_are_read(tmp_path: Path, network: EarlyExitNetwork) -> None:
+    save_checkpoint(tmp_path, network)
+    with pytest.raises(BadInput, match="saved without image_size"):
+        load_checkpoint(tmp_path, SmallNet()).read_images(["x.png"])
+
+
+class WithOwnExits(nn.Module):
+    def __init__(self, classes: int = 5) -> None:
+        super().__init__()
+        self.block0, self.block1 = (nn.Sequential(nn.Conv2d(i, o, 3, 2, 1), nn.ReLU()) for i, o in ((3, 8), (8, 12)))
+        self.exit = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, classes))
+        self.last = nn.Linear(12, classes)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        one = self.block0(x)
+        return self.exit(one), self.last(self.block1(one).mean((2, 3)))
+
+
+class Words(WithOwnExits):
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(7, 3 * 16)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return super().forward(self.words(x).unflatten(2, (3, 16)).movedim(2, 1))
+
+
+class WithTwoExits(WithOwnExits):
+    def __init__(self, *taps: int) -> None:
+        super().__init__()
+        self.block2, self.taps = nn.Sequential(nn.Conv2d(12, 12, 3, 2, 1), nn.ReLU()), taps
+        self.exits = nn.ModuleList(nn.Linear(width, 5) for width in (8, 12))
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:  # type: ignore[override]
+        maps = [self.block0(x)]
+        maps.append(self.block1(maps[0]))
+        pooled = self.block2(maps[1]).mean((2, 3))
+        return *(self.exits[tap](maps[tap].mean((2, 3))) for tap in self.taps), self.last(pooled)
+
+
+@pytest.mark.parametrize("with_backbone", [True, False])
+@pytest.mark.parametrize(
+    ("kind", "x"), [(WithOwnExits, torch.randn(3, 3, 16, 16)), (Words, torch.arange(24).view(3, 8) % 7)]
+)
+def test_a_model_with_exits_of_its_own_comes_back(
+    tmp_path: Path, kind: Any, x: torch.Tensor, with_backbone: bool
+) -> None:
+    torch.manual_seed(1)
+    model = kind().eval()
+    network = attach_exits(model, x, rules=ExitRule(0.21, temperature=2.0))
+    save_checkpoint(tmp_path, network, with_backbone=with_backbone)
+    mine = kind()
+    if not with_backbone:
+        mine.load_state_dict(model.state_dict())
+    loaded = load_checkpoint(tmp_path, mine)
+    assert all(torch.equal(a, b) for a, b in zip(loaded.network(x), network(x), strict=True))
+    assert not mine.training and all(torch.equal(a, b) for a, b in zip(mine(x), model(x), strict=True))
+    save_checkpoint(tmp_path / "again", loaded.network, with_backbone=with_backbone)
+    assert (tmp_path / "again" / "model.json").read_bytes() == (tmp_path / "model.json").read_bytes()
+    as_backbone = load_checkpoint(tmp_path, attach_exits(model, x).backbone).network
+    assert torch.equal(as_backbone(x).exit_index, network(x).exit_index)
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        (WithOwnExits(6), "its exit at 'model.block0' has num_classes 6, saved was 5"),
+        (WithTwoExits(0, 1), "it has an exit at 'model.block1', where none was saved"),
+        (WithTwoExits(1), "it has no exit at 'model.block0', where one was saved"),
+        (
+            nn.Sequential(nn.Conv2d(3, 5, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten()),
+            "wants the model that was handed to",
+        ),
+    ],
+)
+def test_a_model_with_other_exits_is_refused_and_left_alone(tmp_path: Path, other: nn.Module, message: str) -> None:
+    save_checkpoint(tmp_path, attach_exits(WithOwnExits().eval(), images(2)))
+    before = copy.deepcopy(other.state_dict())
+    with pytest.raises(BadInput, match=f"backbone: the exits of .* cannot be found as they were in .*{message}"):
+        load_checkpoint(tmp_path, other)
+    assert other.training and all(torch.equal(value, before[name]) for name, value in other.state_dict().items())
+
+
+def test_exits_that_run_as_the_models_own_code_want_the_model_itself(tmp_path: Path) -> None:
+    class Scaled(WithOwnExits):
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            early, last = super().forward(x)
+            return early * self.last.bias.exp(), last
+
+    network = attach_exits(Scaled().eval(), images(2))
+    save_checkpoint(tmp_path, network)
+    assert torch.equal(load_checkpoint(tmp_path, Scaled()).network(images(2)).label, network(images(2)).label)
+    with pytest.raises(BadInput, match="the exit at .* runs as the model's own code; wants the model that was"):
+        load_checkpoint(tmp_path, attach_exits(Scaled().eval(), images(2)).backbone)
+
+
+def test_nothing_unfinished_is_left(saved: Path) -> None:
+    assert sorted(saved.iterdir()) == [weights_of(saved), saved / "model.json"]
+
+
+def no_space(*_: Any) -> None:
+    raise OSError("no space left")
+
+
+def test_a_description_that_cannot_be_written_leaves_the_older_checkpoint(
+    saved: Path, network: EarlyExitNetwork, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("auxhead.model.saving.checkpoint_files.as_json", no_space)
+    with pytest.raises(OSError, match="no space"):
+        save_checkpoint(saved, EarlyExitNetwork(SmallNet(), plain_heads()))
+    assert_same_answers(load_checkpoint(saved, SmallNet()).network, network)
+
+
+def test_parameters_that_cannot_be_written_leave_the_older_checkpoint(
+    saved: Path, network: EarlyExitNetwork, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("auxhead.model.saving.checkpoint_files.save_file", no_space)
+    with pytest.raises(OSError, match="no space"):
+        save_checkpoint(saved, EarlyExitNetwork(SmallNet(), plain_heads()))
+    assert_same_answers(load_checkpoint(saved, SmallNet()).network, network)
+
+
+class HeadOfAnotherKind(FusedAuxHead):
+    pass
+
+
+def parametrized() -> FusedAuxHead:
+    head = FusedAuxHead(8, 5)
+    torch.nn.utils.parametrizations.weight_norm(head.linear)
+    return head
+
+
+class WithNotes(SmallNet):
+    def get_extra_state(self) -> dict[str, int]:
+        return {"epochs": 3}
+
+    def set_extra_state(self, state: dict[str, int]) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("made", "arguments", "message"),
+    [
+        (SmallNet, {}, "^network: got SmallNet, wants an EarlyExitNetwork"),
+        (lambda: EarlyExitNetwork(SmallNet(), {"block0": HeadOfAnotherKind(8, 5)}), {}, "'block0'.*HeadOfAnotherKind"),
+        (lambda: EarlyExitNetwork(SmallNet(), {"block0": FusedAuxHead(None, 5)}), {}, "'block0'.*check_taps"),
+        (lambda: EarlyExitNetwork(SmallNet(), {"block0": parametrized()}), {}, "'block0'.*parametrizations"),
+        (lambda: EarlyExitNetwork(WithNotes(), plain_heads()), {}, "'backbone._extra_state' is a dict"),
+        (lambda: EarlyExitNetwork(SmallNet(), plain_heads()), {"classes": ["a"]}, "^classes: got 1 names, wants 5"),
+        (lambda: EarlyExitNetwork(SmallNet(), plain_heads()), {"classes": ["a"] * 6}, "^classes: got 6 names, wants 5"),
+        (
+            lambda: EarlyExitNetwork(SmallNet(), plain_heads()),
+            {"classes": "abcde"},
+            "^classes: got 'abcde', wants a list",
+        ),
+        (lambda: EarlyExitNetwork(SmallNet(), plain_heads()), {"backbone": SmallNet}, "^backbone: got <class.*a str"),
+        (lambda: EarlyExitNetwork(SmallNet(), plain_heads()), {"mean": 0.5}, "^mean: got 0.5, wants three numbers"),
+        (lambda: EarlyExitNetwork(SmallNet(), plain_heads()), {"image_size": 8}, "^mean, std: got none beside image_s"),
+        (lambda: EarlyExitNetwork(SmallNet(), plain_heads()), {"image_size": 8, "mean": MEAN}, "^mean, std: got none"),
+        (lambda: EarlyExitNetwork(SmallNet(), plain_heads()), {"accuracy": {"test": "good"}}, "^accuracy: .*numbers"),
+        (lambda: EarlyExitNetwork(SmallNet(), plain_heads()), {"calibration": {"format": 1}}, "^calibration: .*report"),
+        (
+            lambda: EarlyExitNetwork(SmallNet(), plain_heads()),
+            {"calibration": {"format": "a", "drop": math.nan}},
+            "^calibration: got .*report",
+        ),
+    ],
+    ids="no-network head lazy parametrized state classes more-classes classes-text backbone mean size no-std accuracy "
+    "report report-nan".split(),
+)
+def test_what_could_not_be_loaded_is_not_saved(
+    tmp_path: Path, made: Callable[[], EarlyExitNetwork], arguments: dict[str, Any], message: str
+) -> None:
+    with pytest.raises((TypeError, ValueError), match=message):
+        save_checkpoint(tmp_path / "out", made(), **arguments)
+    assert not (tmp_path / "out").exists()
+
+
+NOT_KEPT = {
+    "sparse": (
+        lambda net: net.backbone.register_buffer("edges", torch.eye(3).to_sparse()),
+        "'backbone.edges' is a ",
+    ),
+    "of the network": (lambda net: net.register_buffer("mine", torch.ones(2)), "^network: keeps 'mine'"),
+    "of a head": (lambda net: net.heads[1].linear.register_buffer("mine", torch.ones(2)), "'block1'.*'linear.mine'"),
+    "rule": (lambda net: net.heads[1].rule.threshold_tensor.fill_(2.0), "'block1'.*: threshold: got 2.0"),
+    "field": (lambda net: setattr(net.heads[1], "return_probs", 1), "'block1'.*: return_probs: got 1, wants a bool"),
+}
+
+
+@pytest.mark.parametrize("kind", NOT_KEPT)
+def test_what_files_do_not_keep_is_not_saved(kind: str, tmp_path: Path, network: EarlyExitNetwork) -> None:
+    change, message = NOT_KEPT[kind]
+    change(network)
+    with pytest.raises((TypeError, ValueError), match=message):
+        save_checkpoint(tmp_path / "out", network)
+    assert not (tmp_path / "out").exists()
+
+
+def test_no_folder_replaces_a_file(tmp_path: Path, network: EarlyExitNetwork) -> None:
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(ValueError, match="^directory: got .*file, a file, wants a directory"):
+        save_checkpoint(tmp_path / "file", network)
+
+
+class Deeper(SmallNet):
+    def __init__(self) -> None:
+        super().__init__()
+        self.more = nn.Linear(2, 2)
+
+
+class WithoutBias(SmallNet):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc.bias = None
+
+
+class InEightBits(SmallNet):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc.weight.data = self.fc.weight.data.to(torch.float8_e4m3fn)
+
+
+class Shallower(SmallNet):
+    def __init__(self) -> None:
+        super().__init__()
+        del self.block2
+
+
+@pytest.mark.parametrize(
+    ("backbone", "message"),
+    [
+        (lambda: SmallNet(classes=7), r"'backbone.fc.*' is \[7.*saved was \[5.*made by my.nets:small"),
+        (Deeper, "its 'backbone.more.bias' was not saved"),
+        (WithoutBias, "it has no 'backbone.fc.bias', which was saved"),
+        (InEightBits, "its 'backbone.fc.weight' is torch.float8_e4m3fn, saved was torch.float32"),
+        (Shallower, "Shallower has no layer 'block2'.*made by my.nets:small"),
+        (lambda: "resnet18", "^backbone: got str, wants an nn.Module, .*; it was made by my.nets:small"),
+        (lambda: EarlyExitNetwork(SmallNet(), {"block0": FusedAuxHead(8, 5)}), "got EarlyExitNetwork, .*without heads"),
+    ],
+    ids=["classes", "more", "fewer", "eight-bits", "tap", "no-module", "heads"],
+)
+def test_a_backbone_that_does_not_fit_is_left_as_it_was(saved: Path, backbone: Callable[[], Any], message: str) -> None:
+    mine = backbone()
+    before = copy.deepcopy(mine)
+    with pytest.raises(BadInput, match=message):
+        load_checkpoint(saved, mine)
+    if isinstance(mine, nn.Module):
+        parameters = zip(mine.parameters(), before.parameters(), strict=True)
+        assert all(a.dtype == b.dtype and torch.equal(a.float(), b.float()) for a, b in parameters)
+        assert mine.training
+
+
+@pytest.mark.parametrize("pattern", ["model.json", "model-*"])
+def test_missing_files(saved: Path, pattern: str) -> None:
+    (path,) = saved.glob(pattern)
+    name = path.name
+    path.unlink()
+    with pytest.raises(BadInput, match=f"checkpoint: .* has no {name}"):
+        load_checkpoint(saved, SmallNet())
+
+
+def with_head(description: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    return {"heads": {tap: {**head, **changes} for tap, head in description["heads"].items()}}
+
+
+A_RULE = {"threshold": 0.5, "criterion": "max_prob", "temperature": 1.0, "enabled": True}
+
+
+def without(values: dict[str, Any], *names: str) -> dict[str, Any]:
+    return {key: value for key, value in values.items() if key not in names}
+
+
+def other_classes(heads: dict[str, Any]) -> dict[str, Any]:
+    return {**heads, "block0": {**heads["block0"], "num_classes": 4}}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda _: {"format": 1}, "has format 1, wants 4; written by another version"),
+        (lambda _: {"format": 5}, "has format 5, wants 4; written by a newer version"),
+        (lambda _: {"calibration": {}}, "has calibration: got {}, wants a report, as its to_json.. says it, or None"),
+        (lambda _: {"image_size": "16"}, "has image_size: got '16', wants a positive int or None"),
+        (lambda _: {"std": [0.5, 0.5, 0.0]}, "has std: got .*, wants three numbers greater than 0"),
+        (lambda _: {"mean": [0.5, 0.5, math.nan]}, "has mean: got .*, wants three numbers"),
+        (lambda _: {"parameters": "../x"}, "has parameters: got .*, wants the SHA-256 of a file or None"),
+        (
+            lambda _: {"own_exits": {"input": [2**20, 2**20], "dtype": "int64", "final": None}},
+            "has own_exits: got .*, wants the sizes",
+        ),
+        (lambda _: {"own_exits": {"input": [3], "dtype": "load", "final": None}}, "has own_exits: got .*, wants the"),
+        (lambda _: {"surprise": 1}, "has surprise, which format 4 has not"),
+        (lambda _: {"heads": [1]}, r"has heads: got \[1\], wants heads by tap"),
+        (lambda _: {"heads": {}}, "has heads: got {}, wants heads by tap"),
+        (lambda old: with_head(old, pool="median"), "has a head 'block0' that cannot be made: pool: got 'median'"),
+        (lambda old: with_head(old, surprise=1), "has a head 'block0' that cannot be made"),
+        (lambda old: with_head(old, rule={**A_RULE, "threshold": 1.5}), "cannot be made: threshold: got 1.5"),
+        (lambda old: with_head(old, rule={"threshold": 0.5}), "'block0' that cannot be made: no criterion, which"),
+        (lambda old: with_head(old, rule={**A_RULE, "enabled": "no"}), "cannot be made: enabled: got 'no', wants a"),
+        (lambda old: with_head(old, return_probs=1), "cannot be made: return_probs: got 1, wants a bool"),
+        (lambda old: with_head(old, in_features=None), "cannot be made: in_features: got None, wants a positive int"),
+        (lambda old: with_head(old, in_features=2**30), r"is \[5, 1073741824\], saved was \[5, 8\]"),
+        (lambda old: {"heads": {**old["heads"], "block0": without(old["heads"]["block0"], "pool")}}, "no pool, which"),
+        (lambda old: with_head(old, num_classes=4) | {"classes": []}, r"is \[4, 8\], saved was \[5, 8\]"),
+        (lambda old: {"heads": other_classes(old["heads"])}, "has heads of 4 and 5 classes, wants one"),
+        (lambda _: {"classes": ["a"]}, "has 1 names of classes, wants 5 or none"),
+        (lambda _: {"classes": ["a", "b", "c", "d", "\ud800"]}, "has classes: got .*, wants a list of names"),
+        (lambda _: {"image_size": 10_000}, "has image_size: got 10000, wants .* of 89,478,485 pixels at most"),
+        (lambda _: {"mean": [10**400, 0, 0]}, "has mean: got .*, wants three numbers"),
+        (lambda _: {"mean": [True, 0, 0]}, "has mean: got .*, wants three numbers"),
+        (lambda old: with_head(old, rule=3), "has a head 'block0' that cannot be made"),
+        (lambda old: with_head(old, in_features=9), r"'heads.0.linear.weight' is \[5, 9\], saved was \[5, 8\]"),
+    ],
+    ids="format newer report size std nan path memory-of-input type extra-key heads no-heads pool head-key "
+    "threshold half-a-rule enabled probs lazy memory no-pool all-classes classes names surrogate pixels large true "
+    "rule width".split(),
+)
+def test_descriptions_that_do_not_fit(saved: Path, change: Callable[[Any], Any], message: str) -> None:
+    path = saved / "model.json"
+    old = json.loads(path.read_text())
+    path.write_text(json.dumps({**old, **change(old)}))
+    with pytest.raises(BadInput, match=message):
+        load_checkpoint(saved, SmallNet())
+
+
+@pytest.mark.parametrize(("name", "content"), [("model.json", "{"), ("model.json", "[]"), ("model.safetensors", "x")])
+def test_damaged_files(saved: Path, name: str, content: str) -> None:
+    (as_of_format_3(saved) / name).write_text(content)
+    with pytest.raises(BadInput, match=name):
+        load_checkpoint(saved, SmallNet())
+
+
+def test_a_calibration_is_kept_and_a_checkpoint_without_one_is_read(saved: Path) -> None:
+    report = {"format": "a report", "exits": [{"temperature": 1.5, "threshold": None}]}
+    save_checkpoint(saved, load_checkpoint(saved, SmallNet()).network, calibration=report)
+    loaded = load_checkpoint(saved, SmallNet())
+    assert loaded.calibration == report
+    path = as_of_format_3(saved) / "model.json"
+    content = json.loads(path.read_text())
+    heads = {tap: without(head, "extract") for tap, head in content["heads"].items()}
+    path.write_text(
+        json.dumps({**without(content, "calibration", "logits", "learned_from"), "heads": heads, "format": 2})
+    )
+    older = load_checkpoint(saved, SmallNet())
+    assert older.calibration is None
+    assert [head.rule.threshold for head in older.network.fused_heads] == [
+        head.rule.threshold for head in loaded.network.fused_heads
+    ]

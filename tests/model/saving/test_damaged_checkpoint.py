@@ -1,0 +1,118 @@
+"""Checkpoints whose bytes, JSON or tensors' headers are damaged: loaded, or refused in one line."""
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+import torch
+from auxhead.model import EarlyExitNetwork, ExitRule, FusedAuxHead, load_checkpoint, save_checkpoint
+from auxhead.model.basics.bad_input import BadInput
+from auxhead.model.basics.images import MEAN, STD
+from support.checkpoint_files import as_of_format_3
+from support.damaged import UNREADABLE, assert_short, damaged_bytes, damaged_json, make_unreadable, read_damaged
+from support.example_models import SmallNet, plain_heads
+
+pytestmark = pytest.mark.usefixtures("without_interpreter")
+
+WEIGHTS, DESCRIPTION = "model.safetensors", "model.json"
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    heads = {**plain_heads(), "block1": FusedAuxHead(24, 5, pool="max", pool_size=(2, 1), bias=False, dropout=0.25)}
+    rules = {"block0": ExitRule(0.25, temperature=2.0), "block1": ExitRule(0.5, enabled=False), "block2": 0.1}
+    network = EarlyExitNetwork(SmallNet(), heads, rules)
+    save_checkpoint(
+        tmp_path,
+        network,
+        backbone="my:net",
+        classes=list("abcde"),
+        image_size=8,
+        mean=MEAN,
+        std=STD,
+        accuracy={"test": 0.5},
+    )
+    return as_of_format_3(tmp_path)
+
+
+def check(saved: Path, name: str, content: bytes) -> bool:
+    """Whether the damage was refused; what was loaded runs, and names a class for each label.
+
+    An item or a layout that the layers do not have shows as soon as these run.
+    """
+    backbone = SmallNet()
+    before = {key: value.clone() for key, value in backbone.state_dict().items()}
+    loaded = read_damaged(saved / name, content, lambda: load_checkpoint(saved, backbone), BadInput, saved)
+    if loaded is None:
+        assert all(torch.equal(value, before[key]) for key, value in backbone.state_dict().items())
+        assert backbone.training
+        return True
+    network = loaded.network
+    try:
+        result = network(torch.randn(2, 3, 8, 8).to(network.heads[0].linear.weight.dtype))
+    except ValueError as error:
+        assert any(repr(tap) in str(error) for tap in network.taps)
+        assert any(extract.item is not None or extract.layout != "NCHW" for extract in network.extract.values())
+        return True
+    assert all(0 <= label < len(loaded.classes or "abcde") for label in result.label.tolist())
+    return False
+
+
+def test_any_bytes(saved: Path) -> None:
+    refused = []
+    for name in (WEIGHTS, DESCRIPTION):
+        content = (saved / name).read_bytes()
+        refused += [check(saved, name, damaged_bytes(content, random.Random(seed))) for seed in range(60)]
+        (saved / name).write_bytes(content)
+    assert 60 < sum(refused) < 120, "some damage does not matter, or cannot be told"
+
+
+def test_any_description(saved: Path) -> None:
+    content = json.loads((saved / DESCRIPTION).read_bytes())
+    refused = [check(saved, DESCRIPTION, damaged_json(content, random.Random(seed))) for seed in range(150)]
+    assert 100 < sum(refused) < 150
+
+
+def with_header(content: bytes, header: bytes) -> bytes:
+    end = 8 + int.from_bytes(content[:8], "little")
+    return len(header).to_bytes(8, "little") + header + content[end:]
+
+
+def test_any_header_of_tensors(saved: Path) -> None:
+    content = (saved / WEIGHTS).read_bytes()
+    header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+    for seed in range(60):
+        check(saved, WEIGHTS, with_header(content, damaged_json(header, random.Random(seed))))
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("backbone.fc.weight", {"dtype": "I32"}),
+        ("backbone.fc.weight", {"dtype": "U32"}),
+        ("backbone.fc.weight", {"dtype": "F32", "data_offsets": [0, 320]}),
+        ("backbone.fc.weight", {"data_offsets": [2**40, 2**40 + 320]}),
+        ("backbone.fc.weight", {"shape": [2**40, 2**40]}),
+        ("backbone.fc.weight", {"shape": [16, 5]}),
+        ("backbone.fc.weight", {"shape": [80]}),
+        ("backbone.fc.weight", {"shape": [5, -16]}),
+        ("heads.0.linear.weight", {"dtype": "I32"}),
+        ("backbone.block0.1.num_batches_tracked", {"dtype": "F64"}),
+    ],
+    ids="int unsigned overlap beyond huge turned flat negative head counter".split(),
+)
+def test_tensors_that_are_none_of_the_network(saved: Path, name: str, changes: dict[str, object]) -> None:
+    content = (saved / WEIGHTS).read_bytes()
+    header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+    header[name] |= changes
+    assert check(saved, WEIGHTS, with_header(content, json.dumps(header).encode()))
+
+
+@pytest.mark.parametrize("name", [WEIGHTS, DESCRIPTION])
+@pytest.mark.parametrize("kind", UNREADABLE)
+def test_no_file_in_its_place(saved: Path, name: str, kind: str) -> None:
+    make_unreadable(saved / name, kind)
+    with pytest.raises(BadInput) as caught:
+        load_checkpoint(saved, SmallNet())
+    assert_short(str(caught.value), saved, name)
