@@ -47,10 +47,8 @@ LEVELS = {
     "autotune": (
         {"records"},
         {"measuring"},
-        {"pipelines"},
-        {"heads", "bench", "profile"},
-        {"sweep", "overlap", "plan", "doctor"},
-        {"tuned", "footprint"},
+        {"pipelines", "heads", "profile", "plan", "doctor", "sweep"},
+        {"bench", "overlap", "tuned"},
     ),
 }
 STANDARD = set(sys.stdlib_module_names)

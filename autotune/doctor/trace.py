@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..measuring.profiled_replays import HEAD_KERNEL
+from ..measuring.cuda_calls import HEAD_KERNEL
 from .watched import Watched
 
 #: How names of auxhead's own kernels begin that compute heads.

@@ -5,9 +5,9 @@ import statistics
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from ..measuring.profiled_replays import JOIN, SIDE, TRUNK, Replay
 from ..records.intervals import Interval, common, length, merged
 from ..records.summaries import Percentiles, Timings, percentiles
+from .replays import JOIN, SIDE, TRUNK, Replay
 
 
 class Overlap(NamedTuple):

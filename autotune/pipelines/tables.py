@@ -22,7 +22,7 @@ _TEXT_COLUMNS = 2
 def pipeline_tables(records: Iterable[Record]) -> list[RecordTable]:
     """Return one table for each batch and environment, of the last measurement of each variant.
 
-    The bound is that of the stages' graphs and the link alone, see ``bound``.
+    The bound is that of the stages' graphs and the link alone, see ``pieces``.
     """
     return [_table(group) for group in latest_by_network(records, "pipeline")]
 

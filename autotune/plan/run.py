@@ -13,7 +13,6 @@ from rich.table import Table
 from ...model import AutoRunner
 from ...model.auto.plan import Plan
 from ...model.basics.bad_input import BadInput
-from ..bench.variants import samples_for_auto
 from ..measuring.cells import OWN, Cell
 from ..measuring.environment import this_device
 from ..measuring.options import check_patterns, chosen_patterns
@@ -56,7 +55,7 @@ def run_plan(
         assert cell is not None
         with _one_line_of(cell):
             subject = build_subject(cell, device)
-        samples, patterns = samples_for_auto(subject), exits
+        samples, patterns = subject.samples_for_auto, exits
     chosen = chosen_patterns(subject.cell, patterns)
     sizes = sorted(set(batches or [subject.cell.batch]))
     if plan_file is not None and len(chosen) != 1:

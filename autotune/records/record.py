@@ -108,7 +108,7 @@ class Record:
       inflation, of "trunk" and "both", times under the profiler over those without; and kernels, those of the trunk in
       order: name, bare_us and both_us, medians over replays
     - footprint: hiding_efficiency as of overlap; programs, of all launches beside the trunk; and occupancy, by tier
-      (``measuring.occupancy.TIERS``): theoretical and estimate, of each of these launches in order, and residency, of
+      (``overlap.occupancy.TIERS``): theoretical and estimate, of each of these launches in order, and residency, of
       all of them together, each with median, p20 and p80 over replays
     - timeline: replay, its number; the fields of :class:`Overlap`, of this replay; kernels in order: name, role
       ("trunk", "side" of heads beside it, "join" of the launch that waits for both), stream, start_us since the replay

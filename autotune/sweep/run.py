@@ -11,11 +11,11 @@ from rich.console import Console
 from ...kernels.launch.kernel_hash import kernel_hash
 from ...model.basics.bad_input import BadInput
 from ...model.commands.console import activity
-from ..heads.compile_ahead import CompileAhead
-from ..heads.measure import HeadTiming
 from ..measuring.cells import Cell
+from ..measuring.compile_ahead import CompileAhead
 from ..measuring.environment import environment, release_memory, this_device
 from ..measuring.failures import DeviceLost
+from ..measuring.head_timing import HeadTiming
 from ..measuring.networks import find_networks
 from ..measuring.options import NetworkChoice
 from ..measuring.progress import Status, SweepProgress, failures_in_words

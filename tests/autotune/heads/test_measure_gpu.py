@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from auxhead.autotune.heads.measure import HeadTiming
 from auxhead.autotune.measuring.cells import Cell, resnet_cell
 from auxhead.autotune.measuring.environment import environment
+from auxhead.autotune.measuring.head_timing import HeadTiming
 from auxhead.autotune.measuring.subject import build_subject
 from auxhead.autotune.measuring.targets import ALONE
 from auxhead.autotune.records.comparison import Paired, compare

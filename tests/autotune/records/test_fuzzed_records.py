@@ -7,7 +7,7 @@ import tracemalloc
 
 import pytest
 from auxhead.autotune.__main__ import _sweep_tables, tables
-from auxhead.autotune.footprint.tables import footprint_tables
+from auxhead.autotune.overlap.tables import footprint_tables
 from auxhead.autotune.records import record as record_format
 from auxhead.autotune.records.record import BadRecord, read_records
 from auxhead.autotune.records.tables import as_markdown

@@ -4,7 +4,6 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property, partial
 from math import prod
-from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -17,14 +16,10 @@ from ...kernels.launch.launch_config import LaunchConfig
 from ...kernels.reference import fused_head as fused_head_reference
 from ...model import FusedAuxHead
 from ...model.basics.streams import stream_pair
-from ..measuring.peers import HeadAnswer, NaiveHead
-from ..measuring.targets import ALONE
+from .captured import CapturedProgram, chain
+from .peers import HeadAnswer, NaiveHead
+from .targets import ALONE
 
-#: The answer that a launch returns.
-Answered = TypeVar("Answered")
-
-#: Launches of a head in one graph, one after the other.
-CHAIN = 20
 #: Launches that are compared while other work runs beside them.
 _CHECKED_LAUNCHES = 5
 #: Roundings of an answer's dtype that it may be off by, however exact PyTorch's logits are by luck.
@@ -35,28 +30,6 @@ _PEERS_ROUNDING = 4
 #: The work beside them: products of square matrices.
 _BUSY_SIZE = 2048
 _BUSY_PRODUCTS = 50
-
-
-class Chain(Generic[Answered]):
-    """Launches on one stream, one after another in a CUDA graph; a call replays them."""
-
-    def __init__(self, launch: Callable[[], Answered], device: torch.device) -> None:
-        """Capture ``CHAIN`` times what ``launch`` does on the current stream."""
-        stream = stream_pair(device).side
-        self._launch = launch  # the graph uses its memory
-        self._graph = torch.cuda.CUDAGraph()
-        with torch.no_grad(), torch.cuda.stream(stream):
-            launch()  # counters and the workspaces of libraries are made ready outside of the capture
-        torch.cuda.synchronize(device)
-        with torch.no_grad(), torch.cuda.graph(self._graph, stream=stream):
-            for _ in range(CHAIN - 1):
-                launch()
-            self.answer = launch()
-            """The last launch's answer, after a replay."""
-
-    def __call__(self) -> None:
-        """Replay on the current stream."""
-        self._graph.replay()
 
 
 class AloneHead:
@@ -107,9 +80,9 @@ class AloneHead:
         answer = probs + sum(dtype.itemsize for dtype in (torch.int64, torch.float32, torch.bool))
         return prod(self.view.shape) * self.x.itemsize + sum(one.nbytes for one in parameters) + samples * answer
 
-    def chain(self, config: LaunchConfig) -> Chain[HeadOutput]:
+    def chain(self, config: LaunchConfig) -> CapturedProgram[HeadOutput]:
         """Capture launches one after another."""
-        return Chain(lambda: self.launch(config), self.device)
+        return chain(lambda: self.launch(config), self.device)
 
     def wrong(self, config: LaunchConfig) -> str | None:
         """Check answers of launches beside other work; return in words what is wrong with them, or None."""

@@ -11,7 +11,7 @@ from multiprocessing import forkserver
 from pathlib import Path
 
 import pytest
-from auxhead.autotune.heads.compile_ahead import CompileAhead
+from auxhead.autotune.measuring.compile_ahead import CompileAhead
 from support.compiler_process import printed
 
 
@@ -61,7 +61,7 @@ INTERRUPTED = """
 import os
 import signal
 import time
-from auxhead.autotune.heads.compile_ahead import CompileAhead
+from auxhead.autotune.measuring.compile_ahead import CompileAhead
 
 os.sched_getaffinity = lambda _process: range(8)
 if __name__ == "__main__":
@@ -86,7 +86,7 @@ def descendants(pid):
 
 ENDLESS = """
 import time
-from auxhead.autotune.heads.compile_ahead import CompileAhead
+from auxhead.autotune.measuring.compile_ahead import CompileAhead
 
 if __name__ == "__main__":
     with CompileAhead(90) as ahead:

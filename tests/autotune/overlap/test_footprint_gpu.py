@@ -4,12 +4,12 @@ import importlib
 
 import pytest
 import torch
-from auxhead.autotune.footprint.records import footprint_records
-from auxhead.autotune.footprint.tables import footprint_tables
 from auxhead.autotune.measuring.cells import Cell
 from auxhead.autotune.measuring.environment import environment
 from auxhead.autotune.measuring.subject import build_subject
-from auxhead.autotune.overlap.captured_parts import BARE, BOTH
+from auxhead.autotune.overlap.measure import BARE, BOTH
+from auxhead.autotune.overlap.records import footprint_records
+from auxhead.autotune.overlap.tables import footprint_tables
 from auxhead.autotune.records.comparison import typical
 from auxhead.autotune.records.record import read_records
 from auxhead.plots.figures.footprint import draw
@@ -19,7 +19,7 @@ from support.written_records import written
 pytestmark = needs_gpu
 
 DEVICE = torch.device("cuda", 0)
-timing = importlib.import_module("auxhead.autotune.footprint.measure")
+timing = importlib.import_module("auxhead.autotune.overlap.footprints")
 #: One of each kind.
 NAMES = ("by rule", "programs x8", "16 warps a program", "64 registers", "4 SMs", "same priority")
 

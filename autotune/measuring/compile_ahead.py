@@ -22,9 +22,9 @@ from ...kernels.launch.choose_config import overriding
 from ...kernels.launch.head_shape import HeadShape
 from ...kernels.launch.launch_config import LaunchConfig
 from ...model import FusedAuxHead
-from ..measuring.failures import Failure
-from ..measuring.timers import Key
-from .alone import AloneHead, launch_heads
+from .failures import Failure
+from .heads_alone import AloneHead, launch_heads
+from .timers import Key
 
 
 class TensorDescription(NamedTuple):

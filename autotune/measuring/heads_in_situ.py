@@ -18,12 +18,12 @@ from ...model import ExitResult, Trunk, make_trunk
 from ...model.listening.taps import listening
 from ...model.runners.captured_batch import CapturedBatch, StaticInput
 from ...model.runners.overlapped import OverlappedRunner
-from ..measuring.cells import NEVER
-from ..measuring.eager_truth import Answer, Comparison, EagerTruth, verdict
-from ..measuring.subject import Subject
-from ..measuring.targets import NETWORK
-from .alone import AloneHead, launch_heads
+from .cells import NEVER
 from .compile_ahead import HeadDescription, NetworkLaunches, TensorDescription
+from .eager_truth import Answer, Comparison, EagerTruth, wrong_in_words
+from .heads_alone import AloneHead, launch_heads
+from .subject import Subject
+from .targets import NETWORK
 
 #: Configurations of heads, by their shapes.
 Configs = Mapping[HeadShape, LaunchConfig]
@@ -138,7 +138,7 @@ class HeadsInSitu:
         for pattern in (NEVER, *which):
             with self.subject.exits(pattern):
                 self._truth.compare(lambda x: Answer.of(runner(x)), comparison, inputs=2)
-        return verdict(comparison.counts())
+        return wrong_in_words(comparison.counts())
 
 
 class _ForksByRule(OverlappedRunner):

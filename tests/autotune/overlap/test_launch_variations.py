@@ -3,8 +3,8 @@
 from collections import Counter
 
 import pytest
-from auxhead.autotune.footprint.launch_variations import BY_RULE, footprints_to_measure, stepped
-from auxhead.autotune.heads.in_situ import SideLaunches
+from auxhead.autotune.measuring.heads_in_situ import SideLaunches
+from auxhead.autotune.overlap.footprints import BY_RULE, footprints_to_measure, stepped
 from auxhead.autotune.sweep.exclusion import excluded
 from auxhead.kernels.launch.launch_rule import config_by_rule
 from support.footprint_fakes import FORKS, shapes

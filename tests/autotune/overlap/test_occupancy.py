@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from auxhead.autotune.measuring.occupancy import (
+from auxhead.autotune.overlap.occupancy import (
     TIERS,
     ProfilerEstimate,
     check_turns,

@@ -10,16 +10,17 @@ import torch
 
 from ...kernels.launch.head_shape import HeadShape
 from ...kernels.launch.launch_config import LaunchConfig
-from ..measuring.cells import NEVER
-from ..measuring.failures import DeviceLost, Failure
-from ..measuring.subject import Subject
-from ..measuring.targets import ALONE, NETWORK, Target
-from ..measuring.timers import PROTOCOL, Key, time_rounds, time_those_that_run
 from ..records.comparison import Paired
 from ..records.summaries import Timings
-from .alone import CHAIN, FUSED, LAUNCHES, AloneHead, Chain, Launch
+from .captured import CHAIN, chain
+from .cells import NEVER
 from .compile_ahead import NEVER_ENDS, AloneLaunch, CompileAhead, HeadDescription, LaunchDescription, first_launches
-from .in_situ import HeadsInSitu
+from .failures import DeviceLost, Failure, WrongAnswer, refuse
+from .heads_alone import FUSED, LAUNCHES, AloneHead, Launch
+from .heads_in_situ import HeadsInSitu
+from .subject import Subject
+from .targets import ALONE, NETWORK, Target
+from .timers import PROTOCOL, Key, block_length, time_rounds, time_those_that_run
 
 #: Bytes of a copy: many times what a cache holds.
 COPIED = 2**30
@@ -44,10 +45,6 @@ def measure_copy_speed(device: torch.device, rounds: int) -> CopySpeed:
     target = torch.empty_like(source)
     times = time_rounds({"copy": [lambda: target.copy_(source)]}, device, rounds=rounds, repeat=_REPEAT)
     return CopySpeed(times["copy"])
-
-
-#: Back-to-back replays last about this long, microseconds.
-BLOCK_US = 500.0
 
 
 class HeadTiming:
@@ -127,7 +124,7 @@ class HeadTiming:
         for config in configs:
             self._check_device()
             try:
-                _refuse(self.heads[target].wrong(config))
+                refuse(self.heads[target].wrong(config))
             except Exception as error:
                 failures[config] = self._failure(error)
         return failures
@@ -143,7 +140,7 @@ class HeadTiming:
             def build(config: LaunchConfig) -> Callable[[], object]:
                 runner = self._in_situ.runner({target.shape: config}, self._in_situ.by_rule)
                 opened.callback(runner.close)
-                _refuse(self._in_situ.wrong(target.taps, runner))
+                refuse(self._in_situ.wrong(target.taps, runner))
                 return lambda: runner(self._subject.example)
 
             return self._time(target.rule, configs, build, rounds, captures, launches=1)
@@ -166,11 +163,11 @@ class HeadTiming:
             if variant not in made:
                 begins(variant)
                 made[variant] = LAUNCHES[variant](head)
-                _refuse(head.wrong(head.chosen) if variant == FUSED else None)
-            chain = Chain(made[variant], self._device)
-            chain()
-            _refuse(head.wrong_answer(chain.answer))
-            return chain
+                refuse(head.wrong(head.chosen) if variant == FUSED else None)
+            captured = chain(made[variant], self._device)
+            captured()
+            refuse(head.wrong_answer(captured.answer))
+            return captured
 
         found = self._time(FUSED, list(LAUNCHES), build, rounds, captures, launches=CHAIN)
         nothing = Failure("no baseline", "the fused head failed")
@@ -204,8 +201,7 @@ class HeadTiming:
             if baseline not in left:
                 return {}
             self._check_device()
-            first = time_rounds({baseline: left[baseline][:1]}, self._device, rounds=2, repeat=2)
-            repeat = max(1, round(BLOCK_US / min(first[baseline][0])))
+            repeat = block_length({baseline: left[baseline]}, self._device)
             return time_rounds(left, self._device, rounds=rounds, repeat=repeat)
 
         times = time_those_that_run(calls, timed, failed) or {}
@@ -214,7 +210,7 @@ class HeadTiming:
         return {**results, **{variant: Paired(own, each[baseline], run) for variant, own in each.items()}}
 
     def _failure(self, error: BaseException) -> Failure:
-        if isinstance(error, _Wrong):
+        if isinstance(error, WrongAnswer):
             return Failure("wrong answer", str(error))
         self._note_if_lost()
         return Failure.of(error)
@@ -228,12 +224,3 @@ class HeadTiming:
     def _check_device(self) -> None:
         if self._lost is not None:
             raise DeviceLost(f"the CUDA context is lost ({self._lost})")
-
-
-class _Wrong(Exception):
-    """Answers are wrong, in words."""
-
-
-def _refuse(wrong: str | None) -> None:
-    if wrong is not None:
-        raise _Wrong(wrong)

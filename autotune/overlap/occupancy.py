@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import torch
 
 from ...kernels.launch.residency import Residency
+from ..measuring.cuda_calls import HEAD_KERNEL
 from ..records.intervals import Interval, length, merged
-from .profiled_replays import HEAD_KERNEL
 
 #: Tiers of occupancy: how each comes about, and what it cannot show.
 TIERS = {

@@ -1,11 +1,11 @@
 """Records and tables of footprints, and the command, without a GPU."""
 
 import pytest
-from auxhead.autotune.footprint.launch_variations import BY_RULE
-from auxhead.autotune.footprint.records import failed_record
-from auxhead.autotune.footprint.tables import footprint_tables
-from auxhead.autotune.heads.in_situ import SideLaunches
-from auxhead.autotune.measuring.occupancy import TIERS
+from auxhead.autotune.measuring.heads_in_situ import SideLaunches
+from auxhead.autotune.overlap.footprints import BY_RULE
+from auxhead.autotune.overlap.occupancy import TIERS
+from auxhead.autotune.overlap.records import FOOTPRINT, failed_record
+from auxhead.autotune.overlap.tables import footprint_tables
 from auxhead.autotune.records.record import read_records
 from auxhead.autotune.sweep.config_text import text
 from auxhead.kernels.launch.launch_rule import config_by_rule
@@ -49,7 +49,7 @@ def test_tables():
     said = "\n".join(table.remarks)
     assert "64 registers: not measured: OutOfResources" in said and "after layer1, layer3" in said
     assert "recording residency takes +0.6 %" in said
-    two = footprint_tables([*kept, failed_record(CELL, "ValueError: forks", {**ENVIRONMENT, "gpu": "A100"})])
+    two = footprint_tables([*kept, failed_record(FOOTPRINT, CELL, "ValueError: forks", {**ENVIRONMENT, "gpu": "A100"})])
     assert [len(one.rows) for one in two] == [len(kept) - 1, 0] and two[1].remarks == [
         "by rule: not measured: ValueError: forks"
     ]
@@ -58,4 +58,4 @@ def test_tables():
 def test_the_commands(tmp_path):
     shown = tune("table", written(tmp_path / "records.jsonl", *records()))
     assert shown.exit_code == 0 and "programs x8, same priority" in shown.output
-    assert_one_line_error(tune("footprint", "resnet18"), "footprint: torch sees no CUDA device here")
+    assert_one_line_error(tune("overlap", "resnet18", "--footprints"), "footprint: torch sees no CUDA device here")
