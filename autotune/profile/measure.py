@@ -12,8 +12,7 @@ from torch import Tensor
 
 from ...model import EarlyExitNetwork, make_runner, make_trunk
 from ...model.basics.bad_input import BadInput
-from ...model.commands.infer_load import load_network
-from ...model.commands.user_model import UserModel
+from ...model.commands.user_model import UserModel, load_network
 from ...model.saving.description import own_file
 from ..measuring.cells import OWN, Cell
 from ..measuring.cuda_calls import ALLOCATIONS, GRAPH_LAUNCHES, LAUNCHES, SYNCHRONISATIONS
