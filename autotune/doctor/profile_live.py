@@ -16,7 +16,7 @@ from torch import nn
 from torch._C._profiler import _ExperimentalConfig
 from torch.profiler import ProfilerActivity, profile, record_function, schedule
 
-from ...model.basics.replacing import replacing
+from ...model.basics.files import replacing
 from ...model.heads.fuse_aux_heads import find_aux_heads
 from ..measuring.cuda_calls import ANNOTATION, HEAD, STREAM
 from ..measuring.environment import environment

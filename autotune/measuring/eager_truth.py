@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from ...kernels import CRITERIA, decide
 from ...kernels.reference.merge import decide_in_order
 from ...model import EarlyExitNetwork, ExitResult, Trunk
-from ...model.heads.module_head import AuxHead
+from ...model.heads.head import AuxHead
 from ...model.listening.reading import Reading
 from ...model.listening.taps import listening
 

@@ -14,7 +14,7 @@ from ...model import EarlyExitNetwork, make_runner, make_trunk
 from ...model.basics.bad_input import BadInput
 from ...model.commands.infer_load import load_network
 from ...model.commands.user_model import UserModel
-from ...model.saving.description import own_file
+from ...model.saving.checkpoint_files import own_file
 from ..measuring.cells import OWN, Cell
 from ..measuring.cuda_calls import ALLOCATIONS, GRAPH_LAUNCHES, LAUNCHES, SYNCHRONISATIONS
 from ..measuring.eager_truth import Answer, Comparison, EagerTruth, verdict

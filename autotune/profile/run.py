@@ -8,7 +8,7 @@ from ...model.commands.console import plain_console
 from ...model.commands.options import make_output_directory
 from ...model.commands.user_model import load_factory
 from ...model.own_exits.silenced_model import SilencedModel
-from ...model.saving.description import read_description
+from ...model.saving.checkpoint_files import read_description
 from ..measuring.environment import clocks, environment, this_device
 from ..measuring.subject import own_cell
 from ..records.record import append_record

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.text import Text
 
-from ...model.basics.replacing import is_standard_output, replacing, writing
+from ...model.basics.files import is_standard_output, replacing, writing
 from ...model.commands.console import escaped, plain_console
 from ...model.commands.errors import one_line_errors
 

@@ -84,7 +84,7 @@ def calibrate_command(beyond: Callable[[], BeyondCalibration]) -> Callable[..., 
         temperatures, 50 % for thresholds, and 30 % for the test, whose numbers are printed. Several processes of
         torchrun share the batches.
         """
-        from ..basics.json_file import write_json
+        from ..basics.files import write_json
         from ..processes.process_group import own_rank
         from ..processes.rank_failures import RankFailed
         from .calibrate_run import Request, run_calibration, save_calibrated

@@ -20,7 +20,7 @@ from ..make_runner import make_runner
 from ..network.learned_from import FILE, Samples, identities, learned_by, short
 from ..processes.dealing import agree, checkpoint_facts, made_by_rank_0
 from ..saving.checkpoint import Checkpoint, save_checkpoint
-from ..saving.description import read_description
+from ..saving.checkpoint_files import read_description
 from ..training.data_sets import Decoded, LabelledImages, decode, load_folder, load_source
 
 #: Images in a batch while all exits answer.

@@ -6,11 +6,11 @@ from typing import Any
 
 from torch import nn
 
-from ..basics.bad_input import BadInput
+from ..basics.bad_input import BadInput, one_line
 from ..heads.module_head import ModuleHead
 from ..network.early_exit_network import EarlyExitNetwork
 from ..saving.checkpoint import Checkpoint, load_checkpoint
-from ..saving.description import one_line, read_description
+from ..saving.checkpoint_files import read_description
 from .demo.saved import BACKBONE as DEMO
 from .demo.saved import load_demo
 from .user_model import import_function, is_of_torchvision, load_factory, load_modules

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ..attach import attach
-from ..basics.bad_input import BadInput
+from ..basics.bad_input import BadInput, one_line
 from ..basics.images import MEAN, STD
 from ..listening.batches import NotTaken
 from ..network.early_exit_network import EarlyExitNetwork
@@ -18,7 +18,6 @@ from ..network.learned_from import LearnedFrom, fingerprint
 from ..processes.dealing import agree
 from ..processes.process_group import own_rank, ranks
 from ..saving.checkpoint import save_checkpoint
-from ..saving.description import one_line
 from ..training.batches import PixelBatches
 from ..training.data_sets import LabelledImages, Splits, load_source, read_splits
 from ..training.evaluation import accuracy_of_exits

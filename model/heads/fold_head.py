@@ -8,8 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ..listening.hooks import put_on_state, why_not_plain
-from .head_modules import activation_of, plain_parts
-from .head_pattern import HeadPattern, match_head
+from .head_pattern import HeadPattern, activation_of, match_head, plain_parts
 
 
 def match_or_fold(module: nn.Module) -> HeadPattern | str:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ..basics.bad_input import BadInput
-from ..heads.head_on_tap import check_followed
+from ..heads.head import check_followed
 from ..listening.taps import listening
 from ..network.early_exit_network import EarlyExitNetwork
 from .batches import all_finite, all_on_device

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..heads.module_head import AuxHead
+from ..heads.head import AuxHead
 from ..listening.hooks import modes_kept
 from ..network.early_exit_network import EarlyExitNetwork
 from .batches import all_on_device

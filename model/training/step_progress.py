@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ..basics.bad_input import BadInput
-from ..basics.replacing import naming
+from ..basics.files import naming
 from .train import Epoch, Step
 
 #: Seconds between two looks at the loss, each of which waits for the device.

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ...kernels.json_text import parse_json
 from ..answers.exit_rule import ExitRule
 from ..basics.bad_input import BadInput
-from ..basics.replacing import replacing
+from ..basics.files import replacing
 
 #: The value of ``format`` in the file; others are refused.
 FORMAT = "auxhead training state 1"

@@ -67,7 +67,7 @@ def demo_command(beyond: Callable[[], BeyondModel]) -> Callable[..., None]:
         """Train a small ResNet-18 with a head after every block, and see real images leave it early."""
         import torch
 
-        from ...basics.json_file import write_json
+        from ...basics.files import write_json
         from ...calibration.evaluation import batches
         from ...training.data_sets import load_source
         from ..processes import torch_device

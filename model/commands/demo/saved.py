@@ -4,10 +4,10 @@ from pathlib import Path
 
 import torch
 
+from ...basics.files import replacing
 from ...basics.images import MEAN, STD
-from ...basics.replacing import replacing
 from ...saving.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
-from ...saving.description import read_description
+from ...saving.checkpoint_files import read_description
 from .experiment import DemoRun
 from .small_resnet import resnet18_small
 

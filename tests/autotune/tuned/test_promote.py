@@ -357,7 +357,7 @@ def test_a_table_that_cannot_be_written_leaves_the_older_one(tmp_path, tables, m
     def fails(path):
         raise OSError("no space left")
 
-    monkeypatch.setattr("auxhead.model.basics.replacing.on_disk", fails)
+    monkeypatch.setattr("auxhead.model.basics.files.on_disk", fails)
     with pytest.raises(OSError, match="no space left"):
         promote([records])
     assert older.read_bytes() == before and list(older.parent.iterdir()) == [older]

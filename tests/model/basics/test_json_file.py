@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from auxhead.model.basics.json_file import write_json
+from auxhead.model.basics.files import write_json
 
 
 def write_often(path: Path, number: int) -> None:

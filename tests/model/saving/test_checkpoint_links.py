@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 from auxhead.model import load_checkpoint, save_checkpoint
 from auxhead.model.basics.bad_input import BadInput
-from auxhead.model.basics.json_file import write_json
-from auxhead.model.basics.replacing import replacing
-from auxhead.model.saving.description import own_file
+from auxhead.model.basics.files import replacing, write_json
+from auxhead.model.saving.checkpoint_files import own_file
 from support.checkpoint_files import as_of_format_3, weights_of
 from support.example_models import SmallNet
 from support.planner_fakes import small_network

@@ -1,5 +1,6 @@
-"""``replacing`` and ``writing``: the ways in which files are written, complete or absent, and errors that name them."""
+"""Files, written complete or not at all; JSON, refused where it is damaged; errors that name what a user named."""
 
+import json
 import os
 import re
 import sys
@@ -7,7 +8,9 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
+
+from ...kernels.json_text import parse_json
 
 #: How a library that is no Python tells of an error of the operating system.
 _OF_OTHERS = re.compile(r"\(os error (\d+)\)")
@@ -94,3 +97,26 @@ def on_disk(path: Path) -> None:
         os.fsync(opened)
     finally:
         os.close(opened)
+
+
+def as_json(content: object) -> str:
+    """Return the text of a JSON file."""
+    return json.dumps(content, indent=2) + "\n"
+
+
+def write_json(path: Path, content: object) -> None:
+    """Write a JSON file, or leave the one that is there as it is; of several writers at a time the last one wins."""
+    with replacing(path) as unfinished:
+        unfinished.write_text(as_json(content), encoding="utf-8")
+
+
+def read_json(path: Path) -> Any:
+    """Read a JSON file.
+
+    Raises:
+        OSError: it cannot be read, or is no file: whoever opens a pipe waits.
+        ValueError: it holds no JSON; see :func:`parse_json`.
+    """
+    if path.exists() and not path.is_file():
+        raise OSError(None, "is not a file", str(path))
+    return parse_json(path.read_text(encoding="utf-8"))
