@@ -11,6 +11,7 @@ from ..answers.exit_rule import ExitRule, as_exit_rule
 from ..basics.arguments import check_module, close_names, kind_of
 from .fold_head import match_or_fold
 from .fused_aux_head import FusedAuxHead
+from .head import AuxHead
 from .head_pattern import POOLS, plain_parts
 
 
@@ -84,7 +85,7 @@ def fuse_aux_heads(
     for path, parent, name, head, reason in found:
         if reason is not None:
             report.left_alone[path] = reason
-        elif not isinstance(head, FusedAuxHead):
+        elif not isinstance(head, AuxHead):
             if head not in made:
                 made[head] = FusedAuxHead.from_module(head, rule=rule, return_probs=return_probs)
             parent._modules[name] = report.replaced[path] = made[head]
@@ -94,7 +95,7 @@ def fuse_aux_heads(
 def find_aux_heads(model: nn.Module) -> dict[str, str | None]:
     """Return by name what :func:`fuse_aux_heads` would replace (None), and what it would not (why)."""
     found = _find_heads(model, set(), set(), _number_of_classes(model))
-    return {path: reason for path, _, _, head, reason in found if not isinstance(head, FusedAuxHead)}
+    return {path: reason for path, _, _, head, reason in found if not isinstance(head, AuxHead)}
 
 
 def _names(argument: str, patterns: str | Sequence[str], modules: dict[str, nn.Module]) -> dict[str, list[str]]:
@@ -125,7 +126,7 @@ def _find_heads(model: nn.Module, excluded: set[str], named: set[str], classes: 
             path = prefix + name
             if child is None or path in excluded:
                 continue
-            if isinstance(child, FusedAuxHead):
+            if isinstance(child, AuxHead):
                 yield _Found(path, parent, name, child, None)
                 continue
             reason = match_or_fold(child)

@@ -1,4 +1,4 @@
-"""FusedAuxHead: the same head as the nn.Sequential that it replaces."""
+"""FusedAuxHead: the same head as the nn.Sequential that it replaces, with hidden layers and without."""
 
 import copy
 from collections.abc import Callable
@@ -10,13 +10,15 @@ from auxhead.model import ExitRule, FusedAuxHead, HeadOutput, ModuleHead
 from auxhead.model.listening.hooks import ThreadHook
 from support.example_models import assert_as_exact, in_double, softmax_of
 from support.head_plan_cases import PUT_ON, make_head, make_input
-from support.head_sequentials import ALL, MAP, OF_MAPS, drop, seq
+from support.head_sequentials import ALL, HIDDEN, MAP, OF_VECTORS
 from torch import nn
 from torch.nn.utils import prune
 
+KINDS = {**ALL, **{f"hidden-{kind}": make for kind, make in HIDDEN.items()}}
+
 
 def inputs_of(kind: str, **options: object) -> torch.Tensor:
-    return torch.randn(MAP if kind in OF_MAPS else (3, 6), **options)
+    return torch.randn((3, 6) if kind in OF_VECTORS else MAP, **options)
 
 
 @pytest.fixture(autouse=True)
@@ -24,24 +26,25 @@ def _seed() -> None:
     torch.manual_seed(0)
 
 
-@pytest.mark.parametrize("kind", ALL)
+@pytest.mark.parametrize("kind", KINDS)
 def test_answers_as_the_sequential(kind: str, device: torch.device) -> None:
-    source = ALL[kind]().to(device).eval()
+    source = KINDS[kind]().to(device).eval()
     x = inputs_of(kind, device=device)
     exact = softmax_of(in_double(source), x.double())
     head = FusedAuxHead.from_module(source, rule=exact.amax(1).median().item() - 1e-3)
-    out = head(x)
-    assert_as_exact(out.probs, softmax_of(source, x), exact)
-    assert out.label.equal(exact.argmax(1)) and out.label.dtype == torch.int64
-    assert_as_exact(out.confidence, softmax_of(source, x).amax(1), exact.amax(1))
-    assert out.exit.equal(exact.amax(1) > head.rule.threshold) and out.exit.any()
-    assert_as_exact(torch.softmax(head.logits(x), 1), softmax_of(source, x), exact)
+    for out in (head(x), head(x)):  # by the operator, and by a plan
+        assert_as_exact(out.probs, softmax_of(source, x), exact)
+        assert out.label.equal(exact.argmax(1)) and out.label.dtype == torch.int64
+        assert_as_exact(out.confidence, softmax_of(source, x).amax(1), exact.amax(1))
+        assert out.exit.equal(exact.amax(1) > head.rule.threshold) and out.exit.any()
+    for logits in (head.logits(x), head.logits_of_features(head.features(x))):
+        assert_as_exact(torch.softmax(logits, 1), softmax_of(source, x), exact)
 
 
-@pytest.mark.parametrize("kind", ["avg-2x3", "max-3x4", "flatten", "softmax"])
+@pytest.mark.parametrize("kind", ["avg-2x3", "flatten", "softmax", "hidden-norm-and-hidden", "hidden-relu-before-max"])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_answers_as_the_sequential_in_half_precision(kind: str, dtype: torch.dtype, device: torch.device) -> None:
-    source = ALL[kind]().to(device, dtype).eval()
+    source = KINDS[kind]().to(device, dtype).eval()
     x = inputs_of(kind, device=device, dtype=dtype)
     out = FusedAuxHead.from_module(source)(x)
     assert out.probs.dtype == out.confidence.dtype == torch.float32
@@ -57,57 +60,45 @@ def test_reads_any_layout(layout: str, device: torch.device) -> None:
         "transposed": lambda: torch.randn(7, 5, 6, 3).permute(3, 2, 1, 0),
         "no samples": lambda: torch.randn(0, 6, 5, 7),
     }[layout]().to(device)
-    source = ALL["avg-2x3"]().to(device).eval()
-    out = FusedAuxHead.from_module(source)(x)
-    assert_as_exact(out.probs, softmax_of(source, x), softmax_of(in_double(source), x.double()))
+    for kind in ("avg-2x3", "hidden-all"):
+        source = KINDS[kind]().to(device).eval()
+        out = FusedAuxHead.from_module(source)(x)
+        assert_as_exact(out.probs, softmax_of(source, x), softmax_of(in_double(source), x.double()))
 
 
-def test_parameters_are_the_same_tensors() -> None:
-    source = ALL["named-fc"]()
-    head = FusedAuxHead.from_module(source)
+@pytest.mark.parametrize("kind", ["named-fc", "hidden-all"])
+def test_parameters_are_the_same_tensors(kind: str) -> None:
+    source = KINDS[kind]().eval()
+    head, x = FusedAuxHead.from_module(source), torch.randn(MAP)
     assert [id(p) for p in head.parameters()] == [id(p) for p in source.parameters()]
-    x = torch.randn(MAP)
-    before = source.eval()(x)
-    nn.functional.cross_entropy(head.eval().logits(x), torch.tensor([0, 1, 2])).backward()
+    before = source(x)
+    nn.functional.cross_entropy(head.logits(x), torch.tensor([0, 1, 2])).backward()
     torch.optim.SGD(head.parameters(), lr=1.0).step()
-    after = source(x)
-    assert not torch.equal(before, after)
+    assert not torch.equal(before, source(x))
     assert_as_exact(head(x).probs, softmax_of(source, x), softmax_of(in_double(source), x.double()))
 
 
-@pytest.mark.parametrize("kind", ALL)
-def test_logits_have_the_gradient_of_the_sequential(kind: str) -> None:
-    source = ALL[kind]().eval()
-    parts = [part for part in source.modules() if isinstance(part, nn.Softmax)]
-    for part in parts:
-        part.dim = 1
-    head = FusedAuxHead.from_module(copy.deepcopy(source))
-    x, y = (inputs_of(kind).requires_grad_() for _ in range(2))
-    with torch.no_grad():
-        y.copy_(x)
-    seed = torch.randn(3, head.num_classes)
-    softmax_of(source, x).backward(seed)
-    torch.softmax(head.logits(y), 1).backward(seed)
-    wanted = [x.grad, *(p.grad for p in source.parameters())]
-    for a, b in zip(wanted, [y.grad, *(p.grad for p in head.parameters())], strict=True):
-        torch.testing.assert_close(b, a)
-
-
-@pytest.mark.parametrize("kind", ["avg-2x3", "max-3x4", "flatten", "linear"])
-def test_forward_has_the_gradient_of_the_sequential(kind: str, device: torch.device) -> None:
-    source = ALL[kind]().to(device)
+@pytest.mark.parametrize("kind", KINDS)
+def test_gradients_are_those_of_the_sequential(kind: str, device: torch.device) -> None:
+    """In answers, by the operator and by a plan, and in logits."""
+    source = KINDS[kind]().to(device).eval()
+    for part in source.modules():
+        if isinstance(part, nn.Softmax):
+            part.dim = 1
     head = FusedAuxHead.from_module(copy.deepcopy(source))
     x = inputs_of(kind, device=device).requires_grad_()
-    y = x.detach().clone().requires_grad_()
-    seed = torch.randn(3, 5, device=device)
+    seed = torch.randn(3, head.num_classes, device=device)
+
+    def gradients(probs: torch.Tensor, confidence: torch.Tensor, module: nn.Module) -> tuple[torch.Tensor, ...]:
+        return torch.autograd.grad((probs * seed).sum() + confidence.sum(), [x, *module.parameters()])
+
     probs = softmax_of(source, x)
-    ((probs * seed).sum() + probs.amax(1).sum()).backward()
-    out = head(y)
-    assert not out.label.requires_grad and not out.exit.requires_grad
-    ((out.probs * seed).sum() + out.confidence.sum()).backward()
-    wanted = [x.grad, *(p.grad for p in source.parameters())]
-    for a, b in zip(wanted, [y.grad, *(p.grad for p in head.parameters())], strict=True):
-        torch.testing.assert_close(b, a)
+    wanted = gradients(probs, probs.amax(1), source)
+    for out in (head(x), head(x)):
+        assert not out.label.requires_grad and not out.exit.requires_grad
+        torch.testing.assert_close(gradients(out.probs, out.confidence, head), wanted)
+    probs = head.logits(x).softmax(1)
+    torch.testing.assert_close(gradients(probs, probs.amax(1), head), wanted)
 
 
 def test_dropout_acts_in_training_mode_and_in_logits_alone() -> None:
@@ -116,11 +107,18 @@ def test_dropout_acts_in_training_mode_and_in_logits_alone() -> None:
     assert not torch.equal(head.train().logits(x), head.logits(x))
     assert torch.equal(head(x).probs, head.eval()(x).probs)
     assert torch.equal(head.logits(x), head.logits(x))
-    source = seq(drop(0.5), nn.Linear(200, 4))
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if "drop" in kind or kind == "hidden-norm-and-hidden"])
+def test_dropouts_act_in_training_where_they_stood(kind: str) -> None:
+    source = KINDS[kind]().train()
+    head, x = FusedAuxHead.from_module(source), inputs_of(kind)
+    assert head.training
     torch.manual_seed(1)
-    wanted = source(x)
+    wanted = softmax_of(source, x)
     torch.manual_seed(1)
-    torch.testing.assert_close(FusedAuxHead.from_module(source).logits(x), wanted)
+    torch.testing.assert_close(head.logits(x).softmax(1), wanted)
+    assert torch.equal(head(x).probs, head.eval()(x).probs)
 
 
 @pytest.mark.parametrize("training", [True, False])
@@ -128,15 +126,15 @@ def test_from_module_keeps_the_mode(training: bool) -> None:
     assert FusedAuxHead.from_module(ALL["avg"]().train(training)).training is training
 
 
+@pytest.mark.parametrize("kind", ["avg-2x3", "hidden-all"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_runs_under_autocast_as_the_sequential(dtype: torch.dtype, device: torch.device) -> None:
-    source = ALL["avg-2x3"]().to(device)
-    head = FusedAuxHead.from_module(source)
-    x = torch.randn(MAP, device=device, dtype=dtype)
+def test_runs_under_autocast_as_the_sequential(kind: str, dtype: torch.dtype, device: torch.device) -> None:
+    source = KINDS[kind]().to(device)
+    head, x = FusedAuxHead.from_module(source), torch.randn(MAP, device=device, dtype=dtype)
     with torch.autocast(device.type, torch.bfloat16):
         wanted = softmax_of(source, x)
         out = head(x)
-        assert head.logits(x).dtype == source(x).dtype
+        assert head.logits(x).dtype == torch.bfloat16
         out.probs.sum().backward()
     assert head.linear.weight.dtype == head.linear.weight.grad.dtype == torch.float32
     assert_as_exact(out.probs, wanted, softmax_of(in_double(source), x.double()))
@@ -227,6 +225,8 @@ def test_probs_can_be_left_out() -> None:
         ("pool_size", (6, 5, {"pool": "none", "pool_size": 2})),
         ("dropout", (6, 5, {"dropout": 1.5})),
         ("dropout", (6, 5, {"dropout": float("nan")})),
+        ("dropout", (6, 5, {"dropout": "0.5"})),
+        ("dropout", (6, 5, {"dropout": None})),
         ("threshold", (6, 5, {"rule": -0.1})),
         ("rule", (6, 5, {"rule": "sure"})),
     ],
