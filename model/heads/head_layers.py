@@ -51,8 +51,6 @@ class HiddenStack(nn.Module):
             raise ValueError(f"activation: got {activation!r}, wants one of {list(ACTIVATIONS)}")
         if not (isinstance(dropout, (int, float)) and 0.0 <= dropout <= 1.0):
             raise ValueError(f"hidden_dropout: got {dropout!r}, wants a probability in [0, 1]")
-        if linear is not None and not 1 <= linear.out_features <= MOST_HIDDEN:
-            raise ValueError(f"hidden_features: got {linear.out_features!r}, wants an int from 1 to {MOST_HIDDEN:,}")
         self.rectifies = rectifies
         self.register_module("norm", norm)  # as a module where it is None, too: plans look there
         self.register_module("linear", linear)

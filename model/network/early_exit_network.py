@@ -206,10 +206,10 @@ class EarlyExitNetwork(nn.Module):
         if isinstance(x, Tensor) or not self._of_tokens:
             return reading
         arguments, reads = arguments_in(x, self._argument_names), list(reading.taps)
-        for place, (tap, head) in enumerate(zip(self.taps, self.exit_heads, strict=True)):
+        for index, (tap, head) in enumerate(zip(self.taps, self.exit_heads, strict=True)):
             extract = self.extract[tap]
             if head.pool != "none" and isinstance(extract, Extract) and extract.mask is not None:
-                reads[place] = partial(read_tokens, tap, extract, head, arguments)
+                reads[index] = partial(read_tokens, tap, extract, head, arguments)
         return Reading(tuple(reads), reading.logits)
 
     def check_taps(self, example_input: Batch) -> None:
@@ -284,8 +284,8 @@ class EarlyExitNetwork(nn.Module):
             shown = head.check_on(tap, features, autocasts=autocasts)
             check_same_classes(tap, head.num_classes if shown is None else shown.num_classes, run.logits)
             found.append((head, features, shown))
-        for place, (head, features, shown) in enumerate(found):  # once none is refused
-            self.heads[place] = head
+        for index, (head, features, shown) in enumerate(found):  # once none is refused
+            self.heads[index] = head
             if head.rule.threshold_tensor.device != features.device:  # its layers were moved, and it was not
                 head.rule.to_empty(device=features.device)
             head.settle(shown, features, autocasts=autocasts)

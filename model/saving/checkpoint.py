@@ -254,15 +254,15 @@ def _folder(directory: str | os.PathLike[str]) -> Path:
 
 def _found_again(where: Path, description: Mapping[str, Any], model: nn.Module) -> EarlyExitNetwork:
     """Find the exits of a model, which are those that were saved, and give them their rules."""
-    kind, told, described = type(model).__name__, description["own_exits"], description["heads"]
+    kind, example, described = type(model).__name__, description["own_exits"], description["heads"]
     rules = {tap: saved_rule(where / DESCRIPTION, tap, head) for tap, head in described.items()}
-    dtype = getattr(torch, told["dtype"])
+    dtype = getattr(torch, example["dtype"])
     if dtype.is_floating_point:  # the model may have been turned into another type afterwards
         dtype = next((each.dtype for each in model.parameters() if each.is_floating_point()), dtype)
-        made = torch.randn(2, *told["input"], generator=torch.Generator().manual_seed(0)).to(dtype)
+        made = torch.randn(2, *example["input"], generator=torch.Generator().manual_seed(0)).to(dtype)
     else:
-        made = torch.arange(2 * math.prod(told["input"])).reshape(2, *told["input"]).remainder(2).to(dtype)
-    final = tuple(told["final"]) if isinstance(told["final"], list) else told["final"]
+        made = torch.arange(2 * math.prod(example["input"])).reshape(2, *example["input"]).remainder(2).to(dtype)
+    final = tuple(example["final"]) if isinstance(example["final"], list) else example["final"]
     try:
         with modes_kept(model):
             model.eval()  # which some models overwrite with a method that returns nothing

@@ -82,10 +82,7 @@ def describe_head(network: EarlyExitNetwork, tap: str, head: AuxHead) -> dict[st
             raise ValueError(f"keeps {more[0]!r}, which files do not; wants that in the backbone")
         if (wrong := wrong_in_head(described)) is not None:
             raise ValueError(wrong)
-        try:
-            ExitRule(**rule)
-        except TypeError as error:  # what others have written to its tensors
-            raise ValueError(f"{error}") from None
+        ExitRule(**rule)  # refuses what others have written to its tensors
     except (ValueError, TypeError) as error:
         raise type(error)(f"heads[{tap!r}]: {error}") from None
     return described
