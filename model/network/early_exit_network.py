@@ -160,7 +160,7 @@ class EarlyExitNetwork(nn.Module):
     @property
     def exit_heads(self) -> list[AuxHead]:
         """The heads, in the order of the taps."""
-        return [*self.heads]  # type: ignore[list-item]  # others are refused by check_taps
+        return [head for head in self.heads if isinstance(head, AuxHead)]  # check_taps refuses others
 
     @property
     def fused_heads(self) -> list[FusedAuxHead]:

@@ -229,14 +229,6 @@ def test_wrong_taps_are_told_when_an_eager_runner_is_made() -> None:
         make_runner(net, images(), exits="eager")
 
 
-@pytest.mark.parametrize("head", [FusedAuxHead(8, 5), FusedAuxHead(None, 5)], ids=["head", "lazy head"])
-def test_a_head_refuses_what_is_no_tensor_by_name(head: FusedAuxHead) -> None:
-    for call in (head, head.logits):
-        for x, kind in ((None, "NoneType"), ([1.0], "list"), (images().numpy(), "ndarray")):
-            with pytest.raises(TypeError, match=f"^x: got {kind}, wants a torch.Tensor"):
-                call(x)
-
-
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_traced_backbone_is_told_that_its_layers_are_out_of_reach() -> None:
     traced = torch.jit.trace(SmallNet().eval(), images())

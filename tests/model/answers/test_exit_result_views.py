@@ -97,13 +97,6 @@ def test_parts_by_name_by_unpacking_and_by_index(make: Callable, with_probs: boo
 
 
 @made
-def test_a_part_is_the_same_object_each_time(make: Callable) -> None:
-    result = make(values())
-    for index, name in enumerate(PARTS):
-        assert getattr(result, name) is result[index] is list(result)[index] is result._asdict()[name]
-
-
-@made
 def test_errors_of_a_tuple(make: Callable) -> None:
     result = make(values())
     for index in (4, -5):
@@ -292,25 +285,15 @@ def test_answers_are_joined_whatever_they_are_made_of(make: Callable, with_probs
     assert not any(whole.label.data_ptr() == one["label"].data_ptr() for one in said)
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [(), ([],), (torch.zeros(3), torch.zeros(3)), (torch.zeros(3), torch.zeros(3), torch.zeros(3, 2)), ([1, 2, 3],)],
-    ids=["nothing", "an empty list", "two", "three", "a list of three"],
-)
-def test_too_few_parts_are_refused(wrong: tuple[object, ...]) -> None:
-    with pytest.raises(TypeError):
-        ExitResult(*wrong)
+@pytest.mark.parametrize("count", [0, 2, 3, 5])
+def test_other_numbers_of_parts_are_refused(count: int) -> None:
+    parts = (*values().values(), torch.zeros(3))[:count]
+    for wrong in (parts, (list(parts),)):
+        with pytest.raises(TypeError):
+            ExitResult(*wrong)
 
 
 def test_no_part_but_the_probabilities_may_be_missing() -> None:
     label, confidence, probs, _ = values().values()
     with pytest.raises(TypeError, match="ExitResult: got 3 parts, wants label, confidence, probs, exit_index"):
         ExitResult(label=label, confidence=confidence, probs=probs, exit_index=None)
-
-
-def test_too_many_parts_are_refused() -> None:
-    parts = tuple(values().values())
-    with pytest.raises(TypeError):
-        ExitResult(*parts, parts[0])
-    with pytest.raises(TypeError):
-        ExitResult([*parts, parts[0]])

@@ -118,16 +118,6 @@ def test_the_state_of_a_parametrized_layer_loads_again() -> None:
     torch.testing.assert_close(head(x).probs, head.logits(x).softmax(1))
 
 
-def test_rules_of_a_network_are_saved_and_loaded() -> None:
-    net = network()
-    net.set_rules({"block1": ExitRule(0.3, temperature=2.0, enabled=False), "block2": 0.6})
-    other = EarlyExitNetwork(SmallNet(), plain_heads()).eval()
-    other.load_state_dict(net.state_dict())
-    assert [str(head.rule) for head in other.heads] == [str(head.rule) for head in net.heads]
-    x = torch.randn(9, 3, 8, 8)
-    assert all(torch.equal(a, b) for a, b in zip(other(x), net(x), strict=True))
-
-
 def test_a_network_warns_once_of_a_state_without_rules() -> None:
     net = network()
     state = {name: value for name, value in net.state_dict().items() if "rule" not in name}

@@ -55,7 +55,7 @@ def test_a_change_is_followed_by_plans(change: object) -> None:
     head = FusedAuxHead.from_module(HIDDEN["all"]().eval(), rule=0.3)
     with torch.no_grad():
         head.hidden.linear.weight.mul_(4)
-    inputs = [torch.randn(MAP), torch.randn(1, *MAP[1:])]
+    inputs = [torch.randn(3, 6, 2, 3), torch.randn(1, 6, 2, 3)]
     follows(head, *inputs)
     with torch.no_grad():
         before = head(inputs[0])
@@ -200,18 +200,12 @@ REFUSED = {
         lambda: seq(flat(), nn.Linear(210, 1025), nn.ReLU(), nn.Linear(1025, 5)),
         r"'1' \(Linear\) has 1,025 hidden features, wants at most 1,024",
     ),
-    "two activations": (
-        lambda: seq(flat(), nn.Linear(210, 9), nn.ReLU(), nn.Linear(9, 9), nn.GELU(), nn.Linear(9, 5)),
-        r"'4' \(GELU\) is a second activation after '2' \(ReLU\): a fused head has one at most",
-    ),
     "two in a row": (
         lambda: seq(flat(), nn.Linear(210, 9), nn.ReLU(), nn.ReLU(), nn.Linear(9, 5)), r"is a second activation",
     ),
-    "activation at the end": (lambda: seq(flat(), nn.Linear(210, 9), nn.ReLU()), r"\(ReLU\) follows the last Linear"),
     "softmax after an activation": (
         lambda: seq(flat(), nn.Linear(210, 9), nn.ReLU(), nn.Softmax(1)), r"\(Softmax\) comes before the Linear",
     ),
-    "relu after the pool": (lambda: seq(avg(1), flat(), nn.ReLU(), nn.Linear(6, 5)), r"is neither a ReLU before"),
     "gelu before the pool": (lambda: seq(nn.GELU(), avg(1), flat(), nn.Linear(6, 5)), r"is neither a ReLU before"),
     "relu that changes the tap": (
         lambda: seq(nn.ReLU(inplace=True), avg(1), flat(), nn.Linear(6, 5)), r"changes in place .* wants inplace=False",
@@ -256,14 +250,6 @@ def test_what_is_not_known_is_refused_with_the_reason_and_runs_as_a_module(kind:
     assert not fuse_aux_heads(model).replaced and model["head"] is module
     network = EarlyExitNetwork(SmallNet(), {"block1": module})
     assert not network.fused_heads and re.search(message, network.exit_heads[0].why_not_fused)
-
-
-def test_hooks_on_any_layer_are_refused() -> None:
-    for place in range(5):
-        module = HIDDEN["relu"]()
-        module[place].register_forward_hook(lambda *_: None)
-        with pytest.raises(ValueError, match=rf"'{place}' .* carries hooks"):
-            FusedAuxHead.from_module(module)
 
 
 # An AvgPool2d whose window is the whole map

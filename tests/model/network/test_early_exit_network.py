@@ -22,6 +22,9 @@ from support.failing import allocations, out_of_memory_at
 from support.head_plan_cases import Adapter
 from torch import Tensor, nn
 
+#: Kernels are interpreted in test_exits_plans.py and in tests of heads.
+pytestmark = pytest.mark.usefixtures("without_interpreter")
+
 
 def images(samples: int, device: torch.device | str = "cpu") -> Tensor:
     return torch.randn(samples, 3, 8, 8, device=device) * torch.rand(samples, 1, 1, 1, device=device) * 3
