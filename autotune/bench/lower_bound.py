@@ -5,13 +5,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from ...kernels.compaction import Answer
 from ...kernels.cuda.lifetimes import MemoryPool
 from ...model import Trunk
 from ...model.basics.streams import stream_pair
 from ...model.listening.taps import listening
 from ...model.runners.capture import Capture, warm_up
 from ...model.runners.captured_batch import StaticInput
-from ..measuring.eager_truth import Answer
 from ..measuring.peers import PeerAnswer, bare, merged_answer
 
 

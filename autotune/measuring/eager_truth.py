@@ -11,7 +11,7 @@ from ...kernels import CRITERIA, HeadOutput, decide
 from ...kernels.reference.merge import decide_in_order
 from ...model import EarlyExitNetwork, ExitResult, Trunk
 from ...model.answers.exit_result import first_sure
-from ...model.heads.module_head import AuxHead
+from ...model.heads.head import AuxHead
 from ...model.listening.reading import Reading
 from ...model.listening.taps import listening
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ...kernels import ExitBuffers, ExitLaunch
+from ...kernels.compaction import Answer
 from ...kernels.launch.choose_config import overriding
 from ...kernels.launch.head_shape import HeadShape
 from ...kernels.launch.launch_config import LaunchConfig
@@ -20,7 +21,7 @@ from ...model.runners.captured_batch import CapturedBatch, StaticInput
 from ...model.runners.overlapped import OverlappedRunner
 from .cells import NEVER
 from .compile_ahead import HeadDescription, NetworkLaunches, TensorDescription
-from .eager_truth import Answer, Comparison, EagerTruth, wrong_in_words
+from .eager_truth import Comparison, EagerTruth, wrong_in_words
 from .heads_alone import AloneHead, launch_heads
 from .subject import Subject
 from .targets import NETWORK

@@ -12,7 +12,7 @@ from torch import Tensor
 from ....kernels import HeadOutput
 from ...answers.exit_result import ExitResult
 from ...answers.exit_rule import ExitRule
-from ...heads.module_head import AuxHead
+from ...heads.head import AuxHead
 from ...network.early_exit_network import EarlyExitNetwork
 from ...trunk.trunk import Trunk, make_trunk
 from ..segments import Segment, segments_of

@@ -11,7 +11,7 @@ from torch import nn
 from ....kernels.cuda.lifetimes import new_event
 from ....kernels.cuda.runtime import beside_captures, new_stream
 from ...answers.exit_rule import ExitRule
-from ...heads.module_head import AuxHead
+from ...heads.head import AuxHead
 from ...network.early_exit_network import EarlyExitNetwork
 from ...runners.captures import Captures
 from ...trunk.trunk import Trunk

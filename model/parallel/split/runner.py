@@ -15,7 +15,7 @@ from ....kernels.cuda.runtime import beside_captures
 from ....kernels.reference.merge import with_patience
 from ...answers.exit_result import ExitResult, first_sure, joined
 from ...answers.rule_order import count_writes, note_reader, wait_for_writes
-from ...heads.module_head import AuxHead
+from ...heads.head import AuxHead
 from ...network.early_exit_network import EarlyExitNetwork
 from ...runners.captured_heads import CapturedHeads, CapturedMemory
 from ...runners.captures import Callers

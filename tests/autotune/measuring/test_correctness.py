@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from auxhead.autotune.measuring.eager_truth import Answer, Comparison, Expected, wrong_in_words
+from auxhead.autotune.measuring.eager_truth import Comparison, Expected, wrong_in_words
+from auxhead.kernels.compaction import Answer
 
 
 def test_comparison():
