@@ -16,10 +16,9 @@ from ..answers.exit_result import ExitResult, joined
 from ..basics.streams import OwnedLock
 from ..network.early_exit_network import EarlyExitNetwork
 from ..runners.checks import check_capturable, check_no_outer_capture, check_request, sizes_of
-from ..runners.graph_runner import GraphRunner
 from ..runners.runner import Runner
 from ..trunk.trunk import check_kind
-from .candidates import ANY_TRUNK, SharedTrunks
+from .candidates import ANY_TRUNK, MeasuredRunner, SharedTrunks
 from .pass_times import Deadline, batches_of, check_budget, exits_of
 from .plan import Plan, PlanFile, conditions_of
 from .planner import Planner
@@ -85,7 +84,7 @@ class AutoRunner(Runner):
         }
         self._path = plan
         self._file: PlanFile | None = None
-        self._runners: dict[int, GraphRunner] = {}
+        self._runners: dict[int, MeasuredRunner] = {}
         self._plans: dict[int, Plan] = {}
         self._not_added: dict[int, str] = {}
         self._example: Tensor | None = None  # to add batch sizes by
@@ -138,7 +137,7 @@ class AutoRunner(Runner):
         return MappingProxyType(self._plans)
 
     @property
-    def runners(self) -> Mapping[int, GraphRunner]:
+    def runners(self) -> Mapping[int, MeasuredRunner]:
         """By batch size, the runner that was chosen, which says what it captured."""
         return MappingProxyType(self._runners)
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from ....kernels import decide
 from ...answers.rule_order import ordered_write
 from ...network.early_exit_network import EarlyExitNetwork
+from ...runners.captured_network import Addresses
 from ..segments import NETWORK
 from .answered import STATE, AnswerForm, Answers, Cut, Sayings, first_state, from_wire, settle, to_wire, wires_like
 from .stage_graph import Computed, StageGraph, beside
@@ -73,6 +74,11 @@ class Stage(nn.Module):
         self._graph: StageGraph | None = None
         self.busy_since: float | None = None
         """The time at which the micro-batch came that it is at."""
+
+    @property
+    def resizable(self) -> Addresses:
+        """Memory that its graph reads and that a layer may resize."""
+        return {} if self._graph is None else self._graph.resizable
 
     @property
     def form(self) -> AnswerForm:

@@ -11,8 +11,9 @@ from ....kernels.cuda.lifetimes import new_event
 from ....kernels.cuda.runtime import beside_captures
 from ...answers.exit_rule import ExitRule
 from ...answers.rule_order import note_reader, wait_for_writes
-from ...runners.capture import CAPTURE_LOCK, Capture, warm_up
+from ...runners.capture import CAPTURE_LOCK
 from ...runners.captures import Captures
+from ...runners.program import capture_program
 from ...trunk.trunk import Trunk
 
 #: The lowest: what sends and receives, which a later stage waits for, is placed before a stage's waiting blocks.
@@ -94,11 +95,11 @@ class StageGraph:
                 self._state = state.to(device)
                 self._taken = [each.clone(memory_format=torch.preserve_format) for each in example]
                 with trunk.choosing(len(state)):
-                    warm_up(lambda: compute(self._state, self._taken, side), lambda: None, stream)
-                capture = Capture(device, self._captures.memory)
-                with capture.capturing(stream, module):
-                    self._said, self._handed = compute(self._state, self._taken, side)
-                [self._graph] = capture.graphs
+                    program = capture_program(
+                        lambda _cut: compute(self._state, self._taken, side), None, [self._state, *self._taken],
+                        stream, self._captures.memory, [module],
+                    )  # fmt: skip
+                (self._graph,), (self._said, self._handed), self.resizable = program
                 self._captures.record(stream)
             except BaseException:
                 self._captures.free()

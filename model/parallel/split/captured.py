@@ -18,14 +18,13 @@ from ....kernels.cuda.lifetimes import MemoryPool, empty_cache
 from ...answers.exit_result import ExitResult
 from ...listening.taps import list_taps
 from ...network.early_exit_network import EarlyExitNetwork
-from ...runners.capture import Capture, copy_memory, warm_up
-from ...runners.captured_batch import StaticInput
+from ...runners.capture import copy_memory
 from ...runners.overlapped import forks_by_rule
 from ...runners.polled import CapturedSegments, PolledBatch, stops_by_rule
+from ...runners.program import StaticInput, capture_program
 from ...runners.segment_times import measure_segments
 from ..segments import Segment
-from .graphs import PartGraphs
-from .part import Part, PartStreams
+from .part import Part, PartGraphs, PartStreams
 
 
 class _Piece(NamedTuple):
@@ -58,6 +57,7 @@ class CapturedParts:
             patient: some head exits under "patience", and wants to know what earlier ones have said.
         """
         self._parts = parts
+        self.resizable = {key: each for part in parts for key, each in part.resizable.items()}
         self._pieces = [_Piece(part, place) for part, one in enumerate(parts) for place in range(len(one.trunk))]
         none = torch.zeros(0, dtype=torch.int64, device="cpu")
         launches = [launch for part in parts for launch in part.heads.launches]
@@ -190,12 +190,10 @@ def graph_times(network: EarlyExitNetwork, segments: Sequence[Segment], x: Tenso
                 cut()
             _, *handed = segment.module(*handed)
 
-    warm_up(lambda: forward(lambda: None), lambda: None, streams.trunk)
-    capture = Capture(streams.device, MemoryPool(streams.device))
-    with capture.capturing(streams.trunk, network):
-        forward(capture.cut)
-    times = measure_segments(capture.graphs, static.refill, streams.trunk)
-    capture.graphs.clear()
+    memory = MemoryPool(streams.device)
+    program = capture_program(forward, static, [static.x], streams.trunk, memory, [network])
+    times = measure_segments(program.graphs, static.refill, streams.trunk)
+    program.graphs.clear()
     empty_cache()  # of their pool: the runs before the next capture take memory, too
     return times
 
