@@ -32,7 +32,7 @@ _asking: dict[int, bool] = {}
 _ends_in: int | None = None
 
 
-class _Request:
+class _InRequest:
     """While open, this thread is in a request; while Python ends, other threads than that of the end are stopped.
 
     Such a daemon would come back from PyTorch to a Python that is no more, which ends the process (``terminate``).
@@ -49,7 +49,7 @@ class _Request:
         _asking[get_ident()] = False
 
 
-REQUEST = _Request()
+IN_REQUEST = _InRequest()
 
 
 @atexit.register
@@ -124,7 +124,7 @@ class EagerRunner(Runner):
             backbone, classifier, reading = trunk.module, trunk.classifier, trunk.reading
             read = wait_for_write(backbone, x)
             x = x.contiguous(memory_format=trunk.memory_format)
-        with REQUEST:
+        with IN_REQUEST:
             answer = run_eagerly(
                 backbone,
                 network.taps,
@@ -184,7 +184,7 @@ class SerialRunner(Runner):
                 has resized what it keeps.
         """
         self._refuse_while_busy()
-        with REQUEST, self._busy:
+        with IN_REQUEST, self._busy:
             try:
                 self._under_way = True
                 self._refuse_closed()

@@ -19,8 +19,8 @@ from ...trunk.trunk import Trunk
 #: The lowest: what sends and receives, which a later stage waits for, is placed before a stage's waiting blocks.
 _PRIORITY = 0
 
-#: From the state of samples, what a stage takes and a side stream for its exits, to what these say (see ``Sayings``),
-#: and what it hands over.
+#: From the state of samples, what a stage takes and a side stream for its exits, to what these say (see
+#: ``ExitDecisions``), and what it hands over.
 Compute = Callable[[Tensor, Sequence[Tensor], torch.cuda.Stream], tuple[Tensor, tuple[Tensor, ...]]]
 
 
@@ -36,7 +36,7 @@ class Computed(NamedTuple):
     """What was computed, or is being computed, for a micro-batch."""
 
     said: Tensor
-    """See ``Sayings``; on the CPU, to be read once all is done."""
+    """See ``ExitDecisions``; on the CPU, to be read once all is done."""
     handed: tuple[Tensor, ...]
     """On the device, for streams that wait until all is done."""
     under_way: UnderWay | None = None

@@ -117,7 +117,7 @@ class PartStreams:
         """Behind the latest copies of activations to the next part."""
         self.judged = new_event()
         """Behind the latest launch of the heads that run once the part's trunk is done."""
-        self.told = new_event()
+        self.answered = new_event()
         """Behind the latest copies of answers to the next part, which come last."""
 
     def allocate_workspaces(self) -> None:

@@ -22,7 +22,7 @@ from ...runners.captures import Callers
 from ...runners.checks import check_no_outer_capture
 from ...runners.runner import SerialRunner
 from ..segments import Segment, median_ms, run_segments
-from .captured import CapturedParts
+from .captured import SplitBatch
 from .part import AllStreams, Part, wait_for_current_streams
 
 
@@ -168,7 +168,7 @@ class GraphSplitRunner(SplitRunner):
         network: EarlyExitNetwork,
         parts: Sequence[Part],
         example_input: Tensor,
-        captured: dict[int, CapturedParts],
+        captured: dict[int, SplitBatch],
         streams: AllStreams,
         notes: str,
         *,

@@ -6,7 +6,7 @@ import pytest
 import torch
 from auxhead.model import EarlyExitNetwork, ExitMonitor, ExitResult, ExitRule, FusedAuxHead, parallelize
 from auxhead.model.basics.bad_input import BadInput
-from auxhead.model.parallel.split.captured import CapturedParts
+from auxhead.model.parallel.split.captured import SplitBatch
 from auxhead.model.trunk.trunk import make_trunk
 from support.example_models import SmallNet, needs_gpu
 from support.graph_runner_cases import (
@@ -288,10 +288,8 @@ def test_polled_does_not_run_the_other_devices_part(devices, monkeypatch):
     """But for one graph, which is launched ahead."""
     net, launched = network(), []
     runner = split(net, devices, "polled")
-    launch = CapturedParts._launch
-    monkeypatch.setattr(
-        CapturedParts, "_launch", lambda parts, piece: (launched.append(piece), launch(parts, piece))[1]
-    )
+    launch = SplitBatch._launch
+    monkeypatch.setattr(SplitBatch, "_launch", lambda parts, piece: (launched.append(piece), launch(parts, piece))[1])
     for index in range(4):
         net.set_rules({tap: 0.0 if place == index else 1.0 for place, tap in enumerate(net.taps)})
         launched.clear()
