@@ -302,19 +302,11 @@ def test_a_network_with_a_state_is_refused(devices, exits):
         split(network(backbone=CountingNet()), devices, exits)
 
 
-def test_errors_launch_nothing_and_closing(devices, exits):
+def test_a_callers_capture_and_closing(devices, exits):
     net = network()
     (x,) = clear_batches(net, [8])
     wanted = net(x)
     runner = split(net, devices, exits)
-    for bad, error, message in [
-        (x.float(), TypeError, "x: got torch.float32, wants torch.float16"),
-        (x[..., :31], ValueError, "x: got shape"),
-        (x[:0], ValueError, "N >= 1"),
-    ]:
-        with pytest.raises(error, match=message):
-            runner(bad)
-    assert_same(runner(x), wanted)
     y = torch.zeros(1, device="cuda")
     with torch.cuda.graph(torch.cuda.CUDAGraph()):
         y += 1
