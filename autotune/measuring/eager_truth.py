@@ -7,8 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ...kernels import CRITERIA, decide
-from ...kernels.reference.merge import decide_in_order
+from ...kernels import CRITERIA, decide, decide_in_order
 from ...model import EarlyExitNetwork, ExitResult, Trunk
 from ...model.heads.module_head import AuxHead
 from ...model.listening.reading import Reading
@@ -191,7 +190,7 @@ def measure_rounding(network: EarlyExitNetwork, inputs: Sequence[Tensor]) -> Rou
             off = (had.double() - want).abs().max() + step * want.abs().max()
             logit[index] = max(logit[index], off.item())
             temperature, criterion = rules[index]
-            if criterion == "patience":  # a count, which rounding changes by whole numbers or not at all
+            if CRITERIA[criterion].counts_heads:  # a count, which rounding changes by whole numbers or not at all
                 continue
             had, want = (decide(y.double(), temperature, 1.0, criterion).confidence for y in (had, want))
             scale = want.abs().amax().clamp(min=1.0)  # an energy is of the size of logits
@@ -207,7 +206,7 @@ def truth_of_logits(logits: Sequence[Tensor], heads: Sequence[AuxHead], rounding
     samples, device = len(logits[0]), logits[0].device
     rules = [(head.rule.temperature_tensor, head.rule.threshold_tensor, head.rule.criterion) for head in heads]
     wide = [at_exit.double() for at_exit in logits]
-    said = [*decide_in_order(wide[:-1], rules), decide(wide[-1], 1.0, 1.0)]
+    said = decide_in_order(wide, rules)
     open_, near_threshold, undecided = (torch.full((samples,), value, device=device) for value in (True, False, False))
     possible = torch.zeros_like(logits[0], dtype=torch.bool)
     label, exit_index = (torch.zeros(samples, dtype=torch.int64, device=device) for _ in range(2))
@@ -219,7 +218,7 @@ def truth_of_logits(logits: Sequence[Tensor], heads: Sequence[AuxHead], rounding
         if index < len(rules):
             _, threshold, criterion = rules[index]
             undecided |= tied.sum(1) > 1  # between two labels, at any head so far
-            if criterion == "patience":  # it counts, and a label that is rounded away begins the count anew
+            if CRITERIA[criterion].counts_heads:  # it counts, and a label that is rounded away begins the count anew
                 close, off = undecided, index * undecided.double()
             else:
                 close = (output.confidence - threshold).abs() <= off
