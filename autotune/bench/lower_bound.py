@@ -5,7 +5,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ...kernels.compaction import Answer
 from ...kernels.cuda.lifetimes import MemoryPool
 from ...model import Trunk
 from ...model.basics.streams import stream_pair

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from ...kernels import ExitBuffers, ExitLaunch
-from ...kernels.compaction import Answer
 from ...kernels.launch.choose_config import overriding
 from ...kernels.launch.head_shape import HeadShape
 from ...kernels.launch.launch_config import LaunchConfig
@@ -19,13 +18,9 @@ from ...model import ExitResult, Trunk, make_trunk
 from ...model.listening.taps import listening
 from ...model.runners.overlapped import OverlappedRunner
 from ...model.runners.program import CapturedBatch, StaticInput
-from ..measuring.cells import NEVER
-from ..measuring.eager_truth import Answer, Comparison, EagerTruth
-from ..measuring.subject import Subject
-from ..measuring.targets import NETWORK
 from .cells import NEVER
 from .compile_ahead import HeadDescription, NetworkLaunches, TensorDescription
-from .eager_truth import Comparison, EagerTruth, wrong_in_words
+from .eager_truth import Answer, Comparison, EagerTruth, wrong_in_words
 from .heads_alone import AloneHead, launch_heads
 from .subject import Subject
 from .targets import NETWORK

@@ -10,12 +10,11 @@ from torch import Tensor, nn
 
 from ...kernels import HeadOutput, decide
 from ...kernels.compaction import Answer
-from ...kernels.jit.exits import merge
 from ...model import EarlyExitNetwork, FusedAuxHead, Trunk
 from ...model.basics.streams import stream_pair
 from ...model.listening.taps import ForwardLeft, listening
 from .captured import CapturedFunction
-from .eager_truth import HeadAnswer
+from .eager_truth import HeadAnswer, merge
 
 #: Modules of the activations that a fused head may have, by name.
 ACTIVATION_MODULES: dict[str, Callable[[], nn.Module]] = {
