@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from statistics import median_low
 from typing import Any
 
-from ..measuring.profiled_replays import HEAD_KERNEL
+from ..measuring.cuda_calls import HEAD_KERNEL
 
 #: How names of auxhead's own kernels begin that compute heads.
 HEAD_KERNELS = (HEAD_KERNEL, "fused_head_kernel")

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..measuring.cuda_calls import ANNOTATION
-from ..records.json_text import no_garbage_collection
-from ..records.record import MOST_BYTES
+from ..records.record import MOST_BYTES, no_garbage_collection
 from .trace import BadTrace
 
 _GZIP = b"\x1f\x8b"
