@@ -9,7 +9,7 @@ import pytest
 import torch
 import torchvision
 from auxhead.autotune.measuring.cuda_calls import ALLOCATIONS, SYNCHRONISATIONS
-from auxhead.autotune.measuring.profiled_requests import read_trace
+from auxhead.autotune.measuring.profiled_requests import request_profile
 from auxhead.autotune.measuring.subject import own_cell
 from auxhead.autotune.measuring.timers import Samples
 from auxhead.autotune.profile import run as before_and_after
@@ -136,11 +136,11 @@ def cells_of(text, name):
 
 def test_the_tables_say_what_was_found(tmp_path, runners, network, kept):
     found = compare(network, torch.randn(2, 3, 16, 16), exits="polled", trunk="as_is", requests=2, out=tmp_path)
-    found.profiles["before"] = read_trace(two_unequal_requests())
+    found.profiles["before"] = request_profile(two_unequal_requests())
     steady = trace_of(
         *(event for at in (0.0, 50.0) for event in (request(at, 9.0), runtime("cudaGraphLaunch", at, 6.0)))
     )
-    found.profiles["after"] = read_trace(steady)
+    found.profiles["after"] = request_profile(steady)
     found.times["before"] = Samples(device=[[]], host=[[1234.0, 1234.0]], call=[[1000.0, 1000.0]])
     text = printed(kept(found))
     assert cells_of(text, "host, until the answer is there")[:2] == ["us", "1,234"]
@@ -168,7 +168,7 @@ def test_the_tables_say_what_was_found(tmp_path, runners, network, kept):
 
 def test_two_records_of_one_run_are_kept(tmp_path, runners, network, kept):
     found = compare(network, torch.randn(2, 3, 16, 16), exits="gated", trunk="cudnn", requests=2, out=tmp_path)
-    found.profiles["before"] = read_trace(two_unequal_requests())
+    found.profiles["before"] = request_profile(two_unequal_requests())
     for name, us in (("before", 50.0), ("after", 5.0)):
         found.times[name] = Samples(device=[[]], host=[[2 * us, 2 * us]], call=[[us, us]])
     before, after = kept(found, "gated@cudnn")
@@ -320,7 +320,7 @@ class TestOnAGpu:
         assert result.exit_code == 0, result.output
         traces = sorted((tmp_path / "deep" / "er").iterdir())
         assert [path.name for path in traces] == ["after.json", "before.json", "profile.jsonl"]
-        after, before = (read_trace(json.loads(path.read_text())) for path in traces[:2])
+        after, before = (request_profile(json.loads(path.read_text())) for path in traces[:2])
         assert before.requests == after.requests == 4
         waits = sum(before.calls_by_request(SYNCHRONISATIONS))
         assert waits >= 4 and not any(after.calls_by_request(SYNCHRONISATIONS | ALLOCATIONS))
