@@ -17,14 +17,13 @@ from .pipelines.tables import pipeline_tables
 from .plan.command import plan
 from .profile.command import profile
 from .records.record import Record
-from .records.table_command import table_command
-from .records.tables import RecordTable
+from .records.tables import RecordTable, table_command
 from .sweep.command import sweep
 from .tuned.command import explain, promote
 
 
 def _sweep_tables(records: Sequence[Record]) -> list[RecordTable]:
-    from .sweep.tables import sweep_tables  # its tables name configurations, for which PyTorch is imported
+    from .sweep.winners import sweep_tables  # its tables name configurations, for which PyTorch is imported
 
     return sweep_tables(records)
 

@@ -13,19 +13,19 @@ from .commands.train import train
 def _beyond_model() -> BeyondModel:
     """Import what ``demo`` needs of packages that model may not import; help does without."""
     from ..autotune.bench.demo_latency import demo_latency
-    from ..plots.figures.exits import draw
-    from ..plots.files import save_figure
+    from ..plots.figures.registry import FIGURES
+    from ..plots.style import save_figure
 
-    return BeyondModel(demo_latency, draw, save_figure)
+    return BeyondModel(demo_latency, FIGURES["exits"].draw, save_figure)
 
 
 def _beyond_calibration() -> BeyondCalibration:
     """Import what ``calibrate`` needs of packages and folders that calibration may not import."""
-    from ..plots.figures.calibration import draw
-    from ..plots.files import save_figure
+    from ..plots.figures.registry import FIGURES
+    from ..plots.style import save_figure
     from .commands.infer_load import load_network
 
-    return BeyondCalibration(load_network, draw, save_figure)
+    return BeyondCalibration(load_network, FIGURES["calibration"].draw, save_figure)
 
 
 app = typer.Typer(

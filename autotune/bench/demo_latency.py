@@ -9,7 +9,7 @@ from torch import Tensor
 from ...model import EagerRunner, EarlyExitNetwork, ExitResult
 from ..measuring.captured import CapturedFunction
 from ..measuring.timers import CAPTURES, time_captures
-from ..records.summaries import spread
+from ..records.summaries import percentiles
 
 #: The variants, in the order of the table.
 BACKBONE = "no heads"
@@ -62,7 +62,10 @@ def demo_latency(
                 times = {"device_us": samples.device, "host_us": samples.host}
                 rows.append(
                     {"batch": batch, "mode": mode, "variant": name, "calls": rounds}
-                    | {kind: spread([us for own in taken for us in own])._asdict() for kind, taken in times.items()}
+                    | {
+                        kind: percentiles([us for own in taken for us in own])._asdict()
+                        for kind, taken in times.items()
+                    }
                 )
     return rows
 

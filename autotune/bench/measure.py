@@ -17,7 +17,7 @@ from ..measuring.progress import Begins
 from ..measuring.subject import Subject
 from ..measuring.timers import PROTOCOL, Samples, time_captures, time_those_that_run
 from ..records.record import append_record
-from ..records.summaries import network_record, p99, spread, summary
+from ..records.summaries import network_record, p99, percentiles, summary
 from .variants import BuiltVariant, Variant, VariantCaptures, bare_name, segments_name, truncated_name
 
 
@@ -201,7 +201,7 @@ class _CellBench:
         name = bare_name(AS_IS) if bare_name(AS_IS) in checked else next(iter(checked))
         call = [checked[name].captures[0].call]
         samples = time_captures({name: call}, self.subject.inputs[:1], rounds=3, warm_up=2, repeat=3)
-        taken = spread(samples[name].device[0]).median
+        taken = percentiles(samples[name].device[0]).median
         return max(REPEATS[0], min(REPEATS[1], round(BLOCK_US / taken)))
 
     def _append(

@@ -10,8 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..records.json_text import no_garbage_collection
-from ..records.record import MOST_BYTES
+from ..records.record import MOST_BYTES, no_garbage_collection
 from .trace import BadTrace
 
 _GZIP = b"\x1f\x8b"

@@ -9,7 +9,7 @@ from ..measuring.cells import Cell
 from ..measuring.timers import CAPTURES, FINAL_ROUNDS, PROTOCOL
 from ..records.comparison import compare
 from ..records.record import Record
-from ..records.summaries import Timings, as_json, network_record, spread, summary
+from ..records.summaries import Timings, as_json, network_record, percentiles, summary
 from ..sweep.config_text import text
 from . import footprints
 from .footprints import BY_RULE, Footprint, FootprintOccupancy, FootprintsMeasured, TimedPart
@@ -40,7 +40,7 @@ def overlap_records(cell: Cell, measured: OverlapMeasured, environment: Mapping[
     trunk, heads, both = (measured.times[part] for part in (BARE, HEADS, BOTH))
     details = {
         **spreads([overlap_of(replay) for replay in replays]),
-        "bare_span_us": spread([overlap_of(replay).span_us for replay in measured.replays[BARE]]),
+        "bare_span_us": percentiles([overlap_of(replay).span_us for replay in measured.replays[BARE]]),
         "hiding_efficiency": hiding_efficiency(trunk, heads, both),
         "inflation": {name: _inflation(measured, name) for name in (BARE, BOTH)},
         "kernels": kernels,
@@ -148,7 +148,7 @@ def _tiers(occupied: FootprintOccupancy) -> dict[str, Any]:
         "theoretical": occupied.theoretical,
         "estimate": occupied.estimate,
         "residency": {
-            name: spread([float(getattr(one, name)) for one in occupied.residency])
+            name: percentiles([float(getattr(one, name)) for one in occupied.residency])
             for name in MeasuredResidency._fields
         },
     }

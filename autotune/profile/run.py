@@ -27,7 +27,7 @@ from ..measuring.profiled_requests import WARM_UP, RequestProfile, profile_reque
 from ..measuring.subject import own_cell
 from ..measuring.timers import PROTOCOL, Samples, time_captures
 from ..records.record import Record, append_record
-from ..records.summaries import network_record, spread, summary
+from ..records.summaries import network_record, percentiles, summary
 from .tables import exits_table, print_comparison
 
 BEFORE, AFTER = "before", "after"
@@ -156,7 +156,7 @@ def profile_records(found: BeforeAndAfter, cell: Cell, runner: str, environment:
             },
             host_us=answers[name],
             paired=[before] if name == AFTER else [],
-            measured={"call_us": spread(found.times[name].call[0])._asdict(), **_of_profile(found.profiles[name])},
+            measured={"call_us": percentiles(found.times[name].call[0])._asdict(), **_of_profile(found.profiles[name])},
             correctness=found.counts[name],
             notes=found.problems if name == AFTER else [],
         )

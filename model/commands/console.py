@@ -2,6 +2,8 @@
 
 import re
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from rich.console import Console
@@ -31,3 +33,14 @@ def plain_console(width: int | None = None) -> Console:
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="backslashreplace")
     return _Escaping(width=width, markup=False, emoji=False, highlight=False)
+
+
+@contextmanager
+def activity(what: str) -> Iterator[None]:
+    """Show ``what`` on standard error until the context ends, and nothing where that is no terminal."""
+    console = Console(stderr=True)
+    if console.is_terminal:
+        with console.status(Text(escaped(what))):
+            yield
+    else:
+        yield

@@ -10,9 +10,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from ...kernels.json_text import parse_json
 from ..answers.exit_rule import ExitRule
 from ..basics.bad_input import BadInput
+from ..basics.json_file import parse_json
 from ..basics.replacing import replacing
 
 #: The value of ``format`` in the file; others are refused.
