@@ -8,12 +8,11 @@ from math import prod
 import torch
 from torch import Tensor
 
-from ...kernels import ExitBuffers, ExitHead, ExitLaunch, HeadOutput
+from ...kernels import ExitBuffers, ExitHead, ExitLaunch, HeadOutput, fused_head_reference
 from ...kernels.launch.choose_config import choose_config
 from ...kernels.launch.head_shape import HeadShape
 from ...kernels.launch.head_view import HeadView, head_view
 from ...kernels.launch.launch_config import LaunchConfig
-from ...kernels.reference import fused_head as fused_head_reference
 from ...model import FusedAuxHead
 from ...model.basics.streams import stream_pair
 from .captured import CapturedProgram, chain
