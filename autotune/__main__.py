@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import typer
 
-from ..model.commands.group import Subcommands, version_option
+from ..model.commands.errors import Subcommands, version_option
 from .bench.command import bench
 from .bench.tables import bench_tables, pareto_tables
 from .doctor.command import doctor

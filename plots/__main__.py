@@ -2,7 +2,7 @@
 
 import typer
 
-from ..model.commands.group import Subcommands, version_option
+from ..model.commands.errors import Subcommands, version_option
 from .commands import all_command, figure_command, perfetto
 from .figures.registry import FIGURES
 

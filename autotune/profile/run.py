@@ -13,9 +13,8 @@ from torch import Tensor
 from ...model import EarlyExitNetwork, make_runner, make_trunk
 from ...model.basics.bad_input import BadInput
 from ...model.commands.console import plain_console
-from ...model.commands.infer_load import load_network
 from ...model.commands.options import make_output_directory
-from ...model.commands.user_model import UserModel, load_factory
+from ...model.commands.user_model import UserModel, load_factory, load_network
 from ...model.own_exits.silenced_model import SilencedModel
 from ...model.saving.description import own_file, read_description
 from ..measuring.cells import OWN, Cell

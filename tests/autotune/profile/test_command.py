@@ -19,8 +19,7 @@ from auxhead.autotune.records.record import read_records
 from auxhead.model import EagerRunner, EarlyExitNetwork, FusedAuxHead, save_checkpoint
 from auxhead.model.basics.bad_input import BadInput
 from auxhead.model.basics.images import MEAN, STD
-from auxhead.model.commands.demo.saved import BACKBONE
-from auxhead.model.commands.demo.small_resnet import small_early_exit_network
+from auxhead.model.commands.small_resnet import BACKBONE, small_early_exit_network
 from PIL import Image
 from rich.console import Console
 from support.command_line import assert_one_line_error, tune

@@ -17,7 +17,7 @@ from auxhead.autotune.measuring.eager_truth import (
     wrong_in_words,
 )
 from auxhead.model import EagerRunner, EarlyExitNetwork, ExitResult, Trunk, make_runner, make_trunk
-from auxhead.model.calibration.evaluation import batches
+from auxhead.model.basics.images import normalise
 from auxhead.model.commands.demo.experiment import run_demo
 from auxhead.model.training.data_sets import load_digits
 from support.example_models import needs_gpu
@@ -44,7 +44,7 @@ def digits() -> tuple[EarlyExitNetwork, Tensor]:
     """The demo's network, shortly trained, its thresholds calibrated, and the test split [359, 3, 16, 16] float32."""
     device = torch.device("cuda", torch.cuda.current_device())
     done = run_demo(load_digits(), image_size=16, device=device, epochs=4)
-    x = torch.cat(list(batches(done.splits.test.pixels, device)))
+    x = normalise(done.splits.test.pixels.to(device)).contiguous(memory_format=torch.channels_last)
     return done.network, x.contiguous(memory_format=torch.channels_last)
 
 

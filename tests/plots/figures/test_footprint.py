@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from auxhead.autotune.overlap import records as overlap_records
+from auxhead.autotune.overlap.records import FOOTPRINT as KIND
 from auxhead.autotune.overlap.records import failed_record
 from auxhead.autotune.records.record import read_records
 from auxhead.plots.figures.footprint import boundary
@@ -75,7 +75,7 @@ def test_everything_drawn_is_in_a_record():
     kept = [
         *records(1),
         *records(32, fails="16 SMs"),
-        failed_record(overlap_records.FOOTPRINT, CELL, "no", ENVIRONMENT),
+        failed_record(KIND, CELL, "no", ENVIRONMENT),
     ]
     figure, drawn = FOOTPRINT.draw(kept)
     assert list(drawn["batches"]) == ["1", "32"] and len(figure.axes) == 5
@@ -116,7 +116,7 @@ def test_what_is_off_the_scale_stands_at_its_edge_with_its_number():
 
 def test_only_failures_are_no_records():
     with pytest.raises(NoRecords, match="no footprint that was measured"):
-        FOOTPRINT.draw([failed_record(overlap_records.FOOTPRINT, CELL, "no", ENVIRONMENT)])
+        FOOTPRINT.draw([failed_record(KIND, CELL, "no", ENVIRONMENT)])
 
 
 def test_footprints_under_other_conditions_alone_are_too_few():

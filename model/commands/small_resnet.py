@@ -1,12 +1,13 @@
-"""The demo's network: ResNet-18 for small images, with a head behind each of its blocks."""
+"""``resnet18_small``: ResNet-18 for small images, which checkpoints name, with a head behind each of its blocks."""
 
 from torch import nn
 
-from ...heads.fused_aux_head import FusedAuxHead
-from ...network.early_exit_network import EarlyExitNetwork
+from ..heads.fused_aux_head import FusedAuxHead
+from ..network.early_exit_network import EarlyExitNetwork
 
-#: The name of :func:`resnet18_small`, in checkpoints and records.
-ARCHITECTURE = "resnet18_small"
+#: How checkpoints name :func:`resnet18_small`, and how they did before it stood here.
+BACKBONE = "auxhead.model.commands.small_resnet:resnet18_small"
+NAMES = (BACKBONE, "auxhead.model.demo.small_resnet:resnet18_small")
 
 #: The eight residual blocks, in the order in which they run.
 BLOCKS = tuple(f"layer{stage}.{block}" for stage in (1, 2, 3, 4) for block in (0, 1))

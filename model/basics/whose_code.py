@@ -1,14 +1,15 @@
-"""Tells whose code a function or a line is: the one rule for frames of stacks, and for a profiler's events."""
+"""Tells whose code a file or a frame holds: one rule for lines in messages, in findings and in a profiler's stacks."""
 
+import os
 import re
 import sys
+from collections.abc import Iterator
 from enum import Enum
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path, PurePath
 from types import FrameType
 
-_FUNCTION = re.compile(r"(?P<file>.+)\((?P<line>\d+)\): (?P<function>.+)")
 _STANDARD_LIBRARY = re.compile(r"(^|/)lib/python3[^/]*/")
 #: Folders of installed packages, whose paths a profiler gives in full where they are not on ``sys.path``.
 _INSTALLED = ("site-packages", "dist-packages")
@@ -21,14 +22,12 @@ _PACKAGES = {
     *("lightning", "pytorch_lightning", "tqdm", "pytest", "_pytest", "pluggy"),
     *("IPython", "ipykernel", "typer", "click", "rich"),
 }
-#: Cells of notebooks, and what is typed: the only code without a file that is the user's.
+#: Cells of notebooks, and what is typed: the only code without a file that is the user's, beside that of ``python -c``.
 _TYPED = ("<ipython-input", "<stdin>")
 #: Where this package's rooms lie, installed or in a clone.
 _OWN = Path(__file__).resolve().parents[2]
 #: What there is to be looked at as anybody's code.
 _SHOWN = (("model", "examples"), ("model", "guides"))
-#: What calls the methods of streams and events for their user: ``wait_event`` calls ``event.wait``.
-_STREAMS = str(Path("torch", "cuda", "streams.py"))
 
 
 class Owner(Enum):
@@ -79,58 +78,21 @@ def _own_place(path: PurePath) -> tuple[str, ...]:
     return parts if parts and parts[0] in _ROOMS else ()
 
 
-@cache
-def user_line(name: str) -> str | None:
-    """Return ``file.py:12 in forward`` for a function of the user's own, by its event's name; None for any other's.
-
-    Names are ``file.py(12): forward``, and 12 is where that function begins. Of code that ran before the profiler
-    began, mostly a script's top level, it is where it stood then, and so is left out: ``script.py in <module>``.
-    """
-    match = _FUNCTION.fullmatch(name)
-    if match is None or owner(match["file"], match["function"]) is not Owner.USER:
-        return None
-    line = "" if match["function"] == "<module>" else f":{match['line']}"
-    return f"{match['file']}{line} in {match['function']}"
+def owner_of(frame: FrameType) -> Owner:
+    """Return whose code a frame runs: its path is relative to the current directory, as that of a script is."""
+    file, name = frame.f_code.co_filename, frame.f_code.co_name
+    if file == "<string>" and frame.f_globals.get("__name__") == "__main__" and not name.startswith("__"):
+        return Owner.USER  # of python -c; methods that dataclasses have are made of such strings, too
+    return owner(file if file.startswith("<") else os.path.abspath(file))
 
 
-def place_in_words(line: str) -> str:
-    """Return a finding's line as part of a sentence: ``at a.py:65``; ``in forward, which begins at a.py:57``."""
-    place, _, function = line.rpartition(" in ")
-    if not place:
-        return f"at {line}"
-    return f"in {place}" if function == "<module>" else f"in {function}, which begins at {place}"
-
-
-def innermost_line(frame: FrameType | None, outermost: FrameType | None = None) -> str | None:
-    """Return the innermost line of a stack that is the user's own, or else another package's or a model's of auxhead.
-
-    The look-up ends with the frame ``outermost``. None: there is only torch, autotune and the standard library.
-    """
-    other: str | None = None
+def frames_from(frame: FrameType | None, outermost: FrameType | None = None) -> Iterator[tuple[FrameType, Owner]]:
+    """Yield the frames of a stack, the innermost first, each with whose it is, until ``outermost`` was yielded."""
     while frame is not None:
-        whose = owner(frame.f_code.co_filename)
-        if whose is Owner.USER:
-            return _line(frame)
-        if whose in (Owner.PACKAGE, Owner.AUXHEAD):
-            other = other or _line(frame)
-        if frame is outermost:
-            break
-        frame = frame.f_back
-    return other
+        yield frame, owner_of(frame)
+        frame = None if frame is outermost else frame.f_back
 
 
-def calling_line(frame: FrameType | None) -> str | None:
-    """Return the line that calls a method of a stream or an event, if the user's own code or a package does so itself.
-
-    None: torch or auxhead calls it.
-    """
-    while frame is not None:
-        file = frame.f_code.co_filename
-        if not file.endswith(_STREAMS) and owner(file) is not Owner.STANDARD:
-            return _line(frame) if owner(file) in (Owner.USER, Owner.PACKAGE) else None
-        frame = frame.f_back
-    return None
-
-
-def _line(frame: FrameType) -> str:
-    return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
+def line_of(frame: FrameType) -> str:
+    """Return where a frame is: ``file.py:12``."""
+    return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"

@@ -21,11 +21,11 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.profiler import record_function
 
-from ....model.basics.bad_input import BadInput
-from ...measuring.cuda_calls import ANNOTATION
-from ..profile_live import profiler, write_trace
-from ..watching.watcher import Watcher, is_capturing
-from .user_errors import UserCodeError, user_code
+from ...model.basics.bad_input import BadInput
+from ..measuring.cuda_calls import ANNOTATION
+from .profile_live import profiler, write_trace
+from .user_code import UserCodeError, user_code
+from .watching.watcher import Watcher, is_capturing
 
 #: Requests before any that count, and those that are then timed, profiled and watched, one behind another; the first
 #: profiled one pays for the profiler and is thrown away.
@@ -53,7 +53,7 @@ def profile_script(script: Path, arguments: Sequence[str], file: Path) -> str:
         BadInput: the script ended before that module was called often enough.
         UserCodeError: it raised an error, or left with a status other than 0.
     """
-    requests, before = _Requests(file), (sys.argv, sys.path)
+    requests, before = _RequestHooks(file), (sys.argv, sys.path)
     sys.argv, sys.path = [str(script), *arguments], [str(script.resolve().parent), *sys.path]
     try:
         with requests, user_code(f"SCRIPT: {script}"):
@@ -84,7 +84,7 @@ def is_captured() -> bool:
     return torch.cuda.is_initialized() and is_capturing()
 
 
-class _Requests:
+class _RequestHooks:
     """Hooks of all modules, which tell requests apart, and what is done in each."""
 
     def __init__(self, file: Path) -> None:
