@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 from auxhead.autotune.heads.tables import COLUMNS, head_tables, last_runs
 from auxhead.autotune.measuring.failures import Failure
-from auxhead.autotune.measuring.head_timing import COPIED, CopySpeed
+from auxhead.autotune.measuring.head_timing import COPIED
 from auxhead.autotune.records.record import append_record, read_records
 from support.head_fakes import SPEED, US, a_head, head_of, head_record, records_at, timed
 
@@ -15,11 +15,6 @@ VARIANTS = ["fused", "eager", "compiled", "bytes"]
 @pytest.fixture
 def path(tmp_path):
     return tmp_path / "heads.jsonl"
-
-
-def test_a_floor_is_what_a_copy_takes():
-    speed = CopySpeed([[100.0, 200.0]])  # of COPIED bytes read and as many written
-    assert speed.floor(2 * COPIED) == [[100.0, 200.0]] and speed.floor(COPIED // 4) == [[12.5, 25.0]]
 
 
 def test_a_line_a_variant(path):

@@ -219,17 +219,20 @@ def test_a_checkpoint_of_another_backbone_comes_as_it_is_loaded(tmp_path):
         saved_model(tmp_path, 2, "shufflenet_v2_x0_5")
 
 
-@pytest.mark.parametrize("batch", [1, 3, 7])
-def test_a_batch_of_any_size_from_one(batch):
+def test_a_batch_of_any_size_from_one():
     x = torch.randn(3, 4, 5, 5).to(memory_format=torch.channels_last)
-    y = repeated(x, batch)
-    assert all(torch.equal(y[row], x[row % 3]) for row in range(batch)) and len(y) == batch
-    assert y.is_contiguous(memory_format=torch.channels_last)
+    for batch in (1, 3, 7):
+        y = repeated(x, batch)
+        assert all(torch.equal(y[row], x[row % 3]) for row in range(batch)) and len(y) == batch
+        assert y.is_contiguous(memory_format=torch.channels_last)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
+def test_bad_input_is_one_line_and_status_2(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    compute_on_the_cpu(monkeypatch, running)
+    (tmp_path / "file").write_text("")
+    for arguments, message in (
         ([], "--model, --checkpoint: got neither, wants exactly one of the two"),
         (["--model", "a:b", "--checkpoint", "x"], "--model, --checkpoint: got both, wants exactly one of the two"),
         (["--model", "a:b", "--backbone", "c:d"], "--backbone, --modules: belong to --checkpoint"),
@@ -237,21 +240,11 @@ def test_a_batch_of_any_size_from_one(batch):
         (["--model", "nowhere:b"], "--model: no module 'nowhere' in "),
         (["--checkpoint", "nowhere"], "checkpoint: nowhere has no model.json"),
         (["--model", "a:b", "--out", "file"], "--out: file is a file, wants a directory"),
-    ],
-    ids=["neither", "both", "backbone", "spec", "module", "checkpoint", "out"],
-)
-def test_bad_input_is_one_line_and_status_2(tmp_path, monkeypatch, arguments, message):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    compute_on_the_cpu(monkeypatch, running)
-    (tmp_path / "file").write_text("")
-    assert_one_line_error(tune("profile", *arguments), message)
-
-
-@pytest.mark.parametrize("arguments", [["--requests", "1"], ["--batch", "0"], ["--exits", "eager"], ["--trunk", "x"]])
-def test_options_out_of_range(arguments):
-    result = tune("profile", "--model", "a:b", *arguments)
-    assert result.exit_code == 2 and f"Invalid value for '{arguments[0]}'" in result.stderr
+    ):
+        assert_one_line_error(tune("profile", *arguments), message)
+    for arguments in (["--requests", "1"], ["--batch", "0"], ["--exits", "eager"], ["--trunk", "x"]):
+        result = tune("profile", "--model", "a:b", *arguments)
+        assert result.exit_code == 2 and f"Invalid value for '{arguments[0]}'" in result.stderr
 
 
 @pytest.fixture
