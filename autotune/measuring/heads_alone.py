@@ -16,7 +16,8 @@ from ...kernels.launch.launch_config import LaunchConfig
 from ...model import FusedAuxHead
 from ...model.basics.streams import stream_pair
 from .captured import CapturedProgram, chain
-from .peers import HeadAnswer, NaiveHead
+from .eager_truth import HeadAnswer
+from .peers import NaiveHead
 from .targets import ALONE
 
 #: Launches that are compared while other work runs beside them.
