@@ -23,7 +23,6 @@ or from ``ExitLaunch`` one answer per sample, merged over the exits of a network
     kernel_hash          of the code that tuned tables were measured with
     residency            records where and when programs run; residency_kernel is the part inside the kernels
     compile_only         compiles for a GPU that is not here
-    json_text            reads JSON text, for tuned tables and for model's files
 
 To add a criterion: a row with its definition in criteria.py, the same in criteria_kernel.py, a case in
 tests/kernels/test_criteria.py. It changes kernel_hash, but not what is compiled for heads without it, which
@@ -40,6 +39,7 @@ from .max_pool import max_pool2d
 from .reference.criteria import CRITERIA, check_criterion, check_temperature, check_threshold, number_of
 from .reference.fused_head import decide, fused_head_reference, pooled_features
 from .reference.hidden_layers import ACTIVATIONS, HiddenLayers
+from .reference.merge import Merged, all_exit, decide_in_order, heads_in_a_row, in_order, merge
 
 __all__ = [
     "ACTIVATIONS",
@@ -51,6 +51,8 @@ __all__ = [
     "HeadOutput",
     "HiddenLayers",
     "LaunchConfig",
+    "Merged",
+    "all_exit",
     "check_criterion",
     "check_input",
     "check_pool",
@@ -58,11 +60,15 @@ __all__ = [
     "check_threshold",
     "collect",
     "decide",
+    "decide_in_order",
     "destination",
     "fused_head",
     "fused_head_reference",
     "gather_open",
+    "heads_in_a_row",
+    "in_order",
     "max_pool2d",
+    "merge",
     "moves_rows",
     "new_destinations",
     "number_of",

@@ -14,18 +14,18 @@ from .commands.train import train
 def _beyond_demo() -> BeyondDemo:
     """Import what ``demo`` needs of packages that model may not import; help does without."""
     from ..autotune.bench.demo_latency import demo_latency
-    from ..plots.figures.exits import draw
-    from ..plots.files import save_figure
+    from ..plots.figures.registry import FIGURES
+    from ..plots.style import save_figure
 
-    return BeyondDemo(demo_latency, draw, save_figure)
+    return BeyondDemo(demo_latency, FIGURES["exits"].draw, save_figure)
 
 
 def _calibration_figure() -> tuple[Draw, SaveFigure]:
     """Import what draws and saves the figure of ``calibrate``; help does without."""
-    from ..plots.figures.calibration import draw
-    from ..plots.files import save_figure
+    from ..plots.figures.registry import FIGURES
+    from ..plots.style import save_figure
 
-    return draw, save_figure
+    return FIGURES["calibration"].draw, save_figure
 
 
 app = typer.Typer(

@@ -17,7 +17,7 @@ app = typer.Typer(
 
 app.command(name="all")(all_command(FIGURES))
 app.command()(perfetto)
-for _kind in FIGURES:
+for _kind in FIGURES.values():
     app.command(name=_kind.name, help=_kind.finding)(figure_command(_kind))
 
 

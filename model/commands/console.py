@@ -3,7 +3,8 @@
 import re
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from rich.console import Console
@@ -34,6 +35,17 @@ def plain_console(width: int | None = None) -> Console:
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="backslashreplace")
     return _Escaping(width=width, markup=False, emoji=False, highlight=False)
+
+
+@contextmanager
+def activity(what: str) -> Iterator[None]:
+    """Show ``what`` on standard error until the context ends, and nothing where that is no terminal."""
+    console = Console(stderr=True)
+    if console.is_terminal:
+        with console.status(Text(escaped(what))):
+            yield
+    else:
+        yield
 
 
 class PhaseProgress(Progress):

@@ -21,10 +21,9 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ...kernels.json_text import parse_json
 from ..answers.exit_rule import ExitRule
 from ..basics.bad_input import BadInput
-from ..basics.replacing import replacing
+from ..basics.files import parse_json, replacing
 from ..processes.process_group import own_rank, ranks
 
 #: The value of ``format`` in the file; others are refused.
