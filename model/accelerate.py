@@ -14,12 +14,12 @@ from ..kernels.reference.merge import decide_in_order
 from .answers.exit_result import ExitResult, first_sure
 from .answers.exit_rule import ExitRule
 from .basics.arguments import check_batch, check_module
+from .listening.hooks import is_earlyon
 from .listening.rounding import double_copy, in_double, truth_of
 from .make_runner import make_runner
 from .network.early_exit_network import EarlyExitNetwork
 from .own_exits.attach_exits import attach_exits
 from .own_exits.silenced_model import SilencedModel
-from .own_exits.unhooked_exits import unhooked
 from .runners.runner import Runner
 
 #: Seconds that the times before and after may take together, and how often each is measured.
@@ -101,7 +101,11 @@ def accelerate(
         before, logits = model.logits, EarlyExitNetwork.logits
     else:
         network = attach_exits(model, example, rules=rules, final=final)
-        before = model = unhooked(model)
+        if is_earlyon(model):
+            from .own_exits.unhooked_exits import UnhookedExits  # which nobody else needs
+
+            model = UnhookedExits(model)
+        before = model
         logits = partial(_logits, network.backbone)
     runner = make_runner(network, example)
     try:

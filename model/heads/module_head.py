@@ -3,16 +3,15 @@
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor, nn
 
 from ...kernels import ExitHead, HeadOutput
 from ...kernels.launch.head_arguments import check_classes
 from ..answers.exit_rule import ExitRule, own_rule
 from ..basics.arguments import check_dense, check_module
-from ..listening.hooks import buffers_kept, modes_kept, overridden
-from ..listening.operators import OperatorMode, flops_of, written_tensors
+from ..listening.hooks import overridden
 from ..listening.reading import parts_in_words
+from ..listening.recorder import record
 from ..listening.rounding import are_probabilities
 from .fused_aux_head import FusedAuxHead
 
@@ -142,9 +141,7 @@ class ModuleHead(nn.Module):
             ValueError: the module cannot read it, or returns something else than logits; the message names the tap.
         """
         try:
-            with modes_kept(self.module), buffers_kept(self.module):
-                self.module.eval()
-                return _run_once(tap, self.module, features)
+            return _run_once(tap, self.module, features)
         except ValueError as error:
             if self.why_not_fused is None:
                 raise
@@ -172,36 +169,15 @@ class ModuleRun(NamedTuple):
         return f"{self.operators} operators, {self.parameters:,} parameters, {flops}{copy}"
 
 
-class _Operators(OperatorMode):
-    """Counts operators, but for views, and their work, and notes whether one writes to the memory of a tensor."""
-
-    def __init__(self, watched: Tensor) -> None:
-        super().__init__()
-        self.count = self.flops = 0
-        self.writes = False
-        self._memory = watched.untyped_storage()._cdata
-
-    def __torch_dispatch__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        self.count += not getattr(func, "is_view", False)
-        for tensor in written_tensors(func, args, kwargs):
-            self.writes |= tensor.untyped_storage()._cdata == self._memory
-        output = func(*args, **kwargs)
-        self.flops += flops_of(func, args, kwargs, output)
-        return output
-
-
 def _run_once(tap: str, module: nn.Module, features: Tensor) -> ModuleRun:
-    x = features.detach().clone()
-    version = x._version
-    operators = _Operators(x)
+    x = features.detach()
     its = f"heads[{tap!r}]: its module {type(module).__name__}"
     reads = f"the output {list(x.shape)} of the tap"
     try:
-        with torch.no_grad(), torch.compiler.set_stance("force_eager"), operators:  # or 2.14 refuses a fullgraph
-            y = module(x)
+        recording = record(module, x, evaluating=True)
     except Exception as error:  # whatever a user's module may raise
         raise ValueError(f"{its} cannot read {reads}: {' '.join(str(error).split()):.300}") from error
+    y, operations = recording.output, recording.operations
     if not (isinstance(y, Tensor) and y.ndim == 2 and y.shape[0] == x.shape[0] and y.is_floating_point()):
         raise ValueError(f"{its} makes of {reads} {parts_in_words(y)}, wants logits [{x.shape[0]}, num_classes]")
     if y.device != x.device:
@@ -211,7 +187,7 @@ def _run_once(tap: str, module: nn.Module, features: Tensor) -> ModuleRun:
     return ModuleRun(
         num_classes=y.shape[1],
         parameters=sum(parameter.numel() for parameter in module.parameters()),
-        operators=operators.count,
-        flops=operators.flops // x.shape[0],
-        writes_input=operators.writes or x._version != version,
+        operators=sum(not each.is_view for each in operations),
+        flops=sum(each.flops for each in operations) // x.shape[0],
+        writes_input=any(y.leaf == "input" and y.written is not None for each in operations for y in each.reads),
     )

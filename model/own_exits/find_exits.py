@@ -18,9 +18,8 @@ from ..basics.arguments import kind_of, tensor_in_words
 from ..basics.bad_input import BadInput
 from ..listening.hooks import has_hooks
 from ..listening.recording import Call, Operation, RecordedPair, Value, ancestors, at_place
-from ..listening.rounding import are_probabilities
-from .data_movement import is_move, parts_along, same_elements
-from .head_chain import SOFTMAXES, HeadChain, find_chain
+from ..listening.rounding import are_probabilities, relative_error
+from .head_chain import SOFTMAXES, HeadChain, find_chain, is_move, parts_along, same_elements
 
 _WANTS = "wants a list, tuple, dict or dataclass of the logits [N, K] of two exits or more, or their torch.stack"
 BY_HAND = "; or put the network together by hand: model/README.md, 'A network with exits of its own'"
@@ -392,3 +391,13 @@ def _reader_of(other: FoundExit, one: FoundExit) -> Operation | None:
             readers = [each for each in one.needs if value in each.reads]
             return min(readers, key=lambda each: each.number, default=value.made_by)
     return None
+
+
+def refuse_if_off(said: list[Tensor], exact: list[Tensor], allowed: float, what_is: str) -> None:
+    """Raise ``ValueError`` if what a network says is off from the truth by more than rounding."""
+    error = relative_error(said, exact)
+    if not error <= allowed:
+        raise ValueError(
+            f"model: {what_is} off by {error:.2g} of the largest value, {allowed:.2g} being allowed, for a batch of "
+            f"{len(exact[0])}; wants exits that compute the same each time, for batches of all sizes{BY_HAND}"
+        )

@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_leaves
 
 from ..listening.hooks import WAYS, hooks_of, users_hooks
-from ..listening.operators import OperatorMode
+from ..listening.recording import OperatorMode
 from ..network.early_exit_network import EarlyExitNetwork
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ..heads.module_head import AuxHead
-from ..listening.hooks import modes_kept
+from ..listening.kept import modes_kept
 from ..network.early_exit_network import EarlyExitNetwork
 from .batches import all_on_device
 
