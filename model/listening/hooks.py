@@ -83,11 +83,11 @@ def _nothing(*_args: Any) -> None:
 def is_earlyon(model: nn.Module) -> bool:
     """Return whether a model is a wrapper of earlyon: a backbone, heads that hooks call, a config that says where."""
     heads, config = getattr(model, "exit_heads", None), getattr(model, "config", None)
-    told = ("exit_points", "routing_policy", "temperatures", "enabled_exits")
+    settings = ("exit_points", "routing_policy", "temperatures", "enabled_exits")
     bound = ("_hook_handles", "_feature_adapters", "_final_classifier")
     return (
         isinstance(heads, nn.ModuleDict)
         and isinstance(getattr(model, "backbone", None), nn.Module)
-        and all(hasattr(config, name) for name in told)
+        and all(hasattr(config, name) for name in settings)
         and all(hasattr(model, name) for name in bound)
     )

@@ -276,9 +276,9 @@ def _final(mode: Mode, deepest: set[Operation], tied: list[FoundExit], final: An
         if len(rest) == 1 and rest == costliest and max(work) and (rest[0] in returned or not returned):
             return rest[0]
         alone = [one for one in tied if len(one.place.path) < max(len(other.place.path) for other in exits)]
-        for said in (*returned[:1], *(alone if len(alone) == 1 else [])):
-            if said in costliest:
-                return said
+        for likeliest in (*returned[:1], *(alone if len(alone) == 1 else [])):
+            if likeliest in costliest:
+                return likeliest
     likely = (returned if len(returned) == 1 else costliest)[0].place.name
     named = [*tied, *beside, *([exits[-1]] if goes_on else [])]
     names = [one.place.name for one in exits if one in named]
@@ -403,15 +403,15 @@ def _check_logits(model: nn.Module, network: EarlyExitNetwork, x: Tensor) -> Non
         return
     logs = [one.softmax for one in backbone.exits]
 
-    def said(one: nn.Module, x: Tensor) -> list[Tensor]:
+    def compared(one: nn.Module, x: Tensor) -> list[Tensor]:
         answers = backbone.answers_of(one, x)
         return [y if log else y.log_softmax(1) for y, log in zip(answers, logs, strict=True)]
 
     try:
-        own = said(model, x)
+        own = compared(model, x)
     except Exception:  # the model takes no batches of so many samples; those that were recorded it does
         return
-    exact, allowed = truth_of(own, lambda: said(double_copy(model), in_double(x)))
+    exact, allowed = truth_of(own, lambda: compared(double_copy(model), in_double(x)))
     for y, truth, one in zip(network.logits(x.clone()), exact, backbone.exits, strict=True):
         y = y.softmax(1) if one.softmax else y.log_softmax(1)
         refuse_if_off([y], [truth], allowed, f"taken over, its exit {one.place!r} is")

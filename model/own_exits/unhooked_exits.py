@@ -63,10 +63,10 @@ class UnhookedExits(nn.Module):
 
     def forward(self, x: Tensor) -> list[Tensor]:
         """Run the backbone, and each head as its layer returns."""
-        said: list[Tensor] = []
-        with listening(self.backbone, self.taps, lambda index, y: said.append(self.heads[index](y)), self._reading):
+        logits: list[Tensor] = []
+        with listening(self.backbone, self.taps, lambda index, y: logits.append(self.heads[index](y)), self._reading):
             features = self.backbone(x)
-        return [*said, _finished(features, self._final, self._temperature)]
+        return [*logits, _finished(features, self._final, self._temperature)]
 
     @torch.no_grad()
     def fused(self, example: Tensor) -> EarlyExitNetwork | None:
