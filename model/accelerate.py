@@ -165,13 +165,13 @@ def _check_answers(
     rules = [
         (head.rule.temperature_tensor, head.rule.threshold_tensor, head.rule.criterion) for head in network.exit_heads
     ]
-    outputs = [*decide_in_order(own[:-1], rules), decide(own[-1], 1.0, 1.0)]
-    wanted, got = first_sure(outputs, with_probs=False), runner(x.clone())
+    answers = [*decide_in_order(own[:-1], rules), decide(own[-1], 1.0, 1.0)]
+    wanted, got = first_sure(answers, with_probs=False), runner(x.clone())
     slack = torch.stack([2.0 * allowed * y.abs().amax(1).float() for y in own])  # [exits, N], of logits
     near = torch.zeros_like(wanted.label, dtype=torch.bool)
     undecided = torch.zeros_like(near)  # between two labels, at any head so far
     for y, head, off, (temperature, threshold, criterion) in zip(
-        own[:-1], outputs[:-1], slack[:-1], rules, strict=True
+        own[:-1], answers[:-1], slack[:-1], rules, strict=True
     ):
         first, second = y.topk(min(2, y.shape[1]), dim=1).values[:, [0, -1]].unbind(1)
         undecided |= first - second <= 2.0 * off
@@ -179,7 +179,7 @@ def _check_answers(
         allowance = off if criterion == "energy" else off / temperature
         close = undecided if criterion == "patience" else (head.confidence - threshold).abs() <= allowance
         near |= close & (threshold < CRITERIA[criterion].high)
-    at = got.exit_index.clamp(0, len(outputs) - 1)[None, :, None].expand(1, -1, own[0].shape[1])
+    at = got.exit_index.clamp(0, len(answers) - 1)[None, :, None].expand(1, -1, own[0].shape[1])
     there = torch.stack(own).gather(0, at)[0]  # logits [N, K] of the exit that answered
     best = there.gather(1, got.label[:, None])[:, 0]
     tied = there.amax(1) - best <= 2.0 * slack.amax(0)
