@@ -62,6 +62,7 @@ def record(
     with_gradients: bool = False,
     originals: frozenset[nn.Module] = frozenset(),
     on_return: OnReturn | None = None,
+    call: Callable[[Any], Any] | None = None,
 ) -> Recording:
     """Run a model once as it is, and note what runs; what that changes is put back: see :func:`kept`.
 
@@ -75,6 +76,7 @@ def record(
         originals: layers that must not run: the model is a copy, and they are those that it is a copy of.
         on_return: an observer, called with a layer and its output as that returns; what it makes of it is noted in
             :attr:`Call.heard`.
+        call: runs the model on a batch; None is its forward.
 
     Raises:
         ValueError: one of ``originals`` ran.
@@ -105,7 +107,7 @@ def record(
         drawn = generators()
         held = [(f"{name}.{key}".strip("."), of, key, each) for name, layer in model.named_modules()
                 for of in (layer._parameters, layer._buffers) for key, each in of.items()]  # fmt: skip
-        output = call_with(model, batch)
+        output = call_with(model, batch) if call is None else call(batch)
         draws = str(drawn) != str(generators())
         with recorder.unwatched():
             returned = recorder.returned(output)
