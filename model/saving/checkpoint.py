@@ -16,11 +16,11 @@ from torch.nn.parameter import is_lazy
 from ..basics.arguments import is_plain, kind_of, tensor_in_words
 from ..basics.bad_input import BadInput, one_line
 from ..basics.images import MEAN, STD, normalise, open_image, to_pixels
-from ..listening.hooks import modes_kept
+from ..listening.hooks import is_earlyon
+from ..listening.kept import modes_kept
 from ..network.early_exit_network import EarlyExitNetwork, check_network
 from ..network.learned_from import OF_RULE, LearnedFrom, fingerprint
 from ..own_exits.attach_exits import attach_exits
-from ..own_exits.unhooked_exits import is_earlyon
 from .checkpoint_files import DESCRIPTION, read_files, write_files
 from .description import (
     FORMAT,
