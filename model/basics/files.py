@@ -1,16 +1,18 @@
-"""Files, written complete or not at all; JSON, refused where it is damaged; errors that name what a user named."""
+"""Files, written complete or not at all; JSON, refused where it is damaged; errors that name what a user named.
+
+No torch here, so that whoever reads records can do without.
+"""
 
 import json
 import os
 import re
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
-
-from ...kernels.json_text import parse_json
 
 #: How a library that is no Python tells of an error of the operating system.
 _OF_OTHERS = re.compile(r"\(os error (\d+)\)")
@@ -97,6 +99,29 @@ def on_disk(path: Path) -> None:
         os.fsync(opened)
     finally:
         os.close(opened)
+
+
+def parse_json(text: str) -> Any:
+    """Return the value of a JSON text.
+
+    Raises:
+        ValueError: no JSON, nested too deep, or an object with a name twice, of which nobody knows the right one.
+    """
+    try:
+        return _decode(text)
+    except RecursionError:
+        raise ValueError("nested too deep") from None
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    made = dict(pairs)
+    if len(made) != len(pairs):
+        [(twice, _)] = Counter(name for name, _ in pairs).most_common(1)
+        raise ValueError(f"has {twice!r:.60} twice in one object")
+    return made
+
+
+_decode = json.JSONDecoder(object_pairs_hook=_object).decode
 
 
 def as_json(content: object) -> str:
