@@ -16,8 +16,8 @@ from ...kernels.launch.launch_config import LaunchConfig
 from ...kernels.launch.launch_rule import config_by_rule
 from ...model import ExitResult, Trunk, make_trunk
 from ...model.listening.taps import listening
-from ...model.runners.captured_batch import CapturedBatch, StaticInput
 from ...model.runners.overlapped import OverlappedRunner
+from ...model.runners.program import CapturedBatch, StaticInput
 from .cells import NEVER
 from .compile_ahead import HeadDescription, NetworkLaunches, TensorDescription
 from .eager_truth import Answer, Comparison, EagerTruth, wrong_in_words

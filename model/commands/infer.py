@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from ..runners.table import EXITS
 from .console import plain_console
 from .errors import one_line_errors
 from .options import BackboneOption, CheckpointOption, Device, DeviceOption, ModulesOption
@@ -14,11 +15,9 @@ from .options import BackboneOption, CheckpointOption, Device, DeviceOption, Mod
 class RunnerName(str, Enum):
     """Ways to run the network, as of ``make_runner``."""
 
-    eager = "eager"
-    auto = "auto"
-    overlapped = "overlapped"
-    polled = "polled"
-    gated = "gated"
+    _ignore_ = "exits"
+    for exits in EXITS:
+        vars()[exits] = exits
 
 
 def infer(
@@ -31,7 +30,7 @@ def infer(
     runner: Annotated[
         RunnerName,
         typer.Option(help="How the network is run; auto measures for ten seconds first, and pays for thousands."),
-    ] = RunnerName.eager,
+    ] = RunnerName.eager,  # type: ignore[attr-defined]
     batch: Annotated[int, typer.Option(min=1, help="Images that are read and answered together.")] = 64,
     json_lines: Annotated[
         Path | None,

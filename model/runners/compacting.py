@@ -5,14 +5,14 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from ...kernels import Answer, ExitBuffers, collect, destination, gather_open, moves_rows, new_destinations
+from ...kernels import CRITERIA, Answer, ExitBuffers, collect, destination, gather_open, moves_rows, new_destinations
 from ...kernels.cuda.lifetimes import MemoryPool
 from ...kernels.exits_plan import AnswerLayout
 from ..answers.exit_result import ExitResult
 from ..listening.taps import list_taps
 from .capture import Graph
-from .captured_batch import CapturedBatch, StaticInput
 from .polled import CapturedSegments, PolledBatch, PolledRunner
+from .program import CapturedBatch, StaticInput
 from .segment_times import choose_stops
 
 # In microseconds, as an H200 and its host have them.
@@ -182,9 +182,8 @@ class CompactingRunner(PolledRunner):
         segments = self._capture_segments(static, buffers, stops, memory, gather)
         collecting = None
         if origin is not None:
-            (collecting,), _ = self._capture_graphs(
-                lambda _cut: collect(buffers, origin, answer.fields), static, memory
-            )
+            program = self._capture_program(lambda _cut: collect(buffers, origin, answer.fields), static, memory)
+            (collecting,) = program.graphs
         return _CompactingBatch(
             static, buffers, segments, stops,
             answer=answer, origin=origin, destinations=destinations, collecting=collecting,
@@ -192,7 +191,7 @@ class CompactingRunner(PolledRunner):
 
     def _offer(self, big: _CompactingBatch, small: _CompactingBatch, stops: Sequence[int]) -> None:
         """Let requests move from one batch to another at some stops, if they are answered as if they had not moved."""
-        patient = [index for index, head in enumerate(self._heads) if head.criterion == "patience"]
+        patient = [index for index, head in enumerate(self._heads) if CRITERIA[head.criterion].counts_heads]
         counting = [stop for stop in stops if any(index > big.stops[stop] for index in patient)]
         movable = [
             stop

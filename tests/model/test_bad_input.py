@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from auxhead.model import EarlyExitNetwork, FusedAuxHead, make_runner, make_trunk
-from auxhead.model.make_runner import EXITS
+from auxhead.model.runners.table import EXITS
 from support.example_models import SmallNet, plain_heads
 from torch import Tensor, nn
 

@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ....kernels import HeadOutput
+from ....kernels import CRITERIA, HeadOutput, heads_in_a_row
 from ...answers.exit_result import ExitResult
 from ...answers.exit_rule import ExitRule
 from ...heads.head import AuxHead
@@ -43,7 +43,7 @@ class AnswerForm(NamedTuple):
         return len(COLUMNS) + self.classes * self.with_probs
 
 
-class Sayings:
+class ExitDecisions:
     """What exits say of N samples, one exit after another: each answers for those that it is the first to be sure of.
 
     All of it stays on the exits' device, without a wait of the host.
@@ -71,12 +71,10 @@ class Sayings:
             if self._with_probs and of_exit.probs is not None:
                 self._probs = torch.zeros_like(of_exit.probs)
         confidence, sure = of_exit.confidence, of_exit.exit.bool()
-        told = of_exit.label.masked_fill(confidence.isnan(), -1)  # as kernels/fused_head_reference.py counts
-        self._agreed = torch.where(told == self._before, self._agreed + 1, 1)
-        self._before = told
+        self._agreed, self._before = heads_in_a_row(self._agreed, self._before, of_exit)
         if rule is None:
             sure = torch.ones_like(sure)
-        elif rule.criterion == "patience":
+        elif CRITERIA[rule.criterion].counts_heads:
             confidence = torch.where(confidence.isnan(), confidence, self._agreed.to(confidence.dtype))
             sure = confidence > rule.threshold_tensor
         now = self._open & sure
@@ -107,7 +105,7 @@ def settle(first: int, samples: int, said: Tensor) -> Answers:
     Args:
         first: place of its first sample in the request.
         samples: how many it has; the rows behind them are nobody's.
-        said: see :class:`Sayings`.
+        said: see :class:`ExitDecisions`.
     """
     columns = said.numpy()[:samples]
     now = np.flatnonzero(columns[:, 3] != NO_ANSWER)
@@ -126,7 +124,7 @@ def as_result(answers: Tensor, *, with_probs: bool) -> ExitResult:
     )
 
 
-class Cut(NamedTuple):
+class CutNetwork(NamedTuple):
     """A network cut behind its taps, for stages on a device."""
 
     network: EarlyExitNetwork
@@ -140,7 +138,7 @@ class Cut(NamedTuple):
     form: AnswerForm
 
 
-def cut(network: EarlyExitNetwork, micro_batch: Tensor, device: torch.device, trunk: str) -> tuple[Cut, Tensor]:
+def cut(network: EarlyExitNetwork, micro_batch: Tensor, device: torch.device, trunk: str) -> tuple[CutNetwork, Tensor]:
     """Cut a network behind each tap.
 
     Args:
@@ -169,7 +167,7 @@ def cut(network: EarlyExitNetwork, micro_batch: Tensor, device: torch.device, tr
         torch.float64 if wide else torch.float32,
         with_probs=all(head.return_probs for head in heads),
     )
-    return Cut(network, made, segments, heads, form), micro_batch.to(device)
+    return CutNetwork(network, made, segments, heads, form), micro_batch.to(device)
 
 
 def to_wire(x: Tensor, like: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from auxhead.model import (
     save_checkpoint,
     train,
 )
-from auxhead.model.calibration.exit_logits import collect_logits
+from auxhead.model.calibration.samples import collect_logits
 from auxhead.model.heads.head import AuxHead
 from support.example_models import SmallNet, branch, naive_answers
 from support.exits_plan_cases import as_on_a_gpu, heads_called

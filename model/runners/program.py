@@ -1,17 +1,24 @@
-"""``CapturedBatch``: a network captured for one batch size, with its graphs, static input and answer."""
+"""``capture_program``, the one way to capture, for graph runners, split networks and pipelines; ``CapturedBatch``.
 
-from collections.abc import Sequence
+A forward becomes graphs that read a static input. A captured batch takes requests in and hands answers out.
+"""
+
+from collections.abc import Callable, Sequence
 from itertools import zip_longest
+from typing import Generic, NamedTuple, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ...kernels import ExitBuffers, ExitHead, ExitLaunch
-from ...kernels.cuda.lifetimes import keep_in_children
+from ...kernels.cuda.lifetimes import MemoryPool, keep_in_children
 from ...kernels.exits_plan import AnswerLayout
 from ..answers.exit_result import ExitResult
 from ..heads.head import AuxHead
-from .capture import Graph, copy_memory
+from .capture import Capture, Graph, copy_memory, warm_up
+from .captured_network import Addresses
+
+_T = TypeVar("_T")
 
 
 class StaticInput:
@@ -36,6 +43,44 @@ class StaticInput:
         Other batches may be changed where the example is not; and what kernels of the user's write counts no version.
         """
         self.changes |= self.x._version != self._version or not torch.equal(self.x, self.example)
+
+
+class CapturedProgram(NamedTuple, Generic[_T]):
+    """What a forward was captured as."""
+
+    graphs: list[Graph]
+    """In the order of the cuts."""
+    result: _T
+    """What the captured forward returned, in memory of the graphs."""
+    resizable: Addresses
+    """Memory that was read and that a layer may resize, for :class:`CapturedNetwork`."""
+
+
+def capture_program(
+    forward: Callable[[Callable[[], None]], _T],
+    static: StaticInput | None,
+    inputs: Sequence[Tensor],
+    stream: torch.cuda.Stream,
+    memory: MemoryPool,
+    modules: Sequence[nn.Module],
+) -> CapturedProgram[_T]:
+    """Warm up a forward, capture it, and keep what it reads: the one way to capture, for whatever runs from graphs.
+
+    Args:
+        forward: is given a function that ends one graph and begins the next.
+        static: the input, which it may change in place and which is then filled anew; None if it is not.
+        inputs: tensors that it reads and that stay where they are.
+        stream: to capture on.
+        memory: of the graphs.
+        modules: that it runs, the one that errors name layers of first.
+    """
+    warm_up(lambda: forward(lambda: None), static.refill if static is not None else lambda: None, stream)
+    if static is not None:
+        static.look_for_changes()
+    capture = Capture(stream.device, memory)
+    with capture.capturing(stream, *modules):
+        result = forward(capture.cut)
+    return CapturedProgram(capture.graphs, result, capture.reads.resizable(inputs) if capture.reads is not None else {})
 
 
 class CapturedBatch:

@@ -1,28 +1,37 @@
-"""Heads and memory of a network as they were when graphs were captured, which read the old: changes are detected."""
+"""``CapturedNetwork``: heads and memory of a network as they were at a capture; changes, which no graph sees, raise."""
 
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Container, Mapping
 from typing import Any, NoReturn
 
 from torch import Tensor, UntypedStorage, nn
-from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
-from torch.utils._pytree import tree_leaves
 
 from ..listening.hooks import WAYS, hooks_of, users_hooks
-from ..listening.operators import OperatorMode
 from ..network.early_exit_network import EarlyExitNetwork
 
+#: Storages by their addresses, each with the address of its memory.
+Addresses = dict[int, tuple[UntypedStorage, int]]
 
-class CapturedHeads:
-    """The heads of a network as they were when a runner was made."""
 
-    def __init__(self, network: EarlyExitNetwork, *, rules: bool = True) -> None:
+class CapturedNetwork:
+    """A network as it was when a runner was made: one object for all checks of what graphs or segments read."""
+
+    def __init__(self, network: EarlyExitNetwork, *, rules: bool = True, read: Container[int] | None = None) -> None:
         """Remember the heads, their layers, what users put on them, and where the tensors of each lie.
 
         The backbone's linear layers that give class scores are looked at, too, as its classifier is one.
 
-        With ``rules`` those as well, for who does not look at them at each request.
+        Args:
+            network: that was captured.
+            rules: look at criteria as well, for who does not at each request.
+            read: addresses of the parameters and buffers that graphs read, or that copies are made from; None: all.
         """
+        self.resizable: Addresses = {}
+        """Memory that was read and is no parameter; see :attr:`CapturedProgram.resizable`."""
+        self._tensors = [
+            (name, tensor, tensor.detach(), tensor.data_ptr())  # detached, it keeps the memory whatever is assigned
+            for name, tensor in (*network.named_parameters(), *network.named_buffers())
+            if read is None or tensor.data_ptr() in read
+        ]
         # Looked up without nn.Module's attribute access, which would cost each request some microseconds a head.
         self._objects: list[tuple[str, Mapping[str, object], str, object]] = [
             ("network: its heads were replaced by other objects", network._modules, "heads", network.heads),
@@ -96,18 +105,6 @@ class CapturedHeads:
             "new runner"
         )
 
-
-class CapturedMemory:
-    """Parameters and buffers of a network where they lay at the capture."""
-
-    def __init__(self, network: EarlyExitNetwork, read: Container[int] | None = None) -> None:
-        """Remember those at the addresses that graphs read, or that copies are made from; None: all."""
-        self._tensors = [
-            (name, tensor, tensor.detach(), tensor.data_ptr())  # detached, it keeps the memory whatever is assigned
-            for name, tensor in (*network.named_parameters(), *network.named_buffers())
-            if read is None or tensor.data_ptr() in read
-        ]
-
     def check_unmoved(self, network: EarlyExitNetwork) -> None:
         """Raise a ``RuntimeError`` that names a parameter or buffer that is another one now, or in other memory."""
         now = dict((*network.named_parameters(), *network.named_buffers()))
@@ -117,81 +114,16 @@ class CapturedMemory:
                     f"network: {name} was given other memory since the capture; copy into it, or make a new runner"
                 )
 
+    def check_not_resized(self) -> None:
+        """Raise a ``RuntimeError`` if memory was resized, by ``resize_`` or as an ``out``, and so given back."""
+        for storage, address in self.resizable.values():
+            if storage.data_ptr() != address:
+                raise RuntimeError(
+                    "network: a tensor that a layer keeps was resized in place since the capture, and is in other "
+                    "memory; make a new runner"
+                )
+
     def clear(self) -> None:
         """Let the memory go."""
         self._tensors.clear()
-
-
-#: Storages by their addresses, each with the address of its memory.
-Addresses = dict[int, tuple[UntypedStorage, int]]
-
-
-class CapturedReads(OperatorMode):
-    """Notes while a capture runs which memory its operators are given that none of them has allocated.
-
-    A graph holds addresses and no references. Parameters stay, as a rule; a mask that a layer keeps for the last size
-    it was called with goes at the next call with another one.
-    """
-
-    def __init__(self, modules: Iterable[nn.Module]) -> None:
-        """Begin with all tensors that modules and their layers hold: kernels may get them by ways of their own."""
-        super().__init__()
-        self._read: dict[int, Any] = {}  # storages, by their addresses
-        self._made: dict[int, StorageWeakRef] = {}  # which keep the addresses from others, until the capture ends
-        self._parameters: set[int] = set()
-        for module in modules:
-            for layer in module.modules():
-                self._keep(vars(layer))
-                self._parameters |= {storage._cdata for storage, _ in _storages((layer._parameters, layer._buffers))}
-
-    def __torch_dispatch__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run an operator."""
-        self._keep((args, kwargs))
-        outputs = func(*args, **kwargs or {})
-        for storage, _ in _storages(outputs):
-            if storage._cdata not in self._read and isinstance(storage, UntypedStorage):
-                self._made[storage._cdata] = StorageWeakRef(storage)
-        return outputs
-
-    def __exit__(self, *error: Any) -> None:
-        super().__exit__(*error)
-        self._made.clear()
-
-    def _keep(self, read: Any) -> None:
-        for storage, is_cpu in _storages(read):
-            if storage._cdata not in self._made or is_cpu:  # copies from the host are read at every launch
-                self._read[storage._cdata] = storage
-
-    def resizable(self, static: Tensor) -> Addresses:
-        """Return what was read that is no parameter or buffer, and not the static input: a layer may resize it."""
-        others = {*self._parameters, static.untyped_storage()._cdata}
-        return {
-            key: (storage, storage.data_ptr())
-            for key, storage in self._read.items()
-            if key not in others and isinstance(storage, UntypedStorage)
-        }
-
-
-def check_unmoved(addresses: Addresses) -> None:
-    """Raise a ``RuntimeError`` if memory was resized, by ``resize_`` or as an operator's ``out``, and so given back."""
-    for storage, address in addresses.values():
-        if storage.data_ptr() != address:
-            raise RuntimeError(
-                "network: a tensor that a layer keeps was resized in place since the capture, and is in other memory; "
-                "make a new runner"
-            )
-
-
-def _storages(tree: Any) -> Iterator[tuple[Any, bool]]:
-    """Yield the storages of all tensors, and those in tensors of other classes, each with whether it is on the CPU.
-
-    A tensor that has none (sparse, say) stands for itself; both have a ``_cdata``.
-    """
-    for value in tree_leaves(tree):
-        if is_traceable_wrapper_subclass(value):
-            yield from _storages([getattr(value, name) for name in value.__tensor_flatten__()[0]])
-        elif isinstance(value, Tensor):
-            try:
-                yield value.untyped_storage(), value.is_cpu
-            except (NotImplementedError, RuntimeError):
-                yield value, value.is_cpu
+        self.resizable.clear()
