@@ -109,7 +109,9 @@ def test_dropout_acts_in_training_mode_and_in_logits_alone() -> None:
     assert torch.equal(head.logits(x), head.logits(x))
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if "drop" in kind and kind != "dropout-twice" or kind == "hidden-norm-and-hidden"])
+@pytest.mark.parametrize(
+    "kind", [kind for kind in KINDS if "drop" in kind and kind != "dropout-twice" or kind == "hidden-norm-and-hidden"]
+)
 def test_dropouts_act_in_training_where_they_stood(kind: str) -> None:
     source = KINDS[kind]().train()
     head, x = FusedAuxHead.from_module(source), inputs_of(kind)
