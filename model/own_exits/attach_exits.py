@@ -12,10 +12,10 @@ from torch.nn.parameter import is_lazy
 from ..answers.exit_rule import ExitRule
 from ..basics.arguments import check_batch, check_mode
 from ..basics.bad_input import BadInput
-from ..heads.fused_aux_head import FusedAuxHead
 from ..listening.hooks import is_earlyon
+from ..listening.kept import kept
 from ..listening.reading import AnyExtract
-from ..listening.recorder import kept, record
+from ..listening.recorder import record
 from ..listening.recording import Operation, RecordedPair, shortest
 from ..listening.rounding import double_copy, in_double, truth_of
 from ..listening.shallow_copy import shallow_copy
@@ -371,7 +371,7 @@ def _silence(
 
 def _taken(mode: Mode, one: FoundExit, tap: str, chosen: ChosenHead | None) -> TakenExit:
     pool = ""
-    if chosen is not None and isinstance(head := chosen.head, FusedAuxHead):
+    if chosen is not None and (head := chosen.head).in_features is not None:  # it pools by itself
         pool = head.pool if head.pool_size == (1, 1) else f"{head.pool} {head.pool_size[0]}x{head.pool_size[1]}"
     made = {one.value} if isinstance(one.chain, str) else {one.value, one.chain.logits}
     calls = (call for call in mode.recording.calls if call.name and len(call.returned) == 1)

@@ -116,7 +116,7 @@ def save_checkpoint(
             "in training: mean=(0.485, 0.456, 0.406) and std=(0.229, 0.224, 0.225) are ImageNet's, and (0, 0, 0) and "
             "(1, 1, 1) those of pixels that were scaled to 0 to 1 alone"
         )
-    heads = {tap: describe_head(network, tap, head) for tap, head in zip(network.taps, network.heads, strict=True)}
+    heads = {tap: describe_head(network, tap, head) for tap, head in zip(network.taps, network.exit_heads, strict=True)}
     description = {
         "format": FORMAT,
         "backbone": backbone,
