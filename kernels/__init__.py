@@ -23,7 +23,6 @@ or from ``ExitLaunch`` one answer per sample, merged over the exits of a network
     kernel_hash          of the code that tuned tables were measured with
     residency            records where and when programs run; residency_kernel is the part inside the kernels
     compile_only         compiles for a GPU that is not here
-    json_text            reads JSON text, for tuned tables and for model's files
 
 To add a criterion: a row with its definition in criteria.py, the same in criteria_kernel.py, a case in
 tests/kernels/test_criteria.py. It changes kernel_hash, but not what is compiled for heads without it, which

@@ -61,6 +61,15 @@ def make_runner(
         RuntimeError: of a runner asked for by name, that the backbone cannot be captured in a CUDA graph, and the
             message names the layer; or autocast is on, or the current stream is being captured, where only "eager" can
             be made.
+
+    Example:
+        >>> backbone = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 5))
+        >>> x = torch.randn(4, 3, 8, 8)
+        >>> network = EarlyExitNetwork(backbone, {"1": FusedAuxHead(8, 5)}, rules=0.9, example_input=x).eval()
+        >>> with make_runner(network, x) as runner:  # on a GPU the fastest one
+        ...     answer = runner(x)
+        >>> answer.label.shape
+        torch.Size([4])
     """
     if exits not in EXITS:
         raise ValueError(f"exits: got {exits!r}, wants one of {list(EXITS)}")

@@ -1,11 +1,37 @@
-"""``write_json`` and ``read_json``: JSON files that are complete or absent, and refused where they are damaged."""
+"""``parse_json``, ``read_json``, ``write_json``: JSON that is complete or absent, and refused where it is damaged.
+
+No torch here, so that whoever reads records can do without.
+"""
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from ...kernels.json_text import parse_json
 from .replacing import replacing
+
+
+def parse_json(text: str) -> Any:
+    """Return the value of a JSON text.
+
+    Raises:
+        ValueError: no JSON, nested too deep, or an object with a name twice, of which nobody knows the right one.
+    """
+    try:
+        return _decode(text)
+    except RecursionError:
+        raise ValueError("nested too deep") from None
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    made = dict(pairs)
+    if len(made) != len(pairs):
+        [(twice, _)] = Counter(name for name, _ in pairs).most_common(1)
+        raise ValueError(f"has {twice!r:.60} twice in one object")
+    return made
+
+
+_decode = json.JSONDecoder(object_pairs_hook=_object).decode
 
 
 def as_json(content: object) -> str:

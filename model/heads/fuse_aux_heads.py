@@ -66,6 +66,14 @@ def fuse_aux_heads(
         ValueError: ``model`` is itself the head, with no parent to be replaced in; a name or pattern that no module
             has; or an included module that is no head of a known shape, with the reason.
         TypeError: an argument of another type.
+
+    Example:
+        >>> branch = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10), nn.Softmax(dim=1))
+        >>> model = nn.ModuleDict({"block": nn.Conv2d(3, 64, 3), "exit": branch})
+        >>> list(fuse_aux_heads(model).replaced)
+        ['exit']
+        >>> model["exit"](torch.randn(8, 64, 7, 7)).label.shape
+        torch.Size([8])
     """
     check_module("model", model)
     if not isinstance(match_or_fold(model), str):

@@ -25,6 +25,12 @@ class FusedAuxHead(nn.Module):
 
     ``forward`` answers (:class:`~auxhead.kernels.HeadOutput`); ``logits`` is the same head as differentiable PyTorch,
     for training. Shapes, dtypes and errors of the input are those of :func:`auxhead.kernels.fused_head`.
+
+    Example:
+        >>> head = FusedAuxHead(64, num_classes=10, rule=0.9)  # pools, multiplies, and is sure above 0.9
+        >>> answer = head(torch.randn(8, 64, 7, 7))
+        >>> answer.probs.shape, answer.label.dtype, answer.exit.dtype
+        (torch.Size([8, 10]), torch.int64, torch.bool)
     """
 
     #: Attributes that a launch depends on, besides what ``holders`` names.

@@ -62,6 +62,13 @@ class EarlyExitNetwork(nn.Module):
     The backbone is neither traced nor rewritten: while the network runs, forward hooks on the tapped layers hand their
     outputs to the heads. Sample by sample, the first head that is sure answers, and the backbone's own classifier
     answers for whatever is left.
+
+    Example:
+        >>> backbone = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 5))
+        >>> x = torch.randn(4, 3, 8, 8)
+        >>> network = EarlyExitNetwork(backbone, {"1": FusedAuxHead(8, 5)}, rules=0.0, example_input=x).eval()
+        >>> network(x).exit_index  # a confidence is always above 0.0
+        tensor([0, 0, 0, 0])
     """
 
     heads: nn.ModuleList

@@ -96,6 +96,11 @@ def save_checkpoint(
             linear layer, one that does not know its width, a state of the backbone that is no tensor; nothing is
             written.
         OSError: no space or no permission; names the path, and what was there is as it was.
+
+    Example:
+        >>> backbone = torchvision.models.shufflenet_v2_x0_5(num_classes=3)
+        >>> network = EarlyExitNetwork(backbone, {"maxpool": FusedAuxHead(24, 3)}).eval()
+        >>> save_checkpoint(folder, network, backbone="torchvision.models:shufflenet_v2_x0_5", classes=["a", "b", "c"])
     """
     check_network(network)
     if image_size is not None and (mean is None or std is None):
@@ -169,6 +174,14 @@ def load_checkpoint(
     Raises:
         BadInput: files that are missing, damaged or of another format, a backbone that they do not fit, which is left
             as it was, or a function or a module that is missing.
+
+    Example:
+        >>> def make():
+        ...     return nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 5))
+        >>> save_checkpoint(folder, EarlyExitNetwork(make(), {"1": FusedAuxHead(8, 5)}, rules=0.9))
+        >>> loaded = load_checkpoint(folder, make())
+        >>> loaded.network.taps, round(loaded.network.exit_heads[0].rule.threshold, 3)
+        (('1',), 0.9)
     """
     where = _folder(directory)
     description, tensors = read_files(where)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from auxhead.autotune.bench import lower_bound as segments
-from auxhead.autotune.heads import alone as alone_head
+from auxhead.autotune.measuring import captured, heads_alone
 from auxhead.kernels.launch.arrival_counters import ArrivalCounters
 from auxhead.model.answers import rule_order
 from auxhead.model.basics import streams
@@ -295,8 +295,9 @@ def simulated_chains(patch: pytest.MonkeyPatch, length: int) -> Iterator[None]:
         stream_order.order.checks = False
         patch.setattr(torch.cuda, "CUDAGraph", _ChainGraph)
         patch.setattr(torch.cuda, "graph", graph)
-        patch.setattr(
-            alone_head, "stream_pair", lambda _device: StreamPair(stream_order.Stream(), stream_order.Stream())
-        )
-        patch.setattr(alone_head, "CHAIN", length)
+        for module in (captured, heads_alone):
+            patch.setattr(
+                module, "stream_pair", lambda _device: StreamPair(stream_order.Stream(), stream_order.Stream())
+            )
+        patch.setattr(captured, "CHAIN", length)
         yield

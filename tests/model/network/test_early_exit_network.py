@@ -16,7 +16,7 @@ from auxhead.model import (
     make_runner,
     train,
 )
-from auxhead.model.calibration.exit_logits import collect_logits
+from auxhead.model.calibration.samples import collect_logits
 from support.example_models import SmallNet, answer_slowly, branch, plain_head, plain_heads
 from support.failing import allocations, out_of_memory_at
 from support.head_plan_cases import Adapter

@@ -9,15 +9,15 @@ from auxhead.autotune.measuring.cells import RUNNERS
 from auxhead.autotune.measuring.eager_truth import (
     Answer,
     Comparison,
+    Expected,
     Rounding,
-    Truth,
     logits_of_exits,
     measure_rounding,
     truth_of_logits,
-    verdict,
+    wrong_in_words,
 )
 from auxhead.model import EagerRunner, EarlyExitNetwork, ExitResult, Trunk, make_runner, make_trunk
-from auxhead.model.calibration.evaluation import batches
+from auxhead.model.basics.images import normalise
 from auxhead.model.commands.demo.experiment import run_demo
 from auxhead.model.training.data_sets import load_digits
 from support.example_models import needs_gpu
@@ -44,7 +44,7 @@ def digits() -> tuple[EarlyExitNetwork, Tensor]:
     """The demo's network, shortly trained, its thresholds calibrated, and the test split [359, 3, 16, 16] float32."""
     device = torch.device("cuda", torch.cuda.current_device())
     done = run_demo(load_digits(), image_size=16, device=device, epochs=4)
-    x = torch.cat(list(batches(done.splits.test.pixels, device)))
+    x = normalise(done.splits.test.pixels.to(device)).contiguous(memory_format=torch.channels_last)
     return done.network, x.contiguous(memory_format=torch.channels_last)
 
 
@@ -53,7 +53,7 @@ def in_pieces(samples: int) -> list[Tensor]:
     return list((torch.arange(sum(ASKED)) % samples).split(list(ASKED)))
 
 
-def truth_of(network: EarlyExitNetwork, trunk: Trunk, x: Tensor) -> Truth:
+def truth_of(network: EarlyExitNetwork, trunk: Trunk, x: Tensor) -> Expected:
     """What the trunk says eagerly about all samples, and which of its decisions are within its own rounding."""
     logits = logits_of_exits(
         trunk.module,
@@ -71,13 +71,13 @@ def answer_of(result: ExitResult) -> Answer:
     return Answer(result.label, result.confidence.double(), result.exit_index)
 
 
-def counted(runner: Callable[[Tensor], ExitResult], eager: EagerRunner, truth: Truth, x: Tensor) -> dict[str, int]:
+def counted(runner: Callable[[Tensor], ExitResult], eager: EagerRunner, truth: Expected, x: Tensor) -> dict[str, int]:
     """Compare a runner with the eager one, piece by piece; requests follow one another without a wait."""
     pieces = [piece.to(x.device) for piece in in_pieces(len(x))]
     found = [runner(x[piece]) for piece in pieces]
     comparison = Comparison()
     for piece, result in zip(pieces, found, strict=True):
-        of_piece = Truth(answer_of(eager(x[piece])), *(field[piece] for field in truth[1:]))
+        of_piece = Expected(answer_of(eager(x[piece])), *(field[piece] for field in truth[1:]))
         comparison.add(answer_of(result), of_piece)
     return comparison.counts()
 
@@ -101,5 +101,5 @@ def test_the_test_split_in_batches_of_many_sizes(
         record_property(name, count)
     print(f"{way}, trunk {trunk}, {dtype}: {counts}")  # pytest -rP shows it
     assert counts["samples"] == sum(ASKED)
-    assert verdict(counts) is None, counts
+    assert wrong_in_words(counts) is None, counts
     assert counts["differing"] <= 0.03 * counts["samples"], "rounding excuses too much"
