@@ -12,7 +12,7 @@ from .launch.launch_config import LaunchConfig, Programs, most_registers, next_p
 from .launch.layer_arguments import first_layer, last_layer, norm_arguments
 from .launch.residency import is_recording, new_turns
 from .launch.workspace import Workspace
-from .reference.criteria import number_of
+from .reference.criteria import CRITERIA, number_of
 from .reference.hidden_layers import NO_LAYERS, HiddenLayers
 
 
@@ -140,7 +140,7 @@ class ExitLaunch:
         self._last = place + len(heads) == places
         if None in heads and not (self._last and heads.index(None) == len(heads) - 1):
             raise ValueError(f"heads: got {heads}, wants None for no other than the network's last place")
-        patient = [head.threshold if head and head.criterion == "patience" else None for head in heads]
+        patient = [head.threshold if head and CRITERIA[head.criterion].counts_heads else None for head in heads]
         self._patience = tuple(patient) if any(one is not None for one in patient) else None
         device = buffers.label.device
         self._joined = torch.zeros(samples, dtype=torch.int32, device=device)

@@ -5,8 +5,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
+from .followed import wants_plain_pytorch
 from .head_backward import backward, save_for_backward
 from .head_output import HeadOutput
 from .launch.arrival_counters import arrival_counters
@@ -67,8 +67,7 @@ def fused_head(
         criterion: what the confidence is, larger where a head is surer: "max_prob", the largest probability;
             "margin", that less the second largest; "entropy", 1 - H / log K of the probabilities' entropy H, all three
             from 0 to 1; "energy", temperature * logsumexp(logits / temperature), of any size; or "patience", how many
-            heads of a network in a row agree, which is 1 of one alone. Definitions and sources are in criteria.py and
-            patience.py.
+            heads of a network in a row agree, which is 1 of one alone. Definitions and sources are in reference/.
         temperature: divides the logits before the softmax; a float, or a float32 tensor of one element on x's device,
             which is read on the device alone, so that changing it needs no recapture of a graph. There nobody refuses
             one that is not finite and greater than 0: probabilities and confidence are NaN, and no sample exits.
@@ -115,17 +114,6 @@ def fused_head(
         pool, check_pool(pool, pool_size), criterion, return_probs, *layers,
     )  # fmt: skip
     return HeadOutput(probs if return_probs else None, label, confidence, exits)
-
-
-def wants_plain_pytorch() -> bool:
-    """Return whether somebody looks at the operations of a kernel, and not at its answer alone.
-
-    ONNX knows no kernel of ours. The transforms of ``torch.func`` and forward-mode derivatives go operation by
-    operation; those of an operator with a backward pass alone would be refused, or silently 0.
-    """
-    if torch.compiler.is_exporting() and torch.onnx.is_in_onnx_export():
-        return True
-    return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
 
 
 def _split_number(name: str, value: Tensor | float) -> tuple[Tensor | None, float]:

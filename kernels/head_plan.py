@@ -7,9 +7,9 @@ from typing import Any, Protocol
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd import forward_ad
 
 from .cuda.driver_launch import are_launches_watched
+from .followed import is_followed
 from .head_output import HeadOutput
 from .launch.choose_config import overrides
 from .launch.residency import is_recording
@@ -112,18 +112,6 @@ class LaunchPlan:
         return HeadOutput(probs, label, confidence, exits)
 
 
-def is_followed() -> bool:
-    """Return whether anybody follows or changes what operations do: a mode, a transform, a tracer, an override.
-
-    Autograd and autocast, which depend on the tensors, are not asked.
-    """
-    return bool(
-        torch._C._len_torch_dispatch_stack()
-        or torch._C._len_torch_function_stack()
-        or torch._C._are_functorch_transforms_active()
-        or forward_ad._current_level >= 0
-        or torch._C._get_tracing_state() is not None
-        or overrides.get() is not None
-        or is_recording()
-        or are_launches_watched()
-    )
+def is_watched() -> bool:
+    """Return whether somebody follows operations of this thread, or launches of head kernels, or changes them."""
+    return is_followed() or overrides.get() is not None or is_recording() or are_launches_watched()

@@ -4,7 +4,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .fused_head import runs_triton, wants_plain_pytorch
+from .followed import wants_plain_pytorch
+from .fused_head import runs_triton
 
 try:
     from .jit import max_pool as kernel

@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..kernels import CRITERIA, decide
-from ..kernels.reference.merge import decide_in_order
+from ..kernels import CRITERIA, decide_in_order
 from .answers.exit_result import ExitResult, first_sure
 from .answers.exit_rule import ExitRule
 from .basics.arguments import check_batch, check_module
@@ -161,7 +160,7 @@ def _check_answers(
     rules = [
         (head.rule.temperature_tensor, head.rule.threshold_tensor, head.rule.criterion) for head in network.exit_heads
     ]
-    said = [*decide_in_order(own[:-1], rules), decide(own[-1], 1.0, 1.0)]
+    said = decide_in_order(own, rules)
     wanted, got = first_sure(said, with_probs=False), runner(x.clone())
     slack = torch.stack([2.0 * allowed * y.abs().amax(1).float() for y in own])  # [exits, N], of logits
     near = torch.zeros_like(wanted.label, dtype=torch.bool)
@@ -170,8 +169,8 @@ def _check_answers(
         first, second = y.topk(min(2, y.shape[1]), dim=1).values[:, [0, -1]].unbind(1)
         undecided |= first - second <= 2.0 * off
         # Of that many logits, for an energy, and divided by the temperature for what is made of probabilities.
-        allowance = off if criterion == "energy" else off / temperature
-        close = undecided if criterion == "patience" else (head.confidence - threshold).abs() <= allowance
+        allowance = off if CRITERIA[criterion].of_logits else off / temperature
+        close = undecided if CRITERIA[criterion].counts_heads else (head.confidence - threshold).abs() <= allowance
         near |= close & (threshold < CRITERIA[criterion].high)
     at = got.exit_index.clamp(0, len(said) - 1)[None, :, None].expand(1, -1, own[0].shape[1])
     there = torch.stack(own).gather(0, at)[0]  # logits [N, K] of the exit that answered

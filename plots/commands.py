@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from ..autotune.records.record import BadRecord, made_of
-from ..model.basics.replacing import is_standard_output
+from ..model.basics.files import is_standard_output
 from ..model.commands.console import activity, plain_console
 from ..model.commands.errors import one_line_errors
 from .figures.registry import FigureKind, save_all

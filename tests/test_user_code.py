@@ -10,13 +10,13 @@ from typing import get_type_hints
 
 import pytest
 import typer
+from auxhead.autotune.records.record import BadRecord, read_records
 from auxhead.model import load_checkpoint, save_checkpoint
 from auxhead.model.auto.plan import PlanFile
 from auxhead.model.basics.bad_input import BadInput
 from auxhead.model.basics.images import open_image
 from auxhead.model.commands.options import RUNS_YOUR_CODE
 from auxhead.model.training.data_sets import load_cifar10
-from auxhead.plots.records import BadRecord, read_records
 from support.checkpoint_files import weights_of
 from support.example_models import SmallNet
 from support.pictures import write_cifar10

@@ -9,9 +9,9 @@ from .findings.heads import find_fusible_heads, find_gate_waits
 from .findings.host import find_host_waits, find_launch_bound
 from .findings.occupancy import find_full_device
 from .findings.preparation import find_allocations, find_pageable_copies, find_recaptures, find_trials
-from .findings.requests import Busy, Stream, library_streams, trunk_stream
+from .findings.requests import Busy, library_streams, trunk_stream
 from .findings.streams import find_default_stream, find_noticed, find_priorities, find_races
-from .trace import Trace, TracedRequest
+from .trace import Stream, Trace, TracedRequest
 
 _ALL: tuple[Callable[[Trace], list[Finding]], ...] = (
     find_races,

@@ -18,7 +18,7 @@ from torch.profiler import ProfilerActivity, profile, record_function, schedule
 
 from ...model.basics.arguments import kind_of
 from ...model.basics.bad_input import BadInput
-from ...model.basics.replacing import replacing
+from ...model.basics.files import replacing
 from ...model.commands.user_model import import_function
 from ...model.heads.fuse_aux_heads import find_aux_heads
 from ...model.listening.batches import call_with, map_tensors

@@ -7,11 +7,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ...kernels import CRITERIA, HeadOutput, decide
-from ...kernels.reference.merge import decide_in_order
+from ...kernels import CRITERIA, HeadOutput, decide, decide_in_order
 from ...model import EarlyExitNetwork, ExitResult, Trunk
 from ...model.answers.exit_result import first_sure
-from ...model.heads.module_head import AuxHead
+from ...model.heads.head import AuxHead
 from ...model.listening.reading import Reading
 from ...model.listening.taps import listening
 
@@ -200,7 +199,7 @@ def measure_rounding(network: EarlyExitNetwork, inputs: Sequence[Tensor]) -> Rou
             off = (had.double() - want).abs().max() + step * want.abs().max()
             logit[index] = max(logit[index], off.item())
             temperature, criterion = rules[index]
-            if criterion == "patience":  # a count, which rounding changes by whole numbers or not at all
+            if CRITERIA[criterion].counts_heads:  # a count, which rounding changes by whole numbers or not at all
                 continue
             had, want = (decide(y.double(), temperature, 1.0, criterion).confidence for y in (had, want))
             scale = want.abs().amax().clamp(min=1.0)  # an energy is of the size of logits
@@ -221,7 +220,7 @@ def truth_of_logits(logits: Sequence[Tensor], heads: Sequence[AuxHead], rounding
     """
     rules = [(head.rule.temperature_tensor, head.rule.threshold_tensor, head.rule.criterion) for head in heads]
     wide = [at_exit.double() for at_exit in logits]
-    outputs = [*decide_in_order(wide[:-1], rules), decide(wide[-1], 1.0, 1.0)]
+    outputs = decide_in_order(wide, rules)
     answer = merge(outputs)
     near_threshold = undecided = torch.zeros_like(answer.label, dtype=torch.bool)
     possible, slack = torch.zeros_like(logits[0], dtype=torch.bool), torch.zeros_like(answer.confidence)
@@ -231,7 +230,7 @@ def truth_of_logits(logits: Sequence[Tensor], heads: Sequence[AuxHead], rounding
         if index < len(rules):
             _, threshold, criterion = rules[index]
             undecided = undecided | (tied.sum(1) > 1)  # between two labels, at any head so far
-            if criterion == "patience":  # it counts, and a label that is rounded away begins the count anew
+            if CRITERIA[criterion].counts_heads:  # it counts, and a label that is rounded away begins the count anew
                 close, off = undecided, index * undecided.double()
             else:
                 close = (output.confidence - threshold).abs() <= off

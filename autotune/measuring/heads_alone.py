@@ -17,7 +17,8 @@ from ...kernels.reference import fused_head as fused_head_reference
 from ...model import FusedAuxHead
 from ...model.basics.streams import stream_pair
 from .captured import CapturedProgram, chain
-from .peers import HeadAnswer, NaiveHead
+from .eager_truth import HeadAnswer
+from .peers import NaiveHead
 from .targets import ALONE
 
 #: Launches that are compared while other work runs beside them.

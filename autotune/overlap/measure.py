@@ -18,10 +18,11 @@ from ...model.runners.overlapped import OverlappedRunner
 from ...model.trunk.fused_convolution import fastest_convolutions
 from ..measuring.captured import CHAIN, chain
 from ..measuring.cells import NEVER
+from ..measuring.eager_truth import HeadAnswer
 from ..measuring.failures import refuse
 from ..measuring.heads_alone import head_launches
 from ..measuring.heads_in_situ import HeadsInSitu
-from ..measuring.peers import GraphedPeer, HeadAnswer, bare, merged_answer
+from ..measuring.peers import GraphedPeer, bare, merged_answer
 from ..measuring.profiled_requests import activities, record_trace
 from ..measuring.progress import Begins
 from ..measuring.subject import Subject

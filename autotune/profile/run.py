@@ -16,7 +16,7 @@ from ...model.commands.console import plain_console
 from ...model.commands.options import make_output_directory
 from ...model.commands.user_model import UserModel, load_factory, load_network
 from ...model.own_exits.silenced_model import SilencedModel
-from ...model.saving.description import own_file, read_description
+from ...model.saving.checkpoint_files import own_file, read_description
 from ..measuring.cells import OWN, Cell
 from ..measuring.cuda_calls import ALLOCATIONS, GRAPH_LAUNCHES, LAUNCHES, SYNCHRONISATIONS
 from ..measuring.eager_truth import Answer, Comparison, EagerTruth, wrong_in_words

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ...model.basics.json_file import parse_json
+from ...model.basics.files import parse_json
 from .forms import check_record
 
 #: Format of every line; readers refuse others.

@@ -14,7 +14,7 @@ from ...kernels.launch.kernel_hash import is_measured_code, kernel_hash
 from ...kernels.launch.launch_config import LaunchConfig
 from ...kernels.launch.launch_rule import config_by_rule
 from ...kernels.launch.tuned_table import VERSIONS, BadTable, Entry, TunedTable, read_table, table_path
-from ...model.basics.replacing import writing
+from ...model.basics.files import writing
 from ...model.commands.console import activity
 from ..records.decisions import Decision, Measurement, by_setting, deciding, sweep_records
 from ..records.record import BadRecord, Record, no_garbage_collection, read_records

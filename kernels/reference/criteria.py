@@ -1,6 +1,6 @@
 """Exit criteria: their names, the ranges of their thresholds, their definitions in PyTorch; checks of rules' numbers.
 
-To add one: a row of ``CRITERIA`` with its definition here, the same in criteria_kernel.py, a case in
+To add one: a row of ``CRITERIA`` with its definition here, the same in jit/criteria.py, a case in
 tests/kernels/test_criteria.py.
 """
 
@@ -38,6 +38,10 @@ class Criterion(NamedTuple):
     """The closed range that a threshold may take. A sample exits when its confidence is strictly greater."""
     confidence: Callable[[Softmax], Tensor]
     """[N], larger where a head is surer; NaN where a probability is."""
+    counts_heads: bool = False
+    """Whether in a network the confidence counts heads so far (merge.py): whole numbers, which earlier heads change."""
+    of_logits: bool = False
+    """Whether the confidence is of the size of logits, whatever the temperature; else it depends on logits over it."""
 
     @property
     def range(self) -> tuple[float, float]:
@@ -65,7 +69,7 @@ def _margin(softmax: Softmax) -> Tensor:
 
 
 def _patience(softmax: Softmax) -> Tensor:
-    """1 of a head alone; in a network how many heads in a row agree, see patience.py."""
+    """1 of a head alone; in a network how many heads in a row agree, see merge.py."""
     return 1.0 + 0.0 * _max_prob(softmax)
 
 
@@ -79,8 +83,8 @@ CRITERIA: dict[str, Criterion] = {
     "max_prob": Criterion(0.0, 1.0, _max_prob),
     "entropy": Criterion(0.0, 1.0, _entropy),
     "margin": Criterion(0.0, 1.0, _margin),
-    "energy": Criterion(-_LARGEST, _LARGEST, _energy),
-    "patience": Criterion(0.0, _LARGEST, _patience),
+    "energy": Criterion(-_LARGEST, _LARGEST, _energy, of_logits=True),
+    "patience": Criterion(0.0, _LARGEST, _patience, counts_heads=True),
 }
 
 
@@ -105,7 +109,7 @@ def check_temperature(temperature: float) -> None:
 
 def check_threshold(criterion: str, threshold: float) -> None:
     """Raise ``TypeError`` for no number, ``ValueError`` unless it lies in the range of ``criterion``."""
-    low, high, _ = CRITERIA[criterion]
+    low, high = CRITERIA[criterion].range
     if not isinstance(threshold, (int, float)):
         raise TypeError(f"threshold: got {threshold!r}, wants a number")
     if not low <= threshold <= high:

@@ -1,4 +1,8 @@
-"""Patience: a sample exits where enough heads in a row gave it the same label (PABEE, Zhou et al., NeurIPS 2020).
+"""The meaning of an answer: of each sample the first exit that is sure answers, else the last; patience counts heads.
+
+    exit_index = the first i with exit[i], or the last exit, whose own ``exit`` does not count
+
+Under patience (PABEE, Zhou et al., NeurIPS 2020) a sample exits where enough heads in a row gave it the same label:
 
     confidence[i] = how many heads in a row, ending with head i, gave the label of head i: 1, 2, 3, ...
     exit[i]       = confidence[i] > threshold
@@ -6,39 +10,124 @@
 With threshold t that is the patience t of PABEE, in its code too: a label that has stayed the same t times in a row, so
 that t + 1 heads agree; 0 exits at once. All heads before it count, in the order of the network, whatever their own rule
 and even if they are disabled. A head that cannot tell, whose confidence is NaN, agrees with none, exits nobody, and the
-count begins anew behind it. The kernel does the same in ``merge``, exit_kernel.py.
+count begins anew behind it. The kernel does the same in ``merge``, jit/exits.py.
 """
 
 from collections.abc import Iterable, Sequence
+from itertools import zip_longest
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from ..followed import is_followed
 from ..head_output import HeadOutput
+from .criteria import CRITERIA
 from .fused_head import decide
 
 #: Temperature, threshold and criterion of a head.
 Rule = tuple[Tensor | float, Tensor | float, str]
 
 
-def with_patience(said: Sequence[HeadOutput], threshold: Tensor | float) -> HeadOutput:
-    """Return what the last of successive heads says under patience, given what each says alone."""
-    last = said[-1]
-    count = torch.zeros_like(last.confidence)
-    before = torch.full_like(last.label, -1)
-    for output in said:
-        label = output.label.masked_fill(output.confidence.isnan(), -1)
-        count = torch.where(label == before, count + 1.0, 1.0)
-        before = label
+class Merged(NamedTuple):
+    """One answer for each of N samples."""
+
+    label: Tensor
+    """[N] int64."""
+    confidence: Tensor
+    """[N], by the criterion of the exit that answers."""
+    probs: Tensor | None
+    """[N, K], or None."""
+    exit_index: Tensor
+    """[N] int64: which exit answers, the first is 0."""
+
+
+def merge(outputs: Sequence[HeadOutput], *, with_probs: bool) -> Merged:
+    """Merge what successive exits of a network say, as :func:`in_order` or :func:`decide_in_order` give it."""
+    label = outputs[-1].label
+    if not torch.compiler.is_compiling() and type(label) is Tensor and label.is_cpu and not is_followed():
+        return _merge_by_host(outputs, with_probs=with_probs)
+    exits = torch.stack([output.exit for output in outputs])  # [exits, N]
+    exits[-1] = True
+    exit_index = exits.to(torch.uint8).argmax(dim=0)  # the first of equals
+
+    def chosen(field: list[Tensor]) -> Tensor:
+        stacked = torch.stack(field)  # [exits, N, ...]
+        index = exit_index.view(1, -1, *[1] * (stacked.ndim - 2)).expand(1, *stacked.shape[1:])
+        return stacked.gather(0, index)[0]
+
+    return Merged(
+        chosen([output.label for output in outputs]),
+        chosen([output.confidence for output in outputs]),
+        chosen([output.probs for output in outputs if output.probs is not None]) if with_probs else None,
+        exit_index,
+    )
+
+
+def _merge_by_host(outputs: Sequence[HeadOutput], *, with_probs: bool) -> Merged:
+    """Merge where the host sees at once who exits: only what answers for a sample is read, a fifth of the time.
+
+    Tensors of an exit that answers for all are part of the result, those of others are not changed.
+    """
+    *heads, last = outputs
+    first = [len(heads)] * len(last.label)
+    for place in reversed(range(len(heads))):
+        first = [place if leaves else later for leaves, later in zip(heads[place].exit.tolist(), first, strict=True)]
+    answering = set(first)
+    label, confidence, probs = last.label, last.confidence, last.probs
+    for place in sorted(answering - {len(heads)}, reverse=True):
+        head = heads[place]
+        if answering == {place}:
+            label, confidence, probs = head.label, head.confidence, head.probs
+            break
+        label = head.label.where(head.exit, label)
+        confidence = head.confidence.where(head.exit, confidence)
+        if with_probs:
+            assert head.probs is not None and probs is not None
+            probs = head.probs.where(head.exit[:, None], probs)
+    return Merged(label, confidence, probs if with_probs else None, torch.tensor(first, device="cpu").long())
+
+
+def all_exit(outputs: Sequence[HeadOutput], samples: int | None = None) -> bool:
+    """Return whether each sample, or each of the first so many, exits at one of the heads so far; the host waits."""
+    exits = outputs[0].exit
+    for output in outputs[1:]:
+        exits = exits | output.exit
+    return bool(exits[:samples].all())
+
+
+def heads_in_a_row(count: Tensor, before: Tensor, output: HeadOutput) -> tuple[Tensor, Tensor]:
+    """Count one more head: how many in a row, ending with it, gave its label; and that label, -1 if it cannot tell.
+
+    ``count`` and ``before``, [N] each, are what it returned for the head before; 0 and -1 if there was none.
+    """
+    label = output.label.masked_fill(output.confidence.isnan(), -1)
+    return torch.where(label == before, count + 1, 1), label
+
+
+def in_order(outputs: Sequence[HeadOutput], threshold: Tensor | float, criterion: str) -> HeadOutput:
+    """Return what the last of successive heads says by its rule, given what each says alone.
+
+    That is the same unless its criterion counts heads.
+    """
+    last = outputs[-1]
+    if not CRITERIA[criterion].counts_heads:
+        return last
+    count, before = torch.zeros_like(last.confidence), torch.full_like(last.label, -1)
+    for output in outputs:
+        count, before = heads_in_a_row(count, before, output)
     confidence = torch.where(last.confidence.isnan(), last.confidence, count)
     return last._replace(confidence=confidence, exit=confidence > threshold)
 
 
 def decide_in_order(logits: Iterable[Tensor], rules: Iterable[Rule]) -> list[HeadOutput]:
-    """Return what successive heads say of their logits [N, K], patience included."""
-    said: list[HeadOutput] = []
-    for of_head, (temperature, threshold, criterion) in zip(logits, rules, strict=True):
-        said.append(decide(of_head, temperature, threshold, criterion))
-        if criterion == "patience":
-            said[-1] = with_patience(said, threshold)
-    return said
+    """Return what successive exits say of their logits [N, K] by the heads' rules.
+
+    Logits without a rule, behind those of all heads, are the classifier's.
+    """
+    outputs: list[HeadOutput] = []
+    for of_exit, rule in zip_longest(logits, rules):
+        temperature, threshold, criterion = rule or (1.0, 1.0, "max_prob")
+        outputs.append(decide(of_exit, temperature, threshold, criterion))
+        outputs[-1] = in_order(outputs, threshold, criterion)
+    return outputs

@@ -8,9 +8,8 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree
 
-from ...kernels import HeadOutput
+from ...kernels import HeadOutput, merge
 from ...kernels.exits_plan import AnswerLayout
-from ...kernels.head_plan import is_followed
 
 
 class ExitArrays(NamedTuple):
@@ -147,51 +146,9 @@ _pytree.register_pytree_node(
 )
 
 
-def first_sure(answers: Sequence[HeadOutput], *, with_probs: bool) -> ExitResult:
-    """Merge the answers of successive exits: each sample takes the first that is sure, else the last one."""
-    label = answers[-1].label
-    if not torch.compiler.is_compiling() and type(label) is Tensor and label.is_cpu and not is_followed():
-        return _first_sure_by_host(answers, with_probs=with_probs)
-    sure = torch.stack([answer.exit for answer in answers])  # [exits, N]
-    sure[-1] = True
-    exit_index = sure.to(torch.uint8).argmax(dim=0)  # the first of equals
-
-    def chosen(field: list[Tensor]) -> Tensor:
-        stacked = torch.stack(field)  # [exits, N, ...]
-        index = exit_index.view(1, -1, *[1] * (stacked.ndim - 2)).expand(1, *stacked.shape[1:])
-        return stacked.gather(0, index)[0]
-
-    probs = [answer.probs for answer in answers if answer.probs is not None]
-    return ExitResult(
-        label=chosen([answer.label for answer in answers]),
-        confidence=chosen([answer.confidence for answer in answers]),
-        probs=chosen(probs) if with_probs else None,
-        exit_index=exit_index,
-    )
-
-
-def _first_sure_by_host(answers: Sequence[HeadOutput], *, with_probs: bool) -> ExitResult:
-    """Merge where the host sees at once who is sure: only the exits that answer for a sample are read.
-
-    What they said is not changed, but may be part of the result.
-    """
-    *heads, last = answers
-    first = [len(heads)] * len(last.label)
-    for place in reversed(range(len(heads))):
-        first = [place if sure else later for sure, later in zip(heads[place].exit.tolist(), first, strict=True)]
-    exits = set(first)
-    label, confidence, probs = last.label, last.confidence, last.probs
-    for place in sorted(exits - {len(heads)}, reverse=True):
-        head = heads[place]
-        if exits == {place}:
-            label, confidence, probs = head.label, head.confidence, head.probs
-            break
-        label = head.label.where(head.exit, label)
-        confidence = head.confidence.where(head.exit, confidence)
-        if with_probs:
-            assert head.probs is not None and probs is not None
-            probs = head.probs.where(head.exit[:, None], probs)
-    return ExitResult(label, confidence, probs if with_probs else None, torch.tensor(first, device="cpu").long())
+def first_sure(outputs: Sequence[HeadOutput], *, with_probs: bool) -> ExitResult:
+    """Answer by the first exit that is sure of a sample, else the last one; see ``kernels.merge``."""
+    return ExitResult(*merge(outputs, with_probs=with_probs))
 
 
 def joined(results: Sequence[ExitResult]) -> ExitResult:

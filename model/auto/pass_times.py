@@ -8,8 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ...kernels import decide
-from ...kernels.reference.merge import decide_in_order
+from ...kernels import decide_in_order
 from ..answers.exit_result import first_sure
 from ..answers.rule_order import wait_for_writes
 from ..basics.arguments import kind_of
@@ -37,11 +36,10 @@ def exits_of(network: EarlyExitNetwork, batches: Sequence[Tensor]) -> Tensor:
             if has_streams(x):
                 wait_for_writes(rules, torch.cuda.current_stream(x.device))
             # of a copy: a backbone may change its input in place, and the batches are views of the user's example
-            *early, last = network.logits(x.clone())
             said = decide_in_order(
-                early, [(rule.temperature_tensor, rule.threshold_tensor, rule.criterion) for rule in rules]
+                network.logits(x.clone()),
+                [(rule.temperature_tensor, rule.threshold_tensor, rule.criterion) for rule in rules],
             )
-            said.append(decide(last, temperature=1.0, threshold=1.0))
             exits.append(first_sure(said, with_probs=False).exit_index)
     return torch.stack(exits).cpu()
 

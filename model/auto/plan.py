@@ -16,9 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..basics.json_file import read_json, write_json
+from ..basics.files import led_to, read_json, write_json
 from ..basics.machine import driver_version, package_version, processor_name
-from ..basics.replacing import led_to
 from ..network.early_exit_network import EarlyExitNetwork
 from ..runners.table import RUNNERS
 from ..trunk.trunk import check_kind

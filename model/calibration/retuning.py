@@ -164,7 +164,7 @@ def _try(log: ExitLog, falling: torch.Tensor, shares: Sequence[float], latencies
             last = own[leaving - 1]
             below = own[leaving] if leaving < samples else torch.nextafter(last, torch.full_like(last, low))
             thresholds[head] = between(below, last).clamp(low, high)
-        if log.criteria[head] == "patience":
+        if CRITERIA[log.criteria[head]].counts_heads:
             thresholds[head].floor_()  # scores are whole numbers, and so is the patience of PABEE
         gone.append(leaving / samples)
     exits = exit_indices(log.scores, thresholds)

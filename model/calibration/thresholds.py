@@ -6,8 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ...kernels import CRITERIA
-from ...kernels.reference.merge import decide_in_order
+from ...kernels import CRITERIA, decide_in_order
 
 #: The smallest and the largest temperature.
 LEAST_HEAT = 0.01

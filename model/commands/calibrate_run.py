@@ -15,8 +15,8 @@ from torch import Tensor
 
 from ..answers.exit_result import ExitResult
 from ..basics.bad_input import BadInput
+from ..basics.files import write_json
 from ..basics.images import normalise
-from ..basics.json_file import write_json
 from ..calibration.calibrate_network import calibrate_network
 from ..calibration.exit_latency import ExitLatencies, measure_exit_latencies
 from ..calibration.report import CalibrationReport, most_telling
@@ -25,7 +25,7 @@ from ..network.learned_from import FILE, Samples, identities, learned_by, short
 from ..processes.dealing import agree, checkpoint_facts, made_by_rank_0
 from ..processes.process_group import own_rank
 from ..saving.checkpoint import Checkpoint, save_checkpoint
-from ..saving.description import read_description
+from ..saving.checkpoint_files import read_description
 from ..training.batches import PixelBatches
 from ..training.data_sets import LabelledImages, decode, load_folder, load_source
 from .options import make_output_directory

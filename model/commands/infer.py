@@ -43,7 +43,7 @@ def infer(
     """Answer for image files, and say which exit answered; several processes of torchrun share the batches."""
     from ..processes.dealing import agree, checkpoint_facts
     from ..processes.rank_failures import RankFailed
-    from ..saving.description import read_description
+    from ..saving.checkpoint_files import read_description
     from .infer_run import run_infer
     from .processes import process_group
     from .user_model import load_network

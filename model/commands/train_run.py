@@ -11,16 +11,15 @@ from rich.console import Console
 from rich.table import Table
 
 from ..attach import attach
-from ..basics.bad_input import BadInput
+from ..basics.bad_input import BadInput, one_line
+from ..basics.files import naming
 from ..basics.images import MEAN, STD
-from ..basics.replacing import naming
 from ..listening.batches import NotTaken
 from ..network.early_exit_network import EarlyExitNetwork
 from ..network.learned_from import LearnedFrom, fingerprint
 from ..processes.dealing import agree
 from ..processes.process_group import own_rank, ranks
 from ..saving.checkpoint import save_checkpoint
-from ..saving.description import one_line
 from ..training.batches import PixelBatches
 from ..training.data_sets import LabelledImages, Splits, load_source, read_splits
 from ..training.learners import accuracy_of_exits

@@ -12,12 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from ..basics.arguments import close_names, kind_of
-from ..basics.bad_input import BadInput
+from ..basics.bad_input import BadInput, one_line
 from ..heads.module_head import ModuleHead
 from ..network.early_exit_network import EarlyExitNetwork
 from ..own_exits.attach_exits import attach_exits
 from ..saving.checkpoint import Checkpoint, load_checkpoint
-from ..saving.description import one_line, read_description
+from ..saving.checkpoint_files import read_description
 from .errors import call_users
 from .small_resnet import NAMES as SMALL_RESNET
 from .small_resnet import resnet18_small

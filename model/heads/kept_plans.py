@@ -11,7 +11,7 @@ from ...kernels import HeadOutput, runs_triton
 from ...kernels.cuda.runtime import is_capturing
 from ...kernels.exits_plan import TensorForms
 from ...kernels.head_backward import follow_differentiably
-from ...kernels.head_plan import CpuPlan, HeadPlan, LaunchPlan, is_followed
+from ...kernels.head_plan import CpuPlan, HeadPlan, LaunchPlan, is_watched
 from ...kernels.launch.arrival_counters import arrival_counters
 from ...kernels.launch.layer_arguments import launched_parameters
 from ...kernels.noted_launch import NotedLaunch, noting
@@ -36,7 +36,7 @@ class ReadTensors:
         # Looked up without nn.Module's attribute access, which would cost each call some microseconds a head.
         holders: list[tuple[Mapping[str, object], str]] = []
         for head in heads:
-            holders += [*head.holders(), *((vars(head), name) for name in head.options)]
+            holders += [*head.depends_on(), *((vars(head), name) for name in head.options)]
         self._heads = list(heads)
         self._objects = [holder[name] for holder, name in holders]
         parts = [part for head in heads for _, part in head.parts()]
@@ -157,7 +157,7 @@ class HeadPlans(KeptPlans[HeadPlan]):
 def is_plain_call(x: Tensor) -> bool:
     """Return whether a tensor lies in memory as it seems, and nobody follows or changes operations on it."""
     return not (
-        is_followed()
+        is_watched()
         or x.layout is not torch.strided
         or x.is_nested
         or not (x.is_cuda or x.is_cpu)

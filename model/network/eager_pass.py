@@ -7,18 +7,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...kernels import HeadOutput, decide
+from ...kernels import CRITERIA, HeadOutput, all_exit, decide, in_order
 from ...kernels.cuda.runtime import beside_captures, is_capturing, may_be_destroyed
 from ...kernels.exits_plan import ExitsPlan
-from ...kernels.reference.merge import with_patience
 from ..answers.exit_monitor import ExitMonitor
 from ..answers.exit_result import ExitResult, first_sure
 from ..answers.rule_order import wait_for_write
 from ..basics.streams import current_handle, has_streams
 from ..heads.fused_aux_head import FusedAuxHead
-from ..heads.head_checks import check_same_classes
+from ..heads.head import AuxHead, check_same_classes
 from ..heads.kept_plans import Kept, KeptPlans, ReadTensors, is_plain_call
-from ..heads.module_head import AuxHead
 from ..listening.batches import Batch, call_with, first_tensor
 from ..listening.reading import Reading
 from ..listening.taps import ForwardLeft, listening
@@ -175,22 +173,18 @@ class _Pass:
     def _note(self, output: HeadOutput) -> None:
         """Note what the next head says; leave if that was enough."""
         self._hear(output)
-        if self._stop:
-            sure = self._said[0].exit
-            for said in self._said[1:]:
-                sure = sure | said.exit
-            if bool(sure.all()):
-                raise ForwardLeft
+        if self._stop and all_exit(self._said):
+            raise ForwardLeft
 
     def _hear(self, output: HeadOutput) -> None:
         """Keep what the next head says, beside those before it."""
         self._said.append(output)
         rule = self._heads[len(self._said) - 1].rule
-        if rule.criterion == "patience":
+        if CRITERIA[rule.criterion].counts_heads:
             # read behind the same writes as by the head itself
             label = output.label
             read = None if torch.compiler.is_compiling() else wait_for_write(rule, label)
-            self._said[-1] = with_patience(self._said, rule.threshold_tensor)
+            self._said[-1] = in_order(self._said, rule.threshold_tensor, rule.criterion)
             if read is not None:
                 read.record(torch.cuda.current_stream(label.device))
 

@@ -71,7 +71,7 @@ class CapturedNetwork:
                             what = f"{its}: its {name.removesuffix('_tensor')}"
                             self._addresses.append((what, captured, captured.data_ptr()))
             owners = [rule if rules else None, getattr(head, "hidden", None)]
-            changing = [each for owner in owners if owner is not None for each in owner.holders()]
+            changing = [each for owner in owners if owner is not None for each in owner.depends_on()]
             changing += [(vars(head), name) for name in getattr(head, "options", ())]
             for of, name in changing:
                 value = of.get(name)

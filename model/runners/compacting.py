@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from ...kernels import Answer, ExitBuffers, collect, destination, gather_open, moves_rows, new_destinations
+from ...kernels import CRITERIA, Answer, ExitBuffers, collect, destination, gather_open, moves_rows, new_destinations
 from ...kernels.cuda.lifetimes import MemoryPool
 from ...kernels.exits_plan import AnswerLayout
 from ..answers.exit_result import ExitResult
@@ -191,7 +191,7 @@ class CompactingRunner(PolledRunner):
 
     def _offer(self, big: _CompactingBatch, small: _CompactingBatch, stops: Sequence[int]) -> None:
         """Let requests move from one batch to another at some stops, if they are answered as if they had not moved."""
-        patient = [index for index, head in enumerate(self._heads) if head.criterion == "patience"]
+        patient = [index for index, head in enumerate(self._heads) if CRITERIA[head.criterion].counts_heads]
         counting = [stop for stop in stops if any(index > big.stops[stop] for index in patient)]
         movable = [
             stop

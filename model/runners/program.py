@@ -14,7 +14,7 @@ from ...kernels import ExitBuffers, ExitHead, ExitLaunch
 from ...kernels.cuda.lifetimes import MemoryPool, keep_in_children
 from ...kernels.exits_plan import AnswerLayout
 from ..answers.exit_result import ExitResult
-from ..heads.module_head import AuxHead
+from ..heads.head import AuxHead
 from .capture import Capture, Graph, copy_memory, warm_up
 from .captured_network import Addresses
 

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ..basics.bad_input import BadInput
-from ..heads.head_on_tap import check_followed
-from ..heads.module_head import AuxHead
+from ..heads.head import AuxHead, check_followed
 from ..listening.hooks import modes_kept
 from ..listening.taps import listening
 from ..network.early_exit_network import EarlyExitNetwork

@@ -23,8 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ..answers.exit_rule import ExitRule
 from ..basics.bad_input import BadInput
-from ..basics.json_file import parse_json
-from ..basics.replacing import replacing
+from ..basics.files import parse_json, replacing
 from ..processes.process_group import own_rank, ranks
 
 #: The value of ``format`` in the file; others are refused.

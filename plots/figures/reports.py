@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from ...autotune.records.checks import NUMBER, TEXT, TRUTH, WHOLE, Maybe, Value, checker
 from ...autotune.records.record import BadRecord
-from ...model.basics.json_file import parse_json
+from ...model.basics.files import parse_json
 from ..records import Known, NoRecords
 from ..style import BLUE, GREEN, GREY, ORANGE, SKY, frame, heading, new_figure, note, tidy
 

@@ -14,7 +14,7 @@ from matplotlib.patches import Patch
 
 from ...autotune.records.intervals import common, merged
 from ...autotune.records.record import Record
-from ...model.basics.replacing import writing
+from ...model.basics.files import writing
 from ..records import NoRecords, network_of, read_kinds, stamp
 from ..style import BLUE, GREY, ORANGE, PURPLE, bars, frame, new_figure, note, tidy
 

@@ -64,7 +64,7 @@ EXTREME = {
 @pytest.mark.parametrize("row, wanted", EXTREME.values(), ids=EXTREME)
 @pytest.mark.parametrize("criterion", CRITERIA)
 def test_extreme_logits(criterion, row, wanted, device):
-    low, high, _ = CRITERIA[criterion]
+    low, high = CRITERIA[criterion].range
     head = torch.zeros(2, 1, device=device), torch.zeros(4, 1, device=device), torch.tensor(row, device=device)
     out = fused_head(*head, criterion=criterion, threshold=low)
     said = torch.full((2,), wanted.get(criterion, 1.0), device=device)  # under patience a head alone counts itself

@@ -4,7 +4,7 @@ import pytest
 import torch
 from auxhead.kernels import ExitBuffers, ExitHead, ExitLaunch, HeadOutput, decide, fused_head
 from auxhead.kernels.reference.criteria import CRITERIA
-from auxhead.kernels.reference.merge import with_patience
+from auxhead.kernels.reference.merge import in_order
 
 #: Tiles as soon as there are 7 samples; what each head says is compared with the reference, not interpreted as well.
 pytestmark = pytest.mark.usefixtures("tiles_from_7", "without_interpreter")
@@ -191,6 +191,6 @@ def test_heads_of_logits_have_rules(device, samples, classes, criterion):
         assert torch.equal(buffers.label[place], output.label)
         assert place == 3 or torch.equal(buffers.exits[place], output.exit)
     if criterion == "patience":  # which is told where answers are merged, from all heads so far
-        outputs[2] = with_patience(outputs[:3], heads[2].threshold)
+        outputs[2] = in_order(outputs[:3], heads[2].threshold, criterion)
     exit_index = buffers.answer(buffers.packed_answer)[1]
     assert exit_index.tolist() == expected_exits(outputs, samples)

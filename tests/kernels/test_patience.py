@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 from auxhead.kernels import ExitBuffers, ExitHead, ExitLaunch, HeadOutput
-from auxhead.kernels.reference.merge import with_patience
+from auxhead.kernels.reference.merge import in_order
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -49,7 +49,7 @@ def test_the_count_is_that_of_a_loop(said, dtype):
         label = torch.tensor([0 if one[place] is None else one[place] for one in said])
         alone = torch.tensor([math.nan if one[place] is None else 0.5 for one in said], dtype=dtype)
         heads.append(HeadOutput(None, label, alone, alone > 1))
-        found = with_patience(heads, torch.tensor(1.0))
+        found = in_order(heads, torch.tensor(1.0), "patience")
         wanted = torch.tensor([counted(one[: place + 1]) for one in said], dtype=dtype)
         torch.testing.assert_close(found.confidence, wanted, rtol=0, atol=0, equal_nan=True)
         assert torch.equal(found.exit, wanted > 1) and torch.equal(found.label, label)

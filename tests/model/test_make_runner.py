@@ -15,9 +15,9 @@ from auxhead.model import (
     PolledRunner,
     make_runner,
 )
-from auxhead.model.make_runner import EXITS
 from auxhead.model.runners.checks import check_request
 from auxhead.model.runners.graph_runner import GraphRunner
+from auxhead.model.runners.table import EXITS
 from support.example_models import SmallNet, plain_heads
 from torch import Tensor
 

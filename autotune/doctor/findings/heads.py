@@ -6,17 +6,10 @@ from typing import NamedTuple
 
 from ...measuring.cuda_calls import EVENT_RECORDS
 from ...records.intervals import common, length
-from ..trace import Trace, TracedRequest, Work
+from ..trace import Stream, Trace, TracedRequest, Work
 from .finding import Finding, first_few, lines_of, marks_of, once_each, short_name, stream_name, us
 from .host import host_waits
-from .requests import (
-    Launched,
-    Stream,
-    captures,
-    intervals,
-    library_streams,
-    trunk_stream,
-)
+from .requests import Launched, captures, intervals, library_streams, trunk_stream
 
 #: Between a head's last kernel and the wait that asks for its answer there are at most so many, such as ``max() > t``.
 _MOST_BETWEEN = 6

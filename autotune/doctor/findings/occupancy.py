@@ -8,18 +8,9 @@ from typing import Any, NamedTuple
 
 from ...measuring.cuda_calls import EVENT_RECORDS
 from ...records.intervals import common, length
-from ..trace import Trace, TracedRequest, Work
+from ..trace import Stream, Trace, TracedRequest, Work
 from .finding import Finding, first_few, marks_of, short_name, us
-from .requests import (
-    Busy,
-    Launched,
-    Stream,
-    holds,
-    intervals,
-    library_streams,
-    set_up,
-    trunk_stream,
-)
+from .requests import Busy, Launched, holds, intervals, library_streams, set_up, trunk_stream
 
 #: Of a launch until its kernel runs on an idle device, so that a kernel that begins later was held up.
 _START_US = 5.0

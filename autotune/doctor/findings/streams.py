@@ -3,7 +3,7 @@
 from collections import defaultdict
 
 from ...records.intervals import common, length
-from ..trace import Trace, TracedRequest, Work
+from ..trace import Stream, Trace, TracedRequest, Work
 from .finding import (
     KINDS,
     Finding,
@@ -16,7 +16,7 @@ from .finding import (
     times,
     us,
 )
-from .requests import Stream, intervals, library_streams, trunk_stream
+from .requests import intervals, library_streams, trunk_stream
 
 #: A stream with more of the trunk's kernel time than this is no side stream: two that share the work are equals.
 _SIDE_SHARE = 0.5

@@ -62,8 +62,8 @@ def demo_command(beyond: Callable[[], BeyondDemo]) -> Callable[..., None]:
         """Train a small ResNet-18 with a head after every block, and see real images leave it early."""
         from torch import channels_last
 
+        from ...basics.files import write_json
         from ...basics.images import normalise
-        from ...basics.json_file import write_json
         from ...training.data_sets import load_source
         from ..console import PhaseProgress
         from ..processes import torch_device

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from ....kernels.reference.criteria import CRITERIA
+from ...basics.files import replacing
 from ...basics.images import MEAN, STD
-from ...basics.replacing import replacing
 from ...calibration.samples import collect_logits
 from ...calibration.thresholds import exit_indices, exit_scores, thresholds_at_error_rate
 from ...network.early_exit_network import EarlyExitNetwork

@@ -9,10 +9,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ....kernels import HeadOutput
+from ....kernels import CRITERIA, HeadOutput, heads_in_a_row
 from ...answers.exit_result import ExitResult
 from ...answers.exit_rule import ExitRule
-from ...heads.module_head import AuxHead
+from ...heads.head import AuxHead
 from ...network.early_exit_network import EarlyExitNetwork
 from ...trunk.trunk import Trunk, make_trunk
 from ..segments import Segment, segments_of
@@ -71,12 +71,10 @@ class ExitDecisions:
             if self._with_probs and of_exit.probs is not None:
                 self._probs = torch.zeros_like(of_exit.probs)
         confidence, sure = of_exit.confidence, of_exit.exit.bool()
-        told = of_exit.label.masked_fill(confidence.isnan(), -1)  # as kernels/fused_head_reference.py counts
-        self._agreed = torch.where(told == self._before, self._agreed + 1, 1)
-        self._before = told
+        self._agreed, self._before = heads_in_a_row(self._agreed, self._before, of_exit)
         if rule is None:
             sure = torch.ones_like(sure)
-        elif rule.criterion == "patience":
+        elif CRITERIA[rule.criterion].counts_heads:
             confidence = torch.where(confidence.isnan(), confidence, self._agreed.to(confidence.dtype))
             sure = confidence > rule.threshold_tensor
         now = self._open & sure

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ....kernels import ExitBuffers
+from ....kernels import CRITERIA, ExitBuffers
 from ....kernels.cuda.lifetimes import MemoryPool, empty_cache
 from ...answers.exit_result import ExitResult
 from ...listening.taps import list_taps
@@ -246,7 +246,7 @@ def capture_split(
                 torch.cuda.current_stream(part.device).synchronize()
         if not part.is_last:
             torch.cuda.current_stream(following).synchronize()
-    patient = any(head.rule.criterion == "patience" for head in heads)
+    patient = any(CRITERIA[head.rule.criterion].counts_heads for head in heads)
     said = [_described(part, of_part, network.taps) for part, of_part in zip(parts, forks, strict=True)]
     return SplitBatch(static, captured, open_samples, f"{'; '.join(said)}.", patient=patient)
 

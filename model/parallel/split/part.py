@@ -12,7 +12,7 @@ from ....kernels import ExitBuffers
 from ....kernels.cuda.lifetimes import new_event
 from ....kernels.cuda.runtime import beside_captures, new_stream
 from ...answers.exit_rule import ExitRule
-from ...heads.module_head import AuxHead
+from ...heads.head import AuxHead
 from ...network.early_exit_network import EarlyExitNetwork
 from ...runners.capture import Graph
 from ...runners.captures import Captures

@@ -9,13 +9,12 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from ....kernels import HeadOutput, decide
+from ....kernels import HeadOutput, all_exit, decide, in_order
 from ....kernels.cuda.lifetimes import new_event
 from ....kernels.cuda.runtime import beside_captures
-from ....kernels.reference.merge import with_patience
 from ...answers.exit_result import ExitResult, first_sure, joined
 from ...answers.rule_order import count_writes, note_reader, wait_for_writes
-from ...heads.module_head import AuxHead
+from ...heads.head import AuxHead
 from ...network.early_exit_network import EarlyExitNetwork
 from ...runners.captured_network import CapturedNetwork
 from ...runners.captures import Callers
@@ -138,9 +137,8 @@ class EagerSplitRunner(SplitRunner):
                     break
                 said.append(part.heads[index](read))
                 rule = part.heads[index].rule
-                if rule.criterion == "patience":
-                    said[-1] = with_patience(said, rule.threshold_tensor)
-                if self._stops and bool(torch.stack([one.exit[:samples] for one in said]).any(0).all()):
+                said[-1] = in_order(said, rule.threshold_tensor, rule.criterion)
+                if self._stops and all_exit(said, samples):
                     return self._merged(said, samples)
         return self._merged(said, samples)
 

@@ -5,8 +5,8 @@ import pickle
 
 import pytest
 import torch
+from auxhead.autotune.measuring.eager_truth import HeadAnswer
 from auxhead.autotune.measuring.failures import DeviceLost, Failure
-from auxhead.autotune.measuring.peers import HeadAnswer
 from auxhead.autotune.measuring.targets import ALONE, NETWORK
 from auxhead.autotune.measuring.timers import VariantFailed, time_rounds
 from auxhead.autotune.records.comparison import Paired

@@ -5,8 +5,9 @@ from collections import Counter
 
 import pytest
 import torch
+from auxhead.autotune.measuring.eager_truth import HeadAnswer
 from auxhead.autotune.measuring.failures import Failure
-from auxhead.autotune.measuring.peers import HeadAnswer, NaiveHead
+from auxhead.autotune.measuring.peers import NaiveHead
 from auxhead.autotune.records.comparison import Paired
 from auxhead.kernels import HeadOutput
 from auxhead.model import ExitRule, FusedAuxHead

@@ -12,7 +12,7 @@ from auxhead.autotune.overlap.records import footprint_records
 from auxhead.autotune.overlap.tables import footprint_tables
 from auxhead.autotune.records.comparison import typical
 from auxhead.autotune.records.record import read_records
-from auxhead.plots.figures.footprint import draw
+from auxhead.plots.figures.registry import FIGURES
 from support.example_models import needs_gpu
 from support.written_records import written
 
@@ -59,4 +59,4 @@ def test_footprints_are_measured(measured, tmp_path):
     records = read_records(written(tmp_path / "records.jsonl", *kept))
     (table,) = footprint_tables(records)
     assert len(table.rows) == len(found.footprints)
-    draw(records)
+    FIGURES["footprint"].draw(records)

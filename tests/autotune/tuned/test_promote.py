@@ -6,7 +6,7 @@ import math
 
 import pytest
 from auxhead.autotune.records.record import BadRecord, Record
-from auxhead.autotune.tuned.promote import promote
+from auxhead.autotune.tuned.command import promote
 from auxhead.kernels.launch.kernel_hash import kernel_hash
 from auxhead.kernels.launch.launch_rule import config_by_rule
 from auxhead.kernels.launch.tuned_table import BadTable, lookup, read_table, table_path
@@ -306,7 +306,7 @@ def test_a_table_that_cannot_be_written_leaves_the_older_one(tmp_path, tables, m
     def fails(path):
         raise OSError("no space left")
 
-    monkeypatch.setattr("auxhead.model.basics.replacing.on_disk", fails)
+    monkeypatch.setattr("auxhead.model.basics.files.on_disk", fails)
     with pytest.raises(OSError, match="no space left"):
         promote([records])
     assert older.read_bytes() == before and list(older.parent.iterdir()) == [older]

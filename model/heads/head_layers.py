@@ -1,13 +1,19 @@
-"""``HiddenStack``: the layers of a head before its last linear one, which its launch runs with it."""
+"""Layers of a fused head: those before its last one, checks of parameters, a lazy width, names in a state_dict."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ...kernels import ACTIVATIONS, HiddenLayers
+from ...kernels.launch.head_arguments import head_dtypes, head_dtypes_in_words
 from ...kernels.reference.hidden_layers import MOST_HIDDEN, check_hidden_layers
+from ..basics.arguments import is_plain, tensor_in_words
+
+#: Of an exit rule, which classifiers have not.
+_OF_RULE = "rule._extra_state"
 
 
 class HiddenStack(nn.Module):
@@ -45,8 +51,6 @@ class HiddenStack(nn.Module):
             raise ValueError(f"activation: got {activation!r}, wants one of {list(ACTIVATIONS)}")
         if not (isinstance(dropout, (int, float)) and 0.0 <= dropout <= 1.0):
             raise ValueError(f"hidden_dropout: got {dropout!r}, wants a probability in [0, 1]")
-        if linear is not None and not 1 <= linear.out_features <= MOST_HIDDEN:
-            raise ValueError(f"hidden_features: got {linear.out_features!r}, wants an int from 1 to {MOST_HIDDEN:,}")
         self.rectifies = rectifies
         self.register_module("norm", norm)  # as a module where it is None, too: plans look there
         self.register_module("linear", linear)
@@ -96,7 +100,7 @@ class HiddenStack(nn.Module):
         named = (("norm", self.norm), ("linear", self.linear))
         return [(name, layer) for name, layer in named if layer is not None]
 
-    def holders(self) -> Iterable[tuple[Mapping[str, Any], str]]:
+    def depends_on(self) -> Iterable[tuple[Mapping[str, Any], str]]:
         """Name the objects that a launch depends on, as keys of the dicts that hold them."""
         own = vars(self)
         found: list[tuple[Mapping[str, Any], str]] = [(self._modules, "norm"), (self._modules, "linear")]
@@ -106,6 +110,19 @@ class HiddenStack(nn.Module):
             if name == "norm":
                 found.append((vars(layer), "eps"))
         return found
+
+    def fields(self) -> dict[str, Any]:
+        """Return the facts that make layers of the same kind, for a checkpoint."""
+        norm, linear = self.norm, self.linear
+        parts = {} if norm is None else {"weight": norm.weight is not None, "bias": norm.bias is not None}
+        return {
+            "rectifies": self.rectifies,
+            "norm": None if norm is None else {"eps": norm.eps, **parts},
+            "features": None if linear is None else int(linear.out_features),
+            "bias": linear is not None and linear.bias is not None,
+            "activation": self.activation,
+            "dropout": self.dropout,
+        }
 
     def describe(self) -> str:
         """Name the layers, in the order in which they run."""
@@ -153,3 +170,65 @@ def make_hidden_stack(
         dropout=hidden_dropout,
     )
     return stack if rectifies or norm or linear is not None else None
+
+
+def check_map_size(x: Any, size: tuple[int, int] | None) -> None:
+    """Raise ``ValueError`` for another map than the one that the window of an AvgPool2d is as large as."""
+    if size is not None and isinstance(x, Tensor) and (x.ndim != 4 or x.shape[2:] != size):
+        raise ValueError(
+            f"x: got shape {list(x.shape)}, wants maps of {size[0]}x{size[1]}: the head was made of an AvgPool2d with "
+            "this window, and stands for it there alone"
+        )
+
+
+def check_readable(parameters: Iterable[tuple[str, Tensor | None]]) -> None:
+    """Raise ``ValueError`` for a parameter that is not what its memory says, or of a dtype that no head computes in."""
+    for name, tensor in parameters:
+        if tensor is None:
+            continue
+        if not is_plain(tensor) or tensor.is_neg():
+            got = "a lazily negated one" if is_plain(tensor) else tensor_in_words(tensor)
+            raise ValueError(f"{name}: got {got}, wants a plain tensor")
+        if tensor.dtype not in head_dtypes(tensor.device):
+            wants = head_dtypes_in_words(tensor.device)
+            raise ValueError(f"{name}: got {tensor.dtype} on {tensor.device}, wants {wants}")
+
+
+@contextmanager
+def lazy_after_errors(linear: nn.Module) -> Iterator[None]:
+    """Make an ``nn.LazyLinear`` that has not become an ``nn.Linear`` inside one without parameters again."""
+    try:
+        yield
+    except BaseException:
+        if isinstance(linear, nn.LazyLinear):
+            # PyTorch makes one parameter after the other, and could not go on where there was memory for some.
+            for parameter in linear.parameters():
+                if not isinstance(parameter, nn.UninitializedParameter):
+                    parameter.data = parameter.data.new_empty(0)
+                    parameter.__class__ = nn.UninitializedParameter  # type: ignore[assignment]  # as PyTorch does
+        raise
+
+
+def rename_layers(state_dict: dict[str, Tensor], prefix: str, own: Sequence[str], sources: Sequence[str]) -> None:
+    """Rename in place, unless the names are the head's own already, or nothing tells which layer is which.
+
+    Args:
+        state_dict: of a whole model.
+        prefix: of the head's names in it.
+        own: the head's names of its layers with parameters, in the order in which they run.
+        sources: names of the same layers in the classifier that the head was made of; ``own`` if there was none.
+    """
+    its = [key[len(prefix) :] for key in state_dict if key.startswith(prefix)]
+    if all(any(key == f"{name}.weight" or key.startswith(f"{name}.parametrizations.") for key in its) for name in own):
+        return
+    found: Sequence[str] = list(dict.fromkeys(key.rpartition(".")[0] for key in its if key != _OF_RULE))
+    if all(any(key.startswith(f"{source}.") for key in its) for source in sources):
+        found = sources  # there may be more than weight and bias, those of a parametrization
+    if len(found) != len(own):
+        return
+    renamed: dict[str, Tensor] = {}
+    for source, name in zip(found, own, strict=True):
+        old = f"{prefix}{source}."
+        for key in [key for key in state_dict if key.startswith(old)]:
+            renamed[f"{prefix}{name}.{key[len(old) :]}"] = state_dict.pop(key)
+    state_dict.update(renamed)

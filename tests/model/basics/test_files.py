@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from auxhead.model.basics.json_file import parse_json, write_json
+from auxhead.model.basics.files import parse_json, write_json
 
 
 def write_often(path: Path, number: int) -> None:
