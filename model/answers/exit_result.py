@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.utils import _pytree
 
 from ...kernels import HeadOutput, merge
-from ...kernels.exits_plan import AnswerLayout
+from ...kernels.exits import AnswerLayout
 
 
 class ExitArrays(NamedTuple):

@@ -17,7 +17,7 @@ from ..listening.hooks import overridden, why_not_plain
 from .fold_head import match_or_fold
 from .head_checks import check_map_size, check_readable, lazy_after_errors, rename_layers
 from .hidden_stack import HiddenStack, make_hidden_stack
-from .kept_plans import HeadPlans
+from .repeats import HeadRepeats
 
 
 class FusedAuxHead(nn.Module):
@@ -97,7 +97,7 @@ class FusedAuxHead(nn.Module):
         if hidden is not None:
             self._modules["hidden"] = hidden
         self.linear: nn.Linear = linear
-        self._plans = HeadPlans()
+        self._repeats = HeadRepeats()
         self._map_size: tuple[int, int] | None = None
         self._source_paths: dict[str, str] = {}  # names of layers in the nn.Sequential they come from, if any
 
@@ -185,7 +185,7 @@ class FusedAuxHead(nn.Module):
         """
         if torch.compiler.is_compiling() or type(x) is not Tensor:
             return self._call(x)
-        return self._plans.answer(self, x, self._call)
+        return self._repeats.answer(self, x, self._call)
 
     def _call(self, x: Tensor) -> HeadOutput:
         """Answer by the operator, which checks everything and follows autograd, modes and transforms."""

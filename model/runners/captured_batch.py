@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ...kernels import ExitBuffers, ExitHead, ExitLaunch
 from ...kernels.cuda.lifetimes import keep_in_children
-from ...kernels.exits_plan import AnswerLayout
+from ...kernels.exits import AnswerLayout
 from ..answers.exit_result import ExitResult
 from ..heads.module_head import AuxHead
 from .capture import Graph, copy_memory

@@ -13,7 +13,7 @@ from torch import Tensor
 from ..answers.exit_result import ExitResult
 from ..answers.rule_order import note_pass, wait_for_write
 from ..basics.arguments import check_batch
-from ..network.eager_pass import ExitsPlans, run_eagerly
+from ..network.eager_pass import ExitsRepeats, run_eagerly
 from ..network.early_exit_network import EarlyExitNetwork
 from ..trunk.trunk import Trunk
 
@@ -97,7 +97,7 @@ class EagerRunner(Runner):
     def __init__(self, network: EarlyExitNetwork, *, trunk: Trunk | None = None) -> None:
         """Run a network, with ``trunk`` instead of its backbone if there is one; see :func:`run_eagerly`."""
         self.network = network
-        self._plans = ExitsPlans()
+        self._repeats = ExitsRepeats()
         self._trunk = trunk
 
     def __call__(self, x: Tensor, *, stop: bool = False) -> ExitResult:
@@ -118,7 +118,7 @@ class EagerRunner(Runner):
                 x,
                 classifier=classifier,
                 stop=stop,
-                plans=self._plans,
+                repeats=self._repeats,
                 monitor=network.monitor,
                 reading=reading,
             )

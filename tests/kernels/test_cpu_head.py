@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 from auxhead.kernels import HeadOutput
-from auxhead.kernels.head_plan import cpu_head
 from auxhead.kernels.reference.fused_head import fused_head_reference
+from auxhead.kernels.repeat.head import cpu_head
 from support.head_cases import DTYPES, assert_same_bits, check_head, make_head, readable
 from support.layouts import MAP_LAYOUTS, TOKEN_LAYOUTS
 from torch import Tensor

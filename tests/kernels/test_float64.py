@@ -3,7 +3,7 @@
 import pytest
 import torch
 from auxhead.kernels import CRITERIA, fused_head, fused_head_reference, runs_triton
-from auxhead.kernels.head_plan import cpu_head
+from auxhead.kernels.repeat.head import cpu_head
 from support.head_cases import assert_same_bits, head_logits, make_head
 from torch._subclasses.fake_tensor import FakeTensorMode
 

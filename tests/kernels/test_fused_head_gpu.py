@@ -198,7 +198,7 @@ FEW_PROGRAMS = {
 @pytest.mark.parametrize("way", FEW_PROGRAMS)
 def test_few_programs_do_the_work_of_many(way, programs, samples):
     """They take turns: a warp that came apart while one took its turn never ended."""
-    from auxhead.kernels.jit.fused_head import launch_fused_head
+    from auxhead.kernels.fused_head import launch_fused_head
 
     x, weight, bias = make_head((samples, 2048, 7, 7), 1000, dtype=torch.float16, device="cuda")
     x = x.contiguous(memory_format=torch.channels_last)

@@ -67,7 +67,7 @@ HEADS = {
 @pytest.mark.parametrize("head", HEADS)
 def test_hand_made_configurations(head, config, device):
     """The tuner tries them all: none may be wrong, and a kernel is not told apart by its speed alone."""
-    from auxhead.kernels.jit.fused_head import launch_fused_head
+    from auxhead.kernels.fused_head import launch_fused_head
 
     shape, pool, pool_size = HEADS[head]
     tiled = config is not None and config.tiled
@@ -139,7 +139,7 @@ def tiled_heads(draw):
 )
 def test_any_tiled_head(head, dtype, bias, seed, device):
     """Right, the same bits again, and with nothing left behind."""
-    from auxhead.kernels.jit.fused_head import launch_fused_head
+    from auxhead.kernels.fused_head import launch_fused_head
 
     shape, pool, pool_size, classes, config = head
     x, weight, offset = make_head(

@@ -14,8 +14,8 @@ from typing import Any, Protocol
 
 import torch
 
-from ....kernels.cuda.driver_launch import driver, triton_knobs
 from ....kernels.cuda.runtime import runtime
+from ....kernels.repeat.noted import driver, triton_knobs
 from ..sources import calling_line
 
 #: Functions of cuda.bindings that put work on a stream.
