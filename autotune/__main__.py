@@ -4,29 +4,26 @@ from collections.abc import Sequence
 
 import typer
 
-from ..model.commands.group import Subcommands, version_option
+from ..model.commands.errors import Subcommands, version_option
 from .bench.command import bench
 from .bench.tables import bench_tables, pareto_tables
 from .doctor.command import doctor
 from .doctor.tables import doctor_tables
-from .footprint.command import footprint
-from .footprint.tables import footprint_tables
 from .heads.command import heads
 from .heads.tables import head_tables
 from .overlap.command import overlap
-from .overlap.tables import overlap_tables
+from .overlap.tables import footprint_tables, overlap_tables
 from .pipelines.tables import pipeline_tables
 from .plan.command import plan
 from .profile.command import profile
 from .records.record import Record
-from .records.table_command import table_command
-from .records.tables import RecordTable
+from .records.tables import RecordTable, table_command
 from .sweep.command import sweep
 from .tuned.command import explain, promote
 
 
 def _sweep_tables(records: Sequence[Record]) -> list[RecordTable]:
-    from .sweep.tables import sweep_tables  # its tables name configurations, for which PyTorch is imported
+    from .sweep.winners import sweep_tables  # its tables name configurations, for which PyTorch is imported
 
     return sweep_tables(records)
 
@@ -40,7 +37,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-for command in (sweep, bench, heads, overlap, footprint, profile):
+for command in (sweep, bench, heads, overlap, profile):
     app.command()(command)
 tables = {"bench": bench_tables, "heads": head_tables, "pareto": pareto_tables, "overlap": overlap_tables}
 tables |= {"footprint": footprint_tables, "pipeline": pipeline_tables, "doctor": doctor_tables}

@@ -14,7 +14,7 @@ or from ``ExitLaunch`` one answer per sample, merged over the exits of a network
     exits          the heads of a network in one launch, answers merged on the device and packed
     compaction     open samples move into a smaller batch
     max_pool       max-pooling of channels_last maps
-    followed       whether somebody follows operations; json_text reads JSON text, for model's files, too
+    followed       whether somebody follows what operations do
 
 To add a criterion: a row with its definition in reference/criteria.py, the same in jit/criteria.py, a case in
 tests/kernels/test_criteria.py. It changes kernel_hash, but not what is compiled for heads without it, which

@@ -11,11 +11,11 @@ from .calibration.calibrate_network import calibrate_network as calibrate_networ
 from .calibration.exit_latency import ExitLatencies as ExitLatencies
 from .calibration.exit_latency import measure_exit_latencies as measure_exit_latencies
 from .calibration.report import CalibrationReport as CalibrationReport
-from .calibration.retuner import Retuner as Retuner
 from .calibration.retuning import ExitLog as ExitLog
+from .calibration.retuning import Retuner as Retuner
 from .calibration.retuning import replay as replay
 from .calibration.retuning import retune_thresholds as retune_thresholds
-from .calibration.splits import sample_identities as sample_identities
+from .calibration.samples import sample_identities as sample_identities
 from .export.exporting import ExportReport as ExportReport
 from .export.exporting import export_exits as export_exits
 from .export.exporting import export_stages as export_stages
@@ -40,10 +40,10 @@ from .runners.runner import Runner as Runner
 from .saving.checkpoint import Checkpoint as Checkpoint
 from .saving.checkpoint import load_checkpoint as load_checkpoint
 from .saving.checkpoint import save_checkpoint as save_checkpoint
-from .training.evaluation import accuracy_of_exits as accuracy_of_exits
-from .training.losses import distillation_loss as distillation_loss
-from .training.losses import joint_loss as joint_loss
+from .training.learners import accuracy_of_exits as accuracy_of_exits
 from .training.plan import TrainingPlan as TrainingPlan
+from .training.plan import distillation_loss as distillation_loss
+from .training.plan import joint_loss as joint_loss
 from .training.train import Training as Training
 from .training.train import train as train
 from .trunk.trunk import Trunk as Trunk

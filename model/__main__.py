@@ -2,30 +2,30 @@
 
 import typer
 
-from .commands.calibrate import BeyondCalibration, calibrate_command
-from .commands.demo.command import BeyondModel, demo_command
+from .commands.calibrate import calibrate_command
+from .commands.demo.command import BeyondDemo, demo_command
+from .commands.errors import Subcommands, version_option
 from .commands.export import export
-from .commands.group import Subcommands, version_option
 from .commands.infer import infer
+from .commands.options import Draw, SaveFigure
 from .commands.train import train
 
 
-def _beyond_model() -> BeyondModel:
+def _beyond_demo() -> BeyondDemo:
     """Import what ``demo`` needs of packages that model may not import; help does without."""
     from ..autotune.bench.demo_latency import demo_latency
-    from ..plots.figures.exits import draw
-    from ..plots.files import save_figure
+    from ..plots.figures.registry import FIGURES
+    from ..plots.style import save_figure
 
-    return BeyondModel(demo_latency, draw, save_figure)
+    return BeyondDemo(demo_latency, FIGURES["exits"].draw, save_figure)
 
 
-def _beyond_calibration() -> BeyondCalibration:
-    """Import what ``calibrate`` needs of packages and folders that calibration may not import."""
-    from ..plots.figures.calibration import draw
-    from ..plots.files import save_figure
-    from .commands.infer_load import load_network
+def _calibration_figure() -> tuple[Draw, SaveFigure]:
+    """Import what draws and saves the figure of ``calibrate``; help does without."""
+    from ..plots.figures.registry import FIGURES
+    from ..plots.style import save_figure
 
-    return BeyondCalibration(load_network, draw, save_figure)
+    return FIGURES["calibration"].draw, save_figure
 
 
 app = typer.Typer(
@@ -37,9 +37,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-app.command()(demo_command(_beyond_model))
+app.command()(demo_command(_beyond_demo))
 app.command()(train)
-app.command()(calibrate_command(_beyond_calibration))
+app.command()(calibrate_command(_calibration_figure))
 app.command()(infer)
 app.command()(export)
 

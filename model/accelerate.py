@@ -89,6 +89,16 @@ def accelerate(
     Raises:
         ValueError, TypeError: as :func:`attach_exits` and :func:`make_runner` do.
         RuntimeError: the runner answers otherwise than the model by more than rounding.
+
+    Example:
+        >>> class TwoExits(nn.Sequential):
+        ...     def forward(self, x):
+        ...         x = self[0](x)
+        ...         return self[1](x.mean((2, 3))), self[2](x.flatten(1))
+        >>> model = TwoExits(nn.Conv2d(3, 8, 3), nn.Linear(8, 5), nn.Linear(8 * 36, 5)).eval()
+        >>> fast = accelerate(model, torch.randn(2, 3, 8, 8), rules=0.0)
+        >>> fast(torch.randn(2, 3, 8, 8)).exit_index
+        tensor([0, 0])
     """
     check_module("model", model)
     check_batch("example", example)

@@ -57,6 +57,13 @@ def attach(
         ValueError: there is no layer for a head, or one cannot be read; the message names layers that would work. Or
             the model cannot take the batch; the cause is what it raised.
         TypeError: an argument of another type.
+
+    Example:
+        >>> blocks = [nn.Sequential(nn.Conv2d(width, 8, 3), nn.ReLU()) for width in (3, 8, 8)]
+        >>> backbone = nn.Sequential(*blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 10))
+        >>> network = attach(backbone, ["0", "1"], example_input=torch.randn(2, 3, 16, 16))
+        >>> network.taps, len(network.logits(torch.randn(4, 3, 16, 16)))
+        (('0', '1'), 3)
     """
     check_model(model)
     check_input_batch("example_input", example_input)

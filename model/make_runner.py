@@ -14,15 +14,9 @@ from .basics.arguments import check_batch, check_mode
 from .network.early_exit_network import EarlyExitNetwork, check_network
 from .runners.capture import NotCapturable
 from .runners.checks import check_device, check_sizes, is_on_cuda, sizes_of
-from .runners.compacting import CompactingRunner
-from .runners.gated import GatedRunner
-from .runners.overlapped import OverlappedRunner
-from .runners.polled import PolledRunner
 from .runners.runner import EagerRunner, Runner
+from .runners.table import EXITS, kind_of_runner
 from .trunk.trunk import TRUNKS, check_kind, make_trunk
-
-#: Ways to leave a network early; see the runners for what each does.
-EXITS = ("auto", "eager", "overlapped", "polled", "gated")
 
 
 def make_runner(
@@ -46,9 +40,9 @@ def make_runner(
         network: in eval mode.
         example_input: a batch [N, ...] of any size, on the network's device; for "auto" samples like those to come.
         exits: "auto" (for each batch size the one that is fastest on the example, measured now or read from ``plan``;
-            "eager" where the example is not on a CUDA device, or no graph can hold the network), "eager" (no graph, any
-            device), "overlapped" (one graph, every head computed), "polled" (a graph a segment, the host stops
-            launching) or "gated" (one graph with conditional nodes, no host).
+            "eager" where the example is not on a CUDA device, or no graph can hold the network), or a name of
+            ``RUNNERS``: "eager" (no graph, any device), "overlapped" (one graph, every head computed), "polled" (a
+            graph a segment, the host stops launching) or "gated" (one graph with conditional nodes, no host).
         batch_sizes: to capture; None is that of the example. For "auto" also "on_demand": that of the example, and each
             other one at its first request; see :class:`AutoRunner`.
         trunk: how the backbone is run, see :func:`make_trunk`; for "auto" also "auto": the fastest of them. None is
@@ -67,34 +61,41 @@ def make_runner(
         RuntimeError: of a runner asked for by name, that the backbone cannot be captured in a CUDA graph, and the
             message names the layer; or autocast is on, or the current stream is being captured, where only "eager" can
             be made.
+
+    Example:
+        >>> backbone = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 5))
+        >>> x = torch.randn(4, 3, 8, 8)
+        >>> network = EarlyExitNetwork(backbone, {"1": FusedAuxHead(8, 5)}, rules=0.9, example_input=x).eval()
+        >>> with make_runner(network, x) as runner:  # on a GPU the fastest one
+        ...     answer = runner(x)
+        >>> answer.label.shape
+        torch.Size([4])
     """
     if exits not in EXITS:
         raise ValueError(f"exits: got {exits!r}, wants one of {list(EXITS)}")
     check_network(network)
-    if compact and exits != "polled":
-        raise ValueError(f"compact: got {compact!r} with exits={exits!r}, wants False: only 'polled' gathers samples")
-    if forks is not None and exits != "overlapped":
-        raise ValueError(f"forks: got {forks!r} with exits={exits!r}, wants None: only 'overlapped' has forks")
+    for name, given, default, its, why in (
+        ("compact", compact, False, "polled", "gathers samples"),
+        ("forks", forks, None, "overlapped", "has forks"),
+        ("plan", plan, None, "auto", "has a plan"),
+        ("budget", budget, "quick", "auto", "measures"),
+    ):
+        if given != default and exits != its:
+            raise ValueError(f"{name}: got {given!r} with exits={exits!r}, wants {default!r}: only {its!r} {why}")
     if exits == "auto":
         return _measured(network, example_input, batch_sizes, ANY_TRUNK if trunk is None else trunk, budget, plan)
-    if plan is not None:
-        raise ValueError(f"plan: got {plan!r} with exits={exits!r}, wants None: only 'auto' has a plan")
-    if budget != "quick":
-        raise ValueError(f"budget: got {budget!r} with exits={exits!r}, wants 'quick': only 'auto' measures")
     if trunk == ANY_TRUNK:
-        raise ValueError(
-            f"trunk: got {trunk!r} with exits={exits!r}, wants one of {list(TRUNKS)}: only 'auto' measures"
-        )
+        wanted = f"one of {list(TRUNKS)}: only 'auto' measures"
+        raise ValueError(f"trunk: got {trunk!r} with exits={exits!r}, wants {wanted}")
     trunk = "as_is" if trunk is None else trunk
-    if exits == "eager":
-        return _eager(network, example_input, batch_sizes, trunk)
-    sizes = sizes_of(batch_sizes, example_input)
-    if exits == "overlapped":
-        return OverlappedRunner(network, example_input, batch_sizes=sizes, trunk=trunk, forks=forks)
-    if exits == "polled":
-        polled = CompactingRunner if compact else PolledRunner
-        return polled(network, example_input, batch_sizes=sizes, trunk=trunk)
-    return GatedRunner(network, example_input, batch_sizes=sizes, trunk=trunk)
+    kind = kind_of_runner(exits, compact=compact)
+    if not kind.graphs:
+        return _eager(network, example_input, batch_sizes, trunk, kind=kind.load())
+    options = {} if forks is None else {"forks": forks}
+    made: Runner = kind.load()(
+        network, example_input, batch_sizes=sizes_of(batch_sizes, example_input), trunk=trunk, **options
+    )
+    return made
 
 
 def _measured(
@@ -123,13 +124,18 @@ def _measured(
 
 
 def _eager(
-    network: EarlyExitNetwork, example_input: Tensor, batch_sizes: Sequence[int] | str | None, trunk: str, *notes: str
+    network: EarlyExitNetwork,
+    example_input: Tensor,
+    batch_sizes: Sequence[int] | str | None,
+    trunk: str,
+    *notes: str,
+    kind: type[EagerRunner] = EagerRunner,
 ) -> EagerRunner:
-    """Make the eager runner, with notes before those of the trunk."""
+    """Make a runner without graphs, with notes before those of the trunk."""
     if batch_sizes is not None:
         check_sizes(batch_sizes)
     check_kind("trunk", trunk)
     check_mode(network)
     network.check_taps(example_input)
     made = make_trunk(network.backbone, network.taps, example_input, trunk, network.reading)
-    return EagerRunner(network, trunk=dataclasses.replace(made, notes=(*notes, *made.notes)))
+    return kind(network, trunk=dataclasses.replace(made, notes=(*notes, *made.notes)))

@@ -2,7 +2,7 @@
 
 import typer
 
-from ..model.commands.group import Subcommands, version_option
+from ..model.commands.errors import Subcommands, version_option
 from .commands import all_command, figure_command, perfetto
 from .figures.registry import FIGURES
 
@@ -17,7 +17,7 @@ app = typer.Typer(
 
 app.command(name="all")(all_command(FIGURES))
 app.command()(perfetto)
-for _kind in FIGURES:
+for _kind in FIGURES.values():
     app.command(name=_kind.name, help=_kind.finding)(figure_command(_kind))
 
 

@@ -1,16 +1,16 @@
 """Commands of ``auxhead-plot``: one for each figure, one for all of them, and one for Perfetto traces."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from ..autotune.records.json_text import no_garbage_collection
-from ..autotune.records.output import activity, is_standard_output, one_line_errors, plain_console
 from ..autotune.records.record import BadRecord, made_of
-from .figure_kind import FigureKind, save_all
-from .timelines import write_trace
+from ..model.basics.files import is_standard_output
+from ..model.commands.console import activity, plain_console
+from ..model.commands.errors import one_line_errors
+from .figures.registry import FigureKind, save_all
 
 Records = Annotated[
     list[Path] | None,
@@ -20,7 +20,7 @@ _WRITTEN = "Where the figure goes, without an ending: OUT.png, OUT.svg and OUT.j
 Stem = Annotated[Path | None, typer.Option(help=_WRITTEN, show_default="the figure's name")]
 
 
-def all_command(kinds: Sequence[FigureKind]) -> Callable[..., None]:
+def all_command(kinds: Mapping[str, FigureKind]) -> Callable[..., None]:
     """Return the command that draws all figures."""
 
     def every_figure(
@@ -32,15 +32,15 @@ def all_command(kinds: Sequence[FigureKind]) -> Callable[..., None]:
             for path in records or []:
                 if not path.exists():
                     raise BadRecord(f"--records: {path}: no such file")
-            saved, drawing = False, save_all(kinds, records or None, out)
-            for kind in kinds:
-                with activity(f"Drawing {kind.name}"):
+            saved, drawing = False, save_all(kinds.values(), records or None, out)
+            for name in kinds:
+                with activity(f"Drawing {name}"):
                     one = next(drawing)
                 if one.paths:
-                    _say(one.paths)
+                    _print_saved(one.paths)
                     saved = True
                 else:
-                    plain_console().print(f"Left out: {one.name}. {one.left_out}", soft_wrap=True)
+                    plain_console().print(f"Left out: {name}. {one.left_out}", soft_wrap=True)
             if not saved:
                 raise BadRecord("--records: got none that a figure is drawn from")
 
@@ -51,16 +51,13 @@ def figure_command(kind: FigureKind) -> Callable[..., None]:
     """Return the subcommand of a figure."""
 
     def command(records: Records = None, out: Stem = None) -> None:
-        from .files import save_figure
-
         stem = out or Path(kind.name)
         with one_line_errors(BadRecord):
             if stem.name in ("", ".."):
                 raise BadRecord(f"--out: got {stem}, wants the name of a figure, as {stem / kind.name}")
-            with activity(f"Drawing {kind.name}"), no_garbage_collection(), made_of(records or kind.files):
-                drawn = kind.make(records)
-                paths = save_figure(*drawn, stem.with_suffix("") if stem.suffix in (".png", ".svg", ".json") else stem)
-            _say(paths)
+            with activity(f"Drawing {kind.name}"):
+                saved = kind.save(records, stem.with_suffix("") if stem.suffix in (".png", ".svg", ".json") else stem)
+            _print_saved(saved)
 
     return command
 
@@ -73,11 +70,13 @@ def perfetto(
 ) -> None:
     """Write timelines as a Chrome trace, with lanes of trunk, heads and SMs; ui.perfetto.dev opens it."""
     with one_line_errors(BadRecord):
+        from .figures.timeline import write_trace  # matplotlib, which help need not wait for
+
         with made_of([records]):
             write_trace(records, out)
         if not is_standard_output(out):
-            _say([out])
+            _print_saved([out])
 
 
-def _say(paths: list[Path]) -> None:
-    plain_console().print("Saved " + ", ".join(str(path) for path in paths), soft_wrap=True)
+def _print_saved(paths: list[Path]) -> None:
+    plain_console().print("Saved " + ", ".join(map(str, paths)), soft_wrap=True)

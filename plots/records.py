@@ -1,13 +1,11 @@
-"""Reads what a figure is drawn from: records, all of one device and one set of versions, or one report of a command."""
+"""Reads what a figure is drawn from: records, all of one device and one set of versions; small print about them."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..autotune.records import record as record_format
-from ..autotune.records.checks import Wanted, check
-from ..autotune.records.json_text import parse_json
 from ..autotune.records.record import ENVIRONMENT_KEY, BadRecord, Record, latest, read_records
 
 #: The records that come with the package.
@@ -101,7 +99,7 @@ def most_measured(records: Iterable[Record], variants: Sequence[str], what: str)
     return network, [one for one in found if network_of(one) == network]
 
 
-def percentiles(us: dict[str, Any]) -> dict[str, float]:
+def known_percentiles(us: dict[str, Any]) -> dict[str, float]:
     """Return the percentiles in a record's summary of times, microseconds."""
     return {name: us[name] for name in ("median", "p20", "p80", "p99") if name in us}
 
@@ -118,53 +116,3 @@ def _range(records: Sequence[Record], name: str) -> str:
 
 def _list(values: Iterable[Any]) -> str:
     return ", ".join(map(str, values))
-
-
-#: The formats of reports, by the command that writes them.
-FORMATS = {"auxhead demo": "auxhead demo report 1", "auxhead calibrate": "auxhead calibration report 1"}
-_SOME = Wanted("an exit or more", bool)
-
-
-def read_one_report(paths: Sequence[Path], made_by: str, form: Mapping[str, Any]) -> dict[str, Any]:
-    """Read a report with a list of ``exits``.
-
-    Args:
-        paths: of files, one of which is a report of that command; those of the other commands are passed over.
-        made_by: the command that writes it, one of ``FORMATS``.
-        form: of the fields that are read.
-
-    Raises:
-        NoRecords: there is no such file.
-        BadRecord: several reports, or a file that is none.
-    """
-    others = {report for command, report in FORMATS.items() if command != made_by}
-    read = [(path, _read(path)) for path in paths]
-    own = [(path, content) for path, content in read if content.get("format") not in others]
-    if not own:
-        raise NoRecords(f"{', '.join(map(str, paths))}: got reports of other commands")
-    if len(own) > 1:
-        raise BadRecord(f"{', '.join(str(path) for path, _ in own)}: got {len(own)} reports, wants one")
-    ((path, content),) = own
-    if content.get("format") != FORMATS[made_by]:
-        got = content.get("format")
-        raise BadRecord(f"{path}: format: got {got!r:.60}, wants {FORMATS[made_by]!r}, as `{made_by}` writes it")
-    try:
-        check(content, form)
-        check(content, {"exits": _SOME})
-    except ValueError as error:
-        raise BadRecord(f"{path}: {error}") from None
-    return content
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        content = parse_json(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise NoRecords(f"{path}: no such file, wants a report.json") from None
-    except OSError as error:
-        raise BadRecord(f"{path}: cannot be read ({error.strerror})") from None
-    except ValueError as error:
-        raise BadRecord(f"{path}: is not JSON ({error})") from None
-    if not isinstance(content, dict):
-        raise BadRecord(f"{path}: holds a JSON {type(content).__name__}, wants an object")
-    return content

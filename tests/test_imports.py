@@ -15,8 +15,13 @@ from auxhead.model import _MODULES
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("kernels", "model", "autotune", "plots")
-#: Packages that each may import, beside itself; of autotune the figures read the records alone.
-MAY_IMPORT = {"kernels": set(), "model": {"kernels"}, "autotune": {"kernels", "model"}, "plots": {"autotune.records"}}
+#: Packages, or rooms of them, that each may import beside itself; figures import what needs no torch.
+MAY_IMPORT = {
+    "kernels": set(),
+    "model": {"kernels"},
+    "autotune": {"kernels", "model"},
+    "plots": {"autotune.records", "model.basics", "model.commands"},
+}
 #: Within a package a room imports rooms of lower levels only; those of one level know nothing of each other.
 LEVELS = {
     "model": (
@@ -42,10 +47,8 @@ LEVELS = {
     "autotune": (
         {"records"},
         {"measuring"},
-        {"pipelines"},
-        {"heads", "bench", "profile"},
-        {"sweep", "overlap", "plan", "doctor"},
-        {"tuned", "footprint"},
+        {"pipelines", "heads", "profile", "plan", "doctor", "sweep"},
+        {"bench", "overlap", "tuned"},
     ),
 }
 STANDARD = set(sys.stdlib_module_names)

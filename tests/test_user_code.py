@@ -10,13 +10,13 @@ from typing import get_type_hints
 
 import pytest
 import typer
+from auxhead.autotune.records.record import BadRecord, read_records
 from auxhead.model import load_checkpoint, save_checkpoint
 from auxhead.model.auto.plan import PlanFile
 from auxhead.model.basics.bad_input import BadInput
 from auxhead.model.basics.images import open_image
 from auxhead.model.commands.options import RUNS_YOUR_CODE
 from auxhead.model.training.data_sets import load_cifar10
-from auxhead.plots.records import BadRecord, read_records
 from support.checkpoint_files import weights_of
 from support.example_models import SmallNet
 from support.pictures import write_cifar10
@@ -43,10 +43,9 @@ ALLOWED = {
     "model/commands/user_model.py": {"importlib", "import_module"},  # the user's function, named on the command line
     "model/processes/dealing.py": {"load"},  # of safetensors, which holds tensors alone
     "model/export/file_formats.py": {"load"},  # a file that was written a moment ago, in a folder of its own
-    "model/commands/calibrate_run.py": {"load"},  # what "auxhead infer" loads by, too
-    "plots/figure_kind.py": {"importlib", "import_module"},  # its own figures, when they are drawn
-    "autotune/doctor/sources.py": {"importlib"},  # find_spec: where a package lies
-    "autotune/doctor/targets/script.py": {"runpy"},  # the user's script, named on the command line
+    "plots/figures/registry.py": {"importlib", "import_module"},  # its own figures, when they are drawn
+    "model/basics/whose_code.py": {"importlib"},  # find_spec: where a package lies
+    "autotune/doctor/script.py": {"runpy"},  # the user's script, named on the command line
     "autotune/pipelines/run.py": {"subprocess"},  # torchrun, of the benchmark's own module
     "kernels/cuda/lifetimes.py": {"ctypes"},  # Py_IncRef, of objects of its own
     "model/basics/machine.py": {"subprocess"},  # nvidia-smi and git, of fixed arguments

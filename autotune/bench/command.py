@@ -11,8 +11,6 @@ from ...model.commands.errors import one_line_errors
 from ..measuring.cells import RUNNERS, STAGES, TRUNKS, Dtype, Placement
 from ..measuring.failures import resumable
 from ..measuring.options import MODEL_HELP, HeadKinds, check_model, check_own, is_factory, out_option
-from ..pipelines.plan import BATCHES, SPLIT_SIZES
-from ..pipelines.plan import ROUNDS as PIPELINE_ROUNDS
 from ..records.record import BadRecord, check_out
 
 #: Timed rounds of each variant, unless asked otherwise: ten of each fresh capture.
@@ -28,6 +26,8 @@ QUICK_VARIANTS = (
 )
 #: Exit patterns of ``--quick``.
 QUICK_EXITS = ("never", "layer1")
+#: Of pipelines over several GPUs: images a request, those of a micro-batch, and rounds, three of each fresh capture.
+BATCHES, SPLIT_SIZES, PIPELINE_ROUNDS = (120, 512), (20, 40, 64), 15
 
 
 def bench(

@@ -1,15 +1,15 @@
 """The demo's latency table: the cost of a network's heads and the gain of leaving early, eagerly and in CUDA graphs."""
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ...model import EagerRunner, EarlyExitNetwork, ExitResult
+from ..measuring.captured import CapturedFunction
 from ..measuring.timers import CAPTURES, time_captures
-from ..records.summaries import spread
+from ..records.summaries import percentiles
 
 #: The variants, in the order of the table.
 BACKBONE = "no heads"
@@ -48,8 +48,6 @@ def demo_latency(
         if len(images) < batch:
             continue
         inputs = list(images[: len(images) // batch * batch].split(batch))[:32]
-        with torch.cuda.stream(torch.cuda.Stream()) if inputs[0].is_cuda else nullcontext():
-            runner(inputs[0])  # whatever is captured must have run before
         graphs = {name: [_captured(variants[name], inputs[0]) for _ in range(CAPTURES)] for name in (BACKBONE, HEADS)}
         modes = {EAGER: {name: [call] for name, call in variants.items()}, GRAPH: graphs}
         for x in inputs:
@@ -64,23 +62,16 @@ def demo_latency(
                 times = {"device_us": samples.device, "host_us": samples.host}
                 rows.append(
                     {"batch": batch, "mode": mode, "variant": name, "calls": rounds}
-                    | {kind: spread([us for own in taken for us in own])._asdict() for kind, taken in times.items()}
+                    | {
+                        kind: percentiles([us for own in taken for us in own])._asdict()
+                        for kind, taken in times.items()
+                    }
                 )
     return rows
 
 
 def _captured(function: _Call, example: Tensor) -> _Call:
-    """Return a call that copies its input into a fresh CUDA graph of ``function`` and replays it for the answer."""
-    static, graph = example.clone(), torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=torch.cuda.Stream(example.device, priority=-1)):
-        result = function(static)
-
-    def replay(x: Tensor) -> object:
-        static.copy_(x)
-        graph.replay()
-        return result
-
-    return replay
+    return CapturedFunction(function, example, stream=torch.cuda.Stream(example.device, priority=-1))
 
 
 def _answers_alike(found: Any, wanted: Any) -> bool:

@@ -10,7 +10,7 @@ from ...model import Trunk
 from ...model.basics.streams import stream_pair
 from ...model.listening.taps import listening
 from ...model.runners.capture import Capture, warm_up
-from ...model.runners.captured_batch import StaticInput
+from ...model.runners.program import StaticInput
 from ..measuring.eager_truth import Answer
 from ..measuring.peers import PeerAnswer, bare, merged_answer
 

@@ -1,23 +1,51 @@
 """Measures the variants of a cell: each is built, checked against the eager network, then timed between the others."""
 
+import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from ...model.trunk.fused_convolution import fastest_convolutions
-from ..measuring.cells import AS_IS, NEVER
-from ..measuring.eager_truth import Comparison, verdict
+from ..measuring.cells import AS_IS, NEVER, Cell
+from ..measuring.eager_truth import Comparison, wrong_in_words
 from ..measuring.environment import clocks, release_memory
 from ..measuring.failures import DeviceLost, Failure
 from ..measuring.progress import Begins
 from ..measuring.subject import Subject
 from ..measuring.timers import PROTOCOL, Samples, time_captures, time_those_that_run
 from ..records.record import append_record
-from ..records.summaries import network_record, p99, spread, summary
-from .selection import BenchOptions, PatternRun
+from ..records.summaries import network_record, p99, percentiles, summary
 from .variants import BuiltVariant, Variant, VariantCaptures, bare_name, segments_name, truncated_name
+
+
+@dataclass(frozen=True)
+class BenchOptions:
+    """Options of a run of the benchmark: what it measures, and where records go."""
+
+    out: Path
+    environment: dict[str, Any]
+    rounds: int
+    wanted: tuple[str, ...] = ()
+    """Globs of variant names; none: all that are measured by default."""
+    fresh: bool = False
+    """Measure again what is already recorded."""
+    exits: tuple[str, ...] = ()
+    """Globs of exit patterns; none: all of a cell."""
+
+
+@dataclass
+class PatternRun:
+    """One exit pattern of one cell, whose variants are measured in one interleaved run."""
+
+    cell: Cell
+    pattern: str
+    variants: list[Variant]
+    id: str = field(default_factory=lambda: secrets.token_hex(6))
+    """Identifier shared by its records."""
+
 
 #: Requests of each round for the host time: a 99th percentile needs many.
 REQUESTS = 20
@@ -103,7 +131,7 @@ class _CellBench:
             try:
                 captures = self.captures.build(variant, run.pattern)
                 counts = self._compare(run, variant, captures)
-                error = verdict(counts)
+                error = wrong_in_words(counts)
                 if error is None:
                     return _Checked(variant, captures, counts)
             except Exception as failure:
@@ -173,7 +201,7 @@ class _CellBench:
         name = bare_name(AS_IS) if bare_name(AS_IS) in checked else next(iter(checked))
         call = [checked[name].captures[0].call]
         samples = time_captures({name: call}, self.subject.inputs[:1], rounds=3, warm_up=2, repeat=3)
-        taken = spread(samples[name].device[0]).median
+        taken = percentiles(samples[name].device[0]).median
         return max(REPEATS[0], min(REPEATS[1], round(BLOCK_US / taken)))
 
     def _append(

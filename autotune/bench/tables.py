@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 
 from ..records.record import Record
-from ..records.tables import RecordTable, latest_by_network, network_in_words, spread_in_words
+from ..records.tables import RecordTable, latest_by_network, network_in_words, percentiles_in_words
 
 #: Headings; the last five compare with baselines of the same run.
 COLUMNS = (
@@ -60,7 +60,7 @@ def _row(record: Record) -> tuple[str, ...]:
         for kind, taken in zip(("host", "device"), times, strict=True)
     ]
     throughput = f"{1.0 / floor['device_ratio']:.3f}" if floor else "-"
-    return (record.exits, record.variant, *map(spread_in_words, times), *ratios, *over, throughput)
+    return (record.exits, record.variant, *map(percentiles_in_words, times), *ratios, *over, throughput)
 
 
 def _remarks(record: Record) -> list[str]:

@@ -8,9 +8,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ...kernels.compaction import Answer
 from ...model import AutoRunner, EagerRunner, Trunk, make_runner, make_trunk
 from ..measuring.cells import AS_IS, MIXED, MORE_TRUNKS, NEVER, RUNNERS, TRUNKS, Cell
-from ..measuring.eager_truth import Answer, EagerTruth, Rounding, measure_rounding
+from ..measuring.eager_truth import EagerTruth, Rounding, measure_rounding
 from ..measuring.peers import (
     Compiled,
     GraphedPeer,
@@ -34,8 +35,6 @@ MAX_AUTOTUNE_BATCHES = (1, 32)
 HEADS_ALONE_BATCH = 8
 #: Fresh captures of "auto", fewer than of the others: each captures and measures several runners.
 AUTO_CAPTURES = 2
-#: Samples that "auto" chooses by, unless one batch holds more: its trunks are checked on them in float64.
-AUTO_SAMPLES = 256
 
 
 class BuiltVariant(NamedTuple):
@@ -289,13 +288,8 @@ def _stopping(captures: VariantCaptures, _pattern: str) -> BuiltVariant:
 def _auto(trunk: str, captures: VariantCaptures, _pattern: str) -> BuiltVariant:
     """Let "auto" choose by the subject's inputs and the rules in force now."""
     subject = captures.subject
-    samples, sizes = samples_for_auto(subject), (subject.cell.batch,)
+    samples, sizes = subject.samples_for_auto, (subject.cell.batch,)
     # Every candidate is measured, whatever time that takes on a slower GPU.
     runner = AutoRunner(subject.network, samples, batch_sizes=sizes, trunk=trunk, budget="thorough")
     note = f"Batch {subject.cell.batch}: {runner.plans[subject.cell.batch].describe()}"
     return BuiltVariant(runner, Answer.of, runner.close, note=note)
-
-
-def samples_for_auto(subject: Subject) -> Tensor:
-    """Return inputs of a subject in one batch, to choose a runner by."""
-    return torch.cat(subject.inputs[: max(1, AUTO_SAMPLES // subject.cell.batch)])

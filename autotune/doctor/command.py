@@ -11,9 +11,8 @@ import typer
 from ...model.commands.errors import one_line_errors
 from ...model.commands.options import RUNS_YOUR_CODE, check_output_directory
 from ..records.record import BadRecord
-from .targets.named_target import named_target
-from .targets.user_errors import UserCodeError
 from .trace import BadTrace
+from .user_code import UserCodeError
 
 
 def doctor(
@@ -42,10 +41,10 @@ def doctor(
     """
     before = threading.enumerate()
     with one_line_errors(BadRecord, BadTrace):
+        from .run import named_target, run_doctor
+
         named = named_target(target, script or [])
         check_output_directory(out)
-        from .run import run_doctor
-
         try:
             found = run_doctor(named, out, as_json=as_json)
         except UserCodeError as error:

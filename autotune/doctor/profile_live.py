@@ -1,4 +1,4 @@
-"""Runs requests for the doctor: alone, watched, and under torch.profiler, and writes all that is told into one file."""
+"""Runs requests of a factory: alone, watched, and under torch.profiler; all that is told goes into one file."""
 
 import dataclasses
 import gzip
@@ -9,19 +9,24 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 from torch._C._profiler import _ExperimentalConfig
 from torch.profiler import ProfilerActivity, profile, record_function, schedule
 
-from ...model.basics.replacing import replacing
+from ...model.basics.arguments import kind_of
+from ...model.basics.bad_input import BadInput
+from ...model.basics.files import replacing
+from ...model.commands.user_model import import_function
 from ...model.heads.fuse_aux_heads import find_aux_heads
+from ...model.listening.batches import call_with, map_tensors
 from ..measuring.cuda_calls import ANNOTATION, HEAD, STREAM
 from ..measuring.environment import environment
 from ..measuring.profiled_requests import exported_trace
-from .watched import KEY, FusibleHead, StreamUse, Watched
+from .trace import KEY, FusibleHead, StreamUse, Watched
+from .user_code import user_code
 from .watching.watcher import Watcher
 
 #: Requests before any that count: compilation, cuDNN's choice of algorithms, the allocator.
@@ -30,6 +35,48 @@ WARM_UP = 5
 TIMED = 30
 #: Requests that are watched: what one of them makes for the next but one is used within them.
 WATCHED = 4
+
+
+class Runnable(NamedTuple):
+    """A request that can be run."""
+
+    request: Callable[[], object]
+    module: nn.Module | None
+    """None: anything else that can be called."""
+
+
+def find_target(spec: str) -> Callable[[torch.device], Runnable]:
+    """Import the factory that ``package.module:factory`` names; what is returned calls it.
+
+    Args:
+        spec: ``factory()`` returns a module, or anything else that can be called, and an input for it: a tensor, a
+            tuple of arguments or a dict of keyword arguments. Modules are put on the device, in eval mode, tensors of
+            the input too; they are called without gradients.
+
+    Raises:
+        BadInput: no such factory, one that takes arguments, or, once it is called, one that returns anything else.
+        UserCodeError: importing it, calling it or, later, a request raises an error.
+    """
+    with user_code(f"TARGET: {spec}: importing {spec.partition(':')[0]}"):
+        factory = import_function("TARGET", spec)
+
+    def make(device: torch.device) -> Runnable:
+        with user_code(f"TARGET: {spec}"):
+            made = factory()
+        if not (isinstance(made, tuple) and len(made) == 2 and callable(made[0])):
+            got = ", ".join(map(kind_of, made)) if isinstance(made, tuple) else kind_of(made)
+            raise BadInput(f"TARGET: {spec} returned ({got}), wants (an nn.Module or a function, an input for it)")
+        called, x = made
+        module = called.to(device).eval() if isinstance(called, nn.Module) else None
+        x = map_tensors(x, lambda each: each.to(device))
+
+        def request() -> object:
+            with user_code(f"TARGET: {spec}: a request"), torch.no_grad():
+                return call_with(called, x)
+
+        return Runnable(request, module)
+
+    return make
 
 
 def profile_live(
@@ -87,7 +134,7 @@ def write_trace(profiler: profile, watched: Watched, file: Path) -> None:
     content = _content(profiler)  # the next profiler that runs empties this one
     streams = with_numbers(watched.streams, _marked(watched.streams))
     device = torch.device("cuda", torch.cuda.current_device())
-    content[KEY] = dataclasses.replace(watched, streams=streams, environment=environment(device)).as_json()
+    content[KEY] = dataclasses.asdict(dataclasses.replace(watched, streams=streams, environment=environment(device)))
     file.parent.mkdir(parents=True, exist_ok=True)
     opened = gzip.open if file.suffix == ".gz" else open
     with replacing(file) as unfinished, opened(unfinished, "wt", encoding="utf-8") as out:

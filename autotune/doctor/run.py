@@ -1,27 +1,84 @@
-"""Runs the doctor: makes or reads the trace, finds, prints a diagnosis, and keeps its record."""
+"""Runs the doctor on what its arguments name: makes or reads a trace, prints a diagnosis, and keeps its record."""
 
 import dataclasses
 import json
 import secrets
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich.console import Console
 
+from ...model.basics.bad_input import BadInput
 from ...model.commands.console import plain_console
 from ..measuring.cuda_calls import ALLOCATIONS, LAUNCHES, SYNCHRONISATIONS
 from ..records.forms import check_record
 from ..records.record import Record, append_record
 from ..records.summaries import network_record, summary
-from .finding import Finding
-from .findings.find_all import find_all
-from .findings.per_request import shown_request
-from .read_trace import read_trace
-from .sources import place_in_words
-from .targets.named_target import NamedTarget
-from .trace import BadTrace, Call, Request, Trace
-from .verdict import Verdict, verdict
+from .diagnosis import Verdict, find_all, weigh
+from .findings.finding import Finding
+from .load_trace import load_trace
+from .trace import BadTrace, Trace
+from .user_code import place_in_words
+
+#: The kind of these records.
+KIND = "doctor"
+_DIGITS = 3
+#: Kinds that only a run tells, not a trace by itself.
+LIVE_ONLY = (
+    *("race", "freed-in-use", "unrecorded-event", "mixed-devices"),
+    *("stream-class", "priority", "fusible-heads"),
+)
+#: What TARGET is for a script.
+_SCRIPT = "run"
+#: How names of traces end.
+_TRACES = (".json", ".json.gz")
+
+
+class NamedTarget(NamedTuple):
+    """A target that is there, as far as that can be told without running it; one of the three is not None."""
+
+    name: str
+    """As the record has it: the factory, the trace, or the script with its arguments."""
+    factory: str | None = None
+    """``package.module:factory``."""
+    trace: Path | None = None
+    script: Path | None = None
+    arguments: tuple[str, ...] = ()
+    """The script's."""
+
+
+def named_target(target: str, words: Sequence[str]) -> NamedTarget:
+    """Tell which of the three TARGET and the words behind it are.
+
+    Raises:
+        BadInput: none of them, or a file that is not there; says how to write what may have been meant.
+    """
+    if target == _SCRIPT:
+        if not words:
+            raise BadInput("TARGET: got run and no script, wants run SCRIPT [ARGUMENTS]...")
+        script = _file("SCRIPT", words[0])
+        return NamedTarget(" ".join(words), script=script, arguments=tuple(words[1:]))
+    if words:
+        raise BadInput(f"TARGET: got {target} and {' '.join(words)}, wants one target; options go before it")
+    if target.endswith(_TRACES) or Path(target).is_file() and not target.endswith(".py"):
+        return NamedTarget(target, trace=_file("TARGET", target))
+    if ":" not in target:
+        script_name = target if target.endswith(".py") else "SCRIPT"
+        raise BadInput(
+            f"TARGET: got {target!r}, wants package.module:factory; a script is run by: auxhead-tune doctor "
+            f"{_SCRIPT} {script_name}; a trace's name ends in {' or '.join(_TRACES)}"
+        )
+    return NamedTarget(target, factory=target)
+
+
+def _file(argument: str, name: str) -> Path:
+    path = Path(name)
+    if path.is_dir():
+        raise BadInput(f"{argument}: {name} is a directory, wants a file")
+    if not path.is_file():
+        raise BadInput(f"{argument}: {name}: no such file")
+    return path
 
 
 def run_doctor(target: NamedTarget, out: Path, *, as_json: bool) -> bool:
@@ -37,9 +94,9 @@ def run_doctor(target: NamedTarget, out: Path, *, as_json: bool) -> bool:
         with console.status(f"Running {target.name}"):
             _run(target, file)
     try:
-        trace = read_trace(file)
-        findings, judged = find_all(trace), verdict(trace)
-        record = doctor_record(target.name, trace, shown_request(trace), findings, judged)
+        trace = load_trace(file)
+        findings, judged = find_all(trace), weigh(trace)
+        record = doctor_record(target.name, trace, findings, judged)
         check_record(json.loads(json.dumps(dataclasses.asdict(record))))
     except BadTrace:
         raise
@@ -62,41 +119,32 @@ def run_doctor(target: NamedTarget, out: Path, *, as_json: bool) -> bool:
 
 def _run(target: NamedTarget, file: Path) -> None:
     from ..measuring.environment import this_device
+    from .profile_live import find_target, profile_live
+    from .script import profile_script
     from .watching.operators import noting_captures
 
-    otherwise = "; a trace that was recorded elsewhere can be diagnosed here: auxhead-tune doctor TRACE.json.gz"
-    if target.script is not None:
-        from .targets.script import profile_script
-
-        this_device(KIND, otherwise)
-        with noting_captures():
+    make = None if target.factory is None else find_target(target.factory)
+    device = this_device(
+        KIND, "; a trace that was recorded elsewhere can be diagnosed here: auxhead-tune doctor TRACE.json.gz"
+    )
+    with noting_captures():
+        if target.script is not None:
             profile_script(target.script, target.arguments, file)
-    elif target.factory is not None:
-        from .profile_live import profile_live
-        from .targets.factory import find_target
-
-        make = find_target(target.factory)
-        device = this_device(KIND, otherwise)
-        with noting_captures():
+        elif make is not None:
             made = make(device)
             profile_live(made.request, file, module=made.module)
 
 
-#: The kind of these records.
-KIND = "doctor"
-_DIGITS = 3
-
-
-def doctor_record(target: str, trace: Trace, shown: Request, findings: Sequence[Finding], verdict: Verdict) -> Record:
+def doctor_record(target: str, trace: Trace, findings: Sequence[Finding], verdict: Verdict) -> Record:
     """Return the record of what was found.
 
     Args:
         target: as the command got it.
         trace: that all is made from.
-        shown: the request that the marks of the findings are of.
         findings: worst first.
         verdict: of the same trace.
     """
+    calls = [[round(one.start_us, _DIGITS), round(one.end_us, _DIGITS), _role(one.name)] for one in trace.shown.calls]
     return network_record(
         KIND,
         {"target": target},
@@ -109,8 +157,8 @@ def doctor_record(target: str, trace: Trace, shown: Request, findings: Sequence[
             **dataclasses.asdict(verdict),
             "possible_us": verdict.possible_us,
             "findings": [dataclasses.asdict(one) for one in findings],
-            "streams": _streams(trace, shown),
-            "calls": [[round(one.start_us, _DIGITS), round(one.end_us, _DIGITS), _role(one)] for one in shown.calls],
+            "streams": _streams(trace),
+            "calls": calls,
         },
     )
 
@@ -123,63 +171,46 @@ def _environment(trace: Trace) -> dict[str, Any]:
     return {"gpu": device.get("name"), "sm_count": device.get("numSms"), **unknown}
 
 
-def _streams(trace: Trace, shown: Request) -> list[dict[str, Any]]:
-    """Return the streams of a request in the order in which they begin, with what each runs."""
+def _streams(trace: Trace) -> list[dict[str, Any]]:
+    """Return the streams of the shown request in the order in which they begin, with what each runs."""
     priorities = {one.number: one.priority for one in trace.seen.streams}
     found: dict[tuple[int, int], list[list[Any]]] = {}
-    for one in shown.work:
+    for one in trace.shown.work:
         kind = "head" if one.is_head else one.kind
-        of_stream = found.setdefault((one.device, one.stream), [])
-        of_stream.append([round(one.start_us, _DIGITS), round(one.end_us, _DIGITS), kind])
+        found.setdefault(one.on, []).append([round(one.start_us, _DIGITS), round(one.end_us, _DIGITS), kind])
     return [
         {"device": device, "stream": stream, "priority": priorities.get(stream), "work": work}
         for (device, stream), work in found.items()
     ]
 
 
-def _role(call: Call) -> str:
+def _role(call: str) -> str:
     """Return what a call does: ``launch``, ``wait``, ``allocate`` or ``other``."""
     roles = {"launch": LAUNCHES, "wait": SYNCHRONISATIONS, "allocate": ALLOCATIONS}
-    return next((role for role, names in roles.items() if call.name in names), "other")
-
-
-#: Kinds that only a run tells, not a trace by itself.
-LIVE_ONLY = (
-    "race",
-    "freed-in-use",
-    "unrecorded-event",
-    "mixed-devices",
-    "stream-class",
-    "priority",
-    "fusible-heads",
-)
+    return next((role for role, names in roles.items() if call in names), "other")
 
 
 def print_diagnosis(console: Console, trace: Trace, findings: Sequence[Finding], verdict: Verdict) -> None:
     """Print all of it."""
-    requests = len(trace.requests)
-    console.print(f"{requests} request{'s' * (requests != 1)}, told by {trace.cut_by}.", soft_wrap=True)
+
+    def say(text: str = "", **style: str) -> None:
+        console.print(text, soft_wrap=True, **style)
+
+    requests, count = len(trace.requests), len(findings)
+    say(f"{requests} request{'s' * (requests != 1)}, told by {trace.cut_by}.")
     for line in verdict.sentences():
-        console.print(line, soft_wrap=True)
+        say(line)
     if not trace.has_stacks:
-        console.print("The trace has no source lines: record it with torch.profiler.profile(with_stack=True).")
+        say("The trace has no source lines: record it with torch.profiler.profile(with_stack=True).")
     if trace.watched is None:
-        console.print(f"Not looked for, since a trace does not tell: {', '.join(LIVE_ONLY)}.", soft_wrap=True)
+        say(f"Not looked for, since a trace does not tell: {', '.join(LIVE_ONLY)}.")
     for number, one in enumerate(findings, start=1):
-        console.print()
-        _print_finding(console, number, one)
-    console.print()
-    count = len(findings)
-    console.print("No finding." if not count else f"{count} finding{'s' * (count != 1)}.")
-
-
-def _print_finding(console: Console, number: int, one: Finding) -> None:
-    cost = "" if one.cost_us is None else f"  ({one.cost_us:,.0f} us a request)"
-    console.print(f"{number}. {one.kind}: {one.what}{cost}", style="bold", soft_wrap=True)
-    for line in one.lines:
-        console.print(f"   {place_in_words(line)}", soft_wrap=True)
-    for line in one.evidence:
-        console.print(f"   - {line}", soft_wrap=True)
-    console.print(f"   Remedy: {one.remedy}", soft_wrap=True)
-    for line in one.snippet.splitlines():
-        console.print(f"       {line}", style="cyan", soft_wrap=True)
+        cost = "" if one.cost_us is None else f"  ({one.cost_us:,.0f} us a request)"
+        say()
+        say(f"{number}. {one.kind}: {one.what}{cost}", style="bold")
+        for line in (*map(place_in_words, one.lines), *(f"- {line}" for line in one.evidence), f"Remedy: {one.remedy}"):
+            say(f"   {line}")
+        for line in one.snippet.splitlines():
+            say(f"       {line}", style="cyan")
+    say()
+    say("No finding." if not count else f"{count} finding{'s' * (count != 1)}.")

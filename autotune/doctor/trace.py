@@ -1,18 +1,117 @@
-"""Requests of a trace, with what the host called and what the device ran in each: all that findings are made from."""
+"""``Trace``: requests, what the host called and the device ran in each, and what was watched live."""
 
-from collections.abc import Mapping
+import dataclasses
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from statistics import median_low
 from typing import Any
 
-from ..measuring.profiled_replays import HEAD_KERNEL
-from .watched import Watched
+from ..measuring.cuda_calls import HEAD_KERNEL
 
 #: How names of auxhead's own kernels begin that compute heads.
 HEAD_KERNELS = (HEAD_KERNEL, "fused_head_kernel")
+#: The key of a trace's file, beside ``traceEvents``, that holds a :class:`Watched`.
+KEY = "auxheadDoctor"
+
+#: A device and the number of a stream on it.
+Stream = tuple[int, int]
+
+
+class BadTrace(ValueError):
+    """A file that is no trace, or one without work on a GPU: says which and how to record one, in one line."""
 
 
 @dataclass(frozen=True)
-class Call:
+class StreamUse:
+    """A stream on which operators ran, or that was made and ran nothing."""
+
+    handle: int
+    """Of CUDA; 0: the default stream of its device."""
+    device: int
+    priority: int
+    """Lower is sooner; 0 is the lowest."""
+    operators: int
+    """Operators on GPU tensors that ran with it as the current stream, in all watched requests."""
+    number: int | None = None
+    """Its number in the trace; None where that is not known."""
+
+
+@dataclass(frozen=True)
+class Race:
+    """Two accesses to one tensor from two streams, which nothing orders."""
+
+    tensor: str
+    """Shape and dtype where they are known, or what the operators call it."""
+    first: str
+    """``writes``, ``reads`` or ``allocates``, operator, stream and line of the earlier access, in words."""
+    second: str
+    lines: tuple[str, ...]
+    freed: bool = False
+    """The second access is its end: the tensor is freed on the stream that it was allocated on."""
+
+
+@dataclass(frozen=True)
+class Noticed:
+    """Something else that was noticed, ``kind`` of a finding, with words for its evidence."""
+
+    kind: str
+    evidence: str
+    lines: tuple[str, ...]
+    of_backward: bool = False
+    """It is about what autograd runs, on the streams of the forward."""
+
+
+@dataclass(frozen=True)
+class FusibleHead:
+    """A head of the module that could be one launch."""
+
+    name: str
+    """Path of the module."""
+    why_not: str | None = None
+    """Why it cannot be as it is, with what to write instead; None: it can."""
+
+
+@dataclass(frozen=True)
+class Watched:
+    """What was seen while requests ran live, and no trace of the profiler tells."""
+
+    requests: int
+    """How many were watched."""
+    host_us: float | None = None
+    """Host time of a request without a profiler, from its call until the device has answered; median."""
+    streams: tuple[StreamUse, ...] = ()
+    races: tuple[Race, ...] = ()
+    noticed: tuple[Noticed, ...] = ()
+    heads: tuple[FusibleHead, ...] = ()
+    """That ran, but for the classifier."""
+    environment: Mapping[str, Any] | None = None
+    """As records have it."""
+    samples_us: tuple[float, ...] = ()
+    """Of what ``host_us`` is the median."""
+    back_to_back: bool = False
+    """One request begins where the one before ends, as in a script; else the device is idle in between."""
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> "Watched":
+        """Return what ``dataclasses.asdict`` gave.
+
+        Raises:
+            TypeError: other fields.
+            KeyError: fields that are missing.
+        """
+        kinds = {"streams": StreamUse, "races": Race, "noticed": Noticed, "heads": FusibleHead}
+        fields = _with_tuples({field.name: content[field.name] for field in dataclasses.fields(cls)})
+        for name, kind in kinds.items():
+            fields[name] = tuple(kind(**_with_tuples(one)) for one in fields[name])
+        return cls(**fields)
+
+
+def _with_tuples(fields: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()}
+
+
+@dataclass(frozen=True)
+class ApiCall:
     """A call of the CUDA API by the host."""
 
     name: str
@@ -21,7 +120,6 @@ class Call:
     """Since the request began."""
     end_us: float
     thread: int
-    correlation: int | None
     operator: str | None
     """The innermost operator of PyTorch that it is made in: aten::item."""
     line: str | None
@@ -46,7 +144,7 @@ class Work:
     end_us: float
     device: int
     stream: int
-    call: Call | None
+    call: ApiCall | None
     """That launched it; None if the trace does not have it."""
     graph: bool = False
     """Launched by a graph."""
@@ -61,6 +159,11 @@ class Work:
     def us(self) -> float:
         """How long it runs."""
         return self.end_us - self.start_us
+
+    @property
+    def on(self) -> Stream:
+        """Where it runs."""
+        return self.device, self.stream
 
     @property
     def is_head(self) -> bool:
@@ -78,14 +181,14 @@ class Wait:
 
 
 @dataclass(frozen=True)
-class Request:
+class TracedRequest:
     """One request, or one step of training."""
 
     start_us: float
     """In the trace's own time."""
     end_us: float
     """Since the request began: when the host returned or the device was done, whichever is later."""
-    calls: tuple[Call, ...]
+    calls: tuple[ApiCall, ...]
     """In order of time."""
     work: tuple[Work, ...]
     """In order of time."""
@@ -93,12 +196,17 @@ class Request:
     next_us: float | None = None
     """When the device begins with the next request, where that follows at once, as in a loop; None: it does not."""
 
+    @property
+    def kernels(self) -> list[Work]:
+        """What is no copy and no fill."""
+        return [work for work in self.work if work.kind == "kernel"]
+
 
 @dataclass(frozen=True)
 class Trace:
     """All of a trace that findings are made from."""
 
-    requests: tuple[Request, ...]
+    requests: tuple[TracedRequest, ...]
     """One at least."""
     cut_by: str
     """How requests were told, in words: "the doctor's annotation", "ProfilerStep", "calls of Net"."""
@@ -115,6 +223,16 @@ class Trace:
         """What was watched; nothing, of a trace that the doctor did not record."""
         return self.watched or Watched(requests=0)
 
+    @property
+    def shown(self) -> TracedRequest:
+        """The request of median length, of which a timeline is drawn and findings have their marks."""
+        middle = median_low(request.end_us for request in self.requests)
+        return next(request for request in self.requests if request.end_us == middle)
 
-class BadTrace(ValueError):
-    """A file that is no trace, or one without work on a GPU: says which and how to record one, in one line."""
+    def median_us(self, amount: Callable[[TracedRequest], float]) -> float:
+        """Return the lower median of an amount over the requests: 0 unless more than half of them have any of it."""
+        return median_low(amount(request) for request in self.requests)
+
+    def noticed(self, kind: str) -> list[Noticed]:
+        """Return what was noticed live of a kind."""
+        return [one for one in self.seen.noticed if one.kind == kind]

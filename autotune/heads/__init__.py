@@ -1,4 +1,4 @@
 """``auxhead-tune heads``: fused heads measured alone, beside plain PyTorch and torch.compile, and in situ.
 
-In: a network. Out: records of its heads' times; ``sweep``, ``overlap`` and ``footprint`` launch heads by the same code.
+In: a network. Out: records of its heads' times; ``sweep`` and ``overlap`` launch heads by the same code.
 """

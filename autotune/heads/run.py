@@ -1,29 +1,128 @@
-"""Runs the measurement of heads alone: those that the file of records lacks, network by network."""
+"""Measures heads alone, those that the file of records lacks, and keeps the variants of one round together."""
 
+import dataclasses
+import secrets
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from ...kernels.launch.kernel_hash import kernel_hash
+from ...kernels.launch.launch_config import LaunchConfig
 from ...model.basics.bad_input import BadInput
 from ..measuring.cells import Cell
 from ..measuring.environment import clocks, environment, release_memory, this_device
 from ..measuring.failures import DeviceLost, Failure
+from ..measuring.head_timing import COPIED, CopySpeed, HeadTiming, measure_copy_speed
+from ..measuring.heads_alone import FUSED, LAUNCHES
 from ..measuring.networks import find_networks
 from ..measuring.options import NetworkChoice
 from ..measuring.progress import Status, SweepProgress
 from ..measuring.subject import Subject, build_subject
-from ..measuring.targets import ALONE
+from ..measuring.targets import ALONE, Target
 from ..measuring.timers import CAPTURES, FINAL_ROUNDS
-from ..records.record import read_records, records_path
+from ..records.comparison import Paired, compare, typical
+from ..records.record import Record, append_record, is_settled, read_records, records_path
+from ..records.summaries import Timings, network_record, rounded, with_samples
 from ..records.tables import print_tables, wide_console
-from .alone import LAUNCHES
-from .measure import CopySpeed, HeadTiming, measure_copy_speed
-from .records import KIND, Head, HeadRecords
 from .tables import head_tables
+
+#: The kind of these records.
+KIND = "heads"
+#: The variant that is no head: the least that its bytes take.
+BYTES = "bytes"
+#: Digits of microseconds: the bytes of a small head take hundredths of one.
+_DIGITS = 4
+
+
+class Head(NamedTuple):
+    """A head to be measured."""
+
+    target: Target
+    config: LaunchConfig
+    """The configuration that the project chooses."""
+    bytes_moved: int
+    """Bytes that a head of that shape has to read and write."""
+    kind: Mapping[str, str] = {}
+    """Its kind, by the name "heads", unless it is linear; see ``cells.Heads``."""
+
+    @property
+    def cell(self) -> dict[str, Any]:
+        """The cell of its records."""
+        target = self.target
+        return {**target.shape._asdict(), "model": target.model, "tap": ", ".join(target.taps), **self.kind}
+
+
+@dataclass
+class HeadRecords:
+    """A file of records of one device and kernel: heads that are there are not measured again."""
+
+    out: Path
+    """File that records are appended to."""
+    environment: dict[str, Any]
+    """See :class:`~auxhead.autotune.records.record.Record`."""
+    protocol: dict[str, Any]
+    """kernel (its hash) and what else says how the numbers come about."""
+    _runs: dict[str, list[Record]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for record in read_records(self.out) if self.out.exists() else []:
+            self._remember(record)
+
+    def has(self, head: Head) -> bool:
+        """Return True if all variants of a head were measured in one run, or failed as they would again.
+
+        They were so with the same kernel in the same configuration: ratios are to what the fused head was then.
+        """
+        wanted = self._protocol(head)
+        return any(
+            {record.variant for record in run} == {*LAUNCHES, BYTES}
+            and all(
+                record.cell == head.cell
+                and is_settled(record, self.environment, FINAL_ROUNDS)
+                and record.environment.get("sm_count") == self.environment.get("sm_count")
+                and all(record.protocol[name] == wanted[name] for name in ("kernel", "config"))
+                for record in run
+            )
+            for run in self._runs.values()
+        )
+
+    def add(
+        self, head: Head, results: Mapping[str, Paired | Failure], speed: CopySpeed, clocks: dict[str, float] | None
+    ) -> None:
+        """Append a line for each of ``peers.LAUNCHES``, and one for the bytes at a speed; clocks are as found after."""
+        around, run, protocol = {**self.environment, "clocks": clocks}, secrets.token_hex(6), self._protocol(head)
+
+        def append(variant: str, protocol: Mapping[str, Any] = protocol, **rest: Any) -> None:
+            record = network_record(KIND, head.cell, variant, around, run=run, protocol=dict(protocol), **rest)
+            append_record(self.out, record)
+            self._remember(record)
+
+        for variant, result in results.items():
+            if isinstance(result, Failure):
+                append(variant, error=str(result))
+            else:
+                own, baseline = rounded(result.own, _DIGITS), rounded(result.baseline, _DIGITS)
+                append(variant, device_us=with_samples(own), paired=[] if variant == FUSED else [_pair(own, baseline)])
+        rate = {"bytes": head.bytes_moved, "bytes_per_second": round(2 * COPIED / typical(speed.us) * 1e6)}
+        least = with_samples(rounded(speed.floor(head.bytes_moved), _DIGITS))
+        append(BYTES, {**protocol, **rate, "captures": 1}, device_us=least)
+
+    def _protocol(self, head: Head) -> dict[str, Any]:
+        return {**self.protocol, "config": dataclasses.asdict(head.config)}
+
+    def _remember(self, record: Record) -> None:
+        if record.kind == KIND:
+            self._runs.setdefault(record.run, []).append(record)
+
+
+def _pair(own: Timings, fused: Timings) -> dict[str, Any]:
+    ratio, low, high = compare(own, fused)
+    pair = {"role": FUSED, "variant": FUSED, "device_us": typical(fused), "device_ratio": ratio}
+    return {**pair, "low": low, "high": high}
 
 
 def run_heads(chosen: NetworkChoice, out: Path | None) -> None:
@@ -39,14 +138,14 @@ def run_heads(chosen: NetworkChoice, out: Path | None) -> None:
     where = records_path(out, KIND, torch.cuda.get_device_name(device))
     own, cells = make()
     with SweepProgress(console) as progress:
-        run = _Run(device, where, progress.show, len(cells))
+        run = _HeadsBench(device, where, progress.show, len(cells))
         for cell in cells:
             run.measure(cell, own)
     found = [record for record in read_records(where) if record.cell in run.asked]
     print_tables(console, head_tables(found), where)
 
 
-class _Run:
+class _HeadsBench:
     """Measures the heads of networks that the file of records lacks."""
 
     def __init__(self, device: torch.device, where: Path, show: Callable[[Status], None], cells: int) -> None:

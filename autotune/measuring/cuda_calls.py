@@ -1,11 +1,11 @@
 """Names in traces: annotations of requests, heads and streams, and calls of the CUDA API by what they do. No torch."""
 
+#: Name of the kernel of a captured network's heads.
+HEAD_KERNEL = "exit_kernel"
 #: Before the name of a head that runs.
 HEAD = "auxhead head "
 #: Before the device and the handle of the stream on which a kernel is launched.
 STREAM = "auxhead stream "
-
-
 #: Marks a request in the trace.
 ANNOTATION = "auxhead request"
 

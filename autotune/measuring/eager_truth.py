@@ -7,9 +7,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ...kernels import CRITERIA, decide, decide_in_order
+from ...kernels import CRITERIA, HeadOutput, decide, decide_in_order
 from ...model import EarlyExitNetwork, ExitResult, Trunk
-from ...model.heads.module_head import AuxHead
+from ...model.answers.exit_result import first_sure
+from ...model.heads.head import AuxHead
 from ...model.listening.reading import Reading
 from ...model.listening.taps import listening
 
@@ -30,7 +31,15 @@ class Answer(NamedTuple):
         return cls(result.label, result.confidence.double(), result.exit_index)
 
 
-class Truth(NamedTuple):
+class HeadAnswer(NamedTuple):
+    """The answer of one head for N samples, without probabilities."""
+
+    label: Tensor
+    confidence: Tensor
+    exit: Tensor
+
+
+class Expected(NamedTuple):
     """The eager network's answer for a batch of N, and by how much rounding may change it."""
 
     answer: Answer
@@ -54,23 +63,23 @@ class Comparison:
         self._samples = 0
         self._counted: list[Tensor] = []
 
-    def add(self, found: Answer, truth: Truth) -> None:
+    def add(self, found: Answer, expected: Expected) -> None:
         """Compare one batch.
 
         Raises:
             ValueError: the answers are for another number of samples.
         """
-        wanted = truth.answer
+        wanted = expected.answer
         if found.label.shape != wanted.label.shape:
             raise ValueError(f"answers for {tuple(found.label.shape)} samples, wants {tuple(wanted.label.shape)}")
         elsewhere = found.exit_index != wanted.exit_index
         differs = elsewhere | (found.label != wanted.label)
-        classes = truth.possible.shape[1]
-        tied = truth.possible.gather(1, found.label.clamp(0, classes - 1)[:, None])[:, 0]
-        excused = differs & torch.where(elsewhere, truth.near_threshold, tied)
-        off = ~((found.confidence.double() - wanted.confidence).abs() <= truth.slack)  # a NaN is off, too
+        classes = expected.possible.shape[1]
+        tied = expected.possible.gather(1, found.label.clamp(0, classes - 1)[:, None])[:, 0]
+        excused = differs & torch.where(elsewhere, expected.near_threshold, tied)
+        off = ~((found.confidence.double() - wanted.confidence).abs() <= expected.slack)  # a NaN is off, too
         self._samples += len(differs)
-        counts = (differs, excused, truth.near, off & ~elsewhere)
+        counts = (differs, excused, expected.near, off & ~elsewhere)
         self._counted.append(torch.stack([mask.sum() for mask in counts]))
 
     def counts(self) -> dict[str, int]:
@@ -80,7 +89,7 @@ class Comparison:
         return {"samples": self._samples, **dict(zip(names, total, strict=True))}
 
 
-def verdict(counts: dict[str, int]) -> str | None:
+def wrong_in_words(counts: dict[str, int]) -> str | None:
     """Return what is wrong with the answers, or None."""
     wrong = counts["differing"] - counts["differing_near"]
     if wrong:
@@ -131,9 +140,9 @@ class EagerTruth:
             for x in inputs
         )
         self._logits = [torch.cat(at_exit) for at_exit in zip(*by_input, strict=True)]
-        self._known: dict[tuple[tuple[str, float, float, bool], ...], list[Truth]] = {}
+        self._known: dict[tuple[tuple[str, float, float, bool], ...], list[Expected]] = {}
 
-    def truths(self) -> list[Truth]:
+    def truths(self) -> list[Expected]:
         """Return the truth for each input by the rules as they are now."""
         rules = tuple(
             (rule.criterion, rule.threshold, rule.temperature, rule.enabled)
@@ -145,7 +154,7 @@ class EagerTruth:
             batch = len(self._inputs[0])
             answers = zip(*(field.split(batch) for field in answer), strict=True)
             rest = zip(*(field.split(batch) for field in others), strict=True)
-            self._known[rules] = [Truth(Answer(*one), *more) for one, more in zip(answers, rest, strict=True)]
+            self._known[rules] = [Expected(Answer(*one), *more) for one, more in zip(answers, rest, strict=True)]
         return self._known[rules]
 
     def compare(self, answer: Callable[[Tensor], Answer], comparison: Comparison, inputs: int | None = None) -> None:
@@ -198,40 +207,40 @@ def measure_rounding(network: EarlyExitNetwork, inputs: Sequence[Tensor]) -> Rou
     return Rounding(logit, confidence)
 
 
-def truth_of_logits(logits: Sequence[Tensor], heads: Sequence[AuxHead], rounding: Rounding) -> Truth:
-    """Let the first sure exit answer for each sample, by the heads' rules and criteria as they are now.
+def merge(outputs: Sequence[HeadOutput | HeadAnswer]) -> Answer:
+    """Let the first sure exit answer for each sample, else the last; in float64."""
+    wide = [HeadOutput(None, one.label, one.confidence.double(), one.exit) for one in outputs]
+    return Answer.of(first_sure(wide, with_probs=False))
+
+
+def truth_of_logits(logits: Sequence[Tensor], heads: Sequence[AuxHead], rounding: Rounding) -> Expected:
+    """Merge what the exits say, by the heads' rules and criteria as they are now, and look how near others are.
 
     ``logits`` are [N, K] of every exit, the classifier's last, as a trunk gives them eagerly.
     """
-    samples, device = len(logits[0]), logits[0].device
     rules = [(head.rule.temperature_tensor, head.rule.threshold_tensor, head.rule.criterion) for head in heads]
     wide = [at_exit.double() for at_exit in logits]
-    said = decide_in_order(wide, rules)
-    open_, near_threshold, undecided = (torch.full((samples,), value, device=device) for value in (True, False, False))
-    possible = torch.zeros_like(logits[0], dtype=torch.bool)
-    label, exit_index = (torch.zeros(samples, dtype=torch.int64, device=device) for _ in range(2))
-    confidence, slack = (torch.zeros(samples, dtype=torch.float64, device=device) for _ in range(2))
-    for index, (at_exit, output) in enumerate(zip(wide, said, strict=True)):
+    outputs = decide_in_order(wide, rules)
+    answer = merge(outputs)
+    near_threshold = undecided = torch.zeros_like(answer.label, dtype=torch.bool)
+    possible, slack = torch.zeros_like(logits[0], dtype=torch.bool), torch.zeros_like(answer.confidence)
+    for index, (at_exit, output) in enumerate(zip(wide, outputs, strict=True)):
         tied = at_exit.amax(1, keepdim=True) - at_exit <= ROUNDINGS * rounding.logit[index]  # [N, K]
         off = torch.full_like(slack, ROUNDINGS * rounding.confidence[index])
-        leaves = open_.clone()
         if index < len(rules):
             _, threshold, criterion = rules[index]
-            undecided |= tied.sum(1) > 1  # between two labels, at any head so far
+            undecided = undecided | (tied.sum(1) > 1)  # between two labels, at any head so far
             if CRITERIA[criterion].counts_heads:  # it counts, and a label that is rounded away begins the count anew
                 close, off = undecided, index * undecided.double()
             else:
                 close = (output.confidence - threshold).abs() <= off
             low, high = CRITERIA[criterion].range
-            near_threshold |= open_ & close & (low < threshold) & (threshold < high)  # at its ends nothing is rounded
-            leaves &= output.exit
-        possible |= leaves[:, None] & tied
-        label = torch.where(leaves, output.label, label)
-        exit_index = torch.where(leaves, index, exit_index)
-        confidence = torch.where(leaves, output.confidence, confidence)
-        slack = torch.where(leaves, off, slack)
-        open_ &= ~leaves
-    return Truth(Answer(label, confidence, exit_index), near_threshold, possible, slack)
+            reached = answer.exit_index >= index
+            near_threshold = near_threshold | (reached & close & (low < threshold) & (threshold < high))  # not at ends
+        here = answer.exit_index == index
+        possible |= here[:, None] & tied
+        slack = torch.where(here, off, slack)
+    return Expected(answer, near_threshold, possible, slack)
 
 
 def _eps(logits: Tensor) -> float:

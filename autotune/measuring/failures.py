@@ -15,6 +15,16 @@ class DeviceLost(RuntimeError):
     """The CUDA context takes no more work, so that nothing else can be measured by this process."""
 
 
+class WrongAnswer(RuntimeError):
+    """Something answers wrongly, so that it is not timed."""
+
+
+def refuse(wrong: str | None) -> None:
+    """Raise ``WrongAnswer`` if anything is wrong, in words."""
+    if wrong is not None:
+        raise WrongAnswer(wrong)
+
+
 class Failure(NamedTuple):
     """The reason why a variant was not timed; ``str`` of it is one line."""
 

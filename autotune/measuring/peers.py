@@ -8,11 +8,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ...kernels import HeadOutput
+from ...kernels import HeadOutput, decide
+from ...kernels.compaction import Answer
 from ...model import EarlyExitNetwork, FusedAuxHead, Trunk
 from ...model.basics.streams import stream_pair
 from ...model.listening.taps import ForwardLeft, listening
-from .eager_truth import Answer
+from .captured import CapturedFunction
+from .eager_truth import HeadAnswer, merge
 
 #: Modules of the activations that a fused head may have, by name.
 ACTIVATION_MODULES: dict[str, Callable[[], nn.Module]] = {
@@ -21,14 +23,6 @@ ACTIVATION_MODULES: dict[str, Callable[[], nn.Module]] = {
     "gelu_tanh": partial(nn.GELU, "tanh"),
     "hardswish": nn.Hardswish,
 }
-
-
-class HeadAnswer(NamedTuple):
-    """The answer of one head for N samples, without probabilities."""
-
-    label: Tensor
-    confidence: Tensor
-    exit: Tensor
 
 
 class PeerAnswer(NamedTuple):
@@ -167,35 +161,21 @@ def with_item(trunk: Trunk, taps: Sequence[str], heads: Heads, x: Tensor) -> Pee
     return PeerAnswer(answers, _last(trunk, y), len(taps))
 
 
-class GraphedPeer:
-    """A function of one tensor in a CUDA graph of its own: copies the input in, replays, clones the last exit's answer.
+class GraphedPeer(CapturedFunction[PeerAnswer]):
+    """A peer in a CUDA graph of its own: copies the input in, replays, clones the last exit's answer.
 
     The clone is what the runners pay for as well: an answer that the next call does not write over.
     """
 
-    def __init__(
-        self,
-        function: Callable[[Tensor], PeerAnswer],
-        example: Tensor,
-        memory_format: torch.memory_format = torch.preserve_format,
-    ) -> None:
-        """Warm up and capture ``function`` for inputs like the example, copied into ``memory_format``."""
-        self._input = example.clone(memory_format=memory_format)
-        self._graph = torch.cuda.CUDAGraph()
-        stream = stream_pair(example.device).trunk
-        stream.wait_stream(torch.cuda.current_stream(example.device))
-        with torch.no_grad(), torch.cuda.stream(stream):  # no compilation and no choice of cuDNN's within the capture
-            for _ in range(2):
-                function(self._input)
-        torch.cuda.synchronize(example.device)
-        with torch.no_grad(), torch.cuda.graph(self._graph, stream=stream):
-            self._answer = function(self._input)
-
     def __call__(self, x: Tensor) -> PeerAnswer:
         """Answer for a batch like the example; answers of heads before the last exit are valid until the next call."""
-        self._input.copy_(x)
-        self._graph.replay()
-        return self._answer._replace(last=_owned(self._answer.last))
+        answer = super().__call__(x)
+        last = answer.last
+        if isinstance(last, Tensor):
+            return answer._replace(last=last.clone())
+        if last.probs is None:
+            return answer._replace(last=last._replace(confidence=last.confidence.clone()))
+        return answer._replace(last=last._replace(probs=last.probs.clone()))
 
 
 class Compiled:
@@ -240,24 +220,13 @@ class _HeadsInForward(nn.Module):
         return answers, logits
 
 
-def _owned(last: Tensor | HeadOutput) -> Tensor | HeadOutput:
-    if isinstance(last, Tensor):
-        return last.clone()
-    if last.probs is None:
-        return last._replace(confidence=last.confidence.clone())
-    return last._replace(probs=last.probs.clone())
-
-
 def merged_answer(peer: PeerAnswer) -> Answer:
-    """Let the first sure exit answer for each sample; not part of what is timed."""
+    """Merge the exits of a peer; not part of what is timed."""
     last = peer.last
     if isinstance(last, Tensor):
-        confidence, label = torch.softmax(last.double(), dim=1).max(dim=1)
-    else:
-        confidence, label = last.confidence if last.probs is None else last.probs.amax(dim=1), last.label
-    answer = Answer(label, confidence.double(), torch.full_like(label, peer.last_exit))
-    for index in reversed(range(len(peer.heads))):
-        head = peer.heads[index]
-        earlier = Answer(head.label, head.confidence.double(), torch.full_like(label, index))
-        answer = Answer(*(torch.where(head.exit, new, old) for new, old in zip(earlier, answer, strict=True)))
-    return answer
+        last = decide(last.double(), 1.0, 1.0)
+    elif last.probs is not None:
+        last = last._replace(confidence=last.probs.amax(dim=1))
+    answer = merge([*peer.heads, last])
+    at_last = answer.exit_index == len(peer.heads)
+    return answer._replace(exit_index=answer.exit_index.masked_fill(at_last, peer.last_exit))

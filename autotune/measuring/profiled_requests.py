@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, record_function, schedule
 from torch.profiler import profile as torch_profile
 
-from ...model.basics.replacing import replacing
+from ...model.basics.files import replacing
 from ..records.intervals import length, merged
 from .cuda_calls import ALLOCATIONS, ANNOTATION, LAUNCHES, SYNCHRONISATIONS, plain_name
 

@@ -22,6 +22,8 @@ LOGIT_SPREAD = 3.0
 RESIDUAL_SCALE = 0.2
 #: Of heads that have a hidden layer.
 HIDDEN_FEATURES = 128
+#: Samples that "auto" chooses by, unless one batch holds more: its trunks are checked on them in float64.
+AUTO_SAMPLES = 256
 #: Samples by which the batch-norm statistics of random weights are set.
 SAMPLES = 64
 
@@ -44,6 +46,11 @@ class Subject:
     def heads(self) -> list[FusedAuxHead]:
         """The heads, in the order of the taps."""
         return self.network.fused_heads
+
+    @property
+    def samples_for_auto(self) -> Tensor:
+        """Inputs in one batch, to choose a runner by."""
+        return torch.cat(self.inputs[: max(1, AUTO_SAMPLES // self.cell.batch)])
 
     @cached_property
     def share_thresholds(self) -> list[float]:

@@ -13,6 +13,8 @@ from torch import Tensor
 CAPTURES = 5
 #: Rounds of each capture in measurements that decide between variants.
 FINAL_ROUNDS = 20
+#: Replays back to back of a head, or of a network with its heads, last about this long, microseconds.
+BLOCK_US = 500.0
 #: Facts of every measurement made with these timers, as records keep them.
 PROTOCOL = {"order": "interleaved, shuffled every round", "l2": "warm, by the variant itself", "clocks": "as found"}
 
@@ -41,34 +43,6 @@ class Samples(NamedTuple):
     """The part of ``host`` until the call returns, which is earlier unless the call waits for the device."""
 
 
-class _Events:
-    """Two events on the current stream, and the clock of the host."""
-
-    def __init__(self) -> None:
-        self._start, self._end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-
-    def request(self, call: Callable[[Tensor], object], x: Tensor) -> tuple[float, float]:
-        """Return the wall time of a call until it returns, and until its answer is there."""
-        began = time.perf_counter()
-        kept = call(x)
-        returned = time.perf_counter()
-        self._end.record()
-        self._end.synchronize()
-        answered = time.perf_counter()
-        del kept  # freed outside the timed part
-        return (returned - began) * 1e6, (answered - began) * 1e6
-
-    def back_to_back(self, call: Callable[..., object], *arguments: Tensor, repeat: int) -> float:
-        """Return the device time of one call, after one that keeps the device busy while the next is launched."""
-        call(*arguments)
-        self._start.record()
-        for _ in range(repeat):
-            call(*arguments)
-        self._end.record()
-        self._end.synchronize()
-        return self._start.elapsed_time(self._end) * 1e3 / repeat
-
-
 @contextmanager
 def _naming(name: Any) -> Iterator[None]:
     """Say which variant raised."""
@@ -95,27 +69,42 @@ def time_those_that_run(
     return None
 
 
+def time_request(call: Callable[..., object], *arguments: Tensor, wait: Callable[[], object]) -> tuple[float, float]:
+    """Return the wall time of a call until it returns, and until ``wait`` says that its answer is there; in us."""
+    began = time.perf_counter()
+    kept = call(*arguments)
+    returned = time.perf_counter()
+    wait()
+    answered = time.perf_counter()
+    del kept  # freed outside the timed part
+    return (returned - began) * 1e6, (answered - began) * 1e6
+
+
 def time_captures(
-    variants: Mapping[str, Sequence[Callable[[Tensor], object]]],
-    inputs: Sequence[Tensor],
+    variants: Mapping[Key, Sequence[Callable[..., object]]],
+    inputs: Sequence[Tensor] = (),
     *,
+    device: torch.device | None = None,
     rounds: int,
-    warm_up: int,
+    warm_up: int = 1,
     repeat: int,
     requests: int = 1,
-) -> dict[str, Samples]:
+) -> dict[Key, Samples]:
     """Time variants against each other on a CUDA device, each of them in several fresh captures that take turns.
 
-    In every round each variant is called with the same input: ``requests`` times from an idle device for the host
-    time, then ``repeat`` times back to back between two events for the device time, after one more call that keeps
-    the device busy while the first of them is launched. An untimed call goes before, so that the L2 cache is as the
-    variant itself leaves it (warm), whichever variant was there before. The next round takes the next input and the
-    next capture of each variant, in another order. Clocks are as found.
+    In every round each variant is called ``requests`` times from an idle device for the host time, then ``repeat``
+    times back to back between two events for the device time, after one more call that keeps the device busy while the
+    first of them is launched. An untimed call goes before, so that the L2 cache is as the variant itself leaves it
+    (warm), whichever variant was there before. Variants come in another order each round. Clocks are as found.
+
+    With ``inputs``, each round takes the next input and the next capture of each variant; without, calls take nothing,
+    and all captures are called in each round.
 
     Args:
         variants: by name, the captures of each; they join their streams to the caller's.
         inputs: all on one CUDA device.
-        rounds: of each variant, over all its captures.
+        device: that of the inputs, if there are none.
+        rounds: of each variant, over all its captures; without inputs of each capture.
         warm_up: untimed rounds before.
         repeat: calls between the two events.
         requests: calls from an idle device, each timed by itself.
@@ -123,46 +112,48 @@ def time_captures(
     Raises:
         VariantFailed: a call raised.
     """
-    names, events, order = list(variants), _Events(), random.Random(0)
-    samples = {
-        name: Samples([[] for _ in calls], [[] for _ in calls], [[] for _ in calls]) for name, calls in variants.items()
-    }
+    device = inputs[0].device if inputs else device
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    order = random.Random(0)
+    samples = {name: Samples(*([[] for _ in captures] for _ in range(3))) for name, captures in variants.items()}
+
+    def answered() -> None:
+        end.record()
+        end.synchronize()
+
+    every = [(name, index) for name, captures in variants.items() for index in range(len(captures))]
     for turn in range(-warm_up, rounds):
-        x = inputs[turn % len(inputs)]
-        for name in order.sample(names, len(names)):
-            capture = turn % len(variants[name])
-            call = variants[name][capture]
+        given = [inputs[turn % len(inputs)]] if inputs else []
+        turns = [(name, turn % len(captures)) for name, captures in variants.items()] if inputs else every
+        for name, index in order.sample(turns, len(turns)):
+            call = variants[name][index]
             with _naming(name):
-                call(x)
-                torch.cuda.synchronize(x.device)
-                waited = [events.request(call, x) for _ in range(requests)]
-                device_us = events.back_to_back(call, x, repeat=repeat)
+                if requests:
+                    call(*given)
+                torch.cuda.synchronize(device)
+                waited = [time_request(call, *given, wait=answered) for _ in range(requests)]
+                call(*given)
+                start.record()
+                for _ in range(repeat):
+                    call(*given)
+                answered()
             if turn >= 0:
-                samples[name].host[capture] += [answered for _, answered in waited]
-                samples[name].call[capture] += [returned for returned, _ in waited]
-                samples[name].device[capture].append(device_us)
+                samples[name].host[index] += [us for _, us in waited]
+                samples[name].call[index] += [us for us, _ in waited]
+                samples[name].device[index].append(start.elapsed_time(end) * 1e3 / repeat)
     return samples
 
 
 def time_rounds(
     variants: Mapping[Key, Sequence[Callable[[], object]]], device: torch.device, *, rounds: int, repeat: int
 ) -> dict[Key, list[list[float]]]:
-    """Time all captures of all variants in every round, after one that is not timed; see ``time_captures``.
+    """Return by variant the device time of one call in microseconds, [captures][rounds]; see ``time_captures``."""
+    found = time_captures(variants, device=device, rounds=rounds, repeat=repeat, requests=0)
+    return {name: samples.device for name, samples in found.items()}
 
-    Returns:
-        By variant, device time of one call in microseconds: [captures][rounds].
 
-    Raises:
-        VariantFailed: a call raised.
-    """
-    events, order = _Events(), random.Random(0)
-    calls = [(name, index, call) for name, captures in variants.items() for index, call in enumerate(captures)]
-    found: dict[Key, list[list[float]]] = {name: [[] for _ in captures] for name, captures in variants.items()}
-    for turn in range(-1, rounds):
-        for name, index, call in order.sample(calls, len(calls)):
-            with _naming(name):
-                torch.cuda.synchronize(device)
-                device_us = events.back_to_back(call, repeat=repeat)
-            if turn >= 0:
-                found[name][index].append(device_us)
-    return found
+def block_length(one: Mapping[Key, Sequence[Callable[[], object]]], device: torch.device, least: int = 1) -> int:
+    """Return how many calls of the first capture of one variant last about ``BLOCK_US``, ``least`` at least."""
+    ((name, (call, *_)),) = one.items()
+    ((us,),) = time_rounds({name: [call]}, device, rounds=2, repeat=2).values()
+    return max(least, round(BLOCK_US / min(us)))

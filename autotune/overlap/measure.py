@@ -1,92 +1,131 @@
 """Measures overlap on a GPU: times of trunk, heads and both without a profiler, then replays under it."""
 
-import statistics
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 from torch.profiler import profile as torch_profile
 
+from ...kernels import ExitBuffers
 from ...kernels.launch.residency import Residency, recording
+from ...model.runners.overlapped import OverlappedRunner
 from ...model.trunk.fused_convolution import fastest_convolutions
-from ..heads.alone import CHAIN
-from ..heads.measure import BLOCK_US
+from ..measuring.captured import CHAIN, chain
 from ..measuring.cells import NEVER
-from ..measuring.occupancy import check_turns
-from ..measuring.profiled_replays import TRUNK, Replay, read_replays
+from ..measuring.eager_truth import HeadAnswer
+from ..measuring.failures import refuse
+from ..measuring.heads_alone import head_launches
+from ..measuring.heads_in_situ import HeadsInSitu
+from ..measuring.peers import GraphedPeer, bare, merged_answer
 from ..measuring.profiled_requests import activities, record_trace
 from ..measuring.progress import Begins
 from ..measuring.subject import Subject
-from ..measuring.timers import CAPTURES, FINAL_ROUNDS, time_rounds
+from ..measuring.timers import CAPTURES, FINAL_ROUNDS, block_length, time_rounds
 from ..records.summaries import Timings
-from .captured_parts import BARE, BOTH, HEADS, CapturedParts
+from .replays import RecordedReplay, Replay, read_replays, recorded_replay
 
-
-class Program(NamedTuple):
-    """A program of a head launch, or one of the pieces of work that it did."""
-
-    launch: int
-    """Index among the replay's launches of heads; the last is the joining one."""
-    sm: int
-    start_us: float
-    """Since the replay's first kernel began, as the profiler tells the time."""
-    end_us: float
-
-
-class RecordedReplay(NamedTuple):
-    """One replay: its kernels by the profiler, and the programs of its heads by their own recording."""
-
-    replay: Replay
-    programs: list[Program]
-    """Programs of all launches of heads, by launch and then by start."""
-    clocks_differ_us: float
-    """Uncertainty of the programs' times: by how much launches disagree on the offset of the device's clock, which
-    the programs read, to the profiler's."""
-
-
-def recorded_replay(replay: Replay, launches: Sequence[Residency], sm_count: int) -> RecordedReplay:
-    """Convert the times that programs recorded into the profiler's time.
-
-    The two clocks have no common zero. They are aligned so that the middle of a launch, from its first
-    program's start to its last one's end, is the middle of its kernel; of several launches by their median.
-
-    Args:
-        replay: of an overlapped network.
-        launches: what its launches recorded, in order, with turns on the CPU.
-        sm_count: SMs of the device.
-
-    Raises:
-        ValueError: not the launches of this replay, or one that did not record.
-    """
-    kernels = [kernel for kernel in replay if kernel.role != TRUNK]
-    if len(kernels) != len(launches) or not kernels:
-        raise ValueError(f"launches: got {len(launches)} that recorded, wants the {len(kernels)} of the replay")
-    for launch in launches:
-        check_turns(launch, sm_count)
-    origin = min(int(launch.turns[:, 1].min()) for launch in launches)  # float64 does not hold nanoseconds since 1970
-    turns = [
-        sorted((start - origin, end - origin, sm) for sm, start, end in launch.turns.tolist()) for launch in launches
-    ]
-    shifts = [
-        (kernel.start_us + kernel.end_us) / 2 - (of[0][0] + max(end for _, end, _ in of)) / 2e3
-        for kernel, of in zip(kernels, turns, strict=True)
-    ]
-    shift = statistics.median(shifts)
-    programs = [
-        Program(number, sm, round(start / 1e3 + shift, 3), round(end / 1e3 + shift, 3))
-        for number, of in enumerate(turns)
-        for start, end, sm in of
-    ]
-    return RecordedReplay(replay, programs, round(max(shifts) - min(shifts), 3))
-
-
+#: The trunk that everything is captured with.
+TRUNK_KIND = "cudnn"
+#: The parts of a network that are timed.
+BARE, HEADS, BOTH = "trunk", "heads", "both"
 #: Profiled replays of the bare trunk and of the whole network.
 REPLAYS = 20
+
+#: A part of a network as it is timed.
+Part = TypeVar("Part")
+
+
+class NetworkParts(HeadsInSitu):
+    """A subject whose trunk, heads and whole are captured, each time afresh, and checked.
+
+    Heads are launched as the project chooses, by the device's tuned table where it has one.
+    """
+
+    def __init__(self, subject: Subject, opened: ExitStack) -> None:
+        """Capture on the subject's device; what was captured is freed when ``opened`` closes."""
+        super().__init__(subject, TRUNK_KIND)
+        self._opened = opened
+
+    @property
+    def trunk_notes(self) -> tuple[str, ...]:
+        """Changes made to the backbone, in sentences."""
+        return self._trunk.notes
+
+    @property
+    def forks(self) -> tuple[str, ...]:
+        """Taps after which launches leave the trunk, the same ones in all captures."""
+        return self.by_rule.forks
+
+    def capture(self, part: str) -> Callable[[], object]:
+        """Capture a part and return its replay; that of ``HEADS`` runs ``CHAIN`` times."""
+        return {BARE: self._bare, HEADS: self._heads_alone, BOTH: self._both}[part]()
+
+    def _bare(self) -> Callable[[], object]:
+        """Capture the trunk with its classifier, as the benchmark does: on a stream of high priority."""
+        function = partial(bare, self._trunk, self._network.taps)
+        graph = GraphedPeer(function, self.subject.example, self._trunk.memory_format)
+        check(BARE, self.wrong((), lambda x: merged_answer(graph(x))))
+        return partial(graph, self.subject.example)
+
+    def _both(self) -> Callable[[], object]:
+        example = self.subject.example
+        runner = OverlappedRunner(
+            self._network, example, batch_sizes=(len(example),), trunk=self._trunk, forks=self.forks
+        )
+        return self.checked(BOTH, runner)
+
+    def checked(self, name: str, runner: OverlappedRunner) -> Callable[[], object]:
+        """Check a capture of the network, and return its replay."""
+        self._opened.callback(runner.close)
+        check(name, self.wrong(self._network.taps, runner))
+        return partial(runner, self.subject.example)
+
+    def _heads_alone(self) -> Callable[[], object]:
+        """Capture the runner's head launches one after another on one stream, without the network's classifier."""
+        heads, features = [one.head.as_exit_head() for one in self.heads], [one.x for one in self.heads]
+        example, classes = self.subject.example, self.subject.heads[0].num_classes
+        buffers = ExitBuffers.allocate(
+            len(heads) + 1, len(example), classes, device=example.device,
+            with_probs=all(head.return_probs for head in self.subject.heads),
+        )  # fmt: skip
+        launches = head_launches(buffers, heads, self._indices(self.forks))
+
+        def launch() -> list[HeadAnswer]:
+            for part, one in launches:
+                one(features[part])
+            answers = zip(buffers.label, buffers.confidence, buffers.exits, strict=True)
+            return [HeadAnswer(*answer) for answer in answers][: len(heads)]
+
+        torch.cuda.synchronize(example.device)  # buffers and counters are zero before another stream uses them
+        captured = chain(launch, example.device)
+        captured()
+        for head, answer in zip(self.heads, captured.answer, strict=True):
+            check(HEADS, head.wrong_answer(answer))
+        return captured
+
+
+def check(name: str, wrong: str | None) -> None:
+    """Raise ``WrongAnswer`` if anything is wrong, in words, with what is called ``name``."""
+    refuse(None if wrong is None else f"{name}: {wrong}; not timed")
+
+
+def time_parts(
+    calls: Mapping[Part, Sequence[Callable[[], object]]], trunk: Part, chains: Container[Part], device: torch.device,
+    rounds: int,
+) -> tuple[int, dict[Part, Timings]]:  # fmt: skip
+    """Time parts in turns; returns how many calls followed back to back, and microseconds, of chains a launch's."""
+    repeat = block_length({trunk: calls[trunk]}, device, least=2)
+    found = time_rounds(calls, device, rounds=rounds, repeat=repeat)
+    return repeat, {
+        part: [[us / (CHAIN if part in chains else 1) for us in one] for one in captures]
+        for part, captures in found.items()
+    }
 
 
 @dataclass(frozen=True)
@@ -121,20 +160,17 @@ def measure_overlap(subject: Subject, begins: Begins) -> OverlapMeasured:
     example = subject.example
     with ExitStack() as opened, fastest_convolutions(len(example)), subject.exits(NEVER):
         begins("trunk", 0.1)
-        parts = CapturedParts(subject, opened)
+        parts = NetworkParts(subject, opened)
         calls: dict[str, list[Callable[[], object]]] = {}
-        for index, (name, capture) in enumerate(parts.capture.items()):
+        for index, name in enumerate((BARE, HEADS, BOTH)):
             begins(f"captures of {name}", 0.2 + 0.2 * index)
-            calls[name] = [capture() for _ in range(CAPTURES)]
+            calls[name] = [parts.capture(name) for _ in range(CAPTURES)]
         begins("timing", 0.8)
-        first = time_rounds({BARE: calls[BARE][:1]}, example.device, rounds=2, repeat=2)
-        repeat = max(2, round(BLOCK_US / min(first[BARE][0])))
-        times: dict[str, Timings] = {**time_rounds(calls, example.device, rounds=FINAL_ROUNDS, repeat=repeat)}
-        times[HEADS] = [[us / CHAIN for us in rounds] for rounds in times[HEADS]]
+        repeat, times = time_parts(calls, BARE, {HEADS}, example.device, FINAL_ROUNDS)
         begins("profiling", 0.9)
         traced = {name: calls[name][0] for name in (BARE, BOTH)}
         with recording() as launches:
-            recorded = parts.capture[BOTH]()
+            recorded = parts.capture(BOTH)
         with torch_profile(activities=activities(example)):
             under = {name: [call] for name, call in traced.items()}
             profiled = time_rounds(under, example.device, rounds=FINAL_ROUNDS, repeat=repeat)

@@ -5,9 +5,9 @@ import statistics
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from ..measuring.profiled_replays import JOIN, SIDE, TRUNK, Replay
 from ..records.intervals import Interval, common, length, merged
-from ..records.summaries import Spread, Timings, spread
+from ..records.summaries import Percentiles, Timings, percentiles
+from .replays import JOIN, SIDE, TRUNK, Replay
 
 
 class Overlap(NamedTuple):
@@ -69,13 +69,13 @@ def _union(replay: Replay, role: str) -> list[Interval]:
     return merged((kernel.start_us, kernel.end_us) for kernel in replay if kernel.role == role)
 
 
-def spreads(overlaps: Sequence[Overlap]) -> dict[str, Spread | None]:
+def spreads(overlaps: Sequence[Overlap]) -> dict[str, Percentiles | None]:
     """Return the spread over replays of each field, and of "coverage": None if nothing runs beside the trunk."""
-    found: dict[str, Spread | None] = {
-        name: spread([getattr(one, name) for one in overlaps]) for name in Overlap._fields
+    found: dict[str, Percentiles | None] = {
+        name: percentiles([getattr(one, name) for one in overlaps]) for name in Overlap._fields
     }
     coverage = [one.coverage for one in overlaps if one.coverage is not None]
-    return {**found, "coverage": spread(coverage) if coverage else None}
+    return {**found, "coverage": percentiles(coverage) if coverage else None}
 
 
 def median_replay(replays: Sequence[Replay]) -> int:
@@ -114,7 +114,7 @@ def _of_trunk(which: str, replays: Iterable[Replay]) -> list[list[tuple[str, flo
     return found
 
 
-def hiding_efficiency(trunk: Timings, heads: Timings, both: Timings) -> Spread:
+def hiding_efficiency(trunk: Timings, heads: Timings, both: Timings) -> Percentiles:
     """Return the share of the shorter one's time that is hidden: (T_trunk + T_heads - T_both) / min(T_trunk, T_heads).
 
     1 is all of it; 0 none, as if one ran after the other; below 0 they take longer together than one after the other.
@@ -128,4 +128,4 @@ def hiding_efficiency(trunk: Timings, heads: Timings, both: Timings) -> Spread:
         Median and percentiles over all combinations of captures, by their medians: captures of one thing differ.
     """
     medians = [[statistics.median(rounds) for rounds in times] for times in (trunk, heads, both)]
-    return spread([(a + b - c) / min(a, b) for a, b, c in itertools.product(*medians)])
+    return percentiles([(a + b - c) / min(a, b) for a, b, c in itertools.product(*medians)])

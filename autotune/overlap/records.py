@@ -1,4 +1,4 @@
-"""Records of overlap: a summary of each network measured, and the kernels of one of its replays."""
+"""Records of overlap, a summary of each network and the kernels of one of its replays; and of its heads' footprints."""
 
 import secrets
 import statistics
@@ -6,17 +6,20 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..measuring.cells import Cell
-from ..measuring.profiled_replays import Replay
 from ..measuring.timers import CAPTURES, FINAL_ROUNDS, PROTOCOL
 from ..records.comparison import compare
 from ..records.record import Record
-from ..records.summaries import Timings, as_json, network_record, spread, summary
-from .captured_parts import BARE, BOTH, HEADS, TRUNK_KIND
-from .measure import REPLAYS, OverlapMeasured
+from ..records.summaries import Timings, as_json, network_record, percentiles, summary
+from ..sweep.config_text import text
+from . import footprints
+from .footprints import BY_RULE, Footprint, FootprintOccupancy, FootprintsMeasured, TimedPart
+from .measure import BARE, BOTH, HEADS, REPLAYS, TRUNK_KIND, OverlapMeasured
 from .metrics import KernelStretch, hiding_efficiency, kernel_stretches, median_replay, overlap_of, spreads
+from .occupancy import TIERS, MeasuredResidency
+from .replays import Replay
 
 #: The kinds of these records.
-KIND, TIMELINE = "overlap", "timeline"
+KIND, TIMELINE, FOOTPRINT = "overlap", "timeline", "footprint"
 #: The variant of these records.
 VARIANT = f"overlapped@{TRUNK_KIND}"
 
@@ -37,7 +40,7 @@ def overlap_records(cell: Cell, measured: OverlapMeasured, environment: Mapping[
     trunk, heads, both = (measured.times[part] for part in (BARE, HEADS, BOTH))
     details = {
         **spreads([overlap_of(replay) for replay in replays]),
-        "bare_span_us": spread([overlap_of(replay).span_us for replay in measured.replays[BARE]]),
+        "bare_span_us": percentiles([overlap_of(replay).span_us for replay in measured.replays[BARE]]),
         "hiding_efficiency": hiding_efficiency(trunk, heads, both),
         "inflation": {name: _inflation(measured, name) for name in (BARE, BOTH)},
         "kernels": kernels,
@@ -78,12 +81,11 @@ def paired_parts(trunk: Timings, heads: Timings, both: Timings) -> list[dict[str
     ]
 
 
-def failed_record(cell: Cell, error: str, environment: Mapping[str, Any]) -> Record:
-    """Return the record of a network that could not be measured."""
-    how = {"trunk_kind": TRUNK_KIND}
-    return network_record(
-        KIND, cell.as_json(), VARIANT, environment, run=secrets.token_hex(6), protocol=how, error=error
-    )
+def failed_record(kind: str, cell: Cell, error: str, environment: Mapping[str, Any]) -> Record:
+    """Return the record, of one of these kinds, of a network that could not be measured."""
+    variant, how = (BY_RULE, {}) if kind == FOOTPRINT else (VARIANT, {"trunk_kind": TRUNK_KIND})
+    run = secrets.token_hex(6)
+    return network_record(kind, cell.as_json(), variant, environment, run=run, protocol=how, error=error)
 
 
 def _inflation(measured: OverlapMeasured, part: str) -> float:
@@ -93,3 +95,61 @@ def _inflation(measured: OverlapMeasured, part: str) -> float:
 
 def _span_us(replays: Sequence[Replay]) -> float:
     return statistics.median(overlap_of(replay).span_us for replay in replays)
+
+
+def footprint_records(cell: Cell, measured: FootprintsMeasured, environment: Mapping[str, Any]) -> list[Record]:
+    """Return a record of each footprint of a network, the one by rule first."""
+    run = secrets.token_hex(6)
+    how = {
+        "captures": footprints.CAPTURES,
+        "rounds": footprints.ROUNDS,
+        "repeat": measured.repeat,
+        "residency_replays": footprints.REPLAYS,
+        **PROTOCOL,
+        **measured.protocol,
+    }
+    found = []
+    for footprint in measured.footprints:
+        protocol = {
+            **how,
+            "trunk_priority": "high" if footprint.point.trunk_first else "same",
+            "heads": {tap: text(dict(footprint.configs)[shape]) for tap, shape in measured.shapes.items()},
+        }
+        if footprint in measured.failed:
+            rest: dict[str, Any] = {"error": str(measured.failed[footprint])}
+        else:
+            rest = _found(footprint, measured)
+        found.append(
+            network_record(FOOTPRINT, cell.as_json(), footprint.name, environment, run=run, protocol=protocol, **rest)
+        )
+    return found
+
+
+def _found(footprint: Footprint, measured: FootprintsMeasured) -> dict[str, Any]:
+    times = measured.times
+    bare, both, heads = times[TimedPart(BARE)], times[TimedPart(BOTH, footprint)], times[TimedPart(HEADS, footprint)]
+    paired = paired_parts(bare, heads, both)
+    recorded = times.get(TimedPart(footprints.RECORDED, footprint))
+    if recorded is not None:
+        paired.append({"role": footprints.RECORDED, "device_us": summary(recorded)})
+    occupied = measured.occupied[footprint]
+    details: dict[str, Any] = {
+        "hiding_efficiency": hiding_efficiency(bare, heads, both),
+        "programs": occupied.programs,
+        "occupancy": _tiers(occupied),
+    }
+    timed: dict[str, Any] = as_json({"device_us": summary(both), "paired": paired, "measured": details})
+    return timed
+
+
+def _tiers(occupied: FootprintOccupancy) -> dict[str, Any]:
+    """Return the occupancy of each tier."""
+    found = {
+        "theoretical": occupied.theoretical,
+        "estimate": occupied.estimate,
+        "residency": {
+            name: percentiles([float(getattr(one, name)) for one in occupied.residency])
+            for name in MeasuredResidency._fields
+        },
+    }
+    return {tier: found[tier] for tier in TIERS}

@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Sequence
 
 from ..records.record import Record
-from ..records.summaries import Spread
-from ..records.tables import RecordTable, latest_by_network, network_in_words, spread_in_words
+from ..records.summaries import Percentiles
+from ..records.tables import RecordTable, latest_by_network, network_in_words, percentiles_in_words
 
 COLUMNS = (
     "variant",
@@ -22,7 +22,7 @@ _TEXT_COLUMNS = 2
 def pipeline_tables(records: Iterable[Record]) -> list[RecordTable]:
     """Return one table for each batch and environment, of the last measurement of each variant.
 
-    The bound is that of the stages' graphs and the link alone, see ``bound``.
+    The bound is that of the stages' graphs and the link alone, see ``pieces``.
     """
     return [_table(group) for group in latest_by_network(records, "pipeline")]
 
@@ -45,7 +45,7 @@ def _row(record: Record, base: dict[str, float]) -> tuple[str, ...]:
     return (
         record.variant,
         leaves,
-        spread_in_words({name: images[name] for name in Spread._fields}),
+        percentiles_in_words({name: images[name] for name in Percentiles._fields}),
         *over,
         f"{images['median'] / bound:.2f}" if bound else "-",
         *(_list(pieces.get(name)) for name in ("graph_ms", "link_ms")),

@@ -13,13 +13,12 @@ from rich.table import Table
 from ...model import AutoRunner
 from ...model.auto.plan import Plan
 from ...model.basics.bad_input import BadInput
-from ..bench.variants import samples_for_auto
 from ..measuring.cells import OWN, Cell
 from ..measuring.environment import this_device
 from ..measuring.options import check_patterns, chosen_patterns
 from ..measuring.subject import build_subject, find_subject
-from ..records.summaries import spread
-from ..records.tables import spread_in_words, wide_console
+from ..records.summaries import percentiles
+from ..records.tables import percentiles_in_words, wide_console
 
 
 def run_plan(
@@ -56,7 +55,7 @@ def run_plan(
         assert cell is not None
         with _one_line_of(cell):
             subject = build_subject(cell, device)
-        samples, patterns = samples_for_auto(subject), exits
+        samples, patterns = subject.samples_for_auto, exits
     chosen = chosen_patterns(subject.cell, patterns)
     sizes = sorted(set(batches or [subject.cell.batch]))
     if plan_file is not None and len(chosen) != 1:
@@ -93,7 +92,9 @@ def _print(console: Console, title: str, made: Plan, taps: Sequence[str]) -> Non
             f"{statistics.median(us) / statistics.median(plain_us):.3f}"
             for us, plain_us in zip(times, plain, strict=True)
         ]
-        table.add_row(name, *(spread_in_words(spread(us)._asdict()) for us in times), *ratios, ", ".join(marks))
+        table.add_row(
+            name, *(percentiles_in_words(percentiles(us)._asdict()) for us in times), *ratios, ", ".join(marks)
+        )
     console.print(table)
     leave = ", ".join(f"{share:.0%} {where}" for share, where in zip(made.shares, (*taps, "classifier"), strict=True))
     lines = [f"{name} left out: {why}" for name, why in made.left_out.items()]

@@ -16,12 +16,10 @@ from .checks import (
     Form,
     Maybe,
     Roles,
-    Wanted,
-    check,
-    check_by,
+    Value,
     checker,
     one_of,
-)
+)  # fmt: skip
 
 #: Fields of a HeadShape, in its order; this and what follows is written out since what knows it imports torch.
 SHAPE = ("samples", "channels", "height", "width", "grid_h", "grid_w", "layout", "pool", "classes", "dtype")
@@ -36,11 +34,10 @@ PLACES = ("alone", "network")
 #: Kinds of footprints, one of which is in each name; those of the trunk's conditions go before others.
 FOOTPRINTS = ("priority", "SMs", "registers", "warps", "programs", "by rule")
 
-_PLAIN = Wanted("text, a number or null", lambda value: value is None or isinstance(value, (str, int, float)))
-_FLAG = Wanted("true or false", lambda value: isinstance(value, bool))
-_TIMES = {"median": POSITIVE, "p20": NUMBER, "p80": NUMBER}
-_SPREAD = {"median": NUMBER, "p20": NUMBER, "p80": NUMBER}
-_INTERVAL = {"device_ratio": POSITIVE, "low": POSITIVE, "high": POSITIVE}
+_PLAIN = Value("text, a number or null", lambda value: value is None or isinstance(value, (str, int, float)))
+_SPREAD = dict.fromkeys(("median", "p20", "p80"), NUMBER)
+_TIMES = {**_SPREAD, "median": POSITIVE}
+_INTERVAL = dict.fromkeys(("device_ratio", "low", "high"), POSITIVE)
 _RATIOS = dict.fromkeys(("host_us", "host_ratio", "device_us", "device_ratio"), POSITIVE)
 _TIMED = {"rounds": COUNT, "captures": COUNT}
 _SHAPE = {name: one_of(*WORDS[name]) if name in WORDS else COUNT for name in SHAPE}
@@ -73,7 +70,9 @@ class _Kind(NamedTuple):
     """Checks what goes beyond single fields."""
 
 
-_IN_NETWORK = checker({"cell": {"model": TEXT, "tap": TEXT}})
+_OF_NETWORK = {"trunk": Maybe(TEXT), "forks": Maybe([TEXT])}
+_check_in_network = checker({"cell": {"model": TEXT, "tap": TEXT}})
+_check_bytes = checker({"protocol": {"bytes": COUNT, "bytes_per_second": POSITIVE}})
 
 
 def _check_one_pair(values: Mapping[str, Any], role: str) -> None:
@@ -86,7 +85,7 @@ def _check_one_pair(values: Mapping[str, Any], role: str) -> None:
 def _more_of_sweep(values: Mapping[str, Any], failed: bool) -> None:
     _check_one_pair(values, "rule")
     if values["protocol"]["place"] == "network":
-        check_by(_IN_NETWORK, values)
+        _check_in_network(values)
     if not failed:
         (rule,) = (pair for pair in values["paired"] if pair["role"] == "rule")
         rounds, wanted = (len(one["samples"][0]) for one in (values["device_us"], rule))
@@ -97,7 +96,7 @@ def _more_of_sweep(values: Mapping[str, Any], failed: bool) -> None:
 def _more_of_heads(values: Mapping[str, Any], failed: bool) -> None:
     _check_one_pair(values, "fused")
     if values["variant"] == "bytes" and not failed:
-        check(values, {"protocol": {"bytes": COUNT, "bytes_per_second": POSITIVE}})
+        _check_bytes(values)
 
 
 def _check_forks(values: Mapping[str, Any], failed: bool) -> None:
@@ -131,31 +130,37 @@ _KERNEL = {
     **dict.fromkeys(("stream", "registers"), WHOLE),
     **dict.fromkeys(("grid", "block"), [WHOLE]),
 }
-_PROGRAM = Wanted(
-    "[launch, SM, start, end]",
-    lambda one: isinstance(one, list) and len(one) == 4 and all(map(NUMBER.fits, one)),
-)
 
-_INTERVALS = [
-    [Wanted("[begin, end]", lambda one: isinstance(one, list) and len(one) == 2 and all(map(NUMBER.fits, one)))]
-]
+
+def _row(words: str, numbers: int, texts: int = 0) -> Value:
+    """Return the form of a list of so many numbers, and so many texts behind them."""
+
+    def fits(one: Any) -> bool:
+        if not isinstance(one, list) or len(one) != numbers + texts:
+            return False
+        return all(map(NUMBER.fits, one[:numbers])) and all(map(TEXT.fits, one[numbers:]))
+
+    return Value(words, fits)
+
+
+_INTERVALS = [[_row("[begin, end]", 2)]]
+#: Parts of a network.
+_PARTS: dict[str, Form] = {"trunk": {"device_us": _TIMES, **_INTERVAL}, "heads": {"device_us": _TIMES}}
 #: Of a timeline.
-_STRETCH = Wanted(
-    "[begin, end, role]",
-    lambda one: isinstance(one, list) and len(one) == 3 and all(map(NUMBER.fits, one[:2])) and isinstance(one[2], str),
-)
+_STRETCH = _row("[begin, end, role]", 2, texts=1)
+_NULL_OR_NUMBER = Maybe(NUMBER, absent=False)
+_FINDING = {
+    **dict.fromkeys(("kind", "what", "remedy", "snippet"), TEXT),
+    **dict.fromkeys(("evidence", "lines"), [TEXT]),
+    "cost_us": _NULL_OR_NUMBER,
+    "marks": [{"start_us": NUMBER, "end_us": NUMBER, "stream": Maybe(WHOLE, absent=False)}],
+}
 
 _KINDS = {
     "sweep": _Kind(
         {
             "cell": _SHAPE,
-            "protocol": {
-                "place": one_of(*PLACES),
-                "kernel": TEXT,
-                **_TIMED,
-                "trunk": Maybe(TEXT),
-                "forks": Maybe([TEXT]),
-            },
+            "protocol": {**_TIMED, "place": one_of(*PLACES), "kernel": TEXT, **_OF_NETWORK},
         },
         {
             "device_us": {"median": POSITIVE, "samples": SAMPLES},
@@ -182,7 +187,7 @@ _KINDS = {
         {
             "protocol": {**_TIMED, "forks": [TEXT], "replays": COUNT},
             "device_us": _TIMES,
-            "paired": Roles({"trunk": {"device_us": _TIMES, **_INTERVAL}, "heads": {"device_us": _TIMES}}),
+            "paired": Roles(_PARTS),
             "measured": {
                 **dict.fromkeys(("side_us", "exposed_us", "join_stall_us", "join_us"), _SPREAD),
                 **dict.fromkeys(("bare_span_us", "span_us", "hiding_efficiency"), _SPREAD),
@@ -200,9 +205,9 @@ _KINDS = {
             "protocol": {"forks": [TEXT], "replays": COUNT},
             "measured": {
                 **dict.fromkeys(("join_stall_us", "span_us", "clocks_differ_us", "recording_inflation"), NUMBER),
-                "coverage": Maybe(NUMBER, absent=False),
+                "coverage": _NULL_OR_NUMBER,
                 "kernels": [_KERNEL],
-                "programs": [_PROGRAM],
+                "programs": [_row("[launch, SM, start, end]", 4)],
             },
         },
         _more_of_timeline,
@@ -210,15 +215,12 @@ _KINDS = {
     "footprint": _Kind(
         {"cell": _NETWORK},
         {
-            "variant": Wanted(
+            "variant": Value(
                 f"a name with one of: {', '.join(FOOTPRINTS)}", lambda name: any(one in name for one in FOOTPRINTS)
             ),
             "protocol": {**_TIMED, "forks": [TEXT]},
             "device_us": _TIMES,
-            "paired": Roles(
-                {"trunk": {"device_us": _TIMES, **_INTERVAL}, "heads": {"device_us": _TIMES}},
-                {"recorded": {"device_us": _TIMES}},
-            ),
+            "paired": Roles(_PARTS, {"recorded": {"device_us": _TIMES}}),
             "measured": {
                 "programs": COUNT,
                 "hiding_efficiency": _SPREAD,
@@ -258,30 +260,14 @@ _KINDS = {
     "doctor": _Kind(
         {"cell": {"target": TEXT}},
         {
-            "protocol": {"requests": COUNT, "cut_by": TEXT, "stacks": _FLAG},
+            "protocol": {"requests": COUNT, "cut_by": TEXT, "stacks": TRUTH},
             "measured": {
                 "achieved_us": POSITIVE,
-                **dict.fromkeys(("profiled", "is_split"), _FLAG),
-                **dict.fromkeys(
-                    ("span_us", "trunk_us", "side_us", "possible_us", "launch_bound_us", "overlapped_us"), NUMBER
-                ),
-                "findings": [
-                    {
-                        **dict.fromkeys(("kind", "what", "remedy", "snippet"), TEXT),
-                        **dict.fromkeys(("evidence", "lines"), [TEXT]),
-                        "cost_us": Maybe(NUMBER, absent=False),
-                        "marks": [
-                            {**dict.fromkeys(("start_us", "end_us"), NUMBER), "stream": Maybe(WHOLE, absent=False)}
-                        ],
-                    }
-                ],
-                "streams": [
-                    {
-                        **dict.fromkeys(("device", "stream"), WHOLE),
-                        "priority": Maybe(NUMBER, absent=False),
-                        "work": [_STRETCH],
-                    }
-                ],
+                **dict.fromkeys(("profiled", "is_split"), TRUTH),
+                **dict.fromkeys(("span_us", "trunk_us", "side_us"), NUMBER),
+                **dict.fromkeys(("possible_us", "launch_bound_us", "overlapped_us"), NUMBER),
+                "findings": [_FINDING],
+                "streams": [{"device": WHOLE, "stream": WHOLE, "priority": _NULL_OR_NUMBER, "work": [_STRETCH]}],
                 "calls": [_STRETCH],
             },
         },
@@ -303,17 +289,8 @@ _KINDS = {
 }
 
 
-def _both(one: Any, other: Any) -> Form:
-    """Return the form of a value that two forms ask for; fields of the second one go before."""
-    if not (isinstance(one, dict) and isinstance(other, dict)):
-        return other
-    common = {name: _both(one[name], other[name]) for name in one.keys() & other.keys()}
-    return {**one, **other, **common}
-
-
-_CHECK_RECORD = checker(_RECORD)
-_CHECK_FAILED = {name: checker(kind.always) for name, kind in _KINDS.items()}
-_CHECK_MEASURED = {name: checker(_both(kind.always, kind.measured)) for name, kind in _KINDS.items()}
+_check_all = checker(_RECORD)
+_CHECKS = {name: (checker(kind.always), checker(kind.measured), kind.more) for name, kind in _KINDS.items()}
 
 
 def check_record(values: Mapping[str, Any]) -> None:
@@ -322,8 +299,11 @@ def check_record(values: Mapping[str, Any]) -> None:
     Raises:
         ValueError: names the field, what it got and what it wants.
     """
-    check_by(_CHECK_RECORD, values)
-    kind, failed = values["kind"], values.get("error") is not None
-    if kind in _KINDS:
-        check_by(_CHECK_FAILED[kind] if failed else _CHECK_MEASURED[kind], values)
-        _KINDS[kind].more(values, failed)
+    _check_all(values)
+    if values["kind"] in _CHECKS:
+        check_always, check_measured, check_more = _CHECKS[values["kind"]]
+        failed = values.get("error") is not None
+        check_always(values)
+        if not failed:
+            check_measured(values)
+        check_more(values, failed)

@@ -5,6 +5,7 @@ Nothing here imports torch, so that figures and tables are made from records any
 
 import dataclasses
 import datetime
+import gc
 import gzip
 import io
 import json
@@ -17,8 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ...model.basics.files import parse_json
 from .forms import check_record
-from .json_text import no_garbage_collection, parse_json
 
 #: Format of every line; readers refuse others.
 SCHEMA = "auxhead record 1"
@@ -107,7 +108,7 @@ class Record:
       inflation, of "trunk" and "both", times under the profiler over those without; and kernels, those of the trunk in
       order: name, bare_us and both_us, medians over replays
     - footprint: hiding_efficiency as of overlap; programs, of all launches beside the trunk; and occupancy, by tier
-      (``measuring.occupancy.TIERS``): theoretical and estimate, of each of these launches in order, and residency, of
+      (``overlap.occupancy.TIERS``): theoretical and estimate, of each of these launches in order, and residency, of
       all of them together, each with median, p20 and p80 over replays
     - timeline: replay, its number; the fields of :class:`Overlap`, of this replay; kernels in order: name, role
       ("trunk", "side" of heads beside it, "join" of the launch that waits for both), stream, start_us since the replay
@@ -163,6 +164,21 @@ def made_of(paths: Iterable[Path | str]) -> Iterator[None]:
     except Exception as error:
         names = ", ".join(map(str, paths))
         raise BadRecord(f"{names}: nothing can be made of what it holds ({error!r:.200})") from error
+
+
+@contextmanager
+def no_garbage_collection() -> Iterator[None]:
+    """Collect no garbage meanwhile: among millions of numbers that are kept, to look for it takes as long as the rest.
+
+    What is not in a circle of references is freed all the same.
+    """
+    collected = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collected:
+            gc.enable()
 
 
 #: Fields of a line of JSON.

@@ -10,7 +10,7 @@ from .record import Record, utc_now
 Timings = Sequence[Sequence[float]]
 
 
-class Spread(NamedTuple):
+class Percentiles(NamedTuple):
     """Median and percentiles of one quantity, in its unit: microseconds of a time, a share of a ratio."""
 
     median: float
@@ -18,11 +18,11 @@ class Spread(NamedTuple):
     p80: float
 
 
-def spread(values: Sequence[float]) -> Spread:
+def percentiles(values: Sequence[float]) -> Percentiles:
     """Return median, 20th and 80th percentile of at least one value."""
     ordered = sorted(values)
     last = len(ordered) - 1
-    return Spread(statistics.median(ordered), ordered[round(0.2 * last)], ordered[round(0.8 * last)])
+    return Percentiles(statistics.median(ordered), ordered[round(0.2 * last)], ordered[round(0.8 * last)])
 
 
 def p99(values: Sequence[float]) -> float:
@@ -36,8 +36,8 @@ _DIGITS = 6
 
 def summary(by_capture: Sequence[Sequence[float]]) -> dict[str, Any]:
     """Summarise timed calls: over all of them, and the median of each capture that has any."""
-    overall = spread([value for values in by_capture for value in values])
-    return {**overall._asdict(), "captures": [spread(values).median for values in by_capture if values]}
+    overall = percentiles([value for values in by_capture for value in values])
+    return {**overall._asdict(), "captures": [percentiles(values).median for values in by_capture if values]}
 
 
 def with_samples(timings: Timings) -> dict[str, Any]:

@@ -1,16 +1,18 @@
-"""Tables of records, for the terminal and for Markdown; groups records by network and environment for them."""
+"""Tables of records, for the terminal and for Markdown; and the command ``auxhead-tune table``, which prints them."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
+import typer
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from .output import plain_console
-from .record import Record, latest
+from ...model.commands.console import activity, plain_console
+from ...model.commands.errors import one_line_errors
+from .record import BadRecord, Record, latest, made_of, no_garbage_collection, read_records
 
 #: Columns of a terminal that the widest tables need.
 WIDTH = 200
@@ -52,7 +54,7 @@ def as_rich(table: RecordTable) -> Table:
     return drawn
 
 
-def spread_in_words(taken: Mapping[str, Any]) -> str:
+def percentiles_in_words(taken: Mapping[str, Any]) -> str:
     """Write a median with the 20th and 80th percentile, as records hold them."""
     return f"{taken['median']:,.1f} ({taken['p20']:,.1f}-{taken['p80']:,.1f})"
 
@@ -98,3 +100,38 @@ def network_in_words(record: Record) -> str:
         f"{len(cell['taps'])} {kind}heads ({cell['placement']}), {'x'.join(map(str, cell['input']))}; "
         f"{environment.get('gpu')}, torch {environment.get('torch')}"
     )
+
+
+#: Returns the tables of those records that are of its kinds, none if there are none.
+MakeTables = Callable[[Sequence[Record]], list[RecordTable]]
+
+
+def table_command(**makers: MakeTables) -> Callable[..., None]:
+    """Return the command ``table``.
+
+    Args:
+        **makers: by the kind of records, in the order of the output.
+    """
+    *others, last = makers
+    kinds = f"{', '.join(others)} or {last}"
+
+    def table(
+        records: Annotated[Path, typer.Argument(help=f"A .jsonl file of {kinds}.", show_default=False)],
+        markdown: Annotated[bool, typer.Option("--markdown", help="For a README.")] = False,
+    ) -> None:
+        """Print the tables of records again: all times, and of sweeps the winners."""
+        with one_line_errors(BadRecord), no_garbage_collection():
+            with activity(f"Reading {records}"):
+                found = read_records(records)
+            there = {one.kind for one in found}
+            with activity(f"Making tables of {len(found):,} records"):
+                with made_of([records]):
+                    tables = [table for kind, make in makers.items() if kind in there for table in make(found)]
+            if not tables:
+                raise BadRecord(f"RECORDS: {records} holds none of {kinds}, wants some")
+            if markdown:
+                plain_console().print("\n".join(as_markdown(one) for one in tables), soft_wrap=True)
+            else:
+                print_tables(wide_console(), tables)
+
+    return table

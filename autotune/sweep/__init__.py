@@ -2,7 +2,7 @@
 
 In: a network, or records to search in. Out: a record of every configuration measured, and tables of the winners.
 
-One head's way: ``run`` builds a network and its measurer; ``measure`` asks a strategy (``strategies``, by what
-``search`` and ``space`` offer) what to time, and keeps it in ``records``; ``winners`` decides; ``tables``
-shows. ``measure_winners_at_neighbours`` then measures each winner at the next batch sizes.
+One head's way: ``run`` builds a network and its measurer; ``measure`` asks a strategy of ``search`` what of the
+``space`` to time, and keeps it in ``records``; ``winners`` decides and shows. ``measure_winners_at_neighbours`` then
+measures each winner at the next batch sizes.
 """

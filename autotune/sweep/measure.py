@@ -20,6 +20,7 @@ from .winners import HeadWinners
 #: Configurations beside the rule's that are measured in the same rounds, alone and in the network, where each is
 #: captured with all its activations.
 TOGETHER = {ALONE: 32, NETWORK: 8}
+_WHERE = {ALONE: "alone", NETWORK: "in situ"}
 
 
 class Measurer(Protocol):
@@ -111,7 +112,7 @@ class Tuning:
                 for place in (ALONE, NETWORK):
                     self._join_earlier(place)
         if self._ask is None:
-            self._tell("done", 1.0)
+            self._show("done", 1.0)
             return False
         self._begin_to_compile(self._ask)
         return True
@@ -119,14 +120,14 @@ class Tuning:
     def _join_earlier(self, place: str) -> None:
         """Decide between all that an earlier search and this one ended with, each in as many captures as either had."""
         earlier = self.sweep.records.deciding(self.target, place)
-        captures = max((len(one.own) for one in earlier.values()), default=0)
-        if place in self._asked and self._asked[place].captures < captures:
-            self._time_again(place, captures)
+        self._time_again(place, max((len(one.own) for one in earlier.values()), default=0))
         self.add_candidates(place, earlier)
 
     def _time_again(self, place: str, captures: int) -> None:
-        again = self._asked[place]._replace(captures=captures)
-        self._decide(again, self._answer(again) or self.decision(place).times)
+        """Answer the last question there in more captures, if it was asked in fewer."""
+        if place in self._asked and self._asked[place].captures < captures:
+            again = self._asked[place]._replace(captures=captures)
+            self._decide(again, self._answer(again) or self.decision(place).times)
 
     def _decide(self, ask: Ask, answers: Answers) -> None:
         self._asked[ask.place], self._decisions[ask.place] = ask, decision(self.target.rule, answers)
@@ -190,7 +191,7 @@ class Tuning:
         failures = Counter(self._failed.values())
         return HeadWinners.of(self.target, self.decision(ALONE), self.decision(NETWORK), failures)
 
-    def _tell(self, doing: str, done: float) -> None:
+    def _show(self, doing: str, done: float) -> None:
         self.done = max(done, self.done)
         tunings = self.sweep.tunings
         share = sum(tuning.done for tuning in tunings) / len(tunings)
@@ -206,8 +207,7 @@ class Tuning:
         together = TOGETHER[ask.place]
         for start in range(0, len(missing), together):
             done = self.done + max(ask.share - self.done, 0.0) * start / len(missing)
-            where = "alone" if ask.place == ALONE else "in situ"
-            self._tell(f"{len(missing)} configurations {where}, {ask.rounds} rounds", done)
+            self._show(f"{len(missing)} configurations {_WHERE[ask.place]}, {ask.rounds} rounds", done)
             known |= self._measure(ask, missing[start : start + together])
         answers = {}
         for config, result in known.items():
@@ -249,8 +249,7 @@ def _best(place: str, answers: Answers) -> str:
     if not answers:
         return ""
     config = fastest_first(answers)[0]
-    where = "alone" if place == ALONE else "in situ"
-    return f"{text(config)}, {answers[config].over_baseline:.3f} of the rule's time {where}"
+    return f"{text(config)}, {answers[config].over_baseline:.3f} of the rule's time {_WHERE[place]}"
 
 
 def measure_winners_at_neighbours(tunings: Iterable[Tuning]) -> None:

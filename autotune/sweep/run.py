@@ -10,24 +10,23 @@ from rich.console import Console
 
 from ...kernels.launch.kernel_hash import kernel_hash
 from ...model.basics.bad_input import BadInput
-from ..heads.compile_ahead import CompileAhead
-from ..heads.measure import HeadTiming
+from ...model.commands.console import activity
 from ..measuring.cells import Cell
+from ..measuring.compile_ahead import CompileAhead
 from ..measuring.environment import environment, release_memory, this_device
 from ..measuring.failures import DeviceLost
+from ..measuring.head_timing import HeadTiming
 from ..measuring.networks import find_networks
 from ..measuring.options import NetworkChoice
 from ..measuring.progress import Status, SweepProgress, failures_in_words
 from ..measuring.subject import build_subject
 from ..measuring.targets import Target
-from ..records.output import activity
 from ..records.record import read_records, records_path
 from ..records.tables import print_tables, wide_console
 from .measure import Sweep, measure_winners_at_neighbours
 from .records import RecordedTimes, SweepRecords, recorded_targets
-from .strategies import STRATEGIES
-from .tables import winner_tables
-from .winners import HeadWinners
+from .search import STRATEGIES
+from .winners import HeadWinners, winner_tables
 
 
 def run_sweep(chosen: NetworkChoice, effort: str, out: Path | None) -> None:

@@ -1,8 +1,8 @@
-"""Strategies of a sweep: the questions they ask of a measurer, the answers they get, and what they share.
+"""Strategies of a sweep, by the effort they take: the questions they ask of a measurer, and the answers they get.
 
-A strategy is one file in ``strategies`` with one function ``search(target)``: a generator that yields what to measure
-(``Ask``) and is sent the times (``Answers``). It sees nothing else and draws nothing at random, so that a sweep that
-was interrupted, or runs on records, asks the same again and gets the recorded answers.
+A strategy is a generator that yields what to measure (``Ask``) and is sent the times (``Answers``). It sees nothing
+else and draws nothing at random, so that a sweep that was interrupted, or runs on records, asks the same again and gets
+the recorded answers. To add one: a function of a target, and a row in ``STRATEGIES``.
 """
 
 import dataclasses
@@ -12,11 +12,11 @@ from itertools import zip_longest
 from typing import NamedTuple
 
 from ...kernels.launch.launch_config import LaunchConfig
-from ..measuring.targets import ALONE, Target
-from ..measuring.timers import CAPTURES
+from ..measuring.targets import ALONE, NETWORK, Target
+from ..measuring.timers import CAPTURES, FINAL_ROUNDS
 from ..records.comparison import Paired
 from ..records.decisions import Decision, simplicity
-from .space import neighbours
+from .space import neighbours, spread_out
 
 #: Captures of what is measured again: what is 2 % faster is then told from what is not.
 AGAIN_CAPTURES = 12
@@ -160,3 +160,62 @@ def _move(here: LaunchConfig, there: LaunchConfig) -> tuple[tuple[str, int, int]
     """Return the fields that differ, from what and to what."""
     one, other = dataclasses.asdict(here), dataclasses.asdict(there)
     return tuple((name, one[name], other[name]) for name in one if one[name] != other[name])
+
+
+#: Leaders of each way to multiply whose neighbours are timed alone, in either strategy: others may lead by then.
+LEADERS = 12
+
+
+def quick(target: Target) -> Generator[Ask, Answers, None]:
+    """Search for a minute: around the rule's configuration alone, then beside the fastest; the best three in situ."""
+    configs = (target.rule, *spread_out(target.shape, 20))
+    # only looked at in few rounds, since the fastest ones are timed again; captures differ more than rounds do
+    looked = yield Ask(ALONE, configs, rounds=4, share=0.2)
+    if not looked:
+        return
+    looked = yield from climb(
+        target, looked, configs, leaders=LEADERS, at_once=12, steps=7, rounds=4, shares=(0.2, 0.4)
+    )  # fmt: skip
+    last = finalists(target, looked, 6)
+    alone = yield Ask(ALONE, last, FINAL_ROUNDS, share=0.5, captures=AGAIN_CAPTURES, next_in_situ=last)
+    best_alone = decision(target.rule, alone).winner
+    if best_alone is None:
+        return
+    in_situ = yield Ask(NETWORK, finalists(target, alone, 3), FINAL_ROUNDS, share=0.9)
+    if in_situ:
+        fastest = fastest_first(in_situ)[0]
+        if in_situ[fastest].over_baseline < LOOKS_FASTER:
+            again = dict.fromkeys([target.rule, fastest, best_alone])
+            yield Ask(NETWORK, tuple(again), FINAL_ROUNDS, share=1.0, captures=AGAIN_CAPTURES)
+
+
+#: Share of the rule's time in situ below which ``quick`` measures the fastest again, in more captures: chance does
+#: that, too.
+LOOKS_FASTER = 0.99
+#: Rounds of each turn of halving in ``full``, the first of all candidates.
+HALVING_ROUNDS = (3, 6, 12)
+
+
+def full(target: Target) -> Generator[Ask, Answers, None]:
+    """Search for five minutes: successive halving alone, the leaders' neighbours, the best in situ, and once more."""
+    left = [target.rule, *spread_out(target.shape, 96)]
+    for turn, rounds in enumerate(HALVING_ROUNDS, start=1):
+        answers = yield Ask(ALONE, tuple(left), rounds, share=0.4 * turn / len(HALVING_ROUNDS))
+        if not answers:
+            return
+        left = fastest_first(answers)[: max(len(left) // 2, LEADERS)]
+    known = yield from climb(
+        target, answers, answers, leaders=LEADERS, at_once=24, steps=8, rounds=HALVING_ROUNDS[-1], shares=(0.4, 0.6)
+    )
+    last = tuple(dict.fromkeys([target.rule, *fastest_first(known)[:12]]))
+    alone = yield Ask(ALONE, last, FINAL_ROUNDS, share=0.7, captures=AGAIN_CAPTURES, next_in_situ=last)
+    best_alone = decision(target.rule, alone).winner
+    if best_alone is None:
+        return
+    in_situ = yield Ask(NETWORK, finalists(target, alone, 6), FINAL_ROUNDS, share=0.85)
+    if in_situ:
+        again = dict.fromkeys([*finalists(target, in_situ, 2), best_alone])
+        yield Ask(NETWORK, tuple(again), FINAL_ROUNDS, share=1.0, captures=AGAIN_CAPTURES)
+
+
+STRATEGIES: dict[str, Search] = {"quick": quick, "full": full}

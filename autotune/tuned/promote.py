@@ -14,11 +14,10 @@ from ...kernels.launch.kernel_hash import is_measured_code, kernel_hash
 from ...kernels.launch.launch_config import LaunchConfig
 from ...kernels.launch.launch_rule import config_by_rule
 from ...kernels.launch.tuned_table import VERSIONS, BadTable, Entry, TunedTable, read_table, table_path
-from ...model.basics.replacing import writing
-from ..records.decisions import Decision, Measurement, Setting, deciding, setting_of, sweep_records
-from ..records.json_text import no_garbage_collection
-from ..records.output import activity
-from ..records.record import BadRecord, Record, read_records
+from ...model.basics.files import writing
+from ...model.commands.console import activity
+from ..records.decisions import Decision, Measurement, by_setting, deciding, sweep_records
+from ..records.record import BadRecord, Record, no_garbage_collection, read_records
 from ..records.tables import wide_console
 from ..sweep.search import decision
 from ..sweep.winners import launchable
@@ -129,31 +128,28 @@ def _entries_of(path: Path, device: str, sm_count: int) -> tuple[Entry, ...]:
 
 #: A head and a place, which an entry of a table is for.
 _Slot = tuple[HeadShape, str]
-_Candidates = dict[_Slot, dict[LaunchConfig, Measurement]]
+_Measured = dict[LaunchConfig, Measurement]
 
 
-def _candidates(records: Iterable[Record]) -> _Candidates:
+def _candidates(records: Iterable[Record]) -> dict[_Slot, _Measured]:
     """Return the measurements that decide, by slot and configuration; none where nothing could be measured.
 
     Of several networks the one decides where something was timed most often, then the one with the most configurations.
     """
-    measured: dict[Setting, list[Measurement]] = {}
-    for record in records:
-        its = measured.setdefault(setting_of(record), [])
-        if record.error is None:
-            its.append(launchable(record))
-    slots: dict[_Slot, list[dict[LaunchConfig, Measurement]]] = {}
-    for setting, its in measured.items():
+    slots: dict[_Slot, _Measured] = {}
+    for setting, its in by_setting(records).items():
         slot = (HeadShape(*setting.shape), setting.place)
-        slots.setdefault(slot, []).append({one.config: one for one in deciding(its)})
-
-    def weight(measured: dict[LaunchConfig, Measurement]) -> tuple[int, int]:
-        return max((one.rounds for one in measured.values()), default=0), len(measured)
-
-    return {slot: max(networks, key=weight) for slot, networks in slots.items()}
+        measured = {one.config: one for one in deciding(launchable(one) for one in its if one.error is None)}
+        if slot not in slots or _weight(measured) > _weight(slots[slot]):
+            slots[slot] = measured
+    return slots
 
 
-def _winners(candidates: _Candidates) -> list[Winner]:
+def _weight(measured: _Measured) -> tuple[int, int]:
+    return max((one.rounds for one in measured.values()), default=0), len(measured)
+
+
+def _winners(candidates: dict[_Slot, _Measured]) -> list[Winner]:
     decisions = {
         slot: decision(config_by_rule(slot[0]), {config: one.paired for config, one in measured.items()})
         for slot, measured in candidates.items()
@@ -183,9 +179,8 @@ def _serves(shape: HeadShape, place: str, decisions: Mapping[_Slot, Decision[Lau
     sizes = sorted(other.samples for other, where in decisions if where == place and other[1:] == shape[1:])
     own = sizes.index(shape.samples)
     ends = []
-    for beyond in (sizes[:own][::-1], sizes[own + 1 :]):
-        good = takewhile(lambda samples: loses(samples) <= MAY_LOSE, beyond)
-        ends.append([shape.samples, *good][-1])
+    for further in (sizes[:own][::-1], sizes[own + 1 :]):
+        ends.append([shape.samples, *takewhile(lambda samples: loses(samples) <= MAY_LOSE, further)][-1])
     return ends[0], ends[1]
 
 

@@ -3,12 +3,12 @@
 import dataclasses
 import json
 import re
+from collections import Counter
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..json_text import parse_json
 from .head_shape import DTYPES, LAYOUTS, POOLS, HeadShape
 from .kernel_hash import is_measured_code, kernel_hash
 from .launch_config import LaunchConfig, next_power_of_2
@@ -143,11 +143,12 @@ def read_table(path: Path) -> TunedTable:
         BadTable: no such file, another schema, or fields that are missing, unknown or out of range.
     """
     try:
-        values = parse_json(path.read_text(encoding="utf-8"))
+        values = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_object)
     except OSError as error:
         raise BadTable(f"{path}: cannot be read ({error.strerror})") from None
-    except ValueError as error:
-        raise BadTable(f"{path}: is not JSON ({error})") from None
+    except (ValueError, RecursionError) as error:
+        why = "nested too deep" if isinstance(error, RecursionError) else error
+        raise BadTable(f"{path}: is not JSON ({why})") from None
     schema = values.get("schema") if isinstance(values, dict) else None
     try:
         _check(schema == SCHEMA, "schema", schema, repr(SCHEMA))
@@ -171,6 +172,14 @@ def read_table(path: Path) -> TunedTable:
             raise BadTable(f"{path}, entry {number}: {error}") from None
         entries[entry.shape, entry.place] = entry
     return TunedTable(**head, entries=tuple(entries.values()))
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object that has each name once: of two values nobody knows the right one."""
+    for name, count in Counter(name for name, _ in pairs).items():
+        if count > 1:
+            raise ValueError(f"has {name!r:.60} twice in one object")
+    return dict(pairs)
 
 
 def _entry(row: Any) -> Entry:

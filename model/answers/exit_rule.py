@@ -77,7 +77,7 @@ class ExitRule(nn.Module):
                 raise TypeError(f"{name}: got {got}, wants a float32 tensor of one number, which is no parameter")
         super().__setattr__(name, value)
 
-    def holders(self) -> list[tuple[Mapping[str, Any], str]]:
+    def depends_on(self) -> list[tuple[Mapping[str, Any], str]]:
         """Name the objects that a launch depends on, as keys of the dicts that hold them."""
         return [(self._buffers, "temperature_tensor"), (self._buffers, "threshold_tensor"), (vars(self), "criterion")]
 

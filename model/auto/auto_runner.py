@@ -16,10 +16,9 @@ from ..answers.exit_result import ExitResult, joined
 from ..basics.streams import OwnedLock
 from ..network.early_exit_network import EarlyExitNetwork
 from ..runners.checks import check_capturable, check_no_outer_capture, check_request, sizes_of
-from ..runners.graph_runner import GraphRunner
 from ..runners.runner import Runner
 from ..trunk.trunk import check_kind
-from .candidates import ANY_TRUNK, SharedTrunks
+from .candidates import ANY_TRUNK, MeasuredRunner, SharedTrunks
 from .pass_times import Deadline, batches_of, check_budget, exits_of
 from .plan import Plan, PlanFile, conditions_of
 from .planner import Planner
@@ -51,21 +50,15 @@ class AutoRunner(Runner):
     ) -> None:
         """Make the runners that a plan names, or make, check and measure every candidate and close what is not chosen.
 
-        Args:
-            network: see :class:`GraphRunner`.
-            example_input: samples like those to come, the more the better.
-            batch_sizes: to capture. None is that of the example; "on_demand" is, too, and each other size at its first
-                request, up to eight in all. That request takes as long as the budget allows; where a size cannot be
-                added, and beyond those eight, requests are padded or split, and ``describe`` says why.
-            trunk: see :func:`make_trunk`, or "auto": the one on which the plain graph is fastest.
-            budget: "quick", 10 s, or "thorough", 60 s, in which the trunk "inductor" is measured, too. What does not
-                fit is left out, and ``describe`` says so; the plain graph is always measured. The first time on a
-                machine compiling the kernels takes most of it.
-            plan: path of a JSON file for the plans of all batch sizes. It is used if device, versions, network, rules,
-                trunk, batch sizes, samples and, in steps of 5 %, the shares of samples that leave at each exit are
-                those that it was measured with, and the budget was no smaller; else all is measured, and the file
-                written. None measures, and keeps nothing. A damaged file is replaced, and one that cannot be written
-                left out, each with a warning.
+        See :func:`make_runner` for the arguments. With "on_demand" up to eight sizes are captured. A request that adds
+        one takes as long as the budget allows; where it cannot be added, and beyond those eight, requests are padded
+        or split, and ``describe`` says why. What does not fit into the budget is left out, and ``describe`` says so;
+        the plain graph is always measured. The first time on a machine compiling the kernels takes most of it.
+
+        A plan file is used if device, versions, network, rules, trunk, batch sizes, samples and, in steps of 5 %, the
+        shares of samples that leave at each exit are those that it was measured with, and the budget was no smaller;
+        else all is measured, and the file written. A damaged file is replaced, and one that cannot be written left out,
+        each with a warning.
 
         Raises:
             ValueError, TypeError, RuntimeError: as :class:`GraphRunner` does, and for a path that no file can have; a
@@ -85,7 +78,7 @@ class AutoRunner(Runner):
         }
         self._path = plan
         self._file: PlanFile | None = None
-        self._runners: dict[int, GraphRunner] = {}
+        self._runners: dict[int, MeasuredRunner] = {}
         self._plans: dict[int, Plan] = {}
         self._not_added: dict[int, str] = {}
         self._example: Tensor | None = None  # to add batch sizes by
@@ -138,7 +131,7 @@ class AutoRunner(Runner):
         return MappingProxyType(self._plans)
 
     @property
-    def runners(self) -> Mapping[int, GraphRunner]:
+    def runners(self) -> Mapping[int, MeasuredRunner]:
         """By batch size, the runner that was chosen, which says what it captured."""
         return MappingProxyType(self._runners)
 

@@ -10,19 +10,21 @@ import torch
 from torch import Tensor
 
 from ..network.early_exit_network import EarlyExitNetwork
-from ..runners.compacting import CompactingRunner
-from ..runners.gated import GatedRunner
 from ..runners.graph_runner import GraphRunner
-from ..runners.overlapped import OverlappedRunner, fork_choices
-from ..runners.polled import PolledRunner
+from ..runners.overlapped import fork_choices
+from ..runners.runner import EagerRunner
+from ..runners.table import RUNNERS, kind_of_runner
 from ..trunk.trunk import TRUNKS, Trunk, make_trunk
+
+#: What "auto" runs: of graphs, or, where a plan file says so, without.
+MeasuredRunner = GraphRunner | EagerRunner
 
 
 class Candidate(NamedTuple):
     """One way to run a network, in the terms of :func:`make_runner`."""
 
     exits: str
-    """"overlapped", "polled" or "gated"."""
+    """A name of ``RUNNERS``."""
     forks: tuple[str, ...] = ()
     compact: bool = False
     trunk: str = "as_is"
@@ -43,15 +45,16 @@ class Candidate(NamedTuple):
 
     def make(
         self, network: EarlyExitNetwork, example_input: Tensor, size: int, smaller: Sequence[int], trunk: Trunk
-    ) -> GraphRunner:
+    ) -> MeasuredRunner:
         """Make the runner for a batch size, on a trunk of its kind; samples may be gathered into the smaller ones."""
-        if self.exits == "overlapped":
-            return OverlappedRunner(network, example_input, batch_sizes=(size,), trunk=trunk, forks=self.forks)
-        if self.exits == "gated":
-            return GatedRunner(network, example_input, batch_sizes=(size,), trunk=trunk)
-        if self.compact:
-            return CompactingRunner(network, example_input, batch_sizes=(*smaller, size), trunk=trunk)
-        return PolledRunner(network, example_input, batch_sizes=(size,), trunk=trunk)
+        kind = kind_of_runner(self.exits, compact=self.compact)
+        if not kind.graphs:
+            eager: EagerRunner = kind.load()(network, trunk=trunk)
+            return eager
+        sizes = (*smaller, size) if self.compact else (size,)
+        options = {"forks": self.forks} if self.exits == "overlapped" else {}
+        made: GraphRunner = kind.load()(network, example_input, batch_sizes=sizes, trunk=trunk, **options)
+        return made
 
 
 def candidates(taps: Sequence[str], forks: Sequence[str], smaller: Sequence[int], trunk: str) -> list[Candidate]:
@@ -60,12 +63,10 @@ def candidates(taps: Sequence[str], forks: Sequence[str], smaller: Sequence[int]
     The last of ``forks``, at which heads leave the trunk by rule, is the last one where it may pay; samples may be
     gathered into ``smaller`` batch sizes.
     """
-    choices = fork_choices(taps.index(forks[-1])) if forks else []
+    choices = [[], *(fork_choices(taps.index(forks[-1])) if forks else [])]  # the first is serial, heads at the end
     return [
-        Candidate("overlapped", trunk=trunk),  # serial: all heads behind the trunk
         *(Candidate("overlapped", tuple(taps[index] for index in choice), trunk=trunk) for choice in choices),
-        Candidate("polled", trunk=trunk),
-        Candidate("gated", trunk=trunk),
+        *(Candidate(exits, trunk=trunk) for exits, kind in RUNNERS.items() if kind.graphs and exits != "overlapped"),
         *([Candidate("polled", compact=True, trunk=trunk)] if smaller else []),
     ]
 

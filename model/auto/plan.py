@@ -16,10 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..basics.json_file import read_json, write_json
+from ..basics.files import led_to, read_json, write_json
 from ..basics.machine import driver_version, package_version, processor_name
-from ..basics.replacing import led_to
 from ..network.early_exit_network import EarlyExitNetwork
+from ..runners.table import RUNNERS
 from ..trunk.trunk import check_kind
 from .candidates import Candidate
 from .pass_times import PassTimes, shares_of
@@ -128,7 +128,7 @@ class Plan:
             str(content["utc"]),
         )
         check_kind("trunk", chosen.trunk)
-        if chosen.exits not in ("overlapped", "polled", "gated"):
+        if chosen.exits not in RUNNERS:
             raise ValueError(f"chosen: got {chosen!r:.100}")
         if chosen.name not in plan.times or plan.plain not in plan.times:
             raise ValueError(f"times: {chosen.name:.60} or {plan.plain!s:.60} is not among them")

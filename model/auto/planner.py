@@ -7,10 +7,9 @@ from collections.abc import Container, Iterable, Sequence
 from torch import Tensor
 
 from ..network.early_exit_network import EarlyExitNetwork
-from ..runners.graph_runner import GraphRunner
 from ..runners.overlapped import OverlappedRunner
 from ..runners.runner import Runner
-from .candidates import Candidate, SharedTrunks, candidates, choose
+from .candidates import Candidate, MeasuredRunner, SharedTrunks, candidates, choose
 from .pass_times import Deadline, PassTimes, least_requests, measure, shares_of
 from .plan import Plan
 
@@ -32,7 +31,7 @@ class Planner:
 
     def plan(
         self, batches: Sequence[Tensor], exits: Tensor, smaller: Sequence[int], parts: int
-    ) -> tuple[Plan, GraphRunner]:
+    ) -> tuple[Plan, MeasuredRunner]:
         """Measure the plain graph on every trunk, then all runners on the best of them, and keep one runner.
 
         The ``batches`` are cut from the example, all of one size; ``exits`` is what :func:`exits_of` says of them.
@@ -100,7 +99,7 @@ class _Contest:
         self.plain: dict[str, Candidate] = {}
         """The plain graph by the kind of its trunk, the one that others have to beat first."""
         self.candidates: dict[str, Candidate] = {}
-        self.runners: dict[str, GraphRunner] = {}
+        self.runners: dict[str, MeasuredRunner] = {}
         """By name, those that are open."""
         self.left_out: dict[str, str] = {}
         self.batches: Sequence[Tensor] = ()
@@ -115,7 +114,7 @@ class _Contest:
         self._add(candidate, runner, began)
         return candidate
 
-    def _add(self, candidate: Candidate, runner: GraphRunner, began: float) -> None:
+    def _add(self, candidate: Candidate, runner: MeasuredRunner, began: float) -> None:
         self.candidates[candidate.name], self.runners[candidate.name] = candidate, runner
         self._made_s.append(time.monotonic() - began)
 

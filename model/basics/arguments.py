@@ -45,7 +45,7 @@ def in_one_tensor(x: object) -> str:
     shapes = {each.shape if _are_tokens(each) else None for _, each in given}
     if not 1 < len(given) < 9 or len(shapes) > 1 or None in shapes:
         return ""
-    parts = ", ".join(f"{name}x[:, {place}]" for place, (name, _) in enumerate(given))
+    parts = ", ".join(f"{name}x[:, {index}]" for index, (name, _) in enumerate(given))
     how = "; torch.stack(arguments, 1) of several [N, T] makes one, for a module around the model whose"
     return (
         f"{how} forward(self, x) returns self.model({parts}); heads on it read padding as tokens, unless the model "

@@ -3,7 +3,6 @@
 import warnings
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import replace
-from itertools import accumulate
 
 import torch
 from torch import Tensor, nn
@@ -14,13 +13,32 @@ from ..basics.arguments import check_mode, check_module
 from ..network.early_exit_network import EarlyExitNetwork, check_network
 from ..network.learned_from import FILE, NEW, ROLES, Samples, learned_by, short
 from ..processes.dealing import agree, tensor_digest
-from .bound import p_value
+from ..training.batches import PixelBatches
 from .exit_latency import ExitLatencies, expected_latency
-from .exit_logits import ExitLogits, collect_logits, joined
-from .report import REPORT_FORMAT, CalibrationReport, environment, exits_by_class, exits_on_test
+from .report import REPORT_FORMAT, CalibrationReport, exits_by_class, exits_on_test, report_environment
 from .retuning import check_latencies
-from .search import Budget, ScoredSamples, curve_of, expected_work, judged, one_budget, within_accuracy, within_cost
-from .splits import SHARES, as_identities, check_indices, check_names, draw_splits, refuse_seen
+from .samples import (
+    SHARES,
+    ExitLogits,
+    as_identities,
+    check_indices,
+    check_names,
+    collect_logits,
+    draw_splits,
+    one_of_all,
+    refuse_seen,
+)
+from .search import (
+    Budget,
+    ScoredSamples,
+    curve_of,
+    expected_work,
+    judged,
+    one_budget,
+    p_value,
+    within_accuracy,
+    within_cost,
+)
 from .thresholds import exit_indices, exit_scores, fit_temperatures, threshold_path
 
 #: Whatever yields batches of input and labels, such as a DataLoader.
@@ -90,35 +108,22 @@ def calibrate_network(
 
     Warns:
         UserWarning: the classifier is no better than chance; the first line of ``str(report)``, too.
+
+    Example:
+        >>> backbone = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 5))
+        >>> held_out = [(torch.randn(50, 3, 8, 8), torch.randint(0, 5, (50,))) for _ in range(4)]
+        >>> network = EarlyExitNetwork(backbone, {"1": FusedAuxHead(8, 5)}, example_input=held_out[0][0]).eval()
+        >>> report = calibrate_network(network, held_out, max_work=0.9, train=set())
+        >>> report.samples
+        {'temperature': 40, 'thresholds': 100, 'test': 60}
     """
-    report = calibrated(
-        network, data, one_budget(max_accuracy_drop, max_latency_ms, max_work, latencies), latencies=latencies,
-        confidence=confidence, seed=seed, splits=splits, train=train, static_model=static_model,
-    )  # fmt: skip
-    if report.chance is not None:
-        warnings.warn(report.chance, stacklevel=2)
-    return report
-
-
-def calibrated(
-    network: EarlyExitNetwork,
-    data: Loader | Mapping[str, Loader],
-    budget: Budget,
-    *,
-    latencies: ExitLatencies | None,
-    confidence: float,
-    seed: int,
-    splits: Mapping[str, Indices] | None = None,
-    train: Set[bytes] | Indices | None = None,
-    static_model: nn.Module | None = None,
-    files: Tensor | None = None,
-) -> CalibrationReport:
-    """Calibrate as :func:`calibrate_network`, but for its warning; ``files`` [H, M] int64 are hashes of files."""
+    budget = one_budget(max_accuracy_drop, max_latency_ms, max_work, latencies)
     _check(network, latencies, confidence, seed, static_model)
     agree(lambda: _facts(network, budget, latencies, confidence, seed))
     collected, parts = _collect(network, data, splits, static_model)
     by_index = not isinstance(data, Mapping)
     known = None if train is None else as_identities(train, collected.identities, by_index=by_index)
+    files = data.split.contents if isinstance(data, PixelBatches) else None
     hashes = [short(collected.identities), *([] if files is None else files)]
     samples = Samples(hashes, collected.kinds if files is None else frozenset([FILE]))
     learned = learned_by(network)
@@ -139,15 +144,15 @@ def calibrated(
     report, rules = _calibrated(
         network, collected, parts, budget, latencies, confidence, None if given else seed, unknown
     )
-    report = replace(
-        report, left_out=int((roles == 0).sum()), parameters=list(learned.parameters),
-        rules=[list(rule.numbers) for rule in rules],
-    )  # fmt: skip
+    left_out, numbers = int((roles == 0).sum()), [list(rule.numbers) for rule in rules]
+    report = replace(report, left_out=left_out, parameters=list(learned.parameters), rules=numbers)
     for head, rule in zip(network.exit_heads, rules, strict=True):
         head.rule.assign(rule)
     for name in ROLES[1:]:
         learned = learned.plus(name, samples._replace(hashes=[each[parts[name]] for each in hashes]))
     network.learned_from = learned
+    if report.chance is not None:
+        warnings.warn(report.chance, stacklevel=2)
     return report
 
 
@@ -214,7 +219,7 @@ def _calibrated(
         static_accuracy=None if static is None else static.double().mean().item(),
         chosen=chosen,
         curve=curve,
-        environment=environment(network.device),
+        environment=report_environment(network.device),
     )
     found = [
         ExitRule(threshold, criterion=rule.criterion, temperature=temperature, enabled=rule.enabled)
@@ -268,24 +273,20 @@ def _collect(
     static_model: nn.Module | None,
 ) -> tuple[ExitLogits, dict[str, Tensor]]:
     """Run the network over all data, and return what it says with the indices of each split, if they are given."""
-    if isinstance(data, Mapping):
-        check_names("data", data)
-        if splits is not None:
-            raise ValueError("splits: got indices, wants None where data is a dict of three loaders")
-        each = [collect_logits(network, data[name], static_model, f"data[{name!r}]") for name in SHARES]
-        collected = joined(each)
-        ends = list(accumulate(len(one.labels) for one in each))
-        places = torch.arange(ends[-1], device="cpu").tensor_split(ends[:-1])
-        parts = dict(zip(SHARES, places, strict=True))
-    else:
-        if splits is not None:
-            check_names("splits", splits)
+    if not isinstance(data, Mapping):
+        if splits is None:
+            return collect_logits(network, data, static_model), {}
+        check_names("splits", splits)
         collected = collect_logits(network, data, static_model)
-        parts = {}
-        if splits is not None:
-            count = len(collected.labels)
-            parts = {name: check_indices(f"splits[{name!r}]", splits[name], count) for name in SHARES}
-    return collected, parts
+        count = len(collected.labels)
+        return collected, {name: check_indices(f"splits[{name!r}]", splits[name], count) for name in SHARES}
+    check_names("data", data)
+    if splits is not None:
+        raise ValueError("splits: got indices, wants None where data is a dict of three loaders")
+    each = [collect_logits(network, data[name], static_model, f"data[{name!r}]") for name in SHARES]
+    places = torch.arange(sum(len(one.labels) for one in each), device="cpu")
+    parts = dict(zip(SHARES, places.split([len(one.labels) for one in each]), strict=True))
+    return one_of_all(each), parts
 
 
 def _chance(collected: ExitLogits, own: Tensor) -> str | None:

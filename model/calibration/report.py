@@ -167,37 +167,37 @@ class CalibrationReport:
     def sentences(self) -> list[str]:
         """Say what was found and what is promised; not that the classifier is no better than chance."""
         bound = self.bound
-        said = [
+        lines = [
             f"Early exit is right about {self.accuracy:.2%}, the full network about {self.full_accuracy:.2%}. On "
             f"average a sample left at exit {self.mean_exit:.1f} of 0 to {len(self.exits) - 1}.",
             "Work is the share of the backbone's FLOPs that a sample takes; on average it was "
             f"{self.expected_work:.1%}.",
         ]
         if self.left_out:
-            said.append(f"Left out are {self.left_out:,} samples that it has learned from.")
+            lines.append(f"Left out are {self.left_out:,} samples that it has learned from.")
         if bound.reason is not None:
-            said.append(f"The budget cannot be kept: {bound.reason}.")
+            lines.append(f"The budget cannot be kept: {bound.reason}.")
         if bound.unknown is not None:
-            said.append(
+            lines.append(
                 "Nothing is promised of accuracy on new samples, since it is not known what it learned from: "
                 f"{bound.unknown}. If you know, say it: --train-data FOLDER, or none; in Python train=, set() for none."
             )
         elif bound.max_accuracy_drop > 0.0:
-            said.append(
+            lines.append(
                 f"With {bound.confidence:.0%} confidence, accuracy on new samples like these drops by at most "
                 f"{bound.max_accuracy_drop:.2%}: of {bound.samples:,} samples for thresholds, {bound.lost:,} were lost "
                 "to early exit."
             )
         if self.latencies is not None:
-            said.append(
+            lines.append(
                 f"Expected time to the answer of a batch of {self.latencies.batch_size:,}: "
                 f"{self.expected_latency_ms:.3g} ms; {self.latencies.milliseconds[-1]:.3g} ms if nobody leaves early "
                 f"({self.latencies.runner}, {self.latencies.device})."
             )
         within = [row for row in self.exits[:-1] if row.accuracy_on_all >= self.accuracy]
         if within:
-            said.append(f"The network cut off at {within[0].name} is as accurate on these samples.")
-        return said
+            lines.append(f"The network cut off at {within[0].name} is as accurate on these samples.")
+        return lines
 
 
 def reported(threshold: float, highest: float) -> float | None:
@@ -205,7 +205,7 @@ def reported(threshold: float, highest: float) -> float | None:
     return None if threshold >= highest or not math.isfinite(threshold) else threshold
 
 
-def environment(device: torch.device) -> dict[str, Any]:
+def report_environment(device: torch.device) -> dict[str, Any]:
     """Return the device and the versions that a report belongs to."""
     processor = processor_name() or platform.processor() or "CPU"
     return {

@@ -1,137 +1,192 @@
 """Work of ``auxhead calibrate``: loads a checkpoint and images, calibrates, and saves the result."""
 
 import functools
-from collections.abc import Callable, Iterator
+import warnings
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import NamedTuple
+from types import SimpleNamespace
+from typing import Any
 
 import torch
+from rich.console import Console
+from rich.table import Table
 from torch import Tensor
 
 from ..answers.exit_result import ExitResult
 from ..basics.bad_input import BadInput
+from ..basics.files import write_json
 from ..basics.images import normalise
-from ..calibration.calibrate_network import calibrated
+from ..calibration.calibrate_network import calibrate_network
 from ..calibration.exit_latency import ExitLatencies, measure_exit_latencies
-from ..calibration.report import CalibrationReport
-from ..calibration.search import one_budget
+from ..calibration.report import CalibrationReport, most_telling
 from ..make_runner import make_runner
 from ..network.learned_from import FILE, Samples, identities, learned_by, short
 from ..processes.dealing import agree, checkpoint_facts, made_by_rank_0
+from ..processes.process_group import own_rank
 from ..saving.checkpoint import Checkpoint, save_checkpoint
-from ..saving.description import read_description
-from ..training.data_sets import Decoded, LabelledImages, decode, load_folder, load_source
+from ..saving.checkpoint_files import read_description
+from ..training.batches import PixelBatches
+from ..training.data_sets import LabelledImages, decode, load_folder, load_source
+from .options import make_output_directory
+from .user_model import load_network
 
 #: Images in a batch while all exits answer.
 _BATCH = 256
 
 
-class Request(NamedTuple):
-    """The options of ``auxhead calibrate``, by their names."""
-
-    checkpoint: Path
-    data: Path | None
-    dataset: str | None
-    root: Path | None
-    backbone: str | None
-    modules: str | None
-    train_data: Path | None
-    skip_damaged: bool
-    max_accuracy_drop: float | None
-    max_latency_ms: float | None
-    max_work: float | None
-    confidence: float
-    batch: int | None
-    seed: int
-    device: torch.device
-
-
-class CalibrationRun(NamedTuple):
-    """A checkpoint whose network has its new rules, and the report."""
-
-    loaded: Checkpoint
-    report: CalibrationReport
-
-
-def run_calibration(request: Request, load: Callable[[Path, str | None, str | None], Checkpoint]) -> CalibrationRun:
+def run_calibration(
+    console: Console, asked: SimpleNamespace, device: torch.device, draw: Callable[[dict[str, Any]], object]
+) -> None:
     """Calibrate the network of a checkpoint on images that it has not learned from; several processes do it together.
+
+    Args:
+        console: to print on.
+        asked: the options of ``auxhead calibrate``, by their names.
+        device: of this process.
+        draw: saves the figure, given the content of ``report.json``.
 
     Raises:
         BadInput: no such checkpoint or images, or images that do not fit it.
         ValueError: other options that cannot be used, as :func:`calibrate_network` says.
     """
-    agree(lambda: checkpoint_facts(request.checkpoint))
-    loaded = load(request.checkpoint, request.backbone, request.modules)
+    agree(lambda: checkpoint_facts(asked.checkpoint))
+    loaded = load_network(asked.checkpoint, asked.backbone, asked.modules)
     if loaded.image_size is None:
         raise BadInput("--checkpoint: was saved without image_size, wants one to turn image files into input")
-    source = load_source(request.data, request.dataset, request.root)
+    source = load_source(asked.data, asked.dataset and asked.dataset.value, asked.root)
     agree(lambda: {"images": source.facts()})
-    network = loaded.network.to(request.device)
-    if request.train_data is not None and request.train_data != Path("none"):
-        learned = _decoded(load_folder(request.train_data, "--train-data"), loaded, request)
-        inputs = (one for x, _ in _batches(learned, loaded) for one in identities(x))
-        samples = Samples([*learned.contents, short(inputs)], frozenset([FILE]))
+    network = loaded.network.to(device)
+    if asked.train_data is not None and asked.train_data != Path("none"):
+        learned = _read(load_folder(asked.train_data, "--train-data"), loaded, asked)
+        assert learned.split.contents is not None
+        inputs = (one for x, _ in learned for one in identities(x))
+        samples = Samples([*learned.split.contents, short(inputs)], frozenset([FILE]))
         network.learned_from = learned_by(network).plus("weights", samples)
-    images = _decoded(source, loaded, request)
-    latencies = _latencies(request, loaded, images.pixels)
-    budgets = request.max_accuracy_drop, request.max_latency_ms, request.max_work
-    report = calibrated(
-        network, _batches(images, loaded),
-        one_budget(0.01 if budgets == (None, None, None) else request.max_accuracy_drop, *budgets[1:], latencies),
-        latencies=latencies, confidence=request.confidence, seed=request.seed, files=images.contents,
-        train=None if request.train_data is None else set(),  # nothing besides what was noted
-    )  # fmt: skip
+    images = _read(source, loaded, asked)
+    latencies = _latencies(asked, loaded, images.split.pixels, device)
+    no_budget = (asked.max_accuracy_drop, asked.max_latency_ms, asked.max_work) == (None, None, None)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The classifier is no better than chance")  # which is printed below
+        report = calibrate_network(
+            network, images, max_accuracy_drop=0.01 if no_budget else asked.max_accuracy_drop,
+            max_latency_ms=asked.max_latency_ms, max_work=asked.max_work, latencies=latencies,
+            confidence=asked.confidence, seed=asked.seed,
+            train=None if asked.train_data is None else set(),  # nothing besides what was noted
+        )  # fmt: skip
     names = loaded.classes or source.classes  # without names the network may have more classes than the images
     named = [replace(row, name=name) for row, name in zip(report.classes, names, strict=False)]
-    named += report.classes[len(names) :]
-    return CalibrationRun(loaded, replace(report, data=source.name, classes=named))
-
-
-def save_calibrated(directory: Path, checkpoint: Path, run: CalibrationRun) -> None:
-    """Write the checkpoint again, with its new rules and the report."""
-    loaded, report = run
-    description = read_description(checkpoint)
+    report = replace(report, data=source.name, classes=[*named, *report.classes[len(names) :]])
+    if own_rank() > 0:
+        return  # rank 0 has the same report
+    make_output_directory(asked.out)
+    description, content = read_description(asked.checkpoint), report.to_json()
     save_checkpoint(
-        directory, loaded.network, backbone=description["backbone"], with_backbone=description["with_backbone"],
+        asked.out, network, backbone=description["backbone"], with_backbone=description["with_backbone"],
         classes=loaded.classes, image_size=loaded.image_size, mean=loaded.mean, std=loaded.std,
-        accuracy={"test": report.accuracy, "test_full_network": report.full_accuracy}, calibration=report.to_json(),
+        accuracy={"test": report.accuracy, "test_full_network": report.full_accuracy}, calibration=content,
     )  # fmt: skip
+    write_json(asked.out / "report.json", content)
+    draw(content)
+    print_report(console, report)
+    files = "model.json and its parameters, report.json, calibration.png, .svg, .json"
+    console.print(f"\nSaved in {asked.out}: {files}", soft_wrap=True)
 
 
-def _decoded(source: LabelledImages, loaded: Checkpoint, request: Request) -> Decoded:
-    """Return images that have the network's classes."""
+def _read(source: LabelledImages, loaded: Checkpoint, asked: SimpleNamespace) -> PixelBatches:
+    """Return images that have the network's classes, in batches as it takes them."""
     if loaded.classes and source.classes != loaded.classes:
         raise BadInput(
             f"--checkpoint: its network has the classes {', '.join(loaded.classes):.100}, got images of "
             f"{', '.join(source.classes):.100}; wants the same, in the same order, by --data or --dataset"
         )
     assert loaded.image_size is not None
-    return decode(source, loaded.image_size, skip_damaged=request.skip_damaged)
+    images = decode(source, loaded.image_size, skip_damaged=asked.skip_damaged)
+    return PixelBatches(
+        images.whole(), min(_BATCH, len(images.pixels)), device=torch.device("cpu"), mean=loaded.mean,
+        std=loaded.std, dtype=loaded.network.dtype,
+    )  # fmt: skip
 
 
-def _batches(images: Decoded, loaded: Checkpoint) -> Iterator[tuple[Tensor, Tensor]]:
-    dtype = loaded.network.dtype
-    for chunk, own in zip(images.pixels.split(_BATCH), images.source.labels.split(_BATCH), strict=True):
-        yield normalise(chunk, loaded.mean, loaded.std).to(dtype), own
-
-
-def _latencies(request: Request, loaded: Checkpoint, pixels: Tensor) -> ExitLatencies | None:
+def _latencies(
+    asked: SimpleNamespace, loaded: Checkpoint, pixels: Tensor, device: torch.device
+) -> ExitLatencies | None:
     """Measure the runner that a user would take, if a batch size is given; of several processes rank 0 does."""
-    if request.batch is None:
-        if request.max_latency_ms is not None:
+    if asked.batch is None:
+        if asked.max_latency_ms is not None:
             raise BadInput("--max-latency-ms: wants --batch, the images of a request")
         return None
-    some = pixels[torch.arange(request.batch) % len(pixels)]
-    measured = made_by_rank_0(lambda: asdict(_measured(loaded, some, request.device)))
-    return ExitLatencies(**{**measured, "milliseconds": tuple(measured["milliseconds"])})
-
-
-def _measured(loaded: Checkpoint, pixels: Tensor, device: torch.device) -> ExitLatencies:
     network = loaded.network
-    x = normalise(pixels, loaded.mean, loaded.std).to(device, network.dtype)
-    if not x.is_cuda:
-        stopping: Callable[[Tensor], ExitResult] = functools.partial(network, stop=True)
-        return replace(measure_exit_latencies(network, stopping, x), runner="eager, stop=True")
-    with make_runner(network, x) as runner:
-        return measure_exit_latencies(network, runner, x)
+    some = pixels[torch.arange(asked.batch) % len(pixels)]
+    x = normalise(some, loaded.mean, loaded.std).to(device, network.dtype)
+
+    def measured() -> ExitLatencies:
+        if not x.is_cuda:
+            stopping: Callable[[Tensor], ExitResult] = functools.partial(network, stop=True)
+            return replace(measure_exit_latencies(network, stopping, x), runner="eager, stop=True")
+        with make_runner(network, x) as runner:
+            return measure_exit_latencies(network, runner, x)
+
+    found = made_by_rank_0(lambda: asdict(measured()))
+    return ExitLatencies(**{**found, "milliseconds": tuple(found["milliseconds"])})
+
+
+#: Of more classes than this the table has the most telling alone: half as many that are right least often, and half
+#: that leave latest.
+_MOST_CLASSES = 20
+
+
+def print_report(console: Console, report: CalibrationReport) -> None:
+    """Print a calibration for someone who has not read how it is made."""
+    if report.chance is not None:
+        console.print(report.chance, soft_wrap=True)
+    known = " that nothing was chosen with" if report.bound.unknown is None else ""
+    table = Table(title=f"Test split: {report.samples['test']:,} images{known}")
+    table.add_column("exit")
+    columns = ["leave if\nscore >", "leave\nhere", "right\nof these", "right\nof all"]
+    columns += ["temper-\nature", "off by, %", "work"]
+    if report.latencies is not None:
+        columns.append("answer\nin, ms")
+    for column in columns:
+        table.add_column(column, justify="right")
+    for row in report.exits:
+        last = row is report.exits[-1]
+        cells = [
+            row.name,
+            "the rest" if last else "never" if row.threshold is None else f"{row.threshold:.3f}",
+            f"{row.share:.1%}",
+            "-" if row.accuracy is None else f"{row.accuracy:.1%}",
+            f"{row.accuracy_on_all:.1%}",
+            f"{row.temperature:.2f}",
+            f"{100 * row.before.ece:.1f} / {100 * row.after.ece:.1f}",
+            f"{row.work:.1%}",
+        ]
+        if row.latency_ms is not None:
+            cells.append(f"{row.latency_ms:.3g}")
+        table.add_row(*cells)
+    console.print(table)
+    console.print(_by_class(report))
+    legend = (
+        "Right of all: if this exit answered for all images, as a network cut off there does. Off by: how far its "
+        "confidence is from the rate of right answers, before / after its temperature (ECE)."
+    )
+    console.print("\n".join([legend, *report.sentences()]), soft_wrap=True)
+
+
+def _by_class(report: CalibrationReport) -> Table:
+    rows, each = report.classes, _MOST_CLASSES // 2
+    title = "Test split by class"
+    if len(rows) > _MOST_CLASSES:
+        title += f": of {len(rows):,} the {each} that are right least often, and the {each} that leave latest"
+        rows = most_telling(rows, each)
+    table = Table(title=title)
+    table.add_column("class")
+    names = [row.name for row in report.exits]
+    for column in ("images", "right", "full network\nright", *(f"leave at\n{name}" for name in names)):
+        table.add_column(column, justify="right")
+    for row in rows:
+        shares = [None] * len(names) if row.shares is None else row.shares
+        values: list[float | None] = [row.accuracy, row.full_accuracy, *shares]
+        cells = ["-" if value is None else f"{value:.1%}" for value in values]
+        table.add_row(row.name, f"{row.samples:,}", *cells)
+    return table

@@ -45,7 +45,7 @@ def export(
 ) -> None:
     """Write the logits of all exits for ONNX or torch.export, and the rules by which they count as a JSON."""
     from ..export.exporting import export_saved
-    from .infer_load import load_network
+    from .user_model import load_network
 
     with one_line_errors(RuntimeError):
         loaded = load_network(checkpoint, backbone, modules)

@@ -6,35 +6,31 @@ from typing import Annotated
 
 import typer
 
+from ..runners.table import EXITS
 from .console import plain_console
 from .errors import one_line_errors
-from .options import BackboneOption, Device, ModulesOption
+from .options import BackboneOption, CheckpointOption, Device, DeviceOption, ModulesOption
 
 
 class RunnerName(str, Enum):
     """Ways to run the network, as of ``make_runner``."""
 
-    eager = "eager"
-    auto = "auto"
-    overlapped = "overlapped"
-    polled = "polled"
-    gated = "gated"
+    _ignore_ = "exits"
+    for exits in EXITS:
+        vars()[exits] = exits
 
 
 def infer(
     images: Annotated[
         list[Path], typer.Argument(help="Picture files, or folders of them with all that is below.", show_default=False)
     ],
-    checkpoint: Annotated[
-        Path,
-        typer.Option(help="A directory written by `auxhead demo`, `train` or save_checkpoint.", show_default=False),
-    ],
+    checkpoint: CheckpointOption,
     backbone: BackboneOption = None,
     modules: ModulesOption = None,
     runner: Annotated[
         RunnerName,
         typer.Option(help="How the network is run; auto measures for ten seconds first, and pays for thousands."),
-    ] = RunnerName.eager,
+    ] = RunnerName.eager,  # type: ignore[attr-defined]
     batch: Annotated[int, typer.Option(min=1, help="Images that are read and answered together.")] = 64,
     json_lines: Annotated[
         Path | None,
@@ -42,15 +38,15 @@ def infer(
             "--json", help="Write a JSON object a line to this file, - for standard output.", show_default=False
         ),
     ] = None,
-    device: Annotated[Device, typer.Option(help="Where to run.")] = Device.auto,
+    device: DeviceOption = Device.auto,
 ) -> None:
     """Answer for image files, and say which exit answered; several processes of torchrun share the batches."""
     from ..processes.dealing import agree, checkpoint_facts
     from ..processes.rank_failures import RankFailed
-    from ..saving.description import read_description
-    from .infer_load import load_network
+    from ..saving.checkpoint_files import read_description
     from .infer_run import run_infer
     from .processes import process_group
+    from .user_model import load_network
 
     with one_line_errors(RankFailed):
         # whether there is a checkpoint is said before what the machine lacks

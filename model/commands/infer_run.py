@@ -15,8 +15,8 @@ from torch import Tensor
 
 from ..answers.exit_result import ExitResult, joined
 from ..basics.bad_input import BadInput
+from ..basics.files import is_standard_output, writing
 from ..basics.images import FORMATS
-from ..basics.replacing import is_standard_output, writing
 from ..make_runner import make_runner
 from ..processes.dealing import dealt
 from ..processes.process_group import own_rank

@@ -1,9 +1,10 @@
 """Options that several commands have: images, seed, device, and the directory for results."""
 
 import os
+from collections.abc import Callable, Mapping
 from enum import Enum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -64,6 +65,18 @@ SkipDamagedOption = Annotated[
 ]
 SeedOption = Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Of splits, parameters and order.")]
 DeviceOption = Annotated[Device, typer.Option(help="Where to run.")]
+EpochsOption = Annotated[
+    int | None,
+    typer.Option(min=1, help="Passes over the training images.", show_default="10, more for few images"),
+]
+CheckpointOption = Annotated[
+    Path, typer.Option(help="A directory written by `auxhead demo`, `train` or save_checkpoint.", show_default=False)
+]
+
+#: Draws the content of a ``report.json``; returns a figure and the numbers in it.
+Draw = Callable[[Mapping[str, Any]], tuple[Any, dict[str, Any]]]
+#: Writes a figure and its numbers to files that begin with a path: PNG, SVG and JSON.
+SaveFigure = Callable[[Any, Mapping[str, Any], Path], object]
 
 
 def check_output_directory(out: Path) -> None:

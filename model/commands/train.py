@@ -2,6 +2,7 @@
 
 from enum import Enum
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Annotated
 
 import typer
@@ -14,6 +15,7 @@ from .options import (
     DatasetOption,
     Device,
     DeviceOption,
+    EpochsOption,
     RootOption,
     SeedOption,
     SkipDamagedOption,
@@ -65,10 +67,7 @@ def train(
             "seconds; distill: as joint, and the heads learn from the last exit, too."
         ),
     ] = Method.joint,
-    epochs: Annotated[
-        int | None,
-        typer.Option(min=1, help="Passes over the training images.", show_default="10, more for few images"),
-    ] = None,
+    epochs: EpochsOption = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Images of a batch, of all processes of torchrun.")] = 32,
     learning_rate: Annotated[float, typer.Option(min=1e-9, max=10.0, help="The largest, of AdamW.")] = 1e-3,
     precision: Annotated[Precision, typer.Option(help="Of the forward pass, by autocast.")] = Precision.float32,
@@ -98,19 +97,10 @@ def train(
     ] = False,
 ) -> None:
     """Train the exits of a network on labelled images; several processes of torchrun train it together."""
+    asked = SimpleNamespace(**locals())
     from ..processes.rank_failures import RankFailed
-    from ..training.plan import TrainingPlan
     from .processes import by_nccl, process_group
-    from .train_run import TrainingJob, run_training
+    from .train_run import run_training
 
     with one_line_errors(RankFailed), process_group(device, by_nccl) as where:
-        job = TrainingJob(
-            data=data, dataset=dataset.value if dataset else None, root=root, skip_damaged=skip_damaged,
-            model=model, backbone=backbone, taps=tuple(tap or ()), image_size=image_size, batch_size=batch_size,
-            epochs=epochs, seed=seed, out=out, resume=resume, tensorboard=tensorboard,
-        )  # fmt: skip
-        plan = TrainingPlan(
-            method=method.value, learning_rate=learning_rate, precision=precision.value, accumulate=accumulate,
-            patience=patience,
-        )  # fmt: skip
-        run_training(plain_console(), job, plan, where)
+        run_training(plain_console(), asked, where)

@@ -1,16 +1,18 @@
 """One run of ``auxhead train``: from options to a checkpoint and a table of accuracies."""
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
+from types import SimpleNamespace
 
 import torch
 from rich.console import Console
 from rich.table import Table
 
 from ..attach import attach
-from ..basics.bad_input import BadInput
+from ..basics.bad_input import BadInput, one_line
+from ..basics.files import naming
 from ..basics.images import MEAN, STD
 from ..listening.batches import NotTaken
 from ..network.early_exit_network import EarlyExitNetwork
@@ -18,52 +20,39 @@ from ..network.learned_from import LearnedFrom, fingerprint
 from ..processes.dealing import agree
 from ..processes.process_group import own_rank, ranks
 from ..saving.checkpoint import save_checkpoint
-from ..saving.description import one_line
 from ..training.batches import PixelBatches
 from ..training.data_sets import LabelledImages, Splits, load_source, read_splits
-from ..training.evaluation import accuracy_of_exits
+from ..training.learners import accuracy_of_exits
 from ..training.plan import TrainingPlan, epochs_for
-from ..training.step_progress import TensorBoardLog, show_steps
-from ..training.train import Epoch, LossNotFinite, Training, train
+from ..training.train import Epoch, LossNotFinite, Step, Training, train
+from .console import PhaseProgress
 from .options import check_output_directory, make_output_directory
-from .progress import PhaseProgress
 from .user_model import is_of_torchvision, load_factory
 
 #: The file in ``--out`` that ``--resume`` reads.
 STATE = "training.safetensors"
 
 
-@dataclass(frozen=True)
-class TrainingJob:
-    """Options of ``auxhead train``, but for those of its :class:`TrainingPlan`."""
-
-    data: Path | None
-    dataset: str | None
-    root: Path | None
-    skip_damaged: bool
-    model: str | None
-    backbone: str | None
-    taps: tuple[str, ...]
-    image_size: int | None
-    batch_size: int
-    epochs: int | None
-    seed: int
-    out: Path
-    resume: bool
-    tensorboard: bool
-
-
-def run_training(console: Console, job: TrainingJob, plan: TrainingPlan, device: torch.device) -> None:
+def run_training(console: Console, asked: SimpleNamespace, device: torch.device) -> None:
     """Read images, make the network, train it, save it, and print how its exits do; of several processes rank 0 does.
+
+    Args:
+        console: to print on.
+        asked: the options of ``auxhead train``, by their names.
+        device: of this process.
 
     Raises:
         BadInput: options that contradict each other, images that cannot be read, a network that does not fit them.
     """
     console.quiet = own_rank() > 0
-    _check_options(job, plan)
-    source = load_source(job.data, job.dataset, job.root)
+    plan = TrainingPlan(
+        method=asked.method.value, learning_rate=asked.learning_rate, precision=asked.precision.value,
+        accumulate=asked.accumulate, patience=asked.patience,
+    )  # fmt: skip
+    _check_options(asked)
+    source = load_source(asked.data, asked.dataset and asked.dataset.value, asked.root)
     agree(lambda: {"images": source.facts()})
-    network, image_size = _make_network(job, len(source.classes))
+    network, image_size = _make_network(asked, len(source.classes))
     network.to(device)
     console.print(
         f"{len(source.labels):,} images of {source.name}, {len(source.classes)} classes, {image_size}x{image_size} "
@@ -73,69 +62,86 @@ def run_training(console: Console, job: TrainingJob, plan: TrainingPlan, device:
     with PhaseProgress(console) as start_phase:
         advance = start_phase("reading images", len(source.open))
         source, splits = read_splits(
-            source, image_size, job.seed, skip_damaged=job.skip_damaged,
+            source, image_size, asked.seed, skip_damaged=asked.skip_damaged,
             tell=lambda lines: console.print(lines, soft_wrap=True), on_image=lambda: advance(1, ""),
         )  # fmt: skip
         if own_rank() == 0:  # which alone reads and writes there; another host has another disk
-            make_output_directory(job.out)
+            make_output_directory(asked.out)
         failed = None
-        with _log(job, network) as on_epoch:
+        with _log(asked, network) as on_epoch:
             try:
-                done = _train(job, plan, network, splits, image_size, start_phase, on_epoch)
+                done = _train(asked, plan, network, splits, image_size, start_phase, on_epoch)
             except LossNotFinite as error:
                 done, failed = error.done, error
     if own_rank() == 0 and done.epochs:
-        _save(console, job, network.eval(), source, splits, image_size, done)
+        _save(console, asked, network.eval(), source, splits, image_size, done)
     if failed is not None:
         raise failed
 
 
-def _check_options(job: TrainingJob, plan: TrainingPlan) -> None:
+def _check_options(asked: SimpleNamespace) -> None:
     if own_rank() == 0:
-        check_output_directory(job.out)
-    if (job.model is None) == (job.backbone is None):
+        check_output_directory(asked.out)
+    if (asked.model is None) == (asked.backbone is None):
         raise BadInput("--model: wants a network, by either --model or --backbone")
-    if job.model is not None and job.taps:
+    if asked.model is not None and asked.tap:
         raise BadInput("--tap: belongs to --backbone; the network of --model has its heads")
-    if plan.method == "heads" and job.backbone is not None:
+    if asked.method == "heads" and asked.backbone is not None:
         raise BadInput("--method: heads wants a backbone that is trained already: give yours with --model")
-    if plan.method == "heads" and ranks() > 1:
+    if asked.method == "heads" and ranks() > 1:
         raise BadInput("--method: heads takes seconds in one process; wants no torchrun")
-    if own_rank() == 0 and job.resume and not (job.out / STATE).exists():
-        raise BadInput(f"--resume: {job.out} has no {STATE}, wants what the same command left there")
+    if own_rank() == 0 and asked.resume and not (asked.out / STATE).exists():
+        raise BadInput(f"--resume: {asked.out} has no {STATE}, wants what the same command left there")
 
 
 @contextmanager
-def _log(job: TrainingJob, network: EarlyExitNetwork) -> Iterator[Callable[[Epoch], object]]:
+def _log(asked: SimpleNamespace, network: EarlyExitNetwork) -> Iterator[Callable[[Epoch], object]]:
     """Yield what writes each epoch for TensorBoard, if that is asked for, and close it at the end."""
-    if not job.tensorboard or own_rank() > 0:
+    if not asked.tensorboard or own_rank() > 0:
         yield lambda epoch: None
         return
-    log = TensorBoardLog(job.out / "tensorboard", [*network.taps, "classifier"])
     try:
-        yield log
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        raise BadInput("--tensorboard: it is not installed: pip install 'auxhead[tensorboard]'") from None
+    directory = asked.out / "tensorboard"
+    writer = SummaryWriter(str(directory))
+
+    def write(epoch: Epoch) -> None:
+        exits = zip([*network.taps, "classifier"], epoch.accuracy or (), strict=False)
+        values = {"loss": epoch.loss, "learning_rate": epoch.learning_rate}
+        values |= {f"accuracy/{name}": share for name, share in exits}
+        with naming(directory):
+            for name, value in values.items():
+                writer.add_scalar(name, value, epoch.epoch)
+            writer.flush()
+
+    try:
+        yield write
     finally:
-        log.close()
+        writer.close()
 
 
-def _make_network(job: TrainingJob, classes: int) -> tuple[EarlyExitNetwork, int]:
+def _make_network(asked: SimpleNamespace, classes: int) -> tuple[EarlyExitNetwork, int]:
     """Return the network, freshly initialised by the seed, and the size of its images."""
     with torch.random.fork_rng():
-        torch.manual_seed(job.seed)
-        if job.model is not None:
-            network, example = load_factory(job.model)()
+        torch.manual_seed(asked.seed)
+        if asked.model is not None:
+            network, example = load_factory(asked.model)()
             if example.ndim != 4 or example.shape[1] != 3 or example.shape[2] != example.shape[3]:
-                raise BadInput(f"--model: {job.model} returned a batch {list(example.shape)}, wants [N, 3, size, size]")
+                raise BadInput(
+                    f"--model: {asked.model} returned {list(example.shape)}, wants a batch [N, 3, size, size]"
+                )
             network.check_taps(example)
             found = network.exit_heads[0].num_classes
             if found != classes:
-                raise BadInput(f"--model: {job.model} has {found} classes, wants {classes}, as the images have")
-            return network, job.image_size or example.shape[-1]
-        size = job.image_size or 224
-        return _attach(str(job.backbone), job.taps, classes, size), size
+                raise BadInput(f"--model: {asked.model} has {found} classes, wants {classes}, as the images have")
+            return network, asked.image_size or example.shape[-1]
+        size = asked.image_size or 224
+        return _attach(str(asked.backbone), asked.tap, classes, size), size
 
 
-def _attach(name: str, taps: tuple[str, ...], classes: int, size: int) -> EarlyExitNetwork:
+def _attach(name: str, taps: list[str] | None, classes: int, size: int) -> EarlyExitNetwork:
     if not is_of_torchvision(name):
         yours = "; a function of yours is --model" if ":" in name else ""
         raise BadInput(f"--backbone: got {name!r}, wants a classifier of torchvision.models, resnet18 say{yours}")
@@ -148,14 +154,14 @@ def _attach(name: str, taps: tuple[str, ...], classes: int, size: int) -> EarlyE
         why = one_line(error.__cause__)
         raise BadInput(f"--image-size: {name} cannot take {size} pixels: {why}") from None
     except (ValueError, TypeError) as error:
-        raise BadInput(f"--tap: {name} with {', '.join(taps) or 'none'}: {error}") from None
+        raise BadInput(f"--tap: {name} with {', '.join(taps or ()) or 'none'}: {error}") from None
     network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # trains a tenth faster
     network.learned_from = LearnedFrom(None, fingerprint(network))  # nothing yet
     return network
 
 
 def _train(
-    job: TrainingJob,
+    asked: SimpleNamespace,
     plan: TrainingPlan,
     network: EarlyExitNetwork,
     splits: Splits,
@@ -165,12 +171,12 @@ def _train(
 ) -> Training:
     device = next(network.parameters()).device
     images = len(splits.train.labels)
-    batch_size = min(job.batch_size, images // ranks() * ranks())
-    plan = replace(plan, epochs=job.epochs or epochs_for(images, batch_size))
+    batch_size = min(asked.batch_size, images // ranks() * ranks())
+    plan = replace(plan, epochs=asked.epochs or epochs_for(images, batch_size))
     heads_alone = plan.method == "heads"  # whose images go through the backbone once, as they are
     try:
         batches = PixelBatches(
-            splits.train, batch_size, device=device, seed=None if heads_alone else job.seed,
+            splits.train, batch_size, device=device, seed=None if heads_alone else asked.seed,
             largest_shift=0 if heads_alone else image_size // 16,
         )  # fmt: skip
     except ValueError as error:
@@ -179,14 +185,14 @@ def _train(
     images_an_epoch = images // batch_size * batch_size
     advance = start_phase("training, all epochs", images_an_epoch * plan.epochs)
     return train(
-        network, batches, plan, validation=validation, seed=job.seed, state=job.out / STATE, resume=job.resume,
+        network, batches, plan, validation=validation, seed=asked.seed, state=asked.out / STATE, resume=asked.resume,
         on_step=show_steps(advance, plan.epochs, images_an_epoch), on_epoch=on_epoch,
     )  # fmt: skip
 
 
 def _save(
     console: Console,
-    job: TrainingJob,
+    asked: SimpleNamespace,
     network: EarlyExitNetwork,
     source: LabelledImages,
     splits: Splits,
@@ -197,9 +203,9 @@ def _save(
     device = next(network.parameters()).device
     validation = PixelBatches(splits.validation, min(256, len(splits.validation.labels)), device=device)
     accuracy = dict(zip([*network.taps, "classifier"], accuracy_of_exits(network, validation), strict=True))
-    made_by = job.model or f"torchvision.models:{job.backbone}"
+    made_by = asked.model or f"torchvision.models:{asked.backbone}"
     save_checkpoint(
-        job.out, network, backbone=made_by, classes=source.classes, image_size=image_size,
+        asked.out, network, backbone=made_by, classes=source.classes, image_size=image_size,
         mean=MEAN, std=STD, accuracy={f"validation of {name}": share for name, share in accuracy.items()},
     )  # fmt: skip
     table = Table(title=f"Validation split: {len(splits.validation.labels):,} images, each exit answering for all")
@@ -210,6 +216,31 @@ def _save(
     console.print(table)
     console.print(
         f"As after epoch {done.best + 1} of {len(done.epochs)}, the best. No head exits yet: thresholds come next.\n"
-        f"Saved in {job.out}: model.json and its parameters, {STATE} (for --resume)",
+        f"Saved in {asked.out}: model.json and its parameters, {STATE} (for --resume)",
         soft_wrap=True,
     )
+
+
+#: Seconds between two looks at the loss, each of which waits for the device.
+_BETWEEN_LOOKS = 0.5
+
+
+def show_steps(advance: Callable[[int, str], None], epochs: int, images_an_epoch: int) -> Callable[[Step], None]:
+    """Return an ``on_step`` for :func:`train` that counts images as done; of a resumed training those before, too.
+
+    Args:
+        advance: counts images, with a remark to show.
+        epochs: how many there are in all.
+        images_an_epoch: how many images each has.
+    """
+    remark, looked, begun = "", 0.0, False
+
+    def on_step(step: Step) -> None:
+        nonlocal remark, looked, begun
+        if time.monotonic() > looked + _BETWEEN_LOOKS:
+            remark, looked = f"epoch {step.epoch + 1} of {epochs}, loss {step.loss.item():.2f}", time.monotonic()
+        before = 0 if begun else step.epoch * images_an_epoch
+        begun = True
+        advance(before + step.images, remark)
+
+    return on_step

@@ -13,8 +13,7 @@ from torch.nn.parameter import is_lazy
 
 from ..basics.arguments import check_batch, check_mode
 from ..basics.bad_input import BadInput
-from ..basics.json_file import write_json
-from ..basics.replacing import naming, on_disk
+from ..basics.files import naming, on_disk, write_json
 from ..listening.batches import two_samples
 from ..network.early_exit_network import EarlyExitNetwork, check_network
 from ..runners.checks import check_device

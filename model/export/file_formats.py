@@ -40,13 +40,13 @@ class Part(NamedTuple):
 
 
 #: Runs a file: as many tensors as it takes, for as many as it returns.
-Run = Callable[[Sequence[Tensor]], Sequence[Tensor]]
+RunFile = Callable[[Sequence[Tensor]], Sequence[Tensor]]
 
 
 class OpenFile(NamedTuple):
     """A file that has been read again."""
 
-    run: Run
+    run: RunFile
     by: str
     """What runs it, in words."""
 
@@ -142,7 +142,7 @@ def open_file(path: Path, format: str) -> OpenFile:
     return OpenFile(_on_numpy(session, [each.name for each in session.get_inputs()]), "onnxruntime")
 
 
-def _on_numpy(model: Any, names: Sequence[str]) -> Run:
+def _on_numpy(model: Any, names: Sequence[str]) -> RunFile:
     def run(values: Sequence[Tensor]) -> list[Tensor]:
         given = {name: value.cpu().numpy() for name, value in zip(names, values, strict=True)}
         return [torch.from_numpy(found) for found in model.run(None, given)]

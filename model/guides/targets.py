@@ -4,6 +4,7 @@ Each function returns a step and its images: in half precision on a GPU, smaller
 """
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -23,7 +24,7 @@ from .steps import (
     make_parts,
     one_launch_a_head,
 )
-from .steps import real_exits as exits_of
+from .steps import real_exits as with_real_exits
 from .steps import shorter_trunk as with_shorter_trunk
 
 #: What a factory returns: something to call, and its input.
@@ -49,9 +50,27 @@ def _made_of(step: type[Step]) -> tuple[Step, Tensor]:
     return step(backbone, heads).eval(), x
 
 
-def in_line() -> Target:
-    """Return step 1."""
-    return _made_of(InLine)
+def _graph_of(step: type[InLine]) -> Target:
+    made, x = _made_of(step)
+    return Graphs(made, x), x
+
+
+#: Step 1.
+in_line = partial(_made_of, InLine)
+#: Step 3.
+independent = partial(_made_of, Independent)
+#: Step 4, wrong.
+streams_left_out = partial(_made_of, StreamsLeftOut)
+#: Step 4, wrong in another way.
+stream_class = partial(_made_of, StreamClass)
+#: Step 5.
+streams_right = partial(_made_of, StreamsRight)
+#: Step 6.
+priorities = partial(_made_of, Priorities)
+#: A graph of step 1.
+graph_in_line = partial(_graph_of, InLine)
+#: Step 7, a graph of step 5.
+graphs = partial(_graph_of, StreamsRight)
 
 
 def returning_early() -> Target:
@@ -59,43 +78,6 @@ def returning_early() -> Target:
     step, x = _made_of(ReturningEarly)
     step.threshold = 1.0
     return step, x
-
-
-def independent() -> Target:
-    """Return step 3."""
-    return _made_of(Independent)
-
-
-def streams_left_out() -> Target:
-    """Return step 4, wrong."""
-    return _made_of(StreamsLeftOut)
-
-
-def stream_class() -> Target:
-    """Return step 4, wrong in another way."""
-    return _made_of(StreamClass)
-
-
-def streams_right() -> Target:
-    """Return step 5."""
-    return _made_of(StreamsRight)
-
-
-def priorities() -> Target:
-    """Return step 6."""
-    return _made_of(Priorities)
-
-
-def graph_in_line() -> Target:
-    """Return a graph of step 1."""
-    step, x = _made_of(InLine)
-    return Graphs(step, x), x
-
-
-def graphs() -> Target:
-    """Return step 7, a graph of step 5."""
-    step, x = _made_of(StreamsRight)
-    return Graphs(step, x), x
 
 
 def one_launch() -> Target:
@@ -113,4 +95,4 @@ def shorter_trunk() -> Target:
 def real_exits() -> Target:
     """Return step 10. All images leave at the second head: a confidence is above 0.0, and never above 1.0."""
     backbone, heads, x = parts()
-    return exits_of(backbone, heads, x, {tap: float(tap != TAPS[1]) for tap in TAPS}), x
+    return with_real_exits(backbone, heads, x, {tap: float(tap != TAPS[1]) for tap in TAPS}), x

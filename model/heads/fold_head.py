@@ -8,8 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ..listening.hooks import put_on_state, why_not_plain
-from .head_modules import activation_of, plain_parts
-from .head_pattern import HeadPattern, match_head
+from .head_pattern import HeadPattern, activation_of, match_head, plain_parts
 
 
 def match_or_fold(module: nn.Module) -> HeadPattern | str:
@@ -39,7 +38,7 @@ class _Steps(NamedTuple):
     rectifier: list[nn.Module]
     """A ReLU before all others, or none."""
     before: list[nn.Module]
-    """Of a map, the same at each place of it."""
+    """Of a map, the same at each of its pixels."""
     shaping: list[nn.Module]
     """Pool and Flatten."""
     norm: list[nn.Module]
@@ -61,10 +60,10 @@ def _steps_of(module: nn.Sequential) -> _Steps | None:
     softmax = [parts.pop()] if parts and type(parts[-1]) is nn.Softmax else []
     rectifier = [parts.pop(0)] if parts and type(parts[0]) is nn.ReLU else []
     kinds = (nn.AdaptiveAvgPool2d, nn.AvgPool2d, nn.Flatten)
-    places = [index for index, part in enumerate(parts) if type(part) in kinds]
-    if places and places != [*range(places[0], places[0] + len(places))]:
+    shaping_at = [index for index, part in enumerate(parts) if type(part) in kinds]
+    if shaping_at and shaping_at != [*range(shaping_at[0], shaping_at[0] + len(shaping_at))]:
         return None
-    start, end = (places[0], places[-1] + 1) if places else (0, 0)
+    start, end = (shaping_at[0], shaping_at[-1] + 1) if shaping_at else (0, 0)
     before, shaping, vectors = parts[:start], parts[start:end], parts[end:]
     norm = [vectors.pop(0)] if vectors and type(vectors[0]) is nn.LayerNorm else []
     activations = [index for index, part in enumerate(vectors) if activation_of(part) is not None]
@@ -105,18 +104,18 @@ def _fold(steps: _Steps) -> nn.Sequential:
 
 def _as_one(vectors: Sequence[nn.Module], maps: Sequence[nn.Module]) -> nn.Linear:
     """Return one linear layer for steps of vectors, behind a mean of what steps of maps make."""
-    place = max(index for index, part in enumerate(vectors) if type(part) is nn.Linear)
-    own = vectors[place]
+    at = max(index for index, part in enumerate(vectors) if type(part) is nn.Linear)
+    own = vectors[at]
     assert isinstance(own, nn.Linear)
     weight = own.weight.detach().double()
     bias = weight.new_zeros(len(weight)) if own.bias is None else own.bias.detach().double()
-    for norm in vectors[place + 1 :]:
+    for norm in vectors[at + 1 :]:
         scale, shift = _scale_and_shift(norm)
         weight, bias = weight * scale[:, None], bias * scale + shift
-    for part in reversed(vectors[:place]):
+    for part in reversed(vectors[:at]):
         weight, bias = _before(part, weight[:, :, None], bias)
         weight = weight[:, :, 0]
-    for part in reversed(maps):  # the same at each place of the map, of which the pool takes means
+    for part in reversed(maps):  # the same at each pixel of the map, of which the pool takes means
         channels = part.out_channels if isinstance(part, nn.Conv2d) else part.num_features
         weight, bias = _before(part, weight.view(len(weight), channels, -1), bias)  # type: ignore[arg-type]
         weight = weight.flatten(1)
@@ -126,7 +125,7 @@ def _as_one(vectors: Sequence[nn.Module], maps: Sequence[nn.Module]) -> nn.Linea
 
 
 def _before(part: nn.Module, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
-    """Return weight [K, in, P] and bias [K] of a layer [K, out, P] with a step before it, the same at P places."""
+    """Return weight [K, in, P] and bias [K] of a layer [K, out, P] with a step before it, the same at P pixels."""
     if isinstance(part, (nn.Linear, nn.Conv2d)):
         matrix = part.weight.detach().double().flatten(1)  # [out, in]
         if part.bias is not None:

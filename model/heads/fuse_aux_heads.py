@@ -5,12 +5,14 @@ from fnmatch import fnmatchcase
 from typing import NamedTuple
 
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from ..answers.exit_rule import ExitRule, as_exit_rule
 from ..basics.arguments import check_module, close_names, kind_of
 from .fold_head import match_or_fold
 from .fused_aux_head import FusedAuxHead
-from .head_modules import could_be_head, number_of_classes
+from .head import AuxHead
+from .head_pattern import POOLS, plain_parts
 
 
 class FuseReport(NamedTuple):
@@ -66,6 +68,14 @@ def fuse_aux_heads(
         ValueError: ``model`` is itself the head, with no parent to be replaced in; a name or pattern that no module
             has; or an included module that is no head of a known shape, with the reason.
         TypeError: an argument of another type.
+
+    Example:
+        >>> branch = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10), nn.Softmax(dim=1))
+        >>> model = nn.ModuleDict({"block": nn.Conv2d(3, 64, 3), "exit": branch})
+        >>> list(fuse_aux_heads(model).replaced)
+        ['exit']
+        >>> model["exit"](torch.randn(8, 64, 7, 7)).label.shape
+        torch.Size([8])
     """
     check_module("model", model)
     if not isinstance(match_or_fold(model), str):
@@ -75,7 +85,7 @@ def fuse_aux_heads(
     included = None if include is None else _names("include", include, modules)
     excluded = set().union(*_names("exclude", exclude, modules).values())
     named = set() if included is None else set().union(*included.values())
-    found = list(_find_heads(model, excluded, named, number_of_classes(model)))
+    found = list(_find_heads(model, excluded, named, _number_of_classes(model)))
     if included is not None:
         found = _only(found, included, modules)
     report = FuseReport({}, {})
@@ -83,7 +93,7 @@ def fuse_aux_heads(
     for path, parent, name, head, reason in found:
         if reason is not None:
             report.left_alone[path] = reason
-        elif not isinstance(head, FusedAuxHead):
+        elif not isinstance(head, AuxHead):
             if head not in made:
                 made[head] = FusedAuxHead.from_module(head, rule=rule, return_probs=return_probs)
             parent._modules[name] = report.replaced[path] = made[head]
@@ -92,8 +102,8 @@ def fuse_aux_heads(
 
 def find_aux_heads(model: nn.Module) -> dict[str, str | None]:
     """Return by name what :func:`fuse_aux_heads` would replace (None), and what it would not (why)."""
-    found = _find_heads(model, set(), set(), number_of_classes(model))
-    return {path: reason for path, _, _, head, reason in found if not isinstance(head, FusedAuxHead)}
+    found = _find_heads(model, set(), set(), _number_of_classes(model))
+    return {path: reason for path, _, _, head, reason in found if not isinstance(head, AuxHead)}
 
 
 def _names(argument: str, patterns: str | Sequence[str], modules: dict[str, nn.Module]) -> dict[str, list[str]]:
@@ -124,7 +134,7 @@ def _find_heads(model: nn.Module, excluded: set[str], named: set[str], classes: 
             path = prefix + name
             if child is None or path in excluded:
                 continue
-            if isinstance(child, FusedAuxHead):
+            if isinstance(child, AuxHead):
                 yield _Found(path, parent, name, child, None)
                 continue
             reason = match_or_fold(child)
@@ -134,7 +144,7 @@ def _find_heads(model: nn.Module, excluded: set[str], named: set[str], classes: 
                     reason = f"gives {scores} numbers, which are no class scores"
                 elif reason.linear.in_features == scores and not (listed or parent is model):
                     reason = f"gives {scores} numbers for {scores}, as a gate does; include it by name if not"
-            candidate = not in_candidate and could_be_head(child, classes, alone=listed)
+            candidate = not in_candidate and _could_be_head(child, classes, alone=listed)
             # in a chain every module but the last one feeds the next
             feeds = isinstance(parent, nn.Sequential) and (fed_on or name != next(reversed(parent._modules)))
             if not isinstance(reason, str):
@@ -165,3 +175,42 @@ def _only(found: list[_Found], included: dict[str, list[str]], modules: dict[str
             raise ValueError(f"include: {names[0]!r} {why}")
         kept += its
     return [one for one in found if one in kept]
+
+
+def _number_of_classes(model: nn.Module) -> int | None:
+    """Return the outputs of the model's last Linear that no matrix of the model could take up; None if there is none.
+
+    The one Linear of a head that pools reads a map, and so nothing that another Linear gives.
+    """
+    layers = [*model.modules()]
+    behind_pools = {_behind_pool(layer) for layer in layers if type(layer) is nn.Sequential}
+    matrices = [
+        parameter
+        for layer in layers
+        if layer not in behind_pools
+        for parameter in layer.parameters(recurse=False)
+        if not is_lazy(parameter) and parameter.ndim == 2
+    ]
+    taken = {matrix.shape[1] for matrix in matrices}
+    given = [layer.out_features for layer in layers if isinstance(layer, nn.Linear) and layer.out_features not in taken]
+    return given[-1] if given else None
+
+
+def _behind_pool(chain: nn.Sequential) -> nn.Module | None:
+    """Return the one Linear of a chain, if it has one and a pool comes before it."""
+    parts = [part for _, part in plain_parts(chain) if isinstance(part, (*POOLS, nn.AvgPool2d, nn.Linear))]
+    linears = [part for part in parts if isinstance(part, nn.Linear)]
+    return linears[0] if len(linears) == 1 and parts[0] is not linears[0] else None
+
+
+def _could_be_head(module: nn.Module, classes: int | None, *, alone: bool) -> bool:
+    """Return whether a module looks like a head: three convolutions and Linears at most, the last one for the classes.
+
+    A Linear by itself is one only where ``alone`` says so, and a container without a forward is none.
+    """
+    if isinstance(module, (nn.ModuleList, nn.ModuleDict)) or isinstance(module, nn.Linear) and not alone:
+        return False
+    layers = [part for part in module.modules() if isinstance(part, (nn.Linear, nn.modules.conv._ConvNd))]
+    if not 1 <= len(layers) <= 3 or not isinstance(layers[-1], nn.Linear):
+        return False
+    return layers[-1].out_features == classes

@@ -8,26 +8,38 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ...kernels import ExitHead, HeadOutput, HiddenLayers, check_input, check_pool, fused_head, pooled_features
-from ...kernels.launch.head_arguments import check_classes
+from ...kernels.launch.head_arguments import check_countable
 from ...kernels.reference.hidden_layers import NO_LAYERS
 from ..answers.exit_rule import ExitRule, own_rule
 from ..answers.rule_order import wait_for_write
 from ..basics.arguments import check_dense, check_module
 from ..listening.hooks import overridden, why_not_plain
 from .fold_head import match_or_fold
-from .head_checks import check_map_size, check_readable, lazy_after_errors, rename_layers
-from .hidden_stack import HiddenStack, make_hidden_stack
+from .head import AuxHead, HeadRun
+from .head_layers import (
+    HiddenStack,
+    check_map_size,
+    check_readable,
+    lazy_after_errors,
+    make_hidden_stack,
+    rename_layers,
+)
 from .repeats import HeadRepeats
 
 
-class FusedAuxHead(nn.Module):
+class FusedAuxHead(AuxHead):
     """An early-exit head, with a hidden layer and a norm or without, whose forward is one kernel launch.
 
     ``forward`` answers (:class:`~auxhead.kernels.HeadOutput`); ``logits`` is the same head as differentiable PyTorch,
     for training. Shapes, dtypes and errors of the input are those of :func:`auxhead.kernels.fused_head`.
+
+    Example:
+        >>> head = FusedAuxHead(64, num_classes=10, rule=0.9)  # pools, multiplies, and is sure above 0.9
+        >>> answer = head(torch.randn(8, 64, 7, 7))
+        >>> answer.probs.shape, answer.label.dtype, answer.exit.dtype
+        (torch.Size([8, 10]), torch.int64, torch.bool)
     """
 
-    #: Attributes that a launch depends on, besides what ``holders`` names.
     options = ("pool", "pool_size", "return_probs")
 
     def __init__(
@@ -72,11 +84,10 @@ class FusedAuxHead(nn.Module):
             device: of the parameters.
             dtype: of the parameters.
         """
-        super().__init__()
         for name, value in (("in_features", in_features), ("num_classes", num_classes)):
             if not (isinstance(value, int) and value > 0) and not (name == "in_features" and value is None):
                 raise ValueError(f"{name}: got {value!r}, wants a positive int")
-        check_classes("num_classes", num_classes)
+        super().__init__(rule, device, num_classes=num_classes, return_probs=return_probs)
         hidden = make_hidden_stack(
             in_features, hidden_features, norm=norm, rectifies=rectifies, activation=activation,
             hidden_bias=hidden_bias, hidden_dropout=hidden_dropout, device=device, dtype=dtype,
@@ -92,13 +103,10 @@ class FusedAuxHead(nn.Module):
         if not (isinstance(dropout, (int, float)) and 0.0 <= dropout <= 1.0):
             raise ValueError(f"dropout: got {dropout!r}, wants a probability in [0, 1]")
         self.dropout = dropout
-        self.return_probs = return_probs
-        self.rule = own_rule(rule, device)
         if hidden is not None:
             self._modules["hidden"] = hidden
         self.linear: nn.Linear = linear
         self._repeats = HeadRepeats()
-        self._map_size: tuple[int, int] | None = None
         self._source_paths: dict[str, str] = {}  # names of layers in the nn.Sequential they come from, if any
 
     @classmethod
@@ -134,7 +142,7 @@ class FusedAuxHead(nn.Module):
         if (hidden := pattern.hidden_stack()) is not None:
             head._modules["hidden"] = hidden
         head.linear = linear
-        head._map_size, head._source_paths = pattern.map_size, pattern.paths
+        head.map_size, head._source_paths = pattern.map_size, pattern.paths
         head.rule = own_rule(rule, linear.weight.device)
         return head.train(module.training)
 
@@ -158,15 +166,10 @@ class FusedAuxHead(nn.Module):
             raise AttributeError("hidden: the head was made without hidden layers, wants a new one: hidden_features=64")
 
     @property
-    def in_features(self) -> int | None:
+    def in_features(self) -> int | None:  # type: ignore[override]
         """Features after pool and flatten; None before a head that was made without a width has seen an input."""
         first = self._first_linear()
         return None if isinstance(first, nn.LazyLinear) else _size(first, "in_features")
-
-    @property
-    def map_size(self) -> tuple[int, int] | None:
-        """The one size of maps that it reads, that of the window of an AvgPool2d it was made of; None for any size."""
-        return self._map_size
 
     def _first_linear(self) -> nn.Linear:
         hidden = self.hidden
@@ -195,7 +198,7 @@ class FusedAuxHead(nn.Module):
             logits = self.logits(x) if overridden(self, FusedAuxHead) else self._last(self._read(x), drops=False)
             return self.rule.judge(logits, return_probs=self.return_probs)
         check_dense("x", x)
-        check_map_size(x, self._map_size)
+        check_map_size(x, self.map_size)
         weight: Tensor = self.linear.weight
         bias: Tensor | None = self.linear.bias
         hidden = self.hidden_layers()
@@ -264,7 +267,7 @@ class FusedAuxHead(nn.Module):
         return self._pooled(x).to(next(self.linear.parameters(), x).dtype)
 
     def _pooled(self, x: Tensor) -> Tensor:
-        check_map_size(x, self._map_size)
+        check_map_size(x, self.map_size)
         rectifies = self.hidden is not None and self.hidden.rectifies
         return pooled_features(F.relu(x) if rectifies else x, self.pool, self.pool_size)
 
@@ -282,29 +285,84 @@ class FusedAuxHead(nn.Module):
 
     def launch_input(self, x: Tensor) -> Tensor:
         """Return what an exit launch reads for this head: the tap's output itself."""
-        if self._map_size is not None:
-            check_map_size(x, self._map_size)
+        if self.map_size is not None:
+            check_map_size(x, self.map_size)
         return x
 
     def answer(self, x: Tensor) -> HeadOutput:
         """Answer for what ``launch_input`` returned."""
         return self(x)
 
-    def holders(self) -> Iterable[tuple[Mapping[str, Any], str]]:
+    def depends_on(self) -> Iterable[tuple[Mapping[str, Any], str]]:
         """Name the objects that a launch depends on, as keys of the dicts that hold them."""
         own = self._modules
         linear, rule, hidden = own["linear"], own["rule"], self.hidden
         assert isinstance(linear, nn.Module) and isinstance(rule, ExitRule)
         of_linear = [(linear._parameters, "weight"), (linear._parameters, "bias")]
-        of_hidden = [] if hidden is None else [(own, "hidden"), *hidden.holders()]
-        return [(own, "linear"), (own, "rule"), *of_linear, *of_hidden, *rule.holders()]
+        of_hidden = [] if hidden is None else [(own, "hidden"), *hidden.depends_on()]
+        return [(own, "linear"), (own, "rule"), *of_linear, *of_hidden, *rule.depends_on()]
 
     def describe(self) -> str:
         """Say what it computes."""
         hidden = "" if self.hidden is None else f"{self.hidden.describe()}, "
         return f"pool {self.pool!r}, {hidden}{self.num_classes} classes"
 
-    def check_hidden(self) -> None:
+    def fields(self) -> dict[str, Any]:
+        """Return the arguments that make it again, for a checkpoint; ``ValueError`` if its layers are no plain ones."""
+        if type(self) is not FusedAuxHead:
+            return super().fields()
+        if self.in_features is None:
+            raise ValueError("does not know its width yet; call network.check_taps(example_input) before")
+        if (why := self.why_not_launched()) is not None:
+            raise ValueError(
+                f"{why}, which files do not keep; merge adapters, remove parametrizations and hooks before"
+            )
+        fields: dict[str, Any] = {name: getattr(self, name) for name in ("in_features", "num_classes", "pool")}
+        fields |= {"pool_size": list(self.pool_size), "bias": self.linear.bias is not None}
+        fields |= {"dropout": self.dropout, "return_probs": self.return_probs}
+        if self.map_size is not None:
+            fields["map_size"] = list(self.map_size)
+        if self.hidden is not None:
+            fields["hidden"] = self.hidden.fields()
+        return fields
+
+    def check_on(self, tap: str, features: Tensor, *, autocasts: bool = False) -> None:
+        """Check that its launch reads the output of its tap, of any width if it has none; see the base class."""
+        try:
+            width, _ = self.in_features, self.num_classes
+            if width is not None and self.why_not_launched() is not None:
+                return  # its layers run as they are
+            if width is not None:
+                self._check_parameters(features, autocasts=autocasts)
+            check_map_size(features, self.map_size)
+            found = check_input(features, self.pool, self.pool_size)
+            check_countable(features, found)
+        except ValueError as error:
+            raise ValueError(f"heads[{tap!r}]: {error}") from None
+        if width is not None and found != width:
+            raise ValueError(
+                f"heads[{tap!r}]: its linear layer takes {width} features, but the output {list(features.shape)} of "
+                f"the tap has {found} with pool={self.pool!r} and pool_size={self.pool_size}"
+            )
+
+    def _check_parameters(self, features: Tensor, *, autocasts: bool) -> None:
+        weight = self.linear.weight
+        if weight.device != features.device or (weight.dtype != features.dtype and not autocasts):
+            wants = f"{features.dtype} on {features.device}, as the output of the tap"
+            raise ValueError(f"is {weight.dtype} on {weight.device}, wants {wants}")
+        try:
+            self._check_hidden()
+        except TypeError as error:
+            raise ValueError(f"{error}") from None
+
+    def settle(self, found: HeadRun | None, features: Tensor, *, autocasts: bool) -> None:
+        """Take the width of the output of its tap, if it was made without one."""
+        if self.in_features is None:
+            self.to(features.device, None if autocasts else features.dtype)
+            with torch.no_grad():
+                self.take_width_of(features)
+
+    def _check_hidden(self) -> None:
         """Raise ``ValueError`` or ``TypeError`` unless the layers before the last one fit it and each other."""
         if self.hidden is not None:
             self.hidden.check(self._first_linear().in_features, self.linear)
@@ -313,7 +371,7 @@ class FusedAuxHead(nn.Module):
         """Return the tensors and sizes that a launch for a whole network reads: the very ones, not copies."""
         linear, hidden = self.linear, self.hidden_layers()
         check_readable([("linear.weight", linear.weight), ("linear.bias", linear.bias), *hidden.tensors()])
-        self.check_hidden()
+        self._check_hidden()
         return ExitHead(
             linear.weight,
             linear.bias,

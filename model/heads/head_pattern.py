@@ -1,6 +1,7 @@
-"""Recognises the ``nn.Sequential`` classifiers that a fused head can stand in for."""
+"""Recognises the ``nn.Sequential`` classifiers that a fused head can stand in for, and says why others are none."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 from torch import nn
@@ -8,8 +9,17 @@ from torch import nn
 from ...kernels.launch.head_arguments import ONE_LOGIT, head_dtypes, head_dtypes_in_words
 from ...kernels.reference.hidden_layers import MOST_HIDDEN
 from ..listening.hooks import put_on_state, why_not_plain
-from .head_modules import ACTIVATION_MODULES, KNOWN_MODULES, activation_of, plain_parts, why_unknown
-from .hidden_stack import HiddenStack
+from .head_layers import HiddenStack
+
+POOLS = (nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d)
+#: Modules that shape features, or may end a head.
+SHAPING_MODULES = (*POOLS, nn.AvgPool2d, nn.Flatten, nn.Dropout, nn.Identity, nn.Linear, nn.Softmax)
+#: Modules of activations by the names that kernels have for them.
+_ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
+    "relu": nn.ReLU, "gelu": nn.GELU, "gelu_tanh": partial(nn.GELU, approximate="tanh"), "hardswish": nn.Hardswish
+}  # fmt: skip
+ACTIVATION_MODULES = (nn.ReLU, nn.GELU, nn.Hardswish)
+KNOWN_MODULES = (*SHAPING_MODULES, nn.LayerNorm, *ACTIVATION_MODULES)
 
 
 class HeadPattern(NamedTuple):
@@ -47,7 +57,7 @@ def match_head(module: nn.Module) -> HeadPattern | str:
     """Return the pattern of a classifier, or the reason why it has none."""
     if type(module) is not nn.Sequential:
         return why_unknown(module)
-    read = _Reading()
+    read = _PatternReader()
     for path, part in plain_parts(module):
         where = f"'{path}' ({type(part).__name__})"
         if (reason := why_not_plain(part)) is not None:
@@ -73,7 +83,7 @@ def match_head(module: nn.Module) -> HeadPattern | str:
     return pattern
 
 
-class _Reading:
+class _PatternReader:
     """What of a classifier has been read so far."""
 
     def __init__(self) -> None:
@@ -224,3 +234,56 @@ class _Reading:
 
 def _pair(size: int | tuple[int, ...]) -> tuple[int, int]:
     return (size, size) if isinstance(size, int) else (size[0], size[-1])
+
+
+def activation_of(part: nn.Module) -> str | None:
+    """Return the name of an activation that heads have; None for any other module."""
+    if type(part) is nn.GELU:
+        return {"none": "gelu", "tanh": "gelu_tanh"}.get(part.approximate)
+    return "relu" if type(part) is nn.ReLU else "hardswish" if type(part) is nn.Hardswish else None
+
+
+def module_of_activation(name: str) -> nn.Module:
+    """Return a module of the activation with a name."""
+    return _ACTIVATIONS[name]()
+
+
+def plain_parts(module: nn.Module, prefix: str = "") -> list[tuple[str, nn.Module]]:
+    """Return the modules that a plain nn.Sequential calls, in order, nested ones unpacked."""
+    parts: list[tuple[str, nn.Module]] = []
+    for name, child in module._modules.items():  # named_children() would skip a module that occurs twice
+        if child is None:
+            continue
+        nested = type(child) is nn.Sequential and why_not_plain(child) is None and put_on_state(child) is None
+        parts += plain_parts(child, f"{prefix}{name}.") if nested else [(prefix + name, child)]
+    return parts
+
+
+def why_unknown(module: nn.Module) -> str:
+    """Say that a module is no nn.Sequential, and what to write instead, where the names of its parts show it."""
+    kind = type(module).__name__
+    kind = f"{'an' if kind[0] in 'AEIOU' else 'a'} {kind}"
+    linears = [path for path, part in module.named_modules() if type(part) is nn.Linear]
+    if not linears:
+        return f"is {kind}, wants an nn.Sequential of {', '.join(known.__name__ for known in KNOWN_MODULES)}"
+    linear = _as_code(module, linears[-1])
+    if len(linears) > 1:  # the last of them reads vectors
+        steps, parts = f"last step is {linear}", linear
+    else:
+        pools = [path for path, part in module.named_modules() if type(part) in POOLS]
+        pool = _as_code(module, pools[-1]) if pools else "nn.AdaptiveAvgPool2d(1)"
+        steps, parts = f"last steps are a pool, a flatten and {linear}", f"{pool}, nn.Flatten(), {linear}"
+    use = f"use FusedAuxHead.from_module(nn.Sequential({parts}))"
+    if type(module) is nn.Linear:
+        return f"is {kind} alone; where a pool and a flatten come before it, {use} for all three"
+    return f"is {kind} with a forward of its own, which is not read; if its {steps}, {use} for that"
+
+
+def _as_code(head: nn.Module, path: str) -> str:
+    """Return how Python writes a part of ``head``."""
+    code = "head"
+    for name in path.split(".") if path else ():
+        attribute = name.isidentifier() and not isinstance(head, nn.ModuleDict)
+        code += f".{name}" if attribute else f"[{name}]" if name.isdigit() else f"[{name!r}]"
+        head = head.get_submodule(name)
+    return code

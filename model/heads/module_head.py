@@ -1,31 +1,21 @@
 """``ModuleHead``: an exit head that is any module, which runs as it is; only the check of its logits is fused."""
 
-from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
-import torch
 from torch import Tensor, nn
 
-from ...kernels import ExitHead, HeadOutput
-from ...kernels.launch.head_arguments import check_classes
-from ..answers.exit_rule import ExitRule, own_rule
+from ..answers.exit_rule import ExitRule
 from ..basics.arguments import check_dense, check_module
-from ..listening.hooks import buffers_kept, modes_kept, overridden
-from ..listening.operators import OperatorMode, flops_of, written_tensors
 from ..listening.reading import parts_in_words
-from ..listening.rounding import are_probabilities
-from .fused_aux_head import FusedAuxHead
+from .head import AuxHead, HeadRun, are_logits, run_once
 
 
-class ModuleHead(nn.Module):
+class ModuleHead(AuxHead):
     """An early-exit head made of any module that turns a tap's output into logits [N, K].
 
     The module runs as it is, operator by operator, where a fused head's launch would run. Its logits are judged by the
     exit rule in the same launch that answers for other heads.
     """
-
-    #: Attributes that a launch depends on, besides what ``holders`` names.
-    options = ("return_probs",)
 
     def __init__(
         self,
@@ -45,32 +35,15 @@ class ModuleHead(nn.Module):
                 rule, of which 1.0 never exits.
             return_probs: whether the answer carries the probabilities.
         """
-        super().__init__()
         check_module("module", module)
         if not (num_classes is None or (type(num_classes) is int and num_classes > 0)):
             raise ValueError(f"num_classes: got {num_classes!r}, wants a positive int or None")
-        check_classes("num_classes", num_classes or 2)
+        device = next((each.device for each in module.parameters()), None)
+        super().__init__(rule, device, num_classes=num_classes, return_probs=return_probs)
         self.module = module
-        self.rule = own_rule(rule, next((each.device for each in module.parameters()), None))
-        self.return_probs = return_probs
-        self.run: ModuleRun | None = None
-        """What the network's dry run has found out about the module; None before."""
         self.why_not_fused: str | None = None
         """The reason, if the network was given the module to fuse it."""
-        self._num_classes = num_classes
         self.training = self.rule.training = module.training  # and each layer of the module as it is
-
-    @property
-    def num_classes(self) -> int:
-        """Number of classes, K."""
-        found = self._num_classes if self.run is None else self.run.num_classes
-        if found is None:
-            raise ValueError("num_classes: is not known before network.check_taps(example_input)")
-        return found
-
-    def forward(self, x: Tensor) -> HeadOutput:
-        """Answer for what the tap returned."""
-        return self.answer(self.launch_input(x))
 
     def logits(self, x: Tensor) -> Tensor:
         """Return the module's logits [N, K], differentiably.
@@ -80,54 +53,21 @@ class ModuleHead(nn.Module):
             RuntimeError: in training mode it has changed its input in place, which in eval mode it does not.
         """
         check_dense("x", x)
-        if self.run is not None and self.run.writes_input:
-            x = x.clone()
+        copied = self.run is not None and self.run.writes_input
+        x = x.clone() if copied else x
         version = x._version if self.training and not x.is_inference() else None
         y = self.module(x)
-        if version is not None and x._version != version and not (self.run and self.run.writes_input):
+        if version is not None and x._version != version and not copied:
             raise RuntimeError(
                 f"module: {type(self.module).__name__} changes its input in place in training mode, while the backbone "
                 "goes on with it; wants inplace=False for its first layers"
             )
-        if not (isinstance(y, Tensor) and y.ndim == 2 and y.shape[0] == x.shape[0] and y.is_floating_point()):
+        if not are_logits(y, x):
             raise ValueError(f"module: returned {parts_in_words(y)}, wants logits [{x.shape[0]}, num_classes]")
         known = self._num_classes if self.run is None else self.run.num_classes
         if known not in (None, y.shape[1]):
             raise ValueError(f"module: returned {y.shape[1]} classes, wants {known}, as the head has")
-        return y
-
-    def launch_input(self, x: Tensor) -> Tensor:
-        """Return what an exit launch reads for this head: the logits."""
-        return self.logits(x)
-
-    def answer(self, logits: Tensor) -> HeadOutput:
-        """Answer for what ``launch_input`` returned, by PyTorch's operators."""
-        return self.rule.judge(logits, return_probs=self.return_probs)
-
-    def features(self, x: Tensor) -> Tensor:
-        """Return what of a tap's output ``logits_of_features`` reads: all."""
-        return x
-
-    def logits_of_features(self, features: Tensor) -> Tensor:
-        """Return the logits [N, K] for features, differentiably."""
-        return self.logits(features)
-
-    def as_exit_head(self) -> ExitHead:
-        """Return the rule's tensors, which a launch for a whole network reads beside the logits."""
-        rule = self.rule
-        return ExitHead(None, None, rule.temperature_tensor, rule.threshold_tensor, "none", (1, 1), rule.criterion)
-
-    def parts(self) -> list[tuple[str, nn.Module]]:
-        """Name the modules that a launch stands for: none, the module runs."""
-        return []
-
-    def why_not_launched(self) -> str | None:
-        """Return what of the head a launch would not follow; None if nothing."""
-        return overridden(self, ModuleHead)
-
-    def holders(self) -> Iterable[tuple[Mapping[str, Any], str]]:
-        """Name the objects that a launch depends on, as keys of the dicts that hold them."""
-        return [(self._modules, "rule"), *self.rule.holders()]
+        return y  # type: ignore[no-any-return]
 
     def describe(self) -> str:
         """Say that it is not fused, and what it costs."""
@@ -135,83 +75,19 @@ class ModuleHead(nn.Module):
         costs = "" if self.run is None else f": {self.run.describe()}"
         return f"{type(self.module).__name__}, not fused{because}{costs}"
 
-    def check_on(self, tap: str, features: Tensor) -> "ModuleRun":
-        """Run the module once in eval mode on the output of its tap, and return what was found.
+    def fields(self) -> dict[str, Any]:
+        """Return the class of the module, which a checkpoint names but does not keep, and the head's arguments."""
+        if type(self) is not ModuleHead:
+            return super().fields()
+        kind = type(self.module).__qualname__
+        return {"module": kind, "num_classes": self.num_classes, "return_probs": self.return_probs}
 
-        Raises:
-            ValueError: the module cannot read it, or returns something else than logits; the message names the tap.
-        """
+    def check_on(self, tap: str, features: Tensor, *, autocasts: bool = False) -> HeadRun:
+        """Run the module once in eval mode on the output of its tap, and return what was found; see the base class."""
+        its = f"heads[{tap!r}]: its module {type(self.module).__name__}"
         try:
-            with modes_kept(self.module), buffers_kept(self.module):
-                self.module.eval()
-                return _run_once(tap, self.module, features)
+            return run_once(its, self.module, self.module, features)
         except ValueError as error:
             if self.why_not_fused is None:
                 raise
             raise ValueError(f"{error}; to be fused it would have to be another: {self.why_not_fused}") from error
-
-
-AuxHead = FusedAuxHead | ModuleHead
-"""A head of a network, of either kind."""
-
-
-class ModuleRun(NamedTuple):
-    """What one run of a head's module on a few samples has shown."""
-
-    num_classes: int
-    parameters: int
-    operators: int
-    flops: int
-    """Of convolutions and products, for one sample."""
-    writes_input: bool
-
-    def describe(self) -> str:
-        """Say in words what the module costs."""
-        copy = ", on a copy of the tap's output, which it changes in place" if self.writes_input else ""
-        flops = f"{self.flops / 1e6:,.3g} MFLOPs a sample"
-        return f"{self.operators} operators, {self.parameters:,} parameters, {flops}{copy}"
-
-
-class _Operators(OperatorMode):
-    """Counts operators, but for views, and their work, and notes whether one writes to the memory of a tensor."""
-
-    def __init__(self, watched: Tensor) -> None:
-        super().__init__()
-        self.count = self.flops = 0
-        self.writes = False
-        self._memory = watched.untyped_storage()._cdata
-
-    def __torch_dispatch__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        self.count += not getattr(func, "is_view", False)
-        for tensor in written_tensors(func, args, kwargs):
-            self.writes |= tensor.untyped_storage()._cdata == self._memory
-        output = func(*args, **kwargs)
-        self.flops += flops_of(func, args, kwargs, output)
-        return output
-
-
-def _run_once(tap: str, module: nn.Module, features: Tensor) -> ModuleRun:
-    x = features.detach().clone()
-    version = x._version
-    operators = _Operators(x)
-    its = f"heads[{tap!r}]: its module {type(module).__name__}"
-    reads = f"the output {list(x.shape)} of the tap"
-    try:
-        with torch.no_grad(), torch.compiler.set_stance("force_eager"), operators:  # or 2.14 refuses a fullgraph
-            y = module(x)
-    except Exception as error:  # whatever a user's module may raise
-        raise ValueError(f"{its} cannot read {reads}: {' '.join(str(error).split()):.300}") from error
-    if not (isinstance(y, Tensor) and y.ndim == 2 and y.shape[0] == x.shape[0] and y.is_floating_point()):
-        raise ValueError(f"{its} makes of {reads} {parts_in_words(y)}, wants logits [{x.shape[0]}, num_classes]")
-    if y.device != x.device:
-        raise ValueError(f"{its} returns logits on {y.device}, wants {x.device}, as the output of the tap")
-    if y.shape[1] > 1 and are_probabilities(y):
-        raise ValueError(f"{its} returns probabilities, wants logits: leave out its last softmax")
-    return ModuleRun(
-        num_classes=y.shape[1],
-        parameters=sum(parameter.numel() for parameter in module.parameters()),
-        operators=operators.count,
-        flops=operators.flops // x.shape[0],
-        writes_input=operators.writes or x._version != version,
-    )

@@ -36,7 +36,7 @@ class ReadTensors:
         # Looked up without nn.Module's attribute access, which would cost each call some microseconds a head.
         holders: list[tuple[Mapping[str, object], str]] = []
         for head in heads:
-            holders += [*head.holders(), *((vars(head), name) for name in head.options)]
+            holders += [*head.depends_on(), *((vars(head), name) for name in head.options)]
         self._heads = list(heads)
         self._objects = [holder[name] for holder, name in holders]
         parts = [part for head in heads for _, part in head.parts()]

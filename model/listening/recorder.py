@@ -3,14 +3,12 @@
 A tensor is known by where it lies and in which strides, since Python objects do not stay the same.
 """
 
-import os
 import random
 import sys
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,6 +21,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from ...kernels.launch.head_arguments import head_dtypes
 from ..basics.arguments import is_plain
 from ..basics.bad_input import BadInput
+from ..basics.whose_code import Owner, frames_from, line_of
 from .batches import Batch, argument_names, arguments_in, call_with, first_tensor, map_tensors
 from .hooks import ThreadHook, buffers_kept, put_back
 from .operators import OperatorMode, flops_of, written_tensors
@@ -495,15 +494,8 @@ def _is_random(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> b
     return given.get("dropout_p", 1.0) != 0.0
 
 
-#: Folders whose code is not the user's: PyTorch's, and this package's.
-_NOT_THE_USERS = (str(Path(torch.__file__).parent) + os.sep, str(Path(__file__).parents[1]) + os.sep)
-
-
 def line_of_the_user() -> str:
-    """Return file and line of the innermost running code that is neither PyTorch's nor ours."""
-    frame = sys._getframe(1)
-    while frame is not None:
-        if not frame.f_code.co_filename.startswith(_NOT_THE_USERS):
-            return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
-        frame = frame.f_back  # type: ignore[assignment]
-    return "an unknown line"
+    """Return file and line of the innermost running code that is the user's, or a package's that the user calls."""
+    frames = frames_from(sys._getframe(1))
+    whose = (Owner.USER, Owner.PACKAGE)
+    return next((line_of(frame) for frame, owner in frames if owner in whose), "an unknown line")

@@ -15,8 +15,7 @@ from ..answers.exit_result import ExitResult, first_sure
 from ..answers.rule_order import wait_for_write
 from ..basics.streams import current_handle, has_streams
 from ..heads.fused_aux_head import FusedAuxHead
-from ..heads.head_checks import check_same_classes
-from ..heads.module_head import AuxHead
+from ..heads.head import AuxHead, check_same_classes
 from ..heads.repeats import Kept, ReadTensors, Repeats, is_plain_call
 from ..listening.batches import Batch, call_with, first_tensor
 from ..listening.reading import Reading

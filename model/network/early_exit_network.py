@@ -17,15 +17,8 @@ from ..answers.exit_rule import ExitRule, as_exit_rule
 from ..basics.arguments import check_heads, check_module, kind_of
 from ..basics.streams import has_streams
 from ..heads.fused_aux_head import FusedAuxHead
-from ..heads.head_checks import check_same_classes
-from ..heads.head_on_tap import (
-    check_followed,
-    check_head_beside_tap,
-    check_head_on_tap,
-    unless_of_other_maps,
-    with_layout,
-)
-from ..heads.module_head import AuxHead, ModuleHead, ModuleRun
+from ..heads.head import AuxHead, HeadRun, check_followed, check_head_device, check_same_classes, with_layout
+from ..heads.module_head import ModuleHead
 from ..listening.batches import (
     Batch,
     argument_names,
@@ -62,6 +55,13 @@ class EarlyExitNetwork(nn.Module):
     The backbone is neither traced nor rewritten: while the network runs, forward hooks on the tapped layers hand their
     outputs to the heads. Sample by sample, the first head that is sure answers, and the backbone's own classifier
     answers for whatever is left.
+
+    Example:
+        >>> backbone = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 5))
+        >>> x = torch.randn(4, 3, 8, 8)
+        >>> network = EarlyExitNetwork(backbone, {"1": FusedAuxHead(8, 5)}, rules=0.0, example_input=x).eval()
+        >>> network(x).exit_index  # a confidence is always above 0.0
+        tensor([0, 0, 0, 0])
     """
 
     heads: nn.ModuleList
@@ -113,7 +113,7 @@ class EarlyExitNetwork(nn.Module):
         self._windowed: dict[nn.Module, nn.Module] = {  # what heads were made of that read maps of one size alone
             head: given
             for head, given in zip(self.exit_heads, heads.values(), strict=True)
-            if isinstance(head, FusedAuxHead) and head.map_size is not None and head is not given
+            if head.map_size is not None and head is not given
         }
         by_tap = None if rules is None else self._rules_by_tap(rules)
         self._argument_names = argument_names(backbone)
@@ -167,7 +167,7 @@ class EarlyExitNetwork(nn.Module):
     @property
     def exit_heads(self) -> list[AuxHead]:
         """The heads, in the order of the taps."""
-        return [head for head in self.heads if isinstance(head, (FusedAuxHead, ModuleHead))]
+        return [head for head in self.heads if isinstance(head, AuxHead)]  # check_taps refuses others
 
     @property
     def fused_heads(self) -> list[FusedAuxHead]:
@@ -213,10 +213,10 @@ class EarlyExitNetwork(nn.Module):
         if isinstance(x, Tensor) or not self._of_tokens:
             return reading
         arguments, reads = arguments_in(x, self._argument_names), list(reading.taps)
-        for place, (tap, head) in enumerate(zip(self.taps, self.exit_heads, strict=True)):
+        for index, (tap, head) in enumerate(zip(self.taps, self.exit_heads, strict=True)):
             extract = self.extract[tap]
-            if isinstance(head, FusedAuxHead) and isinstance(extract, Extract) and extract.mask is not None:
-                reads[place] = partial(read_tokens, tap, extract, head, arguments)
+            if head.pool != "none" and isinstance(extract, Extract) and extract.mask is not None:
+                reads[index] = partial(read_tokens, tap, extract, head, arguments)
         return Reading(tuple(reads), reading.logits)
 
     def check_taps(self, example_input: Batch) -> None:
@@ -275,41 +275,28 @@ class EarlyExitNetwork(nn.Module):
         check_classes("backbone", run.logits.shape[1])
         samples, takes = first_tensor(example_input).shape[0], self._argument_names
         arguments = arguments_in(example_input, takes)
-        lazy: list[tuple[FusedAuxHead, Tensor]] = []
-        runs: list[tuple[ModuleHead, ModuleRun]] = []
         heads = [
-            unless_of_other_maps(head, self._windowed.get(head), features)
+            _unless_of_other_maps(head, self._windowed.get(head), features)
             for head, features in zip(self.exit_heads, run.features, strict=True)
         ]
+        found: list[tuple[AuxHead, Tensor, HeadRun | None]] = []
         for tap, head, features, channels in zip(self.taps, heads, run.features, run.channels, strict=True):
             given = self.extract.get(tap, Extract())
-            check_head_beside_tap(tap, head, features)
-            if isinstance(head, ModuleHead):
-                if isinstance(given, Extract):
-                    extract[tap] = with_mask(tap, given, None, arguments, takes)
-                runs.append((head, head.check_on(tap, features)))
-                check_same_classes(tap, runs[-1][1].num_classes, run.logits)
-                continue
+            check_head_device(tap, head, features)
             if isinstance(given, Extract):
                 read = with_layout(tap, given, features, head, channels)
                 features = read.view(features) if given.layout is None else features
                 tokens = (samples, features.shape[1]) if features.ndim == 3 and head.pool != "none" else None
                 extract[tap] = with_mask(tap, read, tokens, arguments, takes)
-            check_head_on_tap(tap, head, features, autocasts=autocasts)
-            if head.in_features is None:
-                lazy.append((head, features))
-            check_same_classes(tap, head.num_classes, run.logits)
-        for place, (kept, features) in enumerate(zip(heads, run.features, strict=True)):
-            self.heads[place] = kept
-            if kept.rule.threshold_tensor.device != features.device:  # its layers were moved, and it was not
-                kept.rule.to_empty(device=features.device)
+            shown = head.check_on(tap, features, autocasts=autocasts)
+            check_same_classes(tap, head.num_classes if shown is None else shown.num_classes, run.logits)
+            found.append((head, features, shown))
+        for index, (head, features, shown) in enumerate(found):  # once none is refused
+            self.heads[index] = head
+            if head.rule.threshold_tensor.device != features.device:  # its layers were moved, and it was not
+                head.rule.to_empty(device=features.device)
+            head.settle(shown, features, autocasts=autocasts)
         self._windowed = {}
-        for head, features in lazy:  # once none is refused
-            head.to(features.device, None if autocasts else features.dtype)
-            with torch.no_grad():
-                head.take_width_of(features)
-        for head_of_module, found in runs:
-            head_of_module.run = found
         self.extract, self.logits_part = extract, run.part
         self._of_tokens = {tap for tap, read in zip(self.taps, run.features, strict=True) if read.ndim == 3}
         self.reading = reading_of(self.taps, self.extract, self.logits_part)
@@ -324,7 +311,7 @@ class EarlyExitNetwork(nn.Module):
             mask = extract.mask if isinstance(extract, Extract) else None
             over = "all tokens, padding included" if mask in (None, AUTO) else f"the tokens of {mask}"
             over = f", over {over}" if tap in self._of_tokens else ""
-            if mask in (None, AUTO) and isinstance(head, FusedAuxHead) and head.pool == "first":
+            if mask in (None, AUTO) and head.pool == "first":
                 over = ""
             share = f", behind {self.shares[tap]:.0%} of the work" if tap in self.shares else ""
             lines.append(f"{reads}: {head.describe()}{over}{share}")
@@ -403,14 +390,13 @@ def _check_distinct(heads: Mapping[str, nn.Module]) -> None:
 
 
 def _as_head(tap: str, head: nn.Module) -> AuxHead:
-    for kind in (FusedAuxHead, ModuleHead):
-        if isinstance(head, kind):
-            if (reason := overridden(head, kind)) is not None:
-                raise ValueError(
-                    f"heads[{tap!r}]: is a {type(head).__name__} that {reason}, which launches or training would pass "
-                    f"over; wants a plain {kind.__name__}, or ModuleHead(module) of a module that makes logits"
-                )
-            return head
+    if isinstance(head, AuxHead):
+        if (reason := overridden(head, head.kind())) is not None:
+            raise ValueError(
+                f"heads[{tap!r}]: is a {type(head).__name__} that {reason}, which launches or training would pass "
+                f"over; wants a plain {head.kind().__name__}, or ModuleHead(module) of a module that makes logits"
+            )
+        return head
     if not isinstance(head, nn.Module):
         raise TypeError(f"heads[{tap!r}]: got {kind_of(head)}, wants a FusedAuxHead or another nn.Module")
     try:
@@ -420,3 +406,14 @@ def _as_head(tap: str, head: nn.Module) -> AuxHead:
         own = type(head) is nn.Identity  # as errors advise for exits whose code is not to be touched
         as_it_is.why_not_fused = "the backbone makes its logits" if own else str(error).removeprefix("module: ")
         return as_it_is
+
+
+def _unless_of_other_maps(head: AuxHead, module: nn.Module | None, features: Tensor) -> AuxHead:
+    """Return a head, or the module that it was made of where that pools by a window that is not the whole map."""
+    if module is None or head.map_size is None or features.shape[2:] == head.map_size:
+        return head
+    height, width = head.map_size
+    as_it_is = ModuleHead(module, return_probs=head.return_probs).to(next(head.parameters()).device)
+    as_it_is.rule = head.rule
+    as_it_is.why_not_fused = f"its AvgPool2d has windows of {height}x{width} on the output {list(features.shape)}"
+    return as_it_is.train(head.training)

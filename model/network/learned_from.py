@@ -40,7 +40,7 @@ class Samples(NamedTuple):
     """What the hashes are of: samples of other kinds may be the same images, prepared in another way."""
 
 
-class Part(NamedTuple):
+class RoleSamples(NamedTuple):
     """Samples that a network was given for one purpose, hashed in one way."""
 
     role: str
@@ -57,7 +57,7 @@ class LearnedFrom:
     """What is not known, in words; None if all is."""
     parameters: tuple[str, ...] = ()
     """Hashes of the parameters that it is about; see :func:`fingerprint`."""
-    parts: tuple[Part, ...] = ()
+    parts: tuple[RoleSamples, ...] = ()
 
     def but(self, unknown: str) -> "LearnedFrom":
         """Return it with something more that is not known."""
@@ -68,7 +68,7 @@ class LearnedFrom:
         own = [part for part in self.parts if (part.role, part.kinds) == (role, samples.kinds)]
         hashes = torch.cat([*(part.hashes for part in own), *samples.hashes]).unique()
         others = tuple(part for part in self.parts if part not in own)
-        return replace(self, parts=(*others, Part(role, samples.kinds, hashes)) if len(hashes) else others)
+        return replace(self, parts=(*others, RoleSamples(role, samples.kinds, hashes)) if len(hashes) else others)
 
     def roles(self, samples: Samples) -> tuple[Tensor, str | None]:
         """Return the role of each sample, [M] int64, and why it is not known whether those that look new are; or None.
@@ -112,7 +112,7 @@ class LearnedFrom:
                 hashes = tensors.pop(f"learned_from.{index}")
                 if part["role"] not in ROLES or hashes.dtype != torch.int64 or hashes.shape != (part["samples"],):
                     raise ValueError(f"{hashes.dtype} {list(hashes.shape)} for {part}")
-                parts.append(Part(part["role"], frozenset(map(str, part["kinds"])), hashes))
+                parts.append(RoleSamples(part["role"], frozenset(map(str, part["kinds"])), hashes))
             unknown = None if facts["unknown"] is None else f"{facts['unknown']}"
             return LearnedFrom(unknown, tuple(map(str, facts["parameters"])), tuple(parts))
         except (KeyError, TypeError, ValueError) as error:

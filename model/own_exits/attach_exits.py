@@ -66,6 +66,16 @@ def attach_exits(
         ValueError: an exit that cannot be found or fused, with the module and what is wanted; or a model that computes
             something else without its heads, because it uses their logits further on.
         TypeError: an argument of another type.
+
+    Example:
+        >>> class TwoExits(nn.Sequential):
+        ...     def forward(self, x):
+        ...         x = self[0](x)
+        ...         return self[1](x.mean((2, 3))), self[2](x.flatten(1))
+        >>> model = TwoExits(nn.Conv2d(3, 8, 3), nn.Linear(8, 5), nn.Linear(8 * 36, 5)).eval()
+        >>> network = attach_exits(model, torch.randn(2, 3, 8, 8), rules=0.9)
+        >>> network.taps, network.exit_heads[0].rule.enabled
+        (('model.0',), True)
     """
     check_model(model)
     check_batch("example", example)

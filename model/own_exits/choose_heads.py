@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 from torch import nn
 
 from ..heads.fused_aux_head import FusedAuxHead
-from ..heads.head_modules import module_of_activation
-from ..heads.module_head import AuxHead, ModuleHead
+from ..heads.head import AuxHead
+from ..heads.head_pattern import module_of_activation
+from ..heads.module_head import ModuleHead
 from ..listening.hooks import has_hooks
 from ..listening.reading import Extract
 from ..listening.recording import Value, ancestors
@@ -204,7 +205,7 @@ def _fused_head(chain: HeadChain, in_training: HeadChain, *, rectifies: bool) ->
     if chain.hidden is not None:
         layers += [chain.hidden, module_of_activation(chain.activation)]
     head = FusedAuxHead.from_module(nn.Sequential(*layers, chain.linear).eval())
-    head.pool, head.pool_size, head._map_size = chain.pool, chain.pool_size, chain.map_size
+    head.pool, head.pool_size, head.map_size = chain.pool, chain.pool_size, chain.map_size
     head.dropout = in_training.dropout
     if head.hidden is not None:
         head.hidden.dropout = in_training.hidden_dropout

@@ -15,7 +15,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from ..basics.bad_input import BadInput
-from ..saving.description import DESCRIPTION, WEIGHTS, content_hash, read_description, weights_name
+from ..saving.checkpoint_files import DESCRIPTION, WEIGHTS, content_hash, read_description, weights_name
 from .process_group import first_difference, own_rank, ranks
 from .rank_failures import RankFailed, in_words
 

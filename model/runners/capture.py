@@ -7,18 +7,22 @@ Graphs" and "Conditional Graph Nodes".
 
 import gc
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, UntypedStorage, nn
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+from torch.utils._pytree import tree_leaves
 
 from ...kernels.cuda.lifetimes import MemoryPool, empty_cache, keep_in_children
 from ...kernels.cuda.runtime import checked, runtime
 from ..basics.streams import OwnedLock
 from ..listening.hooks import ThreadHook
-from .captured_heads import CapturedReads
+from ..listening.operators import OperatorMode
+from .captured_network import Addresses
 
 #: Held by a runner while it captures: captures share streams.
 CAPTURE_LOCK = OwnedLock()
@@ -87,6 +91,67 @@ def copy_memory(into: int, source: int, size: int, stream: int) -> None:
     returned = runtime.cudaMemcpyAsync(into, source, size, runtime.cudaMemcpyKind.cudaMemcpyDeviceToDevice, stream)
     if returned[0]:
         checked(returned)
+
+
+class CapturedReads(OperatorMode):
+    """Notes while a capture runs which memory its operators are given that none of them has allocated.
+
+    A graph holds addresses and no references. Parameters stay, as a rule; a mask that a layer keeps for the last size
+    it was called with goes at the next call with another one.
+    """
+
+    def __init__(self, modules: Iterable[nn.Module]) -> None:
+        """Begin with all tensors that modules and their layers hold: kernels may get them by ways of their own."""
+        super().__init__()
+        self._read: dict[int, Any] = {}  # storages, by their addresses
+        self._made: dict[int, StorageWeakRef] = {}  # which keep the addresses from others, until the capture ends
+        self._parameters: set[int] = set()
+        for module in modules:
+            for layer in module.modules():
+                self._keep(vars(layer))
+                self._parameters |= {storage._cdata for storage, _ in _storages((layer._parameters, layer._buffers))}
+
+    def __torch_dispatch__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run an operator."""
+        self._keep((args, kwargs))
+        outputs = func(*args, **kwargs or {})
+        for storage, _ in _storages(outputs):
+            if storage._cdata not in self._read and isinstance(storage, UntypedStorage):
+                self._made[storage._cdata] = StorageWeakRef(storage)
+        return outputs
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        self._made.clear()
+
+    def _keep(self, read: Any) -> None:
+        for storage, is_cpu in _storages(read):
+            if storage._cdata not in self._made or is_cpu:  # copies from the host are read at every launch
+                self._read[storage._cdata] = storage
+
+    def resizable(self, static: Sequence[Tensor]) -> Addresses:
+        """Return what was read that is no parameter or buffer, and no static input: a layer may resize it."""
+        others = {*self._parameters, *(x.untyped_storage()._cdata for x in static)}
+        return {
+            key: (storage, storage.data_ptr())
+            for key, storage in self._read.items()
+            if key not in others and isinstance(storage, UntypedStorage)
+        }
+
+
+def _storages(tree: Any) -> Iterator[tuple[Any, bool]]:
+    """Yield the storages of all tensors, and those in tensors of other classes, each with whether it is on the CPU.
+
+    A tensor that has none (sparse, say) stands for itself; both have a ``_cdata``.
+    """
+    for value in tree_leaves(tree):
+        if is_traceable_wrapper_subclass(value):
+            yield from _storages([getattr(value, name) for name in value.__tensor_flatten__()[0]])
+        elif isinstance(value, Tensor):
+            try:
+                yield value.untyped_storage(), value.is_cpu
+            except (NotImplementedError, RuntimeError):
+                yield value, value.is_cpu
 
 
 class Capture:

@@ -7,7 +7,7 @@ import torch
 from ...kernels.cuda.lifetimes import MemoryPool, empty_cache, is_forked, new_event
 from ...kernels.cuda.runtime import beside_captures, new_stream
 from ..basics.streams import CallersStream
-from .captured_batch import CapturedBatch
+from .program import CapturedBatch
 
 #: Pairs that no runner has now, by device and the trunk's priority, and their workspaces. They are kept: cuBLAS keeps
 #: its workspace of a stream until somebody clears all of them.

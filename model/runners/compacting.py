@@ -11,8 +11,8 @@ from ...kernels.exits import AnswerLayout
 from ..answers.exit_result import ExitResult
 from ..listening.taps import list_taps
 from .capture import Graph
-from .captured_batch import CapturedBatch, StaticInput
 from .polled import CapturedSegments, PolledBatch, PolledRunner
+from .program import CapturedBatch, StaticInput
 from .segment_times import choose_stops
 
 # In microseconds, as an H200 and its host have them.
@@ -182,9 +182,8 @@ class CompactingRunner(PolledRunner):
         segments = self._capture_segments(static, buffers, stops, memory, gather)
         collecting = None
         if origin is not None:
-            (collecting,), _ = self._capture_graphs(
-                lambda _cut: collect(buffers, origin, answer.fields), static, memory
-            )
+            program = self._capture_program(lambda _cut: collect(buffers, origin, answer.fields), static, memory)
+            (collecting,) = program.graphs
         return _CompactingBatch(
             static, buffers, segments, stops,
             answer=answer, origin=origin, destinations=destinations, collecting=collecting,

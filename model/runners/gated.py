@@ -8,8 +8,8 @@ from torch import Tensor
 from ...kernels import ExitBuffers
 from ..listening.taps import list_taps
 from .capture import nest_in_conditions
-from .captured_batch import CapturedBatch, HeadLaunches, StaticInput
 from .graph_runner import GraphRunner
+from .program import CapturedBatch, HeadLaunches, StaticInput
 from .segment_times import choose_stops
 
 #: A gate skips at least this much of the trunk, in microseconds: each costs about 10 even if it stays open (H200).
@@ -37,8 +37,8 @@ class GatedRunner(GraphRunner):
             outputs = self._run_trunk(static.x, stops, at_stop)
             launches.launch(len(stops), outputs)
 
-        graphs, _ = self._capture_graphs(forward, static, self._captures.memory)
-        graph, handles = nest_in_conditions(graphs)
+        program = self._capture_program(forward, static, self._captures.memory)
+        graph, handles = nest_in_conditions(program.graphs)
         conditions.copy_(torch.tensor(handles, dtype=torch.int64))
         description = f"one graph, gated after {list_taps(stops, self.network.taps)}."
         return CapturedBatch(static, buffers, launches.launches, [graph], description)

@@ -17,13 +17,13 @@ from ..answers.rule_order import count_writes, note_reader, wait_for_writes
 from ..listening.taps import listening
 from ..network.early_exit_network import EarlyExitNetwork
 from ..trunk.trunk import Trunk, check_kind, make_trunk
-from .capture import CAPTURE_LOCK, Capture, Graph, warm_up
-from .captured_batch import CapturedBatch, StaticInput
-from .captured_heads import Addresses, CapturedHeads, CapturedMemory, check_unmoved
+from .capture import CAPTURE_LOCK
+from .captured_network import CapturedNetwork
 from .captures import Callers, Captures
 from .checks import check_capturable, check_no_outer_capture, check_sizes
+from .program import CapturedBatch, CapturedProgram, StaticInput, capture_program
+from .runner import SerialRunner
 from .segment_times import measure_segments
-from .serial_runner import SerialRunner
 
 _T = TypeVar("_T")
 
@@ -72,8 +72,8 @@ class GraphRunner(SerialRunner):
         self._heads = [head.as_exit_head() for head in network.exit_heads]
         self._classes = network.exit_heads[0].num_classes
         with_probs = all(head.return_probs for head in network.exit_heads)
-        self._captured_heads = CapturedHeads(network)
-        self._resizable: Addresses = {}
+        self._network_then = CapturedNetwork(network)
+        self._resizable = self._network_then.resizable
         with (
             CAPTURE_LOCK,
             beside_captures(),
@@ -98,7 +98,6 @@ class GraphRunner(SerialRunner):
                 self._written = [*(head.rule for head in network.exit_heads), self._trunk.module]
                 note_reader(self._written, self)
                 wait_for_writes(self._written, caller)
-                self._memory = CapturedMemory(network)
                 self._exits: list[ExitHead | None] = [
                     *self._heads,
                     None if self._trunk.classifier is None else self._trunk.classifier.as_exit_head(),
@@ -144,11 +143,15 @@ class GraphRunner(SerialRunner):
         static = StaticInput(example)
 
         def forward(cut: Callable[[], None]) -> None:
-            self._run_trunk(static.x, range(len(self.network.taps)), lambda _stop, _outputs: cut())
+            self._run_trunk(static.x, range(len(self.network.taps)), lambda _tap, _outputs: cut())
 
-        graphs, _ = self._capture_graphs(forward, static, MemoryPool(self._device))
-        times = measure_segments(graphs, static.refill, self._captures.streams.trunk)
-        graphs.clear()
+        return self._measure(forward, static)
+
+    def _measure(self, forward: Callable[[Callable[[], None]], object], static: StaticInput) -> list[float]:
+        """Measure in microseconds what each graph of a forward takes, which are freed again."""
+        program = self._capture_program(forward, static, MemoryPool(self._device))
+        times = measure_segments(program.graphs, static.refill, self._captures.streams.trunk)
+        program.graphs.clear()
         empty_cache()  # of their pool: the runs before the next capture take memory, too
         return times
 
@@ -160,18 +163,14 @@ class GraphRunner(SerialRunner):
             return []
 
         def forward(cut: Callable[[], None]) -> None:
-            outputs = self._run_trunk(static.x, (), lambda _stop, _outputs: None)
+            outputs = self._run_trunk(static.x, (), lambda _tap, _outputs: None)
             for index in modules:
                 cut()
                 heads[index].launch_input(outputs[index])
 
-        graphs, _ = self._capture_graphs(forward, static, MemoryPool(self._device))
-        times = measure_segments(graphs, static.refill, self._captures.streams.trunk)[1:]
-        graphs.clear()
-        empty_cache()
         return [
             f"Head {taps[index]}: {heads[index].describe()}; {us:.1f} us alone for a batch of {len(example)}."
-            for index, us in zip(modules, times, strict=True)
+            for index, us in zip(modules, self._measure(forward, static)[1:], strict=True)
         ]
 
     def _run_trunk(self, x: Tensor, stops: Sequence[int], at_stop: Callable[[int, list[Tensor]], None]) -> list[Tensor]:
@@ -190,22 +189,14 @@ class GraphRunner(SerialRunner):
             outputs.append(self._trunk.module(x).resolve_neg())
         return outputs
 
-    def _capture_graphs(
+    def _capture_program(
         self, forward: Callable[[Callable[[], None]], _T], static: StaticInput, memory: MemoryPool
-    ) -> tuple[list[Graph], _T]:
-        """Warm up and capture a forward, which is given a function that ends one graph and begins the next.
-
-        Returns the graphs in their order, and what the captured forward returned.
-        """
-        stream = self._captures.streams.trunk
-        warm_up(lambda: forward(lambda: None), static.refill, stream)
-        static.look_for_changes()
-        capture = Capture(self._device, memory)
-        with capture.capturing(stream, self._trunk.module, self.network):
-            result = forward(capture.cut)
-        if capture.reads is not None:
-            self._resizable |= capture.reads.resizable(static.x)
-        return capture.graphs, result
+    ) -> CapturedProgram[_T]:
+        """Capture a forward on the trunk's stream; see :func:`capture_program`."""
+        modules = [self._trunk.module, self.network]
+        program = capture_program(forward, static, [static.x], self._captures.streams.trunk, memory, modules)
+        self._resizable |= program.resizable
+        return program
 
     def _request(self, x: Tensor, samples: int) -> ExitResult:
         if torch.cuda.current_device() != self._device.index:
@@ -213,13 +204,13 @@ class GraphRunner(SerialRunner):
                 answer = self._run(x, samples)
         else:
             answer = self._run(x, samples)
-        self._captured_heads.check_unchanged()  # while the device works; earlier it would delay the answer
+        self._network_then.check_unchanged()  # while the device works; earlier it would delay the answer
         return answer
 
     def _run(self, x: Tensor, samples: int) -> ExitResult:
         check_no_outer_capture()
         if self._resizable:
-            check_unmoved(self._resizable)
+            self._network_then.check_not_resized()
         caller = self._callers.current()
         if self._seen_writes != (writes := count_writes()):
             wait_for_writes(self._written, caller)
@@ -252,17 +243,16 @@ class GraphRunner(SerialRunner):
         return "\n".join(lines)
 
     def _refresh(self) -> None:
-        self._memory.check_unmoved(self.network)
+        self._network_then.check_unmoved(self.network)
         with torch.cuda.device(self._device):
             check_no_outer_capture()
             self._trunk.refresh()
 
     def _free(self) -> None:
         self._captures.free()
-        self._memory.clear()
+        self._network_then.clear()
         self._exits.clear()
         self._written.clear()
-        self._resizable.clear()
         del self._trunk
 
     def wait_until_idle(self) -> None:

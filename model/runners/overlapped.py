@@ -9,8 +9,8 @@ from ...kernels import ExitBuffers
 from ..listening.taps import list_taps
 from ..network.early_exit_network import EarlyExitNetwork
 from ..trunk.trunk import Trunk
-from .captured_batch import CapturedBatch, HeadLaunches, StaticInput
 from .graph_runner import GraphRunner
+from .program import CapturedBatch, HeadLaunches, StaticInput
 
 #: A launch beside the trunk starts while at least this share of the trunk's time is left to hide it.
 _SHARE_TO_HIDE_BEHIND = 0.2
@@ -71,11 +71,11 @@ class OverlappedRunner(GraphRunner):
                 trunk.wait_stream(side)
             launches.launch(len(forks), outputs)
 
-        graphs, _ = self._capture_graphs(forward, static, self._captures.memory)
+        program = self._capture_program(forward, static, self._captures.memory)
         description = f"one graph; heads beside the trunk after {list_taps(forks, taps)}"
         if late := range(forks[-1] + 1 if forks else 0, len(taps)):
             description += f"; with the classifier those of {list_taps(late, taps)}"
-        return CapturedBatch(static, buffers, launches.launches, graphs, description + ".")
+        return CapturedBatch(static, buffers, launches.launches, program.graphs, description + ".")
 
 
 def _indices_of(forks: Sequence[str], taps: Sequence[str]) -> list[int]:

@@ -13,8 +13,8 @@ from ...kernels.cuda.lifetimes import MemoryPool, new_event
 from ..answers.exit_result import ExitResult
 from ..listening.taps import list_taps
 from .capture import Graph
-from .captured_batch import CapturedBatch, HeadLaunches, StaticInput
 from .graph_runner import GraphRunner
+from .program import CapturedBatch, HeadLaunches, StaticInput
 from .segment_times import choose_stops
 
 #: A graph holds at least this much of the trunk, in microseconds: in that time its first head runs, the host sees what
@@ -150,8 +150,8 @@ class PolledRunner(GraphRunner):
             launches.launch(len(stops), outputs)
             return outputs
 
-        graphs, outputs = self._capture_graphs(forward, static, memory)
-        return CapturedSegments(graphs, launches.launches, open_samples, outputs)
+        program = self._capture_program(forward, static, memory)
+        return CapturedSegments(program.graphs, launches.launches, open_samples, program.result)
 
     def _answer(self, captured: CapturedBatch, x: Tensor, caller: torch.cuda.Stream) -> ExitResult:
         assert isinstance(captured, PolledBatch)

@@ -14,16 +14,23 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from ..basics.arguments import is_plain, kind_of, tensor_in_words
-from ..basics.bad_input import BadInput
+from ..basics.bad_input import BadInput, one_line
 from ..basics.images import MEAN, STD, normalise, open_image, to_pixels
 from ..listening.hooks import modes_kept
 from ..network.early_exit_network import EarlyExitNetwork, check_network
 from ..network.learned_from import OF_RULE, LearnedFrom, fingerprint
 from ..own_exits.attach_exits import attach_exits
 from ..own_exits.unhooked_exits import is_earlyon
-from .checkpoint_files import read_files, write_files
-from .checkpoint_heads import checked_modules, describe_head, make_heads, saved_extract, saved_rule
-from .description import DESCRIPTION, FORMAT, one_line, wrong_field
+from .checkpoint_files import DESCRIPTION, read_files, write_files
+from .description import (
+    FORMAT,
+    checked_modules,
+    describe_head,
+    make_heads,
+    saved_extract,
+    saved_rule,
+    wrong_field,
+)
 
 #: Fields of a head that may be changed without making it another one.
 _FREE = {"return_probs", "dropout"}
@@ -96,6 +103,11 @@ def save_checkpoint(
             linear layer, one that does not know its width, a state of the backbone that is no tensor; nothing is
             written.
         OSError: no space or no permission; names the path, and what was there is as it was.
+
+    Example:
+        >>> backbone = torchvision.models.shufflenet_v2_x0_5(num_classes=3)
+        >>> network = EarlyExitNetwork(backbone, {"maxpool": FusedAuxHead(24, 3)}).eval()
+        >>> save_checkpoint(folder, network, backbone="torchvision.models:shufflenet_v2_x0_5", classes=["a", "b", "c"])
     """
     check_network(network)
     if image_size is not None and (mean is None or std is None):
@@ -169,6 +181,14 @@ def load_checkpoint(
     Raises:
         BadInput: files that are missing, damaged or of another format, a backbone that they do not fit, which is left
             as it was, or a function or a module that is missing.
+
+    Example:
+        >>> def make():
+        ...     return nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 5))
+        >>> save_checkpoint(folder, EarlyExitNetwork(make(), {"1": FusedAuxHead(8, 5)}, rules=0.9))
+        >>> loaded = load_checkpoint(folder, make())
+        >>> loaded.network.taps, round(loaded.network.exit_heads[0].rule.threshold, 3)
+        (('1',), 0.9)
     """
     where = _folder(directory)
     description, tensors = read_files(where)
@@ -247,15 +267,15 @@ def _folder(directory: str | os.PathLike[str]) -> Path:
 
 def _found_again(where: Path, description: Mapping[str, Any], model: nn.Module) -> EarlyExitNetwork:
     """Find the exits of a model, which are those that were saved, and give them their rules."""
-    kind, told, described = type(model).__name__, description["own_exits"], description["heads"]
+    kind, example, described = type(model).__name__, description["own_exits"], description["heads"]
     rules = {tap: saved_rule(where / DESCRIPTION, tap, head) for tap, head in described.items()}
-    dtype = getattr(torch, told["dtype"])
+    dtype = getattr(torch, example["dtype"])
     if dtype.is_floating_point:  # the model may have been turned into another type afterwards
         dtype = next((each.dtype for each in model.parameters() if each.is_floating_point()), dtype)
-        made = torch.randn(2, *told["input"], generator=torch.Generator().manual_seed(0)).to(dtype)
+        made = torch.randn(2, *example["input"], generator=torch.Generator().manual_seed(0)).to(dtype)
     else:
-        made = torch.arange(2 * math.prod(told["input"])).reshape(2, *told["input"]).remainder(2).to(dtype)
-    final = tuple(told["final"]) if isinstance(told["final"], list) else told["final"]
+        made = torch.arange(2 * math.prod(example["input"])).reshape(2, *example["input"]).remainder(2).to(dtype)
+    final = tuple(example["final"]) if isinstance(example["final"], list) else example["final"]
     try:
         with modes_kept(model):
             model.eval()  # which some models overwrite with a method that returns nothing

@@ -4,6 +4,7 @@ A save writes both beside the old ones and then replaces ``model.json``: whoever
 new one, whatever ends the save. Files that nothing points to any more are removed by the save that comes through.
 """
 
+import hashlib
 import os
 import shutil
 import tempfile
@@ -16,19 +17,12 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from ..basics.bad_input import BadInput
-from ..basics.json_file import as_json
-from ..basics.replacing import naming, on_disk
-from .description import (
-    DESCRIPTION,
-    WEIGHTS,
-    content_hash,
-    one_line,
-    own_file,
-    read_description,
-    weights_name,
-)
+from ..basics.bad_input import BadInput, one_line
+from ..basics.files import as_json, naming, on_disk, read_json
+from .description import checked_description
 
+DESCRIPTION = "model.json"
+WEIGHTS = "model.safetensors"
 #: How names of folders begin in which a save is at work, or was when it was killed.
 _UNFINISHED = ".model-unfinished-"
 #: Names of parameters, for ``glob``: shards of other programs are called alike.
@@ -72,6 +66,49 @@ def read_files(directory: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
         except BadInput:
             if _save_of(directory) == saved:
                 raise  # else another save has taken the parameters away since, and maybe one more brought them back
+
+
+def read_description(directory: Path) -> dict[str, Any]:
+    """Read ``model.json`` of a checkpoint and check all of it; see :func:`load_checkpoint` for errors."""
+    path = own_file(directory, DESCRIPTION)
+    try:
+        content = read_json(path)
+    except (OSError, ValueError) as error:
+        raise BadInput(f"checkpoint: {path} is not JSON ({one_line(error)})") from None
+    return checked_description(path, content)
+
+
+def own_file(directory: Path, name: str) -> Path:
+    """Return the path of a checkpoint's file.
+
+    Raises:
+        BadInput: it is not there, is no file, or is a link that leads out of the folder: whoever made a checkpoint must
+            not choose what else is read. The folder itself may be a link.
+    """
+    path = directory / name
+    if not path.is_file():
+        raise BadInput(f"checkpoint: {directory} has no {name}, wants a directory that save_checkpoint wrote")
+    if not path.resolve().is_relative_to(directory.resolve()):
+        raise BadInput(
+            f"checkpoint: {path} is a link that leads out of {directory}, wants the file itself; if you trust it, copy "
+            "the directory with `cp -rL`"
+        )
+    return path
+
+
+def weights_name(description: Mapping[str, Any]) -> str:
+    """Return the name of the file of parameters that a description belongs to."""
+    content = description["parameters"]
+    return WEIGHTS if content is None else f"model-{content[:16]}.safetensors"
+
+
+def content_hash(path: Path) -> str:
+    """Return the SHA-256 of a file's content."""
+    found = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(2**20):
+            found.update(chunk)
+    return found.hexdigest()
 
 
 def _save_of(directory: Path) -> tuple[int, ...]:

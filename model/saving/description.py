@@ -1,29 +1,34 @@
-"""``model.json`` of a checkpoint: its fields, the form that each must have, reading it, and the file it points to."""
+"""``model.json`` of a checkpoint: fields, the form that each must have, heads as fields and made of them again."""
 
-import hashlib
+import dataclasses
 import json
 import math
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 
 from ...kernels import ACTIVATIONS
 from ...kernels.launch.head_arguments import POOLS
 from ...kernels.reference.hidden_layers import MOST_HIDDEN
-from ..basics.bad_input import BadInput
+from ..answers.exit_rule import ExitRule
+from ..basics.arguments import kind_of
+from ..basics.bad_input import BadInput, one_line
 from ..basics.images import MOST_PIXELS
-from ..basics.json_file import read_json
-from ..listening.reading import LAYOUTS
+from ..heads.fused_aux_head import FusedAuxHead
+from ..heads.head import AuxHead
+from ..heads.module_head import ModuleHead
+from ..listening.reading import LAYOUTS, AnyExtract, Extract
+from ..network.early_exit_network import EarlyExitNetwork
 
-DESCRIPTION = "model.json"
 FORMAT = 4
 #: Formats before, read all the same: 2 had neither calibrations nor what heads read of their taps, and neither had
-#: what the network has learned from and the hash of the parameters, whose file was called ``WEIGHTS``.
+#: what the network has learned from and the hash of the parameters, whose file had another name.
 _BEFORE = (2, 3)
-WEIGHTS = "model.safetensors"
 
 #: Arguments of :class:`ExitRule` that a checkpoint keeps.
 RULE_ARGUMENTS = ("threshold", "criterion", "temperature", "enabled")
@@ -32,46 +37,8 @@ RULE_ARGUMENTS = ("threshold", "criterion", "temperature", "enabled")
 _Forms = Mapping[str, tuple[str, Callable[[Any], bool]]]
 
 
-def own_file(directory: Path, name: str) -> Path:
-    """Return the path of a checkpoint's file.
-
-    Raises:
-        BadInput: it is not there, is no file, or is a link that leads out of the folder: whoever made a checkpoint must
-            not choose what else is read. The folder itself may be a link.
-    """
-    path = directory / name
-    if not path.is_file():
-        raise BadInput(f"checkpoint: {directory} has no {name}, wants a directory that save_checkpoint wrote")
-    if not path.resolve().is_relative_to(directory.resolve()):
-        raise BadInput(
-            f"checkpoint: {path} is a link that leads out of {directory}, wants the file itself; if you trust it, copy "
-            "the directory with `cp -rL`"
-        )
-    return path
-
-
-def weights_name(description: Mapping[str, Any]) -> str:
-    """Return the name of the file of parameters that a description belongs to."""
-    content = description["parameters"]
-    return WEIGHTS if content is None else f"model-{content[:16]}.safetensors"
-
-
-def content_hash(path: Path) -> str:
-    """Return the SHA-256 of a file's content."""
-    found = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(2**20):
-            found.update(chunk)
-    return found.hexdigest()
-
-
-def read_description(directory: Path) -> dict[str, Any]:
-    """Read ``model.json`` of a checkpoint and check all of it; see :func:`load_checkpoint` for errors."""
-    path = own_file(directory, DESCRIPTION)
-    try:
-        content = read_json(path)
-    except (OSError, ValueError) as error:
-        raise BadInput(f"checkpoint: {path} is not JSON ({one_line(error)})") from None
+def checked_description(path: Path, content: Any) -> dict[str, Any]:
+    """Return the content of a ``model.json`` in the format of now; ``BadInput`` for the first thing wrong with it."""
     if isinstance(content, dict) and content.get("format") in _BEFORE:
         content = _as_of_now(content)
     if not isinstance(content, dict) or content.get("format") != FORMAT:
@@ -92,6 +59,134 @@ def read_description(directory: Path) -> dict[str, Any]:
         count = len(content["classes"])
         raise BadInput(f"checkpoint: {path} has {count} names of classes, wants {sizes.pop()} or none")
     return content
+
+
+def describe_head(network: EarlyExitNetwork, tap: str, head: AuxHead) -> dict[str, Any]:
+    """Return the arguments that make a head of the same kind and rule.
+
+    Raises:
+        ValueError, TypeError: a head that files do not keep; the message names the tap.
+    """
+    extract = network.extract.get(tap, Extract())
+    fields = dataclasses.asdict(extract) if isinstance(extract, Extract) else {}
+    rule = {name: getattr(head.rule, name) for name in RULE_ARGUMENTS}
+    try:
+        described = {
+            **head.fields(),
+            "extract": {name: value for name, value in fields.items() if (name, value) != ("mask", None)} or None,
+            "rule": rule,
+        }
+        made = {f"{name}.{part}" for name, _ in head.parts() for part in ("weight", "bias")}
+        more = [name for name in head.state_dict() if name not in made and not name.startswith(("module.", "rule."))]
+        if more:
+            raise ValueError(f"keeps {more[0]!r}, which files do not; wants that in the backbone")
+        if (wrong := wrong_in_head(described)) is not None:
+            raise ValueError(wrong)
+        ExitRule(**rule)  # refuses what others have written to its tensors
+    except (ValueError, TypeError) as error:
+        raise type(error)(f"heads[{tap!r}]: {error}") from None
+    return described
+
+
+def make_heads(
+    path: Path, described: Mapping[str, Any], tensors: Mapping[str, Tensor], modules: Mapping[str, nn.Module]
+) -> dict[str, AuxHead]:
+    """Make the heads of a description, if their sizes are those of the tensors: it may ask for any amount of memory."""
+    heads: dict[str, AuxHead] = {}
+    for number, (tap, arguments) in enumerate(described.items()):
+        rest = {name: value for name, value in arguments.items() if name != "extract"}  # which is the network's
+        rule = saved_rule(path, tap, arguments)
+        if tap in modules:
+            heads[tap] = ModuleHead(**{**rest, "module": modules[tap], "rule": rule})
+            continue
+        try:
+            heads[tap] = _make_fused_head(rest, f"heads.{number}.", tensors)
+        except (TypeError, ValueError) as error:
+            raise BadInput(f"checkpoint: {path} has a head {tap!r:.60} that cannot be made: {error}") from None
+    return heads
+
+
+def _make_fused_head(fields: Mapping[str, Any], prefix: str, tensors: Mapping[str, Tensor]) -> FusedAuxHead:
+    """Make a head of its fields and its rule's, if its sizes are those of the tensors whose names begin with a prefix.
+
+    Raises:
+        ValueError, TypeError: sizes, which might ask for any amount of memory, are others; or a value is out of range.
+    """
+    options = dict(fields)
+    hidden, map_size = options.pop("hidden", None), options.pop("map_size", None)
+    width = options["in_features"] if hidden is None or hidden["features"] is None else hidden["features"]
+    sizes = {"linear.weight": [options["num_classes"], width]}
+    if hidden is not None and hidden["features"] is not None:
+        sizes["hidden.linear.weight"] = [hidden["features"], options["in_features"]]
+    if hidden is not None and hidden["norm"] is not None and hidden["norm"]["weight"]:
+        sizes["hidden.norm.weight"] = [options["in_features"]]
+    for name, size in sizes.items():
+        saved = list(tensors[prefix + name].shape) if prefix + name in tensors else None
+        if size != saved:
+            raise ValueError(f"its '{prefix}{name}' is {size}, saved was {saved}")
+    options |= {"pool_size": tuple(options["pool_size"]), "rule": ExitRule(**options["rule"])}
+    if hidden is not None:
+        options |= {
+            "hidden_features": hidden["features"], "activation": hidden["activation"], "hidden_bias": hidden["bias"],
+            "hidden_dropout": hidden["dropout"], "norm": hidden["norm"] is not None, "rectifies": hidden["rectifies"],
+        }  # fmt: skip
+    head = FusedAuxHead(**options)
+    if head.hidden is not None and head.hidden.norm is not None:
+        norm = hidden["norm"]
+        head.hidden.norm = nn.LayerNorm(
+            options["in_features"], eps=norm["eps"], elementwise_affine=norm["weight"], bias=norm["bias"]
+        )
+    head.map_size = None if map_size is None else (map_size[0], map_size[1])
+    return head
+
+
+def saved_rule(path: Path, tap: str, described: Mapping[str, Any]) -> ExitRule:
+    """Return the rule of a head of a description."""
+    try:
+        return ExitRule(**described["rule"])
+    except (TypeError, ValueError) as error:
+        raise BadInput(f"checkpoint: {path} has a head {tap!r:.60} that cannot be made: {error}") from None
+
+
+def saved_extract(
+    where: Path, described: Mapping[str, Any], given: Mapping[str, Callable[[Any], Tensor]]
+) -> dict[str, AnyExtract]:
+    """Return what is extracted by tap: as it was saved, and the functions that are given."""
+    functions = {tap for tap, head in described.items() if head["extract"] is None}
+    for tap in sorted(given.keys() - functions):
+        raise BadInput(f"extract: {where} has no function at {tap!r:.60}, wants those of {sorted(functions)} alone")
+    for tap in sorted(functions - given.keys()):
+        raise BadInput(
+            f"extract: the head at {tap!r:.60} in {where} reads its tap by a function of yours, which cannot be saved; "
+            f"wants it again: load_checkpoint(..., extract={{{tap!r:.60}: function}})"
+        )
+    return {
+        tap: given[tap] if tap in functions else Extract(**{"mask": None, **head["extract"]})
+        for tap, head in described.items()
+    }
+
+
+def checked_modules(
+    where: Path, described: Mapping[str, Any], given: Mapping[str, nn.Module] | None
+) -> Mapping[str, nn.Module]:
+    """Return the modules of heads that are not fused, by tap, if they are those that are wanted."""
+    if not isinstance(given, (Mapping, NoneType)):
+        raise BadInput(f"modules: got {kind_of(given)}, wants a dict of modules by tap")
+    given = {} if given is None else given
+    saved = {tap: head["module"] for tap, head in described.items() if "module" in head}
+    for tap in given:
+        if tap not in saved:
+            raise BadInput(f"modules: {where} has no module at {tap!r:.60}, wants those of {list(saved)} alone")
+        if not isinstance(given[tap], nn.Module):
+            raise BadInput(f"modules[{tap!r:.60}]: got {kind_of(given[tap])}, wants an nn.Module")
+    for tap, kind in saved.items():
+        if tap not in given:
+            raise BadInput(
+                f"modules: the head at {tap!r:.60} in {where} is a module of yours ({one_line(kind)}), of which the "
+                "parameters alone were saved; wants one like it: "
+                f"load_checkpoint(..., modules={{{tap!r:.60}: module}})"
+            )
+    return given
 
 
 def wrong_in_head(head: Any) -> str | None:
@@ -123,11 +218,6 @@ def _as_of_now(content: dict[str, Any]) -> dict[str, Any]:
 def wrong_field(description: Mapping[str, Any]) -> str | None:
     """Return in words the first field of a description that is missing, unknown or of another form, heads aside."""
     return _first_wrong(description, _DESCRIPTION, f"which format {FORMAT} has")
-
-
-def one_line(said: object) -> str:
-    """Return a message or a name without line breaks, shortened."""
-    return f"{' '.join(str(said).split()):.200}"
 
 
 def _first_wrong(values: Any, forms: _Forms, which_has: str) -> str | None:

@@ -57,19 +57,6 @@ class LabelledImages:
         return f"{len(self.labels)} images of {self.name} ({found.hexdigest()[:16]})"
 
 
-class Decoded(NamedTuple):
-    """Images that could be read, and what was wrong with the others."""
-
-    source: LabelledImages
-    pixels: Tensor
-    """[M, 3, size, size] uint8."""
-    damaged: tuple[str, ...]
-    """Of each image left out, the file and what is wrong with it."""
-    contents: Tensor
-    """[2, M] int64: of each image a hash of its file's bytes, and one of its pixels in the size that they have there,
-    which other files of the same picture share."""
-
-
 class Split(NamedTuple):
     """Decoded images of one split."""
 
@@ -80,12 +67,29 @@ class Split(NamedTuple):
     indices: Tensor
     """[M] int64: the index of each image among those that were decoded."""
     contents: Tensor | None = None
-    """[2, M] int64: of :class:`Decoded`; None of images that are from elsewhere."""
+    """[2, M] int64: of each image a hash of its file's bytes, and one of its pixels in the size that they have there,
+    which other files of the same picture share; None of images that are from elsewhere."""
 
     def samples(self) -> Samples:
         """Return hashes of the images and, for functions that see no files, of what a network is given of them."""
         inputs = short(one for chunk in self.pixels.split(256) for one in identities(normalise(chunk)))
         return Samples([inputs, *([] if self.contents is None else self.contents)], frozenset([FILE]))
+
+
+class Decoded(NamedTuple):
+    """Images that could be read, and what was wrong with the others."""
+
+    source: LabelledImages
+    pixels: Tensor
+    """[M, 3, size, size] uint8."""
+    damaged: tuple[str, ...]
+    """Of each image left out, the file and what is wrong with it."""
+    contents: Tensor
+    """As of :class:`Split`."""
+
+    def whole(self) -> Split:
+        """Return all images as one split."""
+        return Split(self.pixels, self.source.labels, torch.arange(len(self.pixels)), self.contents)
 
 
 class Splits(NamedTuple):

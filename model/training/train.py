@@ -19,15 +19,21 @@ from ..basics.bad_input import BadInput
 from ..network.early_exit_network import EarlyExitNetwork, check_network
 from ..network.learned_from import fingerprint, learned_by
 from ..processes.process_group import own_rank, ranks
-from .batches import all_finite, all_on_device, count_batches
-from .cached_features import cache_features
-from .evaluation import AllExits, HeadsOnFeatures, accuracies, as_before
-from .losses import check_weights, distillation_loss, joint_loss
-from .plan import TrainingPlan, one_cycle
-from .sample_log import SampleLog
-from .seeds import generators_of, own_random_numbers, seed_all, seed_of, set_epoch
-from .several_processes import averaged, file_of_rank_0, from_rank_0, shared
-from .training_state import TrainingState
+from .batches import SampleLog, all_finite, all_on_device, count_batches
+from .learners import AllExits, HeadsOnFeatures, accuracies, as_before, cache_features
+from .plan import TrainingPlan, check_weights, distillation_loss, joint_loss, one_cycle
+from .training_state import (
+    TrainingState,
+    averaged,
+    file_of_rank_0,
+    from_rank_0,
+    generators_of,
+    own_random_numbers,
+    seed_all,
+    seed_of,
+    set_epoch,
+    shared,
+)
 
 
 class Step(NamedTuple):
@@ -122,6 +128,14 @@ def train(
             in training mode.
         BadInput: a ``state`` to resume that is damaged or of another training; or a loss that is no finite number, with
             what it comes from: images, the network, its precision or the learning rate.
+
+    Example:
+        >>> backbone = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 5))
+        >>> batches = [(torch.randn(4, 3, 8, 8), torch.randint(0, 5, (4,))) for _ in range(3)]
+        >>> network = EarlyExitNetwork(backbone, {"1": FusedAuxHead(8, 5)}, example_input=batches[0][0])
+        >>> done = train(network, batches, TrainingPlan(epochs=2))
+        >>> len(done.epochs)
+        2
     """
     plan = TrainingPlan() if plan is None else plan
     if not isinstance(plan, TrainingPlan):
@@ -139,21 +153,21 @@ def train(
     in_training = network.training
     with as_before(network), own_random_numbers(device), torch.inference_mode(False), torch.enable_grad():
         seed_all(seed_of(seed, own_rank()))
-        run = _Run(network, batches, validation, plan, seed, device)
+        loop = _TrainingLoop(network, batches, validation, plan, seed, device)
         try:
             if resume and state is not None:
                 with file_of_rank_0(state) as file:
-                    run.resume(file)
-            while not run.is_done():
-                run.train_epoch(on_step)
+                    loop.resume(file)
+            while not loop.is_done():
+                loop.train_epoch(on_step)
                 if state is not None and own_rank() == 0:
-                    run.state.save(state, run.settings())
-                on_epoch(_as_epoch(run.state.epochs[-1]))
-            done = run.finish()
+                    loop.state.save(state, loop.settings())
+                on_epoch(_as_epoch(loop.state.epochs[-1]))
+            done = loop.finish()
         except BaseException as error:
-            run.state.kept.put_back()
+            loop.state.kept.put_back()
             if isinstance(error, LossNotFinite) and error.done.epochs:
-                run.finish()
+                loop.finish()
             raise
     if in_training:
         network.eval()
@@ -206,7 +220,7 @@ def _check_apart(network: EarlyExitNetwork) -> None:
                 )
 
 
-class _Run:
+class _TrainingLoop:
     """One training from its first epoch, or a later one, to its last."""
 
     def __init__(
@@ -365,6 +379,6 @@ class _Run:
         return Training(tuple(_as_epoch(each) for each in self.state.epochs), best)
 
 
-def _as_epoch(said: dict[str, Any]) -> Epoch:
-    accuracy = None if said["accuracy"] is None else tuple(said["accuracy"])
-    return Epoch(said["epoch"], said["loss"], said["learning_rate"], accuracy)
+def _as_epoch(noted: dict[str, Any]) -> Epoch:
+    accuracy = noted["accuracy"]
+    return Epoch(**{**noted, "accuracy": None if accuracy is None else tuple(accuracy)})

@@ -1,19 +1,30 @@
-"""The state of a training at the end of an epoch, in one file: what it takes to go on as if it had never stopped."""
+"""State of a training: its file, its random numbers, and what several processes share.
+
+An interrupted training goes on from the file as if it had never stopped. Processes are started by torchrun, and know
+each other by ``torch.distributed``; without a process group there is one.
+"""
 
 import json
+import random
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+import torch.distributed as dist
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
-from ...kernels.json_text import parse_json
 from ..answers.exit_rule import ExitRule
 from ..basics.bad_input import BadInput
-from ..basics.replacing import replacing
+from ..basics.files import parse_json, replacing
+from ..processes.process_group import own_rank, ranks
 
 #: The value of ``format`` in the file; others are refused.
 FORMAT = "auxhead training state 1"
@@ -172,3 +183,95 @@ def _check_same(path: Path, saved: dict[str, Any], wanted: dict[str, Any]) -> No
             raise BadInput(
                 f"{path}: is of a training with {name} {saved.get(name)!r:.60}, got {value!r:.60}; wants the same"
             )
+
+
+def seed_of(*parts: int) -> int:
+    """Return a seed that differs wherever one of the parts (a seed, an epoch, a rank, each from 0) does."""
+    return int(np.random.SeedSequence(parts).generate_state(1, np.uint64)[0] >> np.uint64(1))
+
+
+@contextmanager
+def own_random_numbers(device: torch.device) -> Iterator[None]:
+    """While open, seeding and drawing leave the random numbers outside as they are: Python's, NumPy's, PyTorch's."""
+    python, numpy = random.getstate(), np.random.get_state()
+    try:
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)
+
+
+def seed_all(seed: int) -> None:
+    """Seed the random numbers of Python, NumPy and PyTorch on every device."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+
+
+def generators_of(batches: object) -> list[torch.Generator]:
+    """Return the generators of their own that some batches draw from: their ``generator`` and those of samplers."""
+    found = (getattr(owner, "generator", None) for owner in _drawing(batches))
+    return list({id(one): one for one in found if isinstance(one, torch.Generator)}.values())
+
+
+def set_epoch(batches: object, epoch: int) -> None:
+    """Tell samplers that draw an epoch's order by its number, DistributedSampler among them."""
+    for owner in _drawing(batches):
+        tell = getattr(owner, "set_epoch", None)
+        if callable(tell):
+            tell(epoch)
+
+
+def _drawing(batches: object) -> list[object]:
+    batch_sampler = getattr(batches, "batch_sampler", None)
+    owners = (batches, getattr(batches, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None))
+    return list({id(owner): owner for owner in owners}.values())
+
+
+def shared(module: nn.Module, device: torch.device) -> nn.Module:
+    """Return what averages a module's gradients over all processes, or with one process the module."""
+    if ranks() == 1:
+        return module
+    return DistributedDataParallel(module, device_ids=[device.index] if device.type == "cuda" else None)
+
+
+def from_rank_0(tensors: list[Tensor]) -> None:
+    """Overwrite tensors by those of rank 0, so that all processes go on alike."""
+    if ranks() > 1:
+        for tensor in tensors:
+            dist.broadcast(tensor, 0)
+
+
+@contextmanager
+def file_of_rank_0(path: Path) -> Iterator[Path]:
+    """Yield a file of rank 0: its own one there, and in the other processes a copy, which is removed at the end.
+
+    Without such a file there is no copy either.
+    """
+    if ranks() == 1:
+        yield path
+        return
+    group = dist.new_group(backend="gloo")  # the file goes from host to host, whatever the devices are
+    content = [path.read_bytes() if own_rank() == 0 and path.is_file() else None]
+    dist.broadcast_object_list(content, 0, group)
+    dist.destroy_process_group(group)
+    if own_rank() == 0:
+        yield path
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder, path.name)
+        if content[0] is not None:
+            copy.write_bytes(content[0])
+        try:
+            yield copy
+        except BadInput as error:
+            raise BadInput(str(error).replace(str(copy), str(path))) from None
+
+
+def averaged(tensor: Tensor) -> Tensor:
+    """Return the mean of a tensor over all processes."""
+    if ranks() == 1:
+        return tensor
+    dist.all_reduce(tensor)
+    return tensor / ranks()

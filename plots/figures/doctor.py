@@ -26,22 +26,21 @@ ROLES = {
 MOST = 6
 
 
-def draw(records: Sequence[Record]) -> tuple[Figure, dict[str, Any]]:
-    """Draw the last diagnosis, and return the figure with the numbers in it: microseconds since the request began."""
+def doctor_numbers(records: Sequence[Record]) -> dict[str, Any]:
+    """Return the streams and findings of the last diagnosis: microseconds since the request began."""
     found = [one for one in records if (one.kind, one.error) == ("doctor", None)]
     if not found:
         raise NoRecords("no diagnosis among the records")
     record = found[-1]
     assert record.measured is not None
     measured = record.measured
-    drawn = {
+    return {
         "title": _title(record.cell["target"], measured),
         "stamp": stamp([record], "One request under torch.profiler, which makes calls of the host longer."),
         "lanes": {"host": [one for one in measured["calls"] if one[2] in ROLES], **_streams(measured["streams"])},
         "findings": [_finding(number, one) for number, one in enumerate(measured["findings"][:MOST], start=1)],
         "more": max(0, len(measured["findings"]) - MOST),
     }
-    return _figure(drawn), drawn
 
 
 def _title(target: str, measured: Mapping[str, Any]) -> str:
@@ -66,12 +65,13 @@ def _finding(number: int, found: Mapping[str, Any]) -> dict[str, Any]:
     return {"said": f"{number}  {found['kind']}{cost}{where}: {found['what']}", "marks": found["marks"]}
 
 
-def _figure(drawn: Mapping[str, Any]) -> Figure:
-    lanes, findings = drawn["lanes"], drawn["findings"]
-    said = [one["said"] for one in findings] or ["No finding."]
-    said += [f"and {drawn['more']} more"] if drawn["more"] else []
-    figure = new_figure(1.6 + 0.5 * len(lanes) + 0.22 * len(said))
-    axes, below = figure.subplots(2, 1, height_ratios=[0.6 + 0.5 * len(lanes), 0.22 * len(said)])
+def doctor_figure(numbers: Mapping[str, Any]) -> Figure:
+    """Draw a lane for the host and each stream, with findings underlined, and the findings in words below."""
+    lanes, findings = numbers["lanes"], numbers["findings"]
+    lines = [one["said"] for one in findings] or ["No finding."]
+    lines += [f"and {numbers['more']} more"] if numbers["more"] else []
+    figure = new_figure(1.6 + 0.5 * len(lanes) + 0.22 * len(lines))
+    axes, below = figure.subplots(2, 1, height_ratios=[0.6 + 0.5 * len(lanes), 0.22 * len(lines)])
     height = {name: len(lanes) - 1 - index for index, name in enumerate(lanes)}
     roles = [role for role in ROLES if any(one[2] == role for lane in lanes.values() for one in lane)]
     for name, lane in lanes.items():
@@ -88,9 +88,9 @@ def _figure(drawn: Mapping[str, Any]) -> Figure:
     axes.legend(handles=handles, frameon=False, loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=7, fontsize=8)
     below.axis("off")
     left = blended_transform_factory(figure.transFigure, below.transAxes)
-    text = below.text(0.01, 1.0, "\n".join(_cut(line) for line in said), va="top", fontsize=8, transform=left)
+    text = below.text(0.01, 1.0, "\n".join(_cut(line) for line in lines), va="top", fontsize=8, transform=left)
     text.set_in_layout(False)  # it is wider than the axes
-    return frame(figure, drawn)
+    return frame(figure, numbers)
 
 
 def _marks(

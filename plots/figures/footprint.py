@@ -13,7 +13,21 @@ from matplotlib.ticker import LogLocator, NullFormatter
 from ...autotune.records.forms import FOOTPRINTS
 from ...autotune.records.record import Record, latest
 from ..records import NoRecords, network_of, rounds, stamp
-from ..style import AMBER, BLUE, GREEN, GREY, ORANGE, PURPLE, Line, frame, legend_beside, new_figure, note, tidy
+from ..style import (
+    AMBER,
+    BLUE,
+    GREEN,
+    GREY,
+    ORANGE,
+    PURPLE,
+    Line,
+    frame,
+    heading,
+    legend_beside,
+    new_figure,
+    note,
+    tidy,
+)  # fmt: skip
 
 #: Numbers of footprints, as drawn.
 Points = Sequence[Mapping[str, Any]]
@@ -38,19 +52,19 @@ KINDS = {
 }
 
 
-def draw(records: Sequence[Record]) -> tuple[Figure, dict[str, Any]]:
-    """Draw the figure, and return it with the numbers in it."""
+def footprint_numbers(records: Sequence[Record]) -> dict[str, Any]:
+    """Return what footprints add and hide by batch size, of the network with the most of them; in percent."""
     found = [one for one in latest(records) if one.error is None]
     if not found:
         raise NoRecords("no footprint that was measured")
-    ((network, classes), _) = Counter(map(_network, found)).most_common(1)[0]
+    (((network, classes), _),) = Counter(map(_network, found)).most_common(1)
     found = [one for one in found if _network(one) == (network, classes)]
     batches: dict[str, dict[str, Any]] = {}
     for batch in sorted({one.cell["batch"] for one in found})[:_PANELS]:
         points = [_point(one) for one in found if one.cell["batch"] == batch]
         points.sort(key=lambda one: one["occupancy_percent"])
         batches[str(batch)] = {"points": points, "boundary": boundary(points)}
-    drawn = {
+    return {
         "title": "\n".join(_finding(batch, **one) for batch, one in batches.items()),
         "stamp": stamp(
             found,
@@ -66,7 +80,6 @@ def draw(records: Sequence[Record]) -> tuple[Figure, dict[str, Any]]:
         "classes": classes,
         "batches": batches,
     }
-    return _figure(drawn), drawn
 
 
 def _network(record: Record) -> tuple[Any, int]:
@@ -74,29 +87,24 @@ def _network(record: Record) -> tuple[Any, int]:
 
 
 def _point(record: Record) -> dict[str, Any]:
-    """Return the numbers drawn of one footprint, in percent."""
+    """Return the drawn numbers of one footprint, in percent."""
     details = record.measured or {}
     trunk = next(pair for pair in record.paired if pair["role"] == "trunk")
-    residency = details["occupancy"]["residency"]["warps_share"]
     return {
         "footprint": record.variant,
-        "kind": _kind(record.variant),
+        "kind": next(kind for kind in FOOTPRINTS if kind in record.variant),
         "programs": details["programs"],
-        "occupancy_percent": 100 * residency["median"],
-        "occupancy_p20": 100 * residency["p20"],
-        "occupancy_p80": 100 * residency["p80"],
+        **_in_percent("occupancy", details["occupancy"]["residency"]["warps_share"]),
         "added_percent": 100 * (trunk["device_ratio"] - 1),
         "added_low": 100 * (trunk["low"] - 1),
         "added_high": 100 * (trunk["high"] - 1),
-        "hidden_percent": 100 * details["hiding_efficiency"]["median"],
-        "hidden_p20": 100 * details["hiding_efficiency"]["p20"],
-        "hidden_p80": 100 * details["hiding_efficiency"]["p80"],
+        **_in_percent("hidden", details["hiding_efficiency"]),
     }
 
 
-def _kind(footprint: str) -> str:
-    """Return the kind, of ``KINDS``, of a footprint."""
-    return next(kind for kind in FOOTPRINTS if kind in footprint)
+def _in_percent(name: str, shares: Mapping[str, float]) -> dict[str, float]:
+    ends = {f"{name}_{end}": 100 * shares[end] for end in ("p20", "p80")}
+    return {f"{name}_percent": 100 * shares["median"], **ends}
 
 
 def boundary(points: Points) -> dict[str, Any] | None:
@@ -134,8 +142,8 @@ def _finding(batch: str, points: Points, boundary: Mapping[str, Any] | None) -> 
         up_to = boundary["occupancy_percent"]
         few = statistics.median(one["added_percent"] for one in usual if one["occupancy_percent"] <= up_to)
         most = max(one["added_percent"] for one in usual if one["occupancy_percent"] >= up_to)
-        beyond = f"beyond, up to {most:.0f} %"
-        return f"Batch {batch}: heads add {round(few)} % up to {up_to:.2g} % of the SMs' warps; {beyond}"
+        free = f"heads add {round(few)} % up to {up_to:.2g} % of the SMs' warps"
+        return f"Batch {batch}: {free}; beyond, up to {most:.0f} %"
     most = max(one["occupancy_percent"] for one in usual)
     if all(map(_free, usual)):
         few = statistics.median(added)
@@ -145,17 +153,18 @@ def _finding(batch: str, points: Points, boundary: Mapping[str, Any] | None) -> 
     return f"Batch {batch}: occupancy does not tell what is free; {min(added):+.1f} to {max(added):+.1f} %"
 
 
-def _figure(drawn: Mapping[str, Any]) -> Figure:
+def footprint_figure(numbers: Mapping[str, Any]) -> Figure:
+    """Draw what is added above and what is hidden below, over the share of the warps, a column a batch size."""
     figure = new_figure(6.6)
     rows = figure.add_gridspec(3, 1, height_ratios=(1.2, 1, 0.1))
-    grid = rows[:2].subgridspec(2, len(drawn["batches"]), height_ratios=(1.2, 1))
+    grid = rows[:2].subgridspec(2, len(numbers["batches"]), height_ratios=(1.2, 1))
     panels = grid.subplots(sharex="col", sharey="row", squeeze=False)
-    for (batch, found), (above, below) in zip(drawn["batches"].items(), zip(*panels, strict=True), strict=True):
+    for (batch, found), (above, below) in zip(numbers["batches"].items(), zip(*panels, strict=True), strict=True):
         for kind, line in KINDS.items():
             points = [one for one in found["points"] if one["kind"] == kind]
             _scatter(above, line, points, "added", ("added_low", "added_high"), (-math.inf, _MOST_ADDED))
             _scatter(below, line, points, "hidden", ("hidden_p20", "hidden_p80"), (_LEAST_HIDDEN, math.inf))
-        above.set_title(f"batch {batch}", fontsize=10, loc="left")
+        heading(above, f"batch {batch}")
         above.axhspan(-FREE_PERCENT, FREE_PERCENT, color=GREY, alpha=0.12, linewidth=0)
         below.axhline(100, color="black", linewidth=1)
         for axes in (above, below):
@@ -171,7 +180,7 @@ def _figure(drawn: Mapping[str, Any]) -> Figure:
     panels[0][0].set_ylabel(f"stretch: % added to the\ntrunk's time (grey: < {FREE_PERCENT:.0f} %)")
     panels[1][0].set_ylabel("hiding efficiency, %")
     legend_beside(figure.add_subplot(rows[2]), panels[0][0], 6, fontsize=8, columnspacing=1.2)
-    return frame(figure, drawn)
+    return frame(figure, numbers)
 
 
 def _scatter(

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -11,7 +11,7 @@ from matplotlib.ticker import NullFormatter, ScalarFormatter
 
 from ...autotune.records.record import Record
 from ..records import NoRecords, stamp
-from ..style import BLUE, GREEN, GREY, ORANGE, PALE, Line, frame, legend_beside, new_figure, note, tidy
+from ..style import BLUE, GREEN, GREY, ORANGE, PALE, Line, frame, heading, legend_beside, new_figure, note, tidy
 
 #: Percentage points of accuracy that the title allows.
 LOSS = 0.5
@@ -30,11 +30,8 @@ _SHOWN = 2.0
 _TOO_CLOSE = 0.03
 
 
-def draw(records: Sequence[Record]) -> tuple[Figure, dict[str, Any]]:
-    """Draw the figure, and return it with the numbers in it.
-
-    Drawn are the last network and of each batch size its last run.
-    """
+def pareto_numbers(records: Sequence[Record]) -> dict[str, Any]:
+    """Return accuracy and time by runner and thresholds: of the last network, and of each batch size the last run."""
     weights = records[-1].protocol.get("weights")
     runs: dict[str, list[Record]] = {}
     for record in records:
@@ -46,12 +43,11 @@ def draw(records: Sequence[Record]) -> tuple[Figure, dict[str, Any]]:
     if not panels:
         raise NoRecords("no measurement of the full network in a CUDA graph and of a runner beside it")
     used = [record for run in runs.values() for record in run]
-    drawn = {"title": _title(panels), "panels": panels, "stamp": _stamp(used, panels)}
-    return _figure(drawn), drawn
+    return {"title": _title(panels), "panels": panels, "stamp": _stamp(used, panels)}
 
 
 def _panel(records: Sequence[Record]) -> dict[str, Any]:
-    """Return the numbers drawn of one batch size; times in microseconds, accuracies in percent."""
+    """Return the drawn numbers of one batch size; times in microseconds, accuracies in percent."""
     runners: dict[str, dict[str, list[Any]]] = {}
     full: dict[str, dict[str, float]] = {}
     for record in records:
@@ -122,8 +118,9 @@ def _stamp(records: Sequence[Record], panels: Sequence[dict[str, Any]]) -> str:
     )
 
 
-def _figure(drawn: dict[str, Any]) -> Figure:
-    panels = drawn["panels"]
+def pareto_figure(numbers: Mapping[str, Any]) -> Figure:
+    """Draw a panel a batch size, accuracy over the time to the answer in each."""
+    panels = numbers["panels"]
     figure = new_figure(4.8)
     grid = figure.add_gridspec(2, len(panels), height_ratios=(1.0, 0.13))
     row = [figure.add_subplot(grid[0, column]) for column in range(len(panels))]
@@ -131,7 +128,7 @@ def _figure(drawn: dict[str, Any]) -> Figure:
         _draw_panel(axes, panel)
     row[0].set_ylabel("accuracy on the test split, %")
     legend_beside(figure.add_subplot(grid[1, :]), row[0], 3)
-    return frame(figure, drawn)
+    return frame(figure, numbers)
 
 
 def _draw_panel(axes: Axes, panel: dict[str, Any]) -> None:
@@ -156,7 +153,7 @@ def _draw_panel(axes: Axes, panel: dict[str, Any]) -> None:
     axes.set_xticks(ticks, [f"{tick:,.0f}" for tick in ticks])
     axes.set_xlim(low, high)
     axes.set_ylim(_least(panel), panel["full"][GRAPH]["accuracy_percent"] + 0.15 * _SHOWN)
-    axes.set_title(f"batch {panel['batch']}", fontsize=10, loc="left")
+    heading(axes, f"batch {panel['batch']}")
     axes.set_xlabel("mean time to the answer, us (log)")
     tidy(axes, "both")
 

@@ -9,17 +9,14 @@ from matplotlib.ticker import StrMethodFormatter
 
 from ...autotune.records.record import Record
 from ..records import NoRecords, stamp
-from ..style import AMBER, BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, frame, new_figure, note, tidy
+from ..style import AMBER, BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, frame, heading, new_figure, note, tidy
 
 #: Colours of the CUDA functions that take most time; all others are one part.
 _COLOURS = (ORANGE, SKY, GREEN, PURPLE, AMBER)
 
 
-def draw(records: Sequence[Record]) -> tuple[Figure, dict[str, Any]]:
-    """Draw the figure, and return it with the numbers in it.
-
-    The last run is drawn.
-    """
+def profile_numbers(records: Sequence[Record]) -> dict[str, Any]:
+    """Return launches, kernels, API time and latency of a request before and after, of the last run."""
     run = [record for record in records if record.run == records[-1].run and record.error is None]
     before = next((record for record in run if not record.paired), None)
     after = next((record for record in run if record.paired), None)
@@ -34,7 +31,7 @@ def draw(records: Sequence[Record]) -> tuple[Figure, dict[str, Any]]:
     cell = after.cell
     size = "x".join(map(str, cell["input"]))
     requests = after.protocol["requests"]
-    drawn = {
+    return {
         "title": f"{launches[0]} launches of a request become {launches[1]}, and the answer is there {faster}",
         "sides": {"before": "eager, plain\nheads, .item()", "after": after.variant.replace("@", ",\ntrunk ")},
         "launches": {name: one["launches"] for name, one in measured.items()},
@@ -49,7 +46,6 @@ def draw(records: Sequence[Record]) -> tuple[Figure, dict[str, Any]]:
             "time to the answer: median, line from 20th to 80th percentile, without a profiler, taking turns",
         ),
     }
-    return _figure(drawn), drawn
 
 
 def _parts(api: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, dict[str, float]]:
@@ -66,24 +62,25 @@ def _parts(api: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, dict[str
     return parts
 
 
-def _figure(drawn: Mapping[str, Any]) -> Figure:
+def profile_figure(numbers: Mapping[str, Any]) -> Figure:
+    """Draw a panel for each of the four, a bar before and one after."""
     figure = new_figure(4.8)
     (launches, answer), (kernels, api) = figure.subplots(2, 2, width_ratios=(1, 1.6))
-    _bars(launches, drawn["launches"], "launches by the host, calls (profiler)")
-    _bars(kernels, drawn["kernels"], "kernels that ran (profiler)")
-    medians = {side: us["median"] for side, us in drawn["answer_us"].items()}
-    ends = [us["p80"] for us in drawn["answer_us"].values()]
+    _bars(launches, numbers["launches"], "launches by the host, calls (profiler)")
+    _bars(kernels, numbers["kernels"], "kernels that ran (profiler)")
+    medians = {side: us["median"] for side, us in numbers["answer_us"].items()}
+    ends = [us["p80"] for us in numbers["answer_us"].values()]
     _bars(answer, medians, "host, until the answer is there, us (no profiler)", ends)
-    for place, us in enumerate(drawn["answer_us"].values()):
+    for place, us in enumerate(numbers["answer_us"].values()):
         answer.plot([us["p20"], us["p80"]], [place, place], color="black", linewidth=1.5)
-    _api(api, drawn["api_us"])
+    _api(api, numbers["api_us"])
     for axes in (launches, kernels, answer, api):
         axes.set_ylim(1.6, -0.6)  # before above after
-        axes.set_yticks([0, 1], list(drawn["sides"]))
+        axes.set_yticks([0, 1], list(numbers["sides"]))
         tidy(axes, "x")
     for axes in (launches, kernels):
-        axes.set_yticklabels([f"{side}:\n{what}" for side, what in drawn["sides"].items()], fontsize=9)
-    return frame(figure, drawn)
+        axes.set_yticklabels([f"{side}:\n{what}" for side, what in numbers["sides"].items()], fontsize=9)
+    return frame(figure, numbers)
 
 
 def _bars(axes: Axes, values: Mapping[str, float], title: str, ends: Sequence[float] | None = None) -> None:
@@ -91,7 +88,7 @@ def _bars(axes: Axes, values: Mapping[str, float], title: str, ends: Sequence[fl
     own = list(values.values())
     axes.barh([0, 1], own, color=[ORANGE, BLUE], height=0.6)
     _numbers(axes, own, ends or own)
-    axes.set_title(title, fontsize=10, loc="left")
+    heading(axes, title)
 
 
 def _numbers(axes: Axes, values: Sequence[float], ends: Sequence[float]) -> None:
@@ -111,5 +108,5 @@ def _api(axes: Axes, parts: Mapping[str, Mapping[str, float]]) -> None:
         axes.barh([0, 1], own, left=list(left.values()), color=color, height=0.6, label=name)
         left = {side: left[side] + parts[side][name] for side in parts}
     _numbers(axes, list(left.values()), list(left.values()))
-    axes.set_title("host in CUDA API calls, us (profiler)", fontsize=10, loc="left")
+    heading(axes, "host in CUDA API calls, us (profiler)")
     axes.legend(frameon=False, fontsize=8, loc="lower right", ncols=2, columnspacing=1.0, handlelength=1.2)

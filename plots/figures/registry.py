@@ -1,108 +1,181 @@
-"""The list of all figures, each drawn by the module of its name: its records, and the command that measures them."""
+"""The list of all figures, their records and the commands that measure them; draws and saves one or several."""
 
-from ..figure_kind import FigureKind
-from ..timelines import KINDS
+import json
+import multiprocessing
+import signal
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from importlib import import_module
+from pathlib import Path
+from typing import Any, NamedTuple
 
-#: Records of a sweep, in the repository only: 11 MB.
-SWEPT = ("h200/sweep.jsonl.gz",)
-#: In the order of the gallery.
-FIGURES = (
-    FigureKind(
-        "exits",
-        "How many images leave at each exit, and how often they are right.",
-        ("demo",),
-        ("cpu/demo-digits.json",),
-        "auxhead demo",
-    ),
-    FigureKind(
-        "calibration",
-        "Confidences before and after temperatures, where samples leave, and what the thresholds were chosen from.",
-        ("calibrate",),
-        ("cpu/calibration-digits.json",),
-        "auxhead calibrate --checkpoint DIR",
-    ),
-    FigureKind(
-        "footprint",
-        "Overlap and trunk stretch against SM occupancy by the heads, and where overlap stops being free.",
-        ("footprint",),
-        ("h200/footprint.jsonl",),
-        "auxhead-tune footprint resnet18 --classes 10 --batch 1 --batch 32",
-    ),
-    FigureKind(
-        "latency",
-        "Latency against batch size with all baselines, and what heads add to the network without.",
-        ("bench",),
-        ("h200/bench.jsonl",),
-        "auxhead-tune bench",
-    ),
-    FigureKind(
-        "time-to-answer",
-        "Time to the answer against the exit where all samples leave, with the network cut off there as the floor.",
-        ("bench",),
-        ("h200/bench.jsonl",),
-        "auxhead-tune bench",
-    ),
-    FigureKind(
-        "timeline",
-        "What runs beside what in one replay: trunk and heads over time, and the SMs that the heads' programs are on.",
-        KINDS,
-        ("h200/overlap.jsonl",),
-        "auxhead-tune overlap MODEL",
-    ),
-    FigureKind(
-        "ranks",
-        "Ranks of launch configurations alone and in the network: is the fastest alone the fastest there, too?",
-        ("sweep",),
-        SWEPT,
-        "auxhead-tune sweep resnet18",
-    ),
-    FigureKind(
-        "landscape",
-        "Time of heads alone over two fields of their launch configuration, with the noise and what was not tried.",
-        ("sweep",),
-        SWEPT,
-        "auxhead-tune sweep resnet18",
-    ),
-    FigureKind(
-        "pareto",
-        "How much sooner answers come for how much accuracy, by runner and batch size.",
-        ("pareto",),
-        ("h200/pareto.jsonl",),
-        "",
-    ),
-    FigureKind(
-        "roofline",
-        "How far heads alone are from the memory's bandwidth, and which wait for latency instead.",
-        ("heads",),
-        ("h200/heads.jsonl",),
-        "auxhead-tune heads resnet18",
-    ),
-    FigureKind(
-        "profile",
-        "Launches and CUDA API time of one request, naive early exit before and a runner after.",
-        ("profile",),
-        ("h200/profile.jsonl",),
-        "auxhead-tune profile --checkpoint DIR",
-    ),
-    FigureKind(
-        "pipeline",
-        "Images a second over two GPUs against the size of micro-batches, with what stages and link allow.",
-        ("pipeline",),
-        ("h200/pipelines.jsonl",),
-        "auxhead-tune bench --devices 2",
-    ),
-    FigureKind(
-        "gpus",
-        "When each of two GPUs computes in one request: model-parallel, the tutorial's pipeline, and ours.",
-        ("gpus",),
-        ("h200/pipelines.jsonl",),
-        "auxhead-tune bench --devices 2",
-    ),
-    FigureKind(
-        "doctor",
-        "The last diagnosis: a timeline of one request, the host and stream by stream, with what was found marked.",
-        ("doctor",),
-        ("h200/doctor.jsonl",),
-        "auxhead-tune doctor TARGET",
-    ),
-)
+from ...autotune.records.record import made_of, no_garbage_collection
+from ..records import COMMITTED, Known, NoRecords, read_kinds
+
+#: The figures that come with the package, each with its numbers.
+GALLERY = Path(__file__).parents[1] / "gallery"
+#: A matplotlib figure, and everything that it shows as JSON values, "title" and "stamp" among them.
+Drawn = tuple[Any, dict[str, Any]]
+
+
+class FigureKind(NamedTuple):
+    """A figure that can be drawn from records, by two functions of a module of this folder.
+
+    For "latency", ``latency_numbers(records)`` returns everything that it shows, and raises ``NoRecords`` where records
+    that it needs are missing, and ``BadRecord``; ``latency_figure(numbers)`` draws these alone. ``read``, if the module
+    has it, reads what the first one takes, given paths, kinds and what is known; else ``read_kinds`` does.
+    """
+
+    name: str
+    """Name of the subcommand and of the files."""
+    module: str
+    kinds: tuple[str, ...]
+    """Kinds of the records that it is drawn from."""
+    file: str
+    """File of the package's own records, in autotune/records."""
+    made_by: str
+    """The command that measures such records; "" where none does any more."""
+    finding: str
+    """One line on what the figure shows, the help of the subcommand."""
+
+    def _function(self, what: str) -> Any:
+        # imported when it is needed: matplotlib takes longer than help should
+        return getattr(import_module(f".{self.module}", __package__), f"{self.name.replace('-', '_')}_{what}")
+
+    def numbers(self, found: Any) -> dict[str, Any]:
+        """Return the numbers of the figure, of what was read for it."""
+        numbers: dict[str, Any] = self._function("numbers")(found)
+        return numbers
+
+    def draw(self, found: Any) -> Drawn:
+        """Draw it from what was read for it."""
+        numbers = self.numbers(found)
+        return self._function("figure")(numbers), numbers
+
+    def redraw(self) -> Drawn:
+        """Draw it again from its numbers in the gallery."""
+        numbers = json.loads((GALLERY / f"{self.name}.json").read_text(encoding="utf-8"))
+        return self._function("figure")(numbers), numbers
+
+    def make(self, paths: Sequence[Path] | None = None, known: Known | None = None) -> Drawn:
+        """Draw it from files; records of other kinds are passed over.
+
+        Args:
+            paths: the files; None for those of the package, or the gallery's numbers where these, too large for a
+                wheel, are not there.
+            known: what other figures were drawn from; what this one is drawn from is added.
+
+        Raises:
+            NoRecords: there is nothing to draw; names the command that measures it.
+            BadRecord: a file that does not hold records, or records of several devices or versions.
+        """
+        if paths is None and not (COMMITTED / self.file).exists():
+            return self.redraw()
+        try:
+            files = [COMMITTED / self.file] if paths is None else self._of_format(paths)
+            read = getattr(import_module(f".{self.module}", __package__), "read", read_kinds)
+            return self.draw(read(files, self.kinds, {} if known is None else known))
+        except NoRecords as error:
+            how = f"`{self.made_by}` makes it" if self.made_by else "no command of this version makes it"
+            raise NoRecords(f"{error}; {how}") from None
+
+    def _of_format(self, paths: Sequence[Path]) -> list[Path]:
+        found = [path for path in paths if _format(path.name) == _format(self.file)]
+        if not found:
+            raise NoRecords(f"{', '.join(map(str, paths))}: wants a name that ends in {_format(self.file)}")
+        return found
+
+    def save(self, paths: Sequence[Path] | None, stem: Path, known: Known | None = None) -> list[Path]:
+        """Draw it from files, as ``make``, and save it as ``stem``.png, .svg and .json."""
+        from ..style import save_figure  # matplotlib, which help need not wait for
+
+        with no_garbage_collection(), made_of(paths or [self.file]):
+            return save_figure(*self.make(paths, known), stem)
+
+
+def _format(file: str) -> str:
+    """Return the ending of a file's name without that of the compression."""
+    return Path(file.removesuffix(".gz")).suffix
+
+
+#: Records of sweeps, in the repository only: 11 MB.
+_SWEPT = "h200/sweep.jsonl.gz"
+#: Name, module, kinds, file, command and finding of each, in the order of the gallery.
+_ROWS: tuple[tuple[str, str, tuple[str, ...], str, str, str], ...] = (
+    ("exits", "reports", ("demo",), "cpu/demo-digits.json", "auxhead demo",
+     "How many images leave at each exit, and how often they are right."),
+    ("calibration", "reports", ("calibrate",), "cpu/calibration-digits.json", "auxhead calibrate --checkpoint DIR",
+     "Confidences before and after temperatures, where samples leave, and what the thresholds were chosen from."),
+    ("footprint", "footprint", ("footprint",), "h200/footprint.jsonl",
+     "auxhead-tune overlap resnet18 --footprints --classes 10 --batch 1 --batch 32",
+     "Overlap and trunk stretch against SM occupancy by the heads, and where overlap stops being free."),
+    ("latency", "bench", ("bench",), "h200/bench.jsonl", "auxhead-tune bench",
+     "Latency against batch size with all baselines, and what heads add to the network without."),
+    ("time-to-answer", "bench", ("bench",), "h200/bench.jsonl", "auxhead-tune bench",
+     "Time to the answer against the exit where all samples leave, with the network cut off there as the floor."),
+    ("timeline", "timeline", ("timeline", "overlap"), "h200/overlap.jsonl", "auxhead-tune overlap MODEL",
+     "What runs beside what in one replay: trunk and heads over time, and the SMs that the heads' programs are on."),
+    ("ranks", "sweep", ("sweep",), _SWEPT, "auxhead-tune sweep resnet18",
+     "Ranks of launch configurations alone and in the network: is the fastest alone the fastest there, too?"),
+    ("landscape", "sweep", ("sweep",), _SWEPT, "auxhead-tune sweep resnet18",
+     "Time of heads alone over two fields of their launch configuration, with the noise and what was not tried."),
+    ("pareto", "pareto", ("pareto",), "h200/pareto.jsonl", "",
+     "How much sooner answers come for how much accuracy, by runner and batch size."),
+    ("roofline", "roofline", ("heads",), "h200/heads.jsonl", "auxhead-tune heads resnet18",
+     "How far heads alone are from the memory's bandwidth, and which wait for latency instead."),
+    ("profile", "profile", ("profile",), "h200/profile.jsonl", "auxhead-tune profile --checkpoint DIR",
+     "Launches and CUDA API time of one request, naive early exit before and a runner after."),
+    ("pipeline", "pipelines", ("pipeline",), "h200/pipelines.jsonl", "auxhead-tune bench --devices 2",
+     "Images a second over two GPUs against the size of micro-batches, with what stages and link allow."),
+    ("gpus", "pipelines", ("gpus",), "h200/pipelines.jsonl", "auxhead-tune bench --devices 2",
+     "When each of two GPUs computes in one request: model-parallel, the tutorial's pipeline, and ours."),
+    ("doctor", "doctor", ("doctor",), "h200/doctor.jsonl", "auxhead-tune doctor TARGET",
+     "The last diagnosis: a timeline of one request, the host and stream by stream, with what was found marked."),
+)  # fmt: skip
+FIGURES = {row[0]: FigureKind(*row) for row in _ROWS}
+
+
+class Saved(NamedTuple):
+    """A figure that was drawn, or not."""
+
+    name: str
+    paths: list[Path]
+    left_out: str = ""
+    """Reason, if there are no records of it."""
+
+
+def save_all(kinds: Collection[FigureKind], paths: Sequence[Path] | None, out: Path) -> Iterator[Saved]:
+    """Draw figures into a folder, and yield them in their order; raises what ``FigureKind.make`` does.
+
+    Those of the package's records two processes draw: what is made of sweeps takes as long as everything else.
+    """
+    if paths is not None:
+        yield from _save(kinds, paths, out)
+        return
+    by_file: dict[str, list[FigureKind]] = {}
+    for kind in kinds:
+        by_file.setdefault(kind.file, []).append(kind)
+    sizes = {file: (COMMITTED / file).stat().st_size if (COMMITTED / file).exists() else 0 for file in by_file}
+    # other ways to start processes copy this one, threads of who knows what included
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(2, context, signal.signal, (signal.SIGINT, signal.SIG_DFL)) as pool:
+        largest_first = sorted(by_file, key=sizes.__getitem__, reverse=True)
+        drawn = {file: pool.submit(_saved, by_file[file], out) for file in largest_first}
+        try:
+            for kind in kinds:
+                yield next(one for one in drawn[kind.file].result() if one.name == kind.name)
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _saved(kinds: Sequence[FigureKind], out: Path) -> list[Saved]:
+    return list(_save(kinds, None, out))
+
+
+def _save(kinds: Iterable[FigureKind], paths: Sequence[Path] | None, out: Path) -> Iterator[Saved]:
+    known: Known = {}
+    for kind in kinds:
+        try:
+            yield Saved(kind.name, kind.save(paths, out / kind.name, known))
+        except NoRecords as error:
+            yield Saved(kind.name, [], str(error))

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from ...autotune.records.record import Record
 from ..records import NoRecords, stamp
-from ..style import BLUE, GREY, ORANGE, PURPLE, Line, frame, legend_beside, new_figure, tidy
+from ..style import BLUE, GREY, ORANGE, PURPLE, Line, frame, heading, legend_beside, new_figure, tidy
 
 LINES = {
     "eager": Line("plain PyTorch", ORANGE, "", "s"),
@@ -24,11 +24,8 @@ TIMES = 10.0
 MANY_CLASSES = 100
 
 
-def draw(records: Sequence[Record]) -> tuple[Figure, dict[str, Any]]:
-    """Draw the figure, and return it with the numbers in it.
-
-    Of each head the last run is drawn in which the fused one was timed.
-    """
+def roofline_numbers(records: Sequence[Record]) -> dict[str, Any]:
+    """Return bytes, operations and times of each head, of its last run in which the fused one was timed."""
     runs: dict[tuple[str, str], dict[str, Record]] = {}
     for record in records:
         runs.setdefault((json.dumps(record.cell, sort_keys=True), record.run), {})[record.variant] = record
@@ -39,14 +36,13 @@ def draw(records: Sequence[Record]) -> tuple[Figure, dict[str, Any]]:
         raise NoRecords("no fused head that was timed, with the bytes that it has to move")
     heads = sorted((_head(run) for run in timed.values()), key=lambda head: (head["bytes"], head["flop"]))
     bandwidth = median(head["copy_bytes_per_second"] for head in heads)
-    drawn = {
+    return {
         "title": _title(heads),
         "heads": heads,
         "copy_gb_per_second": bandwidth / 1e9,
         "least_fused_us": min(head["us"]["fused"] for head in heads),
         "stamp": _stamp([record for run in timed.values() for record in run.values()], bandwidth),
     }
-    return _figure(drawn), drawn
 
 
 def flop(cell: Mapping[str, Any]) -> int:
@@ -101,7 +97,8 @@ def _stamp(records: Sequence[Record], bandwidth: float) -> str:
     )
 
 
-def _figure(drawn: Mapping[str, Any]) -> Figure:
+def roofline_figure(numbers: Mapping[str, Any]) -> Figure:
+    """Draw time over bytes, and rate over arithmetic intensity."""
     figure = new_figure(5.0)
     grid = figure.add_gridspec(2, 2, height_ratios=(1.0, 0.13))
     legend, left, right = (figure.add_subplot(place) for place in (grid[1, :], grid[0, 0], grid[0, 1]))
@@ -109,26 +106,26 @@ def _figure(drawn: Mapping[str, Any]) -> Figure:
         axes.set_xscale("log")
         axes.set_yscale("log")
         tidy(axes, "both")
-    heads, per_us = drawn["heads"], drawn["copy_gb_per_second"] * 1e3  # bytes a microsecond
+    heads, per_us = numbers["heads"], numbers["copy_gb_per_second"] * 1e3  # bytes a microsecond
     _points(left, heads, lambda head: head["bytes"] / 1e6, lambda head, name: head["us"][name])
     megabytes = np.geomspace(*_range([head["bytes"] / 1e6 for head in heads]))
     left.plot(megabytes, megabytes * 1e6 / per_us, color="black", linewidth=1.2, label="bytes / copy bandwidth")
     left.plot(
-        megabytes, drawn["least_fused_us"] + megabytes * 1e6 / per_us, color=GREY, linewidth=1.2, linestyle="--",
-        label=f"the same + {drawn['least_fused_us']:.1f} us (least fused time)",
+        megabytes, numbers["least_fused_us"] + megabytes * 1e6 / per_us, color=GREY, linewidth=1.2, linestyle="--",
+        label=f"the same + {numbers['least_fused_us']:.1f} us (least fused time)",
     )  # fmt: skip
     left.set_xlabel("bytes that the head has to move, MB (log)")
     left.set_ylabel("device time of one head, us (log)")
-    left.set_title("time by bytes", fontsize=10, loc="left")
-    left.set_ylim(bottom=drawn["least_fused_us"] / TIMES)
+    heading(left, "time by bytes")
+    left.set_ylim(bottom=numbers["least_fused_us"] / TIMES)
     _points(right, heads, lambda head: head["flop_per_byte"], lambda head, name: head["gflop_per_second"][name])
     intensity = np.geomspace(*_range([head["flop_per_byte"] for head in heads]))
-    right.plot(intensity, intensity * drawn["copy_gb_per_second"], color="black", linewidth=1.2)
+    right.plot(intensity, intensity * numbers["copy_gb_per_second"], color="black", linewidth=1.2)
     right.set_xlabel("arithmetic intensity, FLOP/byte (log)")
     right.set_ylabel("achieved rate, GFLOP/s (log)")
-    right.set_title("roofline", fontsize=10, loc="left")
+    heading(right, "roofline")
     legend_beside(legend, left, 3)
-    return frame(figure, drawn)
+    return frame(figure, numbers)
 
 
 def _points(

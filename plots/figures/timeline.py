@@ -1,8 +1,11 @@
-"""Figure "timeline": one replay of a captured network, stream by stream, with the SMs that heads run on."""
+"""Figure "timeline", one replay of a captured network with the SMs that heads run on; and as a trace for Perfetto."""
 
-from collections.abc import Mapping, Sequence
+import gzip
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from matplotlib.axes import Axes
 from matplotlib.collections import PolyCollection
@@ -11,21 +14,60 @@ from matplotlib.patches import Patch
 
 from ...autotune.records.intervals import common, merged
 from ...autotune.records.record import Record
-from ..records import stamp
-from ..style import BLUE, GREY, ORANGE, PURPLE, frame, new_figure, note, tidy
-from ..timelines import JOIN, SIDE, TRUNK, Timeline, timelines
+from ...model.basics.files import writing
+from ..records import NoRecords, network_of, read_kinds, stamp
+from ..style import BLUE, GREY, ORANGE, PURPLE, bars, frame, new_figure, note, tidy
 
 #: Bottom and height of the lanes.
 _TRUNK_LANE, _SIDE_LANE = (1.0, 0.6), (0.0, 0.6)
 #: Below this share of the heads' time under the trunk the title says "only".
 _LITTLE = 0.5
+#: Roles of kernels: of the trunk, of heads on the side stream, or in the launch that joins both streams.
+TRUNK, SIDE, JOIN = "trunk", "side", "join"
 
 
-def draw(records: Sequence[Record]) -> tuple[Figure, dict[str, Any]]:
-    """Draw the figure, and return it with the numbers in it.
+class Timeline(NamedTuple):
+    """One recorded replay, and the summary of all replays of its run; both with what was ``measured``."""
 
-    Of several networks the one measured last is drawn; in microseconds since the replay began, shares in percent.
-    """
+    record: Record
+    replay: dict[str, Any]
+    summary: Record
+    all_replays: dict[str, Any]
+
+    def kernels(self, role: str) -> list[dict[str, Any]]:
+        """Return the kernels of a role in order of time."""
+        return [kernel for kernel in self.replay["kernels"] if kernel["role"] == role]
+
+    @property
+    def network(self) -> str:
+        """The network in words."""
+        cell = self.record.cell
+        return f"{network_of(self.record)}, batch {cell['batch']}, {cell['classes']:,} classes"
+
+    @property
+    def launches(self) -> list[list[str]]:
+        """The taps whose heads each launch on the side stream holds."""
+        taps = self.record.cell["taps"]
+        ends = [taps.index(fork) + 1 for fork in self.record.protocol["forks"]]
+        return [taps[start:end] for start, end in zip([0, *ends], ends, strict=False)]
+
+
+def timelines(records: Sequence[Record]) -> list[Timeline]:
+    """Return the last timeline of each network, in the order in which they were measured."""
+    of_all = [one for one in records if one.kind == "overlap" and one.error is None]
+    summaries = {one.run: (one, one.measured) for one in of_all if one.measured}
+    found: dict[tuple[str, ...], Timeline] = {}
+    for one in records:
+        if one.kind == "timeline" and one.measured is not None and one.run in summaries:
+            found.pop(one.key, None)
+            found[one.key] = Timeline(one, one.measured, *summaries[one.run])
+    if not found:
+        raise NoRecords("no timeline with the summary of its run among the records")
+    return list(found.values())
+
+
+def timeline_numbers(records: Sequence[Record]) -> dict[str, Any]:
+    """Return what ran when in a replay of the network measured last: microseconds since it began, shares in percent."""
     timeline = timelines(records)[-1]
     replay, all_replays, record = timeline.replay, timeline.all_replays, timeline.record
     trunk, side = ([_interval(one) for one in timeline.kernels(role)] for role in (TRUNK, SIDE))
@@ -37,7 +79,7 @@ def draw(records: Sequence[Record]) -> tuple[Figure, dict[str, Any]]:
         percents = {name: _percent(value) for name, value in all_replays["coverage"].items()}
         of_all = {"coverage_percent": percents, "exposed_us": all_replays["exposed_us"]}
     (pair,) = (one for one in timeline.summary.paired if one["role"] == "trunk")
-    drawn = {
+    return {
         "title": _title(timeline, pair),
         "stamp": stamp([record, timeline.summary], *_how(timeline)),
         "network": timeline.network,
@@ -63,7 +105,6 @@ def draw(records: Sequence[Record]) -> tuple[Figure, dict[str, Any]]:
         "clocks_differ_us": replay["clocks_differ_us"],
         "sm_count": record.environment["sm_count"],
     }
-    return _figure(drawn), drawn
 
 
 def _interval(kernel: Mapping[str, Any]) -> tuple[float, float]:
@@ -106,30 +147,31 @@ def _how(timeline: Timeline) -> list[str]:
     return [f"{timeline.network}. {timed}.", f"{shown}.", f"{clocks}."]
 
 
-def _figure(drawn: Mapping[str, Any]) -> Figure:
+def timeline_figure(numbers: Mapping[str, Any]) -> Figure:
+    """Draw the lanes of the trunk and of the heads, and below the SMs that the heads' programs are on."""
     figure = new_figure(5.4)
     above, below = figure.subplots(2, 1, sharex=True, height_ratios=(1, 1.3))
-    _lanes(above, drawn)
-    _residency(below, drawn)
+    _lanes(above, numbers)
+    _residency(below, numbers)
     below.set_xlabel(
-        f"us since the replay began, under the profiler (it makes replays {drawn['inflation']:.2f} times as long)"
+        f"us since the replay began, under the profiler (it makes replays {numbers['inflation']:.2f} times as long)"
     )
-    below.set_xlim(-0.01 * drawn["span_us"], 1.01 * drawn["span_us"])
-    return frame(figure, drawn)
+    below.set_xlim(-0.01 * numbers["span_us"], 1.01 * numbers["span_us"])
+    return frame(figure, numbers)
 
 
-def _lanes(axes: Axes, drawn: Mapping[str, Any]) -> None:
-    axes.broken_barh(_bars(drawn["trunk"]), _TRUNK_LANE, color=BLUE, edgecolor="white", linewidth=0.6)
-    axes.broken_barh(_bars(drawn["joining"]), _TRUNK_LANE, color=PURPLE, edgecolor="white", linewidth=0.6)
-    for launch in drawn["heads"]:
+def _lanes(axes: Axes, numbers: Mapping[str, Any]) -> None:
+    axes.broken_barh(bars(numbers["trunk"]), _TRUNK_LANE, color=BLUE, edgecolor="white", linewidth=0.6)
+    axes.broken_barh(bars(numbers["joining"]), _TRUNK_LANE, color=PURPLE, edgecolor="white", linewidth=0.6)
+    for launch in numbers["heads"]:
         whole = (launch["begin"], launch["end"] - launch["begin"])
         axes.broken_barh([whole], _SIDE_LANE, facecolor="white", edgecolor=ORANGE, hatch="/////", linewidth=0.8)
-        axes.broken_barh(_bars(launch["under_the_trunk"]), _SIDE_LANE, color=ORANGE, linewidth=0)
+        axes.broken_barh(bars(launch["under_the_trunk"]), _SIDE_LANE, color=ORANGE, linewidth=0)
         middle = launch["begin"] + whole[1] / 2
         note(axes, launch["label"], (middle, 0.0), (0, -3), ha="center", va="top", fontsize=8)
-    stall = drawn["join_stall_us"]
+    stall = numbers["join_stall_us"]
     if stall > 0:
-        end, top = drawn["span_us"], sum(_TRUNK_LANE)
+        end, top = numbers["span_us"], sum(_TRUNK_LANE)
         note(axes, f"join stall {stall:.1f} us", (end, top), (0, 4), ha="right", va="bottom", fontsize=8)
         axes.plot([end - stall, end], [top + 0.04] * 2, color="black", linewidth=1.2)
     axes.set_yticks([1.3, 0.3], ["trunk\n(high priority)", "heads\n(low priority)"])
@@ -137,40 +179,114 @@ def _lanes(axes: Axes, drawn: Mapping[str, Any]) -> None:
     tidy(axes, "x")
     axes.tick_params(axis="y", length=0)
     axes.legend(
-        handles=_legend(drawn), frameon=False, loc="lower left", bbox_to_anchor=(0.0, 1.0), ncols=4, fontsize=8,
+        handles=_legend(numbers), frameon=False, loc="lower left", bbox_to_anchor=(0.0, 1.0), ncols=4, fontsize=8,
         handlelength=1.4, columnspacing=1.2, borderpad=0.0,
     )  # fmt: skip
 
 
-def _bars(intervals: Sequence[Sequence[float]]) -> list[tuple[float, float]]:
-    return [(begin, end - begin) for begin, end in intervals]
-
-
-def _legend(drawn: Mapping[str, Any]) -> list[Patch]:
+def _legend(numbers: Mapping[str, Any]) -> list[Patch]:
     handles = [Patch(color=BLUE, label="trunk's kernels")]
-    if drawn["heads"]:
+    if numbers["heads"]:
         handles += [
             Patch(color=ORANGE, label="heads under the trunk"),
             Patch(facecolor="white", edgecolor=ORANGE, hatch="/////", label="heads exposed"),
         ]
-    if drawn["joining"]:
+    if numbers["joining"]:
         handles.append(Patch(color=PURPLE, label="late heads and classifier (join)"))
     return handles
 
 
-def _residency(axes: Axes, drawn: Mapping[str, Any]) -> None:
+def _residency(axes: Axes, numbers: Mapping[str, Any]) -> None:
     """Draw each program as a bar at the height of its SM's id."""
-    programs, joining = drawn["programs"], len(drawn["heads"])
+    programs, joining = numbers["programs"], len(numbers["heads"])
     corners = [
         [(begin, sm - 0.5), (end, sm - 0.5), (end, sm + 0.5), (begin, sm + 0.5)] for _, sm, begin, end in programs
     ]
     colours = [PURPLE if launch == joining else ORANGE for launch, *_ in programs]
-    bars = PolyCollection(corners, facecolors=colours, edgecolors="none", alpha=0.8)
-    bars.set_rasterized(True)  # they may be ten thousand
-    axes.add_collection(bars)
-    used, last = len({sm for _, sm, _, _ in programs}), drawn["sm_count"]
+    boxes = PolyCollection(corners, facecolors=colours, edgecolors="none", alpha=0.8)
+    boxes.set_rasterized(True)  # they may be ten thousand
+    axes.add_collection(boxes)
+    used, last = len({sm for _, sm, _, _ in programs}), numbers["sm_count"]
     axes.set_ylim(-0.5, last - 0.5)
     axes.set_ylabel("SM id\n(measured in the kernel)")
-    said = f"{len(programs):,} programs of the heads, on {used} of {last} SMs; those of the trunk are not drawn"
-    note(axes, said, (0.0, 1.0), (0, 2), xycoords="axes fraction", va="bottom", fontsize=8, color=GREY)
+    counted = f"{len(programs):,} programs of the heads, on {used} of {last} SMs; those of the trunk are not drawn"
+    note(axes, counted, (0.0, 1.0), (0, 2), xycoords="axes fraction", va="bottom", fontsize=8, color=GREY)
     tidy(axes, "x")
+
+
+_JOINING = "joining launch: late heads, classifier, answer"
+#: Numbers of the trace's lanes; SMs come last.
+_LANES, _FIRST_SM_LANE = {TRUNK: 0, SIDE: 1, JOIN: 0}, 2
+
+
+def write_trace(path: Path, out: Path) -> None:
+    """Write the timelines of a file of records as a trace, compressed if its name ends in ".gz".
+
+    Raises what ``read_kinds`` does; ``NoRecords`` names the command that makes them.
+    """
+    try:
+        trace = chrome_trace(read_kinds([path], ("timeline", "overlap")))
+    except NoRecords as error:
+        raise NoRecords(f"{error}; `auxhead-tune overlap MODEL` makes it") from None
+    content = (json.dumps(trace) + "\n").encode()
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with writing(out) as file:
+        file.write(gzip.compress(content, mtime=0) if out.suffix == ".gz" else content)
+
+
+def chrome_trace(records: Sequence[Record]) -> dict[str, Any]:
+    """Return the timelines in the trace event format, each network a process; times are microseconds."""
+    found = timelines(records)
+    events = [event for pid, timeline in enumerate(found, start=1) for event in _process(pid, timeline)]
+    return {
+        "traceEvents": events,
+        "displayTimeUnit": "ns",
+        "otherData": {name: str(value) for name, value in found[0].record.environment.items()},
+    }
+
+
+def _process(pid: int, timeline: Timeline) -> Iterator[dict[str, Any]]:
+    of_launch = [*(f"heads of {', '.join(taps)}" for taps in timeline.launches), _JOINING]
+    programs = _in_lanes(timeline.replay["programs"])
+    lanes = ["trunk (high priority)", "heads (low priority)", *(f"SM {sm}: programs of heads" for sm, _ in programs)]
+    yield _metadata(pid, 0, "process_name", {"name": f"{timeline.network}; one replay under torch.profiler"})
+    yield _metadata(pid, 0, "process_sort_index", {"sort_index": pid})
+    for tid, name in enumerate(lanes):
+        yield _metadata(pid, tid, "thread_name", {"name": name})
+        yield _metadata(pid, tid, "thread_sort_index", {"sort_index": tid})
+    names = iter(of_launch)
+    for kernel in timeline.replay["kernels"]:
+        arguments = {name: kernel[name] for name in ("stream", "grid", "block", "registers")}
+        name = kernel["name"]
+        if kernel["role"] != TRUNK:
+            name, arguments = next(names), {"kernel": name, **arguments}
+        yield _complete(pid, _LANES[kernel["role"]], name, kernel["start_us"], kernel["duration_us"], arguments)
+    for tid, (sm, of_lane) in enumerate(programs, start=_FIRST_SM_LANE):
+        for launch, _, begin, end in of_lane:
+            name = of_launch[int(launch)]
+            yield _complete(pid, tid, name, begin, round(end - begin, 3), {"SM": sm})
+
+
+def _in_lanes(programs: Sequence[Sequence[float]]) -> list[tuple[int, list[Sequence[float]]]]:
+    """Return lanes in the order of SMs, each as its SM and its programs, one after another.
+
+    An SM has as many lanes as it ran programs at a time: viewers garble programs that overlap in one lane.
+    """
+    by_sm: dict[int, list[list[Sequence[float]]]] = {}
+    for program in sorted(programs, key=lambda one: (one[2], one[3])):
+        lanes = by_sm.setdefault(int(program[1]), [])
+        free = next((lane for lane in lanes if lane[-1][3] <= program[2]), [])
+        if not free:
+            lanes.append(free)
+        free.append(program)
+    return [(sm, lane) for sm in sorted(by_sm) for lane in by_sm[sm]]
+
+
+def _metadata(pid: int, tid: int, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    return {"ph": "M", "name": name, "pid": pid, "tid": tid, "ts": 0, "args": arguments}
+
+
+def _complete(pid: int, tid: int, name: str, begin: float, us: float, arguments: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "ph": "X", "cat": "gpu", "name": name, "pid": pid, "tid": tid, "ts": begin, "dur": us, "args": arguments,
+    }  # fmt: skip

@@ -103,9 +103,9 @@ def test_what_the_front_page_says_of_the_demo():
 
 
 def test_the_gallery_is_drawn_from_the_record():
-    from auxhead.plots.figures import exits
+    from auxhead.plots.figures.registry import FIGURES
 
-    _, drawn = exits.draw(report("cpu/demo-digits.json"))
+    drawn = FIGURES["exits"].numbers(report("cpu/demo-digits.json"))
     assert json.loads((ROOT / "plots" / "gallery" / "exits.json").read_text()) == json.loads(json.dumps(drawn))
 
 

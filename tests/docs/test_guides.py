@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from auxhead.autotune.doctor.read_trace import read_trace
+from auxhead.autotune.doctor.load_trace import load_trace
 from auxhead.autotune.records.record import latest
 from auxhead.plots.figures.footprint import FREE_PERCENT
 from support.command_line import plot, tune
@@ -225,7 +225,7 @@ def test_a_trunk_with_heads_that_pool_takes_what_the_benchmark_has():
 
 def test_most_of_the_trunk_is_around_its_convolutions():
     file = ROOT / "tests" / "autotune" / "doctor" / "traces" / "question_one_launch_a_head.json.gz"
-    for request in read_trace(file).requests:
+    for request in load_trace(file).requests:
         trunk = [work for work in request.work if work.kind == "kernel" and not work.is_head]
         convolutions = [work for work in trunk if "fprop" in work.name or "cutlass__5x_cudnn" in work.name]
         assert len(convolutions) == 20  # of a ResNet-18

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torchvision
 from auxhead.model import Extract, FusedAuxHead
-from auxhead.model.heads.head_on_tap import with_layout
+from auxhead.model.heads.head import with_layout
 from auxhead.model.listening.dry_run import dry_run
 from support.documents import ROOT
 

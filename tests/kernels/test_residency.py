@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from auxhead.autotune.measuring.occupancy import check_turns
+from auxhead.autotune.overlap.occupancy import check_turns
 from auxhead.kernels import ExitBuffers, ExitHead, ExitLaunch, LaunchConfig, fused_head
 from auxhead.kernels.launch.choose_config import overriding
 from auxhead.kernels.launch.head_shape import HeadShape

@@ -4,7 +4,7 @@ import re
 import statistics
 
 import pytest
-from auxhead.autotune.records import table_command
+from auxhead.autotune.records import tables
 from auxhead.autotune.records.comparison import Difference
 from auxhead.autotune.sweep.exclusion import excluded
 from auxhead.autotune.tuned import promote as promotion
@@ -55,7 +55,7 @@ def test_it_is_what_the_committed_records_decide(table, tmp_path, monkeypatch):
 
 def test_the_winners_are_published(monkeypatch):
     """All of them, and in the page of autotune/ what they come to."""
-    read_once(monkeypatch, table_command)
+    read_once(monkeypatch, tables)
     published = (COMMITTED / "h200/winners.md").read_text()
     printed = tune("table", COMMITTED / SHIPPED["NVIDIA H200"], "--markdown").output
     assert [line.split("|")[:6] for line in printed.splitlines()] == [

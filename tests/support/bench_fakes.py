@@ -4,8 +4,8 @@ import importlib
 from types import SimpleNamespace
 
 import torch
-from auxhead.autotune.bench.measure import run_cell
-from auxhead.autotune.bench.selection import BenchOptions, unsettled
+from auxhead.autotune.bench.measure import BenchOptions, run_cell
+from auxhead.autotune.bench.run import unsettled
 from auxhead.autotune.bench.variants import BuiltVariant
 from auxhead.autotune.measuring.peers import bare, merged_answer
 from auxhead.autotune.measuring.subject import subject_of
@@ -110,7 +110,7 @@ def faked_plan(out, monkeypatch):
     monkeypatch.setattr(AutoRunner, "rules", [])
     monkeypatch.setattr(variants, "AutoRunner", AutoRunner)
     monkeypatch.setattr(variants, "make_runner", make_runner)
-    return BenchOptions(out, ENVIRONMENT, 5, WANTED)
+    return BenchOptions(out, ENVIRONMENT, 5, WANTED, exits=("never", "block1", "own"))
 
 
 def run(subject, plan):

@@ -9,14 +9,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from auxhead.autotune.heads.alone import AloneHead, launch_heads
-from auxhead.autotune.heads.compile_ahead import (
+from auxhead.autotune.measuring.compile_ahead import (
     AloneLaunch,
     CompileAhead,
     HeadDescription,
     NetworkLaunches,
     TensorDescription,
 )
+from auxhead.autotune.measuring.heads_alone import AloneHead, launch_heads
 from auxhead.kernels.launch.choose_config import overriding
 from auxhead.kernels.launch.compile_only import compile_only
 from auxhead.kernels.launch.launch_rule import config_by_rule

@@ -41,30 +41,6 @@ def pareto_records(run="r1", weights="w1", batches=(1, 64), faster=1.0):
     return found
 
 
-def latency_records(batches=(1, 8)):
-    """A trunk by itself, with plain heads and with fused ones, in graphs; times grow with the batch."""
-    found = []
-    for batch in batches:
-        cell = {
-            "model": "resnet18", "dtype": "float16", "batch": batch, "classes": 10, "taps": ["layer1", "layer2"],
-            "input": [3, 224, 224], "placement": "blocks",
-        }  # fmt: skip
-        bare = {"host_us": 200.0 * batch, "device_us": 100.0 * batch}
-        over = {"graph-bare@cudnn": 1.0, "graph-naive@cudnn": 1.5, "overlapped@cudnn": 1.1}
-        for variant, factor in over.items():
-            times = {
-                unit: {"median": us * factor, "p20": us * factor * 0.9, "p80": us * factor * 1.2, "captures": []}
-                for unit, us in bare.items()
-            }
-            times["host_us"]["p99"] = times["host_us"]["median"] * 2
-            ratios = {unit.replace("_us", "_ratio"): factor + 0.01 for unit in bare}  # of each round, and so another
-            pair = {"role": "bare", "variant": "graph-bare@cudnn", **bare, **ratios}
-            protocol = {"rounds": 30, "captures": 5}
-            paired = [pair] if factor > 1 else []
-            found.append(record("bench", cell, variant, exits="never", protocol=protocol, paired=paired, **times))
-    return found
-
-
 #: Channels and side of the map at each tap.
 TAPS = {"layer1": (64, 56), "layer2": (128, 28), "layer3": (256, 14), "layer4": (512, 7)}
 

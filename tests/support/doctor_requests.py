@@ -1,7 +1,7 @@
 """Requests of hand-made traces that the tests of the doctor's findings begin from: a trunk, and heads beside it."""
 
-from auxhead.autotune.doctor.findings.find_all import find_all
-from auxhead.autotune.doctor.watched import StreamUse
+from auxhead.autotune.doctor.diagnosis import find_all
+from auxhead.autotune.doctor.trace import StreamUse
 
 from .example_traces import FILLING
 

@@ -1,10 +1,11 @@
 """Hand-made Chrome traces in the format of torch.profiler."""
 
+import dataclasses
 import json
 from contextlib import contextmanager
 
-from auxhead.autotune.doctor.read_trace import read_trace
-from auxhead.autotune.doctor.watched import KEY
+from auxhead.autotune.doctor.load_trace import load_trace
+from auxhead.autotune.doctor.trace import KEY
 from auxhead.autotune.measuring.cuda_calls import ANNOTATION
 
 
@@ -184,7 +185,7 @@ class Program:
         self.now = max([self.now, *self.free.values()]) + 50.0
 
     def content(self, watched=None):
-        kept = {} if watched is None else {KEY: watched.as_json()}
+        kept = {} if watched is None else {KEY: dataclasses.asdict(watched)}
         return {**trace_of(), "traceEvents": self.events, "deviceProperties": [H100], **kept}
 
 
@@ -197,7 +198,7 @@ def written(content, folder):
 
 def read(content, folder):
     """A trace, as the doctor reads it from a file."""
-    return read_trace(written(content, folder))
+    return load_trace(written(content, folder))
 
 
 def requests_of(make, folder, times=3, watched=None):

@@ -1,12 +1,17 @@
 """Fakes for footprints: a network that never runs, whose heads cost more the more room they take."""
 
-from auxhead.autotune.footprint.launch_variations import footprints_to_measure
-from auxhead.autotune.footprint.measure import RECORDED, FootprintOccupancy, FootprintsMeasured, TimedPart
-from auxhead.autotune.footprint.records import footprint_records
-from auxhead.autotune.heads.in_situ import SideLaunches
 from auxhead.autotune.measuring.cells import resnet_cell
 from auxhead.autotune.measuring.failures import Failure
-from auxhead.autotune.measuring.occupancy import MeasuredResidency, ProfilerEstimate, TheoreticalOccupancy
+from auxhead.autotune.measuring.heads_in_situ import SideLaunches
+from auxhead.autotune.overlap.footprints import (
+    RECORDED,
+    FootprintOccupancy,
+    FootprintsMeasured,
+    TimedPart,
+    footprints_to_measure,
+)
+from auxhead.autotune.overlap.occupancy import MeasuredResidency, ProfilerEstimate, TheoreticalOccupancy
+from auxhead.autotune.overlap.records import footprint_records
 from auxhead.kernels.launch.head_shape import HeadShape
 from support.pretended_gpu import ENVIRONMENT
 

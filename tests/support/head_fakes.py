@@ -1,8 +1,8 @@
 """Fakes for heads alone: a measurer with made-up times, and records of it."""
 
-from auxhead.autotune.heads.alone import LAUNCHES
-from auxhead.autotune.heads.measure import COPIED, CopySpeed
-from auxhead.autotune.heads.records import Head, HeadRecords
+from auxhead.autotune.heads.run import Head, HeadRecords
+from auxhead.autotune.measuring.head_timing import COPIED, CopySpeed
+from auxhead.autotune.measuring.heads_alone import LAUNCHES
 from auxhead.autotune.records.comparison import Paired
 from auxhead.autotune.records.record import Record
 from support.pretended_gpu import ENVIRONMENT

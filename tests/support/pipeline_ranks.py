@@ -10,7 +10,6 @@ from pathlib import Path
 import torch
 from auxhead.model import EarlyExitNetwork, ExitMonitor, ExitRule, Extract, FusedAuxHead, pipelined
 from auxhead.model.parallel.pipeline import exchange
-from auxhead.model.parallel.pipeline import pipelined as set_up
 from auxhead.model.parallel.pipeline.stage import Stage
 from torch import Tensor, nn
 
@@ -300,13 +299,6 @@ def other_parameters() -> None:
     _run(change)
 
 
-def other_version() -> None:
-    def change(_: EarlyExitNetwork) -> None:
-        set_up.package_version = lambda name: "0.0.9"
-
-    _run(change)
-
-
 def does_not_come() -> None:
     _run(lambda _: time.sleep(60), timeout_s=2.0)
 
@@ -342,15 +334,6 @@ def other_heads() -> None:
         if not run.is_first:
             change(lambda *_: None)
         run(example if run.is_first else None)
-
-
-def raises_between_requests() -> None:
-    network, example = plain(), batch_of("plain", 8)
-    with pipelined(network, example, split_size=2, timeout_s=5.0) as run:
-        run(example if run.is_first else None)
-        if not run.is_first:
-            raise LookupError("of the user's")
-        run(example)
 
 
 def raises_while_another_waits_elsewhere() -> None:

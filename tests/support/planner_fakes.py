@@ -37,6 +37,7 @@ class Runner(EagerRunner):
     """The eager runner as a candidate."""
 
     closed = False
+    trunk = None
 
     def __init__(self, network, candidate, sizes, trunk, gpu):
         super().__init__(network)

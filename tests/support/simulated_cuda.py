@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 import torch
 from auxhead.autotune.bench import lower_bound as segments
-from auxhead.autotune.heads import alone as alone_head
+from auxhead.autotune.measuring import captured, heads_alone
 from auxhead.kernels.launch.arrival_counters import ArrivalCounters
 from auxhead.model.answers import rule_order
 from auxhead.model.basics import streams
 from auxhead.model.basics.streams import StreamPair
 from auxhead.model.network import eager_pass
-from auxhead.model.runners import capture, captured_batch, captures, checks, graph_runner
+from auxhead.model.runners import capture, captures, checks, graph_runner, program
 from auxhead.model.runners import compacting as compacting_runner
 from auxhead.model.runners import gated as gated_runner
 from auxhead.model.runners import polled as polled_runner
@@ -27,7 +27,9 @@ from support.failing import launching
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
-_CAPTURING = (capture, captures, checks, compacting_runner, graph_runner, gated_runner, polled_runner, segments)
+_CAPTURING = (
+    capture, captures, checks, compacting_runner, graph_runner, gated_runner, polled_runner, program, segments,
+)  # fmt: skip
 
 
 class CaptureStreams:
@@ -170,9 +172,9 @@ def simulated_cuda() -> Iterator[None]:
             forward()
         stream.synchronize()
 
-    compare = captured_batch.StaticInput.look_for_changes
+    compare = program.StaticInput.look_for_changes
 
-    def look_for_changes(static: captured_batch.StaticInput) -> None:
+    def look_for_changes(static: program.StaticInput) -> None:
         compare(static)
         static.refill()  # before the capture, which runs all once more
         torch.cuda.current_stream().synchronize()
@@ -247,7 +249,7 @@ def simulated_cuda() -> Iterator[None]:
         patch.setattr(streams, "new_stream", lambda _device, _priority: stream_order.Stream())
         patch.setattr(streams, "stream_number", lambda _handle: id(stream_order.order.current))
         patch.setattr(streams, "current_handle", lambda _device: stream_order.order.current.cuda_stream)
-        patch.setattr(captured_batch.StaticInput, "look_for_changes", look_for_changes)
+        patch.setattr(program.StaticInput, "look_for_changes", look_for_changes)
         patch.setattr(polled_runner.PolledRunner, "_poll", _polled)
         for name, value in (
             ("capture_id", lambda _handle: None),
@@ -293,8 +295,9 @@ def simulated_chains(patch: pytest.MonkeyPatch, length: int) -> Iterator[None]:
         stream_order.order.checks = False
         patch.setattr(torch.cuda, "CUDAGraph", _ChainGraph)
         patch.setattr(torch.cuda, "graph", graph)
-        patch.setattr(
-            alone_head, "stream_pair", lambda _device: StreamPair(stream_order.Stream(), stream_order.Stream())
-        )
-        patch.setattr(alone_head, "CHAIN", length)
+        for module in (captured, heads_alone):
+            patch.setattr(
+                module, "stream_pair", lambda _device: StreamPair(stream_order.Stream(), stream_order.Stream())
+            )
+        patch.setattr(captured, "CHAIN", length)
         yield

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from auxhead.autotune.doctor.watched import KEY
+from auxhead.autotune.doctor.trace import KEY
 
 #: Where this checkout is, for a trace names the files of its lines.
 CHECKOUT = str(Path(__file__).parents[2])

@@ -1,7 +1,7 @@
 """The measurer of heads of a small network, for tests without a GPU."""
 
 import torch
-from auxhead.autotune.heads.measure import HeadTiming
+from auxhead.autotune.measuring.head_timing import HeadTiming
 from auxhead.autotune.measuring.subject import subject_of
 from auxhead.model import EarlyExitNetwork
 from support.example_models import SmallNet, plain_heads

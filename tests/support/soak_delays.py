@@ -7,8 +7,8 @@ from unittest import mock
 
 import torch
 from auxhead.model import EarlyExitNetwork, Runner
-from auxhead.model.runners.captured_batch import HeadLaunches
 from auxhead.model.runners.graph_runner import GraphRunner
+from auxhead.model.runners.program import HeadLaunches
 from support.graph_runner_cases import hold_up
 
 _MOST_US = 200.0

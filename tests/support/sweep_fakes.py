@@ -5,12 +5,13 @@ import math
 
 import numpy as np
 from auxhead.autotune.measuring.failures import Failure
-from auxhead.autotune.measuring.targets import ALONE, Target
+from auxhead.autotune.measuring.targets import ALONE, NETWORK, Target
 from auxhead.autotune.records.comparison import Paired
 from auxhead.autotune.sweep.config_text import text
 from auxhead.autotune.sweep.measure import Sweep
 from auxhead.autotune.sweep.records import SweepRecords
 from auxhead.autotune.sweep.search import Ask
+from auxhead.autotune.sweep.space import spread_out
 from auxhead.kernels.launch.head_shape import HeadShape
 from support.pretended_gpu import ENVIRONMENT
 
@@ -98,6 +99,13 @@ def asking(*configs, place=ALONE, rounds=4, captures=5):
         yield Ask(place, (target.rule, *configs), rounds, 1.0, captures)
 
     return search
+
+
+def in_both_places(target):
+    """A strategy that asks for three configurations alone and two in the network, beside the rule's."""
+    configs = (target.rule, *spread_out(target.shape, 3))
+    yield Ask(ALONE, configs, 4, 0.5)
+    yield Ask(NETWORK, configs[:3], 4, 1.0)
 
 
 def run(search, kept, measurer=None, targets=None):

@@ -1,16 +1,15 @@
 """Heads in the way of the trunk: those that a gate or a join waits for, and those that could be one launch."""
 
 import bisect
+from collections.abc import Collection
 from typing import NamedTuple
 
 from ...measuring.cuda_calls import EVENT_RECORDS
 from ...records.intervals import common, length
-from ..finding import Finding, Mark
-from ..trace import Request, Trace, Work
-from .device import Launched, Stream, intervals, kernels, library_streams, stream_of, trunk_stream
+from ..trace import Stream, Trace, TracedRequest, Work
+from .finding import Finding, first_few, lines_of, marks_of, once_each, short_name, stream_name, us
 from .host import host_waits
-from .per_request import first_few, median_us, noticed, once_each, short_name, shown_request, stream_name, us
-from .stretches import captures
+from .requests import Launched, captures, intervals, library_streams, trunk_stream
 
 #: Between a head's last kernel and the wait that asks for its answer there are at most so many, such as ``max() > t``.
 _MOST_BETWEEN = 6
@@ -36,34 +35,31 @@ class Gate(NamedTuple):
         return next((one.call.head for one in self.work if one.call and one.call.head), short_name(self.work[-1]))
 
 
-def _alone_us(work: list[Work], request: Request) -> float:
+def _alone_us(work: Collection[Work], request: TracedRequest) -> float:
     ours = {id(one) for one in work}
-    others = intervals([one for one in kernels(request) if id(one) not in ours])
+    others = intervals([one for one in request.kernels if id(one) not in ours])
     mine = intervals(work)
     return length(mine) - length(common(mine, others))
 
 
-def asked_gates(request: Request) -> list[Gate]:
+def asked_gates(request: TracedRequest) -> list[Gate]:
     """Return annotated heads whose answer the host waits for before it launches the rest."""
-    launched = Launched(request)
-    found: list[Gate] = []
-    asked: set[int] = set()
+    launched = [(work, work.call) for work in Launched(request).work if work.kind == "kernel" and work.call is not None]
+    found: dict[int, Gate] = {}  # by the index of the head's last kernel: the first wait behind it asks
     for wait in host_waits(request):
-        before = [work for work in launched.before(wait.start_us) if work.kind == "kernel"]
-        heads = [i for i, work in enumerate(before) if work.call is not None and work.call.head is not None]
-        if not heads or len(before) - 1 - heads[-1] > _MOST_BETWEEN or id(before[heads[-1]]) in asked:
+        before = bisect.bisect_left(launched, wait.start_us, key=lambda pair: pair[1].start_us)
+        last = next((index for index in reversed(range(before)) if launched[index][1].head is not None), None)
+        if last is None or before - 1 - last > _MOST_BETWEEN or last in found:
             continue
-        asked.add(id(before[heads[-1]]))
-        name = before[heads[-1]].call
-        first = heads[-1]
-        while first and name and (call := before[first - 1].call) is not None and call.head == name.head:
+        first, name = last, launched[last][1].head
+        while first and launched[first - 1][1].head == name:
             first -= 1
-        work = before[first:]
-        found.append(Gate(tuple(work), f"{wait.call.name} asks for its answer", _alone_us(work, request)))
-    return found
+        work = tuple(work for work, _ in launched[first:before])
+        found[last] = Gate(work, f"{wait.call.name} asks for its answer", _alone_us(work, request))
+    return list(found.values())
 
 
-def joined_gates(trace: Trace, request: Request, trunk: Stream) -> list[Gate]:
+def joined_gates(trace: Trace, request: TracedRequest, trunk: Stream) -> list[Gate]:
     """Return kernels that fork from the trunk and are joined before the trunk is given more, which then comes after.
 
     The fork waits for all of the trunk so far: an event recorded behind the trunk's last launch. The work of the last
@@ -73,7 +69,7 @@ def joined_gates(trace: Trace, request: Request, trunk: Stream) -> list[Gate]:
     trunk_times = [
         time
         for time, work in zip(launched.times, launched.work, strict=True)
-        if work.kind == "kernel" and stream_of(work) == trunk
+        if work.kind == "kernel" and work.on == trunk
     ]
     records = sorted(call.start_us for call in request.calls if call.name in EVENT_RECORDS)
     captured = captures(request)
@@ -86,8 +82,8 @@ def joined_gates(trace: Trace, request: Request, trunk: Stream) -> list[Gate]:
         if any(join.start_us <= begin < following for begin, _ in captured):
             continue
         begin, end = (bisect.bisect_left(launched.times, time) for time in (latest, join.start_us))
-        side = [work for work in launched.work[begin:end] if work.kind == "kernel" and stream_of(work) != trunk]
-        streams = {stream_of(work) for work in side}
+        side = [work for work in launched.work[begin:end] if work.kind == "kernel" and work.on != trunk]
+        streams = {work.on for work in side}
         if len(streams) != 1 or streams <= libraries or any(work.graph for work in side):
             continue
         forks = [
@@ -96,7 +92,7 @@ def joined_gates(trace: Trace, request: Request, trunk: Stream) -> list[Gate]:
         recorded = bisect.bisect_right(records, forks[-1].start_us) - 1 if forks else -1
         alone = _alone_us(side, request)
         if recorded >= 0 and records[recorded] > latest and alone >= _ALONE_SHARE * length(intervals(side)):
-            names = stream_name(trace, *trunk), stream_name(trace, *stream_of(side[0]))
+            names = stream_name(trace, *trunk), stream_name(trace, *side[0].on)
             how = f"{names[0]} waits for {names[1]} before it is given more"
             found.append(Gate(tuple(side), how, alone))
     return found
@@ -109,15 +105,15 @@ def find_gate_waits(trace: Trace) -> list[Finding]:
         id(request): [
             gate
             for gate in (*asked_gates(request), *(joined_gates(trace, request, trunk) if trunk is not None else ()))
-            if gate.alone_us >= _ALONE_SHARE * length(intervals(list(gate.work)))
+            if gate.alone_us >= _ALONE_SHARE * length(intervals(gate.work))
         ]
         for request in trace.requests
     }
-    cost = median_us(trace, lambda request: sum(gate.alone_us for gate in gates[id(request)]))
-    seen = noticed(trace, "gate-waits")
+    cost = trace.median_us(lambda request: sum(gate.alone_us for gate in gates[id(request)]))
+    seen = trace.noticed("gate-waits")
     if cost < _LEAST_US and not seen:
         return []
-    here = gates[id(shown_request(trace))]
+    here = gates[id(trace.shown)]
     shown = here or next((found for found in gates.values() if found), [])
     evidence = [f"{gate.head}: {us(gate.alone_us)} with nothing beside it, and {gate.how}" for gate in shown] + [
         one.evidence for one in seen
@@ -135,12 +131,9 @@ def find_gate_waits(trace: Trace) -> list[Finding]:
             "    answer = runner(images)\n",
             cost_us=cost if cost >= _LEAST_US else None,
             lines=once_each(
-                [
-                    *(work.call.line for gate in shown for work in gate.work if work.call is not None),
-                    *(line for one in seen for line in one.lines),
-                ]
+                [*(work.call.line for gate in shown for work in gate.work if work.call is not None), *lines_of(seen)]
             ),
-            marks=tuple(Mark(work.start_us, work.end_us, work.stream) for gate in here for work in gate.work),
+            marks=marks_of(work for gate in here for work in gate.work),
         )
     ]
 
@@ -151,12 +144,12 @@ def find_fusible_heads(trace: Trace) -> list[Finding]:
     fusible = [head.name for head in heads if head.why_not is None]
     if not fusible:
         return []
-    request = shown_request(trace)
+    request = trace.shown
 
-    def work_of(request: Request, name: str) -> list[Work]:
-        return [work for work in kernels(request) if work.call is not None and work.call.head == name]
+    def work_of(request: TracedRequest, name: str) -> list[Work]:
+        return [work for work in request.kernels if work.call is not None and work.call.head == name]
 
-    def saved_us(request: Request) -> float:
+    def saved_us(request: TracedRequest) -> float:
         """What fusing saves, on the device or of the host: whichever is more is what is waited for."""
         device = host = 0.0
         for name in fusible:
@@ -181,9 +174,7 @@ def find_fusible_heads(trace: Trace) -> list[Finding]:
             snippet="from auxhead.model import fuse_aux_heads\n\n"
             f"report = fuse_aux_heads(model, include={fusible[0] if count == 1 else fusible!r})\n"
             "print(report.replaced.keys(), report.left_alone)\n",
-            cost_us=median_us(trace, saved_us) or None,
-            marks=tuple(
-                Mark(work.start_us, work.end_us, work.stream) for name in fusible for work in work_of(request, name)
-            ),
+            cost_us=trace.median_us(saved_us) or None,
+            marks=marks_of(work for name in fusible for work in work_of(request, name)),
         )
     ]

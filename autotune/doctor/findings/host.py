@@ -1,21 +1,31 @@
-"""Waits of the host for the device in the middle of a request."""
+"""Findings of the host: it waits for the device in the middle of a request, or the device waits for its launches."""
 
 from collections import Counter, defaultdict
 from pathlib import PurePath
+from statistics import median
 from typing import NamedTuple
 
 from ...measuring.cuda_calls import SYNCHRONISATIONS
-from ..finding import Finding, Mark
-from ..sources import place_in_words
-from ..trace import Call, Request, Trace, Work
-from .device import Busy, Launched
-from .per_request import first_few, median_us, noticed, once_each, shown_request, times, us
-from .stretches import holds, set_up
+from ...records.intervals import Interval, length, merged
+from ..trace import ApiCall, Trace, TracedRequest, Work
+from ..user_code import place_in_words
+from .finding import Finding, first_few, host_marks, lines_of, once_each, times, us
+from .requests import Busy, Launched, holds, set_up
 
 #: What costs less a request is none.
 _LEAST_US = 5.0
 #: So many waits have a finding each; the others share one.
 _MOST = 5
+#: The device is idle for more than this share of a request.
+_IDLE_SHARE = 0.3
+#: At least this share of that, it waits for the next launch.
+_WAITING_SHARE = 0.5
+#: A kernel that begins so soon after its launch began, or ended, was not waited for by any other.
+_AFTER_BEGIN_US, _AFTER_END_US = 15.0, 15.0
+#: What a launch of eager PyTorch takes the host without a profiler (12 on ResNet-18, H200); a profiler trebles it.
+_LAUNCH_US = 10.0
+#: Fewer launches are bound by something else.
+_LEAST_LAUNCHES = 10
 
 #: What people write that ends in an operator.
 _WRITTEN = {
@@ -58,7 +68,7 @@ _DECIDE = (
 class HostWait(NamedTuple):
     """A call in which the host waits, with the copy to the host that it waits for."""
 
-    call: Call
+    call: ApiCall
     copy: Work | None
     start_us: float
     idle_us: float
@@ -70,10 +80,10 @@ class HostWait(NamedTuple):
         return self.call.line or self.call.operator or self.call.name
 
 
-def blocking_copies(request: Request) -> list[tuple[Call, Work]]:
+def blocking_copies(request: TracedRequest) -> list[tuple[ApiCall, Work]]:
     """Return waits that end a copy, each with it: a blocking copy is a copy and then a wait in one operator."""
     by_call = {id(work.call): work for work in request.work if work.kind == "copy"}
-    latest: dict[int, Call] = {}
+    latest: dict[int, ApiCall] = {}
     found = []
     for call in request.calls:
         if id(call) in by_call:
@@ -85,13 +95,13 @@ def blocking_copies(request: Request) -> list[tuple[Call, Work]]:
     return found
 
 
-def host_waits(request: Request) -> list[HostWait]:
+def host_waits(request: TracedRequest) -> list[HostWait]:
     """Return the waits after which a request goes on, but for those of uploads, captures and cuDNN's trials.
 
     One before anything was launched belongs to the caller, and one after which little is launched reads the answer,
     unless requests follow one another at once.
     """
-    launched, busy, others = Launched(request), Busy(list(request.work)), set_up(request)
+    launched, busy, others = Launched(request), Busy(request.work), set_up(request)
     copies = {id(wait): copy for wait, copy in blocking_copies(request)}
     found = []
     for call in request.calls:
@@ -106,7 +116,8 @@ def host_waits(request: Request) -> list[HostWait]:
         if request.next_us is not None:  # whoever waits at the end of a request holds up the next one
             resumed, inside = resumed or request.next_us, True
         if resumed is not None and inside:
-            found.append(HostWait(call, copy, start, busy.idle(start, max(start, resumed))))
+            resumed = max(start, resumed)
+            found.append(HostWait(call, copy, start, max(0.0, resumed - start - busy.between(start, resumed))))
     return found
 
 
@@ -115,13 +126,13 @@ def find_host_waits(trace: Trace) -> list[Finding]:
     waits = {id(request): host_waits(request) for request in trace.requests}
 
     def cost(keys: set[str]) -> float:
-        return median_us(trace, lambda request: sum(w.idle_us for w in waits[id(request)] if w.key in keys))
+        return trace.median_us(lambda request: sum(w.idle_us for w in waits[id(request)] if w.key in keys))
 
     costs = {key: cost({key}) for key in {wait.key for each in waits.values() for wait in each}}
     keys = sorted((key for key in costs if costs[key] >= _LEAST_US), key=lambda key: (-costs[key], key))
     groups = [{key} for key in keys[:_MOST]] + ([set(keys[_MOST:])] if keys[_MOST:] else [])
     exact = _exact_lines(trace, keys)
-    shown = waits[id(shown_request(trace))]
+    shown = waits[id(trace.shown)]
     every = [wait for each in waits.values() for wait in each]
     return [
         _finding(
@@ -161,27 +172,26 @@ def _finding(waits: list[HostWait], group: set[str], cost: float, exact: list[st
         snippet=snippet,
         cost_us=cost,
         lines=lines,
-        marks=tuple(Mark(wait.start_us, wait.call.end_us, None) for wait in waits),
+        marks=host_marks((wait.start_us, wait.call.end_us) for wait in waits),
     )
 
 
 def _exact_lines(trace: Trace, keys: list[str]) -> dict[str, list[str]]:
     """Return, by function, lines at which waits were seen live: each is of the last function to begin before it."""
     found: dict[str, list[str]] = defaultdict(list)
-    for line in once_each(line for one in noticed(trace, "host-wait") for line in one.lines):
-        file, _, number = line.partition(" in ")[0].rpartition(":")
-        if not number.isdecimal():
-            continue
-        begins = {}
-        for key in keys:
-            of_key, _, first = key.partition(" in ")[0].rpartition(":")
-            first = first if first.isdecimal() else "0"
-            of_key = of_key or key.partition(" in ")[0]
-            if _same_file(file, of_key) and int(first) <= int(number):
-                begins[key] = int(first)
+    for line in lines_of(trace.noticed("host-wait")):
+        file, number = _file_and_line(line)
+        places = [(key, *_file_and_line(key)) for key in keys]
+        begins = {key: begin for key, of_key, begin in places if begin <= number and _same_file(file, of_key)}
         if begins:
             found[max(begins, key=lambda key: begins[key])].append(line)
     return found
+
+
+def _file_and_line(place: str) -> tuple[str, int]:
+    """Split ``file.py:12 in forward``; 0 where there is no line."""
+    file, _, number = place.partition(" in ")[0].rpartition(":")
+    return (file, int(number)) if number.isdecimal() else (file or number, 0)
 
 
 def _same_file(one: str, other: str) -> bool:
@@ -189,3 +199,95 @@ def _same_file(one: str, other: str) -> bool:
     a, b = PurePath(one).parts, PurePath(other).parts
     shorter = min(len(a), len(b))
     return shorter > 0 and a[-shorter:] == b[-shorter:]
+
+
+class Idleness(NamedTuple):
+    """How a request's device waits for the host, as the trace has it; times are microseconds."""
+
+    gaps: list[Interval]
+    """Pauses that end with a kernel that runs as soon as it is launched."""
+    waiting_us: float
+    """How long all of these are."""
+    idle_us: float
+    span_us: float
+    busy_us: float
+    launches: int
+
+
+def idleness(request: TracedRequest) -> Idleness:
+    """Tell a request's pauses for want of a launch from those in which the host waits or sets something up."""
+    busy = Busy(request.work)
+    calls = {work.start_us: work.call for work in sorted(request.work, key=lambda work: -work.start_us)}
+    others = merged([*set_up(request), *((wait.start_us, wait.call.end_us) for wait in host_waits(request))])
+    gaps = []
+    for (_, begin), (end, _) in zip(busy.intervals, busy.intervals[1:], strict=False):
+        call = calls[end]
+        if call is None or end > max(call.start_us + _AFTER_BEGIN_US, call.end_us + _AFTER_END_US):
+            continue
+        if not any(start < end and begin < stop for start, stop in others):
+            gaps.append((begin, end))
+    span_us = busy.intervals[-1][1] - busy.intervals[0][0]
+    launches = len({id(work.call) for work in request.work if work.call is not None})
+    return Idleness(gaps, length(gaps), span_us - busy.us, span_us, busy.us, launches)
+
+
+def find_launch_bound(trace: Trace) -> list[Finding]:
+    """Find that most requests are bound by their launches: no graph, and a device that waits for the next one."""
+    host_us = trace.seen.host_us
+    if host_us is not None:  # another process on the host makes some of them longer
+        host_us = min([host_us, *trace.seen.samples_us])
+
+    def cost(request: TracedRequest) -> float:
+        if not request.work or any(work.graph for work in request.work):
+            return 0.0
+        found = idleness(request)
+        # a profiler makes launches slower: the time without it is known, or reckoned
+        total = found.launches * _LAUNCH_US if host_us is None else host_us
+        idle = min(found.idle_us, total - found.busy_us)
+        if found.launches < _LEAST_LAUNCHES or found.idle_us <= _IDLE_SHARE * found.span_us:
+            return 0.0
+        if idle <= _IDLE_SHARE * total or found.waiting_us < _WAITING_SHARE * found.idle_us:
+            return 0.0
+        return idle * found.waiting_us / found.idle_us
+
+    cost_us = trace.median_us(cost)
+    if not cost_us:
+        return []
+    request = trace.shown
+    found = idleness(request)
+    starts = sorted({work.call.start_us for work in request.work if work.call is not None})
+    apart = median(after - before for before, after in zip(starts, starts[1:], strict=False))
+    taken = median([work.us for work in request.kernels] or [0.0])
+    told = "as measured without a profiler" if host_us is not None else "at 10 us a launch, for a profiler adds to it"
+    return [
+        Finding(
+            kind="launch-bound",
+            what=f"The device waits for launches: a kernel takes {us(taken)}, the next one comes after {us(apart)}.",
+            evidence=(
+                f"{found.launches} launches a request, {us(apart)} apart (median, with the profiler on)",
+                f"kernels of {us(taken)} (median), {us(found.busy_us)} together",
+                f"the device is idle for {us(found.idle_us)} of {us(found.span_us)} in the trace, for "
+                f"{us(found.waiting_us)} of it because nothing was launched",
+                f"cost {told}",
+            ),
+            remedy="Launch the request as one CUDA graph, or less and larger kernels: torch.compile, a larger batch, "
+            "heads of one launch. Streams gain nothing while launches are what takes the time.",
+            snippet="# 1. an EarlyExitNetwork: a runner is such a graph\n"
+            "from auxhead.model import make_runner\n\n"
+            "runner = make_runner(network, x)\n"
+            "out = runner(x)  # in each request\n\n"
+            "# 2. any other model\n"
+            "graph, static = torch.cuda.CUDAGraph(), x.clone()\n"
+            "side = torch.cuda.Stream()\n"
+            "side.wait_stream(torch.cuda.current_stream())\n"
+            "with torch.no_grad(), torch.cuda.stream(side):\n"
+            "    model(static)  # warm-up\n"
+            "torch.cuda.current_stream().wait_stream(side)\n"
+            "with torch.no_grad(), torch.cuda.graph(graph):\n"
+            "    out = model(static)\n"
+            "static.copy_(x)  # in each request\n"
+            "graph.replay()\n",
+            cost_us=cost_us,
+            marks=host_marks(found.gaps),
+        )
+    ]

@@ -8,11 +8,9 @@ from typing import Any, NamedTuple
 
 from ...measuring.cuda_calls import EVENT_RECORDS
 from ...records.intervals import common, length
-from ..finding import Finding, Mark
-from ..trace import Request, Trace, Work
-from .device import Busy, Launched, Stream, intervals, kernels, library_streams, stream_of, trunk_stream
-from .per_request import first_few, median_us, short_name, shown_request, us
-from .stretches import holds, set_up
+from ..trace import Stream, Trace, TracedRequest, Work
+from .finding import Finding, first_few, marks_of, short_name, us
+from .requests import Busy, Launched, holds, intervals, library_streams, set_up, trunk_stream
 
 #: Of a launch until its kernel runs on an idle device, so that a kernel that begins later was held up.
 _START_US = 5.0
@@ -64,11 +62,11 @@ class HeldUp(NamedTuple):
 class _Waits:
     """When streams have done what other streams have them wait for."""
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self, request: TracedRequest) -> None:
         launched = Launched(request)
         by_stream: dict[Stream, list[tuple[float, float]]] = defaultdict(list)
         for time, work in zip(launched.times, launched.work, strict=True):
-            by_stream[stream_of(work)].append((time, work.end_us))
+            by_stream[work.on].append((time, work.end_us))
         self._launched = {stream: [time for time, _ in pairs] for stream, pairs in by_stream.items()}
         self._ends = {stream: list(accumulate((end for _, end in pairs), max)) for stream, pairs in by_stream.items()}
         self._records = sorted(call.start_us for call in request.calls if call.name in EVENT_RECORDS)
@@ -92,7 +90,7 @@ class _Waits:
         return done
 
 
-def held_up(trace: Trace, request: Request, trunk: Stream) -> list[HeldUp]:
+def held_up(trace: Trace, request: TracedRequest, trunk: Stream) -> list[HeldUp]:
     """Return the kernels beside the trunk that were ready, and waited for trunk kernels that fill the device.
 
     Ready is what is launched, when its stream has done what came before, and when all is done that other streams were
@@ -102,15 +100,15 @@ def held_up(trace: Trace, request: Request, trunk: Stream) -> list[HeldUp]:
     all_kernels = sorted(
         (
             work
-            for work in kernels(request)
+            for work in request.kernels
             if work.call is not None
             and not work.graph
-            and stream_of(work) not in libraries
+            and work.on not in libraries
             and not holds(others, work.call.start_us)
         ),
         key=lambda work: work.start_us,
     )
-    full = [work for work in all_kernels if stream_of(work) == trunk and fills(work, trace)]
+    full = [work for work in all_kernels if work.on == trunk and fills(work, trace)]
     if not full or not request.waits:
         return []
     filled, begins, waits = Busy(full), [work.start_us for work in full], _Waits(request)
@@ -118,7 +116,7 @@ def held_up(trace: Trace, request: Request, trunk: Stream) -> list[HeldUp]:
     latest: dict[Stream, Work] = {}
     held: dict[Stream, HeldUp] = {}
     for work in all_kernels:
-        stream, call = stream_of(work), work.call
+        stream, call = work.on, work.call
         before, chain = latest.get(stream), held.pop(stream, None)
         latest[stream] = work
         if stream == trunk or call is None:
@@ -129,7 +127,7 @@ def held_up(trace: Trace, request: Request, trunk: Stream) -> list[HeldUp]:
         else:
             ready = given if before is None else max(given, before.end_us)
             late = work.start_us - ready
-            if late > _START_US and filled.until(work.start_us) - filled.until(ready) >= _FULL_SHARE * late:
+            if late > _START_US and filled.between(ready, work.start_us) >= _FULL_SHARE * late:
                 held[stream] = HeldUp(work, ready, full[bisect.bisect_left(begins, work.start_us) - 1])
         if stream in held:
             found.append(held[stream])
@@ -144,7 +142,7 @@ def _least_us(trace: Trace) -> dict[tuple[Any, ...], float]:
     """Return how long each kernel takes where it takes least: a few blocks at a time beside others it crawls."""
     found: dict[tuple[Any, ...], float] = {}
     for request in trace.requests:
-        for work in kernels(request):
+        for work in request.kernels:
             found[_shape(work)] = min(work.us, found.get(_shape(work), work.us))
     return found
 
@@ -156,21 +154,21 @@ def find_full_device(trace: Trace) -> list[Finding]:
         return []
     held = {id(request): held_up(trace, request, trunk) for request in trace.requests}
 
-    def alone_us(request: Request) -> float:
+    def alone_us(request: TracedRequest) -> float:
         side = intervals([one.work for one in held[id(request)]])
-        beside = common(side, intervals([work for work in kernels(request) if stream_of(work) == trunk]))
+        beside = common(side, intervals([work for work in request.kernels if work.on == trunk]))
         return length(side) - length(beside)
 
     least = _least_us(trace)
 
-    def side_us(request: Request) -> float:
-        beside = [work for work in kernels(request) if stream_of(work) != trunk]
+    def side_us(request: TracedRequest) -> float:
+        beside = [work for work in request.kernels if work.on != trunk]
         return min(length(intervals(beside)), sum(least[_shape(work)] for work in beside))
 
-    cost = median_us(trace, alone_us)
-    if cost < _LEAST_US or cost < _LEAST_SHARE * median_us(trace, side_us):
+    cost = trace.median_us(alone_us)
+    if cost < _LEAST_US or cost < _LEAST_SHARE * trace.median_us(side_us):
         return []
-    request = shown_request(trace)
+    request = trace.shown
     shown = held[id(request)] or next(found for found in held.values() if found)
     evidence = [
         f"{short_name(one.work)} on stream {one.work.stream} was ready, waited {us(one.work.start_us - one.ready_us)} "
@@ -188,7 +186,7 @@ def find_full_device(trace: Trace) -> list[Finding]:
             "report = fuse_aux_heads(model)  # each head one launch of a few blocks\n"
             "print(report.replaced.keys(), report.left_alone)\n",
             cost_us=cost,
-            marks=tuple(Mark(one.work.start_us, one.work.end_us, one.work.stream) for one in held[id(request)]),
+            marks=marks_of(one.work for one in held[id(request)]),
         )
     ]
 

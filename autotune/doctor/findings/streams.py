@@ -1,12 +1,22 @@
-"""Streams that do nothing for overlap: nothing runs on them, or they compete with the trunk on equal terms."""
+"""Findings of streams: no order between them, nothing that runs on them, no lower priority; and other misuse."""
 
 from collections import defaultdict
 
 from ...records.intervals import common, length
-from ..finding import Finding, Mark
-from ..trace import Request, Trace, Work
-from .device import Stream, intervals, kernels, library_streams, stream_of, trunk_stream
-from .per_request import first_few, median_us, noticed, once_each, shown_request, stream_name, us
+from ..trace import Stream, Trace, TracedRequest, Work
+from .finding import (
+    KINDS,
+    Finding,
+    by_number,
+    first_few,
+    lines_of,
+    marks_of,
+    once_each,
+    stream_name,
+    times,
+    us,
+)
+from .requests import intervals, library_streams, trunk_stream
 
 #: A stream with more of the trunk's kernel time than this is no side stream: two that share the work are equals.
 _SIDE_SHARE = 0.5
@@ -15,6 +25,65 @@ _LEAST_US = 5.0
 #: What graphs run has the priorities of the streams that were captured: beyond this share the trunk's is not known.
 _GRAPH_SHARE = 0.5
 
+#: Remedy and snippet of what only watching tells, by kind.
+_SEEN = {
+    "race": (
+        "Let the stream that comes second wait for the one that comes first: else the answer is right by luck.",
+        "other = torch.cuda.current_stream()\nother.wait_stream(side)  # before what side has written is read\n",
+    ),
+    "freed-in-use": (
+        "Tell the allocator that the other stream uses the tensor, or keep it until the streams are joined.",
+        "x.record_stream(side)  # its memory is reused only when side has done with it; or keep x until then\n",
+    ),
+    "unrecorded-event": (
+        "An event that was never recorded is no wait: record it behind the work, and wait for it after that.",
+        "event = torch.cuda.Event()\n"
+        "event.record(producer)  # behind what is waited for\n"
+        "consumer.wait_event(event)  # only then\n",
+    ),
+    "mixed-devices": (
+        "Make each device's streams and events on it, and be on it while work is launched there.",
+        "with torch.cuda.device(x.device):\n"
+        "    stream = torch.cuda.Stream(x.device)\n"
+        "    with torch.cuda.stream(stream):\n"
+        "        y = f(x)\n",
+    ),
+    "stream-class": (
+        "`torch.cuda.Stream(s)` makes a stream; `torch.cuda.stream(s)` is the context that runs a block on s.",
+        "with torch.cuda.stream(s):  # a small s\n    y = head(x)\n",
+    ),
+}
+
+
+def find_races(trace: Trace) -> list[Finding]:
+    """Find reads and writes of one tensor by streams that nothing orders, and tensors freed while they are used."""
+    found = []
+    for kind, is_freed in (("race", False), ("freed-in-use", True)):
+        races = [race for race in trace.seen.races if race.freed is is_freed]
+        told = [by_number(trace, f"{race.tensor}: {race.first}; then, with no order, {race.second}") for race in races]
+        if races:
+            what = f"{_sentence(kind)}: {races[0].tensor}" + (f", and {len(races) - 1} more" if races[1:] else "") + "."
+            lines = once_each(line for race in races for line in race.lines)
+            found.append(Finding(kind, what, first_few(told), *_SEEN[kind], lines=lines))
+    return found
+
+
+def find_noticed(trace: Trace) -> list[Finding]:
+    """Find events waited for before they are recorded, devices mixed up, and the class in place of the context."""
+    found = []
+    for kind in ("unrecorded-event", "mixed-devices", "stream-class"):
+        seen = trace.noticed(kind)
+        if seen:
+            told = first_few([by_number(trace, one.evidence) for one in seen])
+            what = f"{_sentence(kind)} ({times(len(seen))})."
+            found.append(Finding(kind, what, told, *_SEEN[kind], lines=lines_of(seen)))
+    return found
+
+
+def _sentence(kind: str) -> str:
+    """Return what a kind is, as the begin of a sentence."""
+    return KINDS[kind][0].upper() + KINDS[kind][1:]
+
 
 def find_default_stream(trace: Trace) -> list[Finding]:
     """Find backwards beside their block, or that all ran on one stream, launches that watching missed as well."""
@@ -22,7 +91,7 @@ def find_default_stream(trace: Trace) -> list[Finding]:
 
 
 def _strayed_backwards(trace: Trace) -> list[Finding]:
-    seen = [one for one in noticed(trace, "default-stream") if one.of_backward]
+    seen = [one for one in trace.noticed("default-stream") if one.of_backward]
     if not seen:
         return []
     return [
@@ -37,7 +106,7 @@ def _strayed_backwards(trace: Trace) -> list[Finding]:
             "    loss = criterion(model(x), y)\n"
             "    loss.backward()\n"
             "torch.cuda.current_stream().wait_stream(side)  # before the gradients are read\n",
-            lines=once_each(line for one in seen for line in one.lines),
+            lines=lines_of(seen),
         )
     ]
 
@@ -45,12 +114,12 @@ def _strayed_backwards(trace: Trace) -> list[Finding]:
 def _all_on_one_stream(trace: Trace) -> list[Finding]:
     streams: set[Stream] = set()
     for request in trace.requests:
-        streams |= {stream_of(work) for work in request.work} - library_streams(request)
+        streams |= {work.on for work in request.work} - library_streams(request)
     if len(streams) != 1:
         return []
-    seen = [one for one in noticed(trace, "default-stream") if not one.of_backward]
+    seen = [one for one in trace.noticed("default-stream") if not one.of_backward]
     evidence = [one.evidence for one in seen]
-    count = sum(len(kernels(request)) for request in trace.requests)
+    count = sum(len(request.kernels) for request in trace.requests)
     unused = [use for use in trace.seen.streams if use.operators == 0 and use.handle != 0]
     graphs = any(work.graph for request in trace.requests for work in request.work)
     if unused and not graphs:
@@ -74,7 +143,7 @@ def _all_on_one_stream(trace: Trace) -> list[Finding]:
             "    answer = head(x)\n"
             "y = next_block(x)  # beside it\n"
             "torch.cuda.current_stream().wait_stream(side)\n",
-            lines=once_each(line for one in seen for line in one.lines),
+            lines=lines_of(seen),
         )
     ]
 
@@ -89,7 +158,7 @@ def _priorities(trace: Trace) -> dict[Stream, int]:
 
 
 def _graph_share(trace: Trace, stream: Stream) -> float:
-    on_it = [work for request in trace.requests for work in kernels(request) if stream_of(work) == stream]
+    on_it = [work for request in trace.requests for work in request.kernels if work.on == stream]
     return sum(work.us for work in on_it if work.graph) / sum(work.us for work in on_it)
 
 
@@ -106,17 +175,17 @@ def find_priorities(trace: Trace) -> list[Finding]:
     if _graph_share(trace, trunk) > _GRAPH_SHARE:
         return []
 
-    def within(request: Request, stream: Stream) -> list[Work]:
-        spans = [(work.start_us, work.end_us) for work in kernels(request) if stream_of(work) == trunk]
+    def within(request: TracedRequest, stream: Stream) -> list[Work]:
+        spans = [(work.start_us, work.end_us) for work in request.kernels if work.on == trunk]
         first, last = min((begin for begin, _ in spans), default=0.0), max((end for _, end in spans), default=0.0)
         return [
             work
-            for work in kernels(request)
-            if stream_of(work) == stream and not work.graph and work.end_us > first and work.start_us < last
+            for work in request.kernels
+            if work.on == stream and not work.graph and work.end_us > first and work.start_us < last
         ]
 
     def kernel_us(stream: Stream) -> float:
-        return median_us(trace, lambda request: sum(work.us for work in within(request, stream)))
+        return trace.median_us(lambda request: sum(work.us for work in within(request, stream)))
 
     trunk_us = kernel_us(trunk)
     sides = sorted(
@@ -129,9 +198,9 @@ def find_priorities(trace: Trace) -> list[Finding]:
     )
     if not sides:
         return []
-    request = shown_request(trace)
+    request = trace.shown
     beside = [work for side in sides for work in within(request, side)]
-    both = length(common(intervals(beside), intervals([w for w in kernels(request) if stream_of(w) == trunk])))
+    both = length(common(intervals(beside), intervals([w for w in request.kernels if w.on == trunk])))
 
     def told(role: str, stream: Stream) -> str:
         name, taken = stream_name(trace, *stream), us(kernel_us(stream))
@@ -157,6 +226,6 @@ def find_priorities(trace: Trace) -> list[Finding]:
             "with torch.cuda.stream(trunk):\n"
             "    y = model(x)  # forks its heads to side\n"
             "torch.cuda.current_stream().wait_stream(trunk)\n",
-            marks=tuple(Mark(work.start_us, work.end_us, work.stream) for work in beside),
+            marks=marks_of(beside),
         )
     ]

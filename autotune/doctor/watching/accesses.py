@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from torch._utils import CallbackRegistry
 from torch.cuda import _gpu_trace
 
-from ..watched import Race
+from ..trace import Race
 from .memory import Memory
 from .stream_uses import StreamUses
 
@@ -42,7 +42,8 @@ class Operator(NamedTuple):
 class _Freed:
     """Memory that was freed before the stream it was allocated on waited for others that use it."""
 
-    owner: int
+    home: int
+    """That stream."""
     accesses: list[tuple[Any, str]]
     """Each with the tensor in words."""
     line: str | None
@@ -66,10 +67,10 @@ class Accesses:
         self._uses = uses
         self._handler = sanitizer.EventHandler()
         self._syncs = self._handler.syncs
-        self._owner_syncs = sanitizer.StreamSynchronizations()
+        self._home_syncs = sanitizer.StreamSynchronizations()
         self._read, self._write, self._access = sanitizer.AccessType.READ, sanitizer.AccessType.WRITE, sanitizer.Access
         self._tensors = self._handler.tensors_accessed
-        self._owners: dict[int, int] = {}  # block -> stream it was allocated on
+        self._homes: dict[int, int] = {}  # block -> stream it was allocated on
         self._inside: dict[int, dict[Memory, int]] = defaultdict(dict)  # block -> its views, with their numbers
         self._numbers = itertools.count(1)
         self._recorded: dict[int, set[int]] = defaultdict(set)  # block -> streams of record_stream
@@ -83,63 +84,30 @@ class Accesses:
         """What was found, each pair of lines once."""
         return tuple(self._races.values())
 
-    def event_created(self, event: int) -> None:
-        """Note a new event."""
-        for syncs in self._both():
-            syncs.create_event(event)
+    def ordered(self, how: str, *arguments: int, by_user: bool = True) -> None:
+        """Note what torch tells of streams and events, by the name of the sanitizer's method that accounts for it.
 
-    def event_deleted(self, event: int) -> None:
-        """Note the end of an event."""
-        for syncs in self._both():
-            syncs.delete_event(event)
-
-    def event_recorded(self, event: int, stream: int) -> None:
-        """Note that a stream records an event."""
-        for syncs in self._both():
-            syncs.record_state(event, stream)
-
-    def event_waited(self, event: int, stream: int) -> None:
-        """Note that a stream waits for an event."""
-        for syncs in self._both():
-            syncs.stream_wait_for_event(stream, event)
-
-    def stream_created(self, stream: int) -> None:
-        """Note a new stream."""
-        for syncs in self._both():
-            syncs.create_stream(stream)
-
-    def device_synchronized(self, by_user: bool = True) -> None:
-        """Note that the host has waited for all streams."""
-        self.host_waits[None] += 1
-        for syncs in self._both(by_user):
-            syncs.sync_all_streams()
-
-    def stream_synchronized(self, stream: int, by_user: bool = True) -> None:
-        """Note that the host has waited for a stream, or found that it is done."""
-        self.host_waits[stream] += 1
-        for syncs in self._both(by_user):
-            syncs.all_streams_wait_for_stream(stream)
-
-    def event_synchronized(self, event: int, by_user: bool = True) -> None:
-        """Note that the host has waited for an event, or found that it is done."""
-        self.host_waits[None] += 1
-        for syncs in self._both(by_user):
-            syncs.all_streams_wait_for_event(event)
+        ``by_user``: the user's own code has the host wait.
+        """
+        if how.startswith(("sync_all", "all_streams")):
+            self.host_waits[arguments[0] if how == "all_streams_wait_for_stream" else None] += 1
+        for syncs in (self._syncs, self._home_syncs) if by_user else (self._syncs,):
+            getattr(syncs, how)(*arguments)
 
     def joined(self, streams: Iterable[int]) -> None:
         """Note that streams have waited for each other, as for a copy between devices."""
         streams = [*streams]
         for stream in streams:
-            self.event_recorded(_JOINING, stream)
+            self.ordered("record_state", _JOINING, stream)
             for other in streams:
-                self.event_waited(_JOINING, other)
+                self.ordered("stream_wait_for_event", other, _JOINING)
 
     def allocated(self, block: int, stream: int) -> None:
         """Note memory that is allocated while ``stream`` is the current one."""
         self._forget(block)  # a deallocation that was not seen
-        self._owners[block] = stream
+        self._homes[block] = stream
         for freed in self._freed:
-            freed.lent |= freed.owner == stream
+            freed.lent |= freed.home == stream
 
     def stream_recorded(self, block: int, stream: int) -> None:
         """Note Tensor.record_stream."""
@@ -147,17 +115,17 @@ class Accesses:
 
     def freed(self, block: int, line: str | None) -> None:
         """Note that memory is given back to the allocator, in the user's line."""
-        owner = self._owners.get(block)
-        if owner is not None:
-            exempt = {owner} | self._recorded.get(block, set())
+        home = self._homes.get(block)
+        if home is not None:
+            exempt = {home} | self._recorded.get(block, set())
             accesses = [
                 (access, memory.words)
                 for memory, number in self._inside.get(block, {}).items()
                 for access in self._last_accesses(number)
-                if access.stream not in exempt and not self._is_waited_for(owner, access)
+                if access.stream not in exempt and not self._is_waited_for(home, access)
             ]
             if accesses:
-                self._freed.append(_Freed(owner, accesses, line))
+                self._freed.append(_Freed(home, accesses, line))
         self._forget(block)
 
     def reserved(self, stream: int, operator: Operator, memory: Memory) -> None:
@@ -184,12 +152,12 @@ class Accesses:
         errors = self._handler._handle_kernel_launch(
             stream, set(read), set(written), set(), operator, {number: [] for number in memories}
         )
-        self._owner_syncs.update_seq_num(stream, self._handler.seq_num)
+        self._home_syncs.update_seq_num(stream, self._handler.seq_num)
         for error in errors:
             later = error.current_access
             self._add(memories[error.data_ptr].words, error.previous_access, later.operator.line, self._words(later))
         if done:
-            self.stream_synchronized(stream)
+            self.ordered("all_streams_wait_for_stream", stream)
 
     def _number(self, memory: Memory) -> int:
         views = self._inside[memory.block]
@@ -217,15 +185,15 @@ class Accesses:
 
     def _settle(self, stream: int) -> None:
         """Decide about memory that was freed on a stream and given out again, now that the stream writes."""
-        for freed in [freed for freed in self._freed if freed.lent and freed.owner == stream]:
+        for freed in [freed for freed in self._freed if freed.lent and freed.home == stream]:
             self._freed.remove(freed)
             for access, words in freed.accesses:
                 if not self._is_waited_for(stream, access):
                     end = f"freed, of {self._uses.words(stream)}{_at(freed.line)}"
                     self._add(words, access, freed.line, end, freed=True)
 
-    def _is_waited_for(self, owner: int, access: Any) -> bool:
-        ordered: bool = self._owner_syncs.is_ordered_after(owner, access.seq_num, access.stream)
+    def _is_waited_for(self, home: int, access: Any) -> bool:
+        ordered: bool = self._home_syncs.is_ordered_after(home, access.seq_num, access.stream)
         return ordered
 
     def _last_accesses(self, number: int) -> Iterator[Any]:
@@ -239,13 +207,8 @@ class Accesses:
     def _forget(self, block: int) -> None:
         for number in self._inside.pop(block, {}).values():
             self._tensors.accesses.pop(number, None)
-        self._owners.pop(block, None)
+        self._homes.pop(block, None)
         self._recorded.pop(block, None)
-
-    def _both(self, by_user: bool = True) -> Iterator[Any]:
-        yield self._syncs
-        if by_user:
-            yield self._owner_syncs
 
     def _words(self, access: Any) -> str:
         does = "allocates" if access.operator.reserves else "writes" if access.type is self._write else "reads"

@@ -7,7 +7,7 @@ this thread starts. It does not see launches that are no operators: graphs, Trit
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -19,8 +19,6 @@ from .accesses import sanitizer_module
 from .memory import Memory, memory_at
 from .torch_patches import replace
 
-T = TypeVar("T")
-
 #: Copies, which the host waits for altogether if it waits within them.
 _COPIES = frozenset({"aten::copy_", "aten::_to_copy"})
 #: Gives a view, which its schema does not say.
@@ -29,10 +27,10 @@ _UNSAFE_VIEW = "aten::_unsafe_view"
 
 @dataclass
 class Touched:
-    """What an operator does with the tensors of one device."""
+    """What is read and written, each once: by an operator, of the tensors of one device; or by a whole graph."""
 
-    reads: list[Memory] = field(default_factory=list)
-    writes: list[Memory] = field(default_factory=list)
+    reads: dict[Memory, None] = field(default_factory=dict)
+    writes: dict[Memory, None] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -50,27 +48,31 @@ class OperatorCall:
         return self.name in _COPIES or not any(touched.writes for touched in self.devices.values())
 
 
+class OperatorObserver:
+    """What operators are told to, on whatever device; it does nothing here."""
+
+    def operator_begins(self) -> Any:
+        """Note that one begins; what is returned is given to :meth:`operator_ended`."""
+
+    def operator_ended(self, begun: Any, call: OperatorCall | None) -> None:
+        """Note that it has ended; None: it failed, or was on no GPU."""
+
+    def stream_recorded(self, tensor: Tensor, stream: Any) -> None:
+        """Note Tensor.record_stream."""
+
+    def launched_elsewhere(self) -> None:
+        """Note an operator that calls functions, or a launch through cuda.bindings: what it runs is not seen."""
+
+
 class OperatorsMode(TorchDispatchMode):
-    """Tells of each operator, on whatever device, when it begins and when it has ended."""
+    """Tells an observer of each operator."""
 
     supports_higher_order_operators = True  # else torch refuses to run them within a mode
 
-    def __init__(
-        self,
-        begins: Callable[[], T],
-        ended: Callable[[T, OperatorCall | None], None],
-        stream_recorded: Callable[[Tensor, Any], None],
-        launched_elsewhere: Callable[[], None],
-    ) -> None:
-        """Take what notes them: what ``begins`` returns is given to ``ended``, with the call if it was on GPUs.
-
-        Operators that call functions are told as launches elsewhere: what they run is not seen.
-        """
+    def __init__(self, observer: OperatorObserver) -> None:
+        """Take what notes them."""
         super().__init__()
-        self._begins = begins
-        self._ended = ended
-        self._stream_recorded = stream_recorded
-        self._launched_elsewhere = launched_elsewhere
+        self._observer = observer
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -78,19 +80,19 @@ class OperatorsMode(TorchDispatchMode):
         """Run an operator."""
         kwargs = kwargs or {}
         if func is torch.ops.aten.record_stream.default:
-            self._stream_recorded(args[0], args[1])
+            self._observer.stream_recorded(args[0], args[1])
             return func(*args, **kwargs)
         if not isinstance(func, torch._ops.OpOverload):
-            self._launched_elsewhere()
+            self._observer.launched_elsewhere()
             return func(*args, **kwargs)
         inputs = [*_inputs(func, args, kwargs)]  # before it runs: it may give a tensor other memory
         call = None
-        begun = self._begins()
+        begun = self._observer.operator_begins()
         try:
             outputs = func(*args, **kwargs)
             call = _call(func, inputs, outputs)
         finally:
-            self._ended(begun, call)
+            self._observer.operator_ended(begun, call)
         return outputs
 
 
@@ -103,7 +105,7 @@ def _call(func: torch._ops.OpOverload, inputs: list[_Use], outputs: Any) -> Oper
     for memory, device, is_write in (*inputs, *_outputs(func, outputs)):
         touched = devices.setdefault(device, Touched())
         if is_write is not None:
-            (touched.writes if is_write else touched.reads).append(memory)
+            (touched.writes if is_write else touched.reads)[memory] = None
     return OperatorCall(func._schema.name, devices) if devices else None
 
 
@@ -146,18 +148,14 @@ def device_of(tensor: Tensor) -> int:
     return tensor.get_device()
 
 
-@dataclass
-class GraphMemory:
+class GraphMemory(Touched, OperatorObserver):
     """What a graph's operators read and write; Triton kernels and other libraries are not among them."""
 
-    reads: dict[Memory, None] = field(default_factory=dict)
-    writes: dict[Memory, None] = field(default_factory=dict)
-
-    def ran(self, call: OperatorCall) -> None:
+    def operator_ended(self, begun: Any, call: OperatorCall | None) -> None:
         """Add what an operator does."""
-        for touched in call.devices.values():
-            self.writes.update(dict.fromkeys(touched.writes))
-            self.reads.update(dict.fromkeys(touched.reads))
+        for touched in call.devices.values() if call is not None else ():
+            self.writes |= touched.writes
+            self.reads |= touched.reads
 
 
 class _CapturedOperators(OperatorsMode):
@@ -183,12 +181,7 @@ def noting_captures() -> Iterator[None]:
     def begin(original: Callable[..., Any], graph: torch.cuda.CUDAGraph, *args: Any, **kwargs: Any) -> None:
         original(graph, *args, **kwargs)
         noted = _noted[graph] = GraphMemory()
-
-        def ended(_begun: None, call: OperatorCall | None) -> None:
-            if call is not None:
-                noted.ran(call)
-
-        modes[graph] = _CapturedOperators(lambda: None, ended, lambda *_: None, lambda: None)
+        modes[graph] = _CapturedOperators(noted)
         modes[graph].__enter__()
 
     def end(original: Callable[..., Any], graph: torch.cuda.CUDAGraph) -> None:

@@ -4,12 +4,12 @@ import gc
 import sys
 import threading
 from collections import Counter, defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 
-from ..watched import Noticed, StreamUse
+from ..trace import Noticed, StreamUse
 
 
 class StreamKey(NamedTuple):
@@ -19,22 +19,14 @@ class StreamKey(NamedTuple):
     handle: int
 
 
-@dataclass(frozen=True)
-class MadeStream:
-    """A stream as the user's code made it."""
-
-    key: StreamKey
-    priority: int
-
-
 class StreamUses:
     """Counts of operators, stream by stream."""
 
     def __init__(self) -> None:
         """Have nothing run yet."""
-        self._operators: dict[StreamKey, int] = defaultdict(int)
+        self._operators: Counter[StreamKey] = Counter()
         self._priorities: dict[int, int] = {0: 0}
-        self._made: dict[StreamKey, MadeStream] = {}
+        self._made: dict[StreamKey, int] = {}  # by the user's code, with their priorities
         self.is_partial = False
         """A graph, or something else that is no operator, was launched: on which streams it runs is not known."""
 
@@ -44,18 +36,19 @@ class StreamUses:
         if key.handle not in self._priorities:
             self._priorities[key.handle] = current_priority(key.device)
 
-    def made(self, stream: MadeStream) -> None:
+    def made(self, key: StreamKey, priority: int) -> None:
         """Note a stream that the user's code made."""
-        self._made[stream.key] = stream
-        self._priorities.setdefault(stream.key.handle, stream.priority)
+        self._made[key] = priority
+        self._priorities.setdefault(key.handle, priority)
 
     def running_on(self, device: int) -> list[StreamKey]:
         """Return the streams of a device that operators ran on."""
         return [key for key in self._operators if key.device == device]
 
+    @property
     def total(self) -> int:
-        """Return how many operators ran."""
-        return sum(self._operators.values())
+        """How many operators ran."""
+        return self._operators.total()
 
     def words(self, handle: int) -> str:
         """Return what a stream is called in evidence."""
@@ -76,24 +69,24 @@ class StreamUses:
         ]
         if self.is_partial or len(used) != 1:
             return tuple(used)
-        idle = {**{stream.key: stream for stream in _living_streams()}, **self._made}
+        idle = {**_living_streams(), **self._made}
         used += [
-            StreamUse(key.handle, key.device, stream.priority, 0)
-            for key, stream in sorted(idle.items())
+            StreamUse(key.handle, key.device, priority, 0)
+            for key, priority in sorted(idle.items())
             if key.handle and key not in self._operators
         ]
         return tuple(used)
 
 
-def _living_streams() -> list[MadeStream]:
-    """Return the streams that are kept by someone, but not those of torch itself.
+def _living_streams() -> dict[StreamKey, int]:
+    """Return the streams that are kept by someone, but not those of torch itself, with their priorities.
 
     auxhead's own are of another class, ``ExternalStream``.
     """
     gc.collect()
     streams = [one for one in gc.get_objects() if type(one) is torch.cuda.Stream]
     own = {id(stream) for stream in _streams_of_torch()}
-    return [MadeStream(key_of(stream), stream.priority) for stream in streams if id(stream) not in own]
+    return {key_of(stream): stream.priority for stream in streams if id(stream) not in own}
 
 
 def _streams_of_torch() -> list[torch.cuda.Stream | None]:
@@ -119,8 +112,8 @@ def key_of(stream: torch.Stream) -> StreamKey:
     return StreamKey(stream.device.index, stream.cuda_stream)
 
 
-@dataclass
-class _Block:
+@dataclass(eq=False)
+class _WithBlock:
     """A block that is open."""
 
     context: object
@@ -130,25 +123,7 @@ class _Block:
     is_empty: bool = True
 
 
-@dataclass
-class _Backward:
-    """A backward that runs in a block of the user's."""
-
-    block: _Block
-    operators: Counter[StreamKey] = field(default_factory=Counter)
-
-
-class Elsewhere(NamedTuple):
-    """The innermost block of an operator that does not run on its stream, for it is on another device."""
-
-    stream: StreamKey
-    line: str
-    is_nested: bool
-    """A block further out is of the operator's device. That is a fault only if nothing at all runs on the device of the
-    inner one: blocks of both devices, most of all of one line, are there for both."""
-
-
-class StreamBlocks:
+class WithBlocks:
     """The blocks of each thread: a stream is the current one of the thread that enters its block, and of no other.
 
     A block in which nothing ran is told only where the user's own code entered it, and where all operators of its
@@ -160,34 +135,33 @@ class StreamBlocks:
     def __init__(self, uses: StreamUses) -> None:
         """Have no block open."""
         self._uses = uses
-        self._open_in: dict[int, list[_Block]] = defaultdict(list)  # by thread
+        self._open_in: dict[int, list[_WithBlock]] = defaultdict(list)  # by thread
         self._empty: dict[str, StreamKey] = {}  # the line of a block that was left -> its stream
         self._ran: set[str] = set()  # lines of blocks that something ran in, another time
         self._at_home: set[str] = set()  # lines of blocks in which something ran on the block's own device
         self._suspects: dict[str, Noticed] = {}  # by the line of the block
-        self._backwards: list[_Backward] = []  # that run
+        self._backwards: list[tuple[_WithBlock, Counter[StreamKey]]] = []  # that run in a block, with their operators
         self._strayed: dict[str, Noticed] = {}  # by the line of the block
 
     @property
-    def _open(self) -> list[_Block]:
+    def _open(self) -> list[_WithBlock]:
         return self._open_in[threading.get_ident()]
 
     def entered(self, context: object, stream: StreamKey, line: str | None) -> None:
         """Note that a block begins; ``line``: of the user's own code, if it enters it itself."""
-        self._open.append(_Block(context, stream, line))
+        self._open.append(_WithBlock(context, stream, line))
 
     def left(self, context: object) -> None:
         """Note that a block ends."""
         opened = self._open
-        for index in reversed(range(len(opened))):
-            if opened[index].context is context:
-                block = opened.pop(index)
-                if block.line is not None:
-                    if block.is_empty:
-                        self._empty[block.line] = block.stream
-                    else:
-                        self._ran.add(block.line)
-                return
+        block = next((one for one in reversed(opened) if one.context is context), None)
+        if block is None:
+            return
+        opened.remove(block)
+        if block.line is not None and block.is_empty:
+            self._empty[block.line] = block.stream
+        elif block.line is not None:
+            self._ran.add(block.line)
 
     def ran(self, devices: set[int] | None = None) -> None:
         """Note that something runs on those devices, in all blocks that are open; None: where is not known."""
@@ -196,52 +170,59 @@ class StreamBlocks:
             if block.line is not None and (devices is None or block.stream.device in devices):
                 self._at_home.add(block.line)
 
-    def elsewhere(self, devices: set[int], current_device: int) -> Elsewhere | None:
-        """Return the innermost block if an operator on those devices does not run on its stream.
+    def check_devices(self, operator: str, line: str | None, devices: set[int], current_device: int) -> Noticed | None:
+        """Return what is wrong if an operator, in a line, runs on other devices than that of the innermost block.
 
-        None as well where the code has chosen the operator's device itself.
+        Nothing is where the code has chosen the operator's device itself. If a block further out is of that device, it
+        is a fault only if nothing at all runs on the device of the inner one, and is kept until that is known: blocks
+        of both devices, most of all of one line, are there for both.
         """
         opened = self._open
-        if not opened:
+        block = opened[-1] if opened else None
+        if block is None or block.line is None or block.stream.device in devices:
             return None
-        block = opened[-1]
-        if block.line is None or current_device != block.stream.device or block.stream.device in devices:
+        if current_device != block.stream.device:
             return None
-        is_nested = any(one.stream.device in devices for one in opened)
-        return Elsewhere(block.stream, block.line, is_nested)
+        where = " and ".join(f"cuda:{device}" for device in sorted(devices))
+        evidence = (
+            f"{operator}, {line or block.line}, runs on the current stream of {where}, in the block of "
+            f"{self._uses.words(block.stream.handle)} of cuda:{block.stream.device}, {block.line}"
+        )
+        found = Noticed("mixed-devices", evidence, tuple(dict.fromkeys(one for one in (line, block.line) if one)))
+        if not any(one.stream.device in devices for one in opened):
+            return found
+        self._suspects.setdefault(block.line, found)
+        return None
 
     def backward_begins(self) -> None:
         """Note that this thread calls a backward, which other threads may run."""
         opened = self._open
         if opened and opened[-1].line is not None:
-            self._backwards.append(_Backward(opened[-1]))
+            self._backwards.append((opened[-1], Counter()))
 
     def backward_ran(self, key: StreamKey) -> None:
         """Note an operator of a backward; of two that run at once nobody knows whose it is."""
         if len(self._backwards) == 1:
-            self._backwards[0].operators[key] += 1
+            self._backwards[0][1][key] += 1
 
     def backward_ended(self) -> None:
         """Note its end; autograd runs each operator on the stream of its forward, whatever the block."""
         opened = self._open
-        ended = next((one for one in reversed(self._backwards) if opened and one.block is opened[-1]), None)
+        ended = next((one for one in reversed(self._backwards) if opened and one[0] is opened[-1]), None)
         if ended is None:
             return
         self._backwards.remove(ended)
-        block, operators, line = ended.block, ended.operators, ended.block.line
-        if line is None or not operators or block.stream in operators:
+        block, operators = ended
+        if block.line is None or not operators or block.stream in operators:
             return
         stream, count = operators.most_common(1)[0]
         if stream.device == block.stream.device:
             evidence = (
-                f"the backward in the block of {self._uses.words(block.stream.handle)}, {line}, runs {count} operators "
-                f"on {self._uses.words(stream.handle)}, and none on its own"
+                f"the backward in the block of {self._uses.words(block.stream.handle)}, {block.line}, runs {count} "
+                f"operators on {self._uses.words(stream.handle)}, and none on its own"
             )
-            self._strayed.setdefault(line, Noticed("default-stream", evidence, (line,), of_backward=True))
-
-    def suspected(self, line: str, noticed: Noticed) -> None:
-        """Keep what is a fault if nothing ever runs on its own device in the block of that line."""
-        self._suspects.setdefault(line, noticed)
+            strayed = Noticed("default-stream", evidence, (block.line,), of_backward=True)
+            self._strayed.setdefault(block.line, strayed)
 
     def noticed(self) -> tuple[Noticed, ...]:
         """Return what was suspected and is so, and blocks in which nothing ever ran, of the kind "default-stream"."""
@@ -253,8 +234,8 @@ class StreamBlocks:
             running = self._uses.running_on(stream.device)
             if line not in self._ran and len(running) == 1 and running[0] != stream:
                 evidence = (
-                    f"nothing runs in the block of {self._uses.words(stream.handle)}, {line}: all "
-                    f"{self._uses.total()} operators run on {self._uses.words(running[0].handle)}"
+                    f"nothing runs in the block of {self._uses.words(stream.handle)}, {line}: all {self._uses.total} "
+                    f"operators run on {self._uses.words(running[0].handle)}"
                 )
                 found.append(Noticed("default-stream", evidence, (line,)))
         return (*strayed, *found)

@@ -2,7 +2,7 @@
 
 import dataclasses
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -16,7 +16,10 @@ from ..options import (
     DatasetOption,
     Device,
     DeviceOption,
+    Draw,
+    EpochsOption,
     RootOption,
+    SaveFigure,
     SeedOption,
     SkipDamagedOption,
     check_output_directory,
@@ -24,32 +27,16 @@ from ..options import (
 )
 
 
-class BeyondModel(NamedTuple):
+class BeyondDemo(NamedTuple):
     """Functions of packages that model may not import."""
 
     measure_latency: Callable[[Any, Any], list[dict[str, Any]]]
     """Times a network's exits on a CUDA device, given a batch of its input; see :attr:`DemoReport.latency`."""
-    draw_exits: Callable[[Mapping[str, Any]], tuple[Any, dict[str, Any]]]
-    """Draws the content of ``report.json``; returns a figure and the numbers in it."""
-    save_figure: Callable[[Any, Mapping[str, Any], Path], object]
-    """Writes a figure and its numbers to files that begin with a path: PNG, SVG and JSON."""
+    draw: Draw
+    save_figure: SaveFigure
 
 
-OutOption = Annotated[Path, typer.Option(help="Where checkpoint, report and figure go.")]
-EpochsOption = Annotated[
-    int | None,
-    typer.Option(min=1, help="Passes over the training images.", show_default="10, more for few images"),
-]
-ImageSizeOption = Annotated[
-    int | None,
-    typer.Option(min=8, max=512, help="Images are resized to this, pixels.", show_default="16 for the digits, else 32"),
-]
-DropOption = Annotated[
-    float, typer.Option(min=0.0, max=1.0, help="What leaving early may cost on the validation split, as a fraction.")
-]
-
-
-def demo_command(beyond: Callable[[], BeyondModel]) -> Callable[..., None]:
+def demo_command(beyond: Callable[[], BeyondDemo]) -> Callable[..., None]:
     """Return the command ``demo``, given what imports functions of other packages when it runs."""
 
     def demo(
@@ -57,26 +44,33 @@ def demo_command(beyond: Callable[[], BeyondModel]) -> Callable[..., None]:
         dataset: DatasetOption = None,
         root: RootOption = None,
         skip_damaged: SkipDamagedOption = False,
-        out: OutOption = Path("auxhead-demo"),
+        out: Annotated[Path, typer.Option(help="Where checkpoint, report and figure go.")] = Path("auxhead-demo"),
         epochs: EpochsOption = None,
-        image_size: ImageSizeOption = None,
-        max_accuracy_drop: DropOption = 0.005,
+        image_size: Annotated[
+            int | None,
+            typer.Option(
+                min=8, max=512, help="Images are resized to this, pixels.", show_default="16 for the digits, else 32"
+            ),
+        ] = None,
+        max_accuracy_drop: Annotated[
+            float,
+            typer.Option(min=0.0, max=1.0, help="What leaving early may cost on the validation split, as a fraction."),
+        ] = 0.005,
         seed: SeedOption = 0,
         device: DeviceOption = Device.auto,
     ) -> None:
         """Train a small ResNet-18 with a head after every block, and see real images leave it early."""
-        import torch
+        from torch import channels_last
 
-        from ...basics.json_file import write_json
-        from ...calibration.evaluation import batches
+        from ...basics.files import write_json
+        from ...basics.images import normalise
         from ...training.data_sets import load_source
+        from ..console import PhaseProgress
         from ..processes import torch_device
-        from ..progress import PhaseProgress
-        from .experiment import run_demo
+        from .experiment import run_demo, save_demo
         from .report import print_report
-        from .saved import save_demo
 
-        measure_latency, draw_exits, save_figure = beyond()
+        measure_latency, draw, save_figure = beyond()
         console = plain_console()
         with one_line_errors():
             check_output_directory(out)
@@ -96,13 +90,13 @@ def demo_command(beyond: Callable[[], BeyondModel]) -> Callable[..., None]:
                 )  # fmt: skip
             report = run.report
             if where.type == "cuda":
-                images = torch.cat(list(batches(run.splits.test.pixels[:2048], where)))
+                images = normalise(run.splits.test.pixels[:2048].to(where)).contiguous(memory_format=channels_last)
                 report = dataclasses.replace(report, latency=measure_latency(run.network, images))
             make_output_directory(out)
             examples = save_demo(out, run)
             content = dataclasses.asdict(report)
             write_json(out / "report.json", content)
-            save_figure(*draw_exits(content), out / "exits")
+            save_figure(*draw(content), out / "exits")
             print_report(console, report)
             files = "model.json and its parameters, report.json, exits.png, .svg, .json"
             console.print(f"\nSaved in {out}: {files}", soft_wrap=True)

@@ -4,23 +4,27 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ....kernels.reference.criteria import CRITERIA
-from ...calibration.evaluation import answers_of_all_exits, early_exit_answers
-from ...calibration.thresholds import exit_indices, thresholds_at_error_rate
+from ...basics.files import replacing
+from ...basics.images import MEAN, STD
+from ...calibration.samples import collect_logits
+from ...calibration.thresholds import exit_indices, exit_scores, thresholds_at_error_rate
 from ...network.early_exit_network import EarlyExitNetwork
 from ...network.learned_from import LearnedFrom, fingerprint
+from ...saving.checkpoint import save_checkpoint
 from ...training.batches import PixelBatches
 from ...training.data_sets import LabelledImages, Split, Splits, read_splits
 from ...training.plan import TrainingPlan, epochs_for
-from ...training.step_progress import show_steps
 from ...training.train import train
-from .report import REPORT_FORMAT, DemoReport, ExitReport, environment
-from .small_resnet import BLOCKS, small_early_exit_network
+from ..small_resnet import BACKBONE, BLOCKS, small_early_exit_network
+from ..train_run import show_steps
+from .report import REPORT_FORMAT, DemoReport, ExitReport, demo_environment
 
 #: Error rates that the search tries, each for all heads alike.
 _ERROR_RATES = (0.001, 0.002, 0.003, 0.005, 0.007, 0.01, 0.014, 0.02, 0.03, 0.04, 0.06, 0.08, 0.12, 0.16, 0.24, 0.32)
@@ -186,7 +190,7 @@ def run_demo(
             max_accuracy_drop=max_accuracy_drop,
             validation={"accuracy": calibration.accuracy, "full_accuracy": calibration.full_accuracy},
             latency=None,
-            environment=environment(device),
+            environment=demo_environment(device),
             seconds=seconds,
             **report,
         ),
@@ -209,9 +213,10 @@ def _train(
 
 def calibrate_demo(network: EarlyExitNetwork, validation: Split, max_accuracy_drop: float) -> ChosenThresholds:
     """Choose the thresholds on a validation split and set the network's rules to them."""
-    answers = answers_of_all_exits(network, validation.pixels)
-    correct = answers.label == validation.labels
-    calibration = choose_thresholds(answers.confidence[:-1], correct, max_accuracy_drop)
+    found = collect_logits(network, _batches(network, validation))
+    heads = len(network.taps)
+    scores = exit_scores(found.logits[:-1], ["max_prob"] * heads, [1.0] * heads)
+    calibration = choose_thresholds(scores, found.logits.argmax(2) == found.labels, max_accuracy_drop)
     network.set_rules(dict(zip(network.taps, calibration.thresholds, strict=True)))
     if network.learned_from is not None:
         network.learned_from = network.learned_from.plus("thresholds", validation.samples())
@@ -220,8 +225,8 @@ def calibrate_demo(network: EarlyExitNetwork, validation: Split, max_accuracy_dr
 
 def _evaluate(network: EarlyExitNetwork, test: Split, calibration: ChosenThresholds) -> dict[str, Any]:
     """Return the fields of :class:`DemoReport` that are about the test split."""
-    of_all = answers_of_all_exits(network, test.pixels).label == test.labels  # [E + 1, M]
-    label, exit_index = early_exit_answers(network, test.pixels)
+    of_all = collect_logits(network, _batches(network, test)).logits.argmax(2) == test.labels  # [E + 1, M]
+    label, exit_index = early_exit_answers(network, test)
     right = label == test.labels
     thresholds: list[float | None] = [*calibration.thresholds, None]
     exits = []
@@ -253,3 +258,46 @@ def _timed(seconds: dict[str, float], phase: str) -> Iterator[None]:
     start = time.perf_counter()
     yield
     seconds[phase] = time.perf_counter() - start
+
+
+@torch.no_grad()
+def early_exit_answers(network: EarlyExitNetwork, images: Split) -> tuple[Tensor, Tensor]:
+    """Run the network with early exit; returns label and exit index, each [M] int64 on the CPU."""
+    results = [network(x) for x, _ in _batches(network, images)]
+    return torch.cat([r.label for r in results]).cpu(), torch.cat([r.exit_index for r in results]).cpu()
+
+
+def _batches(network: EarlyExitNetwork, images: Split) -> PixelBatches:
+    return PixelBatches(images, min(256, len(images.labels)), device=network.device)
+
+
+def save_demo(directory: Path, run: DemoRun) -> list[Path]:
+    """Write the checkpoint, and if the source has no files, a test image for each of up to ten classes.
+
+    Returns:
+        Image files of the test split, one a class, to try ``auxhead infer`` on.
+    """
+    report, source = run.report, run.source
+    accuracy = {"test": report.accuracy, "test_full_network": report.full_accuracy}
+    save_checkpoint(
+        directory, run.network, backbone=BACKBONE, classes=source.classes, image_size=report.image_size,
+        mean=MEAN, std=STD, accuracy=accuracy,
+    )  # fmt: skip
+    examples = []
+    test = run.splits.test
+    for label in range(min(10, len(source.classes))):
+        of_class = test.indices[test.labels == label].tolist()
+        if not of_class:
+            continue
+        if source.paths is not None:
+            examples.append(source.paths[of_class[0]])
+            continue
+        folder = directory / "examples"
+        if folder.is_symlink():  # a link is replaced, and not written through
+            folder.unlink()
+        folder.mkdir(exist_ok=True)
+        path = folder / f"{source.classes[label]}.png"
+        with replacing(path) as unfinished:
+            source.open[of_class[0]]().save(unfinished)
+        examples.append(path)
+    return examples

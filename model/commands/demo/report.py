@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ...basics.machine import package_version
-from ...calibration import report as calibration
+from ...calibration.report import report_environment
 
 
 @dataclass(frozen=True)
@@ -73,10 +73,10 @@ class DemoReport:
 REPORT_FORMAT = "auxhead demo report 1"
 
 
-def environment(device: torch.device) -> dict[str, Any]:
+def demo_environment(device: torch.device) -> dict[str, Any]:
     """Return the machine and the versions that a report's numbers belong to."""
     return {
-        **calibration.environment(device),
+        **report_environment(device),
         "device_type": device.type,
         "cpu_threads": torch.get_num_threads(),
         "system": f"{platform.system()} {platform.machine()}",

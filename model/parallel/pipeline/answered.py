@@ -12,7 +12,7 @@ from torch import Tensor
 from ....kernels import CRITERIA, HeadOutput, heads_in_a_row
 from ...answers.exit_result import ExitResult
 from ...answers.exit_rule import ExitRule
-from ...heads.module_head import AuxHead
+from ...heads.head import AuxHead
 from ...network.early_exit_network import EarlyExitNetwork
 from ...trunk.trunk import Trunk, make_trunk
 from ..segments import Segment, segments_of
@@ -43,7 +43,7 @@ class AnswerForm(NamedTuple):
         return len(COLUMNS) + self.classes * self.with_probs
 
 
-class Sayings:
+class ExitDecisions:
     """What exits say of N samples, one exit after another: each answers for those that it is the first to be sure of.
 
     All of it stays on the exits' device, without a wait of the host.
@@ -105,7 +105,7 @@ def settle(first: int, samples: int, said: Tensor) -> Answers:
     Args:
         first: place of its first sample in the request.
         samples: how many it has; the rows behind them are nobody's.
-        said: see :class:`Sayings`.
+        said: see :class:`ExitDecisions`.
     """
     columns = said.numpy()[:samples]
     now = np.flatnonzero(columns[:, 3] != NO_ANSWER)
@@ -124,7 +124,7 @@ def as_result(answers: Tensor, *, with_probs: bool) -> ExitResult:
     )
 
 
-class Cut(NamedTuple):
+class CutNetwork(NamedTuple):
     """A network cut behind its taps, for stages on a device."""
 
     network: EarlyExitNetwork
@@ -138,7 +138,7 @@ class Cut(NamedTuple):
     form: AnswerForm
 
 
-def cut(network: EarlyExitNetwork, micro_batch: Tensor, device: torch.device, trunk: str) -> tuple[Cut, Tensor]:
+def cut(network: EarlyExitNetwork, micro_batch: Tensor, device: torch.device, trunk: str) -> tuple[CutNetwork, Tensor]:
     """Cut a network behind each tap.
 
     Args:
@@ -167,7 +167,7 @@ def cut(network: EarlyExitNetwork, micro_batch: Tensor, device: torch.device, tr
         torch.float64 if wide else torch.float32,
         with_probs=all(head.return_probs for head in heads),
     )
-    return Cut(network, made, segments, heads, form), micro_batch.to(device)
+    return CutNetwork(network, made, segments, heads, form), micro_batch.to(device)
 
 
 def to_wire(x: Tensor, like: Tensor) -> Tensor:

@@ -23,7 +23,7 @@ from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 
 from ...network.early_exit_network import EarlyExitNetwork
 from .answered import Answers
-from .stage import Request, Stage, StageFailed
+from .stage import RequestPart, Stage, StageFailed
 
 #: A rank waits for a request as long as the first one lives.
 _FOR_EVER = timedelta(days=3650)
@@ -144,7 +144,7 @@ class Exchange:
             if last_answers is not None:
                 answer(last_answers)
             end = min(samples, first + most)
-            self.stage.begin(Request(first, end, answer, x))
+            self.stage.begin(RequestPart(first, end, answer, x))
             if first == 0:
                 begun()
             steps = -(-(end - first) // size)

@@ -20,7 +20,7 @@ from ...processes.dealing import tensor_digest
 from ...processes.process_group import Processes, is_launched, launched_processes, unused_part, watched_processes
 from ...runners.checks import check_device
 from ..segments import balanced, check_cuttable, median_ms, run_segments, starts_of
-from .answered import Cut, cut, to_wire
+from .answered import CutNetwork, cut, to_wire
 from .exchange import Connection, Exchange
 from .runner import PipelinedRunner
 from .stage import Stage
@@ -197,7 +197,7 @@ def _connection(where: torch.device, timeout_s: float, opened: ExitStack) -> Con
     return Connection(activations=made[1], host=made[0])
 
 
-def segment_ms(cut: Cut, x: Tensor) -> list[float]:
+def segment_ms(cut: CutNetwork, x: Tensor) -> list[float]:
     """Measure what each segment with its head takes for a micro-batch, in milliseconds.
 
     Each is a stage by itself, and so a graph where stages are graphs.

@@ -18,7 +18,7 @@ from ...answers.exit_result import ExitResult
 from ...network.early_exit_network import EarlyExitNetwork
 from ...processes.process_group import Processes
 from ...processes.rank_failures import RankFailed
-from ...runners.captured_heads import CapturedHeads
+from ...runners.captured_network import CapturedNetwork
 from ...runners.checks import check_request
 from ...runners.runner import Runner
 from .answered import Answers, as_result
@@ -56,8 +56,10 @@ class PipelinedRunner(Runner):
             opened: what is closed in the end.
         """
         self.network = network
-        self._heads = CapturedHeads(network, rules=False)  # those are sent with each request
         self._exchange, self._stage, self._index = exchange, exchange.stage, exchange.index
+        used = {tensor.data_ptr() for tensor in (*self._stage.parameters(), *self._stage.buffers())}
+        # without rules, which are sent with each request
+        self._network_then = CapturedNetwork(network, rules=False, read=used)
         self._shape, self._dtype, self._description = example.shape[1:], example.dtype, description
         self._timeout_s, self._processes, self._opened = timeout_s, processes, opened
         self._running, self._hearing = Worker("auxhead stage"), Worker("auxhead answers")
@@ -154,8 +156,13 @@ class PipelinedRunner(Runner):
         return self._description
 
     def refresh(self) -> None:
-        """Take over parameters of this rank's network that were changed in place, where the stage has copies."""
+        """Take over parameters of this rank's network that were changed in place, where the stage has copies.
+
+        Raises:
+            RuntimeError: one that the stage reads is no longer the one that was captured, but lies in other memory.
+        """
         self._refuse_closed()
+        self._network_then.check_unmoved(self.network)
         self._stage.refresh(self.network)
 
     def close(self) -> None:
@@ -194,9 +201,15 @@ class PipelinedRunner(Runner):
             self.network.monitor.count(result.exit_index.to(device), result.confidence.to(device))
         return result
 
+    def _check_unchanged(self) -> None:
+        """Raise if the network is no longer what the stage runs."""
+        self._network_then.check_unchanged()
+        self._network_then.resizable = self._stage.resizable
+        self._network_then.check_not_resized()
+
     def _checked(self, x: Tensor | None) -> int:
         """Return how many samples a request has, unless it or the network cannot be taken; nobody is told then."""
-        self._heads.check_unchanged()
+        self._check_unchanged()
         return check_request(x, self._shape, self._dtype, self._stage.device)  # type: ignore[arg-type]
 
     def _asked(
@@ -219,7 +232,7 @@ class PipelinedRunner(Runner):
         if self._ended:
             return False
         with self._failing():
-            self._heads.check_unchanged()
+            self._check_unchanged()
         work = self._running.submit(self._on_stream(self._exchange.answer_next))
         for _ in self._waited_for([work], queue.SimpleQueue()):
             pass

@@ -12,8 +12,20 @@ from torch import Tensor, nn
 from ....kernels import decide
 from ...answers.rule_order import ordered_write
 from ...network.early_exit_network import EarlyExitNetwork
+from ...runners.captured_network import Addresses
 from ..segments import NETWORK
-from .answered import STATE, AnswerForm, Answers, Cut, Sayings, first_state, from_wire, settle, to_wire, wires_like
+from .answered import (
+    STATE,
+    AnswerForm,
+    Answers,
+    CutNetwork,
+    ExitDecisions,
+    first_state,
+    from_wire,
+    settle,
+    to_wire,
+    wires_like,
+)
 from .stage_graph import Computed, StageGraph, beside
 
 
@@ -21,7 +33,7 @@ class StageFailed(Exception):
     """What a stage's layers or heads raised, with the stage and the place where it runs."""
 
 
-class Request(NamedTuple):
+class RequestPart(NamedTuple):
     """What a stage is told of a request, or of a part of one that goes through a schedule at once."""
 
     first: int
@@ -45,7 +57,7 @@ class Stage(nn.Module):
 
     def __init__(
         self,
-        cut: Cut,
+        cut: CutNetwork,
         start: int,
         end: int,
         size: int,
@@ -73,6 +85,11 @@ class Stage(nn.Module):
         self._graph: StageGraph | None = None
         self.busy_since: float | None = None
         """The time at which the micro-batch came that it is at."""
+
+    @property
+    def resizable(self) -> Addresses:
+        """Memory that its graph reads and that a layer may resize."""
+        return {} if self._graph is None else self._graph.resizable
 
     @property
     def form(self) -> AnswerForm:
@@ -151,7 +168,7 @@ class Stage(nn.Module):
             if head is not source_head:
                 head.load_state_dict(source_head.state_dict())
 
-    def begin(self, request: Request) -> None:
+    def begin(self, request: RequestPart) -> None:
         """Begin a request, or a part of one; the first stage begins to compute."""
         self._request, self._coming = request, iter(range(request.first, request.end, self.size))
         self._to_hand_on: deque[Computed] = deque()
@@ -249,7 +266,7 @@ class Stage(nn.Module):
             if self.is_first
             else [from_wire(x, like) for x, like in zip(taken, self._segments[0].takes, strict=True)]
         )
-        said = Sayings(state, self._cut.form.dtype, with_probs=self._cut.form.with_probs)
+        said = ExitDecisions(state, self._cut.form.dtype, with_probs=self._cut.form.with_probs)
         read_beside = []  # kept until the streams have come together: its memory is this stream's
         for index, segment in enumerate(self._segments[:-1]):
             read, *handed = segment.module(*handed)

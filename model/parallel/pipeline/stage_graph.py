@@ -11,15 +11,16 @@ from ....kernels.cuda.lifetimes import new_event
 from ....kernels.cuda.runtime import beside_captures
 from ...answers.exit_rule import ExitRule
 from ...answers.rule_order import note_reader, wait_for_writes
-from ...runners.capture import CAPTURE_LOCK, Capture, warm_up
+from ...runners.capture import CAPTURE_LOCK
 from ...runners.captures import Captures
+from ...runners.program import capture_program
 from ...trunk.trunk import Trunk
 
 #: The lowest: what sends and receives, which a later stage waits for, is placed before a stage's waiting blocks.
 _PRIORITY = 0
 
-#: From the state of samples, what a stage takes and a side stream for its exits, to what these say (see ``Sayings``),
-#: and what it hands over.
+#: From the state of samples, what a stage takes and a side stream for its exits, to what these say (see
+#: ``ExitDecisions``), and what it hands over.
 Compute = Callable[[Tensor, Sequence[Tensor], torch.cuda.Stream], tuple[Tensor, tuple[Tensor, ...]]]
 
 
@@ -35,7 +36,7 @@ class Computed(NamedTuple):
     """What was computed, or is being computed, for a micro-batch."""
 
     said: Tensor
-    """See ``Sayings``; on the CPU, to be read once all is done."""
+    """See ``ExitDecisions``; on the CPU, to be read once all is done."""
     handed: tuple[Tensor, ...]
     """On the device, for streams that wait until all is done."""
     under_way: UnderWay | None = None
@@ -94,11 +95,11 @@ class StageGraph:
                 self._state = state.to(device)
                 self._taken = [each.clone(memory_format=torch.preserve_format) for each in example]
                 with trunk.choosing(len(state)):
-                    warm_up(lambda: compute(self._state, self._taken, side), lambda: None, stream)
-                capture = Capture(device, self._captures.memory)
-                with capture.capturing(stream, module):
-                    self._said, self._handed = compute(self._state, self._taken, side)
-                [self._graph] = capture.graphs
+                    program = capture_program(
+                        lambda _cut: compute(self._state, self._taken, side), None, [self._state, *self._taken],
+                        stream, self._captures.memory, [module],
+                    )  # fmt: skip
+                (self._graph,), (self._said, self._handed), self.resizable = program
                 self._captures.record(stream)
             except BaseException:
                 self._captures.free()

@@ -1,4 +1,4 @@
-"""``CapturedParts``: a network on several GPUs for one batch size: its graphs in their order, and the copies between.
+"""``SplitBatch``: a network on several GPUs for one batch size: its graphs in their order, and the copies between.
 
     trunk of a part -> activations on its stream for copies -> trunk of the next part
           `-> heads on the side stream -> answers on the stream for copies -> heads of the next part
@@ -18,24 +18,23 @@ from ....kernels.cuda.lifetimes import MemoryPool, empty_cache
 from ...answers.exit_result import ExitResult
 from ...listening.taps import list_taps
 from ...network.early_exit_network import EarlyExitNetwork
-from ...runners.capture import Capture, copy_memory, warm_up
-from ...runners.captured_batch import StaticInput
+from ...runners.capture import copy_memory
 from ...runners.overlapped import forks_by_rule
 from ...runners.polled import CapturedSegments, PolledBatch, stops_by_rule
+from ...runners.program import StaticInput, capture_program
 from ...runners.segment_times import measure_segments
 from ..segments import Segment
-from .graphs import PartGraphs
-from .part import Part, PartStreams
+from .part import Part, PartGraphs, PartStreams
 
 
-class _Piece(NamedTuple):
-    """A graph of the trunk, by its part and its place there."""
+class _TrunkGraph(NamedTuple):
+    """A graph of the trunk, by its part and its number there."""
 
     part: int
-    place: int
+    index: int
 
 
-class CapturedParts:
+class SplitBatch:
     """Answers for batches of one size by the graphs of all parts."""
 
     def __init__(
@@ -58,14 +57,15 @@ class CapturedParts:
             patient: some head exits under "patience", and wants to know what earlier ones have said.
         """
         self._parts = parts
-        self._pieces = [_Piece(part, place) for part, one in enumerate(parts) for place in range(len(one.trunk))]
+        self.resizable = {key: each for part in parts for key, each in part.resizable.items()}
+        self._pieces = [_TrunkGraph(part, index) for part, one in enumerate(parts) for index in range(len(one.trunk))]
         none = torch.zeros(0, dtype=torch.int64, device="cpu")
         launches = [launch for part in parts for launch in part.heads.launches]
         graphs = [graph for part in parts for graph in (*part.trunk, part.judge)]
         segments = CapturedSegments(graphs, launches, none if open_samples is None else open_samples, [])
         # takes batches in, hands answers out and counts requests; keeps all that graphs use
         self.batch = PolledBatch(static, parts[0].buffers, segments, description, ())
-        self._told = [
+        self._answers = [
             _answers(one, following, polled=open_samples is not None, patient=patient)
             for one, following in zip(parts, parts[1:], strict=False)
         ]
@@ -75,7 +75,7 @@ class CapturedParts:
         first = self._parts[0].streams
         began.record(caller)
         first.trunk.wait_event(began)
-        first.trunk.wait_event(first.told)  # the last request's heads and copies, which read what comes now
+        first.trunk.wait_event(first.answered)  # the last request's heads and copies, which read what comes now
         self.batch.fill(x, first.trunk)
         self.batch.next_request()
 
@@ -109,16 +109,16 @@ class CapturedParts:
         """Launch a piece of the trunk, with the crossing before it or the last heads behind it."""
         piece = self._pieces[number]
         part = self._parts[piece.part]
-        if piece.place == 0 and piece.part > 0:
+        if piece.index == 0 and piece.part > 0:
             self._cross(piece.part - 1)
         streams = part.streams
         with torch.cuda.device(streams.device):
-            if piece.place == 1 and piece.part > 0:
-                streams.trunk.wait_event(self._parts[piece.part - 1].streams.told)
-            part.trunk[piece.place].launch(streams.trunk)
+            if piece.index == 1 and piece.part > 0:
+                streams.trunk.wait_event(self._parts[piece.part - 1].streams.answered)
+            part.trunk[piece.index].launch(streams.trunk)
             if number == len(self._pieces) - 1:
-                if piece.place == 0 and piece.part > 0:
-                    streams.trunk.wait_event(self._parts[piece.part - 1].streams.told)
+                if piece.index == 0 and piece.part > 0:
+                    streams.trunk.wait_event(self._parts[piece.part - 1].streams.answered)
                 part.judge.launch(streams.trunk)
             streams.computed.record(streams.trunk)
 
@@ -129,7 +129,7 @@ class CapturedParts:
         with torch.cuda.device(source.device):
             copies, side = source.copies, source.side
             copies.wait_event(target.computed)  # by the last request, which read what is overwritten
-            copies.wait_event(target.told)
+            copies.wait_event(target.answered)
             copies.wait_event(source.computed)
             for into, each in zip(following.taken, part.handed, strict=True):
                 copy_between(into, each, copies)
@@ -137,13 +137,13 @@ class CapturedParts:
 
             side.wait_event(source.computed)
             if number > 0:
-                side.wait_event(self._parts[number - 1].streams.told)
+                side.wait_event(self._parts[number - 1].streams.answered)
             part.judge.launch(side)
             source.judged.record(side)
             copies.wait_event(source.judged)
-            for into, each in self._told[number]:
+            for into, each in self._answers[number]:
                 copy_between(into, each, copies)
-            source.told.record(copies)
+            source.answered.record(copies)
         target.trunk.wait_event(source.handed)
 
     def _answer_of(self, number: int, caller: torch.cuda.Stream, *, wait: bool) -> ExitResult:
@@ -190,12 +190,10 @@ def graph_times(network: EarlyExitNetwork, segments: Sequence[Segment], x: Tenso
                 cut()
             _, *handed = segment.module(*handed)
 
-    warm_up(lambda: forward(lambda: None), lambda: None, streams.trunk)
-    capture = Capture(streams.device, MemoryPool(streams.device))
-    with capture.capturing(streams.trunk, network):
-        forward(capture.cut)
-    times = measure_segments(capture.graphs, static.refill, streams.trunk)
-    capture.graphs.clear()
+    memory = MemoryPool(streams.device)
+    program = capture_program(forward, static, [static.x], streams.trunk, memory, [network])
+    times = measure_segments(program.graphs, static.refill, streams.trunk)
+    program.graphs.clear()
     empty_cache()  # of their pool: the runs before the next capture take memory, too
     return times
 
@@ -212,7 +210,7 @@ def forks_of(part: Part, segment_us: Sequence[float], size: int, classes: int, *
     return forks_by_rule(own, size, classes) if part.is_last else []
 
 
-def capture_parts(
+def capture_split(
     network: EarlyExitNetwork,
     parts: Sequence[Part],
     streams: Sequence[PartStreams],
@@ -220,7 +218,7 @@ def capture_parts(
     segment_us: Sequence[float],
     *,
     polls: bool,
-) -> CapturedParts:
+) -> SplitBatch:
     """Capture all parts for batches like the example, one after the other, each with what the one before hands over."""
     size, heads = len(x), network.exit_heads
     classes, places = heads[0].num_classes, len(heads) + 1
@@ -237,9 +235,9 @@ def capture_parts(
                 places, size, classes, with_probs=with_probs, device=part.device,
                 tallies=None if monitor is None else monitor.tallies_on(part.device),
             )  # fmt: skip
-            told = None if open_samples is None else open_samples[first_stop : first_stop + len(of_part) + 1]
+            of_stops = None if open_samples is None else open_samples[first_stop : first_stop + len(of_part) + 1]
             with part.choosing(size):
-                captured.append(PartGraphs(own, size, taken, buffers, of_part, told))
+                captured.append(PartGraphs(own, size, taken, buffers, of_part, of_stops))
             first_stop += len(of_part) + 1
             if not part.is_last:
                 handed = captured[-1].run_once()
@@ -250,7 +248,7 @@ def capture_parts(
             torch.cuda.current_stream(following).synchronize()
     patient = any(CRITERIA[head.rule.criterion].counts_heads for head in heads)
     said = [_described(part, of_part, network.taps) for part, of_part in zip(parts, forks, strict=True)]
-    return CapturedParts(static, captured, open_samples, f"{'; '.join(said)}.", patient=patient)
+    return SplitBatch(static, captured, open_samples, f"{'; '.join(said)}.", patient=patient)
 
 
 def _described(part: Part, forks: Sequence[int], taps: Sequence[str]) -> str:

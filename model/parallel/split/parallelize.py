@@ -2,7 +2,6 @@
 
 import copy
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,7 +16,7 @@ from ...runners.capture import CAPTURE_LOCK
 from ...runners.checks import check_capturable, check_device, sizes_of
 from ...trunk.trunk import make_trunk
 from ..segments import balanced, check_cuttable, segments_of, starts_of
-from .captured import capture_parts, graph_times
+from .captured import capture_split, graph_times
 from .part import AllStreams, OnDevice, Part, reach_each_other, wait_for_current_streams
 from .runner import EagerSplitRunner, GraphSplitRunner, SplitRunner, eager_times
 
@@ -76,25 +75,20 @@ def parallelize(
         raise ValueError(f"example_input: on {example_input.device}, wants {where[0]}, the first of the devices")
     x = example_input.detach()
     if where[0].type == "cpu":
-        return _eager(_Wanted(network, x, where, starts, sizes, exits, trunk))
+        return _eager(network, x, where, starts, sizes, exits, trunk)
     check_capturable(network, x)
-    return _captured(_Wanted(network, x, where, starts, sizes, exits, trunk))
+    return _captured(network, x, where, starts, sizes, exits, trunk)
 
 
-class _Wanted(NamedTuple):
-    """Arguments of ``parallelize`` that were checked."""
-
-    network: EarlyExitNetwork
-    x: Tensor
-    devices: Sequence[torch.device]
-    starts: list[int] | None
-    sizes: Sequence[int]
-    exits: str
-    trunk: str
-
-
-def _eager(wanted: _Wanted) -> SplitRunner:
-    network, x, devices, starts, sizes, exits, trunk = wanted
+def _eager(
+    network: EarlyExitNetwork,
+    x: Tensor,
+    devices: Sequence[torch.device],
+    starts: list[int] | None,
+    sizes: Sequence[int],
+    exits: str,
+    trunk: str,
+) -> SplitRunner:
     check_mode(network)
     check_device(network, x.device)
     if torch.is_autocast_enabled("cpu"):
@@ -109,8 +103,15 @@ def _eager(wanted: _Wanted) -> SplitRunner:
     return EagerSplitRunner(network, parts, x, sizes, "\n".join(notes), stops=exits == "polled")
 
 
-def _captured(wanted: _Wanted) -> SplitRunner:
-    network, x, devices, starts, sizes, exits, trunk = wanted
+def _captured(
+    network: EarlyExitNetwork,
+    x: Tensor,
+    devices: Sequence[torch.device],
+    starts: list[int] | None,
+    sizes: Sequence[int],
+    exits: str,
+    trunk: str,
+) -> SplitRunner:
     first = devices[0]
     streams = AllStreams()
     with (
@@ -138,7 +139,7 @@ def _captured(wanted: _Wanted) -> SplitRunner:
             polls = exits == "polled"
             with uncounted(network.monitor):
                 captured = {
-                    size: capture_parts(network, parts, streams.parts, _batch(x, size), us[size], polls=polls)
+                    size: capture_split(network, parts, streams.parts, _batch(x, size), us[size], polls=polls)
                     for size in reversed(sizes)
                 }
             wait_for_current_streams(devices)

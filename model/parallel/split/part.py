@@ -1,19 +1,22 @@
-"""``Part``: consecutive segments of a network with their heads, on one device; shared with the network, or copies."""
+"""``Part``: consecutive segments of a network with their heads, on one device; its streams, and its CUDA graphs."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from itertools import permutations
 from typing import NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from ....kernels import ExitBuffers
 from ....kernels.cuda.lifetimes import new_event
 from ....kernels.cuda.runtime import beside_captures, new_stream
 from ...answers.exit_rule import ExitRule
-from ...heads.module_head import AuxHead
+from ...heads.head import AuxHead
 from ...network.early_exit_network import EarlyExitNetwork
+from ...runners.capture import Graph
 from ...runners.captures import Captures
+from ...runners.program import HeadLaunches, capture_program
 from ...trunk.trunk import Trunk
 from ..segments import Segment
 
@@ -114,7 +117,7 @@ class PartStreams:
         """Behind the latest copies of activations to the next part."""
         self.judged = new_event()
         """Behind the latest launch of the heads that run once the part's trunk is done."""
-        self.told = new_event()
+        self.answered = new_event()
         """Behind the latest copies of answers to the next part, which come last."""
 
     def allocate_workspaces(self) -> None:
@@ -182,3 +185,91 @@ def reach_each_other(devices: Iterable[torch.device]) -> None:
     """Let devices copy from each other without the host in between, where they can; PyTorch does so at a first copy."""
     for source, target in permutations({*devices}, 2):
         torch.zeros(1, device=source).to(target)
+
+
+class PartGraphs:
+    """What a part computes for batches of one size, from ``taken`` to ``handed`` and ``buffers``, cut for answers.
+
+        [taken] -> trunk graph -> trunk graph ... -> [handed]      beside all but the first, heads on the side stream
+                                            `-> graph of the heads that are left; of the last part with the classifier
+
+    The first trunk graph needs the activations of the part before alone. All others have heads, which need its answers,
+    too: those come later.
+    """
+
+    def __init__(
+        self,
+        streams: PartStreams,
+        size: int,
+        taken: Sequence[Tensor],
+        buffers: ExitBuffers,
+        forks: Sequence[int],
+        open_samples: Tensor | None,
+    ) -> None:
+        """Capture a part, on its device, which is current.
+
+        Args:
+            streams: of the part.
+            size: of batches.
+            taken: at the addresses that the graphs read; they hold an example.
+            buffers: of all exits of the network, on this device.
+            forks: indices of the part's segments after which a launch leaves the trunk, with all heads since the one
+                before. The last segment is none of them.
+            open_samples: [launches] int64 in pinned memory; see :class:`ExitLaunch`. The trunk is then cut at every
+                fork, else at the first alone. The last part has one number less than launches.
+        """
+        part = streams.part
+        self.streams, self.taken, self.buffers = streams, taken, buffers
+        self._part, self._forks, self._size = part, forks, size
+        self._cuts = forks if open_samples is not None else forks[:1]
+        exits = [*(head.as_exit_head() for head in part.heads), *[None] * part.is_last]
+        self.heads = HeadLaunches(buffers, exits, part.heads, forks, first=part.start, open_samples=open_samples)
+        program = capture_program(self._forward, None, taken, streams.trunk, streams.captures.memory, [part.modules])
+        self.handed, self.resizable = program.result, program.resizable
+        self.trunk: list[Graph] = program.graphs[:-1]
+        """In the order in which they are launched."""
+        self.judge: Graph = program.graphs[-1]
+        """Of the heads that are left, launched behind them."""
+
+    def _forward(self, cut: Callable[[], None]) -> list[Tensor]:
+        """Run the part on its trunk's stream, which is current, and return what it hands over, dense in memory."""
+        trunk, side = self.streams.trunk, self.streams.side
+        part, outputs = self._part, list[Tensor]()
+        values: Sequence[Tensor] = self.taken
+        for index, segment in enumerate(part.segments[self._size]):
+            output, *values = segment.module(*values)
+            outputs.append(output.resolve_neg())
+            if index in self._forks:
+                launch = self._forks.index(index)
+                if index in self._cuts:
+                    if launch > 0:
+                        trunk.wait_stream(side)
+                    cut()
+                side.wait_stream(trunk)
+                with torch.cuda.stream(side):
+                    self.heads.launch(launch, outputs)
+        if self._forks:
+            trunk.wait_stream(side)
+        handed = [_dense(each) for each in values]
+        cut()
+        if part.is_last:
+            self.heads.launch(len(self._forks), outputs)
+        else:  # beside other parts, which may be on this device
+            side.wait_stream(trunk)
+            with torch.cuda.stream(side):
+                self.heads.launch(len(self._forks), outputs)
+            trunk.wait_stream(side)
+        return handed
+
+    def run_once(self) -> list[Tensor]:
+        """Run the trunk on the example and return what it hands over, once it is there."""
+        for graph in self.trunk:
+            graph.launch(self.streams.trunk)
+        self.streams.trunk.synchronize()
+        return self.handed
+
+
+def _dense(x: Tensor) -> Tensor:
+    """Return an activation as it is copied: all bytes from its first one on are its own."""
+    x = x.resolve_conj().resolve_neg()
+    return x if torch.empty_like(x, device="meta").stride() == x.stride() else x.contiguous()

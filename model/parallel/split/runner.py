@@ -14,14 +14,14 @@ from ....kernels.cuda.lifetimes import new_event
 from ....kernels.cuda.runtime import beside_captures
 from ...answers.exit_result import ExitResult, first_sure, joined
 from ...answers.rule_order import count_writes, note_reader, wait_for_writes
-from ...heads.module_head import AuxHead
+from ...heads.head import AuxHead
 from ...network.early_exit_network import EarlyExitNetwork
-from ...runners.captured_heads import CapturedHeads, CapturedMemory
+from ...runners.captured_network import CapturedNetwork
 from ...runners.captures import Callers
 from ...runners.checks import check_no_outer_capture
-from ...runners.serial_runner import SerialRunner
+from ...runners.runner import SerialRunner
 from ..segments import Segment, median_ms, run_segments
-from .captured import CapturedParts
+from .captured import SplitBatch
 from .part import AllStreams, Part, wait_for_current_streams
 
 
@@ -43,7 +43,9 @@ class SplitRunner(SerialRunner):
         super().__init__(network, example_input, sizes)
         self._parts = parts
         self._notes = notes
-        self._heads = CapturedHeads(network, rules=self.captures_rules)
+        used = {tensor.data_ptr() for part in parts for tensor in (*part.modules.parameters(), *part.modules.buffers())}
+        # of parts that have copies nothing is read
+        self._network_then = CapturedNetwork(network, rules=self.captures_rules, read=used)
 
     @property
     def devices(self) -> tuple[torch.device, ...]:
@@ -70,11 +72,13 @@ class SplitRunner(SerialRunner):
         return self._notes
 
     def _refresh(self) -> None:
+        self._network_then.check_unmoved(self.network)
         for part in self._parts:
             part.refresh(self.network)
 
     def _free(self) -> None:
         self._parts = ()
+        self._network_then.clear()
 
 
 def eager_times(segments: Sequence[Segment], heads: Sequence[AuxHead], x: Tensor) -> list[float]:
@@ -115,7 +119,7 @@ class EagerSplitRunner(SplitRunner):
 
     @torch.no_grad()
     def _request(self, x: Tensor, samples: int) -> ExitResult:
-        self._heads.check_unchanged()
+        self._network_then.check_unchanged()
         return self._answer_in_parts(x, samples)
 
     def _answer_one(self, x: Tensor, size: int) -> ExitResult:
@@ -162,7 +166,7 @@ class GraphSplitRunner(SplitRunner):
         network: EarlyExitNetwork,
         parts: Sequence[Part],
         example_input: Tensor,
-        captured: dict[int, CapturedParts],
+        captured: dict[int, SplitBatch],
         streams: AllStreams,
         notes: str,
         *,
@@ -183,8 +187,8 @@ class GraphSplitRunner(SplitRunner):
         self._rules = [*dict.fromkeys([*shared, *(head.rule for head in network.exit_heads)])]
         note_reader(self._rules, self)
         self._seen_writes = -1
-        used = {tensor.data_ptr() for part in parts for tensor in (*part.modules.parameters(), *part.modules.buffers())}
-        self._memory = CapturedMemory(network, used)  # of parts that have copies nothing is read
+        for one in captured.values():
+            self._network_then.resizable |= one.resizable
 
     @property
     def last_reads(self) -> tuple[torch.cuda.Event, ...]:
@@ -196,6 +200,7 @@ class GraphSplitRunner(SplitRunner):
     def _request(self, x: Tensor, samples: int) -> ExitResult:
         with torch.cuda.device(self._device):
             check_no_outer_capture()
+            self._network_then.check_not_resized()
             caller = self._callers.current()
             self._follow_rules(caller)
             try:
@@ -212,7 +217,7 @@ class GraphSplitRunner(SplitRunner):
                 self._captures.record(caller)
             if self.network.monitor is not None:
                 self._show_tallies()
-            self._heads.check_unchanged()  # while the devices work; earlier it would delay the answer
+            self._network_then.check_unchanged()  # while the devices work; earlier it would delay the answer
             return answer
 
     def _answer_one(self, x: Tensor, size: int) -> ExitResult:
@@ -238,7 +243,6 @@ class GraphSplitRunner(SplitRunner):
         wait_for_writes(self._rules, caller)
 
     def _refresh(self) -> None:
-        self._memory.check_unmoved(self.network)
         with torch.cuda.device(self._device), beside_captures():
             check_no_outer_capture()
             self._streams.wait()  # no graph may read what is half copied
@@ -253,5 +257,4 @@ class GraphSplitRunner(SplitRunner):
         self._streams.free()  # first: copies may be under way to what is freed next
         self._captured.clear()
         self._rules.clear()
-        self._memory.clear()
         super()._free()

@@ -7,15 +7,15 @@ from pathlib import Path
 import pytest
 import torch
 from auxhead.autotune.bench.lower_bound import SegmentsLowerBound
-from auxhead.autotune.bench.measure import run_cell
-from auxhead.autotune.bench.selection import BenchOptions, unsettled
+from auxhead.autotune.bench.measure import BenchOptions, run_cell
+from auxhead.autotune.bench.run import unsettled
 from auxhead.autotune.measuring.cells import Cell
 from auxhead.autotune.measuring.eager_truth import (
     Comparison,
     logits_of_exits,
     measure_rounding,
     truth_of_logits,
-    verdict,
+    wrong_in_words,
 )
 from auxhead.autotune.measuring.environment import clocks, environment
 from auxhead.autotune.measuring.peers import GraphedPeer, NaiveHead, bare, forked, in_line, merged_answer, truncated
@@ -97,8 +97,8 @@ def test_graphs_answer_as_the_eager_network(dtype: str, peer: object, device: to
             truth = truth_of_logits(logits, subject.heads, rounding)
             right.add(merged_answer(graph(x)), truth)
             stale.add(merged_answer(graph(subject.example)), truth)
-    assert verdict(right.counts()) is None, right.counts()
-    assert verdict(stale.counts()) is not None  # an answer for another input is told from rounding
+    assert wrong_in_words(right.counts()) is None, right.counts()
+    assert wrong_in_words(stale.counts()) is not None  # an answer for another input is told from rounding
 
 
 def small_mixed_subject(device: torch.device) -> Subject:
@@ -124,7 +124,7 @@ def test_the_segments_of_the_floor_are_those_of_the_trunk(kind: str, device: tor
             for x in subject.inputs:
                 logits = logits_of_exits(trunk.module, network.taps, heads, x, classifier)
                 comparison.add(floor.answer(floor(x)), truth_of_logits(logits, subject.heads, rounding))
-    assert verdict(comparison.counts()) is None, comparison.counts()
+    assert wrong_in_words(comparison.counts()) is None, comparison.counts()
 
 
 def test_auto_and_the_floor_of_mixed_exits_are_measured(tmp_path: Path, device: torch.device) -> None:

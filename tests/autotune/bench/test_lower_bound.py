@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from auxhead.autotune.measuring.cells import NEVER
-from auxhead.autotune.measuring.eager_truth import Comparison, measure_rounding, truth_of_logits, verdict
+from auxhead.autotune.measuring.eager_truth import Comparison, measure_rounding, truth_of_logits, wrong_in_words
 from auxhead.autotune.measuring.subject import Subject
 from auxhead.model import make_trunk
 from support.bench_fakes import (
@@ -54,8 +54,8 @@ def test_every_captured_size_of_the_floor_is_checked(kind, mixed_subject):
         comparison = Comparison()
         for x, truth in zip(inputs, truths, strict=True):
             comparison.add(floor.answer(floor(x)), truth)
-        assert verdict(comparison.counts()) is None
+        assert wrong_in_words(comparison.counts()) is None
         of_two = floor._captured[2]
         floor._captured[2] = SimpleNamespace(answer=lambda _x: of_two.answer(inputs[1][2:]))
         comparison.add(floor.answer(inputs[0]), truths[0])
-    assert verdict(comparison.counts()) is not None
+    assert wrong_in_words(comparison.counts()) is not None

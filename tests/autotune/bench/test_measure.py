@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 import torch
-from auxhead.autotune.bench.selection import unsettled
+from auxhead.autotune.bench.run import unsettled
 from auxhead.autotune.bench.tables import bench_tables
 from auxhead.autotune.bench.variants import BuiltVariant
 from auxhead.autotune.measuring.cells import NEVER, SHARES
@@ -67,8 +67,7 @@ def test_a_cell_from_end_to_end(subject, plan):
     }
     assert {name for exits, name in measured if exits == "never"} == {f"{name}@as_is" for name in never}
     early = {f"{name}@as_is" for name in (*eager, "graph-bare", "truncated", "overlapped")}
-    for exits in ("block0", "block1", "block2"):
-        assert {name for pattern, name in measured if pattern == exits} == early
+    assert {name for pattern, name in measured if pattern == "block1"} == early
     # what does not run here (a side stream on the CPU) is a record, and the rest went on
     assert set(failed) == {("never", "graph-naive-forked@as_is")}
     early = early - {"truncated@as_is"} | {"segments-floor@as_is"}
@@ -87,7 +86,7 @@ def test_a_cell_from_end_to_end(subject, plan):
     assert [(pair["role"], pair["device_ratio"]) for pair in one.paired] == [("bare", 1.0), ("truncated", 16 / 15)]
     assert one.correctness["samples"] == 5 * 4 * 4 and one.correctness["differing"] == 0
     assert one.environment["gpu"] == "H200" and one.environment["commit"] == "c"
-    assert len({record.run for record in records}) == 5  # one interleaved run for each exit pattern
+    assert len({record.run for record in records}) == 3  # one interleaved run for each exit pattern
     assert [(head.rule.threshold, head.rule.enabled) for head in subject.heads] == before
     assert Runner.open == 0
 
@@ -95,7 +94,7 @@ def test_a_cell_from_end_to_end(subject, plan):
 def test_auto_is_made_anew_for_every_exit_pattern_by_the_rules_of_that_pattern(subject, plan):
     own = tuple(head.rule.threshold for head in subject.heads)
     records = run(subject, changed(plan, wanted=("auto@as_is",)))
-    patterns = [(1.0, 1.0, 1.0), (0.0, 1.0, 1.0), (1.0, 0.0, 1.0), (1.0, 1.0, 0.0), own]
+    patterns = [(1.0, 1.0, 1.0), (1.0, 0.0, 1.0), own]
     assert AutoRunner.rules == [rules for rules in patterns for _ in range(2)]  # two captures each
     assert Runner.open == 0 and not [one.error for one in records if one.error]
     measured = {(one.exits, one.variant): one for one in records}
@@ -103,7 +102,7 @@ def test_auto_is_made_anew_for_every_exit_pattern_by_the_rules_of_that_pattern(s
         "graph-bare@as_is", "segments-floor@as_is", "overlapped@as_is", "auto@as_is",
     }  # fmt: skip
     auto = measured["block1", "auto@as_is"]
-    assert auto.notes[:2] == [f"capture {i}: Batch 4: polled, {i + 4} us to the answer." for i in (1, 2)]
+    assert auto.notes[:2] == [f"capture {i}: Batch 4: polled, {i + 2} us to the answer." for i in (1, 2)]
     assert auto.protocol["captures"] == 2
     plain = auto.paired[-1]
     assert (plain["role"], plain["variant"], plain["device_ratio"]) == ("plain", "overlapped@as_is", 10 / 16)
@@ -114,7 +113,7 @@ def test_auto_is_made_anew_for_every_exit_pattern_by_the_rules_of_that_pattern(s
 
 
 def test_samples_of_one_batch_leave_at_several_exits(mixed_subject, plan):
-    records = run(mixed_subject, changed(plan, wanted=("polled-compact@as_is", "overlapped@as_is")))
+    records = run(mixed_subject, changed(plan, wanted=("polled-compact@as_is", "overlapped@as_is"), exits=()))
     assert not [one.error for one in records if one.error]
     by_pattern = {pattern: {one.variant for one in records if one.exits == pattern} for pattern in (SHARES, "block1")}
     assert by_pattern == {
@@ -150,7 +149,7 @@ def test_resuming_measures_what_is_missing_with_its_baselines(subject, plan):
     for other in (
         changed(plan, environment={**ENVIRONMENT, "driver": "590"}), changed(plan, rounds=6), changed(plan, fresh=True)
     ):  # fmt: skip
-        assert len(unsettled([subject.cell], other)[0][1]) == 5
+        assert len(unsettled([subject.cell], other)[0][1]) == 3
 
 
 def test_what_failed_is_left_out_of_a_resumed_run(subject, plan):
@@ -166,7 +165,7 @@ def test_a_wrong_variant_is_recorded_and_not_timed(subject, plan, monkeypatch):
     monkeypatch.setattr(Runner, "shift", 1)
     records = run(subject, changed(plan, wanted=("overlapped@as_is",)))
     wrong = [one for one in records if one.variant == "overlapped@as_is"]
-    assert len(wrong) == 5 and all(one.host_us is None and one.device_us is None for one in wrong)
+    assert len(wrong) == 3 and all(one.host_us is None and one.device_us is None for one in wrong)
     assert "80 of 80 samples" in wrong[0].error and wrong[0].correctness["differing"] == 80
     right = {one.variant for one in records if one.error is None}
     assert right == {"graph-bare@as_is", "truncated@as_is", "segments-floor@as_is"}

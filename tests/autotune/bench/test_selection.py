@@ -1,6 +1,6 @@
 """The benchmark's choice of variants, with the baselines of their ratios."""
 
-from auxhead.autotune.bench.selection import chosen_variants
+from auxhead.autotune.bench.run import chosen_variants
 from auxhead.autotune.bench.variants import catalogue
 from auxhead.autotune.measuring.cells import resnet_cell
 

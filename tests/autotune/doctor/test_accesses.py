@@ -10,241 +10,241 @@ BUFFER = Memory(0x1000, 0x1000, "float32[4]")
 OTHER = Memory(0x2000, 0x2000, "float32[4]")
 
 
-@pytest.fixture
-def accesses():
-    return Accesses(StreamUses())
+class Account(Accesses):
+    """Accesses, by what a program does."""
 
+    def __init__(self):
+        super().__init__(StreamUses())
 
-def write(accesses, stream, memory=BUFFER, line="a.py:1", **more):
-    accesses.launched(stream, Operator("aten::fill_", line), [], [memory], **more)
+    def write(self, stream, memory=BUFFER, line="a.py:1", **more):
+        self.launched(stream, Operator("aten::fill_", line), [], [memory], **more)
 
+    def read(self, stream, memory=BUFFER, line="a.py:2", **more):
+        self.launched(stream, Operator("aten::sum", line), [memory], [], **more)
 
-def read(accesses, stream, memory=BUFFER, line="a.py:2", **more):
-    accesses.launched(stream, Operator("aten::sum", line), [memory], [], **more)
+    def reserve(self, stream, line="a.py:1"):
+        self.reserved(stream, Operator("aten::empty", line), BUFFER)
 
+    def wait(self, waiting, other):
+        self.ordered("create_event", EVENT)
+        self.ordered("record_state", EVENT, other)
+        self.ordered("stream_wait_for_event", waiting, EVENT)
+        self.ordered("delete_event", EVENT)
 
-def wait(accesses, waiting, other):
-    accesses.event_created(EVENT)
-    accesses.event_recorded(EVENT, other)
-    accesses.event_waited(EVENT, waiting)
-    accesses.event_deleted(EVENT)
+    def use_on_side(self, pointer=0x1000):
+        """Memory of the main stream, which the side stream reads in order."""
+        self.allocated(0x1000, MAIN)
+        memory = Memory(pointer, 0x1000, "float32[4]")
+        self.write(MAIN, memory)
+        self.wait(SIDE, MAIN)
+        self.read(SIDE, memory)
 
-
-# Accesses without order.
-
-
-def test_a_read_that_does_not_wait_for_the_write_is_a_race(accesses):
-    write(accesses, MAIN)
-    read(accesses, SIDE)
-    (race,) = accesses.races
-    assert race.tensor == "float32[4]" and not race.freed
-    assert race.first == "writes: aten::fill_ on the default stream, a.py:1"
-    assert race.second == "reads: aten::sum on stream 0x10, a.py:2"
-    assert race.lines == ("a.py:1", "a.py:2")
-
-
-def test_a_write_that_does_not_wait_for_the_read_is_a_race(accesses):
-    read(accesses, SIDE)
-    write(accesses, MAIN)
-    assert [race.first[:5] for race in accesses.races] == ["reads"]
-
-
-@pytest.mark.parametrize("order", ["event", "stream", "device", "done event"])
-def test_accesses_with_an_order_are_none(accesses, order):
-    write(accesses, MAIN)
-    if order == "event":
-        wait(accesses, SIDE, MAIN)
-    elif order == "stream":
-        accesses.stream_synchronized(MAIN)
-    elif order == "device":
-        accesses.device_synchronized()
-    else:
-        accesses.event_recorded(EVENT, MAIN)
-        accesses.event_synchronized(EVENT)
-    read(accesses, SIDE)
-    assert accesses.races == ()
-
-
-def test_each_pair_of_lines_is_told_once(accesses):
-    for _ in range(3):
-        write(accesses, MAIN, line="a.py:1")
-        read(accesses, SIDE, line="a.py:2")
-        read(accesses, SIDE, line="a.py:3")
-        wait(accesses, MAIN, SIDE)
-    assert [race.lines for race in accesses.races] == [("a.py:1", "a.py:2"), ("a.py:1", "a.py:3")]
-
-
-def test_one_line_that_races_with_itself_is_given_once(accesses):
-    write(accesses, MAIN, line="a.py:1")
-    write(accesses, SIDE, line="a.py:1")
-    assert [race.lines for race in accesses.races] == [("a.py:1",)]
-
-
-def test_a_read_that_the_host_waited_for_is_over(accesses):
-    accesses.stream_synchronized(SIDE)  # within the operator, before it is noted
-    read(accesses, SIDE, done=True)
-    write(accesses, MAIN)
-    assert accesses.races == ()
-
-
-def test_streams_that_a_copy_joins_have_an_order(accesses):
-    write(accesses, MAIN)
-    accesses.joined([MAIN, SIDE])
-    read(accesses, SIDE)
-    assert accesses.races == ()
-
-
-def test_reserved_memory_is_free_after_what_ran_before(accesses):
-    write(accesses, MAIN, OTHER)
-    accesses.reserved(MAIN, Operator("aten::empty", "a.py:1"), BUFFER)
-    write(accesses, SIDE, line="a.py:2")
-    (race,) = accesses.races
-    assert race.first == "allocates: aten::empty on the default stream, a.py:1"
-    assert race.lines == ("a.py:1", "a.py:2")
-
-
-def test_reserved_memory_is_free_at_once_if_nothing_ran(accesses):
-    accesses.reserved(0x20, Operator("aten::empty", "a.py:1"), BUFFER)
-    write(accesses, SIDE)
-    assert accesses.races == ()
-
-
-def test_a_stream_that_waited_before_the_memory_was_reserved_has_waited(accesses):
-    write(accesses, MAIN, OTHER)
-    wait(accesses, SIDE, MAIN)
-    accesses.reserved(MAIN, Operator("aten::empty", None), BUFFER)
-    write(accesses, SIDE)
-    assert accesses.races == ()
+    def run_next(self):
+        self.allocated(0x2000, MAIN)
+        self.write(MAIN, OTHER)
 
 
 def view(first, count, size=4):
     return Memory(0x1000 + size * first, 0x1000, f"float32[{count}]", size, ((size, count),))
 
 
+def test_a_read_that_does_not_wait_for_the_write_is_a_race():
+    account = Account()
+    account.write(MAIN)
+    account.read(SIDE)
+    (race,) = account.races
+    assert race.tensor == "float32[4]" and not race.freed
+    assert race.first == "writes: aten::fill_ on the default stream, a.py:1"
+    assert race.second == "reads: aten::sum on stream 0x10, a.py:2"
+    assert race.lines == ("a.py:1", "a.py:2")
+
+
+def test_a_write_that_does_not_wait_for_the_read_is_a_race():
+    account = Account()
+    account.read(SIDE)
+    account.write(MAIN)
+    assert [race.first[:5] for race in account.races] == ["reads"]
+
+
+def test_each_pair_of_lines_is_told_once_and_a_line_that_races_with_itself_too():
+    account = Account()
+    for _ in range(3):
+        account.write(MAIN)
+        account.read(SIDE, line="a.py:2")
+        account.read(SIDE, line="a.py:3")
+        account.wait(MAIN, SIDE)
+    account.write(MAIN, OTHER)
+    account.write(SIDE, OTHER)
+    assert [race.lines for race in account.races] == [("a.py:1", "a.py:2"), ("a.py:1", "a.py:3"), ("a.py:1",)]
+
+
+def test_reserved_memory_is_free_after_what_ran_before():
+    account = Account()
+    account.write(MAIN, OTHER)
+    account.reserve(MAIN)
+    account.write(SIDE, line="a.py:2")
+    (race,) = account.races
+    assert race.first == "allocates: aten::empty on the default stream, a.py:1"
+    assert race.lines == ("a.py:1", "a.py:2")
+
+
 @pytest.mark.parametrize(
     ("one", "other"), [(view(0, 8), view(4, 4)), (view(4, 4), view(0, 8)), (view(0, 5), view(4, 4))]
 )
-def test_views_that_share_an_element_race(accesses, one, other):
-    write(accesses, SIDE, one)
-    read(accesses, MAIN, other)
-    (race,) = accesses.races
+def test_views_that_share_an_element_race(one, other):
+    account = Account()
+    account.write(SIDE, one)
+    account.read(MAIN, other)
+    (race,) = account.races
     assert race.tensor == one.words and race.lines == ("a.py:1", "a.py:2")
     assert race.second == "reads: aten::sum on the default stream, a.py:2"
 
 
-def test_views_that_share_nothing_do_not_race_though_all_of_it_was_used_before(accesses):
-    write(accesses, MAIN, view(0, 8))
-    wait(accesses, SIDE, MAIN)
-    write(accesses, SIDE, view(0, 4))
-    write(accesses, MAIN, view(4, 4))
-    wait(accesses, MAIN, SIDE)
-    read(accesses, MAIN, view(0, 8))
-    assert accesses.races == ()
-
-
-def test_views_that_are_only_read_or_used_in_order_do_not_race(accesses):
-    read(accesses, SIDE, view(0, 5))
-    read(accesses, MAIN, view(4, 4))
-    wait(accesses, MAIN, SIDE)
-    write(accesses, MAIN, view(2, 4))
-    assert accesses.races == ()
-
-
-def test_memory_used_again_has_forgotten_its_slices(accesses):
-    accesses.allocated(0x1000, SIDE)
-    write(accesses, SIDE, Memory(0x1008, 0x1000, "float32[2]"))
-    accesses.freed(0x1000, None)
-    accesses.allocated(0x1008, MAIN)
-    write(accesses, MAIN, Memory(0x1008, 0x1008, "float32[2]"))
-    assert accesses.races == ()
-
-
-# Memory freed in use.
-
-
-def used_on_side(accesses, pointer=0x1000):
-    accesses.allocated(0x1000, MAIN)
-    memory = Memory(pointer, 0x1000, "float32[4]")
-    write(accesses, MAIN, memory)
-    wait(accesses, SIDE, MAIN)
-    read(accesses, SIDE, memory)
-
-
-def runs_next(accesses, stream=MAIN):
-    accesses.allocated(0x2000, stream)
-    write(accesses, stream, OTHER)
-
-
 @pytest.mark.parametrize("pointer", [0x1000, 0x1008], ids=["tensor", "slice"])
-def test_memory_freed_in_use_is_told(accesses, pointer):
-    used_on_side(accesses, pointer)
-    accesses.freed(0x1000, "a.py:3")
-    runs_next(accesses)
-    (race,) = accesses.races
+def test_memory_freed_in_use_is_told(pointer):
+    account = Account()
+    account.use_on_side(pointer)
+    account.freed(0x1000, "a.py:3")
+    account.run_next()
+    (race,) = account.races
     assert race.freed and race.lines == ("a.py:2", "a.py:3")
     assert race.first == "reads: aten::sum on stream 0x10, a.py:2"
     assert race.second == "freed, of the default stream, a.py:3"
 
 
-def test_memory_held_until_the_join_is_fine(accesses):
-    used_on_side(accesses)
-    wait(accesses, MAIN, SIDE)
-    accesses.freed(0x1000, None)
-    runs_next(accesses)
-    assert accesses.races == ()
+@pytest.mark.parametrize("between", ["record_stream of another stream", "a wait of the host that is not the user's"])
+def test_what_does_not_help_memory_that_is_freed_in_use(between):
+    """A wait between the watched requests is not the program's."""
+    account = Account()
+    account.use_on_side()
+    if between.startswith("record_stream"):
+        account.stream_recorded(0x1000, 0x20)
+    account.freed(0x1000, "a.py:3")
+    if between.startswith("a wait"):
+        account.ordered("sync_all_streams", by_user=False)
+    account.run_next()
+    assert [race.freed for race in account.races] == [True]
 
 
-def test_memory_of_record_stream_is_fine(accesses):
-    used_on_side(accesses)
-    accesses.stream_recorded(0x1000, SIDE)
-    accesses.freed(0x1000, None)
-    runs_next(accesses)
-    assert accesses.races == ()
+def in_order(*order):
+    """A write, what orders it, and a read on another stream."""
+
+    def run(account):
+        account.write(MAIN)
+        for how, *arguments in order:
+            getattr(account, how)(*arguments)
+        account.read(SIDE)
+
+    return run
 
 
-def test_record_stream_of_another_stream_does_not_help(accesses):
-    used_on_side(accesses)
-    accesses.stream_recorded(0x1000, 0x20)
-    accesses.freed(0x1000, None)
-    runs_next(accesses)
-    assert len(accesses.races) == 1
+def a_read_that_the_host_waited_for(account):
+    account.ordered("all_streams_wait_for_stream", SIDE)  # within the operator, before it is noted
+    account.read(SIDE, done=True)
+    account.write(MAIN)
 
 
-def test_the_owner_may_wait_before_it_allocates_again(accesses):
+def reserved_before_anything_ran(account):
+    account.reserve(0x20)
+    account.write(SIDE)
+
+
+def a_wait_before_the_memory_was_reserved(account):
+    account.write(MAIN, OTHER)
+    account.wait(SIDE, MAIN)
+    account.reserve(MAIN)
+    account.write(SIDE)
+
+
+def views_that_share_nothing_though_all_of_it_was_used_before(account):
+    account.write(MAIN, view(0, 8))
+    account.wait(SIDE, MAIN)
+    account.write(SIDE, view(0, 4))
+    account.write(MAIN, view(4, 4))
+    account.wait(MAIN, SIDE)
+    account.read(MAIN, view(0, 8))
+
+
+def views_that_are_only_read_or_used_in_order(account):
+    account.read(SIDE, view(0, 5))
+    account.read(MAIN, view(4, 4))
+    account.wait(MAIN, SIDE)
+    account.write(MAIN, view(2, 4))
+
+
+def memory_used_again_that_has_forgotten_its_slices(account):
+    account.allocated(0x1000, SIDE)
+    account.write(SIDE, Memory(0x1008, 0x1000, "float32[2]"))
+    account.freed(0x1000, None)
+    account.allocated(0x1008, MAIN)
+    account.write(MAIN, Memory(0x1008, 0x1008, "float32[2]"))
+
+
+def held_until_the_join(account):
+    account.use_on_side()
+    account.wait(MAIN, SIDE)
+    account.freed(0x1000, None)
+    account.run_next()
+
+
+def record_stream(account):
+    account.use_on_side()
+    account.stream_recorded(0x1000, SIDE)
+    account.freed(0x1000, None)
+    account.run_next()
+
+
+def a_wait_before_the_next_allocation(account):
     """A side stream's output, used by the caller after the join and freed: the next request's fork waits for it."""
-    used_on_side(accesses)
-    accesses.freed(0x1000, None)
-    wait(accesses, MAIN, SIDE)
-    runs_next(accesses)
-    assert accesses.races == ()
+    account.use_on_side()
+    account.freed(0x1000, None)
+    account.wait(MAIN, SIDE)
+    account.run_next()
 
 
-def test_a_wait_between_the_watched_requests_is_not_the_programs(accesses):
-    used_on_side(accesses)
-    accesses.freed(0x1000, "a.py:3")
-    accesses.device_synchronized(by_user=False)
-    runs_next(accesses)
-    assert [race.freed for race in accesses.races] == [True]
+def a_wait_of_the_program(account):
+    account.use_on_side()
+    account.freed(0x1000, "a.py:3")
+    account.ordered("all_streams_wait_for_stream", SIDE)
+    account.run_next()
 
 
-def test_a_wait_of_the_program_is(accesses):
-    used_on_side(accesses)
-    accesses.freed(0x1000, "a.py:3")
-    accesses.stream_synchronized(SIDE)
-    runs_next(accesses)
-    assert accesses.races == ()
+def memory_from_before(account):
+    account.read(SIDE)
+    account.freed(0x1000, None)
+    account.run_next()
 
 
-def test_memory_from_before_has_no_known_stream(accesses):
-    read(accesses, SIDE)
-    accesses.freed(0x1000, None)
-    runs_next(accesses)
-    assert accesses.races == ()
-
-
-def test_memory_used_on_its_own_stream_can_be_used_again(accesses):
+def memory_used_again_on_its_own_stream(account):
     for _ in range(2):
-        accesses.allocated(0x1000, SIDE)
-        write(accesses, SIDE)
-        accesses.freed(0x1000, None)
-    assert accesses.races == ()
+        account.allocated(0x1000, SIDE)
+        account.write(SIDE)
+        account.freed(0x1000, None)
+
+
+CORRECT = {
+    "an event": in_order(("wait", SIDE, MAIN)),
+    "a stream that is waited for": in_order(("ordered", "all_streams_wait_for_stream", MAIN)),
+    "a device that is waited for": in_order(("ordered", "sync_all_streams")),
+    "an event that is done": in_order(
+        ("ordered", "record_state", EVENT, MAIN), ("ordered", "all_streams_wait_for_event", EVENT)
+    ),
+    "a copy that joins streams": in_order(("joined", [MAIN, SIDE])),
+    **{
+        run.__name__: run
+        for run in (
+            *(a_read_that_the_host_waited_for, reserved_before_anything_ran, a_wait_before_the_memory_was_reserved),
+            *(views_that_share_nothing_though_all_of_it_was_used_before, views_that_are_only_read_or_used_in_order),
+            *(memory_used_again_that_has_forgotten_its_slices, held_until_the_join, record_stream),
+            *(a_wait_before_the_next_allocation, a_wait_of_the_program, memory_from_before),
+            *(memory_used_again_on_its_own_stream,),
+        )
+    },
+}
+
+
+def test_accesses_with_an_order_are_none():
+    for name, run in CORRECT.items():
+        account = Account()
+        run(account)
+        assert account.races == (), name

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from auxhead.autotune.doctor.finding import KINDS
+from auxhead.autotune.doctor.findings.finding import KINDS
 from auxhead.autotune.records.record import read_records
 from support.command_line import assert_one_line_error, plot, tune
 from support.damaged import damaged_json

@@ -1,15 +1,12 @@
 """Findings of streams, launches and full devices, each planted, and a correct program beside it; order of all."""
 
 import pytest
-from auxhead.autotune.doctor.finding import KINDS, Finding
-from auxhead.autotune.doctor.findings import find_all as all_findings
-from auxhead.autotune.doctor.findings.device import trunk_stream
-from auxhead.autotune.doctor.findings.find_all import find_all
+from auxhead.autotune.doctor import diagnosis
+from auxhead.autotune.doctor.diagnosis import find_all, weigh
+from auxhead.autotune.doctor.findings.finding import KINDS, Finding, short_name
 from auxhead.autotune.doctor.findings.occupancy import find_full_device, resident_blocks
-from auxhead.autotune.doctor.findings.per_request import short_name, shown_request
-from auxhead.autotune.doctor.trace import Work
-from auxhead.autotune.doctor.verdict import verdict
-from auxhead.autotune.doctor.watched import Noticed, Race, StreamUse, Watched
+from auxhead.autotune.doctor.findings.requests import trunk_stream
+from auxhead.autotune.doctor.trace import Noticed, Race, StreamUse, Watched, Work
 from support.doctor_requests import SIDE, TRUNK, grouped, kinds, overlapped, streams, trunk
 from support.example_traces import FILLING, H100, Program, read, requests_of
 
@@ -18,7 +15,7 @@ def test_heads_beside_the_trunk_on_a_stream_of_lower_priority_are_right(tmp_path
     watched = Watched(requests=3, streams=streams())
     trace = requests_of(overlapped, tmp_path, watched=watched)
     assert kinds(trace) == []
-    told = verdict(trace)
+    told = weigh(trace)
     assert told.trunk_us == pytest.approx(19 * 40.0) and told.side_us == pytest.approx(6 * 4.0)
     assert told.possible_us == told.trunk_us and told.profiled and told.achieved_us >= told.span_us
     assert told.overlapped_us > 0.0
@@ -124,7 +121,7 @@ def test_streams_that_a_library_has_for_itself_are_the_trunks(tmp_path):
     noticed = (Noticed("default-stream", "seen here", ("net.py:12",)),)
     trace = requests_of(in_line, tmp_path, watched=Watched(requests=3, noticed=noticed))
     assert kinds(trace) == ["default-stream"]
-    told = verdict(trace)
+    told = weigh(trace)
     assert told.trunk_us == pytest.approx(7 * 40.0 + 60.0) and told.side_us == 0.0
 
     def mostly_theirs(program):
@@ -287,9 +284,9 @@ def test_wrong_answers_come_first_then_what_costs_most_and_last_what_nobody_know
     def find(_trace):
         return [Finding(kind, "", (), "", "", cost_us=cost) for kind, cost in given]
 
-    monkeypatch.setattr(all_findings, "_ALL", (find,))
+    monkeypatch.setattr(diagnosis, "_ALL", (find,))
     assert kinds(None) == ["race", "mixed-devices", "allocation", "host-wait", "priority"]
-    assert set(all_findings.WRONG) <= set(KINDS)
+    assert set(diagnosis.WRONG) <= set(KINDS)
 
 
 def test_the_request_of_median_length_is_shown_and_marked(tmp_path):
@@ -301,9 +298,9 @@ def test_the_request_of_median_length_is_shown_and_marked(tmp_path):
             trunk(program, count)
         program.rest()
     trace = read(program.content(), tmp_path)
-    assert len(shown_request(trace).work) == 40
+    assert len(trace.shown.work) == 40
     [finding] = find_all(trace)
-    assert finding.marks[0].end_us <= shown_request(trace).end_us
+    assert finding.marks[0].end_us <= trace.shown.end_us
 
 
 def test_names_of_kernels_lose_types_and_arguments():

@@ -1,8 +1,8 @@
 """Findings of heads: in the way of a gate, or several launches that could be one."""
 
 import pytest
-from auxhead.autotune.doctor.findings.find_all import find_all
-from auxhead.autotune.doctor.watched import FusibleHead, Watched
+from auxhead.autotune.doctor.diagnosis import find_all
+from auxhead.autotune.doctor.trace import FusibleHead, Watched
 from support.doctor_requests import SIDE, TRUNK, head, kinds, overlapped, trunk
 from support.example_traces import requests_of
 

@@ -1,9 +1,9 @@
 """Findings of the host: waits, allocations, copies, captures and trials, each planted, and a correct program."""
 
 import pytest
-from auxhead.autotune.doctor.findings.find_all import find_all
+from auxhead.autotune.doctor.diagnosis import find_all
 from auxhead.autotune.doctor.findings.host import find_host_waits
-from auxhead.autotune.doctor.watched import Noticed, Watched
+from auxhead.autotune.doctor.trace import Noticed, Watched
 from support.doctor_requests import kinds, trunk
 from support.example_traces import Program, read, requests_of
 

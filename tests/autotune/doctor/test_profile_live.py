@@ -6,8 +6,8 @@ import json
 import pytest
 import torch
 from auxhead.autotune.doctor import profile_live as live
-from auxhead.autotune.doctor.targets.factory import find_target
-from auxhead.autotune.doctor.watched import KEY, StreamUse, Watched
+from auxhead.autotune.doctor.profile_live import find_target
+from auxhead.autotune.doctor.trace import KEY, StreamUse, Watched
 from auxhead.model.basics.bad_input import BadInput
 from torch import nn
 

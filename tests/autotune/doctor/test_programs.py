@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from auxhead.autotune.doctor.finding import KINDS
+from auxhead.autotune.doctor.findings.finding import KINDS
 from auxhead.model import EarlyExitNetwork
 from auxhead.model.guides.steps import TAPS, Independent, InLine, ReturningEarly
 from auxhead.model.guides.targets import parts

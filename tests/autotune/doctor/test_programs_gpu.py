@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from auxhead.autotune.doctor.findings.find_all import find_all
-from auxhead.autotune.doctor.read_trace import read_trace
+from auxhead.autotune.doctor.diagnosis import find_all
+from auxhead.autotune.doctor.load_trace import load_trace
 from auxhead.model.guides.steps import (
     TAPS,
     Graphs,
@@ -34,7 +34,7 @@ def found_in(name: str, folder: Path) -> list[str]:
         pytest.importorskip("timm")
     file = folder / "trace.json"
     profile_program(program, file)
-    return [finding.kind for finding in find_all(read_trace(file))]
+    return [finding.kind for finding in find_all(load_trace(file))]
 
 
 @pytest.mark.parametrize("name", FAULTY)

@@ -6,11 +6,11 @@ import subprocess
 import sys
 
 import pytest
-from auxhead.autotune.doctor import events, sources
-from auxhead.autotune.doctor.read_trace import read_trace
-from auxhead.autotune.doctor.sources import user_line
-from auxhead.autotune.doctor.trace import BadTrace
-from auxhead.autotune.doctor.watched import FusibleHead, Watched
+from auxhead.autotune.doctor import trace_events
+from auxhead.autotune.doctor.load_trace import load_trace
+from auxhead.autotune.doctor.trace import BadTrace, FusibleHead, Watched
+from auxhead.autotune.doctor.user_code import profiled_line
+from auxhead.model.basics import whose_code
 from support.example_traces import H100, Program, event, read, requests_of, trace_of, written
 
 
@@ -20,7 +20,7 @@ def two_kernels(program):
 
 
 def test_reading_imports_no_torch():
-    code = "import sys, auxhead.autotune.doctor.read_trace; sys.exit('torch' in sys.modules)"
+    code = "import sys, auxhead.autotune.doctor.load_trace; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
@@ -131,7 +131,7 @@ def test_a_call_has_the_innermost_operator_function_and_head_around_it_on_its_th
         ("<ipython-input-3-ab>(2): step", "<ipython-input-3-ab>:2 in step"),
         ("model/make_runner.py(30): make_runner", None),
         ("auxhead/model/make_runner.py(30): make_runner", None),
-        (f"{sources._OWN}/kernels/fused_head.py(30): fused_head", None),
+        (f"{whose_code._OWN}/kernels/fused_head.py(30): fused_head", None),
         ("/somewhere/auxhead/kernels/fused_head.py(30): fused_head", None),
         ("torch/nn/modules/module.py(1770): _call_impl", None),
         ("torchvision/models/resnet.py(89): forward", None),
@@ -145,7 +145,7 @@ def test_a_call_has_the_innermost_operator_function_and_head_around_it_on_its_th
     ],
 )
 def test_only_functions_of_the_users_own_are_lines(name, wanted):
-    assert user_line(name) == wanted
+    assert profiled_line(name) == wanted
 
 
 def test_waits_graphs_copies_and_versions_of_names(tmp_path):
@@ -180,7 +180,7 @@ def test_what_was_watched_comes_with_it_and_gzip_is_read(tmp_path):
     content.kernel()
     file = tmp_path / "trace.json.gz"
     file.write_bytes(gzip.compress(json.dumps(content.content(watched)).encode()))
-    assert read_trace(file).watched == watched
+    assert load_trace(file).watched == watched
 
 
 def test_what_is_no_event_is_passed_over(tmp_path):
@@ -220,18 +220,18 @@ def test_what_is_no_trace_is_said_in_one_line(tmp_path, content, says):
     file = tmp_path / "trace.json"
     file.write_bytes(content)
     with pytest.raises(BadTrace) as caught:
-        read_trace(file)
+        load_trace(file)
     assert says in str(caught.value) and str(file) in str(caught.value) and "\n" not in str(caught.value)
 
 
 def test_no_file_and_one_that_unpacks_to_too_much(tmp_path, monkeypatch):
     with pytest.raises(BadTrace, match="cannot be read"):
-        read_trace(tmp_path / "none.json")
+        load_trace(tmp_path / "none.json")
     file = tmp_path / "big.json.gz"
     file.write_bytes(gzip.compress(b" " * 5000))
-    monkeypatch.setattr(events, "MOST_BYTES", 4999)
+    monkeypatch.setattr(trace_events, "MOST_BYTES", 4999)
     with pytest.raises(BadTrace, match="holds more than 4,999 bytes"):
-        read_trace(file)
+        load_trace(file)
 
 
 @pytest.mark.parametrize("kept", [5, {}, {"requests": 1, "host_us": 1.0, "streams": 5}, {"requests": 1}])
@@ -244,7 +244,7 @@ def test_a_broken_key_of_the_doctors_own_is_said(tmp_path, kept):
 
 def test_a_trace_of_a_cpu_alone_says_how_to_record_one(tmp_path):
     with pytest.raises(BadTrace, match=r"ProfilerActivity\.CUDA"):
-        read_trace(written(trace_of(), tmp_path))
+        load_trace(written(trace_of(), tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -285,15 +285,15 @@ def test_a_trace_that_tells_no_streams_is_refused(tmp_path, args):
 def test_a_long_trace_is_read_with_bounded_work(tmp_path, monkeypatch):
     """Each event is sorted twice, whatever their number, and every function of a stack named once."""
     looks = 0
-    begin = events._begin
+    begin = trace_events._begin
 
     def counted(event):
         nonlocal looks
         looks += 1
         return begin(event)
 
-    monkeypatch.setattr(events, "_begin", counted)
-    user_line.cache_clear()
+    monkeypatch.setattr(trace_events, "_begin", counted)
+    profiled_line.cache_clear()
     program = Program(host_us=1.0)
     with program.request():
         for _ in range(5_000):  # nested as calls of modules are
@@ -307,4 +307,4 @@ def test_a_long_trace_is_read_with_bounded_work(tmp_path, monkeypatch):
     [request] = read(content, tmp_path).requests
     assert len(request.work) == 15_000
     assert looks <= 2 * len(content["traceEvents"])
-    assert user_line.cache_info().misses == 4
+    assert profiled_line.cache_info().misses == 4

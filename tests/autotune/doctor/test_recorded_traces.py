@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import pytest
-from auxhead.autotune.doctor.findings.find_all import find_all
-from auxhead.autotune.doctor.read_trace import read_trace
+from auxhead.autotune.doctor.diagnosis import find_all
+from auxhead.autotune.doctor.load_trace import load_trace
 from support.doctor_programs.all_programs import CORRECT, FAULTY, PROGRAMS
 
 TRACES = Path(__file__).parent / "traces"
@@ -15,7 +15,7 @@ MOST_BYTES = 2_000_000
 def found_in(name: str) -> list[str]:
     file = TRACES / f"{name}.json.gz"
     assert file.exists(), f"no trace of {name}: record it with support.record_doctor_traces"
-    return [finding.kind for finding in find_all(read_trace(file))]
+    return [finding.kind for finding in find_all(load_trace(file))]
 
 
 @pytest.mark.parametrize("name", sorted(FAULTY))

@@ -6,8 +6,8 @@ import threading
 
 import pytest
 import torch
-from auxhead.autotune.doctor.targets import script
-from auxhead.autotune.doctor.targets.user_errors import UserCodeError
+from auxhead.autotune.doctor import script
+from auxhead.autotune.doctor.user_code import UserCodeError
 from auxhead.model.basics.bad_input import BadInput
 
 PROGRAM = """

@@ -7,7 +7,8 @@ from pathlib import Path
 import auxhead.kernels
 import pytest
 import torch
-from auxhead.autotune.doctor.sources import Owner, innermost_line, owner, place_in_words, user_line
+from auxhead.autotune.doctor.user_code import innermost_line, place_in_words, profiled_line
+from auxhead.model.basics.whose_code import Owner, owner
 
 OWN = Path(auxhead.kernels.__file__).parents[1]
 TORCH = Path(torch.__file__).parent
@@ -38,7 +39,7 @@ TORCH = Path(torch.__file__).parent
 )
 def test_whose_code_a_file_holds_is_one_rule_for_frames_and_events(file, whose):
     assert owner(file) is whose
-    assert user_line(f"{file}(12): forward") == (f"{file}:12 in forward" if whose is Owner.USER else None)
+    assert profiled_line(f"{file}(12): forward") == (f"{file}:12 in forward" if whose is Owner.USER else None)
 
 
 def test_the_users_own_line_goes_before_one_of_a_package_that_it_calls(tmp_path):

@@ -5,9 +5,9 @@ import sys
 
 import pytest
 import torch
-from auxhead.autotune.doctor.targets import script
-from auxhead.autotune.doctor.targets.factory import find_target
-from auxhead.autotune.doctor.targets.user_errors import UserCodeError
+from auxhead.autotune.doctor import script
+from auxhead.autotune.doctor.profile_live import find_target
+from auxhead.autotune.doctor.user_code import UserCodeError
 from auxhead.model.basics.bad_input import BadInput
 from support.command_line import assert_one_line_error, tune
 

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from auxhead.autotune.doctor.watched import Watched
+from auxhead.autotune.doctor.trace import Watched
 from auxhead.autotune.doctor.watching import operators, watcher
 from auxhead.autotune.doctor.watching.watcher import Watcher
 from support import fake_cuda_streams as fake
@@ -79,7 +79,7 @@ def test_record_stream_is_seen(main, side):
         side.wait_stream(main)
         with torch.cuda.StreamContext(side):
             y * 2
-        watching._watch.stream_recorded(y, side)  # as Tensor.record_stream does, which the CPU has not
+        watching.stream_recorded(y, side)  # as Tensor.record_stream does, which the CPU has not
         fake.freed(y)
         other = torch.zeros(4)
         fake.allocated(other)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from auxhead.autotune.doctor.watched import Watched
+from auxhead.autotune.doctor.trace import Watched
 from auxhead.autotune.doctor.watching.watcher import Watcher
 from auxhead.model import make_runner
 from support.gpu_work import warm_stream

@@ -8,9 +8,9 @@ from auxhead.kernels import runs_triton
 from support.simulated_cuda import simulated_chains
 from support.small_measurer import measurer
 
-alone_head = importlib.import_module("auxhead.autotune.heads.alone")
-first_launches = importlib.import_module("auxhead.autotune.heads.compile_ahead")
-head_timing = importlib.import_module("auxhead.autotune.heads.measure")
+alone_head = importlib.import_module("auxhead.autotune.measuring.heads_alone")
+first_launches = importlib.import_module("auxhead.autotune.measuring.compile_ahead")
+head_timing = importlib.import_module("auxhead.autotune.measuring.head_timing")
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def simulated(monkeypatch):
         monkeypatch.setattr(first_launches, "_MOST_WORKERS", 1)  # the interpreter runs one kernel at a time
         monkeypatch.setattr(alone_head, "_BUSY_SIZE", 8)
         monkeypatch.setattr(alone_head, "_CHECKED_LAUNCHES", 2)
-        monkeypatch.setattr(head_timing, "BLOCK_US", 2.0)
+        monkeypatch.setattr("auxhead.autotune.measuring.timers.BLOCK_US", 2.0)
         yield
 
 

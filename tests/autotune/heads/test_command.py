@@ -5,8 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from auxhead.autotune.heads.alone import LAUNCHES
 from auxhead.autotune.measuring.failures import DeviceLost, Failure
+from auxhead.autotune.measuring.heads_alone import LAUNCHES
 from auxhead.autotune.records.record import read_records
 from support.command_line import assert_one_line_error, assert_told_how_to_go_on, tune
 from support.head_fakes import SPEED, a_head, timed

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from auxhead.autotune.heads.measure import HeadTiming, measure_copy_speed
-from auxhead.autotune.heads.records import Head, HeadRecords
+from auxhead.autotune.heads.run import Head, HeadRecords
 from auxhead.autotune.heads.tables import head_tables
 from auxhead.autotune.measuring.cells import Cell
 from auxhead.autotune.measuring.environment import clocks, environment
+from auxhead.autotune.measuring.head_timing import HeadTiming, measure_copy_speed
 from auxhead.autotune.measuring.subject import build_subject
 from auxhead.autotune.records.comparison import Paired
 from auxhead.autotune.records.record import read_records

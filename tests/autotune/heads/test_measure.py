@@ -5,8 +5,8 @@ import pickle
 
 import pytest
 import torch
+from auxhead.autotune.measuring.eager_truth import HeadAnswer
 from auxhead.autotune.measuring.failures import DeviceLost, Failure
-from auxhead.autotune.measuring.peers import HeadAnswer
 from auxhead.autotune.measuring.targets import ALONE, NETWORK
 from auxhead.autotune.measuring.timers import VariantFailed, time_rounds
 from auxhead.autotune.records.comparison import Paired
@@ -19,12 +19,12 @@ from auxhead.model import FusedAuxHead
 from support.small_measurer import measurer
 from support.stream_order import Event
 
-alone_head = importlib.import_module("auxhead.autotune.heads.alone")
-copy_speed = importlib.import_module("auxhead.autotune.heads.measure")
-first_launches = importlib.import_module("auxhead.autotune.heads.compile_ahead")
-head_timing = importlib.import_module("auxhead.autotune.heads.measure")
-heads_in_situ = importlib.import_module("auxhead.autotune.heads.in_situ")
-launch_descriptions = importlib.import_module("auxhead.autotune.heads.compile_ahead")
+alone_head = importlib.import_module("auxhead.autotune.measuring.heads_alone")
+copy_speed = importlib.import_module("auxhead.autotune.measuring.head_timing")
+first_launches = importlib.import_module("auxhead.autotune.measuring.compile_ahead")
+head_timing = importlib.import_module("auxhead.autotune.measuring.head_timing")
+heads_in_situ = importlib.import_module("auxhead.autotune.measuring.heads_in_situ")
+launch_descriptions = importlib.import_module("auxhead.autotune.measuring.compile_ahead")
 
 
 def called_once(variants, device, *, rounds, repeat):
@@ -42,7 +42,8 @@ def test_a_network_is_measured(timing, monkeypatch):
     target = targets[0]
     other = neighbours(target.rule, target.shape)[0]
     configs = [target.rule, other]
-    monkeypatch.setattr(head_timing, "time_rounds", called_once)
+    for module in ("head_timing", "timers"):
+        monkeypatch.setattr(f"auxhead.autotune.measuring.{module}.time_rounds", called_once)
     asked = []
 
     def spy(view, *arguments, **options):
@@ -131,7 +132,8 @@ def test_variants_are_captured_in_turns(timing, monkeypatch):
     def timed(variants, device, *, rounds, repeat):
         return {name: [[1.0] * rounds] * len(captures) for name, captures in variants.items()}
 
-    monkeypatch.setattr(head_timing, "time_rounds", timed)
+    for module in ("head_timing", "timers"):
+        monkeypatch.setattr(f"auxhead.autotune.measuring.{module}.time_rounds", timed)
     assert set(timing.time(target, ALONE, configs, 3, 4)) == set(configs)
     turns = [tuple(captured[start : start + 4]) for start in range(0, 16, 4)]
     assert all(set(turn) == set(configs) for turn in turns) and len(captured) == 16
@@ -227,7 +229,8 @@ def test_what_raises_is_a_failure_and_the_rest_is_timed(timing, monkeypatch):
             raise VariantFailed(worse) from RuntimeError("launch failed")
         return time_rounds(variants, device, rounds=rounds, repeat=repeat)
 
-    monkeypatch.setattr(head_timing, "time_rounds", failing)
+    for module in ("head_timing", "timers"):
+        monkeypatch.setattr(f"auxhead.autotune.measuring.{module}.time_rounds", failing)
     found = timing.time(target, ALONE, [rule, worse], 1, 1)
     assert found[worse] == Failure("RuntimeError", "launch failed") and isinstance(found[rule], Paired)
 

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from auxhead.autotune.heads.measure import HeadTiming
 from auxhead.autotune.measuring.cells import Cell, resnet_cell
 from auxhead.autotune.measuring.environment import environment
+from auxhead.autotune.measuring.head_timing import HeadTiming
 from auxhead.autotune.measuring.subject import build_subject
 from auxhead.autotune.measuring.targets import ALONE
 from auxhead.autotune.records.comparison import Paired, compare
@@ -14,8 +14,8 @@ from auxhead.autotune.records.record import read_records
 from auxhead.autotune.sweep.exclusion import excluded
 from auxhead.autotune.sweep.measure import Sweep
 from auxhead.autotune.sweep.records import SweepRecords
+from auxhead.autotune.sweep.search import STRATEGIES
 from auxhead.autotune.sweep.space import neighbours, spread_out
-from auxhead.autotune.sweep.strategies import STRATEGIES
 from auxhead.kernels.launch.kernel_hash import kernel_hash
 from support.example_models import needs_gpu
 

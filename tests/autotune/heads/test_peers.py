@@ -5,15 +5,16 @@ from collections import Counter
 
 import pytest
 import torch
+from auxhead.autotune.measuring.eager_truth import HeadAnswer
 from auxhead.autotune.measuring.failures import Failure
-from auxhead.autotune.measuring.peers import HeadAnswer, NaiveHead
+from auxhead.autotune.measuring.peers import NaiveHead
 from auxhead.autotune.records.comparison import Paired
 from auxhead.kernels import HeadOutput
 from auxhead.model import ExitRule, FusedAuxHead
 
-alone_head = importlib.import_module("auxhead.autotune.heads.alone")
-copy_speed = importlib.import_module("auxhead.autotune.heads.measure")
-head_timing = importlib.import_module("auxhead.autotune.heads.measure")
+alone_head = importlib.import_module("auxhead.autotune.measuring.heads_alone")
+copy_speed = importlib.import_module("auxhead.autotune.measuring.head_timing")
+head_timing = importlib.import_module("auxhead.autotune.measuring.head_timing")
 
 
 def test_a_head_is_measured_against_its_peers(timing, monkeypatch):
@@ -31,7 +32,8 @@ def test_a_head_is_measured_against_its_peers(timing, monkeypatch):
 
     monkeypatch.setattr(torch, "compile", compile)
     monkeypatch.setattr(alone_head.AloneHead, "wrong_answer", spy)
-    monkeypatch.setattr(head_timing, "time_rounds", timed_by_name)
+    for module in ("head_timing", "timers"):
+        monkeypatch.setattr(f"auxhead.autotune.measuring.{module}.time_rounds", timed_by_name)
     found = timing.against_peers(target, 3, 2, begun.append)
     assert sorted(begun) == sorted(found) and list(found) == ["fused", "eager", "compiled"]
     assert compiled == [("max-autotune-no-cudagraphs", False)]

@@ -3,9 +3,9 @@
 import dataclasses
 
 import pytest
-from auxhead.autotune.heads.measure import COPIED, CopySpeed
 from auxhead.autotune.heads.tables import COLUMNS, head_tables, last_runs
 from auxhead.autotune.measuring.failures import Failure
+from auxhead.autotune.measuring.head_timing import COPIED, CopySpeed
 from auxhead.autotune.records.record import append_record, read_records
 from support.head_fakes import SPEED, US, a_head, head_of, head_record, records_at, timed
 

@@ -6,14 +6,14 @@ import math
 import pytest
 import torch
 from auxhead.autotune.measuring.eager_truth import (
-    Answer,
     Comparison,
     EagerTruth,
     Rounding,
     measure_rounding,
     truth_of_logits,
-    verdict,
+    wrong_in_words,
 )
+from auxhead.kernels.compaction import Answer
 from auxhead.model import EarlyExitNetwork, ExitRule, FusedAuxHead, make_trunk
 from support.example_models import SmallNet, plain_heads
 
@@ -96,8 +96,8 @@ def test_truths_follow_the_rules_and_every_wrong_answer_is_counted(without_inter
     right, shifted = Comparison(), Comparison()
     truth.compare(lambda x: Answer.of(network(x)), right)
     truth.compare(lambda x: Answer.of(network(x.flip(0))), shifted, inputs=2)
-    assert verdict(right.counts()) is None and right.counts()["samples"] == 12
-    assert verdict(shifted.counts()) is not None and shifted.counts()["samples"] == 8
+    assert wrong_in_words(right.counts()) is None and right.counts()["samples"] == 12
+    assert wrong_in_words(shifted.counts()) is not None and shifted.counts()["samples"] == 8
     known = truth.truths()
     network.fused_heads[1].rule.enabled = False
     assert truth.truths() is not known and truth.samples_by_exit()["classifier"] == 12

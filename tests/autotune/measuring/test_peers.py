@@ -2,15 +2,8 @@
 
 import pytest
 import torch
-from auxhead.autotune.measuring.peers import (
-    Compiled,
-    HeadAnswer,
-    NaiveHead,
-    PeerAnswer,
-    in_line,
-    merged_answer,
-    with_item,
-)
+from auxhead.autotune.measuring.eager_truth import HeadAnswer
+from auxhead.autotune.measuring.peers import Compiled, NaiveHead, PeerAnswer, in_line, merged_answer, with_item
 from auxhead.kernels import ACTIVATIONS
 from auxhead.model import ExitRule, FusedAuxHead, make_trunk
 from support.bench_fakes import (

@@ -5,15 +5,15 @@ import math
 import pytest
 import torch
 from auxhead.autotune.measuring.eager_truth import (
-    Answer,
     Comparison,
     EagerTruth,
     Rounding,
     measure_rounding,
     truth_of_logits,
-    verdict,
+    wrong_in_words,
 )
 from auxhead.kernels import CRITERIA
+from auxhead.kernels.compaction import Answer
 from auxhead.model import EarlyExitNetwork, ExitRule, FusedAuxHead, make_trunk
 from support.example_models import SmallNet, mixed_heads, plain_heads
 
@@ -108,8 +108,8 @@ def test_the_networks_answers_are_right_and_others_are_not(heads, criterion, wit
     right, shifted = Comparison(), Comparison()
     truth.compare(lambda x: Answer.of(network(x)), right)
     truth.compare(lambda x: Answer.of(network(x.flip(0))), shifted)
-    assert verdict(right.counts()) is None and right.counts()["samples"] == 24
-    assert right.counts()["confidence_off"] == 0 and verdict(shifted.counts()) is not None
+    assert wrong_in_words(right.counts()) is None and right.counts()["samples"] == 24
+    assert right.counts()["confidence_off"] == 0 and wrong_in_words(shifted.counts()) is not None
 
 
 def truth_scores(logits, criterion):

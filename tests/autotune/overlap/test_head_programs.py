@@ -1,8 +1,7 @@
 """Head programs under the kernels of their replay: two clocks are aligned."""
 
 import pytest
-from auxhead.autotune.measuring.profiled_replays import Kernel
-from auxhead.autotune.overlap.measure import recorded_replay
+from auxhead.autotune.overlap.replays import Kernel, recorded_replay
 from support.overlap_fakes import residency
 
 #: What a device's clock shows, in nanoseconds since 1970: float64 has steps of 256 there.

@@ -7,11 +7,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from auxhead.autotune.bench.variants import BuiltVariant
 from auxhead.autotune.measuring.cells import NEVER
-from auxhead.autotune.measuring.peers import merged_answer
+from auxhead.autotune.measuring.failures import WrongAnswer
+from auxhead.autotune.measuring.heads_in_situ import SideLaunches
 from auxhead.autotune.measuring.subject import subject_of
-from auxhead.autotune.overlap.captured_parts import BARE, BOTH, HEADS, CapturedParts, WrongAnswer
+from auxhead.autotune.overlap.measure import BARE, BOTH, HEADS, NetworkParts
 from auxhead.kernels import runs_triton
 from auxhead.kernels.launch.residency import is_recording, new_turns
 from auxhead.model import EarlyExitNetwork
@@ -19,11 +19,9 @@ from support.example_models import SmallNet, plain_heads
 from support.example_traces import replay, trace_of
 from support.simulated_cuda import simulated_chains
 
-alone_head = importlib.import_module("auxhead.autotune.heads.alone")
+alone_head = importlib.import_module("auxhead.autotune.measuring.heads_alone")
 measurement = importlib.import_module("auxhead.autotune.overlap.measure")
-network_launches = importlib.import_module("auxhead.autotune.heads.alone")
-captured_parts = importlib.import_module("auxhead.autotune.overlap.captured_parts")
-variants = importlib.import_module("auxhead.autotune.bench.variants")
+timers = importlib.import_module("auxhead.autotune.measuring.timers")
 
 
 @pytest.fixture
@@ -33,10 +31,8 @@ def subject(monkeypatch):
         pytest.skip("needs the interpreter")
 
     with simulated_chains(monkeypatch, 1):
-        monkeypatch.setattr(
-            variants, "_in_graph", lambda function, trunk, context: BuiltVariant(function, merged_answer)
-        )
-        monkeypatch.setattr(captured_parts, "TRUNK_KIND", "as_is")
+        monkeypatch.setattr(measurement, "GraphedPeer", lambda function, example, memory_format: function)
+        monkeypatch.setattr(measurement, "TRUNK_KIND", "as_is")
         torch.manual_seed(0)
         heads, example = plain_heads(), torch.randn(1, 3, 8, 8)
         del heads["block1"]  # what is interpreted takes its time
@@ -46,24 +42,24 @@ def subject(monkeypatch):
 
 def test_the_parts_are_captured_and_answer_rightly(subject, monkeypatch):
     launched = []
-    exit_launch = network_launches.ExitLaunch
+    exit_launch = alone_head.ExitLaunch
 
     def spy(buffers, place, heads):
         launched.append((place, len(heads)))
         return exit_launch(buffers, place, heads)
 
-    monkeypatch.setattr(network_launches, "ExitLaunch", spy)
+    monkeypatch.setattr(alone_head, "ExitLaunch", spy)
     answers = []
 
     def wrong(self, which, runner):
         answers.append((which, runner(self.subject.example)))
 
-    monkeypatch.setattr(CapturedParts, "wrong", wrong)  # itself another test's
+    monkeypatch.setattr(NetworkParts, "wrong", wrong)  # itself another test's
     with ExitStack() as opened, subject.exits(NEVER):
-        parts = CapturedParts(subject, opened)
-        parts.forks = ("block0",)
-        calls = {name: capture() for name, capture in parts.capture.items()}
-        assert list(calls) == [BARE, HEADS, BOTH] and launched == [(0, 1), (1, 1)], "one without the classifier"
+        parts = NetworkParts(subject, opened)
+        parts.by_rule = SideLaunches(("block0",))
+        calls = {name: parts.capture(name) for name in (BARE, HEADS, BOTH)}
+        assert launched == [(0, 1), (1, 1)], "one without the classifier"
         for call in calls.values():
             call()
     (of_bare, bare), (of_both, both) = answers
@@ -71,48 +67,41 @@ def test_the_parts_are_captured_and_answer_rightly(subject, monkeypatch):
     assert bare.label.equal(both.label) and bare.exit_index.tolist() == both.exit_index.tolist() == [2]
 
 
-def test_launches_leave_the_trunk_in_all_captures_where_they_do_in_the_first(subject, monkeypatch):
+def test_launches_leave_the_trunk_where_they_do_by_rule(subject, monkeypatch):
     made = []
 
     class Runner:
-        def __init__(self, network, example, *, batch_sizes, trunk, forks=None):
+        def __init__(self, network, example, *, batch_sizes, trunk, forks):
             made.append((batch_sizes, trunk.notes, forks))
-            self.forks = {1: ("block2",)}
 
         def __call__(self, x):
             raise AssertionError("not called here")
 
-        def __enter__(self):
-            return self
-
-        def __exit__(self, *_):
-            self.close()
-
         def close(self):
             made.append("closed")
 
-    monkeypatch.setattr(captured_parts, "OverlappedRunner", Runner)
-    monkeypatch.setattr(CapturedParts, "wrong", lambda self, which, runner: None)
+    monkeypatch.setattr(measurement, "OverlappedRunner", Runner)
+    monkeypatch.setattr(NetworkParts, "wrong", lambda self, which, runner: None)
     with ExitStack() as opened:
-        parts = CapturedParts(subject, opened)
-        parts.capture[BOTH]()
-        parts.capture[BOTH]()
-    how = ((1,), parts.trunk_notes)
-    assert made == [(*how, None), "closed", (*how, ("block2",)), (*how, ("block2",)), "closed", "closed"]
+        parts = NetworkParts(subject, opened)
+        parts.by_rule = SideLaunches(("block2",))
+        parts.capture(BOTH)
+        parts.capture(BOTH)
+    assert made == [*[((1,), parts.trunk_notes, ("block2",))] * 2, "closed", "closed"]
 
 
 @pytest.mark.parametrize("part", [BARE, HEADS, BOTH])
 def test_nothing_that_answers_wrongly_is_timed(subject, monkeypatch, part):
     wrong = {
-        BARE: (CapturedParts, lambda self, which, runner: None if which else "off"),
-        BOTH: (CapturedParts, lambda self, which, runner: "off" if which else None),
+        BARE: (NetworkParts, lambda self, which, runner: None if which else "off"),
+        BOTH: (NetworkParts, lambda self, which, runner: "off" if which else None),
         HEADS: (alone_head.AloneHead, lambda self, said: "off"),
     }
     owner, says = wrong[part]
-    monkeypatch.setattr(CapturedParts, "forks", ("block2",))
+    monkeypatch.setattr(NetworkParts, "forks", ("block2",))
     monkeypatch.setattr(owner, "wrong_answer" if part == HEADS else "wrong", says)
     with ExitStack() as opened, pytest.raises(WrongAnswer, match=f"^{part}: off; not timed$"):
-        CapturedParts(subject, opened).capture[part]()
+        NetworkParts(subject, opened).capture(part)
 
 
 def test_a_measurement_from_end_to_end(subject, monkeypatch):
@@ -152,15 +141,16 @@ def test_a_measurement_from_end_to_end(subject, monkeypatch):
     lost = 0
     for name, value in (("time_rounds", time_rounds), ("record_trace", record_trace), ("torch_profile", profiler)):
         monkeypatch.setattr(measurement, name, value)
+    monkeypatch.setattr(timers, "time_rounds", time_rounds)
     monkeypatch.setattr(measurement, "CAPTURES", 1)
-    monkeypatch.setattr(measurement, "CHAIN", 20)
     monkeypatch.setattr(measurement, "fastest_convolutions", lambda samples: nullcontext())
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _device: SimpleNamespace(multi_processor_count=132))
     captured = {name: lambda name=name: lambda: None for name in us}  # that they can be is another test's
     captured[BOTH] = both
-    monkeypatch.setattr(CapturedParts, "__init__", lambda self, subject, opened: setattr(self, "capture", captured))
-    monkeypatch.setattr(CapturedParts, "forks", ("block0",))
-    monkeypatch.setattr(CapturedParts, "trunk_notes", ("as it is",))
+    monkeypatch.setattr(NetworkParts, "__init__", lambda self, subject, opened: None)
+    monkeypatch.setattr(NetworkParts, "capture", lambda self, part: captured[part]())
+    monkeypatch.setattr(NetworkParts, "forks", ("block0",))
+    monkeypatch.setattr(NetworkParts, "trunk_notes", ("as it is",))
     found = measurement.measure_overlap(subject, lambda what, share: begun.append((what, share)))
     assert asked == [
         ([BARE], [1], False, 2),

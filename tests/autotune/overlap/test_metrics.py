@@ -1,7 +1,7 @@
 """Metrics of overlap in traces made by hand; every expected number is computed by hand, too."""
 
 import pytest
-from auxhead.autotune.measuring.profiled_replays import HEAD_KERNEL, JOIN, SIDE, TRUNK, read_replays
+from auxhead.autotune.measuring.cuda_calls import HEAD_KERNEL
 from auxhead.autotune.overlap.metrics import (
     hiding_efficiency,
     kernel_stretches,
@@ -9,6 +9,7 @@ from auxhead.autotune.overlap.metrics import (
     overlap_of,
     spreads,
 )
+from auxhead.autotune.overlap.replays import JOIN, SIDE, TRUNK, read_replays
 from auxhead.autotune.records.intervals import common, length, merged
 from auxhead.kernels.jit import exits as exit_kernel
 from support.example_traces import event, kernel, replay, request, runtime, trace_of

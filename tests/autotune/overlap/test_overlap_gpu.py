@@ -12,8 +12,8 @@ from auxhead.autotune.overlap.measure import REPLAYS, measure_overlap
 from auxhead.autotune.overlap.records import overlap_records
 from auxhead.autotune.overlap.tables import overlap_tables
 from auxhead.autotune.records.record import read_records
-from auxhead.plots import timelines
 from auxhead.plots.figures import timeline
+from auxhead.plots.figures.registry import FIGURES
 from support.command_line import tune
 from support.example_models import needs_gpu
 from support.pretended_gpu import ENVIRONMENT
@@ -42,9 +42,9 @@ def test_the_command_on_a_network_of_ones_own(tmp_path: Path, monkeypatch: pytes
     assert "hiding efficiency" in result.stdout and "the profiler's inflation of both" in result.stdout
     records = read_records(tmp_path / "records.jsonl")
     assert [(one.kind, one.error) for one in records] == [("overlap", None), ("timeline", None)]
-    _, drawn = timeline.draw(records)
+    drawn = FIGURES["timeline"].numbers(records)
     assert drawn["trunk"] and drawn["joining"] and len(drawn["heads"]) == len(records[0].protocol["forks"])
-    assert timelines.chrome_trace(records)["traceEvents"]
+    assert timeline.chrome_trace(records)["traceEvents"]
 
 
 @pytest.mark.parametrize("batch", [1, 16])

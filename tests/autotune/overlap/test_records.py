@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from auxhead.autotune.overlap.records import failed_record, overlap_records
+from auxhead.autotune.overlap.records import KIND, failed_record, overlap_records
 from auxhead.autotune.overlap.tables import heads_beside, overlap_tables
 from auxhead.autotune.records.record import read_records
 from support.command_line import assert_one_line_error, tune
@@ -84,7 +84,7 @@ def test_the_table():
 
 
 def test_tables_of_what_went_wrong_or_did_not_overlap():
-    failed = failed_record(CELL, "RuntimeError: no memory", ENVIRONMENT)
+    failed = failed_record(KIND, CELL, "RuntimeError: no memory", ENVIRONMENT)
     (table,) = overlap_tables([failed])
     assert not table.rows and table.remarks == ["Not measured: RuntimeError: no memory"]
     (table,) = overlap_tables([*records(), failed])

@@ -6,11 +6,10 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 from auxhead.autotune.measuring.cells import Cell
-from auxhead.autotune.pipelines.bound import PipelineTimes, bound_images_s
-from auxhead.autotune.pipelines.plan import PipelinePlan
+from auxhead.autotune.pipelines.pieces import PieceTimes, bound_images_s
 from auxhead.autotune.pipelines.run import measure_in_processes
 from auxhead.autotune.pipelines.tables import pipeline_tables
-from auxhead.autotune.pipelines.variants import cases_of
+from auxhead.autotune.pipelines.variants import PipelineOptions, cases_of
 from auxhead.autotune.records.record import read_records
 from auxhead.model.basics.bad_input import BadInput
 from support.command_line import tune
@@ -21,10 +20,10 @@ pytestmark = [
 ]
 
 
-def plan(path, **changed):
+def options(path, **changed):
     cell = Cell("resnet18", "float32", 8, 10, "stages", ("layer1", "layer2", "layer3", "layer4"), (3, 32, 32))
     given = {"batches": (8,), "split_sizes": (3,), "rounds": 1, "out": str(path), "device": "cpu", "captures": 2}
-    return PipelinePlan(cell, **{**given, **changed})
+    return PipelineOptions(cell, **{**given, **changed})
 
 
 @pytest.fixture
@@ -33,19 +32,19 @@ def threads(monkeypatch):
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
 
 
-def test_plans_are_handed_over_whole(tmp_path):
-    one = plan(tmp_path / "records.jsonl", batches=(8, 4), split_sizes=(3, 5))
-    assert PipelinePlan.from_json(one.to_json()) == one
+def test_options_are_handed_over_whole(tmp_path):
+    one = options(tmp_path / "records.jsonl", batches=(8, 4), split_sizes=(3, 5))
+    assert PipelineOptions.from_json(one.to_json()) == one
     assert one.splits_of(4) == (3,) and one.cell_of(4).batch == 4
     assert len(cases_of(one)) == 2 * 3 + 3 * (2 + 1)
 
 
 def test_every_variant_is_measured(tmp_path, threads):
     path = tmp_path / "records.jsonl"
-    measure_in_processes(plan(path))
+    measure_in_processes(options(path))
     records = read_records(path)
     assert [(one.variant, one.exits, one.error) for one in records] == [
-        (case.name, "never", None) for case in cases_of(plan(path))
+        (case.name, "never", None) for case in cases_of(options(path))
     ]
     assert len({one.run for one in records}) == 1
     for one in records:
@@ -58,23 +57,23 @@ def test_every_variant_is_measured(tmp_path, threads):
         pieces = found["pieces"]
         assert len(pieces["graph_ms"]) == 2 and len(pieces["link_ms"]) == 1
         assert min(*pieces["graph_ms"], *pieces["link_ms"]) > 0
-        assert found["bound_images_s"] == pytest.approx(bound_images_s(8, 3, PipelineTimes(**pieces)), rel=1e-3)
+        assert found["bound_images_s"] == pytest.approx(bound_images_s(8, 3, PieceTimes(**pieces)), rel=1e-3)
     (table,) = pipeline_tables(records)
     assert len(table.rows) == len(records) and not table.remarks
     assert table.rows[0][3] == "1.00" and table.rows[2][4] == "1.00"
 
 
 def test_a_process_that_fails_is_told(tmp_path, threads, capfd):
-    broken = json.loads(plan(tmp_path / "records.jsonl").to_json())
+    broken = json.loads(options(tmp_path / "records.jsonl").to_json())
     broken["cell"]["model"] = "no_such_network"
     broken["processes"] = 1  # each imports all, which takes seconds
     with pytest.raises(BadInput, match="a process of the pipeline ended with status 1"):
-        measure_in_processes(PipelinePlan.from_json(json.dumps(broken)))
+        measure_in_processes(PipelineOptions.from_json(json.dumps(broken)))
     assert "no_such_network" in capfd.readouterr().err and not Path(tmp_path / "records.jsonl").exists()
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("given", "message"),
     [
         (["--devices", "2"], "torch sees 0 CUDA devices here, wants 2"),
         (["--devices", "3"], "--devices: got 3, wants 1 or 2"),
@@ -87,7 +86,7 @@ def test_a_process_that_fails_is_told(tmp_path, threads, capfd):
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_refusals(options, message, monkeypatch):
+def test_refusals(given, message, monkeypatch):
     monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
-    done = tune("bench", *options)
+    done = tune("bench", *given)
     assert done.exit_code == 2 and message in done.stderr and done.stderr.count("\n") == 1, done.stderr

@@ -12,15 +12,14 @@ from auxhead.autotune.measuring.cuda_calls import ALLOCATIONS, SYNCHRONISATIONS
 from auxhead.autotune.measuring.profiled_requests import read_trace
 from auxhead.autotune.measuring.subject import own_cell
 from auxhead.autotune.measuring.timers import Samples
-from auxhead.autotune.profile import measure as before_and_after
-from auxhead.autotune.profile.measure import compare, profile_records, repeated, saved_model
+from auxhead.autotune.profile import run as before_and_after
+from auxhead.autotune.profile.run import compare, profile_records, repeated, saved_model
 from auxhead.autotune.profile.tables import print_comparison
 from auxhead.autotune.records.record import read_records
 from auxhead.model import EagerRunner, EarlyExitNetwork, FusedAuxHead, save_checkpoint
 from auxhead.model.basics.bad_input import BadInput
 from auxhead.model.basics.images import MEAN, STD
-from auxhead.model.commands.demo.saved import BACKBONE
-from auxhead.model.commands.demo.small_resnet import small_early_exit_network
+from auxhead.model.commands.small_resnet import BACKBONE, small_early_exit_network
 from PIL import Image
 from rich.console import Console
 from support.command_line import assert_one_line_error, tune

@@ -39,7 +39,6 @@ def on_a_terminal(command, cwd):
     ("arguments", "said"),
     [
         (["autotune", "table", str(HEADS), "--markdown"], f"Reading {HEADS}"),
-        (["plots", "roofline", "--out", "x"], "Drawing roofline"),
         (["plots", "all", "--records", str(HEADS), "--out", "x"], "Drawing roofline"),
     ],
     ids=lambda value: value[1] if isinstance(value, list) else "",

@@ -5,7 +5,7 @@ import json
 
 import pytest
 import typer
-from auxhead.autotune.records.table_command import table_command
+from auxhead.autotune.records.tables import table_command
 from auxhead.plots.figures.registry import FIGURES
 from auxhead.plots.records import COMMITTED
 from support.command_line import assert_one_line_error, plot, tune
@@ -24,7 +24,7 @@ def commands(path):
     yield "promote", lambda: tune("promote", path, "--out", path.parent / "table.json")
     yield "replay", lambda: tune("sweep", "resnet18", "--replay", path)
     yield "perfetto", lambda: plot("perfetto", path, "--out", path.parent / "trace.json")
-    for kind in FIGURES:
+    for kind in FIGURES.values():
         if kind.name not in ("exits", "calibration"):  # of reports, not of records
             yield kind.name, lambda kind=kind: plot(kind.name, "--records", path, "--out", path.parent / "figure")
 

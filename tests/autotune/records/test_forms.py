@@ -70,7 +70,7 @@ def written(path, *values):
     return path
 
 
-@pytest.mark.parametrize("file", sorted({kind.files[0] for kind in FIGURES if kind.files[0].endswith(".jsonl")}))
+@pytest.mark.parametrize("file", sorted({kind.file for kind in FIGURES.values() if kind.file.endswith(".jsonl")}))
 def test_what_is_checked_is_all_that_tables_and_figures_read(file, lines, tmp_path):
     """Records that hold nothing else are enough for them."""
     kinds = [kind for kind in FILES if file == f"h200/{FILES[kind]}.jsonl"]
@@ -88,8 +88,8 @@ def test_what_is_checked_is_all_that_tables_and_figures_read(file, lines, tmp_pa
     if set(kinds) & set(TABLES):
         printed = tune("table", path)
         assert printed.exit_code == 0, printed.output
-    for figure in FIGURES:
-        if file in figure.files:
+    for figure in FIGURES.values():
+        if file == figure.file:
             drawn = plot(figure.name, "--records", path, "--out", tmp_path / "figure")
             assert drawn.exit_code == 0, (figure.name, drawn.output, drawn.exception)
 

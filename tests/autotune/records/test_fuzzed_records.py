@@ -7,11 +7,12 @@ import tracemalloc
 
 import pytest
 from auxhead.autotune.__main__ import _sweep_tables, tables
-from auxhead.autotune.footprint.tables import footprint_tables
+from auxhead.autotune.overlap.tables import footprint_tables
 from auxhead.autotune.records import record as record_format
 from auxhead.autotune.records.record import BadRecord, read_records
 from auxhead.autotune.records.tables import as_markdown
-from auxhead.plots.figures.exits import draw, read
+from auxhead.plots.figures.registry import FIGURES
+from auxhead.plots.figures.reports import read
 from auxhead.plots.records import COMMITTED
 from support.damaged import damaged_bytes, damaged_json, read_damaged
 
@@ -61,11 +62,11 @@ def test_any_damage_of_a_report(tmp_path):
     for seed in range(200):
         dice = random.Random(seed)
         content = damaged_bytes(whole, dice) if seed % 4 == 0 else damaged_json(json.loads(whole), dice)
-        found.append(read_damaged(path, content, lambda: read([path], [], {}), BadRecord, path))
+        found.append(read_damaged(path, content, lambda: read([path], ["demo"], {}), BadRecord, path))
     kept = [one for one in found if one is not None]
     assert 5 < len(kept) < 190
     for one in kept[:3]:
-        draw(one)
+        FIGURES["exits"].draw(one)
 
 
 def test_a_small_file_that_unpacks_to_more_than_there_is_memory(tmp_path, monkeypatch):

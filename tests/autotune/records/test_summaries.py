@@ -1,9 +1,21 @@
-"""Summaries of timings, and values as records hold them; groups of records."""
+"""Summaries of timings, values as records hold them, groups of records; unions of intervals; forms of fields."""
 
+import math
+import random
 from typing import NamedTuple
 
+from auxhead.autotune.records import checks
+from auxhead.autotune.records.intervals import common, length, merged
 from auxhead.autotune.records.record import Record
-from auxhead.autotune.records.summaries import as_json, network_record, rounded, summary, with_samples
+from auxhead.autotune.records.summaries import (
+    as_json,
+    network_record,
+    p99,
+    percentiles,
+    rounded,
+    summary,
+    with_samples,
+)
 from auxhead.autotune.records.tables import latest_by_network, network_in_words
 from support.cost_records import ENVIRONMENT
 
@@ -59,3 +71,60 @@ def test_the_last_record_of_each_thing_is_grouped_by_network_and_environment():
         "resnet18 float16, batch 8, 10 classes, 2 heads (blocks), 3x224x224; NVIDIA X100, torch 2.11.0"
     )
     assert newer.exits == "never" and newer.cell is not turned
+
+
+def test_spread():
+    assert percentiles([5.0]) == (5.0, 5.0, 5.0)
+    assert percentiles(range(100, -1, -1)) == (50, 20, 80)
+
+
+def test_99_of_100_lie_below_the_99th_percentile():
+    """By linear interpolation between the ordered values, as NumPy's."""
+    assert p99(range(101)) == 99.0 and p99([*range(100, -1, -1)]) == 99.0
+    assert abs(p99([1.0, 2.0]) - 1.99) < 1e-12
+    assert abs(p99([0.0] * 9 + [100.0]) - 91.0) < 1e-9, "below a hundred little less than their maximum"
+
+
+def units(intervals):
+    return {unit for begin, end in intervals for unit in range(int(begin), int(end))}
+
+
+def test_they_hold_the_units_of_time_that_theirs_do():
+    draw = random.Random(0)
+    for _ in range(300):
+        first, second = (
+            [(begin, begin + draw.randint(0, 6)) for begin in (draw.randint(0, 30) for _ in range(draw.randint(0, 6)))]
+            for _ in range(2)
+        )
+        unions = [merged(one) for one in (first, second)]
+        for one, union in zip((first, second), unions, strict=True):
+            assert units(union) == units(one) and length(union) == len(units(one))
+            gaps = [later[0] - earlier[1] for earlier, later in zip(union, union[1:], strict=False)]
+            assert all(gap > 0 for gap in gaps), "in order, and those that touch are one"
+        shared = common(*unions)
+        assert units(shared) == units(first) & units(second) and all(begin < end for begin, end in shared)
+        assert shared == common(*reversed(unions))
+
+
+NO_NUMBERS = (None, True, "1", [1], {}, math.nan, math.inf, -math.inf)
+NO_TIMES = (
+    None, [], [[]], [[1.0]], [[], []], [[1.0], 2.0], [[1.0], [2.0, 3.0]], [[1.0], ["2"]], [[1.0], [True]],
+    [[1.0], [0.0]], [[1.0], [0]], [[1.0], [-0.5]], [[1.0], [-3.0]], [[1.0], [math.nan]], [[1.0], [math.inf]],
+    [[1.0], (2.0,)],
+)  # fmt: skip
+
+
+def test_values_of_a_form():
+    for form, taken, refused in (
+        (checks.OBJECT, ({}, {"a": 1}), (None, [], "{}")),
+        (checks.LIST, ([], [1]), (None, {}, (1,), "[]")),
+        (checks.TEXT, ("", "a"), (None, 1, ["a"])),
+        (checks.TRUTH, (True, False), (None, 0, 1, "true")),
+        (checks.NUMBER, (0, -1, 0.5, -2.5), NO_NUMBERS),
+        (checks.POSITIVE, (1, 0.001, 0.5), (*NO_NUMBERS, 0, 0.0, -0.5, -1)),
+        (checks.COUNT, (1, 2, 10**9), (*NO_NUMBERS, 0, -1, 1.0)),
+        (checks.WHOLE, (0, 1, 10**9), (*NO_NUMBERS, -1, 1.0, 0.0)),
+        (checks.SAMPLES, ([[1.0], [2.0]], [[1, 2.5], [0.001, 3]], [[0.25]] * 3), NO_TIMES),
+    ):
+        assert [value for value in taken if not form.fits(value)] == []
+        assert [value for value in refused if form.fits(value)] == []

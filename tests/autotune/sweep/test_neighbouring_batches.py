@@ -9,10 +9,9 @@ from auxhead.autotune.records.record import read_records
 from auxhead.autotune.sweep.config_text import text
 from auxhead.autotune.sweep.exclusion import excluded
 from auxhead.autotune.sweep.measure import Sweep, measure_winners_at_neighbours
-from auxhead.autotune.sweep.records import RecordedTimes, shape_of
-from auxhead.autotune.sweep.search import AGAIN_CAPTURES, Ask
+from auxhead.autotune.sweep.records import RecordedTimes, recorded_targets, shape_of
+from auxhead.autotune.sweep.search import AGAIN_CAPTURES, STRATEGIES, Ask
 from auxhead.autotune.sweep.space import neighbours
-from auxhead.autotune.sweep.strategies import STRATEGIES
 from support import sweep_fakes
 from support.sweep_fakes import Synthetic, records_at, small_target
 
@@ -140,7 +139,10 @@ def test_after_a_real_strategy_nothing_is_measured_twice(tmp_path):
     assert [one.target for one in before] == [one.target for one in sweep.winners]
     measured = [(one.key, one.protocol["place"], one.protocol["captures"]) for one in read_records(out)]
     assert len(measured) == len(set(measured))
-    replayed = Sweep(RecordedTimes(read_records(out)), STRATEGIES["quick"], records_at(None))
+    records = read_records(out)
+    assert set(recorded_targets(records, "resnet18")) == set(TARGETS[:2])
+    assert recorded_targets(records, "resnet50") == []
+    replayed = Sweep(RecordedTimes(records), STRATEGIES["quick"], records_at(None))
     replayed.run(TARGETS[:2])
     measure_winners_at_neighbours(replayed.tunings)
     assert replayed.winners == sweep.winners and not replayed.failures

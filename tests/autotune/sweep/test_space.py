@@ -1,10 +1,12 @@
-"""The space of configurations: what is excluded and why, what lies beside what."""
+"""The space of configurations: what is excluded and why, what lies beside what; and how they are written."""
 
 import dataclasses
 import random
 from collections import Counter
+from itertools import product
 
 import pytest
+from auxhead.autotune.sweep.config_text import changes, parse, text
 from auxhead.autotune.sweep.exclusion import (
     ELEMENTS_PER_THREAD,
     FIELDS,
@@ -55,15 +57,13 @@ shapes = st.builds(
 )
 
 
-@pytest.mark.parametrize("classes", [10, 1000])
-@pytest.mark.parametrize("samples", [1, 8, 32, 128])
-@pytest.mark.parametrize("tap", TAPS)
-def test_what_is_launched_untuned_is_worth_trying(tap, samples, classes):
-    shape = shape_of(samples, *tap, classes=classes)
-    reason = excluded(config_by_rule(shape), shape)
-    assert reason in (None, "reads ahead of more steps than there are"), "which costs nothing"
-    beside = neighbours(config_by_rule(shape), shape)
-    assert len(beside) >= 8 and all(excluded(config, shape) is None for config in beside)
+def test_what_is_launched_untuned_is_worth_trying():
+    for tap, samples, classes in product(TAPS, (1, 8, 32, 128), (10, 1000)):
+        shape = shape_of(samples, *tap, classes=classes)
+        reason = excluded(config_by_rule(shape), shape)
+        assert reason in (None, "reads ahead of more steps than there are"), "which costs nothing"
+        beside = neighbours(config_by_rule(shape), shape)
+        assert len(beside) >= 8 and all(excluded(config, shape) is None for config in beside)
 
 
 def test_the_grid():
@@ -165,15 +165,11 @@ ODD = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("changes", "head", "reason"), ODD, ids=[row[2] for row in ODD])
-def test_reasons(changes, head, reason):
-    head = {"columns": 1024, **head}
-    found = excluded(dataclasses.replace(BASE, **changes), shape_of(**head))
-    assert found == reason
-
-
-def test_every_rule_is_among_them():
-    assert {row[2] for row in ODD} == REASONS
+def test_reasons():
+    for changed, head, reason in ODD:
+        head = {"columns": 1024, **head}
+        assert excluded(dataclasses.replace(BASE, **changed), shape_of(**head)) == reason, (changed, head)
+    assert {row[2] for row in ODD} == REASONS, "every rule is among them"
     assert excluded(BASE, shape_of(columns=1024)) is None, "so each change above is what the reason speaks of"
 
 
@@ -223,50 +219,63 @@ def test_candidates_are_spread_out():
     assert len(spread_out(few, 500)) == len(set(grid(few)) - {config_by_rule(few)}) or len(spread_out(few, 500)) < 500
 
 
-@pytest.mark.parametrize(
-    ("samples", "channels", "columns"), [(1, 64, 3136), (2, 256, 196), (16, 512, 49), (128, 256, 196)]
-)
-def test_candidates_begin_with_what_is_usual_of_the_other_ways(samples, channels, columns):
+@pytest.mark.parametrize("sizes", [(2, 256, 196), (16, 512, 49)])
+def test_candidates_begin_with_what_is_usual_of_the_other_ways(sizes):
     """However few there are: nothing else leads from one way to multiply to another."""
-    shape = HeadShape(samples, channels, 1, columns, 1, 1, "channels_last", "avg", 1000, "float16")
-    rule = config_by_rule(shape)
-    begun = {(one.tiled, one.block_n > 1) for one in (rule, *spread_out(shape, 2))}
+    shape = shape_of(*sizes)
+    begun = {(one.tiled, one.block_n > 1) for one in (config_by_rule(shape), *spread_out(shape, 2))}
     allowed = {(one.tiled, one.block_n > 1) for one in grid(shape)}
     assert begun | {(False, False)} == allowed  # split, a program of the rule's pools too much for a small one
 
 
-@pytest.mark.parametrize(("samples", "channels", "columns"), [(32, 128, 784), (128, 128, 784), (32, 64, 3136)])
-def test_candidates_of_a_tiled_rule_have_what_is_usual_of_its_own_way(samples, channels, columns):
+def test_candidates_of_a_tiled_rule_have_what_is_usual_of_its_own_way():
     """Of heads that leave 10 % of the time to others the rule's configuration was too many steps away (H200)."""
-    shape = HeadShape(samples, channels, 1, columns, 1, 1, "channels_last", "avg", 1000, "float16")
-    rule, begun = config_by_rule(shape), spread_out(shape, 4)
-    own = [one for one in begun if one.block_n == rule.block_n]
-    assert rule.block_n == 16 and {(one.num_warps, one.stages > 1) for one in own} >= {(8, False), (4, True)}
+    for sizes in ((32, 128, 784), (128, 128, 784), (32, 64, 3136)):
+        rule, begun = config_by_rule(shape_of(*sizes)), spread_out(shape_of(*sizes), 4)
+        own = [one for one in begun if one.block_n == rule.block_n]
+        assert rule.block_n == 16 and {(one.num_warps, one.stages > 1) for one in own} >= {(8, False), (4, True)}
 
 
-@pytest.mark.parametrize("samples", [1, 8, 32, 128])
-def test_candidates_of_few_classes_begin_with_fewer_warps(samples):
-    shape = HeadShape(samples, 64, 1, 3136, 1, 1, "channels_last", "avg", 10, "float16")
-    rule, first = config_by_rule(shape), spread_out(shape, 1)[0]
-    assert (
-        not rule.tiled and dataclasses.replace(rule, block_a=rule.block_a // 2, num_warps=rule.num_warps // 2) == first
-    )
+def test_candidates_of_few_classes_begin_with_fewer_warps():
+    for samples in (1, 8, 32, 128):
+        shape = shape_of(samples, classes=10)
+        rule, first = config_by_rule(shape), spread_out(shape, 1)[0]
+        fewer = dataclasses.replace(rule, block_a=rule.block_a // 2, num_warps=rule.num_warps // 2)
+        assert not rule.tiled and first == fewer
 
 
-@pytest.mark.parametrize(("samples", "block"), [(8, (16, 32)), (32, (64, 8)), (128, (256, 2))])
-def test_what_is_usual_of_small_windows_reads_few_elements_a_step(samples, block):
-    shape = HeadShape(samples, 512, 1, 49, 1, 1, "channels_last", "avg", 1000, "float16")
-    own = [one for one in spread_out(shape, 3) if one.block_n == 16]
-    assert own and all((one.block_c, one.block_a) == block for one in own)
+def test_what_is_usual_of_small_windows_reads_few_elements_a_step():
+    for samples, block in ((8, (16, 32)), (32, (64, 8)), (128, (256, 2))):
+        own = [one for one in spread_out(shape_of(samples, 512, 49), 3) if one.block_n == 16]
+        assert own and all((one.block_c, one.block_a) == block for one in own)
 
 
-@pytest.mark.parametrize(("samples", "classes"), [(1024, 21841), (256, 100000), (512, 21841)])
-def test_candidates_of_more_classes_than_tiles_fit(samples, classes):
-    shape = HeadShape(samples, 512, 1, 49, 1, 1, "channels_last", "avg", classes, "float16")
-    assert all(excluded(one, shape) is None for one in spread_out(shape, 20))
+def test_candidates_of_more_classes_than_tiles_fit():
+    for samples, classes in ((1024, 21841), (256, 100000)):
+        shape = shape_of(samples, 512, 49, classes=classes)
+        assert all(excluded(one, shape) is None for one in spread_out(shape, 20))
 
 
 def test_no_neighbour_multiplies_in_another_way():
-    shape = HeadShape(8, 64, 1, 49, 1, 1, "channels_last", "avg", 10, "float16")
+    shape = shape_of(8, 64, 49, classes=10)
     narrow = [one for one in grid(shape) if one.block_f == 16][::50]
     assert narrow and all(other.tiled for one in narrow for other in neighbours(one, shape))
+
+
+@given(configs)
+def test_text_and_back(config):
+    assert parse(text(config)) == config
+    bare = dataclasses.replace(config, waits=False, max_registers=0, max_programs=0)
+    assert parse(text(bare)) == bare and "registers" not in text(bare) and "waits" not in text(bare)
+
+
+def test_text_and_what_of_it_differs():
+    assert text(BASE) == "n1-c16-p1-a64-f1-k256-s4-j1024-parts1-stages1-warps4"
+    capped = dataclasses.replace(BASE, max_registers=64, max_programs=32)
+    assert text(capped) == "n1-c16-p1-a64-f1-k256-s4-j1024-parts1-stages1-warps4-registers64-programs32"
+    for written in ("", "n1", text(BASE) + "-x1", text(BASE).replace("c16", "c16-c16"), "c16-" + text(BASE)):
+        with pytest.raises(ValueError, match="config: got .*, wants the like of 'n1-c32-"):
+            parse(written)
+    assert changes(BASE, BASE) == "as by rule"
+    other = dataclasses.replace(BASE, block_c=32, num_warps=8, max_programs=64)
+    assert (changes(other, BASE), changes(BASE, other)) == ("c32 warps8 programs64", "c16 warps4 programs0")

@@ -47,36 +47,34 @@ def test_a_neighbour(tuned):
     )
 
 
-MISSED = {
-    "batch": (head_shape(samples=24), "network", ["samples: 24 asked, table has 1, 8 (serves 8 to 16), 32"]),
-    "classes": (head_shape(classes=1000), "network", ["classes: 1000 asked, table has 10, 100"]),
-    "layout": (head_shape(layout="contiguous"), "network", ["layout: contiguous asked, table has channels_last"]),
-    "pool": (head_shape(pool="max"), "network", ["pool: max asked, table has avg"]),
-    "dtype": (head_shape(dtype=torch.float32), "network", ["dtype: float32 asked, table has float16"]),
-    "place": (head_shape(), "alone", ["place: alone asked, table has network"]),
-    "channels": (head_shape((65, 56, 56)), "network", ["channels: 65 asked, table has 64"]),
-    "tap": (
-        head_shape(TAPS[3]),
-        "network",
+MISSED = [
+    (head_shape(samples=24), "network", ["samples: 24 asked, table has 1, 8 (serves 8 to 16), 32"]),
+    (head_shape(classes=1000), "network", ["classes: 1000 asked, table has 10, 100"]),
+    (head_shape(layout="contiguous"), "network", ["layout: contiguous asked, table has channels_last"]),
+    (head_shape(pool="max"), "network", ["pool: max asked, table has avg"]),
+    (head_shape(dtype=torch.float32), "network", ["dtype: float32 asked, table has float16"]),
+    (head_shape(), "alone", ["place: alone asked, table has network"]),
+    (head_shape((65, 56, 56)), "network", ["channels: 65 asked, table has 64"]),
+    (
+        head_shape(TAPS[3]), "network",
         ["channels: 512 asked, table has 64, 128", "width: 49 asked, table has 784, 3136"],
     ),
-    "two keys": (
-        head_shape(TAPS[1], classes=7, layout="contiguous"),
-        "network",
+    (
+        head_shape(TAPS[1], classes=7, layout="contiguous"), "network",
         ["layout: contiguous asked, table has channels_last", "classes: 7 asked, table has 10, 100"],
     ),
-}
+]  # fmt: skip
 
 
-@pytest.mark.parametrize("shape, place, missed", MISSED.values(), ids=MISSED)
-def test_the_key_that_differs(shape, place, missed, tuned):
-    found = explain(DEVICE, shape, place)
-    assert list(found.missed) == missed
-    assert found.entry is None and found.config == config_by_rule(shape)
-    lines = found.lines()
-    assert "  used: the rule's configuration" in lines
-    fields = dataclasses.asdict(config_by_rule(shape))
-    assert all(f"{name}={value}" in lines[-1].split() for name, value in fields.items())
+def test_the_key_that_differs(tuned):
+    for shape, place, missed in MISSED:
+        found = explain(DEVICE, shape, place)
+        assert list(found.missed) == missed
+        assert found.entry is None and found.config == config_by_rule(shape)
+        lines = found.lines()
+        assert "  used: the rule's configuration" in lines
+        fields = dataclasses.asdict(config_by_rule(shape))
+        assert all(f"{name}={value}" in lines[-1].split() for name, value in fields.items())
 
 
 def test_no_table(tables):
@@ -119,48 +117,46 @@ def test_the_command(tuned):
     assert by_file.output.splitlines() == lines[:3]
 
 
-@pytest.mark.parametrize(
-    "arguments, first",
-    [
-        (("64x7x5", "--layout", "contiguous"), "batch 1, 64x1x35, avg, 1000 classes, float16, contiguous, network"),
-        (("3x4x5", "--pool-size", "2x3", "--pool", "max"), "batch 1, 3x4x5 in 2x3 windows, max, 1000 classes"),
-        (
-            ("3x4x5", "--layout", "strided", "--dtype", "float32"),
-            "batch 1, 3x1x20, avg, 1000 classes, float32, strided",
-        ),
-        (("197x768", "--place", "alone"), "batch 1, 768x1x197, avg, 1000 classes, float16, channels_last, alone"),
-        (("197x768", "--pool", "first"), "batch 1, 768x1x1, avg"),
-        (("64x4x4", "--pool", "none", "--layout", "contiguous"), "batch 1, 1024x1x1, avg"),
-        (("512",), "batch 1, 512x1x1, avg"),
-    ],
-    ids=lambda value: "-".join(value) if isinstance(value, tuple) else "",
-)
-def test_what_the_kernel_makes_of_an_input(arguments, first, tables):
-    done = explained(*arguments, "--device", "ACME Y")
-    assert done.exit_code == 0 and done.output.startswith(first), done.output
+INPUTS = [
+    (("64x7x5", "--layout", "contiguous"), "batch 1, 64x1x35, avg, 1000 classes, float16, contiguous, network"),
+    (("3x4x5", "--pool-size", "2x3", "--pool", "max"), "batch 1, 3x4x5 in 2x3 windows, max, 1000 classes"),
+    (
+        ("3x4x5", "--layout", "strided", "--dtype", "float32"),
+        "batch 1, 3x1x20, avg, 1000 classes, float32, strided",
+    ),
+    (("197x768", "--place", "alone"), "batch 1, 768x1x197, avg, 1000 classes, float16, channels_last, alone"),
+    (("197x768", "--pool", "first"), "batch 1, 768x1x1, avg"),
+    (("64x4x4", "--pool", "none", "--layout", "contiguous"), "batch 1, 1024x1x1, avg"),
+    (("512",), "batch 1, 512x1x1, avg"),
+]
 
 
-@pytest.mark.parametrize(
-    "arguments, message",
-    [
-        (("64x", "--device", "Y"), "SHAPE: got 64x, wants sizes such as 64x56x56"),
-        (("0x5x5", "--device", "Y"), "SHAPE: got 0x5x5, wants"),
-        (("1x2x3x4", "--device", "Y"), "x: got rank 5"),
-        (("512", "--dtype", "int8", "--device", "Y"), "--dtype: got int8, wants one of float16, bfloat16, float32"),
-        (("512", "--layout", "x", "--device", "Y"), "--layout: got x, wants one of channels_last"),
-        (("512", "--place", "x", "--device", "Y"), "--place: got x, wants one of alone, network"),
-        (("512", "--pool", "x", "--device", "Y"), "pool: got 'x', wants one of"),
-        (("3x4x5", "--pool", "first", "--device", "Y"), "pool: got 'first' for x of shape"),
-        (("3x4x5", "--pool-size", "2x2x2", "--device", "Y"), "pool_size: got (2, 2, 2), wants"),
-        (("512", "--device", "cpu"), "cpu.json: is not JSON"),
-        (("99999999999x99999999999x9", "--device", "Y"), "Storage size calculation overflowed"),
-        (("512", "--batch", "9" * 20, "--device", "Y"), "Overflow"),
-    ],
-    ids=lambda value: "-".join(value) if isinstance(value, tuple) else "",
-)
-def test_refuses(arguments, message, tables):
+def test_what_the_kernel_makes_of_an_input(tables):
+    for arguments, first in INPUTS:
+        done = explained(*arguments, "--device", "ACME Y")
+        assert done.exit_code == 0 and done.output.startswith(first), done.output
+
+
+REFUSED = [
+    (("64x", "--device", "Y"), "SHAPE: got 64x, wants sizes such as 64x56x56"),
+    (("0x5x5", "--device", "Y"), "SHAPE: got 0x5x5, wants"),
+    (("1x2x3x4", "--device", "Y"), "x: got rank 5"),
+    (("512", "--dtype", "int8", "--device", "Y"), "--dtype: got int8, wants one of float16, bfloat16, float32"),
+    (("512", "--layout", "x", "--device", "Y"), "--layout: got x, wants one of channels_last"),
+    (("512", "--place", "x", "--device", "Y"), "--place: got x, wants one of alone, network"),
+    (("512", "--pool", "x", "--device", "Y"), "pool: got 'x', wants one of"),
+    (("3x4x5", "--pool", "first", "--device", "Y"), "pool: got 'first' for x of shape"),
+    (("3x4x5", "--pool-size", "2x2x2", "--device", "Y"), "pool_size: got (2, 2, 2), wants"),
+    (("512", "--device", "cpu"), "cpu.json: is not JSON"),
+    (("99999999999x99999999999x9", "--device", "Y"), "Storage size calculation overflowed"),
+    (("512", "--batch", "9" * 20, "--device", "Y"), "Overflow"),
+]
+
+
+def test_refuses(tables):
     (tables / "cpu.json").write_text("{")
-    assert_one_line_error(explained(*arguments), message)
+    for arguments, message in REFUSED:
+        assert_one_line_error(explained(*arguments), message)
 
 
 def test_the_device_here(tuned, monkeypatch):

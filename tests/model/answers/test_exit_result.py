@@ -3,7 +3,7 @@
 import pytest
 import torch
 from auxhead.kernels import HeadOutput
-from auxhead.model.answers.exit_result import ExitResult, first_sure, joined
+from auxhead.model.answers.exit_result import first_sure
 
 
 def output(place: int, sure: list[bool], classes: int = 3) -> HeadOutput:
@@ -30,15 +30,3 @@ def test_probabilities_are_left_out_where_a_head_leaves_them_out() -> None:
     exits = [output(0, [True, False])._replace(probs=None), output(1, [True, True])]
     found = first_sure(exits, with_probs=False)
     assert found.probs is None and found.exit_index.tolist() == [0, 1] and found.label.tolist() == [0, 11]
-
-
-@pytest.mark.parametrize("with_probs", [True, False])
-def test_parts_of_a_batch_are_joined_in_their_order(with_probs: bool) -> None:
-    exits = [output(0, [True, False, False, True, False]), output(1, [True, False, True, False, False])]
-    whole = first_sure(exits, with_probs=with_probs)
-    cuts = [slice(0, 2), slice(2, 3), slice(3, 5)]
-    parts = [ExitResult(*(None if one is None else one[cut] for one in whole)) for cut in cuts]
-    again = joined(parts)
-    assert (again.probs is None) == (not with_probs)
-    for one, other in zip(again, whole, strict=True):
-        assert one is other is None or torch.equal(one, other)

@@ -70,9 +70,8 @@ def assert_says(result: Sequence[Tensor | None], said: dict[str, Tensor | None])
 
 @made
 @with_probs
-@pytest.mark.parametrize("samples", [1, SAMPLES])
-def test_parts_by_name_by_unpacking_and_by_index(make: Callable, with_probs: bool, samples: int) -> None:
-    said = values(samples, with_probs=with_probs)
+def test_parts_by_name_by_unpacking_and_by_index(make: Callable, with_probs: bool) -> None:
+    said = values(1 if with_probs else SAMPLES, with_probs=with_probs)
     ways: list[Callable[[ExitResult], Sequence[Tensor | None]]] = [
         lambda result: [getattr(result, name) for name in PARTS],
         lambda result: [getattr(result, name) for name in reversed(PARTS)][::-1],
@@ -95,13 +94,6 @@ def test_parts_by_name_by_unpacking_and_by_index(make: Callable, with_probs: boo
     label, confidence, probs, exit_index = result
     assert label is result.label and confidence is result.confidence
     assert probs is result.probs and exit_index is result.exit_index
-
-
-@made
-def test_a_part_is_the_same_object_each_time(make: Callable) -> None:
-    result = make(values())
-    for index, name in enumerate(PARTS):
-        assert getattr(result, name) is result[index] is list(result)[index] is result._asdict()[name]
 
 
 @made
@@ -145,27 +137,23 @@ def test_it_shows_all_parts(make: Callable, with_probs: bool) -> None:
     assert all(f"{name}={part!r}" in shown for name, part in said.items())
 
 
-COPIES = {
-    "copy": copy.copy,
-    "deepcopy": copy.deepcopy,
-    "pickle": lambda result: pickle.loads(pickle.dumps(result)),
-}
+COPIES = (copy.copy, copy.deepcopy, lambda result: pickle.loads(pickle.dumps(result)))
 
 
 @made
 @with_probs
-@pytest.mark.parametrize("copied", COPIES.values(), ids=COPIES)
-def test_copies(make: Callable, with_probs: bool, copied: Callable) -> None:
-    said = values(with_probs=with_probs)
-    result = make(said)
-    other = copied(result)
-    assert type(other) is ExitResult
-    assert_says(other, said)
-    if copied is not copy.copy:
-        other.label.add_(1)
-        other.exit_index.add_(1)
-        assert_says(result, said)
-    assert_says(copied(other)._replace(label=said["label"], exit_index=said["exit_index"]), said)
+def test_copies(make: Callable, with_probs: bool) -> None:
+    for copied in COPIES:
+        said = values(with_probs=with_probs)
+        result = make(said)
+        other = copied(result)
+        assert type(other) is ExitResult
+        assert_says(other, said)
+        if copied is not copy.copy:
+            other.label.add_(1)
+            other.exit_index.add_(1)
+            assert_says(result, said)
+        assert_says(copied(other)._replace(label=said["label"], exit_index=said["exit_index"]), said)
 
 
 def test_a_pickled_view_leaves_the_padding_behind() -> None:
@@ -212,6 +200,7 @@ def test_on_the_cpu_it_is_itself_and_its_arrays_share_its_memory(make: Callable,
     said = values(with_probs=with_probs)
     result = make(said)
     assert_says(result.cpu(), said)
+    assert make is given or result.cpu() is result
     arrays = result.numpy()
     assert isinstance(arrays, ExitArrays) and arrays._fields == PARTS
     for name, array in arrays._asdict().items():
@@ -223,11 +212,6 @@ def test_on_the_cpu_it_is_itself_and_its_arrays_share_its_memory(make: Callable,
         assert np.shares_memory(array, part.numpy()) and array.dtype == part.numpy().dtype, name
         part.add_(1)
         assert np.array_equal(array, (said[name] + 1).numpy()), name
-
-
-def test_what_is_viewed_on_the_cpu_is_not_copied() -> None:
-    result = viewed(values())
-    assert result.cpu() is result
 
 
 @made
@@ -301,25 +285,15 @@ def test_answers_are_joined_whatever_they_are_made_of(make: Callable, with_probs
     assert not any(whole.label.data_ptr() == one["label"].data_ptr() for one in said)
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [(), ([],), (torch.zeros(3), torch.zeros(3)), (torch.zeros(3), torch.zeros(3), torch.zeros(3, 2)), ([1, 2, 3],)],
-    ids=["nothing", "an empty list", "two", "three", "a list of three"],
-)
-def test_too_few_parts_are_refused(wrong: tuple[object, ...]) -> None:
-    with pytest.raises(TypeError):
-        ExitResult(*wrong)
+@pytest.mark.parametrize("count", [0, 2, 3, 5])
+def test_other_numbers_of_parts_are_refused(count: int) -> None:
+    parts = (*values().values(), torch.zeros(3))[:count]
+    for wrong in (parts, (list(parts),)):
+        with pytest.raises(TypeError):
+            ExitResult(*wrong)
 
 
 def test_no_part_but_the_probabilities_may_be_missing() -> None:
     label, confidence, probs, _ = values().values()
     with pytest.raises(TypeError, match="ExitResult: got 3 parts, wants label, confidence, probs, exit_index"):
         ExitResult(label=label, confidence=confidence, probs=probs, exit_index=None)
-
-
-def test_too_many_parts_are_refused() -> None:
-    parts = tuple(values().values())
-    with pytest.raises(TypeError):
-        ExitResult(*parts, parts[0])
-    with pytest.raises(TypeError):
-        ExitResult([*parts, parts[0]])

@@ -26,13 +26,13 @@ def test_defaults_never_exit() -> None:
     assert out.confidence.eq(1).all() and not out.exit.any()
 
 
-@pytest.mark.parametrize("threshold", [0.0, 0.1, 0.5, 0.999999, 1.0, 0, 1])
-def test_values_reach_the_device(threshold: float, device: torch.device) -> None:
-    rule = ExitRule(threshold, temperature=2.5).to(device)
-    assert rule.threshold == threshold and rule.threshold_tensor.device.type == device.type
-    assert rule.threshold_tensor.shape == rule.temperature_tensor.shape == ()
-    assert rule.threshold_tensor.item() == torch.tensor(float(threshold)).item()
-    assert rule.temperature_tensor.item() == 2.5
+def test_values_reach_the_device(device: torch.device) -> None:
+    for threshold in (0.0, 0.1, 0.999999, 0, 1):
+        rule = ExitRule(threshold, temperature=2.5).to(device)
+        assert rule.threshold == threshold and rule.threshold_tensor.device.type == device.type
+        assert rule.threshold_tensor.shape == rule.temperature_tensor.shape == ()
+        assert rule.threshold_tensor.item() == torch.tensor(float(threshold)).item()
+        assert rule.temperature_tensor.item() == 2.5
 
 
 def test_assigning_writes_the_same_memory(device: torch.device) -> None:
@@ -127,24 +127,21 @@ def test_temperature_divides_the_logits() -> None:
     torch.testing.assert_close(head(x).probs, torch.softmax(head.logits(x) / 0.25, 1))
 
 
-@pytest.mark.parametrize("value", [-1e-6, 1.0001, float("nan"), float("inf"), -float("inf"), "0.5"])
-def test_bad_thresholds_are_named(value: object) -> None:
-    with pytest.raises((ValueError, TypeError), match="^threshold: got"):
-        ExitRule(value)
-    rule = ExitRule(0.5)
-    with pytest.raises((ValueError, TypeError), match="^threshold: got"):
-        rule.threshold = value
-    assert rule.threshold == 0.5 and rule.threshold_tensor.item() == 0.5
+BAD = {
+    "threshold": [-1e-6, 1.0001, float("nan"), float("inf"), -float("inf"), "0.5"],
+    "temperature": [0, -1.0, float("nan"), float("inf"), "1", None],
+}
 
 
-@pytest.mark.parametrize("value", [0, -1.0, float("nan"), float("inf"), "1", None])
-def test_bad_temperatures_are_named(value: object) -> None:
-    with pytest.raises((ValueError, TypeError), match="^temperature: got"):
-        ExitRule(temperature=value)
-    rule = ExitRule(temperature=2.0)
-    with pytest.raises((ValueError, TypeError), match="^temperature: got"):
-        rule.temperature = value
-    assert rule.temperature == 2.0 and rule.temperature_tensor.item() == 2.0
+@pytest.mark.parametrize("name", BAD)
+def test_bad_numbers_are_named(name: str) -> None:
+    for value in BAD[name]:
+        with pytest.raises((ValueError, TypeError), match=f"^{name}: got"):
+            ExitRule(**{name: value})
+        rule = ExitRule(0.5, temperature=2.0)
+        with pytest.raises((ValueError, TypeError), match=f"^{name}: got"):
+            setattr(rule, name, value)
+        assert values(rule) == ("max_prob", 0.5, 2.0, True) and held(rule) == (0.5, 2.0)
 
 
 @pytest.mark.parametrize("value", ["entropies", "", None])
@@ -223,13 +220,9 @@ def test_repr_shows_every_value() -> None:
 
 
 @pytest.mark.parametrize("criterion", CRITERIA)
-def test_without_a_threshold_no_sample_exits(criterion: str) -> None:
+def test_the_criterion_travels_and_without_a_threshold_no_sample_exits(criterion: str) -> None:
     rule = ExitRule(criterion=criterion)
     assert rule.threshold == rule.threshold_tensor.item() == CRITERIA[criterion].high
-
-
-@pytest.mark.parametrize("criterion", CRITERIA)
-def test_the_criterion_travels(criterion: str) -> None:
     rule = ExitRule(0.25, criterion=criterion, temperature=2.0)
     other = ExitRule()
     other.load_state_dict(rule.state_dict())

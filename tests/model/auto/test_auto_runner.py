@@ -289,12 +289,6 @@ def test_what_no_file_can_be_is_refused_before_anything_is_measured(gpu: FakeGpu
     assert gpu.measured == 0
 
 
-@pytest.mark.parametrize("exits", ["eager", "overlapped", "polled", "gated"])
-def test_only_auto_has_a_plan(exits: str) -> None:
-    with pytest.raises(ValueError, match=f"plan: got 'plan.json' with exits='{exits}', wants None"):
-        make_runner(small_network(), images(2), exits=exits, plan="plan.json")
-
-
 def test_a_close_that_one_runner_refuses_closes_none(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(_runner: object) -> None:
         raise RuntimeError("the current stream is being captured")

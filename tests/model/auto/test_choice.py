@@ -1,11 +1,11 @@
 """The choice among measured runners, and the candidates there are."""
 
 import random
-from functools import partial
 from typing import Any
 
 import pytest
 from auxhead.model.auto.candidates import Candidate, candidates, choose, slower
+from auxhead.model.runners.table import RunnerKind
 
 PLAIN = "overlapped (1 fork)"
 
@@ -117,9 +117,7 @@ def test_candidates_from_the_simplest_on() -> None:
 def test_a_candidate_makes_its_runner(
     candidate: Candidate, kind: str, more: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("OverlappedRunner", "GatedRunner", "PolledRunner", "CompactingRunner"):
-        fake = partial(lambda name, *given, **options: (name, given, options), name)
-        monkeypatch.setattr(f"auxhead.model.auto.candidates.{name}", fake)
+    monkeypatch.setattr(RunnerKind, "load", lambda kind: lambda *given, **options: (kind.class_name, given, options))
     network, example = object(), object()
     made: Any = candidate.make(network, example, 8, (1, 4), "the trunk")  # type: ignore[arg-type]
     assert made == (kind, (network, example), {"trunk": "the trunk", **more})

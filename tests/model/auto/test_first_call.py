@@ -8,6 +8,7 @@ import torch
 from auxhead.model import EagerRunner, make_runner
 from auxhead.model.auto import planner
 from auxhead.model.runners.capture import NotCapturable
+from auxhead.model.runners.table import RUNNERS, RunnerKind
 from support.planner_fakes import AS_MADE, NAMES, PLAIN, FakeGpu, Runner, first_call, images, small_network
 
 pytestmark = pytest.mark.usefixtures("without_interpreter")
@@ -265,28 +266,29 @@ BAD = [
 ]
 
 
-@pytest.mark.parametrize(("options", "kind", "message"), BAD, ids=[str(options) for options, *_ in BAD])
 @pytest.mark.parametrize("on_gpu", [False, True])
-def test_bad_options(request: pytest.FixtureRequest, on_gpu: bool, options, kind, message: str) -> None:
+def test_bad_options(request: pytest.FixtureRequest, on_gpu: bool) -> None:
     if on_gpu:
         request.getfixturevalue("gpu")
-    with pytest.raises(kind, match="^" + re.escape(message)):
-        make_runner(small_network(), images(4), **options)
+    network = small_network()
+    for options, kind, message in BAD:
+        with pytest.raises(kind, match="^" + re.escape(message)):
+            make_runner(network, images(4), **options)
 
 
-@pytest.mark.parametrize("exits", ["eager", "overlapped", "polled", "gated"])
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"budget": "thorough"}, "budget: got 'thorough' with exits='{}', wants 'quick': only 'auto' measures"),
-        ({"trunk": "auto"}, "trunk: got 'auto' with exits='{}', wants one of ['as_is', 'cudnn', 'inductor']: only"),
-        ({"batch_sizes": "on_demand"}, "batch_sizes: got 'on_demand', wants positive ints; 'on_demand' goes with"),
-    ],
-    ids=str,
-)
-def test_only_auto_measures_and_adds_sizes(exits: str, options: dict[str, str], message: str) -> None:
-    with pytest.raises(ValueError, match="^" + re.escape(message.format(exits))):
-        make_runner(small_network(), images(4), exits=exits, **options)
+ONLY_AUTO = [
+    ({"plan": "plan.json"}, "plan: got 'plan.json' with exits='{}', wants None"),
+    ({"budget": "thorough"}, "budget: got 'thorough' with exits='{}', wants 'quick': only 'auto' measures"),
+    ({"trunk": "auto"}, "trunk: got 'auto' with exits='{}', wants one of ['as_is', 'cudnn', 'inductor']: only"),
+    ({"batch_sizes": "on_demand"}, "batch_sizes: got 'on_demand', wants positive ints; 'on_demand' goes with"),
+]
+
+
+@pytest.mark.parametrize("exits", RUNNERS)
+def test_only_auto_measures_and_adds_sizes(exits: str) -> None:
+    for options, message in ONLY_AUTO:
+        with pytest.raises(ValueError, match="^" + re.escape(message.format(exits))):
+            make_runner(small_network(), images(4), exits=exits, **options)
 
 
 def test_an_explicit_runner_has_the_backbone_as_it_is_and_the_size_of_the_example(monkeypatch) -> None:
@@ -295,6 +297,6 @@ def test_an_explicit_runner_has_the_backbone_as_it_is_and_the_size_of_the_exampl
     def overlapped(_network: object, _example: object, **options: object) -> Runner:
         asked.append(options)
 
-    monkeypatch.setitem(make_runner.__globals__, "OverlappedRunner", overlapped)
+    monkeypatch.setattr(RunnerKind, "load", lambda _kind: overlapped)
     make_runner(small_network(), images(4), exits="overlapped")
-    assert asked == [{"batch_sizes": [4], "trunk": "as_is", "forks": None}]
+    assert asked == [{"batch_sizes": [4], "trunk": "as_is"}]

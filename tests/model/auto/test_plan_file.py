@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import math
+import random
 import threading
 import types
 import warnings
@@ -15,6 +17,7 @@ from auxhead.model.auto import plan as plan_module
 from auxhead.model.auto.candidates import Candidate
 from auxhead.model.auto.pass_times import PassTimes
 from auxhead.model.auto.plan import FORMAT, Plan, PlanFile, conditions_of
+from support.damaged import assert_short, damaged_bytes, damaged_json, make_unreadable
 from support.example_models import SmallNet, plain_heads
 from support.planner_fakes import images, small_network
 from torch import Tensor, nn
@@ -76,51 +79,43 @@ def changed(name: str, value: object) -> str:
     return json.dumps(content)
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "{",
-        "[]",
-        "null",
-        "{}",
-        "\0" * 100,
-        changed("format", FORMAT + 1),
-        changed("conditions", None),
-        changed("conditions", []),
-        changed("plans", None),
-        changed("plans", {"eight": PLAN.as_json()}),
-        changed("plans", {"8": None}),
-        changed("plan.times", {}),
-        changed("plan.times", {"serial": {"host_us": [1.0]}}),
-        changed("plan.times", {"serial": {"host_us": [], "device_us": []}}),
-        changed("plan.plain", "polled"),
-        changed("plan.chosen", {"exits": "sometimes", "forks": [], "compact": False}),
-        changed("plan.chosen", {"exits": "overlapped", "forks": 1}),
-        changed("plan.chosen", {"exits": "overlapped", "forks": [], "speed": 1}),
-        changed("plan.chosen", {"exits": "polled", "forks": [], "compact": False}),
-        changed("plan.shares", [None]),
-        changed("plan.left_out", []),
-    ],
-    ids=range(22),
-)
-def test_what_is_no_plan_is_told_of_and_written_over(path: Path, text: str) -> None:
-    path.write_text(text)
-    file = PlanFile(path, CONDITIONS)
-    with pytest.warns(UserWarning, match="plan.json holds no plan .*; measuring anew"):
-        assert file.read() == {}
-    file.write({8: PLAN})
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert file.read()
+#: Contents that are no plan.
+NONE = [
+    "",
+    "{",
+    "[]",
+    "null",
+    "{}",
+    "\0" * 100,
+    changed("format", FORMAT + 1),
+    changed("conditions", None),
+    changed("conditions", []),
+    changed("plans", None),
+    changed("plans", {"eight": PLAN.as_json()}),
+    changed("plans", {"8": None}),
+    changed("plan.times", {}),
+    changed("plan.times", {"serial": {"host_us": [1.0]}}),
+    changed("plan.times", {"serial": {"host_us": [], "device_us": []}}),
+    changed("plan.plain", "polled"),
+    changed("plan.chosen", {"exits": "sometimes", "forks": [], "compact": False}),
+    changed("plan.chosen", {"exits": "overlapped", "forks": 1}),
+    changed("plan.chosen", {"exits": "overlapped", "forks": [], "speed": 1}),
+    changed("plan.chosen", {"exits": "polled", "forks": [], "compact": False}),
+    changed("plan.shares", [None]),
+    changed("plan.left_out", []),
+]
 
 
-@pytest.mark.parametrize("part", range(10))
-def test_a_part_of_a_file_is_no_plan(path: Path, part: int) -> None:
-    content = path.read_bytes()
-    path.write_bytes(content[: len(content) * part // 10])
-    with pytest.warns(UserWarning, match="holds no plan"):
-        assert PlanFile(path, CONDITIONS).read() == {}
+def test_what_is_no_plan_is_told_of_and_written_over(path: Path) -> None:
+    for text in NONE:
+        path.write_text(text)
+        file = PlanFile(path, CONDITIONS)
+        with pytest.warns(UserWarning, match="plan.json holds no plan .*; measuring anew"):
+            assert file.read() == {}, text
+        file.write({8: PLAN})
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert file.read()
 
 
 def test_where_nothing_can_be_written_a_warning_says_so(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,6 +147,40 @@ def test_a_file_is_whole_whoever_reads_while_others_write(path: Path) -> None:
     assert len(list(path.parent.iterdir())) == 1, "nothing unfinished is left"
 
 
+def plans_in(path: Path) -> tuple[dict[int, Plan], bool]:
+    """The plans, and whether a damaged file was told of."""
+    file = PlanFile(path, CONDITIONS)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        plans = file.read()
+    assert len(told) <= 1 and not (told and plans)
+    for one in told:
+        assert_short(str(one.message), path, "measuring anew")
+    return plans, bool(told)
+
+
+def test_any_damage(path: Path) -> None:
+    whole = path.read_bytes()
+    told = used = 0
+    for seed in range(400):
+        dice = random.Random(seed)
+        path.write_bytes(damaged_bytes(whole, dice) if seed % 3 else damaged_json(json.loads(whole), dice))
+        plans, of_damage = plans_in(path)
+        told, used = told + of_damage, used + bool(plans)
+        for plan in plans.values():
+            assert plan.describe()
+            times = [us for passes in plan.times.values() for us in (*passes.host, *passes.device)]
+            assert all(math.isfinite(us) and us > 0 for us in times) and all(0 <= one <= 1 for one in plan.shares)
+            assert isinstance(plan.chosen.compact, bool) and all(isinstance(fork, str) for fork in plan.chosen.forks)
+    assert told > 200 and used > 12
+
+
+@pytest.mark.parametrize("kind", ["pipe", "endless-link", "device"])
+def test_no_file_in_its_place(path: Path, kind: str) -> None:
+    make_unreadable(path, kind)
+    assert plans_in(path) == ({}, True)
+
+
 # The conditions
 
 ASKED = {"trunk": "cudnn", "budget": "quick", "batch sizes": [2]}
@@ -179,37 +208,36 @@ def test_they_are_the_same_for_what_is_the_same_but_for_values() -> None:
     assert conditions() == conditions(network)
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "parts"),
-    [
-        ("torch.__version__", "3.0", {"torch"}),
-        ("torch.version.cuda", "14.0", {"CUDA"}),
-        ("torch.backends.cudnn.version", lambda: 99999, {"cuDNN"}),
-        ("auxhead.model.auto.plan.package_version", lambda package: "9.9", {"triton", "auxhead"}),
-        ("auxhead.model.auto.plan.driver_version", lambda: "600.1", {"driver"}),
-        ("auxhead.model.auto.plan.processor_name", lambda: "a Z80", {"processor"}),
-    ],
-)
-def test_device_and_versions(monkeypatch: pytest.MonkeyPatch, name: str, value: object, parts: set[str]) -> None:
+VERSIONS = [
+    ("torch.__version__", "3.0", {"torch"}),
+    ("torch.version.cuda", "14.0", {"CUDA"}),
+    ("torch.backends.cudnn.version", lambda: 99999, {"cuDNN"}),
+    ("auxhead.model.auto.plan.package_version", lambda package: "9.9", {"triton", "auxhead"}),
+    ("auxhead.model.auto.plan.driver_version", lambda: "600.1", {"driver"}),
+    ("auxhead.model.auto.plan.processor_name", lambda: "a Z80", {"processor"}),
+]
+
+
+def test_device_and_versions(monkeypatch: pytest.MonkeyPatch) -> None:
     before = conditions()
-    monkeypatch.setattr(name, value)
-    after = conditions()
-    assert {each for each in before if before[each] != after[each]} == parts
+    for name, value, parts in VERSIONS:
+        with monkeypatch.context() as patch:
+            patch.setattr(name, value)
+            after = conditions()
+        assert {each for each in before if before[each] != after[each]} == parts
 
 
-@pytest.mark.parametrize("other", [("NVIDIA H100", 132), ("NVIDIA H200", 66)], ids=str)
-def test_another_gpu_or_a_part_of_one(monkeypatch: pytest.MonkeyPatch, other: tuple[str, int]) -> None:
+def test_another_gpu_or_a_part_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
     found = []
-    for name, count in (("NVIDIA H200", 132), other):
+    for name, count in (("NVIDIA H200", 132), ("NVIDIA H100", 132), ("NVIDIA H200", 66)):
         properties = types.SimpleNamespace(name=name, multi_processor_count=count)
         monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _device, properties=properties: properties)
         found.append(plan_module._device_conditions(torch.device("cuda", 0))["GPU"])
-    assert found[0] != found[1] and found[0] == "NVIDIA H200, 132 SMs"
+    assert len({*found}) == 3 and found[0] == "NVIDIA H200, 132 SMs"
 
 
-@pytest.mark.parametrize(
-    ("other", "parts"),
-    [
+def test_what_is_run() -> None:
+    for other, parts in (
         ({"asked": {**ASKED, "trunk": "as_is"}}, {"trunk"}),
         ({"x": images(8)[:, :, :4]}, {"samples"}),
         ({"x": images(8).half()}, {"samples"}),
@@ -218,20 +246,15 @@ def test_another_gpu_or_a_part_of_one(monkeypatch: pytest.MonkeyPatch, other: tu
         ({"exits": {1: EXITS[2], **EXITS}}, {"exit shares"}),
         ({"exits": {2: torch.tensor([[0, 3], [1, 3], [3, 3], [2, 3]])}}, {"exit shares"}),
         ({"exits": {2: torch.tensor([[0, 0], [1, 3], [3, 3], [2, 3]])}}, {"exit shares"}),
-    ],
-    ids=range(8),
-)
-def test_what_is_run(other: dict[str, object], parts: set[str]) -> None:
-    assert differing(**other) == parts
+    ):
+        assert differing(**other) == parts
 
 
-@pytest.mark.parametrize(
-    ("name", "value"), [("threshold", 0.61), ("temperature", 1.5), ("criterion", "margin"), ("enabled", False)]
-)
-def test_rules(name: str, value: object) -> None:
-    network = small_network()
-    setattr(network.heads[1].rule, name, value)
-    assert differing(network=network) == {"rules"}
+def test_rules() -> None:
+    for name, value in (("threshold", 0.61), ("temperature", 1.5), ("criterion", "margin"), ("enabled", False)):
+        network = small_network()
+        setattr(network.heads[1].rule, name, value)
+        assert differing(network=network) == {"rules"}
 
 
 def test_shares_are_told_apart_in_steps() -> None:

@@ -31,9 +31,7 @@ def test_work_is_that_of_the_exits():
     assert [point.lost for point in curve()] == [0, 0, 0, 1, 1]
 
 
-@pytest.mark.parametrize(
-    ("budget", "chosen"), [(1.0, 0), (0.99, 1), (3.25 / 4, 1), (0.7, 2), (0.6, 3), (0.5, 3), (0.49, 4), (1.75 / 4, 4)]
-)
+@pytest.mark.parametrize(("budget", "chosen"), [(1.0, 0), (0.99, 1), (3.25 / 4, 1), (0.5, 3), (0.49, 4)])
 def test_the_strictest_candidate_that_meets_a_budget_is_chosen(budget, chosen):
     choice = within_cost(curve(), COSTS, 4, budget, 0.9, "{:.3%} of the FLOPs")
     assert choice.candidate == chosen and choice.bound.reachable and choice.bound.reason is None
@@ -73,10 +71,8 @@ def test_one_budget_is_taken():
 
 BAD = {
     "none": ((None, None, None), ValueError, "max_accuracy_drop, max_latency_ms, max_work: got none, wants one of"),
-    "two": ((0.1, None, 0.5), ValueError, ".*: got max_accuracy_drop and max_work, wants one of them"),
     "three": ((0.1, 2.0, 0.5), ValueError, ".*: got max_accuracy_drop and max_latency_ms and max_work, wants one"),
     "nothing": ((None, None, 0.0), ValueError, "max_work: got 0.0, wants a share of the backbone's FLOPs in"),
-    "per cent": ((None, None, 70), ValueError, "max_work: got 70, wants a share"),
     "not a number": ((None, None, float("nan")), ValueError, "max_work: got nan, wants a share"),
     "words": ((None, None, "half"), TypeError, "max_work: got 'half', wants a number or None"),
     "truth": ((None, None, True), TypeError, "max_work: got True, wants a number or None"),

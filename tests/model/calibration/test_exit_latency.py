@@ -70,13 +70,10 @@ def test_samples_that_come_in_a_row_cost_less_than_when_they_are_mixed():
     assert expected_latency(in_a_row, latencies) < expected_latency(mixed, latencies) == 10
 
 
-@pytest.mark.parametrize("times", [(1.0, float("nan")), (-1.0, 2.0), (1.0, float("inf")), (1.0, "2"), 3.0, (None, 1.0)])
-def test_latencies_that_are_no_times_are_named(times):
-    with pytest.raises((ValueError, TypeError), match="^milliseconds: got"):
-        ExitLatencies(times, 1, "", "")
-
-
-@pytest.mark.parametrize("size", [0, -1, 1.5, True])
-def test_a_batch_size_that_is_none_is_named(size):
-    with pytest.raises(ValueError, match="^batch_size: got .* wants a whole number from 1"):
-        ExitLatencies((1.0, 2.0), size, "", "")
+def test_latencies_that_are_no_times_or_of_no_batch_are_named():
+    for times in ((1.0, float("nan")), (-1.0, 2.0), (1.0, float("inf")), (1.0, "2"), 3.0, (None, 1.0)):
+        with pytest.raises((ValueError, TypeError), match="^milliseconds: got"):
+            ExitLatencies(times, 1, "", "")
+    for size in (0, -1, 1.5, True):
+        with pytest.raises(ValueError, match="^batch_size: got .* wants a whole number from 1"):
+            ExitLatencies((1.0, 2.0), size, "", "")

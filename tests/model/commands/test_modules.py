@@ -101,7 +101,7 @@ def test_infer_answers_by_the_modules(own, tmp_path, given):
     assert [line["exit_index"] for line in lines] == answer.exit_index.tolist() and (answer.exit_index == 0).any()
 
 
-@pytest.mark.parametrize("given", GIVEN)
+@pytest.mark.parametrize("given", ["backbone and modules", "without a batch"])
 def test_what_is_calibrated_has_the_modules_and_is_taken_again(own, tmp_path, given):
     result = auxhead("calibrate", *SAVED, *GIVEN[given], "--data", "pictures", "--max-work", 0.7, "--out", "new")
     assert result.exit_code == 0, result.output
@@ -137,8 +137,10 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize("command", ["infer pictures", "calibrate --data pictures --out new"])
-@pytest.mark.parametrize("kind", BAD)
+@pytest.mark.parametrize(
+    ("kind", "command"),
+    [*((kind, "infer pictures") for kind in BAD), ("missing", "calibrate --data pictures --out new")],
+)
 def test_what_is_no_dict_of_these_modules_is_one_line(own, tmp_path, kind, command):
     spec, message = BAD[kind]
     modules = () if spec is None else ("--modules", spec)

@@ -11,8 +11,8 @@ import pytest
 import torch
 from auxhead.model import EarlyExitNetwork, FusedAuxHead, save_checkpoint
 from auxhead.model.__main__ import app
+from auxhead.model.basics.files import writing
 from auxhead.model.basics.images import MEAN, STD
-from auxhead.model.basics.replacing import writing
 from auxhead.plots.records import COMMITTED
 from PIL import Image
 from support.command_line import assert_one_line_error, auxhead, plot, tune

@@ -2,8 +2,6 @@
 
 import json
 import shutil
-import subprocess
-import sys
 
 import pytest
 from auxhead.model import load_checkpoint, save_checkpoint
@@ -55,9 +53,7 @@ def test_what_calibrate_wrote_is_calibrated_on_no_image_that_it_learned_from(don
     first = json.loads((done / "tuned" / "report.json").read_text())
     printed, again = calibrated("tuned", "stripes", "again", done, "--seed", 1)
     assert again["samples"] == first["samples"] and again["left_out"] == 144 and UNKNOWN not in printed
-    assert "Left out are 144 samples that it has learned from" in printed
-    _, third = calibrated("again", "stripes", "third", done, "--seed", 2)
-    assert third["samples"] == first["samples"] and third["accuracy"] == again["accuracy"]
+    assert "Left out are 144 samples that it has learned from" in printed and again["accuracy"] == first["accuracy"]
 
 
 def test_renamed_files_copies_and_other_files_of_the_same_pixels_are_known(done):
@@ -72,24 +68,18 @@ def test_renamed_files_copies_and_other_files_of_the_same_pixels_are_known(done)
     assert report["left_out"] == 3 * 144 and sum(report["samples"].values()) == 3 * 36
 
 
-def test_another_process_that_saves_it_from_python_hands_it_on(done):
+def test_who_saves_it_from_python_hands_it_on(done):
     """Images are resized and normalised in another way there: the files are the same, or what is in them."""
-    program = """
-import sys
-from auxhead.model import load_checkpoint, save_checkpoint
-from torchvision.models import shufflenet_v2_x0_5
-loaded = load_checkpoint(sys.argv[1], shufflenet_v2_x0_5(num_classes=2))
-save_checkpoint(sys.argv[2], loaded.network, backbone="torchvision.models:shufflenet_v2_x0_5",
-                classes=loaded.classes, image_size=48, mean=(0.4,) * 3, std=loaded.std)
-"""
-    subprocess.run([sys.executable, "-c", program, done / "tuned", done / "saved"], check=True)
-    for folder in (done / "stripes").iterdir():
-        (done / "bitmaps" / folder.name).mkdir(parents=True)
-        for file in folder.iterdir():
-            Image.open(file).save(done / "bitmaps" / folder.name / f"{file.stem}.bmp")
-    for images in ("stripes", "bitmaps"):
-        _, report = calibrated("saved", images, f"of saved {images}", done)
-        assert report["left_out"] == 144 and report["bound"]["unknown"] is None
+    loaded = load_checkpoint(done / "tuned", shufflenet_v2_x0_5(num_classes=2))
+    save_checkpoint(
+        done / "saved", loaded.network, backbone="torchvision.models:shufflenet_v2_x0_5", classes=loaded.classes,
+        image_size=48, mean=(0.4,) * 3, std=loaded.std,
+    )  # fmt: skip
+    for number, file in enumerate(sorted((done / "stripes").rglob("*.png"))):  # every second one is another file
+        (done / "bitmaps" / file.parent.name).mkdir(parents=True, exist_ok=True)
+        Image.open(file).save(done / "bitmaps" / file.parent.name / f"{file.stem}{('.bmp', '.png')[number % 2]}")
+    _, report = calibrated("saved", "bitmaps", "of saved bitmaps", done)
+    assert report["left_out"] == 144 and report["bound"]["unknown"] is None
 
 
 def test_a_training_of_ones_own_on_top_is_not_known(done):

@@ -48,15 +48,6 @@ def test_one_file_and_stages(network, checkpoint, tmp_path):
         assert torch.equal(label, wanted.label) and torch.equal(exit_index, wanted.exit_index)
 
 
-def test_onnx(checkpoint, tmp_path):
-    pytest.importorskip("onnxscript")
-    out = tmp_path / "exits.onnx"
-    result = auxhead("export", checkpoint, out, "--format", "onnx", "--backbone", "small_nets:make")
-    assert result.exit_code == 0 and out.is_file(), result.output
-    files = read_description(tmp_path / "exits.onnx.json")["files"]
-    assert [value["name"] for value in files[0]["outputs"]] == ["exit_0", "exit_1", "exit_2"]
-
-
 def test_the_end_of_a_name_tells_the_format_and_contradicts_no_other(checkpoint, tmp_path, caplog):
     onnx = pytest.importorskip("onnx")
     options = ("--backbone", "small_nets:make")

@@ -3,6 +3,7 @@
 import sys
 import warnings
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -20,6 +21,7 @@ from auxhead.model import (
 )
 from auxhead.model.basics.bad_input import BadInput
 from auxhead.model.export import file_formats
+from auxhead.model.export.exporting import describe
 from auxhead.model.export.file_formats import _max_of_windows
 from support.example_models import Skipping, SmallNet
 from support.exported import first_sure, read_description, run_stages, run_whole
@@ -51,8 +53,9 @@ MORE_RULES = {
 }
 
 
-def small_network(backbone: nn.Module | None = None) -> EarlyExitNetwork:
+def small_network(backbone: nn.Module | None = None, **maxima: Any) -> EarlyExitNetwork:
     heads = {tap: FusedAuxHead(None, 5) for tap in SmallNet.taps}
+    heads |= {tap: FusedAuxHead(None, 5, pool="max", pool_size=size) for tap, size in maxima.items()}
     backbone = SmallNet() if backbone is None else backbone
     return EarlyExitNetwork(backbone, heads, RULES, example_input=torch.randn(2, 3, 8, 8)).eval()
 
@@ -67,7 +70,8 @@ def assert_same_logits(found: list[Tensor], network: EarlyExitNetwork, x: Tensor
 
 @pytest.mark.parametrize("format", FORMATS)
 def test_one_file_has_the_logits_of_all_exits(format: str, tmp_path: Path) -> None:
-    network = small_network()
+    """Of heads that take maxima, too, of windows that overlap: block1 returns maps of 4 x 4."""
+    network = small_network(block0=(2, 2), block1=(3, 2), block2=1)
     report = export_exits(network, torch.randn(1, 3, 8, 8), tmp_path / f"net.{format}", format=format)
     assert report.files == (tmp_path / f"net.{format}", tmp_path / f"net.{format}.json")
     assert {path.name for path in tmp_path.iterdir()} == {f"net.{format}", f"net.{format}.json"}
@@ -77,18 +81,6 @@ def test_one_file_has_the_logits_of_all_exits(format: str, tmp_path: Path) -> No
         x = torch.randn(size, 3, 8, 8)
         logits = run_whole(report.files[-1], x)
         assert_same_logits(logits, network, x)
-
-
-def test_heads_that_take_maxima_go_to_onnx(tmp_path: Path) -> None:
-    """Of windows that overlap, too: block1 returns maps of 4 x 4."""
-    pytest.importorskip("onnx")
-    pytest.importorskip("onnxscript")
-    sizes = {"block0": (2, 2), "block1": (3, 2), "block2": 1}
-    heads = {tap: FusedAuxHead(None, 5, pool="max", pool_size=size) for tap, size in sizes.items()}
-    network = EarlyExitNetwork(SmallNet(), heads, example_input=torch.randn(2, 3, 8, 8)).eval()
-    report = export_exits(network, torch.randn(2, 3, 8, 8), tmp_path / "net.onnx", format="onnx")
-    x = torch.randn(3, 3, 8, 8)
-    assert_same_logits(run_whole(report.files[-1], x), network, x)
 
 
 def test_places_of_maxima_are_those_of_pytorch() -> None:
@@ -132,11 +124,10 @@ def test_the_json_is_enough_to_answer_as_the_network_does(tmp_path: Path) -> Non
         assert torch.equal(label, wanted.label) and torch.equal(exit_index, wanted.exit_index)
 
 
-def test_rules_of_every_criterion_are_in_the_json(tmp_path: Path) -> None:
+def test_rules_of_every_criterion_are_in_the_json() -> None:
     network = small_network()
     network.set_rules(MORE_RULES)
-    description = export_exits(network, torch.randn(2, 3, 8, 8), tmp_path / "net.pt2").files[-1]
-    exits = read_description(description)["exits"]
+    exits = describe(network, [])["exits"]
     for one, head in zip(exits[:-1], network.exit_heads, strict=True):
         assert ExitRule(**one["rule"]).extra_repr() == head.rule.extra_repr()
     assert [one["rule"]["criterion"] for one in exits[:-1]] == ["energy", "patience", "patience"]
@@ -169,14 +160,12 @@ def windows_network(adds: bool = True) -> EarlyExitNetwork:
 @pytest.mark.parametrize("format", FORMATS)
 def test_tokens_and_sizes_that_depend_on_the_batch(format: str, tmp_path: Path) -> None:
     network = windows_network()
-    whole = export_exits(network, torch.randn(2, 5, 16), tmp_path / f"whole.{format}", format=format).files[-1]
     description = export_stages(network, torch.randn(2, 5, 16), tmp_path / "net", format=format).files[-1]
     shapes = [value["shape"] for value in read_description(description)["files"][1]["inputs"]]
     assert shapes == [["2*batch", 3, 16], ["batch", 6, 16]]
     for size in BATCHES:
         x = torch.randn(size, 5, 16)
         assert_same_logits(run_stages(description, x), network, x)
-        assert_same_logits(run_whole(whole, x), network, x)
 
 
 def test_module_heads_parts_of_outputs_and_exits_of_ones_own(tmp_path: Path) -> None:
@@ -197,58 +186,30 @@ def test_module_heads_parts_of_outputs_and_exits_of_ones_own(tmp_path: Path) -> 
         assert_same_logits(run_stages(description, x), network, x)
 
 
-TORCHVISION = {
-    "resnet": ("layer1", "layer2.0.conv1"),  # within a block: its shortcut is handed over, too
-    "densenet": ("features.denseblock2.denselayer3",),
-    "vit": ("encoder.layers.encoder_layer_1",),
-}
-
-
-def short_resnet() -> nn.Module:
-    """ResNet-18 with one block a stage: layers and shortcuts of all its kinds, exported in half the time."""
-    return torchvision.models.ResNet(torchvision.models.resnet.BasicBlock, [1, 1, 1, 1], num_classes=5)
-
-
-@pytest.mark.parametrize("name", TORCHVISION)
+@pytest.mark.parametrize("name", ["resnet", "densenet"])
 def test_stages_of_torchvision_hand_over_what_the_next_one_needs(name: str, tmp_path: Path) -> None:
     if name == "densenet":
         backbone = torchvision.models.DenseNet(8, (2, 4), 16, num_classes=5)
-    elif name == "vit":
-        backbone = torchvision.models.VisionTransformer(32, 16, 3, 2, 32, 64, num_classes=5)
-        nn.init.normal_(backbone.heads.head.weight)  # which torchvision fills with zeros
-    else:
-        backbone = short_resnet()
+        taps, hands = ("features.denseblock2.denselayer3",), [1, 4]
+    else:  # one block a stage; a tap within a block, whose shortcut is handed over, too
+        backbone = torchvision.models.ResNet(torchvision.models.resnet.BasicBlock, [1, 1, 1, 1], num_classes=5)
+        taps, hands = ("layer1", "layer2.0.conv1"), [1, 1, 2]
     x = torch.randn(2, 3, 32, 32)
-    heads = {tap: FusedAuxHead(None, 5) for tap in TORCHVISION[name]}
-    network = EarlyExitNetwork(backbone.eval(), heads, example_input=x)
+    network = EarlyExitNetwork(backbone.eval(), {tap: FusedAuxHead(None, 5) for tap in taps}, example_input=x)
     description = export_stages(network, x, tmp_path / "net").files[-1]
-    handed = [len(file["inputs"]) for file in read_description(description)["files"]]
-    assert handed == {"resnet": [1, 1, 2], "densenet": [1, 4], "vit": [1, 1]}[name]
+    assert [len(file["inputs"]) for file in read_description(description)["files"]] == hands
     x = torch.randn(3, 3, 32, 32)
     assert_same_logits(run_stages(description, x), network, x)
 
 
-def test_a_resnet_as_one_onnx_file(tmp_path: Path) -> None:
-    x = torch.randn(2, 3, 32, 32)
-    network = EarlyExitNetwork(short_resnet().eval(), {"layer2": FusedAuxHead(None, 5)}, example_input=x)
-    description = export_exits(network, x, tmp_path / "net.onnx", format="onnx").files[-1]
-    x = torch.randn(3, 3, 32, 32)
-    assert_same_logits(run_whole(description, x), network, x)
-
-
 @pytest.mark.filterwarnings("error")
-def test_channels_last_weights_without_a_warning(tmp_path: Path) -> None:
-    network, x = small_network().to(memory_format=torch.channels_last), torch.randn(2, 3, 8, 8)
+def test_channels_last_weights_in_float64_without_a_warning(tmp_path: Path) -> None:
+    network = small_network().double().to(memory_format=torch.channels_last)
+    x = torch.randn(2, 3, 8, 8).double()
     description = export_stages(network, x, tmp_path / "net").files[-1]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # as whoever loads it may
         assert_same_logits(run_stages(description, x), network, x)
-
-
-def test_float64(tmp_path: Path) -> None:
-    network, x = small_network().double(), torch.randn(2, 3, 8, 8).double()
-    description = export_stages(network, x, tmp_path / "net").files[-1]
-    assert_same_logits(run_stages(description, x), network, x)
 
 
 class Counts(SmallNet):
@@ -281,7 +242,6 @@ class Measures(SmallNet):
         return super().forward(x).view(len(x), -1)
 
 
-@pytest.mark.parametrize("export", [export_exits, export_stages], ids=lambda one: one.__name__)
 @pytest.mark.parametrize(
     ("network", "message"),
     [
@@ -299,9 +259,9 @@ class Measures(SmallNet):
     ],
     ids=["state", "values", "size", "training", "lazy"],
 )
-def test_networks_that_cannot_be_exported(export, network, message, tmp_path: Path) -> None:
+def test_networks_that_cannot_be_exported(network, message, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=message):
-        export(network(), torch.randn(2, 3, 8, 8), tmp_path / "net")
+        export_stages(network(), torch.randn(2, 3, 8, 8), tmp_path / "net")
     assert not list(tmp_path.iterdir())
 
 

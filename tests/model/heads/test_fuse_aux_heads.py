@@ -8,7 +8,6 @@ import torchvision
 from auxhead.model import ExitRule, FusedAuxHead, fuse_aux_heads
 from support.example_models import assert_as_exact, in_double, plain_head, softmax_of
 from torch import Tensor, nn
-from torch.nn.utils import parametrizations, spectral_norm
 
 avg, flat, linear = nn.AdaptiveAvgPool2d, nn.Flatten, nn.Linear
 X = (3, 6, 4, 5)
@@ -50,13 +49,6 @@ def test_replaces_heads_at_every_depth(device: torch.device) -> None:
         model.load_state_dict(original.state_dict())
 
 
-def test_parameters_stay_the_optimizers() -> None:
-    model = Branchy()
-    before = [id(p) for p in model.parameters()]
-    fuse_aux_heads(model)
-    assert [id(p) for p in model.parameters()] == before
-
-
 def test_every_head_gets_a_rule_of_its_own() -> None:
     rule = ExitRule(0.5, temperature=2.0)
     heads = list(fuse_aux_heads(Branchy(), rule=rule, return_probs=False).replaced.values())
@@ -95,23 +87,10 @@ def test_fusing_twice_changes_nothing() -> None:
     assert not again.replaced and not again.left_alone and model.classifier is first["classifier"]
 
 
-def with_hook(module: nn.Module, kind: str) -> nn.Module:
-    getattr(module, kind)(lambda *arguments: None)
-    return module
-
-
-def hooked_inside(kind: str) -> nn.Module:
-    return nn.Sequential(avg(1), with_hook(flat(), kind), linear(6, 5))
-
-
-class MyLinear(nn.Linear):
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x) * 2
-
-
-class MySequential(nn.Sequential):
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x) * 2
+def hooked() -> nn.Module:
+    head = plain_head(6)
+    head.register_forward_hook(lambda *_: None)
+    return head
 
 
 def mlp() -> list[nn.Module]:
@@ -141,16 +120,8 @@ LEFT_ALONE = {
     "pool as tall as the map": (lambda: nn.Sequential(avg((None, 1)), flat(), linear(24, 5)), "from the input"),
     "indices": (lambda: nn.Sequential(nn.AdaptiveMaxPool2d(1, return_indices=True), flat(), linear(6, 5)), "indices"),
     "fixed pool that strides": (lambda: nn.Sequential(nn.AvgPool2d(4, 2), flat(), linear(6, 5)), "AvgPool2d"),
-    "hook": (lambda: with_hook(plain_head(6), "register_forward_hook"), "hook"),
-    "pre-hook": (lambda: hooked_inside("register_forward_pre_hook"), "hook"),
-    "inner hook": (lambda: hooked_inside("register_forward_hook"), "hook"),
-    "backward hook": (lambda: hooked_inside("register_full_backward_hook"), "hook"),
-    "hooked nested": (lambda: nn.Sequential(with_hook(plain_head(6), "register_forward_hook"), linear(5, 4)), "hook"),
-    "old spectral norm": (lambda: nn.Sequential(avg(1), flat(), spectral_norm(linear(6, 5))), "hook"),
-    "weight norm": (lambda: nn.Sequential(avg(1), flat(), parametrizations.weight_norm(linear(6, 5))), "arametri"),
-    "linear of another kind": (lambda: nn.Sequential(avg(1), flat(), MyLinear(6, 5)), "MyLinear"),
+    "hooked nested": (lambda: nn.Sequential(hooked(), linear(5, 4)), "hook"),
     "lazy linear": (lambda: nn.Sequential(avg(1), flat(), nn.LazyLinear(5)), "LazyLinear"),
-    "sequential of another kind": (lambda: MySequential(avg(1), flat(), linear(6, 5)), "MySequential"),
 }
 
 
@@ -165,13 +136,6 @@ def test_leaves_alone_what_it_could_not_stand_in_for(kind: str) -> None:
     assert why in report.left_alone["head"]
     with pytest.raises(ValueError, match="^module: "):
         FusedAuxHead.from_module(before)
-
-
-def test_an_overridden_forward_is_left_alone() -> None:
-    head = plain_head(6)
-    head[2].forward = lambda x: x * 0  # as accelerate and peft do
-    model = nn.ModuleDict({"head": head})
-    assert not fuse_aux_heads(model).replaced
 
 
 def test_double_precision_is_swapped_on_the_cpu() -> None:
@@ -278,14 +242,6 @@ def test_aux_heads_of_torchvision_are_told_what_to_do() -> None:
     assert "FusedAuxHead.from_module(nn.Sequential(head.fc2))" in reasons["aux1"]
     pooled = "FusedAuxHead.from_module(nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), head.fc))"
     assert pooled in reasons["AuxLogits"]
-
-
-def test_a_classifier_with_a_forward_of_its_own_is_left_alone() -> None:
-    model = nn.ModuleDict({"head": plain_head(6), "nested": nn.Sequential(nn.Sequential(flat()), linear(6, 5))})
-    model["head"].forward = lambda x: x * 2
-    model["nested"][0].forward = lambda x: x * 0
-    report = fuse_aux_heads(model)
-    assert not report.replaced and all("has a forward of its own" in why for why in report.left_alone.values())
 
 
 class WithFeatures(nn.Module):

@@ -1,4 +1,4 @@
-"""FusedAuxHead: the same head as the nn.Sequential that it replaces."""
+"""FusedAuxHead: the same head as the nn.Sequential that it replaces, with hidden layers and without."""
 
 import copy
 from collections.abc import Callable
@@ -6,17 +6,19 @@ from typing import Any
 
 import pytest
 import torch
-from auxhead.model import ExitRule, FusedAuxHead, HeadOutput, ModuleHead
+from auxhead.model import FusedAuxHead, HeadOutput, ModuleHead
 from auxhead.model.listening.hooks import ThreadHook
 from support.example_models import assert_as_exact, in_double, softmax_of
 from support.head_plan_cases import PUT_ON, make_head, make_input
-from support.head_sequentials import ALL, MAP, OF_MAPS, drop, seq
+from support.head_sequentials import ALL, HIDDEN, MAP, OF_VECTORS
 from torch import nn
 from torch.nn.utils import prune
 
+KINDS = {**ALL, **{f"hidden-{kind}": make for kind, make in HIDDEN.items()}}
+
 
 def inputs_of(kind: str, **options: object) -> torch.Tensor:
-    return torch.randn(MAP if kind in OF_MAPS else (3, 6), **options)
+    return torch.randn((3, 6) if kind in OF_VECTORS else MAP, **options)
 
 
 @pytest.fixture(autouse=True)
@@ -24,24 +26,25 @@ def _seed() -> None:
     torch.manual_seed(0)
 
 
-@pytest.mark.parametrize("kind", ALL)
+@pytest.mark.parametrize("kind", KINDS)
 def test_answers_as_the_sequential(kind: str, device: torch.device) -> None:
-    source = ALL[kind]().to(device).eval()
+    source = KINDS[kind]().to(device).eval()
     x = inputs_of(kind, device=device)
     exact = softmax_of(in_double(source), x.double())
     head = FusedAuxHead.from_module(source, rule=exact.amax(1).median().item() - 1e-3)
-    out = head(x)
-    assert_as_exact(out.probs, softmax_of(source, x), exact)
-    assert out.label.equal(exact.argmax(1)) and out.label.dtype == torch.int64
-    assert_as_exact(out.confidence, softmax_of(source, x).amax(1), exact.amax(1))
-    assert out.exit.equal(exact.amax(1) > head.rule.threshold) and out.exit.any()
-    assert_as_exact(torch.softmax(head.logits(x), 1), softmax_of(source, x), exact)
+    for out in (head(x), head(x)):  # by the operator, and by a plan
+        assert_as_exact(out.probs, softmax_of(source, x), exact)
+        assert out.label.equal(exact.argmax(1)) and out.label.dtype == torch.int64
+        assert_as_exact(out.confidence, softmax_of(source, x).amax(1), exact.amax(1))
+        assert out.exit.equal(exact.amax(1) > head.rule.threshold) and out.exit.any()
+    for logits in (head.logits(x), head.logits_of_features(head.features(x))):
+        assert_as_exact(torch.softmax(logits, 1), softmax_of(source, x), exact)
 
 
-@pytest.mark.parametrize("kind", ["avg-2x3", "max-3x4", "flatten", "softmax"])
+@pytest.mark.parametrize("kind", ["avg-2x3", "flatten", "softmax", "hidden-norm-and-hidden", "hidden-relu-before-max"])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_answers_as_the_sequential_in_half_precision(kind: str, dtype: torch.dtype, device: torch.device) -> None:
-    source = ALL[kind]().to(device, dtype).eval()
+    source = KINDS[kind]().to(device, dtype).eval()
     x = inputs_of(kind, device=device, dtype=dtype)
     out = FusedAuxHead.from_module(source)(x)
     assert out.probs.dtype == out.confidence.dtype == torch.float32
@@ -57,57 +60,45 @@ def test_reads_any_layout(layout: str, device: torch.device) -> None:
         "transposed": lambda: torch.randn(7, 5, 6, 3).permute(3, 2, 1, 0),
         "no samples": lambda: torch.randn(0, 6, 5, 7),
     }[layout]().to(device)
-    source = ALL["avg-2x3"]().to(device).eval()
-    out = FusedAuxHead.from_module(source)(x)
-    assert_as_exact(out.probs, softmax_of(source, x), softmax_of(in_double(source), x.double()))
+    for kind in ("avg-2x3", "hidden-all"):
+        source = KINDS[kind]().to(device).eval()
+        out = FusedAuxHead.from_module(source)(x)
+        assert_as_exact(out.probs, softmax_of(source, x), softmax_of(in_double(source), x.double()))
 
 
-def test_parameters_are_the_same_tensors() -> None:
-    source = ALL["named-fc"]()
-    head = FusedAuxHead.from_module(source)
+@pytest.mark.parametrize("kind", ["named-fc", "hidden-all"])
+def test_parameters_are_the_same_tensors(kind: str) -> None:
+    source = KINDS[kind]().eval()
+    head, x = FusedAuxHead.from_module(source), torch.randn(MAP)
     assert [id(p) for p in head.parameters()] == [id(p) for p in source.parameters()]
-    x = torch.randn(MAP)
-    before = source.eval()(x)
-    nn.functional.cross_entropy(head.eval().logits(x), torch.tensor([0, 1, 2])).backward()
+    before = source(x)
+    nn.functional.cross_entropy(head.logits(x), torch.tensor([0, 1, 2])).backward()
     torch.optim.SGD(head.parameters(), lr=1.0).step()
-    after = source(x)
-    assert not torch.equal(before, after)
+    assert not torch.equal(before, source(x))
     assert_as_exact(head(x).probs, softmax_of(source, x), softmax_of(in_double(source), x.double()))
 
 
-@pytest.mark.parametrize("kind", ALL)
-def test_logits_have_the_gradient_of_the_sequential(kind: str) -> None:
-    source = ALL[kind]().eval()
-    parts = [part for part in source.modules() if isinstance(part, nn.Softmax)]
-    for part in parts:
-        part.dim = 1
-    head = FusedAuxHead.from_module(copy.deepcopy(source))
-    x, y = (inputs_of(kind).requires_grad_() for _ in range(2))
-    with torch.no_grad():
-        y.copy_(x)
-    seed = torch.randn(3, head.num_classes)
-    softmax_of(source, x).backward(seed)
-    torch.softmax(head.logits(y), 1).backward(seed)
-    wanted = [x.grad, *(p.grad for p in source.parameters())]
-    for a, b in zip(wanted, [y.grad, *(p.grad for p in head.parameters())], strict=True):
-        torch.testing.assert_close(b, a)
-
-
-@pytest.mark.parametrize("kind", ["avg-2x3", "max-3x4", "flatten", "linear"])
-def test_forward_has_the_gradient_of_the_sequential(kind: str, device: torch.device) -> None:
-    source = ALL[kind]().to(device)
+@pytest.mark.parametrize("kind", KINDS)
+def test_gradients_are_those_of_the_sequential(kind: str, device: torch.device) -> None:
+    """In answers, by the operator and by a plan, and in logits."""
+    source = KINDS[kind]().to(device).eval()
+    for part in source.modules():
+        if isinstance(part, nn.Softmax):
+            part.dim = 1
     head = FusedAuxHead.from_module(copy.deepcopy(source))
     x = inputs_of(kind, device=device).requires_grad_()
-    y = x.detach().clone().requires_grad_()
-    seed = torch.randn(3, 5, device=device)
+    seed = torch.randn(3, head.num_classes, device=device)
+
+    def gradients(probs: torch.Tensor, confidence: torch.Tensor, module: nn.Module) -> tuple[torch.Tensor, ...]:
+        return torch.autograd.grad((probs * seed).sum() + confidence.sum(), [x, *module.parameters()])
+
     probs = softmax_of(source, x)
-    ((probs * seed).sum() + probs.amax(1).sum()).backward()
-    out = head(y)
-    assert not out.label.requires_grad and not out.exit.requires_grad
-    ((out.probs * seed).sum() + out.confidence.sum()).backward()
-    wanted = [x.grad, *(p.grad for p in source.parameters())]
-    for a, b in zip(wanted, [y.grad, *(p.grad for p in head.parameters())], strict=True):
-        torch.testing.assert_close(b, a)
+    wanted = gradients(probs, probs.amax(1), source)
+    for out in (head(x), head(x)):
+        assert not out.label.requires_grad and not out.exit.requires_grad
+        torch.testing.assert_close(gradients(out.probs, out.confidence, head), wanted)
+    probs = head.logits(x).softmax(1)
+    torch.testing.assert_close(gradients(probs, probs.amax(1), head), wanted)
 
 
 def test_dropout_acts_in_training_mode_and_in_logits_alone() -> None:
@@ -116,11 +107,18 @@ def test_dropout_acts_in_training_mode_and_in_logits_alone() -> None:
     assert not torch.equal(head.train().logits(x), head.logits(x))
     assert torch.equal(head(x).probs, head.eval()(x).probs)
     assert torch.equal(head.logits(x), head.logits(x))
-    source = seq(drop(0.5), nn.Linear(200, 4))
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if "drop" in kind or kind == "hidden-norm-and-hidden"])
+def test_dropouts_act_in_training_where_they_stood(kind: str) -> None:
+    source = KINDS[kind]().train()
+    head, x = FusedAuxHead.from_module(source), inputs_of(kind)
+    assert head.training
     torch.manual_seed(1)
-    wanted = source(x)
+    wanted = softmax_of(source, x)
     torch.manual_seed(1)
-    torch.testing.assert_close(FusedAuxHead.from_module(source).logits(x), wanted)
+    torch.testing.assert_close(head.logits(x).softmax(1), wanted)
+    assert torch.equal(head(x).probs, head.eval()(x).probs)
 
 
 @pytest.mark.parametrize("training", [True, False])
@@ -128,48 +126,18 @@ def test_from_module_keeps_the_mode(training: bool) -> None:
     assert FusedAuxHead.from_module(ALL["avg"]().train(training)).training is training
 
 
+@pytest.mark.parametrize("kind", ["avg-2x3", "hidden-all"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_runs_under_autocast_as_the_sequential(dtype: torch.dtype, device: torch.device) -> None:
-    source = ALL["avg-2x3"]().to(device)
-    head = FusedAuxHead.from_module(source)
-    x = torch.randn(MAP, device=device, dtype=dtype)
+def test_runs_under_autocast_as_the_sequential(kind: str, dtype: torch.dtype, device: torch.device) -> None:
+    source = KINDS[kind]().to(device)
+    head, x = FusedAuxHead.from_module(source), torch.randn(MAP, device=device, dtype=dtype)
     with torch.autocast(device.type, torch.bfloat16):
         wanted = softmax_of(source, x)
         out = head(x)
-        assert head.logits(x).dtype == source(x).dtype
+        assert head.logits(x).dtype == torch.bfloat16
         out.probs.sum().backward()
     assert head.linear.weight.dtype == head.linear.weight.grad.dtype == torch.float32
     assert_as_exact(out.probs, wanted, softmax_of(in_double(source), x.double()))
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda h: h.half(),
-        lambda h: h.bfloat16(),
-        lambda h: h.to(torch.float64).float(),
-        copy.deepcopy,
-        lambda h: h.cpu(),
-    ],
-    ids=["half", "bfloat16", "double-and-back", "deepcopy", "cpu"],
-)
-def test_the_rule_keeps_its_float32_values(change: Callable[[FusedAuxHead], FusedAuxHead]) -> None:
-    head = change(FusedAuxHead(6, 5, rule=ExitRule(0.7, temperature=1.3)))
-    rule = head.rule
-    assert rule.threshold_tensor.dtype == rule.temperature_tensor.dtype == torch.float32
-    assert rule.threshold_tensor.equal(torch.tensor(0.7)) and rule.temperature_tensor.equal(torch.tensor(1.3))
-    rule.threshold = 0.25
-    assert rule.threshold_tensor.equal(torch.tensor(0.25))
-    assert set(head.state_dict()) == {"linear.weight", "linear.bias", "rule._extra_state"}
-
-
-def test_deepcopy_shares_nothing() -> None:
-    head = FusedAuxHead(6, 5, rule=0.7)
-    other = copy.deepcopy(head)
-    other.rule.threshold = 0.2
-    with torch.no_grad():
-        other.linear.weight.zero_()
-    assert head.rule.threshold_tensor.item() == pytest.approx(0.7) and head.linear.weight.any()
 
 
 def test_lazy_width_comes_from_the_first_input(device: torch.device) -> None:
@@ -180,15 +148,6 @@ def test_lazy_width_comes_from_the_first_input(device: torch.device) -> None:
     assert type(head.linear) is nn.Linear and head.linear.in_features == 36
     assert_as_exact(out.probs, torch.softmax(head.logits(x), 1), out.probs.double())
     assert FusedAuxHead(None, 5, pool="none")(torch.randn(0, 2, 3, 4)).probs.shape == (0, 5)
-
-
-def test_lazy_head_first_run_under_inference_mode_can_be_trained_later() -> None:
-    head = FusedAuxHead(None, 5)
-    with torch.inference_mode():
-        head(torch.randn(MAP))
-    x = torch.randn(MAP).requires_grad_()  # the gradient of x makes autograd save the weight
-    head.logits(x).sum().backward()
-    assert x.grad is not None and head.linear.weight.grad is not None
 
 
 @pytest.mark.parametrize("pool", ["avg", "max", "first", "none"])
@@ -227,6 +186,8 @@ def test_probs_can_be_left_out() -> None:
         ("pool_size", (6, 5, {"pool": "none", "pool_size": 2})),
         ("dropout", (6, 5, {"dropout": 1.5})),
         ("dropout", (6, 5, {"dropout": float("nan")})),
+        ("dropout", (6, 5, {"dropout": "0.5"})),
+        ("dropout", (6, 5, {"dropout": None})),
         ("threshold", (6, 5, {"rule": -0.1})),
         ("rule", (6, 5, {"rule": "sure"})),
     ],
@@ -247,10 +208,12 @@ def test_bad_arguments_are_named(name: str, arguments: tuple) -> None:
         ("x", torch.zeros(2, 6, dtype=torch.int64)),
         ("weight", torch.zeros(2, 6, dtype=torch.float64)),
         ("x", [[0.0] * 6]),
+        ("x", None),
+        ("x", torch.zeros(2, 6).numpy()),
         ("weight", torch.zeros(2, 7, 3, 3)),
         ("weight", torch.zeros(2, 6, 3, 3, dtype=torch.float16)),
     ],
-    ids=["rank 1", "rank 5", "empty map", "int", "double", "list", "channels", "dtype"],
+    ids=["rank 1", "rank 5", "empty map", "int", "double", "list", "none", "array", "channels", "dtype"],
 )
 def test_bad_inputs_are_named(name: str, x: object) -> None:
     with pytest.raises((ValueError, TypeError), match=rf"^{name}: got"):
@@ -318,15 +281,6 @@ def test_a_first_input_within_a_transform_is_refused_by_name() -> None:
     with pytest.raises(RuntimeError, match="^x: is the head's first, and within a transform of torch.func"):
         torch.func.vmap(lambda one: head(one[None]).probs)(x)
     assert head(x).probs.shape == (4, 5)
-
-
-def test_heads_made_with_one_rule_have_copies_of_it() -> None:
-    rule = ExitRule(0.5, temperature=2.0)
-    heads = [FusedAuxHead(8, 5, rule=rule), FusedAuxHead(8, 5, rule=rule)]
-    heads.append(FusedAuxHead.from_module(nn.Sequential(nn.Linear(8, 5)), rule=rule))
-    heads[0].rule.threshold = rule.threshold = 0.25
-    assert [head.rule.threshold for head in heads] == [0.25, 0.5, 0.5]
-    assert [head.rule.threshold_tensor.item() for head in heads] == [0.25, 0.5, 0.5]
 
 
 @pytest.mark.parametrize("error", [MemoryError, KeyboardInterrupt])

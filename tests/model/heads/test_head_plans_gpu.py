@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from itertools import product
 
 import pytest
 import torch
@@ -35,7 +36,7 @@ from torch import Tensor
 pytestmark = needs_gpu
 poisoned = pytest.mark.usefixtures("poisoned_empty")
 
-POOLINGS = {"avg1": ("avg", 1), "avg3": ("avg", 3), "max2x3": ("max", (2, 3)), "none": ("none", 1)}
+POOLINGS = (("avg", 1), ("avg", 3), ("max", (2, 3)), ("none", 1))
 #: One of each way to launch: split, in tiles, in tiles of groups of samples; and odd ones.
 SHAPES = [
     ((1, 1, 1, 1), 2), ((1, 512, 7, 7), 10), ((2, 512, 7, 7), 1000), ((5, 63, 13, 11), 3), ((64, 512, 2, 2), 1000),
@@ -64,31 +65,29 @@ def inputs_like(layout: Callable, shape: tuple[int, ...], dtype: torch.dtype = t
 
 
 @poisoned
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=readable)
-@pytest.mark.parametrize("pooling", POOLINGS.values(), ids=POOLINGS)
 @pytest.mark.parametrize("layout", MAP_LAYOUTS.values(), ids=MAP_LAYOUTS)
-def test_maps_of_any_layout(layout: Callable, pooling: tuple[str, int | tuple[int, int]], dtype: torch.dtype) -> None:
-    pool, pool_size = pooling
+def test_maps_of_any_layout(layout: Callable) -> None:
     shape = (3, 5, 7, 9)
-    head = head_for(shape, 11, dtype=dtype, pool=pool, pool_size=pool_size, rule=0.3)
-    assert_planned(head, inputs_like(layout, shape, dtype))
+    for (pool, pool_size), dtype in product(POOLINGS, (torch.float32, torch.float16)):
+        head = head_for(shape, 11, dtype=dtype, pool=pool, pool_size=pool_size, rule=0.3)
+        assert_planned(head, inputs_like(layout, shape, dtype))
 
 
 @poisoned
-@pytest.mark.parametrize("pool", ["avg", "max", "first", "none"])
 @pytest.mark.parametrize("layout", TOKEN_LAYOUTS.values(), ids=TOKEN_LAYOUTS)
-def test_tokens_of_any_layout(layout: Callable, pool: str) -> None:
+def test_tokens_of_any_layout(layout: Callable) -> None:
     shape = (3, 5, 9)
-    assert_planned(head_for(shape, 7, pool=pool, rule=0.3), inputs_like(layout, shape))
+    for pool in ("avg", "max", "first", "none"):
+        assert_planned(head_for(shape, 7, pool=pool, rule=0.3), inputs_like(layout, shape))
 
 
 @poisoned
-@pytest.mark.parametrize("options", [{}, {"bias": False, "return_probs": False}], ids=["all", "no bias, no probs"])
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
 @pytest.mark.parametrize("shape, classes", SHAPES, ids=readable)
-def test_dtypes_and_sizes(shape: tuple[int, ...], classes: int, dtype: torch.dtype, options: dict[str, bool]) -> None:
-    head = head_for(shape, classes, dtype=dtype, rule=ExitRule(0.3, temperature=1.7), **options)
-    assert_planned(head, inputs_like(lambda make, *shape: make(shape), shape, dtype))
+def test_dtypes_and_sizes(shape: tuple[int, ...], classes: int, dtype: torch.dtype) -> None:
+    for options in ({}, {"bias": False, "return_probs": False}):
+        head = head_for(shape, classes, dtype=dtype, rule=ExitRule(0.3, temperature=1.7), **options)
+        assert_planned(head, inputs_like(lambda make, *shape: make(shape), shape, dtype))
 
 
 @poisoned

@@ -20,7 +20,7 @@ from auxhead.model import (
     train,
 )
 from auxhead.model.auto.pass_times import BUDGETS
-from auxhead.model.make_runner import EXITS
+from auxhead.model.runners.table import EXITS
 from support.example_models import needs_gpu
 from support.graph_runner_cases import assert_same, exits_at
 from torch import Tensor, nn

@@ -16,11 +16,14 @@ from auxhead.model import (
     make_runner,
     train,
 )
-from auxhead.model.calibration.exit_logits import collect_logits
+from auxhead.model.calibration.samples import collect_logits
 from support.example_models import SmallNet, answer_slowly, branch, plain_head, plain_heads
 from support.failing import allocations, out_of_memory_at
 from support.head_plan_cases import Adapter
 from torch import Tensor, nn
+
+#: Kernels are interpreted in test_exits_plans.py and in tests of heads.
+pytestmark = pytest.mark.usefixtures("without_interpreter")
 
 
 def images(samples: int, device: torch.device | str = "cpu") -> Tensor:
@@ -51,9 +54,8 @@ def assert_answers_slowly(
     return {answers[i][0] for i in sure}
 
 
-@pytest.mark.parametrize("samples", [1, 2, 3, 5, 9])
-@pytest.mark.parametrize("stop", [False, True])
-def test_answers_as_a_loop_over_samples(samples: int, stop: bool, device: torch.device) -> None:
+@pytest.mark.parametrize("samples", [1, 2, 3, 9])
+def test_answers_as_a_loop_over_samples(samples: int, device: torch.device) -> None:
     torch.manual_seed(samples)
     heads = {tap: head.to(device) for tap, head in plain_heads().items()}
     rules = {
@@ -62,7 +64,8 @@ def test_answers_as_a_loop_over_samples(samples: int, stop: bool, device: torch.
     }
     net = EarlyExitNetwork(SmallNet(), heads, rules).to(device).eval()
     x = images(samples, device)
-    assert_answers_slowly(net, heads, x, net(x, stop=stop))
+    for stop in (False, True):
+        assert_answers_slowly(net, heads, x, net(x, stop=stop))
 
 
 def test_every_exit_is_taken_by_some_sample() -> None:
@@ -410,7 +413,6 @@ CALLS = {
 }
 
 
-@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
 @pytest.mark.parametrize(
     ("put", "error", "message"),
     [
@@ -423,29 +425,31 @@ CALLS = {
     ],
     ids=["head", "layer", "unseen", "module", "width", "no head"],
 )
-def test_a_head_that_does_not_fit_is_refused_when_it_was_put_in(put, error, message, call) -> None:
+def test_a_head_that_does_not_fit_is_refused_when_it_was_put_in(put, error, message) -> None:
     x = images(3)
-    net = network(example_input=x)
-    before = net.heads[0], net.heads[0].linear
-    put(net)
-    net.eval()
-    for _ in range(2):
-        with pytest.raises(error, match=rf"^heads\['block0'\]: {message}"):
-            call(net, x)
-    net.heads[0] = before[0]
-    net.heads[0].linear = before[1]
-    call(net, x)
+    for call in CALLS.values():
+        net = network(example_input=x)
+        before = net.heads[0], net.heads[0].linear
+        put(net)
+        net.eval()
+        for _ in range(2):
+            with pytest.raises(error, match=rf"^heads\['block0'\]: {message}"):
+                call(net, x)
+        net.heads[0] = before[0]
+        net.heads[0].linear = before[1]
+        call(net, x)
 
 
-@pytest.mark.parametrize("classes", [1, 7])
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
-def test_a_classifier_of_other_classes_is_refused_when_it_was_put_in(call, classes: int) -> None:
+def test_a_classifier_of_other_classes_is_refused_when_it_was_put_in(call) -> None:
     x = images(3)
     net = network(example_input=x)
-    net.backbone.fc = nn.Linear(16, classes).eval()
-    with pytest.raises(ValueError, match=rf"^heads\['block0'\]: has 5 classes, wants {classes}, as the backbone has"):
-        answered = call(net, x)
-        answered(x)
+    for classes in (1, 7):
+        net.backbone.fc = nn.Linear(16, classes).eval()
+        wants = f"has 5 classes, wants {classes}, as the backbone has"
+        with pytest.raises(ValueError, match=rf"^heads\['block0'\]: {wants}"):
+            answered = call(net, x)
+            answered(x)
     net.backbone.fc = nn.Sequential(nn.Linear(16, 1), nn.Flatten(0)).eval()
     with pytest.raises(ValueError, match=r"^backbone: returned a tensor \[\d+\] of .*, wants logits \["):
         answered = call(net, x)
@@ -503,8 +507,7 @@ PUT_ON_A_HEAD = {
 
 
 @pytest.mark.parametrize("put", PUT_ON_A_HEAD)
-@pytest.mark.parametrize("method", ["joint", "heads"])
-def test_what_is_put_on_a_head_itself_is_not_passed_over_by_training(put: str, method: str) -> None:
+def test_what_is_put_on_a_head_itself_is_not_passed_over_by_training(put: str) -> None:
     """Calls of the head follow it, logits cannot."""
     x, (act, message) = images(3), PUT_ON_A_HEAD[put]
     net = network(example_input=x)
@@ -514,7 +517,8 @@ def test_what_is_put_on_a_head_itself_is_not_passed_over_by_training(put: str, m
     for call in (
         lambda: net.logits(x),
         lambda: collect_logits(net, data),
-        lambda: train(net, data, TrainingPlan(method)),
+        lambda: train(net, data, TrainingPlan("joint")),
+        lambda: train(net, data, TrainingPlan("heads")),
     ):
         with pytest.raises(ValueError, match=rf"^heads\['block0'\]: {message}, which logits, training and calibration"):
             call()

@@ -382,11 +382,9 @@ def test_autocast_and_modes_see_heads_one_by_one(net: EarlyExitNetwork) -> None:
 
 
 @stops
-@pytest.mark.parametrize("layer", [*TAPS, "fc"])
-@pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt])
-def test_an_error_in_the_backbone_leaves_no_hooks(
-    net: EarlyExitNetwork, layer: str, error: type[BaseException], stop: bool
-) -> None:
+@pytest.mark.parametrize("layer", ["first", "third", "fc"])
+def test_an_error_in_the_backbone_leaves_no_hooks(net: EarlyExitNetwork, layer: str, stop: bool) -> None:
+    error: type[BaseException] = KeyboardInterrupt if stop else ZeroDivisionError
     net.set_rules(1.0)
     x = images(3)
     wanted = planned(net, x, stop=stop)

@@ -96,20 +96,6 @@ def test_the_forward_is_left_once_all_are_sure(index: int) -> None:
                 assert ran == [*SmallNet.taps, "fc"][: index + 1]
 
 
-def test_answers_share_no_memory(net: EarlyExitNetwork) -> None:
-    batches = [images(8)[:4], images(8)[4:]]
-    wanted = [unplanned(net, x) for x in batches]
-    found = [[planned(net, x) for x in batches] for _ in range(10)]
-    found[3][0].label.fill_(77)
-    found[4][1].probs.fill_(7.0)
-    planned(net, batches[0])
-    for turn, answers in enumerate(found):
-        for index, answer in enumerate(answers):
-            if (turn, index) not in ((3, 0), (4, 1)):
-                assert_exactly(answer, wanted[index])
-    assert torch.equal(found[3][0].exit_index, wanted[0].exit_index)
-
-
 def test_logits_that_are_not_finite(net: EarlyExitNetwork) -> None:
     x = images(8)
     x[1], x[4, 0, 0, 0], x[6] = torch.nan, torch.inf, 1e38
@@ -123,13 +109,9 @@ def test_logits_that_are_not_finite(net: EarlyExitNetwork) -> None:
 
 
 @pytest.mark.parametrize("change", OF_A_HEAD.values(), ids=OF_A_HEAD)
-@pytest.mark.parametrize("place", [0, 1])
-def test_a_change_of_a_head_is_followed(
-    net: EarlyExitNetwork, change: Callable[[FusedAuxHead], object], place: int
-) -> None:
-    x, head = images(8), net.fused_heads[place]
-    for other in net.fused_heads[:place]:
-        other.rule.enabled = False  # so that this one is heard
+def test_a_change_of_a_head_is_followed(net: EarlyExitNetwork, change: Callable[[FusedAuxHead], object]) -> None:
+    x, head = images(8), net.fused_heads[1]
+    net.fused_heads[0].rule.enabled = False  # so that this one is heard
     head.rule.assign(ExitRule(0.7, temperature=0.7))
     follows(net, x, x[:1])
     before = unplanned(net, x)

@@ -5,6 +5,8 @@ import torch
 from auxhead.model import EarlyExitNetwork, ExitRule, FusedAuxHead
 from support.example_models import SmallNet, plain_heads
 
+pytestmark = pytest.mark.usefixtures("without_interpreter")
+
 
 def images(samples: int) -> torch.Tensor:
     return torch.randn(samples, 3, 8, 8) * torch.rand(samples, 1, 1, 1) * 3

@@ -80,13 +80,10 @@ def test_a_process_that_hangs(case):
     assert_nothing_written(case)
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-def test_a_process_that_raises(case, rank):
-    ended = launch([case] * 2, ANSWERS, faults={rank: "raises"})
-    messages = [f"Error: rank {rank} failed: ZeroDivisionError"] * 2
-    messages[rank] = "ZeroDivisionError"
-    assert_all_end(ended, *messages)
-    assert "Traceback" in ended[rank].errors and "Traceback" not in ended[1 - rank].errors
+def test_a_process_that_raises(case):
+    ended = launch([case] * 2, ANSWERS, faults={1: "raises"})
+    assert_all_end(ended, "Error: rank 1 failed: ZeroDivisionError", "ZeroDivisionError")
+    assert "Traceback" in ended[1].errors and "Traceback" not in ended[0].errors
     assert_nothing_written(case)
 
 
@@ -150,12 +147,11 @@ def test_a_device_that_is_not_there(case):
     assert_nothing_written(case)
 
 
-@pytest.mark.parametrize("command", ["infer", "calibrate"])
-def test_checkpoints_that_are_unlike(case, command):
+def test_checkpoints_that_are_unlike(case):
     other = copied(case, f"{case.name}-other")
     description = (other / "net" / "model.json").read_text()
     (other / "net" / "model.json").write_text(description.replace("0.96", "0.97"))
-    ended = launch([case, other], ANSWERS if command == "infer" else CALIBRATE)
+    ended = launch([case, other], CALIBRATE)
     assert_all_end(ended, *["checkpoint: model.json: rank 0 has "] * 2)
     assert_nothing_written(case, other)
 

@@ -25,10 +25,10 @@ from torch import Tensor, nn
 pytestmark = [*needs_gpu, pytest.mark.usefixtures("repeatable", "stops_at_every_tap", "every_move_pays")]
 
 #: Places to fail at in one test, evenly spread over all that there are.
-MOST = 40
+MOST = 20
 GRAPHS = [name for name in RUNNERS if name != "eager"]
 LAUNCHERS = ((ExitLaunch, "__call__"), (ExitsRepeat, "launch"), (Graph, "launch"))
-FILES = ("model/runners", "model/taps", "kernels/cuda/lifetimes.py")
+FILES = ("model/runners", "model/listening/taps", "kernels/cuda/lifetimes.py")
 SENTINEL = 7.0
 
 

@@ -68,8 +68,8 @@ def test_at_the_lines_of_a_capture(network: EarlyExitNetwork, way: str, simulati
 
     make()  # frees what an interrupt in another test has left
     first = list(WAYS).index(way)
-    for line in lines_of(make, "model/runners", "model/taps")[first::EVERY]:
-        assert interrupted_at(line, make, "model/runners", "model/taps"), line
+    for line in lines_of(make, "model/runners", "model/listening/taps")[first::EVERY]:
+        assert interrupted_at(line, make, "model/runners", "model/listening/taps"), line
         assert_as_before(network, simulation, stream)
     make()
     assert_answers(made[-1], network, x)

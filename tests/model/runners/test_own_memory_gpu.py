@@ -63,7 +63,7 @@ class FailingAt(nn.Module):
         return x
 
 
-@pytest.mark.parametrize("run", [2, 3, 4, 6])
+@pytest.mark.parametrize("run", [2, 4, 6])
 def test_a_constructor_that_fails_leaves_nothing_that_still_writes(way: str, run: int) -> None:
     net = network()
     make_runner(net, images(8), batch_sizes=[8], exits="overlapped").close()  # compiled

@@ -121,9 +121,9 @@ BAD_INPUTS = {
 }
 
 
-def test_errors_launch_nothing(way: str) -> None:
+def test_errors_launch_nothing() -> None:
     net = network(backbone=CountingNet())
-    runner, (x,) = made(net, way), clear_batches(net, [5])
+    runner, (x,) = made(net, "polled"), clear_batches(net, [5])
     wanted = runner(x)
     torch.cuda.synchronize()
     for spoilt, error, message in BAD_INPUTS.values():
@@ -136,28 +136,28 @@ def test_errors_launch_nothing(way: str) -> None:
         assert_identical(runner(x), wanted)
 
 
-def test_arguments_that_do_not_fit(way: str) -> None:
+def test_arguments_that_do_not_fit() -> None:
     net = network()
     net.backbone.block1.train()
     with pytest.raises(ValueError, match=r"network: its backbone.block1 is in training mode, wants network.eval\(\)"):
-        made(net, way)
+        made(net, "polled")
     net.eval().cpu()
     with pytest.raises(ValueError, match="network: block0.0.weight is on cpu, wants cuda"):
-        made(net, way)
+        made(net, "polled")
 
 
 # Modes around a call
 
 
-def test_inference_mode_and_gradients_around_capture_and_call(way: str) -> None:
+def test_inference_mode_and_gradients_around_capture_and_call() -> None:
     net = network()
     (x,) = clear_batches(net, [5])
     wanted = net(x)
     with torch.inference_mode():
-        inside = made(net, way)
+        inside = made(net, "polled")
         assert_same(inside(x), wanted)
     with torch.enable_grad():
-        outside = made(net, way)
+        outside = made(net, "polled")
         assert_same(inside(x), wanted)
         assert_same(outside(x), wanted)
     with torch.inference_mode():
@@ -165,35 +165,35 @@ def test_inference_mode_and_gradients_around_capture_and_call(way: str) -> None:
         assert outside(x).exit_index.eq(0).all() and inside(x).exit_index.eq(0).all()
 
 
-def test_autocast_is_refused_at_capture_and_changes_no_call(way: str) -> None:
+def test_autocast_is_refused_at_capture_and_changes_no_call() -> None:
     net = network(torch.float32)
-    runner, x = made(net, way), images(12, torch.float32)
+    runner, x = made(net, "polled"), images(12, torch.float32)
     wanted = runner(x)
     with torch.autocast("cuda", torch.float16):
         assert_identical(runner(x), wanted)
         with pytest.raises(RuntimeError, match="cannot capture under autocast"):
-            made(net, way)
+            made(net, "polled")
     assert_identical(runner(x), wanted)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16], ids=str)
-def test_default_dtype_and_device_do_not_matter(way: str, dtype: torch.dtype) -> None:
+def test_default_dtype_and_device_do_not_matter(dtype: torch.dtype) -> None:
     net = network()
     (x,) = clear_batches(net, [5])
     wanted, default = net(x), torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
         with torch.device("cuda"):
-            found = made(net, way, example=x)(x)
+            found = made(net, "polled", example=x)(x)
     finally:
         torch.set_default_dtype(default)
     assert found.confidence.dtype == found.probs.dtype == torch.float32
     assert_same(found, wanted)
 
 
-def test_a_capture_of_the_caller_is_refused_and_goes_on(way: str) -> None:
+def test_a_capture_of_the_caller_is_refused_and_goes_on() -> None:
     net = network()
-    runner, (x,) = made(net, way), clear_batches(net, [5])
+    runner, (x,) = made(net, "polled"), clear_batches(net, [5])
     wanted, number = runner(x), torch.zeros(1, device="cuda")
     example = images(2)
     graph = torch.cuda.CUDAGraph()
@@ -202,7 +202,7 @@ def test_a_capture_of_the_caller_is_refused_and_goes_on(way: str) -> None:
         with pytest.raises(RuntimeError, match="the current stream is being captured"):
             runner(x)
         with pytest.raises(RuntimeError, match="the current stream is being captured"):
-            made(net, way, example=example)
+            made(net, "polled", example=example)
         number += 1
     graph.replay()
     torch.cuda.synchronize()
@@ -213,9 +213,9 @@ def test_a_capture_of_the_caller_is_refused_and_goes_on(way: str) -> None:
 # Threads
 
 
-def test_a_second_thread_is_refused_and_the_lock_is_free_afterwards(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_thread_is_refused_and_the_lock_is_free_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
     net = network()
-    runner, (x,) = made(net, way), clear_batches(net, [5])
+    runner, (x,) = made(net, "polled"), clear_batches(net, [5])
     wanted = runner(x)
     inside, go_on, answer = threading.Event(), threading.Event(), type(runner)._answer
     found: list[object] = []

@@ -15,6 +15,7 @@ from auxhead.model import CompactingRunner, EarlyExitNetwork, ExitResult, ExitRu
 from auxhead.model.auto.candidates import SharedTrunks
 from auxhead.model.auto.pass_times import Deadline, PassTimes
 from auxhead.model.auto.planner import Planner
+from auxhead.model.runners.table import RUNNERS
 from support.example_models import SmallNet, plain_heads
 from support.head_plan_cases import Tripled
 from support.simulated_cuda import simulated_cuda
@@ -25,16 +26,10 @@ pytestmark = [
     pytest.mark.usefixtures("without_interpreter"),  # what the eager runner answers with
 ]
 
-WAYS = {
-    "overlapped": {"exits": "overlapped"},
-    "polled": {"exits": "polled"},
-    "gated": {"exits": "gated"},
-}
 
-
-@pytest.fixture(params=WAYS)
+@pytest.fixture(params=[name for name, kind in RUNNERS.items() if kind.graphs])
 def way(request):
-    return WAYS[request.param]
+    return {"exits": request.param}
 
 
 def images(samples: int) -> Tensor:
@@ -89,10 +84,10 @@ def test_rules_and_parameters_are_followed(network, way):
 
 
 @pytest.mark.parametrize("name", ["rule", "linear"])
-def test_a_head_given_another_object_is_refused_until_it_has_its_own_again(network, way, name):
+def test_a_head_given_another_object_is_refused_until_it_has_its_own_again(network, name):
     x = images(2)
     with simulated_cuda():
-        runner = make_runner(network, x, batch_sizes=(2,), **way)
+        runner = make_runner(network, x, batch_sizes=(2,), exits="overlapped")
         wanted = runner(x)
         head = network.heads[1]
         own = getattr(head, name)
@@ -157,6 +152,10 @@ CHANGES = {
         lambda net: setattr(net.heads[1].linear, "__class__", Tripled),
         r"heads\['block1'\]: its linear was given another class",
     ),
+    "a pruned layer, which has no such parameter": (
+        lambda net: torch.nn.utils.prune.identity(net.heads[1].linear, "weight"),
+        r"heads\['block1'\]: its weight was replaced by another object",
+    ),
     "a pool": (lambda net: setattr(net.heads[1], "pool", "max"), r"heads\['block1'\]: its pool was changed"),
     "the classifier": (
         lambda net: setattr(net.backbone, "fc", torch.nn.Sequential(net.backbone.fc)),
@@ -170,29 +169,29 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_what_a_graph_no_longer_reads_is_named(network, way, change):
-    """It would answer as it was captured, and nobody would know."""
+def test_what_a_graph_no_longer_reads_is_named(network, change):
+    """It would answer as it was captured, and nobody would know. One way stands for all, which share this check."""
     x = images(2)
     act, message = CHANGES[change]
     with simulated_cuda():
-        runner = make_runner(network, x, batch_sizes=(2,), **way)
+        runner = make_runner(network, x, batch_sizes=(2,), exits="overlapped")
         runner(x)
         act(network)
         with pytest.raises(RuntimeError, match=message):
             runner(x)
 
 
-def test_what_was_set_to_what_it_was_is_no_change(network, way):
+def test_what_was_set_to_what_it_was_is_no_change(network):
     x = images(2)
     with simulated_cuda():
-        runner = make_runner(network, x, batch_sizes=(2,), **way)
+        runner = make_runner(network, x, batch_sizes=(2,), exits="overlapped")
         wanted = runner(x)
         for head in network.heads:
             head.pool_size, head.pool = tuple([*head.pool_size]), "".join([*head.pool])  # other objects
         assert_same(runner(x), wanted)
 
 
-def test_a_head_whose_parameters_are_made_anew_is_refused_at_once(network, way):
+def test_a_head_whose_parameters_are_made_anew_is_refused_at_once(network):
     """Whoever makes the runner is told, not the first request, and not that something has changed."""
     torch.nn.utils.parametrizations.weight_norm(network.heads[1].linear)
     network.eval()
@@ -200,25 +199,15 @@ def test_a_head_whose_parameters_are_made_anew_is_refused_at_once(network, way):
         simulated_cuda(),
         pytest.raises(ValueError, match=r"heads\['block1'\]: linear is a ParametrizedLinear, which a graph .*eager"),
     ):
-        make_runner(network, images(2), batch_sizes=(2,), **way)
+        make_runner(network, images(2), batch_sizes=(2,), exits="overlapped")
 
 
 @pytest.mark.parametrize("of", ["its layer", "itself"])
-def test_a_head_with_hooks_is_refused_at_once(network, way, of):
+def test_a_head_with_hooks_is_refused_at_once(network, of):
     part = network.heads[1] if of == "itself" else network.heads[1].linear
     part.register_forward_hook(lambda *said: None)
     with simulated_cuda(), pytest.raises(ValueError, match=r"heads\['block1'\]: .*carries hooks, which a graph would"):
-        make_runner(network, images(2), batch_sizes=(2,), **way)
-
-
-def test_a_head_that_was_pruned_is_refused(network, way):
-    """Pruning takes the parameter out of the layer."""
-    x = images(2)
-    with simulated_cuda():
-        runner = make_runner(network, x, batch_sizes=(2,), **way)
-        torch.nn.utils.prune.identity(network.heads[1].linear, "weight")
-        with pytest.raises(RuntimeError, match=r"heads\['block1'\]: its weight was replaced by another object"):
-            runner(x)
+        make_runner(network, images(2), batch_sizes=(2,), exits="overlapped")
 
 
 def test_a_runner_says_what_it_captured(network, way):

@@ -11,7 +11,7 @@ from auxhead.model.commands.options import Device
 from auxhead.model.commands.processes import process_group
 from auxhead.model.training.batches import PixelBatches
 from auxhead.model.training.data_sets import load_folder, read_splits
-from auxhead.model.training.train import _Run
+from auxhead.model.training.train import _TrainingLoop
 from support.command_line import assert_one_line_error, auxhead
 from support.pictures import write_image_folder
 from support.trainable import Blocks, assert_equal_bits, tensors
@@ -119,13 +119,13 @@ def test_a_stopped_command_goes_on(module, tmp_path, monkeypatch):
 
 def test_a_loss_that_is_no_number_leaves_the_best_epoch_as_the_checkpoint(module, monkeypatch):
     options = ("--model", f"{module}:make", "--epochs", 3, "--batch-size", 256)
-    learn = _Run._learn
+    learn = _TrainingLoop._learn
 
     def diverge(run, *batch):
         return learn(run, *batch) * (torch.nan if len(run.state.epochs) == 1 else 1.0)
 
     with monkeypatch.context() as patch:
-        patch.setattr(_Run, "_learn", diverge)
+        patch.setattr(_TrainingLoop, "_learn", diverge)
         result = auxhead("train", "--device", "cpu", "--out", "out", *options)
     assert_one_line_error(result, "learning_rate: got 0.001, with which the loss is nan in batch 1 of epoch 2")
     assert "As after epoch 1 of 1, the best" in result.output

@@ -3,8 +3,6 @@
 import pytest
 import torch
 from auxhead.model import EarlyExitNetwork, Extract, FusedAuxHead, TrainingPlan, train
-from auxhead.model.basics.images import normalise
-from auxhead.model.calibration.evaluation import answers_of_all_exits
 from torch import Tensor, nn
 
 pytestmark = pytest.mark.usefixtures("without_interpreter")
@@ -47,12 +45,3 @@ def test_heads_alone_learn_from_what_they_read(network: EarlyExitNetwork) -> Non
     with torch.no_grad():
         right = network.logits(images)[0].argmax(1) == labels
     assert right.double().mean() > 0.95
-
-
-def test_answers_of_all_exits(network: EarlyExitNetwork) -> None:
-    pixels = torch.randint(0, 256, (5, 3, 8, 6), dtype=torch.uint8)
-    with torch.no_grad():
-        wanted = [logits.softmax(1).max(1) for logits in network.logits(normalise(pixels))]
-    found = answers_of_all_exits(network, pixels)
-    assert torch.equal(found.label, torch.stack([label for _, label in wanted]))
-    torch.testing.assert_close(found.confidence, torch.stack([confidence for confidence, _ in wanted]))

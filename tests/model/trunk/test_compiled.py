@@ -105,9 +105,20 @@ def replayed(f):
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
-@pytest.mark.parametrize("memory_format", [torch.contiguous_format, LAST], ids=["nchw", "channels_last"])
-@pytest.mark.parametrize("name", ["resnet18", "resnet50", "mobilenet_v3_small", "googlenet"])
+@pytest.mark.parametrize(
+    ("name", "memory_format", "dtype"),
+    [
+        ("resnet18", LAST, torch.float16),
+        ("resnet18", torch.contiguous_format, torch.bfloat16),
+        ("resnet50", torch.contiguous_format, torch.float16),
+        ("resnet50", LAST, torch.float32),
+        ("mobilenet_v3_small", LAST, torch.float16),
+        ("mobilenet_v3_small", torch.contiguous_format, torch.float32),
+        ("googlenet", LAST, torch.bfloat16),
+        ("googlenet", torch.contiguous_format, torch.float16),
+    ],
+    ids=str,
+)
 @torch.no_grad()
 def test_dtypes_layouts_and_replays(name, memory_format, dtype) -> None:
     taps = ["layer1", "layer4.1"] if "resnet" in name else []

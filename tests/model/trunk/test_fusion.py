@@ -139,12 +139,12 @@ def test_nothing_is_fused_across_a_tap() -> None:
 
 
 @pytest.mark.parametrize(
-    "options",
-    [dict(padding="same"), dict(padding=1, groups=2), dict(padding=2, dilation=2), dict(padding=1, stride=2),
-     dict(padding=1, groups=4), dict(padding=1, bias=False)],
+    ("options", "affine"),
+    [(dict(padding="same"), True), (dict(padding=1, groups=2), False), (dict(padding=2, dilation=2), True),
+     (dict(padding=1, stride=2), False), (dict(padding=1, groups=4), True), (dict(padding=1, bias=False), False),
+     (dict(padding=1, bias=False), True)],
     ids=str,
 )  # fmt: skip
-@pytest.mark.parametrize("affine", [True, False], ids=["affine", "bare"])
 def test_convolutions_of_any_kind(device, options, affine) -> None:
     norm = nn.BatchNorm2d(4, affine=affine, eps=0.1)
     backbone = nn.Sequential(nn.Conv2d(4, 4, 3, **options), norm, nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(),

@@ -5,9 +5,9 @@ import json
 
 import pytest
 from auxhead.autotune.records.record import BadRecord, Record
-from auxhead.plots.figures import landscape, latency, ranks, time_to_answer
 from auxhead.plots.figures.registry import FIGURES
-from auxhead.plots.records import NoRecords, read_kinds
+from auxhead.plots.figures.sweep import FASTER, SAME, SLOWER
+from auxhead.plots.records import NoRecords
 from auxhead.plots.sweep_heads import Swept
 from support.command_line import plot
 from support.pretended_gpu import ENVIRONMENT
@@ -45,27 +45,27 @@ def sweep(**in_network):
 
 
 def test_a_winner_alone_that_surely_loses_in_the_network():
-    _, drawn = ranks.draw(Swept.of(sweep(a=10.0, rule=9.0, b=10.0)))
+    drawn = FIGURES["ranks"].numbers(Swept.of(sweep(a=10.0, rule=9.0, b=10.0)))
     (head,) = drawn["heads"]
     assert [(one["config"], one["rank_network"]) for one in head["configs"]][:2] == [("a", 2), ("rule", 1)]
-    assert [one["verdict"] for one in head["configs"]] == [ranks.SAME, ranks.FASTER, ranks.SAME]
+    assert [one["verdict"] for one in head["configs"]] == [SAME, FASTER, SAME]
     assert drawn["title"].startswith("In 1 of 1 heads") and "1 of 2 differences" in drawn["title"]
 
 
 def test_a_difference_within_the_noise_is_none():
-    _, drawn = ranks.draw(Swept.of(sweep(a=10.0, rule=9.9, b=13.0)))
-    assert [one["verdict"] for one in drawn["heads"][0]["configs"]] == [ranks.SAME, ranks.SAME, ranks.SLOWER]
+    drawn = FIGURES["ranks"].numbers(Swept.of(sweep(a=10.0, rule=9.9, b=13.0)))
+    assert [one["verdict"] for one in drawn["heads"][0]["configs"]] == [SAME, SAME, SLOWER]
     assert drawn["title"].startswith("In 0 of 1 heads")
 
 
 def test_only_the_kernel_that_was_swept_last_counts():
     old = [swept("old", place, 1.0, kernel="before") for place in ("alone", "network")]
-    (head,) = ranks.draw(Swept.of(old + sweep(a=9.0, rule=10.0)))[1]["heads"]
+    (head,) = FIGURES["ranks"].numbers(Swept.of(old + sweep(a=9.0, rule=10.0)))["heads"]
     assert [one["config"] for one in head["configs"]] == ["a", "rule"]
 
 
 def test_the_landscape_has_what_was_tried_and_what_ties():
-    _, drawn = landscape.draw(Swept.of([*sweep(), swept("c", "alone", 8.02, warps=16)]))
+    drawn = FIGURES["landscape"].numbers(Swept.of([*sweep(), swept("c", "alone", 8.02, warps=16)]))
     configs = drawn["heads"][0]["configs"]
     assert [(one["config"], one["num_warps"], one["within_noise"]) for one in configs] == [
         ("a", 2, True), ("c", 16, True), ("rule", 4, False), ("b", 8, False),
@@ -84,34 +84,20 @@ def benched(variant, batch, us, exits="never", bare=None):
 def test_latency_says_what_heads_add():
     records = [benched("graph-bare@cudnn", batch, 100.0) for batch in (1, 8)]
     records += [benched("overlapped@cudnn", batch, us, bare=100.0) for batch, us in ((1, 103.0), (8, 107.0))]
-    _, drawn = latency.draw([*records, benched("overlapped@cudnn", 1, 50.0, "early", bare=100.0)])
+    drawn = FIGURES["latency"].numbers([*records, benched("overlapped@cudnn", 1, 50.0, "early", bare=100.0)])
     assert "1 overlapped heads of 10 classes add 3 to 7 % of device time" in drawn["title"]
     assert [point["batch"] for point in drawn["classes"]["10"]["overlapped@cudnn"]] == [1, 8]
     with pytest.raises(NoRecords, match="two batch sizes"):
-        latency.draw([one for one in records if one.cell["batch"] == 1])
+        FIGURES["latency"].draw([one for one in records if one.cell["batch"] == 1])
 
 
 def test_time_to_answer_is_compared_with_the_floor_and_the_whole():
     records = [benched("graph-bare@cudnn", 8, 200.0, exits) for exits in ("early", "never")]
     records += [benched("truncated@cudnn", 8, 60.0, "early"), benched("gated@cudnn", 8, 80.0, "early")]
-    _, drawn = time_to_answer.draw(records)
+    drawn = FIGURES["time-to-answer"].numbers(records)
     assert "at early, gated answers in 40 to 40 %" in drawn["title"] and "20 to 20 us after" in drawn["title"]
     with pytest.raises(NoRecords, match="samples that leave at a tap"):
-        time_to_answer.draw([one for one in records if one.exits == "never"])
-
-
-def test_mixed_devices_are_refused(tmp_path):
-    one = benched("overlapped@cudnn", 1, 1.0)
-    other = dataclasses.replace(one, environment={**ENVIRONMENT, "gpu": "A100"})
-    path = written(tmp_path / "mixed.jsonl", one, other)
-    with pytest.raises(BadRecord, match=r"mixed\.jsonl: got records of several gpu \(A100, H200\), wants those of one"):
-        read_kinds([path], ["bench"])
-
-
-def test_failures_are_no_measurements(tmp_path):
-    path = written(tmp_path / "failed.jsonl", dataclasses.replace(benched("x", 1, 1.0), error="OutOfMemoryError"))
-    with pytest.raises(NoRecords, match=r"failed\.jsonl: no measurement of kind 'bench'"):
-        read_kinds([path], ["bench"])
+        FIGURES["time-to-answer"].draw([one for one in records if one.exits == "never"])
 
 
 def test_a_record_of_a_sweep_that_lacks_something():
@@ -120,7 +106,7 @@ def test_a_record_of_a_sweep_that_lacks_something():
         Swept.of([dataclasses.replace(broken, protocol={**broken.protocol, "config": None})])
 
 
-BY_SWEEP = [kind.name for kind in FIGURES if "sweep" in kind.kinds]
+BY_SWEEP = [kind.name for kind in FIGURES.values() if "sweep" in kind.kinds]
 
 
 @pytest.mark.parametrize(
@@ -128,22 +114,23 @@ BY_SWEEP = [kind.name for kind in FIGURES if "sweep" in kind.kinds]
     [(None, "no such file"), ("{}\n", "schema None"), ("", "no measurement of kind")],
     ids=["missing", "schema", "empty"],
 )
-@pytest.mark.parametrize("name", [kind.name for kind in FIGURES if kind.files[0].endswith(".jsonl")])
-def test_every_command_refuses_in_one_line(tmp_path, name, content, message):
+def test_every_command_refuses_in_one_line(tmp_path, content, message):
     path = tmp_path / "records.jsonl"
     if content is not None:
         path.write_text(content)
-    result = plot(name, "--records", path, "--out", tmp_path / "figure")
-    assert result.exit_code == 2 and not list(tmp_path.glob("figure*"))
-    assert str(path) in result.stderr and message in result.stderr and result.stderr.count("\n") == 1
-    (made_by,) = {kind.made_by for kind in FIGURES if kind.name == name}
-    how = f"`{made_by}` makes it" if made_by else "no command of this version makes it"
-    assert how in result.stderr or message == "schema None"
+    for kind in FIGURES.values():
+        if kind.file.endswith(".json"):
+            continue
+        result = plot(kind.name, "--records", path, "--out", tmp_path / "figure")
+        assert result.exit_code == 2 and not list(tmp_path.glob("figure*")), kind.name
+        assert str(path) in result.stderr and message in result.stderr and result.stderr.count("\n") == 1
+        how = f"`{kind.made_by}` makes it" if kind.made_by else "no command of this version makes it"
+        assert how in result.stderr or message == "schema None"
 
 
 def test_figures_of_one_file_read_it_once(tmp_path):
     path = written(tmp_path / "sweep.jsonl", *sweep(a=10.0, rule=9.0))
-    kinds, known = [kind for kind in FIGURES if kind.name in BY_SWEEP], {}
+    kinds, known = [FIGURES[name] for name in BY_SWEEP], {}
     first = kinds[0].make([path], known)[1]
     path.unlink()
     path.touch()  # where there was something to read, and is nothing

@@ -4,7 +4,8 @@ import json
 
 import pytest
 from auxhead.autotune.records.record import BadRecord
-from auxhead.plots.figures import calibration
+from auxhead.plots.figures.registry import FIGURES
+from auxhead.plots.figures.reports import read
 from auxhead.plots.records import COMMITTED, NoRecords
 
 
@@ -18,7 +19,7 @@ def labelled(axes):
 
 
 def test_panels_show_the_numbers_of_the_report(report):
-    figure, drawn = calibration.draw(report)
+    figure, drawn = FIGURES["calibration"].draw(report)
     _before, after, shares, curve = figure.axes
     heights = [bar.get_height() for bar in shares.patches]
     assert heights == pytest.approx([100 * one["share"] for one in report["exits"]])
@@ -46,7 +47,7 @@ def test_with_latencies_the_curve_is_over_time(report):
     report["expected_latency_ms"] = 3.5
     for number, row in enumerate(rows):
         row["latency_ms"] = 9 - number / 100
-    curve = calibration.draw(report)[0].axes[3]
+    curve = FIGURES["calibration"].draw(report)[0].axes[3]
     assert curve.get_xlabel() == "ms to the answer, batch 8"
     lines = labelled(curve)
     assert lines["early exit, test"][0] == [3.5] and lines["all stop at one exit, test"][0] == list(range(1, exits + 1))
@@ -56,9 +57,9 @@ def test_with_latencies_the_curve_is_over_time(report):
 def test_reports_of_other_commands_are_passed_over(report, tmp_path):
     demo, own = COMMITTED / "cpu" / "demo-digits.json", tmp_path / "report.json"
     own.write_text(json.dumps(report))
-    assert calibration.read([demo, own], (), {}) == report
+    assert read([demo, own], ["calibrate"], {}) == report
     with pytest.raises(NoRecords, match="got reports of other commands"):
-        calibration.read([demo], (), {})
+        read([demo], ["calibrate"], {})
     own.write_text(json.dumps({**report, "chosen": "best"}))
     with pytest.raises(BadRecord, match="chosen: got 'best', wants"):
-        calibration.read([own], (), {})
+        read([own], ["calibrate"], {})

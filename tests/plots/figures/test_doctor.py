@@ -5,7 +5,7 @@ import json
 
 import pytest
 from auxhead.autotune.records.record import append_record
-from auxhead.plots.figures.doctor import draw
+from auxhead.plots.figures.registry import FIGURES
 from support.command_line import plot
 from support.committed_records import records
 
@@ -19,7 +19,7 @@ from support.committed_records import records
 )
 def test_the_title_says_what_the_gpu_needs_if_it_can_be_told(target, said):
     found = [one for one in records("h200/doctor.jsonl") if one.cell["target"].endswith(f":{target}")]
-    _, drawn = draw(found)
+    drawn = FIGURES["doctor"].numbers(found)
     assert drawn["title"].endswith(f":{target}:\n{said}")
 
 
@@ -30,4 +30,4 @@ def test_the_last_diagnosis_is_drawn_whatever_those_before_it_are_of(tmp_path):
         append_record(tmp_path / "doctor.jsonl", one)
     drawn = plot("doctor", "--records", tmp_path / "doctor.jsonl", "--out", tmp_path / "figure")
     assert drawn.exit_code == 0, drawn.output
-    assert json.loads((tmp_path / "figure.json").read_text()) == draw([last])[1]
+    assert json.loads((tmp_path / "figure.json").read_text()) == FIGURES["doctor"].numbers([last])

@@ -7,18 +7,7 @@ from pathlib import Path
 
 import pytest
 from auxhead.autotune.records.comparison import NEGLIGIBLE
-from auxhead.plots.figures import (
-    exits,
-    footprint,
-    landscape,
-    latency,
-    pareto,
-    profile,
-    ranks,
-    roofline,
-    time_to_answer,
-    timeline,
-)
+from auxhead.plots.figures import bench, footprint, pareto, profile, reports, roofline, sweep, timeline
 from auxhead.plots.style import ORANGE, PURPLE
 from matplotlib.colors import to_hex
 
@@ -51,7 +40,7 @@ def approx(values):
 
 def test_exits():
     drawn = gallery("exits")
-    above, below = exits._figure(drawn).axes
+    above, below = reports.exits_figure(drawn).axes
     assert [bar.get_height() for bar in above.patches] == approx(drawn["share_percent"])
     lines = labelled(below)
     assert lines["exit, if it answered all"][1] == drawn["accuracy_on_all_percent"]
@@ -62,14 +51,14 @@ def test_exits():
 
 def test_latency():
     drawn = gallery("latency")
-    axes = {one.get_title(loc="left"): one for one in latency._figure(drawn).axes}
+    axes = {one.get_title(loc="left"): one for one in bench.latency_figure(drawn).axes}
     for classes, variants in drawn["classes"].items():
         panel = axes[f"latency, {int(classes):,} classes a head"]
         assert panel.get_yscale() == panel.get_xscale() == "log" and panel.get_ylim()[0] < 1000
         lines, bands = labelled(panel), [set(band.get_paths()[0].vertices[:, 1]) for band in panel.collections]
         assert len(bands) == len(variants)
         for (name, its), band in zip(variants.items(), bands, strict=True):
-            batches, us = lines[latency.LINES[name].label]
+            batches, us = lines[bench.LATENCY[name].label]
             assert batches == [one["batch"] for one in its] and us == [one["host_us"]["median"] for one in its]
             assert band == {one["host_us"][end] for one in its for end in ("median", "p99")}
     for name, unit in (("latency", "host"), ("device time", "device")):
@@ -78,7 +67,7 @@ def test_latency():
         bands = [sorted({float(y) for y in band.get_paths()[0].vertices[:, 1]}) for band in panel.collections]
         wanted, ends = [], []
         for variants in drawn["classes"].values():
-            for variant in latency.ADDED:
+            for variant in bench.ADDED:
                 if not (its := [one for one in variants.get(variant, []) if "bare" in one]):
                     continue
                 wanted.append(approx(100 * one["bare"][f"{unit}_ratio"] - 100 for one in its))
@@ -90,7 +79,7 @@ def test_latency():
 
 def test_roofline():
     drawn = gallery("roofline")
-    _, left, right = roofline._figure(drawn).axes
+    _, left, right = roofline.roofline_figure(drawn).axes
     heads = drawn["heads"]
     assert points(left) == [
         approx(one) for one in sorted((head["bytes"] / 1e6, us) for head in heads for us in head["us"].values())
@@ -114,7 +103,7 @@ def test_roofline():
 def test_footprint():
     drawn = gallery("footprint")
     batches = drawn["batches"]
-    panels = footprint._figure(drawn).axes[: 2 * len(batches)]
+    panels = footprint.footprint_figure(drawn).axes[: 2 * len(batches)]
     rows = ("added", ("low", "high"), -math.inf, 12.0), ("hidden", ("p20", "p80"), -100.0, math.inf)
     for index, axes in enumerate(panels):
         name, ends, least, most = rows[index // len(batches)]
@@ -130,31 +119,9 @@ def test_footprint():
             assert any(set(x) == {found["boundary"]["occupancy_percent"]} for x, _ in bars)
 
 
-@pytest.mark.parametrize(
-    ("few", "many", "added", "found"),
-    [
-        ((1.0, 2.0, 3.0), (12.0, 20.0), 1.0, 6.0),  # between 3 and 12: where the axis, a logarithm, has the middle
-        ((1.0, 2.0, 3.0), (12.0, 20.0), 2.5, 6.0),  # not surely more than 2 %
-    ],
-)
-def test_the_boundary_of_footprints(few, many, added, found):
-    made = [
-        {"kind": "programs", "occupancy_percent": share, "added_percent": percent, "added_low": percent - 1.0}
-        for shares, percent in ((few, added), (many, 9.0))
-        for share in shares
-    ]
-    assert footprint.boundary(made)["occupancy_percent"] == pytest.approx(found)
-    made[0]["added_low"] = 9.0
-    assert footprint.boundary(made)["on_the_wrong_side"] == 1
-    del made[2:4]  # one of three is on the wrong side
-    assert footprint.boundary(made) is None
-    made += made[1:2]
-    assert footprint.boundary(made)["on_the_wrong_side"] == 1, "one of four"
-
-
 def test_pareto():
     drawn = gallery("pareto")
-    for axes, panel in zip(pareto._figure(drawn).axes, drawn["panels"], strict=False):
+    for axes, panel in zip(pareto.pareto_figure(drawn).axes, drawn["panels"], strict=False):
         lines = labelled(axes)
         for name, series in panel["runners"].items():
             assert lines[pareto.LINES[name].label] == (series["mean_us"], series["accuracy_percent"])
@@ -170,7 +137,7 @@ def boxes(collection):
 
 def test_timeline():
     drawn = gallery("timeline")
-    above, below = timeline._figure(drawn).axes
+    above, below = timeline.timeline_figure(drawn).axes
     trunk, joining, *heads = above.collections
     assert boxes(trunk) == [approx((begin, 1.0, end, 1.6)) for begin, end in drawn["trunk"]]
     assert boxes(joining) == [approx((begin, 1.0, end, 1.6)) for begin, end in drawn["joining"]]
@@ -187,10 +154,10 @@ def test_timeline():
 
 def test_time_to_answer():
     drawn = gallery("time-to-answer")
-    for axes, lines in zip(time_to_answer._figure(drawn).axes, drawn["batches"].values(), strict=False):
+    for axes, lines in zip(bench.time_to_answer_figure(drawn).axes, drawn["batches"].values(), strict=False):
         assert axes.get_ylim()[0] == 0
         for bars in axes.containers:
-            (name,) = (one for one, line in time_to_answer.LINES.items() if line.label == bars.get_label())
+            (name,) = (one for one, line in bench.TO_ANSWER.items() if line.label == bars.get_label())
             line, _, (columns,) = bars.lines
             its = lines[name]
             assert list(line.get_xdata()) == [drawn["exits"].index(one["exit"]) for one in its]
@@ -201,7 +168,7 @@ def test_time_to_answer():
 
 def test_profile():
     drawn = gallery("profile")
-    launches, answer, kernels, api = profile._figure(drawn).axes
+    launches, answer, kernels, api = profile.profile_figure(drawn).axes
     for axes, wanted in (
         (launches, drawn["launches"]),
         (kernels, drawn["kernels"]),
@@ -223,12 +190,12 @@ def test_ranks():
     configs = [
         {"alone_over_fastest_alone_percent": alone, "network_over_fastest_alone_percent": network, "verdict": verdict}
         for alone, network, verdict in (
-            (0.0, [0.0, 0.0, 0.0], ranks.SAME), (3.0, [0.1, -0.5, 0.9], ranks.SAME),
-            (7.0, [2.0, 1.2, 4.0], ranks.SLOWER), (9.0, [-3.0, -3.5, -1.0], ranks.FASTER),
+            (0.0, [0.0, 0.0, 0.0], sweep.SAME), (3.0, [0.1, -0.5, 0.9], sweep.SAME),
+            (7.0, [2.0, 1.2, 4.0], sweep.SLOWER), (9.0, [-3.0, -3.5, -1.0], sweep.FASTER),
         )
     ]  # fmt: skip
     drawn = {"title": "t", "stamp": "s", "rank_counts": [[5, 1], [0, 4]], "heads": [{"batch": 8, "configs": configs}]}
-    counts, axes = ranks.redraw(drawn).axes
+    counts, axes = sweep.ranks_figure(drawn).axes
     assert counts.images[0].get_array().tolist() == drawn["rank_counts"]
     assert counts.get_xlabel().startswith("rank in the network") and counts.get_ylabel() == "rank alone"
     found = [(list(bars.lines[0].get_xdata()), list(bars.lines[0].get_ydata())) for bars in axes.containers]
@@ -248,11 +215,11 @@ def test_landscape():
         )
     ]  # fmt: skip
     heads = [{"head": "layer1", "batch": 1, "configs": configs}]
-    axes = landscape.redraw({"title": "t", "stamp": "s", "noise_percent": 1.0, "heads": heads}).axes[0]
-    norm = landscape.LogNorm(1.0, 4.0)
+    axes = sweep.landscape_figure({"title": "t", "stamp": "s", "noise_percent": 1.0, "heads": heads}).axes[0]
+    norm = sweep.LogNorm(1.0, 4.0)
     filled = {(box.get_x() + 0.5, box.get_y() + 0.5): box.get_facecolor() for box in axes.patches if box.get_fill()}
     wanted = {(0, 0): 1.0, (1, 1): 1.5, (1, 0): 2.0}  # warps across, channels up; of two in a cell the faster
-    assert filled == {cell: landscape.COLOURS(norm(over)) for cell, over in wanted.items()}
+    assert filled == {cell: sweep.COLOURS(norm(over)) for cell, over in wanted.items()}
     rule, untried = axes.lines
     assert (list(rule.get_xdata()), list(rule.get_ydata())) == ([1], [1])
     assert (list(untried.get_xdata()), list(untried.get_ydata())) == ([0], [1])

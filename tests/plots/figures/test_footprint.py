@@ -3,12 +3,16 @@
 import json
 
 import pytest
-from auxhead.autotune.footprint.records import failed_record
+from auxhead.autotune.overlap.records import FOOTPRINT as KIND
+from auxhead.autotune.overlap.records import failed_record
 from auxhead.autotune.records.record import read_records
-from auxhead.plots.figures.footprint import boundary, draw
+from auxhead.plots.figures.footprint import boundary
+from auxhead.plots.figures.registry import FIGURES
 from auxhead.plots.records import COMMITTED, NoRecords
 from support.footprint_fakes import CELL, records
 from support.pretended_gpu import ENVIRONMENT
+
+FOOTPRINT = FIGURES["footprint"]
 
 
 def points(*pairs, kind="programs"):
@@ -63,13 +67,17 @@ def test_a_boundary_is_better_than_none():
     ids=["boundary", "free", "never free", "does not tell"],
 )
 def test_the_title_is_what_was_found(added, says):
-    figure, drawn = draw(records(added=added))
+    figure, drawn = FOOTPRINT.draw(records(added=added))
     assert drawn["title"] == f"Batch 1: {says}" == figure.get_suptitle()
 
 
 def test_everything_drawn_is_in_a_record():
-    kept = [*records(1), *records(32, fails="16 SMs"), failed_record(CELL, "no", ENVIRONMENT)]
-    figure, drawn = draw(kept)
+    kept = [
+        *records(1),
+        *records(32, fails="16 SMs"),
+        failed_record(KIND, CELL, "no", ENVIRONMENT),
+    ]
+    figure, drawn = FOOTPRINT.draw(kept)
     assert list(drawn["batches"]) == ["1", "32"] and len(figure.axes) == 5
     for batch, found in drawn["batches"].items():
         its = {one.variant: one for one in kept if one.cell["batch"] == int(batch) and one.error is None}
@@ -86,7 +94,7 @@ def test_everything_drawn_is_in_a_record():
     (point,) = (one for one in drawn["batches"]["1"]["points"] if one["footprint"] == "by rule")
     assert (by_rule.get_xdata()[0], by_rule.get_ydata()[0]) == (point["occupancy_percent"], point["added_percent"])
     assert "residency tier" in figure.axes[2].get_xlabel() and "H200" in drawn["stamp"]
-    assert json.loads(json.dumps(drawn)) == drawn == draw(kept)[1]
+    assert json.loads(json.dumps(drawn)) == drawn == FOOTPRINT.numbers(kept)
 
 
 def test_footprints_of_equal_occupancy_have_a_title():
@@ -95,11 +103,11 @@ def test_footprints_of_equal_occupancy_have_a_title():
     for one in kept:
         share = one.measured["occupancy"]["residency"]["warps_share"]
         one.measured["occupancy"]["residency"]["warps_share"] = {**share, "median": 0.01}
-    assert "Batch 1: " in draw(kept)[1]["title"]
+    assert "Batch 1: " in FOOTPRINT.numbers(kept)["title"]
 
 
 def test_what_is_off_the_scale_stands_at_its_edge_with_its_number():
-    figure, drawn = draw(records(added=lambda share: 147.0 if share < 0.0003 else 1.0))
+    figure, drawn = FOOTPRINT.draw(records(added=lambda share: 147.0 if share < 0.0003 else 1.0))
     above = figure.axes[0]
     added = [one["added_percent"] for one in drawn["batches"]["1"]["points"]]
     wanted = sorted(f"{percent:+.0f}" for percent in added if percent > 12)
@@ -108,10 +116,12 @@ def test_what_is_off_the_scale_stands_at_its_edge_with_its_number():
 
 def test_only_failures_are_no_records():
     with pytest.raises(NoRecords, match="no footprint that was measured"):
-        draw([failed_record(CELL, "no", ENVIRONMENT)])
+        FOOTPRINT.draw([failed_record(KIND, CELL, "no", ENVIRONMENT)])
 
 
 def test_footprints_under_other_conditions_alone_are_too_few():
     """There is no usual one that they could be compared with."""
     with pytest.raises(NoRecords, match="no footprint at batch 1 but those under other conditions"):
-        draw([one for one in read_records(COMMITTED / "h200/footprint.jsonl") if one.variant.endswith("same priority")])
+        FOOTPRINT.draw(
+            [one for one in read_records(COMMITTED / "h200/footprint.jsonl") if one.variant.endswith("same priority")]
+        )

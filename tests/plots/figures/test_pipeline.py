@@ -1,18 +1,15 @@
 """Figures of pipelines over two GPUs, from made-up records: their numbers are those of the records."""
 
-import json
 from dataclasses import replace
 
 import pytest
-from auxhead.autotune.records.record import append_record
-from auxhead.plots.figures import gpus, pipeline
+from auxhead.plots.figures.registry import FIGURES
 from auxhead.plots.records import NoRecords
-from support.command_line import plot
 from support.pipeline_records import pipeline_records
 
 
 def test_throughput_by_micro_batches():
-    figure, drawn = pipeline.draw(pipeline_records())
+    figure, drawn = FIGURES["pipeline"].draw(pipeline_records())
     assert drawn["title"].startswith("Batch 512: pipelined 1.80 times the throughput of model-parallel,\n2.40 times")
     assert list(drawn["batches"]) == ["120", "512"]
     lines = drawn["batches"]["120"]["lines"]
@@ -28,11 +25,11 @@ def test_throughput_by_micro_batches():
 def test_throughput_needs_the_baseline():
     records = [one for one in pipeline_records() if one.variant != "model-parallel"]
     with pytest.raises(NoRecords, match="no record of pipelined-heads beside model-parallel at batch 512"):
-        pipeline.draw(records)
+        FIGURES["pipeline"].draw(records)
 
 
 def test_timeline_of_both_gpus():
-    figure, drawn = gpus.draw(pipeline_records())
+    figure, drawn = FIGURES["gpus"].draw(pipeline_records())
     assert drawn["title"] == (
         "One request: 2.0 ms model-parallel, GPUs compute 50 and 50 % of it;\n"
         "1.0 ms ours, GPUs compute 90 and 90 % of it"
@@ -46,13 +43,4 @@ def test_timeline_of_both_gpus():
 def test_timelines_where_all_have_exits_compare_nothing():
     records = [replace(one, exits="50/50") if one.kind == "gpus" else one for one in pipeline_records()]
     with pytest.raises(NoRecords, match="no timelines of two of .* where nobody leaves"):
-        gpus.draw(records)
-
-
-@pytest.mark.parametrize("name", ["pipeline", "gpus"])
-def test_commands(tmp_path, name):
-    for one in pipeline_records():
-        append_record(tmp_path / "records.jsonl", one)
-    done = plot(name, "--records", tmp_path / "records.jsonl", "--out", tmp_path / "figure")
-    assert done.exit_code == 0, done.output
-    assert json.loads((tmp_path / "figure.json").read_text())["title"]
+        FIGURES["gpus"].draw(records)

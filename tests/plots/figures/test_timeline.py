@@ -5,11 +5,10 @@ import json
 from dataclasses import replace
 
 import pytest
-from auxhead.autotune.overlap.records import failed_record
+from auxhead.autotune.overlap.records import KIND, failed_record
 from auxhead.autotune.records.record import BadRecord
-from auxhead.plots import timelines
 from auxhead.plots.figures import timeline
-from auxhead.plots.files import save_figure
+from auxhead.plots.figures.registry import FIGURES
 from auxhead.plots.records import NoRecords
 from support.command_line import plot
 from support.overlap_fakes import CELL, CONV, records
@@ -28,7 +27,7 @@ def with_programs(**changes):
 
 
 def test_what_is_drawn():
-    figure, drawn = timeline.draw(records(slower=1.0))
+    figure, drawn = FIGURES["timeline"].draw(records(slower=1.0))
     assert drawn["title"].splitlines() == [
         "5 of 8 heads beside the trunk: 96 % of their time lies under its kernels;",
         "all heads together add 4.0 % to the network's time (99 %: 3.1 to 4.9 %)",
@@ -51,21 +50,8 @@ def test_what_is_drawn():
     )
 
 
-def test_programs_are_drawn_where_they_were_recorded():
-    figure, drawn = timeline.draw(with_programs())
-    above, below = figure.axes
-    assert drawn["programs"] == PROGRAMS and drawn["sm_count"] == 132 and below.get_ylim() == (-0.5, 131.5)
-    boxes = [path.get_extents().extents.tolist() for path in below.collections[0].get_paths()]
-    assert boxes == [[begin, sm - 0.5, end, sm + 0.5] for _, sm, begin, end in PROGRAMS]
-    colours = [tuple(colour[:3]) for colour in below.collections[0].get_facecolors()]
-    assert len(set(colours[:4])) == 1 and colours[4] != colours[0], "the joining launch has its own"
-    assert below.texts[0].get_text() == ("5 programs of the heads, on 3 of 132 SMs; those of the trunk are not drawn")
-    assert "Programs' times are good to 0.4 us" in drawn["stamp"] and drawn["clocks_differ_us"] == 0.42
-    assert below.get_ylabel() == "SM id\n(measured in the kernel)" and below.get_xlabel() and not above.get_xlabel()
-
-
 def test_findings_that_are_none():
-    _, drawn = timeline.draw(records(last_heads=200.0, both=100.5))
+    drawn = FIGURES["timeline"].numbers(records(last_heads=200.0, both=100.5))
     assert drawn["title"].splitlines() == [
         "5 of 8 heads beside the trunk: only 11 % of their time lies under its kernels;",
         "all heads together add 0.5 % to the network's time (99 %: -0.4 to 1.4 %)",
@@ -75,28 +61,20 @@ def test_findings_that_are_none():
         record.measured["coverage"] = None
     made[1].measured["programs"] = [[0, 5, 51.0, 54.0]]
     made[1].measured["kernels"] = [one for one in made[1].measured["kernels"] if one["role"] != "side"]
-    figure, drawn = timeline.draw(made)
+    figure, drawn = FIGURES["timeline"].draw(made)
     assert drawn["title"].startswith("Nothing runs beside the trunk, all 8 heads with the classifier at its end;")
     assert drawn["heads"] == [] and drawn["all_replays"] is None and figure.axes
-    _, faster = timeline.draw(records(both=90.0))
+    faster = FIGURES["timeline"].numbers(records(both=90.0))
     assert "all heads together add -10.0 % to the network's time (99 %: " in faster["title"]
 
 
 def test_the_last_network_is_drawn_and_only_with_its_summary():
     other = records(slower=2.0)
-    failed = failed_record(CELL, "no memory", ENVIRONMENT)
-    _, drawn = timeline.draw([*records(), *other, failed])
+    failed = failed_record(KIND, CELL, "no memory", ENVIRONMENT)
+    drawn = FIGURES["timeline"].numbers([*records(), *other, failed])
     assert drawn["span_us"] == other[1].measured["span_us"]
     with pytest.raises(NoRecords, match="no timeline with the summary of its run"):
-        timeline.draw([records()[0], records()[1]])
-
-
-def test_files_repeat(tmp_path):
-    made = with_programs()
-    for folder in ("a", "b"):
-        save_figure(*timeline.draw(made), tmp_path / folder / "timeline")
-    for name in ("timeline.json", "timeline.png", "timeline.svg"):
-        assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
+        FIGURES["timeline"].draw([records()[0], records()[1]])
 
 
 def test_the_trace(tmp_path):
@@ -152,7 +130,7 @@ def test_the_trace(tmp_path):
 def test_each_network_is_a_process_of_its_own():
     first = records()
     second = [replace(one, cell={**one.cell, "batch": 32}, run="other") for one in records()]
-    events = timelines.chrome_trace([*first, *second])["traceEvents"]
+    events = timeline.chrome_trace([*first, *second])["traceEvents"]
     names = [event["args"]["name"] for event in events if event["name"] == "process_name"]
     assert [name.partition("batch ")[2][:2] for name in names] == ["8,", "32"]
     assert {event["pid"] for event in events} == {1, 2}

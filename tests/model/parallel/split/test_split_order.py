@@ -8,7 +8,7 @@ import torch
 from auxhead.kernels import runs_triton
 from auxhead.model import ExitMonitor, ExitRule
 from auxhead.model.parallel.segments import segments_of
-from auxhead.model.parallel.split import captured, graphs, parallelize, part, runner
+from auxhead.model.parallel.split import captured, parallelize, part, runner
 from support import simulated_cuda as simulation
 from support import stream_order
 from support.example_models import Skipping, SmallNet
@@ -43,7 +43,7 @@ def simulated():
         stream_order.order.see()
         return still_open
 
-    modules = (parallelize, captured, runner, graphs, part)
+    modules = (parallelize, captured, runner, part)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(simulation, "_CAPTURING", (*simulation._CAPTURING, *modules))
         patch.setattr(captured, "copy_between", copy_between)
@@ -56,7 +56,7 @@ def simulated():
 
 
 def split(net, exits, sizes=(4,), starts=(0, 2), devices=DEVICES):
-    return parallelize._captured(parallelize._Wanted(net, images(3), devices, [*starts], [*sizes], exits, "as_is"))
+    return parallelize._captured(net, images(3), devices, [*starts], [*sizes], exits, "as_is")
 
 
 def assert_same(found, wanted):
@@ -135,9 +135,9 @@ def test_the_host_launches_no_more_once_all_are_answered(monkeypatch):
     """What is launched ahead of the answer is one graph of the trunk, and the crossing before it."""
     net, x = network(), images(4)
     launched = []
-    launch = captured.CapturedParts._launch
+    launch = captured.SplitBatch._launch
     monkeypatch.setattr(
-        captured.CapturedParts, "_launch", lambda parts, piece: (launched.append(piece), launch(parts, piece))
+        captured.SplitBatch, "_launch", lambda parts, piece: (launched.append(piece), launch(parts, piece))
     )
     with simulated():
         runner = split(net, "polled", starts=(0, 1, 2, 3), devices=[*DEVICES, *DEVICES])
@@ -177,14 +177,14 @@ def test_an_interrupted_request_leaves_nothing_behind(monkeypatch):
     wanted = net(batches[1])
     with simulated():
         runner = split(net, "polled", starts=(0, 1, 2, 3), devices=[*DEVICES, *DEVICES])
-        cross = captured.CapturedParts._cross
+        cross = captured.SplitBatch._cross
 
         def interrupted(parts, number):
             cross(parts, number)
             raise KeyboardInterrupt
 
         with monkeypatch.context() as patch:
-            patch.setattr(captured.CapturedParts, "_cross", interrupted)
+            patch.setattr(captured.SplitBatch, "_cross", interrupted)
             with pytest.raises(KeyboardInterrupt):
                 runner(batches[0])
         found = runner(batches[1])

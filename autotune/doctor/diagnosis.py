@@ -1,0 +1,145 @@
+"""Diagnosis of a trace: its findings in order, and the verdict, how long a request takes and how long it could."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import median_low
+
+from .findings.finding import KINDS, WRONG, Finding, us
+from .findings.heads import find_fusible_heads, find_gate_waits
+from .findings.host import find_host_waits, find_launch_bound
+from .findings.occupancy import find_full_device
+from .findings.preparation import find_allocations, find_pageable_copies, find_recaptures, find_trials
+from .findings.requests import Busy, library_streams, trunk_stream
+from .findings.streams import find_default_stream, find_noticed, find_priorities, find_races
+from .trace import Stream, Trace, TracedRequest
+
+_ALL: tuple[Callable[[Trace], list[Finding]], ...] = (
+    find_races,
+    find_noticed,
+    find_default_stream,
+    find_priorities,
+    find_launch_bound,
+    find_host_waits,
+    find_allocations,
+    find_pageable_copies,
+    find_full_device,
+    find_gate_waits,
+    find_fusible_heads,
+    find_recaptures,
+    find_trials,
+)
+
+
+def find_all(trace: Trace) -> list[Finding]:
+    """Return all findings: wrong answers in the order of KINDS, then by cost, and last those whose cost is unknown."""
+    order = list(KINDS)
+
+    def place(finding: Finding) -> tuple[bool, int, float, int]:
+        kind = order.index(finding.kind)
+        if finding.kind in WRONG:
+            return False, kind, 0.0, kind
+        return True, int(finding.cost_us is None), -(finding.cost_us or 0.0), kind
+
+    return sorted((finding for find in _ALL for finding in find(trace)), key=place)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Times of a request, microseconds: medians over the requests of a trace."""
+
+    achieved_us: float
+    """From its begin until the device and the host are done; without a profiler where that was measured."""
+    profiled: bool
+    """The achieved time has the profiler in it, which makes launches slower."""
+    span_us: float
+    """From the device's first work to its last, in the trace."""
+    trunk_us: float
+    """Device time of the trunk: of its stream, heads aside; if ``is_split`` is False, of all work together."""
+    side_us: float
+    """Device time of everything else: heads, and other streams; 0 if ``is_split`` is False."""
+    launch_bound_us: float
+    """Host time of all calls that launch something, with the profiler on: no request is shorter without a graph."""
+    overlapped_us: float
+    """For how long trunk and side run at once, or, if ``is_split`` is False, any work beside other."""
+    is_split: bool
+    """False: a graph in which no kernel is known to be of a head, and nothing beside it. The driver runs a graph's
+    kernels on streams of its choice, so that a trace does not tell which branch one is of."""
+
+    @property
+    def possible_us(self) -> float:
+        """The longer of the trunk and everything else: what it takes if one runs beside the other.
+
+        If they are not told apart, how long the device is busy.
+        """
+        return max(self.trunk_us, self.side_us) if self.is_split else self.busy_us
+
+    @property
+    def busy_us(self) -> float:
+        """How long the device runs anything."""
+        return self.trunk_us + self.side_us - self.overlapped_us
+
+    def sentences(self) -> tuple[str, ...]:
+        """Return the verdict in words, a sentence each."""
+        how, profiled = (
+            ("with the profiler on", "") if self.profiled else ("without a profiler", "with the profiler on, ")
+        )
+        took = (
+            f"A request takes {us(self.achieved_us)} ({how}); {profiled}{us(self.span_us)} pass from its first kernel "
+            f"to its last, of which the device works {us(self.busy_us)}."
+        )
+        launching = f"Launching takes {us(self.launch_bound_us)} of the host, with the profiler on."
+        trunk, side, both = us(self.trunk_us), us(self.side_us), us(self.overlapped_us)
+        if not self.is_split and not self.overlapped_us:
+            parts = [
+                f"Everything takes {trunk} of the device, one kernel after another; a graph does not tell heads from "
+                "the trunk."
+            ]
+        elif not self.is_split:
+            parts = [
+                f"Kernels and copies take {trunk} together; for {both} of it others run at the same time. A trace of a "
+                "graph does not tell which branch a kernel is of."
+            ]
+        elif not self.side_us:
+            parts = [
+                f"Everything takes {trunk} of the device: no kernel is known to be of a head, and no stream beside the "
+                "trunk's has work."
+            ]
+        else:
+            parts = [
+                f"The trunk takes {trunk} of the device and everything else {side}: one beside the other they could "
+                f"take {us(self.possible_us)}.",
+                f"Both run at once for {both}.",
+            ]
+        return (took, *parts, launching)
+
+
+def weigh(trace: Trace) -> Verdict:
+    """Weigh what a request takes against what it would take with everything beside the trunk."""
+    trunk = trunk_stream(trace)
+    parts = [_parts(request, trunk) for request in trace.requests]
+    is_split = all(is_told_apart for *_, is_told_apart in parts)
+    rows = []
+    for request, (of_trunk, beside, _) in zip(trace.requests, parts, strict=True):
+        busy = Busy(request.work)
+        trunk_us, side_us = (of_trunk.us, beside.us) if is_split else (sum(work.us for work in request.work), 0.0)
+        calls = {id(work.call): work.call for work in request.work if work.call is not None}
+        launching_us = sum(call.end_us - call.start_us for call in calls.values())
+        span_us = busy.intervals[-1][1] - busy.intervals[0][0]
+        rows.append((span_us, trunk_us, side_us, launching_us, trunk_us + side_us - busy.us))
+    watched_us = trace.seen.host_us
+    achieved_us = trace.median_us(lambda request: request.end_us) if watched_us is None else watched_us
+    return Verdict(achieved_us, watched_us is None, *map(median_low, zip(*rows, strict=True)), is_split)
+
+
+def _parts(request: TracedRequest, trunk: Stream | None) -> tuple[Busy, Busy, bool]:
+    """Return when the trunk and all else are busy, and whether they can be told apart.
+
+    If graphs run on several streams, the trunk goes on on any of them after a fork.
+    """
+    in_graphs = [work for work in request.work if work.graph]
+    of_graphs = {work.on for work in in_graphs}
+    own = {trunk, *(of_graphs if len(of_graphs) > 1 else ()), *library_streams(request)}
+    beside = [work for work in request.work if work.is_head or work.on not in own]
+    of_trunk = [work for work in request.work if not work.is_head and work.on in own]
+    is_told_apart = not in_graphs or any(work.is_head for work in in_graphs) or bool(beside) and len(of_graphs) == 1
+    return Busy(of_trunk), Busy(beside), is_told_apart

@@ -1,0 +1,72 @@
+"""Captured programs: whatever is measured in a CUDA graph of its own is warmed up, captured and kept here."""
+
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+import torch
+from torch import Tensor
+
+from ...model.basics.streams import stream_pair
+
+#: What a program returns: it lies in the graph's memory, and each replay writes it anew.
+Answered = TypeVar("Answered")
+
+#: Launches of a head in one graph, one after the other.
+CHAIN = 20
+#: Runs before a capture, in which nothing may be compiled and cuDNN may choose no algorithms.
+_WARM_UP = 2
+
+
+class CapturedProgram(Generic[Answered]):
+    """A program in a CUDA graph; a call replays it on the current stream."""
+
+    def __init__(
+        self, program: Callable[[], Answered], stream: torch.cuda.Stream, warm_up: Callable[[], object] | None = None
+    ) -> None:
+        """Run ``warm_up`` on ``stream``, or the program itself, and capture what the program does there."""
+        self._program = program  # the graph uses its memory
+        self._graph = torch.cuda.CUDAGraph()
+        stream.wait_stream(torch.cuda.current_stream(stream.device))
+        with torch.no_grad(), torch.cuda.stream(stream):
+            for _ in range(_WARM_UP):
+                (warm_up or program)()
+        torch.cuda.synchronize(stream.device)
+        with torch.no_grad(), torch.cuda.graph(self._graph, stream=stream):
+            self.answer = program()
+            """What the program returned, after a replay."""
+
+    def __call__(self) -> None:
+        """Replay."""
+        self._graph.replay()
+
+
+def chain(launch: Callable[[], Answered], device: torch.device) -> CapturedProgram[Answered]:
+    """Capture ``CHAIN`` times what ``launch`` does on the current stream, one after another; the last one answers."""
+
+    def program() -> Answered:
+        for _ in range(CHAIN - 1):
+            launch()
+        return launch()
+
+    return CapturedProgram(program, stream_pair(device).side, warm_up=launch)
+
+
+class CapturedFunction(Generic[Answered]):
+    """A function of one tensor in a CUDA graph: copies its input in and replays for the answer."""
+
+    def __init__(
+        self,
+        function: Callable[[Tensor], Answered],
+        example: Tensor,
+        memory_format: torch.memory_format = torch.preserve_format,
+        stream: torch.cuda.Stream | None = None,
+    ) -> None:
+        """Warm up and capture for inputs like the example, in ``memory_format``, on the trunk's or another stream."""
+        self._input = example.clone(memory_format=memory_format)
+        self._captured = CapturedProgram(lambda: function(self._input), stream or stream_pair(example.device).trunk)
+
+    def __call__(self, x: Tensor) -> Answered:
+        """Answer for a batch like the example; the answer is valid until the next call."""
+        self._input.copy_(x)
+        self._captured()
+        return self._captured.answer

@@ -1,0 +1,226 @@
+"""Timing of heads on a GPU: alone, as a chain of launches in a graph; in situ, in a captured network; and of copies."""
+
+import random
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from typing import Any, NamedTuple
+
+import torch
+
+from ...kernels.launch.head_shape import HeadShape
+from ...kernels.launch.launch_config import LaunchConfig
+from ..records.comparison import Paired
+from ..records.summaries import Timings
+from .captured import CHAIN, chain
+from .cells import NEVER
+from .compile_ahead import NEVER_ENDS, AloneLaunch, CompileAhead, HeadDescription, LaunchDescription, first_launches
+from .failures import DeviceLost, Failure, WrongAnswer, refuse
+from .heads_alone import FUSED, LAUNCHES, AloneHead, Launch
+from .heads_in_situ import HeadsInSitu
+from .subject import Subject
+from .targets import ALONE, NETWORK, Target
+from .timers import PROTOCOL, Key, block_length, time_rounds, time_those_that_run
+
+#: Bytes of a copy: many times what a cache holds.
+COPIED = 2**30
+#: Copies between two events.
+_REPEAT = 4
+
+
+class CopySpeed(NamedTuple):
+    """Copies within one device's memory, as they were timed."""
+
+    us: Timings
+    """Microseconds of a copy of ``COPIED`` bytes, which are read once and written once, [1][rounds]."""
+
+    def floor(self, moved: int) -> Timings:
+        """Return the microseconds that ``moved`` bytes, read or written, take at that speed, copy by copy."""
+        return [[us * moved / (2 * COPIED) for us in rounds] for rounds in self.us]
+
+
+def measure_copy_speed(device: torch.device, rounds: int) -> CopySpeed:
+    """Time copies on a CUDA device; takes twice ``COPIED`` of its memory meanwhile."""
+    source = torch.empty(COPIED, dtype=torch.uint8, device=device).random_()  # zeros may be faster
+    target = torch.empty_like(source)
+    times = time_rounds({"copy": [lambda: target.copy_(source)]}, device, rounds=rounds, repeat=_REPEAT)
+    return CopySpeed(times["copy"])
+
+
+class HeadTiming:
+    """A :class:`~auxhead.autotune.sweep.measure.Measurer` of one network on one CUDA device."""
+
+    def __init__(self, subject: Subject, trunk: str = "cudnn", ahead: CompileAhead | None = None) -> None:
+        """Measure the heads of ``subject``, in situ beside a trunk of that kind; ``ahead`` helps if given."""
+        self._subject = subject
+        self._ahead = ahead
+        self._device = subject.example.device
+        self._in_situ = HeadsInSitu(subject, trunk)
+        self._lost: str | None = None
+        by_shape: dict[HeadShape, list[tuple[str, AloneHead]]] = {}
+        for tap, head in zip(subject.network.taps, self._in_situ.heads, strict=True):
+            by_shape.setdefault(head.shape, []).append((tap, head))
+        self.heads = {
+            Target(shape, subject.cell.model, tuple(tap for tap, _ in heads)): heads[0][1]
+            for shape, heads in by_shape.items()
+        }
+        """For each shape the first head that has it, with its tap's output."""
+
+    @property
+    def targets(self) -> list[Target]:
+        """The network's shapes of heads, in the order of their first taps."""
+        return list(self.heads)
+
+    @property
+    def protocol(self) -> dict[str, Any]:
+        """Conditions of all times, as records keep them."""
+        return {"chain": CHAIN, **PROTOCOL}
+
+    @property
+    def of_network(self) -> dict[str, Any]:
+        """Further conditions of times in situ."""
+        return self._in_situ.protocol
+
+    def begin_to_compile(self, target: Target, place: str, configs: Sequence[LaunchConfig]) -> None:
+        """Compile in other processes, if there are any."""
+        if self._ahead is not None:
+            self._ahead.begin(self._describe(target, place, configs))
+
+    def _describe(self, target: Target, place: str, configs: Sequence[LaunchConfig]) -> list[LaunchDescription]:
+        if place == ALONE:
+            head = HeadDescription.of(self.heads[target])
+            return [AloneLaunch(head, config) for config in configs]
+        return [self._in_situ.describe_launches({target.shape: config}, target.taps) for config in configs]
+
+    def compile(self, target: Target, place: str, configs: Sequence[LaunchConfig]) -> Mapping[LaunchConfig, Failure]:
+        """Launch each configuration once, and compile in threads what nobody has: the compiler leaves Python often."""
+        if self._ahead is not None:
+            launches = self._describe(target, place, configs)
+            if place == NETWORK:  # the heads of other shapes, too
+                launches += [self._in_situ.describe_launches({}, [tap]) for tap in self._subject.network.taps]
+            self._ahead.begin(launches)
+            self._ahead.finish(launches)
+
+        def launch(config: LaunchConfig) -> None:
+            if place == ALONE:
+                self.heads[target].launch(config)
+            else:
+                self._in_situ.launch({target.shape: config}, self._in_situ.by_rule, target.taps)
+
+        self._check_device()
+        failed = first_launches(configs, launch, self._device)
+        endless = next((failure for failure in failed.values() if failure.kind == NEVER_ENDS), None)
+        if endless is None:
+            self._note_if_lost()
+        else:
+            self._lost = str(endless)
+        return failed
+
+    def check(self, target: Target, place: str, configs: Sequence[LaunchConfig]) -> Mapping[LaunchConfig, Failure]:
+        """Compare each configuration with the truth; in situ that is done with the very captures that are timed."""
+        if place == NETWORK:
+            return {}
+        failures = {}
+        for config in configs:
+            self._check_device()
+            try:
+                refuse(self.heads[target].wrong(config))
+            except Exception as error:
+                failures[config] = self._failure(error)
+        return failures
+
+    def time(
+        self, target: Target, place: str, configs: Sequence[LaunchConfig], rounds: int, captures: int
+    ) -> Mapping[LaunchConfig, Paired | Failure]:
+        """Time chains of launches in graphs, or captured networks with all heads of the shape launched in that way."""
+        if place == ALONE:
+            return self._time(target.rule, configs, self.heads[target].chain, rounds, captures, launches=CHAIN)
+        with ExitStack() as opened, self._subject.exits(NEVER):
+
+            def build(config: LaunchConfig) -> Callable[[], object]:
+                runner = self._in_situ.runner({target.shape: config}, self._in_situ.by_rule)
+                opened.callback(runner.close)
+                refuse(self._in_situ.wrong(target.taps, runner))
+                return lambda: runner(self._subject.example)
+
+            return self._time(target.rule, configs, build, rounds, captures, launches=1)
+
+    def against_peers(
+        self, target: Target, rounds: int, captures: int, begins: Callable[[str], None]
+    ) -> Mapping[str, Paired | Failure]:
+        """Time a head alone, launched as the project chooses, between its peers; microseconds of a head.
+
+        ``begins`` is told which variant is made, checked and captured.
+
+        Returns:
+            For each of ``peers.LAUNCHES`` its times and those of the fused head in the same rounds; the answers of
+            every timed capture were compared with the truth.
+        """
+        head = self.heads[target]
+        made: dict[str, Launch] = {}
+
+        def build(variant: str) -> Callable[[], object]:
+            if variant not in made:
+                begins(variant)
+                made[variant] = LAUNCHES[variant](head)
+                refuse(head.wrong(head.chosen) if variant == FUSED else None)
+            captured = chain(made[variant], self._device)
+            captured()
+            refuse(head.wrong_answer(captured.answer))
+            return captured
+
+        found = self._time(FUSED, list(LAUNCHES), build, rounds, captures, launches=CHAIN)
+        nothing = Failure("no baseline", "the fused head failed")
+        return {variant: found.get(variant, nothing) for variant in LAUNCHES}
+
+    def _time(
+        self, baseline: Key, variants: Sequence[Key], build: Callable[[Key], Callable[[], object]], rounds: int,
+        captures: int, launches: int,
+    ) -> dict[Key, Paired | Failure]:  # fmt: skip
+        """Capture and time; a variant that fails is left out, and the rest is timed again.
+
+        Variants are captured in turns, too, in another order each time: captures differ, it seems by where their memory
+        lies, and not independently: neighbours of twelve made one after another correlate by -0.26 (H200).
+        """
+        results: dict[Key, Paired | Failure] = {}
+        calls: dict[Key, list[Callable[[], object]]] = {variant: [] for variant in variants}
+
+        def failed(variant: Key, _calls: object, error: BaseException) -> None:
+            results[variant] = self._failure(error)
+
+        order = random.Random(0)
+        for _ in range(captures):
+            for variant in order.sample(list(calls), len(calls)):
+                self._check_device()
+                try:
+                    calls[variant].append(build(variant))
+                except Exception as error:
+                    failed(variant, calls.pop(variant), error)
+
+        def timed(left: Mapping[Key, Sequence[Callable[[], object]]]) -> Mapping[Key, Timings]:
+            if baseline not in left:
+                return {}
+            self._check_device()
+            repeat = block_length({baseline: left[baseline]}, self._device)
+            return time_rounds(left, self._device, rounds=rounds, repeat=repeat)
+
+        times = time_those_that_run(calls, timed, failed) or {}
+        run = secrets.token_hex(6)
+        each = {variant: [[us / launches for us in one] for one in found] for variant, found in times.items()}
+        return {**results, **{variant: Paired(own, each[baseline], run) for variant, own in each.items()}}
+
+    def _failure(self, error: BaseException) -> Failure:
+        if isinstance(error, WrongAnswer):
+            return Failure("wrong answer", str(error))
+        self._note_if_lost()
+        return Failure.of(error)
+
+    def _note_if_lost(self) -> None:
+        try:
+            torch.cuda.synchronize(self._device)
+        except Exception as error:
+            self._lost = str(Failure.of(error))
+
+    def _check_device(self) -> None:
+        if self._lost is not None:
+            raise DeviceLost(f"the CUDA context is lost ({self._lost})")

@@ -1,0 +1,215 @@
+"""Heads by themselves on a GPU: launched, chained in a graph, compared with the truth, and their peers."""
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cached_property, partial
+from math import prod
+
+import torch
+from torch import Tensor
+
+from ...kernels import ExitBuffers, ExitHead, ExitLaunch, HeadOutput
+from ...kernels.launch.choose_config import choose_config
+from ...kernels.launch.head_shape import HeadShape
+from ...kernels.launch.head_view import HeadView, head_view
+from ...kernels.launch.launch_config import LaunchConfig
+from ...kernels.reference import fused_head as fused_head_reference
+from ...model import FusedAuxHead
+from ...model.basics.streams import stream_pair
+from .captured import CapturedProgram, chain
+from .eager_truth import HeadAnswer
+from .peers import NaiveHead
+from .targets import ALONE
+
+#: Launches that are compared while other work runs beside them.
+_CHECKED_LAUNCHES = 5
+#: Roundings of an answer's dtype that it may be off by, however exact PyTorch's logits are by luck.
+_FLOOR_ROUNDINGS = 4
+#: Error that a peer may have in float32, over a fused head's: torch.compile's kernels add one product after another
+#: and were off by 2.4 times that (512 features, 100 classes, H200). That is a peer less exact, not a wrong one.
+_PEERS_ROUNDING = 4
+#: The work beside them: products of square matrices.
+_BUSY_SIZE = 2048
+_BUSY_PRODUCTS = 50
+
+
+class AloneHead:
+    """A head and an input of it, on one CUDA device."""
+
+    def __init__(self, head: FusedAuxHead, x: Tensor) -> None:
+        """Launch ``head`` on ``x``, whatever its tables say."""
+        self.head = head
+        self.x = x
+        self.device = x.device
+
+    @property
+    def view(self) -> HeadView:
+        """The input as the kernel reads it."""
+        return head_view(tuple(self.x.shape), self.x.stride(), self.head.pool, self.head.pool_size)
+
+    @property
+    def shape(self) -> HeadShape:
+        """The shape by which tuned tables know the head."""
+        pool_max = self.head.pool == "max"
+        return HeadShape.of(self.view, self.head.num_classes, pool_max=pool_max, dtype=self.x.dtype)
+
+    def launch(self, config: LaunchConfig) -> HeadOutput:
+        """Launch on the current stream."""
+        from ...kernels.fused_head import launch_fused_head  # there is no Triton for some platforms
+
+        head, rule = self.head, self.head.rule
+        return launch_fused_head(
+            self.x, self.view, head.linear.weight, head.linear.bias, rule.temperature_tensor, rule.threshold_tensor,
+            pool_max=head.pool == "max", return_probs=head.return_probs, config=config, hidden=head.hidden_layers(),
+        )  # fmt: skip
+
+    @property
+    def chosen(self) -> LaunchConfig:
+        """The configuration that the operator launches here: by the tuned table of the device, else by rule."""
+        hidden = self.head.hidden_layers()
+        rows = hidden.first_weight(self.head.linear.weight).shape[0]
+        return choose_config(
+            self.view, rows, pool_max=self.head.pool == "max", dtype=self.x.dtype, device=self.device, place=ALONE,
+            hidden=hidden,
+        )  # fmt: skip
+
+    @property
+    def bytes_moved(self) -> int:
+        """The bytes that a head has to read and write: what it pools, its parameters, and a fused head's answer."""
+        parameters, samples = [*self.head.parameters()], self.x.shape[0]
+        probs = self.head.num_classes * torch.float32.itemsize if self.head.return_probs else 0
+        answer = probs + sum(dtype.itemsize for dtype in (torch.int64, torch.float32, torch.bool))
+        return prod(self.view.shape) * self.x.itemsize + sum(one.nbytes for one in parameters) + samples * answer
+
+    def chain(self, config: LaunchConfig) -> CapturedProgram[HeadOutput]:
+        """Capture launches one after another."""
+        return chain(lambda: self.launch(config), self.device)
+
+    def wrong(self, config: LaunchConfig) -> str | None:
+        """Check answers of launches beside other work; return in words what is wrong with them, or None."""
+        with self._busy(), torch.no_grad():
+            answers = [self.launch(config) for _ in range(_CHECKED_LAUNCHES)]
+        for out in answers:
+            wrong = self.wrong_answer(out)
+            if wrong is not None:
+                return wrong
+            if not (torch.equal(out.confidence, answers[0].confidence) and torch.equal(out.label, answers[0].label)):
+                return "two launches on the same input differ"
+        return None
+
+    def wrong_answer(self, answer: HeadOutput | HeadAnswer) -> str | None:
+        """Check one answer, the fused head's or a peer's, which may be less exact; return what is wrong, or None."""
+        exact, off_by_pytorch = self._truth
+        assert exact.probs is not None
+        allowed = max(2.0 * off_by_pytorch, _FLOOR_ROUNDINGS * torch.finfo(answer.confidence.dtype).eps)
+        if isinstance(answer, HeadAnswer) and answer.confidence.dtype == torch.float32:
+            allowed *= _PEERS_ROUNDING
+        off = (answer.confidence.double() - exact.confidence).abs().max().item()
+        if isinstance(answer, HeadOutput) and answer.probs is not None:
+            off = max(off, (answer.probs.double() - exact.probs).abs().max().item())
+        if not off <= allowed:  # NaN, too
+            return f"probabilities are off by {off:.2g}, {allowed:.2g} being allowed"
+        chosen = exact.probs.gather(1, answer.label[:, None])[:, 0]
+        if not bool((exact.confidence - chosen <= 2 * allowed).all()):
+            return "a label is not that of the largest probability"
+        return None
+
+    @cached_property
+    def _truth(self) -> tuple[HeadOutput, float]:
+        """The answer in float64, and by how much probabilities are off that follow from PyTorch's logits."""
+        head, x = self.head, self.x
+        bias = head.linear.bias
+        with torch.no_grad():
+            exact = fused_head_reference(
+                x.double(), head.linear.weight.double(), None if bias is None else bias.double(),
+                pool=head.pool, pool_size=head.pool_size,
+                temperature=head.rule.temperature, threshold=head.rule.threshold,
+                hidden=head.hidden_layers().to(torch.float64),
+            )  # fmt: skip
+            own = torch.softmax(head.logits(x).double() / head.rule.temperature, dim=1)
+        assert exact.probs is not None
+        return exact, (own - exact.probs).abs().max().item()
+
+    @contextmanager
+    def _busy(self) -> Iterator[None]:
+        """Run products of matrices on the trunk's stream; the caller launches on the side stream meanwhile."""
+        streams = stream_pair(self.device)
+        caller = torch.cuda.current_stream(self.device)
+        for stream in streams:
+            stream.wait_stream(caller)
+        with torch.cuda.stream(streams.trunk):
+            matrix = torch.ones(_BUSY_SIZE, _BUSY_SIZE, dtype=self.x.dtype, device=self.device)
+            for _ in range(_BUSY_PRODUCTS):
+                matrix @ matrix
+        with torch.cuda.stream(streams.side):
+            yield
+        torch.cuda.synchronize(self.device)
+
+
+def head_launches(
+    buffers: ExitBuffers, heads: Sequence[ExitHead | None], ends: Sequence[int]
+) -> list[tuple[slice, ExitLaunch]]:
+    """Return the launches that serve all heads, and the exits of each; nothing is launched yet.
+
+    Args:
+        buffers: of the network.
+        heads: of its exits, or of the first ones; None is a classifier whose logits are given.
+        ends: index of the last exit of each launch beside the trunk; the exits behind share one more.
+    """
+    starts = [0, *(end + 1 for end in ends)]
+    exits = [slice(start, end + 1) for start, end in zip(starts, [*ends, len(heads) - 1], strict=True)]
+    return [(part, ExitLaunch(buffers, part.start, heads[part])) for part in exits if heads[part]]
+
+
+def launch_heads(
+    exits: Sequence[AloneHead | Tensor], ends: Sequence[int], launched: Collection[int]
+) -> list[ExitLaunch]:
+    """Launch, on the current stream, all launches that one of some exits has a part in; return these.
+
+    Args:
+        exits: the heads with their inputs; last the classifier, or the logits [N, K] that it gives.
+        ends: see ``head_launches``.
+        launched: indices of exits.
+    """
+    heads = [one.head.as_exit_head() if isinstance(one, AloneHead) else None for one in exits]
+    inputs = [one.x if isinstance(one, AloneHead) else one for one in exits]
+    with_probs = all(one.head.return_probs for one in exits[:-1] if isinstance(one, AloneHead))
+    classes = next(one.head.num_classes for one in exits if isinstance(one, AloneHead))
+    samples, device = len(inputs[0]), inputs[0].device
+    buffers = ExitBuffers.allocate(len(heads), samples, classes, with_probs=with_probs, device=device)
+    made = []
+    for part, launch in head_launches(buffers, heads, ends):
+        if any(part.start <= index < part.stop for index in launched):
+            launch(inputs[part])
+            made.append(launch)
+    return made
+
+
+#: Variants of a head alone: fused, the plain chain of operators that it replaces, and that through torch.compile. All
+#: are timed as chains of launches in CUDA graphs of ours. So torch.compile chooses kernels as "max-autotune" does but
+#: makes no graphs: that mode's own ones copy inputs and are looked up by the host at every call, which heads in a
+#: captured network are not, and which would be all that is seen of a few microseconds. Peers do not hand out the
+#: probabilities, which is in torch.compile's favour.
+FUSED, EAGER, COMPILED = "fused", "eager", "compiled"
+#: Calls before a capture: the first compiles, and kernels are chosen by timing them when they first run.
+_WARM_UP = 3
+
+#: Launches a head or its peer on the head's input, on the current stream.
+Launch = Callable[[], HeadOutput | HeadAnswer]
+
+
+def _compiled(head: AloneHead) -> Launch:
+    torch.compiler.reset()  # what was compiled for other heads would count against the limit on recompilations
+    compiled = torch.compile(NaiveHead(head.head), mode="max-autotune-no-cudagraphs", dynamic=False)
+    with torch.no_grad():
+        for _ in range(_WARM_UP):
+            compiled(head.x)
+    return partial(compiled, head.x)
+
+
+#: Functions that make a head ready to be launched, by variant; they compile where that is needed.
+LAUNCHES: dict[str, Callable[[AloneHead], Launch]] = {
+    FUSED: lambda head: partial(head.launch, head.chosen),
+    EAGER: lambda head: partial(NaiveHead(head.head), head.x),
+    COMPILED: _compiled,
+}

@@ -1,0 +1,163 @@
+"""Heads in situ: a network captured as its overlapped runner does, its heads launched as told, its answers checked."""
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ...kernels import ExitBuffers, ExitLaunch
+from ...kernels.launch.choose_config import overriding
+from ...kernels.launch.head_shape import HeadShape
+from ...kernels.launch.launch_config import LaunchConfig
+from ...kernels.launch.launch_rule import config_by_rule
+from ...model import ExitResult, Trunk, make_trunk
+from ...model.listening.taps import listening
+from ...model.runners.overlapped import OverlappedRunner
+from ...model.runners.program import CapturedBatch, StaticInput
+from .cells import NEVER
+from .compile_ahead import HeadDescription, NetworkLaunches, TensorDescription
+from .eager_truth import Answer, Comparison, EagerTruth, wrong_in_words
+from .heads_alone import AloneHead, launch_heads
+from .subject import Subject
+from .targets import NETWORK
+
+#: Configurations of heads, by their shapes.
+Configs = Mapping[HeadShape, LaunchConfig]
+
+
+class SideLaunches(NamedTuple):
+    """The launches of a captured network beside its trunk, and with them which heads share a launch."""
+
+    forks: tuple[str, ...]
+    """Taps after which a launch leaves the trunk, with all heads since the one before; the rest of the heads run with
+    the classifier."""
+    trunk_first: bool = True
+    """The trunk has a higher priority than these launches; else the same."""
+
+
+class HeadsInSitu:
+    """A subject on a trunk.
+
+    Captures differ in what is asked for alone: all other heads are launched by rule, whatever the tables hold.
+    """
+
+    def __init__(self, subject: Subject, trunk: str) -> None:
+        """Run the heads of ``subject`` beside a trunk of that kind; see :func:`auxhead.model.make_trunk`."""
+        self.subject = subject
+        self._network = network = subject.network
+        self._kind = trunk
+        self._trunk: Trunk = make_trunk(network.backbone, network.taps, subject.example, trunk, network.reading)
+        features, self._final = self._run_trunk()
+        self.heads = [AloneHead(head, x) for head, x in zip(subject.heads, features, strict=True)]
+        """Those of the taps, each with what its tap gives it."""
+        classifier = self._trunk.classifier
+        self._classifier = None if classifier is None else AloneHead(classifier, self._final)
+        launched = [*self.heads, *([] if self._classifier is None else [self._classifier])]
+        self._heads_by_rule = {(head.shape, NETWORK): config_by_rule(head.shape) for head in launched}
+
+    def _run_trunk(self) -> tuple[list[Tensor], Tensor]:
+        """Return the input of each head, as its tap lays it out in memory, and the input of the classifier."""
+        features: list[Tensor] = []
+        x = self.subject.example.contiguous(memory_format=self._trunk.memory_format)
+        taps, trunk = self._network.taps, self._trunk
+
+        def keep(_index: int, y: Tensor) -> None:
+            features.append(y.clone())
+
+        with torch.no_grad(), listening(trunk.module, taps, keep, trunk.reading):
+            final = trunk.module(x)
+        return features, final.clone()
+
+    @property
+    def protocol(self) -> dict[str, Any]:
+        """Conditions of times in situ, beside those of times alone, as records keep them."""
+        return {
+            "trunk": trunk_fingerprint(self._trunk, self._network.taps, self.subject.example),
+            "trunk_kind": self._kind,
+            "forks": list(self.by_rule.forks),
+            "cudnn_benchmark": torch.backends.cudnn.benchmark,
+        }
+
+    @cached_property
+    def by_rule(self) -> SideLaunches:
+        """Launches beside the trunk by rule: the same in all captures of heads."""
+        example = self.subject.example
+        with _ForksByRule(self._network, example, batch_sizes=(len(example),), trunk=self._trunk) as runner:
+            return SideLaunches(runner.forks[len(example)])
+
+    def runner(self, configs: Configs, point: SideLaunches) -> OverlappedRunner:
+        """Capture afresh, with these configurations for the heads of some shapes; the others are launched by rule."""
+        example = self.subject.example
+        kind = OverlappedRunner if point.trunk_first else _SamePriority
+        with self.launching(configs):
+            return kind(self._network, example, batch_sizes=(len(example),), trunk=self._trunk, forks=point.forks)
+
+    def launching(self, configs: Configs) -> AbstractContextManager[None]:
+        """Launch heads of some shapes like this until the context ends, and the others by rule."""
+        return overriding(self._all_configs(configs))
+
+    def _all_configs(self, configs: Configs) -> dict[tuple[HeadShape, str], LaunchConfig]:
+        """Return the configurations of all heads, by shape and place."""
+        return {**self._heads_by_rule, **{(shape, NETWORK): config for shape, config in configs.items()}}
+
+    def launch(self, configs: Configs, point: SideLaunches, taps: Sequence[str]) -> list[ExitLaunch]:
+        """Launch as the runner will, all launches that a head of ``taps`` has a part in; return these."""
+        exits = [*self.heads, self._final if self._classifier is None else self._classifier]
+        with self.launching(configs):
+            return launch_heads(exits, self._indices(point.forks), set(self._indices(taps)))
+
+    def describe_launches(self, configs: Configs, taps: Sequence[str]) -> NetworkLaunches:
+        """Describe what ``launch`` launches, forks being by rule."""
+        classifier = self._classifier
+        return NetworkLaunches(
+            tuple(map(HeadDescription.of, self.heads)),
+            TensorDescription.of(self._final) if classifier is None else HeadDescription.of(classifier),
+            tuple(self._indices(self.by_rule.forks)),
+            frozenset(self._indices(taps)),
+            tuple(self._all_configs(configs).items()),
+        )
+
+    def _indices(self, taps: Sequence[str]) -> list[int]:
+        """Return the exit indices of taps."""
+        return [self._network.taps.index(tap) for tap in taps]
+
+    @cached_property
+    def _truth(self) -> EagerTruth:
+        return EagerTruth(self._network, self._trunk, self.subject.inputs)
+
+    def wrong(self, which: Sequence[str], runner: Callable[[Tensor], ExitResult | Answer]) -> str | None:
+        """Compare a captured network's answers with the truth, where nothing and where all leaves at each of some taps.
+
+        Two inputs a pattern: an answer for the one before shows. Return in words what is wrong, or None.
+        """
+        comparison = Comparison()
+        for pattern in (NEVER, *which):
+            with self.subject.exits(pattern):
+                self._truth.compare(lambda x: Answer.of(runner(x)), comparison, inputs=2)
+        return wrong_in_words(comparison.counts())
+
+
+class _ForksByRule(OverlappedRunner):
+    """Chooses forks, and captures no more than that takes, so that no head is compiled for it."""
+
+    def _capture(self, example: Tensor, buffers: ExitBuffers) -> CapturedBatch:
+        self._choose_forks(example)
+        return CapturedBatch(StaticInput(example), buffers, (), (), "")
+
+
+class _SamePriority(OverlappedRunner):
+    """Waiting blocks of trunk and heads are placed as they come."""
+
+    trunk_priority = 0
+
+
+def trunk_fingerprint(trunk: Trunk, taps: Sequence[str], example: Tensor) -> str:
+    """Name a trunk by its layers, their sizes and types and its input: 16 hexadecimal digits."""
+    parts = [f"{name} {list(one.shape)} {one.dtype}" for name, one in trunk.module.state_dict().items()]
+    layers = [f"{name} {type(layer).__qualname__} {layer.extra_repr()}" for name, layer in trunk.module.named_modules()]
+    around = [str(list(example.shape)), str(example.dtype), str(trunk.memory_format), *taps, *trunk.notes]
+    return hashlib.sha256("\n".join([*parts, *layers, *around]).encode()).hexdigest()[:16]

@@ -1,0 +1,180 @@
+"""``capture_program``, the one way to capture, for graph runners, split networks and pipelines; ``CapturedBatch``.
+
+A forward becomes graphs that read a static input. A captured batch takes requests in and hands answers out.
+"""
+
+from collections.abc import Callable, Sequence
+from itertools import zip_longest
+from typing import Generic, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from ...kernels import ExitBuffers, ExitHead, ExitLaunch
+from ...kernels.cuda.lifetimes import MemoryPool, keep_in_children
+from ...kernels.exits import AnswerLayout
+from ..answers.exit_result import ExitResult
+from ..heads.head import AuxHead
+from .capture import Capture, Graph, copy_memory, warm_up
+from .captured_network import Addresses
+
+_T = TypeVar("_T")
+
+
+class StaticInput:
+    """A batch at the address that graphs read, and the example that it holds while they are made."""
+
+    def __init__(self, example: Tensor) -> None:
+        """Copy the example, which must not change."""
+        self.example = example
+        self.x = example.clone(memory_format=torch.preserve_format)
+        self._version = self.x._version
+        self.changes = False
+        """True if the backbone changes it in place."""
+
+    def refill(self) -> None:
+        """Copy the example again: a backbone may change its input in place."""
+        self.x.copy_(self.example)
+        self._version = self.x._version
+
+    def look_for_changes(self) -> None:
+        """Look after a run for writes, of the values that there were too, and compare with the example.
+
+        Other batches may be changed where the example is not; and what kernels of the user's write counts no version.
+        """
+        self.changes |= self.x._version != self._version or not torch.equal(self.x, self.example)
+
+
+class CapturedProgram(NamedTuple, Generic[_T]):
+    """What a forward was captured as."""
+
+    graphs: list[Graph]
+    """In the order of the cuts."""
+    result: _T
+    """What the captured forward returned, in memory of the graphs."""
+    resizable: Addresses
+    """Memory that was read and that a layer may resize, for :class:`CapturedNetwork`."""
+
+
+def capture_program(
+    forward: Callable[[Callable[[], None]], _T],
+    static: StaticInput | None,
+    inputs: Sequence[Tensor],
+    stream: torch.cuda.Stream,
+    memory: MemoryPool,
+    modules: Sequence[nn.Module],
+) -> CapturedProgram[_T]:
+    """Warm up a forward, capture it, and keep what it reads: the one way to capture, for whatever runs from graphs.
+
+    Args:
+        forward: is given a function that ends one graph and begins the next.
+        static: the input, which it may change in place and which is then filled anew; None if it is not.
+        inputs: tensors that it reads and that stay where they are.
+        stream: to capture on.
+        memory: of the graphs.
+        modules: that it runs, the one that errors name layers of first.
+    """
+    warm_up(lambda: forward(lambda: None), static.refill if static is not None else lambda: None, stream)
+    if static is not None:
+        static.look_for_changes()
+    capture = Capture(stream.device, memory)
+    with capture.capturing(stream, *modules):
+        result = forward(capture.cut)
+    return CapturedProgram(capture.graphs, result, capture.reads.resizable(inputs) if capture.reads is not None else {})
+
+
+class CapturedBatch:
+    """A network captured for one batch size: takes a batch in and hands copies of the answer out."""
+
+    def __init__(
+        self,
+        static: StaticInput,
+        buffers: ExitBuffers,
+        launches: Sequence[ExitLaunch],
+        graphs: Sequence[Graph],
+        description: str,
+    ) -> None:
+        """Answer for a static batch in ``buffers``; the graphs use the memory of ``launches``."""
+        self.description = description
+        self.x = static.x
+        # What the padding of a batch holds: where each run changes it, an index would soon be out of range.
+        self._padding = static.example if static.changes else None
+        self.buffers = buffers
+        self.graphs = graphs
+        self._launches = launches
+        self._valid = len(static.x)
+        self._layout = AnswerLayout(buffers)
+        self._into = static.x
+
+    def fill(self, x: Tensor, stream: torch.cuda.Stream) -> None:
+        """Copy in a batch on a stream; it may be smaller than the captured one."""
+        n = x.shape[0]
+        if self._valid != n:
+            self._valid = 0  # until all is done: an interrupt leaves nothing that looks right
+            self._into = self.x[:n]
+            with torch.cuda.stream(stream):
+                self.buffers.valid.fill_(n)
+            self._valid = n
+        into = self._into
+        if type(x) is Tensor and x.is_cuda and x.stride() == into.stride() and not x.is_neg() and not x.is_conj():
+            # What copy_ does in the end, at half of its time for the host, for which the device is waiting.
+            copy_memory(into.data_ptr(), x.data_ptr(), into.nbytes, stream.cuda_stream)
+        else:
+            if x.is_cpu and x.is_pinned():
+                keep_in_children(x)
+            with torch.cuda.stream(stream):
+                into.copy_(x, non_blocking=True)
+        if self._padding is not None and n < len(self.x):
+            with torch.cuda.stream(stream):
+                self.x[n:].copy_(self._padding[n:])
+
+    def copied_answer(self) -> ExitResult:
+        """Copy the answer out on the current stream."""
+        return ExitResult.viewing(self.buffers.packed_answer.clone(), self._layout, self._valid)
+
+    def empty_answer(self) -> tuple[Tensor, ExitResult]:
+        """Allocate the memory of an answer: what ``packed_answer`` is copied to, and the result that views it."""
+        packed = torch.empty_like(self.buffers.packed_answer)
+        return packed, ExitResult.viewing(packed, self._layout, self._valid)
+
+
+class HeadLaunches:
+    """At each of some taps one launch for all heads since the stop before; at the end one for the other exits."""
+
+    def __init__(
+        self,
+        buffers: ExitBuffers,
+        exits: Sequence[ExitHead | None],
+        heads: Sequence[AuxHead],
+        stops: Sequence[int],
+        *,
+        first: int = 0,
+        open_samples: Tensor | None = None,
+        conditions: Tensor | None = None,
+    ) -> None:
+        """Prepare the launches of all ``exits``: of the heads, and last the classifier, None if its logits are given.
+
+        The stops are indices of taps, ascending; ``first`` is the exits' place in a network that is split. For
+        ``open_samples`` ([stops] int64 in pinned memory; one more if the last launch tells, too) and ``conditions``
+        ([stops] int64) see :class:`ExitLaunch`.
+        """
+        told = [] if open_samples is None else [*open_samples[:, None]]
+        conditional = [] if conditions is None else [*conditions[:, None]]
+        self._heads = heads
+        starts = [0, *(stop + 1 for stop in stops)]
+        self._exits_of = [slice(start, end) for start, end in zip(starts, [*starts[1:], len(exits)], strict=True)]
+        self.launches = [
+            ExitLaunch(buffers, first + part.start, exits[part], open_samples=tells, condition=condition)
+            for part, tells, condition in zip_longest(self._exits_of, told, conditional)
+        ]
+        """Launches in the order of the stops; the last one has the classifier."""
+
+    def launch(self, index: int, outputs: Sequence[Tensor]) -> None:
+        """Launch one of them on the current stream, given the outputs of all taps so far and, last, of the trunk.
+
+        Modules of heads that are not fused run before it, on this stream.
+        """
+        part = self._exits_of[index]
+        outputs = outputs[part]
+        reads = [head.launch_input(x).resolve_neg() for head, x in zip(self._heads[part], outputs, strict=False)]
+        self.launches[index]([*reads, *outputs[len(reads) :]])

@@ -1,0 +1,192 @@
+"""Modules that are trained, ``AllExits`` and ``HeadsOnFeatures``; features computed once, and accuracies of exits."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..basics.bad_input import BadInput
+from ..heads.head import AuxHead, check_followed
+from ..listening.hooks import modes_kept
+from ..listening.taps import listening
+from ..network.early_exit_network import EarlyExitNetwork
+from .batches import all_finite, all_on_device
+
+
+@contextmanager
+def as_before(module: nn.Module) -> Iterator[None]:
+    """At the end, put all parts of a module into the modes, and give parameters the gradients, that they had."""
+    gradients = [(parameter, parameter.grad) for parameter in module.parameters()]
+    try:
+        with modes_kept(module):
+            yield
+    finally:
+        for parameter, gradient in gradients:
+            parameter.grad = gradient
+
+
+class AllExits(nn.Module):
+    """The logits of all exits of a network as one forward, which DistributedDataParallel can wrap."""
+
+    def __init__(self, network: EarlyExitNetwork) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        """Return the logits of every head and, last, of the classifier."""
+        return self.network.logits(x)
+
+
+class HeadsOnFeatures(nn.Module):
+    """A network's heads, on features that its taps gave before; they share the parameters."""
+
+    def __init__(self, heads: Sequence[AuxHead]) -> None:
+        super().__init__()
+        self._in_order = tuple(heads)
+        self.heads = nn.ModuleList(heads)
+
+    def forward(self, features: Sequence[Tensor]) -> list[Tensor]:
+        """Return the logits of every head and the classifier's.
+
+        Args:
+            features: of each tap what its head's ``features`` are, and last the classifier's logits [N, K], which are
+                handed on.
+        """
+        *read, final = features
+        logits = [head.logits_of_features(each) for head, each in zip(self._in_order, read, strict=True)]
+        return [*logits, final]
+
+
+def accuracy_of_exits(network: EarlyExitNetwork, batches: Iterable[tuple[Tensor, Tensor]]) -> list[float]:
+    """Return the accuracy of every head and, last, of the classifier, each on all images, from 0 to 1.
+
+    Args:
+        network: on the device where it is; its mode stays as it is.
+        batches: (images [N, ...], labels [N] int64).
+
+    Raises:
+        ValueError, TypeError: batches that are none, see :func:`train`.
+    """
+    device = next(network.parameters()).device
+    return accuracies(AllExits(network), all_on_device("batches", batches, network, device)).tolist()
+
+
+@torch.no_grad()
+def accuracies(learner: nn.Module, batches: Iterable[tuple[Any, Tensor]]) -> Tensor:
+    """Return the accuracy of each exit of a learner on batches that are on its device, float64 on that, too.
+
+    Raises:
+        ValueError: batches without an image.
+    """
+    right: Tensor | None = None
+    images = 0
+    with as_before(learner):
+        learner.eval()
+        for x, labels in batches:
+            answers = torch.stack([_answers(logits) for logits in learner(x)])  # [exits, N]
+            found = (answers == labels).sum(dim=1)
+            right = found if right is None else right + found
+            images += len(labels)
+    if right is None or not images:
+        raise ValueError("batches: got no image, wants at least one")
+    return right.double() / images
+
+
+def _answers(logits: Tensor) -> Tensor:
+    """Return the labels [N] that logits say, -1 where one is no number, of which argmax says that it is the largest."""
+    return logits.argmax(dim=1).where(~logits.isnan().any(dim=1), -1)
+
+
+#: Most memory that features may take; more are refused with advice.
+MOST_BYTES = 8 * 2**30
+
+
+class FeatureBatches:
+    """Batches (features, labels) of a data set, for :class:`HeadsOnFeatures`, on the device that trains.
+
+    With a seed they are shuffled in every epoch, and images that do not fill a last batch sit out.
+    """
+
+    def __init__(self, features: Sequence[Tensor], labels: Tensor, batch_size: int, seed: int | None) -> None:
+        """Take features [M, D] of each tap, logits [M, K] of the classifier, last, and labels [M]."""
+        self.generator = torch.Generator().manual_seed(0 if seed is None else seed)
+        self._features, self._labels = features, labels
+        self._batch_size, self._shuffled = min(batch_size, len(labels)), seed is not None
+
+    def __len__(self) -> int:
+        images = len(self._labels)
+        return images // self._batch_size if self._shuffled else -(-images // self._batch_size)
+
+    def __iter__(self) -> Iterator[tuple[list[Tensor], Tensor]]:
+        """Draw an epoch's order, if shuffled, and go through the batches."""
+        order = torch.arange(len(self._labels), device="cpu")
+        if self._shuffled:
+            order = torch.randperm(len(self._labels), generator=self.generator, device="cpu")
+        for batch in order.to(self._labels.device).split(self._batch_size)[: len(self)]:
+            yield [each[batch] for each in self._features], self._labels[batch]
+
+
+@torch.no_grad()
+def cache_features(
+    network: EarlyExitNetwork,
+    batches: Iterable[tuple[Tensor, Tensor]],
+    autocast: torch.autocast,
+    *,
+    seed: int | None,
+    name: str = "batches",
+    count: int | None = None,
+) -> FeatureBatches:
+    """Run the backbone once over some batches, in eval mode, and keep what each head reads of every image.
+
+    Args:
+        network: heads that know their width; its mode stays as it is.
+        batches: (images, labels), as :func:`train` takes them. What they change of an image at random (a crop, a
+            flip) is drawn this once.
+        autocast: in which the backbone runs; features are kept in the heads' dtype.
+        seed: of the order of the images in each epoch; None keeps that of ``batches``.
+        name: of the argument that they are, for errors.
+        count: how many there have to be; None for any number.
+
+    Raises:
+        ValueError: features of more than ``MOST_BYTES``, or that are no finite numbers; or as :func:`all_on_device`.
+    """
+    check_followed(network.taps, network.exit_heads)
+    device = next(network.parameters()).device
+    parts: list[list[Tensor]] = []
+    finite: list[Tensor] = []  # of each batch whether images and features are
+    kept = 0
+    with as_before(network):
+        network.eval()
+        for x, wanted in all_on_device(name, batches, network, device, count):
+            *features, final = _features(network, x, autocast)
+            parts.append([*features, final, wanted])
+            finite.append(torch.stack([all_finite([x]), all_finite(features)]))
+            kept += sum(each.nbytes for each in parts[-1])
+            if kept > MOST_BYTES:
+                raise ValueError(
+                    f"{name}: their features take more than {MOST_BYTES / 2**30:.0f} GiB of memory; to train heads "
+                    "alone without keeping them, freeze the backbone (backbone.requires_grad_(False)) and take the "
+                    "method 'joint'"
+                )
+    if not parts:
+        raise ValueError(f"{name}: got none, wants at least one")
+    for number, (of_images, of_features) in enumerate(torch.stack(finite).tolist(), 1):
+        if not of_features:
+            what = "what heads read of" if of_images else "images of"
+            raise BadInput(f"{name}: {what} batch {number} are not all finite numbers, wants no NaN and no infinity")
+    *all_features, all_labels = (torch.cat(each) for each in zip(*parts, strict=True))
+    return FeatureBatches(all_features, all_labels, len(parts[0][-1]), seed)
+
+
+def _features(network: EarlyExitNetwork, x: Tensor, autocast: torch.autocast) -> list[Tensor]:
+    """Return what each head reads of its tap, pooled if it pools, and the classifier's logits of a batch."""
+    read: list[Tensor] = []
+
+    def keep(index: int, y: Tensor) -> None:
+        read.append(network.exit_heads[index].features(y))
+
+    with autocast, listening(network.backbone, network.taps, keep, network.reading):
+        final = network.backbone(x)
+    return [*read, final]
