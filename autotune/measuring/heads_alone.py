@@ -54,7 +54,7 @@ class AloneHead:
 
     def launch(self, config: LaunchConfig) -> HeadOutput:
         """Launch on the current stream."""
-        from ...kernels.jit.fused_head import launch_fused_head  # there is no Triton for some platforms
+        from ...kernels.fused_head import launch_fused_head  # there is no Triton for some platforms
 
         head, rule = self.head, self.head.rule
         return launch_fused_head(

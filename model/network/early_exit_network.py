@@ -42,7 +42,7 @@ from ..listening.reading import (
     with_mask,
 )
 from ..listening.taps import listening, version_of, warn_if_checkpointed
-from .eager_pass import ExitsPlans, run_eagerly
+from .eager_pass import ExitsRepeats, run_eagerly
 from .learned_from import LearnedFrom
 
 #: A dry run hooks every layer and switches modes, so that two at a time would see each other.
@@ -128,7 +128,7 @@ class EarlyExitNetwork(nn.Module):
         self._of_tokens: set[str] = set()  # taps, once they are checked
         self.reading = reading_of(self.taps, self.extract, self.logits_part)
         self._checked: list[nn.Module] = []  # heads with their layers, as they were
-        self._plans = ExitsPlans()
+        self._repeats = ExitsRepeats()
         if example_input is not None:
             self.check_taps(example_input)
         if by_tap is not None:  # of heads that were not refused
@@ -332,7 +332,7 @@ class EarlyExitNetwork(nn.Module):
             self.exit_heads,
             x,
             stop=stop,
-            plans=self._plans,
+            repeats=self._repeats,
             monitor=self.monitor,
             reading=self._reading_now(x),
         )
