@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from .launch.choose_config import choose_config
 from .launch.head_view import HeadView, head_view
 from .launch.launch_config import LaunchConfig, Programs, most_registers, next_power_of_2
 from .launch.layer_arguments import first_layer, last_layer, norm_arguments
@@ -14,6 +15,7 @@ from .launch.residency import is_recording, new_turns
 from .launch.workspace import Workspace
 from .reference.criteria import CRITERIA, number_of
 from .reference.hidden_layers import NO_LAYERS, HiddenLayers
+from .repeat.noted import launch
 
 
 class ExitHead(NamedTuple):
@@ -103,6 +105,42 @@ class ExitBuffers:
             confidence.view(torch.float32),
             None if self.probs is None else probs.view(torch.float32).view(samples, -1),
         )
+
+
+class _Part(NamedTuple):
+    start: int
+    """In bytes."""
+    row: int
+    """Bytes of a sample."""
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    """Of a sample."""
+
+
+class AnswerLayout:
+    """The parts of ``ExitBuffers.packed_answer`` and of copies of it; see :meth:`ExitBuffers.answer`."""
+
+    def __init__(self, buffers: ExitBuffers) -> None:
+        """Find out where the parts lie."""
+        packed = buffers.packed_answer
+        self._parts = [
+            None
+            if part is None
+            else _Part(part.data_ptr() - packed.data_ptr(), part[0].nbytes, part.dtype, tuple(part.shape[1:]))
+            for part in buffers.answer(packed)
+        ]
+
+    def view(self, index: int, packed: Tensor, samples: int) -> Tensor | None:
+        """View a part for the first samples, of the shape and dtype that it has there.
+
+        The index is 0 for the label [N], 1 for the exit [N], 2 for the confidence [N], 3 for the probabilities [N, K],
+        which is None where there are none.
+        """
+        part = self._parts[index]
+        if part is None:
+            return None
+        view = packed[part.start : part.start + samples * part.row].view(part.dtype)
+        return view.view(samples, *part.shape) if part.shape else view
 
 
 class ExitLaunch:
@@ -223,7 +261,7 @@ class ExitLaunch:
             self._turns[total] = new_turns(total, grid, num_warps, buffers.label.device)
         answer_label, answer_exit, answer_confidence, answer_probs = buffers.answer(buffers.packed_answer)
         with torch.cuda.device_of(buffers.label):
-            self.compiled = exit_kernel.exit_kernel[(grid,)](
+            given = (
                 tuple(arguments),
                 buffers.probs, buffers.label, buffers.confidence, buffers.exits,
                 answer_probs, answer_label, answer_confidence, answer_exit,
@@ -231,11 +269,14 @@ class ExitLaunch:
                 self._open_samples, buffers.requests, self._condition, buffers.tallies, self._patience,
                 total, self._turns.get(total),
                 samples, classes,
+            )  # fmt: skip
+            named = dict(
                 CONFIGS=tuple(constants), PLACE=self._place, LAST=self._last, PATIENT=self._patience is not None,
                 BOUNDED=bounded,
                 INTERPRETED=head_stages.INTERPRETED, BLOCK_J=min(next_power_of_2(classes), 1024),
                 num_warps=num_warps, maxnreg=max_registers or most_registers(num_warps),
             )  # fmt: skip
+            self.compiled = launch(exit_kernel.exit_kernel, (grid,), given, named)
 
     def _space(self, place: int, head: ExitHead, x: Tensor) -> "_Space":
         view = head_view(x.shape, x.stride(), head.pool, head.pool_size)
@@ -257,7 +298,7 @@ class _Space(NamedTuple):
 
     @classmethod
     def allocate(cls, view: HeadView, head: ExitHead, x: Tensor) -> "_Space":
-        config = LaunchConfig.choose(
+        config = choose_config(
             view,
             head.rows,
             pool_max=head.pool == "max",

@@ -1,6 +1,6 @@
 """fused_head: one head in one launch, with gradients; registered as ``torch.ops.auxhead.fused_head``."""
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import torch
@@ -12,13 +12,19 @@ from .head_output import HeadOutput
 from .launch.arrival_counters import arrival_counters
 from .launch.choose_config import choose_config
 from .launch.head_arguments import FLOAT_DTYPES, check_countable, check_head_arguments, check_pool, check_rule_tensors
-from .launch.head_view import head_view
-from .reference.criteria import check_temperature, check_threshold
+from .launch.head_view import HeadView, head_view
+from .launch.launch_config import LaunchConfig
+from .launch.layer_arguments import first_layer, last_layer, norm_arguments
+from .launch.residency import new_turns
+from .launch.workspace import Workspace
+from .reference.criteria import check_temperature, check_threshold, number_of
 from .reference.fused_head import fused_head_reference
 from .reference.hidden_layers import NO_LAYERS, HiddenLayers, check_hidden_types
+from .repeat.noted import launch
 
 try:
     from .jit import fused_head as kernel
+    from .jit.head_stages import INTERPRETED
 except ImportError:  # no Triton for this platform
     kernel = None  # type: ignore[assignment]
 
@@ -28,11 +34,7 @@ def runs_triton(x: Tensor) -> bool:
 
     They compute in float32, float16 and bfloat16: float64 is PyTorch's, in the interpreter too.
     """
-    return (
-        kernel is not None
-        and x.dtype in FLOAT_DTYPES
-        and (x.is_cuda or (kernel.INTERPRETED and x.device.type == "cpu"))
-    )
+    return kernel is not None and x.dtype in FLOAT_DTYPES and (x.is_cuda or (INTERPRETED and x.device.type == "cpu"))
 
 
 def fused_head(
@@ -174,13 +176,82 @@ def _fused_head(
         config = choose_config(
             view, rows, pool_max=pool_max, dtype=x.dtype, device=x.device, place="alone", hidden=hidden
         )
-        output = kernel.launch_fused_head(
+        output = launch_fused_head(
             x, view, weight, bias, heat, limit, pool_max=pool_max, return_probs=return_probs, config=config,
             criterion=criterion, hidden=hidden,
         )  # fmt: skip
         arrival_counters(x.device).launched()
     probs = output.probs if return_probs and output.probs is not None else output.confidence.new_empty(0)
     return probs, output.label, output.confidence, output.exit
+
+
+_compiled: dict[tuple[Hashable, ...], Any] = {}
+
+
+def launch_fused_head(
+    x: Tensor,
+    view: HeadView,
+    weight: Tensor,
+    bias: Tensor | None,
+    temperature: Tensor | float,
+    threshold: Tensor | float,
+    *,
+    pool_max: bool,
+    return_probs: bool,
+    config: LaunchConfig,
+    criterion: str = "max_prob",
+    hidden: HiddenLayers = NO_LAYERS,
+) -> HeadOutput:
+    """Run the kernel once on arguments that ``fused_head`` has checked; N is at least 1.
+
+    ``view`` is that of x; temperature and threshold are floats or one-element tensors on its device. The other
+    arguments are those of :func:`auxhead.kernels.fused_head`.
+    """
+    samples, channels, height, width = view.shape
+    classes = weight.shape[0]
+    rows = hidden.first_weight(weight).shape[0]
+    programs = config.programs(view, rows)
+    probs = x.new_empty((samples, classes), dtype=torch.float32) if return_probs else None
+    label = x.new_empty(samples, dtype=torch.int64)
+    confidence = x.new_empty(samples, dtype=torch.float32)
+    exits = x.new_empty(samples, dtype=torch.bool)
+    zeros = arrival_counters(x.device).take(programs.zeroed + 1)
+    bounded = 0 < config.max_programs < programs.total
+    grid = config.max_programs if bounded else programs.total
+    residency = new_turns(programs.total, grid, config.num_warps, x.device)
+    with torch.cuda.device_of(x):
+        arguments = (
+            x, *view.strides,
+            *first_layer(weight, bias, hidden),
+            temperature, threshold,
+            probs, label, confidence, exits,
+            *Workspace.of(config, programs, zeros[:-1]), zeros[-1:], programs.total, residency,
+            samples, channels, height, width, rows,
+            view.grid_h, view.grid_w, view.window_h, view.window_w, programs.splits,
+            pool_max, view.positions == config.block_p == 1,
+            INTERPRETED,
+            isinstance(temperature, Tensor), isinstance(threshold, Tensor),
+            config.block_n, config.block_c, config.block_p, config.block_a,
+            config.block_f, config.block_k, config.block_s, config.block_j,
+            rows <= config.block_j, config.window_parts, config.stages,
+            config.multiplies_alone(view, rows), config.hands_over,
+            config.weight_buffers, bounded, number_of(criterion),
+            hidden.rectifies, hidden.eps is not None, norm_arguments(hidden), last_layer(weight, bias, hidden, samples),
+            classes, hidden.activation_number,
+        )  # fmt: skip
+        # Everything by which Triton chooses a compiled kernel; its own look-up is half of a launch's time on the host.
+        parameters = (weight, bias, *(tensor for _, tensor in hidden.tensors()))
+        pointers = tuple(t is None or t.data_ptr() % 16 for t in (x, *parameters))
+        rules = tuple(t.data_ptr() % 16 if isinstance(t, Tensor) else None for t in (temperature, threshold))
+        strides = tuple(t is None or t.stride() for t in parameters)
+        key = (
+            x.device, x.dtype, view, classes, strides, pointers, rules, pool_max, return_probs, config,
+            residency is None, criterion, hidden.rectifies, hidden.eps is None, rows, hidden.activation_number,
+        )  # fmt: skip
+        compiled = _compiled.get(key)
+        options = {} if compiled else {"num_warps": config.num_warps, "maxnreg": config.register_limit}
+        _compiled[key] = launch(kernel.fused_head_kernel, (grid, 1, 1), arguments, options, compiled)
+    return HeadOutput(probs, label, confidence, exits)
 
 
 def _empty_output(x: Tensor, classes: int, return_probs: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""Gradients of a head: of the operator, and of a planned call."""
+"""Gradients of a head, of the operator and of a repeated call: what is saved for them, and the backward pass."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -6,8 +6,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .head_output import HeadOutput
-from .head_plan import HeadPlan
 from .reference.fused_head import fused_head_reference
 from .reference.hidden_layers import NO_LAYERS, HiddenLayers
 
@@ -65,42 +63,3 @@ def backward(
         gradients = torch.autograd.grad(terms, wanted, [torch.ones_like(term) for term in terms], create_graph=twice)
     grads = iter(gradients)
     return [next(grads, None) if need else None for need in needed]
-
-
-def follow_differentiably(
-    plan: HeadPlan,
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    temperature: Tensor,
-    hidden: HiddenLayers = NO_LAYERS,
-    **options: Any,
-) -> HeadOutput:
-    """Answer by a plan, differentiably in x, weight, bias and the hidden layers' parameters.
-
-    The temperature is that of the plan; options are ``pool``, ``pool_size``, ``criterion`` and ``return_probs``, those
-    of the plan.
-    """
-    parameters = () if hidden is NO_LAYERS else [one for _, one in hidden.tensors()]
-    return HeadOutput(*_Followed.apply(x, weight, bias, temperature, *parameters, plan, hidden, options))
-
-
-class _Followed(torch.autograd.Function):
-    """A planned call."""
-
-    @staticmethod
-    def forward(ctx: Any, *arguments: Any) -> HeadOutput:
-        *tensors, plan, hidden, options = arguments
-        output: HeadOutput = plan(tensors[0])
-        if len(tensors) > 4:  # autograd's own, where there are any
-            hidden = hidden.with_tensors(tensors[4:])
-        save_for_backward(ctx, tuple(tensors[:4]), output, temperature=1.0, hidden=hidden, **options)
-        return output
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
-        grad_probs, _, grad_confidence, _ = grads
-        wanted = ctx.needs_input_grad[:-3]  # of the tensors
-        needed = (*wanted[:3], *(wanted[4:] or [False] * 4))
-        found = backward(ctx, needed, grad_probs, grad_confidence)
-        return (*found[:3], None, *found[3 : len(wanted) - 1], None, None, None)

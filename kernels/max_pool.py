@@ -6,6 +6,7 @@ from torch import Tensor
 
 from .followed import wants_plain_pytorch
 from .fused_head import runs_triton
+from .launch.launch_config import next_power_of_2
 
 try:
     from .jit import max_pool as kernel
@@ -16,6 +17,10 @@ except ImportError:  # no Triton for this platform
 LARGEST_WINDOW = 49
 #: Positions of the input or the output, at most: they and programs are counted in int32.
 MOST_POSITIONS = 2**31 - 2**11
+#: Outputs of a program: 8 for each of 128 threads, so that a thread reads 16 bytes of float16 at a time.
+BLOCK_ELEMENTS = 1024
+#: Channels of a program, at most: 128 bytes of float16 are a cache line.
+MOST_CHANNELS = 64
 
 
 def max_pool2d(
@@ -41,8 +46,33 @@ def max_pool2d(
         if out_h > 0 and out_w > 0 and x.shape[0] * max(x.shape[2] * x.shape[3], out_h * out_w) <= MOST_POSITIONS:
             if torch.compiler.is_exporting():
                 return _max_pool_operator(x, [*kernel_pair], [*stride_pair], [*padding_pair])
-            return kernel.launch_max_pool(x, kernel_pair, stride_pair, padding_pair, (out_h, out_w))
+            return launch_max_pool(x, kernel_pair, stride_pair, padding_pair, (out_h, out_w))
     return F.max_pool2d(x, kernel_size, stride, padding)
+
+
+def launch_max_pool(
+    x: Tensor,
+    kernel_size: tuple[int, ...],
+    stride: tuple[int, ...],
+    padding: tuple[int, ...],
+    out_size: tuple[int, int],
+) -> Tensor:
+    """Run the kernel once on arguments that ``max_pool2d`` has checked, all sizes as pairs.
+
+    ``out_size`` is (H_out, W_out), at least 1 each.
+    """
+    samples, channels, height, width = x.shape
+    positions = samples * out_size[0] * out_size[1]
+    out = torch.empty((samples, channels, *out_size), dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
+    block_c = min(next_power_of_2(channels), MOST_CHANNELS)
+    block_p = BLOCK_ELEMENTS // block_c
+    programs = -(-positions // block_p) * -(-channels // block_c)
+    with torch.cuda.device_of(x):
+        kernel.max_pool_kernel[(programs,)](
+            x, out, positions, channels, height, width, *out_size, *kernel_size, *stride, *padding,
+            BLOCK_P=block_p, BLOCK_C=block_c, num_warps=4,
+        )  # fmt: skip
+    return out
 
 
 @torch.library.custom_op("auxhead::max_pool2d", mutates_args=())

@@ -84,9 +84,7 @@ def device(request):
 @pytest.fixture(scope="module")
 def without_interpreter():
     """On the CPU let the reference answer, as it does for users: a whole data set is too much for the interpreter."""
-    modules = [
-        importlib.import_module(name) for name in ("auxhead.kernels.fused_head", "auxhead.model.heads.kept_plans")
-    ]
+    modules = [importlib.import_module(name) for name in ("auxhead.kernels.fused_head", "auxhead.model.heads.repeats")]
     runs_triton = modules[0].runs_triton
     with pytest.MonkeyPatch.context() as patch:
         for module in modules:

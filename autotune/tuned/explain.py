@@ -9,7 +9,6 @@ import torch
 from ...kernels.launch.head_arguments import check_input, check_pool
 from ...kernels.launch.head_shape import HeadShape
 from ...kernels.launch.head_view import head_view
-from ...kernels.launch.kernel_hash import is_measured_code, kernel_hash
 from ...kernels.launch.launch_config import LaunchConfig
 from ...kernels.launch.launch_rule import config_by_rule
 from ...kernels.launch.tuned_table import Entry, TunedTable, table_of, tuned_devices
@@ -69,8 +68,8 @@ def explain(device_name: str, shape: HeadShape, place: str) -> Explanation:
 
 def _differences(table: TunedTable, shape: HeadShape, place: str) -> list[str]:
     """Name the keys in which the nearest entry differs: the one with the fewest, and the nearest sizes."""
-    if not is_measured_code(table.kernel):
-        return [f"kernel: table tuned for another kernel, {table.kernel}; the one here is {kernel_hash()}"]
+    if (reason := table.why_void()) is not None:
+        return [f"kernel: table {reason}"]
     if not table.entries:
         return ["entries: the table has none"]
     asked = _keys(shape, place)

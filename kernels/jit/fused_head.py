@@ -1,23 +1,9 @@
-"""Triton kernel of one fused head in one launch, and its launcher, which the operator calls."""
+"""Triton kernel of one fused head in one launch; kernels/fused_head.py launches it."""
 
-from collections.abc import Hashable
-from typing import Any
-
-import torch
 import triton
 import triton.language as tl
-from torch import Tensor
 
-from ..head_output import HeadOutput
-from ..launch.arrival_counters import arrival_counters
-from ..launch.head_view import HeadView
-from ..launch.launch_config import LaunchConfig
-from ..launch.layer_arguments import first_layer, last_layer, norm_arguments
-from ..launch.residency import new_turns
-from ..launch.workspace import Workspace
-from ..reference.criteria import number_of
-from ..reference.hidden_layers import NO_LAYERS, HiddenLayers
-from .head_stages import INTERPRETED, draw_ticket, head_program
+from .head_stages import draw_ticket, head_program
 from .residency import clock, record_turn
 
 
@@ -72,76 +58,3 @@ def fused_head_kernel(
         )  # fmt: skip
         if residency is not None:
             record_turn(residency, pid, start, INTERPRETED)
-
-
-_compiled: dict[tuple[Hashable, ...], Any] = {}
-
-
-def launch_fused_head(
-    x: Tensor,
-    view: HeadView,
-    weight: Tensor,
-    bias: Tensor | None,
-    temperature: Tensor | float,
-    threshold: Tensor | float,
-    *,
-    pool_max: bool,
-    return_probs: bool,
-    config: LaunchConfig,
-    criterion: str = "max_prob",
-    hidden: HiddenLayers = NO_LAYERS,
-) -> HeadOutput:
-    """Run the kernel once on arguments that ``fused_head`` has checked; N is at least 1.
-
-    ``view`` is that of x; temperature and threshold are floats or one-element tensors on its device. The other
-    arguments are those of :func:`auxhead.kernels.fused_head`.
-    """
-    samples, channels, height, width = view.shape
-    classes = weight.shape[0]
-    rows = hidden.first_weight(weight).shape[0]
-    programs = config.programs(view, rows)
-    probs = x.new_empty((samples, classes), dtype=torch.float32) if return_probs else None
-    label = x.new_empty(samples, dtype=torch.int64)
-    confidence = x.new_empty(samples, dtype=torch.float32)
-    exits = x.new_empty(samples, dtype=torch.bool)
-    zeros = arrival_counters(x.device).take(programs.zeroed + 1)
-    bounded = 0 < config.max_programs < programs.total
-    grid = config.max_programs if bounded else programs.total
-    residency = new_turns(programs.total, grid, config.num_warps, x.device)
-    with torch.cuda.device_of(x):
-        arguments = (
-            x, *view.strides,
-            *first_layer(weight, bias, hidden),
-            temperature, threshold,
-            probs, label, confidence, exits,
-            *Workspace.of(config, programs, zeros[:-1]), zeros[-1:], programs.total, residency,
-            samples, channels, height, width, rows,
-            view.grid_h, view.grid_w, view.window_h, view.window_w, programs.splits,
-            pool_max, view.positions == config.block_p == 1,
-            INTERPRETED,
-            isinstance(temperature, Tensor), isinstance(threshold, Tensor),
-            config.block_n, config.block_c, config.block_p, config.block_a,
-            config.block_f, config.block_k, config.block_s, config.block_j,
-            rows <= config.block_j, config.window_parts, config.stages,
-            config.multiplies_alone(view, rows), config.hands_over,
-            config.weight_buffers, bounded, number_of(criterion),
-            hidden.rectifies, hidden.eps is not None, norm_arguments(hidden), last_layer(weight, bias, hidden, samples),
-            classes, hidden.activation_number,
-        )  # fmt: skip
-        # Everything by which Triton chooses a compiled kernel; its own look-up is half of a launch's time on the host.
-        parameters = (weight, bias, *(tensor for _, tensor in hidden.tensors()))
-        pointers = tuple(t is None or t.data_ptr() % 16 for t in (x, *parameters))
-        rules = tuple(t.data_ptr() % 16 if isinstance(t, Tensor) else None for t in (temperature, threshold))
-        strides = tuple(t is None or t.stride() for t in parameters)
-        key = (
-            x.device, x.dtype, view, classes, strides, pointers, rules, pool_max, return_probs, config,
-            residency is None, criterion, hidden.rectifies, hidden.eps is None, rows, hidden.activation_number,
-        )  # fmt: skip
-        compiled = _compiled.get(key)
-        if compiled is not None:
-            compiled[(grid, 1, 1)](*arguments)
-        else:
-            _compiled[key] = fused_head_kernel[(grid,)](
-                *arguments, num_warps=config.num_warps, maxnreg=config.register_limit
-            )
-    return HeadOutput(probs, label, confidence, exits)

@@ -1,4 +1,4 @@
-"""Triton kernel that max-pools channels_last maps in one launch, and its launcher.
+"""Triton kernel that max-pools channels_last maps in one launch; kernels/max_pool.py launches it.
 
     out[n, c, i, j] = max of x[n, c, i * stride_h - padding_h + a, j * stride_w - padding_w + b] over a and b
 
@@ -6,15 +6,8 @@ A program takes a block of output positions (of all samples in one row) times a 
 each other in memory: every read of the window is a row of whole cache lines. Prefixes of names: see ``head_stages``.
 """
 
-import torch
 import triton
 import triton.language as tl
-from torch import Tensor
-
-#: Outputs of a program: 8 for each of 128 threads, so that a thread reads 16 bytes of float16 at a time.
-BLOCK_ELEMENTS = 1024
-#: Channels of a program, at most: 128 bytes of float16 are a cache line.
-MOST_CHANNELS = 64
 
 
 @triton.jit
@@ -26,7 +19,7 @@ def max_pool_kernel(
     PADDING_H: tl.constexpr, PADDING_W: tl.constexpr,
     BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """See the module's docstring; the launcher below has sized everything."""
+    """See the module's docstring; the launcher has sized everything."""
     channel_blocks = tl.cdiv(C, BLOCK_C)
     pid_c = tl.program_id(0) % channel_blocks
     pid_p = tl.program_id(0) // channel_blocks
@@ -50,28 +43,3 @@ def max_pool_kernel(
             acc = tl.where((value > acc) | (value != value), value, acc)
     pointer = out + off_p.to(tl.int64)[:, None] * C + off_c[None, :]
     tl.store(pointer, acc.to(out.dtype.element_ty), mask=mask_p[:, None] & mask_c[None, :])
-
-
-def launch_max_pool(
-    x: Tensor,
-    kernel_size: tuple[int, ...],
-    stride: tuple[int, ...],
-    padding: tuple[int, ...],
-    out_size: tuple[int, int],
-) -> Tensor:
-    """Run the kernel once on arguments that ``max_pool2d`` has checked, all sizes as pairs.
-
-    ``out_size`` is (H_out, W_out), at least 1 each.
-    """
-    samples, channels, height, width = x.shape
-    positions = samples * out_size[0] * out_size[1]
-    out = torch.empty((samples, channels, *out_size), dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
-    block_c = min(triton.next_power_of_2(channels), MOST_CHANNELS)
-    block_p = BLOCK_ELEMENTS // block_c
-    programs = triton.cdiv(positions, block_p) * triton.cdiv(channels, block_c)
-    with torch.cuda.device_of(x):
-        max_pool_kernel[(programs,)](
-            x, out, positions, channels, height, width, *out_size, *kernel_size, *stride, *padding,
-            BLOCK_P=block_p, BLOCK_C=block_c, num_warps=4,
-        )  # fmt: skip
-    return out

@@ -14,7 +14,7 @@ from .head_shape import HeadShape
 from .head_view import HeadView
 from .launch_config import LaunchConfig, next_power_of_2
 from .launch_rule import config_by_rule, config_of_norm
-from .tuned_table import BadTable, lookup
+from .tuned_table import BadTable, lookup, table_of, table_path
 
 #: Configurations that come before the tables, by shape and place, in the current context; see ``overriding``.
 overrides: ContextVar[Mapping[tuple[HeadShape, str], LaunchConfig] | None] = ContextVar("overrides", default=None)
@@ -32,7 +32,7 @@ def choose_config(
 ) -> LaunchConfig:
     """Choose how a head is launched; every launch asks, so that what table or rule say is remembered.
 
-    A table that cannot be read is warned of once, and the rule decides.
+    A table that cannot be read, or is of other kernels, is warned of once, and the rule decides.
 
     Args:
         view: the input as the kernel reads it.
@@ -70,9 +70,6 @@ def _fitted(
     return config
 
 
-LaunchConfig.choose = staticmethod(choose_config)  # exit_launch asks by this name
-
-
 @contextmanager
 def overriding(configs: Mapping[tuple[HeadShape, str], LaunchConfig]) -> Iterator[None]:
     """Let heads of some shapes and places be launched as given, in this thread, until the block ends.
@@ -94,6 +91,8 @@ def _tuned_or_by_rule(
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
     try:
         tuned = lookup(name, shape, place)
+        if (table := table_of(name)) is not None and (reason := table.why_void()) is not None:
+            _warn(f"{table_path(name)}, of {name}: {reason}: run auxhead-tune sweep there, then auxhead-tune promote")
     except BadTable as error:  # a forward goes on without it
         _warn(str(error))
         tuned = None

@@ -1,8 +1,7 @@
 """LaunchConfig: all launch choices of a fused head in one frozen dataclass, and the program counts that follow."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 from .head_view import HeadView
 
@@ -91,10 +90,6 @@ class LaunchConfig:
     weight_buffers: int = 0
     """Tiled, groups of samples: Triton's ``num_stages`` of the product, whose weight is read so many steps less one
     ahead, into shared memory, while features are waited for; 0: one step ahead, into registers."""
-
-    # choose_config, set by its module. exit_launch asks by this name, and a change of its code would void the tuned
-    # tables; with the next change of the kernels it can import the function, and this goes.
-    choose: ClassVar[Callable[..., "LaunchConfig"]]
 
     @property
     def register_limit(self) -> int:

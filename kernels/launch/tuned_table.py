@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from .head_shape import DTYPES, LAYOUTS, POOLS, HeadShape
-from .kernel_hash import is_measured_code
+from .kernel_hash import is_measured_code, kernel_hash
 from .launch_config import LaunchConfig, next_power_of_2
 
 #: Format of a table; readers refuse others.
@@ -69,6 +69,12 @@ class TunedTable:
     commit: str | None
     entries: tuple[Entry, ...]
     """Sorted; empty in a table of an earlier kernel, whose configurations may have other fields."""
+
+    def why_void(self) -> str | None:
+        """Return why no entry is used, of a table of other kernels than those here; None if it is not."""
+        if is_measured_code(self.kernel):
+            return None
+        return f"tuned for another kernel, {self.kernel}; the one here is {kernel_hash()}"
 
     def find(self, shape: HeadShape, place: str) -> Entry | None:
         """Return the entry for a head: its own, else that of the nearest batch size which serves it, else None."""

@@ -39,7 +39,7 @@ class Criterion(NamedTuple):
     confidence: Callable[[Softmax], Tensor]
     """[N], larger where a head is surer; NaN where a probability is."""
     counts_heads: bool = False
-    """Whether in a network the confidence counts heads so far (merge.py): whole numbers, which earlier heads change."""
+    """Whether in a network the confidence is how many heads agree, earlier ones included; see merge.py."""
     of_logits: bool = False
     """Whether the confidence is of the size of logits, whatever the temperature; else it depends on logits over it."""
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.utils import _pytree
 
 from ...kernels import HeadOutput, merge
-from ...kernels.exits_plan import AnswerLayout
+from ...kernels.exits import AnswerLayout
 
 
 class ExitArrays(NamedTuple):
@@ -147,7 +147,7 @@ _pytree.register_pytree_node(
 
 
 def first_sure(outputs: Sequence[HeadOutput], *, with_probs: bool) -> ExitResult:
-    """Answer by the first exit that is sure of a sample, else the last one; see ``kernels.merge``."""
+    """Answer by the first exit that is sure of a sample, else the last one; see ``kernels/reference/merge.py``."""
     return ExitResult(*merge(outputs, with_probs=with_probs))
 
 

@@ -7,7 +7,7 @@ from ..network.early_exit_network import EarlyExitNetwork
 
 #: How checkpoints name :func:`resnet18_small`, and how they did before it stood here.
 BACKBONE = "auxhead.model.commands.small_resnet:resnet18_small"
-NAMES = (BACKBONE, "auxhead.model.demo.small_resnet:resnet18_small")
+NAMES = (BACKBONE, "auxhead.model.commands.demo.small_resnet:resnet18_small")
 
 #: The eight residual blocks, in the order in which they run.
 BLOCKS = tuple(f"layer{stage}.{block}" for stage in (1, 2, 3, 4) for block in (0, 1))

@@ -1,4 +1,4 @@
-"""One eager pass through a backbone and its heads, on the caller's stream, by plans on a GPU; its answers merged."""
+"""One eager pass through a backbone and its heads, on the caller's stream: repeated launches on a GPU."""
 
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -9,21 +9,21 @@ from torch import Tensor, nn
 
 from ...kernels import CRITERIA, HeadOutput, all_exit, decide, in_order
 from ...kernels.cuda.runtime import beside_captures, is_capturing, may_be_destroyed
-from ...kernels.exits_plan import ExitsPlan
+from ...kernels.repeat.exits import ExitsRepeat
 from ..answers.exit_monitor import ExitMonitor
 from ..answers.exit_result import ExitResult, first_sure
 from ..answers.rule_order import wait_for_write
 from ..basics.streams import current_handle, has_streams
 from ..heads.fused_aux_head import FusedAuxHead
 from ..heads.head import AuxHead, check_same_classes
-from ..heads.kept_plans import Kept, KeptPlans, ReadTensors, is_plain_call
+from ..heads.repeats import Kept, ReadTensors, Repeats, is_plain_call
 from ..listening.batches import Batch, call_with, first_tensor
 from ..listening.reading import Reading
 from ..listening.taps import ForwardLeft, listening
 
 
-class ExitsPlans(KeptPlans[ExitsPlan]):
-    """Plans of one network by the batch, the stream and whether the host wants to know after each exit who is sure."""
+class ExitsRepeats(Repeats[ExitsRepeat]):
+    """Repeats of one network's exits by batch, stream and whether the host asks after each exit who is sure."""
 
     def find(
         self,
@@ -35,22 +35,22 @@ class ExitsPlans(KeptPlans[ExitsPlan]):
         at_each: bool,
         captured: bool,
         monitor: ExitMonitor | None,
-    ) -> ExitsPlan | None:
-        """Return the plan for a batch on the current stream, given by its handle, too; None if there can be none.
+    ) -> ExitsRepeat | None:
+        """Return the repeat for a batch on the current stream, given by its handle, too; None if there can be none.
 
-        The stream then comes after all writes to the heads' rules, unless it is being captured. A graph gets a plan of
+        The stream then comes after all writes to the heads' rules, unless it is being captured. A graph gets one of
         its own, whose memory is the graph's: it may run beside others.
         """
         key = (stream, x.shape[0], x.device, at_each, classifier, monitor)
         exits: list[Any] = [*heads] if classifier is None else [*heads, classifier]
-        if any(head._forward_hooks or head._forward_pre_hooks for head in exits):  # which a plan would not call
+        if any(head._forward_hooks or head._forward_pre_hooks for head in exits):  # which a repeat would not call
             return None
         if captured:
             made = self._make(exits, classifier, x, monitor, at_each=at_each)
-            return None if made is None else made.plan
+            return None if made is None else made.repeat
         kept = self.unchanged(key, exits)
         if kept is None:
-            # A plan's launches share memory because one stream runs them one after another; the handle of one that its
+            # Its launches share memory because one stream runs them one after another; the handle of one that its
             # owner may destroy might become that of another.
             if may_be_destroyed(torch.cuda.current_stream(x.device)):
                 return None
@@ -58,7 +58,7 @@ class ExitsPlans(KeptPlans[ExitsPlan]):
                 return None
             self.keep(key, kept)
         kept.wait_for_rules(exits, x)
-        return kept.plan
+        return kept.repeat
 
     def _make(
         self,
@@ -68,7 +68,7 @@ class ExitsPlans(KeptPlans[ExitsPlan]):
         monitor: ExitMonitor | None,
         *,
         at_each: bool,
-    ) -> Kept[ExitsPlan] | None:
+    ) -> Kept[ExitsRepeat] | None:
         try:
             read = ReadTensors(exits)
         except KeyError:
@@ -76,7 +76,7 @@ class ExitsPlans(KeptPlans[ExitsPlan]):
         if not read.are_plain():
             return None
         launched = [*(head.as_exit_head() for head in exits), *([None] if classifier is None else [])]
-        plan = ExitsPlan(
+        repeat = ExitsRepeat(
             launched,
             x.shape[0],
             exits[0].num_classes,
@@ -85,7 +85,7 @@ class ExitsPlans(KeptPlans[ExitsPlan]):
             device=x.device,
             tallies=None if monitor is None else monitor.tallies_on(x.device),
         )
-        return Kept(plan, read)
+        return Kept(repeat, read)
 
 
 @torch.no_grad()
@@ -97,13 +97,13 @@ def run_eagerly(
     *,
     classifier: FusedAuxHead | None = None,
     stop: bool = False,
-    plans: ExitsPlans | None = None,
+    repeats: ExitsRepeats | None = None,
     monitor: ExitMonitor | None = None,
     reading: Reading | None = None,
 ) -> ExitResult:
     """Answer for a batch.
 
-    With ``plans``, on a CUDA device, all exits are one launch behind the backbone, or with ``stop`` one each. Otherwise
+    With ``repeats``, on a CUDA device, exits are one launch behind the backbone, or with ``stop`` one each. Otherwise
     each head is called by itself. All runs on the caller's stream: Python mostly takes longer to launch a layer than a
     GPU to run it, so that there is little to gain beside it.
 
@@ -115,7 +115,7 @@ def run_eagerly(
         classifier: the last exit, where it is no part of the backbone.
         stop: leave the forward as soon as every sample of the batch is sure. The host then waits for each head's
             decision, which is what an ``if confidence > t`` costs.
-        plans: of the network's exits, to be used again for the next batch.
+        repeats: of the network's exits, to be used again for the next batch.
         monitor: counts the answers.
         reading: how outputs of taps and of the backbone are read; None as they are.
     """
@@ -123,26 +123,26 @@ def run_eagerly(
     captured = has_streams(y) and is_capturing(y.device)
     # The network's memory, or its host, may wait for the device, beside another thread's capture too.
     with beside_captures() if has_streams(y) and not captured else nullcontext():
-        plan: ExitsPlan | None = None
-        if plans is not None and has_streams(y) and _may_be_planned(y):
+        repeat: ExitsRepeat | None = None
+        if repeats is not None and has_streams(y) and _may_be_repeated(y):
             stream = current_handle(y.device)
-            plan = plans.find(heads, classifier, y, stream, at_each=stop, captured=captured, monitor=monitor)
-        if plan is None:
+            repeat = repeats.find(heads, classifier, y, stream, at_each=stop, captured=captured, monitor=monitor)
+        if repeat is None:
             one = _Pass(heads, classifier, stop=stop, monitor=monitor)
         else:
-            one = _PlannedPass(heads, classifier, plan, stream, y.shape[0], stop=stop, monitor=monitor)
+            one = _RepeatedPass(heads, classifier, repeat, stream, y.shape[0], stop=stop, monitor=monitor)
         final: Tensor | None = None
         try:
             with listening(backbone, taps, one.on_tap, reading):
                 final = backbone(x) if y is x else call_with(backbone, x)
-            if plan is None and classifier is None and type(final) is Tensor:  # plans check it
+            if repeat is None and classifier is None and type(final) is Tensor:  # repeats check it
                 check_same_classes(taps[0], heads[0].num_classes, final)
         except ForwardLeft:
             pass
         return one.answer(final)
 
 
-def _may_be_planned(x: Tensor) -> bool:
+def _may_be_repeated(x: Tensor) -> bool:
     return (
         not torch.compiler.is_compiling()
         and type(x) is Tensor
@@ -199,14 +199,14 @@ class _Pass:
         return result
 
 
-class _PlannedPass(_Pass):
-    """A pass by a plan, as long as outputs are as launches read them: plain tensors of the heads' dtype."""
+class _RepeatedPass(_Pass):
+    """A pass by repeated launches, as long as outputs are as launches read them: plain tensors of the heads' dtype."""
 
     def __init__(
         self,
         heads: Sequence[AuxHead],
         classifier: FusedAuxHead | None,
-        plan: ExitsPlan,
+        repeat: ExitsRepeat,
         stream: int,
         samples: int,
         *,
@@ -215,10 +215,10 @@ class _PlannedPass(_Pass):
     ) -> None:
         """Answer on the current stream, given by its handle, too."""
         super().__init__(heads, classifier, stop=stop, monitor=monitor)
-        self._plan, self._stream, self._samples = plan, stream, samples
-        self._dtypes = plan.dtypes
+        self._repeat, self._stream, self._samples = repeat, stream, samples
+        self._dtypes = repeat.dtypes
         self._reads: list[Tensor] = []  # by the launches
-        self._packed = plan.new_answer()
+        self._packed = repeat.new_answer()
 
     def on_tap(self, index: int, features: Tensor) -> None:
         """Launch the head of this tap, if the forward may stop there, and ask it."""
@@ -233,9 +233,9 @@ class _PlannedPass(_Pass):
             return
         self._reads.append(read)
         if self._stop:
-            self._plan.launch(index, [read], self._packed, self._stream)
+            self._repeat.launch(index, [read], self._packed, self._stream)
             self._merged = index + 1
-            if self._plan.all_are_sure(self._packed):
+            if self._repeat.all_are_sure(self._packed):
                 raise ForwardLeft
 
     def _ask(self) -> None:
@@ -252,5 +252,5 @@ class _PlannedPass(_Pass):
                 self._ask()
                 return super().answer(final)
             inputs = [final] if self._stop else [*self._reads, final]
-            self._plan.launch(len(self._plan.parts) - 1, inputs, self._packed, self._stream)
-        return ExitResult.viewing(self._packed, self._plan.layout, self._samples)
+            self._repeat.launch(len(self._repeat.parts) - 1, inputs, self._packed, self._stream)
+        return ExitResult.viewing(self._packed, self._repeat.layout, self._samples)

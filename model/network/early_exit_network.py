@@ -42,7 +42,7 @@ from ..listening.reading import (
     with_mask,
 )
 from ..listening.taps import listening, version_of, warn_if_checkpointed
-from .eager_pass import ExitsPlans, run_eagerly
+from .eager_pass import ExitsRepeats, run_eagerly
 from .learned_from import LearnedFrom
 
 #: A dry run hooks every layer and switches modes, so that two at a time would see each other.
@@ -128,7 +128,7 @@ class EarlyExitNetwork(nn.Module):
         self._of_tokens: set[str] = set()  # taps, once they are checked
         self.reading = reading_of(self.taps, self.extract, self.logits_part)
         self._checked: list[nn.Module] = []  # heads with their layers, as they were
-        self._plans = ExitsPlans()
+        self._repeats = ExitsRepeats()
         if example_input is not None:
             self.check_taps(example_input)
         if by_tap is not None:  # of heads that were not refused
@@ -332,7 +332,7 @@ class EarlyExitNetwork(nn.Module):
             self.exit_heads,
             x,
             stop=stop,
-            plans=self._plans,
+            repeats=self._repeats,
             monitor=self.monitor,
             reading=self._reading_now(x),
         )
@@ -380,6 +380,18 @@ def check_network(network: object) -> None:
     """Raise ``TypeError`` unless an argument is a network."""
     if not isinstance(network, EarlyExitNetwork):
         raise TypeError(f"network: got {kind_of(network)}, wants an EarlyExitNetwork")
+
+
+def check_model(model: object) -> None:
+    """Raise ``TypeError`` unless a model is a module, and one that has no heads of ours yet; or it is compiled."""
+    check_module("model", model)
+    if isinstance(model, torch._dynamo.OptimizedModule):
+        kind = type(model._orig_mod).__name__
+        raise ValueError(
+            f"model: is a compiled {kind}, whose layers cannot be seen; wants the module behind it, model._orig_mod"
+        )
+    if isinstance(model, EarlyExitNetwork):
+        raise TypeError("model: got an EarlyExitNetwork, wants a model without heads, as its network.backbone")
 
 
 def _check_distinct(heads: Mapping[str, nn.Module]) -> None:

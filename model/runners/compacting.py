@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ...kernels import CRITERIA, Answer, ExitBuffers, collect, destination, gather_open, moves_rows, new_destinations
 from ...kernels.cuda.lifetimes import MemoryPool
-from ...kernels.exits_plan import AnswerLayout
+from ...kernels.exits import AnswerLayout
 from ..answers.exit_result import ExitResult
 from ..listening.taps import list_taps
 from .capture import Graph

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ...kernels import ExitBuffers, ExitHead, ExitLaunch
 from ...kernels.cuda.lifetimes import MemoryPool, keep_in_children
-from ...kernels.exits_plan import AnswerLayout
+from ...kernels.exits import AnswerLayout
 from ..answers.exit_result import ExitResult
 from ..heads.head import AuxHead
 from .capture import Capture, Graph, copy_memory, warm_up

@@ -20,7 +20,7 @@ from ..answers.exit_result import ExitResult
 from ..answers.rule_order import note_pass, wait_for_write
 from ..basics.arguments import check_batch
 from ..basics.streams import OwnedLock
-from ..network.eager_pass import ExitsPlans, run_eagerly
+from ..network.eager_pass import ExitsRepeats, run_eagerly
 from ..network.early_exit_network import EarlyExitNetwork
 from ..trunk.trunk import Trunk
 from .checks import check_no_outer_capture, check_request
@@ -105,7 +105,7 @@ class EagerRunner(Runner):
     def __init__(self, network: EarlyExitNetwork, *, trunk: Trunk | None = None) -> None:
         """Run a network, with ``trunk`` instead of its backbone if there is one; see :func:`run_eagerly`."""
         self.network = network
-        self._plans = ExitsPlans()
+        self._repeats = ExitsRepeats()
         self._trunk = trunk
 
     @property
@@ -132,7 +132,7 @@ class EagerRunner(Runner):
                 x,
                 classifier=classifier,
                 stop=stop,
-                plans=self._plans,
+                repeats=self._repeats,
                 monitor=network.monitor,
                 reading=reading,
             )

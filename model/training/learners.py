@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from ..basics.bad_input import BadInput
 from ..heads.head import AuxHead, check_followed
-from ..listening.hooks import modes_kept
+from ..listening.kept import modes_kept
 from ..listening.taps import listening
 from ..network.early_exit_network import EarlyExitNetwork
 from .batches import ShuffledBatches, all_finite, all_on_device

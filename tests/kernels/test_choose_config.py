@@ -108,9 +108,20 @@ def test_no_warning_where_there_is_no_table(tables):
         assert choose(head_shape()) == config_by_rule(head_shape())
 
 
-def test_a_bad_table_is_warned_of_once_and_never_stops_a_forward(tables):
-    message = "cpu.json: is not JSON"
-    (tables / "cpu.json").write_text("{")
+OTHER_KERNEL = table(entry(head_shape()), device="cpu", kernel="0" * 16).as_text()
+
+
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ("{", "cpu.json: is not JSON"),
+        (OTHER_KERNEL, "cpu.json, of cpu: tuned for another kernel, 0000000000000000; the one here is"),
+        (OTHER_KERNEL, "run auxhead-tune sweep there, then auxhead-tune promote; launches are chosen by rule"),
+    ],
+    ids=["no JSON", "another kernel", "what to run"],
+)
+def test_a_table_that_is_not_used_is_warned_of_once_and_never_stops_a_forward(text, message, tables):
+    (tables / "cpu.json").write_text(text)
     shapes = [head_shape(), head_shape(TAPS[1])]
     with pytest.warns(UserWarning, match=re.escape(message)) as warned:
         found = [choose(shape) for shape in shapes]

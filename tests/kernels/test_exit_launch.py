@@ -1,5 +1,7 @@
 """exit_launch.py: several heads in one launch, merged per sample with the answers of earlier launches."""
 
+from itertools import product
+
 import pytest
 import torch
 from auxhead.kernels import ExitBuffers, ExitHead, ExitLaunch, HeadOutput, decide, fused_head
@@ -73,10 +75,14 @@ INTERPRETED = {
 }
 
 
-@pytest.mark.parametrize("share", SHARES)
-@pytest.mark.parametrize("classes", CLASSES)
-@pytest.mark.parametrize("samples, valid", [(1, 1), (5, 5), (5, 2), (18, 17), (33, 16)])
-@pytest.mark.parametrize("logits_given", [True, False])
+SIZES = ((1, 1), (5, 5), (5, 2), (18, 17), (33, 16))
+#: On a GPU all of them.
+COMPILED = [(one, *size, share, given) for one, size, share, given in product(CLASSES, SIZES, SHARES, (True, False))]
+
+
+@pytest.mark.parametrize(
+    "classes, samples, valid, share, logits_given", COMPILED if torch.cuda.is_available() else sorted(INTERPRETED)
+)
 def test_merged_answers(device, share, classes, samples, valid, logits_given):
     if device.type == "cpu" and (classes, samples, valid, share, logits_given) not in INTERPRETED:
         pytest.skip("a second or more in the interpreter; some of each are enough there")

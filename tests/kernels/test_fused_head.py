@@ -31,27 +31,26 @@ def test_the_batches_of_these_tests_are_multiplied_in_both_ways(samples):
     assert config_by_rule(HeadShape.of(view, 2, pool_max=False, dtype=torch.float16)).tiled == (samples == 7)
 
 
-@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
 @pytest.mark.parametrize("pool", ["avg", "max", "none"])
 @pytest.mark.parametrize("shape", MAPS, ids=readable)
-def test_maps(shape, pool, dtype, device):
-    classes = 50 if shape[0] >= 7 else 10  # enough for groups of samples to pay
-    check_head(*make_head(shape, classes, pool=pool, dtype=dtype, device=device), pool=pool)
+def test_maps(shape, pool, device):
+    for dtype in DTYPES.values():
+        classes = 50 if shape[0] >= 7 else 10  # enough for groups of samples to pay
+        check_head(*make_head(shape, classes, pool=pool, dtype=dtype, device=device), pool=pool)
 
 
 @pytest.mark.parametrize("pool", ["avg", "max"])
-@pytest.mark.parametrize("pool_size", POOL_SIZES, ids=readable)
 @pytest.mark.parametrize(
     "shape", [(2, 3, 7, 9), (1, 2, 13, 11), (7, 3, 5, 3), pytest.param((16, 3, 5, 3), marks=long)], ids=readable
 )
-def test_pool_sizes(shape, pool_size, pool, device):
+def test_pool_sizes(shape, pool, device):
     """Windows that divide the map, that overlap, and that are more than the map has elements."""
-    classes = 30 if shape[0] >= 7 else 6
-    head = make_head(shape, classes, pool=pool, pool_size=pool_size, device=device)
-    check_head(*head, pool=pool, pool_size=pool_size)
+    for pool_size in POOL_SIZES:
+        classes = 30 if shape[0] >= 7 else 6
+        head = make_head(shape, classes, pool=pool, pool_size=pool_size, device=device)
+        check_head(*head, pool=pool, pool_size=pool_size)
 
 
-@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
 @pytest.mark.parametrize(
     "shape, pool_size",
     [
@@ -61,33 +60,34 @@ def test_pool_sizes(shape, pool_size, pool, device):
         pytest.param((16, 2, 1, 4), (3, 2), marks=long),
     ],
 )
-def test_pool_size_larger_than_the_map(shape, pool_size, dtype, device):
-    for pool in ("avg", "max"):
-        head = make_head(shape, 5, pool=pool, pool_size=pool_size, dtype=dtype, device=device)
-        check_head(*head, pool=pool, pool_size=pool_size)
+def test_pool_size_larger_than_the_map(shape, pool_size, device):
+    for dtype in DTYPES.values():
+        for pool in ("avg", "max"):
+            head = make_head(shape, 5, pool=pool, pool_size=pool_size, dtype=dtype, device=device)
+            check_head(*head, pool=pool, pool_size=pool_size)
 
 
-@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
 @pytest.mark.parametrize("pool", ["avg", "max", "first", "none"])
 @pytest.mark.parametrize(
     "shape", [(1, 1, 1), (2, 7, 33), (3, 12, 20), (7, 5, 9), pytest.param((17, 5, 9), marks=long)], ids=readable
 )
-def test_tokens(shape, pool, dtype, device):
-    check_head(*make_head(shape, 10, pool=pool, dtype=dtype, device=device), pool=pool)
+def test_tokens(shape, pool, device):
+    for dtype in DTYPES.values():
+        check_head(*make_head(shape, 10, pool=pool, dtype=dtype, device=device), pool=pool)
 
 
-@pytest.mark.parametrize("pool", ["avg", "max", "first", "none"])
 @pytest.mark.parametrize("shape", [(1, 1), (3, 100), (7, 17), pytest.param((33, 129), marks=long)], ids=readable)
-def test_vectors_are_read_as_they_are(shape, pool, device):
-    check_head(*make_head(shape, 10, pool=pool, device=device), pool=pool)
+def test_vectors_are_read_as_they_are(shape, device):
+    for pool in ("avg", "max", "first", "none"):
+        check_head(*make_head(shape, 10, pool=pool, device=device), pool=pool)
 
 
-@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
 @pytest.mark.parametrize("samples", [1, 2, 7, 15, 16, 17, 33])
-def test_batch_sizes(samples, dtype, device):
+def test_batch_sizes(samples, device):
     """From 7 samples on, groups of 16 are multiplied by tl.dot."""
-    for classes in (2, 10) if device.type == "cuda" or samples < 15 else (10,):
-        check_head(*make_head((samples, 21), classes, dtype=dtype, device=device))
+    for dtype in DTYPES.values():
+        for classes in (2, 10) if device.type == "cuda" or samples < 15 else (10,):
+            check_head(*make_head((samples, 21), classes, dtype=dtype, device=device))
 
 
 @pytest.mark.parametrize("classes", [2, 3, 10, 17, 257, 1000, 1025, 2049])
@@ -102,12 +102,12 @@ def test_32000_classes(samples, device):
     check_head(*make_head((samples, 16), 32000, dtype=torch.float16, device=device), threshold=0.001)
 
 
-@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
 @pytest.mark.parametrize("samples", [2, 7, pytest.param(16, marks=long)])
-def test_many_splits(samples, dtype, device):
+def test_many_splits(samples, device):
     """More partial sums than the last program reads in one step; more features than a product takes in one."""
-    shape = (samples, {2: 10, 7: 3, 16: 20}[samples], 8, 8)
-    check_head(*make_head(shape, 40, pool="none", dtype=dtype, device=device), pool="none")
+    for dtype in DTYPES.values():
+        shape = (samples, {2: 10, 7: 3, 16: 20}[samples], 8, 8)
+        check_head(*make_head(shape, 40, pool="none", dtype=dtype, device=device), pool="none")
 
 
 def test_many_features(device):
@@ -140,17 +140,17 @@ def test_without_probs(samples, classes, device):
     assert torch.equal(out.label, full.label) and torch.equal(out.confidence, full.confidence)
 
 
-@pytest.mark.parametrize("return_probs", [True, False])
 @pytest.mark.parametrize(
     "shape, pool", [((0, 3, 4, 5), "avg"), ((0, 3, 4, 5), "none"), ((0, 4, 6), "first"), ((0, 8), "avg")]
 )
-def test_no_samples(shape, pool, return_probs, device):
-    x = torch.zeros(shape, device=device)
-    weight = torch.ones(5, feature_count((1, *shape[1:]), pool), device=device)
-    out = fused_head(x, weight, pool=pool, return_probs=return_probs)
-    assert out.label.shape == out.confidence.shape == out.exit.shape == (0,)
-    assert (out.label.dtype, out.confidence.dtype, out.exit.dtype) == (torch.int64, torch.float32, torch.bool)
-    assert out.probs.shape == (0, 5) if return_probs else out.probs is None
+def test_no_samples(shape, pool, device):
+    for return_probs in (True, False):
+        x = torch.zeros(shape, device=device)
+        weight = torch.ones(5, feature_count((1, *shape[1:]), pool), device=device)
+        out = fused_head(x, weight, pool=pool, return_probs=return_probs)
+        assert out.label.shape == out.confidence.shape == out.exit.shape == (0,)
+        assert (out.label.dtype, out.confidence.dtype, out.exit.dtype) == (torch.int64, torch.float32, torch.bool)
+        assert out.probs.shape == (0, 5) if return_probs else out.probs is None
 
 
 @settings(max_examples=10)

@@ -33,33 +33,33 @@ def batch_of(row, samples, device):
     return torch.tensor([row], device=device).repeat(samples, 1)
 
 
-@pytest.mark.parametrize("temperature", [0.1, 1, 1.7, 1000.0])
 @pytest.mark.parametrize("samples", [3, 7, pytest.param(17, marks=pytest.mark.long)])
-def test_temperature_and_threshold_as_numbers_and_tensors(samples, temperature, device):
+def test_temperature_and_threshold_as_numbers_and_tensors(samples, device):
     """Numbers, 0-dim tensors and tensors of one element give the same answer, bit for bit."""
-    head = make_head((samples, 12), 5, device=device)
-    first = check_head(*head, temperature=temperature, threshold=0.4)
-    for shape in ((), (1,), (1, 1)) if device.type == "cuda" or samples == 3 else ((1,),):
-        heat = torch.full(shape, temperature, dtype=torch.float32, device=device)
-        limit = torch.full(shape, 0.4, device=device)
-        assert_same_bits(first, fused_head(*head, temperature=heat, threshold=0.4))
-        assert_same_bits(first, fused_head(*head, temperature=temperature, threshold=limit))
-        assert_same_bits(first, fused_head(*head, temperature=heat, threshold=limit))
+    for temperature in (0.1, 1, 1.7, 1000.0):
+        head = make_head((samples, 12), 5, device=device)
+        first = check_head(*head, temperature=temperature, threshold=0.4)
+        for shape in ((), (1,), (1, 1)) if device.type == "cuda" or samples == 3 else ((1,),):
+            heat = torch.full(shape, temperature, dtype=torch.float32, device=device)
+            limit = torch.full(shape, 0.4, device=device)
+            assert_same_bits(first, fused_head(*head, temperature=heat, threshold=0.4))
+            assert_same_bits(first, fused_head(*head, temperature=temperature, threshold=limit))
+            assert_same_bits(first, fused_head(*head, temperature=heat, threshold=limit))
 
 
-@pytest.mark.parametrize("as_tensor", [False, True], ids=["float", "tensor"])
 @pytest.mark.parametrize("samples", BATCHES)
-def test_exit_is_strictly_greater(samples, as_tensor, device):
-    head = make_head((samples, 12), 5, device=device)
-    confidence = fused_head(*head).confidence
-    at = confidence[samples // 2]
-    limits = {"at": at, "below": torch.nextafter(at, at.new_tensor(0)), "above": torch.nextafter(at, at.new_tensor(1))}
-    for limit in limits.values():
-        out = fused_head(*head, threshold=limit if as_tensor else limit.item())
-        assert torch.equal(out.confidence, confidence)
-        assert torch.equal(out.exit, confidence > limit)
-    assert not fused_head(*head, threshold=limits["at"]).exit[samples // 2]
-    assert fused_head(*head, threshold=limits["below"]).exit[samples // 2]
+def test_exit_is_strictly_greater(samples, device):
+    for as_tensor in (False, True):
+        head = make_head((samples, 12), 5, device=device)
+        confidence = fused_head(*head).confidence
+        at = confidence[samples // 2]
+        limits = {"at": at, "below": at.nextafter(at.new_tensor(0)), "above": at.nextafter(at.new_tensor(1))}
+        for limit in limits.values():
+            out = fused_head(*head, threshold=limit if as_tensor else limit.item())
+            assert torch.equal(out.confidence, confidence)
+            assert torch.equal(out.exit, confidence > limit)
+        assert not fused_head(*head, threshold=limits["at"]).exit[samples // 2]
+        assert fused_head(*head, threshold=limits["below"]).exit[samples // 2]
 
 
 @pytest.mark.parametrize(
@@ -87,12 +87,10 @@ def test_confidence_never_exceeds_one(classes, device):
 
 
 @pytest.mark.parametrize("samples", BATCHES)
-@pytest.mark.parametrize(
-    "row, first", [([1, 1, 1], 0), ([0, 2, 2], 1), ([-5, -7, -5], 0), ([0.0, -0.0], 0), ([-1e30, -1e30], 0)]
-)
-def test_ties_go_to_the_first_class(row, first, samples, device):
-    out = head_of_logits(batch_of([float(v) for v in row], samples, device))
-    assert out.label.tolist() == [first] * samples
+def test_ties_go_to_the_first_class(samples, device):
+    for row, first in (([1, 1, 1], 0), ([0, 2, 2], 1), ([-5, -7, -5], 0), ([0.0, -0.0], 0), ([-1e30, -1e30], 0)):
+        out = head_of_logits(batch_of([float(v) for v in row], samples, device))
+        assert out.label.tolist() == [first] * samples
 
 
 def test_a_negative_zero_is_no_less_than_zero(device):
@@ -102,14 +100,14 @@ def test_a_negative_zero_is_no_less_than_zero(device):
     assert out.label.tolist() == [0] and out.confidence.tolist() == [0.5]
 
 
-@pytest.mark.parametrize("positions", [(5, 1100), (1023, 1024), (1024, 2047), (1030, 2050), (0, 2050)])
 @pytest.mark.parametrize("samples", [1, 7, pytest.param(16, marks=pytest.mark.long)])
-def test_ties_across_blocks_of_classes(positions, samples, device):
+def test_ties_across_blocks_of_classes(samples, device):
     """Classes 1,024 (or 256) apart are in different steps of the softmax."""
-    bias = torch.zeros(2051, device=device)
-    bias[list(positions)] = 3.0
-    out = fused_head(torch.zeros(samples, 2, device=device), torch.ones(2051, 2, device=device), bias)
-    assert out.label.tolist() == [positions[0]] * samples
+    for positions in ((5, 1100), (1023, 1024), (1024, 2047), (1030, 2050), (0, 2050)):
+        bias = torch.zeros(2051, device=device)
+        bias[list(positions)] = 3.0
+        out = fused_head(torch.zeros(samples, 2, device=device), torch.ones(2051, 2, device=device), bias)
+        assert out.label.tolist() == [positions[0]] * samples
 
 
 @pytest.mark.parametrize(
@@ -124,15 +122,15 @@ def test_the_label_does_not_depend_on_the_temperature(row, temperature, device):
     assert head_of_logits(logits, temperature=temperature).label.tolist() == [1]
 
 
-@pytest.mark.parametrize("offset", [0.0, 88.0, 1000.0, -1000.0, 60000.0, -1e6])
 @pytest.mark.parametrize("samples", [3, 7, pytest.param(17, marks=pytest.mark.long)])
-def test_large_logits_do_not_overflow(samples, offset, device):
+def test_large_logits_do_not_overflow(samples, device):
     """The softmax does not depend on what is added to all logits; 1,025 classes go through it in several steps."""
-    for classes in (4, 1025):
-        steps = torch.linspace(0, 4, classes, device=device).round(decimals=2)
-        bias = steps + offset  # rounds steps where the offset is large, and so the reference starts from the sum
-        x, weight = torch.zeros(samples, 2, device=device), torch.ones(classes, 2, device=device)
-        check_head(x, weight, bias, threshold=0.001)
+    for offset in (0.0, 88.0, 1000.0, -1000.0, 60000.0, -1e6):
+        for classes in (4, 1025):
+            steps = torch.linspace(0, 4, classes, device=device).round(decimals=2)
+            bias = steps + offset  # rounds steps where the offset is large, and so the reference starts from the sum
+            x, weight = torch.zeros(samples, 2, device=device), torch.ones(classes, 2, device=device)
+            check_head(x, weight, bias, threshold=0.001)
 
 
 @pytest.mark.parametrize("row, temperature", [([40.0, 39.0, -3e4], 1.2e-38), ([3e38, 1.0, -3e38], 0.5)])
@@ -144,18 +142,18 @@ def test_the_distance_from_the_largest_logit_is_divided_and_not_the_logits(row, 
 
 
 @pytest.mark.parametrize("samples", [3, 7])
-@pytest.mark.parametrize("temperature", [0.0, -0.0, -1.0, NAN, -INF, INF])
-def test_a_temperature_on_the_device_that_is_no_positive_number_gives_no_answer(temperature, samples, monkeypatch):
+def test_a_temperature_on_the_device_that_is_no_positive_number_gives_no_answer(samples, monkeypatch):
     """The host does not read it, and so cannot refuse it; here it is made not to. The reference says the same."""
-    module = importlib.import_module("auxhead.kernels.fused_head")
-    monkeypatch.setattr(module, "check_rule_tensors", lambda *_: None)
-    head = make_head((samples, 40), 10)
-    for by_kernel in (True, False):
-        monkeypatch.setattr(module, "runs_triton", lambda _x, by_kernel=by_kernel: by_kernel)
-        out = fused_head(*head, temperature=torch.tensor(temperature), threshold=0.0)
-        assert_output_form(out, samples, 10, head[0].device)
-        assert out.probs.isnan().all() and out.confidence.isnan().all() and not out.exit.any()
-        assert torch.equal(out.label, fused_head(*head).label), "the label does not depend on the temperature"
+    for temperature in (0.0, -0.0, -1.0, NAN, -INF, INF):
+        module = importlib.import_module("auxhead.kernels.fused_head")
+        monkeypatch.setattr(module, "check_rule_tensors", lambda *_: None)
+        head = make_head((samples, 40), 10)
+        for by_kernel in (True, False):
+            monkeypatch.setattr(module, "runs_triton", lambda _x, by_kernel=by_kernel: by_kernel)
+            out = fused_head(*head, temperature=torch.tensor(temperature), threshold=0.0)
+            assert_output_form(out, samples, 10, head[0].device)
+            assert out.probs.isnan().all() and out.confidence.isnan().all() and not out.exit.any()
+            assert torch.equal(out.label, fused_head(*head).label), "the label does not depend on the temperature"
 
 
 def test_logits_too_large_for_half_precision(device):
@@ -181,12 +179,12 @@ def test_a_bias_of_minus_infinity_bans_a_class(samples, classes, banned, device)
 
 @pytest.mark.parametrize("classes", [2, 3, 1030])
 @pytest.mark.parametrize("samples", [2, 7, pytest.param(17, marks=pytest.mark.long)])
-@pytest.mark.parametrize("value", [-INF, INF, NAN])
-def test_logits_that_are_all_the_same_non_number_never_exit(value, samples, classes, device):
-    x, weight, bias = make_head((samples, 9), classes, device=device)
-    out = fused_head(x, weight, torch.full_like(bias, value), threshold=0.0)
-    assert_output_form(out, samples, classes, device)
-    assert not out.exit.any() and out.confidence.isnan().all() and out.probs.isnan().all()
+def test_logits_that_are_all_the_same_non_number_never_exit(samples, classes, device):
+    for value in (-INF, INF, NAN):
+        x, weight, bias = make_head((samples, 9), classes, device=device)
+        out = fused_head(x, weight, torch.full_like(bias, value), threshold=0.0)
+        assert_output_form(out, samples, classes, device)
+        assert not out.exit.any() and out.confidence.isnan().all() and out.probs.isnan().all()
 
 
 @pytest.mark.parametrize("where", [0, 3, 1029])
@@ -203,27 +201,27 @@ POOLINGS = {"avg1": ("avg", 1), "avg3": ("avg", 3), "max1": ("max", 1), "max2": 
 
 
 @pytest.mark.parametrize("value", [NAN, INF, -INF])
-@pytest.mark.parametrize("pooling", POOLINGS.values(), ids=POOLINGS)
 @pytest.mark.parametrize("samples, classes", [(3, 10), (7, 60), pytest.param(17, 60, marks=pytest.mark.long)])
-def test_a_sample_that_is_not_finite_disturbs_no_other(samples, classes, pooling, value, device):
-    pool, size = pooling
-    if device.type == "cpu" and samples == 7 and pooling in (POOLINGS["avg3"], POOLINGS["none"]):
-        pytest.skip("both ways pool by the same code, and here many programs do")
-    x, weight, bias = make_head((samples, 3, 5, 4), classes, pool=pool, pool_size=size, device=device)
-    options = {"pool": pool, "pool_size": size, "threshold": 0.0}
-    clean = fused_head(x, weight, bias, **options)
-    assert clean.exit.all()
-    broken = samples // 2
-    if pool == "max" and value == -INF:
-        x[broken, 1] = value  # a maximum over less than the channel would not see it, here as in PyTorch
-    else:
-        x[broken, 1, 4, 2] = value
-    out = fused_head(x, weight, bias, **options)
-    assert_output_form(out, samples, classes, device)
-    assert not out.exit[broken] and out.confidence[broken].isnan() and out.probs[broken].isnan().all()
-    others = [n for n in range(samples) if n != broken]
-    for name in ("probs", "label", "confidence", "exit"):
-        assert torch.equal(bits(getattr(out, name)[others]), bits(getattr(clean, name)[others])), name
+def test_a_sample_that_is_not_finite_disturbs_no_other(samples, classes, value, device):
+    for pooling in POOLINGS.values():
+        pool, size = pooling
+        if device.type == "cpu" and samples == 7 and pooling in (POOLINGS["avg3"], POOLINGS["none"]):
+            continue  # both ways pool by the same code, and here many programs do
+        x, weight, bias = make_head((samples, 3, 5, 4), classes, pool=pool, pool_size=size, device=device)
+        options = {"pool": pool, "pool_size": size, "threshold": 0.0}
+        clean = fused_head(x, weight, bias, **options)
+        assert clean.exit.all()
+        broken = samples // 2
+        if pool == "max" and value == -INF:
+            x[broken, 1] = value  # a maximum over less than the channel would not see it, here as in PyTorch
+        else:
+            x[broken, 1, 4, 2] = value
+        out = fused_head(x, weight, bias, **options)
+        assert_output_form(out, samples, classes, device)
+        assert not out.exit[broken] and out.confidence[broken].isnan() and out.probs[broken].isnan().all()
+        others = [n for n in range(samples) if n != broken]
+        for name in ("probs", "label", "confidence", "exit"):
+            assert torch.equal(bits(getattr(out, name)[others]), bits(getattr(clean, name)[others])), name
 
 
 @pytest.mark.parametrize("shape, pool", [((2, 5, 6), "avg"), ((2, 5, 6), "max"), ((7, 5, 6), "none"), ((7, 6), "avg")])
@@ -242,20 +240,20 @@ def test_first_token_reads_no_other(device):
     assert_same_bits(clean, fused_head(x, weight, bias, pool="first", threshold=0.0))
 
 
-@pytest.mark.parametrize("value", [INF, -INF])
 @pytest.mark.parametrize("samples", [2, 7, pytest.param(17, marks=pytest.mark.long)])
 @pytest.mark.parametrize("classes", [2, 10])
-def test_infinite_features_under_weights_of_one_sign(classes, samples, value, device):
+def test_infinite_features_under_weights_of_one_sign(classes, samples, device):
     """All logits are the same infinity, or NaN where the weight is 0: never an answer."""
-    x = make_input((samples, 7), device=device)
-    weight, bias = make_linear(7, classes, device=device)
-    x[0, 2] = value
-    for column in (weight[:, 2].abs() + 0.1, -weight[:, 2].abs() - 0.1, torch.zeros(classes, device=device)):
-        weight[:, 2] = column
-        out = fused_head(x, weight, bias, threshold=0.0)
-        assert_output_form(out, samples, classes, device)
-        assert out.exit.tolist() == [False] + [True] * (samples - 1)
-        assert out.confidence[0].isnan()
+    for value in (INF, -INF):
+        x = make_input((samples, 7), device=device)
+        weight, bias = make_linear(7, classes, device=device)
+        x[0, 2] = value
+        for column in (weight[:, 2].abs() + 0.1, -weight[:, 2].abs() - 0.1, torch.zeros(classes, device=device)):
+            weight[:, 2] = column
+            out = fused_head(x, weight, bias, threshold=0.0)
+            assert_output_form(out, samples, classes, device)
+            assert out.exit.tolist() == [False] + [True] * (samples - 1)
+            assert out.confidence[0].isnan()
 
 
 def test_memory_next_to_a_view_is_not_read(device):

@@ -35,46 +35,45 @@ LAYOUTS = {
 }
 
 
+def assert_one_kernel(head, tmp_path, **options):
+    """The call is right, and one kernel's."""
+    check_head(*head, **options)
+    assert work_on_the_gpu(lambda: fused_head(*head, **options), tmp_path) == ["fused_head_kernel"]
+
+
 def rules(kind):
     if kind == "floats":
         return {"temperature": 1.5, "threshold": 0.25}
     return {"temperature": torch.tensor(1.5, device="cuda"), "threshold": torch.tensor(0.25, device="cuda")}
 
 
-@pytest.mark.parametrize("classes", [10, 1000])
-@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
 @pytest.mark.parametrize("pooling", POOLINGS.values(), ids=POOLINGS)
-def test_one_kernel_for_a_map(pooling, layout, dtype, classes, tmp_path):
-    pool, size = pooling
-    x, weight, bias = make_head((2, 64, 14, 14), classes, pool=pool, pool_size=size, dtype=dtype, device="cuda")
-    x = layout(x)
-    options = {"pool": pool, "pool_size": size, **rules("tensors")}
-    check_head(x, weight, bias, **options)
-    names = work_on_the_gpu(lambda: fused_head(x, weight, bias, **options), tmp_path)
-    assert names == ["fused_head_kernel"]
+def test_one_kernel_for_a_map(pooling, layout, tmp_path):
+    for classes in (10, 1000):
+        for dtype in DTYPES.values():
+            pool, size = pooling
+            x, weight, bias = make_head((2, 64, 14, 14), classes, pool=pool, pool_size=size, dtype=dtype, device="cuda")
+            x = layout(x)
+            assert_one_kernel((x, weight, bias), tmp_path, pool=pool, pool_size=size, **rules("tensors"))
 
 
 @pytest.mark.parametrize("classes", [2, 10, 1000, 32000])
-@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
 @pytest.mark.parametrize(
     "shape", [(1, 512, 7, 7), (32, 512, 7, 7), (70, 512, 7, 7), (16, 50, 192), (33, 100)], ids=readable
 )
-def test_one_kernel_for_any_batch_and_rank(shape, dtype, classes, tmp_path):
-    x, weight, bias = make_head(shape, classes, dtype=dtype, device="cuda")
-    options = rules("tensors")
-    check_head(x, weight, bias, **options)
-    assert work_on_the_gpu(lambda: fused_head(x, weight, bias, **options), tmp_path) == ["fused_head_kernel"]
+def test_one_kernel_for_any_batch_and_rank(shape, classes, tmp_path):
+    for dtype in DTYPES.values():
+        x, weight, bias = make_head(shape, classes, dtype=dtype, device="cuda")
+        assert_one_kernel((x, weight, bias), tmp_path, **rules("tensors"))
 
 
 @pytest.mark.parametrize("classes", [10, 1000])
-@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
 @pytest.mark.parametrize("samples", [1, 32, 64])
-def test_one_kernel_under_rules_of_numbers(samples, dtype, classes, tmp_path):
-    x, weight, bias = make_head((samples, 512, 7, 7), classes, dtype=dtype, device="cuda")
-    options = rules("floats")
-    check_head(x, weight, bias, **options)
-    assert work_on_the_gpu(lambda: fused_head(x, weight, bias, **options), tmp_path) == ["fused_head_kernel"]
+def test_one_kernel_under_rules_of_numbers(samples, classes, tmp_path):
+    for dtype in DTYPES.values():
+        x, weight, bias = make_head((samples, 512, 7, 7), classes, dtype=dtype, device="cuda")
+        assert_one_kernel((x, weight, bias), tmp_path, **rules("floats"))
 
 
 @pytest.mark.parametrize("options", [{"return_probs": False}, {"bias": None}], ids=["no_probs", "no_bias"])
@@ -84,31 +83,31 @@ def test_one_kernel_for_a_head_with_less(options, tmp_path):
     assert work_on_the_gpu(lambda: fused_head(x, weight, **options), tmp_path) == ["fused_head_kernel"]
 
 
-@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
 @pytest.mark.parametrize("samples", [1, 8, 32])
-def test_200704_features(samples, layout, dtype):
+def test_200704_features(samples, layout):
     """The first block of ResNet-18, flattened."""
-    x, weight, bias = make_head((samples, 64, 56, 56), 10, pool="none", dtype=dtype, device="cuda")
-    out = check_head(layout(x), weight, bias, pool="none")
-    assert_same_bits(out, fused_head(layout(x), weight, bias, pool="none", threshold=0.5))
+    for dtype in DTYPES.values():
+        x, weight, bias = make_head((samples, 64, 56, 56), 10, pool="none", dtype=dtype, device="cuda")
+        out = check_head(layout(x), weight, bias, pool="none")
+        assert_same_bits(out, fused_head(layout(x), weight, bias, pool="none", threshold=0.5))
 
 
-@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
 @pytest.mark.parametrize("samples", [1, 8, 33, 65])
-def test_32000_classes(samples, dtype):
-    check_head(*make_head((samples, 512, 7, 7), 32000, dtype=dtype, device="cuda"), threshold=0.001)
+def test_32000_classes(samples):
+    for dtype in DTYPES.values():
+        check_head(*make_head((samples, 512, 7, 7), 32000, dtype=dtype, device="cuda"), threshold=0.001)
 
 
-@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
 @pytest.mark.parametrize("tap", [(64, 56), (128, 28), (256, 14), (512, 7)], ids=readable)
 @pytest.mark.parametrize("samples", [1, 8, 32, 128])
-def test_taps_of_resnet18(samples, tap, dtype):
-    channels, side = tap
-    for classes in (10, 1000):
-        x, weight, bias = make_head((samples, channels, side, side), classes, dtype=dtype, device="cuda")
-        check_head(x, weight, bias)
-        check_head(LAYOUTS["channels_last"](x), weight, bias)
+def test_taps_of_resnet18(samples, tap):
+    for dtype in DTYPES.values():
+        channels, side = tap
+        for classes in (10, 1000):
+            x, weight, bias = make_head((samples, channels, side, side), classes, dtype=dtype, device="cuda")
+            check_head(x, weight, bias)
+            check_head(LAYOUTS["channels_last"](x), weight, bias)
 
 
 @pytest.mark.parametrize("classes", [2, 3, 10, 200])
@@ -159,13 +158,13 @@ DETERMINISM = {
 }
 
 
-@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
 @pytest.mark.parametrize("shape, classes, pooling", DETERMINISM.values(), ids=DETERMINISM)
-def test_fifty_runs_are_the_same_bit_for_bit(shape, classes, pooling, dtype):
-    head = make_head(shape, classes, dtype=dtype, device="cuda", **pooling)
-    first = check_head(*head, **pooling)
-    for _ in range(50):
-        assert_same_bits(first, fused_head(*head, threshold=0.5, **pooling))
+def test_fifty_runs_are_the_same_bit_for_bit(shape, classes, pooling):
+    for dtype in DTYPES.values():
+        head = make_head(shape, classes, dtype=dtype, device="cuda", **pooling)
+        first = check_head(*head, **pooling)
+        for _ in range(50):
+            assert_same_bits(first, fused_head(*head, threshold=0.5, **pooling))
 
 
 @pytest.mark.usefixtures("tiles_from_7")
@@ -198,7 +197,7 @@ FEW_PROGRAMS = {
 @pytest.mark.parametrize("way", FEW_PROGRAMS)
 def test_few_programs_do_the_work_of_many(way, programs, samples):
     """They take turns: a warp that came apart while one took its turn never ended."""
-    from auxhead.kernels.jit.fused_head import launch_fused_head
+    from auxhead.kernels.fused_head import launch_fused_head
 
     x, weight, bias = make_head((samples, 2048, 7, 7), 1000, dtype=torch.float16, device="cuda")
     x = x.contiguous(memory_format=torch.channels_last)

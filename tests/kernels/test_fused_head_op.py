@@ -42,18 +42,18 @@ def test_opcheck(head, return_probs, requires_grad, device):
         torch.library.opcheck(torch.ops.auxhead.fused_head.default, arguments)
 
 
-@pytest.mark.parametrize("return_probs", [True, False], ids=["probs", "no_probs"])
 @pytest.mark.parametrize("shape, pooling", HEADS.values(), ids=HEADS)
-def test_fake_tensors_have_the_form_of_real_ones(shape, pooling, return_probs, device):
-    head = make_head(shape, 7, device=device, **pooling)
-    real = fused_head(*head, **pooling, return_probs=return_probs)
-    with FakeTensorMode() as mode:
-        fake = fused_head(*(mode.from_tensor(tensor) for tensor in head), **pooling, return_probs=return_probs)
-    for one, other in zip(real, fake, strict=True):
-        assert (one is None) == (other is None)
-        if one is not None:
-            form = [(t.shape, t.dtype, t.device, t.stride()) for t in (one, other)]
-            assert form[0] == form[1]
+def test_fake_tensors_have_the_form_of_real_ones(shape, pooling, device):
+    for return_probs in (True, False):
+        head = make_head(shape, 7, device=device, **pooling)
+        real = fused_head(*head, **pooling, return_probs=return_probs)
+        with FakeTensorMode() as mode:
+            fake = fused_head(*(mode.from_tensor(tensor) for tensor in head), **pooling, return_probs=return_probs)
+        for one, other in zip(real, fake, strict=True):
+            assert (one is None) == (other is None)
+            if one is not None:
+                form = [(t.shape, t.dtype, t.device, t.stride()) for t in (one, other)]
+                assert form[0] == form[1]
 
 
 def test_meta_tensors():
@@ -177,20 +177,20 @@ def test_gradients_of_no_samples(device):
     assert x.grad.shape == x.shape and torch.equal(weight.grad, torch.zeros_like(weight))
 
 
-@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
 @pytest.mark.parametrize("shape, pooling", HEADS.values(), ids=HEADS)
-def test_the_reference_runs_without_triton(shape, pooling, dtype, monkeypatch):
+def test_the_reference_runs_without_triton(shape, pooling, monkeypatch):
     """The reference answers as the kernel does, in the same form."""
-    x, weight, bias = make_head(shape, 7, dtype=dtype, **pooling)
-    monkeypatch.setattr(importlib.import_module("auxhead.kernels.fused_head"), "kernel", None)
-    assert not runs_triton(x)
-    out = check_head(x, weight, bias, **pooling)
-    size = pooling.get("pool_size", (1, 1))
-    direct = fused_head_reference(
-        x, weight, bias, pool=pooling.get("pool", "avg"), pool_size=size, temperature=1.0, threshold=0.5
-    )
-    assert_same_bits(out, direct)
-    assert fused_head(x, weight, bias, return_probs=False, **pooling).probs is None
+    for dtype in DTYPES.values():
+        x, weight, bias = make_head(shape, 7, dtype=dtype, **pooling)
+        monkeypatch.setattr(importlib.import_module("auxhead.kernels.fused_head"), "kernel", None)
+        assert not runs_triton(x)
+        out = check_head(x, weight, bias, **pooling)
+        size = pooling.get("pool_size", (1, 1))
+        direct = fused_head_reference(
+            x, weight, bias, pool=pooling.get("pool", "avg"), pool_size=size, temperature=1.0, threshold=0.5
+        )
+        assert_same_bits(out, direct)
+        assert fused_head(x, weight, bias, return_probs=False, **pooling).probs is None
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
@@ -217,14 +217,14 @@ def test_runs_triton_says_what_happens(device, monkeypatch):
     module = importlib.import_module("auxhead.kernels.fused_head")
     head = make_head((3, 4, 5, 5), 7, device=device)
     ran = []
-    for owner, name in ((module, "fused_head_reference"), (module.kernel, "launch_fused_head")):
-        original = getattr(owner, name)
+    for name in ("fused_head_reference", "launch_fused_head"):
+        original = getattr(module, name)
 
         def spy(*args, _original=original, _name=name, **kwargs):
             ran.append(_name)
             return _original(*args, **kwargs)
 
-        monkeypatch.setattr(owner, name, spy)
+        monkeypatch.setattr(module, name, spy)
     fused_head(*head)
     assert ran == ["launch_fused_head" if runs_triton(head[0]) else "fused_head_reference"]
     assert not runs_triton(head[0].to("meta"))

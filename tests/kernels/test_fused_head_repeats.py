@@ -19,19 +19,19 @@ HEADS = {
 
 
 @pytest.mark.usefixtures("poisoned_empty")
-@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
 @pytest.mark.parametrize("shape, classes, pooling", HEADS.values(), ids=HEADS)
-def test_repeats_bit_for_bit_and_writes_no_input(shape, classes, pooling, dtype, device):
-    inputs = [*make_head(shape, classes, dtype=dtype, device=device, **pooling)]
-    inputs += [torch.tensor(1.5, device=device), torch.tensor(0.3, device=device)]
-    before = [tensor.clone() for tensor in inputs]
-    x, weight, bias, temperature, threshold = inputs
-    first = fused_head(x, weight, bias, temperature=temperature, threshold=threshold, **pooling)
-    for _ in range(2):
-        again = fused_head(x, weight, bias, temperature=temperature, threshold=threshold, **pooling)
-        assert_same_bits(first, again)
-    for old, tensor in zip(before, inputs, strict=True):
-        assert torch.equal(old, tensor)
+def test_repeats_bit_for_bit_and_writes_no_input(shape, classes, pooling, device):
+    for dtype in DTYPES.values():
+        inputs = [*make_head(shape, classes, dtype=dtype, device=device, **pooling)]
+        inputs += [torch.tensor(1.5, device=device), torch.tensor(0.3, device=device)]
+        before = [tensor.clone() for tensor in inputs]
+        x, weight, bias, temperature, threshold = inputs
+        first = fused_head(x, weight, bias, temperature=temperature, threshold=threshold, **pooling)
+        for _ in range(2):
+            again = fused_head(x, weight, bias, temperature=temperature, threshold=threshold, **pooling)
+            assert_same_bits(first, again)
+        for old, tensor in zip(before, inputs, strict=True):
+            assert torch.equal(old, tensor)
 
 
 def test_answers_share_no_memory_with_each_other(device):

@@ -96,29 +96,29 @@ def test_every_activation_is_tested():
     assert MODULES.keys() == ACTIVATIONS.keys()
 
 
-@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
 @pytest.mark.parametrize("samples", [1, 3, 17])
 @pytest.mark.parametrize("layers", LAYERS)
-def test_layers(layers, samples, dtype, device):
-    check(*make((samples, 21, 3, 5), 11, dtype=dtype, device=device, **LAYERS[layers]))
+def test_layers(layers, samples, device):
+    for dtype in DTYPES.values():
+        check(*make((samples, 21, 3, 5), 11, dtype=dtype, device=device, **LAYERS[layers]))
 
 
-@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
 @pytest.mark.parametrize("samples", [3, 17])
 @pytest.mark.parametrize("activation", ACTIVATIONS)
-def test_activations(activation, samples, dtype, device):
-    x, weight, bias, hidden = make((samples, 30), 7, width=29, activation=activation, dtype=dtype, device=device)
-    check(3 * x, weight, bias, hidden)  # where hardswish and gelu are flat, and where they are not
+def test_activations(activation, samples, device):
+    for dtype in DTYPES.values():
+        x, weight, bias, hidden = make((samples, 30), 7, width=29, activation=activation, dtype=dtype, device=device)
+        check(3 * x, weight, bias, hidden)  # where hardswish and gelu are flat, and where they are not
 
 
-@pytest.mark.parametrize("pool_size", [1, (2, 3)], ids=readable)
 @pytest.mark.parametrize("pool", ["avg", "max"])
 @pytest.mark.parametrize("samples", [2, 17])
-def test_a_relu_before_the_pool(samples, pool, pool_size, device):
-    x, *head = make(
-        (samples, 5, 4, 6), 7, rectifies=True, norm="affine", width=9, pool=pool, pool_size=pool_size, device=device
-    )
-    check(x - 1.5, *head, pool=pool, pool_size=pool_size)
+def test_a_relu_before_the_pool(samples, pool, device):
+    for pool_size in (1, (2, 3)):
+        x, *head = make(
+            (samples, 5, 4, 6), 7, rectifies=True, norm="affine", width=9, pool=pool, pool_size=pool_size, device=device
+        )
+        check(x - 1.5, *head, pool=pool, pool_size=pool_size)
 
 
 @pytest.mark.parametrize("layers", ["relu", "norm", "all"])
@@ -144,11 +144,11 @@ def test_more_features_than_a_step(layers, device):
     check(*make((2, 1100), 5, device=device, **LAYERS[layers]))
 
 
-@pytest.mark.parametrize("layers", ["relu", "norm, linear"])
 @pytest.mark.parametrize("layout", MAP_LAYOUTS)
-def test_layouts_of_maps(layout, layers, device):
-    x = MAP_LAYOUTS[layout](lambda shape: make_input(shape, device=device), 2, 5, 3, 4)
-    check(x, *make((2, 5, 3, 4), 6, device=device, **LAYERS[layers])[1:])
+def test_layouts_of_maps(layout, device):
+    for layers in ("relu", "norm, linear"):
+        x = MAP_LAYOUTS[layout](lambda shape: make_input(shape, device=device), 2, 5, 3, 4)
+        check(x, *make((2, 5, 3, 4), 6, device=device, **LAYERS[layers])[1:])
 
 
 @pytest.mark.parametrize("layout", TOKEN_LAYOUTS)
@@ -176,27 +176,27 @@ def test_without_biases(samples, layers, device):
     check(*make((samples, 20), 6, bias=False, device=device, **LAYERS[layers]))
 
 
-@pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("rectifies", [False, True])
 @pytest.mark.parametrize("samples", [3, 17])
-def test_a_nan_stays_in_its_sample(samples, rectifies, activation, device):
-    x, weight, bias, hidden = make(
-        (samples, 6, 3, 3), 5, rectifies=rectifies, width=7, activation=activation, device=device
-    )
-    whole = fused_head(x, weight, bias, threshold=0.0, hidden=hidden)
-    x[1, 2, 1, 1] = float("nan")
-    out = fused_head(x, weight, bias, threshold=0.0, hidden=hidden)
-    assert out.probs[1].isnan().all() and out.confidence[1].isnan() and not out.exit[1]
-    others = [n for n in range(samples) if n != 1]
-    assert_same_bits(type(out)(*(one[others] for one in whole)), type(out)(*(one[others] for one in out)))
+def test_a_nan_stays_in_its_sample(samples, rectifies, device):
+    for activation in ACTIVATIONS:
+        x, weight, bias, hidden = make(
+            (samples, 6, 3, 3), 5, rectifies=rectifies, width=7, activation=activation, device=device
+        )
+        whole = fused_head(x, weight, bias, threshold=0.0, hidden=hidden)
+        x[1, 2, 1, 1] = float("nan")
+        out = fused_head(x, weight, bias, threshold=0.0, hidden=hidden)
+        assert out.probs[1].isnan().all() and out.confidence[1].isnan() and not out.exit[1]
+        others = [n for n in range(samples) if n != 1]
+        assert_same_bits(type(out)(*(one[others] for one in whole)), type(out)(*(one[others] for one in out)))
 
 
-@pytest.mark.parametrize("layers", LAYERS)
 @pytest.mark.parametrize("samples", [3, 17])
-def test_repeats_bit_for_bit(samples, layers, device):
-    classes = 1031 if device.type == "cuda" or samples == 3 else 150  # several tiles, a second each in the interpreter
-    *head, hidden = make((samples, 21, 3, 5), classes, device=device, **LAYERS[layers])
-    assert_same_bits(fused_head(*head, hidden=hidden), fused_head(*head, hidden=hidden))
+def test_repeats_bit_for_bit(samples, device):
+    for layers in LAYERS:
+        classes = 1031 if device.type == "cuda" or samples == 3 else 150  # interpreted, a tile takes a second
+        *head, hidden = make((samples, 21, 3, 5), classes, device=device, **LAYERS[layers])
+        assert_same_bits(fused_head(*head, hidden=hidden), fused_head(*head, hidden=hidden))
 
 
 def test_no_samples_and_float64(device):

@@ -27,6 +27,7 @@ def test_kernel_hash_changes_with_code_alone(tmp_path, monkeypatch):
 SAME_CODE = {
     "comments and blank lines": ("a = 1\n\n\n# why\nb = 2  # what\n", "a = 1\nb = 2\n"),
     "docstrings": ('"""One\nor two."""\ndef f():\n    """Three."""\n    return 1\n', "def f():\n    return 1\n"),
+    "imports": ("from a import b\nimport c as d\n\ne = b(d)\n", "from f import (\n    b,\n)\n\ne = b(d)\n"),
     "a comment inside a call": ("f(\n    1,  # one\n)\n", "f(\n    1,\n)\n"),
 }
 OTHER_CODE = {

@@ -9,7 +9,7 @@ import sys
 
 import torch
 from auxhead.kernels import ExitBuffers, ExitHead, ExitLaunch
-from auxhead.kernels.jit.fused_head import launch_fused_head
+from auxhead.kernels.fused_head import launch_fused_head
 from auxhead.kernels.launch.compile_only import compile_only
 from auxhead.kernels.launch.head_shape import HeadShape
 from auxhead.kernels.launch.head_view import head_view

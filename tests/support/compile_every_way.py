@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import triton
 from auxhead.kernels import ExitBuffers, ExitHead, ExitLaunch
-from auxhead.kernels.jit.fused_head import launch_fused_head
+from auxhead.kernels.fused_head import launch_fused_head
 from auxhead.kernels.launch.choose_config import overriding
 from auxhead.kernels.launch.compile_only import compile_only
 from auxhead.kernels.launch.head_shape import HeadShape

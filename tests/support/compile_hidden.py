@@ -7,7 +7,7 @@ import json
 
 import torch
 from auxhead.kernels import ExitBuffers, ExitHead, ExitLaunch
-from auxhead.kernels.jit.fused_head import launch_fused_head
+from auxhead.kernels.fused_head import launch_fused_head
 from auxhead.kernels.launch.choose_config import choose_config
 from auxhead.kernels.launch.compile_only import compile_only
 from auxhead.kernels.launch.head_view import head_view

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from auxhead.kernels import ExitBuffers
-from auxhead.kernels.exits_plan import AnswerLayout
+from auxhead.kernels.exits import AnswerLayout
 from auxhead.model.answers.exit_result import ExitArrays, ExitResult, joined
 from torch import Tensor
 from torch.utils import _pytree

@@ -38,7 +38,7 @@ def interpreted(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
     if request.param and not runs_triton(torch.empty(0)):
         pytest.skip("kernels are not interpreted here")
     if not request.param:
-        for name in ("auxhead.kernels.fused_head", "auxhead.model.heads.kept_plans"):
+        for name in ("auxhead.kernels.fused_head", "auxhead.model.heads.repeats"):
             monkeypatch.setattr(importlib.import_module(name), "runs_triton", lambda x: x.is_cuda and runs_triton(x))
     return request.param
 

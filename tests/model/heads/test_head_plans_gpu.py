@@ -7,11 +7,11 @@ from itertools import product
 
 import pytest
 import torch
-from auxhead.kernels.cuda.driver_launch import DriverLaunch
 from auxhead.kernels.launch.choose_config import overriding
 from auxhead.kernels.launch.head_shape import HeadShape
 from auxhead.kernels.launch.head_view import head_view
 from auxhead.kernels.launch.launch_rule import config_by_rule
+from auxhead.kernels.repeat.noted import DriverLaunch
 from auxhead.model import ExitRule, FusedAuxHead
 from cuda.bindings import runtime
 from support.example_models import needs_gpu

@@ -11,7 +11,7 @@ import pytest
 import torch
 from auxhead.kernels import ExitLaunch
 from auxhead.kernels.cuda.runtime import capture_id
-from auxhead.kernels.exits_plan import ExitsPlan
+from auxhead.kernels.repeat.exits import ExitsRepeat
 from auxhead.model import EarlyExitNetwork, FusedAuxHead, Runner, make_runner
 from auxhead.model.runners import captures
 from auxhead.model.runners.capture import CAPTURE_LOCK, Graph
@@ -27,7 +27,7 @@ pytestmark = [*needs_gpu, pytest.mark.usefixtures("repeatable", "stops_at_every_
 #: Places to fail at in one test, evenly spread over all that there are.
 MOST = 20
 GRAPHS = [name for name in RUNNERS if name != "eager"]
-LAUNCHERS = ((ExitLaunch, "__call__"), (ExitsPlan, "launch"), (Graph, "launch"))
+LAUNCHERS = ((ExitLaunch, "__call__"), (ExitsRepeat, "launch"), (Graph, "launch"))
 FILES = ("model/runners", "model/listening/taps", "kernels/cuda/lifetimes.py")
 SENTINEL = 7.0
 

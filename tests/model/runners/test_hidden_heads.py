@@ -5,7 +5,7 @@ import torch
 from auxhead.kernels import runs_triton
 from auxhead.model import EarlyExitNetwork, make_runner
 from auxhead.model.answers.exit_result import first_sure
-from auxhead.model.network.eager_pass import ExitsPlans
+from auxhead.model.network.eager_pass import ExitsRepeats
 from support.exits_plan_cases import as_on_a_gpu, assert_same, differ, heads_called
 from support.hidden_head_cases import HIDDEN_CHANGES, naive_answers, with_hidden_heads
 from support.one_by_one import one_by_one
@@ -121,8 +121,8 @@ def test_a_plan_sees_a_change_of_hidden_layers(
     network: EarlyExitNetwork, change: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = []
-    make = ExitsPlans._make
-    monkeypatch.setattr(ExitsPlans, "_make", lambda *args, **options: made.append(1) or make(*args, **options))
+    make = ExitsRepeats._make
+    monkeypatch.setattr(ExitsRepeats, "_make", lambda *args, **options: made.append(1) or make(*args, **options))
     head, x = network.fused_heads[0], images(2)
     network.set_rules(0.0)
     with torch.no_grad(), as_on_a_gpu():

@@ -4,7 +4,7 @@ import pytest
 import torch
 from auxhead.kernels import runs_triton
 from auxhead.model import CompactingRunner, EarlyExitNetwork, make_runner
-from auxhead.model.network.eager_pass import ExitsPlans
+from auxhead.model.network.eager_pass import ExitsRepeats
 from support.example_models import SmallNet, branch, mixed_heads, naive_answers
 from support.exits_plan_cases import as_on_a_gpu, assert_same, differ
 from support.head_plan_cases import Tripled
@@ -124,8 +124,8 @@ def test_an_eager_pass_by_a_plan_answers_as_one_by_one(network, stop):
     x = images(5)
     network.check_taps(x)
     with as_on_a_gpu(), pytest.MonkeyPatch.context() as patch:
-        make = ExitsPlans._make
-        patch.setattr(ExitsPlans, "_make", lambda *args, **options: made.append(make(*args, **options)) or made[-1])
+        make = ExitsRepeats._make
+        patch.setattr(ExitsRepeats, "_make", lambda *args, **options: made.append(make(*args, **options)) or made[-1])
         for turn in range(3):
             found = network(x, stop=stop)
             assert_same(found, one_by_one(network, x, stop=stop))

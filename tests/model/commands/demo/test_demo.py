@@ -72,7 +72,7 @@ def test_infer_gives_the_answer_of_the_saved_network(done):
     paths = [folder / "lying" / "3.png", folder / "standing" / "5.png", folder / "lying" / "0.png"]
     description = json.loads((out / "model.json").read_text())
     assert description["backbone"] == "auxhead.model.commands.small_resnet:resnet18_small"
-    description["backbone"] = "auxhead.model.demo.small_resnet:resnet18_small"  # as it was called once
+    description["backbone"] = "auxhead.model.commands.demo.small_resnet:resnet18_small"  # as it was called once
     (out / "model.json").write_text(json.dumps(description))
     result = auxhead("infer", "--checkpoint", out, *paths, "--device", "cpu")
     assert result.exit_code == 0, result.output

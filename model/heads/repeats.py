@@ -1,6 +1,7 @@
-"""``KeptPlans``: plans of heads, used again as long as nothing that they rest on has changed; ``HeadPlans`` of one."""
+"""Repeats of heads, made again as long as nothing that they rest on has changed; ``HeadRepeats`` are those of one."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from operator import is_not
 from typing import Any, Generic, TypeVar
 
@@ -9,19 +10,18 @@ from torch import Tensor, nn
 
 from ...kernels import HeadOutput, runs_triton
 from ...kernels.cuda.runtime import is_capturing
-from ...kernels.exits_plan import TensorForms
-from ...kernels.head_backward import follow_differentiably
-from ...kernels.head_plan import CpuPlan, HeadPlan, LaunchPlan, is_watched
 from ...kernels.launch.arrival_counters import arrival_counters
 from ...kernels.launch.layer_arguments import launched_parameters
-from ...kernels.noted_launch import NotedLaunch, noting
+from ...kernels.repeat.exits import TensorForms
+from ...kernels.repeat.head import HeadRepeat, cpu_head, is_watched, repeat_differentiably
+from ...kernels.repeat.noted import NotedLaunch, noting
 from ..answers.rule_order import count_writes, wait_for_write
 from ..basics.streams import current_handle, has_streams
 from ..listening.hooks import WAYS, hooks_of
 
-PlanT = TypeVar("PlanT")
-#: Plans that are kept; before there are more all are forgotten.
-_MOST_PLANS = 16
+RepeatT = TypeVar("RepeatT")
+#: Repeats that are kept; before there are more all are forgotten.
+_MOST = 16
 
 
 class ReadTensors:
@@ -78,16 +78,16 @@ class ReadTensors:
         )
 
 
-class Kept(Generic[PlanT]):
-    """A plan, and what it rests on."""
+class Kept(Generic[RepeatT]):
+    """A repeat, and what it rests on."""
 
-    def __init__(self, plan: PlanT, read: ReadTensors, writes: int = -1) -> None:
-        """Keep a plan for a stream that has seen the first ``writes`` of all writes to rules in the process."""
-        self.plan, self.read = plan, read
+    def __init__(self, repeat: RepeatT, read: ReadTensors, writes: int = -1) -> None:
+        """Keep a repeat for a stream that has seen the first ``writes`` of all writes to rules in the process."""
+        self.repeat, self.read = repeat, read
         self._writes = writes
 
     def wait_for_rules(self, heads: Iterable[nn.Module], x: Tensor) -> None:
-        """Let the current stream of x's device, the plan's, come after all writes to the heads' rules."""
+        """Let the current stream of x's device, the repeat's, come after all writes to the heads' rules."""
         writes = count_writes()
         if self._writes != writes:
             for head in heads:
@@ -95,34 +95,34 @@ class Kept(Generic[PlanT]):
             self._writes = writes
 
 
-class KeptPlans(Generic[PlanT]):
-    """Plans by what they are for."""
+class Repeats(Generic[RepeatT]):
+    """Repeats by what they are for."""
 
     def __init__(self) -> None:
         """Have none yet."""
-        self._kept: dict[tuple[Any, ...], Kept[PlanT]] = {}
+        self._kept: dict[tuple[Any, ...], Kept[RepeatT]] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Copies of the owner, deep or pickled, make plans of their own."""
+        """Copies of the owner, deep or pickled, make repeats of their own."""
         return type(self), ()
 
-    def unchanged(self, key: tuple[Any, ...], heads: Sequence[nn.Module]) -> Kept[PlanT] | None:
-        """Return a plan that was made of the same heads with the same options and tensors, if there is one."""
+    def unchanged(self, key: tuple[Any, ...], heads: Sequence[nn.Module]) -> Kept[RepeatT] | None:
+        """Return a repeat that was made of the same heads with the same options and tensors, if there is one."""
         kept = self._kept.get(key)
         return kept if kept is not None and kept.read.are_those_of(heads) else None
 
-    def keep(self, key: tuple[Any, ...], kept: Kept[PlanT]) -> None:
-        """Keep a plan instead of the one that there was."""
-        if len(self._kept) >= _MOST_PLANS:
+    def keep(self, key: tuple[Any, ...], kept: Kept[RepeatT]) -> None:
+        """Keep a repeat instead of the one that there was."""
+        if len(self._kept) >= _MOST:
             self._kept.clear()
         self._kept[key] = kept
 
 
-class HeadPlans(KeptPlans[HeadPlan]):
-    """Plans of one head by the layout of the input and the stream."""
+class HeadRepeats(Repeats[Callable[[Tensor], HeadOutput]]):
+    """Repeats of one head by the layout of the input and the stream."""
 
     def answer(self, head: Any, x: Tensor, call: Callable[[Tensor], HeadOutput]) -> HeadOutput:
-        """Answer by a plan, or by ``call``, what it launches then being the plan of next time."""
+        """Answer by a repeat, or by ``call``, what it launches then being repeated next time."""
         if not is_plain_call(x):
             return call(x)
         stream = 0
@@ -136,11 +136,11 @@ class HeadPlans(KeptPlans[HeadPlan]):
             kept.wait_for_rules([head], x)
             if torch.is_grad_enabled() and (x.requires_grad or any(one.requires_grad for one in kept.read.parameters)):
                 linear, rule = head.linear, head.rule
-                return follow_differentiably(
-                    kept.plan, x, linear.weight, linear.bias, rule.temperature_tensor, head.hidden_layers(),
+                return repeat_differentiably(
+                    kept.repeat, x, linear.weight, linear.bias, rule.temperature_tensor, head.hidden_layers(),
                     pool=head.pool, pool_size=head.pool_size, criterion=rule.criterion, return_probs=head.return_probs,
                 )  # fmt: skip
-            return kept.plan(x)
+            return kept.repeat(x)
         writes = count_writes()
         with noting() as launches:
             output = call(x)
@@ -148,9 +148,9 @@ class HeadPlans(KeptPlans[HeadPlan]):
             read = ReadTensors([head])
         except KeyError:
             return output
-        plan = _plan_of(head, x, stream, launches, read) if read.are_plain() else None
-        if plan is not None:
-            self.keep(key, Kept(plan, read, writes))
+        repeat = _repeat_of(head, x, stream, launches, read) if read.are_plain() else None
+        if repeat is not None:
+            self.keep(key, Kept(repeat, read, writes))
         return output
 
 
@@ -169,14 +169,17 @@ def is_plain_call(x: Tensor) -> bool:
     )
 
 
-def _plan_of(head: Any, x: Tensor, stream: int, launches: list[NotedLaunch], read: ReadTensors) -> HeadPlan | None:
-    """Make a plan of a call that was made, with the tensors that were read after it; None if none can be made."""
+def _repeat_of(
+    head: Any, x: Tensor, stream: int, launches: list[NotedLaunch], read: ReadTensors
+) -> Callable[[Tensor], HeadOutput] | None:
+    """Make a repeat of a call that was made, with the tensors that were read after it; None if none can be made."""
     if not runs_triton(x):
         if not x.is_cpu:
             return None
         linear, rule = head.linear, head.rule
-        return CpuPlan(
-            linear.weight, linear.bias, rule.temperature_tensor, rule.threshold_tensor,
+        return partial(
+            cpu_head, weight=linear.weight, bias=linear.bias,
+            temperature=rule.temperature_tensor, threshold=rule.threshold_tensor,
             pool=head.pool, pool_size=head.pool_size, criterion=rule.criterion, return_probs=head.return_probs,
             hidden=head.hidden_layers(),
         )  # fmt: skip
@@ -186,4 +189,4 @@ def _plan_of(head: Any, x: Tensor, stream: int, launches: list[NotedLaunch], rea
     launched = [*launched_parameters(given), given["temperature"], given["threshold"]]
     if [one.data_ptr() for one in launched] != read.addresses:  # another thread's are there now
         return None
-    return LaunchPlan(launches[0], x, stream)
+    return HeadRepeat(launches[0], x, stream)

@@ -1,12 +1,17 @@
-"""DriverLaunch: a compiled kernel's launch, repeated through CUDA's driver with its arguments packed as it reads them.
+"""One launch of a head kernel, noted, to be made again in a fraction of the time.
 
-Triton's launcher takes every argument as a Python object and calls the hooks of profilers: with the 250 arguments of
+Before a launch the host checks shapes, chooses a configuration, allocates workspace and lets Triton find the compiled
+kernel: on a GPU's host several times the launch itself. Whoever launches the same again and again notes one launch, and
+repeats it with other tensors. On a GPU that goes through CUDA's driver, with the arguments packed as it reads them:
+Triton's launcher takes every argument as a Python object and calls the hooks of profilers, with the 250 arguments of
 eight heads 30 us of a host that has done something else before, where this takes a few.
 """
 
 import struct
+import threading
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -24,6 +29,118 @@ except ImportError:  # no Triton for this platform
 #: Where an argument stands: its name, and in nested tuples the indices that lead to it.
 Path = tuple[str | int, ...]
 
+
+class NotedLaunch(NamedTuple):
+    """One launch that was made."""
+
+    kernel: Any
+    """Compiled, or the function that is interpreted."""
+    names: Sequence[str]
+    """Names of the kernel's arguments."""
+    grid: tuple[int, ...]
+    arguments: tuple[Any, ...]
+    options: dict[str, Any]
+    """Arguments given by name, and Triton's own."""
+
+    @property
+    def compiled(self) -> bool:
+        """Whether the kernel is compiled: it then takes addresses, and all arguments by position."""
+        return hasattr(self.kernel, "packed_metadata")
+
+    def given(self) -> dict[str, Any]:
+        """Return the arguments by name, in their order."""
+        by_name = {**dict(zip(self.names, self.arguments, strict=False)), **self.options}
+        return {name: by_name[name] for name in self.names}
+
+    def repeat(self, varying: Sequence[Path], stream: int) -> Callable[[Sequence[Any]], None]:
+        """Return what launches it again on a stream, given by its handle (the interpreter has none).
+
+        It takes the tensors for the places of ``varying``, in that order; of a compiled kernel their addresses, about
+        which Triton does not ask the driver. The tensors of the noted launch in these places are let go of.
+        """
+        given = self.given()
+        own = {name: value for name, value in self.options.items() if name not in self.names}
+        places = frozenset(varying)
+        fixed = {name: _fixed(value, (name,), places, addresses=self.compiled) for name, value in given.items()}
+        if not self.compiled:
+            kernel, grid, by_position = self.kernel, self.grid, len(self.arguments)
+
+            def interpret(tensors: Sequence[Tensor]) -> None:
+                filled = _filled(fixed, varying, tensors)
+                names = [*filled]
+                by_name = {name: filled[name] for name in names[by_position:]}
+                kernel[grid](*[filled[name] for name in names[:by_position]], **by_name, **own)
+
+            return interpret
+        by_triton = self.kernel[(*self.grid, 1, 1)[:3]]
+        by_driver = _driver_launch(self.kernel, self.grid, given, varying)
+        handle = None if by_driver is None else driver.CUstream(stream)
+
+        def launch(addresses: Sequence[int]) -> None:
+            # A thread's first launch, too, is Triton's, which gives the thread CUDA's context.
+            if by_driver is None or not by_driver(addresses, handle):
+                by_triton(*_filled(fixed, varying, addresses).values(), stream=stream)
+
+        return launch
+
+
+class _Notes(threading.local):
+    launches: list[NotedLaunch] | None = None
+
+
+_notes = _Notes()
+
+
+@contextmanager
+def noting() -> Iterator[list[NotedLaunch]]:
+    """Note the launches of head kernels that this thread makes until the block ends."""
+    before, _notes.launches = _notes.launches, []
+    try:
+        yield _notes.launches
+    finally:
+        _notes.launches = before
+
+
+def launch(
+    function: Any, grid: tuple[int, ...], arguments: tuple[Any, ...], options: dict[str, Any], compiled: Any = None
+) -> Any:
+    """Launch a kernel, by what it was compiled to if that is known, and note it; returns what it is compiled to.
+
+    That is None where it is interpreted. Options are arguments by name, and Triton's own.
+    """
+    made = (function if compiled is None else compiled)[grid](*arguments, **options)
+    compiled = compiled if made is None else made
+    if _notes.launches is not None:
+        kernel = function if compiled is None else compiled
+        _notes.launches.append(NotedLaunch(kernel, function.arg_names, grid, arguments, options))
+    return compiled
+
+
+def _fixed(value: Any, path: Path, varying: frozenset[Path], *, addresses: bool) -> Any:
+    """Return an argument with None in the places that vary, and addresses for tensors if those are wanted."""
+    if path in varying:
+        return None
+    if isinstance(value, tuple):
+        return tuple(_fixed(part, (*path, index), varying, addresses=addresses) for index, part in enumerate(value))
+    return value.data_ptr() if addresses and isinstance(value, Tensor) else value
+
+
+def _filled(fixed: Mapping[str, Any], varying: Sequence[Path], values: Sequence[Any]) -> dict[str, Any]:
+    """Return the arguments with values in the places that vary."""
+    filled = dict(fixed)
+    for (name, *indices), value in zip(varying, values, strict=True):
+        filled[str(name)] = _replaced(filled[str(name)], indices, value)
+    return filled
+
+
+def _replaced(whole: Any, indices: Sequence[Any], value: Any) -> Any:
+    """Return nested tuples with another value at the place that the indices lead to."""
+    if not indices:
+        return value
+    index, *inner = indices
+    return (*whole[:index], _replaced(whole[index], inner, value), *whole[index + 1 :])
+
+
 #: Formats of ``struct`` by Triton's name of a type; pointers begin with "*".
 _FORMATS = {
     "i1": "?", "i8": "b", "i16": "h", "i32": "i", "i64": "q", "u8": "B", "u16": "H", "u32": "I", "u64": "Q",
@@ -39,10 +156,10 @@ def are_launches_watched() -> bool:
 
 
 class DriverLaunch:
-    """A launch of which some pointers are others each time."""
+    """A launch through CUDA's driver of which some pointers are others each time."""
 
     def __init__(self, kernel: Any, grid: Sequence[int], parameters: "Sequence[_Parameter]", varying: Sequence[Path]):
-        """Take a kernel that Triton has loaded; see :func:`driver_launch`, which checks that it can be had."""
+        """Take a kernel that Triton has loaded; see ``_driver_launch``, which checks that it can be had."""
         warps, _, shared = kernel.packed_metadata
         self._function = driver.CUfunction(kernel.function)
         self._sizes = (*grid, 1, 1)[:3] + (32 * warps, 1, 1, shared)
@@ -103,7 +220,7 @@ class _Parameter(NamedTuple):
         return struct.pack(self.format, value).ljust(8, b"\0")
 
 
-def driver_launch(
+def _driver_launch(
     kernel: Any, grid: Sequence[int], given: Mapping[str, Any], varying: Sequence[Path]
 ) -> DriverLaunch | None:
     """Return what repeats a launch of a compiled kernel, given its arguments by name; None if that cannot be had.

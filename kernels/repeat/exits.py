@@ -1,4 +1,4 @@
-"""ExitsPlan: the exits of a network in a few launches, noted once and repeated with other inputs."""
+"""The exits of a network in a few launches, checked once and repeated with other inputs; forms of tensors."""
 
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -9,10 +9,9 @@ import torch
 from torch import Tensor
 from torch._C._dynamo.guards import TensorGuards  # in PyTorch's core; Dynamo itself is not imported
 
-from .cuda.driver_launch import Path
-from .exits import ExitBuffers, ExitHead, ExitLaunch
-from .launch.head_arguments import check_countable, check_head_arguments
-from .noted_launch import NotedLaunch, noting
+from ..exits import AnswerLayout, ExitBuffers, ExitHead, ExitLaunch
+from ..launch.head_arguments import check_countable, check_head_arguments
+from .noted import NotedLaunch, Path, noting
 
 
 class TensorForms:
@@ -38,42 +37,6 @@ class TensorForms:
         return bool(self._fit[torch.is_inference_mode_enabled()](*tensors))
 
 
-class _Part(NamedTuple):
-    start: int
-    """In bytes."""
-    row: int
-    """Bytes of a sample."""
-    dtype: torch.dtype
-    shape: tuple[int, ...]
-    """Of a sample."""
-
-
-class AnswerLayout:
-    """The parts of ``ExitBuffers.packed_answer`` and of copies of it; see :meth:`ExitBuffers.answer`."""
-
-    def __init__(self, buffers: ExitBuffers) -> None:
-        """Find out where the parts lie."""
-        packed = buffers.packed_answer
-        self._parts = [
-            None
-            if part is None
-            else _Part(part.data_ptr() - packed.data_ptr(), part[0].nbytes, part.dtype, tuple(part.shape[1:]))
-            for part in buffers.answer(packed)
-        ]
-
-    def view(self, index: int, packed: Tensor, samples: int) -> Tensor | None:
-        """View a part for the first samples, of the shape and dtype that it has there.
-
-        The index is 0 for the label [N], 1 for the exit [N], 2 for the confidence [N], 3 for the probabilities [N, K],
-        which is None where there are none.
-        """
-        part = self._parts[index]
-        if part is None:
-            return None
-        view = packed[part.start : part.start + samples * part.row].view(part.dtype)
-        return view.view(samples, *part.shape) if part.shape else view
-
-
 #: Layouts of the inputs of one launch that are remembered; before there are more it forgets them all.
 _MOST_LAYOUTS = 16
 #: Triton's code for an input that is aligned to so many bytes is another than for one that is not.
@@ -82,7 +45,7 @@ _ALIGNED = 16
 _ANSWER = ("answer_label", "answer_exit", "answer_confidence", "answer_probs")
 
 
-class ExitsPlan:
+class ExitsRepeat:
     """Launches for the exits of a network, for one layout of what they read.
 
     Launches at the same place must run one after another: they share their workspace. The answer is written to memory
@@ -93,7 +56,7 @@ class ExitsPlan:
         self, exits: Sequence[ExitHead | None], samples: int, classes: int, *, with_probs: bool, at_each: bool,
         device: torch.device, tallies: Tensor | None = None,
     ) -> None:  # fmt: skip
-        """Plan one launch for all exits, or one ``at_each``; None is a classifier whose logits are given.
+        """Make one launch for all exits, or one ``at_each``; None is a classifier whose logits are given.
 
         For ``tallies``, to which every answer is added, see :class:`ExitBuffers`.
         """

@@ -1,21 +1,21 @@
-"""Plans: calls of one head that were checked and chosen once, to be made again with other inputs of the same layout."""
+"""A head's call, checked once and repeated for inputs of the same layout: a launch, on a CPU PyTorch's operations."""
 
 import math
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .cuda.driver_launch import are_launches_watched
-from .followed import is_followed
-from .head_output import HeadOutput
-from .launch.choose_config import overrides
-from .launch.residency import is_recording
-from .noted_launch import NotedLaunch
-from .reference.fused_head import decide, pooled_features
-from .reference.hidden_layers import NO_LAYERS, HiddenLayers
+from ..followed import is_followed
+from ..head_backward import backward, save_for_backward
+from ..head_output import HeadOutput
+from ..launch.choose_config import overrides
+from ..launch.residency import is_recording
+from ..reference.fused_head import decide, pooled_features
+from ..reference.hidden_layers import NO_LAYERS, HiddenLayers
+from .noted import NotedLaunch, are_launches_watched
 
 
 def cpu_head(
@@ -60,30 +60,11 @@ def cpu_head(
     return HeadOutput(probs if return_probs else None, label, confidence, confidence > threshold)
 
 
-class HeadPlan(Protocol):
-    """A head's call for one layout of its input."""
-
-    def __call__(self, x: Tensor) -> HeadOutput:
-        """Answer as ``fused_head`` does, bit for bit; nothing is checked."""
-
-
-class CpuPlan:
-    """A call on the CPU, where Triton does not run."""
-
-    def __init__(self, *tensors: Any, **options: Any) -> None:
-        """Repeat calls with these arguments of ``cpu_head``, that come after x."""
-        self._tensors, self._options = tensors, options
-
-    def __call__(self, x: Tensor) -> HeadOutput:
-        """Compute in PyTorch's operations."""
-        return cpu_head(x, *self._tensors, **self._options)
-
-
 #: Workspace of the kernel: 0 before a launch and after it, or of no interest outside of it.
 _WORKSPACE = ("features", "partial", "arrived", "tickets")
 
 
-class LaunchPlan:
+class HeadRepeat:
     """A launch of the kernel on one stream, whose launches share its workspace, as they run one after another."""
 
     def __init__(self, noted: NotedLaunch, x: Tensor, stream: int) -> None:
@@ -115,3 +96,42 @@ class LaunchPlan:
 def is_watched() -> bool:
     """Return whether somebody follows operations of this thread, or launches of head kernels, or changes them."""
     return is_followed() or overrides.get() is not None or is_recording() or are_launches_watched()
+
+
+def repeat_differentiably(
+    repeat: Callable[[Tensor], HeadOutput],
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    temperature: Tensor,
+    hidden: HiddenLayers = NO_LAYERS,
+    **options: Any,
+) -> HeadOutput:
+    """Answer by a repeated call, differentiably in x, weight, bias and the hidden layers' parameters.
+
+    The temperature is that of the call; options are ``pool``, ``pool_size``, ``criterion`` and ``return_probs``, those
+    of the call.
+    """
+    parameters = () if hidden is NO_LAYERS else [one for _, one in hidden.tensors()]
+    return HeadOutput(*_Repeated.apply(x, weight, bias, temperature, *parameters, repeat, hidden, options))
+
+
+class _Repeated(torch.autograd.Function):
+    """A repeated call."""
+
+    @staticmethod
+    def forward(ctx: Any, *arguments: Any) -> HeadOutput:
+        *tensors, repeat, hidden, options = arguments
+        output: HeadOutput = repeat(tensors[0])
+        if len(tensors) > 4:  # autograd's own, where there are any
+            hidden = hidden.with_tensors(tensors[4:])
+        save_for_backward(ctx, tuple(tensors[:4]), output, temperature=1.0, hidden=hidden, **options)
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        grad_probs, _, grad_confidence, _ = grads
+        wanted = ctx.needs_input_grad[:-3]  # of the tensors
+        needed = (*wanted[:3], *(wanted[4:] or [False] * 4))
+        found = backward(ctx, needed, grad_probs, grad_confidence)
+        return (*found[:3], None, *found[3 : len(wanted) - 1], None, None, None)
