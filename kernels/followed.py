@@ -1,4 +1,4 @@
-"""Whether somebody follows what operations do, and not their answers alone: modes, transforms, tracers, exporters."""
+"""``is_followed``: tells whether somebody follows operations and not their answers alone: modes, tracers, exporters."""
 
 import torch
 from torch.autograd import forward_ad

@@ -8,10 +8,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ...kernels.compaction import Answer
 from ...model import AutoRunner, EagerRunner, Trunk, make_runner, make_trunk
 from ..measuring.cells import AS_IS, MIXED, MORE_TRUNKS, NEVER, RUNNERS, TRUNKS, Cell
-from ..measuring.eager_truth import EagerTruth, Rounding, measure_rounding
+from ..measuring.eager_truth import Answer, EagerTruth, Rounding, measure_rounding
 from ..measuring.peers import (
     Compiled,
     GraphedPeer,

@@ -22,9 +22,8 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.profiler import record_function
 
 from ...model.basics.bad_input import BadInput
-from ...plots.figures.timeline import write_trace
 from ..measuring.cuda_calls import ANNOTATION
-from .profile_live import profiler
+from .profile_live import profiler, write_trace
 from .user_code import UserCodeError, user_code
 from .watching.watcher import Watcher, is_capturing
 

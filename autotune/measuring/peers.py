@@ -9,12 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from ...kernels import HeadOutput, decide
-from ...kernels.compaction import Answer
 from ...model import EarlyExitNetwork, FusedAuxHead, Trunk
 from ...model.basics.streams import stream_pair
 from ...model.listening.taps import ForwardLeft, listening
 from .captured import CapturedFunction
-from .eager_truth import HeadAnswer, merge
+from .eager_truth import Answer, HeadAnswer, merge
 
 #: Modules of the activations that a fused head may have, by name.
 ACTIVATION_MODULES: dict[str, Callable[[], nn.Module]] = {

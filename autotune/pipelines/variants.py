@@ -15,11 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...kernels.compaction import Answer
 from ...model import EarlyExitNetwork, pipelined
 from ...model.parallel.pipeline.runner import PipelinedRunner
 from ...model.trunk.trunk import Trunk, make_trunk
 from ..measuring.cells import AS_IS, Cell
+from ..measuring.eager_truth import Answer
 from ..measuring.peers import GraphedPeer, PeerAnswer, bare, merged_answer
 from ..measuring.subject import Subject
 

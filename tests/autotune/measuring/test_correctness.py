@@ -2,8 +2,7 @@
 
 import pytest
 import torch
-from auxhead.autotune.measuring.eager_truth import Comparison, Expected, wrong_in_words
-from auxhead.kernels.compaction import Answer
+from auxhead.autotune.measuring.eager_truth import Answer, Comparison, Expected, wrong_in_words
 
 
 def test_comparison():

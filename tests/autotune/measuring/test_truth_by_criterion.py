@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 from auxhead.autotune.measuring.eager_truth import (
+    Answer,
     Comparison,
     EagerTruth,
     Rounding,
@@ -13,7 +14,6 @@ from auxhead.autotune.measuring.eager_truth import (
     wrong_in_words,
 )
 from auxhead.kernels import CRITERIA
-from auxhead.kernels.compaction import Answer
 from auxhead.model import EarlyExitNetwork, ExitRule, FusedAuxHead, make_trunk
 from support.example_models import SmallNet, mixed_heads, plain_heads
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 from auxhead.autotune.measuring.cells import RUNNERS
 from auxhead.autotune.measuring.eager_truth import (
+    Answer,
     Comparison,
     Expected,
     Rounding,
@@ -15,7 +16,6 @@ from auxhead.autotune.measuring.eager_truth import (
     truth_of_logits,
     wrong_in_words,
 )
-from auxhead.kernels.compaction import Answer
 from auxhead.model import EagerRunner, EarlyExitNetwork, ExitResult, Trunk, make_runner, make_trunk
 from auxhead.model.basics.images import normalise
 from auxhead.model.commands.demo.experiment import run_demo
