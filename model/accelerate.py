@@ -13,12 +13,12 @@ from ..kernels import CRITERIA, decide_in_order
 from .answers.exit_result import ExitResult, first_sure
 from .answers.exit_rule import ExitRule
 from .basics.arguments import check_batch, check_module
+from .listening.hooks import is_earlyon
 from .listening.rounding import double_copy, in_double, truth_of
 from .make_runner import make_runner
 from .network.early_exit_network import EarlyExitNetwork
 from .own_exits.attach_exits import attach_exits
 from .own_exits.silenced_model import SilencedModel
-from .own_exits.unhooked_exits import unhooked
 from .runners.runner import Runner
 
 #: Seconds that the times before and after may take together, and how often each is measured.
@@ -110,7 +110,11 @@ def accelerate(
         before, logits = model.logits, EarlyExitNetwork.logits
     else:
         network = attach_exits(model, example, rules=rules, final=final)
-        before = model = unhooked(model)
+        if is_earlyon(model):
+            from .own_exits.unhooked_exits import UnhookedExits  # which nobody else needs
+
+            model = UnhookedExits(model)
+        before = model
         logits = partial(_logits, network.backbone)
     runner = make_runner(network, example)
     try:
@@ -160,19 +164,21 @@ def _check_answers(
     rules = [
         (head.rule.temperature_tensor, head.rule.threshold_tensor, head.rule.criterion) for head in network.exit_heads
     ]
-    said = decide_in_order(own, rules)
-    wanted, got = first_sure(said, with_probs=False), runner(x.clone())
+    answers = decide_in_order(own, rules)
+    wanted, got = first_sure(answers, with_probs=False), runner(x.clone())
     slack = torch.stack([2.0 * allowed * y.abs().amax(1).float() for y in own])  # [exits, N], of logits
     near = torch.zeros_like(wanted.label, dtype=torch.bool)
     undecided = torch.zeros_like(near)  # between two labels, at any head so far
-    for y, head, off, (temperature, threshold, criterion) in zip(own[:-1], said[:-1], slack[:-1], rules, strict=True):
+    for y, head, off, (temperature, threshold, criterion) in zip(
+        own[:-1], answers[:-1], slack[:-1], rules, strict=True
+    ):
         first, second = y.topk(min(2, y.shape[1]), dim=1).values[:, [0, -1]].unbind(1)
         undecided |= first - second <= 2.0 * off
         # Of that many logits, for an energy, and divided by the temperature for what is made of probabilities.
         allowance = off if CRITERIA[criterion].of_logits else off / temperature
         close = undecided if CRITERIA[criterion].counts_heads else (head.confidence - threshold).abs() <= allowance
         near |= close & (threshold < CRITERIA[criterion].high)
-    at = got.exit_index.clamp(0, len(said) - 1)[None, :, None].expand(1, -1, own[0].shape[1])
+    at = got.exit_index.clamp(0, len(answers) - 1)[None, :, None].expand(1, -1, own[0].shape[1])
     there = torch.stack(own).gather(0, at)[0]  # logits [N, K] of the exit that answered
     best = there.gather(1, got.label[:, None])[:, 0]
     tied = there.amax(1) - best <= 2.0 * slack.amax(0)

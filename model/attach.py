@@ -16,11 +16,11 @@ from .heads.fused_aux_head import FusedAuxHead
 from .listening.batches import Batch, call_with, check_input_batch, first_taken, first_tensor, map_tensors, two_samples
 from .listening.dry_run import layers_in_words
 from .listening.flow import Flow
-from .listening.hooks import ThreadHook, modes_kept
+from .listening.hooks import ThreadHook, is_earlyon
+from .listening.kept import modes_kept
 from .listening.reading import LOGITS, AnyExtract, logits_of, part_of, parts_in_words
-from .network.early_exit_network import EarlyExitNetwork
-from .own_exits.attach_exits import attach_exits, check_model
-from .own_exits.unhooked_exits import is_earlyon
+from .network.early_exit_network import EarlyExitNetwork, check_model
+from .own_exits.attach_exits import attach_exits
 
 
 def attach(

@@ -1,6 +1,6 @@
 """Lower bound for mixed exits: every segment of the trunk runs for no more samples than are still open."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -9,8 +9,7 @@ from ...kernels.cuda.lifetimes import MemoryPool
 from ...model import Trunk
 from ...model.basics.streams import stream_pair
 from ...model.listening.taps import listening
-from ...model.runners.capture import Capture, warm_up
-from ...model.runners.program import StaticInput
+from ...model.runners.program import StaticInput, capture_program
 from ..measuring.eager_truth import Answer
 from ..measuring.peers import PeerAnswer, bare, merged_answer
 
@@ -24,29 +23,24 @@ class SegmentGraphs:
         Raises:
             RuntimeError: the trunk cannot be captured.
         """
-        self._trunk, self._taps = trunk, taps
         static = StaticInput(example.contiguous(memory_format=trunk.memory_format))
         self._input = static.x
         self._held: list[Tensor] = []  # the maps that segments hand to the next one, which is not launched with them
-        self._answer: PeerAnswer
+
+        def forward(cut: Callable[[], None]) -> PeerAnswer:
+            self._held = []
+
+            def on_tap(_place: int, features: Tensor) -> None:
+                self._held.append(features)
+                cut()
+
+            with listening(trunk.module, taps, on_tap, trunk.reading):
+                return bare(trunk, taps, static.x)
+
         stream, memory = stream_pair(example.device).trunk, MemoryPool(example.device)
         with torch.no_grad():
-            warm_up(self._forward, static.refill, stream)
-            capture = Capture(example.device, memory)
-            with capture.capturing(stream, trunk.module):
-                self._forward(capture)
-        self.graphs = capture.graphs
-
-    def _forward(self, capture: Capture | None = None) -> None:
-        self._held = []
-
-        def on_tap(_place: int, features: Tensor) -> None:
-            self._held.append(features)
-            if capture is not None:
-                capture.cut()
-
-        with listening(self._trunk.module, self._taps, on_tap, self._trunk.reading):
-            self._answer = bare(self._trunk, self._taps, self._input)
+            program = capture_program(forward, static, [], stream, memory, [trunk.module])
+        self.graphs, self._answer = program.graphs, program.result
 
     def answer(self, x: Tensor) -> Answer:
         """Launch one segment after the other; the answer is valid until the next one."""

@@ -173,9 +173,12 @@ class _CellBench:
     def _time(self, run: PatternRun, checked: dict[str, _Checked]) -> None:
         """Time what answers rightly and append its records; what raises meanwhile is recorded as failed."""
 
-        def timed(left: Mapping[str, _Checked]) -> tuple[dict[str, int], dict[str, Samples]]:
+        def timed(left: Mapping[str, _Checked]) -> tuple[dict[str, Any], dict[str, Samples]]:
             calls = {name: [capture.call for capture in one.captures] for name, one in left.items()}
-            how = {"repeat": self._repeat(left), "warm_up": max(len(captures) for captures in calls.values())}
+            how: dict[str, Any] = {
+                "repeat": self._repeat(left),
+                "warm_up": max(len(captures) for captures in calls.values()),
+            }
             rounds = self.options.rounds
             return how, time_captures(calls, self.subject.inputs, rounds=rounds, requests=REQUESTS, **how)
 

@@ -1,6 +1,6 @@
 """Diagnosis of a trace: its findings in order, and the verdict, how long a request takes and how long it could."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from statistics import median_low
 
@@ -13,34 +13,21 @@ from .findings.requests import Busy, library_streams, trunk_stream
 from .findings.streams import find_default_stream, find_noticed, find_priorities, find_races
 from .trace import Stream, Trace, TracedRequest
 
-_ALL: tuple[Callable[[Trace], list[Finding]], ...] = (
-    find_races,
-    find_noticed,
-    find_default_stream,
-    find_priorities,
-    find_launch_bound,
-    find_host_waits,
-    find_allocations,
-    find_pageable_copies,
-    find_full_device,
-    find_gate_waits,
-    find_fusible_heads,
-    find_recaptures,
-    find_trials,
+_ALL: tuple[Callable[[Trace], Iterable[Finding]], ...] = (
+    *(find_races, find_noticed, find_default_stream, find_priorities, find_launch_bound, find_host_waits),
+    *(find_allocations, find_pageable_copies, find_full_device, find_gate_waits, find_fusible_heads),
+    *(find_recaptures, find_trials),
 )
 
 
 def find_all(trace: Trace) -> list[Finding]:
     """Return all findings: wrong answers in the order of KINDS, then by cost, and last those whose cost is unknown."""
-    order = list(KINDS)
 
-    def place(finding: Finding) -> tuple[bool, int, float, int]:
-        kind = order.index(finding.kind)
-        if finding.kind in WRONG:
-            return False, kind, 0.0, kind
-        return True, int(finding.cost_us is None), -(finding.cost_us or 0.0), kind
+    def order(finding: Finding) -> tuple[bool, bool, float, int]:
+        is_wrong, kind = finding.kind in WRONG, list(KINDS).index(finding.kind)
+        return not is_wrong, not is_wrong and finding.cost_us is None, -(finding.cost_us or 0.0) * (not is_wrong), kind
 
-    return sorted((finding for find in _ALL for finding in find(trace)), key=place)
+    return sorted((finding for find in _ALL for finding in find(trace)), key=order)
 
 
 @dataclass(frozen=True)
@@ -128,7 +115,8 @@ def weigh(trace: Trace) -> Verdict:
         rows.append((span_us, trunk_us, side_us, launching_us, trunk_us + side_us - busy.us))
     watched_us = trace.seen.host_us
     achieved_us = trace.median_us(lambda request: request.end_us) if watched_us is None else watched_us
-    return Verdict(achieved_us, watched_us is None, *map(median_low, zip(*rows, strict=True)), is_split)
+    span_us, trunk_us, side_us, launching_us, overlapped_us = map(median_low, zip(*rows, strict=True))
+    return Verdict(achieved_us, watched_us is None, span_us, trunk_us, side_us, launching_us, overlapped_us, is_split)
 
 
 def _parts(request: TracedRequest, trunk: Stream | None) -> tuple[Busy, Busy, bool]:

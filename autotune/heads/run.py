@@ -93,7 +93,7 @@ class HeadRecords:
     def add(
         self, head: Head, results: Mapping[str, Paired | Failure], speed: CopySpeed, clocks: dict[str, float] | None
     ) -> None:
-        """Append a line for each of ``peers.LAUNCHES``, and one for the bytes at a speed; clocks are as found after."""
+        """Append a line for each of ``LAUNCHES``, and one for the bytes at a speed; clocks are as found after."""
         around, run, protocol = {**self.environment, "clocks": clocks}, secrets.token_hex(6), self._protocol(head)
 
         def append(variant: str, protocol: Mapping[str, Any] = protocol, **rest: Any) -> None:

@@ -17,8 +17,8 @@ CHAIN = 20
 _WARM_UP = 2
 
 
-class CapturedProgram(Generic[Answered]):
-    """A program in a CUDA graph; a call replays it on the current stream."""
+class OwnGraph(Generic[Answered]):
+    """A program in a CUDA graph of its own; a call replays it on the current stream."""
 
     def __init__(
         self, program: Callable[[], Answered], stream: torch.cuda.Stream, warm_up: Callable[[], object] | None = None
@@ -40,7 +40,7 @@ class CapturedProgram(Generic[Answered]):
         self._graph.replay()
 
 
-def chain(launch: Callable[[], Answered], device: torch.device) -> CapturedProgram[Answered]:
+def chain(launch: Callable[[], Answered], device: torch.device) -> OwnGraph[Answered]:
     """Capture ``CHAIN`` times what ``launch`` does on the current stream, one after another; the last one answers."""
 
     def program() -> Answered:
@@ -48,7 +48,7 @@ def chain(launch: Callable[[], Answered], device: torch.device) -> CapturedProgr
             launch()
         return launch()
 
-    return CapturedProgram(program, stream_pair(device).side, warm_up=launch)
+    return OwnGraph(program, stream_pair(device).side, warm_up=launch)
 
 
 class CapturedFunction(Generic[Answered]):
@@ -63,7 +63,7 @@ class CapturedFunction(Generic[Answered]):
     ) -> None:
         """Warm up and capture for inputs like the example, in ``memory_format``, on the trunk's or another stream."""
         self._input = example.clone(memory_format=memory_format)
-        self._captured = CapturedProgram(lambda: function(self._input), stream or stream_pair(example.device).trunk)
+        self._captured = OwnGraph(lambda: function(self._input), stream or stream_pair(example.device).trunk)
 
     def __call__(self, x: Tensor) -> Answered:
         """Answer for a batch like the example; the answer is valid until the next call."""

@@ -153,7 +153,7 @@ class HeadTiming:
         ``begins`` is told which variant is made, checked and captured.
 
         Returns:
-            For each of ``peers.LAUNCHES`` its times and those of the fused head in the same rounds; the answers of
+            For each of ``LAUNCHES`` its times and those of the fused head in the same rounds; the answers of
             every timed capture were compared with the truth.
         """
         head = self.heads[target]

@@ -8,15 +8,14 @@ from math import prod
 import torch
 from torch import Tensor
 
-from ...kernels import ExitBuffers, ExitHead, ExitLaunch, HeadOutput
+from ...kernels import ExitBuffers, ExitHead, ExitLaunch, HeadOutput, fused_head_reference
 from ...kernels.launch.choose_config import choose_config
 from ...kernels.launch.head_shape import HeadShape
 from ...kernels.launch.head_view import HeadView, head_view
 from ...kernels.launch.launch_config import LaunchConfig
-from ...kernels.reference import fused_head as fused_head_reference
 from ...model import FusedAuxHead
 from ...model.basics.streams import stream_pair
-from .captured import CapturedProgram, chain
+from .captured import OwnGraph, chain
 from .eager_truth import HeadAnswer
 from .peers import NaiveHead
 from .targets import ALONE
@@ -81,7 +80,7 @@ class AloneHead:
         answer = probs + sum(dtype.itemsize for dtype in (torch.int64, torch.float32, torch.bool))
         return prod(self.view.shape) * self.x.itemsize + sum(one.nbytes for one in parameters) + samples * answer
 
-    def chain(self, config: LaunchConfig) -> CapturedProgram[HeadOutput]:
+    def chain(self, config: LaunchConfig) -> OwnGraph[HeadOutput]:
         """Capture launches one after another."""
         return chain(lambda: self.launch(config), self.device)
 

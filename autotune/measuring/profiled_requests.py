@@ -73,7 +73,7 @@ def profile_requests(call: Callable[[Tensor], object], x: Tensor, requests: int,
 
     The Chrome trace replaces ``trace_file``; chrome://tracing and ui.perfetto.dev open it.
     """
-    profile = read_trace(record_trace(call, x, requests, trace_file))
+    profile = request_profile(record_trace(call, x, requests, trace_file))
     if profile.requests != requests:
         raise RuntimeError(f"{trace_file}: holds {profile.requests} of {requests} requests; the profiler lost the rest")
     return profile
@@ -122,7 +122,7 @@ def _wait_for_device(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def read_trace(trace: Mapping[str, Any]) -> RequestProfile:
+def request_profile(trace: Mapping[str, Any]) -> RequestProfile:
     """Count what a Chrome trace of torch.profiler holds about the requests annotated in it.
 
     API calls count when they begin within a request. Whatever the device ran counts, for it runs after the call that

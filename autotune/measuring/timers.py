@@ -115,7 +115,7 @@ def time_captures(
     device = inputs[0].device if inputs else device
     start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     order = random.Random(0)
-    samples = {name: Samples(*([[] for _ in captures] for _ in range(3))) for name, captures in variants.items()}
+    samples = {name: Samples([[] for _ in one], [[] for _ in one], [[] for _ in one]) for name, one in variants.items()}
 
     def answered() -> None:
         end.record()

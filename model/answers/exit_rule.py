@@ -154,18 +154,18 @@ class ExitRule(nn.Module):
 
     def _catch_up(self) -> None:
         """Take over what others have written to the tensors, and leave the rest, which is exact, as it is."""
-        heat, limit = self.temperature_tensor, self.threshold_tensor
-        if type(limit) is not Tensor or limit.is_meta or torch.compiler.is_compiling():
+        held = self.threshold_tensor
+        if type(held) is not Tensor or held.is_meta or torch.compiler.is_compiling():
             return
-        if not limit.is_cpu and self._seen == self._versions():  # reading would let the host wait
+        if not held.is_cpu and self._seen == self._versions():  # reading would let the host wait
             return
         with WRITING:
-            found: list[Any] = [heat.tolist(), limit.tolist()]
-            temperature, threshold = (one != own for one, own in zip(found, self._in_force(), strict=True))
-            if temperature:
-                self._temperature = found[0]
-            if threshold:
-                self._threshold, self._enabled = found[1], True
+            temperature, threshold = float(self.temperature_tensor), float(held)
+            own_temperature, own_threshold = self._in_force()
+            if temperature != own_temperature:
+                self._temperature = temperature
+            if threshold != own_threshold:
+                self._threshold, self._enabled = threshold, True
             self._seen = self._versions()
 
     @property

@@ -66,7 +66,7 @@ def calibrate_network(
     The network runs once over the data; all else is tensor maths. On the split "temperature" each exit gets its
     temperature and a path of candidates is laid, from no exit at all to everyone at the first head. Under an accuracy
     budget the split "thresholds" decides how far along the path it can be shown, with ``confidence``, that accuracy on
-    new samples drops by at most the budget (Learn then Test, see the module ``bound``); the last such candidate is
+    new samples drops by at most the budget (Learn then Test, see the module ``search``); the last such candidate is
     taken. Under a budget of latency or work the strictest candidate that meets it on the split "temperature" is taken,
     and the split "thresholds" bounds what it costs. The split "test" is looked at once, for the report.
 

@@ -21,7 +21,7 @@ REPORT_FORMAT = "auxhead calibration report 1"
 
 @dataclass(frozen=True)
 class Bound:
-    """What holds for new samples of the same distribution with the stated confidence; see the module ``bound``."""
+    """What holds for new samples of the same distribution with the stated confidence; see the module ``search``."""
 
     confidence: float
     """0.9: for at most one split of thresholds in ten it does not hold."""

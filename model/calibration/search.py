@@ -1,4 +1,4 @@
-"""A bound on the accuracy drop that holds with a given confidence, whatever the distribution of the samples.
+"""The choice among candidates under a budget, with a bound on the accuracy drop that holds with a given confidence.
 
 Of M samples, ``lost`` are those that the classifier gets right and early exit gets wrong. On samples that were not used
 to make the thresholds, being lost is a coin with an unknown rate, and that rate is at least the drop of accuracy: what
@@ -8,7 +8,7 @@ as there are would come up with at most the probability of a binomial tail, whic
 Of several candidates, from the strictest on, each is tested in turn until one fails (fixed-sequence testing in "Learn
 then Test", Angelopoulos et al., 2021, arXiv:2110.01052): the probability that any that passed exceeds the budget is at
 most 1 - confidence. Assumed are exchangeable samples, those of later use included, and candidates and their order that
-were fixed before these samples were looked at.
+were fixed before these samples were looked at. Nothing is assumed of the distribution of the samples.
 """
 
 import math

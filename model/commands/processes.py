@@ -25,27 +25,15 @@ def torch_device(wanted: Device) -> torch.device:
     return torch.device("cuda", torch.cuda.current_device()) if use_cuda else torch.device("cpu")
 
 
-def by_gloo(device: torch.device) -> str:
-    """Return the backend for processes that exchange what is on the CPU alone."""
-    return "gloo"
-
-
-def by_nccl(device: torch.device) -> str:
-    """Return the backend for processes whose devices exchange gradients."""
-    return "nccl" if device.type == "cuda" else "gloo"
-
-
 @contextmanager
 def process_group(
-    device: Device,
-    backend: Callable[[torch.device], str] = by_gloo,
-    check: Callable[[], object] = lambda: None,
+    device: Device, *, gradients: bool = False, check: Callable[[], object] = lambda: None
 ) -> Iterator[torch.device]:
     """Join the processes of torchrun, if it started this one, and leave them at the end; yields the own device.
 
     Args:
         device: as the command was told.
-        backend: of the process group, for a device.
+        gradients: whether devices exchange them, by NCCL where they are GPUs; else only what is on the CPU goes round.
         check: is called first, and what it raises ends all processes: a host may lack a file that others have.
 
     Raises:
@@ -65,7 +53,8 @@ def process_group(
         "arguments": " ".join(sys.argv[1:]),
         "device": "cuda" if _uses_cuda(device) else "cpu",
     }
-    with joined_processes(backend, own_device, facts) as where:
+    backend = "nccl" if gradients else "gloo"
+    with joined_processes(lambda own: backend if own.type == "cuda" else "gloo", own_device, facts) as where:
         yield where
 
 
@@ -78,8 +67,7 @@ def _own_device(device: Device) -> torch.device:
     if _uses_cuda(device):
         index, count = int(os.environ["LOCAL_RANK"]), torch.cuda.device_count()
         if index >= count:
-            raise BadInput(
-                f"--device: got cuda:{index}, but torch sees {count} CUDA devices here; wants at most as many processes"
-            )
+            wants = "wants at most as many processes"
+            raise BadInput(f"--device: got cuda:{index}, but torch sees {count} CUDA devices here; {wants}")
         torch.cuda.set_device(index)
     return torch_device(device)

@@ -99,8 +99,8 @@ def train(
     """Train the exits of a network on labelled images; several processes of torchrun train it together."""
     asked = SimpleNamespace(**locals())
     from ..processes.rank_failures import RankFailed
-    from .processes import by_nccl, process_group
+    from .processes import process_group
     from .train_run import run_training
 
-    with one_line_errors(RankFailed), process_group(device, by_nccl) as where:
+    with one_line_errors(RankFailed), process_group(device, gradients=True) as where:
         run_training(plain_console(), asked, where)

@@ -63,7 +63,8 @@ def export_exits(
     """
     path = Path(path)
     format = checked_format(format, path)
-    description = check_new_file("path", path)
+    description = _description_of(path)
+    _check_new("path", path, description)
     images = _checked(network, example_images)
     program = logits_program(network, _example(images))
     nodes = {node.name: node for node in program.graph.nodes}
@@ -102,7 +103,7 @@ def export_stages(
     """
     directory = Path(directory)
     format = checked_format(format, directory)
-    check_new("directory", directory)
+    _check_new("directory", directory)
     images = _checked(network, example_images)
     x = _example(images)
     stages = cut_into_stages(logits_program(network, x).module())
@@ -115,20 +116,18 @@ def export_stages(
     return ExportReport((*(directory / part.file for part in parts), directory / STAGES), difference, by)
 
 
-def check_new(name: str, path: Path) -> None:
-    """Raise ``BadInput`` unless an argument is a path where something new can be made."""
-    if path.exists() or path.is_symlink():
-        raise BadInput(f"{name}: {path} is there already, wants the name of something new")
-    if not path.parent.is_dir():
-        raise BadInput(f"{name}: {path.parent} is no folder, wants one that is there to put {path.name} into")
+def _check_new(name: str, *paths: Path) -> None:
+    """Raise ``BadInput`` unless the paths of an argument are such where something new can be made."""
+    for path in paths:
+        if path.exists() or path.is_symlink():
+            raise BadInput(f"{name}: {path} is there already, wants the name of something new")
+        if not path.parent.is_dir():
+            raise BadInput(f"{name}: {path.parent} is no folder, wants one that is there to put {path.name} into")
 
 
-def check_new_file(name: str, path: Path) -> Path:
-    """Return the path of the JSON beside a file; raises ``BadInput`` unless both can be made there."""
-    description = path.with_name(f"{path.name}.json")
-    for each in (path, description):
-        check_new(name, each)
-    return description
+def _description_of(path: Path) -> Path:
+    """Return the path of the JSON beside a file."""
+    return path.with_name(f"{path.name}.json")
 
 
 def _example(images: Tensor) -> Tensor:
@@ -216,10 +215,7 @@ def value_like(name: str, tensor: Tensor, batch: object) -> Value:
 
 def export_saved(checkpoint: Checkpoint, out: Path, format: str | None, stages: bool) -> ExportReport:
     """Write the files of a checkpoint's network; raises as :func:`export_exits` and :func:`export_stages`."""
-    if stages:
-        check_new("OUT", out)
-    else:
-        check_new_file("OUT", out)
+    _check_new("OUT", out, *([] if stages else [_description_of(out)]))
     size = checkpoint.image_size
     if size is None:
         raise BadInput(

@@ -12,9 +12,9 @@ from ...kernels import ExitHead, HeadOutput, check_input
 from ...kernels.launch.head_arguments import check_classes
 from ..answers.exit_rule import ExitRule, own_rule
 from ..basics.arguments import tensor_in_words
-from ..listening.hooks import buffers_kept, has_hooks, modes_kept, overridden
-from ..listening.operators import OperatorMode, flops_of, written_tensors
+from ..listening.hooks import has_hooks, overridden
 from ..listening.reading import BY_CHANNELS, Extract, parts_in_words
+from ..listening.recorder import record
 from ..listening.rounding import are_probabilities
 
 
@@ -149,37 +149,15 @@ class AuxHead(nn.Module):
         self.run = found
 
 
-class _Operators(OperatorMode):
-    """Counts operators, but for views, and their work, and notes whether one writes to the memory of a tensor."""
-
-    def __init__(self, watched: Tensor) -> None:
-        super().__init__()
-        self.count = self.flops = 0
-        self.writes = False
-        self._memory = watched.untyped_storage()._cdata
-
-    def __torch_dispatch__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        self.count += not getattr(func, "is_view", False)
-        for tensor in written_tensors(func, args, kwargs):
-            self.writes |= tensor.untyped_storage()._cdata == self._memory
-        output = func(*args, **kwargs)
-        self.flops += flops_of(func, args, kwargs, output)
-        return output
-
-
 def run_once(its: str, module: nn.Module, call: Callable[[Tensor], Any], features: Tensor) -> HeadRun:
     """Call a module on a tap's output in eval mode; ``ValueError``, begun with ``its`` name, unless it gives logits."""
-    x = features.detach().clone()
-    version, operators = x._version, _Operators(x)
+    x = features.detach()
     reads = f"the output {list(x.shape)} of the tap"
-    with modes_kept(module), buffers_kept(module):
-        module.eval()
-        try:
-            with torch.no_grad(), torch.compiler.set_stance("force_eager"), operators:  # or 2.14 refuses a fullgraph
-                y = call(x)
-        except Exception as error:  # whatever a user's module may raise
-            raise ValueError(f"{its} cannot read {reads}: {' '.join(str(error).split()):.300}") from error
+    try:
+        recording = record(module, x, evaluating=True, call=call)
+    except Exception as error:  # whatever a user's module may raise
+        raise ValueError(f"{its} cannot read {reads}: {' '.join(str(error).split()):.300}") from error
+    y, operations = recording.output, recording.operations
     if not are_logits(y, x):
         raise ValueError(f"{its} makes of {reads} {parts_in_words(y)}, wants logits [{x.shape[0]}, num_classes]")
     if y.device != x.device:
@@ -189,9 +167,9 @@ def run_once(its: str, module: nn.Module, call: Callable[[Tensor], Any], feature
     return HeadRun(
         num_classes=y.shape[1],
         parameters=sum(parameter.numel() for parameter in module.parameters()),
-        operators=operators.count,
-        flops=operators.flops // x.shape[0],
-        writes_input=operators.writes or x._version != version,
+        operators=sum(not each.is_view for each in operations),
+        flops=sum(each.flops for each in operations) // x.shape[0],
+        writes_input=any(read.leaf == "input" and read.written is not None for op in operations for read in op.reads),
     )
 
 

@@ -67,7 +67,7 @@ class ModuleHead(AuxHead):
         known = self._num_classes if self.run is None else self.run.num_classes
         if known not in (None, y.shape[1]):
             raise ValueError(f"module: returned {y.shape[1]} classes, wants {known}, as the head has")
-        return y  # type: ignore[no-any-return]
+        return y
 
     def describe(self) -> str:
         """Say that it is not fused, and what it costs."""

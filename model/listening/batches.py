@@ -75,9 +75,9 @@ def first_taken(name: str, x: Batch) -> Iterator[None]:
         if type(error) not in (AssertionError, IndexError, RuntimeError, TypeError, ValueError):
             raise
         shapes = ", ".join(tensor_in_words(each).removeprefix("a tensor ") for each in _tensors(x))
-        said = " ".join(f"{error}".split()) or type(error).__name__
+        reason = " ".join(f"{error}".split()) or type(error).__name__
         raise NotTaken(
-            f"{name}: the model could not take it (two samples {shapes}): {said}; wants a batch [N, ...] of the "
+            f"{name}: the model could not take it (two samples {shapes}): {reason}; wants a batch [N, ...] of the "
             "model's dtype"
         ) from error
 

@@ -1,8 +1,7 @@
-"""One run of a backbone that checks its taps before anything depends on them."""
+"""``dry_run``: one recorded forward of a backbone, which checks its taps before anything depends on them."""
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -10,10 +9,27 @@ from torch import Tensor, nn
 
 from ...kernels.launch.head_arguments import head_dtypes, head_dtypes_in_words
 from ..basics.arguments import close_names, is_plain
-from .batches import Batch, call_with, first_tensor, map_tensors
-from .hooks import ThreadHook, buffers_kept, modes_kept
-from .operators import ChannelEvidence, written_tensors
+from .batches import Batch
 from .reading import BY_CHANNELS, LOGITS, AnyExtract, logits_of, part_of, parts_in_words, parts_to_name
+from .recorder import record
+from .recording import Call, Operation, Value
+
+#: Dimension of the channels in the first argument, and in the first output, of an operator with this name.
+_CHANNELS_SECOND = {
+    *("convolution", "cudnn_convolution", "mkldnn_convolution", "native_group_norm"),
+    *("native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm", "_native_batch_norm_legit"),
+    *("_native_batch_norm_legit_no_training", "_batch_norm_no_update", "_batch_norm_with_update"),
+    *("max_pool2d_with_indices", "avg_pool2d", "_adaptive_avg_pool2d", "adaptive_max_pool2d"),
+    # which inference mode does not take apart
+    *("conv1d", "conv2d", "conv_transpose1d", "conv_transpose2d", "batch_norm", "group_norm", "instance_norm"),
+    *("max_pool1d", "max_pool2d", "avg_pool1d", "adaptive_avg_pool1d", "adaptive_avg_pool2d"),
+}
+_CHANNELS_LAST = {
+    *("native_layer_norm", "_fused_rms_norm", "mm", "_transformer_encoder_layer_fwd"),
+    *("layer_norm", "rms_norm", "linear"),
+}
+#: Operators that copy: to another dtype under autocast, in other strides, or what a lazy view stands for.
+_COPIES = ("clone", "_to_copy")
 
 
 class DryRun(NamedTuple):
@@ -29,78 +45,6 @@ class DryRun(NamedTuple):
     """The part of what the backbone returned that is its logits; None if it returned nothing else."""
 
 
-class _Watch(ChannelEvidence):
-    """Notes how often each layer runs, and whether a head could read its output: a forward hook, and a dispatch mode.
-
-    What is written in place is told by the version counters of tensors, which compiled layers count up, too; and by
-    operators as they run, since tensors of inference mode, and those reached by ``.data``, count no versions.
-    """
-
-    def __init__(self, batch: int, tapped: Mapping[str, nn.Module], extract: Mapping[str, AnyExtract]) -> None:
-        super().__init__()
-        self.order: list[nn.Module] = []
-        self.outputs: dict[str, Any] = {}  # of the taps
-        self.unreadable: set[nn.Module] = set()
-        self.changed_in_place: set[nn.Module] = set()
-        self._batch = batch
-        self._taps: dict[nn.Module, list[str]] = {}
-        for tap, layer in tapped.items():
-            self._taps.setdefault(layer, []).append(tap)
-        self._extract = extract
-        self._alive: list[tuple[Tensor, int | None, nn.Module]] = []
-
-    def __call__(self, layer: nn.Module, _inputs: Any, output: Any) -> None:
-        """The forward hook."""
-        self.order.append(layer)
-        self.look_for_changes()
-        for tap in self._taps.get(layer, ()):
-            self.outputs[tap] = output = self._extracted(tap, output)
-        if not is_readable(output, self._batch):
-            self.unreadable.add(layer)
-        else:
-            self._alive.append((output, None if output.is_inference() else output._version, layer))
-
-    def part_to_read(self, tap: str) -> str:
-        """Return what to write for the first part of a tuple or dict that a head can read."""
-        output = () if tap in self._extract else self.outputs[tap]
-        items = output if isinstance(output, Sequence) else ()
-        parts = output.items() if isinstance(output, Mapping) else enumerate(items)
-        name, part = next(((name, part) for name, part in parts if is_readable(part, self._batch)), (None, None))
-        if part is None:
-            return ""
-        layouts, channels = BY_CHANNELS.get(part.ndim, {}), self.dims_of(part)
-        if not layouts or len(channels) == 1 and channels <= layouts.keys():
-            return f", or extract={{{tap!r}: Extract(item={name!r})}}"
-        first, second = layouts.values()
-        return f", or extract={{{tap!r}: Extract(item={name!r}, layout={first!r})}}, or {second!r}"
-
-    def _extracted(self, tap: str, output: Any) -> Any:
-        if tap not in self._extract:
-            return output
-        try:
-            return self._extract[tap](output)
-        except Exception as error:  # whatever a user's function may raise
-            raise ValueError(f"extract[{tap!r}]: of what the layer returns: {error}") from error
-
-    def __torch_dispatch__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run an operator, and note outputs of layers that it writes to."""
-        written = {tensor.untyped_storage()._cdata for tensor in written_tensors(func, args, kwargs or {})}
-        if written:
-            memories = ((output.untyped_storage()._cdata, layer) for output, _, layer in self._alive)
-            self.changed_in_place |= {layer for memory, layer in memories if memory in written}
-        return super().__torch_dispatch__(func, _types, args, kwargs)
-
-    def look_for_changes(self) -> None:
-        """Compare the version counters of the outputs that are still there with what they were."""
-        alive = []
-        for output, version, layer in self._alive:
-            if version is not None and output._version != version:
-                self.changed_in_place.add(layer)
-            else:
-                alive.append((output, version, layer))
-        self._alive = alive
-
-
 def dry_run(
     backbone: nn.Module,
     taps: Sequence[str],
@@ -109,7 +53,7 @@ def dry_run(
     extract: Mapping[str, AnyExtract] | None = None,
     logits: int | str | None = None,
 ) -> DryRun:
-    """Run ``backbone`` once in eval mode and check that every tap can feed a head.
+    """Record ``backbone`` once in eval mode and check that every tap can feed a head.
 
     Args:
         backbone: returns logits [N, K], or something of which they are a part.
@@ -124,33 +68,37 @@ def dry_run(
             Or a backbone whose output is not [N, K].
     """
     layers = dict(backbone.named_modules(remove_duplicate=False))
-    batch = first_tensor(example_input).shape[0]
-    watch = _Watch(batch, {tap: layers[tap] for tap in taps if tap in layers}, extract or {})
-    with ExitStack() as stack:
-        stack.enter_context(modes_kept(backbone))
-        stack.enter_context(buffers_kept(backbone))
-        backbone.eval()
-        for module in backbone.modules():
-            if not isinstance(module, torch.jit.RecursiveScriptModule):  # which takes no hooks
-                stack.callback(module.register_forward_hook(ThreadHook(watch)).remove)
-        stack.enter_context(torch.inference_mode(False))  # tensors of inference mode do not count their versions
-        stack.enter_context(torch.no_grad())
-        stack.enter_context(watch)
-        # Normal tensors of ours, which the backbone may change in place.
-        output = call_with(backbone, map_tensors(example_input, torch.clone))
-        watch.look_for_changes()
+    tapped: defaultdict[nn.Module, list[str]] = defaultdict(list)
+    for tap in taps:
+        if tap in layers:
+            tapped[layers[tap]].append(tap)
+    read: dict[str, Any] = {}
 
-    _check_taps(taps, layers, watch)
+    def extracted(layer: nn.Module, output: Any) -> dict[str, Any]:
+        for tap in tapped.get(layer, ()):
+            read[tap] = output
+            if extract and tap in extract:
+                try:
+                    read[tap] = extract[tap](output)
+                except Exception as error:  # whatever a user's function may raise
+                    raise ValueError(f"extract[{tap!r}]: of what the layer returns: {error}") from error
+        return {tap: read[tap] for tap in tapped.get(layer, ())}
+
+    recording = record(backbone, example_input, evaluating=True, on_return=extracted)
+    channels = _Channels(recording.operations)
+    _check_taps(taps, layers, recording.calls, read, extract or {}, channels, recording.samples)
+    output = recording.output
     if logits is None and not isinstance(output, Tensor) and _has_logits(output):
         logits = LOGITS
     picked = output if logits is None else logits_of(output, logits)
+    batch = recording.samples
     if is_plain(picked) and picked.shape == (batch,) and picked.is_floating_point():
         picked = picked[:, None]  # one logit, which is refused as such
     if not (is_plain(picked) and picked.ndim == 2 and picked.shape[0] == batch):
         name = "" if isinstance(output, Tensor) else f"; if they are a part of that, name it: {parts_to_name(output)}"
         raise ValueError(f"backbone: returned {parts_in_words(picked)}, wants logits [{batch}, num_classes]{name}")
-    features = [watch.outputs[tap] for tap in taps]
-    return DryRun(features, [watch.dims_of(each) for each in features], picked, logits)
+    heard = {tap: value for call in recording.calls for tap, value in (call.heard or {}).items()}
+    return DryRun([read[tap] for tap in taps], [channels.dims_of(heard[tap]) for tap in taps], picked, logits)
 
 
 def _has_logits(output: Any) -> bool:
@@ -160,11 +108,30 @@ def _has_logits(output: Any) -> bool:
         return False
 
 
-def _check_taps(taps: Sequence[str], layers: dict[str, nn.Module], watch: _Watch) -> None:
-    runs = Counter(watch.order)
-    bad = watch.unreadable | watch.changed_in_place | {layers[""]}
-    good = [name for name, layer in layers.items() if runs[layer] == 1 and layer not in bad]
-    would_work = f"; layers that would work: {layers_in_words(good)}" if any(good) else ""
+def _check_taps(
+    taps: Sequence[str],
+    layers: Mapping[str, nn.Module],
+    calls: Sequence[Call],
+    read: Mapping[str, Any],
+    extract: Mapping[str, AnyExtract],
+    channels: "_Channels",
+    batch: int,
+) -> None:
+    runs = Counter(call.layer for call in calls)
+    of_layer = {call.layer: call for call in calls}
+    values = {call.layer: [*(call.heard or {"": call.returned.get(())}).values()] for call in calls}
+    readable = {
+        layer for layer, its in values.items() if all(isinstance(y, Value) and y.feeds_head(batch) for y in its)
+    }
+    changed = {
+        layer for layer, its in values.items() if any(isinstance(y, Value) and y.written is not None for y in its)
+    }
+    good = [
+        name
+        for name, layer in layers.items()
+        if name and runs[layer] == 1 and layer in readable and layer not in changed
+    ]
+    would_work = f"; layers that would work: {layers_in_words(good)}" if good else ""
     for tap in taps:
         if tap not in layers or not tap:
             raise ValueError(f"heads: the backbone has no layer {tap!r}{close_names(tap, good)}{would_work}")
@@ -176,31 +143,33 @@ def _check_taps(taps: Sequence[str], layers: dict[str, nn.Module], watch: _Watch
                     f": it is TorchScript, which calls no hooks; tap the nn.Module that it was made of{would_work}"
                 )
             raise ValueError(f"heads: layer {tap!r} {times} in a forward, wants once{would_work}")
-        if layer in watch.unreadable:
-            output = watch.outputs[tap]
+        if layer not in readable:
+            part = "" if tap in extract else _part_to_read(tap, of_layer[layer], channels, batch)
             raise ValueError(
-                f"heads: layer {tap!r} returns {parts_in_words(output)}, which a head cannot read: "
-                f"wants {_wanted(output)}{watch.part_to_read(tap)}{would_work}"
+                f"heads: layer {tap!r} returns {parts_in_words(read[tap])}, which a head cannot read: "
+                f"wants {_wanted(read[tap])}{part}{would_work}"
             )
-        if layer in watch.changed_in_place:
+        if layer in changed:
             raise ValueError(
                 f"heads: the output of layer {tap!r} is changed in place later (by an in-place ReLU, say), "
                 f"while its head may still be reading it; tap the layer that changes it{would_work}"
             )
-    by_run = sorted(taps, key=lambda tap: watch.order.index(layers[tap]))
+    by_run = sorted(taps, key=lambda tap: of_layer[layers[tap]].order)
     if list(taps) != by_run:
         raise ValueError(f"heads: the taps {list(taps)} are out of order; they run in the order {by_run}")
 
 
-def is_readable(output: Any, batch: int) -> bool:
-    """Return whether a head can read what a layer returned for a batch of that size."""
-    return (
-        is_plain(output)
-        and output.dtype in head_dtypes(output.device)
-        and 2 <= output.ndim <= 4
-        and output.shape[0] == batch
-        and 0 not in output.shape[1:]
-    )
+def _part_to_read(tap: str, call: Call, channels: "_Channels", batch: int) -> str:
+    """Return what to write for the first part of a tuple or dict that a head can read."""
+    parts = ((place[0], part) for place, part in call.returned.items() if len(place) == 1 and part.feeds_head(batch))
+    name, part = next(parts, (None, None))
+    if part is None:
+        return ""
+    layouts, dims = BY_CHANNELS.get(len(part.shape), {}), channels.dims_of(part)
+    if not layouts or len(dims) == 1 and dims <= layouts.keys():
+        return f", or extract={{{tap!r}: Extract(item={name!r})}}"
+    first, second = layouts.values()
+    return f", or extract={{{tap!r}: Extract(item={name!r}, layout={first!r})}}, or {second!r}"
 
 
 def _wanted(output: Any) -> str:
@@ -220,3 +189,68 @@ def layers_in_words(names: Sequence[str], most: int = 40) -> str:
             break
         names = shallower
     return ", ".join(names[:most]) + (", ..." if len(names) > most else "") if names else "none"
+
+
+class _Channels:
+    """Tells which dimensions operators take for the channels of the values that they read and make.
+
+    A convolution's and a batch norm's is the second, a layer norm's and a linear layer's the last. Views of a tensor
+    lie in the same memory, so that a dimension of theirs is told by its size and stride in whatever order a view has
+    them. Operators on single elements leave the order as it is, which counts where nothing else tells: of a sum's two
+    terms one may come from a layer that mixes tokens, and took those for its channels.
+    """
+
+    def __init__(self, operations: Iterable[Operation]) -> None:
+        # Sizes and strides, by memory: of what is read and made, and of what follows from that.
+        self._seen: defaultdict[int, set[tuple[int, int]]] = defaultdict(set)
+        self._followed: defaultdict[int, set[tuple[int, int]]] = defaultdict(set)
+        self._copied: dict[int, Value] = {}  # by memory of a copy, of which readers tell the same
+        for operation in operations:
+            if isinstance(operation.function, torch._ops.OpOverload) and operation.makes:
+                self._take(operation)
+
+    def dims_of(self, value: Value) -> set[int]:
+        """Return the dimensions of a value that operators have taken for its channels: one, none or several."""
+        if value.memory is None:
+            return set()
+        noted = self._seen.get(value.memory) or self._followed.get(value.memory) or set()
+        dims = list(zip(value.shape, value.stride, strict=True))
+        exact = {dims.index(one, 1) for one in noted if one in dims[1:]}
+        if exact:
+            return exact
+        # A part of the channels has their stride: ShuffleNet's blocks read one half of theirs.
+        by_stride = {stride: dim for dim, (size, stride) in enumerate(dims) if dim and size > 1}
+        return {
+            by_stride[stride] for size, stride in noted if stride in by_stride and size < dims[by_stride[stride]][0]
+        }
+
+    def _take(self, operation: Operation) -> None:
+        name, args, made = operation.name, operation.args, operation.makes[0]
+        if name == "addmm":
+            self._note(args[1], -1)
+            self._note(made, -1)
+        elif name in _CHANNELS_LAST or name in _CHANNELS_SECOND and len(made.shape) > 2:
+            dim = -1 if name in _CHANNELS_LAST else 1
+            self._note(args[0], dim)
+            self._note(made, dim)
+        elif name == "mean" and len(args) > 1 and isinstance(args[1], (list, tuple)):
+            # over all positions it leaves samples and channels; one that keeps them may belong to a norm
+            rank, keeps = len(args[0].shape), len(args) > 2 and args[2]
+            left = set(range(rank)) - {dim % rank for dim in args[1]} - {0}
+            if len(left) == 1 and (rank == 4 or rank == 3 and not keeps):
+                self._note(args[0], left.pop())
+        elif torch.Tag.pointwise in operation.function.tags or name in _COPIES:
+            same = [each for each in args if isinstance(each, Value) and each.shape == made.shape]
+            for each in same:
+                for dim in self.dims_of(each):
+                    self._note(made, dim, follows=True)
+            if name in _COPIES and args[0] in same and made.memory is not None:
+                self._copied[made.memory] = args[0]
+
+    def _note(self, value: Any, dim: int, *, follows: bool = False) -> None:
+        if isinstance(value, Value) and value.memory is not None and len(value.shape) > 1 and value.shape[dim] > 1:
+            known = self._followed if follows else self._seen
+            known[value.memory].add((value.shape[dim], value.stride[dim]))
+            original = None if follows else self._copied.get(value.memory)
+            if original is not None and original.shape == value.shape:
+                self._note(original, dim)

@@ -9,7 +9,6 @@ import torch
 from torch import nn
 
 from .batches import Batch
-from .hooks import modes_kept
 from .recorder import record
 from .recording import Call, Operation, Value, ancestors
 
@@ -30,9 +29,7 @@ class Flow:
             model: any module.
             example: two samples for it; tensors on the device ``meta`` do.
         """
-        with modes_kept(model):
-            model.eval()
-            self._recording = record(model, example, watch_host=True)
+        self._recording = record(model, example, evaluating=True, watch_host=True)
         self._model = model
         runs = Counter(call.layer for call in self._recording.calls)
         self._ends = {call.name: call for call in self._recording.calls if call.name and runs[call.layer] == 1}
@@ -74,7 +71,7 @@ class Flow:
         """
         work = [each.flops for each in self._recording.operations]
         if not any(work):
-            work = [not getattr(each.function, "is_view", False) for each in self._recording.operations]
+            work = [not each.is_view for each in self._recording.operations]
         return [sum(work[: self._ends[layer].ended]) / sum(work) for layer in layers]
 
     def cuts(self) -> list[str]:
@@ -116,7 +113,7 @@ class Flow:
     def _root(self, value: Value) -> Value:
         """Return the value that one is a view of."""
         made_by = value.made_by
-        if made_by is None or not getattr(made_by.function, "is_view", False):
+        if made_by is None or not made_by.is_view:
             return value
         if value not in self._roots:
             self._roots[value] = self._root(made_by.reads[0])

@@ -1,15 +1,10 @@
-"""Hooks on layers: what users put there, a forward of their own too, and ours; modes and buffers that are put back."""
+"""Hooks on layers: what users put there, a forward of their own too, and ours."""
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from typing import Any
 
-import torch
-from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
-
-from ..basics.arguments import is_plain
+from torch import nn
 
 
 def why_not_plain(module: nn.Module) -> str | None:
@@ -85,31 +80,14 @@ def _nothing(*_args: Any) -> None:
     pass
 
 
-@contextmanager
-def modes_kept(module: nn.Module) -> Iterator[None]:
-    """Put each layer of a module, at the end, into the mode that it had; some ``train`` methods do more, or less."""
-    modes = [(layer, layer.training) for layer in module.modules()]
-    try:
-        yield
-    finally:
-        for layer, training in modes:
-            layer.training = training
-
-
-@contextmanager
-def buffers_kept(module: nn.Module) -> Iterator[None]:
-    """Give the buffers of a module, at the end, the numbers that they had: some forwards count in them."""
-    found = [each for each in {*module.buffers()} if not is_lazy(each) and is_plain(each) and not each.is_meta]
-    before = [(each, each.detach().clone()) for each in found]
-    try:
-        yield
-    finally:
-        for buffer, numbers in before:
-            put_back(buffer, numbers)
-
-
-def put_back(tensor: Tensor, before: Tensor) -> None:
-    """Give a tensor its numbers of before."""
-    with torch.inference_mode(tensor.is_inference()), torch.no_grad():
-        if not torch.equal(tensor.nan_to_num(), before.nan_to_num()):  # else another thread may be reading it
-            tensor.copy_(before)
+def is_earlyon(model: nn.Module) -> bool:
+    """Return whether a model is a wrapper of earlyon: a backbone, heads that hooks call, a config that says where."""
+    heads, config = getattr(model, "exit_heads", None), getattr(model, "config", None)
+    settings = ("exit_points", "routing_policy", "temperatures", "enabled_exits")
+    bound = ("_hook_handles", "_feature_adapters", "_final_classifier")
+    return (
+        isinstance(heads, nn.ModuleDict)
+        and isinstance(getattr(model, "backbone", None), nn.Module)
+        and all(hasattr(config, name) for name in settings)
+        and all(hasattr(model, name) for name in bound)
+    )

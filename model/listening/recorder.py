@@ -3,10 +3,9 @@
 A tensor is known by where it lies and in which strides, since Python objects do not stay the same.
 """
 
-import random
 import sys
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,52 +14,78 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import BackwardCFunction
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from ...kernels.launch.head_arguments import head_dtypes
-from ..basics.arguments import is_plain
 from ..basics.bad_input import BadInput
 from ..basics.whose_code import Owner, frames_from, line_of
 from .batches import Batch, argument_names, arguments_in, call_with, first_tensor, map_tensors
-from .hooks import ThreadHook, buffers_kept, put_back
-from .operators import OperatorMode, flops_of, written_tensors
+from .hooks import ThreadHook
+from .kept import generators, kept
 from .reading import PADDING, TOKENS
-from .recording import STATE, Call, HostRead, Operation, Recording, Value, ancestors, at_place, places, shortest
-from .shallow_copy import OF_EVERY_MODULE
+from .recording import (
+    BATCH_NORMS,
+    STATE,
+    Call,
+    HostRead,
+    Operation,
+    OperatorMode,
+    Recording,
+    Value,
+    ancestors,
+    at_place,
+    flops_of,
+    has_memory,
+    places,
+    shortest,
+    written_tensors,
+)
 
-#: Batch norms, whose schemas do not say that in training mode they write running statistics, their arguments 3 and 4.
-_BATCH_NORMS = ("native_batch_norm", "_native_batch_norm_legit", "cudnn_batch_norm", "miopen_batch_norm", "batch_norm")
 #: Operators whose answer, or the shape of it, the host waits for.
 _HOST_READS = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
 #: Functions of tensors by which numbers leave PyTorch unseen by its dispatcher.
 _READS = ("numpy", "tolist", "__array__", "__dlpack__", "__cuda_array_interface__", "data_ptr", "untyped_storage")
 
 
+#: Called with a layer and its output; what it returns is noted.
+OnReturn = Callable[[nn.Module, Any], Any]
+
+
 def record(
     model: nn.Module,
     example: Batch,
     *,
+    evaluating: bool = False,
     watch_host: bool = False,
     with_gradients: bool = False,
     originals: frozenset[nn.Module] = frozenset(),
+    on_return: OnReturn | None = None,
+    call: Callable[[Any], Any] | None = None,
 ) -> Recording:
     """Run a model once as it is, and note what runs; what that changes is put back: see :func:`kept`.
 
     Args:
         model: whose layers are hooked meanwhile; one that others run wants a copy (:func:`shallow_copy`).
         example: a batch for it, which stays as it is.
+        evaluating: put it into eval mode meanwhile.
         watch_host: also see numbers that leave PyTorch by ``numpy()`` and the like. Under that watch
             nn.MultiheadAttention takes its parts one by one, in place of one operator.
         with_gradients: run it as in training, and note where they do not go the way of the operators.
         originals: layers that must not run: the model is a copy, and they are those that it is a copy of.
+        on_return: an observer, called with a layer and its output as that returns; what it makes of it is noted in
+            :attr:`Call.heard`.
+        call: runs the model on a batch; None is its forward.
 
     Raises:
         ValueError: one of ``originals`` ran.
     """
-    recorder = _Recorder(model, originals)
+    recorder = _Recorder(model, originals, on_return)
     with ExitStack() as stack:
         stack.enter_context(kept(model, first_tensor(example).device))
+        if evaluating:
+            model.eval()
         begin, end = ThreadHook(recorder.begin), ThreadHook(recorder.end)
         for module in model.modules():  # around hooks of the module's own, which may change what it gets and returns
             if not isinstance(module, torch.jit.ScriptModule):
@@ -79,11 +104,11 @@ def record(
         if watch_host:
             stack.enter_context(_HostReads(recorder))
         stack.enter_context(recorder)
-        drawn = _generators()
+        drawn = generators()
         held = [(f"{name}.{key}".strip("."), of, key, each) for name, layer in model.named_modules()
                 for of in (layer._parameters, layer._buffers) for key, each in of.items()]  # fmt: skip
-        output = call_with(model, batch)
-        draws = str(drawn) != str(_generators())
+        output = call_with(model, batch) if call is None else call(batch)
+        draws = str(drawn) != str(generators())
         with recorder.unwatched():
             returned = recorder.returned(output)
             tensors = {value: at_place(output, place) for place, value in returned.items()}
@@ -104,60 +129,6 @@ def record(
     )
 
 
-@contextmanager
-def kept(model: nn.Module, device: torch.device) -> Iterator[None]:
-    """Put back what forwards of a model change: parameters, buffers, plain attributes, the states of generators."""
-    with ExitStack() as stack:
-        stack.enter_context(_KeptParameters(model))
-        for module in (each for each in model.modules() if not isinstance(each, torch.jit.ScriptModule)):
-            own = [each for key, each in vars(module).items() if key not in OF_EVERY_MODULE and type(each) is dict]
-            for held in (vars(module), module._buffers, *own):
-                stack.callback(_put_back_items, held, dict(held))
-            for values in (each for each in vars(module).values() if type(each) is list):
-                stack.callback(values.__setitem__, slice(None), list(values))
-        stack.enter_context(buffers_kept(model))
-        stack.enter_context(torch.random.fork_rng([device] if device.type == "cuda" else [], device_type="cuda"))
-        python, numpy = _generators()
-        stack.callback(random.setstate, python)
-        if numpy is not None:
-            stack.callback(sys.modules["numpy"].random.set_state, numpy)
-        yield
-
-
-class _KeptParameters(OperatorMode):
-    """Copies parameters before an operator writes to them, and puts them back at the end."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self._held = [(each, each.detach()) for each in model.parameters() if _has_memory(each)]
-        self._by_memory: defaultdict[Any, list[Tensor]] = defaultdict(list)
-        for _, data in self._held:
-            self._by_memory[data.untyped_storage()._cdata].append(data)
-        self._before: dict[Tensor, Tensor] = {}
-
-    def __torch_dispatch__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Copy what an operator writes to, and run it."""
-        for tensor in written_tensors(func, args, kwargs or {}):
-            for data in self._by_memory.get(tensor.untyped_storage()._cdata, ()):
-                if data not in self._before:
-                    self._before[data] = data.clone()
-        return func(*args, **(kwargs or {}))
-
-    def __exit__(self, *error: Any) -> None:
-        """Put them back."""
-        super().__exit__(*error)
-        for data, before in self._before.items():
-            put_back(data, before)
-        for parameter, data in self._held:
-            if parameter.data_ptr() != data.data_ptr():
-                parameter.data = data
-
-
-def _generators() -> tuple[Any, Any]:
-    """Return the states of Python's generator and NumPy's; None for a NumPy that is not there."""
-    return random.getstate(), sys.modules["numpy"].random.get_state() if "numpy" in sys.modules else None
-
-
 def _learning(tensor: Tensor) -> Tensor:
     """Return a copy that has gradients where it can; no leaf, which a model could not change in place."""
     can = tensor.is_floating_point() or tensor.is_complex()
@@ -170,13 +141,6 @@ def _is_cut(value: Value, tensor: Tensor) -> bool:
         return False
     lost = value.learns and not tensor.requires_grad
     return lost or isinstance(tensor.grad_fn, BackwardCFunction) or bool(tensor._backward_hooks)
-
-
-def _put_back_items(held: dict[str, Any], before: dict[str, Any]) -> None:
-    for key in [key for key, each in held.items() if before.get(key, _BASE) is not each]:
-        del held[key]
-    for key in before.keys() - held.keys():
-        held[key] = before[key]
 
 
 @dataclass(repr=False)
@@ -201,8 +165,9 @@ _BASE = object()  # stands for the tensor that a view is made of
 class _Recorder(OperatorMode):
     """Notes operators, as a dispatch mode, and calls of layers, as hooks."""
 
-    def __init__(self, model: nn.Module, originals: frozenset[nn.Module]) -> None:
+    def __init__(self, model: nn.Module, originals: frozenset[nn.Module], on_return: OnReturn | None) -> None:
         super().__init__()
+        self._on_return = on_return
         self.operations: list[Operation] = []
         self.calls: list[Call] = []
         self.host_reads: list[HostRead] = []
@@ -236,7 +201,7 @@ class _Recorder(OperatorMode):
     def take(self, tensors: list[Any], leaf: str, name: str = "") -> None:
         """Note tensors that are there before the forward; one that is known gets another name."""
         for tensor in tensors:
-            if isinstance(tensor, Tensor):
+            if isinstance(tensor, Tensor) and not is_lazy(tensor):
                 memory, form = self._memory_of(tensor), _form(tensor)
                 if form not in memory.values:
                     is_state = leaf in ("parameter", "buffer")
@@ -289,16 +254,22 @@ class _Recorder(OperatorMode):
     def _memory_of(self, tensor: Tensor) -> _Memory:
         key: Any = ("object", id(tensor))
         keeps: Any = tensor
-        if _has_memory(tensor):
+        if has_memory(tensor):
             keeps = tensor.untyped_storage()
             key = keeps._cdata
         return self._memory.setdefault(key, _Memory(keeps))
 
     def _new(self, tensor: Tensor | Value, *, learns: bool = False, **known: Any) -> Value:
         self._values += 1
-        readable = tensor.is_readable if isinstance(tensor, Value) else _is_readable(tensor)
+        if isinstance(tensor, Value):
+            known |= {"memory": tensor.memory, "stride": tensor.stride, "is_readable": tensor.is_readable}
+        elif has_memory(tensor):
+            readable = tensor.dtype in head_dtypes(tensor.device)
+            known |= {"memory": tensor.untyped_storage()._cdata, "stride": tensor.stride(), "is_readable": readable}
         learns = learns and tensor.dtype.is_floating_point
-        return Value(self._values - 1, tuple(tensor.shape), tensor.dtype, is_readable=readable, learns=learns, **known)
+        has_shape = isinstance(tensor, Value) or not tensor.is_nested
+        shape = tuple(tensor.shape) if has_shape else ()
+        return Value(self._values - 1, shape, tensor.dtype, learns=learns, **known)
 
     def _add(self, function: Any, args: Any, kwargs: Any, outputs: list[Any]) -> Operation:
         reads = [each for each in tree_leaves((args, kwargs)) if isinstance(each, Value)]
@@ -335,7 +306,7 @@ class _Recorder(OperatorMode):
             return output
         if func is torch.ops.aten.lift_fresh.default and read_args[0].leaf == "unknown":
             read_args[0].leaf = "constant"
-        written = _written(func, args, kwargs)
+        written = written_tensors(func, args, kwargs)
         made = [each for each in tree_leaves(output) if isinstance(each, Tensor)]
         fresh = [each for each in made if not any(each is other for other in written)]
         operation = self._add(func, read_args, read_kwargs, [*fresh, *written])
@@ -343,7 +314,7 @@ class _Recorder(OperatorMode):
             pairs = list(zip(operation.reads, given, strict=True))
             operation.cuts = [value for value, each in pairs if _is_cut(value, each)]
             self.read += [(operation, *pair) for pair in pairs]
-        if len(written) > 1 and func.overloadpacket.__name__ in _BATCH_NORMS:  # reads them to write them, and no more
+        if len(written) > 1 and func.overloadpacket.__name__ in BATCH_NORMS:  # reads them to write them, and no more
             operation.reads = [each for each in operation.reads if each not in read_args[3:5]]
         operation.is_random = _is_random(func, args, kwargs)
         operation.flops = flops_of(func, args, kwargs, output)
@@ -409,6 +380,7 @@ class _Recorder(OperatorMode):
         """Note that a layer of the model returns: a forward hook behind those of its own."""
         if self.quiet:
             return
+        heard = None if self._on_return is None else self._on_return(layer, output)
         with self.unwatched():
             while self._open[-1].layer is not layer:  # calls that were left by an exception
                 self._open.pop()
@@ -418,7 +390,7 @@ class _Recorder(OperatorMode):
                     given = [each for each in tree_leaves((call.args, call.kwargs)) if isinstance(each, Value)]
                     operation = self._add(f"a {type(layer).__name__}", tuple(given), {}, [tensor])
                     self._set(tensor, operation.makes[0])
-            call.returned = self.returned(output)
+            call.returned, call.heard = self.returned(output), self.with_values(heard)
             call.ended, call.order = len(self.operations), len(self.calls)
             self.calls.append(call)
 
@@ -451,30 +423,14 @@ class _HostReads(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def _has_memory(tensor: Tensor) -> bool:
-    wrapped = torch._C._functorch.is_functorch_wrapped_tensor(tensor)
-    return is_plain(tensor) and not wrapped and type(tensor) in (Tensor, nn.Parameter, nn.Buffer)
-
-
-def _is_readable(tensor: Tensor) -> bool:
-    return _has_memory(tensor) and tensor.dtype in head_dtypes(tensor.device)
-
-
 def _autocasts() -> list[bool]:
     return [torch.is_autocast_enabled(kind) for kind in ("cpu", "cuda")]
 
 
 def _form(tensor: Tensor) -> Any:
-    if not _has_memory(tensor):
+    if not has_memory(tensor):
         return "object"
     return tensor.storage_offset(), tuple(tensor.shape), tensor.stride(), tensor.dtype
-
-
-def _written(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Tensor]:
-    found = written_tensors(func, args, kwargs)
-    if func.overloadpacket.__name__ in _BATCH_NORMS and len(args) > 5 and args[5]:
-        found += [each for each in args[3:5] if isinstance(each, Tensor)]
-    return found
 
 
 def _asks(func: Any, args: tuple[Any, ...]) -> bool:

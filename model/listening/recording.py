@@ -5,14 +5,17 @@ it writes in place. What follows from a recording holds for whatever numbers the
 operations run.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils.flop_counter import flop_registry
 
+from ..basics.arguments import is_plain
 from .reading import part_of
 
 #: Leaves that outlive a forward.
@@ -26,6 +29,10 @@ class Value:
     number: int
     shape: tuple[int, ...]
     dtype: torch.dtype
+    memory: int | None = None
+    """Tells where it lies; None for one without memory of its own."""
+    stride: tuple[int, ...] = ()
+    """Of one with memory."""
     made_by: "Operation | None" = None
     leaf: str = ""
     """What it is if no operation made it: input, mask, parameter, buffer, attribute, constant or unknown."""
@@ -87,6 +94,11 @@ class Operation:
         )
         return [each for each in tree_leaves(self.function(*args, **kwargs)) if isinstance(each, Tensor)]
 
+    @property
+    def is_view(self) -> bool:
+        """It computes nothing, and makes another view of what it reads."""
+        return bool(getattr(self.function, "is_view", False))
+
     def __str__(self) -> str:
         return f"{self.name} at {self.line}"
 
@@ -110,6 +122,8 @@ class Call:
     """Its place among the ends of all calls."""
     returned: dict[tuple[Any, ...], Value] = field(default_factory=dict)
     """The tensors in its output by their places: see :func:`places`."""
+    heard: Any = None
+    """What the observer of the forward has made of its output, with values in place of tensors."""
 
 
 class HostRead(NamedTuple):
@@ -189,3 +203,52 @@ def at_place(output: Any, place: tuple[Any, ...]) -> Any:
 def shortest(names: list[str]) -> str:
     """Return the name with the fewest dots, and of those the shortest."""
     return min(names, key=lambda name: (name.count("."), len(name)))
+
+
+#: Batch norms, whose schemas do not say that in training mode they write running statistics, their arguments 3 and 4.
+BATCH_NORMS = ("native_batch_norm", "_native_batch_norm_legit", "cudnn_batch_norm", "miopen_batch_norm", "batch_norm")
+#: Attention in one operator, one of which each device takes. PyTorch's own counter passes over that of the CPU, and
+#: fails where several heads of queries share one of keys.
+_ATTENTION = frozenset(
+    getattr(torch.ops.aten, f"_scaled_dot_product_{kind}")
+    for kind in ("flash_attention_for_cpu", "flash_attention", "efficient_attention", "cudnn_attention")
+)
+
+
+class OperatorMode(TorchDispatchMode):
+    """The base of dispatch modes here: layers that are compiled run compiled, unless they are told to run eagerly."""
+
+    supports_higher_order_operators = True
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Let compiled layers run as they would without the mode."""
+        return True
+
+
+def has_memory(tensor: Tensor) -> bool:
+    """Return whether a tensor is no subclass, and is known by where it lies and in which strides."""
+    wrapped = torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+    return is_plain(tensor) and not wrapped and type(tensor) in (Tensor, nn.Parameter, nn.Buffer)
+
+
+def written_tensors(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Tensor]:
+    """Return the arguments that an operator writes to, but for those without memory of their own to compare."""
+    if not isinstance(func, torch._ops.OpOverload):
+        return []
+    arguments = func._schema.arguments if func._schema.is_mutable else []
+    given = dict(zip((each.name for each in arguments), args, strict=False)) | dict(kwargs)
+    written = [given.get(each.name) for each in arguments if each.alias_info is not None and each.alias_info.is_write]
+    if func.overloadpacket.__name__ in BATCH_NORMS and len(args) > 5 and args[5]:
+        written += args[3:5]
+    return [tensor for tensor in tree_leaves(written) if is_plain(tensor)]
+
+
+def flops_of(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], output: Any) -> int:
+    """Return the work of an operator: that of convolutions, products and attention."""
+    if func.overloadpacket in _ATTENTION:
+        query, key, value = args[:3]  # [N, heads, tokens, width]
+        samples, heads, tokens, width = query.shape
+        return 2 * samples * heads * tokens * key.shape[2] * (width + value.shape[3])
+    count: Callable[..., int] | None = flop_registry.get(func.overloadpacket)
+    return 0 if count is None else count(*args, **kwargs, out_val=output)

@@ -382,6 +382,18 @@ def check_network(network: object) -> None:
         raise TypeError(f"network: got {kind_of(network)}, wants an EarlyExitNetwork")
 
 
+def check_model(model: object) -> None:
+    """Raise ``TypeError`` unless a model is a module, and one that has no heads of ours yet; or it is compiled."""
+    check_module("model", model)
+    if isinstance(model, torch._dynamo.OptimizedModule):
+        kind = type(model._orig_mod).__name__
+        raise ValueError(
+            f"model: is a compiled {kind}, whose layers cannot be seen; wants the module behind it, model._orig_mod"
+        )
+    if isinstance(model, EarlyExitNetwork):
+        raise TypeError("model: got an EarlyExitNetwork, wants a model without heads, as its network.backbone")
+
+
 def _check_distinct(heads: Mapping[str, nn.Module]) -> None:
     first: dict[nn.Module, str] = {}
     for tap, head in heads.items():

@@ -1,6 +1,6 @@
 """``attach_exits``: makes an :class:`EarlyExitNetwork` of a model that returns the logits of several exits."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -10,20 +10,20 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from ..answers.exit_rule import ExitRule
-from ..basics.arguments import check_batch, check_mode, check_module
+from ..basics.arguments import check_batch, check_mode
 from ..basics.bad_input import BadInput
-from ..heads.fused_aux_head import FusedAuxHead
+from ..listening.hooks import is_earlyon
+from ..listening.kept import kept
 from ..listening.reading import AnyExtract
-from ..listening.recorder import kept, record
-from ..listening.recording import RecordedPair, shortest
-from ..listening.rounding import double_copy, in_double, relative_error, truth_of
+from ..listening.recorder import record
+from ..listening.recording import Operation, RecordedPair, shortest
+from ..listening.rounding import double_copy, in_double, truth_of
 from ..listening.shallow_copy import shallow_copy
-from ..network.early_exit_network import EarlyExitNetwork
+from ..network.early_exit_network import EarlyExitNetwork, check_model
 from .choose_heads import ChosenHead, HeadChooser
-from .find_exits import BY_HAND, FoundExit, Mode
-from .order_exits import order_exits
+from .find_exits import BY_HAND, FoundExit, Mode, refuse_if_off
+from .head_chain import HeadChain
 from .silenced_model import Answers, SilencedModel, SilentLayer, TakenExit, as_in_training
-from .unhooked_exits import UnhookedExits, unhooked
 
 _RecordPair = Callable[..., RecordedPair]
 
@@ -90,27 +90,15 @@ def attach_exits(
     if lazy := [name for name, each in model.named_parameters() if is_lazy(each)]:
         raise ValueError(f"model: {lazy[0]!r} has no shape before a first batch; wants model(example) once, before")
     two = torch.cat([example[:2]] * 2)[:2]  # two samples, to tell a batch from a constant
-    own = unhooked(model)
-    if isinstance(own, UnhookedExits):
-        network = _fused_whole(own, two) or _attach(own, two, example[:9], None, len(own.rules))
-        network.set_rules(_own_rules(own, network) if rules is None else rules)
+    if is_earlyon(model):
+        from .unhooked_exits import attach_unhooked  # which nobody else needs
+
+        network = attach_unhooked(model, two, rules, lambda own, last: _attach(own, two, example[:9], None, last))
     else:
         network = _attach(model, two, example[:9], rules, final)
     sizes, dtype = list(two.shape[1:]), str(two.dtype).removeprefix("torch.")
     network.own_exits = {"input": sizes, "dtype": dtype, "final": list(final) if isinstance(final, tuple) else final}
     return network
-
-
-def check_model(model: object) -> None:
-    """Raise ``TypeError`` unless a model is a module, and one that has no heads of ours yet; or it is compiled."""
-    check_module("model", model)
-    if isinstance(model, torch._dynamo.OptimizedModule):
-        kind = type(model._orig_mod).__name__
-        raise ValueError(
-            f"model: is a compiled {kind}, whose layers cannot be seen; wants the module behind it, model._orig_mod"
-        )
-    if isinstance(model, EarlyExitNetwork):
-        raise TypeError("model: got an EarlyExitNetwork, wants a model without heads, as its network.backbone")
 
 
 def _attach(
@@ -127,10 +115,11 @@ def _attach(
     three = torch.cat([two, two[:1]]).flip(0)
     three = 2.0 * three if three.is_floating_point() else three
     with torch.inference_mode(False), kept(duplicate, two.device):
+        _check_has_exits(duplicate, two, originals)
         record_pair = partial(_pair, duplicate, two, three, originals)
         training = _training(duplicate, record_pair)
         answering, choosing = _answering(duplicate, record_pair, training)
-        ordered = order_exits(answering, final)
+        ordered = _ordered(answering, final)
         backbone, chosen = _silence(duplicate, answering, ordered, _matched(training, ordered), choosing)
         heads = {one.tap: chosen[index].head for index, one in enumerate(backbone.exits[:-1])}
         extract: dict[str, AnyExtract] = {
@@ -141,6 +130,24 @@ def _attach(
             for x in (two, three, two[:1], more):
                 _check_logits(shallow_copy(model, {}), network, x)
     return network
+
+
+def _check_has_exits(model: nn.Module, two: Tensor, originals: frozenset[nn.Module]) -> None:
+    """Raise ``ValueError`` at once if a model returns one tensor [N, K] in both modes, and no more."""
+    for in_training in (False, True):
+        try:
+            model.train(in_training)
+            one = record(model, two, watch_host=True, with_gradients=in_training, originals=originals)
+        except Exception:  # whatever a user's module may raise, which is told where both modes are looked at
+            return
+        finally:
+            model.eval()
+        shapes = [value.shape for value in one.returned.values()]
+        if len(shapes) != 1 or len(shapes[0]) != 2 or one.draws or one.replaced or one.host_reads:
+            return
+        if not in_training:
+            answering = one
+    Mode(model, RecordedPair(answering, answering), "").check()
 
 
 def _pair(
@@ -224,6 +231,100 @@ def _by_depth(exits: Sequence[FoundExit], key: tuple[str, ...]) -> list[FoundExi
     return [by_depth[depth] for depth in sorted(by_depth)]
 
 
+def _ordered(mode: Mode, final: Any) -> list[FoundExit]:
+    """Return the exits by how deep in the backbone their branches leave it, the classifier last.
+
+    What two exits share at most ends where two branches at least leave it: a head, and the rest of the backbone with
+    its classifier. Which of them is the classifier is told where all others are heads that can be fused, and it has
+    layers of maps or tokens. Else the order in which exits are returned decides, if that agrees with the work that
+    the branches do on those. Where none of them has any, and an exit returned behind them does more of that work, they
+    are heads that share layers of their own.
+
+    Args:
+        mode: the model in eval mode.
+        final: the place of the classifier, if its owner has said it.
+
+    Raises:
+        ValueError: nothing decides; names the exits that it may be.
+    """
+    exits = mode.exits
+    pairs = [(one, one.needs & other.needs) for one in exits for other in exits if other is not one]
+    deepest = max((both for _, both in pairs), key=_work)
+    last = _final(
+        mode, deepest, [one for one in exits if any(each is one and both == deepest for each, both in pairs)], final
+    )
+    return [*sorted((one for one in exits if one is not last), key=lambda one: _depth(one, last, mode)), last]
+
+
+def _final(mode: Mode, deepest: set[Operation], tied: list[FoundExit], final: Any) -> FoundExit:
+    exits = mode.exits
+    if final is not None:
+        named = [one for one in exits if one.place.name == final]
+        if not named:
+            raise ValueError(f"final: got {final!r}, wants one of {[one.place.name for one in exits]}")
+        return named[0]
+    rest = [one for one in tied if not _is_head_of_shared(one)]
+    work = [_flops_on_maps(one.branch, mode) for one in tied]
+    costliest = [one for one, its in zip(tied, work, strict=True) if its == max(work)]
+    returned = _at_an_end(exits, deepest)
+    in_all = [_flops_on_maps(one.needs, mode) for one in exits]
+    beside = [one for one, its in zip(exits, in_all, strict=True) if its == max(in_all) and one not in tied]
+    goes_on = any(_flops_on_maps(one.branch, mode) for one in exits if one not in tied)
+    if not max(work) and beside == [exits[-1]]:  # the others are heads that share layers of their own
+        return exits[-1]
+    if exits[-1] not in beside and (max(work) or not goes_on or exits[-1] in tied and not beside):
+        if len(rest) == 1 and rest == costliest and max(work) and (rest[0] in returned or not returned):
+            return rest[0]
+        alone = [one for one in tied if len(one.place.path) < max(len(other.place.path) for other in exits)]
+        for likeliest in (*returned[:1], *(alone if len(alone) == 1 else [])):
+            if likeliest in costliest:
+                return likeliest
+    likely = (returned if len(returned) == 1 else costliest)[0].place.name
+    named = [*tied, *beside, *([exits[-1]] if goes_on else [])]
+    names = [one.place.name for one in exits if one in named]
+    raise ValueError(
+        f"model: any of its exits {', '.join(map(repr, names))} may be its classifier, the one that answers last: "
+        f"where their branches leave the backbone, and the order in which they are returned, do not agree with the "
+        f"work that they do; wants final={likely!r}, or another of them"
+    )
+
+
+def _at_an_end(exits: list[FoundExit], deepest: set[Operation]) -> list[FoundExit]:
+    """Return the exits that the order of return allows as the classifier: last behind all, or first before others."""
+    depths = [_work(one.needs & deepest) for one in exits]
+    found = [exits[-1]] if depths == sorted(depths) else []
+    if depths[0] == max(depths) and depths[1:] in (sorted(depths[1:]), sorted(depths[1:], reverse=True)):
+        found.append(exits[0])
+    return found
+
+
+def _is_head_of_shared(one: FoundExit) -> bool:
+    """Return whether all between the last shared value and an exit is a head that can be fused."""
+    return isinstance(one.chain, HeadChain) and all(value.made_by not in one.branch for value in one.chain.reads)
+
+
+def _flops_on_maps(operations: Iterable[Operation], mode: Mode) -> int:
+    """Return the work on maps or tokens: in a branch, of more of the backbone or of a head that works as one."""
+    rows = mode.recording.samples
+    on_maps = (
+        each
+        for each in operations
+        if any(read.from_input and (len(read.shape) > 2 or read.shape[:1] != (rows,)) for read in each.reads)
+    )
+    return _work(on_maps)[0]
+
+
+def _depth(one: FoundExit, last: FoundExit, mode: Mode) -> tuple[int, ...]:
+    made = [value.made_by.number for value in one.frontier if value.made_by is not None]
+    return (*_work(one.needs & last.needs), *_work(one.shared), max(made, default=-1), mode.exits.index(one))
+
+
+def _work(operations: Iterable[Operation]) -> tuple[int, int]:
+    """Return the FLOPs of some operations, and how many there are."""
+    flops = [each.flops for each in operations]
+    return sum(flops), len(flops)
+
+
 def _silence(
     model: nn.Module,
     answering: Mode,
@@ -270,7 +371,7 @@ def _silence(
 
 def _taken(mode: Mode, one: FoundExit, tap: str, chosen: ChosenHead | None) -> TakenExit:
     pool = ""
-    if chosen is not None and isinstance(head := chosen.head, FusedAuxHead):
+    if chosen is not None and (head := chosen.head).in_features is not None:  # it pools by itself
         pool = head.pool if head.pool_size == (1, 1) else f"{head.pool} {head.pool_size[0]}x{head.pool_size[1]}"
     made = {one.value} if isinstance(one.chain, str) else {one.value, one.chain.logits}
     calls = (call for call in mode.recording.calls if call.name and len(call.returned) == 1)
@@ -302,44 +403,15 @@ def _check_logits(model: nn.Module, network: EarlyExitNetwork, x: Tensor) -> Non
         return
     logs = [one.softmax for one in backbone.exits]
 
-    def said(one: nn.Module, x: Tensor) -> list[Tensor]:
+    def compared(one: nn.Module, x: Tensor) -> list[Tensor]:
         answers = backbone.answers_of(one, x)
         return [y if log else y.log_softmax(1) for y, log in zip(answers, logs, strict=True)]
 
     try:
-        own = said(model, x)
+        own = compared(model, x)
     except Exception:  # the model takes no batches of so many samples; those that were recorded it does
         return
-    exact, allowed = truth_of(own, lambda: said(double_copy(model), in_double(x)))
+    exact, allowed = truth_of(own, lambda: compared(double_copy(model), in_double(x)))
     for y, truth, one in zip(network.logits(x.clone()), exact, backbone.exits, strict=True):
         y = y.softmax(1) if one.softmax else y.log_softmax(1)
-        _refuse_if_off([y], [truth], allowed, f"taken over, its exit {one.place!r} is")
-
-
-def _refuse_if_off(said: list[Tensor], exact: list[Tensor], allowed: float, what_is: str) -> None:
-    error = relative_error(said, exact)
-    if not error <= allowed:
-        raise ValueError(
-            f"model: {what_is} off by {error:.2g} of the largest value, {allowed:.2g} being allowed, for a batch of "
-            f"{len(exact[0])}; wants exits that compute the same each time, for batches of all sizes{BY_HAND}"
-        )
-
-
-def _fused_whole(own: UnhookedExits, two: Tensor) -> EarlyExitNetwork | None:
-    """Make a network of an earlyon network's backbone and its heads, if all of them can be fused whole."""
-    with torch.inference_mode(False):
-        network = own.fused(two)
-        if network is None:
-            return None
-        with torch.no_grad():
-            exact, allowed = truth_of(own(two), lambda: double_copy(own)(in_double(two)))
-            _refuse_if_off(network.logits(two.clone()), exact, allowed, "with fused heads its exits are")
-    return network
-
-
-def _own_rules(own: UnhookedExits, network: EarlyExitNetwork) -> dict[str, ExitRule]:
-    """Return an earlyon network's rules by the taps of the network that was made of it."""
-    places: Sequence[int | str] = range(len(own.rules))
-    if isinstance(network.backbone, SilencedModel):
-        places = [one.place for one in network.backbone.exits[:-1]]
-    return {tap: own.rules[int(place)] for tap, place in zip(network.taps, places, strict=True)}
+        refuse_if_off([y], [truth], allowed, f"taken over, its exit {one.place!r} is")

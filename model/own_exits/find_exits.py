@@ -18,9 +18,8 @@ from ..basics.arguments import kind_of, tensor_in_words
 from ..basics.bad_input import BadInput
 from ..listening.hooks import has_hooks
 from ..listening.recording import Call, Operation, RecordedPair, Value, ancestors, at_place
-from ..listening.rounding import are_probabilities
-from .data_movement import is_move, parts_along, same_elements
-from .head_chain import SOFTMAXES, HeadChain, find_chain
+from ..listening.rounding import are_probabilities, relative_error
+from .head_chain import SOFTMAXES, HeadChain, find_chain, is_move, parts_along, same_elements
 
 _WANTS = "wants a list, tuple, dict or dataclass of the logits [N, K] of two exits or more, or their torch.stack"
 BY_HAND = "; or put the network together by hand: model/README.md, 'A network with exits of its own'"
@@ -205,10 +204,10 @@ class Mode:
 
     def check_says_what(self, own: "Mode") -> None:
         """Raise ``ValueError`` if the model returns in eval mode what is none of the exits: their mean, say."""
-        said = torch.stack([_probabilities(self, one) for one in self.exits])
+        ours = torch.stack([_probabilities(self, one) for one in self.exits])
         for one in own.exits:
             rows, near = _probabilities(own, one), torch.finfo(one.value.dtype).eps ** 0.5  # attention has faster ways
-            if rows.shape == said.shape[1:] and not ((said - rows).abs() <= near * rows.amax()).all(2).any(0).all():
+            if rows.shape == ours.shape[1:] and not ((ours - rows).abs() <= near * rows.amax()).all(2).any(0).all():
                 raise BadInput(
                     "model: what it returns in eval mode is what none of the exits says that training mode returns: "
                     "their mean, say; wants a module around it that returns the exits themselves in both modes"
@@ -216,10 +215,10 @@ class Mode:
 
     def _by_hand(self) -> str:
         """Return the line that makes a network in which each exit stays the model's own code; else where to read on."""
-        said = {one: same_elements(one.value, backwards=False) for one in self.exits}
-        made = sorted(said, key=lambda one: -1 if (by := said[one][-1].made_by) is None else by.number)
+        same = {one: same_elements(one.value, backwards=False) for one in self.exits}
+        made = sorted(same, key=lambda one: -1 if (by := same[one][-1].made_by) is None else by.number)
         plain = all(len(one.place.path) == 1 and one.place.dim is None and not one.is_softmax for one in made)
-        found = [[tap.layer for y in said[one] for tap in self.taps_of(y) if tap.item is None] for one in made[:-1]]
+        found = [[tap.layer for y in same[one] for tap in self.taps_of(y) if tap.item is None] for one in made[:-1]]
         taps = [each[0] for each in found if each]
         work = [sum(each.flops for each in one.needs) for one in made]
         if self.words or not plain or not taps or len(taps) < len(found) or work[-1] < max(work):
@@ -348,8 +347,8 @@ class Mode:
 
 def _without_features(found: list[tuple[Place, Value]]) -> list[tuple[Place, Value]]:
     """Leave out what lies beside the logits: the softmax of those, one number of a sample, features of other widths."""
-    said = {each for _, value in found for each in same_elements(value, backwards=False)}
-    found = [one for one in found if said.isdisjoint(_softmax_of(one[1]))]
+    logits = {each for _, value in found for each in same_elements(value, backwards=False)}
+    found = [one for one in found if logits.isdisjoint(_softmax_of(one[1]))]
     found = [one for one in found if one[1].shape[1] > 1] or found
     widths = Counter(value.shape[1] for _, value in found)
     if len(widths) < 2:
@@ -386,9 +385,19 @@ def _probabilities(mode: Mode, one: FoundExit) -> Tensor:
 
 def _reader_of(other: FoundExit, one: FoundExit) -> Operation | None:
     """Return the operation by which one exit depends on what another says, if there is one."""
-    said = [other.value] + ([other.chain.logits] if isinstance(other.chain, HeadChain) else [])
-    for value in (each for logits in said for each in same_elements(logits, backwards=False)):
+    results = [other.value] + ([other.chain.logits] if isinstance(other.chain, HeadChain) else [])
+    for value in (each for logits in results for each in same_elements(logits, backwards=False)):
         if value.made_by is not None and value.made_by in one.needs:
             readers = [each for each in one.needs if value in each.reads]
             return min(readers, key=lambda each: each.number, default=value.made_by)
     return None
+
+
+def refuse_if_off(outputs: list[Tensor], exact: list[Tensor], allowed: float, what_is: str) -> None:
+    """Raise ``ValueError`` if what a network says is off from the truth by more than rounding."""
+    error = relative_error(outputs, exact)
+    if not error <= allowed:
+        raise ValueError(
+            f"model: {what_is} off by {error:.2g} of the largest value, {allowed:.2g} being allowed, for a batch of "
+            f"{len(exact[0])}; wants exits that compute the same each time, for batches of all sizes{BY_HAND}"
+        )

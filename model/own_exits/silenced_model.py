@@ -1,13 +1,14 @@
-"""``SilencedModel``: a model with exits of its own as a backbone, in which the last exit alone computes anything."""
+"""Modules that stand in for a model's own: it as a backbone without heads, silent layers, and parts that are heads."""
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map
 
 from .find_exits import Place, picked
 
@@ -147,3 +148,99 @@ class SilentLayer(nn.Module):
         if not torch.compiler.is_compiling():
             setattr(y, _IS_SILENT, True)
         return y
+
+
+class Reference(NamedTuple):
+    """Stands for a value in the arguments of a step."""
+
+    number: int
+
+
+class Samples(NamedTuple):
+    """Stands for a number that is a multiple of the samples."""
+
+    times: int
+
+
+class Named(NamedTuple):
+    """Stands for a parameter or buffer of the model."""
+
+    name: str
+
+
+class Step(NamedTuple):
+    """A call of a layer, or an operator."""
+
+    layer: str
+    """Its name in ``BranchHead.layers``; "" for an operator."""
+    operator: str
+    args: Any
+    kwargs: Any
+    makes: tuple[int, ...]
+
+
+class BranchHead(nn.Module):
+    """x [N, ...] -> logits [N, K]: what a model computes of one value on the way to one of its exits.
+
+    Layers are the model's own, called whole; operators between them are those that were recorded, in eval mode and in
+    training mode.
+    """
+
+    def __init__(
+        self,
+        steps: Sequence[Step],
+        in_training: Sequence[Step],
+        layers: Mapping[str, nn.Module],
+        tensors: Mapping[str, Tensor],
+        *,
+        is_log: tuple[bool, bool],
+    ) -> None:
+        """Hold the steps.
+
+        Args:
+            steps: in eval mode; value 0 is x, and the last one makes the logits. Without any x is the logits.
+            in_training: likewise, in training mode.
+            layers: by the names that steps have for them.
+            tensors: parameters and buffers that operators read, by names.
+            is_log: in eval and in training mode, whether probabilities are made, of which logits are the logarithm.
+        """
+        super().__init__()
+        self._steps, self._in_training = tuple(steps), tuple(in_training)
+        self.layers = nn.ModuleList(layers.values())
+        self._places = {each: place for place, each in enumerate(layers)}
+        self._tensors = {each: f"tensor_{place}" for place, each in enumerate(tensors)}
+        for each, tensor in tensors.items():
+            if isinstance(tensor, nn.Parameter):
+                self.register_parameter(self._tensors[each], tensor)
+            else:
+                self.register_buffer(self._tensors[each], tensor)
+        self._is_log = is_log
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Run the steps."""
+        values: dict[int, Any] = {0: x}
+        last = x
+
+        def filled(each: Any) -> Any:
+            if isinstance(each, Reference):
+                return values[each.number]
+            if isinstance(each, Samples):
+                return each.times * x.shape[0]
+            return getattr(self, self._tensors[each.name]) if isinstance(each, Named) else each
+
+        for step in self._in_training if self.training else self._steps:
+            args, kwargs = tree_map(filled, (step.args, step.kwargs), is_leaf=_stands_for)
+            call = self.layers[self._places[step.layer]] if step.layer else _operator(step.operator)
+            made = [each for each in tree_leaves(call(*args, **kwargs)) if isinstance(each, Tensor)]
+            values.update(zip(step.makes, made, strict=False))
+            last = made[0]
+        return last.log() if self._is_log[self.training] else last
+
+
+def _stands_for(each: Any) -> bool:
+    return isinstance(each, (Reference, Samples, Named))
+
+
+def _operator(name: str) -> Any:
+    packet, overload = name.split(".")
+    return getattr(getattr(torch.ops.aten, packet), overload)

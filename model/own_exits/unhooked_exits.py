@@ -1,11 +1,11 @@
-"""``unhooked``: makes a module that returns the logits of all exits of an earlyon network, whose heads run in hooks.
+"""``UnhookedExits``: a module that returns the logits of all exits of an earlyon network, whose heads run in hooks.
 
 earlyon (https://github.com/sohams25/earlyon, 0.3) binds its heads to one wrapper: hooks on the backbone's layers call
 them, and hand on logits in ``mode="training"`` alone. It is told by what its wrapper has, and never imported.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,27 +14,32 @@ from torch import Tensor, nn
 from ..answers.exit_rule import ExitRule
 from ..heads.fused_aux_head import FusedAuxHead
 from ..listening.reading import AnyExtract, Extract, Reading
+from ..listening.rounding import double_copy, in_double, truth_of
 from ..listening.shallow_copy import shallow_copy
 from ..listening.taps import listening
 from ..network.early_exit_network import EarlyExitNetwork
+from .find_exits import refuse_if_off
+from .silenced_model import SilencedModel
 
 
-def is_earlyon(model: nn.Module) -> bool:
-    """Return whether a model is an earlyon wrapper: a backbone, heads by name, and a config that says where."""
-    heads, config = getattr(model, "exit_heads", None), getattr(model, "config", None)
-    told = ("exit_points", "routing_policy", "temperatures", "enabled_exits")
-    bound = ("_hook_handles", "_feature_adapters", "_final_classifier")
-    return (
-        isinstance(heads, nn.ModuleDict)
-        and isinstance(getattr(model, "backbone", None), nn.Module)
-        and all(hasattr(config, name) for name in told)
-        and all(hasattr(model, name) for name in bound)
-    )
+def attach_unhooked(
+    wrapper: nn.Module,
+    two: Tensor,
+    rules: ExitRule | float | Mapping[str, ExitRule | float] | None,
+    attach: Callable[["UnhookedExits", int], EarlyExitNetwork],
+) -> EarlyExitNetwork:
+    """Make a network of an earlyon wrapper: of its backbone and its heads, if all of those can be fused whole.
 
-
-def unhooked(model: nn.Module) -> nn.Module:
-    """Return an :class:`UnhookedExits` of an earlyon wrapper, and any other model as it is."""
-    return UnhookedExits(model) if is_earlyon(model) else model
+    Args:
+        wrapper: of which :func:`is_earlyon` is true.
+        two: samples.
+        rules: None are the wrapper's own.
+        attach: makes a network of a model that returns its exits, of which the last one has this index.
+    """
+    own = UnhookedExits(wrapper)
+    network = _fused_whole(own, two) or attach(own, len(own.rules))
+    network.set_rules(_own_rules(own, network) if rules is None else rules)
+    return network
 
 
 class UnhookedExits(nn.Module):
@@ -58,10 +63,10 @@ class UnhookedExits(nn.Module):
 
     def forward(self, x: Tensor) -> list[Tensor]:
         """Run the backbone, and each head as its layer returns."""
-        said: list[Tensor] = []
-        with listening(self.backbone, self.taps, lambda index, y: said.append(self.heads[index](y)), self._reading):
+        logits: list[Tensor] = []
+        with listening(self.backbone, self.taps, lambda index, y: logits.append(self.heads[index](y)), self._reading):
             features = self.backbone(x)
-        return [*said, _finished(features, self._final, self._temperature)]
+        return [*logits, _finished(features, self._final, self._temperature)]
 
     @torch.no_grad()
     def fused(self, example: Tensor) -> EarlyExitNetwork | None:
@@ -157,3 +162,23 @@ def _below(threshold: float) -> float:
     if nearest.item() >= threshold:
         nearest = torch.nextafter(nearest, torch.tensor(0.0))
     return nearest.item()
+
+
+def _fused_whole(own: UnhookedExits, two: Tensor) -> EarlyExitNetwork | None:
+    """Make a network of an earlyon network's backbone and its heads, if all of them can be fused whole."""
+    with torch.inference_mode(False):
+        network = own.fused(two)
+        if network is None:
+            return None
+        with torch.no_grad():
+            exact, allowed = truth_of(own(two), lambda: double_copy(own)(in_double(two)))
+            refuse_if_off(network.logits(two.clone()), exact, allowed, "with fused heads its exits are")
+    return network
+
+
+def _own_rules(own: UnhookedExits, network: EarlyExitNetwork) -> dict[str, ExitRule]:
+    """Return an earlyon network's rules by the taps of the network that was made of it."""
+    places: Sequence[int | str] = range(len(own.rules))
+    if isinstance(network.backbone, SilencedModel):
+        places = [one.place for one in network.backbone.exits[:-1]]
+    return {tap: own.rules[int(place)] for tap, place in zip(network.taps, places, strict=True)}

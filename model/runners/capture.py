@@ -21,7 +21,7 @@ from ...kernels.cuda.lifetimes import MemoryPool, empty_cache, keep_in_children
 from ...kernels.cuda.runtime import checked, runtime
 from ..basics.streams import OwnedLock
 from ..listening.hooks import ThreadHook
-from ..listening.operators import OperatorMode
+from ..listening.recording import OperatorMode
 from .captured_network import Addresses
 
 #: Held by a runner while it captures: captures share streams.

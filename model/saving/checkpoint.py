@@ -16,11 +16,11 @@ from torch.nn.parameter import is_lazy
 from ..basics.arguments import is_plain, kind_of, tensor_in_words
 from ..basics.bad_input import BadInput, one_line
 from ..basics.images import MEAN, STD, normalise, open_image, to_pixels
-from ..listening.hooks import modes_kept
+from ..listening.hooks import is_earlyon
+from ..listening.kept import modes_kept
 from ..network.early_exit_network import EarlyExitNetwork, check_network
 from ..network.learned_from import OF_RULE, LearnedFrom, fingerprint
 from ..own_exits.attach_exits import attach_exits
-from ..own_exits.unhooked_exits import is_earlyon
 from .checkpoint_files import DESCRIPTION, read_files, write_files
 from .description import (
     FORMAT,
@@ -116,7 +116,7 @@ def save_checkpoint(
             "in training: mean=(0.485, 0.456, 0.406) and std=(0.229, 0.224, 0.225) are ImageNet's, and (0, 0, 0) and "
             "(1, 1, 1) those of pixels that were scaled to 0 to 1 alone"
         )
-    heads = {tap: describe_head(network, tap, head) for tap, head in zip(network.taps, network.heads, strict=True)}
+    heads = {tap: describe_head(network, tap, head) for tap, head in zip(network.taps, network.exit_heads, strict=True)}
     description = {
         "format": FORMAT,
         "backbone": backbone,

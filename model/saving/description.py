@@ -248,10 +248,6 @@ def _are_names(value: Any) -> bool:
     return isinstance(value, list) and all(map(_is_text, value))
 
 
-def _are_numbers_by_name(value: Any) -> bool:
-    return isinstance(value, Mapping) and _are_names(list(value)) and all(map(_is_number, value.values()))
-
-
 def _is_report(value: Any) -> bool:
     try:
         json.dumps(value, allow_nan=False)
@@ -264,16 +260,8 @@ def _is_count(value: Any) -> bool:
     return type(value) is int and 0 < value < 2**31
 
 
-def _is_width(value: Any) -> bool:
-    return _is_count(value) and value <= MOST_HIDDEN
-
-
 def _is_pool_size(value: Any) -> bool:
     return isinstance(value, list) and len(value) == 2 and all(map(_is_count, value))
-
-
-def _is_hash(value: Any) -> bool:
-    return value is None or isinstance(value, str) and re.fullmatch("[0-9a-f]{64}", value) is not None
 
 
 def _is_example(value: Any) -> bool:
@@ -304,10 +292,16 @@ _DESCRIPTION: _Forms = {
     ),
     "mean": ("three numbers", _are_numbers),
     "std": ("three numbers greater than 0", lambda value: _are_numbers(value) and min(value) > 0),
-    "accuracy": ("numbers by name", _are_numbers_by_name),
+    "accuracy": (
+        "numbers by name",
+        lambda value: isinstance(value, Mapping) and _are_names([*value]) and all(map(_is_number, value.values())),
+    ),
     "calibration": ("a report, as its to_json() says it, or None", _is_report),
     "logits": ("an index, a key or None", _is_part),
-    "parameters": ("the SHA-256 of a file or None", _is_hash),
+    "parameters": (
+        "the SHA-256 of a file or None",
+        lambda value: value is None or isinstance(value, str) and re.fullmatch("[0-9a-f]{64}", value) is not None,
+    ),
     "own_exits": ("the sizes of an input, its dtype and final, or None", _is_example),
     "learned_from": ("a dict or None", lambda value: value is None or isinstance(value, dict)),
 }
@@ -330,7 +324,10 @@ _SOME_HEADS: _Forms = {
 _HIDDEN: _Forms = {
     "rectifies": _BOOL,
     "norm": ("fields of a norm or None", lambda value: value is None or isinstance(value, dict)),
-    "features": (f"None or an int from 1 to {MOST_HIDDEN}", lambda value: value is None or _is_width(value)),
+    "features": (
+        f"None or an int from 1 to {MOST_HIDDEN}",
+        lambda value: value is None or _is_count(value) and value <= MOST_HIDDEN,
+    ),
     "bias": _BOOL,
     "activation": (f"one of {list(ACTIVATIONS)}", lambda value: isinstance(value, str) and value in ACTIVATIONS),
     "dropout": _PROBABILITY,

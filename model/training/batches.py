@@ -1,7 +1,7 @@
 """Batches on their way to the network: counted, checked, moved, made of pixels, and noted by their contents."""
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sized
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import suppress
 from typing import Any
 
@@ -94,7 +94,28 @@ def all_finite(tensors: Iterable[Tensor]) -> Tensor:
     return torch.stack([each.isfinite().all() for each in tensors]).all()
 
 
-class PixelBatches:
+class ShuffledBatches:
+    """Number and order of batches: with a seed shuffled in every epoch, where images that fill no last one sit out."""
+
+    def __init__(self, labels: Tensor, batch_size: int, seed: int | None) -> None:
+        """Take labels [M] of all images, on the device where batches are made; without a seed these stay in order."""
+        self.generator = torch.Generator().manual_seed(0 if seed is None else seed)
+        self._labels, self._batch_size, self._shuffled = labels, batch_size, seed is not None
+
+    def __len__(self) -> int:
+        images = len(self._labels)
+        return images // self._batch_size if self._shuffled else -(-images // self._batch_size)
+
+    def _order(self) -> Sequence[Tensor]:
+        """Draw an epoch's order, if shuffled, and return the indices of each batch."""
+        images = len(self._labels)
+        order = torch.arange(images, device="cpu")
+        if self._shuffled:
+            order = torch.randperm(images, generator=self.generator, device="cpu")
+        return order.to(self._labels.device).split(self._batch_size)[: len(self)]
+
+
+class PixelBatches(ShuffledBatches):
     """Batches (images [N, 3, H, W] float32, labels [N] int64) of decoded images, on the device that trains.
 
     With a seed they are those of a training: shuffled in every epoch; images that do not fill a last batch sit out, and
@@ -135,36 +156,16 @@ class PixelBatches:
             raise ValueError(
                 f"batch_size: got {batch_size}, wants 1 to {len(split.labels)}, the number of images{shareable}"
             )
-        self.generator = torch.Generator().manual_seed(0 if seed is None else seed)
-        self._shuffled, self.split = seed is not None, split
-        self._pixels, self._labels = split.pixels.to(device), split.labels.to(device)
-        self._batch_size, self._largest_shift = batch_size, largest_shift
+        super().__init__(split.labels.to(device), batch_size, seed)
+        self.split, self._pixels, self._largest_shift = split, split.pixels.to(device), largest_shift
         self._mean, self._std, self._dtype = mean, std, dtype
 
-    def __len__(self) -> int:
-        images = len(self._labels)
-        return images // self._batch_size if self._shuffled else -(-images // self._batch_size)
-
-    def samples(self) -> Samples:
-        """Return hashes of the images, as they are without shifts."""
-        return self.split.samples()
-
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Draw an epoch's order and each batch's shifts, if shuffled, and go through the batches."""
-        if not self._shuffled:
-            for pixels, labels in zip(
-                self._pixels.split(self._batch_size), self._labels.split(self._batch_size), strict=True
-            ):
-                yield self._input(pixels), labels
-            return
-        order = torch.randperm(len(self._labels), generator=self.generator, device="cpu").to(self._labels.device)
-        for batch in order.split(self._batch_size)[: len(self)]:
+        """Go through an epoch's batches, and draw each one's shifts."""
+        own = slice(self._own_rank, None, self._ranks)
+        for batch in self._order():
             shifted = random_shift(self._pixels[batch], self._largest_shift, self.generator)
-            own = slice(self._own_rank, None, self._ranks)
-            yield self._input(shifted[own]), self._labels[batch[own]]
-
-    def _input(self, pixels: Tensor) -> Tensor:
-        return normalise(pixels, self._mean, self._std).to(self._dtype)
+            yield normalise(shifted[own], self._mean, self._std).to(self._dtype), self._labels[batch[own]]
 
 
 class SampleLog:
@@ -178,7 +179,7 @@ class SampleLog:
     def __init__(self, batches: Any) -> None:
         """Log no batches yet, or all that the images are of."""
         self._batches = batches
-        known = batches.samples() if isinstance(batches, PixelBatches) else None
+        known = batches.split.samples() if isinstance(batches, PixelBatches) else None
         none = torch.empty(0, dtype=torch.int64, device="cpu")
         self._seen = none if known is None else torch.cat(list(known.hashes)).unique()
         self._known, self._kinds = known is not None, set() if known is None else set(known.kinds)

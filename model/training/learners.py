@@ -9,10 +9,10 @@ from torch import Tensor, nn
 
 from ..basics.bad_input import BadInput
 from ..heads.head import AuxHead, check_followed
-from ..listening.hooks import modes_kept
+from ..listening.kept import modes_kept
 from ..listening.taps import listening
 from ..network.early_exit_network import EarlyExitNetwork
-from .batches import all_finite, all_on_device
+from .batches import ShuffledBatches, all_finite, all_on_device
 
 
 @contextmanager
@@ -103,28 +103,17 @@ def _answers(logits: Tensor) -> Tensor:
 MOST_BYTES = 8 * 2**30
 
 
-class FeatureBatches:
-    """Batches (features, labels) of a data set, for :class:`HeadsOnFeatures`, on the device that trains.
-
-    With a seed they are shuffled in every epoch, and images that do not fill a last batch sit out.
-    """
+class FeatureBatches(ShuffledBatches):
+    """Batches (features, labels) of a data set, for :class:`HeadsOnFeatures`, on the device that trains."""
 
     def __init__(self, features: Sequence[Tensor], labels: Tensor, batch_size: int, seed: int | None) -> None:
         """Take features [M, D] of each tap, logits [M, K] of the classifier, last, and labels [M]."""
-        self.generator = torch.Generator().manual_seed(0 if seed is None else seed)
-        self._features, self._labels = features, labels
-        self._batch_size, self._shuffled = min(batch_size, len(labels)), seed is not None
-
-    def __len__(self) -> int:
-        images = len(self._labels)
-        return images // self._batch_size if self._shuffled else -(-images // self._batch_size)
+        super().__init__(labels, min(batch_size, len(labels)), seed)
+        self._features = features
 
     def __iter__(self) -> Iterator[tuple[list[Tensor], Tensor]]:
-        """Draw an epoch's order, if shuffled, and go through the batches."""
-        order = torch.arange(len(self._labels), device="cpu")
-        if self._shuffled:
-            order = torch.randperm(len(self._labels), generator=self.generator, device="cpu")
-        for batch in order.to(self._labels.device).split(self._batch_size)[: len(self)]:
+        """Go through an epoch's batches."""
+        for batch in self._order():
             yield [each[batch] for each in self._features], self._labels[batch]
 
 

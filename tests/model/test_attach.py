@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 import torchvision
-from auxhead.model import attach, load_checkpoint, save_checkpoint
+from auxhead.model import accelerate, attach, load_checkpoint, save_checkpoint
 from auxhead.model.attach import place_taps
 from auxhead.model.listening.flow import Flow
 from sklearn.datasets import load_digits
@@ -33,15 +33,10 @@ def of_timm(name: str, **options: Any) -> nn.Module:
 PLACED: dict[str, tuple[Callable[[], nn.Module], list[str]]] = {
     "resnet18": (lambda: of_torchvision("resnet18"), ["layer1", "layer2", "layer3"]),
     "resnet50": (lambda: of_torchvision("resnet50"), ["layer1", "layer2", "layer3"]),
-    "mobilenet_v2": (lambda: of_torchvision("mobilenet_v2"), ["features.3", "features.10", "features.14"]),
     "mobilenet_v3": (lambda: of_torchvision("mobilenet_v3_large"), ["features.4", "features.10", "features.12"]),
     "efficientnet": (lambda: of_torchvision("efficientnet_b0"), ["features.3", "features.4", "features.6.1"]),
     "densenet": (lambda: of_torchvision("densenet121"), ["features.denseblock1", "features.transition2"]),
     "googlenet": (lambda: of_torchvision("googlenet", init_weights=False), ["maxpool2", "maxpool3", "inception4c"]),
-    "inception": (
-        lambda: of_torchvision("inception_v3", init_weights=False),
-        ["maxpool2", "Mixed_6a", "Mixed_6d"],
-    ),
     "regnet": (
         lambda: of_torchvision("regnet_y_400mf"),
         ["trunk_output.block2", "trunk_output.block3.block3-2", "trunk_output.block3"],
@@ -50,13 +45,7 @@ PLACED: dict[str, tuple[Callable[[], nn.Module], list[str]]] = {
     "vit": (lambda: of_torchvision("vit_b_16"), [f"encoder.layers.encoder_layer_{n}" for n in (2, 5, 8)]),
     "swin": (lambda: of_torchvision("swin_t"), ["features.2", "features.5.1", "features.5"]),
     "maxvit": (lambda: of_torchvision("maxvit_t"), ["blocks.0", "blocks.1", "blocks.2"]),
-    "timm resnet": (lambda: of_timm("resnet18"), ["layer1", "layer2", "layer3"]),
     "timm vit": (lambda: of_timm("vit_tiny_patch16_224"), ["blocks.2", "blocks.5", "blocks.8"]),
-    "timm swin": (
-        lambda: of_timm("swin_tiny_patch4_window7_224"),
-        ["layers.0", "layers.2.blocks.1", "layers.2"],
-    ),
-    "timm convnext": (lambda: of_timm("convnext_atto"), ["stages.0", "stages.2.blocks.1", "stages.2"]),
     "timm coatnet": (lambda: of_timm("coatnet_nano_rw_224"), None),
     "timm mixer": (lambda: of_timm("mixer_s32_224"), ["blocks.1", "blocks.3", "blocks.5"]),
 }
@@ -67,8 +56,9 @@ def test_heads_are_placed_behind_blocks_of_the_main_path(name: str) -> None:
     make, expected = PLACED[name]
     model = make().to("meta").train()
     x = torch.empty(2, 3, 224, 224, device="meta")
-    cuts = Flow(model, x).cuts()
-    work = dict(zip(cuts, Flow(model, x).work_at(cuts), strict=True))
+    flow = Flow(model, x)
+    cuts = flow.cuts()
+    work = dict(zip(cuts, flow.work_at(cuts), strict=True))
     placed = place_taps(cuts, work)
     assert expected is None or placed == expected
     shares = [work[tap] for tap in placed]
@@ -83,8 +73,6 @@ SMALL: dict[str, tuple[Callable[[], nn.Module], int, str, str]] = {
     "swin": (lambda: of_torchvision("swin_t"), 32, "NHWC", "avg"),
     "vit": (lambda: of_torchvision("vit_b_32", image_size=32), 32, "NTD", "first"),
     "convnext": (lambda: of_torchvision("convnext_tiny"), 32, "NCHW", "avg"),
-    "timm swin": (lambda: of_timm("swin_tiny_patch4_window7_224", img_size=56), 56, "NHWC", "avg"),
-    "timm vit": (lambda: of_timm("vit_tiny_patch16_224", img_size=32), 32, "NTD", "first"),
     "timm vit by mean": (
         lambda: of_timm("vit_tiny_patch16_224", img_size=32, global_pool="avg"),
         32,
@@ -370,8 +358,14 @@ def test_shares_that_no_layer_has_are_told() -> None:
     network = attach(
         nn.Sequential(nn.Linear(4, 64), nn.Linear(64, 64), nn.Linear(64, 5)), example_input=torch.randn(2, 4)
     )
-    assert network.describe().splitlines()[
-        -1
-    ] == "no layer that may carry a head is near 25%, 50%, 75% of the work" or (
-        "no layer that may carry a head is near" in network.describe()
-    )
+    assert "no layer that may carry a head is near" in network.describe().splitlines()[-1]
+
+
+def test_a_model_without_exits_runs_twice_at_most_and_is_told_so_at_once() -> None:
+    model, x, runs = Residual().eval(), torch.randn(2, 3, 8, 8), []
+    model.register_forward_pre_hook(lambda *_: runs.append(1))
+    attach(model, example_input=x)
+    assert len(runs) == 2
+    with pytest.raises(ValueError, match="in which 1 exit can be told, wants .*; heads for .* are those of attach$"):
+        accelerate(model, x)
+    assert len(runs) == 4

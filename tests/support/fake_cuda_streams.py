@@ -51,6 +51,8 @@ class Stream:
     def query(self):
         return True
 
+    wait_event = torch.cuda.Stream.wait_event  # which calls the event's own method, in a file of torch's
+
     def wait_stream(self, other):
         event = Event()
         event.record(other)
@@ -64,10 +66,12 @@ class StreamContext:
         self.stream = stream
 
     def __enter__(self):
-        self.stream.begin()
+        if self.stream is not None:
+            self.stream.begin()
 
     def __exit__(self, *_raised):
-        self.stream.end()
+        if self.stream is not None:
+            self.stream.end()
 
 
 class Event:
@@ -121,6 +125,8 @@ def fake_gpu(patch):
     ):
         patch.setattr(torch.cuda, name, fake)
     patch.setattr(torch, "Stream", Stream)
+    patch.setattr(torch.cuda, "current_stream", lambda device=None: current())
+    patch.setattr(torch.cuda, "synchronize", _gpu_trace.DeviceSynchronizationCallbacks.fire_callbacks)
     patch.setattr(torch.cuda, "get_sync_debug_mode", lambda: 0)
     patch.setattr(torch.cuda, "set_sync_debug_mode", lambda mode: None)
     patch.setattr(torch.cuda, "is_available", lambda: True)

@@ -1,7 +1,7 @@
 """Heads in the way of the trunk: those that a gate or a join waits for, and those that could be one launch."""
 
 import bisect
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from typing import NamedTuple
 
 from ...measuring.cuda_calls import EVENT_RECORDS
@@ -98,7 +98,7 @@ def joined_gates(trace: Trace, request: TracedRequest, trunk: Stream) -> list[Ga
     return found
 
 
-def find_gate_waits(trace: Trace) -> list[Finding]:
+def find_gate_waits(trace: Trace) -> Iterator[Finding]:
     """Find heads that the next segment waits for: asked for by the host, or joined as soon as they are forked."""
     trunk = trunk_stream(trace)
     gates = {
@@ -112,38 +112,36 @@ def find_gate_waits(trace: Trace) -> list[Finding]:
     cost = trace.median_us(lambda request: sum(gate.alone_us for gate in gates[id(request)]))
     seen = trace.noticed("gate-waits")
     if cost < _LEAST_US and not seen:
-        return []
+        return
     here = gates[id(trace.shown)]
     shown = here or next((found for found in gates.values() if found), [])
     evidence = [f"{gate.head}: {us(gate.alone_us)} with nothing beside it, and {gate.how}" for gate in shown] + [
         one.evidence for one in seen
     ]
-    return [
-        Finding(
-            kind="gate-waits",
-            what="A head is on the critical path: the next segment begins only when it has answered.",
-            evidence=first_few(evidence),
-            remedy="Let the segment after the head run beside it, and ask for the answer one segment later: a gate "
-            "then costs nothing, and skips all but that segment. auxhead's runners ask where it pays.",
-            snippet="from auxhead.model import EarlyExitNetwork, make_runner\n\n"
-            "network = EarlyExitNetwork(backbone, heads, rules=0.9)\n"
-            "with make_runner(network, images) as runner:\n"
-            "    answer = runner(images)\n",
-            cost_us=cost if cost >= _LEAST_US else None,
-            lines=once_each(
-                [*(work.call.line for gate in shown for work in gate.work if work.call is not None), *lines_of(seen)]
-            ),
-            marks=marks_of(work for gate in here for work in gate.work),
-        )
-    ]
+    yield Finding(
+        kind="gate-waits",
+        what="A head is on the critical path: the next segment begins only when it has answered.",
+        evidence=first_few(evidence),
+        remedy="Let the segment after the head run beside it, and ask for the answer one segment later: a gate "
+        "then costs nothing, and skips all but that segment. auxhead's runners ask where it pays.",
+        snippet="from auxhead.model import EarlyExitNetwork, make_runner\n\n"
+        "network = EarlyExitNetwork(backbone, heads, rules=0.9)\n"
+        "with make_runner(network, images) as runner:\n"
+        "    answer = runner(images)\n",
+        cost_us=cost if cost >= _LEAST_US else None,
+        lines=once_each(
+            [*(work.call.line for gate in shown for work in gate.work if work.call is not None), *lines_of(seen)]
+        ),
+        marks=marks_of(work for gate in here for work in gate.work),
+    )
 
 
-def find_fusible_heads(trace: Trace) -> list[Finding]:
+def find_fusible_heads(trace: Trace) -> Iterator[Finding]:
     """Find heads that could be one launch each, as the doctor told from the module."""
     heads = trace.seen.heads
     fusible = [head.name for head in heads if head.why_not is None]
     if not fusible:
-        return []
+        return
     request = trace.shown
 
     def work_of(request: TracedRequest, name: str) -> list[Work]:
@@ -165,16 +163,14 @@ def find_fusible_heads(trace: Trace) -> list[Finding]:
         evidence.append(f"{name}{told}")
     evidence += [f"{head.name} stays as it is: {head.why_not}" for head in heads if head.why_not is not None]
     count = len(fusible)
-    return [
-        Finding(
-            kind="fusible-heads",
-            what=f"{count} head{'s' if count > 1 else ''} could be one launch each: {', '.join(first_few(fusible))}.",
-            evidence=first_few(evidence, most=8),
-            remedy="Swap them in place, with their parameters; or let an EarlyExitNetwork run them beside the trunk.",
-            snippet="from auxhead.model import fuse_aux_heads\n\n"
-            f"report = fuse_aux_heads(model, include={fusible[0] if count == 1 else fusible!r})\n"
-            "print(report.replaced.keys(), report.left_alone)\n",
-            cost_us=trace.median_us(saved_us) or None,
-            marks=marks_of(work for name in fusible for work in work_of(request, name)),
-        )
-    ]
+    yield Finding(
+        kind="fusible-heads",
+        what=f"{count} head{'s' if count > 1 else ''} could be one launch each: {', '.join(first_few(fusible))}.",
+        evidence=first_few(evidence, most=8),
+        remedy="Swap them in place, with their parameters; or let an EarlyExitNetwork run them beside the trunk.",
+        snippet="from auxhead.model import fuse_aux_heads\n\n"
+        f"report = fuse_aux_heads(model, include={fusible[0] if count == 1 else fusible!r})\n"
+        "print(report.replaced.keys(), report.left_alone)\n",
+        cost_us=trace.median_us(saved_us) or None,
+        marks=marks_of(work for name in fusible for work in work_of(request, name)),
+    )

@@ -1,6 +1,7 @@
 """Findings of the host: it waits for the device in the middle of a request, or the device waits for its launches."""
 
 from collections import Counter, defaultdict
+from collections.abc import Iterator
 from pathlib import PurePath
 from statistics import median
 from typing import NamedTuple
@@ -121,7 +122,7 @@ def host_waits(request: TracedRequest) -> list[HostWait]:
     return found
 
 
-def find_host_waits(trace: Trace) -> list[Finding]:
+def find_host_waits(trace: Trace) -> Iterator[Finding]:
     """Find lines at which the host waits in the middle of a request: five at most, and one for all others."""
     waits = {id(request): host_waits(request) for request in trace.requests}
 
@@ -130,23 +131,15 @@ def find_host_waits(trace: Trace) -> list[Finding]:
 
     costs = {key: cost({key}) for key in {wait.key for each in waits.values() for wait in each}}
     keys = sorted((key for key in costs if costs[key] >= _LEAST_US), key=lambda key: (-costs[key], key))
-    groups = [{key} for key in keys[:_MOST]] + ([set(keys[_MOST:])] if keys[_MOST:] else [])
     exact = _exact_lines(trace, keys)
-    shown = waits[id(trace.shown)]
-    every = [wait for each in waits.values() for wait in each]
-    return [
-        _finding(
-            [wait for wait in shown if wait.key in group] or [w for w in every if w.key in group][:1],
-            group,
-            cost(group),
-            [line for key in sorted(group) for line in exact[key]],
-        )
-        for group in groups
-    ]
+    for group in [[key] for key in keys[:_MOST]] + ([keys[_MOST:]] if keys[_MOST:] else []):
+        here = [wait for wait in waits[id(trace.shown)] if wait.key in group]
+        here = here or [wait for each in waits.values() for wait in each if wait.key in group][:1]
+        yield _finding(here, group, cost({*group}), [line for key in sorted(group) for line in exact[key]])
 
 
-def _finding(waits: list[HostWait], group: set[str], cost: float, exact: list[str]) -> Finding:
-    lines = once_each(exact) or once_each(wait.call.line for wait in waits)
+def _finding(waits: list[HostWait], keys: list[str], cost: float, exact: list[str]) -> Finding:
+    first = waits[0].call
     ways = Counter((wait.call.name, wait.call.operator) for wait in waits)
     evidence = [
         f"{name} {times(count)} a request"
@@ -157,22 +150,19 @@ def _finding(waits: list[HostWait], group: set[str], cost: float, exact: list[st
     if any(wait.copy is not None and "Pageable" in wait.copy.name for wait in waits):
         evidence.append("what it reads is copied to pageable memory")
     evidence.append(f"the device idles for {us(cost)} of a request, from these waits until its next work")
-    where = ""
-    if len(group) > 1:
-        where = f" at {len(group)} more places"
-    elif not exact and waits[0].call.line is not None:  # those that are exact stand below
-        where = f" {place_in_words(waits[0].call.line)},"
-    operator = waits[0].call.operator
-    remedy, snippet = _SNIPPETS.get(operator, _DECIDE if operator else _SNIPPETS[None])
+    where = f" at {len(keys)} more places" if len(keys) > 1 else ""
+    if not where and not exact and first.line is not None:  # those that are exact stand below
+        where = f" {place_in_words(first.line)},"
+    remedy, snippet = _SNIPPETS.get(first.operator, _DECIDE if first.operator else _SNIPPETS[None])
     return Finding(
-        kind="host-wait",
-        what=f"The host waits for the device{where} and launches the rest only then.",
-        evidence=first_few(evidence),
-        remedy=remedy,
-        snippet=snippet,
-        cost_us=cost,
-        lines=lines,
-        marks=host_marks((wait.start_us, wait.call.end_us) for wait in waits),
+        "host-wait",
+        f"The host waits for the device{where} and launches the rest only then.",
+        first_few(evidence),
+        remedy,
+        snippet,
+        cost,
+        once_each(exact) or once_each(wait.call.line for wait in waits),
+        host_marks((wait.start_us, wait.call.end_us) for wait in waits),
     )
 
 
@@ -231,7 +221,7 @@ def idleness(request: TracedRequest) -> Idleness:
     return Idleness(gaps, length(gaps), span_us - busy.us, span_us, busy.us, launches)
 
 
-def find_launch_bound(trace: Trace) -> list[Finding]:
+def find_launch_bound(trace: Trace) -> Iterator[Finding]:
     """Find that most requests are bound by their launches: no graph, and a device that waits for the next one."""
     host_us = trace.seen.host_us
     if host_us is not None:  # another process on the host makes some of them longer
@@ -252,42 +242,40 @@ def find_launch_bound(trace: Trace) -> list[Finding]:
 
     cost_us = trace.median_us(cost)
     if not cost_us:
-        return []
+        return
     request = trace.shown
     found = idleness(request)
     starts = sorted({work.call.start_us for work in request.work if work.call is not None})
     apart = median(after - before for before, after in zip(starts, starts[1:], strict=False))
     taken = median([work.us for work in request.kernels] or [0.0])
     told = "as measured without a profiler" if host_us is not None else "at 10 us a launch, for a profiler adds to it"
-    return [
-        Finding(
-            kind="launch-bound",
-            what=f"The device waits for launches: a kernel takes {us(taken)}, the next one comes after {us(apart)}.",
-            evidence=(
-                f"{found.launches} launches a request, {us(apart)} apart (median, with the profiler on)",
-                f"kernels of {us(taken)} (median), {us(found.busy_us)} together",
-                f"the device is idle for {us(found.idle_us)} of {us(found.span_us)} in the trace, for "
-                f"{us(found.waiting_us)} of it because nothing was launched",
-                f"cost {told}",
-            ),
-            remedy="Launch the request as one CUDA graph, or less and larger kernels: torch.compile, a larger batch, "
-            "heads of one launch. Streams gain nothing while launches are what takes the time.",
-            snippet="# 1. an EarlyExitNetwork: a runner is such a graph\n"
-            "from auxhead.model import make_runner\n\n"
-            "runner = make_runner(network, x)\n"
-            "out = runner(x)  # in each request\n\n"
-            "# 2. any other model\n"
-            "graph, static = torch.cuda.CUDAGraph(), x.clone()\n"
-            "side = torch.cuda.Stream()\n"
-            "side.wait_stream(torch.cuda.current_stream())\n"
-            "with torch.no_grad(), torch.cuda.stream(side):\n"
-            "    model(static)  # warm-up\n"
-            "torch.cuda.current_stream().wait_stream(side)\n"
-            "with torch.no_grad(), torch.cuda.graph(graph):\n"
-            "    out = model(static)\n"
-            "static.copy_(x)  # in each request\n"
-            "graph.replay()\n",
-            cost_us=cost_us,
-            marks=host_marks(found.gaps),
-        )
-    ]
+    yield Finding(
+        kind="launch-bound",
+        what=f"The device waits for launches: a kernel takes {us(taken)}, the next one comes after {us(apart)}.",
+        evidence=(
+            f"{found.launches} launches a request, {us(apart)} apart (median, with the profiler on)",
+            f"kernels of {us(taken)} (median), {us(found.busy_us)} together",
+            f"the device is idle for {us(found.idle_us)} of {us(found.span_us)} in the trace, for "
+            f"{us(found.waiting_us)} of it because nothing was launched",
+            f"cost {told}",
+        ),
+        remedy="Launch the request as one CUDA graph, or less and larger kernels: torch.compile, a larger batch, "
+        "heads of one launch. Streams gain nothing while launches are what takes the time.",
+        snippet="# 1. an EarlyExitNetwork: a runner is such a graph\n"
+        "from auxhead.model import make_runner\n\n"
+        "runner = make_runner(network, x)\n"
+        "out = runner(x)  # in each request\n\n"
+        "# 2. any other model\n"
+        "graph, static = torch.cuda.CUDAGraph(), x.clone()\n"
+        "side = torch.cuda.Stream()\n"
+        "side.wait_stream(torch.cuda.current_stream())\n"
+        "with torch.no_grad(), torch.cuda.stream(side):\n"
+        "    model(static)  # warm-up\n"
+        "torch.cuda.current_stream().wait_stream(side)\n"
+        "with torch.no_grad(), torch.cuda.graph(graph):\n"
+        "    out = model(static)\n"
+        "static.copy_(x)  # in each request\n"
+        "graph.replay()\n",
+        cost_us=cost_us,
+        marks=host_marks(found.gaps),
+    )

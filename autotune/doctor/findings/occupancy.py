@@ -2,7 +2,7 @@
 
 import bisect
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -147,11 +147,11 @@ def _least_us(trace: Trace) -> dict[tuple[Any, ...], float]:
     return found
 
 
-def find_full_device(trace: Trace) -> list[Finding]:
+def find_full_device(trace: Trace) -> Iterator[Finding]:
     """Find side kernels that run beside nothing, for the trunk's kernels fill the device while they are ready."""
     trunk = trunk_stream(trace)
     if trunk is None:
-        return []
+        return
     held = {id(request): held_up(trace, request, trunk) for request in trace.requests}
 
     def alone_us(request: TracedRequest) -> float:
@@ -167,7 +167,7 @@ def find_full_device(trace: Trace) -> list[Finding]:
 
     cost = trace.median_us(alone_us)
     if cost < _LEAST_US or cost < _LEAST_SHARE * trace.median_us(side_us):
-        return []
+        return
     request = trace.shown
     shown = held[id(request)] or next(found for found in held.values() if found)
     evidence = [
@@ -175,20 +175,18 @@ def find_full_device(trace: Trace) -> list[Finding]:
         f"and ran for {us(one.work.us)}, behind {short_name(one.behind)} {_size(one.behind)}"
         for one in shown
     ]
-    return [
-        Finding(
-            kind="full-device",
-            what="The trunk's kernels fill all SMs, so that what is ready on the side stream runs after them.",
-            evidence=first_few(evidence),
-            remedy="No stream makes room on a full device: make the side's work smaller (one launch a head), or run it "
-            "where the trunk is small, behind later layers or at smaller batches.",
-            snippet="from auxhead.model import fuse_aux_heads\n\n"
-            "report = fuse_aux_heads(model)  # each head one launch of a few blocks\n"
-            "print(report.replaced.keys(), report.left_alone)\n",
-            cost_us=cost,
-            marks=marks_of(one.work for one in held[id(request)]),
-        )
-    ]
+    yield Finding(
+        kind="full-device",
+        what="The trunk's kernels fill all SMs, so that what is ready on the side stream runs after them.",
+        evidence=first_few(evidence),
+        remedy="No stream makes room on a full device: make the side's work smaller (one launch a head), or run it "
+        "where the trunk is small, behind later layers or at smaller batches.",
+        snippet="from auxhead.model import fuse_aux_heads\n\n"
+        "report = fuse_aux_heads(model)  # each head one launch of a few blocks\n"
+        "print(report.replaced.keys(), report.left_alone)\n",
+        cost_us=cost,
+        marks=marks_of(one.work for one in held[id(request)]),
+    )
 
 
 def _size(work: Work) -> str:

@@ -1,21 +1,11 @@
 """Findings of streams: no order between them, nothing that runs on them, no lower priority; and other misuse."""
 
 from collections import defaultdict
+from collections.abc import Iterator
 
 from ...records.intervals import common, length
 from ..trace import Stream, Trace, TracedRequest, Work
-from .finding import (
-    KINDS,
-    Finding,
-    by_number,
-    first_few,
-    lines_of,
-    marks_of,
-    once_each,
-    stream_name,
-    times,
-    us,
-)
+from .finding import KINDS, Finding, by_number, first_few, lines_of, marks_of, once_each, stream_name, times, us
 from .requests import intervals, library_streams, trunk_stream
 
 #: A stream with more of the trunk's kernel time than this is no side stream: two that share the work are equals.
@@ -55,29 +45,25 @@ _SEEN = {
 }
 
 
-def find_races(trace: Trace) -> list[Finding]:
+def find_races(trace: Trace) -> Iterator[Finding]:
     """Find reads and writes of one tensor by streams that nothing orders, and tensors freed while they are used."""
-    found = []
     for kind, is_freed in (("race", False), ("freed-in-use", True)):
         races = [race for race in trace.seen.races if race.freed is is_freed]
         told = [by_number(trace, f"{race.tensor}: {race.first}; then, with no order, {race.second}") for race in races]
         if races:
             what = f"{_sentence(kind)}: {races[0].tensor}" + (f", and {len(races) - 1} more" if races[1:] else "") + "."
             lines = once_each(line for race in races for line in race.lines)
-            found.append(Finding(kind, what, first_few(told), *_SEEN[kind], lines=lines))
-    return found
+            yield Finding(kind, what, first_few(told), *_SEEN[kind], lines=lines)
 
 
-def find_noticed(trace: Trace) -> list[Finding]:
+def find_noticed(trace: Trace) -> Iterator[Finding]:
     """Find events waited for before they are recorded, devices mixed up, and the class in place of the context."""
-    found = []
     for kind in ("unrecorded-event", "mixed-devices", "stream-class"):
         seen = trace.noticed(kind)
         if seen:
             told = first_few([by_number(trace, one.evidence) for one in seen])
             what = f"{_sentence(kind)} ({times(len(seen))})."
-            found.append(Finding(kind, what, told, *_SEEN[kind], lines=lines_of(seen)))
-    return found
+            yield Finding(kind, what, told, *_SEEN[kind], lines=lines_of(seen))
 
 
 def _sentence(kind: str) -> str:
@@ -85,38 +71,37 @@ def _sentence(kind: str) -> str:
     return KINDS[kind][0].upper() + KINDS[kind][1:]
 
 
-def find_default_stream(trace: Trace) -> list[Finding]:
+def find_default_stream(trace: Trace) -> Iterator[Finding]:
     """Find backwards beside their block, or that all ran on one stream, launches that watching missed as well."""
-    return [*_strayed_backwards(trace), *_all_on_one_stream(trace)]
+    yield from _strayed_backwards(trace)
+    yield from _all_on_one_stream(trace)
 
 
-def _strayed_backwards(trace: Trace) -> list[Finding]:
+def _strayed_backwards(trace: Trace) -> Iterator[Finding]:
     seen = [one for one in trace.noticed("default-stream") if one.of_backward]
     if not seen:
-        return []
-    return [
-        Finding(
-            kind="default-stream",
-            what="A backward runs on the streams of its forward, and not on that of the block it is called in.",
-            evidence=first_few([one.evidence for one in seen]),
-            remedy="Run the forward in the block too: autograd runs each operator of a backward on the stream of its "
-            "forward, and the stream that calls it waits for them.",
-            snippet="side.wait_stream(torch.cuda.current_stream())\n"
-            "with torch.cuda.stream(side):\n"
-            "    loss = criterion(model(x), y)\n"
-            "    loss.backward()\n"
-            "torch.cuda.current_stream().wait_stream(side)  # before the gradients are read\n",
-            lines=lines_of(seen),
-        )
-    ]
+        return
+    yield Finding(
+        kind="default-stream",
+        what="A backward runs on the streams of its forward, and not on that of the block it is called in.",
+        evidence=first_few([one.evidence for one in seen]),
+        remedy="Run the forward in the block too: autograd runs each operator of a backward on the stream of its "
+        "forward, and the stream that calls it waits for them.",
+        snippet="side.wait_stream(torch.cuda.current_stream())\n"
+        "with torch.cuda.stream(side):\n"
+        "    loss = criterion(model(x), y)\n"
+        "    loss.backward()\n"
+        "torch.cuda.current_stream().wait_stream(side)  # before the gradients are read\n",
+        lines=lines_of(seen),
+    )
 
 
-def _all_on_one_stream(trace: Trace) -> list[Finding]:
+def _all_on_one_stream(trace: Trace) -> Iterator[Finding]:
     streams: set[Stream] = set()
     for request in trace.requests:
         streams |= {work.on for work in request.work} - library_streams(request)
     if len(streams) != 1:
-        return []
+        return
     seen = [one for one in trace.noticed("default-stream") if not one.of_backward]
     evidence = [one.evidence for one in seen]
     count = sum(len(request.kernels) for request in trace.requests)
@@ -129,23 +114,21 @@ def _all_on_one_stream(trace: Trace) -> list[Finding]:
             f"{stream_name(trace, *next(iter(streams)))}"
         )
     if not evidence:
-        return []
-    return [
-        Finding(
-            kind="default-stream",
-            what="Everything runs on one stream, one after the other, although others were made.",
-            evidence=first_few(evidence),
-            remedy="Launch what is to run beside the rest inside of the context of its stream, between a wait of that "
-            "stream for its input and a wait for its result.",
-            snippet="side = torch.cuda.Stream(priority=0)  # once; the trunk's has priority=-1\n"
-            "side.wait_stream(torch.cuda.current_stream())\n"
-            "with torch.cuda.stream(side):\n"
-            "    answer = head(x)\n"
-            "y = next_block(x)  # beside it\n"
-            "torch.cuda.current_stream().wait_stream(side)\n",
-            lines=lines_of(seen),
-        )
-    ]
+        return
+    yield Finding(
+        kind="default-stream",
+        what="Everything runs on one stream, one after the other, although others were made.",
+        evidence=first_few(evidence),
+        remedy="Launch what is to run beside the rest inside of the context of its stream, between a wait of that "
+        "stream for its input and a wait for its result.",
+        snippet="side = torch.cuda.Stream(priority=0)  # once; the trunk's has priority=-1\n"
+        "side.wait_stream(torch.cuda.current_stream())\n"
+        "with torch.cuda.stream(side):\n"
+        "    answer = head(x)\n"
+        "y = next_block(x)  # beside it\n"
+        "torch.cuda.current_stream().wait_stream(side)\n",
+        lines=lines_of(seen),
+    )
 
 
 def _priorities(trace: Trace) -> dict[Stream, int]:
@@ -157,12 +140,7 @@ def _priorities(trace: Trace) -> dict[Stream, int]:
     return {stream: priorities.pop() for stream, priorities in found.items() if len(priorities) == 1}
 
 
-def _graph_share(trace: Trace, stream: Stream) -> float:
-    on_it = [work for request in trace.requests for work in request.kernels if work.on == stream]
-    return sum(work.us for work in on_it if work.graph) / sum(work.us for work in on_it)
-
-
-def find_priorities(trace: Trace) -> list[Finding]:
+def find_priorities(trace: Trace) -> Iterator[Finding]:
     """Find side streams that are not lower in priority than the trunk's.
 
     Streams of graphs do not count: their kernels have the priorities of the streams that were captured. Nor does what
@@ -170,10 +148,10 @@ def find_priorities(trace: Trace) -> list[Finding]:
     """
     trunk, priorities = trunk_stream(trace), _priorities(trace)
     if trunk is None or trunk not in priorities:
-        return []
-
-    if _graph_share(trace, trunk) > _GRAPH_SHARE:
-        return []
+        return
+    on_trunk = [work for request in trace.requests for work in request.kernels if work.on == trunk]
+    if sum(work.us for work in on_trunk if work.graph) > _GRAPH_SHARE * sum(work.us for work in on_trunk):
+        return
 
     def within(request: TracedRequest, stream: Stream) -> list[Work]:
         spans = [(work.start_us, work.end_us) for work in request.kernels if work.on == trunk]
@@ -187,45 +165,35 @@ def find_priorities(trace: Trace) -> list[Finding]:
     def kernel_us(stream: Stream) -> float:
         return trace.median_us(lambda request: sum(work.us for work in within(request, stream)))
 
-    trunk_us = kernel_us(trunk)
-    sides = sorted(
+    taken_us = {stream: kernel_us(stream) for stream in sorted(priorities) if stream[0] == trunk[0]}
+    first = priorities[trunk]
+    sides = [
         stream
-        for stream, priority in priorities.items()
-        if stream != trunk
-        and stream[0] == trunk[0]
-        and priority <= priorities[trunk]
-        and _LEAST_US <= kernel_us(stream) <= _SIDE_SHARE * trunk_us
-    )
-    if not sides:
-        return []
-    request = trace.shown
-    beside = [work for side in sides for work in within(request, side)]
-    both = length(common(intervals(beside), intervals([w for w in request.kernels if w.on == trunk])))
-
-    def told(role: str, stream: Stream) -> str:
-        name, taken = stream_name(trace, *stream), us(kernel_us(stream))
-        return f"{role}: {name}, priority {priorities[stream]}, {taken} of kernels a request"
-
-    equal = all(priorities[side] == priorities[trunk] for side in sides)
-    return [
-        Finding(
-            kind="priority",
-            what="The side stream has the priority of the trunk's, and takes multiprocessors from what is waited for."
-            if equal
-            else "The side stream is higher in priority than the trunk's, and takes multiprocessors from it.",
-            evidence=(
-                told("trunk", trunk),
-                *(told("side", side) for side in sides),
-                f"both run for {us(both)} of the request at once (lower numbers go first)",
-            ),
-            remedy="Run the trunk on a stream of higher priority: the default stream has the lowest there is, so that "
-            "none can be lower.",
-            snippet="trunk = torch.cuda.Stream(priority=-1)  # sooner\n"
-            "side = torch.cuda.Stream(priority=0)  # later\n"
-            "trunk.wait_stream(torch.cuda.current_stream())\n"
-            "with torch.cuda.stream(trunk):\n"
-            "    y = model(x)  # forks its heads to side\n"
-            "torch.cuda.current_stream().wait_stream(trunk)\n",
-            marks=marks_of(beside),
-        )
+        for stream, taken in taken_us.items()
+        if stream != trunk and priorities[stream] <= first and _LEAST_US <= taken <= _SIDE_SHARE * taken_us[trunk]
     ]
+    if not sides:
+        return
+    beside = [work for side in sides for work in within(trace.shown, side)]
+    both = length(common(intervals(beside), intervals(work for work in trace.shown.kernels if work.on == trunk)))
+    told = [
+        f"{role}: {stream_name(trace, *stream)}, priority {priorities[stream]}, {us(taken_us[stream])} of kernels a "
+        "request"
+        for role, stream in (("trunk", trunk), *(("side", side) for side in sides))
+    ]
+    yield Finding(
+        kind="priority",
+        what="The side stream has the priority of the trunk's, and takes multiprocessors from what is waited for."
+        if all(priorities[side] == first for side in sides)
+        else "The side stream is higher in priority than the trunk's, and takes multiprocessors from it.",
+        evidence=(*told, f"both run for {us(both)} of the request at once (lower numbers go first)"),
+        remedy="Run the trunk on a stream of higher priority: the default stream has the lowest there is, so that "
+        "none can be lower.",
+        snippet="trunk = torch.cuda.Stream(priority=-1)  # sooner\n"
+        "side = torch.cuda.Stream(priority=0)  # later\n"
+        "trunk.wait_stream(torch.cuda.current_stream())\n"
+        "with torch.cuda.stream(trunk):\n"
+        "    y = model(x)  # forks its heads to side\n"
+        "torch.cuda.current_stream().wait_stream(trunk)\n",
+        marks=marks_of(beside),
+    )

@@ -18,11 +18,18 @@ from ....kernels.repeat.noted import driver, triton_knobs
 from ....model.basics.whose_code import Owner, frames_from
 from ..trace import Noticed, Watched
 from ..user_code import calling_line, innermost_line
-from .accesses import Accesses, Operator
-from .memory import memory_at
-from .operators import OperatorCall, OperatorObserver, OperatorsMode, is_on_gpu, memory_of_graph
+from .accesses import Accesses, Operator, memory_at
+from .operators import (
+    OperatorCall,
+    OperatorObserver,
+    OperatorsMode,
+    is_on_gpu,
+    memory_of_graph,
+    replace,
+    waits_heard,
+    within_threads,
+)
 from .stream_uses import StreamKey, StreamUses, WithBlocks, key_of
-from .torch_patches import replace, waits_heard, within_threads
 
 #: Functions of cuda.bindings that put work on a stream, as auxhead's own runners call them.
 _LAUNCHES = (

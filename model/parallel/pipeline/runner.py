@@ -62,6 +62,7 @@ class PipelinedRunner(Runner):
         self._network_then = CapturedNetwork(network, rules=False, read=used)
         self._shape, self._dtype, self._description = example.shape[1:], example.dtype, description
         self._timeout_s, self._processes, self._opened = timeout_s, processes, opened
+        opened.callback(self._network_then.clear)
         self._running, self._hearing = Worker("auxhead stage"), Worker("auxhead answers")
         self._under_way: set[Future[Any]] = set()
         """Of requests that are answered."""
@@ -159,10 +160,11 @@ class PipelinedRunner(Runner):
         """Take over parameters of this rank's network that were changed in place, where the stage has copies.
 
         Raises:
-            RuntimeError: one that the stage reads is no longer the one that was captured, but lies in other memory.
+            RuntimeError: one that the stage's graph reads lies in other memory than when it was captured.
         """
         self._refuse_closed()
-        self._network_then.check_unmoved(self.network)
+        if self._stage.device.type == "cuda":  # elsewhere layers run, and find what they are given
+            self._network_then.check_unmoved(self.network)
         self._stage.refresh(self.network)
 
     def close(self) -> None:

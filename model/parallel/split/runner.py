@@ -72,7 +72,6 @@ class SplitRunner(SerialRunner):
         return self._notes
 
     def _refresh(self) -> None:
-        self._network_then.check_unmoved(self.network)
         for part in self._parts:
             part.refresh(self.network)
 
@@ -243,6 +242,7 @@ class GraphSplitRunner(SplitRunner):
         wait_for_writes(self._rules, caller)
 
     def _refresh(self) -> None:
+        self._network_then.check_unmoved(self.network)
         with torch.cuda.device(self._device), beside_captures():
             check_no_outer_capture()
             self._streams.wait()  # no graph may read what is half copied

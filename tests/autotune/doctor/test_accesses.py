@@ -1,9 +1,13 @@
-"""Accesses that nothing orders, and memory that is freed in use, as the doctor's watcher accounts for them."""
+"""Accesses that nothing orders, memory that is freed in use, and whether two views of one storage share an element."""
+
+import itertools
 
 import pytest
-from auxhead.autotune.doctor.watching.accesses import Accesses, Operator
-from auxhead.autotune.doctor.watching.memory import Memory
+import torch
+from auxhead.autotune.doctor.watching.accesses import Accesses, Memory, Operator, memory_at
 from auxhead.autotune.doctor.watching.stream_uses import StreamUses
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 MAIN, SIDE, EVENT = 0, 0x10, 0x99
 BUFFER = Memory(0x1000, 0x1000, "float32[4]")
@@ -248,3 +252,70 @@ def test_accesses_with_an_order_are_none():
         account = Account()
         run(account)
         assert account.races == (), name
+
+
+# Views.
+
+
+def share_an_element(one, other):
+    """Number the bytes, and look."""
+
+    def places(tensor):
+        begin, item = tensor.storage_offset(), tensor.element_size()
+        indices = itertools.product(*(range(size) for size in tensor.shape))
+        starts = (begin + sum(i * s for i, s in zip(index, tensor.stride(), strict=True)) for index in indices)
+        return {start * item + byte for start in starts for byte in range(item)}
+
+    return bool(places(one) & places(other))
+
+
+CANVAS = torch.zeros(6, 8, 10)
+
+PAIRS = {
+    "halves": (CANVAS[:3], CANVAS[3:], False),
+    "overlapping rows": (CANVAS[:4], CANVAS[3:], True),
+    "all and one row": (CANVAS, CANVAS[5], True),
+    "columns": (CANVAS[..., :5], CANVAS[..., 5:], False),
+    "overlapping columns": (CANVAS[..., :6], CANVAS[..., 5:], True),
+    "even and odd columns": (CANVAS[..., ::2], CANVAS[..., 1::2], False),
+    "quarters": (CANVAS[:3, :, :5], CANVAS[3:, :, 5:], False),
+    "a column and a row": (CANVAS[..., 9], CANVAS[0, 0], True),
+    "a column and a row without it": (CANVAS[..., 9], CANVAS[0, 0, :9], False),
+    "a transposed part": (CANVAS[0].t(), CANVAS[0, 7, 9], True),
+    "other types": (CANVAS.view(torch.float16)[..., :10], CANVAS[..., 5:], False),
+    "other types that overlap": (CANVAS.view(torch.float16)[..., :11], CANVAS[..., 5:], True),
+    "expanded": (CANVAS[0, 0, :1].expand(4), CANVAS[0, 0, 1:], False),
+}
+
+
+def test_views_of_one_storage():
+    for pair, (one, other, wanted) in PAIRS.items():
+        assert share_an_element(one, other) is wanted, pair
+        a, b = memory_at(one), memory_at(other)
+        assert a.block == b.block
+        assert a.overlaps(b) is wanted and b.overlaps(a) is wanted, pair
+
+
+def test_large_views_are_quick():
+    x = torch.empty(1 << 24)
+    halves, strided = (x[: 1 << 23], x[1 << 23 :]), (x[::2], x[1::2])
+    for (one, other), wanted in ((halves, False), (strided, False), ((x, x[12345:]), True), ((x[::3], x[1::2]), True)):
+        assert memory_at(one).overlaps(memory_at(other)) is wanted
+
+
+@st.composite
+def views(draw):
+    sizes = draw(st.lists(st.integers(1, 4), min_size=0, max_size=3))
+    strides = [draw(st.integers(0, 12)) for _ in sizes]
+    return CANVAS.as_strided(sizes, strides, draw(st.integers(0, 60)))
+
+
+@given(views(), views())
+@settings(max_examples=150, deadline=None)
+def test_any_two_views(one, other):
+    assert memory_at(one).overlaps(memory_at(other)) is share_an_element(one, other)
+
+
+def test_what_has_no_memory():
+    assert memory_at(torch.empty(0)) is None
+    assert memory_at(torch.eye(3).to_sparse()) is None

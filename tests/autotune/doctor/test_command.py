@@ -1,5 +1,6 @@
 """``auxhead-tune doctor``: traces as targets, what it prints, keeps and draws, its status, and bad targets."""
 
+import dataclasses
 import gzip
 import json
 import random
@@ -7,10 +8,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
 from auxhead.autotune.doctor.findings.finding import KINDS
+from auxhead.autotune.doctor.tables import doctor_tables
 from auxhead.autotune.records.record import read_records
+from auxhead.plots.records import COMMITTED
 from support.command_line import assert_one_line_error, plot, tune
+from support.committed_records import records
 from support.damaged import damaged_json
 from support.documents import Document
 from support.example_traces import Program
@@ -79,50 +82,38 @@ def test_a_trace_of_others_says_what_was_not_looked_for(tmp_path):
     assert record.host_us is None and record.environment["torch"] is None
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
+def test_bad_targets_are_told_in_one_line_and_leave_nothing(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for words, message in (
         (["nosuch.json"], "TARGET: nosuch.json: no such file"),
         (["run"], "TARGET: got run and no script, wants run SCRIPT [ARGUMENTS]..."),
         (["run", "nosuch.py"], "SCRIPT: nosuch.py: no such file"),
         (["run", "nosuch.py", ""], "SCRIPT: nosuch.py: no such file"),  # what is empty is the script's
         (["tests:x", "--json"], "TARGET: got tests:x and --json, wants one target; options go before it"),
         (
-            ["support.doctor_programs.question:in_line"],
+            ["auxhead.model.guides.targets:in_line"],
             "torch sees no CUDA device here, wants one; a trace that was recorded elsewhere can be diagnosed here: "
             "auxhead-tune doctor TRACE.json.gz",
         ),
         (["train.py"], "a script is run by: auxhead-tune doctor run train.py; a trace's name ends in .json or .json"),
         (["in_line"], "TARGET: got 'in_line', wants package.module:factory; a script is run by"),
         (["run", "."], "SCRIPT: . is a directory, wants a file"),
-        (["support.doctor_programs.question.py:in_line"], "; did you mean support.doctor_programs.question:in_line?"),
-        (["support.doctor_programs.question:in_lin"], "; close to it: in_line"),
+        (["auxhead.model.guides.targets.py:in_line"], "; did you mean auxhead.model.guides.targets:in_line?"),
+        (["auxhead.model.guides.targets:in_lin"], "; close to it: in_line"),
         (["nosuchmodule:f"], "TARGET: no module 'nosuchmodule'"),
-    ],
-)
-def test_bad_targets_are_told_in_one_line_and_leave_nothing(words, message, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert_one_line_error(tune("doctor", *words), message)
+    ):
+        assert_one_line_error(tune("doctor", *words), message)
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (b"[", "is not JSON"),
-        (b'{"traceEvents": []}', "holds no work of a GPU"),
-        (
-            Path(FAULTY).read_bytes()[:5000],
-            "cannot be read (Compressed file ended before the end-of-stream marker was "
-            "reached); copy or record it again",
-        ),
-    ],
-    ids=["no-json", "no-work", "cut-off"],
-)
-def test_a_file_that_is_no_trace_is_told_in_one_line(content, message, tmp_path):
+def test_a_file_that_is_no_trace_is_told_in_one_line(tmp_path):
     file = tmp_path / "broken.json"
-    file.write_bytes(content)
-    assert_one_line_error(tune("doctor", "--out", str(tmp_path / "out"), str(file)), message)
+    cut_off = (
+        "cannot be read (Compressed file ended before the end-of-stream marker was reached); copy or record it again"
+    )
+    for content, message in ((b"[", "is not JSON"), (Path(FAULTY).read_bytes()[:5000], cut_off)):
+        file.write_bytes(content)
+        assert_one_line_error(tune("doctor", "--out", str(tmp_path / "out"), str(file)), message)
     assert list(tmp_path.iterdir()) == [file]
 
 
@@ -132,7 +123,7 @@ def test_a_trace_of_any_form_is_diagnosed_or_refused_in_one_line(tmp_path):
         with program.request():
             program.kernel(30.0)
             program.kernel(10.0, stream=13)
-    for seed in range(60):
+    for seed in range(30):
         (tmp_path / "trace.json").write_bytes(damaged_json(program.content(), random.Random(seed)))
         result = tune("doctor", "--out", tmp_path / "out", tmp_path / "trace.json")
         if result.exit_code not in (0, 1) or result.exception and not isinstance(result.exception, SystemExit):
@@ -163,3 +154,39 @@ app(["doctor", "--out", sys.argv[1], "run", sys.argv[2]])
         timeout=60,
     )
     assert (done.returncode, done.stdout) == (1, "found something\n"), done.stderr
+
+
+# Tables of diagnoses.
+
+
+def test_a_row_has_the_verdict_and_the_findings():
+    [table] = doctor_tables(records("h200/doctor.jsonl"))
+    assert table.title.startswith("Diagnoses on NVIDIA H200, torch ")
+    rows = {row[0]: row[1:] for row in table.rows}
+    assert len(rows) == 12 and all(len(row) == 5 for row in rows.values())
+    for one in records("h200/doctor.jsonl"):
+        findings, request, trunk, rest, both = rows[one.cell["target"]]
+        assert findings == (", ".join(found["kind"] for found in one.measured["findings"]) or "none")
+        assert (request, both) == tuple(f"{one.measured[name]:,.1f}" for name in ("achieved_us", "overlapped_us"))
+        if one.measured["side_us"]:
+            assert (trunk, rest) == tuple(f"{one.measured[name]:,.1f}" for name in ("trunk_us", "side_us"))
+        else:
+            assert (trunk, rest) == (f"{one.measured['trunk_us']:,.1f} together", "-")
+    assert table.remarks == ["together: all that ran, of which nothing is told from the trunk"]
+
+
+def test_diagnoses_of_one_target_are_all_there_and_other_devices_have_a_table_of_their_own():
+    first, second, *_ = records("h200/doctor.jsonl")
+    again = dataclasses.replace(first, run="later")
+    elsewhere = dataclasses.replace(second, environment={**second.environment, "gpu": "NVIDIA H100"})
+    tables = doctor_tables([first, elsewhere, again])
+    assert [len(table.rows) for table in tables] == [2, 1] and "NVIDIA H100" in tables[1].title
+    assert not tables[1].remarks
+
+
+def test_the_table_command_prints_them():
+    result = tune("table", str(COMMITTED / "h200/doctor.jsonl"))
+    assert result.exit_code == 0, result.output
+    assert "both at once" in result.output and "auxhead.model.guides.targets:one_launch" in result.output
+    markdown = tune("table", "--markdown", str(COMMITTED / "h200/doctor.jsonl"))
+    assert "| auxhead.model.guides.targets:one_launch | none | " in markdown.output

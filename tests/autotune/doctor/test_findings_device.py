@@ -265,7 +265,7 @@ def test_work_that_runs_beside_the_trunk_or_waits_for_it_is_not_kept_out(tmp_pat
         trunk(program, 6, shape=FILLING)
 
     for make in (beside, dependent, small, overlapped, trials, of_a_library):
-        assert find_full_device(requests_of(make, tmp_path)) == [], make.__name__
+        assert not [*find_full_device(requests_of(make, tmp_path))], make.__name__
 
 
 @pytest.mark.parametrize(

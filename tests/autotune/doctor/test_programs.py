@@ -1,4 +1,4 @@
-"""The doctor's programs on the CPU: they can be made and called, and all forms of the question answer the same."""
+"""The doctor's programs: findings in traces of them that a GPU recorded; on the CPU they can be made and called."""
 
 import runpy
 import sys
@@ -6,13 +6,18 @@ from pathlib import Path
 
 import pytest
 import torch
+from auxhead.autotune.doctor.diagnosis import find_all
 from auxhead.autotune.doctor.findings.finding import KINDS
+from auxhead.autotune.doctor.load_trace import load_trace
 from auxhead.model import EarlyExitNetwork
 from auxhead.model.guides.steps import TAPS, Independent, InLine, ReturningEarly
 from auxhead.model.guides.targets import parts
 from support.doctor_programs.all_programs import CORRECT, FAULTY, ON_CPU, PROGRAMS
 from support.doctor_programs.planted import PROGRAMS as PLANTED
 
+TRACES = Path(__file__).parent / "traces"
+#: In the repository, all together.
+MOST_BYTES = 2_000_000
 SCRIPTS = Path(__file__).parents[2] / "support" / "doctor_programs"
 #: On a GPU other tests are for them.
 without_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="for a machine without a GPU")
@@ -26,14 +31,28 @@ def test_every_kind_of_finding_is_planted_by_itself() -> None:
     assert len(CORRECT) >= 10 and not set(FAULTY) & set(CORRECT)
 
 
+def test_planted_faults_are_found_and_nothing_in_correct_programs() -> None:
+    for name, program in PROGRAMS.items():
+        file = TRACES / f"{name}.json.gz"
+        assert file.exists(), f"no trace of {name}: record it with support.record_doctor_traces"
+        found = {finding.kind for finding in find_all(load_trace(file))}
+        assert program.finds <= found <= program.finds | program.may_find, name
+
+
+def test_there_are_traces_of_the_programs_alone_and_they_are_small() -> None:
+    files = sorted(TRACES.glob("*"))
+    assert {file.name.removesuffix(".json.gz") for file in files} == set(PROGRAMS)
+    assert sum(file.stat().st_size for file in files) <= MOST_BYTES
+
+
 @without_gpu
-@pytest.mark.parametrize("name", ON_CPU)
 @pytest.mark.usefixtures("without_interpreter")
 @torch.no_grad()
-def test_a_program_can_be_called_again_and_again(name: str) -> None:
-    call, x = PROGRAMS[name].make()
-    for _ in range(2):
-        call(x)
+def test_programs_can_be_called_again_and_again() -> None:
+    for name in ON_CPU:
+        call, x = PROGRAMS[name].make()
+        for _ in range(2):
+            call(x)
 
 
 @without_gpu
@@ -73,6 +92,6 @@ def test_the_network_of_the_last_steps_answers_as_in_line(leaves_at: int) -> Non
 def test_a_training_loop_runs_as_a_script_that_stands_alone(
     script: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(sys, "argv", [script, "--steps", "3"])
+    monkeypatch.setattr(sys, "argv", [script, "--steps", "1"])
     runpy.run_path(str(SCRIPTS / f"{script}.py"), run_name="__main__")
-    assert "step 2: loss " in capsys.readouterr().out
+    assert "step 0: loss " in capsys.readouterr().out

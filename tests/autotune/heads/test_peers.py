@@ -105,3 +105,5 @@ def test_a_floor_is_that_of_copies(simulated, monkeypatch):
     monkeypatch.setattr(copy_speed, "COPIED", 64)
     speed = copy_speed.measure_copy_speed(torch.device("cpu"), 3)  # four copies take a simulated millisecond
     assert speed.us == [[250.0] * 3] and speed.floor(32) == [[62.5] * 3]
+    other = copy_speed.CopySpeed([[100.0, 200.0]])  # of COPIED bytes read and as many written
+    assert other.floor(128) == [[100.0, 200.0]] and other.floor(16) == [[12.5, 25.0]]

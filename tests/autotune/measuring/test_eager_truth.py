@@ -1,7 +1,6 @@
-"""The eager truth: answers within rounding of another, and truths under changing rules."""
+"""The eager truth: answers within rounding of another, truths under changing rules, and the comparison with them."""
 
 import copy
-import math
 
 import pytest
 import torch
@@ -9,6 +8,7 @@ from auxhead.autotune.measuring.eager_truth import (
     Answer,
     Comparison,
     EagerTruth,
+    Expected,
     Rounding,
     measure_rounding,
     truth_of_logits,
@@ -29,40 +29,6 @@ def test_truth_says_what_lies_within_rounding():
     never = FusedAuxHead(4, 2, rule=1.0)  # a confidence close to 1.0 is not near a threshold that nothing exceeds
     sure = torch.tensor([[50.0, 0.0]])
     assert not truth_of_logits([sure, sure], [never], Rounding([1e-3] * 2, [1e-3] * 2)).near.any()
-
-
-def truth_by_loops(logits, rules, rounding):
-    """What the truth documents, sample by sample: two right answers differ by four roundings at most."""
-    found = []
-    for sample in range(len(logits[0])):
-        near = False
-        for index, at_exit in enumerate(logits):
-            own = at_exit[sample].tolist()
-            temperature, threshold = rules[index] if index < len(rules) else (1.0, -1.0)
-            exps = [math.exp((one - max(own)) / temperature) for one in own]
-            sure = max(exps) / sum(exps)
-            if 0.0 < threshold < 1.0 and abs(sure - threshold) <= 4 * rounding.confidence[index]:
-                near = True
-            if sure > threshold:
-                break
-        possible = [max(own) - one <= 4 * rounding.logit[index] for one in own]
-        found.append((own.index(max(own)), sure, index, near, possible, 4 * rounding.confidence[index]))
-    return found
-
-
-def test_truths_are_those_of_a_plain_loop():
-    generator = torch.Generator().manual_seed(0)
-    logits = [torch.randn(200, 3, generator=generator) for _ in range(3)]
-    rules = [(0.5, torch.tensor(0.8).item()), (2.0, torch.tensor(0.5).item())]
-    heads = [FusedAuxHead(4, 3, rule=ExitRule(threshold, temperature=heat)) for heat, threshold in rules]
-    rounding = Rounding([0.01, 0.02, 0.04], [0.003, 0.006, 0.012])
-    truth, wanted = truth_of_logits(logits, heads, rounding), truth_by_loops(logits, rules, rounding)
-    label, confidence, exit_index, near, possible, slack = zip(*wanted, strict=True)
-    assert truth.answer.label.tolist() == list(label) and truth.answer.exit_index.tolist() == list(exit_index)
-    assert truth.answer.confidence.tolist() == pytest.approx(confidence, rel=1e-12)
-    assert truth.near_threshold.tolist() == list(near) and truth.possible.tolist() == list(possible)
-    assert truth.slack.tolist() == pytest.approx(slack)
-    assert 0 < sum(near) < 50 and len(set(exit_index)) == 3
 
 
 def test_rounding_is_the_largest_error_of_an_exit_over_the_inputs(without_interpreter):
@@ -106,3 +72,32 @@ def test_truths_follow_the_rules_and_every_wrong_answer_is_counted(without_inter
     network.fused_heads[1].rule.temperature = 3.0
     colder = torch.cat([one.answer.confidence for one in known])
     assert (torch.cat([one.answer.confidence for one in truth.truths()]) < colder).all()
+
+
+def test_comparison():
+    right = Answer(torch.tensor([1, 2, 3, 0]), torch.full((4,), 0.5).double(), torch.tensor([0, 0, 1, 1]))
+    possible = torch.eye(4, dtype=torch.bool)[right.label]
+    possible[1, 0] = True  # the second sample's label may be 0 as well, the third may leave elsewhere
+    truth = Expected(right, torch.tensor([False, False, True, False]), possible, torch.full((4,), 0.01))
+
+    def counts(**changes):
+        comparison = Comparison()
+        comparison.add(right, truth)
+        comparison.add(right._replace(**changes), truth)
+        return comparison.counts()
+
+    fine = counts(label=torch.tensor([1, 0, 3, 0]), exit_index=torch.tensor([0, 0, 0, 1]))
+    assert fine == {"samples": 8, "differing": 2, "differing_near": 2, "near": 4, "confidence_off": 0}
+    assert wrong_in_words(fine) is None
+    elsewhere = counts(exit_index=torch.tensor([0, 0, 0, 1]), confidence=torch.tensor([0.5, 0.5, 0.9, 0.5]).double())
+    assert elsewhere["confidence_off"] == 0, "of another exit, whose confidence is another"
+    assert wrong_in_words(counts(label=torch.tensor([0, 2, 3, 0]))).startswith("answers differ")
+    assert "1 of 8" in wrong_in_words(counts(label=torch.tensor([1, 3, 3, 0])))
+    assert "1 of 8" in wrong_in_words(counts(label=torch.tensor([1, 2, 3, 4])))
+    assert "1 of 8" in wrong_in_words(counts(exit_index=torch.tensor([0, 0, 1, 0])))
+    for wrong in (0.52, float("nan")):
+        off = counts(confidence=torch.tensor([0.5, 0.5, 0.5, wrong]).double())
+        assert off["confidence_off"] == 1 and wrong_in_words(off).startswith("confidences differ")
+    assert wrong_in_words(Comparison().counts()) == "nothing was compared"
+    with pytest.raises(ValueError, match=r"answers for \(3,\) samples"):
+        Comparison().add(Answer(*(field[:3] for field in right)), truth)

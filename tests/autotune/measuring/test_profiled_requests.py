@@ -16,7 +16,7 @@ from auxhead.autotune.measuring.profiled_requests import (
     WARM_UP,
     RequestProfile,
     profile_requests,
-    read_trace,
+    request_profile,
     steady_state_problems,
 )
 from auxhead.model import EagerRunner, EarlyExitNetwork
@@ -25,7 +25,7 @@ from support.example_traces import kernel, request, runtime, trace_of, two_unequ
 
 
 def test_every_number_of_a_trace():
-    profile = read_trace(two_unequal_requests())
+    profile = request_profile(two_unequal_requests())
     assert profile.requests == 2
     assert {row.name: (row.by_request, row.total_us) for row in profile.api} == {
         "cudaLaunchKernel": ((1, 2), 12.0),
@@ -46,7 +46,7 @@ def test_every_number_of_a_trace():
 
 
 def test_a_steady_state_is_told_from_another():
-    assert steady_state_problems(read_trace(two_unequal_requests())) == [
+    assert steady_state_problems(request_profile(two_unequal_requests())) == [
         "cudaMalloc allocates or frees: got 1 calls in 1 of 2 requests (first in request 2), wants none.",
         "cudaStreamSynchronize waits for the device: got 1 calls in 1 of 2 requests (first in request 2), wants none.",
         "Launches vary: got 3 to 4 a request, wants the same in each.",
@@ -65,30 +65,27 @@ def test_a_steady_state_is_told_from_another():
             runtime("cudaDeviceSynchronize", begin + 60, 9.0),
         )
     ]
-    assert steady_state_problems(read_trace(trace_of(*steady))) == []
+    assert steady_state_problems(request_profile(trace_of(*steady))) == []
 
 
-@pytest.mark.parametrize("name", ["cudaMalloc", "cudaHostAlloc", "cudaFree", "cudaFreeHost", "cuMemAlloc_v2"])
-def test_each_allocation_is_a_problem(name):
-    (problem,) = steady_state_problems(read_trace(trace_of(request(0.0, 10.0), runtime(name, 1.0, 2.0))))
-    assert problem.startswith(f"{name.removesuffix('_v2')} allocates or frees: got 1 calls")
-
-
-@pytest.mark.parametrize("name", ["cudaStreamSynchronize", "cudaEventSynchronize", "cudaDeviceSynchronize"])
-def test_each_wait_is_a_problem(name):
-    (problem,) = steady_state_problems(read_trace(trace_of(request(0.0, 10.0), runtime(name, 1.0, 2.0))))
-    assert problem.startswith(f"{name} waits for the device: got 1 calls")
+def test_each_allocation_and_each_wait_is_a_problem():
+    allocations = ("cudaMalloc", "cudaHostAlloc", "cudaFree", "cudaFreeHost", "cuMemAlloc_v2")
+    waits = ("cudaStreamSynchronize", "cudaEventSynchronize", "cudaDeviceSynchronize")
+    for names, what in ((allocations, "allocates or frees: got 1 calls"), (waits, "waits for the device: got 1 calls")):
+        for name in names:
+            (problem,) = steady_state_problems(request_profile(trace_of(request(0.0, 10.0), runtime(name, 1.0, 2.0))))
+            assert problem.startswith(f"{name.removesuffix('_v2')} {what}")
 
 
 def test_a_request_without_launches():
-    profile = read_trace(trace_of(request(0.0, 10.0)))
+    profile = request_profile(trace_of(request(0.0, 10.0)))
     assert profile == RequestProfile(1, (), 0.0, 0.0, 0.0, 0.0, 0.0)
     assert profile.calls_by_request(LAUNCHES) == (0,) and steady_state_problems(profile) == []
 
 
 def test_a_trace_without_requests_is_refused():
     with pytest.raises(ValueError, match=f"got no event '{ANNOTATION}', wants one for each request"):
-        read_trace({"traceEvents": [kernel(0.0, 1.0)]})
+        request_profile({"traceEvents": [kernel(0.0, 1.0)]})
 
 
 def test_a_trace_that_lost_requests_is_refused(tmp_path, monkeypatch):

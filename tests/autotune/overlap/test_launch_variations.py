@@ -12,8 +12,7 @@ from support.footprint_fakes import FORKS, shapes
 POINT = SideLaunches(FORKS)
 
 
-@pytest.mark.parametrize("classes", [10, 1000])
-@pytest.mark.parametrize("batch", [1, 8, 32])
+@pytest.mark.parametrize(("batch", "classes"), [(1, 10), (8, 1000), (32, 10)])
 def test_what_is_swept(batch, classes):
     of_heads = list(shapes(batch, classes).values())
     found = footprints_to_measure(of_heads, POINT)

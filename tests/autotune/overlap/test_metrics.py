@@ -10,7 +10,6 @@ from auxhead.autotune.overlap.metrics import (
     spreads,
 )
 from auxhead.autotune.overlap.replays import JOIN, SIDE, TRUNK, read_replays
-from auxhead.autotune.records.intervals import common, length, merged
 from auxhead.kernels.jit import exits as exit_kernel
 from support.example_traces import event, kernel, replay, request, runtime, trace_of
 
@@ -154,14 +153,3 @@ def test_hiding_efficiency_over_captures():
     assert hiding_efficiency([[20.0]], [[100.0]], [[110.0]])[0] == 0.5, "of the shorter one"
     # two captures of both, by the medians of their rounds: 105 and 110
     assert hiding_efficiency([[100.0, 90.0, 300.0]], [[20.0]], [[104.0, 105.0, 190.0], [110.0]]) == (0.625, 0.5, 0.75)
-
-
-def test_intervals():
-    assert merged([(4.0, 6.0), (0.0, 2.0), (2.0, 3.0), (1.0, 1.5), (5.0, 9.0)]) == [(0.0, 3.0), (4.0, 9.0)]
-    assert merged([]) == [] and length([]) == 0 and length([(0.0, 3.0), (4.0, 9.0)]) == 8.0
-    assert common([(0.0, 3.0), (4.0, 9.0)], [(2.0, 5.0), (6.0, 7.0), (9.0, 11.0)]) == [
-        (2.0, 3.0),
-        (4.0, 5.0),
-        (6.0, 7.0),
-    ]
-    assert common([(0.0, 3.0)], []) == common([(0.0, 3.0)], [(3.0, 4.0)]) == []

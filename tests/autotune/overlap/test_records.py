@@ -100,14 +100,12 @@ def test_tables_of_what_went_wrong_or_did_not_overlap():
     assert "add +0.50 us to the trunk, which captures differ by as well" in table.remarks[1]
 
 
-@pytest.mark.parametrize(("low", "high", "doubt"), [(0.9, 1.1, True), (1.01, 1.1, False), (0.9, 0.99, False)])
-def test_captures_differ_as_well_where_the_interval_holds_no_difference(low, high, doubt):
+def test_captures_differ_as_well_where_the_interval_holds_no_difference():
     summary, timeline = records()
-    for pair in summary.paired:
-        if pair["role"] == "trunk":
-            pair.update(low=low, high=high)
-    (table,) = overlap_tables([summary, timeline])
-    assert ("which captures differ by as well" in table.remarks[1]) == doubt
+    for low, high, doubt in ((0.9, 1.1, True), (1.01, 1.1, False), (0.9, 0.99, False)):
+        summary.paired[0].update(low=low, high=high)
+        (table,) = overlap_tables([summary, timeline])
+        assert ("which captures differ by as well" in table.remarks[1]) == doubt
 
 
 def test_kernels_that_heads_cost_most_are_named_first():

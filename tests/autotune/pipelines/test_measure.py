@@ -72,9 +72,9 @@ def test_a_process_that_fails_is_told(tmp_path, threads, capfd):
     assert "no_such_network" in capfd.readouterr().err and not Path(tmp_path / "records.jsonl").exists()
 
 
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
+def test_refusals(monkeypatch):
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+    for given, message in (
         (["--devices", "2"], "torch sees 0 CUDA devices here, wants 2"),
         (["--devices", "3"], "--devices: got 3, wants 1 or 2"),
         (["--split-size", "5"], "--split-size: got 5, wants none but with --devices 2"),
@@ -83,10 +83,6 @@ def test_a_process_that_fails_is_told(tmp_path, threads, capfd):
         (["--devices", "2", "--model", "resnet18", "--model", "resnet50"], "--model: got 2 values, wants one"),
         (["--devices", "2", "--quick"], "--quick: is none of pipelines"),
         (["--devices", "2", "--exits", "never"], "--exits: is none of pipelines"),
-    ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
-)
-def test_refusals(given, message, monkeypatch):
-    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
-    done = tune("bench", *given)
-    assert done.exit_code == 2 and message in done.stderr and done.stderr.count("\n") == 1, done.stderr
+    ):
+        done = tune("bench", *given)
+        assert done.exit_code == 2 and message in done.stderr and done.stderr.count("\n") == 1, done.stderr

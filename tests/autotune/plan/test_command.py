@@ -133,9 +133,8 @@ def test_a_layer_that_cannot_be_captured_is_one_line(gpu: FakeGpu) -> None:
     assert_one_line_error(plan("tests:small"), "input 3x8x8: backbone: layer 'block1' cannot be captured")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
+def test_bad_options_are_one_line_and_status_2(gpu: FakeGpu) -> None:
+    for arguments, message in (
         (["resnet19"], "MODEL: got resnet19, wants one of resnet18, resnet34, resnet50 or"),
         (["resnet18", "--exits", "layer5"], "--exits: got layer5, wants names or globs of: never, layer1"),
         (["tests:small", "--exits", "layer5"], "--exits: got layer5, wants names or globs of: never, block0"),
@@ -143,10 +142,8 @@ def test_a_layer_that_cannot_be_captured_is_one_line(gpu: FakeGpu) -> None:
         (["resnet18", "--budget", "all"], "--budget: got all, wants one of quick, thorough"),
         (["tests:small", "--dtype", "float16"], "--dtype: is that of the network which tests:small returns"),
         (["tests:small", "--classes", "10"], "--classes: is that of the network which tests:small returns"),
-    ],
-)
-def test_bad_options_are_one_line_and_status_2(gpu: FakeGpu, arguments: list[str], message: str) -> None:
-    assert_one_line_error(plan(*arguments), message)
+    ):
+        assert_one_line_error(plan(*arguments), message)
     assert gpu.measured == 0
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torchvision
 from auxhead.autotune.measuring.cuda_calls import ALLOCATIONS, SYNCHRONISATIONS
-from auxhead.autotune.measuring.profiled_requests import read_trace
+from auxhead.autotune.measuring.profiled_requests import request_profile
 from auxhead.autotune.measuring.subject import own_cell
 from auxhead.autotune.measuring.timers import Samples
 from auxhead.autotune.profile import run as before_and_after
@@ -135,11 +135,11 @@ def cells_of(text, name):
 
 def test_the_tables_say_what_was_found(tmp_path, runners, network, kept):
     found = compare(network, torch.randn(2, 3, 16, 16), exits="polled", trunk="as_is", requests=2, out=tmp_path)
-    found.profiles["before"] = read_trace(two_unequal_requests())
+    found.profiles["before"] = request_profile(two_unequal_requests())
     steady = trace_of(
         *(event for at in (0.0, 50.0) for event in (request(at, 9.0), runtime("cudaGraphLaunch", at, 6.0)))
     )
-    found.profiles["after"] = read_trace(steady)
+    found.profiles["after"] = request_profile(steady)
     found.times["before"] = Samples(device=[[]], host=[[1234.0, 1234.0]], call=[[1000.0, 1000.0]])
     text = printed(kept(found))
     assert cells_of(text, "host, until the answer is there")[:2] == ["us", "1,234"]
@@ -167,7 +167,7 @@ def test_the_tables_say_what_was_found(tmp_path, runners, network, kept):
 
 def test_two_records_of_one_run_are_kept(tmp_path, runners, network, kept):
     found = compare(network, torch.randn(2, 3, 16, 16), exits="gated", trunk="cudnn", requests=2, out=tmp_path)
-    found.profiles["before"] = read_trace(two_unequal_requests())
+    found.profiles["before"] = request_profile(two_unequal_requests())
     for name, us in (("before", 50.0), ("after", 5.0)):
         found.times[name] = Samples(device=[[]], host=[[2 * us, 2 * us]], call=[[us, us]])
     before, after = kept(found, "gated@cudnn")
@@ -219,17 +219,20 @@ def test_a_checkpoint_of_another_backbone_comes_as_it_is_loaded(tmp_path):
         saved_model(tmp_path, 2, "shufflenet_v2_x0_5")
 
 
-@pytest.mark.parametrize("batch", [1, 3, 7])
-def test_a_batch_of_any_size_from_one(batch):
+def test_a_batch_of_any_size_from_one():
     x = torch.randn(3, 4, 5, 5).to(memory_format=torch.channels_last)
-    y = repeated(x, batch)
-    assert all(torch.equal(y[row], x[row % 3]) for row in range(batch)) and len(y) == batch
-    assert y.is_contiguous(memory_format=torch.channels_last)
+    for batch in (1, 3, 7):
+        y = repeated(x, batch)
+        assert all(torch.equal(y[row], x[row % 3]) for row in range(batch)) and len(y) == batch
+        assert y.is_contiguous(memory_format=torch.channels_last)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
+def test_bad_input_is_one_line_and_status_2(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    compute_on_the_cpu(monkeypatch, running)
+    (tmp_path / "file").write_text("")
+    for arguments, message in (
         ([], "--model, --checkpoint: got neither, wants exactly one of the two"),
         (["--model", "a:b", "--checkpoint", "x"], "--model, --checkpoint: got both, wants exactly one of the two"),
         (["--model", "a:b", "--backbone", "c:d"], "--backbone, --modules: belong to --checkpoint"),
@@ -237,21 +240,11 @@ def test_a_batch_of_any_size_from_one(batch):
         (["--model", "nowhere:b"], "--model: no module 'nowhere' in "),
         (["--checkpoint", "nowhere"], "checkpoint: nowhere has no model.json"),
         (["--model", "a:b", "--out", "file"], "--out: file is a file, wants a directory"),
-    ],
-    ids=["neither", "both", "backbone", "spec", "module", "checkpoint", "out"],
-)
-def test_bad_input_is_one_line_and_status_2(tmp_path, monkeypatch, arguments, message):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    compute_on_the_cpu(monkeypatch, running)
-    (tmp_path / "file").write_text("")
-    assert_one_line_error(tune("profile", *arguments), message)
-
-
-@pytest.mark.parametrize("arguments", [["--requests", "1"], ["--batch", "0"], ["--exits", "eager"], ["--trunk", "x"]])
-def test_options_out_of_range(arguments):
-    result = tune("profile", "--model", "a:b", *arguments)
-    assert result.exit_code == 2 and f"Invalid value for '{arguments[0]}'" in result.stderr
+    ):
+        assert_one_line_error(tune("profile", *arguments), message)
+    for arguments in (["--requests", "1"], ["--batch", "0"], ["--exits", "eager"], ["--trunk", "x"]):
+        result = tune("profile", "--model", "a:b", *arguments)
+        assert result.exit_code == 2 and f"Invalid value for '{arguments[0]}'" in result.stderr
 
 
 @pytest.fixture
@@ -319,7 +312,7 @@ class TestOnAGpu:
         assert result.exit_code == 0, result.output
         traces = sorted((tmp_path / "deep" / "er").iterdir())
         assert [path.name for path in traces] == ["after.json", "before.json", "profile.jsonl"]
-        after, before = (read_trace(json.loads(path.read_text())) for path in traces[:2])
+        after, before = (request_profile(json.loads(path.read_text())) for path in traces[:2])
         assert before.requests == after.requests == 4
         waits = sum(before.calls_by_request(SYNCHRONISATIONS))
         assert waits >= 4 and not any(after.calls_by_request(SYNCHRONISATIONS | ALLOCATIONS))

@@ -10,7 +10,7 @@ from auxhead.model import EarlyExitNetwork, FusedAuxHead, ModuleHead, save_check
 from auxhead.model.basics.images import MEAN, STD
 from support.command_line import assert_one_line_error, auxhead
 from support.example_models import SmallNet
-from support.exported import first_sure, read_description, run_stages, run_whole
+from support.exported import first_sure, read_description, run_stages
 from torch import nn
 
 
@@ -32,20 +32,16 @@ def checkpoint(network: EarlyExitNetwork, tmp_path: Path, monkeypatch: pytest.Mo
     return tmp_path / "net"
 
 
-def test_one_file_and_stages(network, checkpoint, tmp_path):
-    x = torch.randn(16, 3, 16, 16)
+def test_stages(network, checkpoint, tmp_path):
+    x, description = torch.randn(16, 3, 16, 16), tmp_path / "stages" / "stages.json"
     wanted = network(x)
-    for out, description, run, more in (
-        (tmp_path / "exits.pt2", tmp_path / "exits.pt2.json", run_whole, []),
-        (tmp_path / "stages", tmp_path / "stages" / "stages.json", run_stages, ["--stages"]),
-    ):
-        result = auxhead("export", checkpoint, out, "--backbone", "small_nets:make", *more)
-        assert result.exit_code == 0 and not result.stderr, result.output
-        off, saved = result.output.splitlines()
-        assert off.startswith("Off from the network: ") and off.endswith(" at most (torch.export.load).")
-        assert saved.startswith("Saved: ") and saved.endswith(str(description))
-        label, exit_index = first_sure(description, run(description, x))
-        assert torch.equal(label, wanted.label) and torch.equal(exit_index, wanted.exit_index)
+    result = auxhead("export", checkpoint, tmp_path / "stages", "--backbone", "small_nets:make", "--stages")
+    assert result.exit_code == 0 and not result.stderr, result.output
+    off, saved = result.output.splitlines()
+    assert off.startswith("Off from the network: ") and off.endswith(" at most (torch.export.load).")
+    assert saved.startswith("Saved: ") and saved.endswith(str(description))
+    label, exit_index = first_sure(description, run_stages(description, x))
+    assert torch.equal(label, wanted.label) and torch.equal(exit_index, wanted.exit_index)
 
 
 def test_the_end_of_a_name_tells_the_format_and_contradicts_no_other(checkpoint, tmp_path, caplog):

@@ -17,6 +17,10 @@ from torch.nn.utils import prune
 KINDS = {**ALL, **{f"hidden-{kind}": make for kind, make in HIDDEN.items()}}
 
 
+#: Twice without anything between is one of another probability, and so of other random numbers.
+WITH_DROPOUTS = ["hidden-norm-and-hidden", *(kind for kind in KINDS if "drop" in kind and kind != "dropout-twice")]
+
+
 def inputs_of(kind: str, **options: object) -> torch.Tensor:
     return torch.randn((3, 6) if kind in OF_VECTORS else MAP, **options)
 
@@ -109,7 +113,7 @@ def test_dropout_acts_in_training_mode_and_in_logits_alone() -> None:
     assert torch.equal(head.logits(x), head.logits(x))
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if "drop" in kind or kind == "hidden-norm-and-hidden"])
+@pytest.mark.parametrize("kind", WITH_DROPOUTS)
 def test_dropouts_act_in_training_where_they_stood(kind: str) -> None:
     source = KINDS[kind]().train()
     head, x = FusedAuxHead.from_module(source), inputs_of(kind)

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from auxhead.kernels import HeadOutput, decide
 from auxhead.model import (
     EarlyExitNetwork,
     ExitRule,
@@ -17,7 +18,7 @@ from auxhead.model import (
 )
 from auxhead.model.calibration.samples import collect_logits
 from auxhead.model.heads.head import AuxHead
-from support.example_models import SmallNet, branch, naive_answers
+from support.example_models import SmallNet, branch
 from support.exits_plan_cases import as_on_a_gpu, heads_called
 from support.simulated_cuda import simulated_cuda
 from torch import Tensor, nn
@@ -41,13 +42,21 @@ class Farthest(Nearest):
         return -super().logits(x)
 
 
+@torch.no_grad()
+def answers_of(network: EarlyExitNetwork, x: Tensor) -> list[HeadOutput]:
+    """Of each exit by itself, the classifier last."""
+    rules = [*(head.rule for head in network.exit_heads), ExitRule()]
+    pairs = zip(network.logits(x), rules, strict=True)
+    return [decide(y, rule.temperature, rule.threshold, rule.criterion) for y, rule in pairs]
+
+
 @pytest.fixture
 def network() -> EarlyExitNetwork:
     """The third kind between the others; thresholds at the medians, so that every exit answers for some."""
     torch.manual_seed(0)
     heads = {"block0": branch(8), "block1": Nearest(12), "block2": FusedAuxHead(16, 5)}
     net, x = EarlyExitNetwork(SmallNet(), heads).eval(), torch.randn(33, 3, 8, 8)
-    for head, output in zip(net.exit_heads, naive_answers(net, x), strict=False):
+    for head, output in zip(net.exit_heads, answers_of(net, x), strict=False):
         head.rule.threshold = output.confidence.median().item()
     return net
 
@@ -64,7 +73,7 @@ def test_kinds_are_the_direct_subclasses() -> None:
 @pytest.mark.parametrize("stop", [False, True])
 def test_it_answers_in_its_place(network: EarlyExitNetwork, stop: bool) -> None:
     x = torch.randn(24, 3, 8, 8)
-    outputs = naive_answers(network, x)
+    outputs = answers_of(network, x)
     for n, one in enumerate(x.split(1)):
         answer = network(one, stop=stop)
         wanted = next(index for index, output in enumerate(outputs) if index == 3 or output.exit[n])

@@ -55,33 +55,6 @@ def probabilities(model: nn.Module, places: list[Any], x: Tensor, style: str) ->
 CONV = "a last exit that is a convolution"
 
 
-@pytest.mark.parametrize("style", STYLES)
-def test_exits_are_found(style: str) -> None:
-    _, wanted, places, last = STYLES[style]
-    network = attach_exits(made(style), images())
-    assert isinstance(network.backbone, SilencedModel) and not network.training
-    exits = network.backbone.exits
-    assert [(one.tap, one.pool, bool(one.how)) for one in exits[:-1]] == [(f"model.{t}", *rest) for t, *rest in wanted]
-    assert [one.place for one in exits] == places and exits[-1].head == last and exits[-1].tap == ""
-    assert {one.classes for one in exits} == {CLASSES} and network.taps == tuple(one.tap for one in exits[:-1])
-
-
-@pytest.mark.parametrize("trunk", ["as_is", "cudnn"])
-@pytest.mark.parametrize("style", STYLES)
-def test_answers_are_the_models(style: str, trunk: str) -> None:
-    model, x = made(style), images(5)
-    wanted = probabilities(model, STYLES[style][2], x, style)
-    network = attach_exits(model, images())
-    for logits, theirs in zip(network.logits(x), wanted, strict=True):
-        torch.testing.assert_close(logits.softmax(1), theirs)
-    for place, theirs in enumerate(wanted):
-        network.set_rules({tap: float(index != place) for index, tap in enumerate(network.taps)})
-        with make_runner(network, x, exits="eager", trunk=trunk) as runner:
-            answer = runner(x)
-        assert answer.exit_index.tolist() == [place] * 5
-        torch.testing.assert_close(answer.probs, theirs, atol=1e-5, rtol=1e-4)
-
-
 def state_of(model: nn.Module) -> list[Any]:
     """All that a module consists of: the modules and tensors themselves, hooks, modes."""
     found = []
@@ -93,15 +66,33 @@ def state_of(model: nn.Module) -> list[Any]:
 
 
 @pytest.mark.parametrize("style", STYLES)
-def test_the_model_stays_as_it_is_and_shares_its_parameters(style: str) -> None:
-    model, x = made(style), images()
-    before, kept = state_of(model), copy.deepcopy(model)
-    places, random = STYLES[style][2], torch.get_rng_state()
-    network = attach_exits(model, x)
+def test_exits_are_found_and_answer_as_those_of_the_model_which_stays_as_it_is(style: str) -> None:
+    model, x = made(style), images(5)
+    _, found, places, last = STYLES[style]
+    before, kept, random = state_of(model), copy.deepcopy(model), torch.get_rng_state()
+    network = attach_exits(model, x[:3])
     assert torch.equal(random, torch.get_rng_state()) and state_of(model) == before
+
+    assert isinstance(network.backbone, SilencedModel) and not network.training
+    exits = network.backbone.exits
+    assert [(one.tap, one.pool, bool(one.how)) for one in exits[:-1]] == [(f"model.{t}", *rest) for t, *rest in found]
+    assert [one.place for one in exits] == places and exits[-1].head == last and exits[-1].tap == ""
+    assert {one.classes for one in exits} == {CLASSES} and network.taps == tuple(one.tap for one in exits[:-1])
+
+    wanted = probabilities(kept, places, x, style)
+    for logits, theirs in zip(network.logits(x), wanted, strict=True):
+        torch.testing.assert_close(logits.softmax(1), theirs)
+    for trunk in ("as_is", "cudnn"):
+        with make_runner(network, x, exits="eager", trunk=trunk) as runner:
+            for place, theirs in enumerate(wanted):
+                network.set_rules({tap: float(index != place) for index, tap in enumerate(network.taps)})
+                answer = runner(x)
+                assert answer.exit_index.tolist() == [place] * 5
+                torch.testing.assert_close(answer.probs, theirs, atol=1e-5, rtol=1e-4)
+
     tensors = model.state_dict()
     assert all(torch.equal(tensor, tensors[name]) for name, tensor in kept.state_dict().items())
-    for mine, theirs in zip(probabilities(model, places, x, style), probabilities(kept, places, x, style), strict=True):
+    for mine, theirs in zip(probabilities(model, places, x, style), wanted, strict=True):
         assert torch.equal(mine, theirs)
     assert {id(p) for p in network.parameters()} <= {id(p) for p in model.parameters()}
 
@@ -121,8 +112,10 @@ def test_a_head_is_one_head_of_the_network_and_silent_in_its_backbone() -> None:
     assert silent == ["model.exits.0", "model.exits.1"]
 
 
-@pytest.mark.parametrize("name, activation", ACTIVATIONS.items())
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    "name, activation, dtype",
+    [*((*each, torch.float32) for each in ACTIVATIONS.items()), ("relu", F.relu, torch.bfloat16)],
+)
 def test_a_head_with_hidden_layers_is_fused_whole(name: str, activation: Any, dtype: torch.dtype) -> None:
     model = InAList(Perceptron(8, activation), Perceptron(12, activation), pool_head(16)).eval().to(dtype)
     network = attach_exits(model, images().to(dtype))
@@ -197,8 +190,15 @@ def test_one_sample_is_enough_and_a_batch_may_have_been_made_in_inference_mode()
     assert len(network.taps) == 2
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("style", ["classes of one's own", "tokens", "softmax layers", "hidden layers"])
+@pytest.mark.parametrize(
+    "style, dtype",
+    [
+        ("classes of one's own", torch.float16),
+        ("tokens", torch.bfloat16),
+        ("softmax layers", torch.bfloat16),
+        ("hidden layers", torch.float16),
+    ],
+)
 def test_narrower_numbers(style: str, dtype: torch.dtype) -> None:
     network = attach_exits(made(style).to(dtype), images().to(dtype))
     found = [(one.tap, one.pool, bool(one.how)) for one in network.backbone.exits[:-1]]
@@ -216,21 +216,14 @@ def test_probabilities_that_underflow() -> None:
         torch.testing.assert_close(logits.softmax(1), theirs)
 
 
-def test_heads_of_zeros_are_told_apart_by_where_they_are() -> None:
-    """As people initialise them: they give the same logits."""
+@pytest.mark.parametrize("zero", ["heads", "features"])
+def test_zeros_are_told_apart_by_where_they_are(zero: str) -> None:
+    """As people initialise them: heads give the same logits."""
     model = InAList().eval()
-    for head in model.exits:
-        nn.init.zeros_(head[2].weight)
-        nn.init.zeros_(head[2].bias)
+    for layer in [head[2] for head in model.exits] if zero == "heads" else [model.blocks[0][1]]:
+        nn.init.zeros_(layer.weight)
+        nn.init.zeros_(layer.bias)
     assert attach_exits(model, images()).taps == ("model.blocks.0", "model.blocks.1")
-
-
-def test_features_of_zeros_are_told_apart_by_trying() -> None:
-    model = InAList().eval()
-    nn.init.zeros_(model.blocks[0][1].weight)
-    nn.init.zeros_(model.blocks[0][1].bias)
-    network = attach_exits(model, images())
-    assert network.taps == ("model.blocks.0", "model.blocks.1")
 
 
 @pytest.mark.parametrize(

@@ -23,11 +23,13 @@ def found(tmp_path_factory, without_interpreter):
     return [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(RANKS)]
 
 
-@pytest.mark.parametrize("kind", ["plain", "norm", "resumed", "sampler"])
-def test_all_processes_have_the_same_network(found, kind):
+def test_all_processes_have_the_same_network(found):
     """Buffers of batch norms, of which each has seen other images, too; they began with other parameters."""
-    assert_equal_bits(found[0][kind][0], found[1][kind][0])
-    assert found[0][kind][1] == found[1][kind][1]
+    for kind in ("plain", "norm", "resumed", "sampler"):
+        assert_equal_bits(found[0][kind][0], found[1][kind][0])
+        assert found[0][kind][1] == found[1][kind][1]
+    assert_equal_bits(found[0]["norm"][0], found[0]["resumed"][0])
+    assert found[0]["norm"][1] == found[0]["resumed"][1], "a resumed training is the uninterrupted one"
 
 
 def test_two_processes_train_as_one_does_on_the_same_batches(found):
@@ -43,15 +45,7 @@ def test_two_processes_train_as_one_does_on_the_same_batches(found):
         assert one.accuracy == pytest.approx(other.accuracy, abs=1 / 60 + 1e-9)
 
 
-def test_a_resumed_training_is_the_uninterrupted_one(found):
-    assert_equal_bits(found[0]["norm"][0], found[0]["resumed"][0])
-    assert found[0]["norm"][1] == found[0]["resumed"][1]
-
-
-def test_steps_count_the_images_of_all_processes(found):
-    assert found[0]["sampler"][1] == [16] * 8
-
-
-def test_each_process_knows_what_all_have_learned_from(found):
+def test_steps_count_the_images_of_all_processes_and_each_knows_what_all_have_learned_from(found):
     wanted = short(identities(images(digits()[0], 64).tensors[0])).unique()
+    assert found[0]["sampler"][1] == [16] * 8
     assert all(torch.equal(each["sampler"][2], wanted) for each in found)

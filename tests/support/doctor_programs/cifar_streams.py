@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from .program import Made, Program, device, planted
 
 
-def stage(inputs: int, outputs: int) -> nn.Sequential:
+def convolution(inputs: int, outputs: int) -> nn.Sequential:
     return nn.Sequential(nn.Conv2d(inputs, outputs, 3, padding=1), nn.ReLU())
 
 
@@ -19,8 +19,8 @@ class TwoStreamCifar(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.left, self.right = stage(3, 64), stage(3, 64)
-        self.left_mixed, self.right_mixed = stage(128, 64), stage(128, 64)
+        self.left, self.right = convolution(3, 64), convolution(3, 64)
+        self.left_mixed, self.right_mixed = convolution(128, 64), convolution(128, 64)
         self.fc = nn.Linear(128, 10)
         self.left_stream, self.right_stream = torch.cuda.Stream(priority=-1), torch.cuda.Stream()
         self.to(device()).eval()

@@ -78,10 +78,6 @@ class Recorded(Beside):
         return y, beside
 
 
-def streams_recorded() -> Made:
-    return Recorded(), narrow_input()
-
-
 class Prefetching(nn.Module):
     """Copies the next batch from pinned memory while the network runs on the one before; two buffers take turns."""
 
@@ -125,14 +121,6 @@ class Classifying(nn.Module):
         return self.read(self.fc(self.layers(x).mean((2, 3))))
 
 
-def labels_at_the_end() -> Made:
-    return Classifying(lambda logits: logits.argmax(dim=1).cpu()), wide_input()
-
-
-def number_at_the_end() -> Made:
-    return Classifying(lambda logits: logits.amax().item()), wide_input()
-
-
 def with_heads(samples: int, leaves_at: str | None = None) -> tuple[EarlyExitNetwork, Tensor]:
     """ResNet-18 with fused heads, at one of which all images leave, or at none."""
     backbone, x = resnet18(samples)
@@ -144,22 +132,6 @@ def with_heads(samples: int, leaves_at: str | None = None) -> tuple[EarlyExitNet
 def runner(exits: str, leaves_at: str | None = None) -> Made:
     network, x = with_heads(8, leaves_at)
     return make_runner(network, x, exits=exits, trunk="cudnn"), x
-
-
-def overlapped() -> Made:
-    return runner("overlapped")
-
-
-def polled() -> Made:
-    return runner("polled", "layer2")
-
-
-def gated() -> Made:
-    return runner("gated")
-
-
-def gated_leaving() -> Made:
-    return runner("gated", "layer1")
 
 
 def compacting() -> Made:
@@ -191,18 +163,6 @@ def peer(function: Callable[..., PeerAnswer], *, naive_heads: bool) -> Made:
     return GraphedPeer(called, x, trunk.memory_format), x
 
 
-def peer_bare() -> Made:
-    return peer(bare, naive_heads=False)
-
-
-def peer_in_line() -> Made:
-    return peer(in_line, naive_heads=True)
-
-
-def peer_forked() -> Made:
-    return peer(forked, naive_heads=True)
-
-
 def example_swap_heads() -> Made:
     """The network of the example, with all three heads swapped."""
     network = Net().to(device()).eval()
@@ -220,17 +180,31 @@ def example_backbone() -> Made:
     return make_runner(network, x, exits="overlapped"), x
 
 
+#: By name; those that an ordinary machine without a GPU can make come first.
 PROGRAMS: dict[str, Program] = {
-    **{
-        f"correct_{make.__name__}": Program(make, needs_cuda=False)
-        for make in (labels_at_the_end, number_at_the_end, example_swap_heads)
-    },
-    **{
-        f"correct_{make.__name__}": Program(make)
-        for make in (
-            *(plain_resnet18, graphed_resnet18, compiled, timm_in_a_graph, streams_held, streams_recorded, prefetching),
-            *(overlapped, polled, gated, gated_leaving, compacting, heads_behind),
-            *(peer_bare, peer_in_line, peer_forked, example_backbone),
-        )
-    },
+    f"correct_{name}": Program(make, needs_cuda=index > 2)
+    for index, (name, make) in enumerate(
+        {
+            "labels_at_the_end": lambda: (Classifying(lambda logits: logits.argmax(dim=1).cpu()), wide_input()),
+            "number_at_the_end": lambda: (Classifying(lambda logits: logits.amax().item()), wide_input()),
+            "example_swap_heads": example_swap_heads,
+            "plain_resnet18": plain_resnet18,
+            "graphed_resnet18": graphed_resnet18,
+            "compiled": compiled,
+            "timm_in_a_graph": timm_in_a_graph,
+            "streams_held": streams_held,
+            "streams_recorded": lambda: (Recorded(), narrow_input()),
+            "prefetching": prefetching,
+            "overlapped": lambda: runner("overlapped"),
+            "polled": lambda: runner("polled", "layer2"),
+            "gated": lambda: runner("gated"),
+            "gated_leaving": lambda: runner("gated", "layer1"),
+            "compacting": compacting,
+            "heads_behind": heads_behind,
+            "peer_bare": lambda: peer(bare, naive_heads=False),
+            "peer_in_line": lambda: peer(in_line, naive_heads=True),
+            "peer_forked": lambda: peer(forked, naive_heads=True),
+            "example_backbone": example_backbone,
+        }.items()
+    )
 }

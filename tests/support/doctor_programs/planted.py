@@ -20,10 +20,6 @@ class Race(Beside):
         return z, beside
 
 
-def race() -> Made:
-    return Race(), narrow_input()
-
-
 class FreedInUse(Beside):
     def run(self, x: Tensor) -> tuple[Tensor, ...]:
         y = self.first(x)
@@ -35,10 +31,6 @@ class FreedInUse(Beside):
         self.trunk.wait_stream(self.side)
         beside.record_stream(self.trunk)
         return y, beside
-
-
-def freed_in_use() -> Made:
-    return FreedInUse(), narrow_input()
 
 
 class UnrecordedEvent(Beside):
@@ -53,10 +45,6 @@ class UnrecordedEvent(Beside):
         self.trunk.wait_stream(self.side)
         beside.record_stream(self.trunk)
         return z, beside
-
-
-def unrecorded_event() -> Made:
-    return UnrecordedEvent(), narrow_input()
 
 
 def mixed_devices() -> Made:
@@ -76,10 +64,6 @@ class DefaultStream(OnCallersStream):
         return z, beside
 
 
-def default_stream() -> Made:
-    return DefaultStream(), narrow_input()
-
-
 class StreamClass(Beside):
     def run(self, x: Tensor) -> tuple[Tensor, ...]:
         y = self.first(x)
@@ -90,10 +74,6 @@ class StreamClass(Beside):
         self.trunk.wait_stream(self.side)
         beside.record_stream(self.trunk)
         return z, beside
-
-
-def stream_class() -> Made:
-    return StreamClass(), narrow_input()
 
 
 def priority() -> Made:
@@ -120,10 +100,6 @@ class HostWait(nn.Module):
         return self.second(y)
 
 
-def host_wait() -> Made:
-    return HostWait(), wide_input()
-
-
 class Allocation(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -132,10 +108,6 @@ class Allocation(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         torch.cuda.empty_cache()  # "to save memory": all of it is taken from the driver again
         return self.layers(x)
-
-
-def allocation() -> Made:
-    return Allocation(), wide_input()
 
 
 class PageableCopy(nn.Module):
@@ -173,10 +145,6 @@ class FullDevice(Beside):
         return z, beside
 
 
-def full_device() -> Made:
-    return FullDevice(), narrow_input()
-
-
 class GateWaits(Beside):
     def __init__(self) -> None:
         super().__init__(Wide)
@@ -193,10 +161,6 @@ class GateWaits(Beside):
         return (z,)
 
 
-def gate_waits() -> Made:
-    return GateWaits(), wide_input()
-
-
 class HeadsInLine(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -209,10 +173,6 @@ class HeadsInLine(nn.Module):
             x = block(x)
             answers.append(head(x))
         return answers
-
-
-def fusible_heads() -> Made:
-    return HeadsInLine(), wide_input()
 
 
 class Recapture(nn.Module):
@@ -248,33 +208,36 @@ class CudnnBenchmark(nn.Module):
             return self.layers(x[:samples])
 
 
-def cudnn_benchmark() -> Made:
-    return CudnnBenchmark(), wide_input()
-
-
 #: By name; mostly the kind of finding.
 PROGRAMS: dict[str, Program] = {
-    "race": planted(race, "race"),
-    "freed_in_use": planted(freed_in_use, "freed-in-use", may_find=("race",)),
-    "unrecorded_event": planted(unrecorded_event, "unrecorded-event", may_find=("race",)),
+    "race": planted(lambda: (Race(), narrow_input()), "race"),
+    "freed_in_use": planted(lambda: (FreedInUse(), narrow_input()), "freed-in-use", may_find=("race",)),
+    "unrecorded_event": planted(lambda: (UnrecordedEvent(), narrow_input()), "unrecorded-event", may_find=("race",)),
     "mixed_devices": planted(mixed_devices, "mixed-devices", may_find=("default-stream",), devices=2),
-    "default_stream": planted(default_stream, "default-stream"),
+    "default_stream": planted(lambda: (DefaultStream(), narrow_input()), "default-stream"),
     "stream_class": planted(
-        stream_class, "stream-class", may_find=("race", "freed-in-use", "default-stream", "allocation")
+        lambda: (StreamClass(), narrow_input()),
+        "stream-class",
+        may_find=("race", "freed-in-use", "default-stream", "allocation"),
     ),
     "priority": planted(priority, "priority"),
     "launch_bound": planted(launch_bound, "launch-bound", needs_cuda=False),
-    "host_wait": planted(host_wait, "host-wait", needs_cuda=False),
+    "host_wait": planted(lambda: (HostWait(), wide_input()), "host-wait", needs_cuda=False),
     # the device idles while the host waits for the driver
-    "allocation": planted(allocation, "allocation", may_find=("launch-bound",), needs_cuda=False),
+    "allocation": planted(
+        lambda: (Allocation(), wide_input()), "allocation", may_find=("launch-bound",), needs_cuda=False
+    ),
     "pageable_copy": planted(pageable_copy, "pageable-copy", needs_cuda=False),
-    "full_device": planted(full_device, "full-device"),
-    "gate_waits": planted(gate_waits, "gate-waits", may_find=("fusible-heads", "full-device")),
-    "fusible_heads": planted(fusible_heads, "fusible-heads", needs_cuda=False),
+    "full_device": planted(lambda: (FullDevice(), narrow_input()), "full-device"),
+    "gate_waits": planted(lambda: (GateWaits(), wide_input()), "gate-waits", may_find=("fusible-heads", "full-device")),
+    "fusible_heads": planted(lambda: (HeadsInLine(), wide_input()), "fusible-heads", needs_cuda=False),
     # torch.cuda.graph waits for the device, and empties the allocator's cache
     "recapture": planted(recapture, "recapture", may_find=("host-wait", "allocation", "launch-bound")),
     # each algorithm is waited for, and takes a workspace
     "cudnn_benchmark": planted(
-        cudnn_benchmark, "cudnn-benchmark", may_find=("host-wait", "allocation", "launch-bound"), needs_cuda=False
+        lambda: (CudnnBenchmark(), wide_input()),
+        "cudnn-benchmark",
+        may_find=("host-wait", "allocation", "launch-bound"),
+        needs_cuda=False,
     ),
 }

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from .layers import Beside, OnCallersStream, narrow_input
-from .program import Made, Program, planted
+from .program import Program, planted
 
 
 class OfAThread(Beside):
@@ -50,15 +50,7 @@ class Entering(OfAThread):
             return super().launch(y)
 
 
-def submitted_within() -> Made:
-    return SubmittedWithin(), narrow_input()
-
-
-def entering() -> Made:
-    return Entering(), narrow_input()
-
-
 PROGRAMS: dict[str, Program] = {
-    "threads_submitted_within": planted(submitted_within, "default-stream"),
-    "threads_entering": Program(entering),
+    "threads_submitted_within": planted(lambda: (SubmittedWithin(), narrow_input()), "default-stream"),
+    "threads_entering": Program(lambda: (Entering(), narrow_input())),
 }

@@ -2,6 +2,7 @@
 
 import contextlib
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -62,52 +63,39 @@ def folder(tmp_path, monkeypatch):
         del sys.modules[name]
 
 
-@pytest.mark.parametrize(
-    ("module", "message", "first"),
-    [
-        (
-            "errs_import",
-            "importing errs_import raised ModuleNotFoundError: No module named 'no_module_of_that_name' "
-            "(errs_import.py:2)",
-            'errs_import.py", line 2, in <module>',
-        ),
-        ("errs_syntax", "importing errs_syntax raised SyntaxError: {} (errs_syntax.py:2)", 'errs_syntax.py", line 2'),
-        (
-            "errs_outer",
-            "importing errs_outer raised SyntaxError: {} (errs_syntax.py:2)",
-            'errs_outer.py", line 3, in <module>',
-        ),
-    ],
-)
-def test_a_module_that_cannot_be_imported(folder, module, message, first):
-    result = tune("doctor", f"{module}:f")
-    assert result.exit_code == 2 and not (folder / "auxhead-doctor").exists()
-    lines = result.stderr.splitlines()
-    said = next(line for line in lines if "Error: " in line).partition(": ")[2]
-    assert lines[-1] == f"Error: TARGET: {module}:f: " + message.format(said)
-    frames = [line for line in lines if line.startswith("  File ")]
-    assert first in frames[0] and "auxhead" not in "".join(frames)
+def test_a_module_that_cannot_be_imported(folder):
+    syntax = "raised SyntaxError: {} (errs_syntax.py:2)"
+    missing = "raised ModuleNotFoundError: No module named 'no_module_of_that_name' (errs_import.py:2)"
+    for module, message, first in (
+        ("errs_import", missing, 'errs_import.py", line 2, in <module>'),
+        ("errs_syntax", syntax, 'errs_syntax.py", line 2'),
+        ("errs_outer", syntax, 'errs_outer.py", line 3, in <module>'),
+    ):
+        result = tune("doctor", f"{module}:f")
+        assert result.exit_code == 2 and not (folder / "auxhead-doctor").exists()
+        lines = result.stderr.splitlines()
+        said = next(line for line in lines if "Error: " in line).partition(": ")[2]
+        assert lines[-1] == f"Error: TARGET: {module}:f: importing {module} " + message.format(said)
+        frames = [line for line in lines if line.startswith("  File ")]
+        assert first in frames[0] and "auxhead" not in "".join(frames)
 
 
-@pytest.mark.parametrize(
-    ("name", "message", "first"),
-    [
+def test_what_a_factory_or_a_request_raises(folder):
+    for name, message, first in (
         ("factory", "errs_mod:factory raised ValueError: my model needs weights (errs_mod.py:5)", "in factory"),
         ("silent", "errs_mod:silent raised KeyError (errs_mod.py:8)", "in silent"),
         ("of_auxhead", "errs_mod:of_auxhead raised BadInput: ", "in of_auxhead"),
         ("leaves", "errs_mod:leaves raised SystemExit: 3 (errs_mod.py:15)", None),
         ("forward_fails", "errs_mod:forward_fails: a request raised RuntimeError: ", "in forward"),
         ("input_does_not_fit", "errs_mod:input_does_not_fit: a request raised RuntimeError: ", "torch"),
-    ],
-)
-def test_what_a_factory_or_a_request_raises(folder, name, message, first):
-    with pytest.raises(UserCodeError) as raised:
-        find_target(f"errs_mod:{name}")(torch.device("cpu")).request()
-    assert str(raised.value).startswith(f"TARGET: {message}") and "\n" not in str(raised.value)
-    frames = [line for line in raised.value.shown.splitlines() if line.startswith("  File ")]
-    assert (first is None and not frames) or first in frames[0]
-    if name == "forward_fails":
-        assert str(raised.value).endswith("(errs_mod.py:22)")
+    ):
+        with pytest.raises(UserCodeError) as raised:
+            find_target(f"errs_mod:{name}")(torch.device("cpu")).request()
+        assert str(raised.value).startswith(f"TARGET: {message}") and "\n" not in str(raised.value)
+        frames = [line for line in raised.value.shown.splitlines() if line.startswith("  File ")]
+        assert (first is None and not frames) or first in frames[0]
+        if name == "forward_fails":
+            assert str(raised.value).endswith("(errs_mod.py:22)")
 
 
 def test_a_factory_that_takes_arguments(folder):
@@ -116,22 +104,20 @@ def test_a_factory_that_takes_arguments(folder):
     assert find_target("errs_mod:may_take")(torch.device("cpu")).request().shape == (1, 1)
 
 
-@pytest.mark.parametrize(
-    ("source", "message"),
-    [
-        ("def main():\n    open('no_data.csv')\nmain()", "raised FileNotFoundError: [Errno 2] No such file or dir"),
-        ("import sys\nsys.exit('no data')", "raised SystemExit: no data (errs_random.py:2)"),
-        ("x = (", "raised SyntaxError: "),
-    ],
-    ids=["raises", "leaves", "syntax"],
-)
-def test_what_a_script_raises(folder, source, message, monkeypatch):
+def test_what_a_script_raises(folder, monkeypatch):
+    """A script named like a module of Python's is the user's all the same."""
     monkeypatch.setattr(script, "profiler", contextlib.nullcontext)
-    (folder / "errs_random.py").write_text(source)
-    with pytest.raises(UserCodeError) as raised:
-        script.profile_script(folder / "errs_random.py", (), folder / "trace.json")
-    assert str(raised.value).startswith(f"SCRIPT: {folder / 'errs_random.py'} {message}")
-    assert raised.value.shown.count("runpy") == 0 and str(raised.value).endswith(")")
+    for source, message in (
+        ("def main():\n    open('no_data.csv')\nmain()", "raised FileNotFoundError: [Errno 2] No such file or dir"),
+        ("import sys\nsys.exit('no data')", "raised SystemExit: no data (random.py:2)"),
+        ("x = (", "raised SyntaxError: "),
+    ):
+        (folder / "random.py").write_text(source)
+        for file in (folder / "random.py", Path("random.py")):
+            with pytest.raises(UserCodeError) as raised:
+                script.profile_script(file, (), folder / "trace.json")
+            assert str(raised.value).startswith(f"SCRIPT: {file} {message}")
+            assert raised.value.shown.count("runpy") == 0 and str(raised.value).endswith(")")
 
 
 def test_errors_of_our_own_checks_have_no_traceback(folder):
