@@ -31,7 +31,7 @@ class _TrunkGraph(NamedTuple):
     """A graph of the trunk, by its part and its number there."""
 
     part: int
-    index: int
+    number: int
 
 
 class SplitBatch:
@@ -109,15 +109,15 @@ class SplitBatch:
         """Launch a piece of the trunk, with the crossing before it or the last heads behind it."""
         piece = self._pieces[number]
         part = self._parts[piece.part]
-        if piece.index == 0 and piece.part > 0:
+        if piece.number == 0 and piece.part > 0:
             self._cross(piece.part - 1)
         streams = part.streams
         with torch.cuda.device(streams.device):
-            if piece.index == 1 and piece.part > 0:
+            if piece.number == 1 and piece.part > 0:
                 streams.trunk.wait_event(self._parts[piece.part - 1].streams.answered)
-            part.trunk[piece.index].launch(streams.trunk)
+            part.trunk[piece.number].launch(streams.trunk)
             if number == len(self._pieces) - 1:
-                if piece.index == 0 and piece.part > 0:
+                if piece.number == 0 and piece.part > 0:
                     streams.trunk.wait_event(self._parts[piece.part - 1].streams.answered)
                 part.judge.launch(streams.trunk)
             streams.computed.record(streams.trunk)
