@@ -105,7 +105,7 @@ def record(
             stack.enter_context(_HostReads(recorder))
         stack.enter_context(recorder)
         drawn = generators()
-        held = [(f"{name}.{key}".strip("."), of, key, each) for name, layer in model.named_modules()
+        held = [(f"{name}.{key}".strip("."), of, key, each) for name, layer in model.named_modules() if not isinstance(layer, torch.jit.ScriptModule)
                 for of in (layer._parameters, layer._buffers) for key, each in of.items()]  # fmt: skip
         output = call_with(model, batch) if call is None else call(batch)
         draws = str(drawn) != str(generators())
