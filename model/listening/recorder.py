@@ -105,8 +105,13 @@ def record(
             stack.enter_context(_HostReads(recorder))
         stack.enter_context(recorder)
         drawn = generators()
-        held = [(f"{name}.{key}".strip("."), of, key, each) for name, layer in model.named_modules() if not isinstance(layer, torch.jit.ScriptModule)
-                for of in (layer._parameters, layer._buffers) for key, each in of.items()]  # fmt: skip
+        plain = ((name, each) for name, each in model.named_modules() if not isinstance(each, torch.jit.ScriptModule))
+        held = [
+            (f"{name}.{key}".strip("."), of, key, each)
+            for name, layer in plain
+            for of in (layer._parameters, layer._buffers)
+            for key, each in of.items()
+        ]
         output = call_with(model, batch) if call is None else call(batch)
         draws = str(drawn) != str(generators())
         with recorder.unwatched():
