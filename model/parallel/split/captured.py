@@ -31,7 +31,7 @@ class _TrunkGraph(NamedTuple):
     """A graph of the trunk, by its part and its number there."""
 
     part: int
-    index: int
+    number: int
 
 
 class SplitBatch:
@@ -58,7 +58,7 @@ class SplitBatch:
         """
         self._parts = parts
         self.resizable = {key: each for part in parts for key, each in part.resizable.items()}
-        self._pieces = [_TrunkGraph(part, index) for part, one in enumerate(parts) for index in range(len(one.trunk))]
+        self._pieces = [_TrunkGraph(part, number) for part, one in enumerate(parts) for number in range(len(one.trunk))]
         none = torch.zeros(0, dtype=torch.int64, device="cpu")
         launches = [launch for part in parts for launch in part.heads.launches]
         graphs = [graph for part in parts for graph in (*part.trunk, part.judge)]
@@ -109,15 +109,15 @@ class SplitBatch:
         """Launch a piece of the trunk, with the crossing before it or the last heads behind it."""
         piece = self._pieces[number]
         part = self._parts[piece.part]
-        if piece.index == 0 and piece.part > 0:
+        if piece.number == 0 and piece.part > 0:
             self._cross(piece.part - 1)
         streams = part.streams
         with torch.cuda.device(streams.device):
-            if piece.index == 1 and piece.part > 0:
+            if piece.number == 1 and piece.part > 0:
                 streams.trunk.wait_event(self._parts[piece.part - 1].streams.answered)
-            part.trunk[piece.index].launch(streams.trunk)
+            part.trunk[piece.number].launch(streams.trunk)
             if number == len(self._pieces) - 1:
-                if piece.index == 0 and piece.part > 0:
+                if piece.number == 0 and piece.part > 0:
                     streams.trunk.wait_event(self._parts[piece.part - 1].streams.answered)
                 part.judge.launch(streams.trunk)
             streams.computed.record(streams.trunk)
