@@ -1,4 +1,4 @@
-"""The import table of DESIGN.md, checked against the sources."""
+"""The import table of ARCHITECTURE.md, checked against the sources."""
 
 import ast
 import importlib
@@ -22,35 +22,14 @@ MAY_IMPORT = {
     "autotune": {"kernels", "model"},
     "plots": {"autotune.records", "model.basics", "model.commands"},
 }
-#: Within a package a room imports rooms of lower levels only; those of one level know nothing of each other.
+#: By package, its rooms from the lowest level to the highest, as ARCHITECTURE.md has them.
 LEVELS = {
-    "model": (
-        {"basics"},
-        {"listening", "answers"},
-        {"heads"},
-        {"network"},
-        {"trunk", "own_exits"},
-        {"saving"},
-        {"processes"},
-        {"runners"},
-        {"auto"},
-        {"make_runner", "attach"},
-        {"accelerate"},
-        {"training"},
-        {"calibration"},
-        {"export"},
-        {"parallel"},
-        {"commands"},
-        {"__init__"},  # the public names
-        {"examples", "guides"},
-    ),
-    "autotune": (
-        {"records"},
-        {"measuring"},
-        {"pipelines", "heads", "profile", "plan", "doctor", "sweep"},
-        {"bench", "overlap", "tuned"},
-    ),
+    package: [set(rooms.replace(" ", "").split(",")) for rooms in " ".join(line.split()).split(" <- ")]
+    for package, line in re.findall(
+        r"^    (\w+): (.+(?:\n {8}.+)*)", (ROOT / "ARCHITECTURE.md").read_text(), flags=re.MULTILINE
+    )
 }
+LEVELS["model"].insert(-1, {"__init__"})  # the public names, which examples and guides import
 STANDARD = set(sys.stdlib_module_names)
 #: Packages of others; model's are those of its command and of its demo.
 OTHERS = {"kernels": {"torch", "triton", "cuda"}, "plots": {"matplotlib", "numpy", "rich", "typer"}}

@@ -128,10 +128,9 @@ def _make_network(asked: SimpleNamespace, classes: int) -> tuple[EarlyExitNetwor
         torch.manual_seed(asked.seed)
         if asked.model is not None:
             network, example = load_factory(asked.model)()
-            if example.ndim != 4 or example.shape[1] != 3 or example.shape[2] != example.shape[3]:
-                raise BadInput(
-                    f"--model: {asked.model} returned {list(example.shape)}, wants a batch [N, 3, size, size]"
-                )
+            shape = list(example.shape)
+            if len(shape) != 4 or shape[1] != 3 or shape[2] != shape[3]:
+                raise BadInput(f"--model: {asked.model} returned a batch {shape}, wants [N, 3, size, size]")
             network.check_taps(example)
             found = network.exit_heads[0].num_classes
             if found != classes:

@@ -34,7 +34,8 @@ def test_the_small_resnet_keeps_the_resolution_of_a_small_image_and_no_head_exit
     early = backbone.maxpool(backbone.relu(backbone.bn1(backbone.conv1(torch.zeros(1, 3, 16, 16)))))
     assert backbone(torch.zeros(2, 3, 16, 16)).shape == (2, 7) and early.shape == (1, 64, 16, 16)
     network = small_early_exit_network(4).eval()
-    assert network.taps == BLOCKS and (network(torch.randn(3, 3, 16, 16)).exit_index == len(BLOCKS) == 8).all()
+    assert network.taps == BLOCKS and len(BLOCKS) == 8
+    assert (network(torch.randn(3, 3, 16, 16)).exit_index == 8).all()
 
 
 def test_the_demo_writes_what_it_says(done):
