@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.parameter import is_lazy
 
 from ..basics.arguments import is_plain
@@ -53,7 +54,9 @@ def kept(model: nn.Module, device: torch.device) -> Iterator[None]:
     """Put back what forwards of a model change: parameters, buffers, plain attributes, the states of generators."""
     with ExitStack() as stack:
         stack.enter_context(_KeptParameters(model))
-        for module in (each for each in model.modules() if not isinstance(each, torch.jit.ScriptModule)):
+        # a lazy layer becomes another at its first call
+        ours = (each for each in model.modules() if not isinstance(each, (torch.jit.ScriptModule, LazyModuleMixin)))
+        for module in ours:
             own = [each for key, each in vars(module).items() if key not in OF_EVERY_MODULE and type(each) is dict]
             for held in (vars(module), module._buffers, *own):
                 stack.callback(_put_back_items, held, dict(held))

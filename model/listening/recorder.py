@@ -238,7 +238,7 @@ class _Recorder(OperatorMode):
             return known[0]
         if known is None and not memory.values:
             value = self._new(tensor, leaf="unknown")
-            value.tensor = tensor.detach().clone() if isinstance(tensor, Tensor) else None
+            value.tensor = tensor.detach().clone() if isinstance(tensor, Tensor) and not is_lazy(tensor) else None
         elif form in memory.views:  # of what has been written to since: the same view of what is there now
             base_form, function, args, kwargs = memory.views[form]
             base = self._value_in(memory, base_form, memory.values[base_form][0])
@@ -267,7 +267,7 @@ class _Recorder(OperatorMode):
             readable = tensor.dtype in head_dtypes(tensor.device)
             known |= {"memory": tensor.untyped_storage()._cdata, "stride": tensor.stride(), "is_readable": readable}
         learns = learns and tensor.dtype.is_floating_point
-        has_shape = isinstance(tensor, Value) or not tensor.is_nested
+        has_shape = isinstance(tensor, Value) or not (is_lazy(tensor) or tensor.is_nested)
         shape = tuple(tensor.shape) if has_shape else ()
         return Value(self._values - 1, shape, tensor.dtype, learns=learns, **known)
 
