@@ -193,8 +193,8 @@ def _role(call: str) -> str:
 def print_diagnosis(console: Console, trace: Trace, findings: Sequence[Finding], verdict: Verdict) -> None:
     """Print all of it."""
 
-    def say(text: str = "", **style: str) -> None:
-        console.print(text, soft_wrap=True, **style)
+    def say(text: str = "", style: str | None = None) -> None:
+        console.print(text, style=style, soft_wrap=True)
 
     requests, count = len(trace.requests), len(findings)
     say(f"{requests} request{'s' * (requests != 1)}, told by {trace.cut_by}.")

@@ -189,9 +189,9 @@ class Watcher(OperatorObserver):
         """Note an event of CUDA, by the name of what notes it: of :class:`Accesses`, or of torch's sanitizer."""
         with self._lock:
             if how == "allocated":
-                self._accesses.allocated(*arguments, current_stream(current_device()))
+                self._accesses.allocated(arguments[0], current_stream(current_device()))
             elif how == "freed":
-                self._accesses.freed(*arguments, self._line())
+                self._accesses.freed(arguments[0], self._line())
             else:
                 waits = how.startswith(("sync_all", "all_streams"))
                 self._accesses.ordered(how, *arguments, by_user=not waits or self._line() is not None)
