@@ -194,7 +194,7 @@ def print_diagnosis(console: Console, trace: Trace, findings: Sequence[Finding],
     """Print all of it."""
 
     def say(text: str = "", style: str | None = None) -> None:
-        console.print(text, soft_wrap=True, style=style)
+        console.print(text, style=style, soft_wrap=True)
 
     requests, count = len(trace.requests), len(findings)
     say(f"{requests} request{'s' * (requests != 1)}, told by {trace.cut_by}.")

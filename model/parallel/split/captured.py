@@ -58,7 +58,7 @@ class SplitBatch:
         """
         self._parts = parts
         self.resizable = {key: each for part in parts for key, each in part.resizable.items()}
-        self._pieces = [_TrunkGraph(part, index) for part, one in enumerate(parts) for index in range(len(one.trunk))]
+        self._pieces = [_TrunkGraph(part, number) for part, one in enumerate(parts) for number in range(len(one.trunk))]
         none = torch.zeros(0, dtype=torch.int64, device="cpu")
         launches = [launch for part in parts for launch in part.heads.launches]
         graphs = [graph for part in parts for graph in (*part.trunk, part.judge)]
