@@ -90,9 +90,9 @@ def make_runner(
     trunk = "as_is" if trunk is None else trunk
     kind = kind_of_runner(exits, compact=compact)
     if not kind.graphs:
-        return _eager(network, example_input, batch_sizes, trunk, kind=kind.load())
+        return _eager(network, example_input, batch_sizes, trunk, kind=kind.imported_class())
     options = {} if forks is None else {"forks": forks}
-    made: Runner = kind.load()(
+    made: Runner = kind.imported_class()(
         network, example_input, batch_sizes=sizes_of(batch_sizes, example_input), trunk=trunk, **options
     )
     return made

@@ -49,11 +49,11 @@ class Candidate(NamedTuple):
         """Make the runner for a batch size, on a trunk of its kind; samples may be gathered into the smaller ones."""
         kind = kind_of_runner(self.exits, compact=self.compact)
         if not kind.graphs:
-            eager: EagerRunner = kind.load()(network, trunk=trunk)
+            eager: EagerRunner = kind.imported_class()(network, trunk=trunk)
             return eager
         sizes = (*smaller, size) if self.compact else (size,)
         options = {"forks": self.forks} if self.exits == "overlapped" else {}
-        made: GraphRunner = kind.load()(network, example_input, batch_sizes=sizes, trunk=trunk, **options)
+        made: GraphRunner = kind.imported_class()(network, example_input, batch_sizes=sizes, trunk=trunk, **options)
         return made
 
 

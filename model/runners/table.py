@@ -20,7 +20,7 @@ class RunnerKind(NamedTuple):
     """Whether it replays CUDA graphs: it then derives from ``GraphRunner``, needs a GPU, and "auto" measures it, too;
     else from ``EagerRunner``, and runs on any device."""
 
-    def load(self) -> Any:
+    def imported_class(self) -> Any:
         """Return the class."""
         return getattr(import_module(f".{self.module}", __package__), self.class_name)
 
