@@ -160,7 +160,8 @@ class ExitRule(nn.Module):
         if not held.is_cpu and self._seen == self._versions():  # reading would let the host wait
             return
         with WRITING:
-            temperature, threshold = float(self.temperature_tensor), float(held)
+            # tolist: a read of the host alone, which no mode takes for an operator of the network
+            temperature, threshold = self.temperature_tensor.tolist(), held.tolist()
             own_temperature, own_threshold = self._in_force()
             if temperature != own_temperature:
                 self._temperature = temperature

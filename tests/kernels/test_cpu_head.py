@@ -91,7 +91,7 @@ def test_any_number_of_classes(classes: int) -> None:
             check_head(*head, temperature=temperature, threshold=torch.tensor(0.05), out=found)
 
 
-def test_any_temperature(temperature: float) -> None:
+def test_any_temperature() -> None:
     for temperature in TEMPERATURES:
         found = assert_as_reference(*make_head((4, 9), 5), temperature=temperature, threshold=0.0)
         fine = 0 < temperature < math.inf

@@ -6,7 +6,7 @@ import math
 
 import pytest
 from auxhead.autotune.records.record import BadRecord, Record
-from auxhead.autotune.tuned.command import promote
+from auxhead.autotune.tuned.promote import promote
 from auxhead.kernels.launch.kernel_hash import kernel_hash
 from auxhead.kernels.launch.launch_rule import config_by_rule
 from auxhead.kernels.launch.tuned_table import BadTable, lookup, read_table, table_path

@@ -6,7 +6,7 @@ import pytest
 import torch
 from auxhead.model import EarlyExitNetwork, FusedAuxHead, calibrate_network
 from auxhead.model.calibration.report import CalibratedClass, exits_by_class, most_telling
-from auxhead.model.commands.demo.report import print_report
+from auxhead.model.commands.calibrate_run import print_report
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
