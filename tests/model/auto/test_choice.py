@@ -117,7 +117,9 @@ def test_candidates_from_the_simplest_on() -> None:
 def test_a_candidate_makes_its_runner(
     candidate: Candidate, kind: str, more: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(RunnerKind, "load", lambda kind: lambda *given, **options: (kind.class_name, given, options))
+    monkeypatch.setattr(
+        RunnerKind, "imported_class", lambda kind: lambda *given, **options: (kind.class_name, given, options)
+    )
     network, example = object(), object()
     made: Any = candidate.make(network, example, 8, (1, 4), "the trunk")  # type: ignore[arg-type]
     assert made == (kind, (network, example), {"trunk": "the trunk", **more})

@@ -297,6 +297,6 @@ def test_an_explicit_runner_has_the_backbone_as_it_is_and_the_size_of_the_exampl
     def overlapped(_network: object, _example: object, **options: object) -> Runner:
         asked.append(options)
 
-    monkeypatch.setattr(RunnerKind, "load", lambda _kind: overlapped)
+    monkeypatch.setattr(RunnerKind, "imported_class", lambda _kind: overlapped)
     make_runner(small_network(), images(4), exits="overlapped")
     assert asked == [{"batch_sizes": [4], "trunk": "as_is"}]
