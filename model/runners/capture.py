@@ -120,8 +120,8 @@ class CapturedReads(OperatorMode):
                 self._made[storage._cdata] = StorageWeakRef(storage)
         return outputs
 
-    def __exit__(self, *error: Any) -> None:
-        super().__exit__(*error)
+    def forget_made(self) -> None:
+        """Let go of the addresses of what was made; not in ``__exit__``, which an interrupt must not find halfway."""
         self._made.clear()
 
     def _keep(self, read: Any) -> None:
@@ -185,6 +185,7 @@ class Capture:
             stack.enter_context(self._memory.allocating())
             stack.enter_context(naming_layers(backbone, *others))
             stack.callback(self._abandon)
+            stack.callback(self.reads.forget_made)
             stack.enter_context(self.reads)
             self._begin(stream)
             yield

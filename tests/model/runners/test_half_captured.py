@@ -91,6 +91,7 @@ def test_an_interrupt_at_each_line(faked: Callable[..., FakeRuntime], allocator:
         assert not allocator.allocating, line
         assert stream_order.order.current is stream
         assert gc.isenabled()
+        assert not torch._C._len_torch_dispatch_stack(), line  # a mode that stays on would see all that comes after
     runtime = faked()
     capture_some()
     assert not (runtime.capturing or runtime.graphs)
