@@ -161,7 +161,8 @@ class ExitRule(nn.Module):
             return
         with WRITING:
             # tolist: a read of the host alone, which no mode takes for an operator of the network
-            temperature, threshold = self.temperature_tensor.tolist(), held.tolist()
+            found: list[Any] = [self.temperature_tensor.tolist(), held.tolist()]
+            temperature, threshold = found
             own_temperature, own_threshold = self._in_force()
             if temperature != own_temperature:
                 self._temperature = temperature
