@@ -3,9 +3,10 @@
 import pytest
 import torch
 from auxhead.kernels import runs_triton
+from auxhead.kernels.repeat import ExitsRepeat
 from auxhead.model import EarlyExitNetwork, make_runner
 from auxhead.model.answers.exit_result import first_sure
-from auxhead.model.network.eager_pass import ExitsRepeats
+from auxhead.model.network import eager_pass
 from support.exits_plan_cases import as_on_a_gpu, assert_same, differ, heads_called
 from support.hidden_head_cases import HIDDEN_CHANGES, naive_answers, with_hidden_heads
 from support.one_by_one import one_by_one
@@ -121,8 +122,9 @@ def test_a_plan_sees_a_change_of_hidden_layers(
     network: EarlyExitNetwork, change: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = []
-    make = ExitsRepeats._make
-    monkeypatch.setattr(ExitsRepeats, "_make", lambda *args, **options: made.append(1) or make(*args, **options))
+    monkeypatch.setattr(
+        eager_pass, "ExitsRepeat", lambda *args, **options: made.append(1) or ExitsRepeat(*args, **options)
+    )
     head, x = network.fused_heads[0], images(2)
     network.set_rules(0.0)
     with torch.no_grad(), as_on_a_gpu():

@@ -1,12 +1,13 @@
-"""Arguments of the kernels for a head's layers: those of its first linear layer, of its norm and of a last one."""
+"""Memory that a launch is given: a head's parameters as its kernel takes them, and what its programs hand over in."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ..reference.hidden_layers import HiddenLayers
+from .launch_config import LaunchConfig, Programs
 
 
 def first_layer(weight: Tensor, bias: Tensor | None, hidden: HiddenLayers) -> tuple[Any, ...]:
@@ -44,3 +45,21 @@ def launched_parameters(given: Mapping[str, Any]) -> list[Tensor]:
 
 def _stride(vector: Tensor | None) -> int:
     return 0 if vector is None else vector.stride(0)
+
+
+class Workspace(NamedTuple):
+    """Memory of one head in one launch, one-dimensional; its layout: ``head_stages.head_program``."""
+
+    features: Tensor | None
+    """Pooled features if tiled, int32."""
+    partial: Tensor
+    """Partial logits: int32 where programs wait for them (``LaunchConfig.hands_over``), else float32."""
+    arrived: Tensor | None
+    """Programs of each sample that are done, [N] int32; None where programs wait instead."""
+
+    @classmethod
+    def of(cls, config: LaunchConfig, programs: Programs, zeros: Tensor) -> "Workspace":
+        """Divide ``zeros``, [programs.zeroed] int32, which the launch sets back to 0; allocate what need not be 0."""
+        if config.hands_over:
+            return cls(zeros[programs.partial_sums :] if config.tiled else None, zeros, None)
+        return cls(None, torch.empty(programs.partial_sums, dtype=torch.float32, device=zeros.device), zeros)

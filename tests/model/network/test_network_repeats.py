@@ -1,6 +1,6 @@
-"""eager_pass.py: a network's exits in planned launches answer as its heads do one by one, whatever has changed.
+"""eager_pass.py: a network's exits in repeated launches answer as its heads do one by one, whatever has changed.
 
-Launches are interpreted; see test_exits_plans_gpu.py for streams, graphs and threads.
+Launches are interpreted, or on a GPU; see test_network_repeats_gpu.py for streams, graphs and threads.
 """
 
 import copy
@@ -8,6 +8,7 @@ import gc
 import pickle
 import weakref
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 
 import pytest
 import torch
@@ -22,19 +23,31 @@ from support.exits_plan_cases import (
     assert_same,
     differ,
     heads_called,
-    images,
     make_network,
     unplanned,
 )
+from support.exits_plan_cases import images as few_images
 from torch import Tensor, nn
-from torch.nn.utils import parametrizations, prune
 from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-pytestmark = [
-    pytest.mark.skipif(not runs_triton(torch.empty(0)), reason="kernels are not interpreted here"),
-    pytest.mark.usefixtures("without_interpreter", "poisoned_empty", "without_gradients"),
-]
+pytestmark = pytest.mark.usefixtures("without_interpreter", "poisoned_empty", "without_gradients")
+
+
+class Where:
+    """The device of the test that runs."""
+
+    device = "cpu"
+
+
+@pytest.fixture(params=["triton", *([pytest.param("cuda", marks=pytest.mark.gpu)] * torch.cuda.is_available())])
+def where(request: pytest.FixtureRequest) -> Iterator[None]:
+    if request.param == "triton" and not runs_triton(torch.empty(0)):
+        pytest.skip("kernels are not interpreted here")
+    Where.device = "cuda" if request.param == "cuda" else "cpu"
+    with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=False):
+        yield
+    Where.device = "cpu"
 
 
 @pytest.fixture
@@ -44,13 +57,22 @@ def without_gradients() -> Iterator[None]:
 
 
 @pytest.fixture
-def net() -> EarlyExitNetwork:
-    return make_network()
+def net(where: None) -> EarlyExitNetwork:
+    return make_network(Where.device)
+
+
+def images(samples: int, side: int = 4) -> Tensor:
+    return few_images(samples, side).to(Where.device)
+
+
+def launching(handle: int = 0) -> AbstractContextManager[None]:
+    """Let eager passes launch, on the CPU too, on a stream of that handle there."""
+    return nullcontext() if Where.device == "cuda" else as_on_a_gpu(handle)
 
 
 def planned(net: EarlyExitNetwork, x: Tensor, *, stop: bool = False, handle: int = 0) -> ExitResult:
     """The answer of planned launches alone."""
-    with as_on_a_gpu(handle), heads_called() as called:
+    with launching(handle), heads_called() as called:
         result = net(x, stop=stop)
     assert not called, "heads were called one by one"
     return result
@@ -62,7 +84,7 @@ def follows(net: EarlyExitNetwork, *batches: Tensor, again: int = 2) -> None:
         for x in batches:
             wanted = unplanned(net, x)
             for stop in (False, True):
-                with as_on_a_gpu():
+                with launching():
                     assert_same(net(x, stop=stop), wanted)
 
 
@@ -148,7 +170,7 @@ def features_of(net: EarlyExitNetwork, x: Tensor) -> list[Tensor]:
     return found
 
 
-# What plans rest on
+# What repeats rest on
 
 
 @pytest.mark.parametrize("change", OF_A_HEAD.values(), ids=OF_A_HEAD)
@@ -159,7 +181,7 @@ def test_a_change_of_a_head_is_followed(net: EarlyExitNetwork, change: Callable[
     before = unplanned(net, x)
     planned(net, x)
     change(head)
-    with as_on_a_gpu():
+    with launching():
         found = [net(x), net(x)]
     wanted = unplanned(net, x)
     for one in found:
@@ -168,12 +190,12 @@ def test_a_change_of_a_head_is_followed(net: EarlyExitNetwork, change: Callable[
 
 
 def _replace_a_head(net: EarlyExitNetwork) -> None:
-    net.heads[0] = make_network().fused_heads[1]
+    net.heads[0] = make_network(Where.device).fused_heads[1]
     net.heads[0].rule.threshold = 0.3
 
 
 def _replace_all_heads(net: EarlyExitNetwork) -> None:
-    other = make_network()
+    other = make_network(Where.device)
     for head in other.fused_heads:
         head.linear.weight.neg_()
     net.heads = other.heads
@@ -186,7 +208,8 @@ OF_A_NETWORK: dict[str, Callable[[EarlyExitNetwork], object]] = {
     "thresholds": lambda net: net.set_rules(0.0),
     "rules": lambda net: net.set_rules({"first": ExitRule(0.2, temperature=3.0), "third": ExitRule(enabled=False)}),
     "the backbone's parameters": lambda net: net.backbone.first.weight.neg_(),
-    "the backbone": lambda net: setattr(net, "backbone", make_network().backbone.apply(_negate)),
+    "memory": lambda net: net.to("cpu").to(Where.device).apply(_negate),
+    "the backbone": lambda net: setattr(net, "backbone", make_network(Where.device).backbone.apply(_negate)),
     "dtype": lambda net: net.bfloat16(),
     "state": lambda net: net.load_state_dict(
         {name: -value for name, value in net.state_dict().items() if "rule" not in name}, strict=False
@@ -224,7 +247,7 @@ def test_batches_of_many_layouts_in_turn(net: EarlyExitNetwork) -> None:
     )  # fmt: skip
 
 
-def test_other_streams_have_other_plans(net: EarlyExitNetwork) -> None:
+def test_other_streams_have_other_repeats(net: EarlyExitNetwork) -> None:
     x = images(3)
     wanted = unplanned(net, x)
     for handle in (0, 11, 0, 12, 11):
@@ -251,20 +274,11 @@ def test_a_copy_answers_for_itself(net: EarlyExitNetwork, copied: Callable) -> N
 def test_what_was_replaced_is_let_go_of(net: EarlyExitNetwork) -> None:
     planned(net, images(2))
     old = weakref.ref(net.fused_heads[0].linear.weight)
-    net.fused_heads[0].linear = nn.Linear(8, CLASSES)
+    net.fused_heads[0].linear = nn.Linear(8, CLASSES, device=Where.device)
     for handle in range(1, 20):
         planned(net, images(1), handle=handle)
     gc.collect()
-    assert old() is None, "plans are kept for good"
-
-
-def test_plans_go_with_their_network() -> None:
-    net = make_network()
-    planned(net, images(2))
-    old = weakref.ref(net.fused_heads[0].linear.weight)
-    del net
-    gc.collect()
-    assert old() is None
+    assert old() is None, "repeats are kept for good"
 
 
 # Heads that are called one by one
@@ -287,20 +301,12 @@ def test_heads_with_a_forward_of_their_own_are_called(net: EarlyExitNetwork) -> 
     follows(net, x)
 
 
-def test_a_forward_of_an_instance_is_called(net: EarlyExitNetwork) -> None:
-    x, head = images(3), net.fused_heads[0]
-    planned(net, x)
-    forward = head.forward
-    head.forward = lambda y: forward(-y)
-    follows(net, x)
-
-
 def test_hooks_of_heads_are_called(net: EarlyExitNetwork) -> None:
     x = images(3)
     planned(net, x)
     said: list[HeadOutput] = []
     handle = net.heads[1].register_forward_hook(lambda _head, _inputs, output: said.append(output))
-    with as_on_a_gpu():
+    with launching():
         net(x)
     assert len(said) == 1
     handle.remove()
@@ -320,7 +326,7 @@ def test_outputs_that_are_wrapped(net: EarlyExitNetwork, layer: str) -> None:
     handle = hooked.register_forward_hook(lambda _layer, _inputs, y: TwoTensor(y, y.clone()))
     wanted = unplanned(net, x)
     for stop in (False, True):
-        with as_on_a_gpu():
+        with launching():
             found = net(x, stop=stop)
         for one, other in zip(found, wanted, strict=True):
             assert type(one) is type(other)
@@ -335,7 +341,7 @@ def test_outputs_on_another_device_are_refused(net: EarlyExitNetwork, layer: str
     x = images(3)
     for _ in range(2):
         handle = net.backbone.get_submodule(layer).register_forward_hook(lambda _layer, _inputs, y: y.to("meta"))
-        with as_on_a_gpu(), pytest.raises(ValueError, match="on meta, wants cpu"):
+        with launching(), pytest.raises(ValueError, match=f"on meta, wants {Where.device}"):
             net(x, stop=stop)
         handle.remove()
         planned(net, x, stop=stop)
@@ -348,17 +354,6 @@ def test_outputs_that_are_lazily_negated(net: EarlyExitNetwork, of: str) -> None
     follows(net, images(3))
 
 
-def test_weights_that_are_computed(net: EarlyExitNetwork) -> None:
-    x = images(3)
-    planned(net, x)
-    parametrizations.weight_norm(net.fused_heads[0].linear)
-    follows(net, x)
-    prune.l1_unstructured(net.fused_heads[1].linear, "weight", 2)
-    follows(net, x)
-    prune.remove(net.fused_heads[1].linear, "weight")
-    follows(net, x)
-
-
 def test_autocast_and_modes_see_heads_one_by_one(net: EarlyExitNetwork) -> None:
     class Watching(TorchDispatchMode):
         def __torch_dispatch__(self, func, _types, args=(), kwargs=None):
@@ -367,12 +362,12 @@ def test_autocast_and_modes_see_heads_one_by_one(net: EarlyExitNetwork) -> None:
 
     x, seen = images(3), []
     plain = planned(net, x)
-    with torch.autocast("cpu", torch.bfloat16):
+    with torch.autocast(Where.device, torch.bfloat16):
         wanted = unplanned(net, x)
-        with as_on_a_gpu(), heads_called() as called:
+        with launching(), heads_called() as called:
             assert_same(net(x), wanted)
     assert len(called) == 3
-    with Watching(), as_on_a_gpu():
+    with Watching(), launching():
         net(x)
     assert sum("auxhead.fused_head" in name for name in seen) == 3
     assert_same(planned(net, x), plain)
@@ -394,7 +389,7 @@ def test_an_error_in_the_backbone_leaves_no_hooks(net: EarlyExitNetwork, layer: 
 
     before = [dict(one._forward_hooks) for one in net.modules()]
     handle = net.backbone.get_submodule(layer).register_forward_pre_hook(fail)
-    with as_on_a_gpu(), pytest.raises(error):
+    with launching(), pytest.raises(error):
         net(x, stop=stop)
     handle.remove()
     assert [dict(one._forward_hooks) for one in net.modules()] == before
@@ -410,11 +405,11 @@ def test_a_backbone_that_changes_is_refused_and_forgotten(net: EarlyExitNetwork)
         (lambda y: y.argmax(1), "logits are .* wants floats"),
     ):
         handle = net.backbone.fc.register_forward_hook(lambda _layer, _inputs, y, wrong=wrong: wrong(y))
-        with as_on_a_gpu(), pytest.raises(ValueError, match=message):
+        with launching(), pytest.raises(ValueError, match=message):
             net(x)
         handle.remove()
     handle = net.backbone.first.register_forward_hook(lambda _layer, _inputs, y: y.double())
-    with as_on_a_gpu(), pytest.raises((TypeError, RuntimeError)):
+    with launching(), pytest.raises((TypeError, RuntimeError)):
         net(x)
     handle.remove()
     assert_same(planned(net, x), wanted)

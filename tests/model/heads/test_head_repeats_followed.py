@@ -1,4 +1,4 @@
-"""head_plans.py: whoever follows or changes operations sees the operator's, also where a head has plans."""
+"""repeats.py: whoever follows or changes operations sees the operator's, also where a head has repeats."""
 
 import copy
 import pickle
@@ -19,7 +19,7 @@ from support.head_plan_cases import counting, differ, follows, make_head, make_i
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.func import functional_call, grad, jvp, vmap
-from torch.nn.utils import parametrizations, parametrize
+from torch.nn.utils import parametrize
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -40,9 +40,6 @@ def x(head: FusedAuxHead) -> Tensor:
         head(x)
     assert not calls
     return x
-
-
-# Autograd
 
 
 @pytest.mark.parametrize("of", ["x", "weight", "bias"])
@@ -74,31 +71,6 @@ def test_second_derivatives(head: FusedAuxHead, x: Tensor) -> None:
     assert torch.equal(*found) and found[0].any()
 
 
-def test_an_input_that_is_part_of_a_graph(head: FusedAuxHead, x: Tensor) -> None:
-    head.requires_grad_(False)
-    leaf = x.clone().requires_grad_()
-    head(leaf * 2).confidence.sum().backward()
-    assert leaf.grad is not None and leaf.grad.any()
-    follows(head, (leaf * 2).detach())
-
-
-def test_training_goes_on_as_without_plans(head: FusedAuxHead, x: Tensor) -> None:
-    other = copy.deepcopy(head)
-    for one, call in ((head, head), (other, other._call)):
-        optimizer = torch.optim.SGD(one.parameters(), lr=0.1)
-        for _ in range(3):
-            optimizer.zero_grad()
-            (-call(x).probs[:, 0].log().sum()).backward()
-            optimizer.step()
-            with torch.no_grad():
-                one(x)
-    assert torch.equal(head.linear.weight, other.linear.weight)
-    follows(head, x)
-
-
-# Autocast
-
-
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_autocast_between_plain_calls(head: FusedAuxHead, x: Tensor, dtype: torch.dtype) -> None:
     with torch.no_grad():
@@ -114,9 +86,6 @@ def test_autocast_between_plain_calls(head: FusedAuxHead, x: Tensor, dtype: torc
             assert_same_bits(head(x), plain)
             with pytest.raises(TypeError, match="weight: got torch.float32"):
                 head(half)
-
-
-# Transforms
 
 
 def test_vmap_grad_and_jvp(head: FusedAuxHead, x: Tensor) -> None:
@@ -196,26 +165,6 @@ def test_a_mode_sees_the_operator(mode: type[_Dispatched], head: FusedAuxHead, x
         follows(head, x)
 
 
-class _Negating(TorchDispatchMode):
-    """Changes what the operator is given."""
-
-    def __torch_dispatch__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch.ops.auxhead.fused_head.default:
-            args = (-args[0], *args[1:])
-        return func(*args, **(kwargs or {}))
-
-
-def test_a_mode_may_change_the_answer(head: FusedAuxHead, x: Tensor) -> None:
-    with torch.no_grad():
-        plain, wanted = head(x), head._call(-x)
-        fresh = copy.deepcopy(head)
-        for one in (head, fresh):
-            with _Negating():
-                assert_same_bits(one(x), wanted)
-            assert_same_bits(one(x), plain)
-            assert_same_bits(one(x), plain)
-
-
 class _Noting(Tensor):
     """Notes what functions it is given to."""
 
@@ -255,22 +204,16 @@ def test_a_head_is_compiled_whole_whatever_plans_it_has(head: FusedAuxHead, x: T
         assert_same_bits(found, head(x))
 
 
-def test_a_trace_holds_the_operator(head: FusedAuxHead, x: Tensor) -> None:
+def test_traces_and_exported_programs_hold_the_operator(head: FusedAuxHead, x: Tensor) -> None:
     head.requires_grad_(False)
     other = make_input(head)
     traced = torch.jit.trace(lambda t: tuple(head(t)), (x,), check_trace=False)
     for one, part in zip(traced(other), head._call(other), strict=True):
         assert torch.equal(one, part)
     assert "auxhead::fused_head" in str(traced.graph)
-
-
-def test_an_exported_head_holds_the_operator(head: FusedAuxHead, x: Tensor) -> None:
     exported = torch.export.export(head, (x,))
     assert "auxhead.fused_head" in str(exported.graph)
     assert_same_bits(exported.module()(x), head(x))
-
-
-# Launches
 
 
 @contextmanager
@@ -296,24 +239,6 @@ def test_who_looks_at_launches_sees_the_operator(head: FusedAuxHead, x: Tensor, 
             head(x)
         assert len(calls) == 2
     follows(head, x)
-
-
-# Weights that are computed
-
-
-def test_a_parametrized_weight_is_followed(head: FusedAuxHead, x: Tensor) -> None:
-    parametrizations.weight_norm(head.linear)
-    follows(head, x)
-    before = head(x)
-    with torch.no_grad():
-        head.linear.parametrizations.weight.original0.neg_()
-    assert differ(before, head(x))
-    follows(head, x)
-    parametrize.remove_parametrizations(head.linear, "weight")
-    follows(head, x)
-
-
-# Copies
 
 
 COPIES = {
@@ -342,16 +267,6 @@ def test_copies_have_answers_of_their_own(head: FusedAuxHead, x: Tensor, copied:
     head.linear = nn.Linear(8, 8)
     follows(head, x)
     follows(other, x)
-
-
-def test_a_pickled_head_is_as_large_with_plans_as_without(head: FusedAuxHead) -> None:
-    without = len(pickle.dumps(head))
-    for width in range(1, 9):
-        follows(head, make_input(head, (64, 2, 2, width)))
-    assert len(pickle.dumps(head)) == without
-
-
-# Threads
 
 
 def test_threads_call_one_head_at_once(head: FusedAuxHead) -> None:
