@@ -47,15 +47,10 @@ class SplitBatch:
         *,
         patient: bool,
     ) -> None:
-        """Answer for a static batch.
+        """Answer for a static batch, which the first part takes.
 
-        Args:
-            static: what the first part takes.
-            parts: the graphs of each.
-            open_samples: [pieces of the trunk - 1] int64 in pinned memory, where the host is told how many samples stay
-                open; None if it does not ask.
-            description: of the graphs, for people.
-            patient: some head exits under "patience", and wants to know what earlier ones have said.
+        The host is told in ``open_samples``, [pieces of the trunk - 1] int64 in pinned memory, how many stay open; None
+        if it does not ask. ``patient`` says that some head wants to know what earlier ones have said.
         """
         self._graphs = parts
         self._parts = [one.part for one in parts]
