@@ -18,7 +18,7 @@ from auxhead.autotune.measuring.eager_truth import (
 )
 from auxhead.model import EagerRunner, EarlyExitNetwork, ExitResult, Trunk, make_runner, make_trunk
 from auxhead.model.basics.images import normalise
-from auxhead.model.commands.demo.experiment import run_demo
+from auxhead.model.commands.demo_run import run_demo
 from auxhead.model.training.data_sets import load_digits
 from support.example_models import needs_gpu
 from torch import Tensor
