@@ -18,7 +18,7 @@ from ..records.record import Record, is_settled, read_records, records_path
 from ..records.tables import print_tables, wide_console
 from .measure import BenchOptions, PatternRun, run_cell
 from .tables import bench_tables
-from .variants import Variant, bare_name, catalogue, segments_name, truncated_name
+from .variants import Variant, bare_name, catalogue, truncated_name
 
 
 def chosen_variants(cell: Cell, pattern: str, wanted: Sequence[str]) -> list[Variant]:
@@ -30,7 +30,7 @@ def chosen_variants(cell: Cell, pattern: str, wanted: Sequence[str]) -> list[Var
         if (any(fnmatchcase(variant.name, glob) for glob in wanted) if wanted else variant.by_default)
     ]
     trunks = {variant.trunk for variant in asked}
-    baselines = {name(trunk) for trunk in trunks for name in (bare_name, truncated_name, segments_name)}
+    baselines = {name(trunk) for trunk in trunks for name in (bare_name, truncated_name)}
     baselines |= {variant.plain for variant in asked if variant.plain}
     return [variant for variant in known if variant in asked or variant.name in baselines] if asked else []
 

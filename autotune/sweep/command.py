@@ -26,7 +26,7 @@ def sweep(
     dtype: Dtypes = None,
     classes: Classes = None,
     placement: Placements = None,
-    effort: Annotated[Effort, typer.Option(help="About a minute a network, or five.")] = Effort.quick,
+    effort: Annotated[Effort, typer.Option(help="Minutes a network, or several times that.")] = Effort.quick,
     out: Annotated[Path | None, out_option("sweep")] = None,
     replay: Annotated[
         Path | None,

@@ -12,7 +12,6 @@ from ...kernels.launch.kernel_hash import kernel_hash
 from ...model.basics.bad_input import BadInput
 from ...model.commands.console import activity
 from ..measuring.cells import Cell
-from ..measuring.compile_ahead import CompileAhead
 from ..measuring.environment import environment, release_memory, this_device
 from ..measuring.failures import DeviceLost
 from ..measuring.head_timing import HeadTiming
@@ -43,14 +42,14 @@ def run_sweep(chosen: NetworkChoice, effort: str, out: Path | None) -> None:
     where = records_path(out, "sweep", torch.cuda.get_device_name(device))
     found: list[tuple[str, list[HeadWinners]]] = []
     failures: Counter[str] = Counter()
-    with SweepProgress(console) as progress, CompileAhead.beside(device) as ahead:
+    with SweepProgress(console) as progress:
 
         def swept(cell: Cell, number: int) -> Sweep:
             def show(status: Status) -> None:
                 progress.show(status._replace(done=(number + status.done) / len(cells)))
 
             show(Status(0.0, f"{cell}: building", "", failures))
-            measurer = HeadTiming(own or build_subject(cell, device), ahead=ahead)
+            measurer = HeadTiming(own or build_subject(cell, device))
             protocol = {"kernel": kernel_hash(), **measurer.protocol}
             records = SweepRecords(where, environment(device), protocol, measurer.of_network)
             sweep = Sweep(measurer, STRATEGIES[effort], records, show, failures)

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from auxhead.autotune.bench import lower_bound as segments
 from auxhead.autotune.measuring import captured, heads_alone
 from auxhead.kernels.launch.arrival_counters import ArrivalCounters
 from auxhead.model.answers import rule_order
@@ -28,7 +27,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils._pytree import tree_leaves
 
 _CAPTURING = (
-    capture, captures, checks, compacting_runner, graph_runner, gated_runner, polled_runner, program, segments,
+    capture, captures, checks, compacting_runner, graph_runner, gated_runner, polled_runner, program,
 )  # fmt: skip
 
 
