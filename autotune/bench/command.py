@@ -1,16 +1,15 @@
 """Options of the command ``auxhead-tune bench``."""
 
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from ...model.basics.bad_input import BadInput
 from ...model.commands.errors import one_line_errors
-from ..measuring.cells import RUNNERS, TRUNKS, Dtype, Placement
+from ..measuring.cells import RUNNERS, TRUNKS, Dtype, Placement, chosen_cells
 from ..measuring.failures import resumable
-from ..measuring.options import MODEL_HELP, HeadKinds, check_model, check_own, is_factory, out_option
+from ..measuring.options import MODEL_HELP, HeadKinds, check_model, check_own, is_factory, out_option, values_of
 from ..records.record import BadRecord, check_out
 
 #: Timed rounds of each variant, unless asked otherwise: ten of each fresh capture.
@@ -58,30 +57,24 @@ def bench(
 
     Every option that chooses may be given several times. A run that was stopped goes on where it was.
     """
-    models: Sequence[str] = model or ()
-    asked: dict[str, Sequence[Any]] = {
-        "dtype": [one.value for one in dtype or ()],
-        "batch": batch or (),
-        "classes": classes or (),
-        "placement": [one.value for one in placement or ()],
-        "heads": [one.value for one in heads or ()],
-    }
+    asked = values_of({"dtype": dtype, "batch": batch, "classes": classes, "placement": placement, "heads": heads})
+    models = model or []
     with one_line_errors(BadRecord), resumable():
         for name in models:
             check_model("--model", name)
-        if any(map(is_factory, models)):
+        own = next(filter(is_factory, models), None)
+        if own is not None:
             if quick:
                 raise BadInput("--quick: chooses cells of the core matrix, wants no network of your own beside it")
             if len(models) > 1:
                 raise BadInput(f"--model: got {len(models)} of them, wants a factory alone")
-            check_own(models[0], **asked)
+            check_own(own, **asked)
         check_out(out)
         from .run import run_bench
 
         run_bench(
-            models,
-            asked,
-            quick=quick,
+            own,
+            [] if own else chosen_cells(quick=quick, model=models, **asked),
             variants=tuple(variant or (QUICK_VARIANTS if quick else ())),
             exits=tuple(exits or (QUICK_EXITS if quick else ())),
             rounds=rounds or (QUICK_ROUNDS if quick else ROUNDS),

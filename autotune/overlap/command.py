@@ -21,9 +21,8 @@ def overlap(
     The trunk alone, the heads alone and both take turns without a profiler; then replays are profiled, and one of them
     is kept kernel by kernel, for `auxhead-plot timeline`. Options that choose networks may be given several times.
     """
-    chosen = NetworkChoice.of(model, batch, dtype, classes, placement)
     with one_line_errors(BadRecord):
-        chosen.check()
+        chosen = NetworkChoice.of(model, batch=batch, dtype=dtype, classes=classes, placement=placement)
         check_out(out)
         from ..measuring.networks import measure_networks
         from .measure import measure_overlap

@@ -96,12 +96,8 @@ def replay_sweep(chosen: NetworkChoice, effort: str, path: Path) -> None:
 
 def _fits(chosen: NetworkChoice, target: Target) -> bool:
     """Return True if a recorded target is of what was asked for; the placement of heads is not recorded."""
-    shape = target.shape
-    return (
-        (not chosen.batches or shape.samples in chosen.batches)
-        and (not chosen.dtypes or shape.dtype in chosen.dtypes)
-        and (not chosen.classes or shape.classes in chosen.classes)
-    )
+    of_target = {"batch": target.shape.samples, "dtype": target.shape.dtype, "classes": target.shape.classes}
+    return all(of_target[name] in values for name, values in chosen.asked.items())
 
 
 def _families(cells: Sequence[Cell]) -> list[list[Cell]]:

@@ -150,8 +150,7 @@ class _Moves:
         if forth:
             return sum(forth) / (len(forth) + 1)
         expected = -sum(back) / (len(back) + 1)
-        caps = (here.max_registers, here.max_programs) != (there.max_registers, there.max_programs)
-        return max(expected, CAPS_COST) if caps else expected
+        return expected if here.max_registers == there.max_registers else max(expected, CAPS_COST)
 
 
 def _move(here: LaunchConfig, there: LaunchConfig) -> tuple[tuple[str, int, int], ...]:
