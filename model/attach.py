@@ -14,11 +14,11 @@ from ..kernels.cuda.runtime import beside_captures
 from ..kernels.launch.head_arguments import check_classes
 from .heads.fused_aux_head import FusedAuxHead
 from .listening.batches import Batch, call_with, check_input_batch, first_taken, first_tensor, map_tensors, two_samples
-from .listening.dry_run import layers_in_words
-from .listening.flow import Flow
+from .listening.dry_run import Flow, layers_in_words
 from .listening.hooks import ThreadHook, is_earlyon
 from .listening.kept import modes_kept
 from .listening.reading import LOGITS, AnyExtract, logits_of, part_of, parts_in_words
+from .listening.recorder import may_nest
 from .network.early_exit_network import EarlyExitNetwork, check_model
 from .own_exits.attach_exits import attach_exits
 
@@ -80,10 +80,10 @@ def attach(
     two = two_samples(example_input)
     with first_taken("example_input", two):
         flow = Flow(model, two)
-    if taps == "auto" and _has_own_exits(flow.output, logits):
+    if taps == "auto" and _has_own_exits(flow.recording.output, logits):
         assert isinstance(example_input, Tensor)
         return attach_exits(model, example_input)
-    classes = _classes(flow.output, logits)
+    classes = _classes(flow.recording.output, logits)
     check_classes("model", classes)
     if num_classes is not None and num_classes != classes:
         raise ValueError(f"num_classes: got {num_classes}, wants {classes}, as the model has")
@@ -102,7 +102,8 @@ def attach(
             f"layers that would work, or that return several things: {layers_in_words(flow.listened())}"
         )
     heads = {name: FusedAuxHead(None, classes, pool=_pool(flow, name)) for name in names}
-    network = EarlyExitNetwork(model, heads, example_input=example_input, extract=extract, logits=logits)
+    network = EarlyExitNetwork(model, heads, extract=extract, logits=logits)
+    network.check_taps(example_input, None if may_nest(model) else flow.recording)
     network.shares = {name: work[name] for name in names if name in work}
     if taps == "auto" and (missed := missed_targets([work[name] for name in names])):
         wanted = ", ".join(f"{share:.0%}" for share in missed)

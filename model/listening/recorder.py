@@ -18,7 +18,6 @@ from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from ...kernels.launch.head_arguments import head_dtypes
 from ..basics.bad_input import BadInput
 from ..basics.whose_code import Owner, frames_from, line_of
 from .batches import Batch, argument_names, arguments_in, call_with, first_tensor, map_tensors
@@ -40,6 +39,7 @@ from .recording import (
     has_memory,
     places,
     shortest,
+    value_like,
     written_tensors,
 )
 
@@ -49,19 +49,14 @@ _HOST_READS = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
 _READS = ("numpy", "tolist", "__array__", "__dlpack__", "__cuda_array_interface__", "data_ptr", "untyped_storage")
 
 
-#: Called with a layer and its output; what it returns is noted.
-OnReturn = Callable[[nn.Module, Any], Any]
-
-
 def record(
     model: nn.Module,
     example: Batch,
     *,
     evaluating: bool = False,
-    watch_host: bool = False,
+    watch_host: bool = True,
     with_gradients: bool = False,
     originals: frozenset[nn.Module] = frozenset(),
-    on_return: OnReturn | None = None,
     call: Callable[[Any], Any] | None = None,
 ) -> Recording:
     """Run a model once as it is, and note what runs; what that changes is put back: see :func:`kept`.
@@ -71,17 +66,16 @@ def record(
         example: a batch for it, which stays as it is.
         evaluating: put it into eval mode meanwhile.
         watch_host: also see numbers that leave PyTorch by ``numpy()`` and the like. Under that watch
-            nn.MultiheadAttention takes its parts one by one, in place of one operator.
+            nn.MultiheadAttention takes its parts one by one, in place of an operator of which nobody can tell the
+            FLOPs, and that some devices alone have; see :func:`may_nest`.
         with_gradients: run it as in training, and note where they do not go the way of the operators.
         originals: layers that must not run: the model is a copy, and they are those that it is a copy of.
-        on_return: an observer, called with a layer and its output as that returns; what it makes of it is noted in
-            :attr:`Call.heard`.
         call: runs the model on a batch; None is its forward.
 
     Raises:
         ValueError: one of ``originals`` ran.
     """
-    recorder = _Recorder(model, originals, on_return)
+    recorder = _Recorder(model, originals)
     with ExitStack() as stack:
         stack.enter_context(kept(model, first_tensor(example).device))
         if evaluating:
@@ -91,7 +85,7 @@ def record(
             if not isinstance(module, torch.jit.ScriptModule):
                 stack.callback(module.register_forward_pre_hook(begin, prepend=True, with_kwargs=True).remove)
                 stack.callback(module.register_forward_hook(end).remove)
-        stack.callback(register_module_forward_pre_hook(ThreadHook(recorder.begin_unregistered)).remove)
+        stack.callback(register_module_forward_pre_hook(begin).remove)
         stack.callback(register_module_forward_hook(ThreadHook(recorder.end_unregistered)).remove)
         stack.enter_context(torch.inference_mode(False))  # in which operators would not be taken apart
         stack.enter_context(torch.set_grad_enabled(with_gradients))
@@ -128,10 +122,14 @@ def record(
         cuts = []
         for operation in recorder.operations:
             operation.cuts.clear()
-    samples = first_tensor(example).shape[0]
-    return Recording(
-        recorder.operations, recorder.calls, recorder.host_reads, draws, replaced, output, returned, cuts, samples
-    )
+    samples, outputs = first_tensor(example).shape[0], {} if with_gradients else recorder.outputs
+    noted = recorder.operations, recorder.calls, recorder.host_reads
+    return Recording(*noted, draws, replaced, output, returned, cuts, samples, outputs)
+
+
+def may_nest(model: nn.Module) -> bool:
+    """Return whether a model may return nested tensors where nobody watches: nn.TransformerEncoder's, of tokens."""
+    return any(isinstance(each, nn.TransformerEncoder) for each in model.modules())
 
 
 def _learning(tensor: Tensor) -> Tensor:
@@ -170,12 +168,12 @@ _BASE = object()  # stands for the tensor that a view is made of
 class _Recorder(OperatorMode):
     """Notes operators, as a dispatch mode, and calls of layers, as hooks."""
 
-    def __init__(self, model: nn.Module, originals: frozenset[nn.Module], on_return: OnReturn | None) -> None:
+    def __init__(self, model: nn.Module, originals: frozenset[nn.Module]) -> None:
         super().__init__()
-        self._on_return = on_return
         self.operations: list[Operation] = []
         self.calls: list[Call] = []
         self.host_reads: list[HostRead] = []
+        self.outputs: dict[nn.Module, Any] = {}
         self.read: list[tuple[Operation, Value, Tensor]] = []
         self.quiet = 0
         self._values = 0
@@ -266,15 +264,7 @@ class _Recorder(OperatorMode):
 
     def _new(self, tensor: Tensor | Value, *, learns: bool = False, **known: Any) -> Value:
         self._values += 1
-        if isinstance(tensor, Value):
-            known |= {"memory": tensor.memory, "stride": tensor.stride, "is_readable": tensor.is_readable}
-        elif has_memory(tensor):
-            readable = tensor.dtype in head_dtypes(tensor.device)
-            known |= {"memory": tensor.untyped_storage()._cdata, "stride": tensor.stride(), "is_readable": readable}
-        learns = learns and tensor.dtype.is_floating_point
-        has_shape = isinstance(tensor, Value) or not (is_lazy(tensor) or tensor.is_nested)
-        shape = tuple(tensor.shape) if has_shape else ()
-        return Value(self._values - 1, shape, tensor.dtype, learns=learns, **known)
+        return value_like(tensor, self._values - 1, learns=learns and tensor.dtype.is_floating_point, **known)
 
     def _add(self, function: Any, args: Any, kwargs: Any, outputs: list[Any]) -> Operation:
         reads = [each for each in tree_leaves((args, kwargs)) if isinstance(each, Value)]
@@ -365,9 +355,9 @@ class _Recorder(OperatorMode):
 
     # Layers
 
-    def begin(self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Note that a layer is called: a forward pre-hook of all layers."""
-        if self.quiet:
+    def begin(self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> None:
+        """Note that a layer is called: a forward pre-hook, without keywords for those that the model does not name."""
+        if self.quiet or kwargs is None and self._names.get(layer):
             return
         if layer in self._originals:
             raise BadInput(
@@ -378,14 +368,13 @@ class _Recorder(OperatorMode):
             if layer not in self._names:
                 self._take_state(layer)
             name = shortest(self._names[layer]) if self._names[layer] else ""
-            args, kwargs = self.with_values(args), self.with_values(kwargs)
+            args, kwargs = self.with_values((args, kwargs or {}))
             self._open.append(Call(layer, name, len(self.operations), args, kwargs, _autocasts() != self._autocasts))
 
     def end(self, layer: nn.Module, _inputs: Any, output: Any) -> None:
         """Note that a layer of the model returns: a forward hook behind those of its own."""
         if self.quiet:
             return
-        heard = None if self._on_return is None else self._on_return(layer, output)
         with self.unwatched():
             while self._open[-1].layer is not layer:  # calls that were left by an exception
                 self._open.pop()
@@ -395,14 +384,9 @@ class _Recorder(OperatorMode):
                     given = [each for each in tree_leaves((call.args, call.kwargs)) if isinstance(each, Value)]
                     operation = self._add(f"a {type(layer).__name__}", tuple(given), {}, [tensor])
                     self._set(tensor, operation.makes[0])
-            call.returned, call.heard = self.returned(output), self.with_values(heard)
+            call.returned, self.outputs[layer] = self.returned(output), output
             call.ended, call.order = len(self.operations), len(self.calls)
             self.calls.append(call)
-
-    def begin_unregistered(self, layer: nn.Module, args: tuple[Any, ...]) -> None:
-        """Note that a layer that is not registered in the model is called: a forward pre-hook of all layers."""
-        if not self._names.get(layer):
-            self.begin(layer, args, {})
 
     def end_unregistered(self, layer: nn.Module, inputs: Any, output: Any) -> None:
         """Note that a layer that is not registered in the model returns: a forward hook of all layers."""

@@ -11,10 +11,12 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.flop_counter import flop_registry
 
+from ...kernels.launch.head_arguments import head_dtypes
 from ..basics.arguments import is_plain
 from .reading import part_of
 
@@ -122,8 +124,6 @@ class Call:
     """Its place among the ends of all calls."""
     returned: dict[tuple[Any, ...], Value] = field(default_factory=dict)
     """The tensors in its output by their places: see :func:`places`."""
-    heard: Any = None
-    """What the observer of the forward has made of its output, with values in place of tensors."""
 
 
 class HostRead(NamedTuple):
@@ -154,6 +154,8 @@ class Recording:
     cuts: list[Value]
     """Of those, the ones with another gradient than that of the operators that made them: see :class:`Operation`."""
     samples: int
+    outputs: dict[nn.Module, Any]
+    """What each layer returned last; of forwards without gradients."""
 
 
 class RecordedPair(NamedTuple):
@@ -230,6 +232,19 @@ def has_memory(tensor: Tensor) -> bool:
     """Return whether a tensor is no subclass, and is known by where it lies and in which strides."""
     wrapped = torch._C._functorch.is_functorch_wrapped_tensor(tensor)
     return is_plain(tensor) and not wrapped and type(tensor) in (Tensor, nn.Parameter, nn.Buffer)
+
+
+def value_like(tensor: "Tensor | Value", number: int = -1, **known: Any) -> Value:
+    """Return a value of which is known what a tensor shows, or another value, and what is given."""
+    if isinstance(tensor, Value):
+        shown = {name: getattr(tensor, name) for name in ("shape", "dtype", "memory", "stride", "is_readable")}
+    else:
+        has_shape = not (is_lazy(tensor) or tensor.is_nested)
+        shown = {"shape": tuple(tensor.shape) if has_shape else (), "dtype": tensor.dtype}
+        if has_memory(tensor):
+            shown |= {"memory": tensor.untyped_storage()._cdata, "stride": tensor.stride()}
+            shown["is_readable"] = tensor.dtype in head_dtypes(tensor.device)
+    return Value(number, **shown, **known)
 
 
 def written_tensors(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Tensor]:

@@ -15,7 +15,7 @@ from ..basics.bad_input import BadInput
 from ..listening.hooks import is_earlyon
 from ..listening.kept import kept
 from ..listening.reading import AnyExtract
-from ..listening.recorder import record
+from ..listening.recorder import may_nest, record
 from ..listening.recording import Operation, RecordedPair, shortest
 from ..listening.rounding import double_copy, in_double, truth_of
 from ..listening.shallow_copy import shallow_copy
@@ -137,7 +137,7 @@ def _check_has_exits(model: nn.Module, two: Tensor, originals: frozenset[nn.Modu
     for in_training in (False, True):
         try:
             model.train(in_training)
-            one = record(model, two, watch_host=True, with_gradients=in_training, originals=originals)
+            one = record(model, two, with_gradients=in_training, originals=originals)
         except Exception:  # whatever a user's module may raise, which is told where both modes are looked at
             return
         finally:
@@ -154,8 +154,9 @@ def _pair(
     model: nn.Module, two: Tensor, three: Tensor, originals: frozenset[nn.Module], *, with_gradients: bool = False
 ) -> RecordedPair:
     """Record a model for two samples and for three; ``ValueError`` if other operations run."""
-    watched = record(model, two, watch_host=True, with_gradients=with_gradients, originals=originals)
-    first, second = (record(model, x, with_gradients=with_gradients, originals=originals) for x in (two, three))
+    run = partial(record, model, with_gradients=with_gradients, originals=originals)
+    nests = may_nest(model)
+    first, second = (run(x, watch_host=not nests) for x in (two, three))
     for mine, its in zip(first.operations, second.operations, strict=False):
         if (mine.function, [each.number for each in mine.reads]) != (its.function, [each.number for each in its.reads]):
             raise BadInput(
@@ -164,9 +165,10 @@ def _pair(
             )
     if len(first.operations) != len(second.operations) or list(first.returned) != list(second.returned):
         raise BadInput("model: returns, or does, something else for three samples than for two" + BY_HAND)
-    first.host_reads += watched.host_reads
+    if nests:
+        first.host_reads += run(two).host_reads
     with suppress(Exception):  # it may take no batches of one; of one alone it may ask what its own rule says
-        first.host_reads += record(model, two[:1], watch_host=True, originals=originals).host_reads
+        first.host_reads += record(model, two[:1], originals=originals).host_reads
     return RecordedPair(first, second)
 
 
