@@ -76,20 +76,13 @@ class SplitBatch:
         self.batch.fill(x, first.trunk)
         self.batch.next_request()
 
-    def answer(self, x: Tensor, caller: torch.cuda.Stream, began: torch.cuda.Event) -> ExitResult:
-        """Answer by all graphs; the host waits for nothing."""
-        self.begin(x, caller, began)
-        for piece in range(len(self._pieces)):
-            self._launch(piece)
-        return self._answer_of(len(self._parts) - 1, caller, wait=True)
-
-    def answer_polling(self, x: Tensor, caller: torch.cuda.Stream, began: torch.cuda.Event) -> ExitResult:
-        """Answer, and launch no more graphs once no sample is open; the host waits to be told."""
+    def answer(self, x: Tensor, caller: torch.cuda.Stream, began: torch.cuda.Event, *, polls: bool) -> ExitResult:
+        """Answer by all graphs; with ``polls`` launch no more once no sample is open: the host waits to be told."""
         self.begin(x, caller, began)
         pieces = len(self._pieces)
-        for piece in range(min(2, pieces)):
+        for piece in range(min(2, pieces) if polls else pieces):
             self._launch(piece)
-        for stop in range(pieces - 1):  # behind the piece of this number; its heads run beside the next one
+        for stop in range(pieces - 1 if polls else 0):  # behind that piece; its heads run beside the next one
             if self._poll(stop) == 0:
                 return self._answer_of(self._pieces[stop].part, caller, wait=False)
             if stop + 2 < pieces:
