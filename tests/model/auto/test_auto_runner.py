@@ -54,38 +54,6 @@ def test_each_batch_size_has_its_own_plan(gpu: FakeGpu) -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("us", "said"),
-    [
-        (
-            {"polled": 60},
-            "polled, measured 60.1 us to the answer: 40.0% less than the plain graph, overlapped (1 fork), 100.1 us. "
-            "The others: serial 100.1, overlapped (2 forks) 100.1, gated 100.1 us.",
-        ),
-        (
-            {"serial": 110},
-            "overlapped (1 fork), measured 100.1 us to the answer: nothing is faster than this plain graph. "
-            "The others: serial 110.1, overlapped (2 forks) 100.1, ",
-        ),
-        (
-            {"gated": 99.7},
-            "overlapped (1 fork), measured 100.1 us to the answer: this is the plain graph; gated, 99.8, is no faster "
-            "beyond the noise. The others: serial 100.1, overlapped (2 forks) 100.1, polled 100.1 us.",
-        ),
-        (
-            {"serial": 80, "polled": 79.5},
-            "serial, measured 80.1 us to the answer: 20.0% less than the plain graph, overlapped (1 fork), 100.1 us; "
-            "polled, 79.6, is no faster beyond the noise, and less simple. The others: overlapped (2 forks) 100.1, ",
-        ),
-    ],
-    ids=str,
-)
-def test_it_says_why(gpu: FakeGpu, us: dict[str, float], said: str) -> None:
-    gpu.us.update(us)
-    plan = auto().plans[2]
-    assert plan.describe().startswith(said)
-
-
 def test_what_cannot_be_made_or_answers_otherwise_is_left_out(gpu: FakeGpu) -> None:
     gpu.fails["gated"] = RuntimeError("no conditional nodes here.")
     gpu.wrong = {"polled"}
@@ -156,12 +124,6 @@ def test_a_plan_is_kept_in_a_file(gpu: FakeGpu, path: Path) -> None:
     assert not first.plans[2].from_file and second.plans[2].from_file
 
 
-def test_one_file_holds_the_plans_of_all_batch_sizes(gpu: FakeGpu, path: Path) -> None:
-    auto(batch_sizes=(4, 1), plan=path)
-    again = auto(batch_sizes=(1, 4), plan=path)
-    assert gpu.measured == 2 and list(again.plans) == [1, 4] and all(plan.from_file for plan in again.plans.values())
-
-
 def test_a_plan_whose_forks_there_are_not_is_measured_anew(gpu: FakeGpu, path: Path, monkeypatch) -> None:
     """Somebody has edited the file."""
     auto(plan=path)
@@ -196,24 +158,6 @@ def test_parameters_are_taken_over_for_all_batch_sizes(gpu: FakeGpu, monkeypatch
     runner = auto(batch_sizes=(1, 2))
     runner.refresh()
     assert refreshed == list(runner.runners.values()) and len(refreshed) == 2
-
-
-def test_a_damaged_file_is_measured_anew_and_replaced(gpu: FakeGpu, path: Path) -> None:
-    auto(plan=path)
-    path.write_text(path.read_text()[:-100])
-    with pytest.warns(UserWarning, match=f"{path.name} holds no plan .*; measuring anew"):
-        assert not auto(plan=path).plans[2].from_file
-    assert gpu.measured == 2 and auto(plan=path).plans[2].from_file
-
-
-def test_where_no_plan_can_be_kept_the_runner_answers_all_the_same(gpu: FakeGpu, path: Path, monkeypatch) -> None:
-    def refuse(_path: object, _content: object) -> None:
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr("auxhead.model.auto.plan.write_json", refuse)
-    with pytest.warns(UserWarning, match=f"{path.name}: the plan is not kept .Permission denied"):
-        runner = auto(plan=path)
-    assert runner(images(2)).label.shape == (2,)
 
 
 @pytest.mark.filterwarnings("error")
@@ -261,32 +205,6 @@ def test_samples_in_another_order_stop_a_batch_elsewhere(gpu: FakeGpu, path: Pat
     sorted_ = auto(torch.cat([early, late]), network, plan=path).plans[2]
     mixed = auto(torch.stack([early, late], 1).flatten(0, 1), network, plan=path).plans[2]
     assert sorted_.shares == mixed.shares and not mixed.from_file
-
-
-@pytest.mark.parametrize(
-    ("example", "options", "kind", "message"),
-    [
-        (images(2), {"batch_sizes": (0,)}, ValueError, "batch_sizes: got"),
-        (images(0), {}, ValueError, "example_input: got shape .* wants .* at least one sample"),
-    ],
-)
-def test_bad_arguments(gpu: FakeGpu, example, options, kind, message) -> None:
-    with pytest.raises(kind, match=message):
-        auto(example, **options)
-
-
-@pytest.mark.parametrize(
-    ("plan", "kind", "message"),
-    [
-        (1, TypeError, "plan: got int, wants the path of a JSON file"),
-        (".", ValueError, "plan: got '.', a folder, wants"),
-        ("no such folder/plan.json", ValueError, "plan: got .*, in a folder that does not exist, wants"),
-    ],
-)
-def test_what_no_file_can_be_is_refused_before_anything_is_measured(gpu: FakeGpu, plan, kind, message: str) -> None:
-    with pytest.raises(kind, match=message):
-        auto(plan=plan)
-    assert gpu.measured == 0
 
 
 def test_a_close_that_one_runner_refuses_closes_none(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from auxhead.model import AutoRunner, EagerRunner, ExitResult, make_runner, make
 from auxhead.model.auto.plan import Plan
 from support.command_line import tune
 from support.example_models import SmallNet, needs_gpu
-from support.graph_runner_cases import assert_same, clear_batches, exits_at, images, network
+from support.graph_runner_cases import assert_same, clear_batches, images, network
 from support.one_by_one import one_by_one
 from torch import Tensor
 
@@ -82,16 +82,6 @@ def test_a_plan_is_measured_while_another_thread_captures() -> None:
     graph.replay()
     torch.cuda.synchronize()
     assert (y == 2).all()
-
-
-def test_other_rules_are_measured_anew(tmp_path: Path) -> None:
-    net, example = network(), images(16)
-    for index in (0, 3):
-        options = {"batch_sizes": (1,), "plan": tmp_path / "plan.json"}
-        with exits_at(net, index), make_runner(net, example, **options) as runner:
-            assert not runner.plans[1].from_file and runner.plans[1].shares[index] == 1.0
-            assert runner(example[:1]).exit_index.item() == index
-    assert len(list(tmp_path.iterdir())) == 1
 
 
 @pytest.mark.parametrize("forks", [(), ("block1",), SmallNet.taps], ids=str)

@@ -48,15 +48,6 @@ def test_a_trunk_no_faster_beyond_noise_is_not_taken(gpu: FakeGpu) -> None:
     assert gpu.open == 1
 
 
-def test_nothing_slower_than_the_plain_graph_on_the_backbone_as_it_is(gpu: FakeGpu) -> None:
-    gpu.times_as_long["cudnn"] = 2.0
-    gpu.us |= {"serial": 150.0, "polled": 150.0, "gated": 150.0, "overlapped (2 forks)": 150.0}
-    runner = first_call()
-    assert runner.plans[4].chosen.name == PLAIN == runner.plans[4].plain
-    assert "  100.1 us to the answer: nothing is faster than this plain graph.\n" in runner.describe()
-    assert "polled, gated, trunk cudnn. Left out: trunk inductor." in runner.describe()
-
-
 def test_inductor_is_measured_within_the_large_budget(gpu: FakeGpu) -> None:
     gpu.times_as_long |= {"cudnn": 0.8, "inductor": 0.7}
     runner = first_call(budget="thorough")
@@ -202,14 +193,6 @@ def test_the_trunk_is_kept_in_the_file(gpu: FakeGpu, path: Path) -> None:
     assert second.describe().startswith("Batch 4: serial, trunk cudnn.\n")
 
 
-def test_a_trunk_that_cannot_be_made_any_more_is_measured_anew(gpu: FakeGpu, path: Path) -> None:
-    gpu.times_as_long["cudnn"] = 0.8
-    first_call(plan=path)
-    gpu.fails["cudnn"] = "no memory."
-    runner = first_call(plan=path)
-    assert gpu.measured == 2 and runner.plans[4].chosen.name == PLAIN and not runner.plans[4].from_file
-
-
 def test_a_plan_of_the_larger_budget_is_good_for_the_smaller_one(gpu: FakeGpu, path: Path) -> None:
     gpu.times_as_long["inductor"] = 0.5
     first_call(plan=path)
@@ -242,11 +225,6 @@ def test_on_the_cpu_the_eager_runner_answers_and_says_why(path: Path, options: d
         found, wanted = runner(x), network(x)
         assert torch.equal(found.label, wanted.label) and torch.equal(found.exit_index, wanted.exit_index)
     assert runner.describe().startswith("Eager: the network is on cpu, and CUDA graphs need a GPU.\n")
-
-
-def test_on_the_cpu_a_trunk_may_be_asked_for() -> None:
-    runner = make_runner(small_network(), images(4), trunk="cudnn")
-    assert "Folded or fused into convolutions" in runner.describe()
 
 
 def test_a_network_elsewhere_than_the_example_is_refused() -> None:

@@ -12,7 +12,6 @@ from support.graph_runner_cases import (
     assert_same,
     clear_batches,
     exits_at,
-    hold_up,
     images,
     made,
     network,
@@ -133,23 +132,6 @@ def test_the_end_of_a_runner_frees_its_memory(way: str, ended: str, trunk: str) 
                 runner(x)
             with pytest.raises(RuntimeError, match="this runner is closed"):
                 runner.refresh()
-
-
-def test_a_runner_dropped_while_a_request_is_under_way(way: str) -> None:
-    net = network()
-    (x,) = clear_batches(net, [8])
-    wanted = net(x)
-    torch.cuda.synchronize()
-    stream = torch.cuda.Stream()
-    for _ in range(5):
-        runner = made(net, way)
-        if way != "polled":
-            hold_up(stream)
-        with torch.cuda.stream(stream):
-            result = runner(x)
-        del runner
-        spoil()
-        assert_same(result, wanted)
 
 
 class Waiting:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from auxhead.kernels import ExitLaunch
 from auxhead.kernels.cuda.runtime import capture_id
-from auxhead.kernels.repeat.exits import ExitsRepeat
+from auxhead.kernels.repeat import ExitsRepeat
 from auxhead.model import EarlyExitNetwork, FusedAuxHead, Runner, make_runner
 from auxhead.model.runners import captures
 from auxhead.model.runners.capture import CAPTURE_LOCK, Graph

@@ -72,34 +72,6 @@ def test_nothing_is_done_within_a_capture_of_the_caller(
     runner(X)
 
 
-def elsewhere(tensor: Tensor) -> None:
-    tensor.data = tensor.data.clone()
-
-
-def another(layer: nn.Module, name: str) -> None:
-    setattr(layer, name, nn.Parameter(getattr(layer, name).detach().clone()))
-
-
-CHANGES: dict[str, tuple[Callable[[nn.Sequential], None], str]] = {
-    "moved weight": (lambda net: elsewhere(net[2].weight), "2.weight"),
-    "other weight": (lambda net: another(net[2], "weight"), "2.weight"),
-    "moved buffer": (lambda net: elsewhere(net[1].running_var), "1.running_var"),
-    "other buffer": (lambda net: net[1].register_buffer("running_mean", torch.ones(8)), "1.running_mean"),
-}
-
-
-@pytest.mark.parametrize("change", CHANGES)
-def test_a_refresh_refuses_parameters_that_lie_elsewhere(
-    network: EarlyExitNetwork, simulation: None, change: str
-) -> None:
-    runner = make_runner(network, X, exits="overlapped", batch_sizes=(1,))
-    runner.refresh()
-    makes, name = CHANGES[change]
-    makes(network.backbone)
-    with pytest.raises(RuntimeError, match=f"^network: backbone.{name} was given other memory since the capture"):
-        runner.refresh()
-
-
 def test_a_closed_runner_keeps_no_memory_of_a_network_that_is_cast(network: EarlyExitNetwork, simulation: None) -> None:
     runner = make_runner(network, X, trunk="cudnn", exits="overlapped", batch_sizes=(1,))
     trunk = weakref.ref(runner.trunk.module)
@@ -109,36 +81,6 @@ def test_a_closed_runner_keeps_no_memory_of_a_network_that_is_cast(network: Earl
     gc.collect()
     assert trunk() is None
     assert [one() is None for one in before].count(False) == 1, "the count of batches alone is not cast"
-
-
-def of_head(change: Callable[[FusedAuxHead], None]) -> Callable[[EarlyExitNetwork], None]:
-    return lambda network: change(network.fused_heads[0])
-
-
-HEAD_CHANGES: dict[str, tuple[Callable[[EarlyExitNetwork], None], str]] = {
-    "rule": (of_head(lambda head: setattr(head, "rule", ExitRule(0.5))), "its rule was replaced"),
-    "threshold": (
-        of_head(lambda head: setattr(head.rule, "threshold_tensor", torch.ones(()))),
-        "its threshold_tensor was replaced",
-    ),
-    "linear": (of_head(lambda head: setattr(head, "linear", nn.Linear(8, 5))), "its linear was replaced"),
-    "weight": (of_head(lambda head: another(head.linear, "weight")), "its weight was replaced"),
-    "bias": (of_head(lambda head: another(head.linear, "bias")), "its bias was replaced"),
-    "no bias": (of_head(lambda head: setattr(head.linear, "bias", None)), "its bias was replaced"),
-    "moved weight": (of_head(lambda head: elsewhere(head.linear.weight)), "its weight was given other memory"),
-    "moved bias": (of_head(lambda head: elsewhere(head.linear.bias)), "its bias was given other memory"),
-}
-
-
-@pytest.mark.parametrize("change", HEAD_CHANGES)
-def test_what_a_graph_no_longer_reads_of_a_head_is_named(
-    network: EarlyExitNetwork, simulation: None, change: str
-) -> None:
-    runner = make_runner(network, X, exits="overlapped", batch_sizes=(1,))
-    makes, says = HEAD_CHANGES[change]
-    makes(network)
-    with pytest.raises(RuntimeError, match=rf"^heads\['1'\]: {says}"):
-        runner(X)
 
 
 class Shifting(nn.Module):

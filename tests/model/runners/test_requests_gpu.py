@@ -176,40 +176,6 @@ def test_autocast_is_refused_at_capture_and_changes_no_call() -> None:
     assert_identical(runner(x), wanted)
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float16], ids=str)
-def test_default_dtype_and_device_do_not_matter(dtype: torch.dtype) -> None:
-    net = network()
-    (x,) = clear_batches(net, [5])
-    wanted, default = net(x), torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        with torch.device("cuda"):
-            found = made(net, "polled", example=x)(x)
-    finally:
-        torch.set_default_dtype(default)
-    assert found.confidence.dtype == found.probs.dtype == torch.float32
-    assert_same(found, wanted)
-
-
-def test_a_capture_of_the_caller_is_refused_and_goes_on() -> None:
-    net = network()
-    runner, (x,) = made(net, "polled"), clear_batches(net, [5])
-    wanted, number = runner(x), torch.zeros(1, device="cuda")
-    example = images(2)
-    graph = torch.cuda.CUDAGraph()
-    torch.cuda.synchronize()
-    with torch.cuda.graph(graph):
-        with pytest.raises(RuntimeError, match="the current stream is being captured"):
-            runner(x)
-        with pytest.raises(RuntimeError, match="the current stream is being captured"):
-            made(net, "polled", example=example)
-        number += 1
-    graph.replay()
-    torch.cuda.synchronize()
-    assert number.item() == 1
-    assert_identical(runner(x), wanted)
-
-
 # Threads
 
 

@@ -8,7 +8,7 @@ import torch
 from auxhead.kernels import runs_triton
 from auxhead.model import ExitMonitor, ExitRule
 from auxhead.model.parallel.segments import segments_of
-from auxhead.model.parallel.split import captured, parallelize, part, runner
+from auxhead.model.parallel.split import captured, parallelize
 from support import simulated_cuda as simulation
 from support import stream_order
 from support.example_models import Skipping, SmallNet
@@ -43,13 +43,9 @@ def simulated():
         stream_order.order.see()
         return still_open
 
-    modules = (parallelize, captured, runner, part)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(simulation, "_CAPTURING", (*simulation._CAPTURING, *modules))
         patch.setattr(captured, "copy_between", copy_between)
         patch.setattr(parallelize, "segments_of", cut)
-        patch.setattr(part, "new_stream", lambda _device, _priority: stream_order.Stream())
-        patch.setattr(part, "_free", {})
         patch.setattr(captured.PolledBatch, "poll", polled)
         with simulation.simulated_cuda():
             yield
