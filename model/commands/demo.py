@@ -1,6 +1,5 @@
 """The command ``auxhead demo``."""
 
-import dataclasses
 import shlex
 from collections.abc import Callable
 from pathlib import Path
@@ -8,9 +7,9 @@ from typing import Annotated, Any, NamedTuple
 
 import typer
 
-from ..console import plain_console
-from ..errors import one_line_errors
-from ..options import (
+from .console import plain_console
+from .errors import one_line_errors
+from .options import (
     DataOption,
     Dataset,
     DatasetOption,
@@ -31,7 +30,7 @@ class BeyondDemo(NamedTuple):
     """Functions of packages that model may not import."""
 
     measure_latency: Callable[[Any, Any], list[dict[str, Any]]]
-    """Times a network's exits on a CUDA device, given a batch of its input; see :attr:`DemoReport.latency`."""
+    """Times a network's exits on a CUDA device, given a batch of its input; see ``latency`` of the report."""
     draw: Draw
     save_figure: SaveFigure
 
@@ -62,13 +61,12 @@ def demo_command(beyond: Callable[[], BeyondDemo]) -> Callable[..., None]:
         """Train a small ResNet-18 with a head after every block, and see real images leave it early."""
         from torch import channels_last
 
-        from ...basics.files import write_json
-        from ...basics.images import normalise
-        from ...training.data_sets import load_source
-        from ..console import PhaseProgress
-        from ..processes import torch_device
-        from .experiment import run_demo, save_demo
-        from .report import print_report
+        from ..basics.files import write_json
+        from ..basics.images import normalise
+        from ..training.data_sets import load_source
+        from .console import PhaseProgress
+        from .demo_run import print_report, run_demo, save_demo
+        from .processes import torch_device
 
         measure_latency, draw, save_figure = beyond()
         console = plain_console()
@@ -91,12 +89,11 @@ def demo_command(beyond: Callable[[], BeyondDemo]) -> Callable[..., None]:
             report = run.report
             if where.type == "cuda":
                 images = normalise(run.splits.test.pixels[:2048].to(where)).contiguous(memory_format=channels_last)
-                report = dataclasses.replace(report, latency=measure_latency(run.network, images))
+                report["latency"] = measure_latency(run.network, images)
             make_output_directory(out)
             examples = save_demo(out, run)
-            content = dataclasses.asdict(report)
-            write_json(out / "report.json", content)
-            save_figure(*draw(content), out / "exits")
+            write_json(out / "report.json", report)
+            save_figure(*draw(report), out / "exits")
             print_report(console, report)
             files = "model.json and its parameters, report.json, exits.png, .svg, .json"
             console.print(f"\nSaved in {out}: {files}", soft_wrap=True)
