@@ -79,9 +79,12 @@ def test_rules_and_parameters_are_followed(network, way):
         assert_same(found, make_runner(network, x, exits="eager", trunk="cudnn")(x))
 
 
-@pytest.mark.parametrize("rules", RULES.values(), ids=RULES)
-@pytest.mark.parametrize("exits", ["overlapped", "forked", "polled", "gated", "compact"])
-def test_runners_count_heads_that_agree(exits, rules, monkeypatch):
+@pytest.mark.parametrize(
+    ("exits", "name"),
+    [*zip(("overlapped", "forked", "polled", "gated"), RULES, strict=False), *(("compact", name) for name in RULES)],
+)
+def test_runners_count_heads_that_agree(exits, name, monkeypatch):
+    rules = RULES[name]
     options = {"forked": {"exits": "overlapped", "forks": ("block0",)}, "compact": {"exits": "polled", "compact": True}}
     # every move would pay
     monkeypatch.setattr(GraphRunner, "_segment_times", lambda runner, x: [1000.0 * len(x)] * (len(runner._heads) + 1))
