@@ -273,11 +273,12 @@ class Flow:
         readable = self.shapes
         return [name for name, call in self._ends.items() if name in readable or len(call.returned) > 1]
 
-    @property
-    def first_token_of(self) -> frozenset[int]:
-        """Numbers of tokens T of which the model itself reads the first alone."""
+    def pools(self) -> dict[str, str]:
+        """Return how heads would pool what layers return: the first token of as many as the model reads that of."""
         picks = (each for each in self.recording.operations if each.name == "select" and len(each.reads[0].shape) == 3)
-        return frozenset(each.reads[0].shape[1] for each in picks if tuple(each.args[1:]) in ((1, 0), (-2, 0)))
+        tokens = {each.reads[0].shape[1] for each in picks if tuple(each.args[1:]) in ((1, 0), (-2, 0))}
+        shapes = self.shapes.items()
+        return {name: "first" if len(shape) == 3 and shape[1] in tokens else "avg" for name, shape in shapes}
 
     def first_token_is_constant(self, layer: str) -> bool:
         """Return whether nothing of the input has reached the first token of what a layer returns."""

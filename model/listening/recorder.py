@@ -3,11 +3,13 @@
 A tensor is known by where it lies and in which strides, since Python objects do not stay the same.
 """
 
+import pickle
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -86,7 +88,7 @@ def record(
                 stack.callback(module.register_forward_pre_hook(begin, prepend=True, with_kwargs=True).remove)
                 stack.callback(module.register_forward_hook(end).remove)
         stack.callback(register_module_forward_pre_hook(begin).remove)
-        stack.callback(register_module_forward_hook(ThreadHook(recorder.end_unregistered)).remove)
+        stack.callback(register_module_forward_hook(ThreadHook(partial(recorder.end, registered=False))).remove)
         stack.enter_context(torch.inference_mode(False))  # in which operators would not be taken apart
         stack.enter_context(torch.set_grad_enabled(with_gradients))
         stack.enter_context(torch.compiler.set_stance("force_eager"))
@@ -98,21 +100,17 @@ def record(
         if watch_host:
             stack.enter_context(_HostReads(recorder))
         stack.enter_context(recorder)
-        drawn = generators()
+        drawn = pickle.dumps(generators())
         plain = ((name, each) for name, each in model.named_modules() if not isinstance(each, torch.jit.ScriptModule))
-        held = [
-            (f"{name}.{key}".strip("."), of, key, each)
-            for name, layer in plain
-            for of in (layer._parameters, layer._buffers)
-            for key, each in of.items()
-        ]
+        of_layers = [(name, held) for name, each in plain for held in (each._parameters, each._buffers)]
+        state = [(f"{name}.{key}".strip("."), held, key, held[key]) for name, held in of_layers for key in held]
         output = call_with(model, batch) if call is None else call(batch)
-        draws = str(drawn) != str(generators())
+        draws = drawn != pickle.dumps(generators())
         with recorder.unwatched():
             returned = recorder.returned(output)
             tensors = {value: at_place(output, place) for place, value in returned.items()}
             cuts = [value for value, tensor in tensors.items() if _is_cut(value, tensor)]
-            now = [(name, of.get(key)) for name, of, key, each in held if each is not None and of.get(key) is not each]
+            now = [(name, held.get(key)) for name, held, key, each in state if held.get(key) is not each is not None]
             values = [(name, recorder.value(each)) for name, each in now if each is not None]
             replaced = [name for name, value in values if value.from_input or value.from_state]
             for operation, value, tensor in recorder.read:  # a hook may have been put on it when it had been read
@@ -215,10 +213,9 @@ class _Recorder(OperatorMode):
                 memory.values[form][0].names.append(name)
 
     def _take_state(self, module: nn.Module) -> None:
-        for name, parameter in module.named_parameters(remove_duplicate=False):
-            self.take([parameter], "parameter", name)
-        for name, buffer in module.named_buffers(remove_duplicate=False):
-            self.take([buffer], "buffer", name)
+        for leaf, named in (("parameter", module.named_parameters), ("buffer", module.named_buffers)):
+            for name, tensor in named(remove_duplicate=False):
+                self.take([tensor], leaf, name)
 
     def with_values(self, parts: Any) -> Any:
         """Return lists, dicts and the like with values in place of tensors."""
@@ -232,8 +229,7 @@ class _Recorder(OperatorMode):
         """Return what a tensor is now."""
         if id(tensor) in self._detached:
             return self._detached[id(tensor)][1]
-        memory, form = self._memory_of(tensor), _form(tensor)
-        return self._value_in(memory, form, tensor)
+        return self._value_in(self._memory_of(tensor), _form(tensor), tensor)
 
     def _value_in(self, memory: _Memory, form: Any, tensor: Tensor | Value) -> Value:
         known = memory.values.get(form)
@@ -255,11 +251,8 @@ class _Recorder(OperatorMode):
         return value
 
     def _memory_of(self, tensor: Tensor) -> _Memory:
-        key: Any = ("object", id(tensor))
-        keeps: Any = tensor
-        if has_memory(tensor):
-            keeps = tensor.untyped_storage()
-            key = keeps._cdata
+        keeps: Any = tensor.untyped_storage() if has_memory(tensor) else tensor
+        key: Any = ("object", id(tensor)) if keeps is tensor else keeps._cdata
         return self._memory.setdefault(key, _Memory(keeps))
 
     def _new(self, tensor: Tensor | Value, *, learns: bool = False, **known: Any) -> Value:
@@ -268,9 +261,8 @@ class _Recorder(OperatorMode):
 
     def _add(self, function: Any, args: Any, kwargs: Any, outputs: list[Any]) -> Operation:
         reads = [each for each in tree_leaves((args, kwargs)) if isinstance(each, Value)]
-        operation = Operation(
-            len(self.operations), function, args, kwargs, reads, tuple(self._open), line_of_the_user()
-        )
+        line = line_of_the_user()
+        operation = Operation(len(self.operations), function, args, kwargs, reads, tuple(self._open), line)
         self.operations.append(operation)
         known = {each: any(getattr(value, each) for value in reads) for each in ("from_input", "from_state", "learns")}
         known["learns"] &= not (operation.name.startswith(("new_", "detach")) or operation.name.endswith("_like"))
@@ -293,16 +285,13 @@ class _Recorder(OperatorMode):
         before = [(self._memory_of(each), _form(each)) for each in given]
         read_args, read_kwargs = self.with_values(args), self.with_values(kwargs)
         output = func(*args, **kwargs)
+        made = [each for each in tree_leaves(output) if isinstance(each, Tensor)]
         if not isinstance(func, torch._ops.OpOverload):
-            made = [each for each in tree_leaves(output) if isinstance(each, Tensor)]
-            operation = self._add(func, read_args, read_kwargs, made)
-            for tensor, value in zip(made, operation.makes, strict=True):
-                self._set(tensor, value)
+            self._made_unseen(func, read_args, read_kwargs, made)
             return output
         if func is torch.ops.aten.lift_fresh.default and read_args[0].leaf == "unknown":
             read_args[0].leaf = "constant"
         written = written_tensors(func, args, kwargs)
-        made = [each for each in tree_leaves(output) if isinstance(each, Tensor)]
         fresh = [each for each in made if not any(each is other for other in written)]
         operation = self._add(func, read_args, read_kwargs, [*fresh, *written])
         if torch.is_grad_enabled():
@@ -338,9 +327,11 @@ class _Recorder(OperatorMode):
             memory.written.append(value)
         return output
 
-    def _set(self, tensor: Tensor, value: Value) -> None:
-        memory = self._memory_of(tensor)
-        memory.values[_form(tensor)] = (value, memory.version)
+    def _made_unseen(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], made: list[Tensor]) -> None:
+        """Note an operation of which nothing more is known than what it reads and makes."""
+        for tensor, value in zip(made, self._add(function, args, kwargs, made).makes, strict=True):
+            memory = self._memory_of(tensor)
+            memory.values[_form(tensor)] = (value, memory.version)
 
     def read_by_host(self, how: str, tensor: Tensor) -> None:
         """Note that numbers of a tensor leave PyTorch."""
@@ -371,27 +362,21 @@ class _Recorder(OperatorMode):
             args, kwargs = self.with_values((args, kwargs or {}))
             self._open.append(Call(layer, name, len(self.operations), args, kwargs, _autocasts() != self._autocasts))
 
-    def end(self, layer: nn.Module, _inputs: Any, output: Any) -> None:
-        """Note that a layer of the model returns: a forward hook behind those of its own."""
-        if self.quiet:
+    def end(self, layer: nn.Module, _inputs: Any, output: Any, *, registered: bool = True) -> None:
+        """Note that a layer returns: a forward hook behind its own, or of layers that the model does not name."""
+        if self.quiet or not registered and self._names.get(layer):
             return
         with self.unwatched():
             while self._open[-1].layer is not layer:  # calls that were left by an exception
                 self._open.pop()
             call = self._open.pop()
+            given = tuple(each for each in tree_leaves((call.args, call.kwargs)) if isinstance(each, Value))
             for _, tensor in places(output):
                 if isinstance(tensor, Tensor) and not self._memory_of(tensor).values:  # made where nothing is seen
-                    given = [each for each in tree_leaves((call.args, call.kwargs)) if isinstance(each, Value)]
-                    operation = self._add(f"a {type(layer).__name__}", tuple(given), {}, [tensor])
-                    self._set(tensor, operation.makes[0])
+                    self._made_unseen(f"a {type(layer).__name__}", given, {}, [tensor])
             call.returned, self.outputs[layer] = self.returned(output), output
             call.ended, call.order = len(self.operations), len(self.calls)
             self.calls.append(call)
-
-    def end_unregistered(self, layer: nn.Module, inputs: Any, output: Any) -> None:
-        """Note that a layer that is not registered in the model returns: a forward hook of all layers."""
-        if not self._names.get(layer):
-            self.end(layer, inputs, output)
 
 
 class _HostReads(TorchFunctionMode):

@@ -251,10 +251,13 @@ def written_tensors(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -
     """Return the arguments that an operator writes to, but for those without memory of their own to compare."""
     if not isinstance(func, torch._ops.OpOverload):
         return []
+    is_norm = func.overloadpacket.__name__ in BATCH_NORMS
+    if not (func._schema.is_mutable or is_norm):
+        return []
     arguments = func._schema.arguments if func._schema.is_mutable else []
     given = dict(zip((each.name for each in arguments), args, strict=False)) | dict(kwargs)
     written = [given.get(each.name) for each in arguments if each.alias_info is not None and each.alias_info.is_write]
-    if func.overloadpacket.__name__ in BATCH_NORMS and len(args) > 5 and args[5]:
+    if is_norm and len(args) > 5 and args[5]:
         written += args[3:5]
     return [tensor for tensor in tree_leaves(written) if is_plain(tensor)]
 
