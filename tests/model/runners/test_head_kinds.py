@@ -125,12 +125,12 @@ def test_samples_of_modules_are_gathered(monkeypatch):
             assert_same(runner(x), one_by_one(network, x))
 
 
-def test_a_runner_says_what_a_module_costs(way):
+def test_a_runner_says_which_heads_are_modules(way):
     with simulated_cuda():
         runner = make_runner(network_of("modules"), images(2), batch_sizes=(1, 2), exits=way)
     of_modules = [line for line in runner.describe().splitlines() if "not fused" in line]
     assert [line.split()[1] for line in of_modules] == ["block0:", "block2:"]
-    assert all("us alone for a batch of 2." in line and "operators" in line for line in of_modules)
+    assert all("operators" in line for line in of_modules)
 
 
 # Eager passes by a plan
