@@ -10,12 +10,11 @@ from torch import Tensor
 from .launch.choose_config import choose_config
 from .launch.head_view import HeadView, head_view
 from .launch.launch_config import LaunchConfig, Programs, most_registers, next_power_of_2
-from .launch.layer_arguments import first_layer, last_layer, norm_arguments
+from .launch.memory import Workspace, first_layer, last_layer, norm_arguments
 from .launch.residency import is_recording, new_turns
-from .launch.workspace import Workspace
+from .noted import launch
 from .reference.criteria import CRITERIA, number_of
 from .reference.hidden_layers import NO_LAYERS, HiddenLayers
-from .repeat.noted import launch
 
 
 class ExitHead(NamedTuple):

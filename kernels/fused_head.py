@@ -14,13 +14,12 @@ from .launch.choose_config import choose_config
 from .launch.head_arguments import FLOAT_DTYPES, check_countable, check_head_arguments, check_pool, check_rule_tensors
 from .launch.head_view import HeadView, head_view
 from .launch.launch_config import LaunchConfig
-from .launch.layer_arguments import first_layer, last_layer, norm_arguments
+from .launch.memory import Workspace, first_layer, last_layer, norm_arguments
 from .launch.residency import new_turns
-from .launch.workspace import Workspace
+from .noted import launch
 from .reference.criteria import check_temperature, check_threshold, number_of
 from .reference.fused_head import fused_head_reference
 from .reference.hidden_layers import NO_LAYERS, HiddenLayers, check_hidden_types
-from .repeat.noted import launch
 
 try:
     from .jit import fused_head as kernel

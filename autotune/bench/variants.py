@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ...model import AutoRunner, EagerRunner, Trunk, make_runner, make_trunk
+from ...model import AutoRunner, Trunk, make_runner, make_trunk
 from ..measuring.cells import AS_IS, MIXED, MORE_TRUNKS, NEVER, RUNNERS, TRUNKS, Cell
 from ..measuring.eager_truth import Answer, EagerTruth, Rounding, measure_rounding
 from ..measuring.peers import (
@@ -26,7 +26,6 @@ from ..measuring.peers import (
 )
 from ..measuring.subject import Subject
 from ..measuring.timers import CAPTURES
-from .lower_bound import SegmentsLowerBound
 
 #: Batch sizes at which max-autotune is compiled, which takes minutes.
 MAX_AUTOTUNE_BATCHES = (1, 32)
@@ -154,11 +153,6 @@ def truncated_name(trunk: str) -> str:
     return f"truncated@{trunk}"
 
 
-def segments_name(trunk: str) -> str:
-    """Return the name of the lower bound for mixed exits: see :class:`SegmentsLowerBound`."""
-    return f"segments-floor@{trunk}"
-
-
 def smaller_sizes(batch: int) -> tuple[int, ...]:
     """Return the batch sizes that a batch may be compacted to: itself and eighths of it, up to six."""
     return tuple(sorted({-(-batch * eighths // 8) for eighths in (1, 2, 3, 4, 5, 6, 8)}))
@@ -200,10 +194,6 @@ def catalogue(cell: Cell) -> list[Variant]:
         variants += [
             add(f"{runner}@{trunk}", partial(_runner, trunk, runner), exits=True, mixed=True) for runner in RUNNERS
         ]
-        if cell.placement in MIXED:
-            note = "no heads, no gathering of open samples, no waits of the host, no copies"
-            floor = partial(add, exits_early=False, per_pattern=True, note=note)
-            variants.append(floor(segments_name(trunk), partial(_segments_floor, trunk), never=False, mixed=True))
         if cell.placement in MIXED and cell.batch > 1:
             compact = partial(_runner, trunk, "polled", compact=True)
             variants.append(add(f"polled-compact@{trunk}", compact, mixed=True))
@@ -247,15 +237,6 @@ def _truncated(trunk: str, captures: VariantCaptures, pattern: str) -> BuiltVari
     stop_at = network.taps.index(pattern)
     function = partial(truncated, captures.trunk(trunk), network.taps, captures.subject.heads, stop_at)
     return _in_graph(function, trunk, captures)
-
-
-def _segments_floor(trunk: str, captures: VariantCaptures, _pattern: str) -> BuiltVariant:
-    subject, made = captures.subject, captures.trunk(trunk)
-    eager = EagerRunner(subject.network, trunk=made)
-    exits = [eager(x).exit_index for x in subject.inputs]
-    sizes = smaller_sizes(subject.cell.batch)
-    floor = SegmentsLowerBound(made, subject.network.taps, subject.inputs, exits, sizes)
-    return BuiltVariant(floor, floor.answer)
 
 
 def _in_graph(function: Callable[[Tensor], PeerAnswer], trunk: str, captures: VariantCaptures) -> BuiltVariant:

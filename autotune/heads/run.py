@@ -84,7 +84,7 @@ class HeadRecords:
                 record.cell == head.cell
                 and is_settled(record, self.environment, FINAL_ROUNDS)
                 and record.environment.get("sm_count") == self.environment.get("sm_count")
-                and all(record.protocol[name] == wanted[name] for name in ("kernel", "config"))
+                and all(record.protocol.get(name) == wanted[name] for name in ("kernel", "config"))
                 for record in run
             )
             for run in self._runs.values()

@@ -160,10 +160,8 @@ def head_launches(
     return [(part, ExitLaunch(buffers, part.start, heads[part])) for part in exits if heads[part]]
 
 
-def launch_heads(
-    exits: Sequence[AloneHead | Tensor], ends: Sequence[int], launched: Collection[int]
-) -> list[ExitLaunch]:
-    """Launch, on the current stream, all launches that one of some exits has a part in; return these.
+def launch_heads(exits: Sequence[AloneHead | Tensor], ends: Sequence[int], launched: Collection[int]) -> None:
+    """Launch, on the current stream, all launches that one of some exits has a part in.
 
     Args:
         exits: the heads with their inputs; last the classifier, or the logits [N, K] that it gives.
@@ -176,12 +174,9 @@ def launch_heads(
     classes = next(one.head.num_classes for one in exits if isinstance(one, AloneHead))
     samples, device = len(inputs[0]), inputs[0].device
     buffers = ExitBuffers.allocate(len(heads), samples, classes, with_probs=with_probs, device=device)
-    made = []
     for part, launch in head_launches(buffers, heads, ends):
         if any(part.start <= index < part.stop for index in launched):
             launch(inputs[part])
-            made.append(launch)
-    return made
 
 
 #: Variants of a head alone: fused, the plain chain of operators that it replaces, and that through torch.compile. All

@@ -12,7 +12,6 @@ from ...kernels.launch.kernel_hash import kernel_hash
 from ...model.basics.bad_input import BadInput
 from ...model.commands.console import activity
 from ..measuring.cells import Cell
-from ..measuring.compile_ahead import CompileAhead
 from ..measuring.environment import environment, release_memory, this_device
 from ..measuring.failures import DeviceLost
 from ..measuring.head_timing import HeadTiming
@@ -43,14 +42,14 @@ def run_sweep(chosen: NetworkChoice, effort: str, out: Path | None) -> None:
     where = records_path(out, "sweep", torch.cuda.get_device_name(device))
     found: list[tuple[str, list[HeadWinners]]] = []
     failures: Counter[str] = Counter()
-    with SweepProgress(console) as progress, CompileAhead.beside(device) as ahead:
+    with SweepProgress(console) as progress:
 
         def swept(cell: Cell, number: int) -> Sweep:
             def show(status: Status) -> None:
                 progress.show(status._replace(done=(number + status.done) / len(cells)))
 
             show(Status(0.0, f"{cell}: building", "", failures))
-            measurer = HeadTiming(own or build_subject(cell, device), ahead=ahead)
+            measurer = HeadTiming(own or build_subject(cell, device))
             protocol = {"kernel": kernel_hash(), **measurer.protocol}
             records = SweepRecords(where, environment(device), protocol, measurer.of_network)
             sweep = Sweep(measurer, STRATEGIES[effort], records, show, failures)
@@ -97,12 +96,8 @@ def replay_sweep(chosen: NetworkChoice, effort: str, path: Path) -> None:
 
 def _fits(chosen: NetworkChoice, target: Target) -> bool:
     """Return True if a recorded target is of what was asked for; the placement of heads is not recorded."""
-    shape = target.shape
-    return (
-        (not chosen.batches or shape.samples in chosen.batches)
-        and (not chosen.dtypes or shape.dtype in chosen.dtypes)
-        and (not chosen.classes or shape.classes in chosen.classes)
-    )
+    of_target = {"batch": target.shape.samples, "dtype": target.shape.dtype, "classes": target.shape.classes}
+    return all(of_target[name] in values for name, values in chosen.asked.items())
 
 
 def _families(cells: Sequence[Cell]) -> list[list[Cell]]:

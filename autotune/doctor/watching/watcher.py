@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.cuda import _gpu_trace
 
 from ....kernels.cuda.runtime import runtime
-from ....kernels.repeat.noted import driver, triton_knobs
+from ....kernels.noted import driver, triton_knobs
 from ....model.basics.whose_code import Owner, frames_from
 from ..trace import Noticed, Watched
 from ..user_code import calling_line, innermost_line

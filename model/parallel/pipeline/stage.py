@@ -64,16 +64,7 @@ class Stage(nn.Module):
         device: torch.device,
         name: str,
     ) -> None:
-        """Run segments for micro-batches of a size.
-
-        Args:
-            cut: of the network.
-            start: the first of the segments, and so of the exits.
-            end: the one after the last.
-            size: of micro-batches.
-            device: of all this.
-            name: for errors.
-        """
+        """Run the segments of a cut from ``start`` to before ``end`` for micro-batches; ``name`` is for errors."""
         super().__init__()
         segments, heads = cut.segments[start:end], cut.heads[start:end]
         self.modules_run = nn.ModuleList([*(segment.module for segment in segments), *heads])

@@ -207,8 +207,9 @@ IN_PLACE = {
 }
 
 
-@pytest.mark.parametrize("how", IN_PLACE)
-@pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize(
+    ("how", "mode"), zip(IN_PLACE, [torch.enable_grad, torch.no_grad, torch.inference_mode] * 3, strict=True)
+)
 def test_an_output_changed_in_place_later(how: str, mode: type) -> None:
     net = Flow(IN_PLACE[how], late=nn.ReLU(inplace=True), same=nn.Identity())
     with mode():
@@ -226,7 +227,7 @@ def test_many_layers_of_one_depth_are_still_listed() -> None:
     class Deep(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.blocks = nn.ModuleList(nn.Linear(5, 5) for _ in range(50))
+            self.blocks = nn.ModuleList(nn.Linear(5, 5) for _ in range(42))
 
         def forward(self, x: Tensor) -> Tensor:
             for block in self.blocks:

@@ -14,7 +14,7 @@ from auxhead.model import (
     train,
 )
 from support.multi_exit_models import CLASSES, block
-from support.own_exit_models import Clamped, Net, change, images
+from support.own_exit_models import Clamped, Net, change, images, variant
 from torch import Tensor, nn
 
 pytestmark = pytest.mark.usefixtures("without_interpreter")
@@ -173,31 +173,6 @@ def test_a_head_that_listens_when_the_backbone_has_run_is_told_of() -> None:
     assert "Nothing is skipped" not in accelerate(TurnedFirst().eval(), images()).report
 
 
-class MainFirst(Net):
-    def answers(self, one: Tensor, two: Tensor, last: Tensor) -> Any:
-        return last, [one, two]
-
-
-class OutAndAux(Net):
-    def answers(self, one: Tensor, two: Tensor, last: Tensor) -> Any:
-        return {"out": last, "aux": [two, one], "size": 3}
-
-
-class Nested(Net):
-    def answers(self, one: Tensor, two: Tensor, last: Tensor) -> Any:
-        return [[one], [two, [last]]]
-
-
-class Stacked(Net):
-    def answers(self, one: Tensor, two: Tensor, last: Tensor) -> Any:
-        return torch.stack([one, two, last])
-
-
-class StackedByCat(Net):
-    def answers(self, one: Tensor, two: Tensor, last: Tensor) -> Any:
-        return {"logits": torch.cat([y[:, None] for y in (last, one, two)], 1)}
-
-
 class WithFeatures(Net):
     """Self-distillation returns the features, too."""
 
@@ -206,16 +181,6 @@ class WithFeatures(Net):
         b = self.b2(a)
         pooled = [y.mean((2, 3)) for y in (a, b, self.b3(b))]
         return [f(y) for f, y in zip((self.f1, self.f2, self.f3), pooled, strict=True)], pooled
-
-
-class OtherOrderInTraining(Net):
-    def answers(self, one: Tensor, two: Tensor, last: Tensor) -> Any:
-        return (last, two, one) if self.training else (one, two, last)
-
-
-class InTrainingAlone(Net):
-    def answers(self, one: Tensor, two: Tensor, last: Tensor) -> Any:
-        return [one, two, last] if self.training else last
 
 
 class LeavesEarly(Net):
@@ -234,24 +199,32 @@ class LeavesEarly(Net):
         return [one, two, last] if self.training else last
 
 
-RETURNED: dict[type[Net], list[Any]] = {
-    MainFirst: [(1, 0), (1, 1), 0],
-    OutAndAux: [("aux", 1), ("aux", 0), "out"],
-    Nested: [(0, 0), (1, 0), (1, 1, 0)],
-    Stacked: [0, 1, 2],
-    StackedByCat: [("logits", 1), ("logits", 2), ("logits", 0)],
-    WithFeatures: [(0, 0), (0, 1), (0, 2)],
-    OtherOrderInTraining: [0, 1, 2],
-    InTrainingAlone: [0, 1, 2],
-    LeavesEarly: [0, 1, 2],
+#: Ways of returning exits, with their places.
+RETURNED: dict[str, tuple[type[Net], list[Any]]] = {
+    "main first": (variant(answers=lambda net, one, two, last: (last, [one, two])), [(1, 0), (1, 1), 0]),
+    "out and aux": (
+        variant(answers=lambda net, one, two, last: {"out": last, "aux": [two, one], "size": 3}),
+        [("aux", 1), ("aux", 0), "out"],
+    ),
+    "nested": (variant(answers=lambda net, one, two, last: [[one], [two, [last]]]), [(0, 0), (1, 0), (1, 1, 0)]),
+    "stacked": (variant(answers=lambda net, *said: torch.stack(said)), [0, 1, 2]),
+    "stacked by cat": (
+        variant(answers=lambda net, one, two, last: {"logits": torch.cat([y[:, None] for y in (last, one, two)], 1)}),
+        [("logits", 1), ("logits", 2), ("logits", 0)],
+    ),
+    "with features": (WithFeatures, [(0, 0), (0, 1), (0, 2)]),
+    "another order in training": (variant(answers=lambda net, *said: said[::-1] if net.training else said), [0, 1, 2]),
+    "in training alone": (variant(answers=lambda net, *said: said if net.training else said[2]), [0, 1, 2]),
+    "leaves early": (LeavesEarly, [0, 1, 2]),
 }
 
 
-@pytest.mark.parametrize("kind", RETURNED, ids=lambda kind: kind.__name__)
-def test_ways_of_returning_exits(kind: type[Net]) -> None:
+@pytest.mark.parametrize("way", RETURNED)
+def test_ways_of_returning_exits(way: str) -> None:
+    kind, places = RETURNED[way]
     model = kind().eval()
     network = attach_exits(model, images())
-    assert [one.place for one in network.backbone.exits] == RETURNED[kind]
+    assert [one.place for one in network.backbone.exits] == places
     assert network.taps == ("model.b1", "model.b2") and len(network.fused_heads) == 2
     change(model)
     x, plain = images(5), Net().eval()
@@ -262,9 +235,9 @@ def test_ways_of_returning_exits(kind: type[Net]) -> None:
         network.train(), plain.train()
 
 
-@pytest.mark.parametrize("kind", [OtherOrderInTraining, InTrainingAlone, LeavesEarly], ids=lambda kind: kind.__name__)
-def test_all_exits_learn(kind: type[Net]) -> None:
-    model = kind().eval()
+@pytest.mark.parametrize("way", ["another order in training", "in training alone", "leaves early"])
+def test_all_exits_learn(way: str) -> None:
+    model = RETURNED[way][0]().eval()
     network = attach_exits(model, images())
     before = {name: each.detach().clone() for name, each in model.named_parameters()}
     train(network, [(images(16), torch.randint(CLASSES, (16,))) for _ in range(3)], TrainingPlan("joint", epochs=1))

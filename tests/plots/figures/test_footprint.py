@@ -1,14 +1,11 @@
 """Figure of overlap against occupancy, and its words on where overlap stops being free."""
 
 import pytest
-from auxhead.autotune.overlap.records import FOOTPRINT as KIND
-from auxhead.autotune.overlap.records import failed_record
 from auxhead.autotune.records.record import read_records
 from auxhead.plots.figures.footprint import boundary
 from auxhead.plots.figures.registry import FIGURES
 from auxhead.plots.records import COMMITTED, NoRecords
-from support.footprint_fakes import CELL, records
-from support.pretended_gpu import ENVIRONMENT
+from support.footprint_records import failed_record, records
 
 FOOTPRINT = FIGURES["footprint"]
 
@@ -56,7 +53,7 @@ def test_a_boundary_is_better_than_none():
     [
         (
             lambda share: 1.0 if share < 0.001 else 8.0,
-            "heads add 1 % up to 0.098 % of the SMs' warps; beyond, up to 5 %",
+            "heads add 1 % up to 0.081 % of the SMs' warps; beyond, up to 5 %",
         ),
         (lambda share: 1.0, "heads add 1 % up to 0.34 % of the SMs' warps, the most that was tried"),
         (lambda share: 8.0, "no footprint is free; they add 5 to 5 % to the trunk"),
@@ -88,7 +85,7 @@ def test_what_is_off_the_scale_stands_at_its_edge_with_its_number():
 
 def test_only_failures_are_no_records():
     with pytest.raises(NoRecords, match="no footprint that was measured"):
-        FOOTPRINT.draw([failed_record(KIND, CELL, "no", ENVIRONMENT)])
+        FOOTPRINT.draw([failed_record()])
 
 
 def test_footprints_under_other_conditions_alone_are_too_few():

@@ -12,7 +12,6 @@ import pytest
 import torch
 from auxhead.kernels import runs_triton
 from auxhead.model.parallel.pipeline import stage as stage_module
-from auxhead.model.parallel.pipeline import stage_graph
 from auxhead.model.parallel.pipeline.answered import cut
 from auxhead.model.parallel.pipeline.stage import RequestPart, Stage
 from support import simulated_cuda as simulation
@@ -34,7 +33,6 @@ THRESHOLDS = (0.3, 1.0, 0.5)
 @contextmanager
 def simulated():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(simulation, "_CAPTURING", (*simulation._CAPTURING, stage_graph))
         with simulation.simulated_cuda():
             numpy = torch.Tensor.numpy
 
