@@ -201,7 +201,8 @@ def _timed(request: Callable[[], object]) -> float:
 def _hooked(module: nn.Module | None, names: Iterable[str], before: OnCall, after: OnCall) -> Iterator[None]:
     """Call with the name of a layer before and after it runs."""
     with ExitStack() as stack:
-        for name in () if module is None else names:
+        for name in names:
+            assert module is not None
             layer = module.get_submodule(name)
             stack.callback(layer.register_forward_pre_hook(lambda *_, name=name: before(name)).remove)
             stack.callback(layer.register_forward_hook(lambda *_, name=name: after(name)).remove)

@@ -94,7 +94,7 @@ def doctor_figure(numbers: Mapping[str, Any]) -> Figure:
 
 def _marks(axes: Axes, findings: Sequence[Mapping[str, Any]], height: Mapping[str, int]) -> None:
     """Underline what findings are about, with their numbers; each on the lane that it is of, the host by default."""
-    names = {lane.partition("\n")[0].rpartition(", ")[2]: lane for lane in reversed(height)}
+    names = {lane.partition("\n")[0].rpartition(", ")[2]: lane for lane in reversed([*height])}
     numbers: dict[tuple[float, float], list[str]] = {}
     for number, one in enumerate(findings, start=1):
         for index, mark in enumerate(one["marks"]):

@@ -24,10 +24,10 @@ _LEAST_US, _LEAST_SHARE = 10.0, 0.5
 def fills(work: Work, trace: Trace) -> bool:
     """Tell whether a kernel has as many threads as all SMs hold; fewer may do, which take more registers or memory."""
     device = next((one for one in trace.devices if one.get("id", 0) == work.device), {})
-    room = device.get("numSms"), device.get("maxThreadsPerMultiprocessor")
-    if work.grid is None or work.block is None or not all(isinstance(one, int) for one in room):
+    sms, threads = device.get("numSms"), device.get("maxThreadsPerMultiprocessor")
+    if work.grid is None or work.block is None or not isinstance(sms, int) or not isinstance(threads, int):
         return False
-    return prod(work.grid) * prod(work.block) >= prod(room)
+    return prod(work.grid) * prod(work.block) >= sms * threads
 
 
 class HeldUp(NamedTuple):

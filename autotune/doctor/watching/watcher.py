@@ -23,7 +23,6 @@ from .operators import (
     OperatorCall,
     OperatorObserver,
     OperatorsMode,
-    is_on_gpu,
     memory_of_graph,
     replace,
     waits_heard,
@@ -83,12 +82,12 @@ class Watcher(OperatorObserver):
     @contextmanager
     def _open(self) -> Iterator[None]:
         """Be the only one of the process that is open."""
-        if _state["open"] is not None:
+        if _open:
             raise RuntimeError("Watcher: another one is open in this process, wants to be the only one")
         _register()
         logger = logging.getLogger("torch.cuda._sanitizer")  # it tells of all that was there before
         was_disabled, logger.disabled = logger.disabled, True
-        _state["open"] = self
+        _open.append(self)
         try:
             # Beneath the mode compiled functions run eagerly; of those in one graph PyTorch 2.14 wants to be told.
             with torch.compiler.set_stance("force_eager"), waits_heard(self._host_waited), ExitStack() as stack:
@@ -97,7 +96,7 @@ class Watcher(OperatorObserver):
                 stack.enter_context(OperatorsMode(self))
                 yield
         finally:
-            _state["open"] = None
+            _open.clear()
             logger.disabled = was_disabled
             self._outermost = None
 
@@ -167,8 +166,7 @@ class Watcher(OperatorObserver):
 
     def stream_recorded(self, tensor: Tensor, stream: Any) -> None:
         """Note Tensor.record_stream."""
-        memory = memory_at(tensor) if is_on_gpu(tensor) else None
-        if memory is not None:
+        if (memory := memory_at(tensor)) is not None:
             with self._lock:
                 self._accesses.stream_recorded(memory.block, key_of(stream).handle)
 
@@ -274,15 +272,13 @@ def _calling_line() -> str | None:
     return calling_line(sys._getframe(3))
 
 
-#: The one that is open, and whether torch's callbacks were registered.
-_state: dict[str, Any] = {"open": None, "registered": False}
+#: The one that is open.
+_open: list[Watcher] = []
 
 
+@functools.cache
 def _register() -> None:
     """Have torch call for events of CUDA, for good: callbacks cannot be taken back, but do nothing if none is open."""
-    if _state["registered"]:
-        return
-    _state["registered"] = True
     torch._C._activate_gpu_trace()
     for registered, how in (
         (_gpu_trace.register_callback_for_event_creation, "create_event"),
@@ -300,8 +296,7 @@ def _register() -> None:
 
 
 def _told(how: str, *arguments: int) -> None:
-    watcher: Watcher | None = _state["open"]
-    if watcher is not None:
+    for watcher in _open:
         watcher.gpu_trace(how, *arguments)
 
 
