@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from auxhead.kernels import ACTIVATIONS
 from auxhead.model import FusedAuxHead, attach_exits, make_runner
 from auxhead.model.own_exits.silenced_model import SilencedModel, SilentLayer
+from support.fingerprints import fingerprint
 from support.multi_exit_models import (
     CLASSES,
     STYLES,
@@ -55,23 +56,13 @@ def probabilities(model: nn.Module, places: list[Any], x: Tensor, style: str) ->
 CONV = "a last exit that is a convolution"
 
 
-def state_of(model: nn.Module) -> list[Any]:
-    """All that a module consists of: the modules and tensors themselves, hooks, modes."""
-    found = []
-    for name, part in model.named_modules(remove_duplicate=False):
-        hooks = {key: list(value) for key, value in vars(part).items() if "hooks" in key and value is not None}
-        children = [(key, id(child)) for key, child in part._modules.items()]
-        found.append((name, id(part), type(part), part.training, hooks, children))
-    return found
-
-
 @pytest.mark.parametrize("style", STYLES)
 def test_exits_are_found_and_answer_as_those_of_the_model_which_stays_as_it_is(style: str) -> None:
     model, x = made(style), images(5)
     _, found, places, last = STYLES[style]
-    before, kept, random = state_of(model), copy.deepcopy(model), torch.get_rng_state()
+    before, kept, random = fingerprint(model), copy.deepcopy(model), torch.get_rng_state()
     network = attach_exits(model, x[:3])
-    assert torch.equal(random, torch.get_rng_state()) and state_of(model) == before
+    assert torch.equal(random, torch.get_rng_state()) and fingerprint(model) == before
 
     assert isinstance(network.backbone, SilencedModel) and not network.training
     exits = network.backbone.exits
@@ -90,10 +81,7 @@ def test_exits_are_found_and_answer_as_those_of_the_model_which_stays_as_it_is(s
                 assert answer.exit_index.tolist() == [place] * 5
                 torch.testing.assert_close(answer.probs, theirs, atol=1e-5, rtol=1e-4)
 
-    tensors = model.state_dict()
-    assert all(torch.equal(tensor, tensors[name]) for name, tensor in kept.state_dict().items())
-    for mine, theirs in zip(probabilities(model, places, x, style), wanted, strict=True):
-        assert torch.equal(mine, theirs)
+    assert fingerprint(model) == before
     assert {id(p) for p in network.parameters()} <= {id(p) for p in model.parameters()}
 
 
