@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ....kernels import CRITERIA, ExitBuffers
-from ....kernels.cuda.lifetimes import MemoryPool, empty_cache
+from ....kernels.cuda.lifetimes import MemoryPool
 from ...answers.exit_result import ExitResult
 from ...listening.taps import list_taps
 from ...network.early_exit_network import EarlyExitNetwork
@@ -47,15 +47,10 @@ class SplitBatch:
         *,
         patient: bool,
     ) -> None:
-        """Answer for a static batch.
+        """Answer for a static batch, which the first part takes.
 
-        Args:
-            static: what the first part takes.
-            parts: the graphs of each.
-            open_samples: [pieces of the trunk - 1] int64 in pinned memory, where the host is told how many samples stay
-                open; None if it does not ask.
-            description: of the graphs, for people.
-            patient: some head exits under "patience", and wants to know what earlier ones have said.
+        The host is told in ``open_samples``, [pieces of the trunk - 1] int64 in pinned memory, how many stay open; None
+        if it does not ask. ``patient`` says that some head wants to know what earlier ones have said.
         """
         self._graphs = parts
         self._parts = [one.part for one in parts]
@@ -81,20 +76,13 @@ class SplitBatch:
         self.batch.fill(x, first.trunk)
         self.batch.next_request()
 
-    def answer(self, x: Tensor, caller: torch.cuda.Stream, began: torch.cuda.Event) -> ExitResult:
-        """Answer by all graphs; the host waits for nothing."""
-        self.begin(x, caller, began)
-        for piece in range(len(self._pieces)):
-            self._launch(piece)
-        return self._answer_of(len(self._parts) - 1, caller, wait=True)
-
-    def answer_polling(self, x: Tensor, caller: torch.cuda.Stream, began: torch.cuda.Event) -> ExitResult:
-        """Answer, and launch no more graphs once no sample is open; the host waits to be told."""
+    def answer(self, x: Tensor, caller: torch.cuda.Stream, began: torch.cuda.Event, *, polls: bool) -> ExitResult:
+        """Answer by all graphs; with ``polls`` launch no more once no sample is open: the host waits to be told."""
         self.begin(x, caller, began)
         pieces = len(self._pieces)
-        for piece in range(min(2, pieces)):
+        for piece in range(min(2, pieces) if polls else pieces):
             self._launch(piece)
-        for stop in range(pieces - 1):  # behind the piece of this number; its heads run beside the next one
+        for stop in range(pieces - 1 if polls else 0):  # behind that piece; its heads run beside the next one
             if self._poll(stop) == 0:
                 return self._answer_of(self._pieces[stop].part, caller, wait=False)
             if stop + 2 < pieces:
@@ -192,10 +180,7 @@ def graph_times(network: EarlyExitNetwork, segments: Sequence[Segment], x: Tenso
 
     trunk, memory = captures.streams.trunk, MemoryPool(captures.device)
     program = capture_program(forward, static, [static.x], trunk, memory, [network])
-    times = measure_segments(program.graphs, static.refill, trunk)
-    program.graphs.clear()
-    empty_cache()  # of their pool: the runs before the next capture take memory, too
-    return times
+    return measure_segments(program.graphs, static.refill, trunk)
 
 
 def forks_of(part: Part, segment_us: Sequence[float], size: int, classes: int, *, polls: bool) -> list[int]:

@@ -149,17 +149,12 @@ class PartGraphs:
         forks: Sequence[int],
         open_samples: Tensor | None,
     ) -> None:
-        """Capture a part, on its device, which is current.
+        """Capture a part for batches of a size, on its device, which is current.
 
-        Args:
-            part: to capture.
-            size: of batches.
-            taken: at the addresses that the graphs read; they hold an example.
-            buffers: of all exits of the network, on this device.
-            forks: indices of the part's segments after which a launch leaves the trunk, with all heads since the one
-                before. The last segment is none of them.
-            open_samples: [launches] int64 in pinned memory; see :class:`ExitLaunch`. The trunk is then cut at every
-                fork, else at the first alone. The last part has one number less than launches.
+        The graphs read what is ``taken``, which holds an example. ``forks`` are indices of segments, but for the last,
+        after which a launch leaves the trunk, with all heads since the one before. With ``open_samples`` ([launches]
+        int64 in pinned memory, one less for the last part; see :class:`ExitLaunch`) the trunk is cut at every fork,
+        else at the first alone.
         """
         self.part, self.taken, self.buffers = part, taken, buffers
         self._forks, self._size = forks, size

@@ -70,7 +70,7 @@ class SplitRunner(SerialRunner):
 
     def _answer(self, captured: SplitBatch, x: Tensor, caller: torch.cuda.Stream) -> ExitResult:
         try:
-            answer = (captured.answer_polling if self._polls else captured.answer)(x, caller, self._began)
+            answer = captured.answer(x, caller, self._began, polls=self._polls)
         except BaseException:  # an interrupt, say: what was launched reads the batch, whose memory may go now
             with suppress(RuntimeError):  # an error would hide what has gone wrong
                 self.wait_until_idle()

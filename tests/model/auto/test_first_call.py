@@ -70,12 +70,6 @@ def test_a_trunk_whose_plain_graph_cannot_be_captured_is_left_out(gpu: FakeGpu) 
     assert plan.left_out["trunk cudnn"] == "no memory" and not plan.trunk_times and plan.chosen.name == PLAIN
 
 
-def test_a_trunk_that_was_asked_for_and_cannot_be_made_is_told_of(gpu: FakeGpu) -> None:
-    gpu.fails["cudnn"] = "the backbone is quantized."
-    plan = first_call(trunk="cudnn").plans[4]
-    assert plan.left_out == {"trunk cudnn": "the backbone is quantized."} and plan.chosen.name == PLAIN
-
-
 def test_trunks_are_shared_by_batch_sizes_and_chosen_for_each(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
     gpu.times_as_long["cudnn"] = 0.5
     runner = first_call(batch_sizes=(1, 2))
@@ -135,13 +129,6 @@ def test_the_plain_graph_is_measured_however_long_it_takes(gpu: FakeGpu) -> None
     assert "\n  Left out: trunk cudnn, trunk inductor, polled, gated, serial, overlapped (2 forks). Measured now." in (
         runner.describe()
     )
-
-
-def test_that_kernels_are_compiled_for_the_first_runner_keeps_no_other_from_being_made(gpu: FakeGpu) -> None:
-    gpu.making_s, gpu.first_s = 0.5, 5.0
-    plan = first_call().plans[4]
-    assert list(plan.times) == list(NAMES) and list(plan.trunk_times) == ["as_is", "cudnn"]
-    assert gpu.seconds <= 10.0
 
 
 def test_inductor_is_not_compiled_again_where_that_takes_too_long(gpu: FakeGpu) -> None:

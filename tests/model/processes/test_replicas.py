@@ -7,7 +7,7 @@ import socket
 import pytest
 import torch.distributed as dist
 from support.checkpoint_files import weights_of
-from support.launched_ranks import command, launch
+from support.launched_ranks import launch
 from support.replica_cases import CALIBRATE, INFER, TRAIN, calibrate_in_a_group, copied, left_over, serve, write_case
 from support.several_hosts import launch_hosts
 
@@ -112,11 +112,3 @@ def test_calibrate_network_in_a_process_group_of_ones_own(case):
     for report, rules, refused in both:
         assert [report, rules] == alone[:2]
         assert refused.startswith("data: rank 1 has other ones than rank 0"), refused
-
-
-def test_torchrun_itself_trains(case):
-    """The command of the README; rank 0 writes, once."""
-    ran = command(case, [*TRAIN, "--epochs", 1, "--batch-size", 8, "--out", "trained"], ranks=2)
-    assert ran.returncode == 0, ran.stderr
-    assert ran.stdout.count("Saved in trained") == 1
-    assert (case / "trained" / "model.json").exists() and not left_over(case)

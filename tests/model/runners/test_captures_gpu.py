@@ -15,7 +15,6 @@ from support.graph_runner_cases import (
     images,
     made,
     network,
-    spoil,
 )
 from torch import Tensor, nn
 
@@ -76,27 +75,6 @@ def test_a_layer_that_cannot_be_captured_is_named_and_nothing_else_suffers(way: 
 
 
 # Lives and deaths
-
-
-def test_two_runners_of_one_network_are_closed_in_either_order(way: str) -> None:
-    net = network()
-    (x,) = clear_batches(net, [5])
-    wanted, streams = net(x), [torch.cuda.Stream(), torch.cuda.Stream()]
-    torch.cuda.synchronize()
-    for order in ((0, 1), (1, 0)):
-        runners = [made(net, way), made(net, "overlapped", trunk="cudnn")]
-        results = []
-        for _ in range(20):
-            for stream, runner in zip(streams, runners, strict=True):
-                with torch.cuda.stream(stream):
-                    results.append(runner(x))
-        runners[order[0]].close()
-        spoil()
-        results += [runners[order[1]](x) for _ in range(3)]
-        runners[order[1]].close()
-        spoil()
-        for result in results:
-            assert_same(result, wanted, 1e-2)
 
 
 @pytest.mark.parametrize(

@@ -20,10 +20,8 @@ from support.graph_runner_cases import (
     near_a_decision,
     network,
     polls_of,
-    with_heads,
 )
 from support.one_by_one import one_by_one
-from torch import Tensor, nn
 
 pytestmark = [*needs_gpu, pytest.mark.usefixtures("repeatable")]
 
@@ -104,29 +102,6 @@ def test_all_leave_at_one_exit_and_work_is_skipped() -> None:
                 assert net.backbone.runs.tolist() == [int(segment <= index) for segment in range(4)]
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
-@pytest.mark.parametrize("after", [0, 1])
-def test_a_request_that_is_broken_off_spoils_no_other(error: type, after: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    net = network()
-    runner, batches = compacting(net), clear_batches(net, [64, 40, 64, 8])
-    wanted, poll = [net(x) for x in batches], runner._poll
-    torch.cuda.synchronize()
-    for _ in range(4):
-        calls = iter(range(10))
-
-        def broken(*arguments: object, calls=calls) -> int:
-            if next(calls) == after:
-                raise error
-            return poll(*arguments)
-
-        monkeypatch.setattr(runner, "_poll", broken)
-        with pytest.raises(error):
-            runner(batches[0])
-        monkeypatch.setattr(runner, "_poll", poll)
-        for x, answer in zip(batches, wanted, strict=True):
-            assert_same(runner(x), answer)
-
-
 def test_a_network_that_uses_more_than_the_tap_is_not_compacted_there() -> None:
     net = network(backbone=Skipping())
     runner, batches = compacting(net), clear_batches(net, [64, 40, 64])
@@ -137,30 +112,6 @@ def test_a_network_that_uses_more_than_the_tap_is_not_compacted_there() -> None:
         assert f"Gathered after {tap}" not in said
     for x in batches:
         assert_same(runner(x), net(x))
-
-
-class Tokens(nn.Module):
-    """Taps that return [N, T, D] and [N, D]."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.block0 = nn.Sequential(nn.Linear(3, 11), nn.GELU())
-        self.block1 = nn.Sequential(nn.Linear(11, 13), nn.GELU())
-        self.fc = nn.Linear(13, 5)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.fc(self.block1(self.block0(x.flatten(2).transpose(1, 2)[:, :7]).mean(1)))
-
-
-def test_tokens_and_vectors_with_odd_rows() -> None:
-    net = with_heads(Tokens(), ("block0", "block1"), images(64, torch.float32), torch.float16)
-    runner, x = compacting(net), images(200)
-    assert "Gathered after block0 into batches of 1, 8, 32. Gathered after block1 into batches of 1, 8, 32." in (
-        runner.describe()
-    )
-    near = near_a_decision(net, make_trunk(net.backbone, net.taps, x[:2]), x, 4e-3)
-    for n in (64, 50, 9, 130):
-        assert_same(runner(x[:n]), net(x[:n]), near=near[:n])
 
 
 def test_a_steady_state_takes_no_memory_from_the_device() -> None:

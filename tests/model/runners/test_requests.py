@@ -219,3 +219,41 @@ def test_a_flag_that_an_interrupt_has_left_refuses_nobody(network: EarlyExitNetw
     runner = make_runner(network, X, exits="overlapped", batch_sizes=(1,))
     runner._under_way = True
     runner(X)
+
+
+def test_another_thread_is_refused_while_a_request_is_under_way(network: EarlyExitNetwork, simulation: None) -> None:
+    runner, other = make_runner(network, X, exits="overlapped", batch_sizes=(1,)), ThreadPoolExecutor(1)
+    ((_, captured),) = runner._captured.items()
+    launch = captured.graphs[0].launch
+
+    def meanwhile(stream: object) -> None:
+        for call in (lambda: runner(X), runner.refresh):
+            with pytest.raises(RuntimeError, match="in another thread's call"):
+                other.submit(call).result()
+        launch(stream)
+
+    captured.graphs[0].launch = meanwhile
+    runner(X)
+    captured.graphs[0].launch = launch
+    assert other.submit(runner, X).result().label.shape == (1,), "and not any more"
+
+
+@pytest.mark.parametrize(
+    ("x", "error", "message"),
+    [
+        ([1.0], TypeError, "x: got list, wants a torch.Tensor"),
+        (X.double(), TypeError, "x: got torch.float64, wants torch.float32"),
+        (X[:, :3], ValueError, r"x: got shape \[1, 3\], wants \[N, 4\]"),
+        (X[0, 0], ValueError, r"wants \[N, 4\]"),
+        (X[:0], ValueError, "N >= 1"),
+        (X.to("meta"), ValueError, "x: got device meta, wants cpu or"),
+    ],
+    ids=["no tensor", "dtype", "shape", "a number", "empty", "device"],
+)
+def test_bad_requests_launch_nothing(
+    network: EarlyExitNetwork, simulation: None, x: object, error: type[Exception], message: str
+) -> None:
+    runner = make_runner(network, X, exits="overlapped", batch_sizes=(1,))
+    runner._captured[1].graphs[0].launch = lambda _stream: pytest.fail("something was launched")
+    with pytest.raises(error, match=message):
+        runner(x)

@@ -49,23 +49,6 @@ def test_every_batch_size_answers_as_eager(way: str, trunk: str, dtype: torch.dt
     runner.close()
 
 
-@pytest.mark.parametrize("trunk", ["as_is", "cudnn"])
-def test_all_leave_where_they_should_and_rules_change_without_a_recapture(way: str, trunk: str) -> None:
-    net = network()
-    runner = made(net, way, trunk=trunk)
-    eager = make_runner(net, images(2), exits="eager", trunk=trunk)
-    eager_trunk = make_trunk(net.backbone, net.taps, images(2), trunk)
-    for index in (0, 3, 1, 2, 3, 0):
-        for samples in (8, 1, 5, 17):
-            x = images(samples)
-            with exits_at(net, index):
-                found, wanted = runner(x), eager(x)
-                near = near_a_decision(net, eager_trunk, x, TOLERANCE[torch.float16])
-            assert found.exit_index.eq(index).all() and found.label.dtype == torch.int64
-            assert_same(found, wanted, near=near)
-    runner.close()
-
-
 MODELS = {
     "resnet18": ("layer1", "layer2.0", "layer3"),
     "mobilenet_v3_small": ("features.3", "features.8"),

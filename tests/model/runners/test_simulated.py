@@ -7,17 +7,17 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-import torch.nn.utils.parametrizations
-import torch.nn.utils.prune
 from auxhead.kernels import runs_triton
-from auxhead.model import CompactingRunner, EarlyExitNetwork, ExitResult, PolledRunner, make_runner
+from auxhead.model import CompactingRunner, EarlyExitNetwork, PolledRunner, make_runner
 from auxhead.model.auto.candidates import SharedTrunks
 from auxhead.model.auto.pass_times import Deadline, PassTimes
 from auxhead.model.auto.planner import Planner
 from auxhead.model.runners.table import RUNNERS
-from support.example_models import SmallNet, plain_heads
+from support.example_models import SmallNet
+from support.exits_plan_cases import assert_same
 from support.simulated_cuda import simulated_cuda
-from torch import Tensor
+from support.spread_exits import images
+from support.spread_exits import network as network_of
 
 pytestmark = [
     pytest.mark.skipif(not runs_triton(torch.empty(0)), reason="kernels are not interpreted here"),
@@ -30,24 +30,9 @@ def way(request):
     return {"exits": request.param}
 
 
-def images(samples: int) -> Tensor:
-    return torch.randn(samples, 3, 8, 8) * torch.rand(samples, 1, 1, 1) * 4
-
-
 @pytest.fixture
 def network() -> EarlyExitNetwork:
-    """Thresholds at the medians, so that every exit answers for some."""
-    net, x = EarlyExitNetwork(SmallNet(), plain_heads(), 0.0).eval(), images(32)
-    with torch.no_grad():
-        for head, logits in zip(net.heads, net.logits(x), strict=False):
-            head.rule.threshold = torch.softmax(logits, 1).amax(1).median().item()
-    return net
-
-
-def assert_same(found: ExitResult, wanted: ExitResult) -> None:
-    assert torch.equal(found.exit_index, wanted.exit_index) and torch.equal(found.label, wanted.label)
-    torch.testing.assert_close(found.confidence, wanted.confidence)
-    torch.testing.assert_close(found.probs, wanted.probs)
+    return network_of()
 
 
 def test_a_runner_says_what_it_captured(network, way):
@@ -99,7 +84,7 @@ def test_the_planner_can_make_every_candidate_and_each_answers_as_the_plain_grap
     monkeypatch.setattr("auxhead.model.auto.planner.measure", measure)
     x = images(2)
     with simulated_cuda():
-        planner = Planner(network, x, SharedTrunks(network, x, trunk, {}), Deadline("quick", 600.0, math.inf))
+        planner = Planner(network, x, 2, SharedTrunks(network, x, trunk, {}), Deadline("quick", 600.0, math.inf))
         plan, runner = planner.plan([x], network(x).exit_index[None], smaller=(1,), parts=1)
         found = runner(x)
     names = [

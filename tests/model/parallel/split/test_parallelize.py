@@ -1,8 +1,11 @@
 """Arguments of ``parallelize``, and what it does without GPUs; see test_split_order.py and test_parallelize_gpu.py."""
 
+from itertools import combinations
+
 import pytest
 import torch
 from auxhead.model import EagerRunner, parallelize
+from auxhead.model.parallel.segments import balanced
 from auxhead.model.parallel.split import parallelize as front
 from support import pipeline_ranks
 
@@ -52,3 +55,15 @@ def test_arguments_that_do_not_fit(monkeypatch):
         network, x = arguments.pop("network"), arguments.pop("example_input")
         with pytest.raises(error, match=message):
             parallelize(network, x, **arguments)
+
+
+@pytest.mark.parametrize("stages", [1, 2, 3, 5])
+def test_the_slowest_stage_is_as_fast_as_it_can_be(stages):
+    loads = [3.0, 1.0, 4.0, 1.0, 5.0]
+
+    def slowest(starts):
+        return max(sum(loads[start:end]) for start, end in zip(starts, [*starts[1:], 5], strict=True))
+
+    starts = balanced(loads, stages)
+    assert len(starts) == stages and starts[0] == 0 and starts == sorted(set(starts))
+    assert slowest(starts) == min(slowest([0, *cuts]) for cuts in combinations(range(1, 5), stages - 1))
