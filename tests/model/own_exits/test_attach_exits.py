@@ -220,14 +220,6 @@ class Wrapped(nn.Module):
         return self.written(self.inner, x)
 
 
-class UsesThem(InAList):
-    """Later exits add what earlier ones said."""
-
-    def forward(self, x: Tensor) -> Any:
-        answers = super().forward(x)
-        return [answers[0], answers[1], answers[2] + answers[0]]
-
-
 class Feeds(InAList):
     """A later block is told what an earlier head said."""
 
@@ -251,13 +243,6 @@ def by(forward: Callable[[nn.Module, Tensor], Any]) -> Callable[[], nn.Module]:
     return lambda: Wrapped(InAList(), forward)
 
 
-class Stochastic(InAList):
-    """Drops in eval mode, too."""
-
-    def forward(self, x: Tensor) -> Any:
-        return super().forward(F.dropout(x, 0.1, training=True))
-
-
 class ByNumpy(InAList):
     """Leaves PyTorch between two blocks, where no dispatcher sees it."""
 
@@ -265,14 +250,6 @@ class ByNumpy(InAList):
         x = self.blocks[0](x)
         one, y = self.exits[0](x), torch.from_numpy(x.numpy())
         return [one, self.exits[2](self.blocks[2](self.blocks[1](y)))]
-
-
-class Sizes(InAList):
-    """Does something else for batches of three."""
-
-    def forward(self, x: Tensor) -> Any:
-        answers = super().forward(x)
-        return [answers[0], answers[1], answers[2] * answers[2] if len(x) == 3 else answers[2]]
 
 
 REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
@@ -297,16 +274,21 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "training": (lambda: InAList().train(), r"model: in training mode, wants model.eval\(\)"),
     "a part in training": (lambda: partly_training(), r"model: its exits.1 is in training mode"),
     "logits that later exits add": (
-        lambda: UsesThem(), r"model: its exit 2 depends on what its exit 0 says, by add at test_attach_exits.py:\d+"
+        by(lambda m, x: [(y := m(x))[0], y[1], y[2] + y[0]]),
+        r"model: its exit 2 depends on what its exit 0 says, by add at test_attach_exits.py:\d+"
     ),
     "logits that later layers use": (
         lambda: Feeds(), r"model: its exit 1 depends on what its exit 0 says, by _softmax at test_attach_exits.py:\d+"
     ),
     "chance": (
-        lambda: Stochastic(), r"model: its exit 0 is drawn by chance, in bernoulli_ at test_attach_exits.py:\d+"
+        by(lambda m, x: m(F.dropout(x, 0.1, training=True))),
+        r"model: its exit 0 is drawn by chance, in bernoulli_ at test_attach_exits.py:\d+"
     ),
     "numpy": (lambda: ByNumpy(), r"model: the host reads a number .*, numpy\(\) at test_attach_exits.py:\d+"),
-    "a batch of three": (lambda: Sizes(), "model: returns, or does, something else for three samples than for two"),
+    "a batch of three": (
+        by(lambda m, x: [(y := m(x))[0], y[1], y[2] * y[2] if len(x) == 3 else y[2]]),
+        "model: returns, or does, something else for three samples than for two",
+    ),
     "a part of TorchScript": (
         lambda: InAList(torch.jit.script(pool_head(8)), *later()),
         "model: its layer 'exits.0' is a RecursiveScriptModule",
