@@ -7,7 +7,7 @@ PACKAGES = auxhead.kernels auxhead.model auxhead.autotune auxhead.plots
 # Else each worker of the tests compiles all sources anew: 12 CPU seconds to collect them instead of 6
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test check lint types mutants mutants-logic sanitizers soak install clean
+.PHONY: demo test check lint types mutants sanitizers soak install clean
 
 demo: install
 	.venv/bin/auxhead demo
@@ -31,11 +31,6 @@ types: install
 # Each wait, kept reference, barrier and reset is taken away in turn, which a test has to notice: minutes, and a GPU for all
 mutants: install
 	.venv/bin/python tests/mutants/waits.py
-
-# Single changes of modules that are cheap to test, each of which a test has to notice: half an hour or more
-mutants-logic: install
-	.venv/bin/python -m pip install --quiet $(addprefix --constraint ,$(CONSTRAINTS)) --editable '.[mutants]'
-	.venv/bin/python tests/mutants/logic.py
 
 # Sanitizers over kernels and streams, each of which has to find a planted fault first: minutes, on a GPU with a CUDA toolkit
 sanitizers: install

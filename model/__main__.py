@@ -3,7 +3,7 @@
 import typer
 
 from .commands.calibrate import calibrate_command
-from .commands.demo.command import BeyondDemo, demo_command
+from .commands.demo import BeyondDemo, demo_command
 from .commands.errors import Subcommands, version_option
 from .commands.export import export
 from .commands.infer import infer

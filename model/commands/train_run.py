@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -21,7 +22,7 @@ from ..processes.dealing import agree
 from ..processes.process_group import own_rank, ranks
 from ..saving.checkpoint import save_checkpoint
 from ..training.batches import PixelBatches
-from ..training.data_sets import LabelledImages, Splits, load_source, read_splits
+from ..training.data_sets import LabelledImages, Split, Splits, load_source, read_splits
 from ..training.learners import accuracy_of_exits
 from ..training.plan import TrainingPlan, epochs_for
 from ..training.train import Epoch, LossNotFinite, Step, Training, train
@@ -29,6 +30,8 @@ from .console import PhaseProgress
 from .options import check_output_directory, make_output_directory
 from .user_model import is_of_torchvision, load_factory
 
+#: Begins a phase of so many images for a progress bar; returns a function that counts images as done, with a remark.
+StartPhase = Callable[[str, int], Callable[[int, str], None]]
 #: The file in ``--out`` that ``--resume`` reads.
 STATE = "training.safetensors"
 
@@ -165,28 +168,48 @@ def _train(
     network: EarlyExitNetwork,
     splits: Splits,
     image_size: int,
-    start_phase: PhaseProgress,
+    start_phase: StartPhase,
     on_epoch: Callable[[Epoch], object],
 ) -> Training:
-    device = next(network.parameters()).device
     images = len(splits.train.labels)
     batch_size = min(asked.batch_size, images // ranks() * ranks())
     plan = replace(plan, epochs=asked.epochs or epochs_for(images, batch_size))
-    heads_alone = plan.method == "heads"  # whose images go through the backbone once, as they are
+    return train_on_pixels(
+        network, splits.train, plan, batch_size, image_size, asked.seed, start_phase,
+        validation=_in_order(splits.validation, network), state=asked.out / STATE, resume=asked.resume,
+        on_epoch=on_epoch,
+    )  # fmt: skip
+
+
+def train_on_pixels(
+    network: EarlyExitNetwork,
+    split: Split,
+    plan: TrainingPlan,
+    batch_size: int,
+    image_size: int,
+    seed: int,
+    start_phase: StartPhase,
+    **more: Any,
+) -> Training:
+    """Train on shifted images of a split, with progress; ``more`` goes to :func:`train`.
+
+    Of the method "heads", whose images go through the backbone once, these are as they are.
+    """
+    heads_alone = plan.method == "heads"
     try:
         batches = PixelBatches(
-            splits.train, batch_size, device=device, seed=None if heads_alone else asked.seed,
+            split, batch_size, device=network.device, seed=None if heads_alone else seed,
             largest_shift=0 if heads_alone else image_size // 16,
         )  # fmt: skip
     except ValueError as error:
         raise BadInput(f"--batch-size: {str(error).removeprefix('batch_size: ')}") from None
-    validation = PixelBatches(splits.validation, min(256, len(splits.validation.labels)), device=device)
-    images_an_epoch = images // batch_size * batch_size
-    advance = start_phase("training, all epochs", images_an_epoch * plan.epochs)
-    return train(
-        network, batches, plan, validation=validation, seed=asked.seed, state=asked.out / STATE, resume=asked.resume,
-        on_step=show_steps(advance, plan.epochs, images_an_epoch), on_epoch=on_epoch,
-    )  # fmt: skip
+    images = len(split.labels) // batch_size * batch_size
+    advance = start_phase("training, all epochs", images * plan.epochs)
+    return train(network, batches, plan, seed=seed, on_step=show_steps(advance, plan.epochs, images), **more)
+
+
+def _in_order(split: Split, network: EarlyExitNetwork) -> PixelBatches:
+    return PixelBatches(split, min(256, len(split.labels)), device=network.device)
 
 
 def _save(
@@ -199,9 +222,8 @@ def _save(
     done: Training,
 ) -> None:
     """Write the checkpoint, and print the accuracy of every exit on the validation split."""
-    device = next(network.parameters()).device
-    validation = PixelBatches(splits.validation, min(256, len(splits.validation.labels)), device=device)
-    accuracy = dict(zip([*network.taps, "classifier"], accuracy_of_exits(network, validation), strict=True))
+    found = accuracy_of_exits(network, _in_order(splits.validation, network))
+    accuracy = dict(zip([*network.taps, "classifier"], found, strict=True))
     made_by = asked.model or f"torchvision.models:{asked.backbone}"
     save_checkpoint(
         asked.out, network, backbone=made_by, classes=source.classes, image_size=image_size,
@@ -225,13 +247,7 @@ _BETWEEN_LOOKS = 0.5
 
 
 def show_steps(advance: Callable[[int, str], None], epochs: int, images_an_epoch: int) -> Callable[[Step], None]:
-    """Return an ``on_step`` for :func:`train` that counts images as done; of a resumed training those before, too.
-
-    Args:
-        advance: counts images, with a remark to show.
-        epochs: how many there are in all.
-        images_an_epoch: how many images each has.
-    """
+    """Return an ``on_step`` for :func:`train` that counts images as done; of a resumed training those before, too."""
     remark, looked, begun = "", 0.0, False
 
     def on_step(step: Step) -> None:

@@ -5,7 +5,7 @@ away and the tests that have to notice. Mutants of the simulation run on the CPU
 of the work. Mutants of the GPU run up to 20 times, with the delays that their tests put on the streams; without a GPU
 they are left out, and the run says so. What is "late" in a kernel comes after ``late_warps``. What is listed as
 equivalent, with the reason, is not made. The run fails if a mutant survives, if tests fail without the change, or if a
-change of the list fits the code no more.
+change of the list fits the code no more. It needs Python 3.11 or newer.
 """
 
 import os
@@ -19,13 +19,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import tomllib
 import torch
 from repository_copy import ROOT, copy_of_repository
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import toml as tomllib
 
 HERE = Path(__file__).resolve().parent
 RUNS = 20

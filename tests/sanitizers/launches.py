@@ -38,17 +38,14 @@ from torch import Tensor
 DEVICE = torch.device("cuda", 0)
 FP32, FP16, BF16 = DTYPES.values()
 #: Launch configurations for 144 channels and 77 classes; programs meet by counters in the first ones.
+GROUPS = LaunchConfig(16, 64, 1, 16, 64, 64, 2, 128, 1, stages=1, num_warps=4)
 SPLIT = LaunchConfig(1, 32, 1, 16, 1, 32, 4, 128, 1, stages=1, num_warps=4)
-COUNTED = {
+WAYS = {
     "split": SPLIT,
     "split, several steps": replace(SPLIT, block_j=32, block_s=2),
     "split, parts of a window": replace(SPLIT, window_parts=2),
     "split, few programs": replace(SPLIT, max_programs=4),
     "one program a sample": LaunchConfig(1, 256, 1, 16, 1, 128, 1, 128, 1, stages=2, num_warps=8),
-}
-GROUPS = LaunchConfig(16, 64, 1, 16, 64, 64, 2, 128, 1, stages=1, num_warps=4)
-WAYS = {
-    **COUNTED,
     "split, the last one waits": replace(SPLIT, waits=True),
     "tiles of a sample": LaunchConfig(1, 16, 1, 16, 64, 16, 1, 128, 1, stages=1, num_warps=8),
     "tiles that share the features": LaunchConfig(1, 16, 1, 16, 64, 32, 4, 128, 2, stages=1, num_warps=4),
@@ -258,11 +255,6 @@ def cases() -> Iterator[tuple[str, Callable[[], None]]]:
     yield "norm", partial(run_hidden, 3, 37, None, 10, FP32, norms=True)
     yield "norm and hidden layer", partial(run_hidden, 3, 144, 65, 77, FP16, norms=True)
     yield "residency", run_recorded
-    yield from plain_cases()
-
-
-def plain_cases() -> Iterator[tuple[str, Callable[[], None]]]:
-    """Launches whose programs have nothing to do with each other."""
     yield "compaction, odd rows", partial(run_compaction, (7, 3, 5), FP32, 3)
     yield "compaction, bytes", partial(run_compaction, (1,), torch.uint8, None)
     yield "compaction, several blocks", partial(run_compaction, (5, 33, 13), FP16, 1030)

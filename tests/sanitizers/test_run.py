@@ -117,29 +117,20 @@ def test_a_command_that_takes_too_long_fails_the_run_and_ends_with_its_children(
     assert not passed and said.count("longer than") == 2
 
 
-@pytest.fixture
-def without_tools(monkeypatch, tmp_path):
-    """A machine with a GPU and an empty PATH, on which every check passes."""
+@pytest.mark.parametrize("there", [False, True])
+def test_a_missing_tool_fails_the_run_and_with_it_all_checks_are_made(there, monkeypatch, tmp_path, capsys):
+    """On a machine with a GPU and nothing else on its PATH, on which every check passes."""
+    names: list[str] = []
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(run, "PLACES", ())
     monkeypatch.delenv("CUDA_HOME", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
-    names = []
     monkeypatch.setattr(run, "run", lambda checks, _jobs: names.extend(check.name for check in checks) or True)
-    return names
-
-
-def test_a_missing_tool_fails_the_run(without_tools, capsys):
-    assert run.main() == 1
-    assert "compute-sanitizer: MISSING" in capsys.readouterr().out
-    assert "memcheck" not in without_tools and "torch's CUDA sanitizer" in without_tools
-
-
-def test_with_the_tool_all_checks_are_made(without_tools, tmp_path, capsys):
-    (tmp_path / run.COMPUTE_SANITIZER).touch(mode=0o755)
-    assert run.main() == 0
-    assert {"memcheck", "initcheck", "synccheck", "torch's CUDA sanitizer"} <= set(without_tools)
-    assert "GSan" in without_tools or "GSan not run: it needs Triton >= 3.8" in capsys.readouterr().out
+    if there:
+        (tmp_path / run.COMPUTE_SANITIZER).touch(mode=0o755)
+    assert run.main() == int(not there)
+    assert ("compute-sanitizer: MISSING" in capsys.readouterr().out) != there
+    assert names == [*(("memcheck", "initcheck", "synccheck") if there else ()), "torch's CUDA sanitizer"]
 
 
 def test_without_a_gpu_nothing_is_run(monkeypatch, capsys):

@@ -1,7 +1,5 @@
 """Figure of overlap against occupancy, and its words on where overlap stops being free."""
 
-import json
-
 import pytest
 from auxhead.autotune.records.record import read_records
 from auxhead.plots.figures.footprint import boundary
@@ -66,32 +64,6 @@ def test_a_boundary_is_better_than_none():
 def test_the_title_is_what_was_found(added, says):
     figure, drawn = FOOTPRINT.draw(records(added=added))
     assert drawn["title"] == f"Batch 1: {says}" == figure.get_suptitle()
-
-
-def test_everything_drawn_is_in_a_record():
-    kept = [
-        *records(1),
-        *records(32, fails="16 SMs"),
-        failed_record(),
-    ]
-    figure, drawn = FOOTPRINT.draw(kept)
-    assert list(drawn["batches"]) == ["1", "32"] and len(figure.axes) == 5
-    for batch, found in drawn["batches"].items():
-        its = {one.variant: one for one in kept if one.cell["batch"] == int(batch) and one.error is None}
-        assert {point["footprint"] for point in found["points"]} == its.keys()
-        for point in found["points"]:
-            record = its[point["footprint"]]
-            share = record.measured["occupancy"]["residency"]["warps_share"]
-            assert point["occupancy_percent"] == pytest.approx(100 * share["median"])
-            assert point["added_percent"] == pytest.approx(100 * (record.paired[0]["device_ratio"] - 1))
-            assert point["hidden_percent"] == pytest.approx(100 * record.measured["hiding_efficiency"]["median"])
-            assert point["programs"] == record.measured["programs"]
-    above = figure.axes[0]
-    by_rule = next(line for line in above.lines if line.get_label() == "by rule")
-    (point,) = (one for one in drawn["batches"]["1"]["points"] if one["footprint"] == "by rule")
-    assert (by_rule.get_xdata()[0], by_rule.get_ydata()[0]) == (point["occupancy_percent"], point["added_percent"])
-    assert "residency tier" in figure.axes[2].get_xlabel() and "H200" in drawn["stamp"]
-    assert json.loads(json.dumps(drawn)) == drawn == FOOTPRINT.numbers(kept)
 
 
 def test_footprints_of_equal_occupancy_have_a_title():

@@ -26,30 +26,6 @@ def with_programs(**changes):
     return made
 
 
-def test_what_is_drawn():
-    figure, drawn = FIGURES["timeline"].draw(records(slower=1.0))
-    assert drawn["title"].splitlines() == [
-        "5 of 8 heads beside the trunk: 96 % of their time lies under its kernels;",
-        "all heads together add 4.0 % to the network's time (99 %: 3.1 to 4.9 %)",
-    ]
-    assert figure.get_suptitle() == drawn["title"]
-    assert drawn["trunk"] == [[0.0, 8.0], [9.0, 29.0], [30.0, 47.0]] and drawn["joining"] == [[51.0, 55.0]]
-    first, second = drawn["heads"]
-    assert (first["label"], first["taps"]) == ("heads 1-2", ["layer1.0", "layer1.1"])
-    assert (second["label"], second["taps"]) == ("heads 3-5", ["layer2.0", "layer2.1", "layer3.0"])
-    assert first["under_the_trunk"] == [[10.0, 22.0]]
-    assert (second["begin"], second["end"], second["under_the_trunk"]) == (35.0, 48.0, [[35.0, 47.0]])
-    assert drawn["join_stall_us"] == 8.0 and drawn["span_us"] == 55.0 and drawn["inflation"] == 1.25
-    assert drawn["coverage_percent"] == 96.0 and drawn["all_replays"]["coverage_percent"]["p20"] == 92.0
-    axes, below = figure.axes
-    assert "us since the replay began" in below.get_xlabel() and "1.25 times" in below.get_xlabel()
-    assert [text.get_text() for text in axes.texts] == ["heads 1-2", "heads 3-5", "join stall 8.0 us"]
-    assert (
-        "programs (+0.0 % in length): 96 % under the trunk; without recording 96 % (92-100 %" in drawn["stamp"]
-        and "H200" in drawn["stamp"]
-    )
-
-
 def test_findings_that_are_none():
     drawn = FIGURES["timeline"].numbers(records(last_heads=200.0, both=100.5))
     assert drawn["title"].splitlines() == [

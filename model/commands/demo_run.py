@@ -1,0 +1,266 @@
+"""Work of ``auxhead demo``: trains a small network, chooses thresholds, and lets a held-out test split leave early."""
+
+import platform
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+
+from ..basics.files import replacing
+from ..basics.images import MEAN, STD
+from ..basics.machine import package_version
+from ..calibration.report import report_environment
+from ..calibration.samples import collect_logits
+from ..calibration.thresholds import exit_indices, exit_scores, threshold_path
+from ..network.early_exit_network import EarlyExitNetwork
+from ..network.learned_from import LearnedFrom, fingerprint
+from ..saving.checkpoint import save_checkpoint
+from ..training.batches import PixelBatches
+from ..training.data_sets import LabelledImages, Split, Splits, read_splits
+from ..training.plan import TrainingPlan, epochs_for
+from .small_resnet import BACKBONE, BLOCKS, small_early_exit_network
+from .train_run import StartPhase, train_on_pixels
+
+#: The value of ``format`` in ``report.json``; figures refuse others.
+REPORT_FORMAT = "auxhead demo report 1"
+
+
+class DemoRun(NamedTuple):
+    """The trained and calibrated network, the content of ``report.json``, and the images that could be read."""
+
+    network: EarlyExitNetwork
+    report: dict[str, Any]
+    source: LabelledImages
+    splits: Splits
+
+
+def run_demo(
+    source: LabelledImages,
+    *,
+    image_size: int,
+    device: torch.device,
+    seed: int = 0,
+    epochs: int | None = None,
+    max_accuracy_drop: float = 0.005,
+    skip_damaged: bool = False,
+    tell: Callable[[str], object] = lambda lines: None,
+    start_phase: StartPhase = lambda name, total: lambda images, remark: None,
+) -> DemoRun:
+    """Train ``resnet18_small`` with a head behind every block, calibrate it, and evaluate it on the test split.
+
+    Options are those of the command; ``tell`` takes lines about images that were left out, before training begins.
+    ``BadInput`` for images that cannot be read or split. In the report shares and accuracies are from 0 to 1, sizes are
+    pixels, times seconds.
+    """
+    seconds: dict[str, float] = {}
+    with _timed(seconds, "load"):
+        advance_reading = start_phase("reading images", len(source.open))
+        source, splits = read_splits(
+            source, image_size, seed, skip_damaged=skip_damaged, tell=tell, on_image=lambda: advance_reading(1, "")
+        )
+
+    with _timed(seconds, "train"):
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            network = small_early_exit_network(len(source.classes)).to(device)
+            network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # trains a tenth faster
+        network.learned_from = LearnedFrom(None, fingerprint(network))  # nothing yet
+        batch_size = min(32, len(splits.train.labels))
+        plan = TrainingPlan(epochs=epochs or epochs_for(len(splits.train.labels), batch_size))
+        train_on_pixels(network, splits.train, plan, batch_size, image_size, seed, start_phase)
+
+    with _timed(seconds, "calibrate"):
+        validation = calibrate_demo(network, splits.validation, max_accuracy_drop)
+
+    with _timed(seconds, "evaluate"):
+        found = _evaluate(network, splits.test)
+
+    report = {
+        "format": REPORT_FORMAT,
+        "data": source.name,
+        "classes": len(source.classes),
+        "image_size": image_size,
+        "seed": seed,
+        "epochs": plan.epochs,
+        "images": {name: len(split.labels) for name, split in zip(Splits._fields, splits, strict=True)},
+        **found,
+        "blocks": len(BLOCKS),
+        "max_accuracy_drop": max_accuracy_drop,
+        "validation": validation,
+        "latency": None,  # rows of ``demo_latency``, where there is a CUDA device
+        "environment": _environment(device),
+        "seconds": seconds,
+    }
+    return DemoRun(network, report, source, splits)
+
+
+@contextmanager
+def _timed(seconds: dict[str, float], phase: str) -> Iterator[None]:
+    start = time.perf_counter()
+    yield
+    seconds[phase] = time.perf_counter() - start
+
+
+def calibrate_demo(network: EarlyExitNetwork, validation: Split, max_accuracy_drop: float) -> dict[str, float]:
+    """Set thresholds that a validation split allows; returns its accuracies, of early exit and of the classifier."""
+    found = collect_logits(network, _batches(network, validation))
+    heads = len(network.taps)
+    scores = exit_scores(found.logits[:-1], ["max_prob"] * heads, [1.0] * heads)
+    correct = found.logits.argmax(2) == found.labels
+    thresholds = choose_thresholds(scores, correct, max_accuracy_drop)
+    network.set_rules(dict(zip(network.taps, thresholds.tolist(), strict=True)))
+    if network.learned_from is not None:
+        network.learned_from = network.learned_from.plus("thresholds", validation.samples())
+    right = correct.gather(0, exit_indices(scores, thresholds)[None])[0]
+    return {"accuracy": right.double().mean().item(), "full_accuracy": correct[-1].double().mean().item()}
+
+
+def choose_thresholds(scores: Tensor, correct: Tensor, max_accuracy_drop: float) -> Tensor:
+    """Choose a ``max_prob`` threshold [E] for each head; nothing is proven about other samples.
+
+    A bound as that of ``calibrate_network`` takes more samples than the demo has. Its candidates are laid on every
+    other sample; the loosest is taken under which, and under all stricter ones, at most ``max_accuracy_drop`` of all
+    samples is lost. What a head alone gets right does not make up for what is lost: on another split it may not.
+
+    Args:
+        scores: [E, M] float32, of each head, 0 to 1.
+        correct: [E + 1, M] bool, true where a head or, last, the classifier is right.
+        max_accuracy_drop: 0.005 is half a percentage point.
+    """
+    heads, samples = scores.shape
+    best, *path = threshold_path(scores[:, ::2], correct[:, ::2], [(0.0, 1.0)] * heads, [True] * heads)
+    for thresholds in path:
+        right = correct.gather(0, exit_indices(scores, thresholds)[None])[0]
+        if (correct[-1] & ~right).sum() > max_accuracy_drop * samples + 1e-6:
+            break
+        best = thresholds
+    return best
+
+
+def _evaluate(network: EarlyExitNetwork, test: Split) -> dict[str, Any]:
+    """Return what the report says of the test split: in total, and a row for each head and, last, the classifier."""
+    of_all = collect_logits(network, _batches(network, test)).logits.argmax(2) == test.labels  # [E + 1, M]
+    label, exit_index = early_exit_answers(network, test)
+    right = label == test.labels
+    exits = []
+    for index, name in enumerate([*network.taps, "classifier"]):
+        left = exit_index == index
+        exits.append({
+            "name": name,
+            "threshold": network.exit_heads[index].rule.threshold if index < len(network.taps) else None,
+            "images": int(left.sum()),
+            "share": left.double().mean().item(),
+            "accuracy": right[left].double().mean().item() if left.any() else None,
+            "accuracy_on_all": of_all[index].double().mean().item(),  # if it answered for the whole split
+        })  # fmt: skip
+    accuracy, full_accuracy = right.double().mean().item(), of_all[-1].double().mean().item()
+    return {
+        "exits": exits,
+        "accuracy": accuracy,
+        "full_accuracy": full_accuracy,
+        "accuracy_drop_points": 100.0 * (full_accuracy - accuracy),
+        "left_before_last_block": (exit_index < len(BLOCKS) - 1).double().mean().item(),
+        "mean_blocks": (exit_index + 1).clamp(max=len(BLOCKS)).double().mean().item(),
+    }
+
+
+@torch.no_grad()
+def early_exit_answers(network: EarlyExitNetwork, images: Split) -> tuple[Tensor, Tensor]:
+    """Run the network with early exit; returns label and exit index, each [M] int64 on the CPU."""
+    results = [network(x) for x, _ in _batches(network, images)]
+    return torch.cat([r.label for r in results]).cpu(), torch.cat([r.exit_index for r in results]).cpu()
+
+
+def _batches(network: EarlyExitNetwork, images: Split) -> PixelBatches:
+    return PixelBatches(images, min(256, len(images.labels)), device=network.device)
+
+
+def _environment(device: torch.device) -> dict[str, Any]:
+    """Return the machine and the versions that a report's numbers belong to."""
+    return {
+        **report_environment(device),
+        "device_type": device.type,
+        "cpu_threads": torch.get_num_threads(),
+        "system": f"{platform.system()} {platform.machine()}",
+        **{name: package_version(name) for name in ("torchvision", "triton")},
+        "cuda": torch.version.cuda,
+        "cudnn": torch.backends.cudnn.version(),
+    }
+
+
+def save_demo(directory: Path, run: DemoRun) -> list[Path]:
+    """Write the checkpoint; returns files of up to ten test images, one a class, made if there are none."""
+    report, source, test = run.report, run.source, run.splits.test
+    accuracy = {"test": report["accuracy"], "test_full_network": report["full_accuracy"]}
+    save_checkpoint(
+        directory, run.network, backbone=BACKBONE, classes=source.classes, image_size=report["image_size"],
+        mean=MEAN, std=STD, accuracy=accuracy,
+    )  # fmt: skip
+    examples = []
+    for label, name in enumerate(source.classes[:10]):
+        of_class = test.indices[test.labels == label].tolist()
+        if not of_class:
+            continue
+        if source.paths is not None:
+            examples.append(source.paths[of_class[0]])
+            continue
+        folder = directory / "examples"
+        if folder.is_symlink():  # a link is replaced, and not written through
+            folder.unlink()
+        folder.mkdir(exist_ok=True)
+        examples.append(folder / f"{name}.png")
+        with replacing(examples[-1]) as unfinished:
+            source.open[of_class[0]]().save(unfinished)
+    return examples
+
+
+def print_report(console: Console, report: Mapping[str, Any]) -> None:
+    """Print how the exits did on the test split, and the latencies if they were measured."""
+    images = report["images"]["test"]
+    table = Table(title=f"Test split: {images:,} images that neither training nor thresholds have seen")
+    table.add_column("exit")
+    for column in (
+        "leaves if\nconfidence >",
+        "images that\nleave here",
+        "their\naccuracy",
+        "accuracy if it\nanswered all",
+    ):
+        table.add_column(column, justify="right")
+    for row in report["exits"]:
+        threshold, accuracy = row["threshold"], row["accuracy"]
+        table.add_row(
+            row["name"],
+            "the rest" if threshold is None else "never" if threshold >= 1.0 else f"{threshold:.3f}",
+            f"{row['images']:,} ({row['share']:.1%})",
+            "-" if accuracy is None else f"{accuracy:.1%}",
+            f"{row['accuracy_on_all']:.1%}",
+        )
+    console.print(table)
+    points = f"{-report['accuracy_drop_points']:+.2f}"
+    difference = "no difference" if float(points) == 0.0 else f"{points} percentage points"
+    console.print(
+        f"Early exit: {report['accuracy']:.2%} accuracy; full network: {report['full_accuracy']:.2%} ({difference}).\n"
+        f"{report['left_before_last_block']:.1%} of the images left before the last block; on average an image had its "
+        f"answer after {report['mean_blocks']:.1f} of {report['blocks']} blocks (counted, not timed).",
+        soft_wrap=True,
+    )
+    if report["latency"] is None:
+        console.print("Latency was not measured: the demo ran on the CPU, without a CUDA device.")
+    else:
+        console.print(_latency_table(report["latency"], report["environment"]["device"]))
+
+
+def _latency_table(rows: Sequence[Mapping[str, Any]], device: str) -> Table:
+    table = Table(title=f"Latency, eager float32 on {device}, median (20th to 80th percentile)")
+    for column in ("batch", "run as", "heads", "device, us", "host to answer, us"):
+        table.add_column(column, justify="left" if column in ("run as", "heads") else "right")
+    for row in rows:
+        times = ["{median:,.0f}\n({p20:,.0f}-{p80:,.0f})".format(**row[kind]) for kind in ("device_us", "host_us")]
+        table.add_row(str(row["batch"]), row["mode"], row["variant"], *times)
+    return table
