@@ -67,6 +67,28 @@ def test_the_parts_are_captured_and_answer_rightly(subject, monkeypatch):
     assert bare.label.equal(both.label) and bare.exit_index.tolist() == both.exit_index.tolist() == [2]
 
 
+def test_launches_leave_the_trunk_where_they_do_by_rule(subject, monkeypatch):
+    made = []
+
+    class Runner:
+        def __init__(self, network, example, *, batch_sizes, trunk, forks):
+            made.append((batch_sizes, trunk.notes, forks))
+
+        def __call__(self, x):
+            raise AssertionError("not called here")
+
+        def close(self):
+            made.append("closed")
+
+    monkeypatch.setattr(NetworkParts, "wrong", lambda self, which, runner: None)
+    with ExitStack() as opened:
+        parts = NetworkParts(subject, opened)
+        parts.forks = ("block2",)
+        parts.both(Runner)
+        parts.both(Runner)
+    assert made == [*[((1,), parts.trunk_notes, ("block2",))] * 2, "closed", "closed"]
+
+
 @pytest.mark.parametrize("part", [BARE, HEADS, BOTH])
 def test_nothing_that_answers_wrongly_is_timed(subject, monkeypatch, part):
     wrong = {

@@ -9,7 +9,7 @@ from auxhead.autotune.measuring.cells import Cell
 from auxhead.autotune.measuring.subject import build_subject
 from auxhead.autotune.measuring.timers import CAPTURES
 from auxhead.autotune.overlap.measure import REPLAYS, measure_overlap
-from auxhead.autotune.overlap.run import overlap_records
+from auxhead.autotune.overlap.records import overlap_records
 from auxhead.autotune.overlap.tables import overlap_tables
 from auxhead.autotune.records.record import read_records
 from auxhead.plots.figures import timeline

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from auxhead.autotune.overlap.run import failed_record, overlap_records
+from auxhead.autotune.overlap.records import failed_record, overlap_records
 from auxhead.autotune.overlap.tables import overlap_tables
 from auxhead.autotune.records.record import read_records
 from support.command_line import tune
@@ -79,7 +79,7 @@ def test_the_table():
 
 
 def test_tables_of_what_went_wrong_or_did_not_overlap():
-    failed = failed_record(CELL, "RuntimeError: no memory", ENVIRONMENT)
+    failed = failed_record("overlap", CELL, "RuntimeError: no memory", ENVIRONMENT)
     (table,) = overlap_tables([failed])
     assert not table.rows and table.remarks == ["Not measured: RuntimeError: no memory"]
     (table,) = overlap_tables([*records(), failed])
