@@ -183,7 +183,7 @@ def _serves(shape: HeadShape, place: str, decisions: Mapping[_Slot, Decision[Lau
 
 def promotion_table(promotion: Promotion) -> RecordTable:
     """Return a table of what was decided, a shape and place a row."""
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for winner in sorted(promotion.winners, key=lambda one: (one.entry.shape[1:], one.entry.shape.samples)):
         shape, place, config, (low, high), margin = winner.entry
         whose = "the rule's: " if config == config_by_rule(shape) else ""

@@ -1,6 +1,8 @@
 """The measurer of a GPU, on a machine without one: what it does around its kernels, which are interpreted."""
 
 import importlib
+import os
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,7 +17,6 @@ from auxhead.kernels.launch.tuned_table import lookup
 from auxhead.model import FusedAuxHead
 
 alone_head = importlib.import_module("auxhead.autotune.measuring.heads_alone")
-first_launches = importlib.import_module("auxhead.autotune.measuring.head_timing")
 head_timing = importlib.import_module("auxhead.autotune.measuring.head_timing")
 heads_in_situ = importlib.import_module("auxhead.autotune.measuring.heads_in_situ")
 
@@ -175,15 +176,26 @@ def test_a_lost_device_ends_the_sweep_after_its_failure_is_told(timing, monkeypa
         timing.time(target, ALONE, [target.rule], 1, 1)
 
 
+def test_waiting_for_a_launch_comes_to_an_end(monkeypatch):
+    answers = iter([False, False, True])
+    assert head_timing._ends(SimpleNamespace(query=lambda: next(answers)))
+    monkeypatch.setattr(head_timing, "ENDS_S", 0.01)
+    assert not head_timing._ends(SimpleNamespace(query=lambda: False))
+
+
 def test_a_launch_that_does_not_end_is_told_and_nothing_waits_for_it(timing, monkeypatch):
     target = timing.targets[0]
     rule, endless, other = target.rule, *neighbours(target.rule, target.shape)[:2]
     ends, at_exit = iter([True, False, True]), []
-    monkeypatch.setattr(first_launches, "_ends", lambda stream: next(ends))
-    monkeypatch.setattr(first_launches.atexit, "register", at_exit.append)
+    monkeypatch.setattr(head_timing, "_ends", lambda stream: next(ends))
+    monkeypatch.setattr(head_timing.atexit, "register", at_exit.append)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda *_: pytest.fail("waits for the device"))
     failed = timing.prepare(target, ALONE, [rule, endless, other])
     assert failed == {endless: Failure("does not end", "a launch was not done after 20 s")}
-    assert at_exit == [first_launches._leave]
+    assert at_exit == [head_timing._leave]
+    ended = []
+    monkeypatch.setattr(os, "_exit", ended.append)
+    head_timing._leave()
+    assert ended == [1], "at once: what takes CUDA down would wait for the device"
     with pytest.raises(DeviceLost, match="does not end: a launch was not done after 20 s"):
         timing.prepare(target, ALONE, [rule, other])
