@@ -6,14 +6,13 @@ import typer
 
 from ..model.commands.errors import Subcommands, version_option
 from .bench.command import bench
-from .bench.tables import bench_tables, pareto_tables
+from .bench.tables import bench_tables, pareto_tables, pipeline_tables
 from .doctor.command import doctor
 from .doctor.tables import doctor_tables
 from .heads.command import heads
 from .heads.tables import head_tables
 from .overlap.command import overlap
 from .overlap.tables import footprint_tables, overlap_tables
-from .pipelines.tables import pipeline_tables
 from .plan.command import plan
 from .profile.command import profile
 from .records.record import Record

@@ -8,7 +8,7 @@ or from ``ExitLaunch`` one answer per sample, merged over the exits of a network
     reference/     the same in plain PyTorch, and what they mean: criteria, hidden layers, merge (what an answer is)
     launch/        checked arguments, the sizes that decide, the chosen LaunchConfig (an override, else a tuned table,
                    else the rule), memory of programs, residency (where and when they run), compile_only
-    repeat/        a launch that was made, again, in a fraction of the host's time
+    noted          a launch that was made, by CUDA's driver again; repeat: of a head, and of a network's exits
     cuda/          CUDA's runtime, and lifetimes of what it gives
     fused_head     one head, one launch: the operator; head_backward has its gradients
     exits          the heads of a network in one launch, answers merged on the device and packed

@@ -14,11 +14,11 @@ from ..kernels.cuda.runtime import beside_captures
 from ..kernels.launch.head_arguments import check_classes
 from .heads.fused_aux_head import FusedAuxHead
 from .listening.batches import Batch, call_with, check_input_batch, first_taken, first_tensor, map_tensors, two_samples
-from .listening.dry_run import layers_in_words
-from .listening.flow import Flow
+from .listening.dry_run import Flow, layers_in_words
 from .listening.hooks import ThreadHook, is_earlyon
 from .listening.kept import modes_kept
 from .listening.reading import LOGITS, AnyExtract, logits_of, part_of, parts_in_words
+from .listening.recorder import may_nest
 from .network.early_exit_network import EarlyExitNetwork, check_model
 from .own_exits.attach_exits import attach_exits
 
@@ -67,12 +67,11 @@ def attach(
     """
     check_model(model)
     check_input_batch("example_input", example_input)
-    if isinstance(taps, str) and taps != "auto":
-        raise ValueError(f"taps: got {taps!r}, wants 'auto' or a list of names of layers")
-    if not taps:
-        raise ValueError("taps: got none, wants 'auto' or a list of names of layers")
+    wants = "wants 'auto' or a list of names of layers"
+    if not taps or isinstance(taps, str) and taps != "auto":
+        raise ValueError(f"taps: got {taps!r}, {wants}" if taps else f"taps: got none, {wants}")
     if not isinstance(taps, (str, Sequence)) or not all(isinstance(tap, str) for tap in taps):
-        raise TypeError(f"taps: got {taps!r:.100}, wants 'auto' or a list of names of layers")
+        raise TypeError(f"taps: got {taps!r:.100}, {wants}")
     if taps != "auto" and (twice := [tap for tap in taps if list(taps).count(tap) > 1]):
         raise ValueError(f"taps: got {twice[0]!r} twice, wants each layer once")
     if taps == "auto" and is_earlyon(model) and isinstance(example_input, Tensor):
@@ -80,29 +79,34 @@ def attach(
     two = two_samples(example_input)
     with first_taken("example_input", two):
         flow = Flow(model, two)
-    if taps == "auto" and _has_own_exits(flow.output, logits):
+    if taps == "auto" and _has_own_exits(flow.recording.output, logits):
         assert isinstance(example_input, Tensor)
         return attach_exits(model, example_input)
-    classes = _classes(flow.output, logits)
+    classes = _classes(flow.recording.output, logits)
     check_classes("model", classes)
     if num_classes is not None and num_classes != classes:
         raise ValueError(f"num_classes: got {num_classes}, wants {classes}, as the model has")
-    waiting = [name for name in flow.shapes if _pool(flow, name) == "first" and flow.first_token_is_constant(name)]
+    pools = flow.pools()
+    waiting = [name for name, pool in pools.items() if pool == "first" and flow.first_token_is_constant(name)]
     if taps != "auto" and (named := [name for name in taps if name in waiting]):
         raise ValueError(
             f"taps: the first token behind {named[0]!r}, which heads of this model read, is the same for all samples; "
             "wants layers behind which it has seen the others"
         )
     cuts = [name for name in flow.cuts() if name not in waiting] if taps == "auto" else list(taps)
-    work = _work(model, flow, cuts, example_input)
+    known = [name for name in cuts if name in pools]
+    on_gpu = first_tensor(example_input).device.type == "cuda"
+    shares = measured_work(model, known, example_input) if on_gpu else flow.work_at(known)
+    work = dict(zip(known, shares, strict=True))
     names = place_taps(cuts, work) if taps == "auto" else cuts
     if not names:
         raise ValueError(
             "taps: 'auto' finds no layer of the model through which all goes that comes later; wants names of layers; "
             f"layers that would work, or that return several things: {layers_in_words(flow.listened())}"
         )
-    heads = {name: FusedAuxHead(None, classes, pool=_pool(flow, name)) for name in names}
-    network = EarlyExitNetwork(model, heads, example_input=example_input, extract=extract, logits=logits)
+    heads = {name: FusedAuxHead(None, classes, pool=pools.get(name, "avg")) for name in names}
+    network = EarlyExitNetwork(model, heads, extract=extract, logits=logits)
+    network.check_taps(example_input, None if may_nest(model) else flow.recording)
     network.shares = {name: work[name] for name in names if name in work}
     if taps == "auto" and (missed := missed_targets([work[name] for name in names])):
         wanted = ", ".join(f"{share:.0%}" for share in missed)
@@ -130,20 +134,6 @@ def _classes(output: Any, part: int | str | None) -> int:
     if not (isinstance(picked, Tensor) and picked.ndim == 2):
         raise ValueError(f"model: returned {parts_in_words(picked)}, wants logits [N, num_classes]")
     return picked.shape[1]
-
-
-def _work(model: nn.Module, flow: Flow, layers: Sequence[str], x: Batch) -> Mapping[str, float]:
-    """Return the share of the model's work that is done when each layer returns, where that is known."""
-    known = [name for name in layers if name in flow.shapes]
-    if first_tensor(x).device.type != "cuda":
-        return dict(zip(known, flow.work_at(known), strict=True))
-    return dict(zip(known, measured_work(model, known, x), strict=True))
-
-
-def _pool(flow: Flow, layer: str) -> str:
-    """Return how a head pools what a layer returns."""
-    shape = flow.shapes.get(layer, ())
-    return "first" if len(shape) == 3 and shape[1] in flow.first_token_of else "avg"
 
 
 #: Shares of the model's work behind which heads are placed.

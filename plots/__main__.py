@@ -1,25 +1,6 @@
-"""The command ``auxhead-plot``: registers ``all``, ``perfetto`` and a subcommand for each figure."""
+"""The command ``auxhead-plot``."""
 
-import typer
-
-from ..model.commands.errors import Subcommands, version_option
-from .commands import all_command, figure_command, perfetto
-from .figures.registry import FIGURES
-
-app = typer.Typer(
-    help="Figures from records; needs no GPU.",
-    cls=Subcommands,
-    callback=version_option,
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-)
-
-app.command(name="all")(all_command(FIGURES))
-app.command()(perfetto)
-for _kind in FIGURES.values():
-    app.command(name=_kind.name, help=_kind.finding)(figure_command(_kind))
-
+from .commands import app
 
 if __name__ == "__main__":
     app()

@@ -1,6 +1,6 @@
 """Commands of ``auxhead-plot``: one for each figure, one for all of them, and one for Perfetto traces."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -9,8 +9,9 @@ import typer
 from ..autotune.records.record import BadRecord, made_of
 from ..model.basics.files import is_standard_output
 from ..model.commands.console import activity, plain_console
-from ..model.commands.errors import one_line_errors
-from .figures.registry import FigureKind, save_all
+from ..model.commands.errors import Subcommands, one_line_errors, version_option
+from .figures.registry import FIGURES, FigureKind
+from .records import Known, NoRecords
 
 Records = Annotated[
     list[Path] | None,
@@ -19,49 +20,41 @@ Records = Annotated[
 _WRITTEN = "Where the figure goes, without an ending: OUT.png, OUT.svg and OUT.json are written."
 Stem = Annotated[Path | None, typer.Option(help=_WRITTEN, show_default="the figure's name")]
 
+app = typer.Typer(
+    help="Figures from records; needs no GPU.",
+    cls=Subcommands,
+    callback=version_option,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
 
-def all_command(kinds: Mapping[str, FigureKind]) -> Callable[..., None]:
-    """Return the command that draws all figures."""
 
-    def every_figure(
-        records: Records = None,
-        out: Annotated[Path, typer.Option(help="The folder that the figures go to.")] = Path("auxhead-plots"),
-    ) -> None:
-        """Draw every figure whose records are there, and say of the others how to make theirs."""
-        with one_line_errors(BadRecord):
-            for path in records or []:
-                if not path.exists():
-                    raise BadRecord(f"--records: {path}: no such file")
-            saved, drawing = False, save_all(kinds.values(), records or None, out)
-            for name in kinds:
+@app.command(name="all")
+def every_figure(
+    records: Records = None,
+    out: Annotated[Path, typer.Option(help="The folder that the figures go to.")] = Path("auxhead-plots"),
+) -> None:
+    """Draw every figure whose records are there, and say of the others how to make theirs."""
+    with one_line_errors(BadRecord):
+        for path in records or []:
+            if not path.exists():
+                raise BadRecord(f"--records: {path}: no such file")
+        saved, known = False, Known()
+        for name, kind in FIGURES.items():
+            try:
                 with activity(f"Drawing {name}"):
-                    one = next(drawing)
-                if one.paths:
-                    _print_saved(one.paths)
-                    saved = True
-                else:
-                    plain_console().print(f"Left out: {name}. {one.left_out}", soft_wrap=True)
-            if not saved:
-                raise BadRecord("--records: got none that a figure is drawn from")
-
-    return every_figure
+                    paths = kind.save(records or None, out / name, known)
+            except NoRecords as error:
+                plain_console().print(f"Left out: {name}. {error}", soft_wrap=True)
+                continue
+            saved = True
+            _print_saved(paths)
+        if not saved:
+            raise BadRecord("--records: got none that a figure is drawn from")
 
 
-def figure_command(kind: FigureKind) -> Callable[..., None]:
-    """Return the subcommand of a figure."""
-
-    def command(records: Records = None, out: Stem = None) -> None:
-        stem = out or Path(kind.name)
-        with one_line_errors(BadRecord):
-            if stem.name in ("", ".."):
-                raise BadRecord(f"--out: got {stem}, wants the name of a figure, as {stem / kind.name}")
-            with activity(f"Drawing {kind.name}"):
-                saved = kind.save(records, stem.with_suffix("") if stem.suffix in (".png", ".svg", ".json") else stem)
-            _print_saved(saved)
-
-    return command
-
-
+@app.command()
 def perfetto(
     records: Annotated[Path, typer.Argument(help="Records of `auxhead-tune overlap`.", show_default=False)],
     out: Annotated[
@@ -80,3 +73,22 @@ def perfetto(
 
 def _print_saved(paths: list[Path]) -> None:
     plain_console().print("Saved " + ", ".join(map(str, paths)), soft_wrap=True)
+
+
+def _figure_command(kind: FigureKind) -> Callable[..., None]:
+    """Return the subcommand of a figure."""
+
+    def command(records: Records = None, out: Stem = None) -> None:
+        stem = out or Path(kind.name)
+        with one_line_errors(BadRecord):
+            if stem.name in ("", ".."):
+                raise BadRecord(f"--out: got {stem}, wants the name of a figure, as {stem / kind.name}")
+            with activity(f"Drawing {kind.name}"):
+                saved = kind.save(records, stem.with_suffix("") if stem.suffix in (".png", ".svg", ".json") else stem)
+            _print_saved(saved)
+
+    return command
+
+
+for _kind in FIGURES.values():
+    app.command(name=_kind.name, help=_kind.finding)(_figure_command(_kind))

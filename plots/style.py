@@ -45,8 +45,11 @@ def new_figure(height_inches: float) -> Figure:
     return figure
 
 
-def tidy(axes: Axes, grid: Literal["x", "y", "both"] = "y") -> None:
-    """Remove the spines at the top and right, and draw a pale grid."""
+def tidy(axes: Axes, grid: Literal["x", "y", "both"] = "y", title: str = "", **properties: Any) -> None:
+    """Remove the spines at the top and right, draw a pale grid, and set a title above and what ``Axes.set`` takes."""
+    if title:
+        heading(axes, title)
+    axes.set(**properties)
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis=grid, color=PALE, linewidth=0.8)
     axes.set_axisbelow(True)
@@ -60,6 +63,13 @@ def note(axes: Axes, text: str, at: tuple[float, float], offset: tuple[float, fl
 def heading(axes: Axes, text: str) -> None:
     """Write what a panel shows above it."""
     axes.set_title(text, fontsize=10, loc="left")
+
+
+def row_of_panels(figure: Figure, height_ratios: tuple[float, float], panels: int) -> tuple[Axes, list[Axes]]:
+    """Return axes for a legend below, and those of panels side by side above."""
+    grid = figure.add_gridspec(2, panels, height_ratios=height_ratios)
+    row = [figure.add_subplot(grid[0, column]) for column in range(panels)]
+    return figure.add_subplot(grid[1, :]), row
 
 
 def bars(intervals: Sequence[Sequence[float]]) -> list[tuple[float, float]]:

@@ -47,7 +47,6 @@ ALLOWED = {
     "plots/figures/registry.py": {"importlib", "import_module"},  # its own figures, when they are drawn
     "model/basics/whose_code.py": {"importlib"},  # find_spec: where a package lies
     "autotune/doctor/script.py": {"runpy"},  # the user's script, named on the command line
-    "autotune/pipelines/run.py": {"subprocess"},  # torchrun, of the benchmark's own module
     "kernels/cuda/lifetimes.py": {"ctypes"},  # Py_IncRef, of objects of its own
     "model/basics/machine.py": {"subprocess"},  # nvidia-smi and git, of fixed arguments
 }

@@ -10,7 +10,7 @@ from support.command_line import assert_one_line_error, auxhead, tune
 MODEL = "got nosuch, wants one of resnet18, resnet34, resnet50 or package.module:function"
 MODULE = "--model: no module 'no_such' in "
 GZ = "x.jsonl.gz: compressed records are only read, wants a file that lines are added to: x.jsonl"
-OF_NETWORKS = ("sweep", "heads", "overlap", "overlap --footprints")
+OF_NETWORKS = ("sweep", "heads", "overlap")
 TUNE = [
     *((f"{command} nosuch", f"MODEL: {MODEL}") for command in (*OF_NETWORKS, "plan")),
     *((f"{command} no_such:thing", MODULE) for command in (*OF_NETWORKS, "plan")),
@@ -42,8 +42,7 @@ AUXHEAD = [
 ]
 #: The same with nothing wrong but that.
 NO_DEVICE = [
-    *((f"{command} resnet18", f"{command}: torch sees no CUDA device here") for command in (*OF_NETWORKS[:3], "plan")),
-    ("overlap --footprints resnet18", "footprint: torch sees no CUDA device here"),
+    *((f"{command} resnet18", f"{command}: torch sees no CUDA device here") for command in (*OF_NETWORKS, "plan")),
     ("bench --quick", "bench: torch sees no CUDA device here"),
     ("explain 512", "--device: torch sees no CUDA device here, wants a name"),
 ]

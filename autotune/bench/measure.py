@@ -18,7 +18,7 @@ from ..measuring.subject import Subject
 from ..measuring.timers import PROTOCOL, Samples, time_captures, time_those_that_run
 from ..records.record import append_record
 from ..records.summaries import network_record, p99, percentiles, summary
-from .variants import BuiltVariant, Variant, VariantCaptures, bare_name, segments_name, truncated_name
+from .variants import BuiltVariant, Variant, VariantCaptures, bare_name, truncated_name
 
 
 @dataclass(frozen=True)
@@ -253,7 +253,6 @@ def paired_with(variant: Variant, times: Times) -> list[dict[str, Any]]:
     roles = {
         "bare": bare_name(variant.trunk),
         "truncated": truncated_name(variant.trunk),
-        "segments": segments_name(variant.trunk),
         "plain": variant.plain,
     }
     for role, baseline in roles.items():

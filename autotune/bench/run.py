@@ -1,24 +1,20 @@
 """Runs the benchmark: selects variants and exit patterns that no record has, measures them, and prints the tables."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
-
-import torch
 
 from ...model.basics.bad_input import BadInput
-from ..measuring.cells import Cell, chosen_cells
-from ..measuring.environment import environment, this_device
+from ..measuring.cells import Cell
 from ..measuring.failures import DeviceLost, Failure
-from ..measuring.options import check_globs, check_patterns, chosen_patterns, is_factory
+from ..measuring.networks import find_networks
+from ..measuring.options import check_globs, check_patterns, chosen_patterns
 from ..measuring.progress import SweepProgress
-from ..measuring.subject import Subject, build_subject, find_subject
-from ..records.record import Record, is_settled, read_records, records_path
+from ..records.record import Record, is_settled, read_records
 from ..records.tables import print_tables, wide_console
 from .measure import BenchOptions, PatternRun, run_cell
 from .tables import bench_tables
-from .variants import Variant, bare_name, catalogue, segments_name, truncated_name
+from .variants import Variant, bare_name, catalogue, truncated_name
 
 
 def chosen_variants(cell: Cell, pattern: str, wanted: Sequence[str]) -> list[Variant]:
@@ -30,14 +26,9 @@ def chosen_variants(cell: Cell, pattern: str, wanted: Sequence[str]) -> list[Var
         if (any(fnmatchcase(variant.name, glob) for glob in wanted) if wanted else variant.by_default)
     ]
     trunks = {variant.trunk for variant in asked}
-    baselines = {name(trunk) for trunk in trunks for name in (bare_name, truncated_name, segments_name)}
+    baselines = {name(trunk) for trunk in trunks for name in (bare_name, truncated_name)}
     baselines |= {variant.plain for variant in asked if variant.plain}
     return [variant for variant in known if variant in asked or variant.name in baselines] if asked else []
-
-
-def check_variants(wanted: Sequence[str], cells: Sequence[Cell]) -> None:
-    """Refuse a glob that fits no variant, with ``BadInput``."""
-    check_globs("--variant", wanted, (variant.name for cell in cells for variant in catalogue(cell)))
 
 
 def pattern_runs(cell: Cell, options: BenchOptions, records: Iterable[Record]) -> list[PatternRun]:
@@ -51,7 +42,8 @@ def pattern_runs(cell: Cell, options: BenchOptions, records: Iterable[Record]) -
     for pattern in chosen_patterns(cell, options.exits):
         chosen = chosen_variants(cell, pattern, options.wanted)
         if not options.fresh:
-            found = {variant.name: settled.get(_key(cell, pattern, variant.name)) for variant in chosen}
+            keys = {one.name: Record("bench", cell.as_json(), pattern, one.name, "", "", {}, {}).key for one in chosen}
+            found = {name: settled.get(key) for name, key in keys.items()}
             if all(found.values()):
                 continue
             chosen = [variant for variant in chosen if not ((record := found[variant.name]) and record.error)]
@@ -71,72 +63,37 @@ def unsettled(cells: Sequence[Cell], options: BenchOptions) -> list[tuple[Cell, 
     return [(cell, runs) for cell, runs in left if runs]
 
 
-def _key(cell: Cell, pattern: str, variant: str) -> tuple[str, str, str]:
-    return Record("bench", cell.as_json(), pattern, variant, "", "", {}, {}).key
-
-
 def run_bench(
-    models: Sequence[str],
-    asked: Mapping[str, Sequence[Any]],
-    *,
-    quick: bool,
-    variants: tuple[str, ...],
-    exits: tuple[str, ...],
-    rounds: int,
-    out: Path | None,
-    fresh: bool,
-) -> None:
-    """Measure and print; the arguments are the options, ``asked`` those that choose cells.
+    own_model: str | None, cells: list[Cell], *, variants: tuple[str, ...], exits: tuple[str, ...], rounds: int,
+    out: Path | None, fresh: bool,
+) -> None:  # fmt: skip
+    """Measure and print: a user's model, or cells of ResNets; the others are the options of the command.
 
     Raises:
         BadInput: no CUDA device, no such factory, variant or exit pattern, or a cell that could not be measured.
         BadRecord: ``out`` cannot be read.
     """
     console = wide_console()
-    make = find_subject(models[0]) if any(map(is_factory, models)) else None
-    cells = [] if make else chosen_cells(quick=quick, model=models, **asked)
-    if make is None:
-        _check(variants, exits, cells)
-    device = this_device("bench")
-    own = make() if make else None
-    if own is not None:
-        cells = [own.cell]
-        _check(variants, exits, cells)
-    where = records_path(out, "bench", torch.cuda.get_device_name(device))
-    options = BenchOptions(
-        out=where, environment=environment(device), rounds=rounds, wanted=variants, fresh=fresh, exits=exits
-    )
-    left = unsettled(cells, options)
+
+    def check(cells: Sequence[Cell]) -> None:
+        check_globs("--variant", variants, (variant.name for cell in cells for variant in catalogue(cell)))
+        check_patterns(exits, cells)
+
+    networks = find_networks("bench", own_model, cells, out, check=check)
+    options = BenchOptions(networks.where, networks.environment, rounds, variants, fresh, exits)
+    left, failed = unsettled(networks.cells, options), []
     with SweepProgress(console) as progress:
-        failed = _measure(left, own, device, options, progress)
-    chosen = [cell.as_json() for cell in cells]
-    found = read_records(where) if where.exists() else []
-    print_tables(console, bench_tables(record for record in found if record.cell in chosen), where)
+        for number, (cell, runs) in enumerate(left):
+            begins = progress.of_network(cell, number, len(left))
+            try:
+                run_cell(networks.subject(cell), runs, options, begins)
+            except DeviceLost as error:
+                raise BadInput(f"{error}; it is recorded: the same command goes on with the rest") from None
+            except (RuntimeError, ValueError) as error:  # no memory for the network itself, say
+                failed.append(f"{cell}: {Failure.of(error).detail}")
+                begins(f"FAILED: {Failure.of(error).detail}", 1.0)
+    chosen = [cell.as_json() for cell in networks.cells]
+    found = read_records(networks.where) if networks.where.exists() else []
+    print_tables(console, bench_tables(record for record in found if record.cell in chosen), networks.where)
     if failed:
         raise BadInput(f"{len(failed)} of {len(left)} cells could not be measured, the first: {failed[0]}")
-
-
-def _check(variants: Sequence[str], exits: Sequence[str], cells: Sequence[Cell]) -> None:
-    check_variants(variants, cells)
-    check_patterns(exits, cells)
-
-
-def _measure(
-    left: Sequence[tuple[Cell, Sequence[PatternRun]]],
-    own: Subject | None,
-    device: torch.device,
-    options: BenchOptions,
-    progress: SweepProgress,
-) -> list[str]:
-    """Measure cell by cell; returns a line for each cell that could not be measured."""
-    failed = []
-    for number, (cell, runs) in enumerate(left):
-        begins = progress.of_network(cell, number, len(left))
-        try:
-            run_cell(own or build_subject(cell, device), runs, options, begins)
-        except DeviceLost as error:
-            raise BadInput(f"{error}; it is recorded: the same command goes on with the rest") from None
-        except (RuntimeError, ValueError) as error:  # no memory for the network itself, say
-            failed.append(f"{cell}: {Failure.of(error).detail}")
-            begins(f"FAILED: {Failure.of(error).detail}", 1.0)
-    return failed

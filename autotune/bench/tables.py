@@ -1,8 +1,9 @@
-"""Tables of the benchmark's records: times of every variant, beside the bare trunk and the floor; accuracy and time."""
+"""Tables of the benchmark's records, and of two older kinds: accuracy and time, images a second over two GPUs."""
 
 from collections.abc import Iterable, Sequence
 
 from ..records.record import Record
+from ..records.summaries import Percentiles
 from ..records.tables import RecordTable, latest_by_network, network_in_words, percentiles_in_words
 
 #: Headings; the last five compare with baselines of the same run.
@@ -27,6 +28,16 @@ _PARETO_COLUMNS = (
     "mean / bare",
     "median to the answer, us",
     "device, us",
+)
+_PIPELINE_COLUMNS = (
+    "variant",
+    "leave on the first GPU",
+    "images/s",
+    "/ one GPU",
+    "/ model-parallel",
+    "/ bound",
+    "stages on the GPU, ms",
+    "link, ms",
 )
 
 
@@ -107,3 +118,40 @@ def _pareto_row(record: Record) -> tuple[str, ...]:
         f"{host['median']:,.1f}",
         f"{device['median']:,.1f}",
     )
+
+
+def pipeline_tables(records: Iterable[Record]) -> list[RecordTable]:
+    """Return the same of images a second over two GPUs, as ``studies.pipelines`` records them.
+
+    The bound, of records of an earlier version, is that of the stages' graphs and the link alone.
+    """
+    return [_pipeline_table(group) for group in latest_by_network(records, "pipeline")]
+
+
+def _pipeline_table(records: Sequence[Record]) -> RecordTable:
+    base = {one.variant: one.measured["images_s"]["median"] for one in records if one.measured is not None}
+    remarks = [f"{one.variant}, exits {one.exits}: {one.error}" for one in records if one.error is not None]
+    title = f"{network_in_words(records[0])}; {records[0].protocol['devices']} GPUs; median (20th to 80th percentile)"
+    return RecordTable(title, _PIPELINE_COLUMNS, _TEXT_COLUMNS, [_pipeline_row(one, base) for one in records], remarks)
+
+
+def _pipeline_row(record: Record, base: dict[str, float]) -> tuple[str, ...]:
+    measured = record.measured
+    leaves = "-" if record.exits == "never" else f"{record.exits.partition('/')[0]} %"
+    if measured is None:
+        return (record.variant, leaves, "failed", *["-"] * (len(_PIPELINE_COLUMNS) - 3))
+    images = measured["images_s"]
+    over = [f"{images['median'] / base[name]:.2f}" if base.get(name) else "-" for name in ("one-gpu", "model-parallel")]
+    bound, pieces = measured.get("bound_images_s"), measured.get("pieces", {})
+    return (
+        record.variant,
+        leaves,
+        percentiles_in_words({name: images[name] for name in Percentiles._fields}),
+        *over,
+        f"{images['median'] / bound:.2f}" if bound else "-",
+        *(_list(pieces.get(name)) for name in ("graph_ms", "link_ms")),
+    )
+
+
+def _list(values: Sequence[float] | None) -> str:
+    return "-" if values is None else ", ".join(f"{one:.3f}" for one in values)

@@ -6,7 +6,7 @@ import json
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -35,6 +35,10 @@ WARM_UP = 5
 TIMED = 30
 #: Requests that are watched: what one of them makes for the next but one is used within them.
 WATCHED = 4
+
+
+#: Called with the name of a layer.
+OnCall = Callable[[str], None]
 
 
 class Runnable(NamedTuple):
@@ -164,20 +168,23 @@ def _marked(streams: Sequence[StreamUse]) -> list[Mapping[str, Any]]:
 
 def with_numbers(streams: Sequence[StreamUse], events: Sequence[Mapping[str, Any]]) -> tuple[StreamUse, ...]:
     """Return streams with their numbers in traces, from the events of annotated kernels."""
-    annotations = [event for event in events if event.get("cat") == "user_annotation" and STREAM in event["name"]]
-    launches = {
-        event["args"]["correlation"]: event["ts"]
+    ran = {
+        event["args"]["correlation"]: int(event["args"]["stream"])
         for event in events
-        if event.get("cat") in ("cuda_runtime", "cuda_driver") and "correlation" in event.get("args", {})
+        if event.get("cat") in ("kernel", "gpu_memset")
     }
-    numbers: dict[str, int] = {}
-    for event in events:
-        if event.get("cat") not in ("kernel", "gpu_memset"):
-            continue
-        launched = launches.get(event["args"]["correlation"], float("-inf"))
-        for each in annotations:
-            if each["ts"] <= launched <= each["ts"] + each["dur"]:
-                numbers[each["name"]] = int(event["args"]["stream"])
+    launches = [
+        (event["ts"], ran[event["args"]["correlation"]])
+        for event in events
+        if event.get("cat") in ("cuda_runtime", "cuda_driver") and event.get("args", {}).get("correlation") in ran
+    ]
+    numbers = {
+        event["name"]: number
+        for event in events
+        if event.get("cat") == "user_annotation"
+        for time, number in launches
+        if event["ts"] <= time <= event["ts"] + event["dur"]
+    }
     return tuple(dataclasses.replace(one, number=numbers.get(f"{STREAM}{one.device} {one.handle}")) for one in streams)
 
 
@@ -191,42 +198,36 @@ def _timed(request: Callable[[], object]) -> float:
 
 
 @contextmanager
+def _hooked(module: nn.Module | None, names: Iterable[str], before: OnCall, after: OnCall) -> Iterator[None]:
+    """Call with the name of a layer before and after it runs."""
+    with ExitStack() as stack:
+        for name in names:
+            assert module is not None
+            layer = module.get_submodule(name)
+            stack.callback(layer.register_forward_pre_hook(lambda *_, name=name: before(name)).remove)
+            stack.callback(layer.register_forward_hook(lambda *_, name=name: after(name)).remove)
+        yield
+
+
+@contextmanager
 def _noting(module: nn.Module | None, heads: Mapping[str, str | None]) -> Iterator[list[str]]:
     """Note the names of heads that run, in their order, but for the one that has the last Linear: the classifier."""
+    linears = () if module is None else [name for name, one in module.named_modules() if isinstance(one, nn.Linear)]
     ran: list[str] = []
-    last_linear = ""
-    linears = [] if module is None else [name for name, one in module.named_modules() if isinstance(one, nn.Linear)]
-
-    def note_linear(name: str) -> None:
-        nonlocal last_linear
-        last_linear = name
-
-    with ExitStack() as stack:
-        for names, note in ((linears, note_linear), (heads, ran.append)):
-            for name in names:
-                assert module is not None
-                hook = module.get_submodule(name).register_forward_hook(lambda *_, name=name, note=note: note(name))
-                stack.callback(hook.remove)
+    with _hooked(module, dict.fromkeys([*linears, *heads]), lambda name: None, ran.append):
         yield ran
-    ran[:] = [name for name in dict.fromkeys(ran) if not f"{last_linear}.".startswith(f"{name}.")]
+    last_linear = next((name for name in reversed(ran) if name in linears), "")
+    ran[:] = [name for name in dict.fromkeys(ran) if name in heads and not f"{last_linear}.".startswith(f"{name}.")]
 
 
 @contextmanager
 def _annotating(module: nn.Module | None, heads: Sequence[str]) -> Iterator[None]:
     """Annotate heads in a trace as they run."""
-    with ExitStack() as stack:
-        for name in heads:
-            assert module is not None
-            layer = module.get_submodule(name)
-            open_: list[record_function] = []
-            before = layer.register_forward_pre_hook(lambda *_, name=name, open_=open_: open_.append(_begun(name)))
-            after = layer.register_forward_hook(lambda *_, open_=open_: open_.pop().__exit__(None, None, None))
-            stack.callback(before.remove)
-            stack.callback(after.remove)
+    opened: list[record_function] = []
+
+    def begin(name: str) -> None:
+        opened.append(record_function(f"{HEAD}{name}"))
+        opened[-1].__enter__()
+
+    with _hooked(module, heads, begin, lambda name: opened.pop().__exit__(None, None, None)):
         yield
-
-
-def _begun(name: str) -> record_function:
-    annotation = record_function(f"{HEAD}{name}")
-    annotation.__enter__()
-    return annotation

@@ -29,6 +29,8 @@ LIVE_ONLY = (
     *("race", "freed-in-use", "unrecorded-event", "mixed-devices"),
     *("stream-class", "priority", "fusible-heads"),
 )
+#: What calls of the host do.
+_ROLES = {"allocate": ALLOCATIONS, "wait": SYNCHRONISATIONS, "launch": LAUNCHES}
 #: What TARGET is for a script.
 _SCRIPT = "run"
 #: How names of traces end.
@@ -36,16 +38,14 @@ _TRACES = (".json", ".json.gz")
 
 
 class NamedTarget(NamedTuple):
-    """A target that is there, as far as that can be told without running it; one of the three is not None."""
+    """A target that is there, as far as that can be told without running it."""
 
     name: str
     """As the record has it: the factory, the trace, or the script with its arguments."""
-    factory: str | None = None
-    """``package.module:factory``."""
-    trace: Path | None = None
-    script: Path | None = None
-    arguments: tuple[str, ...] = ()
-    """The script's."""
+    file: Path | None = None
+    """The trace, or the script; None: the name is a factory's, ``package.module:factory``."""
+    arguments: Sequence[str] | None = None
+    """The script's; None: it is no script."""
 
 
 def named_target(target: str, words: Sequence[str]) -> NamedTarget:
@@ -57,28 +57,25 @@ def named_target(target: str, words: Sequence[str]) -> NamedTarget:
     if target == _SCRIPT:
         if not words:
             raise BadInput("TARGET: got run and no script, wants run SCRIPT [ARGUMENTS]...")
-        script = _file("SCRIPT", words[0])
-        return NamedTarget(" ".join(words), script=script, arguments=tuple(words[1:]))
-    if words:
+        found = NamedTarget(" ".join(words), Path(words[0]), words[1:])
+    elif words:
         raise BadInput(f"TARGET: got {target} and {' '.join(words)}, wants one target; options go before it")
-    if target.endswith(_TRACES) or Path(target).is_file() and not target.endswith(".py"):
-        return NamedTarget(target, trace=_file("TARGET", target))
-    if ":" not in target:
+    elif target.endswith(_TRACES) or Path(target).is_file() and not target.endswith(".py"):
+        found = NamedTarget(target, Path(target))
+    elif ":" in target:
+        return NamedTarget(target)
+    else:
         script_name = target if target.endswith(".py") else "SCRIPT"
         raise BadInput(
             f"TARGET: got {target!r}, wants package.module:factory; a script is run by: auxhead-tune doctor "
             f"{_SCRIPT} {script_name}; a trace's name ends in {' or '.join(_TRACES)}"
         )
-    return NamedTarget(target, factory=target)
-
-
-def _file(argument: str, name: str) -> Path:
-    path = Path(name)
-    if path.is_dir():
-        raise BadInput(f"{argument}: {name} is a directory, wants a file")
-    if not path.is_file():
-        raise BadInput(f"{argument}: {name}: no such file")
-    return path
+    argument = "TARGET" if found.arguments is None else "SCRIPT"
+    if found.file is None or found.file.is_dir():
+        raise BadInput(f"{argument}: {found.file} is a directory, wants a file")
+    if not found.file.is_file():
+        raise BadInput(f"{argument}: {found.file}: no such file")
+    return found
 
 
 def run_doctor(target: NamedTarget, out: Path, *, as_json: bool) -> bool:
@@ -89,8 +86,9 @@ def run_doctor(target: NamedTarget, out: Path, *, as_json: bool) -> bool:
         BadTrace: see there.
     """
     console = plain_console()
-    file = target.trace or out / "trace.json.gz"
-    if target.trace is None:
+    is_trace = target.file is not None and target.arguments is None
+    file = target.file if target.file is not None and is_trace else out / "trace.json.gz"
+    if not is_trace:
         with console.status(f"Running {target.name}"):
             _run(target, file)
     try:
@@ -108,7 +106,7 @@ def run_doctor(target: NamedTarget, out: Path, *, as_json: bool) -> bool:
         print(json.dumps({"target": target.name, **(record.measured or {})}, indent=2))
     else:
         print_diagnosis(console, trace, findings, judged)
-        kept = "" if target.trace is not None else "trace.json.gz (a Chrome trace, for ui.perfetto.dev), "
+        kept = "" if is_trace else "trace.json.gz (a Chrome trace, for ui.perfetto.dev), "
         console.print(
             f"Saved in {out}: {kept}doctor.jsonl (a record was appended; `auxhead-plot doctor --records {records}` "
             "draws the last one)",
@@ -123,16 +121,17 @@ def _run(target: NamedTarget, file: Path) -> None:
     from .script import profile_script
     from .watching.operators import noting_captures
 
-    make = None if target.factory is None else find_target(target.factory)
+    make = find_target(target.name) if target.file is None else None
     device = this_device(
         KIND, "; a trace that was recorded elsewhere can be diagnosed here: auxhead-tune doctor TRACE.json.gz"
     )
     with noting_captures():
-        if target.script is not None:
-            profile_script(target.script, target.arguments, file)
-        elif make is not None:
+        if make is not None:
             made = make(device)
             profile_live(made.request, file, module=made.module)
+        else:
+            assert target.file is not None
+            profile_script(target.file, target.arguments or (), file)
 
 
 def doctor_record(target: str, trace: Trace, findings: Sequence[Finding], verdict: Verdict) -> Record:
@@ -144,12 +143,18 @@ def doctor_record(target: str, trace: Trace, findings: Sequence[Finding], verdic
         findings: worst first.
         verdict: of the same trace.
     """
-    calls = [[round(one.start_us, _DIGITS), round(one.end_us, _DIGITS), _role(one.name)] for one in trace.shown.calls]
+    roles = {name: role for role, names in _ROLES.items() for name in names}
+    calls = [
+        [round(one.start_us, _DIGITS), round(one.end_us, _DIGITS), roles.get(one.name, "other")]
+        for one in trace.shown.calls
+    ]
+    device = trace.devices[0] if trace.devices else {}
+    unknown = dict.fromkeys(("driver", "torch", "triton", "cudnn", "cuda"))
     return network_record(
         KIND,
         {"target": target},
         "doctor",
-        _environment(trace),
+        dict(trace.seen.environment or {"gpu": device.get("name"), "sm_count": device.get("numSms"), **unknown}),
         run=secrets.token_hex(6),
         host_us=summary([trace.seen.samples_us]) if trace.seen.samples_us else None,
         protocol={"requests": len(trace.requests), "cut_by": trace.cut_by, "stacks": trace.has_stacks},
@@ -163,14 +168,6 @@ def doctor_record(target: str, trace: Trace, findings: Sequence[Finding], verdic
     )
 
 
-def _environment(trace: Trace) -> dict[str, Any]:
-    if trace.seen.environment is not None:
-        return dict(trace.seen.environment)
-    device = trace.devices[0] if trace.devices else {}
-    unknown = dict.fromkeys(("driver", "torch", "triton", "cudnn", "cuda"))
-    return {"gpu": device.get("name"), "sm_count": device.get("numSms"), **unknown}
-
-
 def _streams(trace: Trace) -> list[dict[str, Any]]:
     """Return the streams of the shown request in the order in which they begin, with what each runs."""
     priorities = {one.number: one.priority for one in trace.seen.streams}
@@ -182,12 +179,6 @@ def _streams(trace: Trace) -> list[dict[str, Any]]:
         {"device": device, "stream": stream, "priority": priorities.get(stream), "work": work}
         for (device, stream), work in found.items()
     ]
-
-
-def _role(call: str) -> str:
-    """Return what a call does: ``launch``, ``wait``, ``allocate`` or ``other``."""
-    roles = {"launch": LAUNCHES, "wait": SYNCHRONISATIONS, "allocate": ALLOCATIONS}
-    return next((role for role, names in roles.items() if call in names), "other")
 
 
 def print_diagnosis(console: Console, trace: Trace, findings: Sequence[Finding], verdict: Verdict) -> None:

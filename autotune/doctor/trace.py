@@ -57,8 +57,6 @@ class Noticed:
     kind: str
     evidence: str
     lines: tuple[str, ...]
-    of_backward: bool = False
-    """It is about what autograd runs, on the streams of the forward."""
 
 
 @dataclass(frozen=True)
@@ -93,21 +91,21 @@ class Watched:
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> "Watched":
-        """Return what ``dataclasses.asdict`` gave.
+        """Return what ``dataclasses.asdict`` gave; fields that another version has are passed over.
 
         Raises:
-            TypeError: other fields.
+            TypeError: something else.
             KeyError: fields that are missing.
         """
+
+        def read(kind: Any, fields: Mapping[str, Any]) -> Any:
+            known = {one.name: fields[one.name] for one in dataclasses.fields(kind) if one.name in fields}
+            return kind(**{name: tuple(value) if isinstance(value, list) else value for name, value in known.items()})
+
         kinds = {"streams": StreamUse, "races": Race, "noticed": Noticed, "heads": FusibleHead}
-        fields = _with_tuples({field.name: content[field.name] for field in dataclasses.fields(cls)})
-        for name, kind in kinds.items():
-            fields[name] = tuple(kind(**_with_tuples(one)) for one in fields[name])
-        return cls(**fields)
-
-
-def _with_tuples(fields: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()}
+        lists = {name: tuple(read(kind, one) for one in content[name]) for name, kind in kinds.items()}
+        watched: Watched = dataclasses.replace(read(cls, content), **lists)
+        return watched
 
 
 @dataclass(frozen=True)
@@ -150,10 +148,6 @@ class Work:
     """Launched by a graph."""
     grid: tuple[int, int, int] | None = None
     block: tuple[int, int, int] | None = None
-    registers: int | None = None
-    """Of a thread."""
-    shared_bytes: int | None = None
-    """Of a block."""
 
     @property
     def us(self) -> float:
@@ -180,9 +174,9 @@ class Wait:
     """That waits."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class TracedRequest:
-    """One request, or one step of training."""
+    """One request, or one step of training; findings keep what they tell of it, by its identity."""
 
     start_us: float
     """In the trace's own time."""

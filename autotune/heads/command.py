@@ -23,9 +23,8 @@ def heads(
     Each is a chain of launches in a CUDA graph, and its answers are checked first. Options that choose networks may be
     given several times. A run that was stopped goes on where it was.
     """
-    chosen = NetworkChoice.of(model, batch, dtype, classes, placement, heads)
     with one_line_errors(BadRecord), resumable():
-        chosen.check()
+        chosen = NetworkChoice.of(model, batch=batch, dtype=dtype, classes=classes, placement=placement, heads=heads)
         check_out(out)
         from .run import run_heads
 

@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from itertools import product
 from typing import Any
 
 #: The trunk as the user wrote it.
@@ -113,46 +114,37 @@ def resnet_cell(
     return Cell(model, dtype, batch, classes, placement, taps, heads=heads)
 
 
+#: What is measured unless options say otherwise, and with ``--quick``, by the parameters of ``resnet_cell``.
+_USUAL: dict[str, Sequence[Any]] = {
+    "model": ("resnet18",), "dtype": ("float16",), "batch": (1, 8, 32, 128), "classes": (10, 1000),
+    "placement": ("blocks", "stages"), "heads": (Heads.linear.value,),
+}  # fmt: skip
+_QUICK = {**_USUAL, "batch": (1, 8), "classes": (10,), "placement": ("stages",)}
+#: Where samples of one batch leave at several exits.
+_MIXED = {**_USUAL, "batch": (64,), "classes": (10,), "placement": (INNER_STAGES,)}
+
+
+def all_cells(values: Mapping[str, Sequence[Any]]) -> list[Cell]:
+    """Return the cells of all combinations of values, which are by the parameters of ``resnet_cell``."""
+    return [resnet_cell(**dict(zip(values, one, strict=True))) for one in product(*values.values())]
+
+
 def core_matrix() -> list[Cell]:
     """Return the matrix that the README's numbers come from: at batch 1 and 32 in more dtypes and with ResNet-50.
 
     In the last cell samples of one batch leave at several exits.
     """
-    sizes = [("resnet18", "float16", batch) for batch in (1, 8, 32, 128)]
-    sizes += [
-        (model, dtype, batch)
-        for model, dtype in (("resnet50", "float16"), ("resnet18", "bfloat16"))
-        for batch in (1, 32)
-    ]
-    cells = [
-        resnet_cell(model, dtype, batch, classes, placement)
-        for model, dtype, batch in sizes
-        for classes in (10, 1000)
-        for placement in ("blocks", "stages")
-    ]
-    return [*cells, resnet_cell("resnet18", "float16", 64, 10, INNER_STAGES)]
-
-
-def quick_matrix() -> list[Cell]:
-    """Return two cells that show in minutes whether everything runs."""
-    return [resnet_cell("resnet18", "float16", batch, 10, "stages") for batch in (1, 8)]
+    further = [{**_USUAL, "batch": (1, 32), **one} for one in ({"model": ("resnet50",)}, {"dtype": ("bfloat16",)})]
+    return [cell for values in (_USUAL, *further, _MIXED) for cell in all_cells(values)]
 
 
 def chosen_cells(*, quick: bool, **asked: Sequence[Any]) -> list[Cell]:
-    """Return the cells of the matrix that fit the values asked for, by the parameters of ``resnet_cell``.
+    """Return the cells of the values asked for, by the parameters of ``resnet_cell``, and of usual ones of the others.
 
-    Every cell fits where no value is given. A value that no remaining cell has replaces every cell's own:
-    ``--model resnet50 --batch 8`` is measured though the core matrix holds ResNet-50 at batch 1 and 32 only.
+    Where no value is given, all of the core matrix; or two cells that show in minutes whether everything runs.
     """
-    matrix = quick_matrix() if quick else core_matrix()
-    for name, values in asked.items():
-        wanted = []
-        for value in values:
-            fitting = [cell for cell in matrix if getattr(cell, name) == value]
-            wanted += fitting or [resnet_cell(**{**_chosen_fields(cell), name: value}) for cell in matrix]
-        matrix = list(dict.fromkeys(wanted)) if values else matrix
-    return matrix
-
-
-def _chosen_fields(cell: Cell) -> dict[str, Any]:
-    return {name: getattr(cell, name) for name in ("model", "dtype", "batch", "classes", "placement", "heads")}
+    given = {name: values for name, values in asked.items() if values}
+    if not given and not quick:
+        return core_matrix()
+    mixed = [*given.get("placement", ())] == [INNER_STAGES]
+    return all_cells({**(_QUICK if quick else _MIXED if mixed else _USUAL), **given})

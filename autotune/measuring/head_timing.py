@@ -14,12 +14,12 @@ from ..records.comparison import Paired
 from ..records.summaries import Timings
 from .captured import CHAIN, chain
 from .cells import NEVER
-from .compile_ahead import NEVER_ENDS, AloneLaunch, CompileAhead, HeadDescription, LaunchDescription, first_launches
 from .failures import DeviceLost, Failure, WrongAnswer, refuse
+from .first_launches import NEVER_ENDS, first_launches
 from .heads_alone import FUSED, LAUNCHES, AloneHead, Launch
 from .heads_in_situ import HeadsInSitu
 from .subject import Subject
-from .targets import ALONE, NETWORK, Target
+from .targets import ALONE, Target
 from .timers import PROTOCOL, Key, block_length, time_rounds, time_those_that_run
 
 #: Bytes of a copy: many times what a cache holds.
@@ -50,10 +50,9 @@ def measure_copy_speed(device: torch.device, rounds: int) -> CopySpeed:
 class HeadTiming:
     """A :class:`~auxhead.autotune.sweep.measure.Measurer` of one network on one CUDA device."""
 
-    def __init__(self, subject: Subject, trunk: str = "cudnn", ahead: CompileAhead | None = None) -> None:
-        """Measure the heads of ``subject``, in situ beside a trunk of that kind; ``ahead`` helps if given."""
+    def __init__(self, subject: Subject, trunk: str = "cudnn") -> None:
+        """Measure the heads of ``subject``, in situ beside a trunk of that kind."""
         self._subject = subject
-        self._ahead = ahead
         self._device = subject.example.device
         self._in_situ = HeadsInSitu(subject, trunk)
         self._lost: str | None = None
@@ -81,53 +80,33 @@ class HeadTiming:
         """Further conditions of times in situ."""
         return self._in_situ.protocol
 
-    def begin_to_compile(self, target: Target, place: str, configs: Sequence[LaunchConfig]) -> None:
-        """Compile in other processes, if there are any."""
-        if self._ahead is not None:
-            self._ahead.begin(self._describe(target, place, configs))
+    def prepare(self, target: Target, place: str, configs: Sequence[LaunchConfig]) -> Mapping[LaunchConfig, Failure]:
+        """Launch each configuration once, in threads, which compiles what nobody has; alone, check its answers too.
 
-    def _describe(self, target: Target, place: str, configs: Sequence[LaunchConfig]) -> list[LaunchDescription]:
-        if place == ALONE:
-            head = HeadDescription.of(self.heads[target])
-            return [AloneLaunch(head, config) for config in configs]
-        return [self._in_situ.describe_launches({target.shape: config}, target.taps) for config in configs]
-
-    def compile(self, target: Target, place: str, configs: Sequence[LaunchConfig]) -> Mapping[LaunchConfig, Failure]:
-        """Launch each configuration once, and compile in threads what nobody has: the compiler leaves Python often."""
-        if self._ahead is not None:
-            launches = self._describe(target, place, configs)
-            if place == NETWORK:  # the heads of other shapes, too
-                launches += [self._in_situ.describe_launches({}, [tap]) for tap in self._subject.network.taps]
-            self._ahead.begin(launches)
-            self._ahead.finish(launches)
+        In situ these are checked with the very captures that are timed.
+        """
 
         def launch(config: LaunchConfig) -> None:
             if place == ALONE:
                 self.heads[target].launch(config)
             else:
-                self._in_situ.launch({target.shape: config}, self._in_situ.by_rule, target.taps)
+                self._in_situ.launch({target.shape: config}, target.taps)
 
         self._check_device()
         failed = first_launches(configs, launch, self._device)
         endless = next((failure for failure in failed.values() if failure.kind == NEVER_ENDS), None)
-        if endless is None:
-            self._note_if_lost()
-        else:
+        if endless is not None:
             self._lost = str(endless)
+            return failed
+        self._note_if_lost()
+        for config in configs if place == ALONE else ():
+            if config not in failed:
+                self._check_device()
+                try:
+                    refuse(self.heads[target].wrong(config))
+                except Exception as error:
+                    failed[config] = self._failure(error)
         return failed
-
-    def check(self, target: Target, place: str, configs: Sequence[LaunchConfig]) -> Mapping[LaunchConfig, Failure]:
-        """Compare each configuration with the truth; in situ that is done with the very captures that are timed."""
-        if place == NETWORK:
-            return {}
-        failures = {}
-        for config in configs:
-            self._check_device()
-            try:
-                refuse(self.heads[target].wrong(config))
-            except Exception as error:
-                failures[config] = self._failure(error)
-        return failures
 
     def time(
         self, target: Target, place: str, configs: Sequence[LaunchConfig], rounds: int, captures: int
@@ -138,7 +117,8 @@ class HeadTiming:
         with ExitStack() as opened, self._subject.exits(NEVER):
 
             def build(config: LaunchConfig) -> Callable[[], object]:
-                runner = self._in_situ.runner({target.shape: config}, self._in_situ.by_rule)
+                with self._in_situ.launching({target.shape: config}):
+                    runner = self._in_situ.runner()
                 opened.callback(runner.close)
                 refuse(self._in_situ.wrong(target.taps, runner))
                 return lambda: runner(self._subject.example)
@@ -166,7 +146,7 @@ class HeadTiming:
                 refuse(head.wrong(head.chosen) if variant == FUSED else None)
             captured = chain(made[variant], self._device)
             captured()
-            refuse(head.wrong_answer(captured.answer))
+            refuse(head.wrong_answer(captured.answer, peer=variant != FUSED))
             return captured
 
         found = self._time(FUSED, list(LAUNCHES), build, rounds, captures, launches=CHAIN)

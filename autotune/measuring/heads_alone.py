@@ -16,7 +16,6 @@ from ...kernels.launch.launch_config import LaunchConfig
 from ...model import FusedAuxHead
 from ...model.basics.streams import stream_pair
 from .captured import OwnGraph, chain
-from .eager_truth import HeadAnswer
 from .peers import NaiveHead
 from .targets import ALONE
 
@@ -96,15 +95,15 @@ class AloneHead:
                 return "two launches on the same input differ"
         return None
 
-    def wrong_answer(self, answer: HeadOutput | HeadAnswer) -> str | None:
+    def wrong_answer(self, answer: HeadOutput, *, peer: bool = False) -> str | None:
         """Check one answer, the fused head's or a peer's, which may be less exact; return what is wrong, or None."""
         exact, off_by_pytorch = self._truth
         assert exact.probs is not None
         allowed = max(2.0 * off_by_pytorch, _FLOOR_ROUNDINGS * torch.finfo(answer.confidence.dtype).eps)
-        if isinstance(answer, HeadAnswer) and answer.confidence.dtype == torch.float32:
+        if peer and answer.confidence.dtype == torch.float32:
             allowed *= _PEERS_ROUNDING
         off = (answer.confidence.double() - exact.confidence).abs().max().item()
-        if isinstance(answer, HeadOutput) and answer.probs is not None:
+        if answer.probs is not None:
             off = max(off, (answer.probs.double() - exact.probs).abs().max().item())
         if not off <= allowed:  # NaN, too
             return f"probabilities are off by {off:.2g}, {allowed:.2g} being allowed"
@@ -160,10 +159,8 @@ def head_launches(
     return [(part, ExitLaunch(buffers, part.start, heads[part])) for part in exits if heads[part]]
 
 
-def launch_heads(
-    exits: Sequence[AloneHead | Tensor], ends: Sequence[int], launched: Collection[int]
-) -> list[ExitLaunch]:
-    """Launch, on the current stream, all launches that one of some exits has a part in; return these.
+def launch_heads(exits: Sequence[AloneHead | Tensor], ends: Sequence[int], launched: Collection[int]) -> None:
+    """Launch, on the current stream, all launches that one of some exits has a part in.
 
     Args:
         exits: the heads with their inputs; last the classifier, or the logits [N, K] that it gives.
@@ -176,12 +173,9 @@ def launch_heads(
     classes = next(one.head.num_classes for one in exits if isinstance(one, AloneHead))
     samples, device = len(inputs[0]), inputs[0].device
     buffers = ExitBuffers.allocate(len(heads), samples, classes, with_probs=with_probs, device=device)
-    made = []
     for part, launch in head_launches(buffers, heads, ends):
         if any(part.start <= index < part.stop for index in launched):
             launch(inputs[part])
-            made.append(launch)
-    return made
 
 
 #: Variants of a head alone: fused, the plain chain of operators that it replaces, and that through torch.compile. All
@@ -194,7 +188,7 @@ FUSED, EAGER, COMPILED = "fused", "eager", "compiled"
 _WARM_UP = 3
 
 #: Launches a head or its peer on the head's input, on the current stream.
-Launch = Callable[[], HeadOutput | HeadAnswer]
+Launch = Callable[[], HeadOutput]
 
 
 def _compiled(head: AloneHead) -> Launch:

@@ -4,12 +4,12 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from ...kernels import ExitBuffers, ExitLaunch
+from ...kernels import ExitBuffers
 from ...kernels.launch.choose_config import overriding
 from ...kernels.launch.head_shape import HeadShape
 from ...kernels.launch.launch_config import LaunchConfig
@@ -19,7 +19,6 @@ from ...model.listening.taps import listening
 from ...model.runners.overlapped import OverlappedRunner
 from ...model.runners.program import CapturedBatch, StaticInput
 from .cells import NEVER
-from .compile_ahead import HeadDescription, NetworkLaunches, TensorDescription
 from .eager_truth import Answer, Comparison, EagerTruth, wrong_in_words
 from .heads_alone import AloneHead, launch_heads
 from .subject import Subject
@@ -27,16 +26,6 @@ from .targets import NETWORK
 
 #: Configurations of heads, by their shapes.
 Configs = Mapping[HeadShape, LaunchConfig]
-
-
-class SideLaunches(NamedTuple):
-    """The launches of a captured network beside its trunk, and with them which heads share a launch."""
-
-    forks: tuple[str, ...]
-    """Taps after which a launch leaves the trunk, with all heads since the one before; the rest of the heads run with
-    the classifier."""
-    trunk_first: bool = True
-    """The trunk has a higher priority than these launches; else the same."""
 
 
 class HeadsInSitu:
@@ -78,48 +67,33 @@ class HeadsInSitu:
         return {
             "trunk": trunk_fingerprint(self._trunk, self._network.taps, self.subject.example),
             "trunk_kind": self._kind,
-            "forks": list(self.by_rule.forks),
+            "forks": list(self.forks),
             "cudnn_benchmark": torch.backends.cudnn.benchmark,
         }
 
     @cached_property
-    def by_rule(self) -> SideLaunches:
-        """Launches beside the trunk by rule: the same in all captures of heads."""
+    def forks(self) -> tuple[str, ...]:
+        """Taps after which a launch leaves the trunk, by rule: the same ones in all captures."""
         example = self.subject.example
         with _ForksByRule(self._network, example, batch_sizes=(len(example),), trunk=self._trunk) as runner:
-            return SideLaunches(runner.forks[len(example)])
+            return runner.forks[len(example)]
 
-    def runner(self, configs: Configs, point: SideLaunches) -> OverlappedRunner:
-        """Capture afresh, with these configurations for the heads of some shapes; the others are launched by rule."""
+    def runner(self) -> OverlappedRunner:
+        """Capture the network afresh."""
         example = self.subject.example
-        kind = OverlappedRunner if point.trunk_first else _SamePriority
-        with self.launching(configs):
-            return kind(self._network, example, batch_sizes=(len(example),), trunk=self._trunk, forks=point.forks)
+        return OverlappedRunner(
+            self._network, example, batch_sizes=(len(example),), trunk=self._trunk, forks=self.forks
+        )
 
     def launching(self, configs: Configs) -> AbstractContextManager[None]:
         """Launch heads of some shapes like this until the context ends, and the others by rule."""
-        return overriding(self._all_configs(configs))
+        return overriding(self._heads_by_rule | {(shape, NETWORK): config for shape, config in configs.items()})
 
-    def _all_configs(self, configs: Configs) -> dict[tuple[HeadShape, str], LaunchConfig]:
-        """Return the configurations of all heads, by shape and place."""
-        return {**self._heads_by_rule, **{(shape, NETWORK): config for shape, config in configs.items()}}
-
-    def launch(self, configs: Configs, point: SideLaunches, taps: Sequence[str]) -> list[ExitLaunch]:
-        """Launch as the runner will, all launches that a head of ``taps`` has a part in; return these."""
+    def launch(self, configs: Configs, taps: Sequence[str]) -> None:
+        """Launch as the runner will, all launches that a head of ``taps`` has a part in."""
         exits = [*self.heads, self._final if self._classifier is None else self._classifier]
         with self.launching(configs):
-            return launch_heads(exits, self._indices(point.forks), set(self._indices(taps)))
-
-    def describe_launches(self, configs: Configs, taps: Sequence[str]) -> NetworkLaunches:
-        """Describe what ``launch`` launches, forks being by rule."""
-        classifier = self._classifier
-        return NetworkLaunches(
-            tuple(map(HeadDescription.of, self.heads)),
-            TensorDescription.of(self._final) if classifier is None else HeadDescription.of(classifier),
-            tuple(self._indices(self.by_rule.forks)),
-            frozenset(self._indices(taps)),
-            tuple(self._all_configs(configs).items()),
-        )
+            launch_heads(exits, self._indices(self.forks), set(self._indices(taps)))
 
     def _indices(self, taps: Sequence[str]) -> list[int]:
         """Return the exit indices of taps."""
@@ -147,12 +121,6 @@ class _ForksByRule(OverlappedRunner):
     def _capture(self, example: Tensor, buffers: ExitBuffers) -> CapturedBatch:
         self._choose_forks(example)
         return CapturedBatch(StaticInput(example), buffers, (), (), "")
-
-
-class _SamePriority(OverlappedRunner):
-    """Waiting blocks of trunk and heads are placed as they come."""
-
-    trunk_priority = 0
 
 
 def trunk_fingerprint(trunk: Trunk, taps: Sequence[str], example: Tensor) -> str:

@@ -1,6 +1,6 @@
 """Options that choose what is measured: torchvision's ResNets or a user's own network, exit patterns; no torch."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Annotated, Any
@@ -9,7 +9,7 @@ import typer
 
 from ...model.basics.bad_input import BadInput
 from ...model.commands.options import RUNS_YOUR_CODE
-from .cells import STAGES, Cell, Dtype, Heads, Placement, resnet_cell
+from .cells import STAGES, Cell, Dtype, Heads, Placement, all_cells
 
 MODEL_HELP = (
     "resnet18, resnet34, resnet50, or your own: package.module:function, which takes nothing and returns "
@@ -34,50 +34,41 @@ def out_option(kind: str) -> Any:
     return typer.Option(help="Records are appended here.", show_default=f"autotune-records/{kind}-DEVICE.jsonl")
 
 
+#: Values of the options that choose networks where none is given.
+_USUAL = {"dtype": ("float16",), "batch": (1,), "classes": (1000,), "placement": ("stages",), "heads": ("linear",)}
+
+
 @dataclass(frozen=True)
 class NetworkChoice:
-    """Networks as the options choose them; an empty sequence stands for the default."""
+    """Networks as the options choose them."""
 
     model: str
-    batches: Sequence[int]
-    dtypes: Sequence[str]
-    classes: Sequence[int]
-    placements: Sequence[str]
-    heads: Sequence[str] = ()
+    asked: Mapping[str, Sequence[Any]]
+    """By the parameters of ``resnet_cell``, the options that have values."""
 
     @classmethod
-    def of(
-        cls,
-        model: str,
-        batch: Batches,
-        dtype: Dtypes,
-        classes: Classes,
-        placement: Placements,
-        heads: HeadKinds = None,
-    ) -> "NetworkChoice":
-        """Make the choice from the options as typer gives them."""
-        dtypes, placements = [one.value for one in dtype or []], [one.value for one in placement or []]
-        return cls(model, batch or [], dtypes, classes or [], placements, [one.value for one in heads or []])
+    def of(cls, model: str, **options: Sequence[Any] | None) -> "NetworkChoice":
+        """Make the choice from the options as typer gives them, or refuse a model that there is none of."""
+        chosen = cls(model, values_of(options))
+        check_model("MODEL", model)
+        if is_factory(model):
+            check_own(model, **chosen.asked)
+        return chosen
 
-    def check(self) -> None:
-        """Refuse, with ``BadInput``, a model that there is none of, and options for what the user's own has."""
-        check_model("MODEL", self.model)
-        if is_factory(self.model):
-            check_own(
-                self.model, batch=self.batches, dtype=self.dtypes, classes=self.classes, placement=self.placements,
-                heads=self.heads,
-            )  # fmt: skip
+    @property
+    def own(self) -> str | None:
+        """The model, if it is a user's factory."""
+        return self.model if is_factory(self.model) else None
 
+    @property
     def cells(self) -> list[Cell]:
-        """Return the cells of torchvision's ResNets."""
-        return [
-            resnet_cell(self.model, dtype, batch, classes, placement, heads)
-            for dtype in self.dtypes or ["float16"]
-            for batch in self.batches or [1]
-            for classes in self.classes or [1000]
-            for placement in self.placements or ["stages"]
-            for heads in self.heads or [Heads.linear.value]
-        ]
+        """The cells of torchvision's ResNets."""
+        return [] if self.own else all_cells({"model": (self.model,), **_USUAL, **self.asked})
+
+
+def values_of(options: Mapping[str, Sequence[Any] | None]) -> dict[str, list[Any]]:
+    """Return the values of options that have any, enumerations by their values."""
+    return {name: [getattr(one, "value", one) for one in values] for name, values in options.items() if values}
 
 
 def is_factory(model: str) -> bool:

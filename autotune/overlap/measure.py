@@ -1,24 +1,21 @@
 """Measures overlap on a GPU: times of trunk, heads and both without a profiler, then replays under it."""
 
 import tempfile
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
 
 import torch
 from torch import Tensor
 from torch.profiler import profile as torch_profile
 
-from ...kernels import ExitBuffers
+from ...kernels import ExitBuffers, HeadOutput
 from ...kernels.launch.residency import Residency, recording
-from ...model.runners.overlapped import OverlappedRunner
 from ...model.trunk.fused_convolution import fastest_convolutions
 from ..measuring.captured import CHAIN, chain
 from ..measuring.cells import NEVER
-from ..measuring.eager_truth import HeadAnswer
 from ..measuring.failures import refuse
 from ..measuring.heads_alone import head_launches
 from ..measuring.heads_in_situ import HeadsInSitu
@@ -37,9 +34,6 @@ BARE, HEADS, BOTH = "trunk", "heads", "both"
 #: Profiled replays of the bare trunk and of the whole network.
 REPLAYS = 20
 
-#: A part of a network as it is timed.
-Part = TypeVar("Part")
-
 
 class NetworkParts(HeadsInSitu):
     """A subject whose trunk, heads and whole are captured, each time afresh, and checked.
@@ -57,11 +51,6 @@ class NetworkParts(HeadsInSitu):
         """Changes made to the backbone, in sentences."""
         return self._trunk.notes
 
-    @property
-    def forks(self) -> tuple[str, ...]:
-        """Taps after which launches leave the trunk, the same ones in all captures."""
-        return self.by_rule.forks
-
     def capture(self, part: str) -> Callable[[], object]:
         """Capture a part and return its replay; that of ``HEADS`` runs ``CHAIN`` times."""
         return {BARE: self._bare, HEADS: self._heads_alone, BOTH: self._both}[part]()
@@ -74,16 +63,9 @@ class NetworkParts(HeadsInSitu):
         return partial(graph, self.subject.example)
 
     def _both(self) -> Callable[[], object]:
-        example = self.subject.example
-        runner = OverlappedRunner(
-            self._network, example, batch_sizes=(len(example),), trunk=self._trunk, forks=self.forks
-        )
-        return self.checked(BOTH, runner)
-
-    def checked(self, name: str, runner: OverlappedRunner) -> Callable[[], object]:
-        """Check a capture of the network, and return its replay."""
+        runner = self.runner()
         self._opened.callback(runner.close)
-        check(name, self.wrong(self._network.taps, runner))
+        check(BOTH, self.wrong(self._network.taps, runner))
         return partial(runner, self.subject.example)
 
     def _heads_alone(self) -> Callable[[], object]:
@@ -96,36 +78,23 @@ class NetworkParts(HeadsInSitu):
         )  # fmt: skip
         launches = head_launches(buffers, heads, self._indices(self.forks))
 
-        def launch() -> list[HeadAnswer]:
+        def launch() -> list[HeadOutput]:
             for part, one in launches:
                 one(features[part])
             answers = zip(buffers.label, buffers.confidence, buffers.exits, strict=True)
-            return [HeadAnswer(*answer) for answer in answers][: len(heads)]
+            return [HeadOutput(None, *answer) for answer in answers][: len(heads)]
 
         torch.cuda.synchronize(example.device)  # buffers and counters are zero before another stream uses them
         captured = chain(launch, example.device)
         captured()
         for head, answer in zip(self.heads, captured.answer, strict=True):
-            check(HEADS, head.wrong_answer(answer))
+            check(HEADS, head.wrong_answer(answer, peer=True))
         return captured
 
 
 def check(name: str, wrong: str | None) -> None:
     """Raise ``WrongAnswer`` if anything is wrong, in words, with what is called ``name``."""
     refuse(None if wrong is None else f"{name}: {wrong}; not timed")
-
-
-def time_parts(
-    calls: Mapping[Part, Sequence[Callable[[], object]]], trunk: Part, chains: Container[Part], device: torch.device,
-    rounds: int,
-) -> tuple[int, dict[Part, Timings]]:  # fmt: skip
-    """Time parts in turns; returns how many calls followed back to back, and microseconds, of chains a launch's."""
-    repeat = block_length({trunk: calls[trunk]}, device, least=2)
-    found = time_rounds(calls, device, rounds=rounds, repeat=repeat)
-    return repeat, {
-        part: [[us / (CHAIN if part in chains else 1) for us in one] for one in captures]
-        for part, captures in found.items()
-    }
 
 
 @dataclass(frozen=True)
@@ -166,7 +135,9 @@ def measure_overlap(subject: Subject, begins: Begins) -> OverlapMeasured:
             begins(f"captures of {name}", 0.2 + 0.2 * index)
             calls[name] = [parts.capture(name) for _ in range(CAPTURES)]
         begins("timing", 0.8)
-        repeat, times = time_parts(calls, BARE, {HEADS}, example.device, FINAL_ROUNDS)
+        repeat = block_length({BARE: calls[BARE]}, example.device, least=2)
+        times = time_rounds(calls, example.device, rounds=FINAL_ROUNDS, repeat=repeat)
+        chained = [[us / CHAIN for us in rounds] for rounds in times[HEADS]]
         begins("profiling", 0.9)
         traced = {name: calls[name][0] for name in (BARE, BOTH)}
         with recording() as launches:
@@ -175,7 +146,7 @@ def measure_overlap(subject: Subject, begins: Begins) -> OverlapMeasured:
             under = {name: [call] for name, call in traced.items()}
             profiled = time_rounds(under, example.device, rounds=FINAL_ROUNDS, repeat=repeat)
         return OverlapMeasured(
-            times=times,
+            times={**times, HEADS: chained},
             profiled={name: rounds for name, (rounds,) in profiled.items()},
             replays={name: _profiled_replays(name, call, example) for name, call in traced.items()},
             recorded=_recorded_replays(recorded, launches, example),

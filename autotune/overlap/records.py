@@ -1,4 +1,4 @@
-"""Records of overlap, a summary of each network and the kernels of one of its replays; and of its heads' footprints."""
+"""Records of overlap: a summary of each network, and the kernels of one of its replays."""
 
 import secrets
 import statistics
@@ -9,17 +9,13 @@ from ..measuring.cells import Cell
 from ..measuring.timers import CAPTURES, FINAL_ROUNDS, PROTOCOL
 from ..records.comparison import compare
 from ..records.record import Record
-from ..records.summaries import Timings, as_json, network_record, percentiles, summary
-from ..sweep.config_text import text
-from . import footprints
-from .footprints import BY_RULE, Footprint, FootprintOccupancy, FootprintsMeasured, TimedPart
+from ..records.summaries import as_json, network_record, percentiles, summary
 from .measure import BARE, BOTH, HEADS, REPLAYS, TRUNK_KIND, OverlapMeasured
 from .metrics import KernelStretch, hiding_efficiency, kernel_stretches, median_replay, overlap_of, spreads
-from .occupancy import TIERS, MeasuredResidency
 from .replays import Replay
 
 #: The kinds of these records.
-KIND, TIMELINE, FOOTPRINT = "overlap", "timeline", "footprint"
+KIND, TIMELINE = "overlap", "timeline"
 #: The variant of these records.
 VARIANT = f"overlapped@{TRUNK_KIND}"
 
@@ -64,28 +60,23 @@ def overlap_records(cell: Cell, measured: OverlapMeasured, environment: Mapping[
         **PROTOCOL,
     }
     common: dict[str, Any] = {"run": secrets.token_hex(6), "protocol": how, "notes": notes}
-    timed = as_json({"device_us": summary(both), "paired": paired_parts(trunk, heads, both), "measured": details})
+    stretch = compare(both, trunk)
+    interval = {"device_ratio": stretch.median_ratio, "low": stretch.low, "high": stretch.high}
+    paired = [
+        {"role": BARE, "device_us": summary(trunk), **interval},
+        {"role": HEADS, "device_us": summary(heads)},
+    ]
+    timed = as_json({"device_us": summary(both), "paired": paired, "measured": details})
     return [
         network_record(KIND, cell.as_json(), VARIANT, environment, **timed, **common),
         network_record(TIMELINE, cell.as_json(), VARIANT, environment, measured=as_json(timeline), **common),
     ]
 
 
-def paired_parts(trunk: Timings, heads: Timings, both: Timings) -> list[dict[str, Any]]:
-    """Return the parts that a network is compared with, its trunk and its heads; see ``hiding_efficiency``."""
-    stretch = compare(both, trunk)
-    interval = {"device_ratio": stretch.median_ratio, "low": stretch.low, "high": stretch.high}
-    return [
-        {"role": BARE, "device_us": summary(trunk), **interval},
-        {"role": HEADS, "device_us": summary(heads)},
-    ]
-
-
-def failed_record(kind: str, cell: Cell, error: str, environment: Mapping[str, Any]) -> Record:
-    """Return the record, of one of these kinds, of a network that could not be measured."""
-    variant, how = (BY_RULE, {}) if kind == FOOTPRINT else (VARIANT, {"trunk_kind": TRUNK_KIND})
-    run = secrets.token_hex(6)
-    return network_record(kind, cell.as_json(), variant, environment, run=run, protocol=how, error=error)
+def failed_record(cell: Cell, error: str, environment: Mapping[str, Any]) -> Record:
+    """Return the record of a network that could not be measured."""
+    run, how = secrets.token_hex(6), {"trunk_kind": TRUNK_KIND}
+    return network_record(KIND, cell.as_json(), VARIANT, environment, run=run, protocol=how, error=error)
 
 
 def _inflation(measured: OverlapMeasured, part: str) -> float:
@@ -95,61 +86,3 @@ def _inflation(measured: OverlapMeasured, part: str) -> float:
 
 def _span_us(replays: Sequence[Replay]) -> float:
     return statistics.median(overlap_of(replay).span_us for replay in replays)
-
-
-def footprint_records(cell: Cell, measured: FootprintsMeasured, environment: Mapping[str, Any]) -> list[Record]:
-    """Return a record of each footprint of a network, the one by rule first."""
-    run = secrets.token_hex(6)
-    how = {
-        "captures": footprints.CAPTURES,
-        "rounds": footprints.ROUNDS,
-        "repeat": measured.repeat,
-        "residency_replays": footprints.REPLAYS,
-        **PROTOCOL,
-        **measured.protocol,
-    }
-    found = []
-    for footprint in measured.footprints:
-        protocol = {
-            **how,
-            "trunk_priority": "high" if footprint.point.trunk_first else "same",
-            "heads": {tap: text(dict(footprint.configs)[shape]) for tap, shape in measured.shapes.items()},
-        }
-        if footprint in measured.failed:
-            rest: dict[str, Any] = {"error": str(measured.failed[footprint])}
-        else:
-            rest = _found(footprint, measured)
-        found.append(
-            network_record(FOOTPRINT, cell.as_json(), footprint.name, environment, run=run, protocol=protocol, **rest)
-        )
-    return found
-
-
-def _found(footprint: Footprint, measured: FootprintsMeasured) -> dict[str, Any]:
-    times = measured.times
-    bare, both, heads = times[TimedPart(BARE)], times[TimedPart(BOTH, footprint)], times[TimedPart(HEADS, footprint)]
-    paired = paired_parts(bare, heads, both)
-    recorded = times.get(TimedPart(footprints.RECORDED, footprint))
-    if recorded is not None:
-        paired.append({"role": footprints.RECORDED, "device_us": summary(recorded)})
-    occupied = measured.occupied[footprint]
-    details: dict[str, Any] = {
-        "hiding_efficiency": hiding_efficiency(bare, heads, both),
-        "programs": occupied.programs,
-        "occupancy": _tiers(occupied),
-    }
-    timed: dict[str, Any] = as_json({"device_us": summary(both), "paired": paired, "measured": details})
-    return timed
-
-
-def _tiers(occupied: FootprintOccupancy) -> dict[str, Any]:
-    """Return the occupancy of each tier."""
-    found = {
-        "theoretical": occupied.theoretical,
-        "estimate": occupied.estimate,
-        "residency": {
-            name: percentiles([float(getattr(one, name)) for one in occupied.residency])
-            for name in MeasuredResidency._fields
-        },
-    }
-    return {tier: found[tier] for tier in TIERS}

@@ -5,9 +5,8 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ...kernels.launch.residency import Residency
+from ...kernels.launch.residency import Residency, check_turns
 from ..measuring.cuda_calls import GRAPH_LAUNCHES, HEAD_KERNEL, plain_name
-from .occupancy import check_turns
 
 #: Role of kernels that are no launch of heads.
 TRUNK = "trunk"

@@ -1,4 +1,4 @@
-"""Tables of overlap, with the kernels that heads slow down most, and of footprints: one a network."""
+"""Tables of overlap, with the kernels that heads slow down most; and of footprints, by an earlier version."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any

@@ -7,8 +7,8 @@ import typer
 
 from ...model.basics.bad_input import BadInput
 from ...model.commands.errors import one_line_errors
-from ..measuring.cells import MORE_TRUNKS, TRUNKS, Cell, Dtype, Placement, resnet_cell
-from ..measuring.options import MODEL_HELP, check_model, check_own, check_patterns, is_factory
+from ..measuring.cells import MORE_TRUNKS, TRUNKS, resnet_cell
+from ..measuring.options import MODEL_HELP, check_model, check_patterns, is_factory
 
 #: As ``make_runner`` names them; nothing of it is imported to show the help.
 _KINDS = (*TRUNKS, *MORE_TRUNKS, "auto")
@@ -40,14 +40,6 @@ def plan(
     budget: Annotated[
         str, typer.Option(help="Time to measure in: quick, 10 s, or thorough, 60 s, which compiles the backbone, too.")
     ] = "thorough",
-    dtype: Annotated[
-        Dtype | None, typer.Option(help="Of weights and inputs of a ResNet.", show_default="float16")
-    ] = None,
-    classes: Annotated[int | None, typer.Option(min=1, help="Of every exit of a ResNet.", show_default="1000")] = None,
-    placement: Annotated[
-        Placement | None,
-        typer.Option(help="Heads of a ResNet: after every block or stage.", show_default="stages"),
-    ] = None,
     plan_file: Annotated[
         Path | None,
         typer.Option(
@@ -60,6 +52,8 @@ def plan(
 ) -> None:
     """Measure every way to run a network on this GPU, and say which is best and why.
 
+    A ResNet has random weights in float16, and heads of 1000 classes after its stages.
+
     make_runner(..., plan=FILE) with the same network, samples, batch sizes and trunk takes what was chosen here with
     --plan FILE.
     """
@@ -68,13 +62,8 @@ def plan(
             if value not in known:
                 raise BadInput(f"--{name}: got {value}, wants one of {', '.join(known)}")
         check_model("MODEL", model)
-        cell: Cell | None = None
-        if is_factory(model):
-            given = {"dtype": dtype, "classes": classes, "placement": placement}
-            check_own(model, **{name: [value] for name, value in given.items() if value is not None})
-        else:
-            where = placement or Placement.stages
-            cell = resnet_cell(model, (dtype or Dtype.float16).value, max(batch or [1]), classes or 1000, where.value)
+        cell = None if is_factory(model) else resnet_cell(model, "float16", max(batch or [1]), 1000, "stages")
+        if cell is not None:
             check_patterns(exits or [], [cell])
         from .run import run_plan
 

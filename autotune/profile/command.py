@@ -1,6 +1,5 @@
 """Options of the command ``auxhead-tune profile``."""
 
-from enum import Enum
 from pathlib import Path
 from typing import Annotated
 
@@ -9,23 +8,13 @@ import typer
 from ...model.basics.bad_input import BadInput
 from ...model.commands.errors import one_line_errors
 from ...model.commands.options import RUNS_YOUR_CODE, BackboneOption, ModulesOption, check_output_directory
+from ...model.runners.table import RUNNERS
+from ..measuring.cells import MORE_TRUNKS, TRUNKS
 from ..records.record import BadRecord
 
-
-class Exits(str, Enum):
-    """Runners that can be profiled as "after"."""
-
-    overlapped = "overlapped"
-    polled = "polled"
-    gated = "gated"
-
-
-class Trunk(str, Enum):
-    """Kinds of trunks that a runner may have."""
-
-    as_is = "as_is"
-    cudnn = "cudnn"
-    inductor = "inductor"
+#: Runners that can be profiled as "after", and their trunks.
+_EXITS = [name for name, kind in RUNNERS.items() if kind.graphs]
+_KINDS = (*TRUNKS, *MORE_TRUNKS)
 
 
 def profile(
@@ -42,12 +31,19 @@ def profile(
     backbone: BackboneOption = None,
     modules: ModulesOption = None,
     exits: Annotated[
-        Exits,
-        typer.Option(help="The runner: overlapped computes every head, polled and gated skip what nobody needs."),
-    ] = Exits.overlapped,
+        str,
+        typer.Option(
+            metavar=f"<{'|'.join(_EXITS)}>",
+            help="The runner: overlapped computes every head, polled and gated skip what nobody needs.",
+        ),
+    ] = "overlapped",
     trunk: Annotated[
-        Trunk, typer.Option(help="The trunk as it is, on cuDNN's fused convolutions, or through Inductor.")
-    ] = Trunk.as_is,
+        str,
+        typer.Option(
+            metavar=f"<{'|'.join(_KINDS)}>",
+            help="The trunk as it is, on cuDNN's fused convolutions, or through Inductor.",
+        ),
+    ] = "as_is",
     batch: Annotated[
         int | None,
         typer.Option(min=1, help="Samples a request.", show_default="the factory's batch; 1 for a checkpoint"),
@@ -65,11 +61,14 @@ def profile(
             raise BadInput(f"--model, --checkpoint: got {got}, wants exactly one of the two")
         if checkpoint is None and (backbone or modules):
             raise BadInput("--backbone, --modules: belong to --checkpoint; the network of --model has its heads")
+        for name, value, known in (("exits", exits, _EXITS), ("trunk", trunk, _KINDS)):
+            if value not in known:
+                raise BadInput(f"--{name}: got {value}, wants one of {', '.join(known)}")
         check_output_directory(out)
         from .run import run_profile
 
         steady = run_profile(
-            model, checkpoint, backbone=backbone, modules=modules, exits=exits.value, trunk=trunk.value, batch=batch,
+            model, checkpoint, backbone=backbone, modules=modules, exits=exits, trunk=trunk, batch=batch,
             requests=requests, out=out,
         )  # fmt: skip
     if not steady:

@@ -20,17 +20,8 @@ class Maybe(NamedTuple):
     null: bool = True
 
 
-class Roles(NamedTuple):
-    """The form of a list of objects that are told by their "role"."""
-
-    wanted: Mapping[str, "Form"]
-    """Forms of those that must be there, once each."""
-    others: Mapping[str, "Form"] = {}
-    """Forms of those that may be."""
-
-
 #: A dict holds the forms of an object's fields, others being allowed; a list of one form, that of a list's elements.
-Form = Value | Maybe | Roles | Mapping[str, Any] | list[Any]
+Form = Value | Maybe | Mapping[str, Any] | list[Any]
 
 
 class _Nothing:
@@ -67,8 +58,6 @@ def _problem_of(form: Form) -> _Problem:
     if isinstance(form, Maybe):
         of_it, absent, null = _problem_of(form.form), form.absent, form.null
         return lambda value: None if value is _NOTHING and absent or value is None and null else of_it(value)
-    if isinstance(form, Roles):
-        return _problem_of_roles(form)
     if isinstance(form, list):
         of_one, of_list = _problem_of(form[0]), _problem_of(LIST)
 
@@ -91,27 +80,20 @@ def _problem_of(form: Form) -> _Problem:
     return in_fields
 
 
-def _problem_of_roles(form: Roles) -> _Problem:
-    of_objects = _problem_of([{"role": TEXT}])
-    of_role = {role: _problem_of(inner) for role, inner in {**form.others, **form.wanted}.items()}
-
-    def in_roles(value: Any) -> str | None:
-        if problem := of_objects(value):
-            return problem
-        for role in form.wanted:
-            if sum(one["role"] == role for one in value) != 1:
-                return f": got {value!r:.60}, wants a pair of role {role!r}"
-        for one in value:
-            if one["role"] in of_role and (problem := of_role[one["role"]](one)):
-                return f", {one['role']}{problem}"
-        return None
-
-    return in_roles
-
-
 def one_of(*names: str) -> Value:
     """Return the form of one of these words."""
     return Value(f"one of {', '.join(names)}", names.__contains__)
+
+
+def row(words: str, numbers: int, texts: int = 0) -> Value:
+    """Return the form of a list of so many numbers, and so many texts behind them."""
+
+    def fits(one: Any) -> bool:
+        if not isinstance(one, list) or len(one) != numbers + texts:
+            return False
+        return all(map(NUMBER.fits, one[:numbers])) and all(map(TEXT.fits, one[numbers:]))
+
+    return Value(words, fits)
 
 
 def _is_number(value: Any) -> bool:

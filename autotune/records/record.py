@@ -330,6 +330,6 @@ def is_settled(record: Record, environment: Mapping[str, Any], rounds: int) -> b
     if record.environment_key != tuple(environment.get(name) for name in ENVIRONMENT_KEY):
         return False
     if record.error is None:
-        return int(record.protocol["rounds"]) >= rounds
+        return int(record.protocol.get("rounds", 0)) >= rounds
     commit = environment.get("commit")
     return commit is not None and not commit.endswith("-dirty") and record.environment.get("commit") == commit

@@ -26,7 +26,7 @@ def sweep(
     dtype: Dtypes = None,
     classes: Classes = None,
     placement: Placements = None,
-    effort: Annotated[Effort, typer.Option(help="About a minute a network, or five.")] = Effort.quick,
+    effort: Annotated[Effort, typer.Option(help="Minutes a network, or several times that.")] = Effort.quick,
     out: Annotated[Path | None, out_option("sweep")] = None,
     replay: Annotated[
         Path | None,
@@ -39,9 +39,8 @@ def sweep(
     other's, too. What is recorded is not measured again: a run that was stopped, at whatever moment, goes on where it
     was.
     """
-    chosen = NetworkChoice.of(model, batch, dtype, classes, placement)
     with one_line_errors(BadRecord):
-        chosen.check()
+        chosen = NetworkChoice.of(model, batch=batch, dtype=dtype, classes=classes, placement=placement)
         if replay is not None:
             if out is not None:
                 raise BadInput(f"--out: got {out} with --replay, wants none: nothing is measured")

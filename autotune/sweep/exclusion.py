@@ -31,7 +31,6 @@ FURTHER: dict[str, tuple[int, ...]] = {
     "waits": (False, True),
     "max_registers": (0, 128, 96, 64, 48, 32),
     "weight_buffers": (0, WEIGHT_BUFFERS),
-    "max_programs": (0, 128, 64, 32, 16),
 }
 FIELDS = {**GRID, **FURTHER}
 
@@ -55,9 +54,6 @@ ENOUGH_PROGRAMS = 16
 MOST_BYTES = 64 * 1024
 #: Bytes that are read from memory together.
 _SECTOR = 32
-#: Programs that one program does the work of, one after another, at most. No cap can make programs wait for each other
-#: for ever, since they take up work in the order in which it is waited for; but a small one leaves the GPU idle.
-MOST_TURNS = 64
 
 
 class Sizes:
@@ -83,10 +79,6 @@ class Sizes:
         """Programs that pool one sample."""
         blocks = -(-self.shape.channels // point["block_c"]) * -(-self.positions // point["block_p"])
         return blocks * point["window_parts"]
-
-    def programs(self, point: Mapping[str, int]) -> int:
-        """Programs in all, if nothing caps them."""
-        return config_of(point).programs(self.view, self.shape.classes).total
 
 
 Point = Mapping[str, int]
@@ -223,12 +215,6 @@ RULES: dict[str, dict[str, Callable[[Sizes, Point], bool]]] = {
         "registers that the tiles do not fit into": lambda s, p: 0 < p["max_registers"] < 2 * _per_thread(p),
         "more registers than a multiprocessor has for a thread": lambda s, p: (
             p["max_registers"] * 32 * p["num_warps"] > 65_536
-        ),
-    },
-    "max_programs": {
-        "a cap above the number of programs": lambda s, p: p["max_programs"] > 0 and p["max_programs"] >= s.programs(p),
-        "programs that take too many turns": lambda s, p: (
-            p["max_programs"] > 0 and MOST_TURNS * p["max_programs"] < s.programs(p)
         ),
     },
 }

@@ -12,14 +12,12 @@ from ...kernels.launch.launch_config import LaunchConfig
 from ...kernels.launch.launch_rule import config_by_rule
 from ..measuring.failures import Failure
 from ..measuring.targets import NETWORK, Target
-from ..measuring.timers import FINAL_ROUNDS
 from ..records.comparison import Paired, typical
 from ..records.decisions import of_last_kernel, sweep_records
 from ..records.record import Record, append_record, read_records
 from ..records.summaries import network_record, rounded, with_samples
 from .config_text import text
-from .search import Answers, Ask
-from .winners import deciding_times, launchable
+from .search import Ask
 
 #: Fields of the protocol that may differ between two measurements of one thing.
 _NOT_IDENTIFYING = ("captures", "rounds", "config")
@@ -40,13 +38,11 @@ class SweepRecords:
     network: dict[str, Any]
     """trunk (its fingerprint) and what else of a network only times in situ depend on."""
     _found: dict[str, list[Record]] = field(default_factory=dict)
-    _timed: dict[str, list[Record]] = field(default_factory=dict)
-    """All configurations that were timed of a head in a place."""
 
     def __post_init__(self) -> None:
         if self.out is not None and self.out.exists():
             for record in sweep_records(read_records(self.out)):
-                self._remember(record)
+                self._found.setdefault(_identity(record), []).append(record)
 
     def find(self, blank: Record) -> Paired | Failure | None:
         """Return what was recorded of a thing, in as many captures and rounds or the next larger numbers."""
@@ -66,23 +62,8 @@ class SweepRecords:
             record = dataclasses.replace(blank, run=result.run, device_us=with_samples(own), paired=[pair])
         if self.out is not None:
             append_record(self.out, record)
-        self._remember(record)
-        return result_of(record)
-
-    def _remember(self, record: Record) -> None:
         self._found.setdefault(_identity(record), []).append(record)
-        if record.error is None:
-            self._timed.setdefault(_identity(dataclasses.replace(record, variant="")), []).append(record)
-
-    def deciding(self, target: Target, place: str) -> Answers:
-        """Return the times of a head that tables decide by: of whatever was timed most often, by any search.
-
-        Raises:
-            BadRecord: one of them has no configuration.
-        """
-        blank = self.blank(target, Ask(place, (), FINAL_ROUNDS, share=1.0), target.rule)
-        timed = self._timed.get(_identity(dataclasses.replace(blank, variant="")), [])
-        return deciding_times(map(launchable, timed))
+        return result_of(record)
 
     def blank(self, target: Target, ask: Ask, config: LaunchConfig) -> Record:
         """Return the record of one of the configurations that were asked for, without any result."""
@@ -153,17 +134,10 @@ class RecordedTimes:
             network = f"{record.cell['model']}: {record.cell['tap']}" if place == NETWORK else ""
             self._found.setdefault((shape, place, network, record.variant), []).append(record)
 
-    def begin_to_compile(self, target: Target, place: str, configs: Sequence[LaunchConfig]) -> None:
-        """Do nothing."""
-
-    def compile(self, target: Target, place: str, configs: Sequence[LaunchConfig]) -> Mapping[LaunchConfig, Failure]:
+    def prepare(self, target: Target, place: str, configs: Sequence[LaunchConfig]) -> Mapping[LaunchConfig, Failure]:
         """Return what failed when it was recorded, at whatever step, and what is not there."""
         found = {config: self._result(target, place, config, 1, 1) for config in configs}
         return {config: result for config, result in found.items() if isinstance(result, Failure)}
-
-    def check(self, target: Target, place: str, configs: Sequence[LaunchConfig]) -> Mapping[LaunchConfig, Failure]:
-        """Return nothing: what is recorded was checked."""
-        return {}
 
     def time(
         self, target: Target, place: str, configs: Sequence[LaunchConfig], rounds: int, captures: int

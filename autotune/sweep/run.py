@@ -5,23 +5,20 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-import torch
 from rich.console import Console
 
 from ...kernels.launch.kernel_hash import kernel_hash
 from ...model.basics.bad_input import BadInput
 from ...model.commands.console import activity
 from ..measuring.cells import Cell
-from ..measuring.compile_ahead import CompileAhead
-from ..measuring.environment import environment, release_memory, this_device
+from ..measuring.environment import release_memory
 from ..measuring.failures import DeviceLost
 from ..measuring.head_timing import HeadTiming
 from ..measuring.networks import find_networks
 from ..measuring.options import NetworkChoice
 from ..measuring.progress import Status, SweepProgress, failures_in_words
-from ..measuring.subject import build_subject
 from ..measuring.targets import Target
-from ..records.record import read_records, records_path
+from ..records.record import read_records
 from ..records.tables import print_tables, wide_console
 from .measure import Sweep, measure_winners_at_neighbours
 from .records import RecordedTimes, SweepRecords, recorded_targets
@@ -37,27 +34,24 @@ def run_sweep(chosen: NetworkChoice, effort: str, out: Path | None) -> None:
         BadRecord: ``out`` cannot be read.
     """
     console = wide_console()
-    make = find_networks(chosen)
-    device = this_device("sweep", "; --replay needs none")
-    own, cells = make()
-    where = records_path(out, "sweep", torch.cuda.get_device_name(device))
+    networks = find_networks("sweep", chosen.own, chosen.cells, out, otherwise="; --replay needs none")
     found: list[tuple[str, list[HeadWinners]]] = []
     failures: Counter[str] = Counter()
-    with SweepProgress(console) as progress, CompileAhead.beside(device) as ahead:
+    with SweepProgress(console) as progress:
 
         def swept(cell: Cell, number: int) -> Sweep:
             def show(status: Status) -> None:
-                progress.show(status._replace(done=(number + status.done) / len(cells)))
+                progress.show(status._replace(done=(number + status.done) / len(networks.cells)))
 
             show(Status(0.0, f"{cell}: building", "", failures))
-            measurer = HeadTiming(own or build_subject(cell, device), ahead=ahead)
+            measurer = HeadTiming(networks.subject(cell))
             protocol = {"kernel": kernel_hash(), **measurer.protocol}
-            records = SweepRecords(where, environment(device), protocol, measurer.of_network)
+            records = SweepRecords(networks.where, networks.environment, protocol, measurer.of_network)
             sweep = Sweep(measurer, STRATEGIES[effort], records, show, failures)
             sweep.run(measurer.targets)
             return sweep
 
-        for family in _families(cells):
+        for family in _families(networks.cells):
             try:
                 sweeps = {cell: swept(cell, number) for number, cell in enumerate(family, start=len(found))}
                 measure_winners_at_neighbours(tuning for sweep in sweeps.values() for tuning in sweep.tunings)
@@ -67,7 +61,7 @@ def run_sweep(chosen: NetworkChoice, effort: str, out: Path | None) -> None:
             del sweeps  # and the networks
             release_memory()
     _report(console, found, failures)
-    console.print(f"Records: {where}", soft_wrap=True)
+    console.print(f"Records: {networks.where}", soft_wrap=True)
 
 
 def replay_sweep(chosen: NetworkChoice, effort: str, path: Path) -> None:
@@ -97,12 +91,8 @@ def replay_sweep(chosen: NetworkChoice, effort: str, path: Path) -> None:
 
 def _fits(chosen: NetworkChoice, target: Target) -> bool:
     """Return True if a recorded target is of what was asked for; the placement of heads is not recorded."""
-    shape = target.shape
-    return (
-        (not chosen.batches or shape.samples in chosen.batches)
-        and (not chosen.dtypes or shape.dtype in chosen.dtypes)
-        and (not chosen.classes or shape.classes in chosen.classes)
-    )
+    of_target = {"batch": target.shape.samples, "dtype": target.shape.dtype, "classes": target.shape.classes}
+    return all(of_target[name] in values for name, values in chosen.asked.items())
 
 
 def _families(cells: Sequence[Cell]) -> list[list[Cell]]:

@@ -33,8 +33,6 @@ class Ask(NamedTuple):
     share: float
     """About how much of the work on a target is done, from 0 to 1, once this is answered."""
     captures: int = CAPTURES
-    next_in_situ: tuple[LaunchConfig, ...] = ()
-    """Configurations that may be asked for in situ after this, to be compiled meanwhile."""
 
 
 #: Times of what was asked for; what failed is absent, and so is everything if the rule's configuration failed.
@@ -152,8 +150,7 @@ class _Moves:
         if forth:
             return sum(forth) / (len(forth) + 1)
         expected = -sum(back) / (len(back) + 1)
-        caps = (here.max_registers, here.max_programs) != (there.max_registers, there.max_programs)
-        return max(expected, CAPS_COST) if caps else expected
+        return expected if here.max_registers == there.max_registers else max(expected, CAPS_COST)
 
 
 def _move(here: LaunchConfig, there: LaunchConfig) -> tuple[tuple[str, int, int], ...]:
@@ -177,7 +174,7 @@ def quick(target: Target) -> Generator[Ask, Answers, None]:
         target, looked, configs, leaders=LEADERS, at_once=12, steps=7, rounds=4, shares=(0.2, 0.4)
     )  # fmt: skip
     last = finalists(target, looked, 6)
-    alone = yield Ask(ALONE, last, FINAL_ROUNDS, share=0.5, captures=AGAIN_CAPTURES, next_in_situ=last)
+    alone = yield Ask(ALONE, last, FINAL_ROUNDS, share=0.5, captures=AGAIN_CAPTURES)
     best_alone = decision(target.rule, alone).winner
     if best_alone is None:
         return
@@ -208,7 +205,7 @@ def full(target: Target) -> Generator[Ask, Answers, None]:
         target, answers, answers, leaders=LEADERS, at_once=24, steps=8, rounds=HALVING_ROUNDS[-1], shares=(0.4, 0.6)
     )
     last = tuple(dict.fromkeys([target.rule, *fastest_first(known)[:12]]))
-    alone = yield Ask(ALONE, last, FINAL_ROUNDS, share=0.7, captures=AGAIN_CAPTURES, next_in_situ=last)
+    alone = yield Ask(ALONE, last, FINAL_ROUNDS, share=0.7, captures=AGAIN_CAPTURES)
     best_alone = decision(target.rule, alone).winner
     if best_alone is None:
         return

@@ -107,7 +107,6 @@ class AutoRunner(Runner):
         # Those of other batch sizes hold the weights as of the last refresh.
         made = {self._plans[size].chosen.trunk: runner.trunk for size, runner in self._runners.items()}
         trunks = SharedTrunks(network, batches[max(sizes)][0], asked["trunk"], made)
-        planner = Planner(network, example_input, trunks, deadline)
         plans: dict[int, Plan] = {}
         for index, size in enumerate(sizes):
             smaller = sizes[:index]
@@ -119,8 +118,9 @@ class AutoRunner(Runner):
                     self._plans[size] = plans[size] = stored[size]
                     self._runners[size] = runner
                     continue
-            plan, runner = planner.plan(batches[size], exits[size], smaller, len(sizes) - index)
-            self._plans[size] = plans[size] = plan
+            planner = Planner(network, example_input, size, trunks, deadline)
+            plans[size], runner = planner.plan(batches[size], exits[size], smaller, len(sizes) - index)
+            self._plans[size] = plans[size]
             self._runners[size] = runner
         if self._file is not None and not all(plan.from_file for plan in plans.values()):
             self._file.write({**stored, **plans})

@@ -1,8 +1,8 @@
-"""``Planner``: measures trunks and runners for one batch size after another, and keeps the chosen runner of each."""
+"""``Planner``: measures trunks and runners for a batch size, and keeps the chosen runner."""
 
 import datetime
 import time
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Sequence
 
 from torch import Tensor
 
@@ -20,14 +20,19 @@ _SHARE_FOR_A_TRUNK = {"cudnn": 1 / 4, "inductor": 1 / 2}
 
 
 class Planner:
-    """Plans for the batch sizes of one network, which share trunks and the time until a deadline."""
+    """Measures for one batch size: runners that are open, and the reasons why others are not."""
 
     def __init__(
-        self, network: EarlyExitNetwork, example_input: Tensor, trunks: SharedTrunks, deadline: Deadline
+        self, network: EarlyExitNetwork, example_input: Tensor, size: int, trunks: SharedTrunks, deadline: Deadline
     ) -> None:
-        """Plan for samples like those of the example."""
-        self._network, self._example = network, example_input
+        """Plan for samples like those of the example; sizes share trunks and the time until a deadline."""
+        self._network, self._example, self._size = network, example_input, size
         self._trunks, self._deadline = trunks, deadline
+        self._plain: dict[str, Candidate] = {}  # by the kind of its trunk, what others have to beat first
+        self._candidates: dict[str, Candidate] = {}
+        self._runners: dict[str, MeasuredRunner] = {}  # by name, those that are open
+        self._left_out: dict[str, str] = {}
+        self._made_s: list[float] = []  # what making each runner took
 
     def plan(
         self, batches: Sequence[Tensor], exits: Tensor, smaller: Sequence[int], parts: int
@@ -41,31 +46,31 @@ class Planner:
         Raises:
             RuntimeError: the plain graph cannot be captured.
         """
-        contest = _Contest(self._network, self._example, len(batches[0]), self._trunks)
         chosen = ""
         try:
-            plain = self._add_first(contest)
-            kinds = [kind for kind in self._trunks.kinds[1:] if self._make_trunk(kind, contest.left_out)]
-            contest.begin(batches, self._deadline.part(parts))
-            trunk_times = contest.measure_trunks(kinds)
+            plain = self._add_first()
+            kinds = [kind for kind in self._trunks.kinds[1:] if self._make_trunk(kind)]
+            self._deadline = self._deadline.part(parts)
+            batches = self._within_time(batches)
+            trunk_times = self._measure_trunks(kinds, batches)
             best = choose({kind: times.host for kind, times in trunk_times.items()}, plain.trunk)
-            contest.close_all_but((plain.name, contest.plain[best].name))
-            times = contest.measure_runners(best, smaller)
+            self._close_all_but((plain.name, self._plain[best].name))
+            times = self._measure_runners(best, smaller, batches)
             chosen = choose({name: passes.host for name, passes in times.items()}, plain.name)
         finally:
-            contest.close_all_but((chosen,))
+            self._close_all_but((chosen,))
         plan = Plan(
-            chosen=contest.candidates[chosen],
+            chosen=self._candidates[chosen],
             plain=plain.name,
             times=times,
             trunk_times=trunk_times,
-            left_out=contest.left_out,
-            shares=shares_of(exits[: len(contest.batches)], len(self._network.taps)),
+            left_out=self._left_out,
+            shares=shares_of(exits[: len(batches)], len(self._network.taps)),
             utc=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         )
-        return plan, contest.runners[chosen]
+        return plan, self._runners[chosen]
 
-    def _add_first(self, contest: "_Contest") -> Candidate:
+    def _add_first(self) -> Candidate:
         """Make the plain graph on the first trunk, or on the backbone as it is where there is no such trunk."""
         kind = self._trunks.kinds[0]
         try:
@@ -73,62 +78,50 @@ class Planner:
         except RuntimeError as error:
             if kind == "as_is":
                 raise
-            contest.left_out[f"trunk {kind}"], kind = str(error), "as_is"
-        return contest.add_plain(kind)
+            self._left_out[f"trunk {kind}"], kind = str(error), "as_is"
+        return self._add_plain(kind)
 
-    def _make_trunk(self, kind: str, left_out: dict[str, str]) -> bool:
+    def _make_trunk(self, kind: str) -> bool:
         """Return whether there is that trunk, made now if there is time; else the reason is noted."""
+        deadline, why = self._deadline, None
         if not self._trunks.is_known(kind):
-            compiles_too_long = kind == "inductor" and self._deadline.budget == "quick"
-            if compiles_too_long or self._deadline.left < self._deadline.seconds * _SHARE_FOR_A_TRUNK[kind]:
-                too_long = f"compiling takes longer than {self._deadline}"
-                left_out[f"trunk {kind}"] = too_long if compiles_too_long else self._deadline.too_late()
-                return False
-        try:
-            self._trunks.get(kind)
-        except RuntimeError as error:
-            left_out[f"trunk {kind}"] = str(error)
-            return False
-        return True
+            if kind == "inductor" and deadline.budget == "quick":
+                why = f"compiling takes longer than {deadline}"
+            elif deadline.left < deadline.seconds * _SHARE_FOR_A_TRUNK[kind]:
+                why = deadline.too_late()
+        if why is None:
+            try:
+                self._trunks.get(kind)
+            except RuntimeError as error:
+                why = str(error)
+        if why is not None:
+            self._left_out[f"trunk {kind}"] = why
+        return why is None
 
-
-class _Contest:
-    """Runners for one batch size that are open, and the reasons why others are not."""
-
-    def __init__(self, network: EarlyExitNetwork, example_input: Tensor, size: int, trunks: SharedTrunks) -> None:
-        self.plain: dict[str, Candidate] = {}
-        """The plain graph by the kind of its trunk, the one that others have to beat first."""
-        self.candidates: dict[str, Candidate] = {}
-        self.runners: dict[str, MeasuredRunner] = {}
-        """By name, those that are open."""
-        self.left_out: dict[str, str] = {}
-        self.batches: Sequence[Tensor] = ()
-        self._network, self._example, self._size, self._trunks = network, example_input, size, trunks
-        self._made_s: list[float] = []  # what making each runner took
-
-    def add_plain(self, kind: str) -> Candidate:
+    def _add_plain(self, kind: str) -> Candidate:
         """Make the plain graph on a trunk that was made."""
         began = time.monotonic()
         runner = OverlappedRunner(self._network, self._example, batch_sizes=(self._size,), trunk=self._trunks.get(kind))
-        self.plain[kind] = candidate = Candidate("overlapped", runner.forks[self._size], trunk=kind)
+        self._plain[kind] = candidate = Candidate("overlapped", runner.forks[self._size], trunk=kind)
         self._add(candidate, runner, began)
         return candidate
 
     def _add(self, candidate: Candidate, runner: MeasuredRunner, began: float) -> None:
-        self.candidates[candidate.name], self.runners[candidate.name] = candidate, runner
+        self._candidates[candidate.name], self._runners[candidate.name] = candidate, runner
         self._made_s.append(time.monotonic() - began)
 
-    def begin(self, batches: Sequence[Tensor], deadline: Deadline) -> None:
-        """Take of the batches as many as there is time for, by what the first runner takes for one."""
-        (runner,) = self.runners.values()
+    def _within_time(self, batches: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Return as many of the batches as there is time for, by what the first runner takes for one."""
+        (runner,) = self._runners.values()
         for _ in range(2):  # the first is slow
             began = time.monotonic()
             runner(batches[-1]).label.cpu()
             took = max(time.monotonic() - began, 1e-6)
         count = len(batches)
-        while count > 1 and least_requests(count) * took > deadline.left * _SHARE_OF_ONE:
+        while count > 1 and least_requests(count) * took > self._deadline.left * _SHARE_OF_ONE:
             count -= 1
-        self.batches, self._deadline, self._one_s = batches[:count], deadline, least_requests(count) * took
+        self._one_s = least_requests(count) * took
+        return batches[:count]
 
     def _has_time(self, more_s: float = 0.0) -> bool:
         """Return whether one runner more can be made, in the time that any other took, and all of them measured.
@@ -136,56 +129,52 @@ class _Contest:
         On a new machine most of that time is Triton's, which compiles for each way to share launches.
         """
         made_s = max(self._made_s[1:], default=0.0)  # the first of all compiles for the first time, which takes longer
-        return made_s + more_s + self._one_s * (len(self.runners) + 1) <= self._deadline.left
+        return made_s + more_s + self._one_s * (len(self._runners) + 1) <= self._deadline.left
 
-    def measure_trunks(self, kinds: Sequence[str]) -> dict[str, PassTimes]:
+    def _measure_trunks(self, kinds: Sequence[str], batches: Sequence[Tensor]) -> dict[str, PassTimes]:
         """Measure the plain graph on the trunks of those kinds, too; by kind, and none if there is no other trunk."""
         for kind in kinds:
             if not self._has_time(self._trunks.seconds_for(kind, self._size)):
-                self.left_out[f"trunk {kind}"] = self._deadline.too_late()
+                self._left_out[f"trunk {kind}"] = self._deadline.too_late()
                 continue
             try:
-                self.add_plain(kind)
+                self._add_plain(kind)
             except RuntimeError as error:
-                self.left_out[f"trunk {kind}"] = str(error)
-        if len(self.plain) == 1:
+                self._left_out[f"trunk {kind}"] = str(error)
+        if len(self._plain) == 1:
             return {}
-        times = self._measure([candidate.name for candidate in self.plain.values()])
-        return {kind: times[candidate.name] for kind, candidate in self.plain.items()}
+        times = measure({each.name: self._runners[each.name] for each in self._plain.values()}, batches, self._deadline)
+        return {kind: times[candidate.name] for kind, candidate in self._plain.items()}
 
-    def measure_runners(self, kind: str, smaller: Sequence[int]) -> dict[str, PassTimes]:
+    def _measure_runners(self, kind: str, smaller: Sequence[int], batches: Sequence[Tensor]) -> dict[str, PassTimes]:
         """Make all candidates on a trunk, compare them with the plain graph on it, and measure all that is open."""
-        plain, trunk = self.runners[self.plain[kind].name], self._trunks.get(kind)
-        known = candidates(self._network.taps, self.plain[kind].forks, smaller, kind)
+        plain, trunk = self._plain[kind], self._trunks.get(kind)
+        known = candidates(self._network.taps, plain.forks, smaller, kind)
         # Should there be too little time, then for those that make the least difference.
         for candidate in sorted(known, key=lambda candidate: candidate.exits == "overlapped"):
             name = candidate.name
-            if name in self.runners:
+            if name in self._runners:
                 continue
             if not self._has_time():
-                self.left_out[name] = self._deadline.too_late()
+                self._left_out[name] = self._deadline.too_late()
                 continue
             began = time.monotonic()
             try:
                 runner = candidate.make(self._network, self._example, self._size, smaller, trunk)
             except RuntimeError as error:
-                self.left_out[name] = str(error)
+                self._left_out[name] = str(error)
                 continue
             self._add(candidate, runner, began)
-            if not _alike(runner, plain, self.batches):
-                self.runners.pop(name).close()
-                self.left_out[name] = f"it answered otherwise than {self.plain[kind].name}"
+            if not _alike(runner, self._runners[plain.name], batches):
+                self._runners.pop(name).close()
+                self._left_out[name] = f"it answered otherwise than {plain.name}"
         simplest_first = dict.fromkeys([candidate.name for candidate in known])
-        return self._measure(
-            [*self.runners.keys() - simplest_first, *(name for name in simplest_first if name in self.runners)]
-        )
+        names = [*(self._runners.keys() - simplest_first), *(name for name in simplest_first if name in self._runners)]
+        return measure({name: self._runners[name] for name in names}, batches, self._deadline)
 
-    def _measure(self, names: Iterable[str]) -> dict[str, PassTimes]:
-        return measure({name: self.runners[name] for name in names}, self.batches, self._deadline)
-
-    def close_all_but(self, names: Container[str]) -> None:
-        for name in [name for name in self.runners if name not in names]:
-            self.runners.pop(name).close()
+    def _close_all_but(self, names: Container[str]) -> None:
+        for name in [name for name in self._runners if name not in names]:
+            self._runners.pop(name).close()
 
 
 def _alike(runner: Runner, plain: Runner, batches: Sequence[Tensor]) -> bool:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from ..basics.arguments import check_batch, kind_of
 from ..listening.batches import two_samples
-from ..listening.flow import Flow
+from ..listening.dry_run import Flow
 from ..listening.reading import parts_in_words
 from ..network.early_exit_network import EarlyExitNetwork
 from ..network.learned_from import NEW, ROLES, identities, kind_of_input

@@ -1,6 +1,6 @@
 """``FusedAuxHead``: the module that takes the place of a pool-flatten-linear classifier."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, SupportsIndex
 
 import torch
@@ -24,7 +24,7 @@ from .head_layers import (
     make_hidden_stack,
     rename_layers,
 )
-from .repeats import HeadRepeats
+from .repeats import Repeats, answer
 
 
 class FusedAuxHead(AuxHead):
@@ -106,7 +106,7 @@ class FusedAuxHead(AuxHead):
         if hidden is not None:
             self._modules["hidden"] = hidden
         self.linear: nn.Linear = linear
-        self._repeats = HeadRepeats()
+        self._repeats: Repeats[Callable[[Tensor], HeadOutput]] = Repeats()
         self._source_paths: dict[str, str] = {}  # names of layers in the nn.Sequential they come from, if any
 
     @classmethod
@@ -157,7 +157,7 @@ class FusedAuxHead(AuxHead):
         return self._modules.get("hidden")  # type: ignore[return-value]
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Refuse hidden layers for a head that has none: plans do not look for them, since that takes time."""
+        """Refuse hidden layers for a head that has none: repeats do not look for them, since that takes time."""
         if name == "pool_size":
             value = check_pool(self.pool, value)
         if name != "hidden" or self.hidden is not None:
@@ -188,7 +188,7 @@ class FusedAuxHead(AuxHead):
         """
         if torch.compiler.is_compiling() or type(x) is not Tensor:
             return self._call(x)
-        return self._repeats.answer(self, x, self._call)
+        return answer(self._repeats, self, x, self._call)
 
     def _call(self, x: Tensor) -> HeadOutput:
         """Answer by the operator, which checks everything and follows autograd, modes and transforms."""

@@ -1,4 +1,4 @@
-"""Repeats of heads, made again as long as nothing that they rest on has changed; ``HeadRepeats`` are those of one."""
+"""Repeats of one head, or of a network's exits, made again as long as nothing that they rest on has changed."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
@@ -11,10 +11,9 @@ from torch import Tensor, nn
 from ...kernels import HeadOutput, runs_triton
 from ...kernels.cuda.runtime import is_capturing
 from ...kernels.launch.arrival_counters import arrival_counters
-from ...kernels.launch.layer_arguments import launched_parameters
-from ...kernels.repeat.exits import TensorForms
-from ...kernels.repeat.head import HeadRepeat, cpu_head, is_watched, repeat_differentiably
-from ...kernels.repeat.noted import NotedLaunch, noting
+from ...kernels.launch.memory import launched_parameters
+from ...kernels.noted import NotedLaunch, noting
+from ...kernels.repeat import ALIGNED, HeadRepeat, TensorForms, cpu_head, is_watched, repeat_differentiably
 from ..answers.rule_order import count_writes, wait_for_write
 from ..basics.streams import current_handle, has_streams
 from ..listening.hooks import WAYS, hooks_of
@@ -34,19 +33,18 @@ class ReadTensors:
             KeyError: a head's layer has no parameters of its own: it is parametrized or pruned, or part of a replica.
         """
         # Looked up without nn.Module's attribute access, which would cost each call some microseconds a head.
-        holders: list[tuple[Mapping[str, object], str]] = []
+        places: list[tuple[Mapping[str, object], str]] = []
         for head in heads:
-            holders += [*head.depends_on(), *((vars(head), name) for name in head.options)]
+            places += [*head.depends_on(), *((vars(head), name) for name in head.options)]
         self._heads = list(heads)
-        self._objects = [holder[name] for holder, name in holders]
+        self._objects = [place[name] for place, name in places]
         parts = [part for head in heads for _, part in head.parts()]
         self._parts = [*heads, *parts]
         self._kinds = [*map(type, self._parts)]
         self._hooks = [hooks for part in parts for hooks in hooks_of(part)]
         own = [*((vars(head), name) for head in heads for name in WAYS), *((vars(part), "forward") for part in parts)]
-        holders += own
         self._objects += [None] * len(own)  # plain ones have none
-        self._holders, self._names = zip(*holders, strict=True)
+        self._places, self._names = zip(*places, *own, strict=True)
         self._tensors = [one for one in self._objects if isinstance(one, Tensor)]
         self.parameters = [one for one in self._tensors if isinstance(one, nn.Parameter)]
         """Weights and biases."""
@@ -70,7 +68,7 @@ class ReadTensors:
         return not (
             len(heads) != len(self._heads)
             or any(map(is_not, heads, self._heads))
-            or any(map(is_not, map(dict.get, self._holders, self._names), self._objects))
+            or any(map(is_not, map(dict.get, self._places, self._names), self._objects))
             or [*map(type, self._parts)] != self._kinds
             or any(self._hooks)
             or [*map(Tensor.data_ptr, self._tensors)] != self.addresses
@@ -96,7 +94,7 @@ class Kept(Generic[RepeatT]):
 
 
 class Repeats(Generic[RepeatT]):
-    """Repeats by what they are for."""
+    """Repeats of the same heads by what they are for: the layout of an input, or a batch, and the stream."""
 
     def __init__(self) -> None:
         """Have none yet."""
@@ -106,52 +104,63 @@ class Repeats(Generic[RepeatT]):
         """Copies of the owner, deep or pickled, make repeats of their own."""
         return type(self), ()
 
-    def unchanged(self, key: tuple[Any, ...], heads: Sequence[nn.Module]) -> Kept[RepeatT] | None:
-        """Return a repeat that was made of the same heads with the same options and tensors, if there is one."""
+    def unchanged(self, key: tuple[Any, ...], heads: Sequence[nn.Module], x: Tensor) -> Kept[RepeatT] | None:
+        """Return a repeat that was made of the same heads, options and tensors; the stream then follows their rules."""
         kept = self._kept.get(key)
-        return kept if kept is not None and kept.read.are_those_of(heads) else None
+        if kept is None or not kept.read.are_those_of(heads):
+            return None
+        kept.wait_for_rules(heads, x)
+        return kept
 
-    def keep(self, key: tuple[Any, ...], kept: Kept[RepeatT]) -> None:
-        """Keep a repeat instead of the one that there was."""
-        if len(self._kept) >= _MOST:
-            self._kept.clear()
-        self._kept[key] = kept
+    def make(
+        self,
+        heads: Sequence[Any],
+        repeat_of: Callable[[ReadTensors], RepeatT | None],
+        key: tuple[Any, ...] | None,
+        writes: int = -1,
+    ) -> Kept[RepeatT] | None:
+        """Make a repeat, and keep it instead of another of its key, if it has one; None if there can be none."""
+        try:
+            read = ReadTensors(heads)
+        except KeyError:
+            return None
+        repeat = repeat_of(read) if read.are_plain() else None
+        if repeat is None:
+            return None
+        kept = Kept(repeat, read, writes)
+        if key is not None:
+            if len(self._kept) >= _MOST:
+                self._kept.clear()
+            self._kept[key] = kept
+        return kept
 
 
-class HeadRepeats(Repeats[Callable[[Tensor], HeadOutput]]):
-    """Repeats of one head by the layout of the input and the stream."""
-
-    def answer(self, head: Any, x: Tensor, call: Callable[[Tensor], HeadOutput]) -> HeadOutput:
-        """Answer by a repeat, or by ``call``, what it launches then being repeated next time."""
-        if not is_plain_call(x):
+def answer(
+    repeats: Repeats[Callable[[Tensor], HeadOutput]], head: Any, x: Tensor, call: Callable[[Tensor], HeadOutput]
+) -> HeadOutput:
+    """Answer for one head by a repeat, or by ``call``, what it launches then being repeated next time."""
+    if not is_plain_call(x):
+        return call(x)
+    stream = 0
+    if has_streams(x):
+        if torch.cuda.current_device() != x.device.index or is_capturing(x.device):
             return call(x)
-        stream = 0
-        if has_streams(x):
-            if torch.cuda.current_device() != x.device.index or is_capturing(x.device):
-                return call(x)
-            stream = current_handle(x.device)
-        key = (stream, x.shape, x.stride(), x.dtype, x.device, x.data_ptr() % 16)
-        kept = self.unchanged(key, [head])
-        if kept is not None:
-            kept.wait_for_rules([head], x)
-            if torch.is_grad_enabled() and (x.requires_grad or any(one.requires_grad for one in kept.read.parameters)):
-                linear, rule = head.linear, head.rule
-                return repeat_differentiably(
-                    kept.repeat, x, linear.weight, linear.bias, rule.temperature_tensor, head.hidden_layers(),
-                    pool=head.pool, pool_size=head.pool_size, criterion=rule.criterion, return_probs=head.return_probs,
-                )  # fmt: skip
-            return kept.repeat(x)
+        stream = current_handle(x.device)
+    key = (stream, x.shape, x.stride(), x.dtype, x.device, x.data_ptr() % ALIGNED)
+    kept = repeats.unchanged(key, [head], x)
+    if kept is None:
         writes = count_writes()
         with noting() as launches:
             output = call(x)
-        try:
-            read = ReadTensors([head])
-        except KeyError:
-            return output
-        repeat = _repeat_of(head, x, stream, launches, read) if read.are_plain() else None
-        if repeat is not None:
-            self.keep(key, Kept(repeat, read, writes))
+        repeats.make([head], lambda read: _repeat_of(head, x, stream, launches, read), key, writes)
         return output
+    if torch.is_grad_enabled() and (x.requires_grad or any(one.requires_grad for one in kept.read.parameters)):
+        linear, rule = head.linear, head.rule
+        return repeat_differentiably(
+            kept.repeat, x, linear.weight, linear.bias, rule.temperature_tensor, head.hidden_layers(),
+            pool=head.pool, pool_size=head.pool_size, criterion=rule.criterion, return_probs=head.return_probs,
+        )  # fmt: skip
+    return kept.repeat(x)
 
 
 def is_plain_call(x: Tensor) -> bool:

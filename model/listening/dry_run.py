@@ -1,7 +1,8 @@
-"""``dry_run``: one recorded forward of a backbone, which checks its taps before anything depends on them."""
+"""``dry_run``: checks taps on one recorded forward of a backbone; ``Flow``: where in that forward heads may stand."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from math import prod
 from typing import Any, NamedTuple
 
 import torch
@@ -12,7 +13,7 @@ from ..basics.arguments import close_names, is_plain
 from .batches import Batch
 from .reading import BY_CHANNELS, LOGITS, AnyExtract, logits_of, part_of, parts_in_words, parts_to_name
 from .recorder import record
-from .recording import Call, Operation, Value
+from .recording import Call, Operation, Recording, Value, ancestors, value_like
 
 #: Dimension of the channels in the first argument, and in the first output, of an operator with this name.
 _CHANNELS_SECOND = {
@@ -25,15 +26,17 @@ _CHANNELS_SECOND = {
     *("max_pool1d", "max_pool2d", "avg_pool1d", "adaptive_avg_pool1d", "adaptive_avg_pool2d"),
 }
 _CHANNELS_LAST = {
-    *("native_layer_norm", "_fused_rms_norm", "mm", "_transformer_encoder_layer_fwd"),
+    *("native_layer_norm", "_fused_rms_norm", "mm"),
     *("layer_norm", "rms_norm", "linear"),
 }
 #: Operators that copy: to another dtype under autocast, in other strides, or what a lazy view stands for.
 _COPIES = ("clone", "_to_copy")
+#: Operators of a token each, or of the features of one: what they make of the first token depends on that alone.
+_PER_TOKEN = frozenset("clone _to_copy native_layer_norm native_dropout alias detach expand".split())
 
 
 class DryRun(NamedTuple):
-    """Outputs of one forward of the backbone."""
+    """What a forward of the backbone has shown."""
 
     features: list[Tensor]
     """Of each tap what is extracted of its output."""
@@ -48,17 +51,17 @@ class DryRun(NamedTuple):
 def dry_run(
     backbone: nn.Module,
     taps: Sequence[str],
-    example_input: Batch,
+    example_input: Batch | Recording,
     *,
     extract: Mapping[str, AnyExtract] | None = None,
     logits: int | str | None = None,
 ) -> DryRun:
-    """Record ``backbone`` once in eval mode and check that every tap can feed a head.
+    """Check that every tap can feed a head, by one forward of ``backbone`` in eval mode.
 
     Args:
         backbone: returns logits [N, K], or something of which they are a part.
         taps: names of its layers, in the order in which they run.
-        example_input: a batch that the backbone takes; its values do not matter.
+        example_input: a batch that the backbone takes, whose values do not matter; or such a forward, recorded.
         extract: by tap, what its head reads of its output.
         logits: the part of what the backbone returns that is its logits; None is a tensor, or a field "logits".
 
@@ -67,38 +70,20 @@ def dry_run(
             rank 2 to 4, or is changed in place later in the forward; the message names layers that would have worked.
             Or a backbone whose output is not [N, K].
     """
-    layers = dict(backbone.named_modules(remove_duplicate=False))
-    tapped: defaultdict[nn.Module, list[str]] = defaultdict(list)
-    for tap in taps:
-        if tap in layers:
-            tapped[layers[tap]].append(tap)
-    read: dict[str, Any] = {}
-
-    def extracted(layer: nn.Module, output: Any) -> dict[str, Any]:
-        for tap in tapped.get(layer, ()):
-            read[tap] = output
-            if extract and tap in extract:
-                try:
-                    read[tap] = extract[tap](output)
-                except Exception as error:  # whatever a user's function may raise
-                    raise ValueError(f"extract[{tap!r}]: of what the layer returns: {error}") from error
-        return {tap: read[tap] for tap in tapped.get(layer, ())}
-
-    recording = record(backbone, example_input, evaluating=True, on_return=extracted)
+    is_recorded = isinstance(example_input, Recording)
+    recording = example_input if is_recorded else record(backbone, example_input, evaluating=True, watch_host=False)
     channels = _Channels(recording.operations)
-    _check_taps(taps, layers, recording.calls, read, extract or {}, channels, recording.samples)
-    output = recording.output
+    read = _check_taps(taps, dict(backbone.named_modules(remove_duplicate=False)), recording, extract or {}, channels)
+    output, batch = recording.output, recording.samples
     if logits is None and not isinstance(output, Tensor) and _has_logits(output):
         logits = LOGITS
     picked = output if logits is None else logits_of(output, logits)
-    batch = recording.samples
     if is_plain(picked) and picked.shape == (batch,) and picked.is_floating_point():
         picked = picked[:, None]  # one logit, which is refused as such
     if not (is_plain(picked) and picked.ndim == 2 and picked.shape[0] == batch):
         name = "" if isinstance(output, Tensor) else f"; if they are a part of that, name it: {parts_to_name(output)}"
         raise ValueError(f"backbone: returned {parts_in_words(picked)}, wants logits [{batch}, num_classes]{name}")
-    heard = {tap: value for call in recording.calls for tap, value in (call.heard or {}).items()}
-    return DryRun([read[tap] for tap in taps], [channels.dims_of(heard[tap]) for tap in taps], picked, logits)
+    return DryRun(read, [channels.dims_of(value_like(y)) for y in read], picked, logits)
 
 
 def _has_logits(output: Any) -> bool:
@@ -111,26 +96,27 @@ def _has_logits(output: Any) -> bool:
 def _check_taps(
     taps: Sequence[str],
     layers: Mapping[str, nn.Module],
-    calls: Sequence[Call],
-    read: Mapping[str, Any],
+    recording: Recording,
     extract: Mapping[str, AnyExtract],
     channels: "_Channels",
-    batch: int,
-) -> None:
-    runs = Counter(call.layer for call in calls)
-    of_layer = {call.layer: call for call in calls}
-    values = {call.layer: [*(call.heard or {"": call.returned.get(())}).values()] for call in calls}
-    readable = {
-        layer for layer, its in values.items() if all(isinstance(y, Value) and y.feeds_head(batch) for y in its)
-    }
-    changed = {
-        layer for layer, its in values.items() if any(isinstance(y, Value) and y.written is not None for y in its)
-    }
+) -> list[Tensor]:
+    """Return what heads read of each tap; ``ValueError`` if they cannot."""
+    runs = Counter(call.layer for call in recording.calls)
+    of_layer = {call.layer: call for call in recording.calls}
+
+    def is_readable(y: Any) -> bool:
+        return isinstance(y, Tensor) and value_like(y).feeds_head(recording.samples)
+
+    def is_changed(layer: nn.Module, y: Tensor) -> bool:
+        memory = value_like(y).memory
+        return any(each.written is not None and each.memory == memory for each in of_layer[layer].returned.values())
+
     good = [
         name
         for name, layer in layers.items()
-        if name and runs[layer] == 1 and layer in readable and layer not in changed
+        if name and runs[layer] == 1 and is_readable(y := recording.outputs[layer]) and not is_changed(layer, y)
     ]
+    read: list[Tensor] = []
     would_work = f"; layers that would work: {layers_in_words(good)}" if good else ""
     for tap in taps:
         if tap not in layers or not tap:
@@ -143,13 +129,21 @@ def _check_taps(
                     f": it is TorchScript, which calls no hooks; tap the nn.Module that it was made of{would_work}"
                 )
             raise ValueError(f"heads: layer {tap!r} {times} in a forward, wants once{would_work}")
-        if layer not in readable:
-            part = "" if tap in extract else _part_to_read(tap, of_layer[layer], channels, batch)
+        y = recording.outputs[layer]
+        if tap in extract:
+            try:
+                with torch.inference_mode(False), torch.no_grad():
+                    y = extract[tap](y)
+            except Exception as error:  # whatever a user's function may raise
+                raise ValueError(f"extract[{tap!r}]: of what the layer returns: {error}") from error
+        read.append(y)
+        if not is_readable(y):
+            part = "" if tap in extract else _part_to_read(tap, of_layer[layer], channels, recording.samples)
             raise ValueError(
-                f"heads: layer {tap!r} returns {parts_in_words(read[tap])}, which a head cannot read: "
-                f"wants {_wanted(read[tap])}{part}{would_work}"
+                f"heads: layer {tap!r} returns {parts_in_words(y)}, which a head cannot read: "
+                f"wants {_wanted(y)}{part}{would_work}"
             )
-        if layer in changed:
+        if is_changed(layer, y):
             raise ValueError(
                 f"heads: the output of layer {tap!r} is changed in place later (by an in-place ReLU, say), "
                 f"while its head may still be reading it; tap the layer that changes it{would_work}"
@@ -157,6 +151,7 @@ def _check_taps(
     by_run = sorted(taps, key=lambda tap: of_layer[layers[tap]].order)
     if list(taps) != by_run:
         raise ValueError(f"heads: the taps {list(taps)} are out of order; they run in the order {by_run}")
+    return read
 
 
 def _part_to_read(tap: str, call: Call, channels: "_Channels", batch: int) -> str:
@@ -254,3 +249,107 @@ class _Channels:
             original = None if follows else self._copied.get(value.memory)
             if original is not None and original.shape == value.shape:
                 self._note(original, dim)
+
+
+class Flow:
+    """Where heads may stand in a model: its main path, and its work, by one forward for two samples in eval mode."""
+
+    def __init__(self, model: nn.Module, example: Batch) -> None:
+        """Run the model once, without gradients; it is not changed. Tensors on the device ``meta`` do."""
+        self.recording = record(model, example, evaluating=True)
+        self._model = model
+        runs = Counter(call.layer for call in self.recording.calls)
+        self._ends = {call.name: call for call in self.recording.calls if call.name and runs[call.layer] == 1}
+        self._roots: dict[Value, Value] = {}
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shapes of what layers return for two samples that run once and return one tensor that heads can read."""
+        ends = ((name, self._readable(call)) for name, call in self._ends.items())
+        return {name: value.shape for name, value in ends if value is not None}
+
+    def listened(self) -> list[str]:
+        """Return the layers that run once and return a tensor that heads can read, or several things."""
+        readable = self.shapes
+        return [name for name, call in self._ends.items() if name in readable or len(call.returned) > 1]
+
+    def pools(self) -> dict[str, str]:
+        """Return how heads would pool what layers return: the first token of as many as the model reads that of."""
+        picks = (each for each in self.recording.operations if each.name == "select" and len(each.reads[0].shape) == 3)
+        tokens = {each.reads[0].shape[1] for each in picks if tuple(each.args[1:]) in ((1, 0), (-2, 0))}
+        shapes = self.shapes.items()
+        return {name: "first" if len(shape) == 3 and shape[1] in tokens else "avg" for name, shape in shapes}
+
+    def first_token_is_constant(self, layer: str) -> bool:
+        """Return whether nothing of the input has reached the first token of what a layer returns."""
+        value = self._readable(self._ends[layer])
+        return value is not None and len(value.shape) == 3 and not _first_token_depends(value)
+
+    def work_at(self, layers: Sequence[str]) -> list[float]:
+        """Return how far the model is, from 0 to 1, when each of some layers returns that run once.
+
+        FLOPs are those of convolutions, products and attention: the same on every device and in every dtype, whatever
+        kernels run there, but for attention of CUDA devices that pads heads whose width is no multiple of 8. Of a model
+        without any, operators are counted.
+        """
+        work = [each.flops for each in self.recording.operations]
+        if not any(work):
+            work = [not each.is_view for each in self.recording.operations]
+        return [sum(work[: self._ends[layer].ended]) / sum(work) for layer in layers]
+
+    def cuts(self) -> list[str]:
+        """Return the layers through whose output alone all that comes later depends on the input, as they run.
+
+        Such a layer lies on the main path, and runs once; one inside of a residual branch does not: the sum behind it
+        reads what went past the branch, too. Of layers that return the very same tensor it is one that lies in the
+        fewest others.
+        """
+        last_read, born = self._lives()
+        found: dict[Value, str] = {}
+        for name, call in self._ends.items():
+            value = self._readable(call)
+            if value is None or value.written is not None or not value.from_input or call.layer is self._model:
+                continue
+            root = self._root(value)
+            alive = [each for each, read in last_read.items() if born[each] < call.ended <= read]
+            if alive == [root] and prod(root.shape) == prod(value.shape):
+                if root not in found or name.count(".") < found[root].count("."):
+                    found[root] = name
+        return sorted(found.values(), key=list(self._ends).index)
+
+    def _readable(self, call: Call) -> Value | None:
+        """Return what a layer returned, if that is one tensor that a head can read."""
+        value = call.returned.get(())
+        return value if value is not None and value.feeds_head(self.recording.samples) else None
+
+    def _lives(self) -> tuple[dict[Value, int], dict[Value, int]]:
+        """Return, of values that the output depends on, the last operation to read each, and the one that makes it."""
+        returned = [value for value in self.recording.returned.values() if value.from_input]
+        needed: set[Operation] = set().union(*map(ancestors, returned))
+        last_read = {self._root(value): len(self.recording.operations) for value in returned}
+        for operation in sorted(needed, key=lambda each: -each.number):
+            for read in operation.reads:
+                if read.from_input:
+                    last_read.setdefault(self._root(read), operation.number)
+        return last_read, {each: -1 if each.made_by is None else each.made_by.number for each in last_read}
+
+    def _root(self, value: Value) -> Value:
+        """Return the value that one is a view of."""
+        made_by = value.made_by
+        if made_by is None or not made_by.is_view:
+            return value
+        if value not in self._roots:
+            self._roots[value] = self._root(made_by.reads[0])
+        return self._roots[value]
+
+
+def _first_token_depends(value: Value) -> bool:
+    made_by = value.made_by
+    if made_by is None or not value.from_input:
+        return value.from_input
+    pieces = made_by.reads
+    if made_by.name == "cat" and len(value.shape) == 3 and made_by.args[1:] in ((1,), (-2,)):
+        pieces = made_by.reads[:1]
+    elif not (torch.Tag.pointwise in getattr(made_by.function, "tags", ()) or made_by.name in _PER_TOKEN):
+        return True
+    return any(len(each.shape) == 3 and _first_token_depends(each) for each in pieces)

@@ -3,11 +3,13 @@
 A tensor is known by where it lies and in which strides, since Python objects do not stay the same.
 """
 
+import pickle
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,7 +20,6 @@ from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from ...kernels.launch.head_arguments import head_dtypes
 from ..basics.bad_input import BadInput
 from ..basics.whose_code import Owner, frames_from, line_of
 from .batches import Batch, argument_names, arguments_in, call_with, first_tensor, map_tensors
@@ -40,6 +41,7 @@ from .recording import (
     has_memory,
     places,
     shortest,
+    value_like,
     written_tensors,
 )
 
@@ -49,19 +51,14 @@ _HOST_READS = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
 _READS = ("numpy", "tolist", "__array__", "__dlpack__", "__cuda_array_interface__", "data_ptr", "untyped_storage")
 
 
-#: Called with a layer and its output; what it returns is noted.
-OnReturn = Callable[[nn.Module, Any], Any]
-
-
 def record(
     model: nn.Module,
     example: Batch,
     *,
     evaluating: bool = False,
-    watch_host: bool = False,
+    watch_host: bool = True,
     with_gradients: bool = False,
     originals: frozenset[nn.Module] = frozenset(),
-    on_return: OnReturn | None = None,
     call: Callable[[Any], Any] | None = None,
 ) -> Recording:
     """Run a model once as it is, and note what runs; what that changes is put back: see :func:`kept`.
@@ -71,17 +68,16 @@ def record(
         example: a batch for it, which stays as it is.
         evaluating: put it into eval mode meanwhile.
         watch_host: also see numbers that leave PyTorch by ``numpy()`` and the like. Under that watch
-            nn.MultiheadAttention takes its parts one by one, in place of one operator.
+            nn.MultiheadAttention takes its parts one by one, in place of an operator of which nobody can tell the
+            FLOPs, and that some devices alone have; see :func:`may_nest`.
         with_gradients: run it as in training, and note where they do not go the way of the operators.
         originals: layers that must not run: the model is a copy, and they are those that it is a copy of.
-        on_return: an observer, called with a layer and its output as that returns; what it makes of it is noted in
-            :attr:`Call.heard`.
         call: runs the model on a batch; None is its forward.
 
     Raises:
         ValueError: one of ``originals`` ran.
     """
-    recorder = _Recorder(model, originals, on_return)
+    recorder = _Recorder(model, originals)
     with ExitStack() as stack:
         stack.enter_context(kept(model, first_tensor(example).device))
         if evaluating:
@@ -91,8 +87,8 @@ def record(
             if not isinstance(module, torch.jit.ScriptModule):
                 stack.callback(module.register_forward_pre_hook(begin, prepend=True, with_kwargs=True).remove)
                 stack.callback(module.register_forward_hook(end).remove)
-        stack.callback(register_module_forward_pre_hook(ThreadHook(recorder.begin_unregistered)).remove)
-        stack.callback(register_module_forward_hook(ThreadHook(recorder.end_unregistered)).remove)
+        stack.callback(register_module_forward_pre_hook(begin).remove)
+        stack.callback(register_module_forward_hook(ThreadHook(partial(recorder.end, registered=False))).remove)
         stack.enter_context(torch.inference_mode(False))  # in which operators would not be taken apart
         stack.enter_context(torch.set_grad_enabled(with_gradients))
         stack.enter_context(torch.compiler.set_stance("force_eager"))
@@ -104,21 +100,17 @@ def record(
         if watch_host:
             stack.enter_context(_HostReads(recorder))
         stack.enter_context(recorder)
-        drawn = generators()
+        drawn = pickle.dumps(generators())
         plain = ((name, each) for name, each in model.named_modules() if not isinstance(each, torch.jit.ScriptModule))
-        held = [
-            (f"{name}.{key}".strip("."), of, key, each)
-            for name, layer in plain
-            for of in (layer._parameters, layer._buffers)
-            for key, each in of.items()
-        ]
+        of_layers = [(name, held) for name, each in plain for held in (each._parameters, each._buffers)]
+        state = [(f"{name}.{key}".strip("."), held, key, held[key]) for name, held in of_layers for key in held]
         output = call_with(model, batch) if call is None else call(batch)
-        draws = str(drawn) != str(generators())
+        draws = drawn != pickle.dumps(generators())
         with recorder.unwatched():
             returned = recorder.returned(output)
             tensors = {value: at_place(output, place) for place, value in returned.items()}
             cuts = [value for value, tensor in tensors.items() if _is_cut(value, tensor)]
-            now = [(name, of.get(key)) for name, of, key, each in held if each is not None and of.get(key) is not each]
+            now = [(name, held.get(key)) for name, held, key, each in state if held.get(key) is not each is not None]
             values = [(name, recorder.value(each)) for name, each in now if each is not None]
             replaced = [name for name, value in values if value.from_input or value.from_state]
             for operation, value, tensor in recorder.read:  # a hook may have been put on it when it had been read
@@ -128,10 +120,14 @@ def record(
         cuts = []
         for operation in recorder.operations:
             operation.cuts.clear()
-    samples = first_tensor(example).shape[0]
-    return Recording(
-        recorder.operations, recorder.calls, recorder.host_reads, draws, replaced, output, returned, cuts, samples
-    )
+    samples, outputs = first_tensor(example).shape[0], {} if with_gradients else recorder.outputs
+    noted = recorder.operations, recorder.calls, recorder.host_reads
+    return Recording(*noted, draws, replaced, output, returned, cuts, samples, outputs)
+
+
+def may_nest(model: nn.Module) -> bool:
+    """Return whether a model may return nested tensors where nobody watches: nn.TransformerEncoder's, of tokens."""
+    return any(isinstance(each, nn.TransformerEncoder) for each in model.modules())
 
 
 def _learning(tensor: Tensor) -> Tensor:
@@ -170,12 +166,12 @@ _BASE = object()  # stands for the tensor that a view is made of
 class _Recorder(OperatorMode):
     """Notes operators, as a dispatch mode, and calls of layers, as hooks."""
 
-    def __init__(self, model: nn.Module, originals: frozenset[nn.Module], on_return: OnReturn | None) -> None:
+    def __init__(self, model: nn.Module, originals: frozenset[nn.Module]) -> None:
         super().__init__()
-        self._on_return = on_return
         self.operations: list[Operation] = []
         self.calls: list[Call] = []
         self.host_reads: list[HostRead] = []
+        self.outputs: dict[nn.Module, Any] = {}
         self.read: list[tuple[Operation, Value, Tensor]] = []
         self.quiet = 0
         self._values = 0
@@ -217,10 +213,9 @@ class _Recorder(OperatorMode):
                 memory.values[form][0].names.append(name)
 
     def _take_state(self, module: nn.Module) -> None:
-        for name, parameter in module.named_parameters(remove_duplicate=False):
-            self.take([parameter], "parameter", name)
-        for name, buffer in module.named_buffers(remove_duplicate=False):
-            self.take([buffer], "buffer", name)
+        for leaf, named in (("parameter", module.named_parameters), ("buffer", module.named_buffers)):
+            for name, tensor in named(remove_duplicate=False):
+                self.take([tensor], leaf, name)
 
     def with_values(self, parts: Any) -> Any:
         """Return lists, dicts and the like with values in place of tensors."""
@@ -234,8 +229,7 @@ class _Recorder(OperatorMode):
         """Return what a tensor is now."""
         if id(tensor) in self._detached:
             return self._detached[id(tensor)][1]
-        memory, form = self._memory_of(tensor), _form(tensor)
-        return self._value_in(memory, form, tensor)
+        return self._value_in(self._memory_of(tensor), _form(tensor), tensor)
 
     def _value_in(self, memory: _Memory, form: Any, tensor: Tensor | Value) -> Value:
         known = memory.values.get(form)
@@ -257,30 +251,18 @@ class _Recorder(OperatorMode):
         return value
 
     def _memory_of(self, tensor: Tensor) -> _Memory:
-        key: Any = ("object", id(tensor))
-        keeps: Any = tensor
-        if has_memory(tensor):
-            keeps = tensor.untyped_storage()
-            key = keeps._cdata
+        keeps: Any = tensor.untyped_storage() if has_memory(tensor) else tensor
+        key: Any = ("object", id(tensor)) if keeps is tensor else keeps._cdata
         return self._memory.setdefault(key, _Memory(keeps))
 
     def _new(self, tensor: Tensor | Value, *, learns: bool = False, **known: Any) -> Value:
         self._values += 1
-        if isinstance(tensor, Value):
-            known |= {"memory": tensor.memory, "stride": tensor.stride, "is_readable": tensor.is_readable}
-        elif has_memory(tensor):
-            readable = tensor.dtype in head_dtypes(tensor.device)
-            known |= {"memory": tensor.untyped_storage()._cdata, "stride": tensor.stride(), "is_readable": readable}
-        learns = learns and tensor.dtype.is_floating_point
-        has_shape = isinstance(tensor, Value) or not (is_lazy(tensor) or tensor.is_nested)
-        shape = tuple(tensor.shape) if has_shape else ()
-        return Value(self._values - 1, shape, tensor.dtype, learns=learns, **known)
+        return value_like(tensor, self._values - 1, learns=learns and tensor.dtype.is_floating_point, **known)
 
     def _add(self, function: Any, args: Any, kwargs: Any, outputs: list[Any]) -> Operation:
         reads = [each for each in tree_leaves((args, kwargs)) if isinstance(each, Value)]
-        operation = Operation(
-            len(self.operations), function, args, kwargs, reads, tuple(self._open), line_of_the_user()
-        )
+        line = line_of_the_user()
+        operation = Operation(len(self.operations), function, args, kwargs, reads, tuple(self._open), line)
         self.operations.append(operation)
         known = {each: any(getattr(value, each) for value in reads) for each in ("from_input", "from_state", "learns")}
         known["learns"] &= not (operation.name.startswith(("new_", "detach")) or operation.name.endswith("_like"))
@@ -303,16 +285,13 @@ class _Recorder(OperatorMode):
         before = [(self._memory_of(each), _form(each)) for each in given]
         read_args, read_kwargs = self.with_values(args), self.with_values(kwargs)
         output = func(*args, **kwargs)
+        made = [each for each in tree_leaves(output) if isinstance(each, Tensor)]
         if not isinstance(func, torch._ops.OpOverload):
-            made = [each for each in tree_leaves(output) if isinstance(each, Tensor)]
-            operation = self._add(func, read_args, read_kwargs, made)
-            for tensor, value in zip(made, operation.makes, strict=True):
-                self._set(tensor, value)
+            self._made_unseen(func, read_args, read_kwargs, made)
             return output
         if func is torch.ops.aten.lift_fresh.default and read_args[0].leaf == "unknown":
             read_args[0].leaf = "constant"
         written = written_tensors(func, args, kwargs)
-        made = [each for each in tree_leaves(output) if isinstance(each, Tensor)]
         fresh = [each for each in made if not any(each is other for other in written)]
         operation = self._add(func, read_args, read_kwargs, [*fresh, *written])
         if torch.is_grad_enabled():
@@ -348,9 +327,11 @@ class _Recorder(OperatorMode):
             memory.written.append(value)
         return output
 
-    def _set(self, tensor: Tensor, value: Value) -> None:
-        memory = self._memory_of(tensor)
-        memory.values[_form(tensor)] = (value, memory.version)
+    def _made_unseen(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], made: list[Tensor]) -> None:
+        """Note an operation of which nothing more is known than what it reads and makes."""
+        for tensor, value in zip(made, self._add(function, args, kwargs, made).makes, strict=True):
+            memory = self._memory_of(tensor)
+            memory.values[_form(tensor)] = (value, memory.version)
 
     def read_by_host(self, how: str, tensor: Tensor) -> None:
         """Note that numbers of a tensor leave PyTorch."""
@@ -365,9 +346,9 @@ class _Recorder(OperatorMode):
 
     # Layers
 
-    def begin(self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Note that a layer is called: a forward pre-hook of all layers."""
-        if self.quiet:
+    def begin(self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> None:
+        """Note that a layer is called: a forward pre-hook, without keywords for those that the model does not name."""
+        if self.quiet or kwargs is None and self._names.get(layer):
             return
         if layer in self._originals:
             raise BadInput(
@@ -378,36 +359,24 @@ class _Recorder(OperatorMode):
             if layer not in self._names:
                 self._take_state(layer)
             name = shortest(self._names[layer]) if self._names[layer] else ""
-            args, kwargs = self.with_values(args), self.with_values(kwargs)
+            args, kwargs = self.with_values((args, kwargs or {}))
             self._open.append(Call(layer, name, len(self.operations), args, kwargs, _autocasts() != self._autocasts))
 
-    def end(self, layer: nn.Module, _inputs: Any, output: Any) -> None:
-        """Note that a layer of the model returns: a forward hook behind those of its own."""
-        if self.quiet:
+    def end(self, layer: nn.Module, _inputs: Any, output: Any, *, registered: bool = True) -> None:
+        """Note that a layer returns: a forward hook behind its own, or of layers that the model does not name."""
+        if self.quiet or not registered and self._names.get(layer):
             return
-        heard = None if self._on_return is None else self._on_return(layer, output)
         with self.unwatched():
             while self._open[-1].layer is not layer:  # calls that were left by an exception
                 self._open.pop()
             call = self._open.pop()
+            given = tuple(each for each in tree_leaves((call.args, call.kwargs)) if isinstance(each, Value))
             for _, tensor in places(output):
                 if isinstance(tensor, Tensor) and not self._memory_of(tensor).values:  # made where nothing is seen
-                    given = [each for each in tree_leaves((call.args, call.kwargs)) if isinstance(each, Value)]
-                    operation = self._add(f"a {type(layer).__name__}", tuple(given), {}, [tensor])
-                    self._set(tensor, operation.makes[0])
-            call.returned, call.heard = self.returned(output), self.with_values(heard)
+                    self._made_unseen(f"a {type(layer).__name__}", given, {}, [tensor])
+            call.returned, self.outputs[layer] = self.returned(output), output
             call.ended, call.order = len(self.operations), len(self.calls)
             self.calls.append(call)
-
-    def begin_unregistered(self, layer: nn.Module, args: tuple[Any, ...]) -> None:
-        """Note that a layer that is not registered in the model is called: a forward pre-hook of all layers."""
-        if not self._names.get(layer):
-            self.begin(layer, args, {})
-
-    def end_unregistered(self, layer: nn.Module, inputs: Any, output: Any) -> None:
-        """Note that a layer that is not registered in the model returns: a forward hook of all layers."""
-        if not self._names.get(layer):
-            self.end(layer, inputs, output)
 
 
 class _HostReads(TorchFunctionMode):

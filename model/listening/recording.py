@@ -11,10 +11,12 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.flop_counter import flop_registry
 
+from ...kernels.launch.head_arguments import head_dtypes
 from ..basics.arguments import is_plain
 from .reading import part_of
 
@@ -122,8 +124,6 @@ class Call:
     """Its place among the ends of all calls."""
     returned: dict[tuple[Any, ...], Value] = field(default_factory=dict)
     """The tensors in its output by their places: see :func:`places`."""
-    heard: Any = None
-    """What the observer of the forward has made of its output, with values in place of tensors."""
 
 
 class HostRead(NamedTuple):
@@ -154,6 +154,8 @@ class Recording:
     cuts: list[Value]
     """Of those, the ones with another gradient than that of the operators that made them: see :class:`Operation`."""
     samples: int
+    outputs: dict[nn.Module, Any]
+    """What each layer returned last; of forwards without gradients."""
 
 
 class RecordedPair(NamedTuple):
@@ -232,14 +234,30 @@ def has_memory(tensor: Tensor) -> bool:
     return is_plain(tensor) and not wrapped and type(tensor) in (Tensor, nn.Parameter, nn.Buffer)
 
 
+def value_like(tensor: "Tensor | Value", number: int = -1, **known: Any) -> Value:
+    """Return a value of which is known what a tensor shows, or another value, and what is given."""
+    if isinstance(tensor, Value):
+        shown = {name: getattr(tensor, name) for name in ("shape", "dtype", "memory", "stride", "is_readable")}
+    else:
+        has_shape = not (is_lazy(tensor) or tensor.is_nested)
+        shown = {"shape": tuple(tensor.shape) if has_shape else (), "dtype": tensor.dtype}
+        if has_memory(tensor):
+            shown |= {"memory": tensor.untyped_storage()._cdata, "stride": tensor.stride()}
+            shown["is_readable"] = tensor.dtype in head_dtypes(tensor.device)
+    return Value(number, **shown, **known)
+
+
 def written_tensors(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Tensor]:
     """Return the arguments that an operator writes to, but for those without memory of their own to compare."""
     if not isinstance(func, torch._ops.OpOverload):
         return []
+    is_norm = func.overloadpacket.__name__ in BATCH_NORMS
+    if not (func._schema.is_mutable or is_norm):
+        return []
     arguments = func._schema.arguments if func._schema.is_mutable else []
     given = dict(zip((each.name for each in arguments), args, strict=False)) | dict(kwargs)
     written = [given.get(each.name) for each in arguments if each.alias_info is not None and each.alias_info.is_write]
-    if func.overloadpacket.__name__ in BATCH_NORMS and len(args) > 5 and args[5]:
+    if is_norm and len(args) > 5 and args[5]:
         written += args[3:5]
     return [tensor for tensor in tree_leaves(written) if is_plain(tensor)]
 

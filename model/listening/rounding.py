@@ -6,7 +6,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from .shallow_copy import shallow_copy
+from .kept import shallow_copy
 
 #: Error that whatever stands in for a model may have, in multiples of the model's own.
 TIMES_AS_WRONG = 3.0

@@ -4,10 +4,10 @@ import sys
 import warnings
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
-from functools import lru_cache, partial
+from functools import partial
 from itertools import count, repeat
 from threading import get_ident
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -45,49 +45,42 @@ class listening:
     def __init__(self, backbone: nn.Module, taps: Sequence[str], on_tap: OnTap, reading: Reading | None = None) -> None:
         """Listen to the layers of these names, with ``reading`` in between, also for the backbone's logits."""
         self._hooks, self._keys = [], []
-        self._backbone, self._taps = backbone, taps
-        self._reads = (None,) * len(taps) if reading is None else reading.taps
-        self._logits = None if reading is None else reading.logits
-        self._listener = _Listener(taps, on_tap)
+        reading = reading or Reading((None,) * len(taps), None)
+        self._backbone, self._taps, self._logits = backbone, taps, reading.logits
+        self._listener = _Listener(taps, on_tap, reading)
 
     def __enter__(self) -> None:
+        listener, part = self._listener, self._logits
         if torch.compiler.is_dynamo_compiling():
             # In the one way that Dynamo can trace: hooks of all modules, gone again before the trace ends.
-            for index, tap in enumerate(self._taps):
+            layers = map(self._backbone.get_submodule, self._taps)
+            made: list[Any] = [partial(_hear_of, layer, listener, index) for index, layer in enumerate(layers)]
+            for hook in [*made, *([] if part is None else [partial(_pick_of, self._backbone, part)])]:
                 key = -1 - len(_global_forward_hooks)  # handles count from 0
-                layer = self._backbone.get_submodule(tap)
-                _global_forward_hooks[key] = partial(_hear_of, layer, self._listener, index, self._reads[index])
-                self._keys.append(key)
-            if self._logits is not None:
-                key = -1 - len(_global_forward_hooks)
-                _global_forward_hooks[key] = partial(_pick_of, self._backbone, self._logits)
+                _global_forward_hooks[key] = hook
                 self._keys.append(key)
             return
         try:
             thread = get_ident()
             for index, tap in enumerate(self._taps):
-                # As register_forward_hook does, without a handle, which takes longer to make than all else.
-                hooks, key = _layer(self._backbone, tap)._forward_hooks, next(_keys)
-                read = self._reads[index]
-                hook: ThreadHook = _TapHook(self._listener, index, thread)
-                if read is not None:
-                    hook = _ReadingHook(self._listener, index, thread, read)
-                self._hooks.append(hooks)
-                self._keys.append(key)
-                hooks[key] = hook
-            if self._logits is not None:
-                hooks, key = self._backbone._forward_hooks, next(_keys)
-                self._hooks.append(hooks)
-                self._keys.append(key)
-                hooks[key] = _LogitsHook(self._logits, thread)
+                self._hook(_layer(self._backbone, tap), _TapHook(listener, index, thread))
+            if part is not None:
+                self._hook(self._backbone, _LogitsHook(part, thread))
         except BaseException:
             self._unhook()
             raise
 
+    def _hook(self, layer: nn.Module, hook: ThreadHook) -> None:
+        """Do as register_forward_hook does, without a handle, which takes longer to make than all else."""
+        hooks, key = layer._forward_hooks, next(_keys)
+        self._hooks.append(hooks)
+        self._keys.append(key)
+        hooks[key] = hook
+
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._unhook()
-        if kind is None:
-            self._listener.check_all_returned()
+        if kind is None and (returned := self._listener.returned) != len(self._taps):
+            raise RuntimeError(f"heads: layer {self._taps[returned]!r} did not run, unlike in the dry run")
 
     def __del__(self) -> None:
         """Take the hooks off where an interrupt came before ``__exit__`` did; off already, they stay off."""
@@ -102,54 +95,34 @@ class listening:
 
 
 class _Listener:
-    """What hears of the taps in one forward, and looks after their order."""
+    """Hears of the taps in one forward; hooks hold it, and not ``listening``, whose end they would put off."""
 
-    def __init__(self, taps: Sequence[str], on_tap: OnTap) -> None:
-        self.on_tap = on_tap
+    def __init__(self, taps: Sequence[str], on_tap: OnTap, reading: Reading) -> None:
+        self._taps, self._on_tap, self._reads = taps, on_tap, reading.taps
         self.returned = 0
-        self._taps = taps
 
     def hear(self, index: int, output: Any) -> None:
+        """Hand on what a tap returned, in its turn."""
+        read = self._reads[index]
+        if read is not None:
+            output = read(output)
         if index != self.returned:
-            self.refuse(index)
-        self.returned += 1
-        self.on_tap(index, output)
-
-    def refuse(self, index: int) -> NoReturn:
-        returned, taps = self.returned, self._taps
-        expected = f"{taps[returned]!r} should" if returned < len(taps) else "no tap should any more"
-        raise RuntimeError(f"heads: layer {taps[index]!r} ran when {expected}, unlike in the dry run")
-
-    def check_all_returned(self) -> None:
-        if self.returned != len(self._taps):
-            raise RuntimeError(f"heads: layer {self._taps[self.returned]!r} did not run, unlike in the dry run")
+            returned, taps = self.returned, self._taps
+            expected = f"{taps[returned]!r} should" if returned < len(taps) else "no tap should any more"
+            raise RuntimeError(f"heads: layer {taps[index]!r} ran when {expected}, unlike in the dry run")
+        self.returned = index + 1
+        self._on_tap(index, output)
 
 
 class _TapHook(ThreadHook):
     """The hook of one tap."""
 
     def __init__(self, listener: _Listener, index: int, thread: int) -> None:
-        self._listener, self._index, self._thread = listener, index, thread
+        self._hear, self._index, self._thread = listener.hear, index, thread
 
     def __call__(self, _module: nn.Module, _inputs: Any, output: Any) -> None:
         if get_ident() == self._thread:
-            listener, index = self._listener, self._index
-            if index != listener.returned:  # as ``hear`` does: a call less at each tap of each pass
-                listener.refuse(index)
-            listener.returned = index + 1
-            listener.on_tap(index, output)
-
-
-class _ReadingHook(_TapHook):
-    """The hook of a tap of which a head reads something else than its output."""
-
-    def __init__(self, listener: _Listener, index: int, thread: int, read: Callable[[Any], Tensor]) -> None:
-        super().__init__(listener, index, thread)
-        self._read = read
-
-    def __call__(self, module: nn.Module, inputs: Any, output: Any) -> None:
-        if get_ident() == self._thread:
-            super().__call__(module, inputs, self._read(output))
+            self._hear(self._index, output)
 
 
 class _LogitsHook(ThreadHook):
@@ -162,18 +135,10 @@ class _LogitsHook(ThreadHook):
         return logits_of(output, self._part) if get_ident() == self._thread else None
 
 
-def _hear_of(
-    layer: nn.Module,
-    listener: _Listener,
-    index: int,
-    read: Callable[[Any], Tensor] | None,
-    module: nn.Module,
-    _inputs: Any,
-    output: Any,
-) -> None:
+def _hear_of(layer: nn.Module, listener: _Listener, index: int, module: nn.Module, _inputs: Any, output: Any) -> None:
     """Hear of one layer by a hook of all."""
     if module is layer:
-        listener.hear(index, output if read is None else read(output))
+        listener.hear(index, output)
 
 
 def _pick_of(backbone: nn.Module, part: int | str, module: nn.Module, _inputs: Any, output: Any) -> Any:
@@ -184,16 +149,11 @@ def _pick_of(backbone: nn.Module, part: int | str, module: nn.Module, _inputs: A
 def _layer(backbone: nn.Module, tap: str) -> nn.Module:
     """Return a layer by its name, as ``get_submodule`` does in five times the time."""
     layer: Any = backbone
-    for name in _path(tap):
+    for name in tap.split("."):
         layer = layer._modules.get(name)
         if layer is None:
             return backbone.get_submodule(tap)
     return layer
-
-
-@lru_cache(maxsize=1024)
-def _path(tap: str) -> list[str]:
-    return tap.split(".")
 
 
 def version_of(y: Tensor) -> int | None:

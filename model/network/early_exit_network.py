@@ -41,6 +41,7 @@ from ..listening.reading import (
     reading_of,
     with_mask,
 )
+from ..listening.recording import Recording
 from ..listening.taps import listening, version_of, warn_if_checkpointed
 from .eager_pass import ExitsRepeats, run_eagerly
 from .learned_from import LearnedFrom
@@ -219,13 +220,14 @@ class EarlyExitNetwork(nn.Module):
                 reads[index] = partial(read_tokens, tap, extract, head, arguments)
         return Reading(tuple(reads), reading.logits)
 
-    def check_taps(self, example_input: Batch) -> None:
+    def check_taps(self, example_input: Batch, recorded: Recording | None = None) -> None:
         """Check taps and heads by one dry run of the backbone, the first time and when heads were put in since.
 
-        See ``__init__`` for what it raises.
+        ``recorded`` is a forward for two samples of the batch, in place of the dry run. See ``__init__`` for what it
+        raises.
         """
         if not self._is_checked():
-            self._check_taps_once(example_input)
+            self._check_taps_once(example_input, recorded)
 
     def _is_checked(self) -> bool:
         """Return whether the heads and their layers are those that were checked, or of a replica of DataParallel."""
@@ -238,7 +240,7 @@ class EarlyExitNetwork(nn.Module):
         return [part for head in heads if head is not None for part in (head, *head._modules.values())]
 
     @torch.compiler.disable(reason="check_taps, or an example_input, has to come before torch.compile(fullgraph=True)")
-    def _check_taps_once(self, example_input: Batch) -> None:
+    def _check_taps_once(self, example_input: Batch, recorded: Recording | None) -> None:
         check_input_batch("example_input", example_input)
         if torch._C._are_functorch_transforms_active():
             raise RuntimeError(
@@ -248,7 +250,7 @@ class EarlyExitNetwork(nn.Module):
         beside = beside_captures() if has_streams(first_tensor(example_input)) else nullcontext()
         with _DRY_RUNS, beside, torch.inference_mode(False):  # lazy parameters made in it could not be trained
             if not self._is_checked():
-                self._check_taps(example_input)
+                self._check_taps(example_input, recorded)
 
     def _check_first(self, x: Batch) -> None:
         """Check a batch, and by the first one the taps; an empty one gets an empty answer and says nothing of them."""
@@ -256,7 +258,7 @@ class EarlyExitNetwork(nn.Module):
         if first_tensor(x).shape[0]:
             self.check_taps(x)
 
-    def _check_taps(self, example_input: Batch) -> None:
+    def _check_taps(self, example_input: Batch, recorded: Recording | None) -> None:
         if len(self.heads) != len(self.taps):
             raise ValueError(f"heads: got {len(self.heads)}, wants {len(self.taps)}, one for each of {list(self.taps)}")
         for tap, head in zip(self.taps, self.heads, strict=True):
@@ -265,13 +267,8 @@ class EarlyExitNetwork(nn.Module):
                 raise TypeError(f"heads[{tap!r}]: got {kind_of(head)}, wants {wants}")
         autocasts = torch.is_autocast_enabled(first_tensor(example_input).device.type)
         extract = dict(self.extract)
-        run = dry_run(
-            self.backbone,
-            self.taps,
-            two_samples(example_input),
-            extract=self.extract,
-            logits=self.logits_part,
-        )
+        two = recorded or two_samples(example_input)
+        run = dry_run(self.backbone, self.taps, two, extract=self.extract, logits=self.logits_part)
         check_classes("backbone", run.logits.shape[1])
         samples, takes = first_tensor(example_input).shape[0], self._argument_names
         arguments = arguments_in(example_input, takes)

@@ -13,19 +13,16 @@ from ..answers.exit_rule import ExitRule
 from ..basics.arguments import check_batch, check_mode
 from ..basics.bad_input import BadInput
 from ..listening.hooks import is_earlyon
-from ..listening.kept import kept
+from ..listening.kept import kept, shallow_copy
 from ..listening.reading import AnyExtract
-from ..listening.recorder import record
-from ..listening.recording import Operation, RecordedPair, shortest
+from ..listening.recorder import may_nest, record
+from ..listening.recording import Operation, RecordedPair, Recording, shortest
 from ..listening.rounding import double_copy, in_double, truth_of
-from ..listening.shallow_copy import shallow_copy
 from ..network.early_exit_network import EarlyExitNetwork, check_model
 from .choose_heads import ChosenHead, HeadChooser
 from .find_exits import BY_HAND, FoundExit, Mode, refuse_if_off
 from .head_chain import HeadChain
 from .silenced_model import Answers, SilencedModel, SilentLayer, TakenExit, as_in_training
-
-_RecordPair = Callable[..., RecordedPair]
 
 
 def attach_exits(
@@ -111,14 +108,14 @@ def _attach(
     """Make a network of a model that returns its exits, by recordings of a copy of it for two samples and for three."""
     copies: dict[nn.Module, nn.Module] = {}
     duplicate = shallow_copy(model, copies)
-    originals = frozenset(copies.values()) - frozenset(copies)
+    run = partial(record, duplicate, originals=frozenset(copies.values()) - frozenset(copies))
     three = torch.cat([two, two[:1]]).flip(0)
     three = 2.0 * three if three.is_floating_point() else three
     with torch.inference_mode(False), kept(duplicate, two.device):
-        _check_has_exits(duplicate, two, originals)
-        record_pair = partial(_pair, duplicate, two, three, originals)
-        training = _training(duplicate, record_pair)
-        answering, choosing = _answering(duplicate, record_pair, training)
+        firsts = _first_runs(duplicate, run, two)
+        recorded = partial(_pair, run, two, three, nests=may_nest(duplicate))
+        training = _training(duplicate, partial(recorded, firsts.get(True)))
+        answering, choosing = _answering(duplicate, recorded, firsts.get(False), training)
         ordered = _ordered(answering, final)
         backbone, chosen = _silence(duplicate, answering, ordered, _matched(training, ordered), choosing)
         heads = {one.tap: chosen[index].head for index, one in enumerate(backbone.exits[:-1])}
@@ -126,36 +123,38 @@ def _attach(
             one.tap: its.extract for one, its in zip(backbone.exits, chosen, strict=False) if its.extract is not None
         }
         network = EarlyExitNetwork(backbone, heads, rules, example_input=two, extract=extract)
-        with torch.no_grad():
-            for x in (two, three, two[:1], more):
-                _check_logits(shallow_copy(model, {}), network, x)
+        _check_logits(shallow_copy(model, {}), network, backbone, (three, two[:1], more))
     return network
 
 
-def _check_has_exits(model: nn.Module, two: Tensor, originals: frozenset[nn.Module]) -> None:
-    """Raise ``ValueError`` at once if a model returns one tensor [N, K] in both modes, and no more."""
+def _first_runs(model: nn.Module, run: Callable[..., Recording], two: Tensor) -> dict[bool, Recording]:
+    """Record each mode once, by whether it is training; ``ValueError`` at once if both return one tensor [N, K]."""
+    found: dict[bool, Recording] = {}
     for in_training in (False, True):
-        try:
+        with suppress(Exception):  # whatever a user's module may raise, which is told where modes are looked at
             model.train(in_training)
-            one = record(model, two, watch_host=True, with_gradients=in_training, originals=originals)
-        except Exception:  # whatever a user's module may raise, which is told where both modes are looked at
-            return
-        finally:
-            model.eval()
-        shapes = [value.shape for value in one.returned.values()]
-        if len(shapes) != 1 or len(shapes[0]) != 2 or one.draws or one.replaced or one.host_reads:
-            return
-        if not in_training:
-            answering = one
-    Mode(model, RecordedPair(answering, answering), "").check()
+            found[in_training] = run(two, with_gradients=in_training)
+        model.eval()
+    shapes = [[len(value.shape) for value in one.returned.values()] for one in found.values()]
+    if shapes == [[2], [2]] and not any(one.draws or one.replaced or one.host_reads for one in found.values()):
+        Mode(model, RecordedPair(found[False], found[False]), "").check()
+    return found
 
 
 def _pair(
-    model: nn.Module, two: Tensor, three: Tensor, originals: frozenset[nn.Module], *, with_gradients: bool = False
+    run: Callable[..., Recording],
+    two: Tensor,
+    three: Tensor,
+    first: Recording | None,
+    *,
+    nests: bool,
+    with_gradients: bool = False,
 ) -> RecordedPair:
     """Record a model for two samples and for three; ``ValueError`` if other operations run."""
-    watched = record(model, two, watch_host=True, with_gradients=with_gradients, originals=originals)
-    first, second = (record(model, x, with_gradients=with_gradients, originals=originals) for x in (two, three))
+    alike = partial(run, with_gradients=with_gradients, watch_host=not nests)
+    if first is None or nests:
+        first = alike(two)
+    second = alike(three)
     for mine, its in zip(first.operations, second.operations, strict=False):
         if (mine.function, [each.number for each in mine.reads]) != (its.function, [each.number for each in its.reads]):
             raise BadInput(
@@ -164,17 +163,20 @@ def _pair(
             )
     if len(first.operations) != len(second.operations) or list(first.returned) != list(second.returned):
         raise BadInput("model: returns, or does, something else for three samples than for two" + BY_HAND)
-    first.host_reads += watched.host_reads
+    if nests:
+        first.host_reads += run(two, with_gradients=with_gradients).host_reads
     with suppress(Exception):  # it may take no batches of one; of one alone it may ask what its own rule says
-        first.host_reads += record(model, two[:1], watch_host=True, originals=originals).host_reads
+        first.host_reads += run(two[:1]).host_reads
     return RecordedPair(first, second)
 
 
-def _answering(model: nn.Module, record_pair: _RecordPair, training: Mode | str) -> tuple[Mode, tuple[str, ...]]:
+def _answering(
+    model: nn.Module, recorded: Callable[..., RecordedPair], first: Recording | None, training: Mode | str
+) -> tuple[Mode, tuple[str, ...]]:
     """Return the mode in which a network of the model answers, and the layers that go as in training mode then."""
     own: Mode | None = None
     try:
-        own = Mode(model, record_pair(), "")
+        own = Mode(model, recorded(first), "")
         own.check()
         return own, ()
     except Exception as error:  # whatever a user's module may raise, as one that reads a number of a batch of one
@@ -184,7 +186,7 @@ def _answering(model: nn.Module, record_pair: _RecordPair, training: Mode | str)
     choosing = ("",) if isinstance(training, str) else training.choosing()
     try:
         with as_in_training(model, choosing):
-            mode = Mode(model, record_pair(), " as in training mode")
+            mode = Mode(model, recorded(None), " as in training mode")
         mode.check()
     except Exception as error:  # in a mode that nobody has asked for
         if isinstance(error, BadInput) and not isinstance(refused, BadInput):
@@ -197,11 +199,11 @@ def _answering(model: nn.Module, record_pair: _RecordPair, training: Mode | str)
     return mode, choosing
 
 
-def _training(model: nn.Module, record_pair: _RecordPair) -> Mode | str:
+def _training(model: nn.Module, recorded: Callable[..., RecordedPair]) -> Mode | str:
     """Return the training mode, or why nothing is known of it."""
     try:
         model.train()
-        return Mode(model, record_pair(with_gradients=True), " in training mode")
+        return Mode(model, recorded(with_gradients=True), " in training mode")
     except Exception as error:  # whatever a user's module may raise
         return f"{error}" if isinstance(error, BadInput) else f"model: in training mode it raises {error!r}"
     finally:
@@ -396,22 +398,22 @@ def _softmax_layer(mode: Mode, last: FoundExit) -> str | None:
     return layers[0].name if layers and last.is_softmax and mode.runs_once(layers[0].layer) else None
 
 
-def _check_logits(model: nn.Module, network: EarlyExitNetwork, x: Tensor) -> None:
+@torch.no_grad()
+def _check_logits(
+    model: nn.Module, network: EarlyExitNetwork, backbone: SilencedModel, batches: Iterable[Tensor]
+) -> None:
     """Raise ``ValueError`` unless all exits of a network say what the model's do: a net below what was proved."""
-    backbone = network.backbone
-    if not isinstance(backbone, SilencedModel):
-        return
-    logs = [one.softmax for one in backbone.exits]
 
     def compared(one: nn.Module, x: Tensor) -> list[Tensor]:
-        answers = backbone.answers_of(one, x)
-        return [y if log else y.log_softmax(1) for y, log in zip(answers, logs, strict=True)]
+        answers = zip(backbone.answers_of(one, x), backbone.exits, strict=True)
+        return [y if one.softmax else y.log_softmax(1) for y, one in answers]
 
-    try:
-        own = compared(model, x)
-    except Exception:  # the model takes no batches of so many samples; those that were recorded it does
-        return
-    exact, allowed = truth_of(own, lambda: compared(double_copy(model), in_double(x)))
-    for y, truth, one in zip(network.logits(x.clone()), exact, backbone.exits, strict=True):
-        y = y.softmax(1) if one.softmax else y.log_softmax(1)
-        refuse_if_off([y], [truth], allowed, f"taken over, its exit {one.place!r} is")
+    for x in batches:
+        try:
+            own = compared(model, x)
+        except Exception:  # the model takes no batches of so many samples; those that were recorded it does
+            continue
+        exact, allowed = truth_of(own, lambda x=x: compared(double_copy(model), in_double(x)))  # type: ignore[misc]
+        for y, truth, one in zip(network.logits(x.clone()), exact, backbone.exits, strict=True):
+            y = y.softmax(1) if one.softmax else y.log_softmax(1)
+            refuse_if_off([y], [truth], allowed, f"taken over, its exit {one.place!r} is")

@@ -8,7 +8,7 @@ mode says what an exit says; they prove nothing else.
 from collections import Counter
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -143,59 +143,45 @@ class Mode:
     def check(self, *, may_be_random: bool = False) -> None:
         """Raise ``ValueError`` unless what the exits are computed from is known, and each by itself."""
         if self.recording.draws:
-            raise BadInput(
-                f"model: draws numbers by Python's random or by NumPy{self.words}, so that what it computes may differ "
-                f"each time; wants those of PyTorch, which are tensors{self._by_hand()}"
+            so = ", so that what it computes may differ each time"
+            self._refuse("draws numbers by Python's random or by NumPy", so, "those of PyTorch, which are tensors")
+        for name in self.recording.replaced:
+            wants = f"one that is written to, as by self.{name}.copy_(...)"
+            self._refuse(
+                f"puts another tensor in place of its {name!r}", ", which a copy that shares it does not see", wants
             )
-        if self.recording.replaced:
-            name = self.recording.replaced[0]
-            raise BadInput(
-                f"model: puts another tensor in place of its {name!r}{self.words}, which a copy that shares it does "
-                f"not see; wants one that is written to, as by self.{name}.copy_(...){self._by_hand()}"
+        for read in self.recording.host_reads:
+            by = (
+                "input" if read.value.from_input else "parameters" if read.value.from_state else "numbers that it draws"
             )
-        if self.recording.host_reads:
-            read = self.recording.host_reads[0]
-            by = "parameters" if read.value.from_state else "numbers that it draws"
-            raise BadInput(
-                f"model: the host reads a number that depends on the "
-                f"{'input' if read.value.from_input else by}, {read.how} at {read.line}{self.words}, so that "
-                f"what follows may differ from one to another; wants a forward that returns all exits, whatever they "
-                f"say{self._by_hand()}"
-            )
+            got = f"the host reads a number that depends on the {by}, {read.how} at {read.line}"
+            so = ", so that what follows may differ from one to another"
+            self._refuse(got, so, "a forward that returns all exits, whatever they say")
         self._check_returned()
         for one in self.exits:
-            where = f"model: its exit {one.place.name!r}"
-            leaves = {read for each in one.needs for read in each.reads if each is not None and read.leaf}
+            where = f"its exit {one.place.name!r}"
             if not one.value.from_input:
-                raise BadInput(
-                    f"{where} does not depend on the input{self.words}, or not by PyTorch's operators in one thread; "
-                    f"wants logits that they make of it{self._by_hand()}"
-                )
+                so = ", or not by PyTorch's operators in one thread"
+                self._refuse(f"{where} does not depend on the input", so, "logits that they make of it")
             last = same_elements(one.value, backwards=False)[-1].made_by
             if last is not None and last.name.rstrip("_") == "sigmoid":
-                raise BadInput(
-                    f"{where} is a sigmoid, which judges each class by itself, in {last}{self.words}; wants logits, of "
-                    f"which one class is the answer{self._by_hand()}"
-                )
-            for leaf in leaves:
+                got = f"{where} is a sigmoid, which judges each class by itself, in {last}"
+                self._refuse(got, "", "logits, of which one class is the answer")
+            for operation, leaf in ((each, read) for each in one.needs for read in each.reads):
                 if leaf.leaf == "unknown" and not self._is_constant(leaf):
-                    user = next(each for each in one.needs if leaf in each.reads)
-                    raise BadInput(
-                        f"{where} depends on a tensor that was made unseen, read by {user}{self.words}; wants one "
-                        f"that PyTorch's operators make of the input{self._by_hand()}"
-                    )
+                    got = f"{where} depends on a tensor that was made unseen, read by {operation}"
+                    self._refuse(got, "", "one that PyTorch's operators make of the input")
             for other in self.exits:
                 if other is not one and (reader := _reader_of(other, one)) is not None:
-                    raise BadInput(
-                        f"{where} depends on what its exit {other.place.name!r} says, by {reader}{self.words}; wants "
-                        f"exits of which each does without the others' logits{self._by_hand()}"
-                    )
-            drawn = sorted((each for each in one.needs if each.is_random), key=lambda each: each.number)
-            if drawn and not may_be_random:
-                raise BadInput(
-                    f"{where} is drawn by chance{self.words}, in {drawn[0]}; wants heads and a backbone that compute "
-                    f"the same each time{self._by_hand()}"
-                )
+                    got = f"{where} depends on what its exit {other.place.name!r} says, by {reader}"
+                    self._refuse(got, "", "exits of which each does without the others' logits")
+            drawn = min((each for each in one.needs if each.is_random), key=lambda each: each.number, default=None)
+            if drawn is not None and not may_be_random:
+                wants = "heads and a backbone that compute the same each time"
+                self._refuse(f"{where} is drawn by chance", f", in {drawn}", wants)
+
+    def _refuse(self, got: str, so: str, wants: str) -> NoReturn:
+        raise BadInput(f"model: {got}{self.words}{so}; wants {wants}{self._by_hand()}")
 
     def choosing(self) -> tuple[str, ...]:
         """Return the layers that run heads of several exits, and so may choose by their mode which; "" is the model."""
@@ -231,26 +217,26 @@ class Mode:
 
     def _check_returned(self) -> None:
         output = self.recording.output
-        classes = {one.value.shape[1]: one.place.name for one in self.exits}
         if len(self.exits) < 2:
             at = [f"{tensor_in_words(at_place(output, path))} at {'.'.join(map(str, path)) or 'the top'}"
                   + (f", made by {value.made_by}" if len(value.shape) == 3 and value.made_by is not None else "")
                   for path, value in self.recording.returned.items()]  # fmt: skip
-            got = f"a {kind_of(output)}" if not at else ", ".join(at[:4])
+            got = ", ".join(at[:4]) or f"a {kind_of(output)}"
+            found = "1 exit" if self.exits else "no exits"
             raise BadInput(
-                f"model: returned {got}{self.words}, in which {len(self.exits) or 'no'} exit"
-                f"{'s' * (not self.exits)} can be told, {_WANTS}; heads for a model without exits are those of attach"
+                f"model: returned {got}{self.words}, in which {found} can be told, {_WANTS}; heads for a model without "
+                "exits are those of attach"
             )
+        classes = {one.value.shape[1]: one.place.name for one in self.exits}
         check_classes("model", max(classes))
         if len(classes) > 1:
             got = ", ".join(f"{count} classes at {name!r}" for count, name in classes.items())
             raise BadInput(f"model: returned logits of {got}{self.words}; wants one number of classes")
-        seen: dict[Value, Place] = {}
+        seen: dict[Value, Any] = {}
         for one in self.exits:
-            if (first := seen.setdefault(one.value, one.place)) is not one.place:
-                raise BadInput(
-                    f"model: returned one tensor at {first.name!r} and {one.place.name!r}, wants one of each exit"
-                )
+            name = one.place.name
+            if (first := seen.setdefault(one.value, name)) != name:
+                raise BadInput(f"model: returned one tensor at {first!r} and {name!r}, wants one of each exit")
 
     def _is_constant(self, leaf: Value) -> bool:
         """Return whether an unknown tensor was the same for other inputs: one that the model's code holds somewhere."""

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from ..answers.exit_rule import ExitRule
 from ..heads.fused_aux_head import FusedAuxHead
+from ..listening.kept import shallow_copy
 from ..listening.reading import AnyExtract, Extract, Reading
 from ..listening.rounding import double_copy, in_double, truth_of
-from ..listening.shallow_copy import shallow_copy
 from ..listening.taps import listening
 from ..network.early_exit_network import EarlyExitNetwork
 from .find_exits import refuse_if_off
@@ -37,8 +37,16 @@ def attach_unhooked(
         attach: makes a network of a model that returns its exits, of which the last one has this index.
     """
     own = UnhookedExits(wrapper)
-    network = _fused_whole(own, two) or attach(own, len(own.rules))
-    network.set_rules(_own_rules(own, network) if rules is None else rules)
+    with torch.inference_mode(False):
+        network = own.fused(two)
+    places: Sequence[Any] = range(len(own.rules))
+    if network is None:
+        network = attach(own, len(own.rules))
+        assert isinstance(network.backbone, SilencedModel)
+        places = [one.place for one in network.backbone.exits[:-1]]
+    if rules is None:
+        rules = {tap: own.rules[place] for tap, place in zip(network.taps, places, strict=True)}
+    network.set_rules(rules)
     return network
 
 
@@ -72,7 +80,7 @@ class UnhookedExits(nn.Module):
     def fused(self, example: Tensor) -> EarlyExitNetwork | None:
         """Return a network of the backbone and of fused heads that share the heads' parameters, without rules.
 
-        None if there is a head that cannot be fused whole.
+        None if there is a head that cannot be fused whole; ``ValueError`` if it says something else.
         """
         ranks: list[int] = []
         with listening(self.backbone, self.taps, lambda _index, y: ranks.append(y.ndim), self._reading):
@@ -90,12 +98,15 @@ class UnhookedExits(nn.Module):
         backbone, prefix = self.backbone, ""
         if self._temperature != 1.0 or self._final(features) is not features:
             backbone, prefix = Finished(backbone, self._final, self._temperature).eval(), "backbone."
-        return EarlyExitNetwork(
+        network = EarlyExitNetwork(
             backbone,
             {f"{prefix}{tap}": head for tap, head in zip(self.taps, fused, strict=True)},
             example_input=example,
             extract={f"{prefix}{tap}": each for tap, each in extract.items()},
         )
+        exact, allowed = truth_of(self(example), lambda: double_copy(self)(in_double(example)))
+        refuse_if_off(network.logits(example.clone()), exact, allowed, "with fused heads its exits are")
+        return network
 
 
 class Finished(nn.Module):
@@ -159,26 +170,4 @@ def _rule(config: Any, index: int) -> ExitRule:
 def _below(threshold: float) -> float:
     """Return the largest float32 from 0 that is less: what exceeds it in float32 is at least ``threshold``."""
     nearest = torch.tensor(threshold, dtype=torch.float32)
-    if nearest.item() >= threshold:
-        nearest = torch.nextafter(nearest, torch.tensor(0.0))
-    return nearest.item()
-
-
-def _fused_whole(own: UnhookedExits, two: Tensor) -> EarlyExitNetwork | None:
-    """Make a network of an earlyon network's backbone and its heads, if all of them can be fused whole."""
-    with torch.inference_mode(False):
-        network = own.fused(two)
-        if network is None:
-            return None
-        with torch.no_grad():
-            exact, allowed = truth_of(own(two), lambda: double_copy(own)(in_double(two)))
-            refuse_if_off(network.logits(two.clone()), exact, allowed, "with fused heads its exits are")
-    return network
-
-
-def _own_rules(own: UnhookedExits, network: EarlyExitNetwork) -> dict[str, ExitRule]:
-    """Return an earlyon network's rules by the taps of the network that was made of it."""
-    places: Sequence[int | str] = range(len(own.rules))
-    if isinstance(network.backbone, SilencedModel):
-        places = [one.place for one in network.backbone.exits[:-1]]
-    return {tap: own.rules[int(place)] for tap, place in zip(network.taps, places, strict=True)}
+    return (torch.nextafter(nearest, torch.tensor(0.0)) if nearest.item() >= threshold else nearest).item()

@@ -104,17 +104,9 @@ def balanced(loads: Sequence[float], stages: int) -> list[int]:
 
 
 def starts_of(name: str, ends: str | Sequence[str], taps: Sequence[str], parts: int, kind: str) -> list[int] | None:
-    """Return the first segment of each part as an argument says it; None if they are to be balanced.
+    """Return the first segment of each part as an argument of that name says it; None if they are to be balanced.
 
-    Args:
-        name: of the argument, for errors.
-        ends: its value, "auto" or the taps at which one part ends and the next begins.
-        taps: of the network.
-        parts: how many there are.
-        kind: what has a part each, such as "ranks", for errors.
-
-    Raises:
-        ValueError: neither of these, or more parts than segments.
+    It is "auto", or the taps at which one part ends and the next begins. ``kind`` is what has a part each ("ranks").
     """
     if parts > len(taps) + 1:
         raise ValueError(f"{kind}: got {parts}, wants at most {len(taps) + 1}: the network has {len(taps)} taps")

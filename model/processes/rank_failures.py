@@ -182,7 +182,8 @@ class Watch:
                 if self._cause is None:
                     self._look(_SILENT_S)
             except RuntimeError:
-                self._learn("the store of the processes cannot be reached: torchrun, or rank 0, has ended")
+                if not self._left:  # else whoever holds it has come to its end, too
+                    self._learn("the store of the processes cannot be reached: torchrun, or rank 0, has ended")
             self._unanswered = 0
 
     def _judge(self) -> None:

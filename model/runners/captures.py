@@ -1,13 +1,14 @@
 """``Captures``: all that a runner has on its device, freed once nothing uses it any more; and who calls it."""
 
 from contextlib import suppress
+from functools import cached_property
+from typing import Any
 
 import torch
 
 from ...kernels.cuda.lifetimes import MemoryPool, empty_cache, is_forked, new_event
 from ...kernels.cuda.runtime import beside_captures, new_stream
 from ..basics.streams import CallersStream
-from .program import CapturedBatch
 
 #: Pairs that no runner has now, by device and the trunk's priority, and their workspaces. They are kept: cuBLAS keeps
 #: its workspace of a stream until somebody clears all of them.
@@ -28,6 +29,11 @@ class CaptureStreams:
         self.side = new_stream(device, 0)
         self._kind = device, trunk_priority
         self._workspaces = MemoryPool(device)
+
+    @cached_property
+    def copies(self) -> torch.cuda.Stream:
+        """Carries what goes to another device, for whoever has parts on several; not waited for by :meth:`wait`."""
+        return new_stream(*self._kind)
 
     def allocate_workspaces(self, stream: torch.cuda.Stream) -> None:
         """Let cuBLAS allocate what it has for one of the streams in memory that lives as long as they.
@@ -81,7 +87,8 @@ class Captures:
             left.free()
             _left_behind.remove(left)
         self.device = device
-        self.batches: dict[int, CapturedBatch] = {}
+        self.batches: dict[int, Any] = {}
+        """What was captured, by batch size."""
         self.done = new_event()
         """Recorded behind each request."""
         self.unneeded = new_event()

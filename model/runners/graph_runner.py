@@ -1,4 +1,4 @@
-"""``GraphRunner``: the base of the runners that replay CUDA graphs: batch sizes, buffers, the way of a request."""
+"""``GraphRunner``: captures a network in CUDA graphs for some batch sizes: the base of the runners that replay them."""
 
 import weakref
 from abc import abstractmethod
@@ -9,18 +9,18 @@ import torch
 from torch import Tensor
 
 from ...kernels import ExitBuffers, ExitHead
-from ...kernels.cuda.lifetimes import MemoryPool, empty_cache
+from ...kernels.cuda.lifetimes import MemoryPool
 from ...kernels.cuda.runtime import beside_captures
 from ..answers.exit_monitor import uncounted
-from ..answers.exit_result import ExitResult, joined
-from ..answers.rule_order import count_writes, note_reader, wait_for_writes
+from ..answers.exit_result import ExitResult
+from ..answers.rule_order import note_reader, wait_for_writes
 from ..listening.taps import listening
 from ..network.early_exit_network import EarlyExitNetwork
 from ..trunk.trunk import Trunk, check_kind, make_trunk
 from .capture import CAPTURE_LOCK
 from .captured_network import CapturedNetwork
 from .captures import Callers, Captures
-from .checks import check_capturable, check_no_outer_capture, check_sizes
+from .checks import check_capturable, check_sizes
 from .program import CapturedBatch, CapturedProgram, StaticInput, capture_program
 from .runner import SerialRunner
 from .segment_times import measure_segments
@@ -40,7 +40,6 @@ class GraphRunner(SerialRunner):
     #: The trunk is captured on a stream of this priority. That of the heads is 0, the lowest there is, so that the
     #: trunk's waiting blocks are placed before theirs.
     trunk_priority = -1
-    _uses_cuda = True
 
     def __init__(
         self,
@@ -73,7 +72,6 @@ class GraphRunner(SerialRunner):
         self._classes = network.exit_heads[0].num_classes
         with_probs = all(head.return_probs for head in network.exit_heads)
         self._network_then = CapturedNetwork(network)
-        self._resizable = self._network_then.resizable
         with (
             CAPTURE_LOCK,
             beside_captures(),
@@ -89,7 +87,6 @@ class GraphRunner(SerialRunner):
                     captures.streams.allocate_workspaces(captures.streams.side)
                 self._callers = Callers(captures)
                 self._captured, self._done = captures.batches, captures.done
-                self._seen_writes = -1
                 self._trunk = (
                     trunk
                     if isinstance(trunk, Trunk)
@@ -115,8 +112,6 @@ class GraphRunner(SerialRunner):
                         )  # fmt: skip
                         with self._trunk.choosing(size):
                             self._captured[size] = self._capture(example, buffers)
-                            if size == self._sizes[-1]:
-                                self._module_notes = self._measure_modules(example)
             except BaseException:
                 captures.free()
                 raise
@@ -140,38 +135,11 @@ class GraphRunner(SerialRunner):
 
     def _segment_times(self, example: Tensor) -> list[float]:
         """Measure what each segment of the trunk takes for a batch, without heads, in microseconds."""
-        static = StaticInput(example)
-
-        def forward(cut: Callable[[], None]) -> None:
-            self._run_trunk(static.x, range(len(self.network.taps)), lambda _tap, _outputs: cut())
-
-        return self._measure(forward, static)
-
-    def _measure(self, forward: Callable[[Callable[[], None]], object], static: StaticInput) -> list[float]:
-        """Measure in microseconds what each graph of a forward takes, which are freed again."""
-        program = self._capture_program(forward, static, MemoryPool(self._device))
-        times = measure_segments(program.graphs, static.refill, self._captures.streams.trunk)
-        program.graphs.clear()
-        empty_cache()  # of their pool: the runs before the next capture take memory, too
-        return times
-
-    def _measure_modules(self, example: Tensor) -> list[str]:
-        """Say in a line each what the heads cost that are not fused, with the time of their modules by themselves."""
-        taps, heads, static = self.network.taps, self.network.exit_heads, StaticInput(example)
-        modules = [index for index, head in enumerate(self._heads) if head.weight is None]
-        if not modules:
-            return []
-
-        def forward(cut: Callable[[], None]) -> None:
-            outputs = self._run_trunk(static.x, (), lambda _tap, _outputs: None)
-            for index in modules:
-                cut()
-                heads[index].launch_input(outputs[index])
-
-        return [
-            f"Head {taps[index]}: {heads[index].describe()}; {us:.1f} us alone for a batch of {len(example)}."
-            for index, us in zip(modules, self._measure(forward, static)[1:], strict=True)
-        ]
+        static, taps = StaticInput(example), range(len(self.network.taps))
+        program = self._capture_program(
+            lambda cut: self._run_trunk(static.x, taps, lambda _tap, _outputs: cut()), static, MemoryPool(self._device)
+        )
+        return measure_segments(program.graphs, static.refill, self._captures.streams.trunk)
 
     def _run_trunk(self, x: Tensor, stops: Sequence[int], at_stop: Callable[[int, list[Tensor]], None]) -> list[Tensor]:
         """Run the trunk once and return the outputs of all taps and, last, its own.
@@ -195,66 +163,27 @@ class GraphRunner(SerialRunner):
         """Capture a forward on the trunk's stream; see :func:`capture_program`."""
         modules = [self._trunk.module, self.network]
         program = capture_program(forward, static, [static.x], self._captures.streams.trunk, memory, modules)
-        self._resizable |= program.resizable
+        self._network_then.resizable |= program.resizable
         return program
 
-    def _request(self, x: Tensor, samples: int) -> ExitResult:
-        if torch.cuda.current_device() != self._device.index:
-            with torch.cuda.device(self._device):
-                answer = self._run(x, samples)
-        else:
-            answer = self._run(x, samples)
-        self._network_then.check_unchanged()  # while the device works; earlier it would delay the answer
-        return answer
-
-    def _run(self, x: Tensor, samples: int) -> ExitResult:
-        check_no_outer_capture()
-        if self._resizable:
-            self._network_then.check_not_resized()
-        caller = self._callers.current()
-        if self._seen_writes != (writes := count_writes()):
-            wait_for_writes(self._written, caller)
-            self._seen_writes = writes
-        largest = self._sizes[-1]
-        try:
-            self._captures.asking = caller
-            with beside_captures():  # PyTorch's allocator may have to ask the device for the answer's memory
-                if samples <= largest:
-                    return self._answer(self._captured[self._size_for(samples)], x, caller)
-                parts = x.split(largest)
-                return joined([self._answer(self._captured[self._size_for(len(part))], part, caller) for part in parts])
-        finally:  # after an error, too: what has been launched uses the buffers
-            self._captures.record(caller)
-
     def _answer(self, captured: CapturedBatch, x: Tensor, caller: torch.cuda.Stream) -> ExitResult:
-        """Answer for at most as many samples as were captured; ``caller`` is the current stream."""
         captured.fill(x, caller)
         captured.graphs[0].launch(caller)
         return captured.copied_answer()
 
-    def _is_closed(self) -> bool:
-        return not self._captured
-
     def describe(self) -> str:
         """Say what was captured: the trunk, and for each batch size where heads run."""
         self._refuse_closed()
-        lines = [*self._trunk.notes, *self._module_notes]
+        heads = zip(self.network.taps, self.network.exit_heads, self._heads, strict=True)
+        lines = [f"Head {tap}: {head.describe()}." for tap, head, launched in heads if launched.weight is None]
+        lines = [*self._trunk.notes, *lines]
         lines += [f"Batch {size}: {self._captured[size].description}" for size in sorted(self._captured)]
         return "\n".join(lines)
 
     def _refresh(self) -> None:
-        self._network_then.check_unmoved(self.network)
-        with torch.cuda.device(self._device):
-            check_no_outer_capture()
-            self._trunk.refresh()
+        self._trunk.refresh()
 
     def _free(self) -> None:
-        self._captures.free()
-        self._network_then.clear()
+        super()._free()
         self._exits.clear()
-        self._written.clear()
         del self._trunk
-
-    def wait_until_idle(self) -> None:
-        """Let the host wait for all that was launched, the part of a network too that an answer did not need."""
-        self._captures.wait()

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 
-import torch
 from torch import Tensor
 
 from ...kernels import ExitBuffers
@@ -53,22 +52,18 @@ class OverlappedRunner(GraphRunner):
         return forks
 
     def _capture(self, example: Tensor, buffers: ExitBuffers) -> CapturedBatch:
-        streams = self._captures.streams
-        trunk, side = streams.trunk, streams.side
-        taps = self.network.taps
+        streams, taps = self._captures.streams, self.network.taps
         forks = self._choose_forks(example)
         static = StaticInput(example)
         launches = HeadLaunches(buffers, self._exits, self.network.exit_heads, forks)
 
         def forward(_cut: Callable[[], None]) -> None:
             def at_fork(fork: int, outputs: list[Tensor]) -> None:
-                side.wait_stream(trunk)
-                with torch.cuda.stream(side):
-                    launches.launch(fork, outputs)
+                launches.launch_beside(fork, outputs, streams.side)
 
             outputs = self._run_trunk(static.x, forks, at_fork)
             if forks:
-                trunk.wait_stream(side)
+                streams.trunk.wait_stream(streams.side)
             launches.launch(len(forks), outputs)
 
         program = self._capture_program(forward, static, self._captures.memory)

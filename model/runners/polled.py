@@ -125,7 +125,6 @@ class PolledRunner(GraphRunner):
         does what ``gather`` launches, given the index and the output of the tap.
         """
         streams = self._captures.streams
-        trunk, side = streams.trunk, streams.side
         open_samples = torch.zeros(len(stops), dtype=torch.int64, device="cpu").pin_memory()
         launches = HeadLaunches(buffers, self._exits, self.network.exit_heads, stops, open_samples=open_samples)
 
@@ -137,16 +136,11 @@ class PolledRunner(GraphRunner):
                 cut()
 
             def beside(stop: int, outputs: list[Tensor]) -> None:
-                if stop > 0:
-                    trunk.wait_stream(side)
-                cut()
-                side.wait_stream(trunk)
-                with torch.cuda.stream(side):
-                    launches.launch(stop, outputs)
+                launches.launch_beside(stop, outputs, streams.side, cut)
 
             outputs = self._run_trunk(static.x, stops, beside if gather is None else in_line)
             if stops and gather is None:
-                trunk.wait_stream(side)
+                streams.trunk.wait_stream(streams.side)
             launches.launch(len(stops), outputs)
             return outputs
 

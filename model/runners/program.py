@@ -178,3 +178,19 @@ class HeadLaunches:
         outputs = outputs[part]
         reads = [head.launch_input(x).resolve_neg() for head, x in zip(self._heads[part], outputs, strict=False)]
         self.launches[index]([*reads, *outputs[len(reads) :]])
+
+    def launch_beside(
+        self, index: int, outputs: Sequence[Tensor], side: torch.cuda.Stream, cut: Callable[[], None] | None = None
+    ) -> None:
+        """Launch one of them on a side stream, beside what follows on the current one, the trunk's.
+
+        ``cut`` ends the graph before it, with all that was launched beside that; without it there is one graph.
+        """
+        trunk = torch.cuda.current_stream(side.device)
+        if cut is not None:
+            if index > 0:
+                trunk.wait_stream(side)
+            cut()
+        side.wait_stream(trunk)
+        with torch.cuda.stream(side):
+            self.launch(index, outputs)

@@ -1,4 +1,4 @@
-"""``Runner``: the base of all runners; ``EagerRunner``; and ``SerialRunner``, the lock, refresh and end of all others.
+"""``Runner``: the base of all runners; ``EagerRunner``; and ``SerialRunner``: request, refresh and end of all others.
 
 Also what keeps threads out of them when Python ends.
 """
@@ -10,19 +10,22 @@ from abc import ABC, abstractmethod
 from bisect import bisect_left
 from collections.abc import Sequence
 from threading import Event, get_ident
-from typing import NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import torch
 from torch import Tensor
 
 from ...kernels.cuda.lifetimes import is_forked, keep_in_children, refuse_forked
-from ..answers.exit_result import ExitResult
-from ..answers.rule_order import note_pass, wait_for_write
+from ...kernels.cuda.runtime import beside_captures
+from ..answers.exit_result import ExitResult, joined
+from ..answers.rule_order import count_writes, note_pass, wait_for_write, wait_for_writes
 from ..basics.arguments import check_batch
 from ..basics.streams import OwnedLock
 from ..network.eager_pass import ExitsRepeats, run_eagerly
 from ..network.early_exit_network import EarlyExitNetwork
 from ..trunk.trunk import Trunk
+from .captured_network import CapturedNetwork
+from .captures import Callers, Captures
 from .checks import check_no_outer_capture, check_request
 
 #: Seconds to wait for requests under way, and then for threads to come with the next one.
@@ -156,10 +159,15 @@ class EagerRunner(Runner):
 
 
 class SerialRunner(Runner):
-    """Answers with what it has once, for batches of a few sizes; a call while another thread's is under way raises."""
+    """Replays what was captured for a few batch sizes; a call while another thread's is under way raises."""
 
-    #: Whether it launches graphs: it is then of no use to a forked child.
-    _uses_cuda = False
+    #: Set by who captures: what there is for each batch size, the network as it was, and what requests read of writes.
+    _captures: Captures
+    _callers: Callers
+    _captured: dict[int, Any]
+    _network_then: CapturedNetwork
+    _written: list[Any]
+    _seen_writes = -1
 
     def __init__(self, network: EarlyExitNetwork, example_input: Tensor, sizes: Sequence[int]) -> None:
         """Take requests like the example, of any number of samples; the sizes ascend."""
@@ -193,9 +201,41 @@ class SerialRunner(Runner):
             finally:
                 self._under_way = False
 
-    @abstractmethod
     def _request(self, x: Tensor, samples: int) -> ExitResult:
-        """Answer for a batch that was checked."""
+        if torch.cuda.current_device() != self._device.index:
+            with torch.cuda.device(self._device):
+                answer = self._run(x, samples)
+        else:
+            answer = self._run(x, samples)
+        self._network_then.check_unchanged()  # while the device works; earlier it would delay the answer
+        return answer
+
+    def _run(self, x: Tensor, samples: int) -> ExitResult:
+        check_no_outer_capture()
+        if self._network_then.resizable:
+            self._network_then.check_not_resized()
+        caller = self._callers.current()
+        if self._seen_writes != (writes := count_writes()):
+            self._follow_writes(caller)
+            self._seen_writes = writes
+        largest = self._sizes[-1]
+        try:
+            self._captures.asking = caller
+            with beside_captures():  # PyTorch's allocator may have to ask the device for the answer's memory
+                if samples <= largest:
+                    return self._answer(self._captured[self._size_for(samples)], x, caller)
+                parts = x.split(largest)
+                return joined([self._answer(self._captured[self._size_for(len(part))], part, caller) for part in parts])
+        finally:  # after an error, too: what has been launched uses the buffers
+            self._captures.record(caller)
+
+    @abstractmethod
+    def _answer(self, captured: Any, x: Tensor, caller: torch.cuda.Stream) -> ExitResult:
+        """Answer for at most as many samples as were captured; ``caller`` is the current stream."""
+
+    def _follow_writes(self, caller: torch.cuda.Stream) -> None:
+        """Let the caller's stream come after the last writes to what the graphs read."""
+        wait_for_writes(self._written, caller)
 
     def _size_for(self, samples: int) -> int:
         """Return the smallest size that holds so many samples."""
@@ -207,14 +247,9 @@ class SerialRunner(Runner):
             raise RuntimeError("this runner is in another thread's call; give each thread a runner of its own")
 
     def _refuse_closed(self) -> None:
-        if self._uses_cuda:
-            refuse_forked()
-        if self._is_closed():
+        refuse_forked()
+        if not self._captured:
             raise RuntimeError("this runner is closed")
-
-    @abstractmethod
-    def _is_closed(self) -> bool:
-        """Return whether what it answers with was freed."""
 
     def refresh(self) -> None:
         """Take over what was changed in place of the network's parameters and buffers, where the runner has copies.
@@ -228,7 +263,10 @@ class SerialRunner(Runner):
             try:
                 self._under_way = True
                 self._refuse_closed()
-                self._refresh()
+                self._network_then.check_unmoved(self.network)
+                with torch.cuda.device(self._device):
+                    check_no_outer_capture()
+                    self._refresh()
             finally:
                 self._under_way = False
 
@@ -246,22 +284,28 @@ class SerialRunner(Runner):
                 current stream is being captured.
         """
         self.check_closable()
-        if not (self._uses_cuda and is_forked()):
+        if not is_forked():
             with self._busy:  # once other threads' calls are over
-                if not self._is_closed():
+                if self._captured:
                     self._free()
 
-    @abstractmethod
     def _free(self) -> None:
         """Wait for what is under way on devices, and free what is held."""
+        self._captures.free()
+        self._network_then.clear()
+        self._written.clear()
 
     def check_closable(self) -> None:
         """Raise what :meth:`close` would raise now."""
         if self._busy.is_mine():
             raise RuntimeError("this runner is in a call of this thread, which close() would wait for")
-        if self._uses_cuda and not (self._is_closed() or is_forked()):
+        if self._captured and not is_forked():
             with torch.cuda.device(self._device):
                 check_no_outer_capture()
+
+    def wait_until_idle(self) -> None:
+        """Let the host wait for all that was launched, the part of a network too that an answer did not need."""
+        self._captures.wait()
 
     def __copy__(self: _RunnerT) -> _RunnerT:
         """Return the runner itself: what it has is there once."""

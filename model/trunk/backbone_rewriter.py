@@ -9,7 +9,7 @@ from torch import Tensor, fx, nn
 from torch.fx.passes.utils.fuser_utils import fuse_by_partitions
 
 from ..heads.fused_aux_head import FusedAuxHead
-from ..listening.shallow_copy import shallow_copy
+from ..listening.kept import shallow_copy
 from .fused_convolution import FusedConvolution
 from .graph_passes import drop_no_ops, fuse_convolutions, replace_max_pools, take_off_classifier
 from .layer_graph import LayerGraph, runs_on_one_tensor, trace
@@ -48,7 +48,8 @@ class BackboneRewriter:
         return module, [f"Compiled between the taps: {_counted(self._counts, 'part')}.", *self._notes]
 
     def _rewritten(self, module: nn.Module, path: str) -> nn.Module:
-        taps = {layer: self._relative_tap(layer, path) for layer in module.modules() if layer in self._taps}
+        begins = f"{path}." if path else ""
+        taps = {layer: self._taps[layer].removeprefix(begins) for layer in module.modules() if layer in self._taps}
         taps.pop(module, None)  # its own hooks fire where it is called
         if self._compiles and not taps:
             self._compile(module)
@@ -59,24 +60,20 @@ class BackboneRewriter:
             self._notes.append(f"{what} runs as it is: {traced}.")
             self._rewrite_children(module, path)
             return module
-        for name, reason in traced.kept.items():
+        graph, kept = traced
+        for name, reason in kept.items():
             layer = module.get_submodule(name)
             if self._compiles and self._taps.keys().isdisjoint(layer.modules()):
                 continue  # the compiler takes it in its own way
-            kept_path = f"{path}.{name}" if path else name
-            self._notes.append(f"The layer {kept_path!r} ({type(layer).__name__}) runs as it is: {reason}.")
-            self._rewrite_children(layer, kept_path)
-        layers = LayerGraph(traced.graph, module, self._source_of)
+            self._notes.append(f"The layer {begins + name!r} ({type(layer).__name__}) runs as it is: {reason}.")
+            self._rewrite_children(layer, begins + name)
+        layers = LayerGraph(graph, module, self._source_of)
         if not self._compiles:
             self._fuse(layers, is_backbone=not path)
             return layers.assemble()
         graph_module = layers.assemble()
         self._compile_between(graph_module, list(taps.values()))
         return graph_module
-
-    def _relative_tap(self, layer: nn.Module, path: str) -> str:
-        tap = self._taps[layer]
-        return tap[len(path) + 1 :] if path else tap
 
     def _rewrite_children(self, module: nn.Module, path: str) -> None:
         """Rewrite the layers of a module whose own forward stays, as far as it calls them with one tensor."""

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils.fusion import fuse_conv_bn_weights
 
 from ..basics.streams import OwnedLock
 
@@ -78,15 +79,11 @@ class FusedConvolution(nn.Module):
         self.gives_bias = False
         self.stride, self.dilation, self.groups = conv.stride, conv.dilation, conv.groups
         self.padding = conv.padding
-        weight, bias = self._folded_weight(), self._folded_bias()
-        if weight is conv.weight:
-            self.weight = conv.weight
-        else:
-            self.register_buffer("weight", weight, persistent=False)
-        if bias is None or bias is conv.bias:
-            self.bias = conv.bias
-        else:
-            self.register_buffer("bias", bias, persistent=False)
+        for name, own, folded in zip(("weight", "bias"), (conv.weight, conv.bias), self._folded(), strict=True):
+            if folded is own:
+                setattr(self, name, own)
+            else:
+                self.register_buffer(name, folded, persistent=False)
 
     @property
     def folds_norm(self) -> bool:
@@ -99,51 +96,40 @@ class FusedConvolution(nn.Module):
             return
         self._bias_giver = (other,)
         other.gives_bias = True
-        bias = self._folded_bias()
         del self.bias
-        self.register_buffer("bias", bias, persistent=False)
+        self.register_buffer("bias", self._folded()[1], persistent=False)
 
-    def _scale(self) -> Tensor | None:
-        """Return the factors [C_out] of the batch norm, at least in float32; None without one."""
-        norm = self._sources[1]
-        if norm is None or norm.running_var is None:
-            return None
-        variance = norm.running_var.to(torch.promote_types(norm.running_var.dtype, torch.float32))
-        scale = torch.rsqrt(variance + norm.eps)
-        return scale if norm.weight is None else scale * norm.weight
-
-    @torch.no_grad()
-    def _folded_weight(self) -> Tensor:
-        weight = self._sources[0].weight
-        scale = self._scale()
-        folded = weight if scale is None else (weight * scale[:, None, None, None]).to(weight.dtype)
-        return folded.contiguous(memory_format=torch.channels_last)
-
-    def _exact_bias(self) -> Tensor | None:
-        """Return the bias before it is rounded to the dtype of the weight; without that of another convolution."""
+    def _exact(self) -> tuple[Tensor, Tensor | None]:
+        """Return weight and bias with the batch norm in them, in float32 at least; without that of another."""
         conv, norm = self._sources
-        scale = self._scale()
-        if norm is None or norm.running_mean is None or scale is None:
-            return conv.bias
-        bias = -norm.running_mean if conv.bias is None else conv.bias - norm.running_mean.to(scale.dtype)
-        return bias * scale if norm.bias is None else bias * scale + norm.bias
+        if norm is None:
+            return conv.weight, conv.bias
+        wide = torch.promote_types(torch.promote_types(conv.weight.dtype, norm.running_var.dtype), torch.float32)
+        parts = conv.weight, conv.bias, norm.running_mean, norm.running_var, norm.weight, norm.bias
+        weight, bias, mean, variance, scale, shift = (
+            None if each is None else each.detach().to(wide) for each in parts
+        )
+        weight, bias = fuse_conv_bn_weights(weight, bias, mean, variance, norm.eps, scale, shift)
+        return weight.detach(), bias.detach()
 
     @torch.no_grad()
-    def _folded_bias(self) -> Tensor | None:
-        bias = self._exact_bias()
-        for giver in self._bias_giver:
-            given = giver._exact_bias()
-            if bias is None or given is None:
-                bias = given if bias is None else bias
-            else:
-                bias = bias.to(torch.promote_types(bias.dtype, torch.float32)) + given
-        return None if bias is None else bias.to(self._sources[0].weight.dtype)
+    def _folded(self) -> tuple[Tensor, Tensor | None]:
+        """Return weight and bias as they are run, rounded once, with the bias of a summand."""
+        dtype = self._sources[0].weight.dtype
+        weight, bias = self._exact()
+        for given in (giver._exact()[1] for giver in self._bias_giver):
+            if given is not None:
+                bias = given if bias is None else bias.to(torch.promote_types(bias.dtype, torch.float32)) + given
+        return (
+            weight.to(dtype).contiguous(memory_format=torch.channels_last),
+            None if bias is None else bias.to(dtype),
+        )
 
     @torch.no_grad()
     def refresh(self) -> None:
         """Fold again, in place, from what the sources hold now."""
         with torch.inference_mode(False):
-            for mine, now in ((self.weight, self._folded_weight()), (self.bias, self._folded_bias())):
+            for mine, now in zip((self.weight, self.bias), self._folded(), strict=True):
                 if mine is not None and now is not None and now is not mine:
                     mine.copy_(now)
 

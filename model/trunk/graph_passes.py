@@ -193,15 +193,15 @@ def take_off_classifier(layers: LayerGraph) -> FusedAuxHead | str:
         return "the output is not that of a Linear"
     if any(parameter.is_neg() for parameter in linear.parameters()):
         return "its parameters are lazily negated, which a fused head in a graph would not see"
-    tail = [linear_node]
+    tail: list[Node] = [linear_node]
     parts: list[nn.Module] = [linear]
-    value: Any = _as_flatten(layers, linear_node.args[0])
-    flattened = _flattens(layers, value)
-    if flattened:
-        tail.append(value)
+    value: Any = linear_node.args[0]
+    if only_user(value) is not None and (flattens := _flattens(layers, value)):
+        tail += flattens
         parts.insert(0, nn.Flatten())
         value = value.args[0]
-    if (pool := _whole_pool(layers, value, flattened=flattened)) is not None:
+    is_free = isinstance(value, Node) and set(value.users) <= set(tail)
+    if is_free and (pool := _whole_pool(layers, value, flattened=len(parts) > 1)) is not None:
         tail.append(value)
         parts[:] = [pool, nn.Flatten(), linear]
         value = value.args[0]
@@ -210,57 +210,35 @@ def take_off_classifier(layers: LayerGraph) -> FusedAuxHead | str:
     except ValueError as error:
         return str(error)
     output.args = (value,)
-    for node in tail:
+    for node in (each for each in tail if not each.users):
         layers.graph.erase_node(node)
     return head
 
 
-def _as_flatten(layers: LayerGraph, value: Any) -> Any:
-    """Write ``y.view(y.size(0), -1)`` as ``torch.flatten(y, 1)``, so that y has one user; else return ``value``."""
-    if only_user(value) is None or value.target not in ("view", "reshape") or value.kwargs:
-        return value
-    y, *size = value.args
-    if len(size) != 2 or size[1] != -1 or only_user(read := size[0]) is None:
-        return value
-    reads = [read]
-    if read.target is operator.getitem and read.args[1] == 0 and only_user(shape := read.args[0]) is not None:
-        reads.append(shape)
-        of_batch = shape.args == (y, "shape") or (shape.target == "size" and shape.args == (y,))
-    else:
-        of_batch = read.target == "size" and read.args == (y, 0)
-    if not of_batch:
-        return value
-    with layers.graph.inserting_before(value):
-        flat = layers.graph.call_function(torch.flatten, (y, 1))
-    layers.replace(value, flat, *reads)
-    return flat
-
-
-def _flattens(layers: LayerGraph, value: Any) -> bool:
-    """Return whether a node flattens each sample, for one user."""
-    if not isinstance(value, Node) or only_user(value) is None:
-        return False
+def _flattens(layers: LayerGraph, value: Node) -> list[Node]:
+    """Return a node that flattens each sample, and those that read their number for ``y.view(y.size(0), -1)``."""
     layer = layers.layer(value)
     if type(layer) is nn.Flatten:
-        return (layer.start_dim, layer.end_dim) == (1, -1)
+        return [value] if (layer.start_dim, layer.end_dim) == (1, -1) else []
+    if value.target in ("view", "reshape") and len(value.args) == 3 and value.args[2] == -1 and not value.kwargs:
+        y, size, _ = value.args
+        if isinstance(size, Node) and size.target is operator.getitem and size.args[1] == 0:
+            shape: Any = size.args[0]
+            of_batch = shape.args == (y, "shape") or (shape.target == "size" and shape.args == (y,))
+            return [value, size, shape] if of_batch else []
+        return [value, size] if isinstance(size, Node) and size.target == "size" and size.args == (y, 0) else []
     given = dict(zip(("start_dim", "end_dim"), value.args[1:], strict=False)) | dict(value.kwargs)
     flattens = value.target is torch.flatten or value.target == "flatten"
-    return flattens and (given.get("start_dim", 0), given.get("end_dim", -1)) == (1, -1)
+    return [value] if flattens and (given.get("start_dim", 0), given.get("end_dim", -1)) == (1, -1) else []
 
 
-def _whole_pool(layers: LayerGraph, value: Any, *, flattened: bool) -> nn.Module | None:
-    """Return the pool that a node computes, as a module, if it does so over all of a map and for one user."""
-    if not isinstance(value, Node) or only_user(value) is None:
-        return None
+def _whole_pool(layers: LayerGraph, value: Node, *, flattened: bool) -> nn.Module | None:
+    """Return the pool that a node computes, as a module, if it does so over all of a map."""
     layer = layers.layer(value)
     if flattened and type(layer) in (nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d):
         return layer
-    if (
-        flattened
-        and value.target in ADAPTIVE_POOL_FUNCTIONS
-        and len(value.args) == 2
-        and not any(value.kwargs.values())
-    ):
+    known = flattened and value.target in ADAPTIVE_POOL_FUNCTIONS
+    if known and len(value.args) == 2 and not any(value.kwargs.values()):
         return ADAPTIVE_POOL_FUNCTIONS[value.target](value.args[1])
     if value.target in (torch.mean, "mean") and value.op in ("call_function", "call_method"):
         given = dict(zip(("dim", "keepdim"), value.args[1:], strict=False)) | dict(value.kwargs)

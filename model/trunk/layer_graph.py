@@ -2,11 +2,14 @@
 
 import threading
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from contextlib import ExitStack
+from itertools import count
+from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 from torch.fx import Node
+from torch.utils._pytree import tree_leaves
 
 from ..basics.streams import OwnedLock
 from ..listening.hooks import why_not_plain
@@ -20,20 +23,8 @@ def tap_mark(value: Any, tap: str) -> Any:
     return value
 
 
-class TracedGraph(NamedTuple):
-    """A traced forward."""
-
-    graph: fx.Graph
-    kept: dict[str, str]
-    """Reason why a layer is called as it is and not traced, by its name."""
-
-
 class _UntraceableLayerError(Exception):
-    """Carries the innermost layer whose forward could not be traced."""
-
-    def __init__(self, path: str, reason: str) -> None:
-        super().__init__(path, reason)
-        self.path, self.reason = path, reason
+    """Carries the innermost layer whose forward could not be traced, by name, and why."""
 
 
 class _TapTracer(fx.Tracer):
@@ -81,8 +72,8 @@ class _TapTracer(fx.Tracer):
         return super().getattr(attr, attr_val, parameter_proxy_cache)
 
 
-def trace(module: nn.Module, taps: Mapping[nn.Module, str]) -> TracedGraph | str:
-    """Trace ``module(x)``, or return why it cannot be.
+def trace(module: nn.Module, taps: Mapping[nn.Module, str]) -> tuple[fx.Graph, dict[str, str]] | str:
+    """Trace ``module(x)``; returns the graph, and why layers are called as they are, by name; or why it cannot be.
 
     Layers of torch.nn are called in the graph, other layers are traced through. A layer that cannot be traced, the
     innermost that shows it, is called as it is. The output of a tapped layer goes through :func:`tap_mark` with its
@@ -94,9 +85,9 @@ def trace(module: nn.Module, taps: Mapping[nn.Module, str]) -> TracedGraph | str
     while True:
         try:
             with _TRACES:
-                return TracedGraph(_TapTracer(taps, kept).trace(module), kept)
+                return _TapTracer(taps, kept).trace(module), kept
         except _UntraceableLayerError as error:
-            kept[error.path] = error.reason
+            path, kept[path] = error.args
         except Exception as error:  # as above, in the forward of the module itself
             return first_line(error)
 
@@ -109,14 +100,11 @@ def runs_on_one_tensor(backbone: nn.Module, x: Tensor) -> set[nn.Module]:
         alone = len(args) == 1 and isinstance(args[0], Tensor) and not kwargs
         called[module] = alone and called.get(module, True)
 
-    # TorchScript takes no hooks; nor could its layers be rewritten.
-    modules = [module for module in backbone.modules() if not isinstance(module, torch.jit.ScriptModule)]
-    hooks = [module.register_forward_pre_hook(hook, with_kwargs=True) for module in modules]
-    try:
+    with ExitStack() as stack:
+        for module in backbone.modules():
+            if not isinstance(module, torch.jit.ScriptModule):  # takes no hooks; nor could its layers be rewritten
+                stack.callback(module.register_forward_pre_hook(hook, with_kwargs=True).remove)
         backbone(x.clone(memory_format=torch.preserve_format))  # which it may change in place
-    finally:
-        for handle in hooks:
-            handle.remove()
     return {module for module, alone in called.items() if alone}
 
 
@@ -152,12 +140,9 @@ class LayerGraph:
 
     def add(self, name: str, layer: nn.Module) -> str:
         """Give a new layer a name that no other has."""
-        taken = set(dict(self.root.named_modules())) | set(dict(self.root.named_parameters())) | set(self.new)
-        base = name = name.replace(".", "_")
-        count = 1
-        while name in taken or hasattr(self.root, name):
-            count += 1
-            name = f"{base}_{count}"
+        base = name.replace(".", "_")
+        names = (f"{base}_{index}" if index > 1 else base for index in count(1))
+        name = next(each for each in names if each not in self.new and not hasattr(self.root, each))
         self.new[name] = layer
         return name
 
@@ -194,21 +179,8 @@ class LayerGraph:
 
 
 def only_user(node: Any) -> Node | None:
-    """Return the one node that uses another, if it does so once."""
+    """Return the one node that uses another, if it does so once: ``x + x`` uses x twice."""
     if not isinstance(node, Node) or len(node.users) != 1:
         return None
-    user = next(iter(node.users))
-    return user if _uses(user, node) == 1 else None
-
-
-def _uses(user: Node, node: Node) -> int:
-    """Count how often a node is an argument of its user: ``x + x`` uses x twice."""
-    count = 0
-
-    def look(each: Node) -> Node:
-        nonlocal count
-        count += each is node
-        return each
-
-    fx.map_arg((user.args, user.kwargs), look)
-    return count
+    (user,) = node.users
+    return user if sum(each is node for each in tree_leaves((user.args, user.kwargs))) == 1 else None

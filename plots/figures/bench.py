@@ -140,10 +140,9 @@ def latency_figure(numbers: Mapping[str, Any]) -> Figure:
         axes.axhline(0, color="black", linewidth=1)
     below[0].set_ylabel("% over the same graph\nwithout heads")
     for axes in (*above, *below):
-        tidy(axes, "both")
+        tidy(axes, "both", xlabel="batch size, samples")
         axes.set_xscale("log", base=2)
         axes.set_xticks(sorted(measured), map(str, sorted(measured)))
-        axes.set_xlabel("batch size, samples")
     if len(numbers["classes"]) == 1:
         above[1].axis("off")
     legend_beside(figure.add_subplot(rows[1, :]), above[0], 2, handlelength=5.0)
@@ -222,12 +221,10 @@ def time_to_answer_figure(numbers: Mapping[str, Any]) -> Figure:
     for axes, (batch, lines) in zip(panels, batches.items(), strict=True):
         for variant, points in lines.items():
             _line(axes, TO_ANSWER[variant], points, exits)
-        heading(axes, f"batch {batch}")
         axes.set_ylim(bottom=0)
         axes.yaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
-        axes.set_xlim(-0.3, len(exits) - 0.7)
         axes.set_xticks(range(len(exits)), ["nowhere" if one == NEVER else one for one in exits])
-        tidy(axes)
+        tidy(axes, title=f"batch {batch}", xlim=(-0.3, len(exits) - 0.7))
     for axes in panels[::2]:
         axes.set_ylabel("host, call to answer, us")
     for axes in panels[-2:]:

@@ -78,43 +78,31 @@ def doctor_figure(numbers: Mapping[str, Any]) -> Figure:
         for role in roles:
             bars = [(start, end - start) for start, end, its in lane if its == role]
             axes.broken_barh(bars, (height[name] + 0.15, 0.5), color=ROLES[role][0], linewidth=0)
-    _marks(axes, findings, lanes, height)
+    _marks(axes, findings, height)
     axes.set_yticks([at + 0.4 for at in height.values()], list(height))
-    axes.set_ylim(-0.05, len(lanes) + 0.05)
-    axes.set_xlabel("us since the request began")
-    tidy(axes, "x")
+    tidy(axes, "x", ylim=(-0.05, len(lanes) + 0.05), xlabel="us since the request began")
     axes.tick_params(axis="y", length=0)
     handles = [Patch(color=ROLES[role][0], label=ROLES[role][1]) for role in roles]
     axes.legend(handles=handles, frameon=False, loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=7, fontsize=8)
     below.axis("off")
     left = blended_transform_factory(figure.transFigure, below.transAxes)
-    text = below.text(0.01, 1.0, "\n".join(_cut(line) for line in lines), va="top", fontsize=8, transform=left)
+    said = "\n".join(line if len(line) <= 135 else f"{line[:132]}..." for line in lines)
+    text = below.text(0.01, 1.0, said, va="top", fontsize=8, transform=left)
     text.set_in_layout(False)  # it is wider than the axes
     return frame(figure, numbers)
 
 
-def _marks(
-    axes: Axes, findings: Sequence[Mapping[str, Any]], lanes: Mapping[str, Any], height: Mapping[str, int]
-) -> None:
+def _marks(axes: Axes, findings: Sequence[Mapping[str, Any]], height: Mapping[str, int]) -> None:
     """Underline what findings are about, with their numbers; each on the lane that it is of, the host by default."""
-    numbers: dict[tuple[float, str], list[str]] = {}
+    names = {lane.partition("\n")[0].rpartition(", ")[2]: lane for lane in reversed([*height])}
+    numbers: dict[tuple[float, float], list[str]] = {}
     for number, one in enumerate(findings, start=1):
-        for mark in one["marks"]:
-            name = next((lane for lane in lanes if _is_stream(lane, mark["stream"])), "host")
-            at = height[name] + 0.04
-            axes.plot([mark["start_us"], mark["end_us"]], [at, at], color=ORANGE, linewidth=3, solid_capstyle="butt")
-        if one["marks"]:
-            first = one["marks"][0]
-            name = next((lane for lane in lanes if _is_stream(lane, first["stream"])), "host")
-            numbers.setdefault((first["start_us"], name), []).append(str(number))
-    for (start, name), its in numbers.items():
-        note(axes, ", ".join(its), (start, height[name] + 0.65), (0, 1), fontsize=9, color=ORANGE)
-
-
-def _is_stream(lane: str, stream: int | None) -> bool:
-    name = lane.partition("\n")[0].rpartition(", ")[2]
-    return name == ("default stream" if stream == 7 else f"stream {stream}")
-
-
-def _cut(line: str) -> str:
-    return line if len(line) <= 135 else f"{line[:132]}..."
+        for index, mark in enumerate(one["marks"]):
+            stream = "default stream" if mark["stream"] == 7 else f"stream {mark['stream']}"
+            at = height[names.get(stream, "host")]
+            ends = [mark["start_us"], mark["end_us"]]
+            axes.plot(ends, [at + 0.04] * 2, color=ORANGE, linewidth=3, solid_capstyle="butt")
+            if index == 0:
+                numbers.setdefault((mark["start_us"], at + 0.65), []).append(str(number))
+    for place, its in numbers.items():
+        note(axes, ", ".join(its), place, (0, 1), fontsize=9, color=ORANGE)

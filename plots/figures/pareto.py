@@ -11,7 +11,7 @@ from matplotlib.ticker import NullFormatter, ScalarFormatter
 
 from ...autotune.records.record import Record
 from ..records import NoRecords, stamp
-from ..style import BLUE, GREEN, GREY, ORANGE, PALE, Line, frame, heading, legend_beside, new_figure, note, tidy
+from ..style import BLUE, GREEN, GREY, ORANGE, PALE, Line, frame, legend_beside, new_figure, note, row_of_panels, tidy
 
 #: Percentage points of accuracy that the title allows.
 LOSS = 0.5
@@ -122,12 +122,11 @@ def pareto_figure(numbers: Mapping[str, Any]) -> Figure:
     """Draw a panel a batch size, accuracy over the time to the answer in each."""
     panels = numbers["panels"]
     figure = new_figure(4.8)
-    grid = figure.add_gridspec(2, len(panels), height_ratios=(1.0, 0.13))
-    row = [figure.add_subplot(grid[0, column]) for column in range(len(panels))]
+    legend, row = row_of_panels(figure, (1.0, 0.13), len(panels))
     for axes, panel in zip(row, panels, strict=True):
         _draw_panel(axes, panel)
     row[0].set_ylabel("accuracy on the test split, %")
-    legend_beside(figure.add_subplot(grid[1, :]), row[0], 3)
+    legend_beside(legend, row[0], 3)
     return frame(figure, numbers)
 
 
@@ -151,11 +150,9 @@ def _draw_panel(axes: Axes, panel: dict[str, Any]) -> None:
     round_numbers = [digit * 10**power for power in range(6) for digit in (1, 1.5, 2, 3, 4, 6, 8)]
     ticks = [number for number in round_numbers if low < number < high]
     axes.set_xticks(ticks, [f"{tick:,.0f}" for tick in ticks])
-    axes.set_xlim(low, high)
-    axes.set_ylim(_least(panel), panel["full"][GRAPH]["accuracy_percent"] + 0.15 * _SHOWN)
-    heading(axes, f"batch {panel['batch']}")
-    axes.set_xlabel("mean time to the answer, us (log)")
-    tidy(axes, "both")
+    ylim = (_least(panel), panel["full"][GRAPH]["accuracy_percent"] + 0.15 * _SHOWN)
+    xlabel = "mean time to the answer, us (log)"
+    tidy(axes, "both", f"batch {panel['batch']}", xlim=(low, high), ylim=ylim, xlabel=xlabel)
 
 
 def _label_thresholds(axes: Axes, panel: dict[str, Any]) -> None:

@@ -21,11 +21,11 @@ from ..style import (
     Line,
     bars,
     frame,
-    heading,
     legend_beside,
     line_with_band,
     new_figure,
     note,
+    row_of_panels,
     tidy,
 )  # fmt: skip
 
@@ -114,12 +114,11 @@ def pipeline_figure(numbers: Mapping[str, Any]) -> Figure:
     """Draw a panel a batch, images a second over the size of micro-batches in each."""
     figure = new_figure(5.6)
     batches = numbers["batches"]
-    rows = figure.add_gridspec(2, len(batches), height_ratios=(1, 0.35))
-    panels = [figure.add_subplot(rows[0, place]) for place in range(len(batches))]
+    legend, panels = row_of_panels(figure, (1, 0.35), len(batches))
     for axes, (batch, found) in zip(panels, batches.items(), strict=True):
         _images_panel(axes, batch, found)
     panels[0].set_ylabel("images a second")
-    legend_beside(figure.add_subplot(rows[1, :]), panels[-1], 2, handlelength=4.0)
+    legend_beside(legend, panels[-1], 2, handlelength=4.0)
     return frame(figure, numbers)
 
 
@@ -137,10 +136,8 @@ def _images_panel(axes: Axes, batch: str, found: Mapping[str, Any]) -> None:
         if variant in found["levels"]:
             level = found["levels"][variant]["median"]
             axes.axhline(level, label=line.label, color=line.colour, linestyle=line.dashes, linewidth=1.4)
-    heading(axes, f"batch {batch}")
-    axes.set_xlabel("images of a micro-batch")
     axes.set_ylim(bottom=0)
-    tidy(axes, "both")
+    tidy(axes, "both", f"batch {batch}", xlabel="images of a micro-batch")
 
 
 def gpus_numbers(records: Sequence[Record]) -> dict[str, Any]:

@@ -1,10 +1,7 @@
-"""The list of all figures, their records and the commands that measure them; draws and saves one or several."""
+"""The list of all figures, their records and the commands that measure them; draws and saves one."""
 
 import json
-import multiprocessing
-import signal
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -52,11 +49,6 @@ class FigureKind(NamedTuple):
         numbers = self.numbers(found)
         return self._function("figure")(numbers), numbers
 
-    def redraw(self) -> Drawn:
-        """Draw it again from its numbers in the gallery."""
-        numbers = json.loads((GALLERY / f"{self.name}.json").read_text(encoding="utf-8"))
-        return self._function("figure")(numbers), numbers
-
     def make(self, paths: Sequence[Path] | None = None, known: Known | None = None) -> Drawn:
         """Draw it from files; records of other kinds are passed over.
 
@@ -70,20 +62,20 @@ class FigureKind(NamedTuple):
             BadRecord: a file that does not hold records, or records of several devices or versions.
         """
         if paths is None and not (COMMITTED / self.file).exists():
-            return self.redraw()
+            numbers = json.loads((GALLERY / f"{self.name}.json").read_text(encoding="utf-8"))
+            return self._function("figure")(numbers), numbers
         try:
-            files = [COMMITTED / self.file] if paths is None else self._of_format(paths)
+            ending = Path(self.file.removesuffix(".gz")).suffix
+            files = [COMMITTED / self.file]
+            if paths is not None:
+                files = [path for path in paths if Path(path.name.removesuffix(".gz")).suffix == ending]
+            if not files:
+                raise NoRecords(f"{', '.join(map(str, paths or ()))}: wants a name that ends in {ending}")
             read = getattr(import_module(f".{self.module}", __package__), "read", read_kinds)
             return self.draw(read(files, self.kinds, {} if known is None else known))
         except NoRecords as error:
             how = f"`{self.made_by}` makes it" if self.made_by else "no command of this version makes it"
             raise NoRecords(f"{error}; {how}") from None
-
-    def _of_format(self, paths: Sequence[Path]) -> list[Path]:
-        found = [path for path in paths if _format(path.name) == _format(self.file)]
-        if not found:
-            raise NoRecords(f"{', '.join(map(str, paths))}: wants a name that ends in {_format(self.file)}")
-        return found
 
     def save(self, paths: Sequence[Path] | None, stem: Path, known: Known | None = None) -> list[Path]:
         """Draw it from files, as ``make``, and save it as ``stem``.png, .svg and .json."""
@@ -91,11 +83,6 @@ class FigureKind(NamedTuple):
 
         with no_garbage_collection(), made_of(paths or [self.file]):
             return save_figure(*self.make(paths, known), stem)
-
-
-def _format(file: str) -> str:
-    """Return the ending of a file's name without that of the compression."""
-    return Path(file.removesuffix(".gz")).suffix
 
 
 #: Records of sweeps, in the repository only: 11 MB.
@@ -107,7 +94,7 @@ _ROWS: tuple[tuple[str, str, tuple[str, ...], str, str, str], ...] = (
     ("calibration", "reports", ("calibrate",), "cpu/calibration-digits.json", "auxhead calibrate --checkpoint DIR",
      "Confidences before and after temperatures, where samples leave, and what the thresholds were chosen from."),
     ("footprint", "footprint", ("footprint",), "h200/footprint.jsonl",
-     "auxhead-tune overlap resnet18 --footprints --classes 10 --batch 1 --batch 32",
+     "",
      "Overlap and trunk stretch against SM occupancy by the heads, and where overlap stops being free."),
     ("latency", "bench", ("bench",), "h200/bench.jsonl", "auxhead-tune bench",
      "Latency against batch size with all baselines, and what heads add to the network without."),
@@ -125,57 +112,11 @@ _ROWS: tuple[tuple[str, str, tuple[str, ...], str, str, str], ...] = (
      "How far heads alone are from the memory's bandwidth, and which wait for latency instead."),
     ("profile", "profile", ("profile",), "h200/profile.jsonl", "auxhead-tune profile --checkpoint DIR",
      "Launches and CUDA API time of one request, naive early exit before and a runner after."),
-    ("pipeline", "pipelines", ("pipeline",), "h200/pipelines.jsonl", "auxhead-tune bench --devices 2",
+    ("pipeline", "pipelines", ("pipeline",), "h200/pipelines.jsonl", "",
      "Images a second over two GPUs against the size of micro-batches, with what stages and link allow."),
-    ("gpus", "pipelines", ("gpus",), "h200/pipelines.jsonl", "auxhead-tune bench --devices 2",
+    ("gpus", "pipelines", ("gpus",), "h200/pipelines.jsonl", "",
      "When each of two GPUs computes in one request: model-parallel, the tutorial's pipeline, and ours."),
     ("doctor", "doctor", ("doctor",), "h200/doctor.jsonl", "auxhead-tune doctor TARGET",
      "The last diagnosis: a timeline of one request, the host and stream by stream, with what was found marked."),
 )  # fmt: skip
 FIGURES = {row[0]: FigureKind(*row) for row in _ROWS}
-
-
-class Saved(NamedTuple):
-    """A figure that was drawn, or not."""
-
-    name: str
-    paths: list[Path]
-    left_out: str = ""
-    """Reason, if there are no records of it."""
-
-
-def save_all(kinds: Collection[FigureKind], paths: Sequence[Path] | None, out: Path) -> Iterator[Saved]:
-    """Draw figures into a folder, and yield them in their order; raises what ``FigureKind.make`` does.
-
-    Those of the package's records two processes draw: what is made of sweeps takes as long as everything else.
-    """
-    if paths is not None:
-        yield from _save(kinds, paths, out)
-        return
-    by_file: dict[str, list[FigureKind]] = {}
-    for kind in kinds:
-        by_file.setdefault(kind.file, []).append(kind)
-    sizes = {file: (COMMITTED / file).stat().st_size if (COMMITTED / file).exists() else 0 for file in by_file}
-    # other ways to start processes copy this one, threads of who knows what included
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(2, context, signal.signal, (signal.SIGINT, signal.SIG_DFL)) as pool:
-        largest_first = sorted(by_file, key=sizes.__getitem__, reverse=True)
-        drawn = {file: pool.submit(_saved, by_file[file], out) for file in largest_first}
-        try:
-            for kind in kinds:
-                yield next(one for one in drawn[kind.file].result() if one.name == kind.name)
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)
-
-
-def _saved(kinds: Sequence[FigureKind], out: Path) -> list[Saved]:
-    return list(_save(kinds, None, out))
-
-
-def _save(kinds: Iterable[FigureKind], paths: Sequence[Path] | None, out: Path) -> Iterator[Saved]:
-    known: Known = {}
-    for kind in kinds:
-        try:
-            yield Saved(kind.name, kind.save(paths, out / kind.name, known))
-        except NoRecords as error:
-            yield Saved(kind.name, [], str(error))

@@ -11,7 +11,7 @@ from ...autotune.records.checks import NUMBER, TEXT, TRUTH, WHOLE, Maybe, Value,
 from ...autotune.records.record import BadRecord
 from ...model.basics.files import parse_json
 from ..records import Known, NoRecords
-from ..style import BLUE, GREEN, GREY, ORANGE, SKY, frame, heading, new_figure, note, tidy
+from ..style import BLUE, GREEN, GREY, ORANGE, SKY, frame, new_figure, note, tidy
 
 _NULL_OR_NUMBER, _NULL_OR_TEXT = (Maybe(form, absent=False) for form in (NUMBER, TEXT))
 _RELIABILITY = {"ece": NUMBER, "samples": [WHOLE], **dict.fromkeys(("confidence", "accuracy"), [_NULL_OR_NUMBER])}
@@ -137,8 +137,7 @@ def exits_figure(numbers: Mapping[str, Any]) -> Figure:
     for place, share, images, never in shares:
         text = "no exit" if never else f"{share:.1f} %\n({images:,})"
         note(above, text, (place, share), (0, 3), ha="center", color=GREY if never else "black")
-    above.set_ylabel("images that leave here,\n% of all (count)")
-    above.set_ylim(0, 1.35 * max(numbers["share_percent"]))
+    tidy(above, ylabel="images that leave here,\n% of all (count)", ylim=(0, 1.35 * max(numbers["share_percent"])))
     below.plot(
         places, numbers["accuracy_on_all_percent"], "o--", color=GREY, markerfacecolor="white",
         label="exit, if it answered all",
@@ -151,16 +150,14 @@ def exits_figure(numbers: Mapping[str, Any]) -> Figure:
         offset, va = (7, "bottom") if accuracy >= numbers["accuracy_on_all_percent"][place] else (-7, "top")
         note(below, f"{accuracy:.1f}", (place, accuracy), (0, offset), ha="center", va=va, color=ORANGE)
     below.axhline(numbers["full_accuracy_percent"], color="black", linewidth=1, label="full network")
-    below.set_ylabel("accuracy, %")
     low = min(99.0, *numbers["accuracy_on_all_percent"], *accuracies)
     bottom = low - 0.08 * (100.0 - low)
     below.set_ylim(max(-2.0, bottom), 100.0 + 0.2 * (100.0 - low))
     below.set_yticks([tick for tick in below.get_yticks() if bottom <= tick <= 100.0])
     below.legend(frameon=False, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=3)
     below.set_xticks(list(places), numbers["exits"])
-    below.set_xlabel("exit, in the order in which the network runs (head behind a block; last, the classifier)")
-    for axes in (above, below):
-        tidy(axes)
+    xlabel = "exit, in the order in which the network runs (head behind a block; last, the classifier)"
+    tidy(below, xlabel=xlabel, ylabel="accuracy, %")
     return frame(figure, numbers)
 
 
@@ -221,10 +218,8 @@ def calibration_figure(numbers: Mapping[str, Any]) -> Figure:
     shares.bar(places, numbers["share_percent"], color=BLUE, width=0.62)
     for place, share, count in zip(places, numbers["share_percent"], numbers["samples"], strict=True):
         note(shares, f"{count:,}", (place, share), (0, 2), ha="center", fontsize=8)
-    shares.set_ylabel("samples that leave here, %")
-    shares.set_ylim(0, 1.2 * max(numbers["share_percent"]))
     shares.set_xticks(list(places), numbers["exits"], rotation=60, fontsize=8)
-    tidy(shares)
+    tidy(shares, ylabel="samples that leave here, %", ylim=(0, 1.2 * max(numbers["share_percent"])))
     _curve(curve, numbers)
     return frame(figure, numbers)
 
@@ -237,11 +232,8 @@ def _reliability(axes: Axes, exits: Sequence[Sequence[Sequence[float]]], title: 
         confidence, right, samples = zip(*bins, strict=True)
         colour, areas = ORANGE if last else GREY, [max(3.0, 120 * count / sum(samples)) for count in samples]
         axes.scatter(confidence, right, areas, color=colour, alpha=0.6, linewidths=0, label=label)
-    heading(axes, f"{title} (area: samples)")
-    axes.set_xlabel("confidence, %")
-    axes.set_ylabel("right, %")
     axes.legend(frameon=False, fontsize=7)
-    tidy(axes, "both")
+    tidy(axes, "both", f"{title} (area: samples)", xlabel="confidence, %", ylabel="right, %")
 
 
 def _curve(axes: Axes, numbers: Mapping[str, Any]) -> None:
@@ -252,7 +244,5 @@ def _curve(axes: Axes, numbers: Mapping[str, Any]) -> None:
     axes.plot(*numbers["early_exit"], "D", color=GREEN, label="early exit, test")
     seen = [accuracy for _, accuracy in (*curve[: numbers["chosen"] + 1], static[-1], numbers["early_exit"])]
     axes.set_ylim(max(0.0, 100.0 - max(2.0, 3 * (100.0 - min(seen)))), 100.5)
-    axes.set_xlabel(numbers["unit"])
-    axes.set_ylabel("accuracy, %")
     axes.legend(frameon=False, fontsize=7)
-    tidy(axes, "both")
+    tidy(axes, "both", xlabel=numbers["unit"], ylabel="accuracy, %")

@@ -103,9 +103,7 @@ def roofline_figure(numbers: Mapping[str, Any]) -> Figure:
     grid = figure.add_gridspec(2, 2, height_ratios=(1.0, 0.13))
     legend, left, right = (figure.add_subplot(place) for place in (grid[1, :], grid[0, 0], grid[0, 1]))
     for axes in (left, right):
-        axes.set_xscale("log")
-        axes.set_yscale("log")
-        tidy(axes, "both")
+        tidy(axes, "both", xscale="log", yscale="log")
     heads, per_us = numbers["heads"], numbers["copy_gb_per_second"] * 1e3  # bytes a microsecond
     _points(left, heads, lambda head: head["bytes"] / 1e6, lambda head, name: head["us"][name])
     megabytes = np.geomspace(*_range([head["bytes"] / 1e6 for head in heads]))
@@ -114,15 +112,13 @@ def roofline_figure(numbers: Mapping[str, Any]) -> Figure:
         megabytes, numbers["least_fused_us"] + megabytes * 1e6 / per_us, color=GREY, linewidth=1.2, linestyle="--",
         label=f"the same + {numbers['least_fused_us']:.1f} us (least fused time)",
     )  # fmt: skip
-    left.set_xlabel("bytes that the head has to move, MB (log)")
-    left.set_ylabel("device time of one head, us (log)")
+    left.set(xlabel="bytes that the head has to move, MB (log)", ylabel="device time of one head, us (log)")
     heading(left, "time by bytes")
     left.set_ylim(bottom=numbers["least_fused_us"] / TIMES)
     _points(right, heads, lambda head: head["flop_per_byte"], lambda head, name: head["gflop_per_second"][name])
     intensity = np.geomspace(*_range([head["flop_per_byte"] for head in heads]))
     right.plot(intensity, intensity * numbers["copy_gb_per_second"], color="black", linewidth=1.2)
-    right.set_xlabel("arithmetic intensity, FLOP/byte (log)")
-    right.set_ylabel("achieved rate, GFLOP/s (log)")
+    right.set(xlabel="arithmetic intensity, FLOP/byte (log)", ylabel="achieved rate, GFLOP/s (log)")
     heading(right, "roofline")
     legend_beside(legend, left, 3)
     return frame(figure, numbers)

@@ -32,7 +32,6 @@ MOST_RANKS = 8
 _LINEAR, _TICKS = 10, (0, 5, 10, 20, 50, 100, 200)
 #: The fields of a LaunchConfig across and up, and what they are: most that was tried differs in them.
 ACROSS, UP = FIELDS
-ACROSS_LABEL, UP_LABEL = "warps", "channels a\nprogram"
 COLUMNS = 4
 #: Bright for fast: the eye goes where tuning should.
 COLOURS = colormaps["viridis_r"]
@@ -146,8 +145,7 @@ def _draw_counts(axes: Axes, counts: Sequence[Sequence[int]], further: bool) -> 
     ranks[-1] += "+" if further else ""
     axes.set_xticks(range(len(counts)), ranks)
     axes.set_yticks(range(len(counts)), ranks)
-    axes.set_xlabel("rank in the network (by median)")
-    axes.set_ylabel("rank alone")
+    axes.set(xlabel="rank in the network (by median)", ylabel="rank alone")
     heading(axes, "heads with these two ranks;\nif ranks agreed: only the diagonal")
     axes.tick_params(length=0)
 
@@ -180,10 +178,14 @@ def _draw_points(axes: Axes, heads: Sequence[Mapping[str, Any]]) -> None:
     axes.set_xscale("symlog", linthresh=_LINEAR)
     axes.set_xlim(left=-_LINEAR / 20)
     axes.set_xticks(_TICKS, map(str, _TICKS))
-    axes.set_xlabel("time alone, % over the head's fastest alone")
-    axes.set_ylabel("time of the network, %\nover that with the fastest alone")
-    heading(axes, "each other configuration of each head")
-    tidy(axes, "both")
+    y = "time of the network, %\nover that with the fastest alone"
+    tidy(
+        axes,
+        "both",
+        "each other configuration of each head",
+        xlabel="time alone, % over the head's fastest alone",
+        ylabel=y,
+    )
 
 
 def landscape_numbers(swept: Swept) -> dict[str, Any]:
@@ -252,9 +254,9 @@ def landscape_figure(numbers: Mapping[str, Any]) -> Figure:
     for index, head in enumerate(heads):
         axes = figure.add_subplot(grid[index // COLUMNS, index % COLUMNS])
         _panel(axes, head, values[ACROSS], values[UP], norm)
-        axes.tick_params(labelleft=index % COLUMNS == 0, labelbottom=index + COLUMNS >= len(heads))
-        axes.set_xlabel(ACROSS_LABEL if index + COLUMNS >= len(heads) else "")
-        axes.set_ylabel(UP_LABEL if index % COLUMNS == 0 else "")
+        is_left, is_low = index % COLUMNS == 0, index + COLUMNS >= len(heads)
+        axes.tick_params(labelleft=is_left, labelbottom=is_low)
+        axes.set(xlabel="warps" if is_low else "", ylabel="channels a\nprogram" if is_left else "")
     legend = figure.add_subplot(grid[rows, :2])
     legend.axis("off")
     marks = {
@@ -288,10 +290,9 @@ def _panel(axes: Axes, head: Mapping[str, Any], across: Sequence[int], up: Seque
             axes.add_patch(Rectangle(corner, 1, 1, fill=False, **TIED))
     untried = [cell for cell in product(range(len(across)), range(len(up))) if cell not in cells]
     axes.plot([column for column, _ in untried], [row for _, row in untried], **UNTRIED)
-    axes.set_xlim(-0.5, len(across) - 0.5)
-    axes.set_ylim(-0.5, len(up) - 0.5)
-    axes.set_xticks(range(len(across)), [str(value) for value in across])
-    axes.set_yticks(range(len(up)), [str(value) for value in up])
+    axes.set(xlim=(-0.5, len(across) - 0.5), ylim=(-0.5, len(up) - 0.5))
+    axes.set_xticks(range(len(across)), map(str, across))
+    axes.set_yticks(range(len(up)), map(str, up))
     axes.tick_params(length=0, labelsize=7.5)
     axes.spines[:].set_color(PALE)
     axes.set_title(head["head"], fontsize=8, loc="left")

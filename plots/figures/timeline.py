@@ -153,10 +153,10 @@ def timeline_figure(numbers: Mapping[str, Any]) -> Figure:
     above, below = figure.subplots(2, 1, sharex=True, height_ratios=(1, 1.3))
     _lanes(above, numbers)
     _residency(below, numbers)
-    below.set_xlabel(
+    xlabel = (
         f"us since the replay began, under the profiler (it makes replays {numbers['inflation']:.2f} times as long)"
     )
-    below.set_xlim(-0.01 * numbers["span_us"], 1.01 * numbers["span_us"])
+    below.set(xlabel=xlabel, xlim=(-0.01 * numbers["span_us"], 1.01 * numbers["span_us"]))
     return frame(figure, numbers)
 
 
@@ -175,8 +175,7 @@ def _lanes(axes: Axes, numbers: Mapping[str, Any]) -> None:
         note(axes, f"join stall {stall:.1f} us", (end, top), (0, 4), ha="right", va="bottom", fontsize=8)
         axes.plot([end - stall, end], [top + 0.04] * 2, color="black", linewidth=1.2)
     axes.set_yticks([1.3, 0.3], ["trunk\n(high priority)", "heads\n(low priority)"])
-    axes.set_ylim(-0.35, 1.95)
-    tidy(axes, "x")
+    tidy(axes, "x", ylim=(-0.35, 1.95))
     axes.tick_params(axis="y", length=0)
     axes.legend(
         handles=_legend(numbers), frameon=False, loc="lower left", bbox_to_anchor=(0.0, 1.0), ncols=4, fontsize=8,
@@ -207,11 +206,9 @@ def _residency(axes: Axes, numbers: Mapping[str, Any]) -> None:
     boxes.set_rasterized(True)  # they may be ten thousand
     axes.add_collection(boxes)
     used, last = len({sm for _, sm, _, _ in programs}), numbers["sm_count"]
-    axes.set_ylim(-0.5, last - 0.5)
-    axes.set_ylabel("SM id\n(measured in the kernel)")
     counted = f"{len(programs):,} programs of the heads, on {used} of {last} SMs; those of the trunk are not drawn"
     note(axes, counted, (0.0, 1.0), (0, 2), xycoords="axes fraction", va="bottom", fontsize=8, color=GREY)
-    tidy(axes, "x")
+    tidy(axes, "x", ylim=(-0.5, last - 0.5), ylabel="SM id\n(measured in the kernel)")
 
 
 _JOINING = "joining launch: late heads, classifier, answer"

@@ -30,10 +30,10 @@ def by_definition(logits, temperature, criterion):
     return temperature * torch.logsumexp(logits / temperature, -1)
 
 
-@pytest.mark.parametrize("classes", [2, 5, 33, 130, pytest.param(1000, marks=pytest.mark.long), 1500])
-@pytest.mark.parametrize("samples", [1, 7])
+@pytest.mark.parametrize("classes", [2, 33, 1500])
 @pytest.mark.parametrize("criterion", CRITERIA)
-def test_the_confidence_is_the_formula(criterion, samples, classes, device):
+def test_the_confidence_is_the_formula(criterion, classes, device):
+    samples = 1 if classes == 1500 else 7
     x, weight, bias = make_head((samples, 12), classes, device=device)
     logits = x.double() @ weight.double().T + bias.double()
     for temperature in (0.3, 1.0, 2.5):
@@ -45,6 +45,8 @@ def test_the_confidence_is_the_formula(criterion, samples, classes, device):
         magnitude = logits.abs().max().item() / min(1.0, temperature) / max(exact.abs().max().item(), 1e-3)
         assert_as_accurate_as_pytorch(out.confidence, exact, pytorch, magnitude=magnitude, what=criterion)
         assert torch.equal(out.exit, out.confidence > 0.25)
+        again = fused_head(x, weight, bias, criterion=criterion, temperature=temperature, threshold=0.25)
+        assert torch.equal(again.confidence, out.confidence)
 
 
 #: Rows of logits, and what each criterion says of them.
@@ -73,20 +75,9 @@ def test_extreme_logits(criterion, row, wanted, device):
     assert not fused_head(*head, criterion=criterion, threshold=high).exit.any()
 
 
-@pytest.mark.gpu
 @pytest.mark.parametrize("criterion", CRITERIA)
-def test_a_temperature_on_the_device_that_is_none_never_exits(criterion, device):
-    if device.type == "cpu":
-        pytest.skip("it is refused there")
-    head, low = make_head((3, 12), 5, device=device), CRITERIA[criterion].low
-    for temperature in (0.0, -1.0, NAN, *([INF] if criterion != "max_prob" else [])):
-        heat = torch.tensor(temperature, device=device)
-        assert not fused_head(*head, criterion=criterion, temperature=heat, threshold=low).exit.any()
-
-
-@pytest.mark.parametrize("temperature", [0.7, 1.0])
-@pytest.mark.parametrize("criterion", CRITERIA)
-def test_gradients_are_those_of_the_formula(criterion, temperature, device):
+def test_gradients_are_those_of_the_formula(criterion, device):
+    temperature = 0.7
     x, weight, bias = (one.requires_grad_() for one in make_head((3, 12), 5, device=device))
     seed = torch.tensor([1.0, -2.0, 0.5], device=device)
     out = fused_head(x, weight, bias, criterion=criterion, temperature=temperature)
@@ -103,14 +94,6 @@ def test_a_probability_of_0_has_no_say_in_the_gradient_of_the_entropy(device):
     out = fused_head(torch.zeros(1, 1, device=device), torch.zeros(3, 1, device=device), bias, criterion="entropy")
     (found,) = torch.autograd.grad(out.confidence.sum(), bias)
     assert found.isfinite().all() and found[0] != 0 and found[2] == 0
-
-
-def test_repeats_are_equal_bit_for_bit(device):
-    head = make_head((7, 12), 130, device=device)
-    for criterion in CRITERIA:
-        first = fused_head(*head, criterion=criterion)
-        for _ in range(3):
-            assert torch.equal(fused_head(*head, criterion=criterion).confidence, first.confidence)
 
 
 def test_an_unknown_criterion_is_refused(device):

@@ -1,7 +1,6 @@
 """fused_head.py, label, confidence and exit: temperature, threshold, ties, extreme logits, NaN and infinities."""
 
 import importlib
-import math
 
 import pytest
 import torch
@@ -12,15 +11,13 @@ from support.head_cases import (
     bits,
     check_head,
     make_head,
-    make_input,
-    make_linear,
 )
 
 pytestmark = pytest.mark.usefixtures("poisoned_empty", "tiles_from_7")
 
 NAN, INF = float("nan"), float("inf")
 #: From 7 on they are multiplied in groups of samples.
-BATCHES = [1, 3, 7, *(pytest.param(n, marks=pytest.mark.long) for n in (17, 33))]
+BATCHES = [1, 7]
 
 
 def head_of_logits(rows, bias=None, **options):
@@ -33,7 +30,7 @@ def batch_of(row, samples, device):
     return torch.tensor([row], device=device).repeat(samples, 1)
 
 
-@pytest.mark.parametrize("samples", [3, 7, pytest.param(17, marks=pytest.mark.long)])
+@pytest.mark.parametrize("samples", [3, 7])
 def test_temperature_and_threshold_as_numbers_and_tensors(samples, device):
     """Numbers, 0-dim tensors and tensors of one element give the same answer, bit for bit."""
     for temperature in (0.1, 1, 1.7, 1000.0):
@@ -62,9 +59,7 @@ def test_exit_is_strictly_greater(samples, device):
         assert fused_head(*head, threshold=limits["below"]).exit[samples // 2]
 
 
-@pytest.mark.parametrize(
-    "samples, classes", [(2, 2), (7, 2), (7, 300), (2, 1025), pytest.param(17, 300, marks=pytest.mark.long)]
-)
+@pytest.mark.parametrize("samples, classes", [(7, 300), (2, 1025)])
 def test_threshold_one_never_exits_and_zero_always_does(samples, classes, device):
     """With one logit far above the others the probability is 1.0 to the bit."""
     x, weight, bias = make_head((samples, 16), classes, device=device)
@@ -75,15 +70,6 @@ def test_threshold_one_never_exits_and_zero_always_does(samples, classes, device
     for zero in (0, 0.0, torch.tensor(0.0, device=device)):
         assert fused_head(x, weight, bias, threshold=zero).exit.all()
     assert not fused_head(x, weight, bias).exit.any(), "the default threshold exits"
-
-
-@pytest.mark.parametrize("classes", [1000, 5000])
-def test_confidence_never_exceeds_one(classes, device):
-    logits = torch.full((4, classes), -17.0, device=device)  # each exponential is lost against 1, their sum is not
-    logits[:, classes - 1] = 0.0
-    out = fused_head(logits[:, -1:] * 0 + 1, logits[0][:, None], threshold=1.0)
-    assert (out.confidence <= 1).all() and not out.exit.any()
-    assert out.confidence.tolist() == pytest.approx([1 / (1 + (classes - 1) * math.exp(-17))] * 4, rel=1e-6)
 
 
 @pytest.mark.parametrize("samples", BATCHES)
@@ -100,7 +86,7 @@ def test_a_negative_zero_is_no_less_than_zero(device):
     assert out.label.tolist() == [0] and out.confidence.tolist() == [0.5]
 
 
-@pytest.mark.parametrize("samples", [1, 7, pytest.param(16, marks=pytest.mark.long)])
+@pytest.mark.parametrize("samples", [1, 7])
 def test_ties_across_blocks_of_classes(samples, device):
     """Classes 1,024 (or 256) apart are in different steps of the softmax."""
     for positions in ((5, 1100), (1023, 1024), (1024, 2047), (1030, 2050), (0, 2050)):
@@ -122,7 +108,7 @@ def test_the_label_does_not_depend_on_the_temperature(row, temperature, device):
     assert head_of_logits(logits, temperature=temperature).label.tolist() == [1]
 
 
-@pytest.mark.parametrize("samples", [3, 7, pytest.param(17, marks=pytest.mark.long)])
+@pytest.mark.parametrize("samples", [3, 7])
 def test_large_logits_do_not_overflow(samples, device):
     """The softmax does not depend on what is added to all logits; 1,025 classes go through it in several steps."""
     for offset in (0.0, 88.0, 1000.0, -1000.0, 60000.0, -1e6):
@@ -131,14 +117,6 @@ def test_large_logits_do_not_overflow(samples, device):
             bias = steps + offset  # rounds steps where the offset is large, and so the reference starts from the sum
             x, weight = torch.zeros(samples, 2, device=device), torch.ones(classes, 2, device=device)
             check_head(x, weight, bias, threshold=0.001)
-
-
-@pytest.mark.parametrize("row, temperature", [([40.0, 39.0, -3e4], 1.2e-38), ([3e38, 1.0, -3e38], 0.5)])
-@pytest.mark.usefixtures("without_interpreter")
-def test_the_distance_from_the_largest_logit_is_divided_and_not_the_logits(row, temperature):
-    """In plain PyTorch, too: a quotient of logits may be infinite."""
-    out = head_of_logits(torch.tensor([row]), temperature=temperature, threshold=0.9)
-    assert out.probs.tolist() == [[1.0, 0.0, 0.0]] and out.exit.all()
 
 
 @pytest.mark.parametrize("samples", [3, 7])
@@ -167,7 +145,7 @@ def test_logits_too_large_for_half_precision(device):
 
 
 @pytest.mark.parametrize("classes, banned", [(4, [0]), (4, [0, 1, 3]), (1030, list(range(1025))), (1030, [1024])])
-@pytest.mark.parametrize("samples", [2, 7, pytest.param(17, marks=pytest.mark.long)])
+@pytest.mark.parametrize("samples", [2, 7])
 def test_a_bias_of_minus_infinity_bans_a_class(samples, classes, banned, device):
     """Its probability is 0; the others answer as ever, and exit."""
     x, weight, bias = make_head((samples, 9), classes, device=device)
@@ -177,31 +155,24 @@ def test_a_bias_of_minus_infinity_bans_a_class(samples, classes, banned, device)
     assert not set(out.label.tolist()) & set(banned)
 
 
-@pytest.mark.parametrize("classes", [2, 3, 1030])
-@pytest.mark.parametrize("samples", [2, 7, pytest.param(17, marks=pytest.mark.long)])
-def test_logits_that_are_all_the_same_non_number_never_exit(samples, classes, device):
+@pytest.mark.parametrize("samples", [2, 7])
+def test_logits_that_are_no_numbers_never_exit(samples, device):
+    """All of them the same, or one of many, wherever it stands."""
     for value in (-INF, INF, NAN):
-        x, weight, bias = make_head((samples, 9), classes, device=device)
-        out = fused_head(x, weight, torch.full_like(bias, value), threshold=0.0)
-        assert_output_form(out, samples, classes, device)
-        assert not out.exit.any() and out.confidence.isnan().all() and out.probs.isnan().all()
-
-
-@pytest.mark.parametrize("where", [0, 3, 1029])
-@pytest.mark.parametrize("value", [INF, NAN])
-def test_one_logit_that_is_not_a_number_is_enough(value, where, device):
-    x, weight, bias = make_head((2, 9), 1030, device=device)
-    bias[where] = value
-    out = fused_head(x, weight, bias, threshold=0.0)
-    assert_output_form(out, 2, 1030, device)
-    assert not out.exit.any() and out.confidence.isnan().all() and out.probs.isnan().all()
+        for classes, where in ((2, slice(None)), (1030, slice(None)), (1030, 3), (1030, 1029)):
+            x, weight, bias = make_head((samples, 9), classes, device=device)
+            bias[where] = value
+            out = fused_head(x, weight, bias, threshold=0.0)
+            assert_output_form(out, samples, classes, device)
+            banned = value == -INF and where != slice(None)
+            assert out.exit.all() if banned else not out.exit.any() and out.probs.isnan().all()
 
 
 POOLINGS = {"avg1": ("avg", 1), "avg3": ("avg", 3), "max1": ("max", 1), "max2": ("max", 2), "none": ("none", 1)}
 
 
 @pytest.mark.parametrize("value", [NAN, INF, -INF])
-@pytest.mark.parametrize("samples, classes", [(3, 10), (7, 60), pytest.param(17, 60, marks=pytest.mark.long)])
+@pytest.mark.parametrize("samples, classes", [(3, 10), (7, 60)])
 def test_a_sample_that_is_not_finite_disturbs_no_other(samples, classes, value, device):
     for pooling in POOLINGS.values():
         pool, size = pooling
@@ -224,49 +195,8 @@ def test_a_sample_that_is_not_finite_disturbs_no_other(samples, classes, value, 
             assert torch.equal(bits(getattr(out, name)[others]), bits(getattr(clean, name)[others])), name
 
 
-@pytest.mark.parametrize("shape, pool", [((2, 5, 6), "avg"), ((2, 5, 6), "max"), ((7, 5, 6), "none"), ((7, 6), "avg")])
-@pytest.mark.parametrize("value", [NAN, INF])
-def test_tokens_and_vectors_that_are_not_finite(value, shape, pool, device):
-    x, weight, bias = make_head(shape, 12, pool=pool, device=device)
-    x[1, ..., 3] = value
-    out = fused_head(x, weight, bias, pool=pool, threshold=0.0)
-    assert out.exit.tolist() == [n != 1 for n in range(shape[0])] and out.confidence[1].isnan()
-
-
 def test_first_token_reads_no_other(device):
     x, weight, bias = make_head((3, 4, 6), 5, pool="first", device=device)
     clean = fused_head(x, weight, bias, pool="first", threshold=0.0)
     x[:, 1:] = NAN
     assert_same_bits(clean, fused_head(x, weight, bias, pool="first", threshold=0.0))
-
-
-@pytest.mark.parametrize("samples", [2, 7, pytest.param(17, marks=pytest.mark.long)])
-@pytest.mark.parametrize("classes", [2, 10])
-def test_infinite_features_under_weights_of_one_sign(classes, samples, device):
-    """All logits are the same infinity, or NaN where the weight is 0: never an answer."""
-    for value in (INF, -INF):
-        x = make_input((samples, 7), device=device)
-        weight, bias = make_linear(7, classes, device=device)
-        x[0, 2] = value
-        for column in (weight[:, 2].abs() + 0.1, -weight[:, 2].abs() - 0.1, torch.zeros(classes, device=device)):
-            weight[:, 2] = column
-            out = fused_head(x, weight, bias, threshold=0.0)
-            assert_output_form(out, samples, classes, device)
-            assert out.exit.tolist() == [False] + [True] * (samples - 1)
-            assert out.confidence[0].isnan()
-
-
-def test_memory_next_to_a_view_is_not_read(device):
-    """NaN all around x, weight and bias reaches no answer."""
-    x, weight, bias = make_head((3, 5, 6, 7), 10, pool_size=3, device=device)
-    clean = fused_head(x, weight, bias, pool_size=3)
-
-    def framed(tensor):
-        frame = torch.full([size + 2 for size in tensor.shape], NAN, device=device)
-        inner = frame[tuple(slice(1, 1 + size) for size in tensor.shape)]
-        inner.copy_(tensor)
-        return inner
-
-    out = fused_head(framed(x), framed(weight), framed(bias), pool_size=3)
-    assert out.probs.isfinite().all()
-    assert torch.equal(out.label, clean.label)

@@ -18,17 +18,11 @@ from support.head_cases import DTYPES, assert_same_bits, check_head, feature_cou
 CONFIGS = {
     "chosen": None,
     "smallest": LaunchConfig(1, 1, 1, 1, 1, 4, 1, 2, 1, stages=1, num_warps=1),
-    "few classes a step": LaunchConfig(1, 16, 1, 8, 1, 2, 1, 4, 1, stages=1, num_warps=4),
     "few splits a step": LaunchConfig(1, 2, 1, 4, 1, 16, 2, 16, 1, stages=4, num_warps=2),
-    "more splits a step than there are": LaunchConfig(1, 8, 1, 4, 1, 16, 64, 16, 1, stages=1, num_warps=4),
     "two positions": LaunchConfig(1, 4, 2, 4, 1, 16, 4, 16, 1, stages=2, num_warps=4),
-    "more positions than there are": LaunchConfig(1, 2, 64, 4, 1, 16, 4, 16, 1, stages=1, num_warps=4),
     "more channels than there are": LaunchConfig(1, 64, 4, 2, 1, 32, 4, 16, 1, stages=1, num_warps=4),
-    "long rows": LaunchConfig(1, 4, 1, 128, 1, 16, 4, 16, 1, stages=4, num_warps=4),
-    "two parts of a window": LaunchConfig(1, 4, 1, 2, 1, 16, 4, 16, 2, stages=1, num_warps=4),
     "more parts of a window than steps": LaunchConfig(1, 4, 2, 4, 1, 16, 4, 16, 8, stages=1, num_warps=4),
     "waits": LaunchConfig(1, 4, 1, 4, 1, 16, 4, 16, 2, stages=2, num_warps=4, waits=True),
-    "waits, few classes of the softmax": LaunchConfig(1, 2, 2, 4, 1, 4, 2, 2, 1, stages=1, num_warps=4, waits=True),
     "waits, fewer classes a step than a row is padded to": LaunchConfig(
         1, 4, 1, 4, 1, 4, 4, 16, 1, stages=1, num_warps=4, waits=True
     ),
@@ -38,16 +32,11 @@ CONFIGS = {
     "one program for all waits": LaunchConfig(
         1, 4, 1, 4, 1, 16, 4, 16, 1, stages=1, num_warps=4, waits=True, max_programs=1
     ),
-    "few registers": LaunchConfig(1, 4, 1, 4, 1, 16, 4, 16, 1, stages=1, num_warps=4, max_registers=32),
     "tiles of a sample": LaunchConfig(1, 4, 1, 4, 16, 16, 1, 32, 1, stages=1, num_warps=4),
     "tiles of a sample, parts of a window": LaunchConfig(1, 8, 2, 2, 32, 16, 1, 8, 4, stages=1, num_warps=2),
-    "tiles of a sample, one program for all": LaunchConfig(
-        1, 4, 1, 4, 16, 16, 1, 32, 1, stages=1, num_warps=4, max_programs=1
-    ),
     "tiles of a sample that share its features": LaunchConfig(1, 4, 1, 4, 16, 16, 2, 32, 1, stages=1, num_warps=4),
     "tiles that share the features": LaunchConfig(16, 16, 1, 4, 16, 16, 4, 16, 2, stages=1, num_warps=4),
     "tiles": LaunchConfig(16, 16, 1, 4, 16, 16, 1, 16, 1, stages=4, num_warps=4),
-    "tiles, few classes of the softmax": LaunchConfig(16, 8, 2, 2, 32, 16, 1, 4, 1, stages=1, num_warps=4),
     "tiles, positions": LaunchConfig(16, 4, 8, 2, 16, 32, 1, 16, 1, stages=1, num_warps=8),
     "tiles, one program for all": LaunchConfig(16, 16, 4, 4, 16, 16, 1, 16, 1, stages=1, num_warps=4, max_programs=1),
     "tiles, weight in shared memory": LaunchConfig(16, 16, 1, 4, 16, 32, 2, 16, 2, 1, 4, weight_buffers=3),

@@ -13,7 +13,6 @@ from auxhead.kernels import (
     fused_head_reference,
     pooled_features,
 )
-from support.compiler_process import printed
 from support.head_cases import (
     DTYPES,
     assert_output_form,
@@ -29,13 +28,14 @@ from torch import nn
 
 pytestmark = pytest.mark.usefixtures("poisoned_empty", "tiles_from_7")
 
+#: Of all activations, as modules.
 MODULES = {"relu": nn.ReLU(), "gelu": nn.GELU(), "gelu_tanh": nn.GELU("tanh"), "hardswish": nn.Hardswish()}
 #: Which layers there are: rectifies, a norm and whether it has parameters, hidden features.
 LAYERS = {
     "relu": {"rectifies": True},
     "norm": {"norm": "affine"},
     "bare norm": {"norm": "bare"},
-    "linear": {"width": 13},
+    "linear": {"width": 13, "bias": False},
     "relu, linear": {"rectifies": True, "width": 32},
     "norm, linear": {"norm": "affine", "width": 13},
     "all": {"rectifies": True, "norm": "affine", "width": 33},
@@ -92,27 +92,21 @@ def check(x, weight, bias, hidden, *, pool="avg", pool_size=1):
     return out
 
 
-def test_every_activation_is_tested():
-    assert MODULES.keys() == ACTIVATIONS.keys()
-
-
-@pytest.mark.parametrize("samples", [1, 3, 17])
+@pytest.mark.parametrize("samples", [1, 17])
 @pytest.mark.parametrize("layers", LAYERS)
 def test_layers(layers, samples, device):
     for dtype in DTYPES.values():
         check(*make((samples, 21, 3, 5), 11, dtype=dtype, device=device, **LAYERS[layers]))
 
 
-@pytest.mark.parametrize("samples", [3, 17])
 @pytest.mark.parametrize("activation", ACTIVATIONS)
-def test_activations(activation, samples, device):
+def test_activations(activation, device):
     for dtype in DTYPES.values():
-        x, weight, bias, hidden = make((samples, 30), 7, width=29, activation=activation, dtype=dtype, device=device)
+        x, weight, bias, hidden = make((17, 30), 7, width=29, activation=activation, dtype=dtype, device=device)
         check(3 * x, weight, bias, hidden)  # where hardswish and gelu are flat, and where they are not
 
 
-@pytest.mark.parametrize("pool", ["avg", "max"])
-@pytest.mark.parametrize("samples", [2, 17])
+@pytest.mark.parametrize("pool, samples", [("avg", 2), ("max", 17)])
 def test_a_relu_before_the_pool(samples, pool, device):
     for pool_size in (1, (2, 3)):
         x, *head = make(
@@ -121,7 +115,7 @@ def test_a_relu_before_the_pool(samples, pool, device):
         check(x - 1.5, *head, pool=pool, pool_size=pool_size)
 
 
-@pytest.mark.parametrize("layers", ["relu", "norm", "all"])
+@pytest.mark.parametrize("layers", ["norm", "all"])
 @pytest.mark.parametrize(
     "shape, pool",
     [((3, 6, 20), "avg"), ((3, 6, 20), "max"), ((17, 6, 20), "first"), ((3, 45), "avg"), ((2, 3, 4, 5), "none")],
@@ -131,24 +125,20 @@ def test_tokens_vectors_and_flattened_maps(shape, pool, layers, device):
     check(*make(shape, 10, pool=pool, device=device, **LAYERS[layers]), pool=pool)
 
 
-@pytest.mark.parametrize("width", [None, 1, 7, 300])
-@pytest.mark.parametrize("classes", [2, 1031])
-@pytest.mark.parametrize("samples", [1, 17])
+@pytest.mark.parametrize("samples, classes, width", [(1, 2, None), (17, 2, 7), (1, 1031, 1), (17, 1031, 300)])
 def test_many_and_few_classes_and_hidden_features(samples, classes, width, device):
     norm = "affine" if width is None else None
     check(*make((samples, 19), classes, norm=norm, width=width, dtype=torch.float16, device=device))
 
 
-@pytest.mark.parametrize("layers", ["norm", "norm, linear"])
-def test_more_features_than_a_step(layers, device):
-    check(*make((2, 1100), 5, device=device, **LAYERS[layers]))
+def test_more_features_than_a_step(device):
+    check(*make((2, 1100), 5, device=device, **LAYERS["norm, linear"]))
 
 
 @pytest.mark.parametrize("layout", MAP_LAYOUTS)
 def test_layouts_of_maps(layout, device):
-    for layers in ("relu", "norm, linear"):
-        x = MAP_LAYOUTS[layout](lambda shape: make_input(shape, device=device), 2, 5, 3, 4)
-        check(x, *make((2, 5, 3, 4), 6, device=device, **LAYERS[layers])[1:])
+    x = MAP_LAYOUTS[layout](lambda shape: make_input(shape, device=device), 2, 5, 3, 4)
+    check(x, *make((2, 5, 3, 4), 6, device=device, **LAYERS["norm, linear"])[1:])
 
 
 @pytest.mark.parametrize("layout", TOKEN_LAYOUTS)
@@ -170,14 +160,7 @@ def test_parameters_are_read_by_their_strides(samples, device):
     check(x, apart(weight), apart(bias), strided)
 
 
-@pytest.mark.parametrize("layers", ["linear", "norm", "norm, linear"])
-@pytest.mark.parametrize("samples", [2, 17])
-def test_without_biases(samples, layers, device):
-    check(*make((samples, 20), 6, bias=False, device=device, **LAYERS[layers]))
-
-
-@pytest.mark.parametrize("rectifies", [False, True])
-@pytest.mark.parametrize("samples", [3, 17])
+@pytest.mark.parametrize("samples, rectifies", [(3, True), (17, False)])
 def test_a_nan_stays_in_its_sample(samples, rectifies, device):
     for activation in ACTIVATIONS:
         x, weight, bias, hidden = make(
@@ -223,13 +206,6 @@ def test_gradients_of_every_parameter(layers, device):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
 
 
-def test_a_gradient_of_one_parameter_alone():
-    *head, hidden = make((5, 20), 4, **LAYERS["all"])
-    hidden.norm_bias.requires_grad_()
-    fused_head(*head, hidden=hidden).probs[:, 0].sum().backward()
-    assert hidden.norm_bias.grad.abs().sum() > 0
-
-
 def test_the_operator_keeps_its_contract():
     x, weight, bias, hidden = make((3, 20), 4, **LAYERS["all"])
     for tensor in (x, weight, hidden.weight, hidden.norm_weight):
@@ -244,7 +220,7 @@ def test_transforms_see_plain_pytorch():
     torch.testing.assert_close(together, fused_head(x, weight, bias, hidden=hidden).probs)
 
 
-@pytest.mark.parametrize("samples, classes", [(1, 10), (5, 10), (17, 10), (3, 1031)])
+@pytest.mark.parametrize("samples, classes", [(1, 10), (17, 10), (3, 1031)])
 def test_plain_and_hidden_heads_of_a_network_in_one_launch(samples, classes, device):
     heads, inputs, spoken = [], [], []
     for kind in ({}, LAYERS["linear"], LAYERS["norm"], LAYERS["all"]):
@@ -299,10 +275,3 @@ def test_bad_input_is_refused_by_name(kind):
     error, message, hidden = BAD[kind]
     with pytest.raises(error, match=f"^{message}"):
         fused_head(torch.ones(3, 20), torch.ones(4, 6 if kind == "last layer" else 20), hidden=hidden)
-
-
-def test_they_compile_for_a_gpu_that_is_not_here(tmp_path):
-    """Alone, and in one launch with a plain head, which takes no more shared memory than a program may have."""
-    shared = printed("compile_hidden.py", tmp_path)
-    assert len(shared) == 2 * 4
-    assert 0 < max(shared.values()) <= 227 * 1024

@@ -5,12 +5,11 @@ from dataclasses import replace
 
 import pytest
 import torch
-from auxhead.autotune.overlap.occupancy import check_turns
 from auxhead.kernels import ExitBuffers, ExitHead, ExitLaunch, LaunchConfig, fused_head
 from auxhead.kernels.launch.choose_config import overriding
 from auxhead.kernels.launch.head_shape import HeadShape
 from auxhead.kernels.launch.head_view import head_view
-from auxhead.kernels.launch.residency import recording
+from auxhead.kernels.launch.residency import check_turns, recording
 
 SAMPLES, CLASSES = 1, 10
 #: Two programs a sample.
@@ -59,10 +58,8 @@ def assert_all_recorded(launch, work, device):
         assert not launch.turns.any()
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", ["split", "one program"])
 def test_every_program_of_a_launch_is_recorded_and_the_answers_stay(device, way):
-    if device.type == "cpu" and way not in ("split", "one program"):
-        pytest.skip("the operator's test has them in the interpreter, which takes its time")
     heads = Heads(device, WAYS[way])
     silent = heads.launch()
     answers = heads.answers()
@@ -81,10 +78,8 @@ def test_every_program_of_a_launch_is_recorded_and_the_answers_stay(device, way)
     assert bool((found.turns == -1).all()) and len(recorded) == 1
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", ["split, the last one waits", "tiled"])
 def test_every_program_of_the_operator_is_recorded(device, way):
-    if device.type == "cpu" and way in ("split", "one program"):
-        pytest.skip("the runners' launches are tested with them in the interpreter, which takes its time")
     heads = Heads(device, WAYS[way])
     with overriding({(heads.shape, "alone"): WAYS[way]}):
         usual = fused_head(heads.x, heads.weight, heads.bias)

@@ -16,7 +16,6 @@ from auxhead.model import (
     make_runner,
 )
 from auxhead.model.runners.checks import check_request
-from auxhead.model.runners.graph_runner import GraphRunner
 from auxhead.model.runners.table import EXITS
 from support.example_models import SmallNet, plain_heads
 from torch import Tensor
@@ -115,13 +114,6 @@ def test_batch_sizes_are_positive_ints_in_a_sequence(exits: str) -> None:
             make_runner(net, images(1), exits=exits, batch_sizes=size)
 
 
-@pytest.mark.parametrize("exits", RUNNERS)
-def test_good_batch_sizes_get_as_far_as_the_device(exits: str) -> None:
-    for sizes in ((8, 1, 8), [3], range(1, 4), (n for n in (2, 1))):
-        with pytest.raises(ValueError, match="wants a CUDA device"):
-            make_runner(network(1.0), images(1), exits=exits, batch_sizes=sizes)
-
-
 @pytest.mark.parametrize("exits", EXITS)
 def test_the_network_has_heads(exits: str) -> None:
     with pytest.raises(TypeError, match="network: got SmallNet, wants an EarlyExitNetwork"):
@@ -135,13 +127,6 @@ def test_errors_leave_no_hooks_and_no_half_made_runner_complains(recwarn: pytest
             make_runner(net, images(1), exits=exits)
     assert not any(part._forward_hooks or part._forward_pre_hooks for part in net.modules())
     assert not recwarn.list
-
-
-@pytest.mark.parametrize("runner", RUNNERS.values())
-def test_every_captured_runner_shares_one_way_in(runner: type) -> None:
-    """Checks, ordering and locks are in the base class: a runner that replaced them would be without."""
-    assert issubclass(runner, GraphRunner)
-    assert runner.__call__ is GraphRunner.__call__ and runner.close is GraphRunner.close
 
 
 def test_a_head_without_probabilities_leaves_them_out() -> None:

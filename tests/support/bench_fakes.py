@@ -7,7 +7,7 @@ import torch
 from auxhead.autotune.bench.measure import BenchOptions, run_cell
 from auxhead.autotune.bench.run import unsettled
 from auxhead.autotune.bench.variants import BuiltVariant
-from auxhead.autotune.measuring.peers import bare, merged_answer
+from auxhead.autotune.measuring.peers import merged_answer
 from auxhead.autotune.measuring.subject import subject_of
 from auxhead.autotune.measuring.timers import Samples
 from auxhead.autotune.records.record import read_records
@@ -16,8 +16,6 @@ from support.example_models import SmallNet, plain_heads
 from support.pretended_gpu import ENVIRONMENT
 
 bench = importlib.import_module("auxhead.autotune.bench.measure")
-
-segments = importlib.import_module("auxhead.autotune.bench.lower_bound")
 
 variants = importlib.import_module("auxhead.autotune.bench.variants")
 
@@ -69,22 +67,6 @@ def make_runner(network, example_input, *, exits, batch_sizes, trunk, compact=Fa
     return Runner(network)
 
 
-class EagerSegments:
-    """The segments of a trunk for one batch size, which say when they are launched and run when they have to answer."""
-
-    launched = []
-
-    def __init__(self, trunk, taps, example):
-        self.answer = lambda x: merged_answer(bare(trunk, taps, x))
-        size = len(example)
-        self.graphs = [Launched(size, place) for place in range(len(taps) + 1)]
-
-
-class Launched:
-    def __init__(self, size, place):
-        self.launch = lambda _stream: EagerSegments.launched.append((place, size))
-
-
 def faked_plan(out, monkeypatch):
     """BenchOptions records in ``out``.
 
@@ -103,7 +85,6 @@ def faked_plan(out, monkeypatch):
 
     monkeypatch.setattr(bench, "time_captures", time_captures)
     monkeypatch.setattr(variants, "_in_graph", lambda function, trunk, context: BuiltVariant(function, merged_answer))
-    monkeypatch.setattr(segments, "SegmentGraphs", EagerSegments)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: None)
     monkeypatch.setattr(Runner, "open", 0)
     monkeypatch.setattr(Runner, "shift", 0)

@@ -130,8 +130,7 @@ def fake_gpu(patch):
     patch.setattr(torch.cuda, "get_sync_debug_mode", lambda: 0)
     patch.setattr(torch.cuda, "set_sync_debug_mode", lambda mode: None)
     patch.setattr(torch.cuda, "is_available", lambda: True)
-    for module in (operators, watcher):
-        patch.setattr(module, "is_on_gpu", lambda tensor: True)
+    patch.setattr(operators, "is_on_gpu", lambda tensor: True)
     patch.setattr(operators, "device_of", lambda tensor: 0)
     patch.setattr(watcher, "current_device", lambda: current().device.index)
     patch.setattr(watcher, "current_stream", lambda device: current().cuda_stream)

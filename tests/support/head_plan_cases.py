@@ -1,12 +1,12 @@
-"""Heads whose calls are planned, what may change between two calls, and the comparison with the operator."""
+"""Heads whose calls are repeated, what may change between two calls, and the comparison with the operator."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
 from auxhead.kernels import HeadOutput
 from auxhead.model import ExitRule, FusedAuxHead
-from support.head_cases import assert_same_bits
+from support.head_cases import assert_same_bits, feature_count, make_linear
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations, prune, weight_norm
 
@@ -19,6 +19,19 @@ def make_head(device: torch.device | str = "cpu", dtype: torch.dtype = torch.flo
     head = FusedAuxHead(8, 8, pool_size=2, rule=ExitRule(0.6, temperature=0.7), device=device, dtype=dtype).eval()
     with torch.no_grad():
         head.linear.weight.mul_(6)
+    return head
+
+
+def head_for(
+    device: torch.device | str, shape: tuple[int, ...], classes: int, *, dtype: torch.dtype = torch.float32,
+    bias: bool = True, **options: object,
+) -> FusedAuxHead:  # fmt: skip
+    """A head with logits of order 1 to 3."""
+    features = feature_count(shape, options.get("pool", "avg"), options.get("pool_size", 1))
+    head = FusedAuxHead(features, classes, bias=bias, dtype=dtype, device=device, **options).eval()
+    with torch.no_grad():
+        for own, given in zip(head.linear.parameters(), make_linear(features, classes, bias=bias), strict=False):
+            own.copy_(given)
     return head
 
 
@@ -77,7 +90,7 @@ def follows(head: FusedAuxHead, *inputs: Tensor) -> None:
                 assert_same_form(found, wanted)
 
 
-def differ(first: HeadOutput, second: HeadOutput) -> bool:
+def differ(first: Iterable[Tensor | None], second: Iterable[Tensor | None]) -> bool:
     """Return whether two answers are not the same."""
     return any(
         (one is None) != (other is None) or (one is not None and not torch.equal(one, other))

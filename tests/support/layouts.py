@@ -1,4 +1,4 @@
-"""Memory layouts of maps and tokens: each views a larger or permuted tensor as the wanted shape."""
+"""Memory layouts of maps, tokens and vectors: each views a larger or permuted tensor as the wanted shape."""
 
 import torch
 
@@ -27,4 +27,12 @@ TOKEN_LAYOUTS = {
     "without_class_token": lambda make, n, t, d: make((n, t + 1, d))[:, 1:],
     "sequence_first": lambda make, n, t, d: make((t, n, d)).transpose(0, 1),
     "expanded_tokens": lambda make, n, t, d: make((n, 1, d)).expand(n, t, d),
+}
+
+VECTOR_LAYOUTS = {
+    "transposed": lambda make, n, d: make((d, n)).t(),
+    "steps": lambda make, n, d: make((3 * n, 2 * d))[::3, 1::2],
+    "offset": lambda make, n, d: make((n + 1, d + 5))[1:, 5:],
+    "expanded": lambda make, n, d: make((1, d)).expand(n, d),
+    "one_column": lambda make, n, d: make((n, 1)).expand(n, d),
 }

@@ -1,6 +1,5 @@
 """Models with exits of their own, in the styles in which people write them."""
 
-from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -72,35 +71,6 @@ class InAList(nn.Module):
         for layer, head in zip(self.blocks, self.exits, strict=True):
             x = layer(x)
             answers.append(head(x))
-        return answers
-
-
-class AtTheEnd(InAList):
-    """Collects the features first."""
-
-    def forward(self, x: Tensor) -> Any:
-        features = []
-        for layer in self.blocks:
-            x = layer(x)
-            features.append(x)
-        return [head(y) for head, y in zip(self.exits, features, strict=True)]
-
-
-class PoolsBeside(InAList):
-    """Pools are layers of the model; blocks end in pools by two, whose mean is that of what they read."""
-
-    def __init__(self) -> None:
-        super().__init__(*(nn.Linear(width, CLASSES) for width in WIDTHS))
-        self.pools = nn.ModuleList(nn.AdaptiveAvgPool2d(1) for _ in WIDTHS)
-        self.flat = nn.Flatten()
-        for layer in self.blocks[:2]:
-            layer.append(nn.AvgPool2d(2))
-
-    def forward(self, x: Tensor) -> Any:
-        answers = []
-        for layer, pool, head in zip(self.blocks, self.pools, self.exits, strict=True):
-            x = layer(x)
-            answers.append(head(self.flat(pool(x))))
         return answers
 
 
@@ -218,9 +188,6 @@ STYLES: dict[str, tuple[Callable[[], nn.Module], list[tuple[str, str, bool]], li
     "heads in a list": (
         InAList, [("blocks.0", "avg", False), ("blocks.1", "avg", False)], [0, 1, 2], "exits.2",
     ),
-    "heads after all blocks": (
-        AtTheEnd, [("blocks.0", "avg", False), ("blocks.1", "avg", False)], [0, 1, 2], "exits.2",
-    ),
     "classes of one's own": (
         lambda: InAList(
             Pooling(8, lambda x: x.mean((2, 3))),
@@ -237,16 +204,11 @@ STYLES: dict[str, tuple[Callable[[], nn.Module], list[tuple[str, str, bool]], li
         ),
         [("blocks.0", "max 2x2", False), ("blocks.1", "none", False)], [0, 1, 2], "exits.2",
     ),
-    "a tuple": (lambda: Named(lambda *two: two), [("stem", "avg", False)], [0, 1], "classifier"),
     "a tuple with names, the last first": (
         lambda: Named(lambda one, last: Answer(last, one)), [("stem", "avg", False)], [1, 0], "classifier",
     ),
     "a dict, the last first": (lambda: Named(in_a_dict), [("stem", "avg", False)], ["first", "last"], "classifier"),
     "a dataclass": (lambda: Named(Outputs), [("stem", "avg", False)], ["first", "last"], "classifier"),
-    "an ordered dict": (
-        lambda: Named(lambda *two: OrderedDict(zip("ab", two, strict=True))), [("stem", "avg", False)], ["a", "b"],
-        "classifier",
-    ),
     "softmax layers": (
         lambda: Named(in_a_dict, pool_head(8, nn.Softmax(1)), pool_head(12, nn.Softmax(dim=-1))),
         [("stem", "avg", False)], ["first", "last"], "classifier",
@@ -266,16 +228,6 @@ STYLES: dict[str, tuple[Callable[[], nn.Module], list[tuple[str, str, bool]], li
         ),
         [("exits.0.norm", "none", True), ("blocks.1", "avg", False)], [0, 1, 2], "exits.2",  # a batch norm
     ),
-    "hidden layers with norms": (
-        lambda: InAList(
-            Perceptron(8, F.gelu),
-            nn.Sequential(
-                nn.AdaptiveMaxPool2d(2), nn.Flatten(), nn.Linear(48, 9), nn.Hardswish(True), nn.Linear(9, CLASSES)
-            ),
-            Perceptron(16, F.relu),
-        ),
-        [("blocks.0", "avg", False), ("blocks.1", "max 2x2", False)], [0, 1, 2], "exits.2",
-    ),
     "hidden layers that are not fused": (
         lambda: InAList(
             Perceptron(8, torch.tanh),
@@ -290,9 +242,6 @@ STYLES: dict[str, tuple[Callable[[], nn.Module], list[tuple[str, str, bool]], li
     "a last exit that is a convolution": (
         lambda: Named(Outputs, last=nn.Sequential(nn.Conv2d(12, CLASSES, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten())),
         [("stem", "avg", False)], ["first", "last"], "classifier",
-    ),
-    "pools that are layers": (
-        PoolsBeside, [("blocks.0", "avg", False), ("blocks.1", "avg", False)], [0, 1, 2], "exits.2",
     ),
     "features that branch": (
         Branching,

@@ -43,9 +43,26 @@ class Net(nn.Module):
         return [one, two, last]
 
 
-class Clamped(Net):
-    def one(self, a: Tensor) -> Tensor:
-        return super().one(a).clamp(-1, 1)
+def variant(make: Callable[[Net], object] | None = None, **methods: Callable[..., Any]) -> type[Net]:
+    """Return a kind of ``Net`` with other methods."""
+    return type("Variant", (Net,), methods if make is None else methods | {"make": make})
+
+
+def parts(**made: Callable[[], Any]) -> Callable[[Net], None]:
+    """Return a ``make`` that gives a net parts."""
+
+    def make(net: Net) -> None:
+        for name, each in made.items():
+            setattr(net, name, each())
+
+    return make
+
+
+def parameter(*sizes: int, value: float = 1.0) -> Callable[[], nn.Parameter]:
+    return lambda: nn.Parameter(torch.full(sizes, value))
+
+
+Clamped = variant(one=lambda net, a: Net.one(net, a).clamp(-1, 1))
 
 
 class Halved(torch.autograd.Function):

@@ -152,12 +152,23 @@ def _count_computed() -> list[int]:
 
 
 def stream_and_serve() -> None:
-    """Answers as they come, a consumer that stops, a batch that is refused; other ranks serve."""
-    network = plain()
+    """Answers as they come, a consumer that stops, a batch that is refused; other ranks serve.
+
+    Then all leave on the first stage, and the last one does not go on before that answer is there; and nobody leaves.
+    """
+    network, there = plain(), Path("there")
     network.set_rules(dict(zip(network.taps, rules_of(network)[2], strict=True)))
     example = batch_of("plain", 16)
-    with pipelined(network, example, split_size=4) as run:
+    with pipelined(network, example, split_size=4, timeout_s=10.0) as run:
         if not run.is_first:
+            original = run.stage.computed
+
+            def computed(*given: object) -> object:
+                while Path("wait").exists() and not there.exists():
+                    time.sleep(0.01)
+                return original(*given)  # type: ignore[arg-type]
+
+            run.stage.computed = computed  # type: ignore[method-assign]
             run.serve()
             return
         refused = []
@@ -169,47 +180,28 @@ def stream_and_serve() -> None:
         parts = [(places, tuple(answered)) for places, answered in run.answers(batch_of("plain", 37))]
         for _ in run.answers(batch_of("plain", 21)):
             break
-        torch.save((refused, parts, tuple(run(batch_of("plain", 9)))), "0.pt")
+        network.set_rules(0.0)
+        Path("wait").touch()
+        last = [tuple(run(batch_of("plain", 9)))]
+        there.touch()
+        network.set_rules(1.0)
+        last.append(tuple(run(batch_of("plain", 9))))
+        torch.save((refused, parts, *last), "0.pt")
 
 
-def twice() -> None:
-    """One pipeline after another; argument: whether in a process group of the caller's."""
-    group = sys.argv[1] == "True"
-    if group:
-        torch.distributed.init_process_group("gloo")
+def one_after_another() -> None:
+    """Pipelines that join by themselves, and one in a process group of the caller's."""
     found = []
     for size in (4, 3):
+        if size == 3:
+            torch.distributed.init_process_group("gloo")
         network = plain()
         network.set_rules(0.4)
         with pipelined(network, batch_of("plain", 8), split_size=size) as run:
             answered = run(batch_of("plain", 11) if run.is_first else None)
             found.append(None if answered is None else tuple(answered))
     torch.save(found, f"{os.environ['RANK']}.pt")
-    if group:
-        torch.distributed.destroy_process_group()
-
-
-def answered_on_the_first() -> None:
-    """All leave on the first stage, and the last one does not go on before that answer is there; then nobody leaves."""
-    network, x, there = plain(), batch_of("plain", 8), Path("there")
-    network.set_rules(0.0)
-    with pipelined(network, x, split_size=4, timeout_s=10.0) as run:
-        if not run.is_first:
-            original = run.stage.computed
-
-            def computed(*given: object) -> object:
-                while not there.exists():
-                    time.sleep(0.01)
-                return original(*given)  # type: ignore[arg-type]
-
-            run.stage.computed = computed  # type: ignore[method-assign]
-            run.serve()
-            return
-        found = [tuple(run(x))]
-        there.touch()
-        network.set_rules(1.0)
-        found += [tuple(run(x)), *(tuple(answered) for _, answered in run.answers(x))]
-        torch.save(found, "0.pt")
+    torch.distributed.destroy_process_group()
 
 
 def folded() -> None:
@@ -231,7 +223,7 @@ def folded() -> None:
 
 def _run(change: Callable[[EarlyExitNetwork], None] = lambda _: None, **options: object) -> None:
     """Ask two times; the last rank is not as the others are."""
-    network = plain()
+    network = normed()
     network.set_rules(1.0)
     if int(os.environ["RANK"]) == int(os.environ["WORLD_SIZE"]) - 1:
         change(network)
@@ -276,14 +268,10 @@ def _hits_the_host(number: int) -> Callable[[], None]:
     return hit
 
 
-def host_dies() -> None:
-    _run(_on_fifth_micro_batch(_hits_the_host(signal.SIGKILL)))
-
-
 def first_host_freezes() -> None:
     """The one that has torchrun's store, which nobody answers for then."""
     if os.environ["RANK"] == "0":
-        _on_fifth_micro_batch(_hits_the_host(signal.SIGSTOP))(plain())
+        _on_fifth_micro_batch(_hits_the_host(signal.SIGSTOP))(normed())
     _run()
 
 
@@ -294,13 +282,9 @@ def hangs_in_a_layer() -> None:
 def other_parameters() -> None:
     def change(network: EarlyExitNetwork) -> None:
         with torch.no_grad():
-            network.heads[1].linear.bias[0] += 1
+            network.heads[0].linear.bias[0] += 1
 
     _run(change)
-
-
-def does_not_come() -> None:
-    _run(lambda _: time.sleep(60), timeout_s=2.0)
 
 
 def no_such_device() -> None:
@@ -310,23 +294,23 @@ def no_such_device() -> None:
 
 def cannot_be_traced() -> None:
     def change(network: EarlyExitNetwork) -> None:
-        network.backbone[1].forward = lambda x: x if bool(x.sum() > 0) else -x
+        network.backbone[2].forward = lambda x: x if bool(x.sum() > 0) else -x
 
     _run(change)
 
 
 def other_heads() -> None:
     """Changed on the first rank, which is refused and nobody hears of it; then on the last one."""
-    network, example = plain(), batch_of("plain", 8)
+    network, example = normed(), batch_of("plain", 8)
     with pipelined(network, example, split_size=2, timeout_s=5.0) as run:
-        change = network.heads[2].linear.register_forward_hook
+        change = network.heads[0].linear.register_forward_hook
         if run.is_first:
             handle = change(lambda *_: None)
             for call in (run, lambda x: next(run.answers(x))):
                 try:
                     call(example)
                 except RuntimeError as error:
-                    assert str(error).startswith("heads['3']: its linear was given other hooks")
+                    assert str(error).startswith("heads['0']: its linear was given other hooks")
                 else:
                     raise AssertionError("was answered")
             handle.remove()
@@ -339,7 +323,7 @@ def other_heads() -> None:
 def raises_while_another_waits_elsewhere() -> None:
     """NCCL's communicators end together, so that one rank's waits for the other's. Argument: the device."""
     device = sys.argv[1] if sys.argv[1:] else "cpu"
-    network, example = plain(), batch_of("plain", 8)
+    network, example = normed(), batch_of("plain", 8)
     if device == "cpu":
         torch.distributed.destroy_process_group = lambda *_: time.sleep(60)
     with pipelined(network, example, split_size=2, timeout_s=5.0, device=device) as run:
@@ -350,7 +334,7 @@ def raises_while_another_waits_elsewhere() -> None:
 
 
 def ends_before_the_others() -> None:
-    network, example = plain(), batch_of("plain", 8)
+    network, example = normed(), batch_of("plain", 8)
     with pipelined(network, example, split_size=2, timeout_s=5.0) as run:
         run(example if run.is_first else None)
         if not run.is_first:

@@ -4,6 +4,7 @@ A "graph" runs again on the CPU what ran during its capture, into the same memor
 Bodies of conditional nodes run whatever the condition is. So this shows what a runner answers, not what it saves.
 """
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
@@ -11,14 +12,13 @@ from typing import Any
 
 import pytest
 import torch
-from auxhead.autotune.bench import lower_bound as segments
 from auxhead.autotune.measuring import captured, heads_alone
 from auxhead.kernels.launch.arrival_counters import ArrivalCounters
 from auxhead.model.answers import rule_order
 from auxhead.model.basics import streams
 from auxhead.model.basics.streams import StreamPair
 from auxhead.model.network import eager_pass
-from auxhead.model.runners import capture, captures, checks, graph_runner, program
+from auxhead.model.runners import checks, program
 from auxhead.model.runners import compacting as compacting_runner
 from auxhead.model.runners import gated as gated_runner
 from auxhead.model.runners import polled as polled_runner
@@ -26,10 +26,6 @@ from support import stream_order
 from support.failing import launching
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
-
-_CAPTURING = (
-    capture, captures, checks, compacting_runner, graph_runner, gated_runner, polled_runner, program, segments,
-)  # fmt: skip
 
 
 class CaptureStreams:
@@ -39,7 +35,7 @@ class CaptureStreams:
     """Pairs that runners have."""
 
     def __init__(self) -> None:
-        self.trunk, self.side = stream_order.Stream(), stream_order.Stream()
+        self.trunk, self.side, self.copies = (stream_order.Stream() for _ in range(3))
         CaptureStreams.lent += 1
 
     def allocate_workspaces(self, stream: stream_order.Stream) -> None:
@@ -232,10 +228,9 @@ def simulated_cuda() -> Iterator[None]:
             "warm_up": warm_up,
             "nest_in_conditions": nest_in_conditions,
         }
-        for module in _CAPTURING:
-            for name, value in simulated.items():
-                if hasattr(module, name):
-                    patch.setattr(module, name, value)
+        for module in [module for name, module in sys.modules.items() if name.startswith("auxhead.")]:
+            for name in simulated.keys() & vars(module).keys():
+                patch.setattr(module, name, simulated[name])
         patch.setattr(GridExecutor, "__call__", launch)
         patch.setattr(checks, "_check_cuda", lambda _x: None)
         stream_order.patched(patch)
@@ -243,8 +238,6 @@ def simulated_cuda() -> Iterator[None]:
         patch.setattr(rule_order, "stream_pair", lambda _device: pair)
         for module in (eager_pass, rule_order):
             patch.setattr(module, "has_streams", lambda _x: True)
-            patch.setattr(module, "is_capturing", lambda _device: False)
-        patch.setattr(eager_pass, "beside_captures", nullcontext)
         patch.setattr(ArrivalCounters, "take", _counters_of_streams())
         patch.setattr(streams, "new_stream", lambda _device, _priority: stream_order.Stream())
         patch.setattr(streams, "stream_number", lambda _handle: id(stream_order.order.current))
@@ -264,6 +257,7 @@ def simulated_cuda() -> Iterator[None]:
         ):
             patch.setattr(torch.cuda, name, value)
         patch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
+        patch.setattr(torch.Tensor, "is_pinned", lambda _tensor: False)  # whose answer looks like a wait
         patch.setattr(torch, "empty_like", partial(_empty_like, torch.empty_like))
         patch.setattr(polled_runner, "_LEAST_SEGMENT_US", 0.0)
         patch.setattr(compacting_runner, "_LEAST_STOP_US", 0.0)

@@ -43,29 +43,18 @@ WEIGHTS = {"block_c": 0.5, "block_a": 0.4, "window_parts": 0.3, "block_k": 0.2, 
 
 
 class Synthetic:
-    """Measures what ``true_us`` says, with an offset of each capture, drift of all and outliers; counts what it did.
-
-    What it began to compile it keeps with the number of runs that were timed before.
-    """
+    """Measures what ``true_us`` says, with an offset of each capture, drift of all and outliers; counts what it did."""
 
     def __init__(self, seed=0, noise=1.0, fails=lambda config: None):
         self._generator = np.random.default_rng(seed)
         self._noise = noise
         self._fails = fails
-        self.begun, self.compiled, self.checked, self.timed = [], [], [], []
+        self.prepared, self.timed = [], []
         self._runs = 0
 
-    def begin_to_compile(self, target, place, configs):
-        self.begun += [(target, place, text(config), self._runs) for config in configs]
-
-    def compile(self, target, place, configs):
-        self.compiled += [(place, text(config)) for config in configs]
-        return self._failures("compile", configs)
-
-    def check(self, target, place, configs):
-        assert set(self.compiled) >= {(place, text(config)) for config in configs}, "compiled ahead"
-        self.checked += [(place, text(config)) for config in configs]
-        return self._failures("check", configs)
+    def prepare(self, target, place, configs):
+        self.prepared += [(place, text(config)) for config in configs]
+        return self._failures("prepare", configs)
 
     def _failures(self, step, configs):
         found = {config: self._fails(config) for config in configs}
@@ -73,7 +62,7 @@ class Synthetic:
 
     def time(self, target, place, configs, rounds, captures):
         assert configs[0] == target.rule, "the baseline"
-        assert set(self.checked) >= {(place, text(config)) for config in configs}, "checked before"
+        assert set(self.prepared) >= {(place, text(config)) for config in configs}, "prepared before"
         self._runs += 1
         self.timed += [(place, text(config), rounds) for config in configs]
         draw, noise = self._generator, self._noise

@@ -99,9 +99,7 @@ RESNET18_BLOCKS = [f"layer{i}.{j}" for i in (1, 2, 3, 4) for j in (0, 1)]
 
 MODELS = {
     "resnet18, every block": ("resnet18", RESNET18_BLOCKS),
-    "resnet18, stages and blocks": ("resnet18", ["layer1.0", "layer1.1", "layer1", "layer2", "layer4"]),
     "resnet18, leaves": ("resnet18", ["conv1", "layer1.0.bn1", "layer2.0.downsample", "avgpool", "fc"]),
-    "resnet18, no taps": ("resnet18", []),
     "resnet50": ("resnet50", ["layer1.0", "layer3"]),
     "mobilenet": ("mobilenet_v3_small", ["features.0", "features.3", "features.8"]),
     "googlenet": ("googlenet", ["inception3a", "inception4c.branch2", "inception5b"]),

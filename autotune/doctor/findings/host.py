@@ -2,6 +2,7 @@
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator
+from functools import cache
 from pathlib import PurePath
 from statistics import median
 from typing import NamedTuple
@@ -10,8 +11,8 @@ from ...measuring.cuda_calls import SYNCHRONISATIONS
 from ...records.intervals import Interval, length, merged
 from ..trace import ApiCall, Trace, TracedRequest, Work
 from ..user_code import place_in_words
-from .finding import Finding, first_few, host_marks, lines_of, once_each, times, us
-from .requests import Busy, Launched, holds, set_up
+from .finding import Finding, first_few, found, host_marks, lines_of, once_each, times, us
+from .requests import Busy, holds, launched_in, set_up
 
 #: What costs less a request is none.
 _LEAST_US = 5.0
@@ -37,32 +38,40 @@ _WRITTEN = {
     "aten::copy_": "`.cpu()`, `.tolist()`, `.numpy()`, or a copy without `non_blocking=True`",
     "aten::_to_copy": "`.cpu()`, or a copy without `non_blocking=True`",
 }
-_SNIPPETS = {
+#: Remedy and snippet by the operator that waits; None: none does.
+_HELP = {
     "aten::nonzero": (
         "Keep shapes fixed: a mask in place of an index needs no wait.",
         "y = torch.where(mask[:, None], a, b)  # in place of a[mask.nonzero()]\n",
     ),
     "aten::copy_": (
         "Copy to pinned memory without waiting, and wait for an event when the request is launched.",
-        'host = torch.empty(y.shape, dtype=y.dtype, device="cpu", pin_memory=True)  # once\n'
-        "host.copy_(y, non_blocking=True)\n"
-        "copied = torch.cuda.Event()\n"
-        "copied.record()\n"
-        "...  # launch all that is left of the request\n"
-        "copied.synchronize()  # then read host\n",
+        """\
+host = torch.empty(y.shape, dtype=y.dtype, device="cpu", pin_memory=True)  # once
+host.copy_(y, non_blocking=True)
+copied = torch.cuda.Event()
+copied.record()
+...  # launch all that is left of the request
+copied.synchronize()  # then read host
+""",
     ),
     None: (
         "Let streams wait for events, and not the host for streams; wait once, when all is launched.",
-        "done = torch.cuda.Event()\n"
-        "done.record(side)\n"
-        "torch.cuda.current_stream().wait_event(done)  # in place of synchronize()\n",
+        """\
+done = torch.cuda.Event()
+done.record(side)
+torch.cuda.current_stream().wait_event(done)  # in place of synchronize()
+""",
     ),
 }
 _DECIDE = (
     "Leave the decision on the GPU, or read it when all is launched; auxhead's runners leave early without a wait.",
-    "from auxhead.model import accelerate\n\n"
-    "fast = accelerate(model, images)  # exits stop the network on the GPU, with no .item()\n"
-    "answer = fast(images)  # read label, confidence, exit_index at the end\n",
+    """\
+from auxhead.model import accelerate
+
+fast = accelerate(model, images)  # exits stop the network on the GPU, with no .item()
+answer = fast(images)  # read label, confidence, exit_index at the end
+""",
 )
 
 
@@ -85,26 +94,27 @@ def blocking_copies(request: TracedRequest) -> list[tuple[ApiCall, Work]]:
     """Return waits that end a copy, each with it: a blocking copy is a copy and then a wait in one operator."""
     by_call = {id(work.call): work for work in request.work if work.kind == "copy"}
     latest: dict[int, ApiCall] = {}
-    found = []
+    pairs = []
     for call in request.calls:
         if id(call) in by_call:
             latest[call.thread] = call
         elif call.name in SYNCHRONISATIONS and call.thread in latest:
             copying = latest.pop(call.thread)
             if copying.operator_us is not None and copying.operator_us == call.operator_us:
-                found.append((call, by_call[id(copying)]))
-    return found
+                pairs.append((call, by_call[id(copying)]))
+    return pairs
 
 
+@cache
 def host_waits(request: TracedRequest) -> list[HostWait]:
     """Return the waits after which a request goes on, but for those of uploads, captures and cuDNN's trials.
 
     One before anything was launched belongs to the caller, and one after which little is launched reads the answer,
     unless requests follow one another at once.
     """
-    launched, busy, others = Launched(request), Busy(request.work), set_up(request)
+    launched, busy, others = launched_in(request), Busy(request.work), set_up(request)
     copies = {id(wait): copy for wait, copy in blocking_copies(request)}
-    found = []
+    waits = []
     for call in request.calls:
         if call.name not in SYNCHRONISATIONS or holds(others, call.start_us):
             continue
@@ -118,34 +128,32 @@ def host_waits(request: TracedRequest) -> list[HostWait]:
             resumed, inside = resumed or request.next_us, True
         if resumed is not None and inside:
             resumed = max(start, resumed)
-            found.append(HostWait(call, copy, start, max(0.0, resumed - start - busy.between(start, resumed))))
-    return found
+            waits.append(HostWait(call, copy, start, max(0.0, resumed - start - busy.between(start, resumed))))
+    return waits
 
 
 def find_host_waits(trace: Trace) -> Iterator[Finding]:
     """Find lines at which the host waits in the middle of a request: five at most, and one for all others."""
-    waits = {id(request): host_waits(request) for request in trace.requests}
 
     def cost(keys: set[str]) -> float:
-        return trace.median_us(lambda request: sum(w.idle_us for w in waits[id(request)] if w.key in keys))
+        return trace.median_us(lambda request: sum(wait.idle_us for wait in host_waits(request) if wait.key in keys))
 
-    costs = {key: cost({key}) for key in {wait.key for each in waits.values() for wait in each}}
+    costs = {key: cost({key}) for key in {wait.key for each in trace.requests for wait in host_waits(each)}}
     keys = sorted((key for key in costs if costs[key] >= _LEAST_US), key=lambda key: (-costs[key], key))
     exact = _exact_lines(trace, keys)
     for group in [[key] for key in keys[:_MOST]] + ([keys[_MOST:]] if keys[_MOST:] else []):
-        here = [wait for wait in waits[id(trace.shown)] if wait.key in group]
-        here = here or [wait for each in waits.values() for wait in each if wait.key in group][:1]
+        here = [wait for wait in host_waits(trace.shown) if wait.key in group]
+        here = here or [wait for each in trace.requests for wait in host_waits(each) if wait.key in group][:1]
         yield _finding(here, group, cost({*group}), [line for key in sorted(group) for line in exact[key]])
 
 
 def _finding(waits: list[HostWait], keys: list[str], cost: float, exact: list[str]) -> Finding:
     first = waits[0].call
-    ways = Counter((wait.call.name, wait.call.operator) for wait in waits)
     evidence = [
         f"{name} {times(count)} a request"
         + (f", in {operator}" if operator else "")
         + (f": {_WRITTEN[operator]}" if operator in _WRITTEN else "")
-        for (name, operator), count in ways.most_common()
+        for (name, operator), count in Counter((wait.call.name, wait.call.operator) for wait in waits).most_common()
     ]
     if any(wait.copy is not None and "Pageable" in wait.copy.name for wait in waits):
         evidence.append("what it reads is copied to pageable memory")
@@ -153,13 +161,11 @@ def _finding(waits: list[HostWait], keys: list[str], cost: float, exact: list[st
     where = f" at {len(keys)} more places" if len(keys) > 1 else ""
     if not where and not exact and first.line is not None:  # those that are exact stand below
         where = f" {place_in_words(first.line)},"
-    remedy, snippet = _SNIPPETS.get(first.operator, _DECIDE if first.operator else _SNIPPETS[None])
     return Finding(
         "host-wait",
         f"The host waits for the device{where} and launches the rest only then.",
         first_few(evidence),
-        remedy,
-        snippet,
+        *_HELP.get(first.operator, _DECIDE if first.operator else _HELP[None]),
         cost,
         once_each(exact) or once_each(wait.call.line for wait in waits),
         host_marks((wait.start_us, wait.call.end_us) for wait in waits),
@@ -168,27 +174,23 @@ def _finding(waits: list[HostWait], keys: list[str], cost: float, exact: list[st
 
 def _exact_lines(trace: Trace, keys: list[str]) -> dict[str, list[str]]:
     """Return, by function, lines at which waits were seen live: each is of the last function to begin before it."""
-    found: dict[str, list[str]] = defaultdict(list)
+    lines: dict[str, list[str]] = defaultdict(list)
     for line in lines_of(trace.noticed("host-wait")):
         file, number = _file_and_line(line)
         places = [(key, *_file_and_line(key)) for key in keys]
-        begins = {key: begin for key, of_key, begin in places if begin <= number and _same_file(file, of_key)}
+        # a profiler may have cut off the beginning of a path, and a live line has its end alone
+        begins = {
+            key: begin for key, of, begin in places if begin <= number and PurePath(of).name == PurePath(file).name
+        }
         if begins:
-            found[max(begins, key=lambda key: begins[key])].append(line)
-    return found
+            lines[max(begins, key=begins.__getitem__)].append(line)
+    return lines
 
 
 def _file_and_line(place: str) -> tuple[str, int]:
     """Split ``file.py:12 in forward``; 0 where there is no line."""
     file, _, number = place.partition(" in ")[0].rpartition(":")
     return (file, int(number)) if number.isdecimal() else (file or number, 0)
-
-
-def _same_file(one: str, other: str) -> bool:
-    """Compare paths of which a profiler may have cut off the beginning."""
-    a, b = PurePath(one).parts, PurePath(other).parts
-    shorter = min(len(a), len(b))
-    return shorter > 0 and a[-shorter:] == b[-shorter:]
 
 
 class Idleness(NamedTuple):
@@ -230,52 +232,35 @@ def find_launch_bound(trace: Trace) -> Iterator[Finding]:
     def cost(request: TracedRequest) -> float:
         if not request.work or any(work.graph for work in request.work):
             return 0.0
-        found = idleness(request)
+        seen = idleness(request)
         # a profiler makes launches slower: the time without it is known, or reckoned
-        total = found.launches * _LAUNCH_US if host_us is None else host_us
-        idle = min(found.idle_us, total - found.busy_us)
-        if found.launches < _LEAST_LAUNCHES or found.idle_us <= _IDLE_SHARE * found.span_us:
+        total = seen.launches * _LAUNCH_US if host_us is None else host_us
+        idle = min(seen.idle_us, total - seen.busy_us)
+        if seen.launches < _LEAST_LAUNCHES or seen.idle_us <= _IDLE_SHARE * seen.span_us:
             return 0.0
-        if idle <= _IDLE_SHARE * total or found.waiting_us < _WAITING_SHARE * found.idle_us:
+        if idle <= _IDLE_SHARE * total or seen.waiting_us < _WAITING_SHARE * seen.idle_us:
             return 0.0
-        return idle * found.waiting_us / found.idle_us
+        return idle * seen.waiting_us / seen.idle_us
 
     cost_us = trace.median_us(cost)
     if not cost_us:
         return
     request = trace.shown
-    found = idleness(request)
+    seen = idleness(request)
     starts = sorted({work.call.start_us for work in request.work if work.call is not None})
-    apart = median(after - before for before, after in zip(starts, starts[1:], strict=False))
-    taken = median([work.us for work in request.kernels] or [0.0])
+    apart = us(median(after - before for before, after in zip(starts, starts[1:], strict=False)))
+    taken = us(median([work.us for work in request.kernels] or [0.0]))
     told = "as measured without a profiler" if host_us is not None else "at 10 us a launch, for a profiler adds to it"
-    yield Finding(
-        kind="launch-bound",
-        what=f"The device waits for launches: a kernel takes {us(taken)}, the next one comes after {us(apart)}.",
-        evidence=(
-            f"{found.launches} launches a request, {us(apart)} apart (median, with the profiler on)",
-            f"kernels of {us(taken)} (median), {us(found.busy_us)} together",
-            f"the device is idle for {us(found.idle_us)} of {us(found.span_us)} in the trace, for "
-            f"{us(found.waiting_us)} of it because nothing was launched",
+    yield found(
+        "launch-bound",
+        f"The device waits for launches: a kernel takes {taken}, the next one comes after {apart}.",
+        (
+            f"{seen.launches} launches a request, {apart} apart (median, with the profiler on)",
+            f"kernels of {taken} (median), {us(seen.busy_us)} together",
+            f"the device is idle for {us(seen.idle_us)} of {us(seen.span_us)} in the trace, for "
+            f"{us(seen.waiting_us)} of it because nothing was launched",
             f"cost {told}",
         ),
-        remedy="Launch the request as one CUDA graph, or less and larger kernels: torch.compile, a larger batch, "
-        "heads of one launch. Streams gain nothing while launches are what takes the time.",
-        snippet="# 1. an EarlyExitNetwork: a runner is such a graph\n"
-        "from auxhead.model import make_runner\n\n"
-        "runner = make_runner(network, x)\n"
-        "out = runner(x)  # in each request\n\n"
-        "# 2. any other model\n"
-        "graph, static = torch.cuda.CUDAGraph(), x.clone()\n"
-        "side = torch.cuda.Stream()\n"
-        "side.wait_stream(torch.cuda.current_stream())\n"
-        "with torch.no_grad(), torch.cuda.stream(side):\n"
-        "    model(static)  # warm-up\n"
-        "torch.cuda.current_stream().wait_stream(side)\n"
-        "with torch.no_grad(), torch.cuda.graph(graph):\n"
-        "    out = model(static)\n"
-        "static.copy_(x)  # in each request\n"
-        "graph.replay()\n",
-        cost_us=cost_us,
-        marks=host_marks(found.gaps),
+        cost_us,
+        marks=host_marks(seen.gaps),
     )

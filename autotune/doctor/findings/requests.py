@@ -1,13 +1,17 @@
-"""Requests in numbers: medians over them, when the device is busy, what is launched after a time, what sets up."""
+"""Requests in numbers: when the device is busy, what is launched after a time, what sets up; each told once."""
 
 import bisect
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache
 from itertools import accumulate
+from typing import TypeVar
 
 from ...measuring.cuda_calls import CAPTURE_BEGINS, INSTANTIATIONS, LAUNCHES, SYNCHRONISATIONS
 from ...records.intervals import Interval, length, merged
 from ..trace import ApiCall, Stream, Trace, TracedRequest, Work
+
+Some = TypeVar("Some", bound=Sequence[object])
 
 #: A request goes on after a time if this share of its kernels' time is still to come, or this share of their number.
 _MUCH_TIME, _MUCH_WORK = 0.05, 0.1
@@ -15,6 +19,12 @@ _MUCH_TIME, _MUCH_WORK = 0.05, 0.1
 _LAUNCHES_BEFORE_CAPTURE = 4
 #: So many waits for events, or for the device, in one convolution are trials.
 _LEAST_TRIALS = 3
+
+
+def where_any(trace: Trace, find: Callable[[TracedRequest], Some]) -> Some:
+    """Return what is found in the shown request, or else in the first in which anything is."""
+    results = [find(request) for request in (trace.shown, *trace.requests)]
+    return next((some for some in results if some), results[0])
 
 
 def steady_from_us(trace: Trace, request: TracedRequest) -> float:
@@ -31,7 +41,8 @@ def intervals(work: Iterable[Work]) -> list[Interval]:
     return merged((one.start_us, one.end_us) for one in work)
 
 
-def library_streams(request: TracedRequest) -> set[Stream]:
+@cache
+def library_streams(request: TracedRequest) -> frozenset[Stream]:
     """Return the streams that a library has for itself, as cuDNN's algorithms have that run on several.
 
     All that they run is launched within operators that have them wait for the stream of their caller.
@@ -44,25 +55,20 @@ def library_streams(request: TracedRequest) -> set[Stream]:
         if work.call is None or work.call.operator_us is None:
             return False
         begin, end = work.call.operator_us
-        of_stream = waits[work.stream]
-        index = bisect.bisect_left(of_stream, begin)
-        return index < len(of_stream) and of_stream[index] < end
+        index = bisect.bisect_left(waits[work.stream], begin)
+        return index < len(waits[work.stream]) and waits[work.stream][index] < end
 
-    found: dict[Stream, bool] = {}
-    for work in request.work:
-        found[work.on] = found.get(work.on, True) and waits_within(work)
-    return {stream for stream, is_own in found.items() if is_own}
+    return frozenset({work.on for work in request.work} - {work.on for work in request.work if not waits_within(work)})
 
 
 def trunk_stream(trace: Trace) -> Stream | None:
     """Return the stream with most kernel time, heads and libraries' own streams aside; None if nothing else ran."""
     by_stream: dict[Stream, float] = defaultdict(float)
     for request in trace.requests:
-        own = library_streams(request)
         for work in request.kernels:
-            if not work.is_head and work.on not in own:
+            if not work.is_head and work.on not in library_streams(request):
                 by_stream[work.on] += work.us
-    return max(by_stream, key=lambda stream: by_stream[stream], default=None)
+    return max(by_stream, key=by_stream.__getitem__, default=None)
 
 
 class Busy:
@@ -118,9 +124,13 @@ class Launched:
         return count > 0 and (more >= _MUCH_TIME * all_us or count >= _MUCH_WORK * all_kernels)
 
 
+launched_in = cache(Launched)
+
+
 # Stretches in which the host sets something up.
 
 
+@cache
 def captures(request: TracedRequest) -> list[Interval]:
     """Return when graphs are captured or instantiated, with the wait that torch.cuda.graph begins with."""
     found: list[Interval] = []
@@ -141,6 +151,7 @@ def captures(request: TracedRequest) -> list[Interval]:
     return merged(found)
 
 
+@cache
 def trials(request: TracedRequest) -> dict[Interval, list[ApiCall]]:
     """Return the convolutions, by begin and end, in which cuDNN measures its algorithms, with their calls."""
     by_operator: dict[Interval, list[ApiCall]] = defaultdict(list)
@@ -154,6 +165,7 @@ def trials(request: TracedRequest) -> dict[Interval, list[ApiCall]]:
     return {span: calls for span, calls in by_operator.items() if waits(calls) >= _LEAST_TRIALS}
 
 
+@cache
 def set_up(request: TracedRequest) -> list[Interval]:
     """Return all of these, in which waits and allocations are theirs."""
     return merged([*captures(request), *trials(request)])

@@ -7,12 +7,13 @@ here.
 
 import itertools
 import sys
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any, NamedTuple
 
+import numpy as np
 from torch import Tensor
 from torch._utils import CallbackRegistry
 from torch.cuda import _gpu_trace
@@ -23,8 +24,8 @@ from .stream_uses import StreamUses
 _SANITIZER = "torch.cuda._sanitizer"
 #: Of an event that streams wait for in the accounts alone; events of CUDA are addresses.
 _JOINING = -1
-#: Steps after which two tensors count as apart: shapes that take more are nobody's slices.
-_MOST_STEPS = 1_000
+#: Tries of NumPy's after which two tensors count as apart: shapes that take more are nobody's slices.
+_MOST_WORK = 1_000
 
 
 class Memory(NamedTuple):
@@ -38,22 +39,21 @@ class Memory(NamedTuple):
     """Its type and shape."""
     item: int = 1
     """Bytes of an element."""
-    layout: tuple[tuple[int, int], ...] = ()
-    """Stride in bytes and size, of each dimension of more than one element."""
+    shape: tuple[int, ...] = ()
+    strides: tuple[int, ...] = ()
+    """In bytes."""
 
     def overlaps(self, other: "Memory") -> bool:
         """Return whether an element of one lies where an element of the other does; both are of one storage."""
-        # an element of this one begins at pointer + sum of stride * index: how far are two from each other?
-        apart = other.pointer - self.pointer
-        least, most = apart - self.item + 1, apart + other.item - 1
-        ranges: Counter[int] = Counter()
-        before: Counter[int] = Counter()
-        for stride, size in self.layout:
-            ranges[stride] += size - 1
-        for stride, size in other.layout:
-            before[stride] += size - 1
-        strides = sorted({*ranges, *before} - {0}, reverse=True)
-        return _can_be(least, most, [(stride, -before[stride], ranges[stride]) for stride in strides])
+        try:
+            return np.shares_memory(self._array(), other._array(), max_work=_MOST_WORK)
+        except np.exceptions.TooHardError:
+            return False
+
+    def _array(self) -> Any:
+        """Return an array there, of which NumPy compares addresses and reads nothing."""
+        fields = {"shape": self.shape, "strides": self.strides, "typestr": f"|V{self.item}", "version": 3}
+        return np.asarray(SimpleNamespace(__array_interface__={"data": (self.pointer, True), **fields}))
 
 
 def memory_at(tensor: Tensor) -> Memory | None:
@@ -64,42 +64,9 @@ def memory_at(tensor: Tensor) -> Memory | None:
         return None
     if not pointer or not tensor.numel():
         return None
-    kind = str(tensor.dtype).removeprefix("torch.")
+    words = f"{str(tensor.dtype).removeprefix('torch.')}[{', '.join(map(str, tensor.shape))}]"
     item = tensor.element_size()
-    dimensions = zip(tensor.stride(), tensor.shape, strict=True)
-    layout = tuple((stride * item, size) for stride, size in dimensions if size > 1)
-    return Memory(pointer, block, f"{kind}[{', '.join(map(str, tensor.shape))}]", item, layout)
-
-
-def _can_be(least: int, most: int, terms: Sequence[tuple[int, int, int]]) -> bool:
-    """Return whether a sum of ``stride * index``, the index of each from its least to its most, lies in a range.
-
-    Strides go from the longest to the shortest: of those before it few indices leave the rest within reach.
-    """
-    lows, highs = [0], [0]  # of what the terms from one on can add, from the last one backwards
-    for stride, first, last in reversed(terms):
-        lows.append(lows[-1] + stride * first)
-        highs.append(highs[-1] + stride * last)
-    lows.reverse()
-    highs.reverse()
-    steps = 0
-
-    def reaches(index: int, so_far: int) -> bool:
-        nonlocal steps
-        if index == len(terms):
-            return least <= so_far <= most
-        stride, first, last = terms[index]
-        first = max(first, -((so_far + highs[index + 1] - least) // stride))
-        last = min(last, (most - so_far - lows[index + 1]) // stride)
-        for count in range(first, last + 1):
-            steps += 1
-            if steps > _MOST_STEPS:
-                return False
-            if reaches(index + 1, so_far + stride * count):
-                return True
-        return False
-
-    return reaches(0, 0)
+    return Memory(pointer, block, words, item, tuple(tensor.shape), tuple(item * stride for stride in tensor.stride()))
 
 
 class Operator(NamedTuple):

@@ -1,4 +1,4 @@
-"""Streams while requests are watched: what runs on each, and the ``with`` blocks that nothing runs in, or beside."""
+"""``StreamUses``: what runs on each stream while requests are watched, and in its ``with`` blocks, or beside them."""
 
 import gc
 import sys
@@ -19,14 +19,36 @@ class StreamKey(NamedTuple):
     handle: int
 
 
+@dataclass(eq=False)
+class _WithBlock:
+    """A block that is open."""
+
+    context: object
+    stream: StreamKey
+    line: str | None
+    """Where the user's code enters it; None: torch or auxhead does."""
+    is_empty: bool = True
+
+
 class StreamUses:
-    """Counts of operators, stream by stream."""
+    """Counts of operators, stream by stream, and the blocks of each thread.
+
+    A stream is the current one of the thread that enters its block, and of no other. A block in which nothing ran is
+    told only where the user's own code entered it, and where all operators of its device, before and after, ran on one
+    other stream and nothing else was launched. A launch that cannot be seen, as another library's, can so only be taken
+    for none if it is all that the program does beside one stream; a trace tells then that kernels ran on two.
+    """
 
     def __init__(self) -> None:
-        """Have nothing run yet."""
+        """Have nothing run yet, and no block open."""
         self._operators: Counter[StreamKey] = Counter()
         self._priorities: dict[int, int] = {0: 0}
         self._made: dict[StreamKey, int] = {}  # by the user's code, with their priorities
+        self._open_in: dict[int, list[_WithBlock]] = defaultdict(list)  # by thread
+        self._empty: dict[str, StreamKey] = {}  # the line of a block that was left -> its stream
+        self._filled: set[str] = set()  # lines of blocks that something ran in, another time
+        self._at_home: set[str] = set()  # lines of blocks in which something ran on the block's own device
+        self._suspects: dict[str, Noticed] = {}  # by the line of the block
         self.is_partial = False
         """A graph, or something else that is no operator, was launched: on which streams it runs is not known."""
 
@@ -40,15 +62,6 @@ class StreamUses:
         """Note a stream that the user's code made."""
         self._made[key] = priority
         self._priorities.setdefault(key.handle, priority)
-
-    def running_on(self, device: int) -> list[StreamKey]:
-        """Return the streams of a device that operators ran on."""
-        return [key for key in self._operators if key.device == device]
-
-    @property
-    def total(self) -> int:
-        """How many operators ran."""
-        return self._operators.total()
 
     def words(self, handle: int) -> str:
         """Return what a stream is called in evidence."""
@@ -76,6 +89,72 @@ class StreamUses:
             if key.handle and key not in self._operators
         ]
         return tuple(used)
+
+    # Blocks.
+
+    @property
+    def _open(self) -> list[_WithBlock]:
+        return self._open_in[threading.get_ident()]
+
+    def entered(self, context: object, stream: StreamKey, line: str | None) -> None:
+        """Note that a block begins; ``line``: of the user's own code, if it enters it itself."""
+        self._open.append(_WithBlock(context, stream, line))
+
+    def left(self, context: object) -> None:
+        """Note that a block ends."""
+        block = next((one for one in reversed(self._open) if one.context is context), None)
+        if block is None:
+            return
+        self._open.remove(block)
+        if block.line is not None and block.is_empty:
+            self._empty[block.line] = block.stream
+        elif block.line is not None:
+            self._filled.add(block.line)
+
+    def launched(self, devices: set[int] | None = None) -> None:
+        """Note that something runs on those devices, in all blocks that are open; None: where is not known."""
+        for block in self._open:
+            block.is_empty = False
+            if block.line is not None and (devices is None or block.stream.device in devices):
+                self._at_home.add(block.line)
+
+    def check_devices(self, operator: str, line: str | None, devices: set[int], current_device: int) -> Noticed | None:
+        """Return what is wrong if an operator, in a line, runs on other devices than that of the innermost block.
+
+        Nothing is where the code has chosen the operator's device itself. If a block further out is of that device, it
+        is a fault only if nothing at all runs on the device of the inner one, and is kept until that is known: blocks
+        of both devices, most of all of one line, are there for both.
+        """
+        block = self._open[-1] if self._open else None
+        if block is None or block.line is None or block.stream.device in devices:
+            return None
+        if current_device != block.stream.device:
+            return None
+        where = " and ".join(f"cuda:{device}" for device in sorted(devices))
+        evidence = (
+            f"{operator}, {line or block.line}, runs on the current stream of {where}, in the block of "
+            f"{self.words(block.stream.handle)} of cuda:{block.stream.device}, {block.line}"
+        )
+        found = Noticed("mixed-devices", evidence, tuple(dict.fromkeys(one for one in (line, block.line) if one)))
+        if not any(one.stream.device in devices for one in self._open):
+            return found
+        self._suspects.setdefault(block.line, found)
+        return None
+
+    def noticed(self) -> tuple[Noticed, ...]:
+        """Return what was suspected and is so, and blocks in which nothing ever ran, of the kind "default-stream"."""
+        if self.is_partial:
+            return ()
+        found = [noticed for line, noticed in self._suspects.items() if line not in self._at_home]
+        for line, stream in self._empty.items():
+            running = [key for key in self._operators if key.device == stream.device]
+            if line not in self._filled and len(running) == 1 and running[0] != stream:
+                evidence = (
+                    f"nothing runs in the block of {self.words(stream.handle)}, {line}: all {self._operators.total()} "
+                    f"operators run on {self.words(running[0].handle)}"
+                )
+                found.append(Noticed("default-stream", evidence, (line,)))
+        return tuple(found)
 
 
 def _living_streams() -> dict[StreamKey, int]:
@@ -110,132 +189,3 @@ def key_of(stream: torch.Stream) -> StreamKey:
             stream_id=stream.stream_id, device_index=stream.device_index, device_type=stream.device_type
         )
     return StreamKey(stream.device.index, stream.cuda_stream)
-
-
-@dataclass(eq=False)
-class _WithBlock:
-    """A block that is open."""
-
-    context: object
-    stream: StreamKey
-    line: str | None
-    """Where the user's code enters it; None: torch or auxhead does."""
-    is_empty: bool = True
-
-
-class WithBlocks:
-    """The blocks of each thread: a stream is the current one of the thread that enters its block, and of no other.
-
-    A block in which nothing ran is told only where the user's own code entered it, and where all operators of its
-    device, before and after, ran on one other stream and nothing else was launched. A launch that cannot be seen, as
-    another library's, can so only be taken for none if it is all that the program does beside one stream; a trace
-    tells then that kernels ran on two.
-    """
-
-    def __init__(self, uses: StreamUses) -> None:
-        """Have no block open."""
-        self._uses = uses
-        self._open_in: dict[int, list[_WithBlock]] = defaultdict(list)  # by thread
-        self._empty: dict[str, StreamKey] = {}  # the line of a block that was left -> its stream
-        self._ran: set[str] = set()  # lines of blocks that something ran in, another time
-        self._at_home: set[str] = set()  # lines of blocks in which something ran on the block's own device
-        self._suspects: dict[str, Noticed] = {}  # by the line of the block
-        self._backwards: list[tuple[_WithBlock, Counter[StreamKey]]] = []  # that run in a block, with their operators
-        self._strayed: dict[str, Noticed] = {}  # by the line of the block
-
-    @property
-    def _open(self) -> list[_WithBlock]:
-        return self._open_in[threading.get_ident()]
-
-    def entered(self, context: object, stream: StreamKey, line: str | None) -> None:
-        """Note that a block begins; ``line``: of the user's own code, if it enters it itself."""
-        self._open.append(_WithBlock(context, stream, line))
-
-    def left(self, context: object) -> None:
-        """Note that a block ends."""
-        opened = self._open
-        block = next((one for one in reversed(opened) if one.context is context), None)
-        if block is None:
-            return
-        opened.remove(block)
-        if block.line is not None and block.is_empty:
-            self._empty[block.line] = block.stream
-        elif block.line is not None:
-            self._ran.add(block.line)
-
-    def ran(self, devices: set[int] | None = None) -> None:
-        """Note that something runs on those devices, in all blocks that are open; None: where is not known."""
-        for block in self._open:
-            block.is_empty = False
-            if block.line is not None and (devices is None or block.stream.device in devices):
-                self._at_home.add(block.line)
-
-    def check_devices(self, operator: str, line: str | None, devices: set[int], current_device: int) -> Noticed | None:
-        """Return what is wrong if an operator, in a line, runs on other devices than that of the innermost block.
-
-        Nothing is where the code has chosen the operator's device itself. If a block further out is of that device, it
-        is a fault only if nothing at all runs on the device of the inner one, and is kept until that is known: blocks
-        of both devices, most of all of one line, are there for both.
-        """
-        opened = self._open
-        block = opened[-1] if opened else None
-        if block is None or block.line is None or block.stream.device in devices:
-            return None
-        if current_device != block.stream.device:
-            return None
-        where = " and ".join(f"cuda:{device}" for device in sorted(devices))
-        evidence = (
-            f"{operator}, {line or block.line}, runs on the current stream of {where}, in the block of "
-            f"{self._uses.words(block.stream.handle)} of cuda:{block.stream.device}, {block.line}"
-        )
-        found = Noticed("mixed-devices", evidence, tuple(dict.fromkeys(one for one in (line, block.line) if one)))
-        if not any(one.stream.device in devices for one in opened):
-            return found
-        self._suspects.setdefault(block.line, found)
-        return None
-
-    def backward_begins(self) -> None:
-        """Note that this thread calls a backward, which other threads may run."""
-        opened = self._open
-        if opened and opened[-1].line is not None:
-            self._backwards.append((opened[-1], Counter()))
-
-    def backward_ran(self, key: StreamKey) -> None:
-        """Note an operator of a backward; of two that run at once nobody knows whose it is."""
-        if len(self._backwards) == 1:
-            self._backwards[0][1][key] += 1
-
-    def backward_ended(self) -> None:
-        """Note its end; autograd runs each operator on the stream of its forward, whatever the block."""
-        opened = self._open
-        ended = next((one for one in reversed(self._backwards) if opened and one[0] is opened[-1]), None)
-        if ended is None:
-            return
-        self._backwards.remove(ended)
-        block, operators = ended
-        if block.line is None or not operators or block.stream in operators:
-            return
-        stream, count = operators.most_common(1)[0]
-        if stream.device == block.stream.device:
-            evidence = (
-                f"the backward in the block of {self._uses.words(block.stream.handle)}, {block.line}, runs {count} "
-                f"operators on {self._uses.words(stream.handle)}, and none on its own"
-            )
-            strayed = Noticed("default-stream", evidence, (block.line,), of_backward=True)
-            self._strayed.setdefault(block.line, strayed)
-
-    def noticed(self) -> tuple[Noticed, ...]:
-        """Return what was suspected and is so, and blocks in which nothing ever ran, of the kind "default-stream"."""
-        strayed = tuple(self._strayed.values())
-        if self._uses.is_partial:
-            return strayed
-        found = [noticed for line, noticed in self._suspects.items() if line not in self._at_home]
-        for line, stream in self._empty.items():
-            running = self._uses.running_on(stream.device)
-            if line not in self._ran and len(running) == 1 and running[0] != stream:
-                evidence = (
-                    f"nothing runs in the block of {self._uses.words(stream.handle)}, {line}: all {self._uses.total} "
-                    f"operators run on {self._uses.words(running[0].handle)}"
-                )
-                found.append(Noticed("default-stream", evidence, (line,)))
-        return (*strayed, *found)

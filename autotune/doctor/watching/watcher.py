@@ -6,7 +6,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.cuda import _gpu_trace
 
 from ....kernels.cuda.runtime import runtime
-from ....kernels.repeat.noted import driver, triton_knobs
+from ....kernels.noted import driver, triton_knobs
 from ....model.basics.whose_code import Owner, frames_from
 from ..trace import Noticed, Watched
 from ..user_code import calling_line, innermost_line
@@ -23,13 +23,12 @@ from .operators import (
     OperatorCall,
     OperatorObserver,
     OperatorsMode,
-    is_on_gpu,
     memory_of_graph,
     replace,
     waits_heard,
     within_threads,
 )
-from .stream_uses import StreamKey, StreamUses, WithBlocks, key_of
+from .stream_uses import StreamKey, StreamUses, key_of
 
 #: Functions of cuda.bindings that put work on a stream, as auxhead's own runners call them.
 _LAUNCHES = (
@@ -57,7 +56,6 @@ class Watcher(OperatorObserver):
         self._running: set[int] = set()  # threads that are within an operator
         self._uses = StreamUses()
         self._accesses = Accesses(self._uses)
-        self._blocks = WithBlocks(self._uses)
         self._noticed: dict[tuple[str, tuple[str, ...]], Noticed] = {}
 
     def __enter__(self) -> "Watcher":
@@ -72,26 +70,24 @@ class Watcher(OperatorObserver):
             self._stack.enter_context(self._open())
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, raised: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         """End it; torch is as it was."""
         self._stack.close()
 
     def watched(self, requests: int) -> Watched:
         """Return what was seen in so many requests."""
-        noticed = (*self._noticed.values(), *self._blocks.noticed())
+        noticed = (*self._noticed.values(), *self._uses.noticed())
         return Watched(requests, streams=self._uses.summary(), races=self._accesses.races, noticed=noticed)
 
     @contextmanager
     def _open(self) -> Iterator[None]:
         """Be the only one of the process that is open."""
-        if _state["open"] is not None:
+        if _open:
             raise RuntimeError("Watcher: another one is open in this process, wants to be the only one")
         _register()
         logger = logging.getLogger("torch.cuda._sanitizer")  # it tells of all that was there before
         was_disabled, logger.disabled = logger.disabled, True
-        _state["open"] = self
+        _open.append(self)
         try:
             # Beneath the mode compiled functions run eagerly; of those in one graph PyTorch 2.14 wants to be told.
             with torch.compiler.set_stance("force_eager"), waits_heard(self._host_waited), ExitStack() as stack:
@@ -100,7 +96,7 @@ class Watcher(OperatorObserver):
                 stack.enter_context(OperatorsMode(self))
                 yield
         finally:
-            _state["open"] = None
+            _open.clear()
             logger.disabled = was_disabled
             self._outermost = None
 
@@ -114,7 +110,6 @@ class Watcher(OperatorObserver):
             *((torch.cuda.Event, name, self._await) for name in ("wait", "synchronize")),
             (torch.cuda.Event, "query", self._query),
             (torch.cuda.Stream, "query", self._query),
-            *((torch.autograd, name, self._go_back) for name in ("backward", "grad")),
             (torch.cuda.CUDAGraph, "replay", self._replay),
             *((module, name, self._launch) for module, name in _LAUNCHES if hasattr(module, name)),
         ]
@@ -142,7 +137,7 @@ class Watcher(OperatorObserver):
             return
         with self._lock:
             accessed = {device: touched for device, touched in call.devices.items() if touched.reads or touched.writes}
-            self._blocks.ran(set(accessed))
+            self._uses.launched(set(accessed))
             if not accessed:
                 return
             if is_capturing():
@@ -158,10 +153,8 @@ class Watcher(OperatorObserver):
             for device, stream in streams.items():
                 self._uses.ran(StreamKey(device, stream))
             if torch._C._current_graph_task_id() != -1:  # in a backward
-                for device, stream in streams.items():
-                    self._blocks.backward_ran(StreamKey(device, stream))
                 return
-            mixed = self._blocks.check_devices(operator.name, operator.line, set(accessed), current_device())
+            mixed = self._uses.check_devices(operator.name, operator.line, set(accessed), current_device())
             if mixed is not None:
                 self._notice(mixed)
             for device, touched in accessed.items():
@@ -173,15 +166,14 @@ class Watcher(OperatorObserver):
 
     def stream_recorded(self, tensor: Tensor, stream: Any) -> None:
         """Note Tensor.record_stream."""
-        memory = memory_at(tensor) if is_on_gpu(tensor) else None
-        if memory is not None:
+        if (memory := memory_at(tensor)) is not None:
             with self._lock:
                 self._accesses.stream_recorded(memory.block, key_of(stream).handle)
 
     def launched_elsewhere(self) -> None:
         """Note an operator that calls functions, or a launch through cuda.bindings."""
         self._uses.is_partial = True
-        self._blocks.ran()
+        self._uses.launched()
 
     # What torch's callbacks tell.
 
@@ -206,12 +198,12 @@ class Watcher(OperatorObserver):
     def _enter(self, original: Callable[..., Any], context: Any) -> Any:
         entered = original(context)
         if (stream := _stream_of(context)) is not None:
-            self._blocks.entered(context, key_of(stream), _calling_line())
+            self._uses.entered(context, key_of(stream), _calling_line())
         return entered
 
     def _leave(self, original: Callable[..., Any], context: Any, *raised: Any) -> Any:
         if _stream_of(context) is not None:
-            self._blocks.left(context)
+            self._uses.left(context)
         return original(context, *raised)
 
     def _make(self, original: Callable[..., Any], cls: Any, *args: Any, **kwargs: Any) -> Any:
@@ -240,15 +232,6 @@ class Watcher(OperatorObserver):
             self.gpu_trace("all_streams_wait_for_event", queried.cuda_event)
         return is_done
 
-    def _go_back(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        with self._lock:
-            self._blocks.backward_begins()
-        try:
-            return original(*args, **kwargs)
-        finally:
-            with self._lock:
-                self._blocks.backward_ended()
-
     def _replay(self, original: Callable[..., Any], graph: Any) -> Any:
         self.launched_elsewhere()
         noted = memory_of_graph(graph)
@@ -266,7 +249,7 @@ class Watcher(OperatorObserver):
         if threading.get_ident() in self._running:
             return  # part of an operator, which is counted
         with self._lock:
-            self._blocks.ran()
+            self._uses.launched()
             if is_capturing():
                 self._uses.is_partial = True
             else:
@@ -289,15 +272,13 @@ def _calling_line() -> str | None:
     return calling_line(sys._getframe(3))
 
 
-#: The one that is open, and whether torch's callbacks were registered.
-_state: dict[str, Any] = {"open": None, "registered": False}
+#: The one that is open.
+_open: list[Watcher] = []
 
 
+@functools.cache
 def _register() -> None:
     """Have torch call for events of CUDA, for good: callbacks cannot be taken back, but do nothing if none is open."""
-    if _state["registered"]:
-        return
-    _state["registered"] = True
     torch._C._activate_gpu_trace()
     for registered, how in (
         (_gpu_trace.register_callback_for_event_creation, "create_event"),
@@ -315,8 +296,7 @@ def _register() -> None:
 
 
 def _told(how: str, *arguments: int) -> None:
-    watcher: Watcher | None = _state["open"]
-    if watcher is not None:
+    for watcher in _open:
         watcher.gpu_trace(how, *arguments)
 
 

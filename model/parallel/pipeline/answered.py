@@ -50,12 +50,9 @@ class ExitDecisions:
     """
 
     def __init__(self, state: Tensor, dtype: torch.dtype, *, with_probs: bool) -> None:
-        """Begin with samples that earlier stages have seen.
+        """Begin with samples that earlier stages have seen: ``state`` is [N, 3] int64, see ``STATE``.
 
-        Args:
-            state: [N, 3] int64, see ``STATE``.
-            dtype: of what is said, as wide as confidences are.
-            with_probs: say the probabilities, too.
+        What is said, with the probabilities if asked for, is of a dtype that is as wide as confidences are.
         """
         self._before, self._agreed, self._answered = state.unbind(1)
         self._found: list[Tensor] = []
@@ -100,12 +97,9 @@ def first_state(samples: int) -> Tensor:
 
 
 def settle(first: int, samples: int, said: Tensor) -> Answers:
-    """Return the answers in what a stage says of a micro-batch, on the CPU.
+    """Return the answers in what a stage says of a micro-batch, on the CPU; see :class:`ExitDecisions`.
 
-    Args:
-        first: place of its first sample in the request.
-        samples: how many it has; the rows behind them are nobody's.
-        said: see :class:`ExitDecisions`.
+    ``first`` is the place of its first sample in the request; the rows behind its ``samples`` are nobody's.
     """
     columns = said.numpy()[:samples]
     now = np.flatnonzero(columns[:, 3] != NO_ANSWER)
@@ -139,19 +133,10 @@ class CutNetwork(NamedTuple):
 
 
 def cut(network: EarlyExitNetwork, micro_batch: Tensor, device: torch.device, trunk: str) -> tuple[CutNetwork, Tensor]:
-    """Cut a network behind each tap.
+    """Cut a network, in eval mode and with checked taps, behind each tap; see :func:`segments_of`.
 
-    Args:
-        network: in eval mode, its taps checked.
-        micro_batch: of the one size that segments take, on any device.
-        device: of the segments; where it is the network's they share its parameters.
-        trunk: how the backbone is run, "as_is" or "cudnn", which is made on the device.
-
-    Returns:
-        The cut, and the micro-batch on the device, as it should lie in memory.
-
-    Raises:
-        BadInput: torch.export cannot trace the backbone, or it keeps a state.
+    The trunk is made on the device of the segments; where that is the network's they share its parameters.
+    Returns the cut, and the micro-batch on the device, as it should lie in memory.
     """
     if trunk != "as_is" and device != network.device:
         network = copy.deepcopy(network).to(device)

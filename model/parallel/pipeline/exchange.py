@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from datetime import timedelta
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -33,30 +33,18 @@ _MOST_MICRO_BATCHES = 64
 _NO_MORE = -1
 
 
-class Connection(NamedTuple):
-    """The process groups of a pipeline."""
-
-    activations: dist.ProcessGroup
-    """For states and activations; of the backend for the stages' devices."""
-    host: dist.ProcessGroup
-    """For announcements and answers, by gloo."""
-
-
 class Exchange:
     """What a rank sends and receives in a request. All of it may wait for other ranks, and not return if one dies."""
 
-    def __init__(self, stage: Stage, index: int, stages: int, heads: int, connection: Connection) -> None:
-        """Exchange for a stage.
+    def __init__(
+        self, stage: Stage, index: int, stages: int, heads: int, host: dist.ProcessGroup, activations: dist.ProcessGroup
+    ) -> None:
+        """Exchange for the stage of an index, which is the rank, of so many, of a network with so many heads.
 
-        Args:
-            stage: of this rank.
-            index: of the stage, and the rank.
-            stages: how many there are.
-            heads: how many the network has.
-            connection: to the others.
+        Announcements and answers go by the group ``host``, of gloo; states and activations by one of the devices.
         """
         self.stage, self.index, self.form = stage, index, stage.form
-        self._stages, self._heads, self._connection = stages, heads, connection
+        self._stages, self._heads, self._host, self._activations = stages, heads, host, activations
         self._schedule: tuple[int, ScheduleGPipe] | None = None
         self._sent: list[tuple[dist.Work, Tensor]] = []
         # Requests whose answers this rank has sent, and heard: one that is answered may be under way while the next is.
@@ -84,7 +72,7 @@ class Exchange:
     def answer_next(self) -> bool:
         """Wait for a request, run the stage for it, and send answers as they come; returns False if none comes."""
         request = torch.empty(1 + 4 * self._heads, dtype=torch.float64)
-        announcement = dist.irecv(request, 0, self._connection.host)
+        announcement = dist.irecv(request, 0, self._host)
         assert announcement is not None
         announcement.wait(_FOR_EVER)
         if int(request[0]) == _NO_MORE:
@@ -97,7 +85,7 @@ class Exchange:
 
     def _send(self, tensor: Tensor, rank: int, tag: int = 0) -> None:
         """Begin to send, from the host."""
-        work = dist.isend(tensor, rank, self._connection.host, tag)
+        work = dist.isend(tensor, rank, self._host, tag)
         assert work is not None
         self._sent.append((work, tensor))
 
@@ -119,7 +107,7 @@ class Exchange:
         speaking = self._stages - 1
         while speaking:
             message = torch.empty(1 + self.stage.size, self.form.width, dtype=self.form.dtype)
-            dist.recv(message, None, self._connection.host, _tag(self._heard))
+            dist.recv(message, None, self._host, _tag(self._heard))
             said = message.numpy()
             count, last = map(int, said[0, :2])
             if count:
@@ -163,7 +151,7 @@ class Exchange:
             self._schedule = None
             stage = PipelineStage(
                 self.stage, self.index, self._stages, self.stage.device, self.stage.takes, self.stage.hands,
-                group=self._connection.activations,
+                group=self._activations,
             )  # fmt: skip
             self._schedule = steps, ScheduleGPipe(stage, steps)
         return self._schedule[1]

@@ -21,7 +21,7 @@ from ...processes.process_group import Processes, is_launched, launched_processe
 from ...runners.checks import check_device
 from ..segments import balanced, check_cuttable, median_ms, run_segments, starts_of
 from .answered import CutNetwork, cut, to_wire
-from .exchange import Connection, Exchange
+from .exchange import Exchange
 from .runner import PipelinedRunner
 from .stage import Stage
 
@@ -86,7 +86,7 @@ def pipelined(
         processes.meet(_facts(network, example_input, size, stages, trunk, where))
         if not dist.is_initialized():
             opened.enter_context(processes.group("cpu:gloo,cuda:nccl" if where.type == "cuda" else "gloo"))
-        connection = _connection(where, timeout_s, opened)
+        host, activations = _groups(where, timeout_s, opened)
         opened.enter_context(processes.watch.told_before())  # NCCL's groups end where all ranks end theirs
 
         made, micro_batch = cut(network, batches_of(example_input.detach(), size)[0], where, trunk)
@@ -108,7 +108,7 @@ def pipelined(
         return PipelinedRunner(
             network,
             example_input,
-            Exchange(stage, processes.rank, ranks, len(made.heads), connection),
+            Exchange(stage, processes.rank, ranks, len(made.heads), host, activations),
             "\n".join([*_described(starts, ends, ms, network.taps, size), *made.trunk.notes]),
             timeout_s,
             processes,
@@ -119,22 +119,16 @@ def pipelined(
 @contextmanager
 def _processes(timeout_s: float) -> Iterator[Processes]:
     """Find the ranks: of the default process group, or those that torchrun has started, or this process alone."""
-    if not dist.is_initialized():
-        alone = not is_launched()
-        found = (
-            watched_processes(_own_store(), 0, 1, timeout_s, "pipelined") if alone else launched_processes(timeout_s)
-        )
-        with found as processes:
-            yield processes
-        return
-    store = unused_part(dist.distributed_c10d._get_default_store(), "auxhead pipeline")
-    rank, ranks = dist.get_rank(), dist.get_world_size()
-    with watched_processes(store, rank, ranks, timeout_s, "pipelined") as processes:
+    if dist.is_initialized():
+        store = unused_part(dist.distributed_c10d._get_default_store(), "auxhead pipeline")
+        found = watched_processes(store, dist.get_rank(), dist.get_world_size(), timeout_s, "pipelined")
+    elif is_launched():
+        found = launched_processes(timeout_s)
+    else:
+        own = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        found = watched_processes(own, 0, 1, timeout_s, "pipelined")
+    with found as processes:
         yield processes
-
-
-def _own_store() -> dist.Store:
-    return dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
 
 
 def _check(
@@ -184,17 +178,17 @@ def _facts(
     }
 
 
-def _connection(where: torch.device, timeout_s: float, opened: ExitStack) -> Connection:
-    """Make process groups of the ranks, with time limits of their own."""
-    limit = timedelta(seconds=_PATIENCE * timeout_s)
-    made = [dist.new_group(timeout=limit, backend="gloo")]
-    opened.callback(dist.destroy_process_group, made[0])
+def _groups(where: torch.device, timeout_s: float, opened: ExitStack) -> list[dist.ProcessGroup]:
+    """Make process groups of the ranks' hosts and of their devices, with time limits of their own."""
     options = None
     if where.type == "cuda":  # their kernels are placed before the waiting blocks of a stage's graph
         options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
-    made.append(dist.new_group(timeout=limit, backend="nccl" if options else "gloo", pg_options=options))
-    opened.callback(dist.destroy_process_group, made[1])
-    return Connection(activations=made[1], host=made[0])
+    groups = []
+    for backend, its in (("gloo", None), ("nccl" if options else "gloo", options)):
+        limit = timedelta(seconds=_PATIENCE * timeout_s)
+        groups.append(dist.new_group(timeout=limit, backend=backend, pg_options=its))
+        opened.callback(dist.destroy_process_group, groups[-1])
+    return groups
 
 
 def segment_ms(cut: CutNetwork, x: Tensor) -> list[float]:

@@ -23,7 +23,7 @@ from ...runners.checks import check_request
 from ...runners.runner import Runner
 from .answered import Answers, as_result
 from .exchange import Exchange, Worker
-from .stage import Stage, StageFailed
+from .stage import StageFailed
 
 _T = TypeVar("_T")
 
@@ -44,19 +44,11 @@ class PipelinedRunner(Runner):
         processes: Processes,
         opened: ExitStack,
     ) -> None:
-        """Run a stage; :func:`pipelined` makes what it takes.
-
-        Args:
-            network: whose rules are in force, on the first rank.
-            example: a batch like those to come.
-            exchange: of its stage with the others.
-            description: of all stages.
-            timeout_s: the longest time that a stage may take for a micro-batch.
-            processes: of the ranks, watched.
-            opened: what is closed in the end.
-        """
+        """Run a stage; :func:`pipelined` makes what it takes. What is ``opened`` is closed in the end."""
         self.network = network
-        self._exchange, self._stage, self._index = exchange, exchange.stage, exchange.index
+        self._exchange, self._index = exchange, exchange.index
+        self._stage = self.stage = exchange.stage
+        """What this rank runs, for who measures it between requests."""
         used = {tensor.data_ptr() for tensor in (*self._stage.parameters(), *self._stage.buffers())}
         # without rules, which are sent with each request
         self._network_then = CapturedNetwork(network, rules=False, read=used)
@@ -68,11 +60,6 @@ class PipelinedRunner(Runner):
         """Of requests that are answered."""
         self._ended = False  # on the first rank, as another one has heard
         self._closed: str | None = None
-
-    @property
-    def stage(self) -> Stage:
-        """What this rank runs, for who measures it between requests."""
-        return self._stage
 
     @property
     def is_first(self) -> bool:

@@ -3,8 +3,7 @@
 In: a network and devices. Out: a runner, which sends a batch through the parts, one after the other.
 
     parallelize         checks, cuts, places, captures: the front door
-    runner              both runners and their base: one runs parts on CPUs, one launches them on GPUs
-    part                consecutive segments with their heads on one device; on a GPU with streams, memory and events
-    graphs              a part as CUDA graphs for one batch size
+    runner              launches the graphs of a request
+    part                consecutive segments with their heads on one GPU, with streams, memory, events and graphs
     captured            the graphs of all parts in their order, the copies between devices, and capturing them
 """

@@ -14,17 +14,18 @@ import torch
 from torch import Tensor
 
 from ....kernels import CRITERIA, ExitBuffers
-from ....kernels.cuda.lifetimes import MemoryPool, empty_cache
+from ....kernels.cuda.lifetimes import MemoryPool
 from ...answers.exit_result import ExitResult
 from ...listening.taps import list_taps
 from ...network.early_exit_network import EarlyExitNetwork
 from ...runners.capture import copy_memory
+from ...runners.captures import Captures
 from ...runners.overlapped import forks_by_rule
 from ...runners.polled import CapturedSegments, PolledBatch, stops_by_rule
 from ...runners.program import StaticInput, capture_program
 from ...runners.segment_times import measure_segments
 from ..segments import Segment
-from .part import Part, PartGraphs, PartStreams
+from .part import Part, PartGraphs
 
 
 class _TrunkGraph(NamedTuple):
@@ -46,17 +47,13 @@ class SplitBatch:
         *,
         patient: bool,
     ) -> None:
-        """Answer for a static batch.
+        """Answer for a static batch, which the first part takes.
 
-        Args:
-            static: what the first part takes.
-            parts: the graphs of each.
-            open_samples: [pieces of the trunk - 1] int64 in pinned memory, where the host is told how many samples stay
-                open; None if it does not ask.
-            description: of the graphs, for people.
-            patient: some head exits under "patience", and wants to know what earlier ones have said.
+        The host is told in ``open_samples``, [pieces of the trunk - 1] int64 in pinned memory, how many stay open; None
+        if it does not ask. ``patient`` says that some head wants to know what earlier ones have said.
         """
-        self._parts = parts
+        self._graphs = parts
+        self._parts = [one.part for one in parts]
         self.resizable = {key: each for part in parts for key, each in part.resizable.items()}
         self._pieces = [_TrunkGraph(part, number) for part, one in enumerate(parts) for number in range(len(one.trunk))]
         none = torch.zeros(0, dtype=torch.int64, device="cpu")
@@ -72,27 +69,20 @@ class SplitBatch:
 
     def begin(self, x: Tensor, caller: torch.cuda.Stream, began: torch.cuda.Event) -> None:
         """Copy in the batch of a new request, once the caller's stream has got there."""
-        first = self._parts[0].streams
+        first = self._parts[0]
         began.record(caller)
         first.trunk.wait_event(began)
         first.trunk.wait_event(first.answered)  # the last request's heads and copies, which read what comes now
         self.batch.fill(x, first.trunk)
         self.batch.next_request()
 
-    def answer(self, x: Tensor, caller: torch.cuda.Stream, began: torch.cuda.Event) -> ExitResult:
-        """Answer by all graphs; the host waits for nothing."""
-        self.begin(x, caller, began)
-        for piece in range(len(self._pieces)):
-            self._launch(piece)
-        return self._answer_of(len(self._parts) - 1, caller, wait=True)
-
-    def answer_polling(self, x: Tensor, caller: torch.cuda.Stream, began: torch.cuda.Event) -> ExitResult:
-        """Answer, and launch no more graphs once no sample is open; the host waits to be told."""
+    def answer(self, x: Tensor, caller: torch.cuda.Stream, began: torch.cuda.Event, *, polls: bool) -> ExitResult:
+        """Answer by all graphs; with ``polls`` launch no more once no sample is open: the host waits to be told."""
         self.begin(x, caller, began)
         pieces = len(self._pieces)
-        for piece in range(min(2, pieces)):
+        for piece in range(min(2, pieces) if polls else pieces):
             self._launch(piece)
-        for stop in range(pieces - 1):  # behind the piece of this number; its heads run beside the next one
+        for stop in range(pieces - 1 if polls else 0):  # behind that piece; its heads run beside the next one
             if self._poll(stop) == 0:
                 return self._answer_of(self._pieces[stop].part, caller, wait=False)
             if stop + 2 < pieces:
@@ -102,43 +92,42 @@ class SplitBatch:
     def _poll(self, stop: int) -> int:
         """Return how many samples stay open at a stop, once its heads have said so."""
         part, following = self._pieces[stop].part, self._pieces[stop + 1].part
-        streams = self._parts[part].streams
-        return self.batch.poll(stop, streams.trunk if part == following else streams.side)
+        its = self._parts[part]
+        return self.batch.poll(stop, its.trunk if part == following else its.side)
 
     def _launch(self, number: int) -> None:
         """Launch a piece of the trunk, with the crossing before it or the last heads behind it."""
         piece = self._pieces[number]
-        part = self._parts[piece.part]
+        part, graphs = self._parts[piece.part], self._graphs[piece.part]
         if piece.number == 0 and piece.part > 0:
             self._cross(piece.part - 1)
-        streams = part.streams
-        with torch.cuda.device(streams.device):
+        with torch.cuda.device(part.device):
             if piece.number == 1 and piece.part > 0:
-                streams.trunk.wait_event(self._parts[piece.part - 1].streams.answered)
-            part.trunk[piece.number].launch(streams.trunk)
+                part.trunk.wait_event(self._parts[piece.part - 1].answered)
+            graphs.trunk[piece.number].launch(part.trunk)
             if number == len(self._pieces) - 1:
                 if piece.number == 0 and piece.part > 0:
-                    streams.trunk.wait_event(self._parts[piece.part - 1].streams.answered)
-                part.judge.launch(streams.trunk)
-            streams.computed.record(streams.trunk)
+                    part.trunk.wait_event(self._parts[piece.part - 1].answered)
+                graphs.judge.launch(part.trunk)
+            part.computed.record(part.trunk)
 
     def _cross(self, number: int) -> None:
         """Hand the activations of a part to the next one, and behind them what its heads have said by then."""
-        part, following = self._parts[number], self._parts[number + 1]
-        source, target = part.streams, following.streams
+        source, target = self._parts[number], self._parts[number + 1]
+        graphs, following = self._graphs[number], self._graphs[number + 1]
         with torch.cuda.device(source.device):
             copies, side = source.copies, source.side
             copies.wait_event(target.computed)  # by the last request, which read what is overwritten
             copies.wait_event(target.answered)
             copies.wait_event(source.computed)
-            for into, each in zip(following.taken, part.handed, strict=True):
+            for into, each in zip(following.taken, graphs.handed, strict=True):
                 copy_between(into, each, copies)
             source.handed.record(copies)
 
             side.wait_event(source.computed)
             if number > 0:
-                side.wait_event(self._parts[number - 1].streams.answered)
-            part.judge.launch(side)
+                side.wait_event(self._parts[number - 1].answered)
+            graphs.judge.launch(side)
             source.judged.record(side)
             copies.wait_event(source.judged)
             for into, each in self._answers[number]:
@@ -148,11 +137,10 @@ class SplitBatch:
 
     def _answer_of(self, number: int, caller: torch.cuda.Stream, *, wait: bool) -> ExitResult:
         """Copy the answer of a part out on the caller's stream, which ``wait`` lets wait for the part's trunk."""
-        part = self._parts[number]
         if wait:
-            caller.wait_event(part.streams.computed)
+            caller.wait_event(self._parts[number].computed)
         packed, answer = self.batch.empty_answer()
-        copy_between(packed, part.buffers.packed_answer, caller)
+        copy_between(packed, self._graphs[number].buffers.packed_answer, caller)
         return answer
 
 
@@ -163,7 +151,7 @@ def _answers(part: PartGraphs, following: PartGraphs, *, polled: bool, patient: 
     if polled:
         copied.append((others.requests, own.requests))
     if patient:
-        end = part.streams.part.end
+        end = part.part.end
         copied += [(others.label[:end], own.label[:end]), (others.confidence[:end], own.confidence[:end])]
     return copied
 
@@ -176,10 +164,10 @@ def copy_between(into: Tensor, source: Tensor, stream: torch.cuda.Stream) -> Non
     copy_memory(into.data_ptr(), source.data_ptr(), source.nbytes, stream.cuda_stream)
 
 
-def graph_times(network: EarlyExitNetwork, segments: Sequence[Segment], x: Tensor, streams: PartStreams) -> list[float]:
+def graph_times(network: EarlyExitNetwork, segments: Sequence[Segment], x: Tensor, captures: Captures) -> list[float]:
     """Measure what each segment takes for a batch, as a graph without heads, in microseconds.
 
-    All are run on the device of ``streams``, where the batch, the segments and the network are.
+    All are run on the device of ``captures``, where the batch, the segments and the network are.
     """
     static = StaticInput(x)
 
@@ -190,12 +178,9 @@ def graph_times(network: EarlyExitNetwork, segments: Sequence[Segment], x: Tenso
                 cut()
             _, *handed = segment.module(*handed)
 
-    memory = MemoryPool(streams.device)
-    program = capture_program(forward, static, [static.x], streams.trunk, memory, [network])
-    times = measure_segments(program.graphs, static.refill, streams.trunk)
-    program.graphs.clear()
-    empty_cache()  # of their pool: the runs before the next capture take memory, too
-    return times
+    trunk, memory = captures.streams.trunk, MemoryPool(captures.device)
+    program = capture_program(forward, static, [static.x], trunk, memory, [network])
+    return measure_segments(program.graphs, static.refill, trunk)
 
 
 def forks_of(part: Part, segment_us: Sequence[float], size: int, classes: int, *, polls: bool) -> list[int]:
@@ -213,7 +198,6 @@ def forks_of(part: Part, segment_us: Sequence[float], size: int, classes: int, *
 def capture_split(
     network: EarlyExitNetwork,
     parts: Sequence[Part],
-    streams: Sequence[PartStreams],
     x: Tensor,
     segment_us: Sequence[float],
     *,
@@ -228,7 +212,7 @@ def capture_split(
     open_samples = torch.zeros(stops, dtype=torch.int64, device="cpu").pin_memory() if polls else None
     static = StaticInput(x)
     taken, captured, first_stop = [static.x], [], 0
-    for part, own, of_part in zip(parts, streams, forks, strict=True):
+    for part, of_part in zip(parts, forks, strict=True):
         with torch.cuda.device(part.device):
             monitor = network.monitor
             buffers = ExitBuffers.allocate(
@@ -237,7 +221,7 @@ def capture_split(
             )  # fmt: skip
             of_stops = None if open_samples is None else open_samples[first_stop : first_stop + len(of_part) + 1]
             with part.choosing(size):
-                captured.append(PartGraphs(own, size, taken, buffers, of_part, of_stops))
+                captured.append(PartGraphs(part, size, taken, buffers, of_part, of_stops))
             first_stop += len(of_part) + 1
             if not part.is_last:
                 handed = captured[-1].run_once()

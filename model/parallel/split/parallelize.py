@@ -1,7 +1,8 @@
 """``parallelize``: a network over several devices in one process: checks, cuts, places by measured times, captures."""
 
 import copy
-from collections.abc import Mapping, Sequence
+import dataclasses
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -14,11 +15,12 @@ from ...basics.bad_input import BadInput
 from ...network.early_exit_network import EarlyExitNetwork, check_network
 from ...runners.capture import CAPTURE_LOCK
 from ...runners.checks import check_capturable, check_device, sizes_of
+from ...runners.runner import EagerRunner
 from ...trunk.trunk import make_trunk
 from ..segments import balanced, check_cuttable, segments_of, starts_of
 from .captured import capture_split, graph_times
-from .part import AllStreams, OnDevice, Part, reach_each_other, wait_for_current_streams
-from .runner import EagerSplitRunner, GraphSplitRunner, SplitRunner, eager_times
+from .part import OnDevice, Part, free, reach_each_other, take_captures, wait_for_current_streams
+from .runner import SplitRunner
 
 #: Ways to leave a network early that there are over several devices.
 EXITS = ("overlapped", "polled")
@@ -33,7 +35,7 @@ def parallelize(
     exits: str = "overlapped",
     trunk: str = "as_is",
     batch_sizes: Sequence[int] | None = None,
-) -> SplitRunner:
+) -> SplitRunner | EagerRunner:
     """Split a network over several devices that this process drives.
 
     A batch goes through the devices one after the other, so that all but one of them stand still: for throughput see
@@ -42,7 +44,7 @@ def parallelize(
     order all that: the host waits for nothing, but to be told in "polled". Requests come and answers go on the first
     device.
 
-    On CPUs the parts run eagerly, one after the other: the same answers, and nothing faster.
+    On CPUs the network runs as a whole, eagerly: the same answers, and nothing faster.
 
     Args:
         network: in eval mode, on the first device; its backbone takes one tensor. Parts on other devices are copies;
@@ -74,33 +76,15 @@ def parallelize(
     if example_input.device != where[0]:
         raise ValueError(f"example_input: on {example_input.device}, wants {where[0]}, the first of the devices")
     x = example_input.detach()
-    if where[0].type == "cpu":
-        return _eager(network, x, where, starts, sizes, exits, trunk)
-    check_capturable(network, x)
-    return _captured(network, x, where, starts, sizes, exits, trunk)
-
-
-def _eager(
-    network: EarlyExitNetwork,
-    x: Tensor,
-    devices: Sequence[torch.device],
-    starts: list[int] | None,
-    sizes: Sequence[int],
-    exits: str,
-    trunk: str,
-) -> SplitRunner:
+    if where[0].type == "cuda":
+        check_capturable(network, x)
+        return _captured(network, x, where, starts, sizes, exits, trunk)
     check_mode(network)
     check_device(network, x.device)
-    if torch.is_autocast_enabled("cpu"):
-        raise RuntimeError("parallelize: called under autocast, which segments do not follow; cast the network instead")
     network.check_taps(x)
-    with torch.inference_mode(False), torch.no_grad():
-        there = _on_device(network, x, sizes, x.device, trunk)
-        us = eager_times(there.segments[sizes[-1]], network.exit_heads, _batch(x, sizes[-1]))
-    parts = _parts(devices, starts, us, {x.device: there})
-    notes = ["On CPUs the parts run eagerly, without graphs.", *_described(parts, network.taps, us, sizes[-1])]
-    notes += there.trunk.notes
-    return EagerSplitRunner(network, parts, x, sizes, "\n".join(notes), stops=exits == "polled")
+    made = make_trunk(network.backbone, network.taps, x, trunk, network.reading)
+    note = "On CPUs there are no parts: the network runs as a whole, eagerly."
+    return EagerRunner(network, trunk=dataclasses.replace(made, notes=(note, *made.notes)))
 
 
 def _captured(
@@ -112,8 +96,7 @@ def _captured(
     exits: str,
     trunk: str,
 ) -> SplitRunner:
-    first = devices[0]
-    streams = AllStreams()
+    first, parts = devices[0], list[Part]()
     with (
         CAPTURE_LOCK,
         beside_captures(),
@@ -130,16 +113,15 @@ def _captured(
             reach_each_other(devices)
             there = {device: _on_device(of_device, x, sizes, device, trunk) for device, of_device in networks.items()}
             x = x.contiguous(memory_format=there[first].trunk.memory_format)
-            us = _times(there[first], x, sizes, streams)
-            parts = _parts(devices, starts, us[sizes[-1]], there)
-            streams.take(parts)
-            if any(head.as_exit_head().weight is None for head in network.exit_heads):  # modules, which may call cuBLAS
-                for one in streams.parts:
-                    one.allocate_workspaces()
+            us = _times(there[first], x, sizes)
+            starts = starts or balanced(us[sizes[-1]], len(devices))
+            ends = [*starts[1:], len(network.taps) + 1]
+            for number, (device, start, end) in enumerate(zip(devices, starts, ends, strict=True)):
+                parts.append(Part(number, device, there[device], start, end))
             polls = exits == "polled"
             with uncounted(network.monitor):
                 captured = {
-                    size: capture_split(network, parts, streams.parts, _batch(x, size), us[size], polls=polls)
+                    size: capture_split(network, parts, _batch(x, size), us[size], polls=polls)
                     for size in reversed(sizes)
                 }
             wait_for_current_streams(devices)
@@ -148,9 +130,9 @@ def _captured(
                 *(f"Batch {size}: {captured[size].batch.description}" for size in sizes),
                 *there[first].trunk.notes,
             ]
-            return GraphSplitRunner(network, parts, x, captured, streams, "\n".join(notes), polls=polls)
+            return SplitRunner(network, parts, x, captured, "\n".join(notes), polls=polls)
         except BaseException:
-            streams.free()
+            free(parts)
             raise
 
 
@@ -171,34 +153,17 @@ def _on_device(
     return OnDevice(network, made, segments)
 
 
-def _times(there: OnDevice, x: Tensor, sizes: Sequence[int], streams: AllStreams) -> dict[int, list[float]]:
-    """Measure the segments for each size, in microseconds, with the streams that the first part will have."""
-    network, trunk, segments = there
-    streams.take([Part(0, x.device, there, 0, len(network.taps) + 1)])
+def _times(there: OnDevice, x: Tensor, sizes: Sequence[int]) -> dict[int, list[float]]:
+    """Measure the segments for each size, in microseconds, on the device of the batch."""
+    captures = take_captures(x.device)
     try:
-        [own] = streams.parts
         found = {}
         for size in sizes:
-            with trunk.choosing(size):
-                found[size] = graph_times(network, segments[size], _batch(x, size), own)
+            with there.trunk.choosing(size):
+                found[size] = graph_times(there.network, there.segments[size], _batch(x, size), captures)
         return found
     finally:
-        streams.free()
-
-
-def _parts(
-    devices: Sequence[torch.device],
-    starts: Sequence[int] | None,
-    us: Sequence[float],
-    there: Mapping[torch.device, OnDevice],
-) -> list[Part]:
-    """Return the parts, which begin where they were asked to, or are balanced by the times of the segments."""
-    starts = starts or balanced(us, len(devices))
-    ends = [*starts[1:], len(there[devices[0]].network.taps) + 1]
-    return [
-        Part(number, device, there[device], start, end)
-        for number, (device, start, end) in enumerate(zip(devices, starts, ends, strict=True))
-    ]
+        captures.free_or_leave()
 
 
 def _described(parts: Sequence[Part], taps: Sequence[str], us: Sequence[float], size: int) -> list[str]:

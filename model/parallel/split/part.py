@@ -1,7 +1,7 @@
-"""``Part``: consecutive segments of a network with their heads, on one device; its streams, and its CUDA graphs."""
+"""``Part``: consecutive segments of a network with their heads, on one GPU, its streams and events; its CUDA graphs."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from itertools import permutations
 from typing import NamedTuple
 
@@ -10,12 +10,11 @@ from torch import Tensor, nn
 
 from ....kernels import ExitBuffers
 from ....kernels.cuda.lifetimes import new_event
-from ....kernels.cuda.runtime import beside_captures, new_stream
-from ...answers.exit_rule import ExitRule
+from ....kernels.cuda.runtime import beside_captures
 from ...heads.head import AuxHead
 from ...network.early_exit_network import EarlyExitNetwork
-from ...runners.capture import Graph
 from ...runners.captures import Captures
+from ...runners.graph_runner import GraphRunner
 from ...runners.program import HeadLaunches, capture_program
 from ...trunk.trunk import Trunk
 from ..segments import Segment
@@ -32,48 +31,50 @@ class OnDevice(NamedTuple):
     """All of its backbone, by the batch size that they are for."""
 
 
+def take_captures(device: torch.device) -> Captures:
+    """Take streams and memory of a device."""
+    with torch.cuda.device(device):
+        return Captures(device, GraphRunner.trunk_priority)
+
+
 class Part:
-    """What one of the devices runs of a network."""
+    """What one of the devices runs of a network, with streams for all batch sizes, and events that order parts."""
 
     def __init__(self, number: int, device: torch.device, there: OnDevice, start: int, end: int) -> None:
-        """Take segments of a network that is on the device.
-
-        Args:
-            number: of the part, from 0.
-            device: of the part.
-            there: the network there.
-            start: index of the part's first segment.
-            end: index behind its last one.
-        """
-        network, trunk, segments = there
+        """Take the segments from ``start`` to before ``end`` of a network that is on the device, and streams there."""
         self.number, self.device, self.start, self.end = number, device, start, end
-        self._network, self._trunk = network, trunk
-        self.segments = {size: of_size[start:end] for size, of_size in segments.items()}
-        self.heads: list[AuxHead] = network.exit_heads[start:end]
+        self._network, self.choosing = there.network, there.trunk.choosing
+        self._refresh_trunk = there.trunk.refresh
+        self.segments = {size: of_size[start:end] for size, of_size in there.segments.items()}
+        self.heads: list[AuxHead] = there.network.exit_heads[start:end]
         """One a segment, but for the classifier's."""
+        self.is_last = len(self.heads) < end - start
         self.modules = nn.ModuleList(
             [*(segment.module for of_size in self.segments.values() for segment in of_size), *self.heads]
         )
-
-    @property
-    def is_last(self) -> bool:
-        """Whether it ends with the classifier."""
-        return len(self.heads) < self.end - self.start
-
-    @property
-    def rules(self) -> list[ExitRule]:
-        """Of its heads."""
-        return [head.rule for head in self.heads]
-
-    def choosing(self, samples: int) -> AbstractContextManager[None]:
-        """Let the trunk of a captured part take the fastest algorithms for a batch size; see :meth:`Trunk.choosing`."""
-        return self._trunk.choosing(samples)
+        self.captures = take_captures(device)
+        streams = self.captures.streams
+        self.trunk, self.side = streams.trunk, streams.side
+        with torch.cuda.device(device):
+            self.copies = streams.copies
+            """Carries activations and answers to the next part's device."""
+            if any(head.as_exit_head().weight is None for head in self.heads):  # modules, which may call cuBLAS
+                streams.allocate_workspaces(self.side)
+        self.computed = new_event()
+        """Behind the latest graph of the trunk."""
+        self.handed = new_event()
+        """Behind the latest copies of activations to the next part."""
+        self.judged = new_event()
+        """Behind the latest launch of the heads that run once the part's trunk is done."""
+        self.answered = new_event()
+        """Behind the latest copies of answers to the next part, which come last."""
 
     def take_rules(self, network: EarlyExitNetwork) -> None:
-        """Take over the rules of the user's network where these are copies, on the current stream of the device."""
-        for own, head in zip(self.rules, network.exit_heads[self.start : self.end], strict=False):
-            if own is not head.rule and _values(own) != _values(head.rule):
-                own.assign(head.rule)
+        """Take over the rules of the user's network where these are copies, before all of the part's later work."""
+        with torch.cuda.stream(self.trunk):
+            for own, head in zip(self.heads, network.exit_heads[self.start : self.end], strict=False):
+                if own is not head and own.rule.numbers != head.rule.numbers:
+                    own.rule.assign(head.rule)
 
     def refresh(self, network: EarlyExitNetwork) -> None:
         """Copy parameters and buffers of the user's network where these are copies, on the current streams."""
@@ -85,94 +86,36 @@ class Part:
             for own_head, head in zip(self.heads, network.exit_heads[self.start : self.end], strict=False):
                 if own_head is not head:
                     own_head.load_state_dict(head.state_dict())
-        self._trunk.refresh()
+        self._refresh_trunk()
 
 
-def _values(rule: ExitRule) -> tuple[str, float, float, bool]:
-    return rule.criterion, rule.threshold, rule.temperature, rule.enabled
-
-
-#: That of a trunk's graphs: see GraphRunner.
-_PRIORITY = -1
-#: Streams for copies that no part has now, by device.
-_free: dict[torch.device, list[torch.cuda.Stream]] = {}
-
-
-class PartStreams:
-    """Streams of one part, for all batch sizes, and the events by which parts wait for each other."""
-
-    def __init__(self, part: Part) -> None:
-        """Take streams and memory of the part's device."""
-        self.part, self.device = part, part.device
-        with torch.cuda.device(self.device):
-            self.captures = Captures(self.device, _PRIORITY)
-            streams = self.captures.streams
-            self.trunk, self.side = streams.trunk, streams.side
-            free = _free.setdefault(self.device, [])
-            self.copies = free.pop() if free else new_stream(self.device, _PRIORITY)
-            """Carries activations and answers to the next part's device."""
-        self.computed = new_event()
-        """Behind the latest graph of the trunk."""
-        self.handed = new_event()
-        """Behind the latest copies of activations to the next part."""
-        self.judged = new_event()
-        """Behind the latest launch of the heads that run once the part's trunk is done."""
-        self.answered = new_event()
-        """Behind the latest copies of answers to the next part, which come last."""
-
-    def allocate_workspaces(self) -> None:
-        """Let cuBLAS have workspaces for the side stream, where heads are modules."""
-        with torch.cuda.device(self.device):
-            self.captures.streams.allocate_workspaces(self.side)
-
-    def wait(self) -> None:
-        """Let the host wait for all that is under way."""
-        with torch.cuda.device(self.device):
-            self.captures.wait()
-            self.copies.synchronize()
-
-    def free(self) -> None:
-        """Free memory, once nothing is under way on any part, and let others have the streams."""
-        self.captures.free_or_leave()
-        _free.setdefault(self.device, []).append(self.copies)
-
-
-class AllStreams:
-    """Those of all parts, freed together: each may be copying to another one.
-
-    It knows no runner, so that it is whole when the collector finds a runner in garbage.
-    """
-
-    def __init__(self) -> None:
-        self.parts: list[PartStreams] = []
-
-    def take(self, parts: Sequence[Part]) -> None:
-        """Take streams for parts; what was taken is freed by ``free``, after an error, too."""
+def wait_for(parts: Iterable[Part]) -> None:
+    """Let the host wait for all that is under way on parts."""
+    with beside_captures():
         for part in parts:
-            self.parts.append(PartStreams(part))
+            with torch.cuda.device(part.device):
+                part.captures.wait()
+                part.copies.synchronize()
 
-    def wait(self) -> None:
-        """Let the host wait for all that is under way."""
-        with beside_captures():
-            for one in self.parts:
-                one.wait()
 
-    def free(self) -> None:
-        """Wait for what is under way and free all; an interrupted wait frees nothing. Doing it twice is fine."""
-        if self.parts:
-            with suppress(RuntimeError):  # where a device is lost nothing is under way any more
-                self.wait()
-            parts, self.parts = self.parts, []
-            for one in parts:
-                one.free()
+def free(parts: list[Part]) -> None:
+    """Wait for what is under way on all parts, each of which may copy to another one, and free all, and the list.
 
-    def free_or_leave(self) -> None:
-        """Free all, or leave what was captured until the next runner is made, if an interrupt comes."""
-        try:
-            self.free()
-        finally:
-            for one in self.parts:
-                one.captures.free_or_leave()
+    An interrupted wait frees nothing; doing it twice is fine.
+    """
+    with suppress(RuntimeError):  # where a device is lost nothing is under way any more
+        wait_for(parts)
+    while parts:
+        parts.pop().captures.free_or_leave()
+
+
+def free_or_leave(parts: list[Part]) -> None:
+    """Free all, or leave what was captured until the next runner is made, if an interrupt comes."""
+    try:
+        free(parts)
+    finally:
+        for part in parts:
+            part.captures.free_or_leave()
 
 
 def wait_for_current_streams(devices: Iterable[torch.device]) -> None:
@@ -199,55 +142,41 @@ class PartGraphs:
 
     def __init__(
         self,
-        streams: PartStreams,
+        part: Part,
         size: int,
         taken: Sequence[Tensor],
         buffers: ExitBuffers,
         forks: Sequence[int],
         open_samples: Tensor | None,
     ) -> None:
-        """Capture a part, on its device, which is current.
+        """Capture a part for batches of a size, on its device, which is current.
 
-        Args:
-            streams: of the part.
-            size: of batches.
-            taken: at the addresses that the graphs read; they hold an example.
-            buffers: of all exits of the network, on this device.
-            forks: indices of the part's segments after which a launch leaves the trunk, with all heads since the one
-                before. The last segment is none of them.
-            open_samples: [launches] int64 in pinned memory; see :class:`ExitLaunch`. The trunk is then cut at every
-                fork, else at the first alone. The last part has one number less than launches.
+        The graphs read what is ``taken``, which holds an example. ``forks`` are indices of segments, but for the last,
+        after which a launch leaves the trunk, with all heads since the one before. With ``open_samples`` ([launches]
+        int64 in pinned memory, one less for the last part; see :class:`ExitLaunch`) the trunk is cut at every fork,
+        else at the first alone.
         """
-        part = streams.part
-        self.streams, self.taken, self.buffers = streams, taken, buffers
-        self._part, self._forks, self._size = part, forks, size
+        self.part, self.taken, self.buffers = part, taken, buffers
+        self._forks, self._size = forks, size
         self._cuts = forks if open_samples is not None else forks[:1]
         exits = [*(head.as_exit_head() for head in part.heads), *[None] * part.is_last]
         self.heads = HeadLaunches(buffers, exits, part.heads, forks, first=part.start, open_samples=open_samples)
-        program = capture_program(self._forward, None, taken, streams.trunk, streams.captures.memory, [part.modules])
+        program = capture_program(self._forward, None, taken, part.trunk, part.captures.memory, [part.modules])
         self.handed, self.resizable = program.result, program.resizable
-        self.trunk: list[Graph] = program.graphs[:-1]
-        """In the order in which they are launched."""
-        self.judge: Graph = program.graphs[-1]
-        """Of the heads that are left, launched behind them."""
+        *self.trunk, self.judge = program.graphs
+        """Of the trunk, in the order in which they are launched; and of the heads that are left, launched behind."""
 
     def _forward(self, cut: Callable[[], None]) -> list[Tensor]:
         """Run the part on its trunk's stream, which is current, and return what it hands over, dense in memory."""
-        trunk, side = self.streams.trunk, self.streams.side
-        part, outputs = self._part, list[Tensor]()
+        part, outputs = self.part, list[Tensor]()
+        trunk, side = part.trunk, part.side
         values: Sequence[Tensor] = self.taken
         for index, segment in enumerate(part.segments[self._size]):
             output, *values = segment.module(*values)
             outputs.append(output.resolve_neg())
             if index in self._forks:
                 launch = self._forks.index(index)
-                if index in self._cuts:
-                    if launch > 0:
-                        trunk.wait_stream(side)
-                    cut()
-                side.wait_stream(trunk)
-                with torch.cuda.stream(side):
-                    self.heads.launch(launch, outputs)
+                self.heads.launch_beside(launch, outputs, side, cut if index in self._cuts else None)
         if self._forks:
             trunk.wait_stream(side)
         handed = [_dense(each) for each in values]
@@ -255,17 +184,15 @@ class PartGraphs:
         if part.is_last:
             self.heads.launch(len(self._forks), outputs)
         else:  # beside other parts, which may be on this device
-            side.wait_stream(trunk)
-            with torch.cuda.stream(side):
-                self.heads.launch(len(self._forks), outputs)
+            self.heads.launch_beside(len(self._forks), outputs, side)
             trunk.wait_stream(side)
         return handed
 
     def run_once(self) -> list[Tensor]:
         """Run the trunk on the example and return what it hands over, once it is there."""
         for graph in self.trunk:
-            graph.launch(self.streams.trunk)
-        self.streams.trunk.synchronize()
+            graph.launch(self.part.trunk)
+        self.part.trunk.synchronize()
         return self.handed
 
 

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from auxhead.autotune.bench.lower_bound import SegmentsLowerBound
 from auxhead.autotune.bench.measure import BenchOptions, run_cell
 from auxhead.autotune.bench.run import unsettled
 from auxhead.autotune.measuring.cells import Cell
@@ -106,28 +105,7 @@ def small_mixed_subject(device: torch.device) -> Subject:
     return build_subject(Cell("resnet18", "float16", 8, 10, "inner-stages", taps, (3, 64, 64)), device)
 
 
-@pytest.mark.parametrize("kind", ["as_is", "cudnn"])
-def test_the_segments_of_the_floor_are_those_of_the_trunk(kind: str, device: torch.device) -> None:
-    subject = small_mixed_subject(device)
-    network, rounding = subject.network, measure_rounding(subject.network, subject.inputs)
-    trunk = make_trunk(network.backbone, network.taps, subject.example, kind)
-    with subject.exits("40/30/20/10"):
-        exits = [network(x).exit_index for x in subject.inputs]
-    left = torch.bincount(torch.cat(exits), minlength=4).tolist()
-    assert all(abs(found - wanted) <= 2 for found, wanted in zip(left, [32, 24, 16, 8], strict=True)), left  # rounding
-    floor = SegmentsLowerBound(trunk, network.taps, subject.inputs, exits, (1, 2, 4, 8))
-    comparison = Comparison()
-    classifier = None if trunk.classifier is None else trunk.classifier.logits
-    heads = [head.logits for head in subject.heads]
-    with subject.exits("never"):
-        for _ in range(2):
-            for x in subject.inputs:
-                logits = logits_of_exits(trunk.module, network.taps, heads, x, classifier)
-                comparison.add(floor.answer(floor(x)), truth_of_logits(logits, subject.heads, rounding))
-    assert wrong_in_words(comparison.counts()) is None, comparison.counts()
-
-
-def test_auto_and_the_floor_of_mixed_exits_are_measured(tmp_path: Path, device: torch.device) -> None:
+def test_auto_is_measured_where_exits_mix(tmp_path: Path, device: torch.device) -> None:
     subject = small_mixed_subject(device)
     plan = BenchOptions(
         tmp_path / "records.jsonl",
@@ -141,12 +119,11 @@ def test_auto_and_the_floor_of_mixed_exits_are_measured(tmp_path: Path, device: 
     records = read_records(plan.out)
     assert [(one.variant, one.error) for one in records if one.error] == []
     measured = {(one.exits, one.variant): one for one in records}
-    bare, floor = "graph-bare@cudnn", "segments-floor@cudnn"
-    assert {name for exits, name in measured if exits == "never"} == {bare, "overlapped@cudnn", "auto@cudnn"}
-    assert {name for exits, name in measured if exits != "never"} == {bare, floor, "overlapped@cudnn", "auto@cudnn"}
+    names = {"graph-bare@cudnn", "overlapped@cudnn", "auto@cudnn"}
+    assert set(measured) == {(exits, name) for exits in ("never", "40/30/20/10") for name in names}
     auto = measured["40/30/20/10", "auto@cudnn"]
     assert sum(auto.protocol["samples_by_exit"].values()) == 80
-    assert [pair["role"] for pair in auto.paired] == ["bare", "segments", "plain"]
+    assert [pair["role"] for pair in auto.paired] == ["bare", "plain"]
     assert all(note.startswith(f"capture {place}: Batch 8: ") for place, note in enumerate(auto.notes[:2], start=1))
 
 

@@ -70,7 +70,7 @@ def test_a_cell_from_end_to_end(subject, plan):
     assert {name for pattern, name in measured if pattern == "block1"} == early
     # what does not run here (a side stream on the CPU) is a record, and the rest went on
     assert set(failed) == {("never", "graph-naive-forked@as_is")}
-    early = early - {"truncated@as_is"} | {"segments-floor@as_is"}
+    early = early - {"truncated@as_is"}
     assert {name for pattern, name in measured if pattern == "own"} == early
 
     one = measured["block1", "overlapped@as_is"]
@@ -99,7 +99,7 @@ def test_auto_is_made_anew_for_every_exit_pattern_by_the_rules_of_that_pattern(s
     assert Runner.open == 0 and not [one.error for one in records if one.error]
     measured = {(one.exits, one.variant): one for one in records}
     assert {name for exits, name in measured if exits == "own"} == {
-        "graph-bare@as_is", "segments-floor@as_is", "overlapped@as_is", "auto@as_is",
+        "graph-bare@as_is", "overlapped@as_is", "auto@as_is",
     }  # fmt: skip
     auto = measured["block1", "auto@as_is"]
     assert auto.notes[:2] == [f"capture {i}: Batch 4: polled, {i + 2} us to the answer." for i in (1, 2)]
@@ -117,7 +117,7 @@ def test_samples_of_one_batch_leave_at_several_exits(mixed_subject, plan):
     assert not [one.error for one in records if one.error]
     by_pattern = {pattern: {one.variant for one in records if one.exits == pattern} for pattern in (SHARES, "block1")}
     assert by_pattern == {
-        SHARES: {"graph-bare@as_is", "segments-floor@as_is", "overlapped@as_is", "polled-compact@as_is"},
+        SHARES: {"graph-bare@as_is", "overlapped@as_is", "polled-compact@as_is"},
         "block1": {"graph-bare@as_is", "overlapped@as_is", "truncated@as_is"},
     }
     assert {one.exits for one in records if one.variant == "polled-compact@as_is"} == {NEVER, SHARES}
@@ -128,10 +128,8 @@ def test_samples_of_one_batch_leave_at_several_exits(mixed_subject, plan):
             zip([*SmallNet.taps, "classifier"], exits, strict=True)
         )
         assert one.correctness["differing"] == 0
-    floor = next(one for one in records if one.variant == "segments-floor@as_is")
-    assert "no heads" in floor.notes[0] and floor.correctness["samples"] == 5 * 10 * 4
     compact = next(one for one in records if one.exits == SHARES and one.variant == "polled-compact@as_is")
-    assert [pair["role"] for pair in compact.paired] == ["bare", "segments"]
+    assert [pair["role"] for pair in compact.paired] == ["bare"]
 
 
 def test_resuming_measures_what_is_missing_with_its_baselines(subject, plan):
@@ -168,7 +166,7 @@ def test_a_wrong_variant_is_recorded_and_not_timed(subject, plan, monkeypatch):
     assert len(wrong) == 3 and all(one.host_us is None and one.device_us is None for one in wrong)
     assert "80 of 80 samples" in wrong[0].error and wrong[0].correctness["differing"] == 80
     right = {one.variant for one in records if one.error is None}
-    assert right == {"graph-bare@as_is", "truncated@as_is", "segments-floor@as_is"}
+    assert right == {"graph-bare@as_is", "truncated@as_is"}
     assert Runner.open == 0
 
 

@@ -52,7 +52,7 @@ def test_a_trace_is_diagnosed_kept_and_drawn(tmp_path):
 
 
 def test_the_readme_has_every_kind():
-    rows = [f"| `{kind}` | {what} |" for kind, what in KINDS.items()]
+    rows = [f"| `{kind}` | {one.what} |" for kind, one in KINDS.items()]
     Document("autotune/README.md").has_table("| finding | what it is |\n", rows)
 
 

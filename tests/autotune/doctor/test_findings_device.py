@@ -4,16 +4,16 @@ import pytest
 from auxhead.autotune.doctor import diagnosis
 from auxhead.autotune.doctor.diagnosis import find_all, weigh
 from auxhead.autotune.doctor.findings.finding import KINDS, Finding, short_name
-from auxhead.autotune.doctor.findings.occupancy import find_full_device, resident_blocks
+from auxhead.autotune.doctor.findings.occupancy import find_full_device
 from auxhead.autotune.doctor.findings.requests import trunk_stream
 from auxhead.autotune.doctor.trace import Noticed, Race, StreamUse, Watched, Work
-from support.doctor_requests import SIDE, TRUNK, grouped, kinds, overlapped, streams, trunk
-from support.example_traces import FILLING, H100, Program, read, requests_of
+from support.doctor_requests import OVERLAPPED, SIDE, TRUNK, grouped, kinds, run, streams, trace_of
+from support.example_traces import Program, read
 
 
 def test_heads_beside_the_trunk_on_a_stream_of_lower_priority_are_right(tmp_path):
     watched = Watched(requests=3, streams=streams())
-    trace = requests_of(overlapped, tmp_path, watched=watched)
+    trace = trace_of(OVERLAPPED, tmp_path, watched=watched)
     assert kinds(trace) == []
     told = weigh(trace)
     assert told.trunk_us == pytest.approx(19 * 40.0) and told.side_us == pytest.approx(6 * 4.0)
@@ -26,7 +26,7 @@ def test_heads_beside_the_trunk_on_a_stream_of_lower_priority_are_right(tmp_path
 @pytest.mark.parametrize("priorities, word", [((0, 0), "has the priority"), ((0, -1), "is higher")])
 def test_a_side_stream_that_is_not_lower_in_priority_is_found(tmp_path, priorities, word):
     watched = Watched(requests=3, streams=streams(*priorities))
-    [finding] = find_all(requests_of(overlapped, tmp_path, watched=watched))
+    [finding] = find_all(trace_of(OVERLAPPED, tmp_path, watched=watched))
     assert finding.kind == "priority" and word in finding.what and finding.cost_us is None
     assert f"trunk: stream {TRUNK}, priority {priorities[0]}" in finding.evidence[0]
     assert len(finding.marks) == 6
@@ -37,71 +37,41 @@ def test_streams_are_named_as_in_the_figure(tmp_path):
     race = Race("[8]", "conv writes it on the default stream", "mul reads it on stream 0x20 (priority 0)", ("a.py:1",))
     noticed = (Noticed("stream-class", "torch.cuda.Stream(stream 0x30)", ("a.py:2",)),)
     watched = Watched(requests=3, streams=on_default, races=(race,), noticed=noticed)
-    evidence = {one.kind: one.evidence for one in find_all(requests_of(overlapped, tmp_path, watched=watched))}
+    evidence = {one.kind: one.evidence for one in find_all(trace_of(OVERLAPPED, tmp_path, watched=watched))}
     assert evidence["race"][0].endswith(f"with no order, mul reads it on stream {SIDE} (priority 0)")
     assert evidence["stream-class"][0] == "torch.cuda.Stream(stream 0x30)", "one that ran nothing has no number"
     assert evidence["priority"][0].startswith("trunk: the default stream, priority 0")
     assert evidence["priority"][1].startswith(f"side: stream {SIDE}, priority 0")
 
 
-def test_priorities_of_copies_of_equals_and_of_graphs_do_not_count(tmp_path):
-    watched = Watched(requests=3, streams=streams(0, 0))
-
-    def copies(program):
-        program.copy("HtoD (Pinned -> Device)", 50.0, SIDE)
-        trunk(program, 20)
-
-    def equals(program):
-        for _ in range(10):
-            program.kernel(40.0, TRUNK)
-            program.kernel(40.0, SIDE)
-
-    def graph(program):
-        program.replay(*[("a", TRUNK, 40.0)] * 10, ("b", SIDE, 5.0))
-
-    def before_and_after(program):
-        """The caller's stream prepares the input and sums up at the end, while the trunk does not run."""
-        program.kernel(30.0, SIDE)
-        program.wait(TRUNK, SIDE)
-        trunk(program, 10)
-        program.wait(SIDE, TRUNK)
-        program.kernel(30.0, SIDE)
-
-    def mostly_a_graph(program):
-        trunk(program, 2)
-        program.replay(*[("a", TRUNK, 40.0)] * 10)
-        program.kernel(12.0, SIDE)
-        trunk(program, 1)
-
-    for make in (copies, equals, graph, before_and_after, mostly_a_graph):
-        assert kinds(requests_of(make, tmp_path, watched=watched)) == [], make.__name__
+@pytest.mark.parametrize(
+    "steps",
+    [
+        "copy HtoD Pinned side; trunk 20",
+        "; ".join(["trunk 1; side 40"] * 10),  # equals
+        f"graph {'a:7:40 ' * 10}b:21:5",
+        "side 30; join; trunk 10; fork; side 30",  # the caller's stream prepares the input, and sums up at the end
+        f"trunk 2; graph {'a:7:40 ' * 10}; side 12; trunk 1",  # mostly a graph
+    ],
+)
+def test_priorities_of_copies_of_equals_and_of_graphs_do_not_count(tmp_path, steps):
+    assert kinds(trace_of(steps, tmp_path, watched=Watched(requests=3, streams=streams(0, 0)))) == []
 
 
 def test_streams_that_nothing_runs_on_are_found(tmp_path):
-    def one_stream(program):
-        trunk(program, 20)
-
     unused = Watched(requests=3, streams=streams(side_operators=0))
-    [finding] = find_all(requests_of(one_stream, tmp_path, watched=unused))
+    [finding] = find_all(trace_of("trunk 20", tmp_path, watched=unused))
     assert finding.kind == "default-stream" and "1 stream was made" in finding.evidence[0]
     assert "all 60 kernels" in finding.evidence[0]
-
-    def graph(program):
-        program.replay(*[("a", TRUNK, 40.0)] * 10)
-
-    def copies(program):
-        program.copy("HtoD (Pinned -> Device)", 50.0, SIDE)
-        trunk(program, 20)
-
-    for make in (graph, copies):
-        assert kinds(requests_of(make, tmp_path, watched=unused)) == []
-    assert kinds(requests_of(one_stream, tmp_path)) == []
+    for steps in (f"graph {'a:7:40 ' * 10}", "copy HtoD Pinned side; trunk 20"):
+        assert kinds(trace_of(steps, tmp_path, watched=unused)) == []
+    assert kinds(trace_of("trunk 20", tmp_path)) == []
 
 
-@pytest.mark.parametrize("kind", ["stream-class", "unrecorded-event", "mixed-devices", "default-stream", "gate-waits"])
+@pytest.mark.parametrize("kind", ["stream-class", "unrecorded-event", "mixed-devices", "default-stream"])
 def test_what_was_noticed_live_is_a_finding(tmp_path, kind):
     watched = Watched(requests=3, noticed=(Noticed(kind, "seen here", ("net.py:12",)),))
-    [finding] = find_all(requests_of(trunk, tmp_path, watched=watched))
+    [finding] = find_all(trace_of("trunk 8", tmp_path, watched=watched))
     assert finding.kind == kind and finding.evidence == ("seen here",) and finding.lines == ("net.py:12",)
     compile(finding.snippet, "snippet", "exec")
 
@@ -109,36 +79,29 @@ def test_what_was_noticed_live_is_a_finding(tmp_path, kind):
 def test_an_empty_block_is_none_where_the_trace_has_kernels_on_two_streams(tmp_path):
     """Another library may have launched them, which watching does not see."""
     watched = Watched(requests=3, noticed=(Noticed("default-stream", "seen here", ("net.py:12",)),))
-    assert kinds(requests_of(overlapped, tmp_path, watched=watched)) == []
+    assert kinds(trace_of(OVERLAPPED, tmp_path, watched=watched)) == []
 
 
 def test_streams_that_a_library_has_for_itself_are_the_trunks(tmp_path):
     def in_line(program):
-        trunk(program, 6)
+        run(program, "trunk 6")
         grouped(program)
-        trunk(program, 1)
+        run(program, "trunk 1")
 
     noticed = (Noticed("default-stream", "seen here", ("net.py:12",)),)
-    trace = requests_of(in_line, tmp_path, watched=Watched(requests=3, noticed=noticed))
+    trace = trace_of(in_line, tmp_path, watched=Watched(requests=3, noticed=noticed))
     assert kinds(trace) == ["default-stream"]
     told = weigh(trace)
     assert told.trunk_us == pytest.approx(7 * 40.0 + 60.0) and told.side_us == 0.0
 
     def mostly_theirs(program):
-        trunk(program, 2)
+        run(program, "trunk 2")
         for _ in range(4):
             grouped(program, us=200.0)
-        trunk(program, 2)
+        run(program, "trunk 2")
 
-    trace = requests_of(mostly_theirs, tmp_path)
+    trace = trace_of(mostly_theirs, tmp_path)
     assert kinds(trace) == [] and trunk_stream(trace) == (0, TRUNK)
-
-
-def test_a_backward_beside_its_block_is_a_finding_whatever_else_runs(tmp_path):
-    noticed = (Noticed("default-stream", "seen here", ("net.py:12",), of_backward=True),)
-    [finding] = find_all(requests_of(overlapped, tmp_path, watched=Watched(requests=3, noticed=noticed)))
-    assert finding.kind == "default-stream" and finding.lines == ("net.py:12",) and "backward" in finding.what
-    compile(finding.snippet, "snippet", "exec")
 
 
 def test_races_and_freed_tensors_are_a_finding_each(tmp_path):
@@ -147,19 +110,17 @@ def test_races_and_freed_tensors_are_a_finding_each(tmp_path):
     )
     freed = Race("[8, 3] float32", "mul reads on stream 21", "freed on stream 7", ("b:2",), freed=True)
     watched = Watched(requests=3, races=(freed, race, race))
-    first, second = find_all(requests_of(overlapped, tmp_path, watched=watched))
+    first, second = find_all(trace_of(OVERLAPPED, tmp_path, watched=watched))
     assert (first.kind, second.kind) == ("race", "freed-in-use")
     assert len(first.evidence) == 2 and first.lines == ("a:1",) and "record_stream" in second.snippet
 
 
-def eager(program, launches=60, us=3.0):
-    for _ in range(launches):
-        program.now += 20.0  # of Python
-        program.kernel(us)
+def eager(launches=60, us=3):
+    return "; ".join([f"python 20; trunk 1 of {us}"] * launches)
 
 
 def test_short_kernels_that_the_device_waits_for_are_launch_bound(tmp_path):
-    [finding] = find_all(requests_of(eager, tmp_path))
+    [finding] = find_all(trace_of(eager(), tmp_path))
     assert finding.kind == "launch-bound"
     assert "60 launches a request, 25.0 us apart" in finding.evidence[0]
     runner, graph = finding.snippet.split("# 2. any other model")
@@ -169,52 +130,26 @@ def test_short_kernels_that_the_device_waits_for_are_launch_bound(tmp_path):
     # 60 launches of 10 us, not what a profiler makes of them, less 60 kernels of 3 us
     assert finding.cost_us == pytest.approx(60 * (10.0 - 3.0), rel=0.02)
 
-    [finding] = find_all(requests_of(eager, tmp_path, watched=Watched(requests=3, host_us=900.0)))
+    [finding] = find_all(trace_of(eager(), tmp_path, watched=Watched(requests=3, host_us=900.0)))
     assert finding.cost_us == pytest.approx(900.0 - 180.0, rel=0.02)
 
 
 def test_graphs_long_kernels_and_what_only_a_profiler_slows_are_not_launch_bound(tmp_path):
-    def graph(program):
-        program.replay(*[("a", TRUNK, 3.0)] * 60)
-
-    def longer(program):
-        eager(program, us=60.0)
-
-    def slowed(program):
-        eager(program, us=8.0)
-
-    for make in (graph, longer, slowed):
-        assert kinds(requests_of(make, tmp_path)) == []
-    assert kinds(requests_of(eager, tmp_path, watched=Watched(requests=3, host_us=200.0))) == []
+    for steps in (f"graph {'a:7:3 ' * 60}", eager(us=60), eager(us=8)):
+        assert kinds(trace_of(steps, tmp_path)) == []
+    assert kinds(trace_of(eager(), tmp_path, watched=Watched(requests=3, host_us=200.0))) == []
+    waiting = "; ".join(["trunk 1 of 3; item a.py(1): f; python 5"] * 12)
+    assert "launch-bound" not in kinds(trace_of(waiting, tmp_path)), "the host's own waits"
 
 
-def test_a_device_that_waits_for_the_hosts_own_waits_is_not_launch_bound(tmp_path):
-    def make(program):
-        for _ in range(12):
-            program.kernel(3.0)
-            program.item()
-            program.now += 5.0
-
-    assert "launch-bound" not in kinds(requests_of(make, tmp_path))
-
-
-def full(program, side_after=True):
-    """The trunk is launched far ahead of the device; the side's work is ready when the first kernel is done."""
-    program.kernel(40.0, TRUNK, shape=FILLING)
-    program.wait(SIDE, TRUNK)
-    begin = program.free[SIDE]
-    for _ in range(8):
-        program.kernel(40.0, TRUNK, shape=FILLING)
-    for _ in range(3):
-        program.kernel(20.0, SIDE, "void head_kernel(float*)", after=program.free[TRUNK] if side_after else begin)
-    program.wait(TRUNK, SIDE)
-    program.kernel(5.0, TRUNK)
+#: The trunk is launched far ahead of the device; the side's work is ready when the first kernel is done.
+FULL = "trunk 1 filling; fork; trunk 8 filling; side 20 behind the trunk; side 20; side 20; join; trunk 1 of 5"
 
 
 def test_work_that_is_ready_and_runs_only_behind_kernels_that_fill_the_device(tmp_path):
-    [finding] = find_full_device(requests_of(full, tmp_path))
+    [finding] = find_full_device(trace_of(FULL, tmp_path))
     assert finding.cost_us == pytest.approx(60.0)
-    assert "head_kernel on stream 21 was ready" in finding.evidence[0] and "4,096 blocks" in finding.evidence[0]
+    assert "some_kernel on stream 21 was ready" in finding.evidence[0] and "4,096 blocks" in finding.evidence[0]
     assert len(finding.marks) == 3
 
 
@@ -222,60 +157,33 @@ def test_work_that_crawls_beside_kernels_that_fill_the_device_counts_as_long_as_
     """Of its many blocks few find a place; those behind it run when the trunk is done."""
 
     def crawling(program):
-        program.kernel(40.0, TRUNK, shape=FILLING)
-        program.wait(SIDE, TRUNK)
-        for _ in range(8):
-            program.kernel(40.0, TRUNK, shape=FILLING)
+        run(program, "trunk 1 filling; fork; trunk 8 filling")
         begin = program.free[TRUNK] - 200.0
         for us in (200.0, 20.0, 20.0):
             program.kernel(us, SIDE, "void head_kernel(float*)", after=begin)
-        program.wait(TRUNK, SIDE)
-        program.kernel(5.0, TRUNK)
+        run(program, "join; trunk 1 of 5")
 
-    [finding] = find_full_device(requests_of(crawling, tmp_path))
+    [finding] = find_full_device(trace_of(crawling, tmp_path))
     assert finding.cost_us == pytest.approx(40.0)
 
 
 def test_work_that_runs_beside_the_trunk_or_waits_for_it_is_not_kept_out(tmp_path):
-    def beside(program):
-        full(program, side_after=False)
-
-    def dependent(program):
-        for _ in range(9):
-            program.kernel(40.0, TRUNK, shape=FILLING)
-        program.wait(SIDE, TRUNK)
-        for _ in range(3):
-            program.kernel(20.0, SIDE)
-
-    def small(program):
-        for _ in range(9):
-            program.kernel(40.0, TRUNK)
-        for _ in range(3):
-            program.kernel(20.0, SIDE, after=program.free[TRUNK])
-
     def trials(program):
         with program.operator("aten::cudnn_convolution"):
             for _ in range(6):
                 program.synchronise("cudaEventSynchronize")
-            full(program)
+            run(program, FULL)
 
     def of_a_library(program):
-        trunk(program, 6, shape=FILLING)
+        run(program, "trunk 6 filling")
         grouped(program)
-        trunk(program, 6, shape=FILLING)
+        run(program, "trunk 6 filling")
 
-    for make in (beside, dependent, small, overlapped, trials, of_a_library):
-        assert not [*find_full_device(requests_of(make, tmp_path))], make.__name__
-
-
-@pytest.mark.parametrize(
-    "threads, registers, shared, wanted",
-    [(256, 32, 0, 8), (1024, 64, 0, 1), (64, 16, 0, 32), (128, 255, 0, 2), (128, 32, 100_000, 2), (32, 1, 1024, 32)],
-)
-def test_blocks_that_an_sm_holds(threads, registers, shared, wanted):
-    work = Work("kernel", "k", 0.0, 1.0, 0, 7, None, False, (1, 1, 1), (threads, 1, 1), registers, shared)
-    assert resident_blocks(work, H100) == wanted
-    assert resident_blocks(work, {"numSms": 132}) is None
+    beside = FULL.replace(" behind the trunk", "")
+    dependent = "trunk 9 filling; fork; side 20; side 20; side 20"
+    small = "trunk 9; side 20 behind the trunk; side 20 behind the trunk; side 20 behind the trunk"
+    for make in (beside, dependent, small, OVERLAPPED, trials, of_a_library):
+        assert not [*find_full_device(trace_of(make, tmp_path))], make
 
 
 def test_wrong_answers_come_first_then_what_costs_most_and_last_what_nobody_knows(tmp_path, monkeypatch):
@@ -293,9 +201,7 @@ def test_the_request_of_median_length_is_shown_and_marked(tmp_path):
     program = Program()
     for count in (10, 40, 20):
         with program.request():
-            trunk(program, count)
-            program.synchronise("cudaDeviceSynchronize")
-            trunk(program, count)
+            run(program, f"trunk {count}; await device; trunk {count}")
         program.rest()
     trace = read(program.content(), tmp_path)
     assert len(trace.shown.work) == 40

@@ -1,7 +1,5 @@
 """The doctor's programs: findings in traces of them that a GPU recorded; on the CPU they can be made and called."""
 
-import runpy
-import sys
 from pathlib import Path
 
 import pytest
@@ -18,7 +16,6 @@ from support.doctor_programs.planted import PROGRAMS as PLANTED
 TRACES = Path(__file__).parent / "traces"
 #: In the repository, all together.
 MOST_BYTES = 2_000_000
-SCRIPTS = Path(__file__).parents[2] / "support" / "doctor_programs"
 #: On a GPU other tests are for them.
 without_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="for a machine without a GPU")
 
@@ -85,13 +82,3 @@ def test_the_network_of_the_last_steps_answers_as_in_line(leaves_at: int) -> Non
     assert answer.exit_index.tolist() == [leaves_at] * len(x)
     torch.testing.assert_close(answer.probs, wanted)
     assert torch.equal(answer.label, wanted.argmax(dim=1))
-
-
-@without_gpu
-@pytest.mark.parametrize("script", ["training_loop", "training_loop_corrected"])
-def test_a_training_loop_runs_as_a_script_that_stands_alone(
-    script: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sys, "argv", [script, "--steps", "1"])
-    runpy.run_path(str(SCRIPTS / f"{script}.py"), run_name="__main__")
-    assert "step 0: loss " in capsys.readouterr().out

@@ -45,20 +45,6 @@ def test_a_missing_wait_before_a_read(where, other):
     assert seen.noticed == ()
 
 
-def test_a_missing_wait_before_a_write(where, other):
-    buffer = torch.zeros(SIZE, device=where)
-
-    def request():
-        other.wait_stream(current())
-        with torch.cuda.stream(other):
-            buffer.sum()  # reads the buffer
-        buffer.add_(1)  # overwrites the buffer
-
-    assert [race.lines for race in watched(request, 1).races] == [
-        (line("reads the buffer"), line("overwrites the buffer"))
-    ]
-
-
 def test_fork_and_join_are_fine(where, other):
     x = torch.ones(SIZE, device=where)
 
@@ -77,27 +63,6 @@ def test_fork_and_join_are_fine(where, other):
     assert uses == [(0, 0, 0, 6), (other.cuda_stream, 0, -1, 2)]
 
 
-def test_two_streams_that_take_turns_by_events_are_fine(where, other):
-    third = torch.cuda.Stream()
-    buffers = [torch.zeros(SIZE, device=where) for _ in range(2)]
-    filled, emptied = ([torch.cuda.Event() for _ in range(2)] for _ in range(2))
-    for event in emptied:
-        event.record()
-
-    def request():
-        for index, buffer in enumerate(buffers):
-            other.wait_event(emptied[index])
-            with torch.cuda.stream(other):
-                buffer.add_(1)
-            filled[index].record(other)
-            third.wait_event(filled[index])
-            with torch.cuda.stream(third):
-                buffer.sum()
-            emptied[index].record(third)
-
-    assert faults(watched(request)) == []
-
-
 def test_waits_of_the_host_are_an_order(where, other):
     a, event = torch.ones(SIZE, device=where), torch.cuda.Event()
 
@@ -112,20 +77,6 @@ def test_waits_of_the_host_are_an_order(where, other):
         a.add_(1)
 
     assert faults(watched(request)) == []
-
-
-@pytest.mark.parametrize("apart", [False, True])
-def test_slices_of_one_tensor(where, other, apart):
-    canvas = torch.zeros(64, SIZE // 64, device=where)
-
-    def request():
-        other.wait_stream(current())
-        with torch.cuda.stream(other):
-            canvas[:33].add_(1)
-        canvas[33 if apart else 32 :].add_(1)
-        current().wait_stream(other)
-
-    assert faults(watched(request)) == ([] if apart else ["race"])
 
 
 # On both. Misused streams and events.
@@ -333,36 +284,7 @@ def test_what_is_captured_does_not_run(main, side, monkeypatch):
     assert faults(seen) == [] and [use.handle for use in seen.streams] == [0]
 
 
-def test_a_race_of_two_threads_is_told(main, side):
-    x = torch.zeros(4)
-
-    def work():
-        with torch.cuda.stream(side):
-            x.sum()
-
-    with ThreadPoolExecutor(1) as pool, Watcher() as watching:
-        x.fill_(1)
-        pool.submit(work).result()
-    (race,) = watching.watched(requests=1).races
-    assert race.first.startswith("writes: aten::fill_ on the default stream")
-    assert race.second.startswith(f"reads: aten::sum on stream {side.cuda_stream:#x}")
-
-
 # On a fake GPU alone. Backwards.
-
-
-class RunsBackOn(torch.autograd.Function):
-    """Its backward runs on a stream, as autograd runs one on that of the forward."""
-
-    @staticmethod
-    def forward(ctx, x, stream):
-        ctx.stream = stream
-        return x * 2
-
-    @staticmethod
-    def backward(ctx, gradient):
-        with fake.StreamContext(ctx.stream):
-            return gradient * 2, None
 
 
 def test_a_backward_is_counted_and_not_checked(main, side):
@@ -374,28 +296,6 @@ def test_a_backward_is_counted_and_not_checked(main, side):
             y.backward()
     seen = watching.watched(requests=1)
     assert seen.races == () and [use.handle for use in seen.streams] == [0, side.cuda_stream]
-
-
-@pytest.mark.parametrize("call", ["backward", "grad"])
-def test_a_backward_on_another_stream_than_its_block_is_noticed(main, side, call):
-    x = torch.ones(4, requires_grad=True)
-    with Watcher() as watching:
-        y = RunsBackOn.apply(x, main)
-        with torch.cuda.stream(side):  # of a backward
-            y.backward(torch.ones(4)) if call == "backward" else torch.autograd.grad(y, x, torch.ones(4))
-    (noticed,) = watching.watched(requests=1).noticed
-    assert (noticed.kind, noticed.of_backward, noticed.lines) == ("default-stream", True, (line("of a backward"),))
-    assert "runs 1 operators on the default stream, and none on its own" in noticed.evidence
-
-
-def test_a_backward_that_runs_in_its_block_or_in_none_is_fine(main, side):
-    x = torch.ones(4, requires_grad=True)
-    with Watcher() as watching:
-        y = RunsBackOn.apply(x, main)
-        y.backward(torch.ones(4))
-        with torch.cuda.stream(side):
-            RunsBackOn.apply(RunsBackOn.apply(x, side), main).backward(torch.ones(4))
-    assert watching.watched(requests=1).noticed == ()
 
 
 # On a fake GPU alone. Streams and blocks.

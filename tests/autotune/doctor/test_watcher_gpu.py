@@ -5,9 +5,7 @@ import logging
 import pytest
 import torch
 from auxhead.autotune.doctor.watching.operators import noting_captures
-from auxhead.model import make_runner
 from support.gpu_work import warm_stream
-from support.graph_runner_cases import WAYS, clear_batches, network
 from support.watched_requests import current, faults, marked_line, used, watched
 from torch import nn
 from torch._inductor.cudagraph_trees import get_manager
@@ -29,24 +27,6 @@ def side():
 
 
 # 1. Races.
-
-
-def test_waits_of_the_host_are_an_order(side):
-    event = torch.cuda.Event()
-
-    def request():
-        a = torch.full((SIZE,), 1.0, device="cuda")
-        torch.cuda.synchronize()
-        with torch.cuda.stream(side):
-            total = a.sum()
-            if total.item() > 0:
-                a.add_(1)
-        event.record(side)
-        while not event.query():
-            pass
-        a.add_(total)
-
-    assert faults(watched(request)) == []
 
 
 def test_a_copy_that_the_host_waits_for_is_an_order(side):
@@ -76,18 +56,6 @@ def test_copies_of_pinned_memory_with_an_event_are_fine(side):
     assert faults(watched(request, 3)) == []
 
 
-def test_a_tensor_from_before_is_fine(side):
-    kept = [torch.zeros(SIZE, device="cuda") for _ in range(3)]
-
-    def request():
-        with torch.cuda.stream(side):
-            (kept[-1][5:] * 2).sum()
-        kept.pop()
-        torch.zeros(SIZE, device="cuda")
-
-    assert faults(watched(request, 3)) == []
-
-
 # 2. Freed in use.
 
 
@@ -107,79 +75,7 @@ def test_a_tensor_freed_while_another_stream_uses_it(side):
     assert race.second == f"freed, of the default stream, {line('frees a')}"
 
 
-def test_a_slice_in_use_keeps_nothing(side):
-    def request():
-        a = torch.full((SIZE,), 1.0, device="cuda")
-        side.wait_stream(current())
-        with torch.cuda.stream(side):
-            a[5:].sum()  # uses a slice
-        del a  # frees the slice
-        b = torch.full((SIZE,), 3.0, device="cuda")
-        current().wait_stream(side)
-        return b
-
-    assert [race.lines for race in watched(request).races if race.freed] == [
-        (line("uses a slice"), line("frees the slice"))
-    ]
-
-
-@pytest.mark.parametrize("remedy", ["record_stream", "held"])
-def test_a_tensor_that_is_recorded_or_held_is_fine(side, remedy):
-    def request():
-        a = torch.full((SIZE,), 1.0, device="cuda")
-        side.wait_stream(current())
-        with torch.cuda.stream(side):
-            r = a * 2
-        if remedy == "record_stream":
-            a.record_stream(side)
-        else:
-            current().wait_stream(side)
-        del a
-        b = torch.full((SIZE,), 3.0, device="cuda")
-        current().wait_stream(side)
-        return b, r
-
-    assert faults(watched(request)) == []
-
-
-def test_a_side_streams_output_is_fine_where_the_next_fork_waits(side):
-    def request():
-        a = torch.full((SIZE,), 1.0, device="cuda")
-        side.wait_stream(current())
-        with torch.cuda.stream(side):
-            b = a * 2
-        current().wait_stream(side)
-        return b + a
-
-    assert faults(watched(request, 4)) == []
-
-
-def test_memory_used_again_on_one_stream_is_fine(side):
-    def request():
-        with torch.cuda.stream(side):
-            for _ in range(4):
-                torch.full((SIZE,), 1.0, device="cuda").mul_(2)
-
-    assert faults(watched(request)) == []
-
-
 # 3. What runs on a stream.
-
-
-def test_a_block_in_which_a_graph_is_replayed(side):
-    graph, x = torch.cuda.CUDAGraph(), torch.zeros(SIZE, device="cuda")
-    with torch.cuda.graph(graph):
-        x.add_(1)
-
-    def request():
-        side.wait_stream(current())
-        with torch.cuda.stream(side):
-            graph.replay()
-        current().wait_stream(side)
-        torch.zeros(4, device="cuda")
-
-    seen = watched(request)
-    assert faults(seen) == [] and all(use.operators for use in seen.streams)
 
 
 @triton.jit
@@ -215,58 +111,7 @@ def test_a_graph_captured_within_a_request_runs_later(side):
     assert faults(watched(request)) == []
 
 
-# 4. Several devices.
-
-two_gpus = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
-
-
-@two_gpus
-def test_an_operator_on_another_device_than_its_block(side):
-    x = torch.zeros(SIZE, device="cuda:1")
-
-    def request():
-        with torch.cuda.stream(side):  # block of cuda:0
-            x * 2  # runs on cuda:1
-
-    (noticed,) = watched(request).noticed
-    assert (noticed.kind, noticed.lines) == ("mixed-devices", (line("runs on cuda:1"), line("block of cuda:0")))
-
-
-@two_gpus
-def test_blocks_of_each_device_are_fine(side):
-    x = torch.zeros(SIZE, device="cuda:0")
-    with torch.cuda.device(1):
-        there = torch.cuda.Stream()
-
-    def request():
-        side.wait_stream(torch.cuda.current_stream(0))
-        with torch.cuda.stream(side):
-            y = x * 2
-            z = y.to("cuda:1")
-        there.wait_stream(torch.cuda.current_stream(1))
-        with torch.cuda.stream(there):
-            w = z * 2
-        torch.cuda.current_stream(1).wait_stream(there)
-        torch.cuda.current_stream(0).wait_stream(side)
-        return w
-
-    seen = watched(request)
-    assert faults(seen) == []
-    assert {use.device for use in seen.streams} == {0, 1}
-
-
-# 5. Whole programs, and the watcher itself.
-
-
-def test_inference_of_a_plain_module(side):
-    net, host = resnet18().eval().cuda(), torch.randn(2, 3, 64, 64)
-
-    def request():
-        return net(host.cuda()).argmax(1).cpu()
-
-    seen = watched(request)
-    assert faults(seen) == []
-    assert [handle for handle, _ in used(seen)] == [0]
+# 4. Whole programs, and the watcher itself.
 
 
 def test_a_step_of_training(side):
@@ -282,19 +127,6 @@ def test_a_step_of_training(side):
         return loss.item()
 
     assert faults(watched(request)) == []
-
-
-@pytest.mark.parametrize("exits", ["eager", *WAYS])
-def test_runners(side, exits):
-    net = network()
-    x = clear_batches(net, [4])[0]
-    options = WAYS.get(exits, {"exits": exits})
-    with make_runner(net, x, batch_sizes=(4,), **options) as runner:
-        for _ in range(2):
-            runner(x)
-        torch.cuda.synchronize()
-        seen = watched(lambda: runner(x).label.tolist(), 3)
-    assert faults(seen) == []
 
 
 def test_a_stream_that_torch_compile_keeps_is_not_of_the_program():
@@ -324,7 +156,7 @@ def test_nothing_is_printed_or_left_behind(side, capfd, caplog):
     assert {kind: dict(vars(kind)) for kind in own} == own
 
 
-# 6. Graphs and backwards.
+# 5. Graphs.
 
 
 @pytest.mark.parametrize("waits", [False, True])
@@ -373,23 +205,3 @@ def test_a_graph_is_the_same_whether_or_not_its_capture_is_noted():
     runtime = pytest.importorskip("cuda.bindings.runtime")
     counts = [runtime.cudaGraphGetNodes(runtime.cudaGraph_t(graph.raw_cuda_graph()))[2] for graph in graphs]
     assert counts == [1, 1]
-
-
-@pytest.mark.parametrize("forward", ["outside", "inside"])
-def test_a_backward_in_a_block(side, forward):
-    net, x = nn.Linear(64, 1).cuda(), torch.ones(64, 64, device="cuda")
-
-    @torch.enable_grad()
-    def request():
-        side.wait_stream(current())
-        if forward == "outside":
-            loss = net(x).sum()
-            side.wait_stream(current())
-        with torch.cuda.stream(side):
-            if forward == "inside":
-                loss = net(x).sum()
-            loss.backward()
-        current().wait_stream(side)
-        net.zero_grad()
-
-    assert faults(watched(request)) == (["default-stream"] if forward == "outside" else [])

@@ -1,29 +1,24 @@
 """The measurer of a GPU, on a machine without one: what it does around its kernels, which are interpreted."""
 
 import importlib
-import pickle
 
 import pytest
 import torch
-from auxhead.autotune.measuring.eager_truth import HeadAnswer
 from auxhead.autotune.measuring.failures import DeviceLost, Failure
 from auxhead.autotune.measuring.targets import ALONE, NETWORK
 from auxhead.autotune.measuring.timers import VariantFailed, time_rounds
 from auxhead.autotune.records.comparison import Paired
 from auxhead.autotune.sweep.space import neighbours
 from auxhead.kernels import HeadOutput
-from auxhead.kernels.launch.choose_config import choose_config, overrides
+from auxhead.kernels.launch.choose_config import choose_config
 from auxhead.kernels.launch.tuned_table import lookup
 from auxhead.model import FusedAuxHead
-from support.small_measurer import measurer
 from support.stream_order import Event
 
 alone_head = importlib.import_module("auxhead.autotune.measuring.heads_alone")
-copy_speed = importlib.import_module("auxhead.autotune.measuring.head_timing")
-first_launches = importlib.import_module("auxhead.autotune.measuring.compile_ahead")
+first_launches = importlib.import_module("auxhead.autotune.measuring.first_launches")
 head_timing = importlib.import_module("auxhead.autotune.measuring.head_timing")
 heads_in_situ = importlib.import_module("auxhead.autotune.measuring.heads_in_situ")
-launch_descriptions = importlib.import_module("auxhead.autotune.measuring.compile_ahead")
 
 
 def called_once(variants, device, *, rounds, repeat):
@@ -51,7 +46,7 @@ def test_a_network_is_measured(timing, monkeypatch):
 
     monkeypatch.setattr("auxhead.kernels.exits.choose_config", spy)
     for place in (ALONE, NETWORK):
-        assert timing.compile(target, place, configs) == {} and timing.check(target, place, configs) == {}
+        assert timing.prepare(target, place, configs) == {}
         found = timing.time(target, place, configs, 3, 2 if place == ALONE else 1)
         assert list(found) == configs and all(isinstance(result, Paired) for result in found.values())
         (rule, tried) = found.values()
@@ -62,63 +57,6 @@ def test_a_network_is_measured(timing, monkeypatch):
     assert all(config == by_channels[channels] for channels, config in asked if channels != 12), "the others by rule"
     assert lookup("cpu", target.shape, NETWORK) is None, "and nothing is left of it"
     assert timing.of_network["forks"] and len(timing.of_network["trunk"]) == 16
-
-
-class Ahead:
-    """Launches here what other processes would compile."""
-
-    def __init__(self):
-        self.begun, self.finished = [], []
-
-    def begin(self, launches):
-        self.begun += launches
-
-    def finish(self, launches):
-        self.finished += launches
-
-
-@pytest.mark.parametrize("trunk", ["as_is", "cudnn"])
-def test_what_is_compiled_ahead_is_what_is_launched(simulated, monkeypatch, trunk):
-    """With the classifier a head, and with its logits given; in situ the other heads are launched as well, by rule."""
-    ahead, launched = Ahead(), []
-    made = measurer(trunk, ahead)
-
-    def launch(kind):
-        def record(*arguments, **options):
-            launched.append((kind, described((arguments[1:] if kind == ALONE else arguments, options))))
-
-        return record
-
-    monkeypatch.setattr(alone_head.AloneHead, "launch", lambda head, config: launch(ALONE)(head, head.x, config))
-    for module in (heads_in_situ, launch_descriptions):
-        monkeypatch.setattr(module, "launch_heads", launch(NETWORK))
-    target = made.targets[0]
-    other = neighbours(target.rule, target.shape)[0]
-    for place in (ALONE, NETWORK):
-        made.begin_to_compile(target, place, [other])
-        assert made.compile(target, place, [other]) == {}
-        wanted, *others = dict.fromkeys(ahead.begun)
-        assert ahead.finished == [wanted, *others] and hash(wanted) == hash(pickle.loads(pickle.dumps(wanted)))
-        assert len(others) == (0 if place == ALONE else len(made.heads))
-        assert {place for one in others for place in one.exits} == set(range(len(others)))
-        wanted.launch()
-        here, there = launched
-        assert here == there and here[0] == place
-        for of_one_place in (ahead.begun, ahead.finished, launched):
-            of_one_place.clear()
-
-
-def described(one):
-    """All but the data of tensors, and how heads of all shapes are launched now."""
-    if isinstance(one, torch.Tensor):
-        return (one.shape, one.stride(), one.dtype)
-    if isinstance(one, alone_head.AloneHead):
-        return described([one.head.as_exit_head(), one.x, one.head.return_probs])
-    if isinstance(one, dict):
-        return described(list(one.items()))
-    if isinstance(one, (tuple, list)):
-        return [*map(described, one), dict(overrides.get() or {})]
-    return one
 
 
 def test_variants_are_captured_in_turns(timing, monkeypatch):
@@ -139,15 +77,6 @@ def test_variants_are_captured_in_turns(timing, monkeypatch):
     assert len(set(turns)) > 1, "in another order"
 
 
-def test_launches_beside_the_trunk_may_have_its_priority(timing):
-    in_situ = timing._in_situ
-    by_rule = in_situ.by_rule
-    assert by_rule.forks and by_rule.trunk_first and list(by_rule.forks) == timing.of_network["forks"]
-    for trunk_first, priority in ((True, -1), (False, 0)):
-        with in_situ.runner({}, by_rule._replace(trunk_first=trunk_first)) as runner:
-            assert (runner.trunk_priority, runner.forks[1]) == (priority, by_rule.forks)
-
-
 def test_wrong_answers_are_not_timed(timing, monkeypatch):
     target = timing.targets[0]
     launch = alone_head.AloneHead.launch
@@ -158,7 +87,7 @@ def test_wrong_answers_are_not_timed(timing, monkeypatch):
 
     monkeypatch.setattr(alone_head.AloneHead, "launch", off)
     other = neighbours(target.rule, target.shape)[0]
-    failures = timing.check(target, ALONE, [target.rule, other])
+    failures = timing.prepare(target, ALONE, [target.rule, other])
     assert list(failures) == [other] and failures[other].kind == "wrong answer"
     assert "probabilities are off by 0.01" in failures[other].detail
 
@@ -185,13 +114,13 @@ def test_a_peer_may_be_less_exact(timing):
         ours = head.launch(target.rule)
     ours = ours._replace(probs=None, confidence=ours.confidence + 1.5e-6)
     assert "probabilities are off by 1.5e-06, 4.8e-07 being allowed" in head.wrong_answer(ours)
-    peer = HeadAnswer(ours.label, ours.confidence, ours.exit)
-    assert head.wrong_answer(peer) is None
-    wrong = head.wrong_answer(peer._replace(confidence=peer.confidence + 1e-5))
+    peer = HeadOutput(None, ours.label, ours.confidence, ours.exit)
+    assert head.wrong_answer(peer, peer=True) is None
+    wrong = head.wrong_answer(peer._replace(confidence=peer.confidence + 1e-5), peer=True)
     assert "1.9e-06 being allowed" in wrong
     half = FusedAuxHead(16, num_classes=5).half()
     said = half(x := torch.randn(3, 16).half())
-    off = HeadAnswer(said.label, said.confidence.half() + 0.02, said.exit)
+    off = HeadOutput(None, said.label, said.confidence.half() + 0.02, said.exit)
     assert "0.0039 being allowed" in alone_head.AloneHead(half, x).wrong_answer(off)
 
 
@@ -218,8 +147,7 @@ def test_what_raises_is_a_failure_and_the_rest_is_timed(timing, monkeypatch):
 
     monkeypatch.setattr(alone_head.AloneHead, "launch", raising)
     reason = Failure("RuntimeError", "out of resource: shared memory")
-    assert timing.compile(target, ALONE, [rule, bad, worse]) == {bad: reason}
-    assert timing.check(target, ALONE, [rule, bad, worse]) == {bad: reason}
+    assert timing.prepare(target, ALONE, [rule, bad, worse]) == {bad: reason}
     chains = timing.time(target, ALONE, [rule, bad, worse], 1, 1)
     assert chains[bad] == reason and isinstance(chains[worse], Paired)
 
@@ -243,7 +171,7 @@ def test_a_lost_device_ends_the_sweep_after_its_failure_is_told(timing, monkeypa
     monkeypatch.setattr(alone_head.AloneHead, "wrong", lost)
     monkeypatch.setattr(torch.cuda, "synchronize", lost)
     with pytest.raises(DeviceLost, match="illegal memory access"):
-        timing.check(target, ALONE, [target.rule, target.rule])
+        timing.prepare(target, ALONE, [target.rule, target.rule])
     with pytest.raises(DeviceLost):
         timing.time(target, ALONE, [target.rule], 1, 1)
 
@@ -255,11 +183,11 @@ def test_a_launch_that_does_not_end_is_told_and_nothing_waits_for_it(timing, mon
     monkeypatch.setattr(first_launches, "_ends", lambda stream: next(ends))
     monkeypatch.setattr(first_launches.atexit, "register", at_exit.append)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda *_: pytest.fail("waits for the device"))
-    failed = timing.compile(target, ALONE, [rule, endless, other])
+    failed = timing.prepare(target, ALONE, [rule, endless, other])
     assert failed == {endless: Failure("does not end", "a launch was not done after 20 s")}
     assert at_exit == [first_launches._leave]
     with pytest.raises(DeviceLost, match="does not end: a launch was not done after 20 s"):
-        timing.check(target, ALONE, [rule, other])
+        timing.prepare(target, ALONE, [rule, other])
 
 
 def test_every_capture_is_timed_in_every_round(simulated, monkeypatch):

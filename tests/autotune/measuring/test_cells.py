@@ -33,6 +33,8 @@ def test_chosen_cells():
     assert {cell.batch for cell in chosen_cells(quick=False, batch=[8], model=["resnet18"])} == {8}
     outside = chosen_cells(quick=False, model=["resnet50"], batch=[8], classes=[10], placement=["stages"])
     assert outside == [resnet_cell("resnet50", "float16", 8, 10, "stages")]
+    (mixed,) = chosen_cells(quick=False, placement=["inner-stages"])
+    assert mixed == core_matrix()[-1]
     both = chosen_cells(quick=True, dtype=["float16", "float32"])
     assert [(cell.dtype, cell.batch) for cell in both] == [
         (dtype, n) for dtype in ("float16", "float32") for n in (1, 8)

@@ -35,15 +35,15 @@ def test_clocks_that_disagree():
     assert [tuple(one) for one in found.programs] == [(0, 0, 2.0, 7.0), (1, 1, 20.75, 23.25)]
 
 
-def test_bad_input():
-    silent = residency((0, 2.0, 3.0), begin=NOW)
-    silent.turns[0] = -1
-    fine = residency((1, 20.0, 21.0), begin=NOW)
-    with pytest.raises(ValueError, match="^launches: got 1 that recorded, wants the 2 of the replay"):
-        recorded_replay(REPLAY, [fine], sm_count=4)
-    with pytest.raises(ValueError, match="^turns: 1 of 1 were not recorded"):
-        recorded_replay(REPLAY, [silent, fine], sm_count=4)
-    with pytest.raises(ValueError, match="^turns: got an SM of 1 that there is not"):
-        recorded_replay(REPLAY, [fine, fine], sm_count=1)
-    with pytest.raises(ValueError, match="wants the 0 of the replay"):
-        recorded_replay(REPLAY[:1], [], sm_count=4)
+@pytest.mark.parametrize(
+    ("launches", "sm_count", "says"),
+    [
+        ([((1, 20.0, 21.0),)], 4, "launches: got 1 that recorded, wants the 2 of the replay"),
+        ([((-1, 2.0, 3.0),), ((1, 20.0, 21.0),)], 4, "turns: 1 of 1 were not recorded"),
+        ([((1, 20.0, 21.0),)] * 2, 1, "turns: got an SM of 1 that there is not"),
+        ([((1, 3.0, 2.0),)] * 2, 4, "an end before its start"),
+    ],
+)
+def test_programs_that_cannot_be(launches, sm_count, says):
+    with pytest.raises(ValueError, match=says):
+        recorded_replay(REPLAY, [residency(*turns, begin=NOW) for turns in launches], sm_count)

@@ -9,7 +9,6 @@ import pytest
 import torch
 from auxhead.autotune.measuring.cells import NEVER
 from auxhead.autotune.measuring.failures import WrongAnswer
-from auxhead.autotune.measuring.heads_in_situ import SideLaunches
 from auxhead.autotune.measuring.subject import subject_of
 from auxhead.autotune.overlap.measure import BARE, BOTH, HEADS, NetworkParts
 from auxhead.kernels import runs_triton
@@ -20,6 +19,7 @@ from support.example_traces import replay, trace_of
 from support.simulated_cuda import simulated_chains
 
 alone_head = importlib.import_module("auxhead.autotune.measuring.heads_alone")
+heads_in_situ = importlib.import_module("auxhead.autotune.measuring.heads_in_situ")
 measurement = importlib.import_module("auxhead.autotune.overlap.measure")
 timers = importlib.import_module("auxhead.autotune.measuring.timers")
 
@@ -57,7 +57,7 @@ def test_the_parts_are_captured_and_answer_rightly(subject, monkeypatch):
     monkeypatch.setattr(NetworkParts, "wrong", wrong)  # itself another test's
     with ExitStack() as opened, subject.exits(NEVER):
         parts = NetworkParts(subject, opened)
-        parts.by_rule = SideLaunches(("block0",))
+        parts.forks = ("block0",)
         calls = {name: parts.capture(name) for name in (BARE, HEADS, BOTH)}
         assert launched == [(0, 1), (1, 1)], "one without the classifier"
         for call in calls.values():
@@ -80,11 +80,11 @@ def test_launches_leave_the_trunk_where_they_do_by_rule(subject, monkeypatch):
         def close(self):
             made.append("closed")
 
-    monkeypatch.setattr(measurement, "OverlappedRunner", Runner)
+    monkeypatch.setattr(heads_in_situ, "OverlappedRunner", Runner)
     monkeypatch.setattr(NetworkParts, "wrong", lambda self, which, runner: None)
     with ExitStack() as opened:
         parts = NetworkParts(subject, opened)
-        parts.by_rule = SideLaunches(("block2",))
+        parts.forks = ("block2",)
         parts.capture(BOTH)
         parts.capture(BOTH)
     assert made == [*[((1,), parts.trunk_notes, ("block2",))] * 2, "closed", "closed"]
@@ -95,7 +95,7 @@ def test_nothing_that_answers_wrongly_is_timed(subject, monkeypatch, part):
     wrong = {
         BARE: (NetworkParts, lambda self, which, runner: None if which else "off"),
         BOTH: (NetworkParts, lambda self, which, runner: "off" if which else None),
-        HEADS: (alone_head.AloneHead, lambda self, said: "off"),
+        HEADS: (alone_head.AloneHead, lambda self, said, peer: "off"),
     }
     owner, says = wrong[part]
     monkeypatch.setattr(NetworkParts, "forks", ("block2",))

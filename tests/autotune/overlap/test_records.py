@@ -4,9 +4,10 @@ import json
 
 import pytest
 import torch
-from auxhead.autotune.overlap.records import KIND, failed_record, overlap_records
-from auxhead.autotune.overlap.tables import heads_beside, overlap_tables
+from auxhead.autotune.overlap.records import failed_record, overlap_records
+from auxhead.autotune.overlap.tables import footprint_tables, heads_beside, overlap_tables
 from auxhead.autotune.records.record import read_records
+from support import footprint_records
 from support.command_line import assert_one_line_error, tune
 from support.overlap_fakes import CELL, CONV, measured, records
 from support.pretended_gpu import ENVIRONMENT
@@ -84,7 +85,7 @@ def test_the_table():
 
 
 def test_tables_of_what_went_wrong_or_did_not_overlap():
-    failed = failed_record(KIND, CELL, "RuntimeError: no memory", ENVIRONMENT)
+    failed = failed_record(CELL, "RuntimeError: no memory", ENVIRONMENT)
     (table,) = overlap_tables([failed])
     assert not table.rows and table.remarks == ["Not measured: RuntimeError: no memory"]
     (table,) = overlap_tables([*records(), failed])
@@ -128,7 +129,7 @@ def pretended(pretended_gpu, monkeypatch):
             raise RuntimeError("CUDA out of\nmemory")
         return measured()
 
-    monkeypatch.setattr("auxhead.autotune.overlap.measure.measure_overlap", measure_overlap)
+    monkeypatch.setattr("auxhead.autotune.overlap.run.measure_overlap", measure_overlap)
     return pretended_gpu / "overlap-nvidia-h200-fake.jsonl"
 
 
@@ -172,3 +173,14 @@ def test_bad_options(pretended, monkeypatch):
         assert_one_line_error(tune("overlap", *arguments), message)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert_one_line_error(tune("overlap", "resnet18"), "overlap: torch sees no CUDA device here, wants one")
+
+
+def test_a_table_of_footprints():
+    (table,) = footprint_tables(footprint_records.records(fails="16 SMs"))
+    assert table.title.startswith("Footprints: resnet18 float16, batch 1, 10 classes, 4 heads (stages), 3x224x224;")
+    rows = {row[0]: row for row in table.rows}
+    assert "16 SMs" not in rows and rows["by rule"][1] == "42" and rows["by rule"][-2:] == ("31, 31", "0?, 3")
+    about, recorded, failed = table.remarks
+    assert about.startswith("The trunk alone takes 160.1 us, launches leave it after layer1, layer3.")
+    assert recorded == "by rule: recording residency takes +2.0 % of the network's time."
+    assert failed == "16 SMs: not measured: OutOfResources: no"

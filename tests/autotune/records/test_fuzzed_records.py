@@ -3,13 +3,14 @@
 import gzip
 import json
 import random
+import re
 import tracemalloc
 
 import pytest
 from auxhead.autotune.__main__ import _sweep_tables, tables
 from auxhead.autotune.overlap.tables import footprint_tables
 from auxhead.autotune.records import record as record_format
-from auxhead.autotune.records.record import BadRecord, read_records
+from auxhead.autotune.records.record import BadRecord, made_of, read_records
 from auxhead.autotune.records.tables import as_markdown
 from auxhead.plots.figures.registry import FIGURES
 from auxhead.plots.figures.reports import read
@@ -38,22 +39,27 @@ def test_any_damage(name, tmp_path):
         content = damaged_bytes(gzip.compress(content), dice) if seed % 10 == 0 else content
 
         def tabulated():
-            records = read_records(path)
-            of_kinds = [make(records) for kind, make in MAKERS.items() if any(one.kind == kind for one in records)]
-            return [as_markdown(one) for made in of_kinds for one in made]
+            with made_of([path]):
+                records = read_records(path)
+                of_kinds = [make(records) for kind, make in MAKERS.items() if any(one.kind == kind for one in records)]
+                return [as_markdown(one) for made in of_kinds for one in made]
 
         read += read_damaged(path, content, tabulated, BadRecord, path) is not None
     assert 5 < read < 60
 
 
-@pytest.mark.parametrize(("name", "role"), [("sweep", "rule"), ("heads", "fused")])
-def test_a_pair_that_is_read_as_the_only_one_is_the_only_one(name, role, tmp_path):
-    path, record = tmp_path / "records.jsonl", next(one for one in map(json.loads, first_lines(name)) if one["paired"])
-    (pair,) = record["paired"]
-    for pairs in ([pair, {**pair, "role": "other"}], [{**pair, "role": "other"}, pair], [{**pair, "role": "other"}]):
-        path.write_text(json.dumps({**record, "paired": pairs}) + "\n")
-        with pytest.raises(BadRecord, match=rf"records.jsonl, line 1: paired: got .*wants a pair of role '{role}'"):
-            read_records(path)
+#: A number, perhaps with a unit or words behind it.
+NUMBER = re.compile(r"[<+-]?[\d,]+(\.\d+)?(%| |$)")
+
+
+@pytest.mark.parametrize("file", ["bench", "heads", "pareto", "overlap", "footprint", "pipelines", "doctor"])
+def test_columns_of_text_come_first_and_end_where_those_of_numbers_begin(file):
+    records = read_records(COMMITTED / f"h200/{file}.jsonl")
+    for table in MAKERS[file.removesuffix("s") if file == "pipelines" else file](records):
+        columns = [*zip(*table.rows, strict=True)]
+        assert not all(map(NUMBER.match, columns[table.text_columns - 1])), table.title
+        for column in columns[table.text_columns :]:
+            assert all(cell in ("", "-", "failed") or cell.lstrip("<+-")[0].isdigit() for cell in column), table.title
 
 
 def test_any_damage_of_a_report(tmp_path):

@@ -231,12 +231,17 @@ DAMAGED = [
     (("device_us", "samples"), [[1.0], [math.nan]], "device_us.samples: got [[1.0], [nan]], wants [captures]"),
     (("device_us", "samples"), [[1.0], [True]], "device_us.samples: got [[1.0], [True]], wants [captures]"),
     (("device_us", "samples"), [[1.0]], "device_us.samples: got [[1.0]], wants [captures]"),
-    (("device_us", "samples"), [[1.0, 1.0]] * 2, "device_us.samples: got 2 rounds, wants 1, those of the rule"),
+    (
+        ("device_us", "samples"),
+        [[1.0, 1.0]] * 2,
+        "paired: got rounds [2, 1], wants the rule's alone, of as many",
+    ),
     (("device_us", "samples"), [[1.0], []], "device_us.samples: got [[1.0], []], wants [captures]"),
-    (("paired", 0, "role"), "a", "wants a pair of role 'rule'"),
+    (("paired", 0, "role"), "a", "paired[0].role: got 'a', wants one of rule"),
+    (("paired",), SWEPT["paired"] * 2, "paired: got rounds [1, 1, 1], wants the rule's alone"),
     (("paired", 0), 1, "paired[0]: got 1, wants an object"),
-    (("paired", 0, "samples"), {}, "paired, rule.samples: got {}, wants [captures]"),
-    (("paired", 0, "variant"), 1, "paired, rule.variant: got 1, wants text"),
+    (("paired", 0, "samples"), {}, "paired[0].samples: got {}, wants [captures]"),
+    (("paired", 0, "variant"), 1, "paired[0].variant: got 1, wants text"),
 ]
 
 

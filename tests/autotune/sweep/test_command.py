@@ -3,7 +3,6 @@
 import importlib
 import os
 import re
-from contextlib import nullcontext
 
 import pytest
 import torch
@@ -38,9 +37,8 @@ class Measurer(Synthetic):
     protocol = {"chain": 20}
     of_network = {"trunk": "feedfacecafebeef", "forks": []}
 
-    def __init__(self, subject, ahead):
-        assert ahead == "other processes"
-        super().__init__(fails=lambda config: config.stages == 2 and ("check", "wrong answer", "off by 2"))
+    def __init__(self, subject):
+        super().__init__(fails=lambda config: config.stages == 2 and ("prepare", "wrong answer", "off by 2"))
         self.cell = subject
         Measurer.cells.append(subject)
 
@@ -60,7 +58,6 @@ class Measurer(Synthetic):
 @pytest.fixture
 def pretended(pretended_gpu, monkeypatch):
     monkeypatch.setattr(running, "HeadTiming", Measurer)
-    monkeypatch.setattr(running.CompileAhead, "beside", lambda device: nullcontext("other processes"))
     monkeypatch.setattr(Measurer, "cells", [])
     monkeypatch.setattr(Measurer, "stopped_by", None)
     return pretended_gpu / "sweep-nvidia-h200-fake.jsonl"

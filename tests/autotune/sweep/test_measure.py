@@ -14,7 +14,7 @@ from auxhead.autotune.measuring.failures import Failure
 from auxhead.autotune.measuring.targets import ALONE, NETWORK
 from auxhead.autotune.measuring.timers import FINAL_ROUNDS
 from auxhead.autotune.records.comparison import Paired
-from auxhead.autotune.records.record import BadRecord, append_record, read_records
+from auxhead.autotune.records.record import append_record, read_records
 from auxhead.autotune.sweep.config_text import text
 from auxhead.autotune.sweep.measure import Sweep
 from auxhead.autotune.sweep.records import UNAVAILABLE, RecordedTimes, shape_of
@@ -50,44 +50,18 @@ def test_what_is_recorded(tmp_path):
     assert record.cell == TARGET.shape._asdict() and "trunk" not in record.protocol, "of any network"
 
 
-def test_what_is_asked_for_first_is_compiled_while_others_are_timed(tmp_path):
-    out, targets = tmp_path / "records.jsonl", [TARGET, small_target(channels=32, taps=("layer2",))]
-    run(asking(CANDIDATES[0]), records_at(out))
-    _, measurer, _ = run(asking(*CANDIDATES[:2]), records_at(out), targets=targets)
-    wanted = [(TARGET, CANDIDATES[1]), *((targets[1], config) for config in (targets[1].rule, *CANDIDATES[:2]))]
-    assert measurer.begun == [(target, ALONE, text(config), 0) for target, config in wanted], "all but what is recorded"
-
-
 def assert_go_on_to_the_end(shares):
     assert shares == sorted(shares) and shares[0] == 0.0 and shares[-1] == pytest.approx(1.0)
     assert any(0.3 < share < 0.7 for share in shares)
 
 
 @pytest.mark.parametrize("effort", STRATEGIES)
-def test_what_may_be_asked_for_in_situ_is_compiled_while_it_is_timed_alone_again(effort, tmp_path):
-    out = tmp_path / "records.jsonl"
-    measurer, seen = Synthetic(noise=0.1), []
-    Sweep(measurer, STRATEGIES[effort], records_at(out), seen.append).run([TARGET])
-    assert_go_on_to_the_end([status.done for status in seen])
-    begun = {config: runs for _, place, config, runs in reversed(measurer.begun) if place == NETWORK}  # at first
-    in_situ = [config for place, config, _ in measurer.timed if place == NETWORK]
-    assert set(in_situ) <= set(begun) and in_situ[0] == text(TARGET.rule)
-    runs_alone = len({one.run for one in read_records(out) if one.protocol["place"] == ALONE})
-    assert set(begun.values()) == {runs_alone - 1}, "before the last of them"
-    _, measurer, _ = run(STRATEGIES[effort], records_at(out))
-    assert not measurer.begun, "nothing is left to be measured"
-
-
-def test_heads_take_turns_so_that_one_is_measured_while_others_are_compiled():
-    heads = [TARGET, small_target(columns=25)]
-    measurer, seen = Synthetic(), []
-    Sweep(measurer, STRATEGIES["quick"], records_at(None), seen.append).run(heads)
+def test_progress_is_told(effort):
+    seen = []
+    Sweep(Synthetic(), STRATEGIES[effort], records_at(None), seen.append).run([TARGET, small_target(columns=25)])
     assert_go_on_to_the_end([status.done for status in seen])
     assert "of the rule's time alone" in " ".join(status.best for status in seen)
     assert seen[0].doing.startswith("resnet18 float16, batch 8, layer1: ")
-    begun = dict.fromkeys((heads.index(head), runs) for head, place, _, runs in measurer.begun if place == ALONE)
-    order = [(0, 0), (1, 0), *((turn % 2, turn - 1) for turn in range(2, 12))]
-    assert list(begun)[:12] == order, "each is timed after the other's was begun"
 
 
 def test_one_more_configuration_is_one_more_measured(tmp_path):
@@ -95,7 +69,7 @@ def test_one_more_configuration_is_one_more_measured(tmp_path):
     (before,), _, _ = run(asking(*CANDIDATES[:3]), records_at(out))
     kept = out.read_bytes()
     (again,), measurer, _ = run(asking(*CANDIDATES[:3]), records_at(out))
-    assert not measurer.compiled and again == before and out.read_bytes() == kept
+    assert not measurer.prepared and again == before and out.read_bytes() == kept
     _, measurer, _ = run(asking(*CANDIDATES[:4]), records_at(out))
     assert measurer.timed == [(ALONE, text(TARGET.rule), 4), (ALONE, text(CANDIDATES[3]), 4)], "and its baseline"
     assert [record.variant for record in read_records(out)][4:] == [text(CANDIDATES[3])]
@@ -146,7 +120,7 @@ def test_what_was_measured_beside_another_rule_is_measured_again(monkeypatch, tm
     assert len(measurer.timed) == 2
     earlier, later = (RecordedTimes(read_records(out)[first : first + 2]) for first in (0, 2))
     both = list(CANDIDATES[:2])
-    assert list(earlier.compile(TARGET, ALONE, both)) == both and not later.compile(TARGET, ALONE, both)
+    assert list(earlier.prepare(TARGET, ALONE, both)) == both and not later.prepare(TARGET, ALONE, both)
 
 
 def test_what_fails_is_counted_once_however_often_it_is_asked_for():
@@ -156,11 +130,11 @@ def test_what_fails_is_counted_once_however_often_it_is_asked_for():
         for rounds in (4, 20):
             yield Ask(ALONE, (target.rule, *CANDIDATES[:3]), rounds, share=rounds / 20)
 
-    (found,), _, sweep = run(twice, records_at(None), Synthetic(fails=fails_at("compile", failing)))
+    (found,), _, sweep = run(twice, records_at(None), Synthetic(fails=fails_at("prepare", failing)))
     assert found.failures == sweep.failures == Counter({"out of resources": 1})
 
 
-@pytest.mark.parametrize("step", ["compile", "check", "time"])
+@pytest.mark.parametrize("step", ["prepare", "time"])
 def test_failures_are_recorded_with_their_reason(step, tmp_path):
     out = tmp_path / "records.jsonl"
     bad = CANDIDATES[1]
@@ -173,13 +147,12 @@ def test_failures_are_recorded_with_their_reason(step, tmp_path):
     if step != "time":
         assert text(bad) not in {config for _, config, _ in measurer.timed}
     (again,), measurer, _ = run(asking(*CANDIDATES[:3]), records_at(out))
-    assert not measurer.compiled and again.failures == found.failures, "it would fail again"
+    assert not measurer.prepared and again.failures == found.failures, "it would fail again"
 
 
-@pytest.mark.parametrize("step", ["compile", "check"])
-def test_without_a_baseline_nothing_is_timed(step, tmp_path):
+def test_without_a_baseline_nothing_is_timed(tmp_path):
     out = tmp_path / "records.jsonl"
-    measurer = Synthetic(fails=fails_at(step, TARGET.rule))
+    measurer = Synthetic(fails=fails_at("prepare", TARGET.rule))
     (found,), _, _ = run(STRATEGIES["quick"], records_at(out), measurer)
     assert found.alone is found.network is found.over_rule is None and not measurer.timed
     assert [record.variant for record in read_records(out)] == [text(TARGET.rule)], "the others did not fail"
@@ -217,7 +190,7 @@ def test_a_killed_sweep_loses_nothing_and_goes_on(tmp_path):
     outcomes, measurer, _ = run(in_both_places, records_at(out), targets=[first, second])
     assert all(found.network is not None for found in outcomes)
     timed = Counter(place for place, _, _ in measurer.timed)
-    assert timed == {NETWORK: 2 + 3}, "what was cut off, beside the rule's, and all of the second head's"
+    assert timed == {ALONE: 2, NETWORK: 3}, "what was cut off, beside the rule's, and all of the second head's"
     assert out.read_bytes().startswith(whole[: whole[:-100].rfind(b"\n") + 1])
 
 
@@ -254,47 +227,9 @@ def test_a_head_that_has_one_configuration():
     assert found.alone is not None and found.network is not None
 
 
-@pytest.mark.parametrize("place", [ALONE, NETWORK])
-def test_what_joins_an_earlier_decision_is_timed_as_often(place, tmp_path):
-    """Else the table that is made from the records would leave it out, having been timed less often."""
-    out = tmp_path / "records.jsonl"
-    best, *_, other = sorted(CANDIDATES, key=lambda config: true_us(TARGET, place, config))
-    run(asking(other, place=place, rounds=20, captures=12), records_at(out), Synthetic(noise=0.1))
-    (found,), measurer, _ = run(asking(best, place=place, rounds=20), records_at(out), Synthetic(noise=0.1))
-    assert [(text(best), 5), (text(best), 12)] == [
-        (one.variant, one.protocol["captures"]) for one in read_records(out)[2:]
-    ]
-    assert {config for _, config, _ in measurer.timed} == {text(TARGET.rule), text(best)}, "the others are known"
-    assert (found.alone if place == ALONE else found.network) == best
-
-
-@pytest.mark.parametrize("place", [ALONE, NETWORK])
-def test_what_an_earlier_search_decided_takes_part(place, tmp_path):
-    """As it does in the table that is made from the records."""
-    out = tmp_path / "records.jsonl"
-    best, looked_at, *_, other = sorted(CANDIDATES, key=lambda config: true_us(TARGET, place, config))
-    often = {"place": place, "rounds": 20, "captures": 12}
-
-    def winner(kept, config):
-        (found,), measurer, _ = run(asking(config, **often), kept, Synthetic(noise=0.1))
-        return found.alone if place == ALONE else found.network, measurer
-
-    winner(records_at(out), best)
-    run(asking(looked_at, place=place), records_at(out), Synthetic(noise=0.1))
-    kept = out.read_bytes()
-    found, measurer = winner(records_at(out), other)
-    assert found == best and {config for _, config, _ in measurer.timed} == {text(TARGET.rule), text(other)}
-    assert out.read_bytes().startswith(kept)
-    assert winner(records_at(out, protocol={"kernel": "other"}), other)[0] != best
-    damaged = tmp_path / "damaged.jsonl"
-    damaged.write_text(out.read_text().replace('"block_c"', '"block_z"'))
-    with pytest.raises(BadRecord, match=r"damaged.jsonl, line \d+: protocol: config: unknown block_z"):
-        run(asking(other, place=place), records_at(damaged))
-
-
 def test_replay_without_some_records(tmp_path):
     out = tmp_path / "records.jsonl"
-    run(asking(*CANDIDATES[:2], rounds=4), records_at(out), Synthetic(fails=fails_at("check", CANDIDATES[1])))
+    run(asking(*CANDIDATES[:2], rounds=4), records_at(out), Synthetic(fails=fails_at("prepare", CANDIDATES[1])))
     measurer = RecordedTimes(read_records(out))
     (found,), _, _ = run(asking(*CANDIDATES[:4], rounds=20), records_at(None), measurer)
     assert found.failures == Counter({UNAVAILABLE: 2, "out of resources": 1}) and found.alone is not None

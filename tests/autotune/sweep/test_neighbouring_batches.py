@@ -1,8 +1,5 @@
 """Winners of one batch size, measured at the next ones."""
 
-from collections import Counter
-from dataclasses import replace
-
 import pytest
 from auxhead.autotune.measuring.targets import ALONE, NETWORK
 from auxhead.autotune.records.record import read_records
@@ -10,7 +7,7 @@ from auxhead.autotune.sweep.config_text import text
 from auxhead.autotune.sweep.exclusion import excluded
 from auxhead.autotune.sweep.measure import Sweep, measure_winners_at_neighbours
 from auxhead.autotune.sweep.records import RecordedTimes, recorded_targets, shape_of
-from auxhead.autotune.sweep.search import AGAIN_CAPTURES, STRATEGIES, Ask
+from auxhead.autotune.sweep.search import STRATEGIES, Ask
 from auxhead.autotune.sweep.space import neighbours
 from support import sweep_fakes
 from support.sweep_fakes import Synthetic, records_at, small_target
@@ -81,33 +78,6 @@ def test_what_wins_alone_by_then_is_compared_in_situ(monkeypatch):
     assert [found.over_alone.median_ratio for found in sweep.winners] == pytest.approx([0.5, 0.5])
 
 
-def test_a_winner_that_looks_slower_than_the_one_alone_is_measured_again(fixed, tmp_path):
-    """Of many, the rule's configuration is tied with the fastest; of two, it is not. More captures tell."""
-
-    class BestByLittle(Synthetic):
-        """In situ BEST is 3 % faster, which five captures do not tell at the confidence that many ask for."""
-
-        def time(self, target, place, configs, rounds, captures):
-            found, times = super().time(target, place, configs, rounds, captures), {}
-            if place == ALONE:
-                return found
-            for config, drawn in found.items():
-                us = 97.0 if config == BEST else 100.0
-                apart = [us * (1 + 0.0115 * (place % 2 or -1)) for place in range(captures)]
-                times[config] = replace(drawn, own=[[one] * rounds for one in apart])
-            return {config: replace(paired, baseline=times[target.rule].own) for config, paired in times.items()}
-
-    out = tmp_path / "records.jsonl"
-    others = [one for one in neighbours(TARGETS[0].rule, TARGETS[0].shape) if one not in US][:5]
-    sweep = swept({8: [BEST, *others]}, records_at(out), BestByLittle(noise=0.0), targets=[TARGETS[1]])
-    ((alone, in_situ),) = winners(sweep)
-    in_network = [one for one in read_records(out) if one.protocol["place"] == NETWORK]
-    captures = Counter(one.protocol["captures"] for one in in_network)
-    assert captures == {5: len(others) + 2, AGAIN_CAPTURES: len(others) + 2}, "all that it was chosen from, once"
-    assert alone == in_situ == BEST
-    assert not sweep.tunings[0].remeasure_if_in_doubt()
-
-
 def test_heads_that_differ_in_more_are_none_of_its_business(fixed):
     others = [small_target(8, classes=11), small_target(8, taps=("layer2",)), small_target(8, model="own:net")]
     sweep = swept({4: [BEST], 8: [GOOD]}, records_at(None), targets=[TARGETS[0], *others])
@@ -116,15 +86,12 @@ def test_heads_that_differ_in_more_are_none_of_its_business(fixed):
 
 def test_what_is_excluded_or_fails_is_no_harm(fixed):
     def fails(config):
-        return ("check", "wrong answer", "") if config == BEST else None
+        return ("prepare", "wrong answer", "") if config == BEST else None
 
     class FailsAtEight(Synthetic):
-        def check(self, target, place, configs):
-            return super().check(target, place, configs) if target.shape.samples == 8 else {}
-
-        def time(self, target, place, configs, rounds, captures):
-            self.checked += [(place, text(config)) for config in configs]
-            return super().time(target, place, configs, rounds, captures)
+        def prepare(self, target, place, configs):
+            failed = super().prepare(target, place, configs)
+            return failed if target.shape.samples == 8 else {}
 
     sweep = swept({4: [BEST], 8: [GOOD], 12: []}, records_at(None), FailsAtEight(noise=0.0, fails=fails))
     assert winners(sweep) == [(BEST, BEST), (GOOD, GOOD), (GOOD, GOOD)]

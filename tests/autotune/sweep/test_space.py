@@ -67,7 +67,7 @@ def test_what_is_launched_untuned_is_worth_trying():
 
 
 def test_the_grid():
-    shape = shape_of(32, 512, 49, pool="max")
+    shape = shape_of(32, 64, 49, pool="max")
     found = grid(shape)
     assert found == grid(shape), "in the same order"
     assert len(found) == len(set(found)) and {config.window_parts for config in found} == {1}
@@ -76,9 +76,9 @@ def test_the_grid():
 
 
 def test_the_grid_leaves_out_what_is_excluded_and_nothing_else():
-    shape = shape_of(32, 512, 49, pool="max")
+    shape = shape_of(32, 64, 49, pool="max")
     sizes, found, draw = Sizes(shape), set(grid(shape)), random.Random(0)
-    points = [{name: draw.choice(values) for name, values in GRID.items()} for _ in range(20_000)]
+    points = [{name: draw.choice(values) for name, values in GRID.items()} for _ in range(8_000)]
     there = [point for point in points if point["window_parts"] == 1]
     configs = [config_of(_filled(point, sizes)) for point in [*points[:2_000], *there]]
     reasons = Counter(excluded(config, shape) for config in configs)
@@ -140,8 +140,6 @@ ODD = [
     ({"block_c": 64, "block_a": 1, "block_k": 256}, {"columns": 3136}, "few programs for what they read"),
     ({"max_registers": 32}, {}, "registers that the tiles do not fit into"),
     ({"max_registers": 192, "num_warps": 16}, {}, "more registers than a multiprocessor has for a thread"),
-    ({"max_programs": 4}, {}, "a cap above the number of programs"),
-    ({"max_programs": 1}, {"samples": 128}, "programs that take too many turns"),
     ({"block_a": 4}, {"layout": "contiguous"}, "columns that are less than a sector"),
     ({"block_c": 4}, {}, "channels that are less than a sector"),
     ({"block_c": 1024}, {"channels": 1024}, "more features than a program should pool"),
@@ -197,13 +195,20 @@ def test_neighbours(shape, seed):
 
 
 def test_every_field_has_neighbours():
-    """From one configuration or another, all fields are varied but how many samples are multiplied together."""
+    """From one configuration or another, all are varied but two.
+
+    They are how many samples are multiplied together, and the cap of programs, which won none of 480 heads (H200).
+    """
     changed = set()
     for shape in (shape_of(8), shape_of(32), shape_of(32, 8, 28, 4, 4)):
         for config in [config_by_rule(shape), *spread_out(shape, 4)]:
             for other in neighbours(config, shape):
                 changed |= {name for name in FIELDS if getattr(other, name) != getattr(config, name)}
-    assert {"block_n", *changed} == set(FIELDS) == {field.name for field in dataclasses.fields(LaunchConfig)}
+    assert (
+        {"block_n", *changed}
+        == set(FIELDS)
+        == {field.name for field in dataclasses.fields(LaunchConfig)} - {"max_programs"}
+    )
 
 
 def test_candidates_are_spread_out():
@@ -219,7 +224,7 @@ def test_candidates_are_spread_out():
     assert len(spread_out(few, 500)) == len(set(grid(few)) - {config_by_rule(few)}) or len(spread_out(few, 500)) < 500
 
 
-@pytest.mark.parametrize("sizes", [(2, 256, 196), (16, 512, 49)])
+@pytest.mark.parametrize("sizes", [(2, 128, 196), (16, 64, 49)])
 def test_candidates_begin_with_what_is_usual_of_the_other_ways(sizes):
     """However few there are: nothing else leads from one way to multiply to another."""
     shape = shape_of(*sizes)

@@ -35,7 +35,7 @@ SAME, FASTER, NULL, SLOWER = (
 def swept(tmp_path_factory):
     """Records of a sweep of two heads, one configuration of which failed, and what the sweep itself found."""
     out = tmp_path_factory.mktemp("swept") / "records.jsonl"
-    measurer = Synthetic(fails=lambda config: config.stages == 2 and ("check", "wrong answer", "off by 2"))
+    measurer = Synthetic(fails=lambda config: config.stages == 2 and ("prepare", "wrong answer", "off by 2"))
     return out, Sweep(measurer, STRATEGIES["quick"], records_at(out)).run(TARGETS)
 
 

@@ -12,9 +12,8 @@ import pytest
 import torch
 from auxhead.model import AutoRunner, EagerRunner, ExitResult, make_runner, make_trunk
 from auxhead.model.auto.plan import Plan
-from support.command_line import tune
 from support.example_models import SmallNet, needs_gpu
-from support.graph_runner_cases import assert_same, clear_batches, exits_at, images, network
+from support.graph_runner_cases import assert_same, clear_batches, images, network
 from support.one_by_one import one_by_one
 from torch import Tensor
 
@@ -82,16 +81,6 @@ def test_a_plan_is_measured_while_another_thread_captures() -> None:
     graph.replay()
     torch.cuda.synchronize()
     assert (y == 2).all()
-
-
-def test_other_rules_are_measured_anew(tmp_path: Path) -> None:
-    net, example = network(), images(16)
-    for index in (0, 3):
-        options = {"batch_sizes": (1,), "plan": tmp_path / "plan.json"}
-        with exits_at(net, index), make_runner(net, example, **options) as runner:
-            assert not runner.plans[1].from_file and runner.plans[1].shares[index] == 1.0
-            assert runner(example[:1]).exit_index.item() == index
-    assert len(list(tmp_path.iterdir())) == 1
 
 
 @pytest.mark.parametrize("forks", [(), ("block1",), SmallNet.taps], ids=str)
@@ -225,24 +214,3 @@ def test_what_cannot_be_captured_runs_eagerly_and_is_named(backbone: type[SmallN
     with pytest.raises(RuntimeError, match="cannot be captured"):
         make_runner(net, x, exits="polled")
     assert not torch.cuda.is_current_stream_capturing()
-
-
-FACTORY = """
-import torch
-from support.graph_runner_cases import images, network
-
-def factory():
-    torch.manual_seed(1)
-    return network(), images(16)
-"""
-
-
-def test_the_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    (tmp_path / "network_to_plan.py").write_text(FACTORY)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    arguments = ["plan", "network_to_plan:factory", "--batch", "1", "--batch", "4", "--plan", "plan.json"]
-    first, second = (tune(*arguments) for _ in range(2))
-    assert first.exit_code == 0, first.output
-    assert first.stdout.count("Measured now.") == 2 and first.stdout.count("chosen") == 2
-    assert second.exit_code == 0 and second.stdout.count("From the plan file, measured at 20") == 2, second.output

@@ -1,11 +1,9 @@
 """The choice among measured runners, and the candidates there are."""
 
 import random
-from typing import Any
 
 import pytest
 from auxhead.model.auto.candidates import Candidate, candidates, choose, slower
-from auxhead.model.runners.table import RunnerKind
 
 PLAIN = "overlapped (1 fork)"
 
@@ -44,15 +42,6 @@ def test_the_plain_graph_is_chosen_though_others_tie_with_a_noisy_winner() -> No
     assert choose(us, PLAIN) == PLAIN
 
 
-def test_a_gain_in_some_passes_is_noise_and_one_in_all_of_them_is_not() -> None:
-    plain = [100.0] * 12
-    assert slower(plain, [90.0] * 12) and slower(plain, [90.0] * 11 + [140.0])
-    assert not slower(plain, [90.0] * 9 + [140.0] * 3)
-    assert not slower(plain, [99.5] * 12), "in all of them, but too little to be lost"
-    assert not slower([100.0] * 7, [50.0] * 7), "so few passes prove nothing"
-    assert slower([100.0] * 8, [50.0] * 8)
-
-
 def test_as_few_wins_as_a_coin_seldom_has() -> None:
     """Of 12 tosses 11 or 12 heads have a chance of 13 in 4,096 and 10 or more one of 79; 0.5 % is the limit."""
     for losses, beyond in ((0, True), (1, True), (2, False)):
@@ -62,11 +51,6 @@ def test_as_few_wins_as_a_coin_seldom_has() -> None:
         assert slower([100.0] * passes, [50.0] * passes) == enough
     assert not slower([100.0] * 10, [90.0] * 8 + [100.0] * 2), "a draw is no win: 56 in 1,024"
     assert slower([101.0] * 12, [100.0] * 12) and not slower([100.99] * 12, [100.0] * 12), "1 % is the least"
-
-
-def test_passes_are_compared_one_by_one() -> None:
-    with pytest.raises(ValueError):
-        slower([100.0] * 12, [90.0] * 11)
 
 
 def test_drift_that_touches_both_is_no_difference_and_hides_none() -> None:
@@ -101,28 +85,6 @@ def test_candidates_from_the_simplest_on() -> None:
     assert found[4:] == [
         Candidate("polled"), Candidate("gated"), Candidate("polled", compact=True),
     ]  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("candidate", "kind", "more"),
-    [
-        (Candidate("overlapped"), "OverlappedRunner", {"batch_sizes": (8,), "forks": ()}),
-        (Candidate("overlapped", ("a", "b")), "OverlappedRunner", {"batch_sizes": (8,), "forks": ("a", "b")}),
-        (Candidate("gated"), "GatedRunner", {"batch_sizes": (8,)}),
-        (Candidate("polled"), "PolledRunner", {"batch_sizes": (8,)}),
-        (Candidate("polled", compact=True), "CompactingRunner", {"batch_sizes": (1, 4, 8)}),
-    ],
-    ids=str,
-)
-def test_a_candidate_makes_its_runner(
-    candidate: Candidate, kind: str, more: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(
-        RunnerKind, "imported_class", lambda kind: lambda *given, **options: (kind.class_name, given, options)
-    )
-    network, example = object(), object()
-    made: Any = candidate.make(network, example, 8, (1, 4), "the trunk")  # type: ignore[arg-type]
-    assert made == (kind, (network, example), {"trunk": "the trunk", **more})
 
 
 def test_candidates_where_nothing_can_be_hidden_or_gathered() -> None:

@@ -48,15 +48,6 @@ def test_a_trunk_no_faster_beyond_noise_is_not_taken(gpu: FakeGpu) -> None:
     assert gpu.open == 1
 
 
-def test_nothing_slower_than_the_plain_graph_on_the_backbone_as_it_is(gpu: FakeGpu) -> None:
-    gpu.times_as_long["cudnn"] = 2.0
-    gpu.us |= {"serial": 150.0, "polled": 150.0, "gated": 150.0, "overlapped (2 forks)": 150.0}
-    runner = first_call()
-    assert runner.plans[4].chosen.name == PLAIN == runner.plans[4].plain
-    assert "  100.1 us to the answer: nothing is faster than this plain graph.\n" in runner.describe()
-    assert "polled, gated, trunk cudnn. Left out: trunk inductor." in runner.describe()
-
-
 def test_inductor_is_measured_within_the_large_budget(gpu: FakeGpu) -> None:
     gpu.times_as_long |= {"cudnn": 0.8, "inductor": 0.7}
     runner = first_call(budget="thorough")
@@ -77,12 +68,6 @@ def test_a_trunk_whose_plain_graph_cannot_be_captured_is_left_out(gpu: FakeGpu) 
     gpu.fails[f"{PLAIN} on cudnn"] = torch.OutOfMemoryError("no memory")
     plan = first_call().plans[4]
     assert plan.left_out["trunk cudnn"] == "no memory" and not plan.trunk_times and plan.chosen.name == PLAIN
-
-
-def test_a_trunk_that_was_asked_for_and_cannot_be_made_is_told_of(gpu: FakeGpu) -> None:
-    gpu.fails["cudnn"] = "the backbone is quantized."
-    plan = first_call(trunk="cudnn").plans[4]
-    assert plan.left_out == {"trunk cudnn": "the backbone is quantized."} and plan.chosen.name == PLAIN
 
 
 def test_trunks_are_shared_by_batch_sizes_and_chosen_for_each(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,13 +131,6 @@ def test_the_plain_graph_is_measured_however_long_it_takes(gpu: FakeGpu) -> None
     )
 
 
-def test_that_kernels_are_compiled_for_the_first_runner_keeps_no_other_from_being_made(gpu: FakeGpu) -> None:
-    gpu.making_s, gpu.first_s = 0.5, 5.0
-    plan = first_call().plans[4]
-    assert list(plan.times) == list(NAMES) and list(plan.trunk_times) == ["as_is", "cudnn"]
-    assert gpu.seconds <= 10.0
-
-
 def test_inductor_is_not_compiled_again_where_that_takes_too_long(gpu: FakeGpu) -> None:
     """For each batch size it is compiled anew."""
     gpu.trunk_s = 14.0
@@ -202,14 +180,6 @@ def test_the_trunk_is_kept_in_the_file(gpu: FakeGpu, path: Path) -> None:
     assert second.describe().startswith("Batch 4: serial, trunk cudnn.\n")
 
 
-def test_a_trunk_that_cannot_be_made_any_more_is_measured_anew(gpu: FakeGpu, path: Path) -> None:
-    gpu.times_as_long["cudnn"] = 0.8
-    first_call(plan=path)
-    gpu.fails["cudnn"] = "no memory."
-    runner = first_call(plan=path)
-    assert gpu.measured == 2 and runner.plans[4].chosen.name == PLAIN and not runner.plans[4].from_file
-
-
 def test_a_plan_of_the_larger_budget_is_good_for_the_smaller_one(gpu: FakeGpu, path: Path) -> None:
     gpu.times_as_long["inductor"] = 0.5
     first_call(plan=path)
@@ -242,11 +212,6 @@ def test_on_the_cpu_the_eager_runner_answers_and_says_why(path: Path, options: d
         found, wanted = runner(x), network(x)
         assert torch.equal(found.label, wanted.label) and torch.equal(found.exit_index, wanted.exit_index)
     assert runner.describe().startswith("Eager: the network is on cpu, and CUDA graphs need a GPU.\n")
-
-
-def test_on_the_cpu_a_trunk_may_be_asked_for() -> None:
-    runner = make_runner(small_network(), images(4), trunk="cudnn")
-    assert "Folded or fused into convolutions" in runner.describe()
 
 
 def test_a_network_elsewhere_than_the_example_is_refused() -> None:

@@ -30,14 +30,6 @@ def test_a_size_that_is_new_is_planned_at_its_first_request(gpu: FakeGpu) -> Non
     assert gpu.open == 0
 
 
-def test_only_on_demand_are_sizes_added(gpu: FakeGpu) -> None:
-    for sizes in (None, (4,)):
-        runner = first_call(batch_sizes=sizes)
-        runner(images(2))
-        runner(images(9))
-        assert list(runner.plans) == [4]
-
-
 def test_no_more_sizes_than_a_bound(gpu: FakeGpu) -> None:
     runner, network = first_call(1, batch_sizes="on_demand"), small_network()
     for size in range(2, _MOST_SIZES + 4):
@@ -118,14 +110,6 @@ def test_nothing_is_done_from_within_while_a_size_is_added(gpu: FakeGpu, monkeyp
     runner(images(2))
     assert refused and list(runner.plans) == [4, 2]
     runner.close()
-
-
-def test_a_closed_runner_adds_nothing(gpu: FakeGpu) -> None:
-    runner = first_call(batch_sizes="on_demand")
-    runner.close()
-    with pytest.raises(RuntimeError, match="closed"):
-        runner(images(2))
-    assert gpu.open == 0 and gpu.measured == 1
 
 
 def test_sizes_on_demand_are_kept_in_the_file_one_after_another(gpu: FakeGpu, path: Path) -> None:

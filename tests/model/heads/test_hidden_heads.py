@@ -1,50 +1,18 @@
 """Heads with hidden layers, norms and leading ReLUs: the nn.Sequential that they replace, in one launch."""
 
-import copy
-import re
-
 import pytest
 import torch
-from auxhead.kernels import ACTIVATIONS
-from auxhead.model import EarlyExitNetwork, FusedAuxHead, fuse_aux_heads
+from auxhead.model import EarlyExitNetwork, FusedAuxHead
 from support.example_models import SmallNet, assert_as_exact
 from support.head_plan_cases import counting, differ, follows
-from support.head_sequentials import HIDDEN, MAP, avg, drop, flat, seq
+from support.head_sequentials import HIDDEN, MAP, flat, seq
 from support.hidden_head_cases import HIDDEN_CHANGES
-from torch import Tensor, nn
-from torch.nn.utils import parametrizations, prune
-
-without_rules = pytest.mark.filterwarnings("ignore:state_dict. has no exit rule")
+from torch import nn
 
 
 @pytest.fixture(autouse=True)
 def _seed() -> None:
     torch.manual_seed(0)
-
-
-@pytest.mark.parametrize("shape, pool", [((3, 6, 11), "avg"), ((2, 6, 11), "first"), ((3, 11), "avg")])
-def test_tokens_and_vectors(shape: tuple[int, ...], pool: str, device: torch.device) -> None:
-    for activation in ACTIVATIONS:
-        check_tokens(shape, pool, activation, device)
-
-
-def check_tokens(shape: tuple[int, ...], pool: str, activation: str, device: torch.device) -> None:
-    head = FusedAuxHead(11, 5, pool=pool, hidden_features=7, activation=activation, norm=True, device=device)
-    x = torch.randn(shape, device=device)
-    pooled = x if x.ndim == 2 else x.mean(1) if pool == "avg" else x[:, 0]
-
-    def chain(y: Tensor) -> Tensor:
-        norm, linear, last = (
-            copy.deepcopy(one).to(y.dtype) for one in (head.hidden.norm, head.hidden.linear, head.linear)
-        )
-        return last(ACTIVATIONS[activation](linear(norm(y)))).softmax(1)
-
-    assert_as_exact(head(x).probs, chain(pooled), chain(pooled.double()))
-
-
-def test_float64_on_the_cpu() -> None:
-    source, x = HIDDEN["all"]().double().eval(), torch.randn(MAP, dtype=torch.float64)
-    torch.testing.assert_close(FusedAuxHead.from_module(source)(x).probs, source(x), rtol=1e-12, atol=1e-15)
 
 
 # Plans, and what they rest on
@@ -154,102 +122,6 @@ def test_layers_that_do_not_fit_are_refused(change: object, message: str) -> Non
         network.check_taps(torch.randn(MAP))
     with pytest.raises((ValueError, TypeError)):
         head(torch.randn(MAP))
-
-
-@pytest.mark.parametrize("put", ["hook", "pruning"])
-@pytest.mark.parametrize("layer", ["hidden", "hidden.norm", "hidden.linear"])
-def test_what_is_put_on_hidden_layers_is_in_answers_as_in_logits(layer: str, put: str) -> None:
-    head, x = FusedAuxHead.from_module(HIDDEN["norm-and-hidden"]().eval()), torch.randn(MAP)
-    head(x)
-    before = head(x).probs
-    if put == "pruning" and layer != "hidden":
-        prune.l1_unstructured(head.get_submodule(layer), "weight", 0.5)
-    else:
-        head.get_submodule(layer).register_forward_hook(lambda *said: 3 * said[-1])
-    torch.testing.assert_close(head(x).probs, head.logits(x).softmax(1))
-    assert (head(x).probs - before).abs().max() > 1e-4
-    assert head.why_not_launched().startswith(layer)
-
-
-def test_a_parametrized_hidden_layer_is_followed() -> None:
-    head, x = FusedAuxHead.from_module(HIDDEN["relu"]().eval()), torch.randn(MAP)
-    parametrizations.weight_norm(head.hidden.linear)
-    before = head(x).probs
-    with torch.no_grad():
-        head.hidden.linear.parametrizations.weight.original0.mul_(3)
-    assert not torch.equal(head(x).probs, before)
-    torch.testing.assert_close(head(x).probs, head.logits(x).softmax(1))
-
-
-# States
-
-
-def test_a_state_of_other_layers_is_refused() -> None:
-    head = FusedAuxHead.from_module(HIDDEN["relu"]())
-    state = {**HIDDEN["relu"]().state_dict(), "7.weight": torch.zeros(1)}
-    with pytest.raises(RuntimeError, match="[Uu]nexpected.*7.weight"):
-        head.load_state_dict(state)
-    with pytest.raises(RuntimeError, match="[Mm]issing"):
-        head.load_state_dict(seq(nn.Linear(6, 5)).state_dict())
-
-
-# What is not fused
-
-REFUSED = {
-    "hidden layer too wide": (
-        lambda: seq(flat(), nn.Linear(210, 1025), nn.ReLU(), nn.Linear(1025, 5)),
-        r"'1' \(Linear\) has 1,025 hidden features, wants at most 1,024",
-    ),
-    "two in a row": (
-        lambda: seq(flat(), nn.Linear(210, 9), nn.ReLU(), nn.ReLU(), nn.Linear(9, 5)), r"is a second activation",
-    ),
-    "softmax after an activation": (
-        lambda: seq(flat(), nn.Linear(210, 9), nn.ReLU(), nn.Softmax(1)), r"\(Softmax\) comes before the Linear",
-    ),
-    "gelu before the pool": (lambda: seq(nn.GELU(), avg(1), flat(), nn.Linear(6, 5)), r"is neither a ReLU before"),
-    "relu that changes the tap": (
-        lambda: seq(nn.ReLU(inplace=True), avg(1), flat(), nn.Linear(6, 5)), r"changes in place .* wants inplace=False",
-    ),
-    "norm of a map": (lambda: seq(nn.LayerNorm(7), flat(), nn.Linear(210, 5)), r"follows the LayerNorm, which reads"),
-    "norm before the flatten": (
-        lambda: seq(avg((1, 6)), nn.LayerNorm(6), flat(), nn.Linear(36, 5)), r"pool without a Flatten",
-    ),
-    "norm of two dimensions": (
-        lambda: seq(flat(), nn.LayerNorm((210, 1)), nn.Linear(210, 5)), r"is over \[210, 1\], not over all 210",
-    ),
-    "two norms": (
-        lambda: seq(flat(), nn.LayerNorm(210), nn.LayerNorm(210), nn.Linear(210, 5)), r"is not the first of LayerNorm",
-    ),
-    "norm behind the hidden layer": (
-        lambda: seq(flat(), nn.Linear(210, 9), nn.ReLU(), nn.LayerNorm(9), nn.Linear(9, 5)), r"is not the first of",
-    ),
-    "dropout before the norm": (
-        lambda: seq(flat(), drop(0.1), nn.LayerNorm(210), nn.Linear(210, 5)), r"is not the first of LayerNorm",
-    ),
-    "dropout before the activation": (
-        lambda: seq(flat(), nn.Linear(210, 9), drop(0.1), nn.ReLU(), nn.Linear(9, 5)), r"\(Dropout\) follows",
-    ),
-    "pool behind the hidden layer": (
-        lambda: seq(nn.Linear(7, 9), nn.ReLU(), avg(1), flat(), nn.Linear(6, 5)), r"is not the first of pool",
-    ),
-    "a window that pads": (lambda: seq(nn.AvgPool2d(3, padding=1), flat(), nn.Linear(36, 5)), r"strides, pads or"),
-    "a window that divides": (
-        lambda: seq(nn.AvgPool2d(5, divisor_override=2), flat(), nn.Linear(6, 5)), r"strides, pads or divides",
-    ),
-    "maximum of a window": (lambda: seq(nn.MaxPool2d(5), flat(), nn.Linear(6, 5)), r"\(MaxPool2d\) is none of"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("kind", REFUSED)
-def test_what_is_not_known_is_refused_with_the_reason_and_runs_as_a_module(kind: str) -> None:
-    make, message = REFUSED[kind]
-    module = make().train()
-    with pytest.raises(ValueError, match=f"^module: .*{message}"):
-        FusedAuxHead.from_module(module)
-    model = nn.ModuleDict({"head": module})
-    assert not fuse_aux_heads(model).replaced and model["head"] is module
-    network = EarlyExitNetwork(SmallNet(), {"block1": module})
-    assert not network.fused_heads and re.search(message, network.exit_heads[0].why_not_fused)
 
 
 # An AvgPool2d whose window is the whole map

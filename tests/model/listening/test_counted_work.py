@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 from auxhead.model.attach import place_taps
-from auxhead.model.listening.flow import Flow
+from auxhead.model.listening.dry_run import Flow
 from torch import nn
 
 

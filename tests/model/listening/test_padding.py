@@ -10,10 +10,7 @@ from typing import Any
 import pytest
 import torch
 from auxhead.model import EarlyExitNetwork, Extract, FusedAuxHead, attach, load_checkpoint, save_checkpoint
-from auxhead.model.calibration.calibrate_network import calibrate_network
 from auxhead.model.listening.reading import read_tokens
-from auxhead.model.training.plan import TrainingPlan
-from auxhead.model.training.train import train
 from support.example_models import needs_gpu
 from torch import Tensor, nn
 
@@ -152,14 +149,6 @@ def test_a_mask_is_found_by_its_name(kind: type[Encoder], dtype: torch.dtype, de
             torch.testing.assert_close(among_longer, alone, rtol=1e-4, atol=1e-5)
 
 
-def test_attach_finds_it() -> None:
-    backbone = Encoder().eval()
-    network = attach(backbone, list(TAPS), example_input=padded(7)).eval()
-    assert network.describe().count("over the tokens of attention_mask") == 2
-    for among_longer, alone in zip(network.logits(padded(12)), network.logits(padded(5)), strict=True):
-        torch.testing.assert_close(among_longer, alone)
-
-
 def test_a_head_that_rectifies_does_so_before_the_mean() -> None:
     network = EarlyExitNetwork(
         Encoder().eval(), {TAPS[0]: FusedAuxHead(D, K, hidden_features=8, rectifies=True)}, example_input=padded(7)
@@ -253,7 +242,6 @@ class Both(Encoder):
         return self.encode(ids, attention_mask > 0)
 
 
-LABELS = torch.zeros(3, dtype=torch.int64)
 X, MASK = padded(7)
 REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     "two": (
@@ -303,14 +291,6 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
         ),
         "extract['layers.0']: mask: got 'attention_mask', wants None: its head pools no tokens",
     ),
-    "train": (
-        lambda: train(network_of(Encoder(), (X, MASK)), [((X, MASK), LABELS)], TrainingPlan(epochs=1)),
-        "batches: got tuple for images, wants (images, labels); torch.stack",
-    ),
-    "calibrate": (
-        lambda: calibrate_network(network_of(Encoder(), (X, MASK)), [((X, MASK), LABELS)], max_work=0.5),
-        "input: got tuple, wants a torch.Tensor [N, ...]",
-    ),
 }
 
 
@@ -328,29 +308,10 @@ def test_a_mask_that_is_no_name_is_refused(mask: Any) -> None:
 
 
 def test_a_compiled_network_leaves_padding_out() -> None:
-    for network, one, other in (
-        (network_of(PaddingMasked(), (X, 1 - MASK)), (X, 1 - MASK), (IDS, torch.zeros_like(IDS))),
-        (network_of(Encoder(), (X, MASK)), (X, MASK), (IDS,)),  # of an object that Dynamo does not know
-    ):
-        whole = isinstance(network.backbone, PaddingMasked)
-        compiled = torch.compile(lambda x, its=network: its.logits(x), fullgraph=whole, backend="eager")
-        for got, want in zip(compiled(one), network.logits(other), strict=True):
-            torch.testing.assert_close(got, want)
-
-
-class Tupled(Encoder):
-    """Layers return tuples, as HuggingFace's did."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        for layer in self.layers:
-            layer.register_forward_hook(lambda _layer, _inputs, y: (y,))
-
-    def encode(self, ids: Tensor, kept: Tensor) -> Tensor:
-        x = self.embedding(ids)
-        for layer in self.layers:
-            (x,) = layer(x, kept)
-        return self.fc((x * kept[..., None].float()).sum(1) / kept[..., None].sum(1))
+    network = network_of(PaddingMasked(), (X, 1 - MASK))
+    compiled = torch.compile(network.logits, fullgraph=True, backend="eager")
+    for got, want in zip(compiled((X, 1 - MASK)), network.logits((IDS, torch.zeros_like(IDS))), strict=True):
+        torch.testing.assert_close(got, want)
 
 
 @pytest.mark.parametrize("given", [lambda x: x, lambda x: tuple(x.values())], ids=["dict", "tuple"])
@@ -358,13 +319,6 @@ def test_heads_are_placed_beside_a_mask_that_all_layers_read(given: Callable[[di
     ids, mask = padded(7)
     network = attach(Encoder().eval(), example_input=given({"input_ids": ids, "attention_mask": mask}))
     assert network.taps[0] == "layers.0" and "over the tokens of attention_mask" in network.describe()
-
-
-def test_of_a_layer_that_returns_a_tuple_its_item_is_named() -> None:
-    with pytest.raises(ValueError, match=r"a tuple of 1, .*or extract=\{'layers.0': Extract\(item=0\)\}; layers"):
-        attach(Tupled().eval(), ["layers.0"], example_input=padded(7))
-    extract = {"layers.0": Extract(item=0)}
-    assert attach(Tupled().eval(), ["layers.0"], example_input=padded(7), extract=extract).taps == ("layers.0",)
 
 
 def test_a_head_that_reads_the_first_token_does_not_say_that_it_reads_all() -> None:

@@ -75,8 +75,7 @@ def network_of(backbone: nn.Module, example: Tensor, **options: Any) -> EarlyExi
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("maps", ["NCHW", "NHWC"])
-@pytest.mark.parametrize("tokens", ["NCL", "NTD"])
+@pytest.mark.parametrize(("maps", "tokens"), [("NCHW", "NTD"), ("NHWC", "NCL")])
 def test_layouts_are_inferred(maps: str, tokens: str, device: str) -> None:
     x = images().to(device)
     network = network_of(Mixed(maps, tokens).to(device), x)

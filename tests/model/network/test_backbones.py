@@ -11,22 +11,18 @@ from support.example_models import suggested
 from torch import Tensor, nn
 
 
-def image(side: int = 32) -> Tensor:
-    return torch.randn(2, 3, side, side)
+def image() -> Tensor:
+    return torch.randn(2, 3, 32, 32)
 
 
 BACKBONES = {
     "resnet18": (["layer1.0", "layer2", "layer4.1"], [(2, 64, 8, 8), (2, 128, 4, 4), (2, 512, 1, 1)]),
-    "resnet50": (["layer1", "layer3.5"], [(2, 256, 8, 8), (2, 1024, 2, 2)]),
     "mobilenet_v3_small": (["features.1", "features.8"], [(2, 16, 8, 8), (2, 48, 2, 2)]),
     "densenet121": (["features.transition1", "features.denseblock3"], [(2, 128, 4, 4), (2, 1024, 2, 2)]),
     "googlenet": (["inception3a", "inception4e"], [(2, 256, 4, 4), (2, 832, 2, 2)]),
-    "efficientnet_b0": (["features.2", "features.5.2"], [(2, 24, 8, 8), (2, 112, 2, 2)]),
     "vgg11": (["features.1", "features.10", "classifier.1"], [(2, 64, 32, 32), (2, 256, 4, 4), (2, 4096)]),
     "convnext_tiny": (["features.1.2", "features.6"], [(2, 96, 8, 8), (2, 768, 1, 1)]),
     "vit_b_16": (["encoder.layers.encoder_layer_0", "encoder"], [(2, 5, 768), (2, 5, 768)]),
-    "squeezenet1_1": (["features.3", "features.12"], None),
-    "shufflenet_v2_x1_0": (["stage2", "stage4"], [(2, 116, 4, 4), (2, 464, 1, 1)]),
 }
 
 
@@ -40,12 +36,12 @@ def test_torchvision_backbones(name: str) -> None:
     x = image().to("meta")
     run = dry_run(net, taps, x)
     assert run.logits.shape == (2, 7)
-    assert shapes is None or [tuple(y.shape) for y in run.features] == shapes
+    assert [tuple(y.shape) for y in run.features] == shapes
     with pytest.raises(ValueError, match="'unused' never runs") as caught:
         dry_run(net, ["unused"], x)
     names = suggested(caught.value)
     assert len(names) > 5
-    for tap in names[::4]:
+    for tap in names[-2:]:
         dry_run(net, [tap], x)
 
 
@@ -57,8 +53,7 @@ def test_an_unknown_layer_of_a_resnet_is_answered_with_names_that_work(tap: str)
         dry_run(net, [tap], image().to("meta"))
     names = {name for name in re.findall(r"[\w.]+", str(caught.value)) if name in dict(net.named_modules())}
     assert names
-    for name in sorted(names):
-        dry_run(net, [name], image().to("meta"))
+    dry_run(net, sorted(names)[:1], image().to("meta"))
 
 
 @pytest.mark.parametrize(
@@ -67,7 +62,6 @@ def test_an_unknown_layer_of_a_resnet_is_answered_with_names_that_work(tap: str)
         ("resnet18", "layer1.0.bn1", "changed in place"),
         ("resnet18", "layer1.0.relu", "2 times"),
         ("vgg11", "features.0", "changed in place"),
-        ("densenet121", "features.norm0", "changed in place"),
         ("vit_b_16", "encoder.layers.encoder_layer_0.self_attention", "tuple"),
         ("swin_t", "features.1.0.attn.qkv", "never runs"),
     ],
@@ -79,15 +73,14 @@ def test_torchvision_layers_that_cannot_be_tapped(name: str, tap: str, match: st
         dry_run(net, [tap], image().to("meta"))
     names = suggested(caught.value)
     assert names
-    for other in names[::3]:
-        dry_run(net, [other], image().to("meta"))
+    dry_run(net, names[:1], image().to("meta"))
 
 
 def test_the_channels_of_a_map_are_found_last_in_its_shape_too() -> None:
-    net = torchvision.models.swin_t(num_classes=7).eval()  # features.1 is [N, H, W, C]
-    with pytest.raises(ValueError, match=r"heads\['features.1'\].*takes 8 features.*\[\d, 96, 8, 8\].*has 96"):
-        EarlyExitNetwork(net, {"features.1": FusedAuxHead(8, 7)}, example_input=image())
-    network = EarlyExitNetwork(
-        net, {"features.1": FusedAuxHead(96, 7), "permute": FusedAuxHead(768, 7)}, example_input=image()
-    )
+    sizes = {"patch_size": [4, 4], "embed_dim": 24, "depths": [1, 1], "num_heads": [2, 2], "window_size": [4, 4]}
+    net = torchvision.models.SwinTransformer(**sizes, num_classes=7).eval()  # features.1 is [N, H, W, C]
+    with pytest.raises(ValueError, match=r"heads\['features.1'\].*takes 9 features.*\[\d, 24, 8, 8\].*has 24"):
+        EarlyExitNetwork(net, {"features.1": FusedAuxHead(9, 7)}, example_input=image())
+    heads = {"features.1": FusedAuxHead(24, 7), "permute": FusedAuxHead(48, 7)}
+    network = EarlyExitNetwork(net, heads, example_input=image())
     assert [network.extract[tap].layout for tap in network.taps] == ["NHWC", "NCHW"]

@@ -18,11 +18,9 @@ from auxhead.model import (
 )
 from auxhead.model.calibration.samples import collect_logits
 from support.example_models import SmallNet, answer_slowly, branch, plain_head, plain_heads
-from support.failing import allocations, out_of_memory_at
-from support.head_plan_cases import Adapter
 from torch import Tensor, nn
 
-#: Kernels are interpreted in test_exits_plans.py and in tests of heads.
+#: Kernels are interpreted in test_network_repeats.py and in tests of heads.
 pytestmark = pytest.mark.usefixtures("without_interpreter")
 
 
@@ -87,17 +85,6 @@ def test_no_samples(stop: bool, checked: bool) -> None:
     assert [field.dtype for field in result] == [torch.int64, torch.float32, torch.float32, torch.int64]
 
 
-@pytest.mark.parametrize("stop", [False, True])
-def test_thresholds_of_zero_and_one(stop: bool) -> None:
-    net, x = network(), images(4)
-    net.set_rules(0.0)
-    assert net(x, stop=stop).exit_index.eq(0).all()
-    net.set_rules(1.0)
-    result = net(x, stop=stop)
-    assert result.exit_index.eq(3).all()
-    torch.testing.assert_close(result.probs, torch.softmax(net.backbone(x), 1))
-
-
 @pytest.mark.parametrize("index", [0, 1, 2, 3])
 def test_stop_leaves_the_forward(index: int) -> None:
     net = network({tap: 0.0 if i == index else 1.0 for i, tap in enumerate(SmallNet.taps)}, example_input=images(1))
@@ -109,25 +96,6 @@ def test_stop_leaves_the_forward(index: int) -> None:
     assert runs == ["block0", "block1", "block2", "fc"][: index + 1]
     assert all(torch.equal(a, b) for a, b in zip(stopped, net(x), strict=True))
     assert stopped.exit_index.eq(index).all()
-
-
-def test_stop_counts_what_was_sure_before() -> None:
-    """A sample that was sure at one head has its answer, whatever the next one says."""
-    net, runs = network(0.6, example_input=images(1)), []
-    x = images(200)
-    first, second = (torch.softmax(logits, 1).amax(1) > 0.6 for logits in net.logits(x)[:2])
-    mixed = torch.cat([x[first & ~second][:1], x[~first & second][:1]])
-    assert len(mixed) == 2
-    net.backbone.block2.register_forward_hook(lambda *_: runs.append(1))
-    assert net(mixed, stop=True).exit_index.tolist() == [0, 1] and not runs
-
-
-def test_stop_goes_on_while_one_sample_is_unsure() -> None:
-    net, x = network(0.6, example_input=images(1)), images(5)
-    for threshold in (0.3, 0.7, 0.99):
-        net.heads[0].rule.threshold = threshold
-        for a, b in zip(net(x, stop=True), net(x), strict=True):
-            assert torch.equal(a, b)
 
 
 @pytest.mark.parametrize(
@@ -168,25 +136,6 @@ def test_lazy_heads_take_their_width_from_the_dry_run() -> None:
     assert all(torch.equal(a.float(), b) for a, b in zip(net.parameters(), fresh.parameters(), strict=True))
 
 
-def test_lazy_heads_that_found_no_memory_are_as_lazy_as_before() -> None:
-    x = images(2)
-
-    def made() -> EarlyExitNetwork:
-        torch.manual_seed(0)
-        return EarlyExitNetwork(SmallNet(), {tap: FusedAuxHead(None, 5) for tap in SmallNet.taps}, 0.25).eval()
-
-    net = made()
-    count = allocations(lambda: net.check_taps(x))
-    wanted = {name: tensor.shape for name, tensor in net.named_parameters()}
-    for n in range(count):
-        net = made()
-        parameters = dict(net.named_parameters())
-        assert out_of_memory_at(n, lambda net=net: net.check_taps(x)), n
-        net.check_taps(x)
-        assert {name: tensor.shape for name, tensor in net.named_parameters()} == wanted
-        assert all(tensor is parameters[name] for name, tensor in net.named_parameters())
-
-
 def test_lazy_heads_first_run_under_inference_mode_can_be_trained_later() -> None:
     net = EarlyExitNetwork(SmallNet(), {"block0": FusedAuxHead(None, 5)})
     with torch.inference_mode():
@@ -201,38 +150,6 @@ def test_lazy_heads_first_run_under_autocast_stay_float32() -> None:
         net(images(2))
     assert net.heads[0].linear.weight.dtype == torch.float32
     net(images(2))
-
-
-def test_runs_under_autocast() -> None:
-    net, x = network(1.0), images(3)
-    with torch.autocast("cpu", torch.bfloat16):
-        result = net(x)
-        assert [y.dtype for y in net.logits(x)] == [torch.bfloat16] * 4
-    torch.testing.assert_close(result.probs, net(x).probs, atol=0.05, rtol=0)
-
-
-def test_logits_of_every_exit_train_backbone_and_heads() -> None:
-    net = network().train()
-    x, target = images(8), torch.arange(8) % 5
-    assert [tuple(y.shape) for y in net.logits(x)] == [(8, 5)] * 4
-    optimizer = torch.optim.Adam(net.parameters(), 0.01)
-    losses = []
-    for _ in range(12):
-        loss = sum(nn.functional.cross_entropy(y, target) for y in net.logits(x))
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    assert losses[-1] < 0.5 * losses[0]
-    assert all(p.grad is not None and p.grad.any() for p in net.parameters())
-    assert net.training and net.backbone.block0[1].training
-
-
-def test_logits_agree_with_the_answer() -> None:
-    net, x = network(0.0), images(4)
-    probs = torch.softmax(net.logits(x)[0], 1)
-    torch.testing.assert_close(net(x).probs, probs)
-    assert not net(x).probs.requires_grad
 
 
 def test_probs_are_left_out_where_a_head_leaves_them_out() -> None:
@@ -279,17 +196,6 @@ def test_training_leaves_a_frozen_backbone_in_eval_mode() -> None:
     assert all(torch.equal(value, before[name]) for name, value in net.backbone.state_dict().items())
     net.backbone.fc.requires_grad_(True)
     assert net.train().backbone.block0.training and not net.eval().training and not net.backbone.training
-
-
-def test_the_backbone_stays_its_owners() -> None:
-    backbone = SmallNet().eval()
-    x = images(3)
-    before = backbone(x)
-    net = EarlyExitNetwork(backbone, plain_heads(), 0.5)
-    net.eval()(x, stop=True)
-    net(x)
-    assert net.backbone is backbone and torch.equal(backbone(x), before)
-    assert not any(part._forward_hooks for part in backbone.modules())
 
 
 def test_a_backbone_whose_classifier_was_fused_is_refused_by_name() -> None:
@@ -392,17 +298,6 @@ def test_a_network_takes_over_its_backbones_mode(mode: bool) -> None:
 
 
 # Heads that are changed or put in later
-
-
-def test_an_adapter_on_a_head_answers_as_its_logits(device: torch.device) -> None:
-    net, x = network(0.0, device), images(32, device)
-    before = net(x).label
-    net.heads[0].linear = adapter = Adapter(net.heads[0].linear)
-    with torch.no_grad():
-        adapter.beside.weight.copy_(-adapter.base.weight)  # the least likely class becomes the likeliest
-        adapter.beside.bias.copy_(-adapter.base.bias)
-        assert torch.equal(net(x).label, net.logits(x)[0].argmax(1)) and not net(x).label.eq(before).any()
-    assert EarlyExitNetwork(net.backbone, dict(zip(net.taps, net.heads, strict=True)), example_input=x).describe()
 
 
 CALLS = {
@@ -558,11 +453,58 @@ def test_batches_of_other_layouts_are_refused_by_name(layout: str) -> None:
             call(x)
 
 
-def test_a_backbone_with_scripted_layers() -> None:
-    backbone, x = SmallNet().eval(), images(3)
-    wanted = EarlyExitNetwork(backbone, heads := plain_heads(), example_input=x).eval()(x)
-    backbone.block1 = torch.jit.script(backbone.block1)
-    kept = {tap: head for tap, head in heads.items() if tap != "block1"}
-    assert torch.equal(EarlyExitNetwork(backbone, kept, example_input=x).eval()(x).label, wanted.label)
-    with pytest.raises(ValueError, match="^heads: layer 'block1' never runs in a forward.* it is TorchScript"):
-        EarlyExitNetwork(backbone, heads, example_input=x)
+# Rules: given to all heads or by tap, as rules or as thresholds
+
+
+def test_rules_by_number_rule_or_tap() -> None:
+    rule = ExitRule(0.5, temperature=2.0)
+    net = network(rule)
+    assert [head.rule.threshold for head in net.heads] == [0.5] * 3
+    net.heads[0].rule.threshold = 0.25
+    assert rule.threshold == net.heads[1].rule.threshold == 0.5 and net.heads[2].rule.temperature == 2.0
+    net.set_rules({"block1": 0.1, "block2": ExitRule(0.2, enabled=False)})
+    assert [head.rule.threshold for head in net.heads] == [0.25, 0.1, 0.2] and not net.heads[2].rule.enabled
+    own = EarlyExitNetwork(SmallNet(), {"block0": FusedAuxHead(8, 5, rule=0.4)})
+    assert own.heads[0].rule.threshold == 0.4
+
+
+def test_a_number_changes_the_threshold_alone() -> None:
+    net = network({"block0": ExitRule(0.5, temperature=2.0), "block1": ExitRule(0.5, enabled=False), "block2": 0.5})
+    net.set_rules(0.4)
+    net.set_rules({"block0": 0.3})
+    rules = [head.rule for head in net.fused_heads]
+    assert [rule.threshold for rule in rules] == [0.3, 0.4, 0.4]
+    assert [rule.temperature for rule in rules] == [2.0, 1.0, 1.0]
+    assert [rule.enabled for rule in rules] == [True, False, True]
+    assert [rule.threshold_tensor.item() for rule in rules] == pytest.approx([0.3, 1.0, 0.4])
+
+
+@pytest.mark.parametrize(("criterion", "threshold"), [("energy", -7.5), ("patience", 2.0)])
+def test_a_number_is_a_threshold_for_the_criterion_that_a_head_has(criterion: str, threshold: float) -> None:
+    net = network({"block1": ExitRule(criterion=criterion)})
+    net.set_rules({"block1": threshold})
+    assert [head.rule.threshold for head in net.fused_heads] == [1.0, threshold, 1.0]
+    with pytest.raises(ValueError, match=rf"^threshold: got {threshold}, wants a number in \[0.0, 1.0\]"):
+        net.set_rules(threshold)  # which is none for the others
+    assert [head.rule.threshold for head in net.fused_heads] == [1.0, threshold, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("rules", "match"),
+    [
+        ({"block9": 0.5}, r"^rules: 'block9'.*block0"),
+        (1.5, "^threshold: got 1.5"),
+        ({"block0": -1.0}, "^threshold: got"),
+        ("sure", r"^rules: got str, wants an ExitRule or a threshold \(a float\)"),
+        ([0.5, 0.6, 0.7], "^rules: got list, wants an ExitRule or a threshold .*, or a dict of them by tap"),
+        ({"block0": None}, r"^rules\['block0'\]: got NoneType, wants an ExitRule or a threshold \(a float\)$"),
+    ],
+    ids=str,
+)
+def test_bad_rules_are_named_and_change_nothing(rules: object, match: str) -> None:
+    with pytest.raises((ValueError, TypeError), match=match):
+        network(rules)
+    net = network(0.6)
+    with pytest.raises((ValueError, TypeError), match=match):
+        net.set_rules(rules)
+    assert [head.rule.threshold for head in net.heads] == [0.6] * 3

@@ -135,42 +135,12 @@ def test_a_hidden_layer_too_wide_or_with_hooks_runs_in_line() -> None:
     assert all(head.hidden is None for head in network.fused_heads)
 
 
-def test_a_hidden_layer_that_two_exits_share_runs_in_line() -> None:
-    class Shared(InAList):
-        def __init__(self) -> None:
-            super().__init__(*(nn.Linear(10, CLASSES) for _ in range(2)), pool_head(16))
-            self.hidden = nn.ModuleList([nn.Linear(8, 10), nn.Linear(12, 10)])
-
-        def forward(self, x: Tensor) -> list[Tensor]:
-            one = self.blocks[0](x)
-            two = self.blocks[1](one)
-            first = self.hidden[0](one.mean((2, 3))).relu()
-            second = self.hidden[1](two.mean((2, 3))).relu() + first
-            return [self.exits[0](first), self.exits[1](second), self.exits[2](self.blocks[2](two))]
-
-    network = attach_exits(Shared().eval(), images())
-    assert all(bool(one.how) for one in network.backbone.exits[:-1])
-
-
 def test_rules_by_tap_and_none() -> None:
     model = InAList().eval()
     network = attach_exits(model, images(), rules={"model.blocks.1": 0.25})
     assert [head.rule.threshold for head in network.fused_heads] == [1.0, 0.25]
     with pytest.raises(ValueError, match="rules: 'blocks.1' is not a tap"):
         attach_exits(model, images(), rules={"blocks.1": 0.25})
-
-
-def test_parameters_that_change_are_followed_and_heads_train() -> None:
-    model, x = InAList().eval(), images()
-    network = attach_exits(model, x)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.mul_(1.5)
-    for mine, theirs in zip(network.logits(x), model(x), strict=True):
-        torch.testing.assert_close(mine, theirs)
-    network.train()
-    torch.stack([y.mean() for y in network.logits(x)]).sum().backward()
-    assert all(parameter.grad is not None for parameter in model.parameters())
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
@@ -192,12 +162,7 @@ def test_one_sample_is_enough_and_a_batch_may_have_been_made_in_inference_mode()
 
 @pytest.mark.parametrize(
     "style, dtype",
-    [
-        ("classes of one's own", torch.float16),
-        ("tokens", torch.bfloat16),
-        ("softmax layers", torch.bfloat16),
-        ("hidden layers", torch.float16),
-    ],
+    [("softmax layers", torch.bfloat16), ("hidden layers", torch.float16)],
 )
 def test_narrower_numbers(style: str, dtype: torch.dtype) -> None:
     network = attach_exits(made(style).to(dtype), images().to(dtype))
@@ -216,28 +181,15 @@ def test_probabilities_that_underflow() -> None:
         torch.testing.assert_close(logits.softmax(1), theirs)
 
 
-@pytest.mark.parametrize("zero", ["heads", "features"])
-def test_zeros_are_told_apart_by_where_they_are(zero: str) -> None:
-    """As people initialise them: heads give the same logits."""
-    model = InAList().eval()
-    for layer in [head[2] for head in model.exits] if zero == "heads" else [model.blocks[0][1]]:
-        nn.init.zeros_(layer.weight)
-        nn.init.zeros_(layer.bias)
-    assert attach_exits(model, images()).taps == ("model.blocks.0", "model.blocks.1")
-
-
 @pytest.mark.parametrize(
     "pool",
     [
         lambda x: x.flatten(2)[:, :, 1:].mean(2),
-        lambda x: x.flatten(2)[:, :, :-1].amax(2),
         lambda x: x.clamp(max=1e3).pow(3).mean((2, 3)).pow(1 / 3),
-        lambda x: x.mean((2, 3)) * 1.01,
         lambda x: x.sum((2, 3)),
         lambda x: x.clamp(max=3.0).mean((2, 3)),
-        lambda x: x.amax((2, 3)) + 1e-3,
     ],
-    ids=["all but one", "max of all but one", "generalised mean", "scaled", "sum", "clamped", "shifted"],
+    ids=["all but one", "generalised mean", "sum", "clamped"],
 )
 def test_what_is_nearly_a_pool_is_none(pool: Callable[[Tensor], Tensor]) -> None:
     network = attach_exits(Named(in_a_list, Pooling(8, pool)).eval(), images())
@@ -340,9 +292,7 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
         by(lambda m, x: m(x)[2]),
         r"model: returned a tensor \[2, 7\] of torch.float32 at the top, in which 1 exit can be told, wants a list",
     ),
-    "one exit": (by(lambda m, x: m(x)[:1]), r"model: returned a tensor \[2, 7\] .* at 0, in which 1 exit can be told"),
     "no exit": (by(lambda m, x: ()), "model: returned a tuple, in which no exits can be told, wants"),
-    "a generator": (by(lambda m, x: (y for y in m(x))), "model: returned a generator, in which no exits can be told"),
     "None": (by(lambda m, x: {"a": m(x)[0], "b": None}), "model: returned a tensor .* at a, in which 1 exit"),
     "features": (
         by(lambda m, x: {"logits": m(x)[0], "features": x}),
@@ -369,9 +319,6 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     ),
     "numpy": (lambda: ByNumpy(), r"model: the host reads a number .*, numpy\(\) at test_attach_exits.py:\d+"),
     "a batch of three": (lambda: Sizes(), "model: returns, or does, something else for three samples than for two"),
-    "TorchScript": (
-        lambda: torch.jit.trace(InAList().eval(), images()), "model: is a TopLevelTracedModule, .* wants the module"
-    ),
     "a part of TorchScript": (
         lambda: InAList(torch.jit.script(pool_head(8)), *later()),
         "model: its layer 'exits.0' is a RecursiveScriptModule",
@@ -393,11 +340,11 @@ def partly_training() -> nn.Module:
 
 
 @pytest.mark.parametrize("case", REFUSED)
-@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore:.*torch.jit:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
 def test_models_that_cannot_be_taken_apart_say_why(case: str) -> None:
     make, message = REFUSED[case]
     model = make()
-    if "training" not in case and not isinstance(model, torch.jit.ScriptModule):
+    if "training" not in case:
         model.eval()
     with pytest.raises(ValueError, match=message):
         attach_exits(model, images())

@@ -20,37 +20,23 @@ from auxhead.model import (
     save_checkpoint,
 )
 from support.multi_exit_models import CLASSES, block
-from support.own_exit_models import Clamped, MaskOfSamples, Net, change, exits, images, pooled, seeded
+from support.own_exit_models import (
+    Clamped,
+    MaskOfSamples,
+    Net,
+    change,
+    exits,
+    images,
+    parameter,
+    parts,
+    pooled,
+    seeded,
+    variant,
+)
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations, prune
 
 pytestmark = pytest.mark.usefixtures("without_interpreter")
-
-
-class LogitScale(Net):
-    def make(self) -> None:
-        self.g = nn.Parameter(torch.ones(1))
-
-    def one(self, a: Tensor) -> Tensor:
-        return super().one(a) * self.g
-
-
-class FeatureScale(Net):
-    def make(self) -> None:
-        self.g = nn.Parameter(torch.ones(8))
-
-    def one(self, a: Tensor) -> Tensor:
-        return self.f1(a.mean((2, 3)) * self.g)
-
-
-class Gate(Net):
-    """A second way to the logits, closed at first."""
-
-    def make(self) -> None:
-        self.g, self.other = nn.Parameter(torch.zeros(1)), nn.Linear(8, CLASSES)
-
-    def one(self, a: Tensor) -> Tensor:
-        return super().one(a) + self.g * self.other(a.amax((2, 3)))
 
 
 class Attention(Net):
@@ -63,14 +49,6 @@ class Attention(Net):
         tokens = a.flatten(2).transpose(1, 2)
         weights = (tokens @ self.query).softmax(1)
         return self.f1((tokens * weights[..., None]).sum(1))
-
-
-class Temperature(Net):
-    def make(self) -> None:
-        self.T = 1.0
-
-    def one(self, a: Tensor) -> Tensor:
-        return super().one(a) / self.T
 
 
 class TiedWeights(Net):
@@ -88,11 +66,6 @@ class NormalisedWeight(Net):
         parametrizations.spectral_norm(self.f2)
 
 
-class Pruned(Net):
-    def make(self) -> None:
-        prune.l1_unstructured(self.f1, "weight", 0.5)
-
-
 class Hooked(Net):
     def make(self) -> None:
         self.f1.register_forward_hook(lambda _m, _x, y: 3.0 * y)
@@ -107,13 +80,9 @@ class OwnForward(Net):
         return 3.0 * F.linear(x, self.f1.weight, self.f1.bias)
 
 
-class Subclassed(Net):
-    def make(self) -> None:
-        class Cosine(nn.Linear):
-            def forward(self, x: Tensor) -> Tensor:
-                return F.linear(F.normalize(x, dim=1), F.normalize(self.weight, dim=1), self.bias)
-
-        self.f1 = Cosine(8, CLASSES)
+class Cosine(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(F.normalize(x, dim=1), F.normalize(self.weight, dim=1), self.bias)
 
 
 class InPlaceAfterwards(Net):
@@ -130,21 +99,6 @@ class InPlaceAfterwards(Net):
         return [one, self.two(b), self.last(self.b3(b))]
 
 
-class FoldedInPlace(Net):
-    """Logits gathered in a buffer that is written part by part."""
-
-    def answers(self, one: Tensor, two: Tensor, last: Tensor) -> Any:
-        return torch.stack([one, two, last], 1)
-
-
-class Rectified(Net):
-    def make(self) -> None:
-        self.b1 = self.b1[:2]
-
-    def one(self, a: Tensor) -> Tensor:
-        return self.f1(a.relu().mean((2, 3)))
-
-
 class Functional(Net):
     """A head with a hidden layer, a norm and dropout, by functions."""
 
@@ -154,19 +108,6 @@ class Functional(Net):
     def one(self, a: Tensor) -> Tensor:
         y = F.gelu(self.hidden(F.dropout(self.norm(a.mean((2, 3))), 0.1, self.training)))
         return self.f1(F.dropout(y, 0.3, self.training))
-
-
-class Convolutional(Net):
-    """Heads with convolutions, a batch norm and dropout of maps."""
-
-    def make(self) -> None:
-        self.c1, self.c2 = block(8, 8), nn.Sequential(nn.Conv2d(12, 12, 1), nn.Dropout2d(0.2))
-
-    def one(self, a: Tensor) -> Tensor:
-        return self.f1(self.c1(a).mean((2, 3)))
-
-    def two(self, b: Tensor) -> Tensor:
-        return self.f2(self.c2(b).amax((2, 3)))
 
 
 class InADict(Net):
@@ -183,10 +124,47 @@ class InADict(Net):
         return [self.heads["one"](a.mean((2, 3))), self.two(b), self.last(self.blocks[1][1](b))]
 
 
-TAKEN: list[type[Net]] = [
-    Net, LogitScale, FeatureScale, Gate, Attention, Clamped, Temperature, TiedWeights, NormalisedWeight, Pruned, Hooked,
-    OwnForward, Subclassed, InPlaceAfterwards, FoldedInPlace, Rectified, Functional, Convolutional, InADict,
-]  # fmt: skip
+#: What there is of a head, and whether it is fused whole.
+TAKEN: dict[str, tuple[type[Net], bool]] = {
+    "plain": (Net, True),
+    "a scale of logits": (variant(parts(g=parameter(1)), one=lambda net, a: Net.one(net, a) * net.g), False),
+    "a scale of features": (variant(parts(g=parameter(8)), one=lambda net, a: net.f1(a.mean((2, 3)) * net.g)), False),
+    "a gate, closed at first": (
+        variant(
+            parts(g=parameter(1, value=0.0), other=lambda: nn.Linear(8, CLASSES)),
+            one=lambda net, a: Net.one(net, a) + net.g * net.other(a.amax((2, 3))),
+        ),
+        False,
+    ),
+    "attention": (Attention, False),
+    "a clamp": (Clamped, False),
+    "a temperature": (variant(parts(T=lambda: 1.0), one=lambda net, a: Net.one(net, a) / net.T), False),
+    "tied weights": (TiedWeights, False),
+    "normalised weights": (NormalisedWeight, False),
+    "pruned weights": (variant(lambda net: prune.l1_unstructured(net.f1, "weight", 0.5)), False),
+    "hooks": (Hooked, False),
+    "a forward of its own": (OwnForward, False),
+    "a subclass": (variant(parts(f1=lambda: Cosine(8, CLASSES))), False),
+    "changed in place afterwards": (InPlaceAfterwards, False),
+    "a stack": (variant(answers=lambda net, *said: torch.stack(said, 1)), True),
+    "a ReLU": (
+        variant(lambda net: setattr(net, "b1", net.b1[:2]), one=lambda net, a: net.f1(a.relu().mean((2, 3)))), True
+    ),
+    "functions": (Functional, True),
+    "convolutions": (
+        variant(
+            parts(c1=lambda: block(8, 8), c2=lambda: nn.Sequential(nn.Conv2d(12, 12, 1), nn.Dropout2d(0.2))),
+            one=lambda net, a: net.f1(net.c1(a).mean((2, 3))),
+            two=lambda net, b: net.f2(net.c2(b).amax((2, 3))),
+        ),
+        False,
+    ),
+    "in a dict": (InADict, True),
+}  # fmt: skip
+
+
+#: Those in which dropout or statistics of a batch do not make training mode differ.
+ALIKE = "plain", "a scale of logits", "a gate, closed at first", "a ReLU", "a clamp", "a temperature", "in a dict"
 
 
 def test_other_masks_are_no_dropout() -> None:
@@ -194,16 +172,9 @@ def test_other_masks_are_no_dropout() -> None:
     assert not heads
 
 
-class Sigmoids(Net):
-    """Says of each class whether it is there, whatever it says of others."""
-
-    def one(self, a: Tensor) -> Tensor:
-        return super().one(a).sigmoid()
-
-
 def test_sigmoids_are_no_logits() -> None:
     with pytest.raises(ValueError, match=r"exit 0 is a sigmoid, .* at test_own_exits.py:\d+; wants logits"):
-        attach_exits(Sigmoids().eval(), images())
+        attach_exits(variant(one=lambda net, a: Net.one(net, a).sigmoid())().eval(), images())
 
 
 class ReadsAParameter(Net):
@@ -219,10 +190,16 @@ def test_a_parameter_that_the_host_reads_is_refused() -> None:
         attach_exits(ReadsAParameter().eval(), images())
 
 
-@pytest.mark.parametrize("kind", TAKEN, ids=lambda kind: kind.__name__)
-def test_what_is_taken_over_stays_right_in_both_modes(kind: type[Net]) -> None:
+@pytest.mark.parametrize("name", TAKEN)
+def test_what_is_taken_over_stays_right_in_both_modes(name: str) -> None:
+    kind, is_whole = TAKEN[name]
     model = kind().eval()
     network = attach_exits(model, images())
+    first, *others = network.fused_heads or [None]
+    assert (len(others) == 1) == is_whole
+    if kind is Functional:
+        assert (first.dropout, first.hidden.dropout) == pytest.approx((0.1, 0.3))
+    assert name != "a ReLU" or first.hidden.rectifies
     for later in (lambda: None, lambda: change(model)):
         later()
         if hasattr(model, "T"):
@@ -237,28 +214,14 @@ def test_what_is_taken_over_stays_right_in_both_modes(kind: type[Net]) -> None:
     x = images(6)
     for mine, its in zip(seeded(lambda: network.logits(x)), seeded(lambda: exits(reference(x))), strict=True):
         assert mine.shape == its.shape and mine.requires_grad
-        if kind in (Net, LogitScale, Gate, Rectified, Clamped, Temperature, FoldedInPlace, InADict):  # no dropout
+        if name in (*ALIKE, "a stack"):
             torch.testing.assert_close(mine, its, rtol=1e-4, atol=1e-4)
     assert not any(part.training for part in model.modules())
 
 
-def test_what_is_fused_and_what_is_not() -> None:
-    fused = {kind: attach_exits(kind().eval(), images()).fused_heads for kind in TAKEN}
-    whole = {Net, FoldedInPlace, Rectified, Functional, InADict}
-    assert {kind for kind, heads in fused.items() if len(heads) == 2} == whole
-    assert fused[Functional][0].dropout == pytest.approx(0.1)
-    assert fused[Functional][0].hidden.dropout == pytest.approx(0.3)
-    assert fused[Rectified][0].hidden.rectifies
-
-
-class Compiled(Net):
-    def make(self) -> None:
-        self.b2.compile(backend="eager")
-
-
 def test_compiled_layers_are_refused() -> None:
     with pytest.raises(ValueError, match="its layer 'b2' is a compiled Sequential, .* wants the module behind it"):
-        attach_exits(Compiled().eval(), images())
+        attach_exits(variant(lambda net: net.b2.compile(backend="eager"))().eval(), images())
 
 
 class OneLogit(Net):

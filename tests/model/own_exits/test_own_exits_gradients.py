@@ -14,7 +14,7 @@ from auxhead.model import (
 )
 from auxhead.model.listening.recorder import record
 from support.multi_exit_models import CLASSES, block
-from support.own_exit_models import Halved, MaskOfSamples, Net, exits, images, seeded
+from support.own_exit_models import Halved, MaskOfSamples, Net, exits, images, parts, seeded, variant
 from torch import Tensor, fx, nn
 from torch.nn.utils import prune
 
@@ -31,29 +31,6 @@ class Detached(Net):
         with torch.no_grad():
             y = b.mean((2, 3))
         return self.f2(y)
-
-
-class ScaledBack(Net):
-    """The gradients of its first head are halved on their way back."""
-
-    def one(self, a: Tensor) -> Tensor:
-        return super().one(Halved.apply(a))
-
-
-@pytest.mark.parametrize("kind", [Net, Detached, ScaledBack], ids=lambda kind: kind.__name__)
-def test_gradients_are_the_models_own(kind: type[Net]) -> None:
-    model, reference, x = kind().eval(), kind(), images(6)
-    reference.load_state_dict(model.state_dict())
-    network = attach_exits(model, x).train()
-    for mine, its in zip(network.logits(x), reference(x), strict=True):
-        model.zero_grad(), reference.zero_grad()
-        mine.square().sum().backward(retain_graph=True)
-        its.square().sum().backward(retain_graph=True)
-        for (name, one), other in zip(model.named_parameters(), reference.parameters(), strict=True):
-            if one.grad is None or other.grad is None:
-                assert all(each.grad is None or not each.grad.any() for each in (one, other)), name
-            else:
-                torch.testing.assert_close(one.grad, other.grad, rtol=1e-3, atol=1e-4, msg=name)
 
 
 class Pair(NamedTuple):
@@ -88,11 +65,6 @@ class ByAHook(Net):
         return [self.one(self.features["a"]), self.two(b), self.last(self.b3(b))]
 
 
-class Traced(Net):
-    def make(self) -> None:
-        self.b1 = fx.symbolic_trace(self.b1)
-
-
 class Backwards(torch.autograd.Function):
     """Turns a gradient around."""
 
@@ -103,14 +75,6 @@ class Backwards(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
         return -grad
-
-
-class OwnBackward(Net):
-    def one(self, a: Tensor) -> Tensor:
-        return self.f1(Backwards.apply(a).mean((2, 3)))
-
-    def two(self, b: Tensor) -> Tensor:
-        return Backwards.apply(super().two(b))
 
 
 class BackwardHooks(Net):
@@ -158,39 +122,6 @@ class Normed(Counting):
         return self.linear(self.norm(a.mean((2, 3)))), 1
 
 
-class KeepsNumbers(Net):
-    def make(self) -> None:
-        self.head = Counting()
-
-    def one(self, a: Tensor) -> Tensor:
-        return self.head(a)
-
-
-class KeepsNumbersInATuple(Net):
-    def make(self) -> None:
-        self.head = Normed()
-
-    def one(self, a: Tensor) -> Tensor:
-        return self.head(a)[0]
-
-
-class SharedNeck(Net):
-    """One norm runs behind all blocks."""
-
-    def make(self) -> None:
-        self.b2, self.b3, self.neck = block(8, 8), block(8, 8), nn.BatchNorm2d(8)
-        self.f2, self.f3 = nn.Linear(8, CLASSES), nn.Linear(8, CLASSES)
-
-    def one(self, a: Tensor) -> Tensor:
-        return self.f1(self.neck(a).mean((2, 3)))
-
-    def two(self, b: Tensor) -> Tensor:
-        return self.f2(self.neck(b).mean((2, 3)))
-
-    def last(self, c: Tensor) -> Tensor:
-        return self.f3(self.neck(c).mean((2, 3)))
-
-
 class BlockTwice(Net):
     def forward(self, x: Tensor) -> Any:
         a = self.b1(x)
@@ -216,16 +147,6 @@ class HeadsPartCalledElsewhere(Net):
 
     def last(self, c: Tensor) -> Tensor:
         return super().last(c) * self.f1.factor
-
-
-class Permuted(Net):
-    def one(self, a: Tensor) -> Tensor:
-        return self.f1(a[:, [1, 0, 3, 2, 5, 4, 7, 6]].mean((2, 3)))
-
-
-class PrunedBias(Net):
-    def make(self) -> None:
-        prune.random_unstructured(self.f1, "bias", 0.5)
 
 
 class Centred(Net):
@@ -292,35 +213,6 @@ class WeightDecays(Net):
         if self.training:
             self.f1.weight.data.mul_(0.5)
         return y
-
-
-@pytest.mark.parametrize(
-    "kind",
-    [Centred, CentredBefore, CentredByALayer, CountsAnswers, WeightDecays, ByAFunction, ByAHook, Traced,
-     MaskOfSamples, OwnBackward, BackwardHooks, HookedAfterwards, KeepsNumbers, KeepsNumbersInATuple, SharedNeck,
-     BlockTwice, HeadsPartCalledElsewhere, Permuted, PrunedBias],
-    ids=lambda kind: kind.__name__,
-)  # fmt: skip
-def test_what_is_taken_over_learns_as_it_did(kind: type[Net]) -> None:
-    model, reference = kind().eval(), kind()
-    network = attach_exits(model, images())
-    reference.load_state_dict(model.state_dict())
-    x, weights = images(6), torch.randn(6, CLASSES)
-    network.train(), reference.train()
-    answers = [seeded(lambda: network.logits(x)), seeded(lambda: exits(reference(x)))]
-    for mine, its in zip(*answers, strict=True):
-        torch.testing.assert_close(mine, its, rtol=1e-4, atol=1e-4)
-        grads = [
-            torch.autograd.grad((y * weights).sum(), list(of.parameters()), retain_graph=True, allow_unused=True)
-            for y, of in ((mine, model), (its, reference))
-        ]
-        for got, want in zip(*grads, strict=True):
-            assert (got is None or not got.any()) == (want is None or not want.any())
-            if got is not None and want is not None:
-                torch.testing.assert_close(got, want, rtol=1e-3, atol=1e-4)
-    for (name, mine), its in zip(model.named_buffers(), reference.buffers(), strict=True):
-        torch.testing.assert_close(mine, its, rtol=1e-3, atol=1e-4, msg=name)
-    assert not any(part.training for part in model.modules())
 
 
 class Keeping(Net):
@@ -408,7 +300,7 @@ class StoppedBehind(Stopped):
         a = self.b1(x)
         b = self.b2(a)
         c = self.b3(b)
-        return torch.stack([self.one(a), self.two(b), self.last(c)])
+        return torch.stack([self.one(a), self.two(b), self.last(c)], 1)
 
 
 class StoppedBeside(Net):
@@ -419,18 +311,54 @@ class StoppedBeside(Net):
         return super().one(a)
 
 
-@pytest.mark.parametrize("kind", [Stopped, StoppedBehind, StoppedBeside], ids=lambda kind: kind.__name__)
-def test_what_heads_hand_back_is_as_in_the_model(kind: type[Net]) -> None:
-    model, reference, x = kind().eval(), kind().train(), images(6)
-    network = attach_exits(model, x).train()
-    for mine, its in zip(network.logits(x), reference(x), strict=True):
-        torch.testing.assert_close(mine, its)
-        grads = [torch.autograd.grad(y.square().sum(), m.parameters(), allow_unused=True, retain_graph=True)
-                 for y, m in ((mine, model), (its, reference))]  # fmt: skip
-        for (name, _), one, other in zip(model.named_parameters(), *grads, strict=True):
-            assert (one is None or not one.any()) == (other is None or not other.any()), name
-            if one is not None and other is not None:
-                torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-5, msg=name)
+LEARN: dict[str, type[Net]] = {
+    **{kind.__name__: kind for kind in (
+        Net, Detached, Centred, CentredBefore, CentredByALayer, CountsAnswers, WeightDecays, ByAFunction, ByAHook,
+        MaskOfSamples, BackwardHooks, HookedAfterwards, BlockTwice, HeadsPartCalledElsewhere, Stopped, StoppedBehind,
+        StoppedBeside,
+    )},
+    "gradients halved on their way back": variant(one=lambda net, a: Net.one(net, Halved.apply(a))),
+    "a graph of fx": variant(lambda net: setattr(net, "b1", fx.symbolic_trace(net.b1))),
+    "a backward of its own": variant(
+        one=lambda net, a: net.f1(Backwards.apply(a).mean((2, 3))), two=lambda net, b: Backwards.apply(Net.two(net, b))
+    ),
+    "a head that counts": variant(parts(head=Counting), one=lambda net, a: net.head(a)),
+    "a head that counts, in a tuple": variant(parts(head=Normed), one=lambda net, a: net.head(a)[0]),
+    "one norm behind all blocks": variant(
+        parts(
+            b2=lambda: block(8, 8), b3=lambda: block(8, 8), neck=lambda: nn.BatchNorm2d(8),
+            f2=lambda: nn.Linear(8, CLASSES), f3=lambda: nn.Linear(8, CLASSES),
+        ),
+        one=lambda net, a: net.f1(net.neck(a).mean((2, 3))),
+        two=lambda net, b: net.f2(net.neck(b).mean((2, 3))),
+        last=lambda net, c: net.f3(net.neck(c).mean((2, 3))),
+    ),
+    "channels in another order": variant(one=lambda net, a: net.f1(a[:, [1, 0, 3, 2, 5, 4, 7, 6]].mean((2, 3)))),
+    "a pruned bias": variant(lambda net: prune.random_unstructured(net.f1, "bias", 0.5)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LEARN)
+def test_what_is_taken_over_learns_as_it_did(name: str) -> None:
+    model, reference = LEARN[name]().eval(), LEARN[name]()
+    network = attach_exits(model, images())
+    reference.load_state_dict(model.state_dict())
+    x, weights = images(6), torch.randn(6, CLASSES)
+    network.train(), reference.train()
+    answers = [seeded(lambda: network.logits(x)), seeded(lambda: exits(reference(x)))]
+    for mine, its in zip(*answers, strict=True):
+        torch.testing.assert_close(mine, its, rtol=1e-4, atol=1e-4)
+        grads = [
+            torch.autograd.grad((y * weights).sum(), list(of.parameters()), retain_graph=True, allow_unused=True)
+            for y, of in ((mine, model), (its, reference))
+        ]
+        for (its_name, _), got, want in zip(model.named_parameters(), *grads, strict=True):
+            assert (got is None or not got.any()) == (want is None or not want.any()), its_name
+            if got is not None and want is not None:
+                torch.testing.assert_close(got, want, rtol=1e-3, atol=1e-4, msg=its_name)
+    for (its_name, mine), its in zip(model.named_buffers(), reference.buffers(), strict=True):
+        torch.testing.assert_close(mine, its, rtol=1e-3, atol=1e-4, msg=its_name)
+    assert not any(part.training for part in model.modules())
 
 
 class SharedWeights(Net):

@@ -14,7 +14,7 @@ from auxhead.model import (
     train,
 )
 from support.multi_exit_models import CLASSES, block
-from support.own_exit_models import Clamped, Net, change, images
+from support.own_exit_models import Clamped, Net, change, images, parts, variant
 from torch import Tensor, nn
 
 pytestmark = pytest.mark.usefixtures("without_interpreter")
@@ -173,31 +173,6 @@ def test_a_head_that_listens_when_the_backbone_has_run_is_told_of() -> None:
     assert "Nothing is skipped" not in accelerate(TurnedFirst().eval(), images()).report
 
 
-class MainFirst(Net):
-    def answers(self, one: Tensor, two: Tensor, last: Tensor) -> Any:
-        return last, [one, two]
-
-
-class OutAndAux(Net):
-    def answers(self, one: Tensor, two: Tensor, last: Tensor) -> Any:
-        return {"out": last, "aux": [two, one], "size": 3}
-
-
-class Nested(Net):
-    def answers(self, one: Tensor, two: Tensor, last: Tensor) -> Any:
-        return [[one], [two, [last]]]
-
-
-class Stacked(Net):
-    def answers(self, one: Tensor, two: Tensor, last: Tensor) -> Any:
-        return torch.stack([one, two, last])
-
-
-class StackedByCat(Net):
-    def answers(self, one: Tensor, two: Tensor, last: Tensor) -> Any:
-        return {"logits": torch.cat([y[:, None] for y in (last, one, two)], 1)}
-
-
 class WithFeatures(Net):
     """Self-distillation returns the features, too."""
 
@@ -206,16 +181,6 @@ class WithFeatures(Net):
         b = self.b2(a)
         pooled = [y.mean((2, 3)) for y in (a, b, self.b3(b))]
         return [f(y) for f, y in zip((self.f1, self.f2, self.f3), pooled, strict=True)], pooled
-
-
-class OtherOrderInTraining(Net):
-    def answers(self, one: Tensor, two: Tensor, last: Tensor) -> Any:
-        return (last, two, one) if self.training else (one, two, last)
-
-
-class InTrainingAlone(Net):
-    def answers(self, one: Tensor, two: Tensor, last: Tensor) -> Any:
-        return [one, two, last] if self.training else last
 
 
 class LeavesEarly(Net):
@@ -234,24 +199,32 @@ class LeavesEarly(Net):
         return [one, two, last] if self.training else last
 
 
-RETURNED: dict[type[Net], list[Any]] = {
-    MainFirst: [(1, 0), (1, 1), 0],
-    OutAndAux: [("aux", 1), ("aux", 0), "out"],
-    Nested: [(0, 0), (1, 0), (1, 1, 0)],
-    Stacked: [0, 1, 2],
-    StackedByCat: [("logits", 1), ("logits", 2), ("logits", 0)],
-    WithFeatures: [(0, 0), (0, 1), (0, 2)],
-    OtherOrderInTraining: [0, 1, 2],
-    InTrainingAlone: [0, 1, 2],
-    LeavesEarly: [0, 1, 2],
+#: Ways of returning exits, with their places.
+RETURNED: dict[str, tuple[type[Net], list[Any]]] = {
+    "main first": (variant(answers=lambda net, one, two, last: (last, [one, two])), [(1, 0), (1, 1), 0]),
+    "out and aux": (
+        variant(answers=lambda net, one, two, last: {"out": last, "aux": [two, one], "size": 3}),
+        [("aux", 1), ("aux", 0), "out"],
+    ),
+    "nested": (variant(answers=lambda net, one, two, last: [[one], [two, [last]]]), [(0, 0), (1, 0), (1, 1, 0)]),
+    "stacked": (variant(answers=lambda net, *said: torch.stack(said)), [0, 1, 2]),
+    "stacked by cat": (
+        variant(answers=lambda net, one, two, last: {"logits": torch.cat([y[:, None] for y in (last, one, two)], 1)}),
+        [("logits", 1), ("logits", 2), ("logits", 0)],
+    ),
+    "with features": (WithFeatures, [(0, 0), (0, 1), (0, 2)]),
+    "another order in training": (variant(answers=lambda net, *said: said[::-1] if net.training else said), [0, 1, 2]),
+    "in training alone": (variant(answers=lambda net, *said: said if net.training else said[2]), [0, 1, 2]),
+    "leaves early": (LeavesEarly, [0, 1, 2]),
 }
 
 
-@pytest.mark.parametrize("kind", RETURNED, ids=lambda kind: kind.__name__)
-def test_ways_of_returning_exits(kind: type[Net]) -> None:
+@pytest.mark.parametrize("way", RETURNED)
+def test_ways_of_returning_exits(way: str) -> None:
+    kind, places = RETURNED[way]
     model = kind().eval()
     network = attach_exits(model, images())
-    assert [one.place for one in network.backbone.exits] == RETURNED[kind]
+    assert [one.place for one in network.backbone.exits] == places
     assert network.taps == ("model.b1", "model.b2") and len(network.fused_heads) == 2
     change(model)
     x, plain = images(5), Net().eval()
@@ -262,9 +235,9 @@ def test_ways_of_returning_exits(kind: type[Net]) -> None:
         network.train(), plain.train()
 
 
-@pytest.mark.parametrize("kind", [OtherOrderInTraining, InTrainingAlone, LeavesEarly], ids=lambda kind: kind.__name__)
-def test_all_exits_learn(kind: type[Net]) -> None:
-    model = kind().eval()
+@pytest.mark.parametrize("way", ["another order in training", "in training alone", "leaves early"])
+def test_all_exits_learn(way: str) -> None:
+    model = RETURNED[way][0]().eval()
     network = attach_exits(model, images())
     before = {name: each.detach().clone() for name, each in model.named_parameters()}
     train(network, [(images(16), torch.randint(CLASSES, (16,))) for _ in range(3)], TrainingPlan("joint", epochs=1))
@@ -342,32 +315,6 @@ def test_a_reference_to_the_original_is_refused() -> None:
         attach_exits(model, images())
 
 
-class FinalFirst(Net):
-    """The classifier, and then exits with layers of their own from the shallowest on."""
-
-    def make(self) -> None:
-        self.c1, self.c2 = block(8, 8), block(12, 12)
-
-    def one(self, a: Tensor) -> Tensor:
-        return super().one(self.c1(a))
-
-    def two(self, b: Tensor) -> Tensor:
-        return super().two(self.c2(b))
-
-    def answers(self, one: Tensor, two: Tensor, last: Tensor) -> Any:
-        return last, one, two
-
-
-class MeansSoFar(Net):
-    """Exits that are means of heads so far, of which the last block knows nothing."""
-
-    def make(self) -> None:
-        self.means = nn.ModuleList([nn.Identity(), nn.Identity()])
-
-    def answers(self, one: Tensor, two: Tensor, last: Tensor) -> Any:
-        return [self.means[0](one * 1.0), self.means[1](torch.stack([one, two]).mean(0)), last]
-
-
 class HiddenBeforeTheLast(Net):
     """A costlier head than the classifier reads the same features."""
 
@@ -380,12 +327,33 @@ class HiddenBeforeTheLast(Net):
         return [self.one(a), self.f2(c), self.f3(c)]
 
 
-@pytest.mark.parametrize(
-    ("kind", "order"),
-    [(FinalFirst, [1, 2, 0]), (MeansSoFar, [0, 1, 2]), (HiddenBeforeTheLast, [0, 1, 2])],
-    ids=lambda each: getattr(each, "__name__", ""),
-)
-def test_the_classifier_is_the_deepest_in_the_order_of_return(kind: type[Net], order: list[int]) -> None:
+#: Networks, with the order of the places of their exits.
+DEEPEST: dict[str, tuple[type[Net], list[int]]] = {
+    "the classifier, and then exits with layers of their own": (
+        variant(
+            parts(c1=lambda: block(8, 8), c2=lambda: block(12, 12)),
+            one=lambda net, a: Net.one(net, net.c1(a)),
+            two=lambda net, b: Net.two(net, net.c2(b)),
+            answers=lambda net, one, two, last: (last, one, two),
+        ),
+        [1, 2, 0],
+    ),
+    "means of heads so far, of which the last block knows nothing": (
+        variant(
+            parts(means=lambda: nn.ModuleList([nn.Identity(), nn.Identity()])),
+            answers=lambda net, one, two, last: [
+                net.means[0](one * 1.0), net.means[1](torch.stack([one, two]).mean(0)), last
+            ],
+        ),
+        [0, 1, 2],
+    ),
+    "a costlier head of the same features": (HiddenBeforeTheLast, [0, 1, 2]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", DEEPEST)
+def test_the_classifier_is_the_deepest_in_the_order_of_return(name: str) -> None:
+    kind, order = DEEPEST[name]
     model = kind().eval()
     network = attach_exits(model, x := images())
     assert [one.place for one in network.backbone.exits] == order
@@ -438,27 +406,21 @@ def test_heads_that_share_layers_are_not_taken_for_the_end_of_the_backbone() -> 
         attach_exits(TwoHeadsOfACostlyNeck().eval(), images())
 
 
-class WithProbabilities(Net):
-    def answers(self, one: Tensor, two: Tensor, last: Tensor) -> Any:
-        logits = [one, two, last]
-        return {"logits": logits, "probs": [y.softmax(-1) for y in logits], "log": F.log_softmax(last, 1)}
-
-
 def test_the_softmax_of_logits_that_are_returned_is_no_exit() -> None:
-    network = attach_exits(WithProbabilities().eval(), images())
+    with_probabilities = variant(
+        answers=lambda net, *said: {
+            "logits": said, "probs": [y.softmax(-1) for y in said], "log": F.log_softmax(said[-1], 1)
+        }
+    )  # fmt: skip
+    network = attach_exits(with_probabilities().eval(), images())
     assert [one.place for one in network.backbone.exits] == [("logits", place) for place in range(3)]
 
 
-class ThreeNetworks(Net):
-    """A cascade of whole networks, of which each reads the images."""
-
-    def make(self) -> None:
-        self.c1, self.c2, self.c3 = block(3, 8), block(3, 12), nn.Sequential(block(3, 12), block(12, 16))
-
-    def forward(self, x: Tensor) -> Any:
-        return self.answers(self.one(self.c1(x)), self.two(self.c2(x)), self.last(self.c3(x)))
-
-
 def test_an_exit_waits_for_no_more_than_the_exits_before_it() -> None:
-    network = attach_exits(ThreeNetworks().eval(), images())
+    """In a cascade of whole networks, of which each reads the images."""
+    cascade = variant(
+        parts(c1=lambda: block(3, 8), c2=lambda: block(3, 12), c3=lambda: nn.Sequential(block(3, 12), block(12, 16))),
+        forward=lambda net, x: net.answers(net.one(net.c1(x)), net.two(net.c2(x)), net.last(net.c3(x))),
+    )
+    network = attach_exits(cascade().eval(), images())
     assert network.taps == ("model.c1", "model.c2") and len(network.fused_heads) == 2

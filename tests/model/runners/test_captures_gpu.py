@@ -12,11 +12,9 @@ from support.graph_runner_cases import (
     assert_same,
     clear_batches,
     exits_at,
-    hold_up,
     images,
     made,
     network,
-    spoil,
 )
 from torch import Tensor, nn
 
@@ -79,27 +77,6 @@ def test_a_layer_that_cannot_be_captured_is_named_and_nothing_else_suffers(way: 
 # Lives and deaths
 
 
-def test_two_runners_of_one_network_are_closed_in_either_order(way: str) -> None:
-    net = network()
-    (x,) = clear_batches(net, [5])
-    wanted, streams = net(x), [torch.cuda.Stream(), torch.cuda.Stream()]
-    torch.cuda.synchronize()
-    for order in ((0, 1), (1, 0)):
-        runners = [made(net, way), made(net, "overlapped", trunk="cudnn")]
-        results = []
-        for _ in range(20):
-            for stream, runner in zip(streams, runners, strict=True):
-                with torch.cuda.stream(stream):
-                    results.append(runner(x))
-        runners[order[0]].close()
-        spoil()
-        results += [runners[order[1]](x) for _ in range(3)]
-        runners[order[1]].close()
-        spoil()
-        for result in results:
-            assert_same(result, wanted, 1e-2)
-
-
 @pytest.mark.parametrize(
     ("ended", "trunk"), [("closed", "cudnn"), ("dropped", "as_is"), ("dropped", "cudnn"), ("closed by with", "as_is")]
 )
@@ -133,23 +110,6 @@ def test_the_end_of_a_runner_frees_its_memory(way: str, ended: str, trunk: str) 
                 runner(x)
             with pytest.raises(RuntimeError, match="this runner is closed"):
                 runner.refresh()
-
-
-def test_a_runner_dropped_while_a_request_is_under_way(way: str) -> None:
-    net = network()
-    (x,) = clear_batches(net, [8])
-    wanted = net(x)
-    torch.cuda.synchronize()
-    stream = torch.cuda.Stream()
-    for _ in range(5):
-        runner = made(net, way)
-        if way != "polled":
-            hold_up(stream)
-        with torch.cuda.stream(stream):
-            result = runner(x)
-        del runner
-        spoil()
-        assert_same(result, wanted)
 
 
 class Waiting:

@@ -9,7 +9,9 @@ from auxhead.model import EarlyExitNetwork, ExitResult, make_runner
 from auxhead.model.runners.compacting import CompactingRunner, choose_moves
 from auxhead.model.runners.graph_runner import GraphRunner
 from support.example_models import Skipping, SmallNet, plain_heads
+from support.exits_plan_cases import assert_same
 from support.graph_runner_cases import polls_of
+from support.spread_exits import images
 from torch import Tensor, nn
 
 pytestmark = pytest.mark.usefixtures("without_interpreter")  # what the eager runner answers with
@@ -61,10 +63,6 @@ def simulated() -> Iterator[None]:
         yield
 
 
-def images(samples: int) -> Tensor:
-    return torch.randn(samples, 3, 8, 8) * torch.rand(samples, 1, 1, 1) * 4
-
-
 def network_of(backbone: nn.Module, **head: object) -> EarlyExitNetwork:
     """At each exit about half of those leave that reach it."""
     net, x = EarlyExitNetwork(backbone, plain_heads(), 0.0).eval(), images(64)
@@ -82,14 +80,6 @@ def network_of(backbone: nn.Module, **head: object) -> EarlyExitNetwork:
 
 def compacting(net: EarlyExitNetwork, sizes: tuple[int, ...], **options: object) -> CompactingRunner:
     return make_runner(net, images(2), exits="polled", batch_sizes=sizes, compact=True, **options)
-
-
-def assert_same(found: ExitResult, wanted: ExitResult) -> None:
-    assert torch.equal(found.exit_index, wanted.exit_index) and torch.equal(found.label, wanted.label)
-    torch.testing.assert_close(found.confidence, wanted.confidence)
-    assert (found.probs is None) == (wanted.probs is None)
-    if wanted.probs is not None:
-        torch.testing.assert_close(found.probs, wanted.probs)
 
 
 @pytest.fixture(scope="module")

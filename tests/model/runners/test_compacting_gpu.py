@@ -1,6 +1,5 @@
 """compact=True on a GPU: answers equal the eager runner's, whatever batches samples go through."""
 
-import gc
 from collections.abc import Sequence
 from functools import partial
 
@@ -21,11 +20,8 @@ from support.graph_runner_cases import (
     near_a_decision,
     network,
     polls_of,
-    with_heads,
 )
 from support.one_by_one import one_by_one
-from support.requests_on_gpus import assert_back_to_back, assert_streams_may_alternate
-from torch import Tensor, nn
 
 pytestmark = [*needs_gpu, pytest.mark.usefixtures("repeatable")]
 
@@ -92,24 +88,6 @@ def test_every_move_from_every_size_at_every_stop(monkeypatch: pytest.MonkeyPatc
     assert {pair[1:] for pair in moved if pair[0] == 1} >= {(64, 32), (64, 8), (32, 8), (32, 1), (8, 1)}
 
 
-def test_different_requests_back_to_back() -> None:
-    """Nothing waits in between; earlier requests have moved elsewhere, and results stay what they were."""
-    net = network()
-    runner = compacting(net, trunk="cudnn")
-    trunk = make_trunk(net.backbone, net.taps, images(2), "cudnn")
-    eager = partial(one_by_one, net, trunk=trunk)
-    batches = clear_batches(net, [64, 5, 40, 1, 64, 32, 90, 8], trunk)
-    wanted = [eager(x) for x in batches]
-    assert_back_to_back(runner, batches, wanted)
-
-
-def test_callers_on_several_streams() -> None:
-    net = network()
-    runner, batches = compacting(net), clear_batches(net, [64, 5, 33, 8])
-    wanted = [net(x) for x in batches]
-    assert_streams_may_alternate(runner, batches, wanted)
-
-
 def test_all_leave_at_one_exit_and_work_is_skipped() -> None:
     net = network(backbone=CountingNet())
     runner = compacting(net)
@@ -124,29 +102,6 @@ def test_all_leave_at_one_exit_and_work_is_skipped() -> None:
                 assert net.backbone.runs.tolist() == [int(segment <= index) for segment in range(4)]
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
-@pytest.mark.parametrize("after", [0, 1])
-def test_a_request_that_is_broken_off_spoils_no_other(error: type, after: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    net = network()
-    runner, batches = compacting(net), clear_batches(net, [64, 40, 64, 8])
-    wanted, poll = [net(x) for x in batches], runner._poll
-    torch.cuda.synchronize()
-    for _ in range(4):
-        calls = iter(range(10))
-
-        def broken(*arguments: object, calls=calls) -> int:
-            if next(calls) == after:
-                raise error
-            return poll(*arguments)
-
-        monkeypatch.setattr(runner, "_poll", broken)
-        with pytest.raises(error):
-            runner(batches[0])
-        monkeypatch.setattr(runner, "_poll", poll)
-        for x, answer in zip(batches, wanted, strict=True):
-            assert_same(runner(x), answer)
-
-
 def test_a_network_that_uses_more_than_the_tap_is_not_compacted_there() -> None:
     net = network(backbone=Skipping())
     runner, batches = compacting(net), clear_batches(net, [64, 40, 64])
@@ -159,86 +114,6 @@ def test_a_network_that_uses_more_than_the_tap_is_not_compacted_there() -> None:
         assert_same(runner(x), net(x))
 
 
-class Tokens(nn.Module):
-    """Taps that return [N, T, D] and [N, D]."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.block0 = nn.Sequential(nn.Linear(3, 11), nn.GELU())
-        self.block1 = nn.Sequential(nn.Linear(11, 13), nn.GELU())
-        self.fc = nn.Linear(13, 5)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.fc(self.block1(self.block0(x.flatten(2).transpose(1, 2)[:, :7]).mean(1)))
-
-
-def test_tokens_and_vectors_with_odd_rows() -> None:
-    net = with_heads(Tokens(), ("block0", "block1"), images(64, torch.float32), torch.float16)
-    runner, x = compacting(net), images(200)
-    assert "Gathered after block0 into batches of 1, 8, 32. Gathered after block1 into batches of 1, 8, 32." in (
-        runner.describe()
-    )
-    near = near_a_decision(net, make_trunk(net.backbone, net.taps, x[:2]), x, 4e-3)
-    for n in (64, 50, 9, 130):
-        assert_same(runner(x[:n]), net(x[:n]), near=near[:n])
-
-
-def test_heads_without_probabilities() -> None:
-    net = network(return_probs=False)
-    runner, x = compacting(net), images(64)
-    found, wanted = runner(x), net(x)
-    assert found.probs is None
-    differs = (found.label != wanted.label) | (found.exit_index != wanted.exit_index)
-    assert differs.float().mean() <= 0.1 and torch.allclose(
-        found.confidence[~differs], wanted.confidence[~differs], atol=4e-3
-    )
-
-
-def test_no_call_of_cuda_waits() -> None:
-    net = network()
-    runner, batches = compacting(net), clear_batches(net, [64, 40, 1, 12])
-    wanted = [net(x) for x in batches]
-    for x in batches:
-        runner(x)
-    torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        found = [runner(x) for _ in range(3) for x in batches]
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-    for i, result in enumerate(found):
-        assert_same(result, wanted[i % 4])
-
-
 def test_a_steady_state_takes_no_memory_from_the_device() -> None:
     net = network()
     assert_takes_no_memory(compacting(net), [images(n) for n in (64, 40, 1, 12)])
-
-
-@pytest.mark.parametrize("ended", ["closed", "dropped"])
-def test_the_end_of_a_runner_frees_all_pools(ended: str) -> None:
-    net, x = network(), images(64)
-
-    def live() -> CompactingRunner | None:
-        runner = compacting(net, trunk="cudnn")
-        runner(x)
-        if ended == "closed":
-            runner.close()
-            return runner
-        return None
-
-    def held() -> tuple[int, int]:
-        torch.cuda.synchronize()
-        gc.collect()
-        torch.cuda.empty_cache()
-        return torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
-
-    first = live()  # what libraries allocate once and keep is theirs
-    before = held()
-    second = live()
-    now = held()
-    assert now[0] <= before[0] and now[1] <= before[1]
-    for runner in (first, second):
-        if runner is not None:
-            with pytest.raises(RuntimeError, match="this runner is closed"):
-                runner(x)

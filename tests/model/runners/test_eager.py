@@ -6,7 +6,7 @@ import threading
 
 import pytest
 import torch
-from auxhead.model import EagerRunner, EarlyExitNetwork, ExitResult, make_runner
+from auxhead.model import EarlyExitNetwork, ExitResult, make_runner
 from support.example_models import SmallNet, plain_heads
 from torch import Tensor
 
@@ -22,14 +22,6 @@ def images(samples: int) -> Tensor:
 
 def network(rules: object, **options: object) -> EarlyExitNetwork:
     return EarlyExitNetwork(SmallNet(), plain_heads(), rules, **options).eval()
-
-
-@pytest.mark.parametrize("stop", [False, True])
-def test_a_runner_and_the_network_give_the_same_answer(stop: bool) -> None:
-    net, x = network({"block0": 0.5, "block1": 0.4, "block2": 0.6}), images(9)
-    wanted = net(x)
-    for result in (EagerRunner(net)(x, stop=stop), net(x, stop=stop)):
-        assert all(torch.equal(a, b) for a, b in zip(wanted, result, strict=True))
 
 
 def test_heads_see_what_the_owners_hooks_make_of_a_layer() -> None:

@@ -174,19 +174,6 @@ def test_all_exits_are_one_launch_on_the_callers_stream(tmp_path: Path) -> None:
             assert not any(name.startswith("fused_head_kernel") for name, _ in kernels)
 
 
-def test_in_a_callers_capture_all_exits_are_one_launch_too(tmp_path: Path) -> None:
-    net, x = network(), images(8)
-    with torch.cuda.stream(torch.cuda.Stream()):
-        net(x)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        net(x)
-    names = [name for name, _ in kernels_by_stream(graph.replay, tmp_path)]
-    assert sum(name.startswith("exit_kernel") for name in names) == 1
-    assert not any(name.startswith("fused_head_kernel") for name in names)
-
-
 def test_graphs_of_one_network_run_at_the_same_time() -> None:
     net, batches = network(), [images(8) for _ in range(2)]
     wanted = [truth(net, x) for x in batches]
@@ -206,34 +193,6 @@ def test_graphs_of_one_network_run_at_the_same_time() -> None:
         net(batches[0])
     for found, right in zip(answers, wanted, strict=True):
         assert_same(found, right)
-
-
-def test_resnet18_as_people_run_it() -> None:
-    """fp16, channels_last, 224x224: against each head and the merge computed in float32 from the tapped features."""
-    net, x = network(224, 1000), images(5, 224)
-    features: list[Tensor] = []
-    handles = [net.backbone.get_submodule(t).register_forward_hook(lambda m, i, y: features.append(y)) for t in TAPS]
-    with torch.no_grad():
-        final = net.backbone(x).float()
-    for handle in handles:
-        handle.remove()
-    probs = [
-        torch.softmax(y.float().mean((2, 3)) @ head.linear.weight.float().T + head.linear.bias.float(), 1)
-        for y, head in zip(features, net.heads, strict=True)
-    ]
-    probs.append(torch.softmax(final, 1))
-    result = net(x)
-    for i in range(5):
-        for index, of_exit in enumerate(probs):
-            confidence = of_exit[i].max().item()
-            limit = net.heads[index].rule.threshold if index < len(TAPS) else -1.0
-            if abs(confidence - limit) < 1e-5:
-                break  # too close to call
-            if confidence > limit:
-                assert result.exit_index[i].item() == index
-                torch.testing.assert_close(result.probs[i], of_exit[i], atol=1e-4, rtol=1e-3)
-                assert of_exit[i, result.label[i]].item() > confidence - 1e-5
-                break
 
 
 def test_a_users_graph_replays_right() -> None:

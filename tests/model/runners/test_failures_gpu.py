@@ -11,7 +11,7 @@ import pytest
 import torch
 from auxhead.kernels import ExitLaunch
 from auxhead.kernels.cuda.runtime import capture_id
-from auxhead.kernels.repeat.exits import ExitsRepeat
+from auxhead.kernels.repeat import ExitsRepeat
 from auxhead.model import EarlyExitNetwork, FusedAuxHead, Runner, make_runner
 from auxhead.model.runners import captures
 from auxhead.model.runners.capture import CAPTURE_LOCK, Graph
@@ -19,7 +19,6 @@ from support.every_runner import EVERY as RUNNERS
 from support.example_models import Wide, needs_gpu
 from support.failing import Call, allocations, fails_at, out_of_memory_at, steps
 from support.graph_runner_cases import assert_identical, assert_same, clear_batches, images, network
-from support.interrupts import interrupted_at, lines_of
 from torch import Tensor, nn
 
 pytestmark = [*needs_gpu, pytest.mark.usefixtures("repeatable", "stops_at_every_tap", "every_move_pays")]
@@ -28,7 +27,6 @@ pytestmark = [*needs_gpu, pytest.mark.usefixtures("repeatable", "stops_at_every_
 MOST = 20
 GRAPHS = [name for name in RUNNERS if name != "eager"]
 LAUNCHERS = ((ExitLaunch, "__call__"), (ExitsRepeat, "launch"), (Graph, "launch"))
-FILES = ("model/runners", "model/listening/taps", "kernels/cuda/lifetimes.py")
 SENTINEL = 7.0
 
 
@@ -269,31 +267,3 @@ def test_a_hook_that_breaks_the_capture(name: str, breaks: Call) -> None:
     torch.cuda.synchronize()
     assert set(z.tolist()) == {0.0, 2.0}
     case.retry()
-
-
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # in a __del__
-@pytest.mark.parametrize("name", GRAPHS)
-def test_an_interrupt_in_a_constructor(name: str) -> None:
-    case = Case(name)
-    lines = lines_of(lambda: case.make().close(), *FILES)
-    for n in spread(len(lines)):
-        interrupted_at(lines[n], lambda: case.make().close(), *FILES)
-        with canaries():
-            case.check()
-    case.retry()
-
-
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-@pytest.mark.parametrize("name", RUNNERS)
-def test_an_interrupt_in_a_request(name: str) -> None:
-    case = Case(name)
-    with case.make() as runner:
-        runner(case.x)
-        lines = lines_of(lambda: runner(case.other), *FILES, "model/network/eager_pass.py")
-        for n in spread(len(lines)):
-            runner(case.x)
-            interrupted_at(lines[n], lambda: runner(case.other), *FILES, "model/network/eager_pass.py")
-            with canaries():
-                assert_same(runner(case.other), case.wanted_of_other)
-        case.check()
-        assert_same(runner(case.x), case.wanted)

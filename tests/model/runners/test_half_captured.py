@@ -55,13 +55,6 @@ def capture_some() -> None:
     nest_in_conditions(capture.graphs)
 
 
-def test_all_is_freed(faked: Callable[..., FakeRuntime], allocator: FakeAllocator) -> None:
-    runtime = faked()
-    capture_some()
-    assert runtime.calls and not (runtime.capturing or runtime.graphs or runtime.executables)
-    assert allocator.held and not any(allocator.held.values())
-
-
 def test_a_call_of_the_runtime_that_fails(faked: Callable[..., FakeRuntime], allocator: FakeAllocator) -> None:
     runtime, stream = faked(), stream_order.order.current
     capture_some()
@@ -201,22 +194,3 @@ def test_an_error_in_a_finalizer_is_nobodys(
     assert captures._left_behind == [mine]
     Captures(DEVICE, -1)
     assert done[-1] == "give back"
-
-
-def test_what_an_interrupt_keeps_from_being_freed_is_freed_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Left:
-        def __init__(self) -> None:
-            self.interrupts = [KeyboardInterrupt]
-
-        def free(self) -> None:
-            if self.interrupts:
-                raise self.interrupts.pop()
-
-    left = Left()
-    monkeypatch.setattr(captures, "_left_behind", [left])
-    monkeypatch.setattr(captures, "take_streams", lambda _device, _priority: None)
-    with pytest.raises(KeyboardInterrupt):
-        Captures(DEVICE, -1)
-    assert captures._left_behind == [left]
-    Captures(DEVICE, -1)
-    assert not captures._left_behind

@@ -72,34 +72,6 @@ def test_nothing_is_done_within_a_capture_of_the_caller(
     runner(X)
 
 
-def elsewhere(tensor: Tensor) -> None:
-    tensor.data = tensor.data.clone()
-
-
-def another(layer: nn.Module, name: str) -> None:
-    setattr(layer, name, nn.Parameter(getattr(layer, name).detach().clone()))
-
-
-CHANGES: dict[str, tuple[Callable[[nn.Sequential], None], str]] = {
-    "moved weight": (lambda net: elsewhere(net[2].weight), "2.weight"),
-    "other weight": (lambda net: another(net[2], "weight"), "2.weight"),
-    "moved buffer": (lambda net: elsewhere(net[1].running_var), "1.running_var"),
-    "other buffer": (lambda net: net[1].register_buffer("running_mean", torch.ones(8)), "1.running_mean"),
-}
-
-
-@pytest.mark.parametrize("change", CHANGES)
-def test_a_refresh_refuses_parameters_that_lie_elsewhere(
-    network: EarlyExitNetwork, simulation: None, change: str
-) -> None:
-    runner = make_runner(network, X, exits="overlapped", batch_sizes=(1,))
-    runner.refresh()
-    makes, name = CHANGES[change]
-    makes(network.backbone)
-    with pytest.raises(RuntimeError, match=f"^network: backbone.{name} was given other memory since the capture"):
-        runner.refresh()
-
-
 def test_a_closed_runner_keeps_no_memory_of_a_network_that_is_cast(network: EarlyExitNetwork, simulation: None) -> None:
     runner = make_runner(network, X, trunk="cudnn", exits="overlapped", batch_sizes=(1,))
     trunk = weakref.ref(runner.trunk.module)
@@ -109,36 +81,6 @@ def test_a_closed_runner_keeps_no_memory_of_a_network_that_is_cast(network: Earl
     gc.collect()
     assert trunk() is None
     assert [one() is None for one in before].count(False) == 1, "the count of batches alone is not cast"
-
-
-def of_head(change: Callable[[FusedAuxHead], None]) -> Callable[[EarlyExitNetwork], None]:
-    return lambda network: change(network.fused_heads[0])
-
-
-HEAD_CHANGES: dict[str, tuple[Callable[[EarlyExitNetwork], None], str]] = {
-    "rule": (of_head(lambda head: setattr(head, "rule", ExitRule(0.5))), "its rule was replaced"),
-    "threshold": (
-        of_head(lambda head: setattr(head.rule, "threshold_tensor", torch.ones(()))),
-        "its threshold_tensor was replaced",
-    ),
-    "linear": (of_head(lambda head: setattr(head, "linear", nn.Linear(8, 5))), "its linear was replaced"),
-    "weight": (of_head(lambda head: another(head.linear, "weight")), "its weight was replaced"),
-    "bias": (of_head(lambda head: another(head.linear, "bias")), "its bias was replaced"),
-    "no bias": (of_head(lambda head: setattr(head.linear, "bias", None)), "its bias was replaced"),
-    "moved weight": (of_head(lambda head: elsewhere(head.linear.weight)), "its weight was given other memory"),
-    "moved bias": (of_head(lambda head: elsewhere(head.linear.bias)), "its bias was given other memory"),
-}
-
-
-@pytest.mark.parametrize("change", HEAD_CHANGES)
-def test_what_a_graph_no_longer_reads_of_a_head_is_named(
-    network: EarlyExitNetwork, simulation: None, change: str
-) -> None:
-    runner = make_runner(network, X, exits="overlapped", batch_sizes=(1,))
-    makes, says = HEAD_CHANGES[change]
-    makes(network)
-    with pytest.raises(RuntimeError, match=rf"^heads\['1'\]: {says}"):
-        runner(X)
 
 
 class Shifting(nn.Module):
@@ -277,3 +219,41 @@ def test_a_flag_that_an_interrupt_has_left_refuses_nobody(network: EarlyExitNetw
     runner = make_runner(network, X, exits="overlapped", batch_sizes=(1,))
     runner._under_way = True
     runner(X)
+
+
+def test_another_thread_is_refused_while_a_request_is_under_way(network: EarlyExitNetwork, simulation: None) -> None:
+    runner, other = make_runner(network, X, exits="overlapped", batch_sizes=(1,)), ThreadPoolExecutor(1)
+    ((_, captured),) = runner._captured.items()
+    launch = captured.graphs[0].launch
+
+    def meanwhile(stream: object) -> None:
+        for call in (lambda: runner(X), runner.refresh):
+            with pytest.raises(RuntimeError, match="in another thread's call"):
+                other.submit(call).result()
+        launch(stream)
+
+    captured.graphs[0].launch = meanwhile
+    runner(X)
+    captured.graphs[0].launch = launch
+    assert other.submit(runner, X).result().label.shape == (1,), "and not any more"
+
+
+@pytest.mark.parametrize(
+    ("x", "error", "message"),
+    [
+        ([1.0], TypeError, "x: got list, wants a torch.Tensor"),
+        (X.double(), TypeError, "x: got torch.float64, wants torch.float32"),
+        (X[:, :3], ValueError, r"x: got shape \[1, 3\], wants \[N, 4\]"),
+        (X[0, 0], ValueError, r"wants \[N, 4\]"),
+        (X[:0], ValueError, "N >= 1"),
+        (X.to("meta"), ValueError, "x: got device meta, wants cpu or"),
+    ],
+    ids=["no tensor", "dtype", "shape", "a number", "empty", "device"],
+)
+def test_bad_requests_launch_nothing(
+    network: EarlyExitNetwork, simulation: None, x: object, error: type[Exception], message: str
+) -> None:
+    runner = make_runner(network, X, exits="overlapped", batch_sizes=(1,))
+    runner._captured[1].graphs[0].launch = lambda _stream: pytest.fail("something was launched")
+    with pytest.raises(error, match=message):
+        runner(x)

@@ -6,10 +6,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 from auxhead.model import ExitResult, make_runner, make_trunk
-from auxhead.model.runners.graph_runner import GraphRunner
 from support.example_models import needs_gpu
 from support.graph_runner_cases import (
-    CountingNet,
     assert_identical,
     assert_same,
     assert_takes_no_memory,
@@ -110,59 +108,7 @@ def test_inputs_from_anywhere_and_of_any_layout(way: str) -> None:
     assert_identical(runner(one), runner(one.contiguous()))
 
 
-BAD_INPUTS = {
-    "no tensor": (lambda x: [1.0], TypeError, "x: got list, wants a torch.Tensor"),
-    "dtype": (lambda x: x.float(), TypeError, "x: got torch.float32, wants torch.float16"),
-    "shape": (lambda x: x[..., :31], ValueError, r"x: got shape \[5, 3, 32, 31\], wants \[N, 3, 32, 32\]"),
-    "a sample": (lambda x: x[0], ValueError, r"wants \[N, 3, 32, 32\]"),
-    "a number": (lambda x: x[0, 0, 0, 0], ValueError, r"wants \[N, 3, 32, 32\]"),
-    "empty": (lambda x: x[:0], ValueError, "N >= 1"),
-    "device": (lambda x: x.to("meta"), ValueError, "x: got device meta, wants cuda:"),
-}
-
-
-def test_errors_launch_nothing() -> None:
-    net = network(backbone=CountingNet())
-    runner, (x,) = made(net, "polled"), clear_batches(net, [5])
-    wanted = runner(x)
-    torch.cuda.synchronize()
-    for spoilt, error, message in BAD_INPUTS.values():
-        bad = spoilt(x)
-        net.backbone.runs.zero_()
-        with pytest.raises(error, match=message):
-            runner(bad)
-        torch.cuda.synchronize()
-        assert net.backbone.runs.sum() == 0
-        assert_identical(runner(x), wanted)
-
-
-def test_arguments_that_do_not_fit() -> None:
-    net = network()
-    net.backbone.block1.train()
-    with pytest.raises(ValueError, match=r"network: its backbone.block1 is in training mode, wants network.eval\(\)"):
-        made(net, "polled")
-    net.eval().cpu()
-    with pytest.raises(ValueError, match="network: block0.0.weight is on cpu, wants cuda"):
-        made(net, "polled")
-
-
 # Modes around a call
-
-
-def test_inference_mode_and_gradients_around_capture_and_call() -> None:
-    net = network()
-    (x,) = clear_batches(net, [5])
-    wanted = net(x)
-    with torch.inference_mode():
-        inside = made(net, "polled")
-        assert_same(inside(x), wanted)
-    with torch.enable_grad():
-        outside = made(net, "polled")
-        assert_same(inside(x), wanted)
-        assert_same(outside(x), wanted)
-    with torch.inference_mode():
-        net.heads[0].rule.threshold = 0.0
-        assert outside(x).exit_index.eq(0).all() and inside(x).exit_index.eq(0).all()
 
 
 def test_autocast_is_refused_at_capture_and_changes_no_call() -> None:
@@ -176,80 +122,7 @@ def test_autocast_is_refused_at_capture_and_changes_no_call() -> None:
     assert_identical(runner(x), wanted)
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float16], ids=str)
-def test_default_dtype_and_device_do_not_matter(dtype: torch.dtype) -> None:
-    net = network()
-    (x,) = clear_batches(net, [5])
-    wanted, default = net(x), torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        with torch.device("cuda"):
-            found = made(net, "polled", example=x)(x)
-    finally:
-        torch.set_default_dtype(default)
-    assert found.confidence.dtype == found.probs.dtype == torch.float32
-    assert_same(found, wanted)
-
-
-def test_a_capture_of_the_caller_is_refused_and_goes_on() -> None:
-    net = network()
-    runner, (x,) = made(net, "polled"), clear_batches(net, [5])
-    wanted, number = runner(x), torch.zeros(1, device="cuda")
-    example = images(2)
-    graph = torch.cuda.CUDAGraph()
-    torch.cuda.synchronize()
-    with torch.cuda.graph(graph):
-        with pytest.raises(RuntimeError, match="the current stream is being captured"):
-            runner(x)
-        with pytest.raises(RuntimeError, match="the current stream is being captured"):
-            made(net, "polled", example=example)
-        number += 1
-    graph.replay()
-    torch.cuda.synchronize()
-    assert number.item() == 1
-    assert_identical(runner(x), wanted)
-
-
 # Threads
-
-
-def test_a_second_thread_is_refused_and_the_lock_is_free_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
-    net = network()
-    runner, (x,) = made(net, "polled"), clear_batches(net, [5])
-    wanted = runner(x)
-    inside, go_on, answer = threading.Event(), threading.Event(), type(runner)._answer
-    found: list[object] = []
-
-    def slowly(self: GraphRunner, *arguments: object) -> ExitResult:
-        inside.set()
-        assert go_on.wait(timeout=60)
-        return answer(self, *arguments)
-
-    def call() -> None:
-        try:
-            found.append(runner(x))
-        except BaseException as error:
-            found.append(error)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(type(runner), "_answer", slowly)
-        thread = threading.Thread(target=call)
-        thread.start()
-        assert inside.wait(timeout=60)
-        with pytest.raises(RuntimeError, match="in another thread's call"):
-            runner(x)
-        with pytest.raises(RuntimeError, match="in another thread's call"):
-            runner.refresh()
-        go_on.set()
-        thread.join()
-    assert isinstance(found[0], ExitResult), found
-    assert_identical(found[0], wanted)
-    with pytest.raises(ValueError, match="x: got shape"):
-        runner(x[:, :1])
-    thread = threading.Thread(target=call)
-    thread.start()
-    thread.join()
-    assert_identical(found[1], wanted)
 
 
 def test_runners_in_two_threads_at_once(way: str) -> None:

@@ -18,6 +18,7 @@ from support import stream_order
 from support.example_models import SmallNet, plain_heads
 from support.simulated_cuda import simulated_cuda
 from support.stream_order import OfOthers, Stream
+from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="simulates CUDA, which is here")
@@ -43,10 +44,15 @@ def simulation() -> Iterator[None]:
         yield
 
 
+def small(threshold: float = 1.0, samples: int = 2, side: int = 4) -> tuple[EarlyExitNetwork, Tensor]:
+    """A network whose heads have a threshold, and a batch."""
+    torch.manual_seed(0)
+    return EarlyExitNetwork(SmallNet(), plain_heads(), threshold).eval(), torch.randn(samples, 3, side, side)
+
+
 @pytest.mark.parametrize("way", WAYS)
 def test_runners_have_no_races(way: str, simulation: None) -> None:
-    torch.manual_seed(0)
-    network = EarlyExitNetwork(SmallNet(), plain_heads(), 0.5).eval()
+    network, _ = small(0.5)
     runner = make_runner(network, torch.randn(4, 3, 8, 8), batch_sizes=(1, 4), trunk="cudnn", **WAYS[way])
     streams = [Stream(), Stream()]
     thresholds = (0.0, 1.0)  # all leave at the first head, or none at any
@@ -72,8 +78,7 @@ def test_runners_have_no_races(way: str, simulation: None) -> None:
 @pytest.mark.parametrize("way", WAYS)
 def test_requests_come_on_another_stream_than_the_constructor_and_on_that_again(way: str, simulation: None) -> None:
     """No rule is assigned, which would order streams, too."""
-    torch.manual_seed(0)
-    network = EarlyExitNetwork(SmallNet(), plain_heads(), 0.5).eval()
+    network, _ = small(0.5)
     runner = make_runner(network, torch.randn(4, 3, 8, 8), batch_sizes=(4,), **WAYS[way])
     with stream_order.current(Stream()):
         runner(torch.randn(4, 3, 8, 8))
@@ -85,9 +90,7 @@ def test_requests_come_on_another_stream_than_the_constructor_and_on_that_again(
 def test_a_request_that_is_interrupted_while_it_polls(
     way: str, simulation: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    torch.manual_seed(0)
-    network = EarlyExitNetwork(SmallNet(), plain_heads(), 1.0).eval()
-    x = torch.randn(4, 3, 8, 8)
+    network, x = small(1.0, 4, 8)
     runner = make_runner(network, x, batch_sizes=(1, 4), **WAYS[way])
     with stream_order.current(Stream()):
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
@@ -106,9 +109,7 @@ def interrupted(*_: object) -> int:
 @pytest.mark.parametrize("way", ["overlapped", "polled"])
 @pytest.mark.parametrize("then", ["close", "ask", "assign"])
 def test_a_request_that_is_interrupted_as_its_end_is_recorded(way: str, then: str, simulation: None) -> None:
-    torch.manual_seed(0)
-    network = EarlyExitNetwork(SmallNet(), plain_heads(), 1.0).eval()
-    x = torch.randn(2, 3, 4, 4)
+    network, x = small()
     runner = make_runner(network, x, batch_sizes=(2,), **WAYS[way])
     was_interrupted = False
     with stream_order.current(Stream()), pytest.MonkeyPatch.context() as patch:
@@ -129,9 +130,7 @@ def test_a_request_that_is_interrupted_as_its_end_is_recorded(way: str, then: st
 
 
 def test_a_stream_is_destroyed_once_it_has_asked(simulation: None) -> None:
-    torch.manual_seed(0)
-    network = EarlyExitNetwork(SmallNet(), plain_heads(), 1.0).eval()
-    x = torch.randn(2, 3, 4, 4)
+    network, x = small()
     runner = make_runner(network, x, batch_sizes=(2,), exits="overlapped")
     for _ in range(2):
         stream = OfOthers()
@@ -144,9 +143,7 @@ def test_a_stream_is_destroyed_once_it_has_asked(simulation: None) -> None:
 
 @pytest.mark.parametrize("other", [Stream, OfOthers], ids=["of PyTorch", "of others"])
 def test_an_eager_runners_trunk_is_refreshed_on_another_stream(other: Callable[[], Stream], simulation: None) -> None:
-    torch.manual_seed(0)
-    network = EarlyExitNetwork(SmallNet(), plain_heads(), 1.0).eval()
-    x = torch.randn(2, 3, 4, 4)
+    network, x = small()
     runner = make_runner(network, x, exits="eager", trunk="cudnn")
     for _ in range(2):
         with stream_order.current(other()):
@@ -159,11 +156,10 @@ def test_an_eager_runners_trunk_is_refreshed_on_another_stream(other: Callable[[
 
 @pytest.mark.parametrize("way", WAYS)
 def test_a_runner_is_made_just_after_its_rules_were_assigned(way: str, simulation: None) -> None:
-    torch.manual_seed(0)
-    network = EarlyExitNetwork(SmallNet(), plain_heads(), 1.0).eval()
+    network, x = small()
     with stream_order.current(Stream()):
         network.set_rules(0.5)
-    make_runner(network, torch.randn(2, 3, 4, 4), batch_sizes=(2,), **WAYS[way]).close()
+    make_runner(network, x, batch_sizes=(2,), **WAYS[way]).close()
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -171,8 +167,8 @@ def test_a_rule_is_assigned_while_another_thread_makes_a_runner(
     way: str, simulation: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A wait of the streams that capture would break the capture."""
-    torch.manual_seed(0)
-    network = EarlyExitNetwork(SmallNet(), plain_heads(), 0.5, example_input=torch.randn(2, 3, 4, 4)).eval()
+    network, x = small(0.5)
+    network.check_taps(x)
     wait_event, waited, other = Stream.wait_event, set(), Stream()
 
     def wait(stream: Stream, event: stream_order.Event) -> None:
@@ -185,7 +181,7 @@ def test_a_rule_is_assigned_while_another_thread_makes_a_runner(
             network.set_rules(0.5)
 
     network.backbone.fc.register_forward_pre_hook(assign)
-    runner = make_runner(network, torch.randn(2, 3, 4, 4), batch_sizes=(1, 2), **WAYS[way])
+    runner = make_runner(network, x, batch_sizes=(1, 2), **WAYS[way])
     assert isinstance(runner, GraphRunner) and other in waited
     assert not waited & {runner._captures.streams.trunk, runner._captures.streams.side}
 
@@ -194,9 +190,7 @@ def test_a_rule_is_assigned_while_another_thread_makes_a_runner(
 def test_a_trunk_is_refreshed_while_a_graph_is_under_way_that_a_request_did_not_need(
     way: str, simulation: None
 ) -> None:
-    torch.manual_seed(0)
-    network = EarlyExitNetwork(SmallNet(), plain_heads(), 0.0).eval()
-    x = torch.randn(2, 3, 4, 4)
+    network, x = small(0.0)
     runner = make_runner(network, x, batch_sizes=(2,), trunk="cudnn", **WAYS[way])
     assert isinstance(runner, PolledRunner)
     other = OverlappedRunner(network, x, batch_sizes=(2,), trunk=runner.trunk)
@@ -209,9 +203,7 @@ def test_a_trunk_is_refreshed_while_a_graph_is_under_way_that_a_request_did_not_
 
 
 def test_memory_of_a_trunk_that_goes_comes_to_others_once_it_is_not_in_use(simulation: None) -> None:
-    torch.manual_seed(0)
-    network = EarlyExitNetwork(SmallNet(), plain_heads(), 1.0).eval()
-    x = torch.randn(2, 3, 4, 4)
+    network, x = small()
     for use in (lambda runner: runner.refresh(), lambda runner: runner(x)):
         runner = make_runner(network, x, exits="eager", trunk="cudnn")
         with stream_order.current(Stream()):
@@ -232,9 +224,7 @@ def test_memory_of_rules_that_go_comes_to_others_once_it_is_not_in_use(simulatio
 
 
 def test_runners_that_share_a_trunk_are_refreshed_by_each_other(simulation: None) -> None:
-    torch.manual_seed(0)
-    network = EarlyExitNetwork(SmallNet(), plain_heads(), 1.0).eval()
-    x = torch.randn(2, 3, 4, 4)
+    network, x = small()
     runner = make_runner(network, x, batch_sizes=(2,), trunk="cudnn", exits="overlapped")
     assert isinstance(runner, OverlappedRunner)
     other = PolledRunner(network, x, batch_sizes=(2,), trunk=runner.trunk)
@@ -246,9 +236,7 @@ def test_runners_that_share_a_trunk_are_refreshed_by_each_other(simulation: None
 
 
 def test_a_refresh_that_writes_nothing_comes_after_the_last_request_too(simulation: None) -> None:
-    torch.manual_seed(0)
-    network = EarlyExitNetwork(SmallNet(), plain_heads(), 1.0).eval()
-    x = torch.randn(2, 3, 4, 4)
+    network, x = small()
     runner = make_runner(network, x, batch_sizes=(2,), exits="overlapped")
     for call in (lambda: runner(x), runner.refresh, lambda: runner(x)):
         with stream_order.current(Stream()):
@@ -256,9 +244,8 @@ def test_a_refresh_that_writes_nothing_comes_after_the_last_request_too(simulati
 
 
 def test_a_runner_closed_after_a_refresh(simulation: None) -> None:
-    torch.manual_seed(0)
-    network = EarlyExitNetwork(SmallNet(), plain_heads(), 1.0).eval()
-    runner = make_runner(network, torch.randn(2, 3, 4, 4), batch_sizes=(2,), trunk="cudnn", exits="overlapped")
+    network, x = small()
+    runner = make_runner(network, x, batch_sizes=(2,), trunk="cudnn", exits="overlapped")
     with stream_order.current(Stream()):
         runner.refresh()
     runner.close()
@@ -270,9 +257,7 @@ def test_a_runner_closed_after_a_refresh(simulation: None) -> None:
 def test_a_rule_is_assigned_while_another_thread_reads_it_for_the_first_time(
     simulation: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    torch.manual_seed(0)
-    network = EarlyExitNetwork(SmallNet(), plain_heads(), 1.0).eval()
-    x = torch.randn(2, 3, 4, 4)
+    network, x = small()
     runner, rule = make_runner(network, x, batch_sizes=(2,), exits="overlapped"), network.fused_heads[0].rule
     rule.threshold = 0.5
 

@@ -49,37 +49,6 @@ def test_every_batch_size_answers_as_eager(way: str, trunk: str, dtype: torch.dt
     runner.close()
 
 
-@pytest.mark.parametrize("trunk", ["as_is", "cudnn"])
-def test_all_leave_where_they_should_and_rules_change_without_a_recapture(way: str, trunk: str) -> None:
-    net = network()
-    runner = made(net, way, trunk=trunk)
-    eager = make_runner(net, images(2), exits="eager", trunk=trunk)
-    eager_trunk = make_trunk(net.backbone, net.taps, images(2), trunk)
-    for index in (0, 3, 1, 2, 3, 0):
-        for samples in (8, 1, 5, 17):
-            x = images(samples)
-            with exits_at(net, index):
-                found, wanted = runner(x), eager(x)
-                near = near_a_decision(net, eager_trunk, x, TOLERANCE[torch.float16])
-            assert found.exit_index.eq(index).all() and found.label.dtype == torch.int64
-            assert_same(found, wanted, near=near)
-    runner.close()
-
-
-def test_temperature_and_enabled_are_followed(way: str) -> None:
-    net = network()
-    runner, (x,) = made(net, way), clear_batches(net, [8])
-    with exits_at(net, 0):
-        sharp = runner(x).confidence
-        net.heads[0].rule.temperature = 8.0
-        flat = runner(x)
-        assert (flat.confidence < sharp).all() and flat.exit_index.eq(0).all()
-        net.heads[0].rule.enabled = False
-        assert runner(x).exit_index.eq(3).all()
-        net.heads[0].rule.enabled = True
-        assert_identical(runner(x), flat)
-
-
 MODELS = {
     "resnet18": ("layer1", "layer2.0", "layer3"),
     "mobilenet_v3_small": ("features.3", "features.8"),
@@ -150,17 +119,6 @@ def test_vectors_tokens_and_any_number_of_classes(way: str, classes: int) -> Non
                 assert_same(runner(x[:samples]), wanted, 1e-3, near)
 
 
-def test_heads_without_probabilities(way: str) -> None:
-    net = network(return_probs=False)
-    runner = made(net, way)
-    for samples in (3, 11):
-        x = images(samples)
-        found = runner(x)
-        assert found.probs is None and found.label.shape == (samples,)
-        with exits_at(net, 1):
-            assert torch.allclose(runner(x).confidence, net(x).confidence, atol=4e-3)
-
-
 # What skips work, and what does not
 
 
@@ -220,14 +178,6 @@ def test_weights_changed_in_place_are_seen(way: str, trunk: str) -> None:
             found, wanted = runner(x), make_runner(net, images(2), exits="eager", trunk=trunk)(x)
         assert (found.probs - before.probs).abs().max() > 0.01, "the change does not show"
         assert ((found.probs - wanted.probs).abs() <= 0.02).all()
-
-
-def test_a_network_cast_after_the_capture_is_noticed() -> None:
-    net = network()
-    runner = made(net, "polled")
-    net.float()
-    with pytest.raises(RuntimeError, match=r"heads\['block0'\]: its .* since the runner was made"):
-        runner(images(3))
 
 
 def test_graphs_never_read_memory_that_was_given_back(way: str) -> None:

@@ -1,6 +1,5 @@
 """Answers of graph runners, with streams and graphs simulated and kernels interpreted; see test_runners_gpu.py."""
 
-import copy
 import math
 import signal
 import weakref
@@ -8,18 +7,17 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-import torch.nn.utils.parametrizations
-import torch.nn.utils.prune
 from auxhead.kernels import runs_triton
-from auxhead.model import CompactingRunner, EarlyExitNetwork, ExitResult, ExitRule, PolledRunner, make_runner
+from auxhead.model import CompactingRunner, EarlyExitNetwork, PolledRunner, make_runner
 from auxhead.model.auto.candidates import SharedTrunks
 from auxhead.model.auto.pass_times import Deadline, PassTimes
 from auxhead.model.auto.planner import Planner
 from auxhead.model.runners.table import RUNNERS
-from support.example_models import SmallNet, plain_heads
-from support.head_plan_cases import Tripled
+from support.example_models import SmallNet
+from support.exits_plan_cases import assert_same
 from support.simulated_cuda import simulated_cuda
-from torch import Tensor
+from support.spread_exits import images
+from support.spread_exits import network as network_of
 
 pytestmark = [
     pytest.mark.skipif(not runs_triton(torch.empty(0)), reason="kernels are not interpreted here"),
@@ -32,182 +30,9 @@ def way(request):
     return {"exits": request.param}
 
 
-def images(samples: int) -> Tensor:
-    return torch.randn(samples, 3, 8, 8) * torch.rand(samples, 1, 1, 1) * 4
-
-
 @pytest.fixture
 def network() -> EarlyExitNetwork:
-    """Thresholds at the medians, so that every exit answers for some."""
-    net, x = EarlyExitNetwork(SmallNet(), plain_heads(), 0.0).eval(), images(32)
-    with torch.no_grad():
-        for head, logits in zip(net.heads, net.logits(x), strict=False):
-            head.rule.threshold = torch.softmax(logits, 1).amax(1).median().item()
-    return net
-
-
-def assert_same(found: ExitResult, wanted: ExitResult) -> None:
-    assert torch.equal(found.exit_index, wanted.exit_index) and torch.equal(found.label, wanted.label)
-    torch.testing.assert_close(found.confidence, wanted.confidence)
-    torch.testing.assert_close(found.probs, wanted.probs)
-
-
-@pytest.mark.parametrize("trunk", ["as_is", "cudnn"])
-def test_exact_padded_and_split_batches_answer_as_eager(network, way, trunk):
-    eager = make_runner(network, images(2), exits="eager", trunk=trunk)
-    with simulated_cuda():
-        runner = make_runner(network, images(3), batch_sizes=(4, 2), trunk=trunk, **way)
-        batches = [images(samples) for samples in (4, 1, 3, 2, 7)]
-        results = [runner(x) for x in batches]  # kept: no result is a view of what the next request writes
-    exits = set()
-    for x, found in zip(batches, results, strict=True):
-        wanted = eager(x)
-        assert_same(found, wanted)
-        exits.update(wanted.exit_index.tolist())
-    assert len(exits) > 2
-
-
-def test_rules_and_parameters_are_followed(network, way):
-    x = images(3)
-    with simulated_cuda():
-        runner = make_runner(network, x, batch_sizes=(4,), trunk="cudnn", **way)
-        for index in (0, 2, 3):
-            network.set_rules({tap: 0.0 if i == index else 1.0 for i, tap in enumerate(network.taps)})
-            assert runner(x).exit_index.eq(index).all()
-        with torch.no_grad():
-            network.heads[1].linear.weight.mul_(-1.0)
-            network.backbone.block0[0].weight.mul_(0.5)
-        network.set_rules(0.5)
-        runner.refresh()
-        found = runner(x)
-    assert_same(found, make_runner(network, x, exits="eager", trunk="cudnn")(x))
-
-
-@pytest.mark.parametrize("name", ["rule", "linear"])
-def test_a_head_given_another_object_is_refused_until_it_has_its_own_again(network, name):
-    x = images(2)
-    with simulated_cuda():
-        runner = make_runner(network, x, batch_sizes=(2,), exits="overlapped")
-        wanted = runner(x)
-        head = network.heads[1]
-        own = getattr(head, name)
-        setattr(head, name, copy.deepcopy(own))
-        with pytest.raises(RuntimeError, match=rf"heads\['block1'\]: its {name} was replaced by another object"):
-            runner(x)
-        setattr(head, name, own)
-        assert_same(runner(x), wanted)
-
-
-def other_memory(tensor: Tensor) -> None:
-    tensor.data = tensor.data.clone()
-
-
-CHANGES = {
-    "a criterion": (
-        lambda net: net.heads[1].rule.assign(ExitRule(0.5, criterion="margin")),
-        r"heads\['block1'\]: its criterion was changed since the runner was made",
-    ),
-    "heads": (
-        lambda net: setattr(net, "heads", copy.deepcopy(net.heads)),
-        r"network: its heads were replaced by other objects",
-    ),
-    "the backbone": (
-        lambda net: setattr(net, "backbone", copy.deepcopy(net.backbone)),
-        "network: its backbone was replaced by another object since the runner was made",
-    ),
-    "a head": (lambda net: net.heads.__setitem__(1, copy.deepcopy(net.heads[1])), r"heads\['block1'\] was replaced by"),
-    "a temperature": (
-        lambda net: setattr(net.heads[1].rule, "temperature_tensor", torch.full((), 9.0)),
-        r"heads\['block1'\]: its temperature_tensor was replaced by",
-    ),
-    "memory of a temperature": (
-        lambda net: other_memory(net.heads[1].rule.temperature_tensor),
-        r"heads\['block1'\]: its temperature was given other memory",
-    ),
-    "memory of a threshold": (
-        lambda net: other_memory(net.heads[1].rule.threshold_tensor),
-        r"heads\['block1'\]: its threshold was given other memory",
-    ),
-    "memory of a bias": (
-        lambda net: other_memory(net.heads[1].linear.bias),
-        r"heads\['block1'\]: its bias was given other memory",
-    ),
-    "hooks": (
-        lambda net: net.heads[1].linear.register_forward_hook(lambda *said: 3 * said[-1]),
-        r"heads\['block1'\]: its linear was given other hooks since the runner was made",
-    ),
-    "hooks of a head": (
-        lambda net: net.heads[1].register_forward_pre_hook(lambda *said: None),
-        r"heads\['block1'\] was given other hooks",
-    ),
-    "a forward": (
-        lambda net: setattr(net.heads[1].linear, "forward", torch.sign),
-        r"heads\['block1'\]: its linear was given another forward",
-    ),
-    "logits of a head": (
-        lambda net: setattr(net.heads[1], "logits", torch.sign),
-        r"heads\['block1'\] was given another logits",
-    ),
-    "a class": (
-        lambda net: setattr(net.heads[1].linear, "__class__", Tripled),
-        r"heads\['block1'\]: its linear was given another class",
-    ),
-    "a pruned layer, which has no such parameter": (
-        lambda net: torch.nn.utils.prune.identity(net.heads[1].linear, "weight"),
-        r"heads\['block1'\]: its weight was replaced by another object",
-    ),
-    "a pool": (lambda net: setattr(net.heads[1], "pool", "max"), r"heads\['block1'\]: its pool was changed"),
-    "the classifier": (
-        lambda net: setattr(net.backbone, "fc", torch.nn.Sequential(net.backbone.fc)),
-        r"the backbone's 'fc' was replaced by another object",
-    ),
-    "hooks of the classifier": (
-        lambda net: net.backbone.fc.register_forward_hook(lambda *said: 3 * said[-1]),
-        r"the backbone's 'fc' was given other hooks",
-    ),
-}
-
-
-@pytest.mark.parametrize("change", CHANGES)
-def test_what_a_graph_no_longer_reads_is_named(network, change):
-    """It would answer as it was captured, and nobody would know. One way stands for all, which share this check."""
-    x = images(2)
-    act, message = CHANGES[change]
-    with simulated_cuda():
-        runner = make_runner(network, x, batch_sizes=(2,), exits="overlapped")
-        runner(x)
-        act(network)
-        with pytest.raises(RuntimeError, match=message):
-            runner(x)
-
-
-def test_what_was_set_to_what_it_was_is_no_change(network):
-    x = images(2)
-    with simulated_cuda():
-        runner = make_runner(network, x, batch_sizes=(2,), exits="overlapped")
-        wanted = runner(x)
-        for head in network.heads:
-            head.pool_size, head.pool = tuple([*head.pool_size]), "".join([*head.pool])  # other objects
-        assert_same(runner(x), wanted)
-
-
-def test_a_head_whose_parameters_are_made_anew_is_refused_at_once(network):
-    """Whoever makes the runner is told, not the first request, and not that something has changed."""
-    torch.nn.utils.parametrizations.weight_norm(network.heads[1].linear)
-    network.eval()
-    with (
-        simulated_cuda(),
-        pytest.raises(ValueError, match=r"heads\['block1'\]: linear is a ParametrizedLinear, which a graph .*eager"),
-    ):
-        make_runner(network, images(2), batch_sizes=(2,), exits="overlapped")
-
-
-@pytest.mark.parametrize("of", ["its layer", "itself"])
-def test_a_head_with_hooks_is_refused_at_once(network, of):
-    part = network.heads[1] if of == "itself" else network.heads[1].linear
-    part.register_forward_hook(lambda *said: None)
-    with simulated_cuda(), pytest.raises(ValueError, match=r"heads\['block1'\]: .*carries hooks, which a graph would"):
-        make_runner(network, images(2), batch_sizes=(2,), exits="overlapped")
+    return network_of()
 
 
 def test_a_runner_says_what_it_captured(network, way):
@@ -259,7 +84,7 @@ def test_the_planner_can_make_every_candidate_and_each_answers_as_the_plain_grap
     monkeypatch.setattr("auxhead.model.auto.planner.measure", measure)
     x = images(2)
     with simulated_cuda():
-        planner = Planner(network, x, SharedTrunks(network, x, trunk, {}), Deadline("quick", 600.0, math.inf))
+        planner = Planner(network, x, 2, SharedTrunks(network, x, trunk, {}), Deadline("quick", 600.0, math.inf))
         plan, runner = planner.plan([x], network(x).exit_index[None], smaller=(1,), parts=1)
         found = runner(x)
     names = [
@@ -339,15 +164,6 @@ def test_an_interrupt_leaves_a_runner_that_answers(network):
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)  # after another error
         signal.signal(signal.SIGALRM, before)
-
-
-@pytest.mark.parametrize("name", ["weight", "bias"])
-def test_a_head_whose_parameters_are_lazily_negated_is_refused(network, name):
-    """A kernel in a graph reads the memory as it is."""
-    linear = network.heads[1].linear
-    setattr(linear, name, torch.nn.Parameter(torch._neg_view(-getattr(linear, name).detach())))
-    with simulated_cuda(), pytest.raises(ValueError, match=rf"heads\['block1'\]: linear.{name}: got a lazily negated"):
-        make_runner(network, images(2), exits="overlapped", batch_sizes=(1,))
 
 
 @pytest.mark.parametrize("name", ["weight", "bias"])

@@ -7,34 +7,10 @@ from auxhead.model import EarlyExitNetwork, FusedAuxHead, make_runner
 from cuda.bindings import runtime
 from support.example_models import SmallNet, needs_gpu
 from support.graph_runner_cases import assert_same, clear_batches, exits_at, hold_up, images, made, network
-from torch import Tensor, nn
+from torch import Tensor
 from torch.testing._internal.two_tensor import TwoTensor
 
 pytestmark = [*needs_gpu, pytest.mark.usefixtures("repeatable", "stops_at_every_tap")]
-
-
-def negated(x: Tensor) -> Tensor:
-    """The same numbers, in a view whose memory holds them with the other sign."""
-    view = torch.complex(torch.zeros_like(x), -x).conj().imag
-    assert view.is_neg()
-    return view
-
-
-class Negating(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return negated(x.float())
-
-
-class NegatingNet(SmallNet):
-    def __init__(self) -> None:
-        super().__init__()
-        for tap in SmallNet.taps:
-            self.get_submodule(tap).append(Negating())
-
-
-class NegatedLogits(SmallNet):
-    def forward(self, x: Tensor) -> Tensor:
-        return negated(super().forward(x))
 
 
 class Spectral(SmallNet):
@@ -42,34 +18,6 @@ class Spectral(SmallNet):
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(torch.view_as_real(x).permute(0, 1, 4, 2, 3).flatten(1, 2)[:, 1:4].contiguous())
-
-
-@pytest.mark.parametrize(
-    ("backbone", "trunk", "compact"),
-    [
-        (NegatingNet, "as_is", True),
-        (NegatingNet, "cudnn", False),
-        (NegatedLogits, "as_is", False),
-        (NegatedLogits, "cudnn", True),
-    ],
-)
-def test_taps_and_logits_that_are_lazily_negated(way: str, backbone: type[SmallNet], trunk: str, compact: bool) -> None:
-    if compact and way != "polled":
-        pytest.skip("only 'polled' gathers")
-    net = network(torch.float32, backbone=backbone())
-    x = images(8, torch.float32)
-    runner = made(net, way, (4, 8), trunk=trunk, **({"compact": True} if compact else {}))
-    for size in (8, 4, 1, 8):
-        assert_same(runner(x[:size]), net(x[:size]), 2e-3)
-
-
-@pytest.mark.parametrize("first", [True, False])
-def test_batches_that_are_lazily_negated(way: str, first: bool) -> None:
-    net = network(torch.float32)
-    x = images(8, torch.float32)
-    runner = make_runner(net, negated(x) if first else x, exits=way, batch_sizes=(8,))
-    assert_same(runner(negated(x)), net(x), 2e-3)
-    assert_same(runner(negated(x)[:5]), net(x[:5]), 2e-3)
 
 
 def test_batches_that_are_wrapped(way: str) -> None:
@@ -133,22 +81,6 @@ def test_a_rule_assigned_on_one_stream_holds_on_all_others(kind: str) -> None:
             last = run(x)
         torch.cuda.synchronize()
         assert last.exit_index.eq(before).all()
-
-
-def test_a_head_by_itself_sees_a_rule_that_was_assigned_on_another_stream() -> None:
-    head = FusedAuxHead(8, 5).cuda().eval()
-    x = torch.randn(4, 8, 9, 9, device="cuda")
-    head.rule.threshold = 1.0
-    head(x)
-    assigns, asks = torch.cuda.Stream(), torch.cuda.Stream()
-    torch.cuda.synchronize()
-    hold_up(assigns)
-    with torch.cuda.stream(assigns):
-        head.rule.threshold = 0.0
-    with torch.cuda.stream(asks):
-        answer = head(x)
-    torch.cuda.synchronize()
-    assert answer.exit.all()
 
 
 # Streams that are destroyed and made anew

@@ -40,17 +40,12 @@ def out_by_another_link(path: Path, elsewhere: Path) -> None:
     path.symlink_to("between")
 
 
-def out_by_a_folder(path: Path, elsewhere: Path) -> None:
-    path.with_name("folder").symlink_to(elsewhere, target_is_directory=True)
-    path.symlink_to(Path("folder", path.name))
-
-
 def out_of_a_folder_of_the_same_beginning(path: Path, elsewhere: Path) -> None:
     twin = elsewhere.rename(path.parent.with_name(path.parent.name + "-other"))
     path.symlink_to(twin / path.name)
 
 
-WAYS = (out_absolutely, out_relatively, out_by_another_link, out_by_a_folder, out_of_a_folder_of_the_same_beginning)
+WAYS = (out_absolutely, out_relatively, out_by_another_link, out_of_a_folder_of_the_same_beginning)
 
 
 @pytest.mark.parametrize(("way", "name"), zip(WAYS, (FILES * 3), strict=False))

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from auxhead.model import EarlyExitNetwork, ExitRule, FusedAuxHead, load_checkpoint, save_checkpoint
+from auxhead.model import load_checkpoint, save_checkpoint
 from auxhead.model.basics.bad_input import BadInput
 from auxhead.model.basics.images import MEAN, STD
-from support.checkpoint_files import as_of_format_3
+from support.checkpoint_files import as_of_format_3, saved_network
 from support.damaged import UNREADABLE, assert_short, damaged_bytes, damaged_json, make_unreadable, read_damaged
-from support.example_models import SmallNet, plain_heads
+from support.example_models import SmallNet
 
 pytestmark = pytest.mark.usefixtures("without_interpreter")
 
@@ -20,19 +20,8 @@ WEIGHTS, DESCRIPTION = "model.safetensors", "model.json"
 
 @pytest.fixture
 def saved(tmp_path: Path) -> Path:
-    heads = {**plain_heads(), "block1": FusedAuxHead(24, 5, pool="max", pool_size=(2, 1), bias=False, dropout=0.25)}
-    rules = {"block0": ExitRule(0.25, temperature=2.0), "block1": ExitRule(0.5, enabled=False), "block2": 0.1}
-    network = EarlyExitNetwork(SmallNet(), heads, rules)
-    save_checkpoint(
-        tmp_path,
-        network,
-        backbone="my:net",
-        classes=list("abcde"),
-        image_size=8,
-        mean=MEAN,
-        std=STD,
-        accuracy={"test": 0.5},
-    )
+    about = {"backbone": "my:net", "classes": list("abcde"), "image_size": 8, "mean": MEAN, "std": STD}
+    save_checkpoint(tmp_path, saved_network(), **about, accuracy={"test": 0.5})
     return as_of_format_3(tmp_path)
 
 
@@ -63,15 +52,15 @@ def test_any_bytes(saved: Path) -> None:
     refused = []
     for name in (WEIGHTS, DESCRIPTION):
         content = (saved / name).read_bytes()
-        refused += [check(saved, name, damaged_bytes(content, random.Random(seed))) for seed in range(60)]
+        refused += [check(saved, name, damaged_bytes(content, random.Random(seed))) for seed in range(40)]
         (saved / name).write_bytes(content)
-    assert 60 < sum(refused) < 120, "some damage does not matter, or cannot be told"
+    assert 40 < sum(refused) < 80, "some damage does not matter, or cannot be told"
 
 
 def test_any_description(saved: Path) -> None:
     content = json.loads((saved / DESCRIPTION).read_bytes())
-    refused = [check(saved, DESCRIPTION, damaged_json(content, random.Random(seed))) for seed in range(150)]
-    assert 100 < sum(refused) < 150
+    refused = [check(saved, DESCRIPTION, damaged_json(content, random.Random(seed))) for seed in range(100)]
+    assert 60 < sum(refused) < 100
 
 
 def with_header(content: bytes, header: bytes) -> bytes:
@@ -82,7 +71,7 @@ def with_header(content: bytes, header: bytes) -> bytes:
 def test_any_header_of_tensors(saved: Path) -> None:
     content = (saved / WEIGHTS).read_bytes()
     header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
-    for seed in range(60):
+    for seed in range(40):
         check(saved, WEIGHTS, with_header(content, damaged_json(header, random.Random(seed))))
 
 
@@ -90,17 +79,14 @@ def test_any_header_of_tensors(saved: Path) -> None:
     ("name", "changes"),
     [
         ("backbone.fc.weight", {"dtype": "I32"}),
-        ("backbone.fc.weight", {"dtype": "U32"}),
         ("backbone.fc.weight", {"dtype": "F32", "data_offsets": [0, 320]}),
         ("backbone.fc.weight", {"data_offsets": [2**40, 2**40 + 320]}),
         ("backbone.fc.weight", {"shape": [2**40, 2**40]}),
         ("backbone.fc.weight", {"shape": [16, 5]}),
-        ("backbone.fc.weight", {"shape": [80]}),
-        ("backbone.fc.weight", {"shape": [5, -16]}),
         ("heads.0.linear.weight", {"dtype": "I32"}),
         ("backbone.block0.1.num_batches_tracked", {"dtype": "F64"}),
     ],
-    ids="int unsigned overlap beyond huge turned flat negative head counter".split(),
+    ids="int overlap beyond huge turned head counter".split(),
 )
 def test_tensors_that_are_none_of_the_network(saved: Path, name: str, changes: dict[str, object]) -> None:
     content = (saved / WEIGHTS).read_bytes()

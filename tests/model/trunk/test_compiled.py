@@ -109,13 +109,9 @@ def replayed(f):
     ("name", "memory_format", "dtype"),
     [
         ("resnet18", LAST, torch.float16),
-        ("resnet18", torch.contiguous_format, torch.bfloat16),
         ("resnet50", torch.contiguous_format, torch.float16),
-        ("resnet50", LAST, torch.float32),
-        ("mobilenet_v3_small", LAST, torch.float16),
         ("mobilenet_v3_small", torch.contiguous_format, torch.float32),
         ("googlenet", LAST, torch.bfloat16),
-        ("googlenet", torch.contiguous_format, torch.float16),
     ],
     ids=str,
 )

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from auxhead.kernels import max_pool2d
-from auxhead.model.listening.taps import ForwardLeft, listening
+from auxhead.model.listening.taps import listening
 from auxhead.model.trunk.fused_convolution import FusedConvolution
 from auxhead.model.trunk.trunk import TRUNKS, _too_far_off, make_trunk
 from support.example_models import SmallNet
@@ -88,20 +88,6 @@ def test_the_hooks_of_a_trunk_see_the_very_tensor_that_goes_on() -> None:
     assert features is seen[0]
 
 
-def test_a_forward_can_be_left_at_a_tap() -> None:
-    backbone = torchvision_model("resnet18")
-    trunk = made(backbone, ["layer1", "layer2"], torch.randn(1, 3, 32, 32))
-    seen = []
-
-    def leave(_place, y):
-        seen.append(y)
-        raise ForwardLeft
-
-    with pytest.raises(ForwardLeft), listening(trunk.module, ["layer1", "layer2"], leave):
-        trunk.module(torch.randn(1, 3, 32, 32))
-    assert len(seen) == 1
-
-
 def test_made_in_inference_mode_it_still_works_outside() -> None:
     backbone = with_odd_norms(SmallNet())
     with torch.inference_mode():
@@ -126,10 +112,8 @@ class BranchingRoot(nn.Module):
 @pytest.mark.parametrize(
     ("at_root", "taps"),
     [
-        (False, []),
         (True, ["0", "1"]),
         (False, ["1.body", "1.layers.0", "1.layers.1", "1"]),
-        (True, ["1.body", "1.layers.0", "1.layers.1", "1"]),
         (True, ["1.body.1"]),
     ],
     ids=str,
@@ -210,13 +194,10 @@ class Unusual(nn.Module):
 @pytest.mark.parametrize(
     ("layer", "taps"),
     [
-        ("weight_norm", ["layer"]),
         ("weight_norm", ["inner.norm", "again.norm"]),
         ("spectral_norm", ["layer"]),
-        ("spectral_norm", ["again.norm"]),
         ("scripted", ["alias"]),
         ("Identity", ["layer"]),
-        ("Identity", ["inner.norm", "again.norm"]),
     ],
     ids=str,
 )
@@ -296,13 +277,13 @@ def test_a_layer_that_is_not_in_the_tree_leaves_the_backbone_as_it_is() -> None:
 
 @pytest.mark.parametrize("where", ["everywhere", "in one channel"])
 def test_a_trunk_that_is_off_is_refused(monkeypatch, where) -> None:
-    exact_bias = FusedConvolution._exact_bias
+    exact = FusedConvolution._exact
 
     def off(conv):
-        bias = exact_bias(conv)
-        return bias + 1e-4 * (torch.ones_like(bias) if where == "everywhere" else torch.eye(len(bias))[0])
+        weight, bias = exact(conv)
+        return weight, bias + 1e-4 * (torch.ones_like(bias) if where == "everywhere" else torch.eye(len(bias))[0])
 
-    monkeypatch.setattr(FusedConvolution, "_exact_bias", off)
+    monkeypatch.setattr(FusedConvolution, "_exact", off)
     backbone = with_odd_norms(SmallNet())
     trunk = make_trunk(backbone, SmallNet.taps, torch.randn(2, 3, 12, 12), "cudnn")
     assert trunk.module is backbone and trunk.classifier is None and trunk.notes[0].startswith("Not cudnn: on the")
@@ -359,16 +340,3 @@ def test_as_it_is() -> None:
     assert trunk.memory_format is torch.contiguous_format
     assert make_trunk(backbone, SmallNet.taps, x.contiguous(memory_format=LAST)).memory_format is LAST
     trunk.refresh()
-
-
-def test_bad_arguments() -> None:
-    x = torch.randn(2, 3, 12, 12)
-    with pytest.raises(ValueError, match=r"kind: got 'fast', wants one of 'as_is', 'cudnn', 'inductor'"):
-        make_trunk(SmallNet(), [], x, "fast")
-    with pytest.raises(TypeError, match="example_input: got list, wants a torch.Tensor"):
-        make_trunk(SmallNet(), [], [x])
-    for tap in ("block9", ""):
-        with pytest.raises(ValueError, match=f"taps: the backbone has no layer '{tap}'"):
-            make_trunk(SmallNet(), [tap], x)
-    with pytest.raises(RuntimeError, match="'block1' ran when 'block0' should|'block0' ran when 'block1' should"):
-        make_trunk(SmallNet().eval(), ["block1", "block0"], x, "cudnn")

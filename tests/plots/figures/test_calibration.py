@@ -18,29 +18,6 @@ def labelled(axes):
     return {line.get_label(): [list(line.get_xdata()), list(line.get_ydata())] for line in axes.lines}
 
 
-def test_panels_show_the_numbers_of_the_report(report):
-    figure, drawn = FIGURES["calibration"].draw(report)
-    _before, after, shares, curve = figure.axes
-    heights = [bar.get_height() for bar in shares.patches]
-    assert heights == pytest.approx([100 * one["share"] for one in report["exits"]])
-    lines = labelled(curve)
-    x, y = lines["candidates, split for thresholds"]
-    assert x == [one["mean_exit"] for one in report["curve"]]
-    assert y == [100 * one["accuracy"] for one in report["curve"]]
-    assert lines["the chosen one there"] == [[x[report["chosen"]]], [y[report["chosen"]]]]
-    assert lines["early exit, test"] == [[report["mean_exit"]], [100 * report["accuracy"]]]
-    assert lines["all stop at one exit, test"][1] == [100 * one["accuracy_on_all"] for one in report["exits"]]
-    points = [tuple(point) for dots in after.collections for point in dots.get_offsets()]
-    wanted = [
-        (100 * sure, 100 * right)
-        for one in report["exits"]
-        for sure, right in zip(one["after"]["confidence"], one["after"]["accuracy"], strict=True)
-        if sure is not None
-    ]
-    assert points == [pytest.approx(one) for one in wanted]
-    assert f"{100 * report['bound']['max_accuracy_drop']:.2f} points at most" in drawn["title"]
-
-
 def test_with_latencies_the_curve_is_over_time(report):
     exits, rows = len(report["exits"]), report["curve"]
     report["latencies"] = {"milliseconds": list(range(1, exits + 1)), "batch_size": 8, "runner": "r", "device": "d"}

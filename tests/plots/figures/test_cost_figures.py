@@ -1,12 +1,12 @@
-"""Figures of the cost of heads, exits and requests, from hand-made records."""
+"""Figures of the cost of heads, exits and requests, and of two GPUs: what they take of made-up records, and refuse."""
 
 import dataclasses
 
 import pytest
 from auxhead.plots.figures.registry import FIGURES
-from auxhead.plots.figures.roofline import flop
 from auxhead.plots.records import NoRecords
 from support.cost_records import head_records, pareto_records, profile_records
+from support.pipeline_records import pipeline_records
 
 LATENCY, PARETO, PROFILE, ROOFLINE = FIGURES["latency"], FIGURES["pareto"], FIGURES["profile"], FIGURES["roofline"]
 
@@ -40,29 +40,6 @@ def test_pareto_needs_the_full_network_and_a_runner():
         PARETO.draw(alone)
 
 
-def test_the_operations_of_a_head():
-    cell = {"samples": 2, "channels": 3, "height": 4, "width": 6, "grid_h": 2, "grid_w": 1, "classes": 5}
-    assert flop(cell) == 2 * 3 * 4 * 6 + 2 * 2 * (3 * 2) * 5
-
-
-def test_roofline_numbers_and_title():
-    records = head_records(batches=(1, 128), floor=4.0, bandwidth=4.0e12)
-    drawn = ROOFLINE.numbers(records)
-    assert len(drawn["heads"]) == 16 and drawn["copy_gb_per_second"] == 4000.0
-    largest = next(head for head in drawn["heads"] if head["head"] == "resnet18 layer1, batch 128, 10 classes")
-    moved = 2 * (128 * 64 * 56 * 56 + 640) + 4 * 1280
-    operations = 128 * 64 * 56 * 56 + 2 * 128 * 64 * 10
-    assert (largest["bytes"], largest["flop"]) == (moved, operations)
-    assert largest["us"]["fused"] == pytest.approx(4.0 + 1.5 * moved / 4e6)
-    assert largest["gflop_per_second"]["eager"] == pytest.approx(operations / largest["us"]["eager"] / 1e3)
-    assert largest["flop_per_byte"] == pytest.approx(operations / moved)
-    waiting = [head for head in drawn["heads"] if head["us"]["fused"] > 10 * head["bytes_us"]]
-    assert drawn["title"].startswith(f"{len(waiting)} of 16 fused heads are bound by latency: 4.0 to ")
-    share = max(head["bytes_us"] / head["us"]["fused"] for head in drawn["heads"])
-    assert f"the best reaches {100 * share:.0f} % of a copy's bandwidth" in drawn["title"]
-    assert "None of 16 fused heads" in ROOFLINE.numbers(head_records(batches=(1, 128), floor=1e-3))["title"]
-
-
 def test_roofline_takes_the_last_run_in_which_the_fused_head_was_timed():
     older, newer = head_records(floor=9.0, run="old"), head_records(floor=3.0, run="new")
     failed = [
@@ -89,3 +66,15 @@ def test_profile_numbers_and_title():
     assert "2.0 times later" in PROFILE.numbers(profile_records(before_us=100.0, after_us=200.0))["title"]
     with pytest.raises(NoRecords, match="lacks what was before or what was after"):
         PROFILE.draw(profile_records()[:1])
+
+
+def test_throughput_of_two_gpus_needs_the_baseline():
+    records = [one for one in pipeline_records() if one.variant != "model-parallel"]
+    with pytest.raises(NoRecords, match="no record of pipelined-heads beside model-parallel at batch 512"):
+        FIGURES["pipeline"].draw(records)
+
+
+def test_timelines_where_all_have_exits_compare_nothing():
+    records = [dataclasses.replace(one, exits="50/50") if one.kind == "gpus" else one for one in pipeline_records()]
+    with pytest.raises(NoRecords, match="no timelines of two of .* where nobody leaves"):
+        FIGURES["gpus"].draw(records)

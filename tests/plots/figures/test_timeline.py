@@ -5,7 +5,7 @@ import json
 from dataclasses import replace
 
 import pytest
-from auxhead.autotune.overlap.records import KIND, failed_record
+from auxhead.autotune.overlap.records import failed_record
 from auxhead.autotune.records.record import BadRecord
 from auxhead.plots.figures import timeline
 from auxhead.plots.figures.registry import FIGURES
@@ -24,30 +24,6 @@ def with_programs(**changes):
     made[1].measured["programs"] = PROGRAMS
     made[1].measured["clocks_differ_us"] = 0.42
     return made
-
-
-def test_what_is_drawn():
-    figure, drawn = FIGURES["timeline"].draw(records(slower=1.0))
-    assert drawn["title"].splitlines() == [
-        "5 of 8 heads beside the trunk: 96 % of their time lies under its kernels;",
-        "all heads together add 4.0 % to the network's time (99 %: 3.1 to 4.9 %)",
-    ]
-    assert figure.get_suptitle() == drawn["title"]
-    assert drawn["trunk"] == [[0.0, 8.0], [9.0, 29.0], [30.0, 47.0]] and drawn["joining"] == [[51.0, 55.0]]
-    first, second = drawn["heads"]
-    assert (first["label"], first["taps"]) == ("heads 1-2", ["layer1.0", "layer1.1"])
-    assert (second["label"], second["taps"]) == ("heads 3-5", ["layer2.0", "layer2.1", "layer3.0"])
-    assert first["under_the_trunk"] == [[10.0, 22.0]]
-    assert (second["begin"], second["end"], second["under_the_trunk"]) == (35.0, 48.0, [[35.0, 47.0]])
-    assert drawn["join_stall_us"] == 8.0 and drawn["span_us"] == 55.0 and drawn["inflation"] == 1.25
-    assert drawn["coverage_percent"] == 96.0 and drawn["all_replays"]["coverage_percent"]["p20"] == 92.0
-    axes, below = figure.axes
-    assert "us since the replay began" in below.get_xlabel() and "1.25 times" in below.get_xlabel()
-    assert [text.get_text() for text in axes.texts] == ["heads 1-2", "heads 3-5", "join stall 8.0 us"]
-    assert (
-        "programs (+0.0 % in length): 96 % under the trunk; without recording 96 % (92-100 %" in drawn["stamp"]
-        and "H200" in drawn["stamp"]
-    )
 
 
 def test_findings_that_are_none():
@@ -70,7 +46,7 @@ def test_findings_that_are_none():
 
 def test_the_last_network_is_drawn_and_only_with_its_summary():
     other = records(slower=2.0)
-    failed = failed_record(KIND, CELL, "no memory", ENVIRONMENT)
+    failed = failed_record(CELL, "no memory", ENVIRONMENT)
     drawn = FIGURES["timeline"].numbers([*records(), *other, failed])
     assert drawn["span_us"] == other[1].measured["span_us"]
     with pytest.raises(NoRecords, match="no timeline with the summary of its run"):

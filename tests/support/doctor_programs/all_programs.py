@@ -2,7 +2,7 @@
 
 from auxhead.model.guides import targets
 
-from . import cifar_streams, correct, planted, threads, training_loop, training_loop_corrected
+from . import correct, planted, threads
 from .program import Program
 from .program import planted as with_fault
 
@@ -38,15 +38,7 @@ _QUESTION: dict[str, Program] = {
 PROGRAMS: dict[str, Program] = {
     **{f"planted_{name}": program for name, program in planted.PROGRAMS.items()},
     **{f"question_{name}": program for name, program in _QUESTION.items()},
-    **cifar_streams.PROGRAMS,
     **threads.PROGRAMS,
-    "training_loop": with_fault(
-        training_loop.training_step,
-        *("allocation", "pageable-copy"),
-        may_find=("host-wait",),  # as a script, in which steps follow one another
-        needs_cuda=False,
-    ),
-    "training_loop_corrected": Program(training_loop_corrected.training_step, needs_cuda=False),
     **correct.PROGRAMS,
 }
 FAULTY = [name for name, program in PROGRAMS.items() if program.finds]

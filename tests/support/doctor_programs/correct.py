@@ -21,6 +21,32 @@ from .program import Made, Program, device
 TAPS = ("layer1", "layer2", "layer3")
 
 
+class TrainingStep:
+    """A step of training whose batch comes from pinned memory, and whose loss is read some other time."""
+
+    def __init__(self) -> None:
+        layers = [layer for _ in range(3) for layer in (nn.Conv2d(64, 64, 3, padding=1), nn.ReLU())]
+        stem = (nn.Conv2d(3, 64, 3, padding=1), nn.ReLU())
+        self.network = nn.Sequential(*stem, *layers, nn.Conv2d(64, 10, 1)).to(device()).train()
+        self.optimizer = torch.optim.SGD(self.network.parameters(), lr=0.01, fused=True)
+        self.loss = torch.zeros((), device=device())
+
+    @torch.enable_grad()
+    def __call__(self, images: Tensor) -> None:
+        labels = torch.zeros(len(images), dtype=torch.long, device=device())
+        self.optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(self.network(images.to(device(), non_blocking=True)).mean((2, 3)), labels)
+        loss.backward()
+        self.optimizer.step()
+        self.loss += loss.detach()
+
+
+def training_step() -> Made:
+    samples = 256 if torch.cuda.is_available() else 8
+    images = torch.randn(samples, 3, 64, 64)
+    return TrainingStep(), images.pin_memory() if torch.cuda.is_available() else images
+
+
 def resnet18(samples: int) -> tuple[nn.Module, Tensor]:
     """A ResNet-18 in half precision and channels_last, and images for it."""
     network = torchvision.models.resnet18(weights=None, num_classes=10)
@@ -182,12 +208,13 @@ def example_backbone() -> Made:
 
 #: By name; those that an ordinary machine without a GPU can make come first.
 PROGRAMS: dict[str, Program] = {
-    f"correct_{name}": Program(make, needs_cuda=index > 2)
+    f"correct_{name}": Program(make, needs_cuda=index > 3)
     for index, (name, make) in enumerate(
         {
             "labels_at_the_end": lambda: (Classifying(lambda logits: logits.argmax(dim=1).cpu()), wide_input()),
             "number_at_the_end": lambda: (Classifying(lambda logits: logits.amax().item()), wide_input()),
             "example_swap_heads": example_swap_heads,
+            "training_step": training_step,
             "plain_resnet18": plain_resnet18,
             "graphed_resnet18": graphed_resnet18,
             "compiled": compiled,

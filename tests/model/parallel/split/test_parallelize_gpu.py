@@ -4,20 +4,16 @@ import gc
 
 import pytest
 import torch
-from auxhead.model import EarlyExitNetwork, ExitMonitor, ExitResult, ExitRule, FusedAuxHead, parallelize
-from auxhead.model.basics.bad_input import BadInput
-from auxhead.model.parallel.split.captured import SplitBatch
+from auxhead.model import EarlyExitNetwork, ExitResult, FusedAuxHead, parallelize
 from auxhead.model.trunk.trunk import make_trunk
 from support.example_models import SmallNet, needs_gpu
 from support.graph_runner_cases import (
-    CountingNet,
     assert_same,
     clear_batches,
     hold_up,
     images,
     near_a_decision,
     network,
-    spoil,
 )
 from support.requests_on_gpus import assert_back_to_back, assert_host_does_not_wait, assert_streams_may_alternate
 from torch import nn
@@ -91,22 +87,6 @@ def test_whatever_is_late_is_waited_for(devices, exits, part, late):
         assert_same(runner(batches[turn % 3]), wanted[turn % 3])
 
 
-def test_without_the_events_between_parts_answers_are_others(devices, monkeypatch):
-    """What the test above looks for is there to be found."""
-    net = network()
-    net.set_rules(1.0)
-    batches = [images(8), images(8)]
-    wanted = [net(x) for x in batches]
-    runner = split(net, devices, "overlapped", batch_sizes=(8,))
-    assert_same(runner(batches[0]), wanted[0])
-    first, second = runner._streams.parts
-    monkeypatch.setattr(second.trunk, "wait_event", lambda _event: None)
-    with torch.cuda.device(first.device):
-        hold_up(first.copies, 200_000_000)
-    assert_same(runner(batches[1]), wanted[0])
-    runner.wait_until_idle()
-
-
 def test_two_streams_of_callers_alternate(devices, exits):
     net = network()
     batches = clear_batches(net, [8, 5, 1, 8])
@@ -141,37 +121,6 @@ def test_default_streams_are_left_alone(devices):
         assert_same(ExitResult(part.cpu() for part in result), ExitResult(part.cpu() for part in wanted))
 
 
-def test_inputs_from_anywhere_and_of_any_layout(devices, exits):
-    net = network()
-    (x,) = clear_batches(net, [5])
-    wanted, runner = net(x), split(net, devices, exits)
-    for other in (x.cpu(), x.cpu().pin_memory(), x.to(memory_format=torch.channels_last), x.clone().requires_grad_()):
-        runner(images(8))  # another one in between
-        assert_same(runner(other), wanted)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_channels_last(devices, exits, dtype):
-    net = network(dtype).to(memory_format=torch.channels_last)
-    net.set_rules(1.0)  # nobody is near a decision
-    x = images(8, dtype).to(memory_format=torch.channels_last)
-    runner = parallelize(net, x, devices=devices, exits=exits)
-    found, wanted = runner(x), net(x)
-    assert found.exit_index.eq(3).all()
-    torch.testing.assert_close(found.probs, wanted.probs, rtol=0.0, atol=4e-3)
-
-
-def test_nothing_reads_memory_that_was_never_written(devices, exits, poisoned_empty):
-    net = network()
-    batches = clear_batches(net, [8, 3, 1])
-    wanted = [net(x) for x in batches]
-    runner = split(net, devices, exits)
-    for _ in range(3):
-        spoil()
-        for x, one in zip(batches, wanted, strict=True):
-            assert_same(runner(x), one)
-
-
 def test_rules_are_followed_without_a_recapture(devices, exits):
     net = network()
     x = images(8)
@@ -182,28 +131,6 @@ def test_rules_are_followed_without_a_recapture(devices, exits):
     net.exit_heads[2].rule.enabled = False
     net.set_rules({"block0": 1.0, "block1": 1.0, "block2": 0.0})
     assert runner(x).exit_index.eq(3).all()
-
-
-def test_patience_over_devices(devices, exits):
-    """Heads on the second device count what those on the first have said."""
-    net = network()
-    torch.manual_seed(1)
-    with torch.no_grad():
-        for head in net.exit_heads:  # that agree in some samples alone
-            head.linear.weight.copy_(torch.randn_like(head.linear.weight))
-    for head in net.exit_heads:
-        head.rule.assign(ExitRule(criterion="patience", threshold=1.0))
-    x = images(256)
-    logits = net.logits(x)
-    tops = [each.float().topk(2).values for each in logits]
-    clear = torch.stack([two[:, 0] - two[:, 1] > 0.05 * two[:, 0].abs() for two in tops]).all(0)
-    x, labels = x[clear], torch.stack([each.argmax(1) for each in logits])[:, clear]
-    wanted = torch.full_like(labels[0], 3)
-    for index in (2, 1):
-        wanted[labels[index] == labels[index - 1]] = index
-    assert {*wanted.tolist()} == {1, 2, 3}
-    found = split(net, devices, exits)(x)
-    assert torch.equal(found.exit_index, wanted)
 
 
 def test_refresh_takes_over_weights(devices, exits):
@@ -238,23 +165,6 @@ def test_a_folded_trunk(devices, exits):
         runner.refresh()
 
 
-def test_weights_in_other_memory_are_refused(devices, exits):
-    net = network()
-    runner = split(net, devices, exits)
-    weight = net.backbone.block0[0].weight
-    weight.data = weight.data.clone()
-    with pytest.raises(RuntimeError, match="network: .*block0.0.weight was given other memory"):
-        runner.refresh()
-
-
-def test_a_replaced_head_is_refused(devices, exits):
-    net = network()
-    runner = split(net, devices, exits)
-    net.exit_heads[2].rule.assign(ExitRule(0.5, criterion="margin"))
-    with pytest.raises(RuntimeError, match="criterion was changed since the runner was made"):
-        runner(images(8))
-
-
 def test_heads_that_are_modules(devices, exits):
     torch.manual_seed(0)
     heads = {
@@ -269,37 +179,6 @@ def test_heads_that_are_modules(devices, exits):
         found, wanted = runner(x), net(x)
         assert torch.equal(found.exit_index, wanted.exit_index)
         torch.testing.assert_close(found.probs, wanted.probs, rtol=1e-3, atol=1e-3)
-
-
-def test_a_monitor_counts_each_sample_once(devices, exits):
-    net = network()
-    net.monitor = ExitMonitor([0.25] * 4, 1000)
-    batches = clear_batches(net, [8, 5, 1])
-    runner = split(net, devices, exits)
-    before = net.monitor.counts().cpu().clone()
-    found = []
-    for _ in range(10):
-        hold_up(runner._streams.parts[1].trunk)
-        found += [runner(x).exit_index for x in batches]
-    assert torch.equal(net.monitor.counts().cpu() - before, torch.cat(found).cpu().bincount(minlength=4))
-
-
-def test_polled_does_not_run_the_other_devices_part(devices, monkeypatch):
-    """But for one graph, which is launched ahead."""
-    net, launched = network(), []
-    runner = split(net, devices, "polled")
-    launch = SplitBatch._launch
-    monkeypatch.setattr(SplitBatch, "_launch", lambda parts, piece: (launched.append(piece), launch(parts, piece))[1])
-    for index in range(4):
-        net.set_rules({tap: 0.0 if place == index else 1.0 for place, tap in enumerate(net.taps)})
-        launched.clear()
-        assert runner(images(8)).exit_index.eq(index).all()
-        assert launched == [*range(min(index + 2, 4))]
-
-
-def test_a_network_with_a_state_is_refused(devices, exits):
-    with pytest.raises(BadInput, match="network: a forward writes to 'backbone.runs', wants none that does"):
-        split(network(backbone=CountingNet()), devices, exits)
 
 
 def test_a_callers_capture_and_closing(devices, exits):
@@ -333,9 +212,3 @@ def test_memory_goes_with_the_runner(devices, exits):
         del runner
         gc.collect()
         assert [torch.cuda.memory_allocated(device) for device in {*devices}] == held
-
-
-@two_gpus
-def test_a_network_elsewhere_is_refused():
-    with pytest.raises(ValueError, match="example_input: on cuda:0, wants cuda:1, the first of the devices"):
-        split(network(), ["cuda:1", "cuda:0"], "overlapped")

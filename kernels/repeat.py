@@ -1,0 +1,310 @@
+"""Repeats: what was checked, chosen and launched once is made again with other tensors in a fraction of the time.
+
+Of a head, or of the exits of a network; bit for bit, for inputs of the same layout on the same stream. Whoever keeps
+one knows whether what it rests on is unchanged: model/heads/repeats.py.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch._C._dynamo.guards import TensorGuards  # in PyTorch's core; Dynamo itself is not imported
+
+from .exits import AnswerLayout, ExitBuffers, ExitHead, ExitLaunch
+from .followed import is_followed
+from .head_backward import backward, save_for_backward
+from .head_output import HeadOutput
+from .launch.choose_config import overrides
+from .launch.head_arguments import check_countable, check_head_arguments
+from .launch.residency import is_recording
+from .noted import NotedLaunch, Path, are_launches_watched, noting
+from .reference.fused_head import decide, pooled_features
+from .reference.hidden_layers import NO_LAYERS, HiddenLayers
+
+#: Triton's code for an input that is aligned to so many bytes is another than for one that is not.
+ALIGNED = 16
+
+
+def is_watched() -> bool:
+    """Return whether somebody follows operations of this thread, or launches of head kernels, or changes them."""
+    return is_followed() or overrides.get() is not None or is_recording() or are_launches_watched()
+
+
+class TensorForms:
+    """Forms of some tensors, no two of which are the same object.
+
+    What ``torch.compile`` guards its code by: one call of C for all tensors, where shapes and strides of each one by
+    one take several times that, a microsecond for eight heads' parameters where it was six.
+    """
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        """Remember the tensors' forms, and none of the tensors."""
+        inference = torch.is_inference_mode_enabled()  # a guard holds for the mode that it was made in
+        self._fit = {}
+        for mode in (inference, not inference):
+            with nullcontext() if mode is inference else torch.inference_mode(mode):
+                self._fit[mode] = TensorGuards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None).check
+
+    def are_those_of(self, tensors: Sequence[Tensor]) -> bool:
+        """Return whether as many tensors have these forms, and mean the same by their memory (lazily negated or not).
+
+        Neither modes, transforms nor autocast may be active but those that were.
+        """
+        return bool(self._fit[torch.is_inference_mode_enabled()](*tensors))
+
+
+# A head
+
+
+class HeadRepeat:
+    """A launch of the kernel on one stream, whose launches share its workspace, as they run one after another."""
+
+    def __init__(self, noted: NotedLaunch, x: Tensor, stream: int) -> None:
+        """Repeat a launch that was made for an input like x on a stream, given by its handle."""
+        given = noted.given()
+        self._samples, self._classes = len(x), given["CLASSES"]
+        self._with_probs = given["probs"] is not None
+        # Tensors to make others like: torch.empty takes twice the time, since it looks for the device.
+        self._floats, self._ints, self._bools = (
+            torch.empty(1, dtype=dtype, device=x.device) for dtype in (torch.float32, torch.int64, torch.bool)
+        )
+        self._of: Callable[[Tensor], Any] = Tensor.data_ptr if noted.compiled else lambda tensor: tensor
+        varying = ("x", "label", "confidence", "exits", *(("probs",) if self._with_probs else ()))
+        self._repeat = noted.repeat([(name,) for name in varying], stream)
+        # The workspace is 0 before a launch and after it, or of no interest outside of it.
+        self._workspace = [given[name] for name in ("features", "partial", "arrived", "tickets", "last")]
+
+    def __call__(self, x: Tensor) -> HeadOutput:
+        """Launch on the stream, which is current; the tensors lie where those of the noted launch did."""
+        samples = self._samples
+        probs = self._floats.new_empty((samples, self._classes)) if self._with_probs else None
+        label = self._ints.new_empty(samples)
+        confidence = self._floats.new_empty(samples)
+        exits = self._bools.new_empty(samples)
+        given = (x, label, confidence, exits) if probs is None else (x, label, confidence, exits, probs)
+        self._repeat([*map(self._of, given)])
+        return HeadOutput(probs, label, confidence, exits)
+
+
+def cpu_head(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    temperature: Tensor,
+    threshold: Tensor,
+    *,
+    pool: str,
+    pool_size: tuple[int, int],
+    criterion: str = "max_prob",
+    return_probs: bool,
+    hidden: HiddenLayers = NO_LAYERS,
+) -> HeadOutput:
+    """Answer as ``fused_head_reference`` does, bit for bit.
+
+    Arguments are those of ``fused_head``, checked, and the rule's tensors have no dimension. The temperature, mostly 1,
+    is read here, and a NaN is looked for among the confidences alone, by the host.
+    """
+    if x.dtype not in (torch.float32, torch.float64):
+        x, weight, bias = x.float(), weight.float(), None if bias is None else bias.float()
+    if hidden is NO_LAYERS:
+        features = pooled_features(x, pool, pool_size)
+    else:
+        features = hidden.to(x.dtype).apply(pooled_features(F.relu(x) if hidden.rectifies else x, pool, pool_size))
+    logits = F.linear(features, weight, bias)
+    divisor = temperature.item()
+    if criterion == "max_prob" and 0.0 < divisor < math.inf:
+        if divisor == 1.0:
+            label = logits.argmax(-1)
+            probs = torch.softmax(logits, -1)  # which subtracts the largest itself, to the same effect
+        else:  # a logit divided by the temperature may overflow
+            largest, label = logits.max(-1)
+            probs = torch.softmax((logits - largest[:, None]) / divisor, -1)
+        confidence = probs.amax(-1)
+        if not math.isnan(sum(confidence.tolist())):
+            return HeadOutput(probs if return_probs else None, label, confidence, confidence > threshold)
+    output = decide(logits, temperature, threshold, criterion)
+    return output if return_probs else output._replace(probs=None)
+
+
+def repeat_differentiably(
+    repeat: Callable[[Tensor], HeadOutput],
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    temperature: Tensor,
+    hidden: HiddenLayers = NO_LAYERS,
+    **options: Any,
+) -> HeadOutput:
+    """Answer by a repeated call, differentiably in x, weight, bias and the hidden layers' parameters.
+
+    The temperature is that of the call; options are ``pool``, ``pool_size``, ``criterion`` and ``return_probs``, those
+    of the call.
+    """
+    parameters = () if hidden is NO_LAYERS else [one for _, one in hidden.tensors()]
+    return HeadOutput(*_Differentiable.apply(x, weight, bias, temperature, *parameters, repeat, hidden, options))
+
+
+class _Differentiable(torch.autograd.Function):
+    """A repeated call."""
+
+    @staticmethod
+    def forward(ctx: Any, *arguments: Any) -> HeadOutput:
+        *tensors, repeat, hidden, options = arguments
+        output: HeadOutput = repeat(tensors[0])
+        if len(tensors) > 4:  # autograd's own, where there are any
+            hidden = hidden.with_tensors(tensors[4:])
+        save_for_backward(ctx, tuple(tensors[:4]), output, temperature=1.0, hidden=hidden, **options)
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        grad_probs, _, grad_confidence, _ = grads
+        wanted = ctx.needs_input_grad[:-3]  # of the tensors
+        needed = (*wanted[:3], *(wanted[4:] or [False] * 4))
+        found = backward(ctx, needed, grad_probs, grad_confidence)
+        return (*found[:3], None, *found[3 : len(wanted) - 1], None, None, None)
+
+
+# The exits of a network
+
+#: Layouts of the inputs of one launch that are remembered, the newest ones.
+_MOST_LAYOUTS = 16
+#: Arguments of the kernel that lie in the answer, in the order of ``ExitBuffers.answer``.
+_ANSWER = ("answer_label", "answer_exit", "answer_confidence", "answer_probs")
+
+
+class ExitsRepeat:
+    """Launches for the exits of a network.
+
+    Launches at the same place must run one after another: they share their workspace. The answer is written to memory
+    that is new for each batch.
+    """
+
+    def __init__(
+        self, exits: Sequence[ExitHead | None], samples: int, classes: int, *, with_probs: bool, at_each: bool,
+        device: torch.device, tallies: Tensor | None = None,
+    ) -> None:  # fmt: skip
+        """Make one launch for all exits, or one ``at_each``; None is a classifier whose logits are given.
+
+        For ``tallies``, to which every answer is added, see :class:`ExitBuffers`.
+        """
+        self._exits = exits
+        self.parts = [slice(place, place + 1) for place in range(len(exits))] if at_each else [slice(0, len(exits))]
+        """The exits of each launch."""
+        self.dtypes = [None if head.weight is None else head.weight.dtype for head in exits if head is not None]
+        """Of the heads' inputs; None for logits, which may be any floats."""
+        self._samples, self._classes = samples, classes
+        self._buffers = ExitBuffers.allocate(
+            len(exits), samples, classes, with_probs=with_probs, device=device, tallies=tallies
+        )
+        self.layout = AnswerLayout(self._buffers)
+        """Of answers, which are complete after the last launch."""
+        self._made: list[list[_OfLayout]] = [[] for _ in self.parts]
+
+    def new_answer(self) -> Tensor:
+        """Allocate memory for an answer on the current stream."""
+        return torch.empty_like(self._buffers.packed_answer)
+
+    def all_are_sure(self, packed: Tensor) -> bool:
+        """Return whether every sample has its answer; the host waits for the launches so far."""
+        exit_index = self.layout.view(1, packed, self._samples)
+        assert exit_index is not None
+        return exit_index.item() >= 0 if self._samples == 1 else bool(exit_index.cpu().min() >= 0)
+
+    def launch(self, index: int, inputs: Sequence[Tensor], packed: Tensor, stream: int) -> None:
+        """Make one of the launches on the current stream, given by its handle, too.
+
+        Args:
+            index: of the launch; the first of a batch is 0.
+            inputs: of its exits: outputs of taps, and logits for the classifier; plain tensors.
+            packed: what ``new_answer`` returned for this batch.
+            stream: the same at each launch of this index.
+
+        Raises:
+            ValueError, TypeError: an input does not fit, as of ``fused_head``; nothing is launched.
+        """
+        if not self._again(index, inputs, packed):
+            inputs = [x.resolve_neg() for x in inputs]  # kernels read the memory as it is
+            if not self._again(index, inputs, packed):
+                self._first(index, inputs, packed, stream)
+
+    def _again(self, index: int, inputs: Sequence[Tensor], packed: Tensor) -> bool:
+        addresses = [*map(Tensor.data_ptr, inputs)]
+        for one in self._made[index]:
+            if one.fits(inputs, addresses):
+                one(inputs, addresses, packed)
+                return True
+        return False
+
+    def _first(self, index: int, inputs: Sequence[Tensor], packed: Tensor, stream: int) -> None:
+        """Check the inputs, make a launch for the first time, and note it."""
+        part = self.parts[index]
+        for x, head in zip(inputs, self._exits[part], strict=True):
+            self._check(x, head)
+        launch = ExitLaunch(replace(self._buffers, packed_answer=packed), part.start, self._exits[part])
+        with noting() as launches:
+            launch(inputs)
+        kept = self._made[index][: _MOST_LAYOUTS - 1]
+        self._made[index] = [_OfLayout(launches[0], launch, self._buffers, inputs, packed, stream), *kept]
+
+    def _check(self, x: Tensor, head: ExitHead | None) -> None:
+        device = self._buffers.label.device
+        if x.device != device:
+            what = "backbone: its logits are" if head is None else "heads: what one reads is"
+            raise ValueError(f"{what} on {x.device}, wants {device}, where the batch is")
+        if head is not None and head.weight is not None:
+            check_head_arguments(x, head.weight, head.bias, head.pool, head.pool_size, head.criterion, head.hidden)
+            check_countable(x, head.hidden.first_weight(head.weight).shape[1])
+        elif not x.is_floating_point() or x.ndim != 2 or x.shape[1] != self._classes:
+            got, whose = f"{x.dtype} of shape {list(x.shape)}", "backbone: its" if head is None else "heads: a module's"
+            raise ValueError(f"{whose} logits are {got}, wants floats [N, {self._classes}], as the heads have")
+        if x.shape[0] != self._samples:
+            raise ValueError(f"x: got shape {list(x.shape)}, wants {self._samples} samples, as the batch has")
+
+
+class _OfLayout:
+    """One launch for inputs of a layout, with other inputs and another answer."""
+
+    def __init__(
+        self,
+        noted: NotedLaunch,
+        launch: ExitLaunch,
+        buffers: ExitBuffers,
+        inputs: Sequence[Tensor],
+        packed: Tensor,
+        stream: int,
+    ) -> None:
+        given = noted.given()
+        self._launch = launch  # and with it the workspace
+        self._buffers, self._compiled = buffers, noted.compiled
+        self._parts = [part for part, name in enumerate(_ANSWER) if given[name] is not None]
+        # By offset in bytes: the answer's parts lie in one tensor.
+        self._offsets = [given[_ANSWER[part]].data_ptr() - packed.data_ptr() for part in self._parts]
+        of_inputs: list[Path] = [("heads", place, 0) for place in range(len(given["heads"]))]
+        self._repeat = noted.repeat([*of_inputs, *((_ANSWER[part],) for part in self._parts)], stream)
+        self._forms = TensorForms(_distinct(inputs))
+        self._alignments = [x.data_ptr() % ALIGNED for x in inputs]
+
+    def fits(self, inputs: Sequence[Tensor], addresses: Sequence[int]) -> bool:
+        return (
+            self._forms.are_those_of(_distinct(inputs))
+            and [address % ALIGNED for address in addresses] == self._alignments
+        )
+
+    def __call__(self, inputs: Sequence[Tensor], addresses: Sequence[int], packed: Tensor) -> None:
+        if self._compiled:
+            first = packed.data_ptr()
+            self._repeat([*addresses, *[first + offset for offset in self._offsets]])
+        else:
+            answer = self._buffers.answer(packed)
+            self._repeat([*inputs, *[answer[part] for part in self._parts]])
+
+
+def _distinct(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+    """Return tensors of the same forms, no two of which are the same object: two heads may read one."""
+    return tensors if len({*map(id, tensors)}) == len(tensors) else [x.detach() for x in tensors]

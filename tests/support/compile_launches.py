@@ -1,0 +1,142 @@
+"""Script: compiles launches for the compute capability given, and prints facts of their machine code as JSON.
+
+A process of its own, since the tests' has Triton's interpreter in the kernels' place. For 9.0 heads that between them
+have every way to be launched, hidden layers and recording; for others the largest that the rule launches.
+"""
+
+import json
+import re
+import subprocess
+import sys
+from typing import Any
+
+import torch
+import triton
+from auxhead.kernels import ExitBuffers, ExitHead, ExitLaunch, HiddenLayers
+from auxhead.kernels.fused_head import launch_fused_head
+from auxhead.kernels.launch.choose_config import choose_config, overriding
+from auxhead.kernels.launch.compile_only import compile_only
+from auxhead.kernels.launch.head_shape import HeadShape
+from auxhead.kernels.launch.head_view import head_view
+from auxhead.kernels.launch.launch_config import LaunchConfig
+from auxhead.kernels.launch.residency import recording
+
+#: One of each way that a head can be launched, by name: samples, classes, configuration.
+WAYS = {
+    "split, the last to arrive adds up": (1, 1000, LaunchConfig(1, 16, 1, 64, 1, 1024, 4, 1024, 1, 1, 8)),
+    "split, the last one waits": (1, 10, LaunchConfig(1, 16, 1, 64, 1, 16, 4, 16, 2, 1, 4, waits=True)),
+    "tiles, few programs for all": (1, 1000, LaunchConfig(1, 16, 1, 64, 64, 16, 1, 1024, 1, 1, 8, max_programs=16)),
+    "tiles of 16 samples, maps in 4 parts": (16, 1000, LaunchConfig(16, 64, 1, 8, 64, 64, 1, 1024, 4, 1, 8)),
+    "tiles of 16 samples": (16, 1000, LaunchConfig(16, 64, 1, 16, 64, 64, 1, 1024, 1, 4, 4)),
+    "tiles of 16 samples, weight in shared memory": (
+        16, 1000, LaunchConfig(16, 64, 1, 16, 64, 64, 2, 1024, 1, 4, 4, weight_buffers=3),
+    ),
+}  # fmt: skip
+
+
+def image(samples: int, channels: int, dtype: torch.dtype = torch.float16) -> torch.Tensor:
+    return torch.zeros(samples, channels, 7, 7, dtype=dtype).to(memory_format=torch.channels_last)
+
+
+def launch_alone(
+    x: torch.Tensor, classes: int, config: LaunchConfig | None = None, hidden: HiddenLayers | None = None
+) -> None:
+    """Launch a head of zeros, by the rule unless a configuration is given."""
+    hidden = HiddenLayers() if hidden is None else hidden
+    width = x.shape[1] if hidden.weight is None else hidden.weight.shape[0]
+    weight, bias = torch.zeros(classes, width, dtype=x.dtype), torch.zeros(classes, dtype=x.dtype)
+    view = head_view(tuple(x.shape), x.stride(), "avg", (1, 1))
+    rows = hidden.first_weight(weight).shape[0]
+    options = {"dtype": x.dtype, "device": x.device, "place": "alone", "hidden": hidden}
+    config = config or choose_config(view, rows, pool_max=False, **options)
+    launch_fused_head(
+        x, view, weight, bias, 1.0, 0.5, pool_max=False, return_probs=True, config=config, hidden=hidden
+    )  # fmt: skip
+
+
+def launch_network(x: torch.Tensor, classes: int, config: LaunchConfig | None, *hidden: HiddenLayers) -> None:
+    """Launch heads of zeros behind another launch, the first with a configuration, the last under patience."""
+    view, one = head_view(tuple(x.shape), x.stride(), "avg", (1, 1)), torch.ones(1)
+    shape = HeadShape.of(view, classes, pool_max=False, dtype=x.dtype)
+    heads = [
+        ExitHead(
+            torch.zeros(classes, x.shape[1] if own.weight is None else own.weight.shape[0], dtype=x.dtype), None,
+            one, one, "avg", (1, 1), criterion, own,
+        )
+        for own, criterion in zip((HiddenLayers(), *hidden), ("max_prob", "patience"), strict=False)
+    ]  # fmt: skip
+    buffers = ExitBuffers.allocate(4, len(x), classes, with_probs=True, device=x.device)
+    told = torch.zeros(1, dtype=torch.int64)
+    with overriding({} if config is None else {(shape, "network"): config}):
+        ExitLaunch(buffers, 1, heads, open_samples=told, condition=told)([x] * len(heads))
+
+
+def every_way(kernels: list[Any]) -> dict[str, dict[str, int]]:
+    found = {}
+
+    def keep(name: str) -> None:
+        (kernel,) = kernels
+        found[name] = made_of(kernel)
+        kernels.clear()
+
+    for name, (samples, classes, config) in WAYS.items():
+        launch_alone(image(samples, 64), classes, config)
+        keep(name)
+    ones, first = torch.ones(48, dtype=torch.float16), torch.ones(33, 48, dtype=torch.float16)
+    launch_alone(image(1, 48), 10, hidden=HiddenLayers(True, 1e-5, ones, ones, first, None, "gelu"))
+    keep("hidden layers")
+    with recording():
+        linear = HiddenLayers(weight=first, activation="hardswish")
+        launch_network(image(1, 48), 10, WAYS["split, the last one waits"][2], linear)
+    keep("two of a network, recorded")
+    return found
+
+
+def made_of(kernel: Any) -> dict[str, int]:
+    path = f"{kernel.hash}.cubin"
+    with open(path, "wb") as file:
+        file.write(kernel.asm["cubin"])
+    tool = triton.knobs.nvidia.cuobjdump.path
+    usage = subprocess.run([tool, "-res-usage", path], capture_output=True, text=True, check=True).stdout
+    numbers = {name: int(number) for name, number in re.findall(r"(REG|STACK|LOCAL):(\d+)", usage)}
+    counted = {
+        "waits": len(re.findall(r"elementwise_inline_asm", kernel.asm["ttgir"])),
+        "copies": len(re.findall(r"ttg.async_copy_global_to_local", kernel.asm["ttgir"])),
+        "clocks": len(re.findall(r"%globaltimer|%smid", kernel.asm["ptx"])),
+        "torn warps": torn_warps(disassembled(path)) if re.search(r"\batom\.", kernel.asm["ptx"]) else 0,
+    }
+    return {**numbers, **counted, "shared": kernel.metadata.shared}
+
+
+def disassembled(path: str) -> str:
+    """Return machine code as text, which takes a third of a second: without the analysis of data flow, a quarter."""
+    listing = [triton.knobs.nvidia.nvdisasm.path, "-c", "-ndf", path]
+    return subprocess.run(listing, capture_output=True, text=True, check=True).stdout
+
+
+def torn_warps(code: str) -> int:
+    """Count the atomic additions in machine code that one thread makes and that its warp does not wait for.
+
+    ptxas adds up what the threads of a warp add, behind a branch: BSSY before and BSYNC after make the warp one again.
+    """
+    torn = 0
+    for place in re.finditer(r"ATOMG\S*\.ADD", code):
+        branch = code.rfind("BRA `(.L_x_", 0, place.start())
+        label = re.match(r"BRA `\((\.L_x_\d+)\)", code[branch:])
+        target = -1 if label is None else code.find(f"{label[1]}:", place.end())
+        if target >= 0:  # one that leads past it
+            torn += "BSYNC" not in code[target : code.find("BAR.SYNC", target)]
+    return torn
+
+
+def by_rule(kernels: list[Any]) -> dict[str, dict[str, int]]:
+    """Launch the head of ResNet-50 that takes most memory, and two of a network; bytes of shared memory by name."""
+    launch_alone(image(32, 2048), 1000)
+    launch_network(image(8, 64, torch.bfloat16), 1000, None)
+    return {name: {"shared": one.metadata.shared} for name, one in zip(("alone", "network"), kernels, strict=True)}
+
+
+if __name__ == "__main__":
+    capability = int(sys.argv[1])
+    kernels = compile_only(capability)
+    print(json.dumps(every_way(kernels) if capability == 90 else by_rule(kernels)))
