@@ -62,12 +62,12 @@ class TrainingPlan:
             value = getattr(self, name)
             if not (type(value) is int and value > 0 or name == "patience" and value is None):
                 raise ValueError(f"{name}: got {value!r}, wants a whole number from 1")
-        for name, (least, most, wanted) in _NUMBERS.items():
+        for name, (least, most, words) in _NUMBERS.items():
             value = getattr(self, name)
             if not isinstance(value, (int, float)):
                 raise TypeError(f"{name}: got {value!r:.50}, wants a number")
             if not least <= value <= most:
-                raise ValueError(f"{name}: got {value!r}, wants {wanted}")
+                raise ValueError(f"{name}: got {value!r}, wants {words}")
         weights = () if self.weights is None else self.weights
         if not (isinstance(weights, Sequence) and all(isinstance(weight, (int, float)) for weight in weights)):
             raise TypeError(f"weights: got {weights!r:.50}, wants a number for each exit, or None")

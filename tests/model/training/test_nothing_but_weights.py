@@ -345,7 +345,7 @@ REFUSED_ATTACHING = {
 )
 def test_a_refused_runner_or_attach_changes_nothing(call, kind):
     options, error, message = (REFUSED_RUNNERS if call is make_runner else REFUSED_ATTACHING)[kind]
-    net = network(training=kind in ("mode", "order", "classes") or call is attach and kind == "channels")
+    net = network(training=kind in ("order", "classes") or call is attach and kind == "channels")
     if call is attach:
         net = net.backbone
         net.first[2].inplace = True
