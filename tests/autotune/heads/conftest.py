@@ -9,7 +9,7 @@ from support.simulated_cuda import simulated_chains
 from support.small_measurer import measurer
 
 alone_head = importlib.import_module("auxhead.autotune.measuring.heads_alone")
-first_launches = importlib.import_module("auxhead.autotune.measuring.first_launches")
+first_launches = importlib.import_module("auxhead.autotune.measuring.head_timing")
 head_timing = importlib.import_module("auxhead.autotune.measuring.head_timing")
 
 

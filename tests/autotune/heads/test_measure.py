@@ -5,7 +5,7 @@ import importlib
 import pytest
 import torch
 from auxhead.autotune.measuring.failures import DeviceLost, Failure
-from auxhead.autotune.measuring.targets import ALONE, NETWORK
+from auxhead.autotune.measuring.heads_alone import ALONE, NETWORK
 from auxhead.autotune.measuring.timers import VariantFailed, time_rounds
 from auxhead.autotune.records.comparison import Paired
 from auxhead.autotune.sweep.space import neighbours
@@ -13,10 +13,9 @@ from auxhead.kernels import HeadOutput
 from auxhead.kernels.launch.choose_config import choose_config
 from auxhead.kernels.launch.tuned_table import lookup
 from auxhead.model import FusedAuxHead
-from support.stream_order import Event
 
 alone_head = importlib.import_module("auxhead.autotune.measuring.heads_alone")
-first_launches = importlib.import_module("auxhead.autotune.measuring.first_launches")
+first_launches = importlib.import_module("auxhead.autotune.measuring.head_timing")
 head_timing = importlib.import_module("auxhead.autotune.measuring.head_timing")
 heads_in_situ = importlib.import_module("auxhead.autotune.measuring.heads_in_situ")
 
@@ -188,14 +187,3 @@ def test_a_launch_that_does_not_end_is_told_and_nothing_waits_for_it(timing, mon
     assert at_exit == [first_launches._leave]
     with pytest.raises(DeviceLost, match="does not end: a launch was not done after 20 s"):
         timing.prepare(target, ALONE, [rule, other])
-
-
-def test_every_capture_is_timed_in_every_round(simulated, monkeypatch):
-    called = []
-    monkeypatch.setattr(Event, "elapsed_time", lambda self, end: 0.25)
-    variants = {"a": [lambda: called.append("a0"), lambda: called.append("a1")], "b": [lambda: called.append("b0")]}
-    found = time_rounds(variants, torch.device("cpu"), rounds=3, repeat=5)
-    assert found == {"a": [[50.0] * 3] * 2, "b": [[50.0] * 3]}
-    assert [called.count(name) for name in ("a0", "a1", "b0")] == [4 * 6] * 3
-    orders = [tuple(called[turn * 18 : turn * 18 + 18 : 6]) for turn in range(4)]
-    assert len(set(orders)) > 1, "another order each time"

@@ -6,7 +6,7 @@ import sys
 import textwrap
 from types import SimpleNamespace
 
-first_launches = importlib.import_module("auxhead.autotune.measuring.first_launches")
+first_launches = importlib.import_module("auxhead.autotune.measuring.head_timing")
 
 
 def test_waiting_for_a_launch_comes_to_an_end(monkeypatch):
@@ -20,7 +20,7 @@ def test_a_process_with_an_endless_launch_ends_at_once():
     """What was printed is not lost; what would take CUDA down does not run."""
     script = """
         import atexit
-        from auxhead.autotune.measuring.first_launches import _leave
+        from auxhead.autotune.measuring.head_timing import _leave
         atexit.register(print, "never")
         atexit.register(_leave)
         print("told")
