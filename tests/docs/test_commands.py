@@ -17,7 +17,7 @@ COMMAND = re.compile(r"(?:\.venv/bin/)?(?:python -m auxhead\.(model|autotune|plo
 #: A figure that is there once the patch of the guide on adding is applied; test_adding.py runs it then.
 OF_PATCHES = "auxhead-plot trunks "
 #: Commands that measure a network which a function returns, with all that the network says itself.
-OF_YOUR_OWN = re.compile(r"auxhead-tune (overlap|heads|sweep|bench|plan) .*:\w")
+OF_YOUR_OWN = re.compile(r"auxhead-tune (overlap|heads|sweep|bench) .*:\w")
 
 
 class Shown(NamedTuple):

@@ -17,7 +17,7 @@ from auxhead.plots.records import COMMITTED
 from support.damaged import damaged_bytes, damaged_json, read_damaged
 
 MAKERS = {**tables, "sweep": _sweep_tables}
-FILES = ("bench", "heads", "overlap", "profile", "sweep")
+FILES = ("bench", "footprint", "heads", "overlap", "profile", "sweep")
 
 
 def first_lines(name):
@@ -51,7 +51,7 @@ def test_any_damage(name, tmp_path):
 NUMBER = re.compile(r"[<+-]?[\d,]+(\.\d+)?(%| |$)")
 
 
-@pytest.mark.parametrize("file", ["bench", "heads", "overlap", "pipelines", "doctor"])
+@pytest.mark.parametrize("file", ["bench", "footprint", "heads", "overlap", "pipelines", "doctor"])
 def test_columns_of_text_come_first_and_end_where_those_of_numbers_begin(file):
     records = read_records(COMMITTED / f"h200/{file}.jsonl")
     for table in MAKERS[file.removesuffix("s") if file == "pipelines" else file](records):
