@@ -36,10 +36,7 @@ def moves_rows(features: Tensor, small: Tensor | None = None) -> bool:
 
 
 def _row(features: Tensor) -> tuple[list[tuple[int, int]], int]:
-    """Return the layout of a sample, (size, stride) of every dimension with several elements, and its alignment.
-
-    The alignment is the power of 2, at most 16 bytes, that every sample's address is a multiple of.
-    """
+    """Return a sample's layout, (size, stride) of all dimensions of several elements, and its alignment, 1 to 16."""
     layout = [
         (size, stride) for size, stride in zip(features.shape[1:], features.stride()[1:], strict=True) if size != 1
     ]

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -79,16 +80,15 @@ class ExitBuffers:
         tallies: Tensor | None = None,
     ) -> "ExitBuffers":
         """Allocate buffers, zeroed, for a network with ``places`` exits, classifier included; tallies are given."""
+        zeros = partial(torch.zeros, device=device)
         return cls(
-            label=torch.zeros(places, samples, dtype=torch.int64, device=device),
-            confidence=torch.zeros(places, samples, dtype=torch.float32, device=device),
-            exits=torch.zeros(places, samples, dtype=torch.bool, device=device),
-            probs=torch.zeros(places, samples, classes, dtype=torch.float32, device=device) if with_probs else None,
-            packed_answer=torch.zeros(
-                samples * (8 + 8 + 4 + (4 * classes if with_probs else 0)), dtype=torch.uint8, device=device
-            ),
+            label=zeros(places, samples, dtype=torch.int64),
+            confidence=zeros(places, samples, dtype=torch.float32),
+            exits=zeros(places, samples, dtype=torch.bool),
+            probs=zeros(places, samples, classes, dtype=torch.float32) if with_probs else None,
+            packed_answer=zeros(samples * (8 + 8 + 4 + (4 * classes if with_probs else 0)), dtype=torch.uint8),
             valid=torch.full((1,), samples, dtype=torch.int32, device=device),
-            requests=torch.zeros(1, dtype=torch.int64, device=device),
+            requests=zeros(1, dtype=torch.int64),
             tallies=tallies,
         )
 
@@ -106,26 +106,14 @@ class ExitBuffers:
         )
 
 
-class _Part(NamedTuple):
-    start: int
-    """In bytes."""
-    row: int
-    """Bytes of a sample."""
-    dtype: torch.dtype
-    shape: tuple[int, ...]
-    """Of a sample."""
-
-
 class AnswerLayout:
     """The parts of ``ExitBuffers.packed_answer`` and of copies of it; see :meth:`ExitBuffers.answer`."""
 
     def __init__(self, buffers: ExitBuffers) -> None:
-        """Find out where the parts lie."""
+        """Find out where the parts lie: first byte, bytes of a sample, dtype and shape of a sample."""
         packed = buffers.packed_answer
         self._parts = [
-            None
-            if part is None
-            else _Part(part.data_ptr() - packed.data_ptr(), part[0].nbytes, part.dtype, tuple(part.shape[1:]))
+            None if part is None else (part.data_ptr() - packed.data_ptr(), part[0].nbytes, part.dtype, part.shape[1:])
             for part in buffers.answer(packed)
         ]
 
@@ -138,8 +126,9 @@ class AnswerLayout:
         part = self._parts[index]
         if part is None:
             return None
-        view = packed[part.start : part.start + samples * part.row].view(part.dtype)
-        return view.view(samples, *part.shape) if part.shape else view
+        start, row, dtype, shape = part
+        view = packed[start : start + samples * row].view(dtype)
+        return view.view(samples, *shape) if shape else view
 
 
 class ExitLaunch:

@@ -158,14 +158,14 @@ def _fused_head(
     check_rule_tensors(criterion, temperature_tensor, threshold_tensor, x.device)
     check_temperature(temperature)
     check_threshold(criterion, threshold)
-    heat = temperature if temperature_tensor is None else temperature_tensor
+    divisor = temperature if temperature_tensor is None else temperature_tensor
     limit = threshold if threshold_tensor is None else threshold_tensor
     classes, pool_max = weight.shape[0], pool == "max"
     if x.shape[0] == 0:
         return _empty_output(x, classes, return_probs)
     if not runs_triton(x):
         output = fused_head_reference(
-            x, weight, bias, pool=pool, pool_size=grid, temperature=heat, threshold=limit, criterion=criterion,
+            x, weight, bias, pool=pool, pool_size=grid, temperature=divisor, threshold=limit, criterion=criterion,
             hidden=hidden,
         )  # fmt: skip
     else:
@@ -176,7 +176,7 @@ def _fused_head(
             view, rows, pool_max=pool_max, dtype=x.dtype, device=x.device, place="alone", hidden=hidden
         )
         output = launch_fused_head(
-            x, view, weight, bias, heat, limit, pool_max=pool_max, return_probs=return_probs, config=config,
+            x, view, weight, bias, divisor, limit, pool_max=pool_max, return_probs=return_probs, config=config,
             criterion=criterion, hidden=hidden,
         )  # fmt: skip
         arrival_counters(x.device).launched()

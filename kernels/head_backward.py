@@ -48,9 +48,9 @@ def backward(
         leaves: list[Any] = [
             t if t is None or twice else t.detach().requires_grad_(need) for t, need in zip(inputs, needed, strict=True)
         ]
-        heat = temperature if temperature_tensor is None else temperature_tensor
+        divisor = temperature if temperature_tensor is None else temperature_tensor
         output = fused_head_reference(
-            *leaves[:3], pool=pool, pool_size=pool_size, temperature=heat, threshold=1.0, criterion=criterion,
+            *leaves[:3], pool=pool, pool_size=pool_size, temperature=divisor, threshold=1.0, criterion=criterion,
             hidden=without.with_tensors(leaves[3:]),
         )  # fmt: skip
         # terms of the loss to first order, so that one call differentiates through both outputs

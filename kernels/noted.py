@@ -225,8 +225,7 @@ def _driver_launch(
 ) -> DriverLaunch | None:
     """Return what repeats a launch of a compiled kernel, given its arguments by name; None if that cannot be had.
 
-    It can be had of kernels whose parameters, by Triton's signature, have the sizes that the driver says they have, and
-    that need neither clusters, cooperation of all programs nor scratch memory.
+    Kernels must have parameters of the driver's sizes, and no clusters, cooperation of programs or scratch memory.
     """
     metadata = kernel.metadata
     if driver is None or len(kernel.packed_metadata) != 3 or metadata.num_ctas != 1:

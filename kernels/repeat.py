@@ -172,7 +172,7 @@ class _Differentiable(torch.autograd.Function):
 
 # The exits of a network
 
-#: Layouts of the inputs of one launch that are remembered; before there are more it forgets them all.
+#: Layouts of the inputs of one launch that are remembered, the newest ones.
 _MOST_LAYOUTS = 16
 #: Arguments of the kernel that lie in the answer, in the order of ``ExitBuffers.answer``.
 _ANSWER = ("answer_label", "answer_exit", "answer_confidence", "answer_probs")

@@ -4,16 +4,13 @@ from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-import torch
-
 from ...model.basics.bad_input import BadInput
 from ..measuring.cells import Cell
-from ..measuring.environment import environment, this_device
 from ..measuring.failures import DeviceLost, Failure
+from ..measuring.networks import find_networks
 from ..measuring.options import check_globs, check_patterns, chosen_patterns
 from ..measuring.progress import SweepProgress
-from ..measuring.subject import build_subject, find_subject
-from ..records.record import Record, is_settled, read_records, records_path
+from ..records.record import Record, is_settled, read_records
 from ..records.tables import print_tables, wide_console
 from .measure import BenchOptions, PatternRun, run_cell
 from .tables import bench_tables
@@ -78,33 +75,25 @@ def run_bench(
     """
     console = wide_console()
 
-    def check() -> None:
+    def check(cells: Sequence[Cell]) -> None:
         check_globs("--variant", variants, (variant.name for cell in cells for variant in catalogue(cell)))
         check_patterns(exits, cells)
 
-    make, own = find_subject(own_model) if own_model else None, None
-    if make is None:
-        check()
-    device = this_device("bench")
-    if make is not None:
-        own = make()
-        cells = [own.cell]
-        check()
-    where = records_path(out, "bench", torch.cuda.get_device_name(device))
-    options = BenchOptions(where, environment(device), rounds, variants, fresh, exits)
-    left, failed = unsettled(cells, options), []
+    networks = find_networks("bench", own_model, cells, out, check=check)
+    options = BenchOptions(networks.where, networks.environment, rounds, variants, fresh, exits)
+    left, failed = unsettled(networks.cells, options), []
     with SweepProgress(console) as progress:
         for number, (cell, runs) in enumerate(left):
             begins = progress.of_network(cell, number, len(left))
             try:
-                run_cell(own or build_subject(cell, device), runs, options, begins)
+                run_cell(networks.subject(cell), runs, options, begins)
             except DeviceLost as error:
                 raise BadInput(f"{error}; it is recorded: the same command goes on with the rest") from None
             except (RuntimeError, ValueError) as error:  # no memory for the network itself, say
                 failed.append(f"{cell}: {Failure.of(error).detail}")
                 begins(f"FAILED: {Failure.of(error).detail}", 1.0)
-    chosen = [cell.as_json() for cell in cells]
-    found = read_records(where) if where.exists() else []
-    print_tables(console, bench_tables(record for record in found if record.cell in chosen), where)
+    chosen = [cell.as_json() for cell in networks.cells]
+    found = read_records(networks.where) if networks.where.exists() else []
+    print_tables(console, bench_tables(record for record in found if record.cell in chosen), networks.where)
     if failed:
         raise BadInput(f"{len(failed)} of {len(left)} cells could not be measured, the first: {failed[0]}")

@@ -1,6 +1,6 @@
 """The benchmark's variants of a cell: how each is built, where it is measured, and its baselines."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any, NamedTuple
@@ -107,6 +107,10 @@ class VariantCaptures:
         """Heads of many launches with the weights of the network's."""
         return [NaiveHead(head).eval() for head in self.subject.heads]
 
+    def heads(self, kind: str) -> Sequence[Callable[[Tensor], Any]]:
+        """Return the heads, "naive" or "fused"."""
+        return self.naive_heads if kind == "naive" else self.subject.heads
+
 
 #: Builds one fresh capture of a variant for an exit pattern.
 Build = Callable[[VariantCaptures, str], BuiltVariant]
@@ -160,10 +164,19 @@ def smaller_sizes(batch: int) -> tuple[int, ...]:
 
 def catalogue(cell: Cell) -> list[Variant]:
     """Return every variant of a cell, in the order of the tables."""
+
+    def peer(
+        name: str, function: Callable[..., PeerAnswer], heads: str | None, trunk: str = AS_IS, **how: Any
+    ) -> Variant:
+        in_graph = name.startswith("graph")
+        build = partial(_peer, function, heads, trunk, in_graph)
+        how = {"captures": CAPTURES if in_graph else 1, "by_default": trunk not in MORE_TRUNKS, **how}
+        return Variant(f"{name}@{trunk}", build, trunk, **how)
+
     variants = [
-        Variant("eager-bare@as_is", _eager(bare, None), captures=1, exits_early=False),
-        Variant("eager-naive@as_is", _eager(in_line, "naive"), captures=1),
-        Variant("eager-naive-item@as_is", _eager(with_item, "naive"), captures=1, exits=True, mixed=True),
+        peer("eager-bare", bare, None, exits_early=False),
+        peer("eager-naive", in_line, "naive"),
+        peer("eager-naive-item", with_item, "naive", exits=True, mixed=True),
     ]
     if cell.batch <= HEADS_ALONE_BATCH:
         variants += [
@@ -185,10 +198,10 @@ def catalogue(cell: Cell) -> list[Variant]:
     for trunk in (*TRUNKS, *MORE_TRUNKS):
         add = partial(Variant, trunk=trunk, by_default=trunk in TRUNKS)
         variants += [
-            add(bare_name(trunk), _graph(bare, None, trunk), exits=True, mixed=True, exits_early=False),
-            add(f"graph-naive@{trunk}", _graph(in_line, "naive", trunk)),
-            add(f"graph-naive-forked@{trunk}", _graph(forked, "naive", trunk)),
-            add(f"graph-fused@{trunk}", _graph(in_line, "fused", trunk)),
+            peer("graph-bare", bare, None, trunk, exits=True, mixed=True, exits_early=False),
+            peer("graph-naive", in_line, "naive", trunk),
+            peer("graph-naive-forked", forked, "naive", trunk),
+            peer("graph-fused", in_line, "fused", trunk),
             add(truncated_name(trunk), partial(_truncated, trunk), never=False, exits=True, per_pattern=True),
         ]
         variants += [
@@ -205,31 +218,25 @@ def catalogue(cell: Cell) -> list[Variant]:
     return variants
 
 
-def _function(
-    peer: Callable[..., PeerAnswer], heads: str | None, trunk: str, captures: VariantCaptures
-) -> Callable[[Tensor], PeerAnswer]:
-    """Return the function of one batch that a peer is."""
+def _in_graph(function: Callable[[Tensor], PeerAnswer], trunk: str, captures: VariantCaptures) -> BuiltVariant:
+    graph = GraphedPeer(function, captures.subject.example, captures.trunk(trunk).memory_format)
+    return BuiltVariant(graph, merged_answer)
+
+
+def _peer(
+    peer: Callable[..., PeerAnswer], heads: str | None, trunk: str, in_graph: bool, captures: VariantCaptures, _: str
+) -> BuiltVariant:
+    """Build a peer, eager or in a graph."""
     function = partial(peer, captures.trunk(trunk), captures.subject.network.taps)
-    if heads is None:
-        return function
-    return partial(function, captures.naive_heads if heads == "naive" else captures.subject.heads)
-
-
-def _eager(peer: Callable[..., PeerAnswer], heads: str | None) -> Build:
-    return lambda captures, _pattern: BuiltVariant(
-        torch.no_grad()(_function(peer, heads, AS_IS, captures)), merged_answer
-    )
+    if heads is not None:
+        function = partial(function, captures.heads(heads))
+    return _in_graph(function, trunk, captures) if in_graph else BuiltVariant(torch.no_grad()(function), merged_answer)
 
 
 def _heads_alone(heads: str, captures: VariantCaptures, _pattern: str) -> BuiltVariant:
     subject = captures.subject
-    called = captures.naive_heads if heads == "naive" else subject.heads
-    alone = HeadsAlone(captures.trunk(AS_IS), subject.network.taps, called, subject.inputs)
+    alone = HeadsAlone(captures.trunk(AS_IS), subject.network.taps, captures.heads(heads), subject.inputs)
     return BuiltVariant(torch.no_grad()(alone), merged_answer)
-
-
-def _graph(peer: Callable[..., PeerAnswer], heads: str | None, trunk: str) -> Build:
-    return lambda captures, _pattern: _in_graph(_function(peer, heads, trunk, captures), trunk, captures)
 
 
 def _truncated(trunk: str, captures: VariantCaptures, pattern: str) -> BuiltVariant:
@@ -237,11 +244,6 @@ def _truncated(trunk: str, captures: VariantCaptures, pattern: str) -> BuiltVari
     stop_at = network.taps.index(pattern)
     function = partial(truncated, captures.trunk(trunk), network.taps, captures.subject.heads, stop_at)
     return _in_graph(function, trunk, captures)
-
-
-def _in_graph(function: Callable[[Tensor], PeerAnswer], trunk: str, captures: VariantCaptures) -> BuiltVariant:
-    graph = GraphedPeer(function, captures.subject.example, captures.trunk(trunk).memory_format)
-    return BuiltVariant(graph, merged_answer)
 
 
 def _compiled(heads: str | None, mode: str, captures: VariantCaptures, _pattern: str) -> BuiltVariant:

@@ -3,29 +3,25 @@
 import dataclasses
 import secrets
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
-
 from ...kernels.launch.kernel_hash import kernel_hash
 from ...kernels.launch.launch_config import LaunchConfig
 from ...model.basics.bad_input import BadInput
-from ..measuring.cells import Cell
-from ..measuring.environment import clocks, environment, release_memory, this_device
+from ..measuring.environment import clocks, release_memory
 from ..measuring.failures import DeviceLost, Failure
 from ..measuring.head_timing import COPIED, CopySpeed, HeadTiming, measure_copy_speed
 from ..measuring.heads_alone import FUSED, LAUNCHES
 from ..measuring.networks import find_networks
 from ..measuring.options import NetworkChoice
 from ..measuring.progress import Status, SweepProgress
-from ..measuring.subject import Subject, build_subject
 from ..measuring.targets import ALONE, Target
 from ..measuring.timers import CAPTURES, FINAL_ROUNDS
 from ..records.comparison import Paired, compare, typical
-from ..records.record import Record, append_record, is_settled, read_records, records_path
+from ..records.record import Record, append_record, is_settled, read_records
 from ..records.summaries import Timings, network_record, rounded, with_samples
 from ..records.tables import print_tables, wide_console
 from .tables import head_tables
@@ -132,65 +128,43 @@ def run_heads(chosen: NetworkChoice, out: Path | None) -> None:
         BadInput: no CUDA device, no such network, or a device that was lost.
         BadRecord: ``out`` cannot be read.
     """
-    console = wide_console()
-    make = find_networks(chosen)
-    device = this_device(KIND)
-    where = records_path(out, KIND, torch.cuda.get_device_name(device))
-    own, cells = make()
+    console, networks = wide_console(), find_networks(KIND, chosen.own, chosen.cells, out)
+    asked: list[dict[str, Any]] = []
+    failures: Counter[str] = Counter()
+    speed: CopySpeed | None = None
     with SweepProgress(console) as progress:
-        run = _HeadsBench(device, where, progress.show, len(cells))
-        for cell in cells:
-            run.measure(cell, own)
-    found = [record for record in read_records(where) if record.cell in run.asked]
-    print_tables(console, head_tables(found), where)
+        for number, cell in enumerate(networks.cells):
 
+            def tell(doing: str, of_cell: float, number: int = number) -> None:
+                progress.show(Status((number + of_cell) / len(networks.cells), doing, "", failures))
 
-class _HeadsBench:
-    """Measures the heads of networks that the file of records lacks."""
+            tell(f"{cell}: building", 0.0)
+            timing = HeadTiming(networks.subject(cell), "as_is")
+            how = {"kernel": kernel_hash(), **timing.protocol, "place": ALONE}
+            how |= {"rounds": FINAL_ROUNDS, "captures": CAPTURES}
+            kept = HeadRecords(networks.where, networks.environment, how)
+            kind = {name: value for name, value in cell.as_json().items() if name == "heads"}
+            for index, (target, alone) in enumerate(timing.heads.items()):
+                head = Head(target, alone.chosen, alone.bytes_moved, kind)
+                asked.append(head.cell)
+                if kept.has(head):
+                    continue
+                speed = speed or measure_copy_speed(networks.device, FINAL_ROUNDS)
 
-    def __init__(self, device: torch.device, where: Path, show: Callable[[Status], None], cells: int) -> None:
-        self.asked: list[dict[str, Any]] = []
-        """The cells of the heads of all networks so far, measured or found."""
-        self._device = device
-        self._where = where
-        self._show = show
-        self._cells = cells
-        self._done = 0
-        self._environment = environment(device)
-        self._failures: Counter[str] = Counter()
-        self._speed: CopySpeed | None = None
+                def begins(
+                    variant: str, before: int = index, target: Target = target, of: int = len(timing.heads)
+                ) -> None:
+                    of_head = list(LAUNCHES).index(variant) / len(LAUNCHES)
+                    tell(f"{what}: {variant}", (index + of_head) / of)
 
-    def measure(self, cell: Cell, own: Subject | None) -> None:
-        """Measure the heads of one network, the user's own or one of torchvision's."""
-        self._tell(f"{cell}: building", 0.0)
-        timing = HeadTiming(own or build_subject(cell, self._device), "as_is")
-        how = {"place": ALONE, "rounds": FINAL_ROUNDS, "captures": CAPTURES}
-        kept = HeadRecords(self._where, self._environment, {"kernel": kernel_hash(), **timing.protocol, **how})
-        kind = {name: value for name, value in cell.as_json().items() if name == "heads"}
-        for index, (target, alone) in enumerate(timing.heads.items()):
-            head = Head(target, alone.chosen, alone.bytes_moved, kind)
-            self.asked.append(head.cell)
-            if not kept.has(head):
-                self._measure_head(timing, head, kept, index)
-        self._done += 1
-        del timing, alone
-        release_memory()
-
-    def _measure_head(self, timing: HeadTiming, head: Head, kept: HeadRecords, index: int) -> None:
-        self._speed = self._speed or measure_copy_speed(self._device, FINAL_ROUNDS)
-
-        def begins(variant: str) -> None:
-            of_head = list(LAUNCHES).index(variant) / len(LAUNCHES)
-            self._tell(f"{head.target}: {variant}", (index + of_head) / len(timing.heads))
-
-        try:
-            results = timing.against_peers(head.target, FINAL_ROUNDS, CAPTURES, begins)
-        except DeviceLost as error:
-            kept.add(head, dict.fromkeys(LAUNCHES, Failure("DeviceLost", str(error))), self._speed, None)
-            raise BadInput(f"{error}; it is recorded: the same command goes on with the rest") from None
-        self._failures.update(result.kind for result in results.values() if isinstance(result, Failure))
-        kept.add(head, results, self._speed, clocks(self._device))
-
-    def _tell(self, doing: str, of_cell: float) -> None:
-        """Show what begins, with the share of the network under way that is done."""
-        self._show(Status((self._done + of_cell) / self._cells, doing, "", self._failures))
+                try:
+                    results = timing.against_peers(target, FINAL_ROUNDS, CAPTURES, begins)
+                except DeviceLost as error:
+                    kept.add(head, dict.fromkeys(LAUNCHES, Failure("DeviceLost", str(error))), speed, None)
+                    raise BadInput(f"{error}; it is recorded: the same command goes on with the rest") from None
+                failures.update(result.kind for result in results.values() if isinstance(result, Failure))
+                kept.add(head, results, speed, clocks(networks.device))
+            del timing, alone
+            release_memory()
+    found = [record for record in read_records(networks.where) if record.cell in asked]
+    print_tables(console, head_tables(found), networks.where)

@@ -31,14 +31,6 @@ class Answer(NamedTuple):
         return cls(result.label, result.confidence.double(), result.exit_index)
 
 
-class HeadAnswer(NamedTuple):
-    """The answer of one head for N samples, without probabilities."""
-
-    label: Tensor
-    confidence: Tensor
-    exit: Tensor
-
-
 class Expected(NamedTuple):
     """The eager network's answer for a batch of N, and by how much rounding may change it."""
 
@@ -207,7 +199,7 @@ def measure_rounding(network: EarlyExitNetwork, inputs: Sequence[Tensor]) -> Rou
     return Rounding(logit, confidence)
 
 
-def merge(outputs: Sequence[HeadOutput | HeadAnswer]) -> Answer:
+def merge(outputs: Sequence[HeadOutput]) -> Answer:
     """Let the first sure exit answer for each sample, else the last; in float64."""
     wide = [HeadOutput(None, one.label, one.confidence.double(), one.exit) for one in outputs]
     return Answer.of(first_sure(wide, with_probs=False))

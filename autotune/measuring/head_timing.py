@@ -146,7 +146,7 @@ class HeadTiming:
                 refuse(head.wrong(head.chosen) if variant == FUSED else None)
             captured = chain(made[variant], self._device)
             captured()
-            refuse(head.wrong_answer(captured.answer))
+            refuse(head.wrong_answer(captured.answer, peer=variant != FUSED))
             return captured
 
         found = self._time(FUSED, list(LAUNCHES), build, rounds, captures, launches=CHAIN)

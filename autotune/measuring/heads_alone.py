@@ -16,7 +16,6 @@ from ...kernels.launch.launch_config import LaunchConfig
 from ...model import FusedAuxHead
 from ...model.basics.streams import stream_pair
 from .captured import OwnGraph, chain
-from .eager_truth import HeadAnswer
 from .peers import NaiveHead
 from .targets import ALONE
 
@@ -96,15 +95,15 @@ class AloneHead:
                 return "two launches on the same input differ"
         return None
 
-    def wrong_answer(self, answer: HeadOutput | HeadAnswer) -> str | None:
+    def wrong_answer(self, answer: HeadOutput, *, peer: bool = False) -> str | None:
         """Check one answer, the fused head's or a peer's, which may be less exact; return what is wrong, or None."""
         exact, off_by_pytorch = self._truth
         assert exact.probs is not None
         allowed = max(2.0 * off_by_pytorch, _FLOOR_ROUNDINGS * torch.finfo(answer.confidence.dtype).eps)
-        if isinstance(answer, HeadAnswer) and answer.confidence.dtype == torch.float32:
+        if peer and answer.confidence.dtype == torch.float32:
             allowed *= _PEERS_ROUNDING
         off = (answer.confidence.double() - exact.confidence).abs().max().item()
-        if isinstance(answer, HeadOutput) and answer.probs is not None:
+        if answer.probs is not None:
             off = max(off, (answer.probs.double() - exact.probs).abs().max().item())
         if not off <= allowed:  # NaN, too
             return f"probabilities are off by {off:.2g}, {allowed:.2g} being allowed"
@@ -189,7 +188,7 @@ FUSED, EAGER, COMPILED = "fused", "eager", "compiled"
 _WARM_UP = 3
 
 #: Launches a head or its peer on the head's input, on the current stream.
-Launch = Callable[[], HeadOutput | HeadAnswer]
+Launch = Callable[[], HeadOutput]
 
 
 def _compiled(head: AloneHead) -> Launch:

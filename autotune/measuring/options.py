@@ -55,9 +55,15 @@ class NetworkChoice:
             check_own(model, **chosen.asked)
         return chosen
 
+    @property
+    def own(self) -> str | None:
+        """The model, if it is a user's factory."""
+        return self.model if is_factory(self.model) else None
+
+    @property
     def cells(self) -> list[Cell]:
-        """Return the cells of torchvision's ResNets."""
-        return all_cells({"model": (self.model,), **_USUAL, **self.asked})
+        """The cells of torchvision's ResNets."""
+        return [] if self.own else all_cells({"model": (self.model,), **_USUAL, **self.asked})
 
 
 def values_of(options: Mapping[str, Sequence[Any] | None]) -> dict[str, list[Any]]:

@@ -13,7 +13,7 @@ from ...model import EarlyExitNetwork, FusedAuxHead, Trunk
 from ...model.basics.streams import stream_pair
 from ...model.listening.taps import ForwardLeft, listening
 from .captured import CapturedFunction
-from .eager_truth import Answer, HeadAnswer, merge
+from .eager_truth import Answer, merge
 
 #: Modules of the activations that a fused head may have, by name.
 ACTIVATION_MODULES: dict[str, Callable[[], nn.Module]] = {
@@ -27,7 +27,7 @@ ACTIVATION_MODULES: dict[str, Callable[[], nn.Module]] = {
 class PeerAnswer(NamedTuple):
     """The answer of a peer: its heads one by one, unmerged (which is in the peers' favour), and its last exit."""
 
-    heads: Sequence[HeadAnswer | HeadOutput]
+    heads: Sequence[HeadOutput]
     last: Tensor | HeadOutput
     """Logits [N, K], or the answer of a fused head."""
     last_exit: int
@@ -44,14 +44,14 @@ class NaiveHead(nn.Module):
         before, after = _layers_around_pool(head)
         self.classifier = nn.Sequential(*before, pool(head.pool_size), nn.Flatten(), *after, head.linear)
 
-    def forward(self, x: Tensor) -> HeadAnswer:
+    def forward(self, x: Tensor) -> HeadOutput:
         """Answer for a map [N, C, H, W], or for whatever the fused head takes."""
         plain = x.ndim == 4 and self.head.pool in ("avg", "max")
         logits = self.classifier(x) if plain else self.head.logits(x)
         if self.head.rule.temperature != 1.0:
             logits = logits / self.head.rule.temperature_tensor
         confidence, label = torch.softmax(logits, dim=1).max(dim=1)
-        return HeadAnswer(label, confidence, confidence > self.head.rule.threshold_tensor)
+        return HeadOutput(None, label, confidence, confidence > self.head.rule.threshold_tensor)
 
 
 def _layers_around_pool(head: FusedAuxHead) -> tuple[list[nn.Module], list[nn.Module]]:
@@ -79,11 +79,23 @@ def bare(trunk: Trunk, taps: Sequence[str], x: Tensor) -> PeerAnswer:
     return PeerAnswer([], _last(trunk, trunk.module(x)), len(taps))
 
 
-def in_line(trunk: Trunk, taps: Sequence[str], heads: Heads, x: Tensor) -> PeerAnswer:
-    """Run every head on the stream of the trunk."""
+def in_line(
+    trunk: Trunk, taps: Sequence[str], heads: Heads, x: Tensor,
+    leaves: Callable[[int, HeadOutput], bool] = lambda index, answer: False,
+) -> PeerAnswer:  # fmt: skip
+    """Run every head on the stream of the trunk, and leave after the first one of which ``leaves`` says so."""
     answers: list[Any] = []
-    with listening(trunk.module, taps, lambda index, y: answers.append(heads[index](y)), trunk.reading):
-        y = trunk.module(x)
+
+    def on_tap(index: int, y: Tensor) -> None:
+        answers.append(heads[index](y))
+        if leaves(index, answers[-1]):
+            raise ForwardLeft
+
+    try:
+        with listening(trunk.module, taps, on_tap, trunk.reading):
+            y = trunk.module(x)
+    except ForwardLeft:
+        return PeerAnswer(answers[:-1], answers[-1], len(answers) - 1)
     return PeerAnswer(answers, _last(trunk, y), len(taps))
 
 
@@ -124,40 +136,21 @@ def forked(trunk: Trunk, taps: Sequence[str], heads: Heads, x: Tensor) -> PeerAn
 
 
 def truncated(trunk: Trunk, taps: Sequence[str], heads: Heads, stop_at: int, x: Tensor) -> PeerAnswer:
-    """Run up to a tap and let its head answer: a lower bound of what an exit there costs."""
-    answers: list[Any] = []
-
-    def on_tap(index: int, y: Tensor) -> None:
-        if index == stop_at:
-            answers.append(heads[index](y))
-            raise ForwardLeft
-
-    try:
-        with listening(trunk.module, taps, on_tap, trunk.reading):
-            trunk.module(x)
-    except ForwardLeft:
-        pass
-    return PeerAnswer([], answers[0], stop_at)
+    """Run up to a tap and let its head alone answer: a lower bound of what an exit there costs."""
+    passing: Heads = [*[lambda y: None] * stop_at, heads[stop_at]]
+    return in_line(trunk, taps, passing, x, lambda index, _answer: index == stop_at)._replace(heads=[])
 
 
 def with_item(trunk: Trunk, taps: Sequence[str], heads: Heads, x: Tensor) -> PeerAnswer:
     """Ask the device after every head whether all samples are sure, and leave if so, as people write early exit."""
-    answers: list[Any] = []
     sure: Tensor | None = None
 
-    def on_tap(index: int, y: Tensor) -> None:
+    def leaves(_index: int, answer: HeadOutput) -> bool:
         nonlocal sure
-        answers.append(heads[index](y))
-        sure = answers[-1].exit if sure is None else sure | answers[-1].exit
-        if sure.all().item():
-            raise ForwardLeft
+        sure = answer.exit if sure is None else sure | answer.exit
+        return bool(sure.all().item())
 
-    try:
-        with listening(trunk.module, taps, on_tap, trunk.reading):
-            y = trunk.module(x)
-    except ForwardLeft:
-        return PeerAnswer(answers[:-1], HeadOutput(None, *answers[-1]), len(answers) - 1)
-    return PeerAnswer(answers, _last(trunk, y), len(taps))
+    return in_line(trunk, taps, heads, x, leaves)
 
 
 class GraphedPeer(CapturedFunction[PeerAnswer]):
@@ -205,14 +198,14 @@ class _HeadsInForward(nn.Module):
         super().__init__()
         self.backbone = copy.deepcopy(network.backbone)
         self.heads = nn.ModuleList(heads)
-        self._answers: list[HeadAnswer] = []
+        self._answers: list[HeadOutput] = []
         for tap, head in zip(network.taps, heads, strict=False):
             self.backbone.get_submodule(tap).register_forward_hook(partial(self._on_tap, head))
 
     def _on_tap(self, head: NaiveHead, _module: nn.Module, _inputs: Any, y: Tensor) -> None:
         self._answers.append(head(y))
 
-    def forward(self, x: Tensor) -> tuple[list[HeadAnswer], Tensor]:
+    def forward(self, x: Tensor) -> tuple[list[HeadOutput], Tensor]:
         logits = self.backbone(x)
         answers = list(self._answers)
         self._answers.clear()

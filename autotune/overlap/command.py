@@ -24,9 +24,6 @@ def overlap(
     with one_line_errors(BadRecord):
         chosen = NetworkChoice.of(model, batch=batch, dtype=dtype, classes=classes, placement=placement)
         check_out(out)
-        from ..measuring.networks import measure_networks
-        from .measure import measure_overlap
-        from .records import KIND, failed_record, overlap_records
-        from .tables import overlap_tables
+        from .run import run_overlap
 
-        measure_networks(KIND, chosen, out, measure_overlap, overlap_records, failed_record, overlap_tables)
+        run_overlap(chosen, out)

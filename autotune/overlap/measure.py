@@ -11,12 +11,11 @@ import torch
 from torch import Tensor
 from torch.profiler import profile as torch_profile
 
-from ...kernels import ExitBuffers
+from ...kernels import ExitBuffers, HeadOutput
 from ...kernels.launch.residency import Residency, recording
 from ...model.trunk.fused_convolution import fastest_convolutions
 from ..measuring.captured import CHAIN, chain
 from ..measuring.cells import NEVER
-from ..measuring.eager_truth import HeadAnswer
 from ..measuring.failures import refuse
 from ..measuring.heads_alone import head_launches
 from ..measuring.heads_in_situ import HeadsInSitu
@@ -79,17 +78,17 @@ class NetworkParts(HeadsInSitu):
         )  # fmt: skip
         launches = head_launches(buffers, heads, self._indices(self.forks))
 
-        def launch() -> list[HeadAnswer]:
+        def launch() -> list[HeadOutput]:
             for part, one in launches:
                 one(features[part])
             answers = zip(buffers.label, buffers.confidence, buffers.exits, strict=True)
-            return [HeadAnswer(*answer) for answer in answers][: len(heads)]
+            return [HeadOutput(None, *answer) for answer in answers][: len(heads)]
 
         torch.cuda.synchronize(example.device)  # buffers and counters are zero before another stream uses them
         captured = chain(launch, example.device)
         captured()
         for head, answer in zip(self.heads, captured.answer, strict=True):
-            check(HEADS, head.wrong_answer(answer))
+            check(HEADS, head.wrong_answer(answer, peer=True))
         return captured
 
 

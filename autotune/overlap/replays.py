@@ -5,7 +5,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ...kernels.launch.residency import Residency
+from ...kernels.launch.residency import Residency, check_turns
 from ..measuring.cuda_calls import GRAPH_LAUNCHES, HEAD_KERNEL, plain_name
 
 #: Role of kernels that are no launch of heads.
@@ -154,7 +154,7 @@ def recorded_replay(replay: Replay, launches: Sequence[Residency], sm_count: int
     if len(kernels) != len(launches) or not kernels:
         raise ValueError(f"launches: got {len(launches)} that recorded, wants the {len(kernels)} of the replay")
     for launch in launches:
-        _check_turns(launch, sm_count)
+        check_turns(launch, sm_count)
     origin = min(int(launch.turns[:, 1].min()) for launch in launches)  # float64 does not hold nanoseconds since 1970
     turns = [
         sorted((start - origin, end - origin, sm) for sm, start, end in launch.turns.tolist()) for launch in launches
@@ -170,13 +170,3 @@ def recorded_replay(replay: Replay, launches: Sequence[Residency], sm_count: int
         for start, end, sm in of
     ]
     return RecordedReplay(replay, programs, round(max(shifts) - min(shifts), 3))
-
-
-def _check_turns(launch: Residency, sm_count: int) -> None:
-    """Raise ``ValueError`` if a program of a launch did not record where it ran, or no such place or time."""
-    sm, start, end = launch.turns.unbind(1)
-    silent = int((sm < 0).sum())
-    if silent:
-        raise ValueError(f"turns: {silent} of {len(sm)} were not recorded, wants the launch to have run")
-    if int(sm.max()) >= sm_count or bool((end < start).any()) or bool((start <= 0).any()):
-        raise ValueError(f"turns: got an SM of {sm_count} that there is not, or an end before its start")

@@ -5,22 +5,20 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-import torch
 from rich.console import Console
 
 from ...kernels.launch.kernel_hash import kernel_hash
 from ...model.basics.bad_input import BadInput
 from ...model.commands.console import activity
 from ..measuring.cells import Cell
-from ..measuring.environment import environment, release_memory, this_device
+from ..measuring.environment import release_memory
 from ..measuring.failures import DeviceLost
 from ..measuring.head_timing import HeadTiming
 from ..measuring.networks import find_networks
 from ..measuring.options import NetworkChoice
 from ..measuring.progress import Status, SweepProgress, failures_in_words
-from ..measuring.subject import build_subject
 from ..measuring.targets import Target
-from ..records.record import read_records, records_path
+from ..records.record import read_records
 from ..records.tables import print_tables, wide_console
 from .measure import Sweep, measure_winners_at_neighbours
 from .records import RecordedTimes, SweepRecords, recorded_targets
@@ -36,27 +34,24 @@ def run_sweep(chosen: NetworkChoice, effort: str, out: Path | None) -> None:
         BadRecord: ``out`` cannot be read.
     """
     console = wide_console()
-    make = find_networks(chosen)
-    device = this_device("sweep", "; --replay needs none")
-    own, cells = make()
-    where = records_path(out, "sweep", torch.cuda.get_device_name(device))
+    networks = find_networks("sweep", chosen.own, chosen.cells, out, otherwise="; --replay needs none")
     found: list[tuple[str, list[HeadWinners]]] = []
     failures: Counter[str] = Counter()
     with SweepProgress(console) as progress:
 
         def swept(cell: Cell, number: int) -> Sweep:
             def show(status: Status) -> None:
-                progress.show(status._replace(done=(number + status.done) / len(cells)))
+                progress.show(status._replace(done=(number + status.done) / len(networks.cells)))
 
             show(Status(0.0, f"{cell}: building", "", failures))
-            measurer = HeadTiming(own or build_subject(cell, device))
+            measurer = HeadTiming(networks.subject(cell))
             protocol = {"kernel": kernel_hash(), **measurer.protocol}
-            records = SweepRecords(where, environment(device), protocol, measurer.of_network)
+            records = SweepRecords(networks.where, networks.environment, protocol, measurer.of_network)
             sweep = Sweep(measurer, STRATEGIES[effort], records, show, failures)
             sweep.run(measurer.targets)
             return sweep
 
-        for family in _families(cells):
+        for family in _families(networks.cells):
             try:
                 sweeps = {cell: swept(cell, number) for number, cell in enumerate(family, start=len(found))}
                 measure_winners_at_neighbours(tuning for sweep in sweeps.values() for tuning in sweep.tunings)
@@ -66,7 +61,7 @@ def run_sweep(chosen: NetworkChoice, effort: str, out: Path | None) -> None:
             del sweeps  # and the networks
             release_memory()
     _report(console, found, failures)
-    console.print(f"Records: {where}", soft_wrap=True)
+    console.print(f"Records: {networks.where}", soft_wrap=True)
 
 
 def replay_sweep(chosen: NetworkChoice, effort: str, path: Path) -> None:

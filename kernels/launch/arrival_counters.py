@@ -26,10 +26,7 @@ _RESERVED = 1 << 22
 
 @dataclass
 class _ForeignStream:
-    """A stream that PyTorch has not made; its owner may destroy it, and CUDA give its handle to another stream.
-
-    That may be one of PyTorch's, which then goes for one of this kind.
-    """
+    """A stream whose owner, not PyTorch, may destroy it; its handle may then be another's, even one of PyTorch's."""
 
     number: int
     """CUDA's, which no other stream of the process ever has."""

@@ -57,14 +57,11 @@ def choose_config(
 def _fitted(
     config: LaunchConfig, view: HeadView, rows: int, pool_max: bool, dtype: torch.dtype, hidden: HiddenLayers
 ) -> LaunchConfig:
-    """Return the configuration with what hidden layers want of it.
-
-    A norm wants all features of one sample in a program that multiplies, and a last layer all hidden features in one
-    block of the program that decides. Four warps at most: few hand those over sooner (seen on an H100, in no record).
-    """
+    """Return a configuration whose programs have all of a sample's features for a norm, all hidden ones to decide."""
     if hidden.eps is not None and not (config.tiled and config.block_n == 1):
         config = config_of_norm(HeadShape.of(view, rows, pool_max=pool_max, dtype=dtype))
     if hidden.weight is not None:
+        # few warps hand hidden features over sooner (seen on an H100, in no record)
         block_j, warps = max(config.block_j, next_power_of_2(rows)), min(config.num_warps, 4)
         config = replace(config, block_j=block_j, num_warps=warps)
     return config

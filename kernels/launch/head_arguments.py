@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from ..reference.criteria import check_criterion, check_temperature, check_threshold
-from ..reference.hidden_layers import NO_LAYERS, HiddenLayers, check_hidden_layers
+from ..reference.hidden_layers import NO_LAYERS, HiddenLayers, check_hidden_layers, check_like
 
 #: The dtypes that kernels compute in.
 FLOAT_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -113,13 +113,7 @@ def check_head_arguments(
     check_classes("weight", weight.shape[0])
     if bias is not None and bias.shape != weight.shape[:1]:
         raise ValueError(f"bias: got shape {list(bias.shape)}, wants [{weight.shape[0]}], one for each row of weight")
-    for name, tensor in (("weight", weight), ("bias", bias)):
-        if tensor is None:
-            continue
-        if tensor.dtype != x.dtype:
-            raise TypeError(f"{name}: got {tensor.dtype}, wants {x.dtype}, the dtype of x")
-        if tensor.device != x.device:
-            raise ValueError(f"{name}: got device {tensor.device}, wants {x.device}, the device of x")
+    check_like(x, [("weight", weight), ("bias", bias)])
     check_criterion(criterion)
 
 

@@ -125,14 +125,11 @@ def _split(shape: HeadShape, pooling: LaunchConfig) -> LaunchConfig:
 
 
 def _pooling(shape: HeadShape, *, only_pools: bool) -> LaunchConfig:
-    """Choose how programs pool, and the softmax's block; the fields of the product are left at 1.
-
-    Wide blocks of channels read whole lines of memory, but leave fewer programs; where a program multiplies all of many
-    classes, too, and does not only pool, narrow ones spread the weight.
-    """
+    """Choose how programs pool, and the softmax's block; the fields of the product are left at 1."""
     view, samples, channels = shape.view, shape.samples, shape.channels
     positions, window_w = view.positions, view.window_w
     columns, features = view.window_h * window_w, channels * positions
+    # wide blocks of channels read whole lines of memory, but leave fewer programs, each with more of the weight
     block_f = 16
     least = 64 if only_pools else 256
     while block_f < 64 and (only_pools or columns <= 1024) and samples * features >= least * block_f:
@@ -180,8 +177,7 @@ class _Pool(NamedTuple):
 def _global_pool(samples: int, channels: int, window_w: int, classes: int, element_size: int) -> _Pool | None:
     """Choose how maps are pooled to one position a channel: what was best, or near it, beside the trunk of ResNet-18.
 
-    Small programs find room between convolutions, and loads under way make up for their size. Where there are many
-    samples, one program a sample needs to meet no others. None: nothing better is known than for other heads.
+    Small programs find room between convolutions; of many samples, one program each meets no others. None: as others.
     """
     line = 128 // element_size  # channels that a line of memory holds
     if classes > FEW_CLASSES:

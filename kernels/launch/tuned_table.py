@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import re
-from collections import Counter
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -143,7 +142,7 @@ def read_table(path: Path) -> TunedTable:
         BadTable: no such file, another schema, or fields that are missing, unknown or out of range.
     """
     try:
-        values = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_object)
+        values = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise BadTable(f"{path}: cannot be read ({error.strerror})") from None
     except (ValueError, RecursionError) as error:
@@ -174,17 +173,9 @@ def read_table(path: Path) -> TunedTable:
     return TunedTable(**head, entries=tuple(entries.values()))
 
 
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return an object that has each name once: of two values nobody knows the right one."""
-    for name, count in Counter(name for name, _ in pairs).items():
-        if count > 1:
-            raise ValueError(f"has {name!r:.60} twice in one object")
-    return dict(pairs)
-
-
 def _entry(row: Any) -> Entry:
     _check_names("entry", row, set(Entry._fields))
-    shape = shape_from(row["shape"])
+    shape = _shape(row["shape"])
     config = config_from(row["config"], shape.pool)
     place, serves, margin = row["place"], row["serves"], row["margin"]
     _check(place in PLACES, "place", place, f"one of {', '.join(PLACES)}")
@@ -196,8 +187,7 @@ def _entry(row: Any) -> Entry:
     return Entry(shape, place, config, (serves[0], serves[1]), margin)
 
 
-def shape_from(values: Any) -> HeadShape:
-    """Check and return a shape given by the names of its fields; ``ValueError`` says what does not fit."""
+def _shape(values: Any) -> HeadShape:
     _check_names("shape", values, set(HeadShape._fields))
     for name, allowed in (("layout", LAYOUTS), ("pool", POOLS), ("dtype", DTYPES)):
         _check(values[name] in allowed, name, values[name], f"one of {', '.join(allowed)}")
@@ -207,7 +197,7 @@ def shape_from(values: Any) -> HeadShape:
 
 
 def config_from(values: Any, pool: str) -> LaunchConfig:
-    """Check and return a configuration for heads with this pool, as :func:`shape_from` does a shape."""
+    """Check and return a configuration for heads with this pool; ``ValueError`` says what does not fit."""
     _check_names("config", values, {field.name for field in dataclasses.fields(LaunchConfig)})
     for name, value in values.items():
         if name == "max_programs":

@@ -1,6 +1,6 @@
 """HiddenLayers: what a head does between its pool and its last linear layer, with the activations it may have."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -129,9 +129,14 @@ def check_hidden_layers(hidden: HiddenLayers, features: int, x: Tensor) -> int:
             raise ValueError(f"hidden.weight: got shape {list(weight.shape)}, wants {wants}")
         if hidden.bias is not None and hidden.bias.shape != weight.shape[:1]:
             raise ValueError(f"hidden.bias: got shape {list(hidden.bias.shape)}, wants [{weight.shape[0]}]")
-    for name, one in hidden.tensors():
+    check_like(x, hidden.tensors())
+    return features if weight is None else weight.shape[0]
+
+
+def check_like(x: Tensor, tensors: Iterable[tuple[str, Tensor | None]]) -> None:
+    """Raise ``TypeError`` for a named tensor of another dtype than x, ``ValueError`` for one on another device."""
+    for name, one in tensors:
         if one is not None and one.dtype != x.dtype:
             raise TypeError(f"{name}: got {one.dtype}, wants {x.dtype}, the dtype of x")
         if one is not None and one.device != x.device:
             raise ValueError(f"{name}: got device {one.device}, wants {x.device}, the device of x")
-    return features if weight is None else weight.shape[0]

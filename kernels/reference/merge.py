@@ -20,7 +20,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..followed import is_followed
 from ..head_output import HeadOutput
 from .criteria import CRITERIA
 from .fused_head import decide
@@ -43,10 +42,7 @@ class Merged(NamedTuple):
 
 
 def merge(outputs: Sequence[HeadOutput], *, with_probs: bool) -> Merged:
-    """Merge what successive exits of a network say, as :func:`in_order` or :func:`decide_in_order` give it."""
-    label = outputs[-1].label
-    if not torch.compiler.is_compiling() and type(label) is Tensor and label.is_cpu and not is_followed():
-        return _merge_by_host(outputs, with_probs=with_probs)
+    """Merge the outputs of successive exits of a network, as :func:`in_order` or :func:`decide_in_order` give them."""
     exits = torch.stack([output.exit for output in outputs])  # [exits, N]
     exits[-1] = True
     exit_index = exits.to(torch.uint8).argmax(dim=0)  # the first of equals
@@ -62,30 +58,6 @@ def merge(outputs: Sequence[HeadOutput], *, with_probs: bool) -> Merged:
         chosen([output.probs for output in outputs if output.probs is not None]) if with_probs else None,
         exit_index,
     )
-
-
-def _merge_by_host(outputs: Sequence[HeadOutput], *, with_probs: bool) -> Merged:
-    """Merge where the host sees at once who exits: only what answers for a sample is read, a fifth of the time.
-
-    Tensors of an exit that answers for all are part of the result, those of others are not changed.
-    """
-    *heads, last = outputs
-    first = [len(heads)] * len(last.label)
-    for place in reversed(range(len(heads))):
-        first = [place if leaves else later for leaves, later in zip(heads[place].exit.tolist(), first, strict=True)]
-    answering = set(first)
-    label, confidence, probs = last.label, last.confidence, last.probs
-    for place in sorted(answering - {len(heads)}, reverse=True):
-        head = heads[place]
-        if answering == {place}:
-            label, confidence, probs = head.label, head.confidence, head.probs
-            break
-        label = head.label.where(head.exit, label)
-        confidence = head.confidence.where(head.exit, confidence)
-        if with_probs:
-            assert head.probs is not None and probs is not None
-            probs = head.probs.where(head.exit[:, None], probs)
-    return Merged(label, confidence, probs if with_probs else None, torch.tensor(first, device="cpu").long())
 
 
 def all_exit(outputs: Sequence[HeadOutput], samples: int | None = None) -> bool:

@@ -1,14 +1,15 @@
 """Folds linear steps of a head (batch norms, 1x1 convolutions, further linear layers) into its linear layers."""
 
 import copy
+import re
 from collections.abc import Sequence
-from typing import NamedTuple
+from itertools import groupby
 
 import torch
 from torch import Tensor, nn
 
 from ..listening.hooks import put_on_state, why_not_plain
-from .head_pattern import HeadPattern, activation_of, match_head, plain_parts
+from .head_pattern import HeadPattern, match_head, plain_parts
 
 
 def match_or_fold(module: nn.Module) -> HeadPattern | str:
@@ -21,85 +22,54 @@ def match_or_fold(module: nn.Module) -> HeadPattern | str:
     pattern = match_head(module)
     if not isinstance(pattern, str) or type(module) is not nn.Sequential:
         return pattern
-    steps = _steps_of(module)
-    if steps is None:
-        return pattern
-    folded = match_head(_fold(steps))
-    if isinstance(folded, str):
+    folded = _fold(module)
+    found = pattern if folded is None else match_head(folded)
+    if isinstance(found, str):
         return pattern
     if any(part.training for part in module.modules()):
         return f"{pattern}; in eval mode it could be folded into the Linear"
-    return folded._replace(paths={})  # no layer of the classifier has its parameters
+    return found._replace(paths={})  # no layer of the classifier has its parameters
 
 
-class _Steps(NamedTuple):
-    """The layers of a head that can be folded."""
-
-    rectifier: list[nn.Module]
-    """A ReLU before all others, or none."""
-    before: list[nn.Module]
-    """Of a map, the same at each of its pixels."""
-    shaping: list[nn.Module]
-    """Pool and Flatten."""
-    norm: list[nn.Module]
-    """A LayerNorm, or none; then nothing comes before the pool."""
-    first: list[nn.Module]
-    """Linear steps of vectors, up to an activation or the end."""
-    activation: list[nn.Module]
-    """One, and then linear steps follow; or none."""
-    last: list[nn.Module]
-    softmax: list[nn.Module]
+#: Runs of steps that can be folded, a letter each: of maps, of vectors, shaping between them, others.
+_FOLDED = "o?(msv|s?o?v)(ov)?o?"
 
 
-def _steps_of(module: nn.Sequential) -> _Steps | None:
-    """Take a head apart; None if a layer is not linear, not plain, or not of a kind that is folded."""
+def _fold(module: nn.Sequential) -> nn.Sequential | None:
+    """Return a head without the steps that its linear layers have taken over; None if there is nothing to fold."""
     parts = [part for _, part in plain_parts(module)]
     if any((why_not_plain(part) or put_on_state(part)) is not None for part in (module, *parts)):
         return None
-    parts = [part for part in parts if type(part) not in (nn.Identity, nn.Dropout)]
-    softmax = [parts.pop()] if parts and type(parts[-1]) is nn.Softmax else []
-    rectifier = [parts.pop(0)] if parts and type(parts[0]) is nn.ReLU else []
-    kinds = (nn.AdaptiveAvgPool2d, nn.AvgPool2d, nn.Flatten)
-    shaping_at = [index for index, part in enumerate(parts) if type(part) in kinds]
-    if shaping_at and shaping_at != [*range(shaping_at[0], shaping_at[0] + len(shaping_at))]:
+    steps = [part for part in parts if type(part) not in (nn.Identity, nn.Dropout)]
+    runs = [(letter, [*run]) for letter, run in groupby(steps, _letter)]
+    if re.fullmatch(_FOLDED, "".join(letter for letter, _ in runs)) is None:
         return None
-    start, end = (shaping_at[0], shaping_at[-1] + 1) if shaping_at else (0, 0)
-    before, shaping, vectors = parts[:start], parts[start:end], parts[end:]
-    norm = [vectors.pop(0)] if vectors and type(vectors[0]) is nn.LayerNorm else []
-    activations = [index for index, part in enumerate(vectors) if activation_of(part) is not None]
-    middle = activations[0] if activations else len(vectors)
-    first, activation, last = vectors[:middle], vectors[middle : middle + 1], vectors[middle + 1 :]
-    if len(activations) > 1 or (norm and before) or not all(map(_is_map_step, before)):
-        return None
-    if not _has_linear(first) or (activation and not _has_linear(last)):
-        return None
-    return _Steps(rectifier, before, shaping, norm, first, activation, last, softmax)
+    folded: list[nn.Module] = []
+    maps: list[nn.Module] = []
+    for letter, run in runs:
+        if letter == "m":
+            maps = run
+        elif letter != "v":
+            folded += copy.deepcopy(run)
+        elif not any(type(part) is nn.Linear for part in run):
+            return None
+        else:
+            folded.append(_as_one(run, maps))
+            maps = []
+    return nn.Sequential(*folded).eval()
 
 
-def _has_linear(parts: Sequence[nn.Module]) -> bool:
-    """Return whether steps of vectors are linear, and one of them is a Linear."""
-    return all(map(_is_vector_step, parts)) and any(type(part) is nn.Linear for part in parts)
-
-
-def _is_vector_step(part: nn.Module) -> bool:
-    return type(part) is nn.Linear or type(part) is nn.BatchNorm1d and part.running_mean is not None
-
-
-def _is_map_step(part: nn.Module) -> bool:
+def _letter(part: nn.Module) -> str:
+    """Return which kind of step a layer is: of maps, the same at each pixel, of vectors, between both, or another."""
+    if isinstance(part, (nn.BatchNorm1d, nn.BatchNorm2d)):
+        linear = type(part) in (nn.BatchNorm1d, nn.BatchNorm2d) and part.running_mean is not None
+        return "o" if not linear else "v" if type(part) is nn.BatchNorm1d else "m"
     if type(part) is nn.Conv2d:
         plain = part.kernel_size == part.stride == (1, 1) and part.groups == 1
-        return plain and part.padding in ((0, 0), "valid", "same")
-    return type(part) is nn.BatchNorm2d and part.running_mean is not None
-
-
-def _fold(steps: _Steps) -> nn.Sequential:
-    """Return a head without the steps that its linear layers have taken over."""
-    first = _as_one(steps.first, steps.before)
-    last = [_as_one(steps.last, [])] if steps.last else []
-    norm = copy.deepcopy(steps.norm)
-    return nn.Sequential(
-        *steps.rectifier, *steps.shaping, *norm, first, *steps.activation, *last, *steps.softmax
-    ).eval()
+        return "m" if plain and part.padding in ((0, 0), "valid", "same") else "o"
+    if type(part) is nn.Linear:
+        return "v"
+    return "s" if type(part) in (nn.AdaptiveAvgPool2d, nn.AvgPool2d, nn.Flatten) else "o"
 
 
 def _as_one(vectors: Sequence[nn.Module], maps: Sequence[nn.Module]) -> nn.Linear:

@@ -122,11 +122,7 @@ def _names(argument: str, patterns: str | Sequence[str], modules: dict[str, nn.M
 
 
 def _find_heads(model: nn.Module, excluded: set[str], named: set[str], classes: int | None) -> Iterator[_Found]:
-    """Yield heads and candidates in the order of registration, of those within another candidate only heads.
-
-    Blocks and projections of transformers, and features of a backbone, have the shape of heads, too: unless one is
-    named, it gives class scores.
-    """
+    """Yield heads, which give class scores or are named, and candidates; of those within a candidate only heads."""
 
     def visit(parent: nn.Module, prefix: str, fed_on: bool, in_candidate: bool) -> Iterator[_Found]:
         listed = isinstance(parent, (nn.ModuleList, nn.ModuleDict))
@@ -178,10 +174,7 @@ def _only(found: list[_Found], included: dict[str, list[str]], modules: dict[str
 
 
 def _number_of_classes(model: nn.Module) -> int | None:
-    """Return the outputs of the model's last Linear that no matrix of the model could take up; None if there is none.
-
-    The one Linear of a head that pools reads a map, and so nothing that another Linear gives.
-    """
+    """Return the outputs of the model's last Linear that no matrix of the model could take up; or None."""
     layers = [*model.modules()]
     behind_pools = {_behind_pool(layer) for layer in layers if type(layer) is nn.Sequential}
     matrices = [
@@ -204,10 +197,7 @@ def _behind_pool(chain: nn.Sequential) -> nn.Module | None:
 
 
 def _could_be_head(module: nn.Module, classes: int | None, *, alone: bool) -> bool:
-    """Return whether a module looks like a head: three convolutions and Linears at most, the last one for the classes.
-
-    A Linear by itself is one only where ``alone`` says so, and a container without a forward is none.
-    """
+    """Return whether a module looks like a head: at most three convolutions and Linears, the last for the classes."""
     if isinstance(module, (nn.ModuleList, nn.ModuleDict)) or isinstance(module, nn.Linear) and not alone:
         return False
     layers = [part for part in module.modules() if isinstance(part, (nn.Linear, nn.modules.conv._ConvNd))]

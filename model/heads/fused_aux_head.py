@@ -157,7 +157,7 @@ class FusedAuxHead(AuxHead):
         return self._modules.get("hidden")  # type: ignore[return-value]
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Refuse hidden layers for a head that has none: plans do not look for them, since that takes time."""
+        """Refuse hidden layers for a head that has none: repeats do not look for them, since that takes time."""
         if name == "pool_size":
             value = check_pool(self.pool, value)
         if name != "hidden" or self.hidden is not None:

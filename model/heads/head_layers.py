@@ -52,7 +52,7 @@ class HiddenStack(nn.Module):
         if not (isinstance(dropout, (int, float)) and 0.0 <= dropout <= 1.0):
             raise ValueError(f"hidden_dropout: got {dropout!r}, wants a probability in [0, 1]")
         self.rectifies = rectifies
-        self.register_module("norm", norm)  # as a module where it is None, too: plans look there
+        self.register_module("norm", norm)  # as a module where it is None, too: repeats look there
         self.register_module("linear", linear)
         self.activation = activation
         self.dropout = dropout

@@ -12,14 +12,49 @@ from ..listening.hooks import put_on_state, why_not_plain
 from .head_layers import HiddenStack
 
 POOLS = (nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d)
-#: Modules that shape features, or may end a head.
-SHAPING_MODULES = (*POOLS, nn.AvgPool2d, nn.Flatten, nn.Dropout, nn.Identity, nn.Linear, nn.Softmax)
 #: Modules of activations by the names that kernels have for them.
 _ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
     "relu": nn.ReLU, "gelu": nn.GELU, "gelu_tanh": partial(nn.GELU, approximate="tanh"), "hardswish": nn.Hardswish
 }  # fmt: skip
-ACTIVATION_MODULES = (nn.ReLU, nn.GELU, nn.Hardswish)
-KNOWN_MODULES = (*SHAPING_MODULES, nn.LayerNorm, *ACTIVATION_MODULES)
+#: Modules that a head may have, by the steps that they are.
+_STEPS: dict[type[nn.Module], str] = {
+    nn.AdaptiveAvgPool2d: "pool",
+    nn.AdaptiveMaxPool2d: "pool",
+    nn.AvgPool2d: "pool",
+    nn.Flatten: "flatten",
+    nn.Dropout: "dropout",
+    nn.Identity: "identity",
+    nn.Linear: "linear",
+    nn.Softmax: "softmax",
+    nn.LayerNorm: "norm",
+    nn.ReLU: "activation",
+    nn.GELU: "activation",
+    nn.Hardswish: "activation",
+}
+#: By what was read so far, the steps that may come next, and what was read then.
+_NEXT: dict[str, dict[str, str]] = {
+    "nothing": {
+        "relu": "a ReLU", "pool": "a pool", "flatten": "a vector", "dropout": "a dropped vector", "norm": "a norm",
+        "linear": "a linear",
+    },
+    "a ReLU": {
+        "pool": "a pool", "flatten": "a vector", "dropout": "a dropped vector", "norm": "a norm", "linear": "a linear",
+    },
+    "a pool": {"flatten": "a vector", "dropout": "a dropped pool"},
+    "a dropped pool": {"flatten": "a dropped vector", "dropout": "a dropped pool"},
+    "a vector": {"flatten": "a vector", "dropout": "a dropped vector", "norm": "a norm", "linear": "a linear"},
+    "a dropped vector": {"flatten": "a dropped vector", "dropout": "a dropped vector", "linear": "a linear"},
+    "a norm": {"dropout": "a dropped norm", "linear": "a linear"},
+    "a dropped norm": {"dropout": "a dropped norm", "linear": "a linear"},
+    "a linear": {"activation": "an activation", "softmax": "the end"},
+    "an activation": {"dropout": "an activation", "linear": "the last linear"},
+    "the last linear": {"softmax": "the end"},
+    "the end": {},
+}  # fmt: skip
+_ORDER = (
+    "is out of place: a fused head has ReLU, pool, Flatten, LayerNorm, Dropout, Linear, activation, Dropout, Linear, "
+    "Softmax, in this order, and needs none but a Linear"
+)
 
 
 class HeadPattern(NamedTuple):
@@ -57,182 +92,107 @@ def match_head(module: nn.Module) -> HeadPattern | str:
     """Return the pattern of a classifier, or the reason why it has none."""
     if type(module) is not nn.Sequential:
         return why_unknown(module)
-    read = _PatternReader()
+    read, pool, keep = "nothing", None, [1.0, 1.0]
+    rectifies, activation = False, "relu"
+    norm: tuple[str, nn.LayerNorm] | None = None
+    linears: list[tuple[str, nn.Linear]] = []
     for path, part in plain_parts(module):
         where = f"'{path}' ({type(part).__name__})"
         if (reason := why_not_plain(part)) is not None:
             return f"{where} {reason}, which a fused head would not call"
         if type(part) is nn.Dropout and part.training != module.training:
             return f"{where} is in {'training' if part.training else 'eval'} mode, unlike the classifier"
-        if (reason := read.add(path, part)) is not None:
-            return f"{where} {reason}"
-        if type(part) not in (nn.Linear, nn.LayerNorm) and (reason := put_on_state(part)) is not None:  # those stay
+        step = _STEPS.get(type(part))
+        if step is None:
+            return f"{where} is none of {', '.join(known.__name__ for known in _STEPS)}"
+        if step != "identity":
+            step = "relu" if type(part) is nn.ReLU and read == "nothing" else step
+            if step not in _NEXT[read]:
+                return f"{where} {_ORDER}"
+            if (reason := _unknown_option(step, part)) is not None:
+                return f"{where} {reason}"
+            read = _NEXT[read][step]
+        if isinstance(part, nn.Linear):
+            linears.append((path, part))
+        elif isinstance(part, nn.LayerNorm):
+            norm = path, part
+        elif isinstance(part, nn.Dropout):
+            keep[len(linears)] *= 1.0 - part.p
+        elif (reason := put_on_state(part)) is not None:  # of Linear and LayerNorm it stays
             return f"{where} {reason}, which a fused head would not"
-    pattern = read.pattern()
-    if isinstance(pattern, str):
-        return pattern
-    if pattern.linear.out_features == 1:
+        pool = part if step == "pool" else pool
+        rectifies |= step == "relu"
+        activation = activation_of(part) or activation if step == "activation" else activation
+    if read not in ("a linear", "the last linear", "the end"):
+        return (
+            "ends with an activation: only Softmax and Identity may follow the Linear" if linears else "has no Linear"
+        )
+    *hidden, (path, linear) = linears
+    paths = {"linear": path}
+    first = hidden[0][1] if hidden else linear
+    if norm is not None:
+        if norm[1].normalized_shape != (first.in_features,):
+            got = list(norm[1].normalized_shape)
+            return f"'{norm[0]}' (LayerNorm) is over {got}, not over all {first.in_features} features of a sample"
+        paths["hidden.norm"] = norm[0]
+    if hidden:
+        paths["hidden.linear"] = hidden[0][0]
+        if first.out_features > MOST_HIDDEN:
+            its = f"'{hidden[0][0]}' (Linear) has {first.out_features:,} hidden features"
+            return f"{its}, wants at most {MOST_HIDDEN:,}"
+    if linear.out_features == 1:
         return ONE_LOGIT
-    weight = pattern.linear.weight
+    weight = linear.weight
     if weight.dtype not in head_dtypes(weight.device):
         return f"is {weight.dtype}, wants {head_dtypes_in_words(weight.device)}: call its .float(), say"
     if (reason := why_not_plain(module)) is not None:
         return f"{reason}, which a fused head would not call"
     if (reason := put_on_state(module)) is not None:
         return f"{reason}, which a fused head would not"
-    return pattern
+    return HeadPattern(
+        *_pool_of(pool),
+        1.0 - keep[0],
+        linear,
+        paths,
+        rectifies=rectifies,
+        norm=None if norm is None else norm[1],
+        hidden=hidden[0][1] if hidden else None,
+        activation=activation,
+        hidden_dropout=1.0 - keep[1],
+    )
 
 
-class _PatternReader:
-    """What of a classifier has been read so far."""
-
-    def __init__(self) -> None:
-        self._pool, self._pool_size = "none", (1, 1)
-        self._map_size: tuple[int, int] | None = None
-        self._keep = self._hidden_keep = 1.0
-        self._rectifies = self._pooled = self._flattened = self._softmaxed = False
-        self._norm: tuple[str, nn.LayerNorm] | None = None
-        self._linears: list[tuple[str, nn.Linear]] = []
-        self._activation: tuple[str, str] | None = None  # where it is, and its name
-
-    def add(self, path: str, part: nn.Module) -> str | None:
-        """Read the next module; returns why it cannot be there, if so."""
-        kind = type(part)
-        if kind is nn.Identity:
-            return None
-        if self._softmaxed:
-            return "follows the Softmax: only Identity may"
-        if kind in ACTIVATION_MODULES and self._activation is not None:
-            return f"is a second activation after {self._activation[0]}: a fused head has one at most"
-        if len(self._linears) == 2 and kind is not nn.Softmax:
-            return "follows the Linear: only Softmax and Identity may"
-        if len(self._linears) == 1 and self._activation is None and kind not in (*ACTIVATION_MODULES, nn.Softmax):
-            return "follows the Linear: only Softmax, Identity and an activation may"
-        readers: dict[type, Callable[[str, Any], str | None]] = {
-            nn.AdaptiveAvgPool2d: self._adaptive_pool,
-            nn.AdaptiveMaxPool2d: self._adaptive_pool,
-            nn.AvgPool2d: self._fixed_pool,
-            nn.Flatten: self._flatten,
-            nn.Dropout: self._dropout,
-            nn.LayerNorm: self._layer_norm,
-            nn.Linear: self._linear,
-            nn.Softmax: self._softmax,
-            **dict.fromkeys(ACTIVATION_MODULES, self._activates),
-        }
-        reader = readers.get(kind)
-        if reader is None:
-            return f"is none of {', '.join(known.__name__ for known in KNOWN_MODULES)}"
-        return reader(path, part)
-
-    def pattern(self) -> HeadPattern | str:
-        """Return what was read as a pattern, or why it is none."""
-        if not self._linears:
-            return "has no Linear"
-        if self._activation is not None and len(self._linears) == 1:
-            return f"{self._activation[0]} follows the last Linear: only Softmax and Identity may"
-        *hidden, (path, linear) = self._linears
-        paths = {"linear": path}
-        first = hidden[0][1] if hidden else linear
-        if self._norm is not None:
-            where, norm = self._norm
-            if norm.normalized_shape != (first.in_features,):
-                got = list(norm.normalized_shape)
-                return f"'{where}' (LayerNorm) is over {got}, not over all {first.in_features} features of a sample"
-            paths["hidden.norm"] = where
-        if hidden:
-            paths["hidden.linear"] = hidden[0][0]
-            if first.out_features > MOST_HIDDEN:
-                its = f"'{hidden[0][0]}' (Linear) has {first.out_features:,} hidden features"
-                return f"{its}, wants at most {MOST_HIDDEN:,}"
-        return HeadPattern(
-            self._pool,
-            self._pool_size,
-            self._map_size,
-            1.0 - self._keep,
-            linear,
-            paths,
-            rectifies=self._rectifies,
-            norm=None if self._norm is None else self._norm[1],
-            hidden=hidden[0][1] if hidden else None,
-            activation="relu" if self._activation is None else self._activation[1],
-            hidden_dropout=1.0 - self._hidden_keep,
-        )
-
-    def _pools(self, pool: str, size: tuple[int, int]) -> str | None:
-        if self._pooled or self._flattened or self._keep != 1.0 or self._norm is not None or self._linears:
-            return "is not the first of pool, Flatten and Dropout"
-        self._pool, self._pool_size, self._pooled = pool, size, True
-        return None
-
-    def _adaptive_pool(self, _path: str, part: nn.AdaptiveAvgPool2d | nn.AdaptiveMaxPool2d) -> str | None:
-        if isinstance(part, nn.AdaptiveMaxPool2d) and part.return_indices:
-            return "returns indices too"
-        size: Any = part.output_size
-        pair = (size, size) if isinstance(size, int) else tuple(size)
-        if None in pair:
-            return "takes a size of its grid from the input"
-        return self._pools("avg" if isinstance(part, nn.AdaptiveAvgPool2d) else "max", pair)
-
-    def _fixed_pool(self, _path: str, part: nn.AvgPool2d) -> str | None:
-        window, stride, padding = (_pair(size) for size in (part.kernel_size, part.stride, part.padding))
+def _unknown_option(step: str, part: Any) -> str | None:
+    """Return what of a module's options a fused head has not; None if it has all."""
+    if step == "relu" and part.inplace:
+        return "changes in place what other layers may read, wants inplace=False"
+    if step == "activation" and activation_of(part) is None:
+        return "approximates otherwise than by 'none' or 'tanh'"
+    if step == "softmax" and part.dim not in (1, -1, None):
+        return f"normalises dimension {part.dim}, not the classes"
+    if step == "flatten" and (part.start_dim, part.end_dim) != (1, -1):
+        return f"flattens dimensions {part.start_dim} to {part.end_dim}, not 1 to -1"
+    if isinstance(part, nn.AvgPool2d):
+        window, stride, padding = map(_pair, (part.kernel_size, part.stride, part.padding))
         if stride != window or padding != (0, 0) or part.divisor_override is not None:
             return "strides, pads or divides otherwise than by its window, which is to be the whole map"
-        self._map_size = window
-        return self._pools("avg", (1, 1))
-
-    def _flatten(self, _path: str, part: nn.Flatten) -> str | None:
-        if (part.start_dim, part.end_dim) != (1, -1):
-            return f"flattens dimensions {part.start_dim} to {part.end_dim}, not 1 to -1"
-        if self._norm is not None or self._linears:
-            return f"follows the {'Linear' if self._linears else 'LayerNorm'}, which reads vectors"
-        self._flattened = True
-        return None
-
-    def _dropout(self, _path: str, part: nn.Dropout) -> str | None:
-        if self._linears:
-            self._hidden_keep *= 1.0 - part.p
-        else:
-            self._keep *= 1.0 - part.p
-        return None
-
-    def _layer_norm(self, path: str, part: nn.LayerNorm) -> str | None:
-        if self._pooled and not self._flattened:
-            return "follows a pool without a Flatten between them"
-        if self._norm is not None or self._linears or self._keep != 1.0:
-            return "is not the first of LayerNorm, Dropout and Linear"
-        self._norm = path, part
-        return None
-
-    def _linear(self, path: str, part: nn.Linear) -> str | None:
-        if self._pooled and not self._flattened:
-            return "follows a pool without a Flatten between them"
-        self._linears.append((path, part))
-        return None
-
-    def _activates(self, path: str, part: nn.Module) -> str | None:
-        name = activation_of(part)
-        if name is None:
-            return "approximates otherwise than by 'none' or 'tanh'"
-        if self._linears:
-            self._activation = f"'{path}' ({type(part).__name__})", name
-            return None
-        if name != "relu" or self._pooled or self._flattened or self._keep != 1.0 or self._norm is not None:
-            return "is neither a ReLU before pool and Flatten nor an activation between two Linears"
-        if isinstance(part, nn.ReLU) and part.inplace:
-            return "changes in place what other layers may read, wants inplace=False"
-        self._rectifies = True
-        return None
-
-    def _softmax(self, _path: str, part: nn.Softmax) -> str | None:
-        if not self._linears or (self._activation is not None and len(self._linears) == 1):
-            return "comes before the Linear"
-        if part.dim not in (1, -1, None):
-            return f"normalises dimension {part.dim}, not the classes"
-        self._softmaxed = True
-        return None
+    elif step == "pool" and getattr(part, "return_indices", False):
+        return "returns indices too"
+    elif step == "pool" and None in _pair(part.output_size):
+        return "takes a size of its grid from the input"
+    return None
 
 
-def _pair(size: int | tuple[int, ...]) -> tuple[int, int]:
+def _pool_of(part: Any) -> tuple[str, tuple[int, int], tuple[int, int] | None]:
+    """Return pool, its size and the one size of maps on which an AvgPool2d is that."""
+    if part is None:
+        return "none", (1, 1), None
+    if isinstance(part, nn.AvgPool2d):
+        return "avg", (1, 1), _pair(part.kernel_size)
+    return "avg" if isinstance(part, nn.AdaptiveAvgPool2d) else "max", _pair(part.output_size), None
+
+
+def _pair(size: Any) -> tuple[int, int]:
     return (size, size) if isinstance(size, int) else (size[0], size[-1])
 
 
@@ -265,7 +225,7 @@ def why_unknown(module: nn.Module) -> str:
     kind = f"{'an' if kind[0] in 'AEIOU' else 'a'} {kind}"
     linears = [path for path, part in module.named_modules() if type(part) is nn.Linear]
     if not linears:
-        return f"is {kind}, wants an nn.Sequential of {', '.join(known.__name__ for known in KNOWN_MODULES)}"
+        return f"is {kind}, wants an nn.Sequential of {', '.join(known.__name__ for known in _STEPS)}"
     linear = _as_code(module, linears[-1])
     if len(linears) > 1:  # the last of them reads vectors
         steps, parts = f"last step is {linear}", linear

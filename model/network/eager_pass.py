@@ -131,10 +131,7 @@ def _may_be_repeated(x: Tensor) -> bool:
 
 
 class _Pass:
-    """One pass: what heads have answered so far, by repeated launches as long as these read what the layers return.
-
-    They read plain tensors of the heads' dtype; from another output on, heads are called one by one.
-    """
+    """One pass: what heads have answered, by repeated launches until an output is no plain tensor of their dtype."""
 
     repeat: ExitsRepeat | None = None
 

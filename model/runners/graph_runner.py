@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ...kernels import ExitBuffers, ExitHead
-from ...kernels.cuda.lifetimes import MemoryPool, empty_cache
+from ...kernels.cuda.lifetimes import MemoryPool
 from ...kernels.cuda.runtime import beside_captures
 from ..answers.exit_monitor import uncounted
 from ..answers.exit_result import ExitResult
@@ -112,8 +112,6 @@ class GraphRunner(SerialRunner):
                         )  # fmt: skip
                         with self._trunk.choosing(size):
                             self._captured[size] = self._capture(example, buffers)
-                            if size == self._sizes[-1]:
-                                self._module_notes = self._measure_modules(example)
             except BaseException:
                 captures.free()
                 raise
@@ -137,38 +135,11 @@ class GraphRunner(SerialRunner):
 
     def _segment_times(self, example: Tensor) -> list[float]:
         """Measure what each segment of the trunk takes for a batch, without heads, in microseconds."""
-        static = StaticInput(example)
-
-        def forward(cut: Callable[[], None]) -> None:
-            self._run_trunk(static.x, range(len(self.network.taps)), lambda _tap, _outputs: cut())
-
-        return self._measure(forward, static)
-
-    def _measure(self, forward: Callable[[Callable[[], None]], object], static: StaticInput) -> list[float]:
-        """Measure in microseconds what each graph of a forward takes, which are freed again."""
-        program = self._capture_program(forward, static, MemoryPool(self._device))
-        times = measure_segments(program.graphs, static.refill, self._captures.streams.trunk)
-        program.graphs.clear()
-        empty_cache()  # of their pool: the runs before the next capture take memory, too
-        return times
-
-    def _measure_modules(self, example: Tensor) -> list[str]:
-        """Say in a line each what the heads cost that are not fused, with the time of their modules by themselves."""
-        taps, heads, static = self.network.taps, self.network.exit_heads, StaticInput(example)
-        modules = [index for index, head in enumerate(self._heads) if head.weight is None]
-        if not modules:
-            return []
-
-        def forward(cut: Callable[[], None]) -> None:
-            outputs = self._run_trunk(static.x, (), lambda _tap, _outputs: None)
-            for index in modules:
-                cut()
-                heads[index].launch_input(outputs[index])
-
-        return [
-            f"Head {taps[index]}: {heads[index].describe()}; {us:.1f} us alone for a batch of {len(example)}."
-            for index, us in zip(modules, self._measure(forward, static)[1:], strict=True)
-        ]
+        static, taps = StaticInput(example), range(len(self.network.taps))
+        program = self._capture_program(
+            lambda cut: self._run_trunk(static.x, taps, lambda _tap, _outputs: cut()), static, MemoryPool(self._device)
+        )
+        return measure_segments(program.graphs, static.refill, self._captures.streams.trunk)
 
     def _run_trunk(self, x: Tensor, stops: Sequence[int], at_stop: Callable[[int, list[Tensor]], None]) -> list[Tensor]:
         """Run the trunk once and return the outputs of all taps and, last, its own.
@@ -203,7 +174,9 @@ class GraphRunner(SerialRunner):
     def describe(self) -> str:
         """Say what was captured: the trunk, and for each batch size where heads run."""
         self._refuse_closed()
-        lines = [*self._trunk.notes, *self._module_notes]
+        heads = zip(self.network.taps, self.network.exit_heads, self._heads, strict=True)
+        lines = [f"Head {tap}: {head.describe()}." for tap, head, launched in heads if launched.weight is None]
+        lines = [*self._trunk.notes, *lines]
         lines += [f"Batch {size}: {self._captured[size].description}" for size in sorted(self._captured)]
         return "\n".join(lines)
 

@@ -6,6 +6,7 @@ from itertools import pairwise
 
 import torch
 
+from ...kernels.cuda.lifetimes import empty_cache
 from .capture import Graph
 
 _ROUNDS = 5
@@ -13,8 +14,8 @@ _ROUNDS = 5
 _CYCLES_A_LAUNCH = 30_000
 
 
-def measure_segments(graphs: Sequence[Graph], refill: Callable[[], object], stream: torch.cuda.Stream) -> list[float]:
-    """Measure in microseconds what each graph of a trunk, which ends at a tap, takes on ``stream``.
+def measure_segments(graphs: list[Graph], refill: Callable[[], object], stream: torch.cuda.Stream) -> list[float]:
+    """Measure in microseconds what each graph of a trunk, which ends at a tap, takes on ``stream``; frees the graphs.
 
     They are launched in their order, and from the beginning each time: a segment may overwrite what it has been handed
     by the one before, and would read indices there that are none. ``refill`` writes the input before each time. What
@@ -39,6 +40,8 @@ def measure_segments(graphs: Sequence[Graph], refill: Callable[[], object], stre
     times = [statistics.median(of_graph) for of_graph in zip(*of_rounds, strict=True)]
     whole = statistics.median(us for _, around_all in rounds[1:] for us in _between(around_all))
     added = (sum(times) - whole) / len(times)
+    graphs.clear()
+    empty_cache()  # of their pool: the runs before the next capture take memory, too
     return [us - added for us in times]
 
 

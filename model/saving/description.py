@@ -33,8 +33,10 @@ _BEFORE = (2, 3)
 #: Arguments of :class:`ExitRule` that a checkpoint keeps.
 RULE_ARGUMENTS = ("threshold", "criterion", "temperature", "enabled")
 
-#: The form of a field: in words, and as a test.
-_Forms = Mapping[str, tuple[str, Callable[[Any], bool]]]
+#: The form of a field: in words, as a test, and of an object the forms of its fields, and whose they are.
+_Forms = Mapping[str, tuple[Any, ...]]
+#: Fields that only those have that need them: files of others are as they were before there were any.
+_OPTIONAL = {"hidden", "map_size", "mask"}
 
 
 def checked_description(path: Path, content: Any) -> dict[str, Any]:
@@ -107,11 +109,7 @@ def make_heads(
 
 
 def _make_fused_head(fields: Mapping[str, Any], prefix: str, tensors: Mapping[str, Tensor]) -> FusedAuxHead:
-    """Make a head of its fields and its rule's, if its sizes are those of the tensors whose names begin with a prefix.
-
-    Raises:
-        ValueError, TypeError: sizes, which might ask for any amount of memory, are others; or a value is out of range.
-    """
+    """Make a head of its fields, if its sizes, which may ask for any amount of memory, are those of the tensors."""
     options = dict(fields)
     hidden, map_size = options.pop("hidden", None), options.pop("map_size", None)
     width = options["in_features"] if hidden is None or hidden["features"] is None else hidden["features"]
@@ -191,18 +189,7 @@ def checked_modules(
 
 def wrong_in_head(head: Any) -> str | None:
     """Return in words the first field of a described head that is missing, unknown or of another form."""
-    forms = _MODULE_HEAD if isinstance(head, Mapping) and "module" in head else _HEAD
-    if isinstance(head, Mapping) and forms is _HEAD:
-        forms = {**_HEAD, **{name: form for name, form in _SOME_HEADS.items() if name in head}}
-    wrong = _first_wrong(head, forms, "which a head has") or _first_wrong(head["rule"], _RULE, "which a rule has")
-    if wrong is None and head["extract"] is not None:
-        wrong = _first_wrong({"mask": None, **head["extract"]}, _EXTRACT, "which an extract has")
-    if wrong is None and "hidden" in head:
-        wrong = _first_wrong(head["hidden"], _HIDDEN, "which hidden layers have")
-        if wrong is None and head["hidden"]["norm"] is not None:
-            wrong = _first_wrong(head["hidden"]["norm"], _NORM, "which a norm has")
-        wrong = None if wrong is None else f"hidden: {wrong}"
-    return wrong
+    return _first_wrong(head, _MODULE_HEAD if isinstance(head, Mapping) and "module" in head else _HEAD, "a head")
 
 
 def _as_of_now(content: dict[str, Any]) -> dict[str, Any]:
@@ -217,17 +204,21 @@ def _as_of_now(content: dict[str, Any]) -> dict[str, Any]:
 
 def wrong_field(description: Mapping[str, Any]) -> str | None:
     """Return in words the first field of a description that is missing, unknown or of another form, heads aside."""
-    return _first_wrong(description, _DESCRIPTION, f"which format {FORMAT} has")
+    return _first_wrong(description, _DESCRIPTION, f"format {FORMAT}")
 
 
-def _first_wrong(values: Any, forms: _Forms, which_has: str) -> str | None:
+def _first_wrong(values: Any, forms: _Forms, owner: str) -> str | None:
     if not isinstance(values, Mapping):
         return f"{values!r:.60}, wants {', '.join(forms)}"
-    for name in sorted(forms.keys() ^ values.keys()):
-        return f"no {name}, {which_has}" if name in forms else f"{one_line(name):.60}, {which_has} not"
-    for name, (wanted, is_good) in forms.items():
+    for name in sorted((forms.keys() ^ values.keys()) - (_OPTIONAL & forms.keys())):
+        return f"no {name}, which {owner} has" if name in forms else f"{one_line(name):.60}, which {owner} has not"
+    for name, (wanted, is_good, *inner) in forms.items():
+        if name not in values:
+            continue
         if not is_good(values[name]):
             return f"{name}: got {values[name]!r:.60}, wants {wanted}"
+        if inner and values[name] is not None and (wrong := _first_wrong(values[name], *inner)) is not None:
+            return f"{name}: {wrong}"
     return None
 
 
@@ -305,25 +296,14 @@ _DESCRIPTION: _Forms = {
     "own_exits": ("the sizes of an input, its dtype and final, or None", _is_example),
     "learned_from": ("a dict or None", lambda value: value is None or isinstance(value, dict)),
 }
-_HEAD: _Forms = {
-    "in_features": ("a positive int", _is_count),
-    "num_classes": ("a positive int", _is_count),
-    "pool": (f"one of {list(POOLS)}", lambda value: value in POOLS),
-    "pool_size": ("two positive ints", _is_pool_size),
+_NORM: _Forms = {
+    "eps": ("a number from 0", lambda value: _is_number(value) and value >= 0),
+    "weight": _BOOL,
     "bias": _BOOL,
-    "dropout": _PROBABILITY,
-    "return_probs": _BOOL,
-    "extract": ("item and layout, or None for a function", lambda value: value is None or isinstance(value, dict)),
-    "rule": (", ".join(RULE_ARGUMENTS), lambda value: isinstance(value, dict)),
-}
-#: Fields that only heads have that need them: files of others are as they were before there were any.
-_SOME_HEADS: _Forms = {
-    "hidden": ("fields of hidden layers", lambda value: isinstance(value, dict)),
-    "map_size": ("two positive ints", _is_pool_size),
 }
 _HIDDEN: _Forms = {
     "rectifies": _BOOL,
-    "norm": ("fields of a norm or None", lambda value: value is None or isinstance(value, dict)),
+    "norm": ("fields of a norm or None", lambda value: value is None or isinstance(value, dict), _NORM, "a norm"),
     "features": (
         f"None or an int from 1 to {MOST_HIDDEN}",
         lambda value: value is None or _is_count(value) and value <= MOST_HIDDEN,
@@ -331,16 +311,6 @@ _HIDDEN: _Forms = {
     "bias": _BOOL,
     "activation": (f"one of {list(ACTIVATIONS)}", lambda value: isinstance(value, str) and value in ACTIVATIONS),
     "dropout": _PROBABILITY,
-}
-_NORM: _Forms = {
-    "eps": ("a number from 0", lambda value: _is_number(value) and value >= 0),
-    "weight": _BOOL,
-    "bias": _BOOL,
-}
-#: Of a head that is a module of the user's, of which the parameters alone are saved.
-_MODULE_HEAD: _Forms = {
-    "module": ("the name of a class", _is_text),
-    **{name: _HEAD[name] for name in ("num_classes", "return_probs", "extract", "rule")},
 }
 _EXTRACT: _Forms = {
     "item": ("an index, a key or None", _is_part),
@@ -352,4 +322,25 @@ _RULE: _Forms = {
     "criterion": ("a str", lambda value: isinstance(value, str)),
     "temperature": ("a number", _is_number),
     "enabled": _BOOL,
+}
+_HEAD: _Forms = {
+    "in_features": ("a positive int", _is_count),
+    "num_classes": ("a positive int", _is_count),
+    "pool": (f"one of {list(POOLS)}", lambda value: value in POOLS),
+    "pool_size": ("two positive ints", _is_pool_size),
+    "bias": _BOOL,
+    "dropout": _PROBABILITY,
+    "return_probs": _BOOL,
+    "extract": (
+        "item and layout, or None for a function", lambda value: value is None or isinstance(value, dict),
+        _EXTRACT, "an extract",
+    ),
+    "rule": (", ".join(RULE_ARGUMENTS), lambda value: isinstance(value, dict), _RULE, "a rule"),
+    "hidden": ("fields of hidden layers", lambda value: isinstance(value, dict), _HIDDEN, "a hidden part"),
+    "map_size": ("two positive ints", _is_pool_size),
+}  # fmt: skip
+#: Of a head that is a module of the user's, of which the parameters alone are saved.
+_MODULE_HEAD: _Forms = {
+    "module": ("the name of a class", _is_text),
+    **{name: _HEAD[name] for name in ("num_classes", "return_probs", "extract", "rule")},
 }

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from auxhead.kernels import fused_head
-from auxhead.kernels.launch.arrival_counters import ArrivalCounters, arrival_counters
+from auxhead.kernels.launch.arrival_counters import ArrivalCounters
 
 
 def test_counters_grow_and_are_shared_on_a_stream(device):
@@ -77,19 +77,6 @@ def test_a_reserve_is_zero_before_any_stream_can_read_it():
     counters.take(1)
     with torch.cuda.stream(other):
         assert not counters._take_for_capture(1 << 20, stream=1, capture=1).any()
-
-
-def test_two_devices_share_no_counters():
-    assert arrival_counters(torch.device("cpu")) is arrival_counters(torch.device("cpu"))
-    assert arrival_counters(torch.device("cpu")) is not arrival_counters(torch.device("meta"))
-
-
-def test_a_capture_that_asks_for_more_than_the_reserve_gets_zeros_of_its_own(device):
-    counters = ArrivalCounters(device)
-    counters._reserve = torch.zeros(64, dtype=torch.int32, device=device)
-    large = counters._take_for_capture(100, stream=1, capture=1)
-    small = counters._take_for_capture(64, stream=1, capture=1)
-    assert large.shape == (100,) and not large.any() and small.shape == (64,)
 
 
 class Reserve:
@@ -252,16 +239,6 @@ def test_a_stream_of_pytorch_that_is_wrapped_keeps_its_counters(on):
         on(Stream(handle, 1, of_pytorch=False))
         assert (counters.take(8).data_ptr() == kept) == counters.are_kept(handle) == is_kept
         counters.launched()
-
-
-def test_streams_of_pytorch_wait_for_nothing(on):
-    counters = ArrivalCounters(torch.device("cuda", 0))
-    for handle, identity in ((0, 0), (0x1000, 35)):
-        on(stream := Stream(handle, 1, of_pytorch=True))
-        stream.stream_id = identity
-        counters.take(8)
-        counters.launched()
-        assert not stream.waits and not counters._foreign
 
 
 def test_counters_are_allocated_beside_captures_of_other_threads(monkeypatch):

@@ -4,7 +4,6 @@ import contextvars
 import dataclasses
 import re
 import threading
-import warnings
 
 import pytest
 import torch
@@ -40,14 +39,6 @@ def test_the_table_comes_before_the_rule(tables, monkeypatch):
     assert choose(shape, "alone", device) == config_by_rule(shape)
     assert choose(missing, "network", device) == config_by_rule(missing)
     assert choose(shape, "network") == config_by_rule(shape), "another device"
-
-
-def test_a_choice_is_remembered(tables, monkeypatch):
-    shape = head_shape()
-    write(tables, table(entry(shape, config=other(shape)), device="cpu"), "cpu.json")
-    assert choose(shape) == other(shape)
-    monkeypatch.setattr("auxhead.kernels.launch.choose_config.lookup", None)
-    assert choose(shape) == other(shape), "without asking the table again"
 
 
 def test_overrides_come_first_and_are_forgotten(tables):
@@ -100,12 +91,6 @@ def test_a_head_is_launched_as_the_table_says_of_its_place(place, tables, device
     rule = config_by_rule(shape)
     assert (alone, set(used)) == (({tuned}, {rule}) if place == "alone" else ({rule}, {tuned}))
     assert torch.equal(buffers.label[0], expected.label)
-
-
-def test_no_warning_where_there_is_no_table(tables):
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert choose(head_shape()) == config_by_rule(head_shape())
 
 
 OTHER_KERNEL = table(entry(head_shape()), device="cpu", kernel="0" * 16).as_text()

@@ -127,18 +127,6 @@ def test_rows_are_moved_bit_for_bit(device, shape, dtype):
     assert_answers(answer, {row: (big, row) for row in (0, 2, 3)})
 
 
-def test_channels_last_and_permuted_rows(device):
-    for order in ((0, 3, 1, 2), (0, 2, 3, 1), (0, 3, 2, 1)):
-        features = random_bits((9, 5, 7, 6), torch.float16, device).permute(order)
-        small = make_batch(random_bits((8, 5, 7, 6), torch.float16, device).permute(order))
-        assert moves_rows(features, small.features)
-        big = make_batch(features, origin=False)
-        rows = [0, 1, 3, 8]
-        open_rows(big, rows)
-        move(big, small, request_answer(9, 3, device))
-        assert torch.equal(bits(small.features[:4]), bits(features[rows]))
-
-
 @pytest.mark.parametrize("rows", [[], [4], [0, 1, 2, 3, 4]], ids=str)
 def test_any_number_of_open_rows(device, rows):
     """Five of them: all, none, one; into a batch of as many."""

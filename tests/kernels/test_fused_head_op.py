@@ -7,12 +7,9 @@ import sys
 
 import pytest
 import torch
-from auxhead.kernels import CRITERIA, fused_head, fused_head_reference, runs_triton
+from auxhead.kernels import CRITERIA, fused_head, runs_triton
 from support.head_cases import (
     DTYPES,
-    assert_output_form,
-    assert_same_bits,
-    check_head,
     exact_logits,
     head_logits,
     make_head,
@@ -156,32 +153,6 @@ def test_gradients_of_no_samples(device):
     assert x.grad.shape == x.shape and torch.equal(weight.grad, torch.zeros_like(weight))
 
 
-@pytest.mark.parametrize("shape, pooling", HEADS.values(), ids=HEADS)
-def test_the_reference_runs_without_triton(shape, pooling, monkeypatch):
-    """The reference answers as the kernel does, in the same form."""
-    for dtype in DTYPES.values():
-        x, weight, bias = make_head(shape, 7, dtype=dtype, **pooling)
-        monkeypatch.setattr(importlib.import_module("auxhead.kernels.fused_head"), "kernel", None)
-        assert not runs_triton(x)
-        out = check_head(x, weight, bias, **pooling)
-        size = pooling.get("pool_size", (1, 1))
-        direct = fused_head_reference(
-            x, weight, bias, pool=pooling.get("pool", "avg"), pool_size=size, temperature=1.0, threshold=0.5
-        )
-        assert_same_bits(out, direct)
-        assert fused_head(x, weight, bias, return_probs=False, **pooling).probs is None
-
-
-@pytest.mark.parametrize("rule_shape", [(), (1,), (1, 1)], ids=["0-dim", "1", "1x1"])
-def test_the_reference_takes_rules_of_any_shape(rule_shape, monkeypatch):
-    monkeypatch.setattr(importlib.import_module("auxhead.kernels.fused_head"), "kernel", None)
-    head = make_head((3, 4, 5, 5), 7)
-    temperature, threshold = torch.full(rule_shape, 1.5), torch.full(rule_shape, 0.25)
-    out = fused_head(*head, temperature=temperature, threshold=threshold)
-    assert_output_form(out, 3, 7, head[0].device)
-    assert_same_bits(out, fused_head(*head, temperature=1.5, threshold=0.25))
-
-
 def test_runs_triton_says_what_happens(device, monkeypatch):
     module = importlib.import_module("auxhead.kernels.fused_head")
     head = make_head((3, 4, 5, 5), 7, device=device)
@@ -218,22 +189,6 @@ def test_a_process_without_the_interpreter():
         [sys.executable, "-c", WITHOUT_INTERPRETER], env=environment, capture_output=True, text=True, timeout=120
     )
     assert done.returncode == 0 and done.stdout == "answered\n", done.stderr
-
-
-def test_gradients_of_gradients(device):
-    """A penalty on the gradient of the input, and the Hessian."""
-    x, weight, bias = (t.double().float() for t in make_head((2, 4, 5, 5), 3, device=device))
-
-    def penalised(head):
-        leaves = [t.detach().clone().requires_grad_() for t in (x, weight, bias)]
-        probs = head(*leaves)
-        (slope,) = torch.autograd.grad(probs[:, 0].sum(), leaves[0], create_graph=True)
-        return torch.autograd.grad(probs[:, 1].sum() + 50 * slope.square().sum(), leaves)
-
-    found = penalised(lambda *head: fused_head(*head).probs)
-    wanted = penalised(lambda x, w, b: torch.softmax(x.mean((2, 3)) @ w.T + b, 1))
-    for one, other in zip(found, wanted, strict=True):
-        torch.testing.assert_close(one, other)
 
 
 def test_opcheck_and_second_derivatives_in_float64():

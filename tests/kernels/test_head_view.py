@@ -1,10 +1,12 @@
-"""head_view.py: the view shares x's memory, whatever the layout, and holds the right features."""
+"""head_view.py, head_shape.py: the view shares x's memory and holds the right features; its shape stands for it."""
 
 import pytest
 import torch
+from auxhead.kernels.launch.head_shape import HeadShape
 from auxhead.kernels.launch.head_view import HeadView, head_view
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.example_tables import map_strides
 from support.layouts import MAP_LAYOUTS, TOKEN_LAYOUTS
 
 
@@ -85,3 +87,53 @@ def test_longest_window(size, windows):
     view = HeadView((1, 1, size, 1), (0, 0, 0, 0), windows, 1)
     bounds = [(i * size // windows, -(-(i + 1) * size // windows)) for i in range(windows)]
     assert view.window_h == max(end - start for start, end in bounds)
+
+
+NAMED = {
+    "tokens": ((2, 5, 8), (40, 8, 1), "avg", "channels_last"),
+    "pooled vectors": ((2, 8), (8, 1), "avg", "channels_last"),
+    "every second feature": ((2, 8), (16, 2), "avg", "strided"),
+    "flattened map": ((2, 8, 3, 3), (72, 9, 3, 1), "none", "channels_last"),
+    "NCHW whose columns are cut": ((2, 8, 3, 3), (96, 12, 4, 1), "avg", "contiguous"),
+    "every second column": ((2, 8, 3, 3), (144, 18, 6, 2), "avg", "strided"),
+    "one channel, NCHW": ((2, 1, 3, 3), (9, 9, 3, 1), "avg", "contiguous"),
+    "one channel, channels_last": ((2, 1, 3, 3), (9, 1, 3, 1), "avg", "contiguous"),
+    "1x1 NCHW": ((2, 8, 1, 1), (8, 1, 1, 1), "avg", "channels_last"),
+    "1x1 channels_last": ((2, 8, 1, 1), (8, 1, 8, 8), "avg", "channels_last"),
+    "one element": ((2, 1, 1, 1), (1, 1, 1, 1), "avg", "channels_last"),
+}
+
+
+@pytest.mark.parametrize("shape, strides, pool, layout", NAMED.values(), ids=NAMED)
+def test_layout_is_that_of_the_memory(shape, strides, pool, layout):
+    view = head_view(shape, strides, pool, (1, 1))
+    assert HeadShape.of(view, 10, pool_max=False, dtype=torch.float32).layout == layout
+
+
+def test_a_shape_in_words():
+    words = {
+        (1, 1): "batch 8, 64x7x5, max, 10 classes, float16, strided",
+        (2, 1): "batch 8, 64x7x5 in 2x1 windows, max, 10 classes, float16, strided",
+        (1, 3): "batch 8, 64x7x5 in 1x3 windows, max, 10 classes, float16, strided",
+        (2, 2): "batch 8, 64x7x5 in 2x2 windows, max, 10 classes, float16, strided",
+    }
+    for grid, said in words.items():
+        assert str(HeadShape(8, 64, 7, 5, *grid, "strided", "max", 10, "float16")) == said
+
+
+@given(
+    sizes=st.tuples(st.integers(1, 5), st.integers(1, 70), st.integers(1, 9), st.integers(1, 9)),
+    grid=st.tuples(st.integers(1, 4), st.integers(1, 4)),
+    layout=st.sampled_from(["channels_last", "contiguous"]),
+    dtype=st.sampled_from([torch.float16, torch.float32]),
+    pool_max=st.booleans(),
+)
+def test_a_shape_stands_for_its_view(sizes, grid, layout, dtype, pool_max):
+    """What tools make of a shape alone is what a call with that input would get."""
+    view = HeadView(sizes, map_strides(sizes, layout), *grid)
+    shape = HeadShape.of(view, 7, pool_max=pool_max, dtype=dtype)
+    assert HeadShape.of(shape.view, 7, pool_max=pool_max, dtype=dtype) == shape
+    for name in ("shape", "grid_h", "grid_w", "positions", "window_h", "window_w"):
+        assert getattr(shape.view, name) == getattr(view, name), name
+    strided = shape._replace(channels=2, layout="strided")
+    assert HeadShape.of(strided.view, 7, pool_max=pool_max, dtype=dtype) == strided

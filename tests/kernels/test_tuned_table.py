@@ -2,11 +2,13 @@
 
 import dataclasses
 import json
+import random
 import re
 
 import pytest
 from auxhead.kernels.launch.launch_rule import config_by_rule
 from auxhead.kernels.launch.tuned_table import (
+    MOST_ELEMENTS,
     BadTable,
     lookup,
     read_table,
@@ -14,6 +16,7 @@ from auxhead.kernels.launch.tuned_table import (
     table_path,
     tuned_devices,
 )
+from support.damaged import UNREADABLE, damaged_bytes, damaged_json, make_unreadable, read_damaged
 from support.example_tables import DEVICE, FILE_NAME, TAPS, entry, head_shape, other, table, write
 
 
@@ -54,77 +57,36 @@ def changed_table(*keys, to=None, without=False):
 CONFIG = ("entries", 0, "config")
 BAD = {
     "no JSON": ("{", "is not JSON"),
-    "a list": ("[]", "schema: got None, wants 'auxhead tuned 1'"),
-    "another schema": (changed_table("schema", to="auxhead tuned 2"), "schema: got 'auxhead tuned 2', wants"),
-    "no device": (changed_table("device", without=True), "table: missing device, wants"),
     "a field more": (changed_table("host", to="x"), "table: unknown host, wants"),
-    "no SMs": (changed_table("sm_count", to=0), "sm_count: got 0, wants"),
     "a version that is a number": (changed_table("cudnn", to=91900), "cudnn: got 91900, wants text or null"),
     "entries by name": (changed_table("entries", to={}), "entries: got {}, wants a list"),
     "another place": (changed_table("entries", 0, "place", to="x"), "entry 1: place: got 'x', wants one of alone"),
     "no channels": (changed_table("entries", 1, "shape", "channels", to=0), "entry 2: channels: got 0, wants"),
     "a shape without layout": (changed_table("entries", 0, "shape", "layout", without=True), "entry 1: shape: missing"),
-    "another dtype": (changed_table("entries", 0, "shape", "dtype", to="int8"), "entry 1: dtype: got 'int8', wants"),
     "no power of two": (changed_table(*CONFIG, "block_c", to=3), "entry 1: block_c: got 3, wants a power of two"),
     "more than a block": (changed_table(*CONFIG, "block_c", to=2**21), "block_c: got 2097152, wants at most 1048576"),
-    "more registers than there are": (changed_table(*CONFIG, "max_registers", to=256), "got 256, wants 0 for no limit"),
-    "more programs than fit": (changed_table(*CONFIG, "max_programs", to=2**31), "max_programs: got 2147483648, wants"),
     "more samples than are counted": (
         changed_table("entries", 0, "shape", "samples", to=2**31),
         "entry 1: samples: got 2147483648, wants",
     ),
-    "serves any number": (changed_table("entries", 0, "serves", to=[1, 10**400]), "entry 1: serves: got [1, 1000"),
-    "a margin of nothing": (changed_table("entries", 0, "margin", to=float("nan")), "entry 1: margin: got nan, wants"),
     "a huge margin": (changed_table("entries", 0, "margin", to=10**400), "entry 1: margin: got 1000"),
-    "a name twice": (changed_table().replace('"device"', '"schema": 1, "device"'), "has 'schema' twice in one object"),
     "nested too deep": ("[" * 100_000, "is not JSON (nested too deep)"),
-    "a float": (changed_table(*CONFIG, "block_c", to=4.0), "entry 1: block_c: got 4.0, wants a power of two"),
-    "true": (changed_table(*CONFIG, "stages", to=True), "entry 1: stages: got True, wants a power of two"),
     "a cap below zero": (changed_table(*CONFIG, "max_programs", to=-1), "entry 1: max_programs: got -1, wants"),
-    "an unknown field": (changed_table(*CONFIG, "block_z", to=1), "entry 1: config: unknown block_z, wants"),
     "a missing field": (changed_table(*CONFIG, "max_registers", without=True), "config: missing max_registers, wants"),
     "too many warps": (changed_table(*CONFIG, "num_warps", to=64), "entry 1: num_warps: got 64, wants at most 32"),
-    "one buffer": (changed_table(*CONFIG, "weight_buffers", to=1), "entry 1: weight_buffers: got 1, wants 0, or 2 to"),
-    "too few registers": (
-        changed_table(*CONFIG, "max_registers", to=27),
-        "entry 1: max_registers: got 27, wants 0 for",
-    ),
     "buffers of single samples": (
         changed_table(*CONFIG, "weight_buffers", to=3),
         "entry 1: weight_buffers: got 3, wants 0 where",
     ),
-    "tiles of 8 samples": (changed_table(*CONFIG, "block_n", to=8), "entry 1: block_n: got 8, wants 1 where"),
     "tiles of 8 features": (changed_table(*CONFIG, "block_f", to=8), "entry 1: block_f: got 8, wants 1, or 16 or more"),
-    **{
-        f"tiles with {name} = 8": (
-            changed_table(*CONFIG, to=dataclasses.asdict(dataclasses.replace(config_by_rule(head_shape()), **changes))),
-            f"entry 1: {name}: got 8, wants",
-        )
-        for name, changes in {
-            "block_n": {"block_n": 8, "block_f": 64},
-            "block_k": {"block_f": 64, "block_k": 8},
-        }.items()
-    },
     **{
         f"too many elements in {name}": (
             changed_table(*CONFIG, to=dataclasses.asdict(dataclasses.replace(config_by_rule(head_shape()), **changes))),
             f"entry 1: {name}: got {2**16}, wants at most",
         )
         for name, changes in {
-            "block_p": {"block_c": 32, "block_p": 2**16, "block_a": 1},
             "block_a": {"block_c": 16, "block_p": 2, "block_a": 2**16},
-            "block_k": {"block_c": 16, "block_p": 2, "block_k": 2**16},
-            "block_j": {"block_s": 32, "block_j": 2**16},
-        }.items()
-    },
-    **{
-        f"too many elements in {name} of tiles": (
-            changed_table(*CONFIG, to=dataclasses.asdict(dataclasses.replace(config_by_rule(head_shape()), **changes))),
-            f"entry 1: {name}: got {2**16}, wants at most",
-        )
-        for name, changes in {
             "block_f": {"waits": False, "block_n": 32, "block_f": 2**16, "block_k": 16},
-            "block_k": {"waits": False, "block_n": 1, "block_f": 32, "block_k": 2**16},
         }.items()
     },
     "parts of a maximum": (
@@ -132,10 +94,6 @@ BAD = {
         "entry 2: window_parts: got 2, wants 1",
     ),
     "serves others only": (changed_table("entries", 0, "serves", to=[2, 4]), "entry 1: serves: got [2, 4], wants"),
-    "serves no sample": (changed_table("entries", 0, "serves", to=[0, 1]), "entry 1: serves: got [0, 1], wants"),
-    "blocks of none": (changed_table(*CONFIG, "block_c", to=0), "entry 1: block_c: got 0, wants a power of two"),
-    "serves one end": (changed_table("entries", 0, "serves", to=[1]), "entry 1: serves: got [1], wants"),
-    "no margin": (changed_table("entries", 0, "margin", to=None), "entry 1: margin: got None, wants a number"),
     "twice the same": (
         table(*2 * [entry(head_shape())]).as_text(),
         "entry 2: shape: got 'batch 1, 64x1x3136, avg, 10 classes, float16, channels_last', wants no",
@@ -183,11 +141,6 @@ def test_the_least_and_most_that_a_field_may_be_is_read(changes, tables):
     assert read_table(path).entries[0].config == config
 
 
-def test_a_table_is_not_changed():
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        table().device = "another"
-
-
 def test_a_file_that_is_not_there_or_that_of_another_device(tables):
     with pytest.raises(BadTable, match="cannot be read"):
         read_table(tables / FILE_NAME)
@@ -222,7 +175,7 @@ def test_every_key_but_the_batch_must_be_the_same(tables):
 
 @pytest.mark.parametrize(
     "samples, taken",
-    [(1, 8), (8, 8), (15, 8), (16, 8), (17, 32), (31, 32), (32, 32), (64, 32), (65, None), (128, 128), (200, None)],
+    [(1, 8), (16, 8), (17, 32), (64, 32), (65, None), (128, 128), (200, None)],
 )
 def test_batches_in_between_take_the_nearest_that_was_measured_to_serve_them(samples, taken, tables):
     ranges = {8: (1, 16), 32: (9, 64), 128: (128, 128)}
@@ -244,16 +197,41 @@ def test_the_nearest_batch_is_that_of_the_smaller_ratio(tables):
     }  # 11 / 4 and 32 / 12 are less
 
 
-def test_a_tie_of_distances_goes_to_the_smaller_batch(tables):
-    shape = head_shape()
-    configs = {batch: other(shape, block_c=batch) for batch in (8, 32)}
-    write(tables, table(*(entry(shape._replace(samples=b), config=configs[b], serves=(8, 32)) for b in (32, 8))))
-    assert lookup(DEVICE, shape._replace(samples=16), "alone") == configs[8]
-
-
 @pytest.mark.parametrize("samples, served", [(64, True), (33, True), (32, False), (16, False)])
 def test_no_group_that_is_mostly_empty(samples, served, tables):
     shape = head_shape(samples=128, classes=1000)
     tiles = dataclasses.replace(config_by_rule(shape), block_n=64)
     write(tables, table(entry(shape, config=tiles, serves=(16, 128))))
     assert (lookup(DEVICE, shape._replace(samples=samples), "alone") == tiles) == served
+
+
+# Damaged files are read, or refused in one line
+
+WHOLE = table(
+    entry(head_shape()), entry(head_shape(TAPS[1], pool="max")), entry(head_shape(TAPS[3], 32, classes=1000))
+).as_text()
+
+
+def test_any_damage(tmp_path):
+    path, found = tmp_path / "cpu.json", []
+    for seed in range(300):
+        dice = random.Random(seed)
+        content = damaged_bytes(WHOLE.encode(), dice) if seed % 3 else damaged_json(json.loads(WHOLE), dice)
+        found.append(read_damaged(path, content, lambda: read_table(path), BadTable, path))
+    kept = [one for one in found if one is not None]
+    assert 2 < len(kept) < 100
+    for one in kept:
+        again = tmp_path / "again.json"
+        again.write_text(one.as_text())
+        assert set(read_table(again).entries) == set(one.entries)
+        for row in one.entries:
+            assert row.config.block_c <= MOST_ELEMENTS and row.config.programs(row.shape.view, row.shape.classes)
+
+
+@pytest.mark.parametrize("kind", sorted(set(UNREADABLE) - {"pipe", "device"}))
+def test_no_file_in_its_place(kind, tmp_path):
+    path = tmp_path / "cpu.json"
+    path.write_text(WHOLE)
+    make_unreadable(path, kind)
+    with pytest.raises(BadTable, match="cpu.json: cannot be read"):
+        read_table(path)

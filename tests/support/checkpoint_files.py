@@ -3,6 +3,9 @@
 import json
 from pathlib import Path
 
+from auxhead.model import EarlyExitNetwork, ExitRule, FusedAuxHead
+from support.example_models import SmallNet, plain_heads
+
 
 def weights_of(folder: Path) -> Path:
     """The file of a checkpoint's parameters."""
@@ -18,3 +21,10 @@ def as_of_format_3(folder: Path) -> Path:
     del content["parameters"], content["own_exits"], content["learned_from"]
     path.write_text(json.dumps(content))
     return folder
+
+
+def saved_network() -> EarlyExitNetwork:
+    """Heads and rules of several kinds."""
+    heads = {**plain_heads(), "block1": FusedAuxHead(24, 5, pool="max", pool_size=(2, 1), bias=False, dropout=0.25)}
+    rules = {"block0": ExitRule(0.25, temperature=2.0), "block1": ExitRule(0.5, enabled=False), "block2": 0.1}
+    return EarlyExitNetwork(SmallNet(), heads, rules)

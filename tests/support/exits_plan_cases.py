@@ -11,6 +11,7 @@ from auxhead.model.network import eager_pass
 from auxhead.model.network.eager_pass import run_eagerly
 from support import stream_order
 from support.head_plan_cases import CHANGES
+from support.head_plan_cases import differ as differ
 from torch import Tensor, nn
 
 CLASSES = 8
@@ -70,13 +71,6 @@ def assert_same(found: ExitResult, wanted: ExitResult) -> None:
         if one is not None:
             assert (one.shape, one.dtype, one.device) == (other.shape, other.dtype, other.device), name
             assert one.is_contiguous() and not one.requires_grad, name
-
-
-def differ(found: ExitResult, wanted: ExitResult) -> bool:
-    return any(
-        (one is None) != (other is None) or (one is not None and not torch.equal(one, other))
-        for one, other in zip(found, wanted, strict=True)
-    )
 
 
 @contextmanager

@@ -97,14 +97,18 @@ def check_head(
     exact = exact_logits(x, weight, bias, pool=pool, pool_size=pool_size) / heat
     probs = exact.softmax(-1)
     pytorch = (head_logits(x, weight, bias, pool=pool, pool_size=pool_size) / heat).softmax(-1)
-    magnitude = exact.abs().max().item()
-    if out.probs is not None:
-        assert_as_accurate_as_pytorch(out.probs, probs, pytorch, magnitude=magnitude, what="probs")
-        assert torch.equal(out.confidence, out.probs.amax(-1)), "confidence is not the largest probability"
-    top, pytorch_top = probs.amax(-1), pytorch.amax(-1)
-    assert_as_accurate_as_pytorch(out.confidence, top, pytorch_top, magnitude=magnitude, what="confidence")
-    chosen = probs.gather(1, out.label[:, None])[:, 0]
-    assert_as_accurate_as_pytorch(chosen, top, pytorch_top, magnitude=magnitude, what="probability of the label")
+    # Together: of one number alone PyTorch may be right by luck.
+    chosen = probs.gather(1, out.label[:, None])
+    said = probs if out.probs is None else out.probs.double()
+    assert out.probs is None or torch.equal(out.confidence, out.probs.amax(-1)), "confidence: not the largest of probs"
+    top, pytorch_top = probs.amax(-1, keepdim=True), pytorch.amax(-1, keepdim=True)
+    assert_as_accurate_as_pytorch(
+        torch.cat([said, out.confidence.double()[:, None], chosen], 1),
+        torch.cat([probs, top, top], 1),
+        torch.cat([pytorch, pytorch_top, pytorch_top], 1),
+        magnitude=exact.abs().max().item(),
+        what="probs, confidence, and what the label's probability should be",
+    )
     assert torch.equal(out.exit, out.confidence > limit), "exit is not confidence > threshold"
     return out
 

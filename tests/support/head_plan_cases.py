@@ -1,6 +1,6 @@
 """Heads whose calls are repeated, what may change between two calls, and the comparison with the operator."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -90,7 +90,7 @@ def follows(head: FusedAuxHead, *inputs: Tensor) -> None:
                 assert_same_form(found, wanted)
 
 
-def differ(first: HeadOutput, second: HeadOutput) -> bool:
+def differ(first: Iterable[Tensor | None], second: Iterable[Tensor | None]) -> bool:
     """Return whether two answers are not the same."""
     return any(
         (one is None) != (other is None) or (one is not None and not torch.equal(one, other))

@@ -18,31 +18,25 @@ def named(**parts: nn.Module) -> nn.Sequential:
 
 OF_MAPS = {
     "avg": lambda: seq(avg(1), flat(), nn.Linear(6, 5)),
-    "avg-pair-of-ones": lambda: seq(avg((1, 1)), flat(), nn.Linear(6, 5)),
     "avg-2x3": lambda: seq(avg((2, 3)), flat(), nn.Linear(36, 5)),
-    "avg-list": lambda: seq(avg([3, 2]), flat(), nn.Linear(36, 5)),
     "avg-larger-than-map": lambda: seq(avg(8), flat(), nn.Linear(384, 5)),
     "max": lambda: seq(maximum(1), flat(), nn.Linear(6, 5)),
     "max-3x4": lambda: seq(maximum((3, 4)), flat(), nn.Linear(72, 5)),
     "flatten": lambda: seq(flat(), nn.Linear(210, 5)),
     "no-bias": lambda: seq(avg(1), flat(), nn.Linear(6, 5, bias=False)),
-    "two-classes": lambda: seq(avg(1), flat(), nn.Linear(6, 2)),
     "dropout-before-linear": lambda: seq(avg(2), flat(), drop(0.3), nn.Linear(24, 5)),
     "dropout-before-flatten": lambda: seq(avg(2), drop(0.3), flat(), nn.Linear(24, 5)),
     "dropout-twice": lambda: seq(avg(1), drop(0.3), flat(), drop(0.5), nn.Linear(6, 5)),
     "dropout-then-flatten": lambda: seq(drop(0.2), flat(), nn.Linear(210, 5)),
-    "flatten-twice": lambda: seq(avg(1), flat(), flat(1, -1), nn.Linear(6, 5)),
     "softmax": lambda: seq(avg(1), flat(), nn.Linear(6, 5), nn.Softmax(dim=1)),
     "softmax-last-dim": lambda: seq(maximum(1), flat(), nn.Linear(6, 5), nn.Softmax(-1), same()),
     "identity-everywhere": lambda: seq(same(), avg(1), same(), flat(), same(), nn.Linear(6, 5), same()),
     "nested": lambda: seq(seq(avg(2), flat()), seq(drop(0.1), nn.Linear(24, 5))),
     "nested-deeply": lambda: seq(seq(seq(seq(avg(1))), same()), flat(), seq(seq(nn.Linear(6, 5)), nn.Softmax(1))),
-    "named-linear": lambda: named(pool=avg(1), flatten=flat(), linear=nn.Linear(6, 5)),
     "named-fc": lambda: named(pool=maximum(2), flatten=flat(), dropout=drop(0.2), fc=nn.Linear(24, 5)),
     "named-as-our-attributes": lambda: named(rule=avg(1), dropout=flat(), pool=drop(0.2), pool_size=nn.Linear(6, 5)),
     "linear-named-rule": lambda: named(linear=avg(1), logits=flat(), rule=nn.Linear(6, 5)),
     "linear-in-linear": lambda: named(linear=named(linear=seq(avg(1), flat(), nn.Linear(6, 5)))),
-    "linear-in-rule": lambda: named(linear=avg(1), flatten=flat(), rule=named(linear=nn.Linear(6, 5))),
 }
 OF_VECTORS = {
     "linear": lambda: seq(nn.Linear(6, 5)),
@@ -58,14 +52,11 @@ HIDDEN = {
     "gelu": lambda: seq(avg(1), flat(), nn.Linear(6, 9), nn.GELU(), nn.Linear(9, 5)),
     "gelu-tanh": lambda: seq(maximum(1), flat(), nn.Linear(6, 9), nn.GELU(approximate="tanh"), nn.Linear(9, 5)),
     "hardswish": lambda: seq(avg(1), flat(), nn.Linear(6, 9), nn.Hardswish(inplace=True), nn.Linear(9, 5)),
-    "relu-in-place": lambda: seq(avg(1), flat(), nn.Linear(6, 9), nn.ReLU(inplace=True), nn.Linear(9, 5)),
     "no-biases": lambda: seq(avg(1), flat(), nn.Linear(6, 9, bias=False), nn.ReLU(), nn.Linear(9, 5, bias=False)),
-    "one-hidden-feature": lambda: seq(avg(1), flat(), nn.Linear(6, 1), nn.GELU(), nn.Linear(1, 5)),
     "grid": lambda: seq(avg((2, 3)), flat(), nn.Linear(36, 33), nn.ReLU(), nn.Linear(33, 5), nn.Softmax(1)),
     "flatten": lambda: seq(flat(), nn.Linear(210, 17), nn.ReLU(), nn.Linear(17, 5)),
     "dropouts": lambda: seq(avg(1), flat(), drop(0.2), nn.Linear(6, 9), nn.ReLU(), drop(0.4), nn.Linear(9, 5)),
     "norm": lambda: seq(avg(1), flat(), layer_norm(6), nn.Linear(6, 5)),
-    "norm-of-a-grid": lambda: seq(maximum((2, 3)), flat(), layer_norm(36), nn.Linear(36, 5)),
     "bare-norm": lambda: seq(avg(1), flat(), nn.LayerNorm(6, eps=1e-3, elementwise_affine=False), nn.Linear(6, 5)),
     "norm-without-bias": lambda: seq(avg(1), flat(), nn.LayerNorm(6, bias=False), nn.Linear(6, 5)),
     "norm-and-hidden": lambda: seq(
@@ -81,7 +72,6 @@ HIDDEN = {
         linear=avg(1), hidden=flat(), norm=nn.Linear(6, 9), rule=nn.ReLU(), pool=nn.Linear(9, 5)
     ),
     "nested": lambda: seq(seq(avg(1), flat()), seq(same(), seq(nn.Linear(6, 9), nn.ReLU())), seq(nn.Linear(9, 5))),
-    "window-of-the-map": lambda: seq(nn.AvgPool2d(MAP[2:]), flat(), nn.Linear(6, 9), nn.ReLU(), nn.Linear(9, 5)),
 }  # fmt: skip
 
 

@@ -31,9 +31,9 @@ _MEASURED = {
 }
 #: Names of them that each measuring command uses.
 _USED = {
-    "heads.run": ("environment", "clocks", "build_subject"),
-    "measuring.networks": ("environment", "clocks", "build_subject"),
-    "sweep.run": ("environment", "build_subject"),
+    "heads.run": ("clocks",),
+    "measuring.networks": ("environment", "build_subject"),
+    "overlap.run": ("clocks",),
 }
 
 

@@ -257,6 +257,7 @@ def simulated_cuda() -> Iterator[None]:
         ):
             patch.setattr(torch.cuda, name, value)
         patch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
+        patch.setattr(torch.Tensor, "is_pinned", lambda _tensor: False)  # whose answer looks like a wait
         patch.setattr(torch, "empty_like", partial(_empty_like, torch.empty_like))
         patch.setattr(polled_runner, "_LEAST_SEGMENT_US", 0.0)
         patch.setattr(compacting_runner, "_LEAST_STOP_US", 0.0)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from auxhead.kernels import fused_head
-from support.head_cases import DTYPES, check_head, exact_logits, head_logits, make_head
+from support.head_cases import DTYPES, check_head, make_head
 from support.tolerance import FLOAT32_ULP, assert_as_accurate_as_pytorch
 
 EXACT = torch.tensor([0.75, 0.125, 0.125], dtype=torch.float64)
@@ -44,29 +44,6 @@ def test_values_that_are_not_finite_have_to_match(value):
     other[1] = float("nan") if value == value else float("inf")
     with pytest.raises(AssertionError, match="NaN or Inf"):
         assert_as_accurate_as_pytorch(other, broken, broken)
-
-
-def test_shapes_have_to_match():
-    with pytest.raises(AssertionError):
-        assert_as_accurate_as_pytorch(EXACT.float()[None], EXACT, EXACT)
-
-
-@pytest.mark.parametrize(
-    "dtype, planted",
-    # bfloat16 probabilities are good to 0.4 percent, and so are the logits that they are exponentials of
-    [(torch.float32, 1e-5), (torch.float16, 0.01), (torch.bfloat16, 0.1)],
-    ids=DTYPES,
-)
-@pytest.mark.parametrize("classes", [10, 1000])
-def test_one_class_a_little_off_is_caught(dtype, planted, classes):
-    x, weight, bias = make_head((4, 64), classes, dtype=dtype)
-    exact = exact_logits(x, weight, bias).softmax(-1)
-    pytorch = head_logits(x, weight, bias).softmax(-1)
-    actual = exact.float()
-    assert_as_accurate_as_pytorch(actual, exact, pytorch)
-    actual[2, exact[2].argmax()] *= 1 + planted
-    with pytest.raises(AssertionError, match="error"):
-        assert_as_accurate_as_pytorch(actual, exact, pytorch)
 
 
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)

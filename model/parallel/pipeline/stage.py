@@ -16,7 +16,6 @@ from ...runners.captured_network import Addresses
 from ..segments import NETWORK
 from .answered import (
     STATE,
-    AnswerForm,
     Answers,
     CutNetwork,
     ExitDecisions,
@@ -70,8 +69,10 @@ class Stage(nn.Module):
         self.modules_run = nn.ModuleList([*(segment.module for segment in segments), *heads])
         self.first_exit, self.size, self.device, self.name = start, size, device, name
         self._cut = cut._replace(segments=segments, heads=heads)  # copies of others on the device are freed
-        self._segments, self._heads = segments, heads
-        self._rules = [*(head.rule for head in heads), *([None] if len(heads) < len(segments) else [])]
+        self._segments, self._heads, self.form = segments, heads, cut.form
+        self.is_first, self.is_last = start == 0, len(heads) < len(segments)
+        """Whether it takes samples of the request; and whether it answers for all that comes, and hands nothing on."""
+        self._rules = [*(head.rule for head in heads), *[None] * self.is_last]
         self._first_state = first_state(size).to(device)
         self._graph: StageGraph | None = None
         self.busy_since: float | None = None
@@ -81,21 +82,6 @@ class Stage(nn.Module):
     def resizable(self) -> Addresses:
         """Memory that its graph reads and that a layer may resize."""
         return {} if self._graph is None else self._graph.resizable
-
-    @property
-    def form(self) -> AnswerForm:
-        """The form of answers."""
-        return self._cut.form
-
-    @property
-    def is_first(self) -> bool:
-        """Whether it takes samples of the request."""
-        return self.first_exit == 0
-
-    @property
-    def is_last(self) -> bool:
-        """Whether it answers for all that comes, and hands nothing on."""
-        return self._rules[-1] is None
 
     @property
     def takes(self) -> tuple[Tensor, ...]:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ....kernels import CRITERIA, ExitBuffers
-from ....kernels.cuda.lifetimes import MemoryPool, empty_cache
+from ....kernels.cuda.lifetimes import MemoryPool
 from ...answers.exit_result import ExitResult
 from ...listening.taps import list_taps
 from ...network.early_exit_network import EarlyExitNetwork
@@ -180,10 +180,7 @@ def graph_times(network: EarlyExitNetwork, segments: Sequence[Segment], x: Tenso
 
     trunk, memory = captures.streams.trunk, MemoryPool(captures.device)
     program = capture_program(forward, static, [static.x], trunk, memory, [network])
-    times = measure_segments(program.graphs, static.refill, trunk)
-    program.graphs.clear()
-    empty_cache()  # of their pool: the runs before the next capture take memory, too
-    return times
+    return measure_segments(program.graphs, static.refill, trunk)
 
 
 def forks_of(part: Part, segment_us: Sequence[float], size: int, classes: int, *, polls: bool) -> list[int]:

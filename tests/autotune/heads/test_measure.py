@@ -4,7 +4,6 @@ import importlib
 
 import pytest
 import torch
-from auxhead.autotune.measuring.eager_truth import HeadAnswer
 from auxhead.autotune.measuring.failures import DeviceLost, Failure
 from auxhead.autotune.measuring.targets import ALONE, NETWORK
 from auxhead.autotune.measuring.timers import VariantFailed, time_rounds
@@ -115,13 +114,13 @@ def test_a_peer_may_be_less_exact(timing):
         ours = head.launch(target.rule)
     ours = ours._replace(probs=None, confidence=ours.confidence + 1.5e-6)
     assert "probabilities are off by 1.5e-06, 4.8e-07 being allowed" in head.wrong_answer(ours)
-    peer = HeadAnswer(ours.label, ours.confidence, ours.exit)
-    assert head.wrong_answer(peer) is None
-    wrong = head.wrong_answer(peer._replace(confidence=peer.confidence + 1e-5))
+    peer = HeadOutput(None, ours.label, ours.confidence, ours.exit)
+    assert head.wrong_answer(peer, peer=True) is None
+    wrong = head.wrong_answer(peer._replace(confidence=peer.confidence + 1e-5), peer=True)
     assert "1.9e-06 being allowed" in wrong
     half = FusedAuxHead(16, num_classes=5).half()
     said = half(x := torch.randn(3, 16).half())
-    off = HeadAnswer(said.label, said.confidence.half() + 0.02, said.exit)
+    off = HeadOutput(None, said.label, said.confidence.half() + 0.02, said.exit)
     assert "0.0039 being allowed" in alone_head.AloneHead(half, x).wrong_answer(off)
 
 

@@ -2,9 +2,8 @@
 
 import pytest
 import torch
-from auxhead.autotune.measuring.eager_truth import HeadAnswer
 from auxhead.autotune.measuring.peers import Compiled, NaiveHead, PeerAnswer, in_line, merged_answer, with_item
-from auxhead.kernels import ACTIVATIONS
+from auxhead.kernels import ACTIVATIONS, HeadOutput
 from auxhead.model import ExitRule, FusedAuxHead, make_trunk
 from support.bench_fakes import (
     small_subject,
@@ -48,7 +47,7 @@ def test_compiled_heads_must_not_get_lost(subject, monkeypatch):
 
 def test_what_people_write_leaves_once_every_sample_was_sure_at_some_head():
     def head(*exits):
-        return lambda y: HeadAnswer(torch.tensor([3, 4]), torch.tensor([0.8, 0.9]), torch.tensor(exits))
+        return lambda y: HeadOutput(None, torch.tensor([3, 4]), torch.tensor([0.8, 0.9]), torch.tensor(exits))
 
     backbone = SmallNet().eval()
     heads = [head(True, False), head(False, True), head(False, False)]
@@ -76,8 +75,8 @@ def test_heads_as_people_write_them_answer_as_fused_ones(pool, temperature, laye
 
 def test_merging_takes_the_first_sure_head():
     heads = [
-        HeadAnswer(torch.tensor([1, 1, 1]), torch.tensor([0.9, 0.1, 0.1]), torch.tensor([True, False, False])),
-        HeadAnswer(torch.tensor([2, 2, 2]), torch.tensor([0.8, 0.8, 0.1]), torch.tensor([True, True, False])),
+        HeadOutput(None, torch.tensor([1, 1, 1]), torch.tensor([0.9, 0.1, 0.1]), torch.tensor([True, False, False])),
+        HeadOutput(None, torch.tensor([2, 2, 2]), torch.tensor([0.8, 0.8, 0.1]), torch.tensor([True, True, False])),
     ]
     answer = merged_answer(PeerAnswer(heads, torch.tensor([[9.0, 0.0]] * 3), 2))
     assert answer.label.tolist() == [1, 2, 0] and answer.exit_index.tolist() == [0, 1, 2]

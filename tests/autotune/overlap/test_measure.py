@@ -95,7 +95,7 @@ def test_nothing_that_answers_wrongly_is_timed(subject, monkeypatch, part):
     wrong = {
         BARE: (NetworkParts, lambda self, which, runner: None if which else "off"),
         BOTH: (NetworkParts, lambda self, which, runner: "off" if which else None),
-        HEADS: (alone_head.AloneHead, lambda self, said: "off"),
+        HEADS: (alone_head.AloneHead, lambda self, said, peer: "off"),
     }
     owner, says = wrong[part]
     monkeypatch.setattr(NetworkParts, "forks", ("block2",))

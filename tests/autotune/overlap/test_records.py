@@ -129,7 +129,7 @@ def pretended(pretended_gpu, monkeypatch):
             raise RuntimeError("CUDA out of\nmemory")
         return measured()
 
-    monkeypatch.setattr("auxhead.autotune.overlap.measure.measure_overlap", measure_overlap)
+    monkeypatch.setattr("auxhead.autotune.overlap.run.measure_overlap", measure_overlap)
     return pretended_gpu / "overlap-nvidia-h200-fake.jsonl"
 
 

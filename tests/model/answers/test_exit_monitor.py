@@ -74,13 +74,6 @@ def test_measuring_counts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert int(net.monitor.counts().sum()) == 5
 
 
-def test_energies_are_counted_too() -> None:
-    monitor = ExitMonitor((0.5, 0.5), 10)
-    monitor.count(torch.tensor([0, 0, 1, 1]), torch.tensor([-7.0, 33.0, torch.nan, torch.inf]))
-    assert monitor.counts().tolist() == [2, 2]
-    assert monitor.histogram()[:, [0, -1]].tolist() == [[1, 1], [1, 1]]
-
-
 def test_copies_count_for_themselves(net: EarlyExitNetwork) -> None:
     net(images(8))
     for other in (copy.deepcopy(net), pickle.loads(pickle.dumps(net))):
@@ -141,11 +134,6 @@ def test_drift_is_named() -> None:
 def test_bad_arguments_are_named(arguments: tuple, message: str) -> None:
     with pytest.raises((ValueError, TypeError), match=message):
         ExitMonitor(*arguments)
-
-
-def test_a_bad_confidence_is_named() -> None:
-    with pytest.raises(ValueError, match="confidence: got 1.0, wants a number between 0 and 1"):
-        ExitMonitor((0.5, 0.5), 10, confidence=1.0)
 
 
 def test_what_is_no_monitor_of_the_network_is_refused_where_it_is_given(net: EarlyExitNetwork) -> None:

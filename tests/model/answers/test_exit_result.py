@@ -140,15 +140,6 @@ def test_other_parts_in_some_places(make: Callable, with_probs: bool) -> None:
     assert_says(result._replace(), said)
 
 
-@made
-@with_probs
-def test_it_shows_all_parts(make: Callable, with_probs: bool) -> None:
-    said = values(with_probs=with_probs)
-    shown = repr(make(said))
-    assert shown.startswith("ExitResult(label=tensor(") and shown == repr(given(said))
-    assert all(f"{name}={part!r}" in shown for name, part in said.items())
-
-
 COPIES = (copy.copy, copy.deepcopy, lambda result: pickle.loads(pickle.dumps(result)))
 
 
@@ -191,19 +182,6 @@ def test_a_tree_of_parts(make: Callable, with_probs: bool) -> None:
     assert type(nothing) is ExitResult and list(nothing) == [None] * 4
     loaded = _pytree.treespec_loads(_pytree.treespec_dumps(spec))
     assert_says(_pytree.tree_unflatten(leaves, loaded)["answer"], said)
-
-
-@made
-def test_it_goes_into_compiled_code_and_comes_out_of_it(make: Callable) -> None:
-    torch._dynamo.reset()
-    said = values()
-
-    def given_on(result: ExitResult) -> tuple[ExitResult, Tensor]:
-        return ExitResult(result.label + 1, result.confidence, result.probs, result.exit_index), result[0].sum()
-
-    result, total = torch.compile(given_on, backend="eager")(make(said))
-    assert type(result) is ExitResult and total == said["label"].sum()
-    assert_says(result, {**said, "label": said["label"] + 1})
 
 
 @made

@@ -64,23 +64,6 @@ def test_what_python_takes_for_a_bool_is_refused(value: object) -> None:
     assert not rule.enabled
 
 
-@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
-def test_values_can_be_changed_in_any_mode(mode: type) -> None:
-    rule = ExitRule(0.5)
-    with mode():
-        rule.threshold = 0.25
-    rule.threshold = 0.125
-    assert rule.threshold_tensor.item() == 0.125
-
-
-def test_a_state_dict_has_values_whatever_the_default_device() -> None:
-    with torch.device("meta"):
-        state = ExitRule(0.25, temperature=2.0).state_dict()
-    rule = ExitRule(0.5)
-    rule.load_state_dict(state)
-    assert (rule.threshold, rule.temperature) == (0.25, 2.0)
-
-
 def test_a_rule_on_the_meta_device_has_its_values_elsewhere() -> None:
     """As where parameters that were loaded are assigned to a model that was made without memory."""
     with torch.device("meta"):
@@ -163,15 +146,6 @@ def test_a_bad_rule_of_a_state_dict_is_named_and_changes_nothing(state: object, 
     with pytest.raises(RuntimeError, match=rf"exit\.rule.*{match}"):
         head.load_state_dict({**head.state_dict(), "exit.rule._extra_state": state})
     assert values(head["exit"].rule) == ("max_prob", 0.7, 1.3, True)
-
-
-def test_copies_are_independent() -> None:
-    rule = ExitRule(0.5, temperature=2.0, enabled=False)
-    other = copy.deepcopy(rule)
-    other.enabled = True
-    other.threshold = 0.25
-    assert rule.threshold == 0.5 and not rule.enabled and rule.threshold_tensor.item() == 1.0
-    assert other.temperature == 2.0 and other.threshold_tensor.item() == 0.25
 
 
 @pytest.mark.parametrize("cast", ["half", "bfloat16", "double"])

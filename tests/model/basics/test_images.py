@@ -8,7 +8,6 @@ import threading
 import zlib
 from pathlib import Path
 
-import numpy as np
 import pytest
 from auxhead.model import load_checkpoint, save_checkpoint
 from auxhead.model.basics.bad_input import BadInput
@@ -75,13 +74,6 @@ def test_a_small_file_of_many_pixels(tmp_path: Path, make) -> None:
         assert "pixels" in refused(tmp_path / "x.png")
 
 
-@pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
-def test_the_limit_is_ours_whatever_pillows_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", None)
-    (tmp_path / "x.png").write_bytes(png_of(60_000, 60_000))
-    assert "it has 60,000 x 60,000 pixels, wants at most 89,478,485 in all" in refused(tmp_path / "x.png")
-
-
 def test_as_many_pixels_as_are_allowed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("auxhead.model.basics.images.MOST_PIXELS", 12)
     Image.new("RGB", (4, 3)).save(tmp_path / "x.png")
@@ -103,15 +95,6 @@ def test_one_picture_is_read_in_every_format(tmp_path: Path) -> None:
         Image.new("RGB", (6, 4), "red").save(tmp_path / f"x.{ending}")
         image = open_image(tmp_path / f"x.{ending}")
         assert image.size == (6, 4) and image.getpixel((3, 2))[0] > 240, ending
-
-
-def test_pixels_that_are_no_numbers(tmp_path: Path) -> None:
-    for number in ("nan", "inf", "-inf"):
-        values = np.full((4, 4), 7.0, np.float32)
-        values[1, 2] = float(number)
-        Image.fromarray(values).save(tmp_path / "float.tiff")
-        with pytest.raises(BadInput, match=r"float\.tiff: cannot be read as an image \(it has pixels that are no fin"):
-            open_image(tmp_path / "float.tiff")
 
 
 def test_a_photo_with_a_preview(tmp_path: Path) -> None:

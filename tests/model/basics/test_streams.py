@@ -1,5 +1,6 @@
-"""streams.py: the streams that a network runs on are nobody else's."""
+"""streams.py: the streams that a network runs on are nobody else's, and an interrupt leaves locks as they are."""
 
+import signal
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from itertools import count, cycle
@@ -9,7 +10,7 @@ import pytest
 import torch
 from auxhead.kernels.cuda import runtime as cuda_runtime
 from auxhead.kernels.cuda.runtime import may_be_destroyed
-from auxhead.model.basics.streams import stream_pair
+from auxhead.model.basics.streams import OwnedLock, stream_pair
 from support.graph_runner_cases import clear_batches, network
 from torch import nn
 
@@ -117,3 +118,56 @@ def test_an_eager_pass_goes_on_while_any_stream_of_pytorch_is_captured() -> None
                 torch.cuda.synchronize()
                 assert z.eq(2).all() and torch.equal(found.label, wanted.label)
                 assert torch.equal(found.exit_index, wanted.exit_index)
+
+
+# ``OwnedLock`` under interrupts: they come while it waits, and right after it was taken
+
+needs_a_timer = pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="no timer here")
+
+
+class _Interrupt(Exception):
+    pass
+
+
+@pytest.fixture
+def interrupt_after():
+    """Raises in this thread, so many seconds later."""
+
+    def interrupt(*_):
+        raise _Interrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    yield lambda seconds: signal.setitimer(signal.ITIMER_REAL, seconds)
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.signal(signal.SIGALRM, before)
+
+
+@needs_a_timer
+def test_an_interrupt_leaves_the_lock_to_the_thread_that_holds_it(interrupt_after):
+    lock = OwnedLock()
+    with ThreadPoolExecutor(1) as other_thread:
+        assert other_thread.submit(lock.acquire).result()
+        with pytest.raises(_Interrupt):
+            interrupt_after(0.05)
+            with lock:
+                pytest.fail("two threads have it")
+        assert not lock.acquire(blocking=False)
+        other_thread.submit(lock.release).result()
+        with lock:
+            assert not other_thread.submit(lock.acquire, False).result()
+        assert other_thread.submit(lock.acquire, False).result()
+
+
+@needs_a_timer
+def test_no_interrupt_leaves_it_held(interrupt_after):
+    lock = OwnedLock()
+    with ThreadPoolExecutor(1) as other_thread:
+        for turn in range(300):
+            with pytest.raises(_Interrupt):
+                interrupt_after(1e-5 * (1 + turn % 30))
+                while True:
+                    with lock:
+                        pass
+            if free := other_thread.submit(lock.acquire, False).result():
+                other_thread.submit(lock.release).result()
+            assert free

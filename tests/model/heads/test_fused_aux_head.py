@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 from auxhead.model import FusedAuxHead, ModuleHead
-from auxhead.model.listening.hooks import ThreadHook
 from support.example_models import assert_as_exact, in_double, softmax_of
 from support.head_plan_cases import PUT_ON, make_head, make_input
 from support.head_sequentials import ALL, HIDDEN, MAP, OF_VECTORS
@@ -101,11 +100,6 @@ def test_dropouts_act_in_training_where_they_stood(kind: str) -> None:
     assert torch.equal(head(x).probs, head.eval()(x).probs)
 
 
-@pytest.mark.parametrize("training", [True, False])
-def test_from_module_keeps_the_mode(training: bool) -> None:
-    assert FusedAuxHead.from_module(ALL["avg"]().train(training)).training is training
-
-
 @pytest.mark.parametrize("kind", ["avg-2x3", "hidden-all"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_runs_under_autocast_as_the_sequential(kind: str, dtype: torch.dtype, device: torch.device) -> None:
@@ -192,14 +186,6 @@ def test_what_is_put_on_a_layer_is_in_answers_as_in_logits(change: Callable[[Fus
     assert head.why_not_launched().startswith("linear ")
 
 
-def test_a_layer_that_hides_its_sizes_is_named() -> None:
-    head = FusedAuxHead(8, 5)
-    head.linear = nn.Sequential(head.linear)
-    for name in ("num_classes", "in_features"):
-        with pytest.raises(ValueError, match="^linear: is a Sequential without .*_features"):
-            getattr(head, name)
-
-
 @pytest.mark.parametrize(
     "x", [torch.randn(2, 8).to_sparse(), torch.nested.nested_tensor([torch.randn(8)] * 2)], ids=["sparse", "nested"]
 )
@@ -235,17 +221,6 @@ def test_a_head_that_failed_to_take_its_width_takes_it_later(
     assert head(torch.randn(2, 9)).label.shape == (2,) and head.linear.weight.shape == (5, 9)
 
 
-def test_hooks_that_look_are_called() -> None:
-    head, seen = FusedAuxHead(8, 5).eval(), []
-    x = torch.randn(2, 8)
-    before = head(x).probs
-    handle = head.linear.register_forward_hook(lambda _layer, _inputs, output: seen.append(output))
-    torch.testing.assert_close(head(x).probs, before)
-    assert len(seen) == 1
-    handle.remove()
-    assert torch.equal(head(x).probs, before) and len(seen) == 1
-
-
 def test_a_pool_size_is_assigned_as_it_is_given() -> None:
     head, x = FusedAuxHead(2, 5).eval(), torch.randn(3, 2, 4, 4)
     head.linear = nn.Linear(8, 5)
@@ -265,15 +240,6 @@ def test_dropout_does_not_act_in_answers_of_layers_that_run_as_they_are(options:
     head.linear.register_forward_hook(lambda *_: None)
     torch.testing.assert_close(head(x).probs, before)
     assert not torch.allclose(head.logits(x), head.logits(x)), "in logits it does"
-
-
-def test_our_own_hooks_are_none_of_its_business() -> None:
-    """As captures and dry runs put on every layer."""
-    head = FusedAuxHead(8, 5).eval()
-    x = torch.randn(2, 8)
-    before = head(x).probs
-    head.linear.register_forward_hook(ThreadHook(lambda *_: None))
-    assert torch.equal(head(x).probs, before) and head.why_not_launched() is None
 
 
 def test_a_first_input_of_another_dtype_leaves_the_width_open() -> None:

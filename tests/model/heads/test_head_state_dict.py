@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from auxhead.model import EarlyExitNetwork, ExitRule, FusedAuxHead, fuse_aux_heads
-from support.example_models import SmallNet, assert_as_exact, in_double, plain_heads, softmax_of
+from support.example_models import SmallNet, plain_heads
 from support.head_sequentials import ALL, HIDDEN, MAP, flat, seq
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
@@ -69,21 +69,6 @@ def test_its_own_state_loads_by_any_way(kind: str) -> None:
         swapped.load_state_dict({**state, "exits.1.surplus.weight": torch.zeros(1)})
     with pytest.raises(RuntimeError, match="[Mm]issing"):
         swapped.load_state_dict({k: v for k, v in state.items() if not k.startswith("exits.1")})
-
-
-@without_rules
-@pytest.mark.parametrize("in_features", [24, None], ids=["sized", "lazy"])
-@pytest.mark.parametrize("root", [True, False], ids=["root", "inside"])
-def test_a_head_made_directly_loads_a_sequential(in_features: int | None, root: bool) -> None:
-    source = ALL["named-fc"]().eval()
-    head = FusedAuxHead(in_features, 5, pool="max", pool_size=2, dropout=0.2).eval()
-    if root:
-        head.load_state_dict(source.state_dict())
-    else:
-        nn.ModuleDict({"exit": head}).load_state_dict(nn.ModuleDict({"exit": source}).state_dict())
-    x = torch.randn(MAP)
-    assert_as_exact(head(x).probs, softmax_of(source, x), softmax_of(in_double(source), x.double()))
-    assert head.linear.in_features == 24
 
 
 @without_rules

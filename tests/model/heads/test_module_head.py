@@ -55,13 +55,6 @@ def test_error_is_at_most_twice_that_of_pytorch(x):
     assert (found.probs - exact).abs().max() <= 2 * (own - exact).abs().max()
 
 
-def test_a_module_that_is_compiled_whole_is_looked_at_as_it_is(x):
-    head = branch(8)
-    plain = ModuleHead(head).check_on("block0", torch.randn(2, 8, 8, 8))
-    head.compile(fullgraph=True, backend="eager")
-    assert ModuleHead(head).check_on("block0", torch.randn(2, 8, 8, 8)) == plain
-
-
 def test_the_backbone_does_not_see_what_a_module_writes(x):
     net = network()
     wanted = net.backbone(x)
@@ -103,24 +96,6 @@ def test_operators_flops_and_parameters_are_counted(x):
     assert run.flops == 2 * (64 * 8 * 4 + 4 * 64 * 5)
     assert run.parameters == 8 * 4 + 4 * 64 * 5 + 5
     assert run.operators == 3  # convolution, tanh, addmm
-
-
-class Attending(nn.Module):
-    """A pool by attention, with a query that is learned."""
-
-    def __init__(self, width):
-        super().__init__()
-        self.query, self.linear = nn.Parameter(torch.zeros(1, 1, width)), nn.Linear(width, 5)
-        self.attention = nn.MultiheadAttention(width, 2, batch_first=True)
-
-    def forward(self, maps):
-        tokens = maps.flatten(2).transpose(1, 2)
-        return self.linear(self.attention(self.query.expand(len(maps), -1, -1), tokens, tokens)[0][:, 0])
-
-
-def test_a_learned_query_is_looked_at_as_it_is(x):
-    net = EarlyExitNetwork(SmallNet(), {"block0": Attending(8)}, example_input=x)
-    assert net.heads[0].run.flops > 2 * 64 * 8 * 16  # of keys and values alone
 
 
 class Flat(nn.Module):
@@ -174,13 +149,6 @@ def test_a_dry_run_leaves_mode_and_statistics_as_they_were(x):
 def test_bad_number_of_classes(value):
     with pytest.raises(ValueError, match="num_classes: got"):
         ModuleHead(branch(8), num_classes=value)
-
-
-def test_what_is_no_module_is_refused():
-    with pytest.raises(TypeError, match="module: got function"):
-        ModuleHead(branch)
-    with pytest.raises(TypeError, match=r"heads\['block0'\]: got function, wants a FusedAuxHead or another nn.Module"):
-        EarlyExitNetwork(SmallNet(), {"block0": branch})
 
 
 def test_a_checkpoint_wants_the_modules_and_answers_the_same(tmp_path, x):

@@ -1,6 +1,5 @@
 """Taps and their dry run: refusals, suggested names that work, and no trace left on the network."""
 
-import re
 import threading
 from collections.abc import Callable
 
@@ -87,14 +86,6 @@ def test_an_unknown_tap_is_refused_with_close_names_that_work() -> None:
     assert "'convv'" in str(caught.value)
     assert_refused(net, ["convv"], torch.randn(X), "no layer")
     assert_refused(net, [""], torch.randn(X), "no layer ''")
-
-
-def test_an_unknown_tap_is_not_answered_with_names_that_do_not_work() -> None:
-    net = Flow(lambda net, x: net.relu2(net.norm(net.conv(x))), relu2=nn.ReLU(inplace=True), norm9=nn.Identity())
-    with pytest.raises(ValueError) as caught:
-        dry_run(net, ["norm8"], torch.randn(X))
-    for name in re.findall(r"\b(?:conv|norm\d?|relu2?|fc)\b", str(caught.value).replace("norm8", "")):
-        dry_run(net, [name], torch.randn(X))
 
 
 def test_never_runs() -> None:

@@ -62,7 +62,6 @@ def test_an_unknown_layer_of_a_resnet_is_answered_with_names_that_work(tap: str)
         ("resnet18", "layer1.0.bn1", "changed in place"),
         ("resnet18", "layer1.0.relu", "2 times"),
         ("vgg11", "features.0", "changed in place"),
-        ("densenet121", "features.norm0", "changed in place"),
         ("vit_b_16", "encoder.layers.encoder_layer_0.self_attention", "tuple"),
         ("swin_t", "features.1.0.attn.qkv", "never runs"),
     ],

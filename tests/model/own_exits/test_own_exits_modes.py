@@ -16,7 +16,7 @@ from auxhead.model import (
     train,
 )
 from support.multi_exit_models import CLASSES
-from support.own_exit_models import Halved, Net, change, images, seeded
+from support.own_exit_models import Halved, Net, change, images, seeded, variant
 from torch import Tensor, nn
 
 pytestmark = pytest.mark.usefixtures("without_interpreter")
@@ -30,20 +30,9 @@ class WrittenPartByPart(Net):
         return said
 
 
-class ByTheSizeOfTheBatch(Net):
-    def one(self, a: Tensor) -> Tensor:
-        return super().one(2 * a if len(a) == 1 or len(a) > 6 else a)
-
-
-class TurnedForMany(Net):
-    """Another order for batches that nobody has tried."""
-
-    def answers(self, one: Tensor, two: Tensor, last: Tensor) -> Any:
-        return [one, two, last] if len(one) < 20 else [last, two, one]
-
-
 def test_an_order_of_return_that_changes_later_is_refused() -> None:
-    network = attach_exits(TurnedForMany().eval(), images())
+    turned = variant(answers=lambda net, *said: said if len(said[0]) < 20 else said[::-1])
+    network = attach_exits(turned().eval(), images())
     assert len(network(images(19)).label) == 19
     for call in (network, network.logits, network.train().logits):
         with pytest.raises(ValueError, match="at 2 what another exit says, for a batch of 20, .* in one order"):
@@ -56,11 +45,14 @@ class InAThread(Net):
             return super().one(threads.submit(torch.tanh, a).result())
 
 
+OF_ITS_SIZE = variant(one=lambda net, a: Net.one(net, 2 * a if len(a) == 1 or len(a) > 6 else a))
+
+
 @pytest.mark.parametrize(
     ("kind", "message"),
     [
         (WrittenPartByPart, "in which no exits can be told"),
-        (ByTheSizeOfTheBatch, "for a batch of 1; wants exits that compute the same .* for batches of all sizes"),
+        (OF_ITS_SIZE, "for a batch of 1; wants exits that compute the same .* for batches of all sizes"),
         (InAThread, r"does not depend on the input, or not by .* in one thread.*write EarlyExitNetwork\(model"),
     ],
 )
@@ -214,11 +206,6 @@ class OfOneTensor(nn.Module):
         return self.model(ids=x[:, 0], mask=x[:, 1])
 
 
-class MeanInEvalMode(Net):
-    def answers(self, one: Tensor, two: Tensor, last: Tensor) -> Any:
-        return [one, two, last] if self.training else (one + two + last) / 3
-
-
 class LeavesByRow(Net):
     """In eval mode each sample has the logits of the first exit that is sure."""
 
@@ -233,7 +220,8 @@ def test_what_eval_mode_alone_says_is_one_of_the_exits() -> None:
     with pytest.raises(
         ValueError, match="what it returns in eval mode is what none of the exits says .*wants a module"
     ):
-        attach_exits(MeanInEvalMode().eval(), images())
+        mean = variant(answers=lambda net, *said: list(said) if net.training else sum(said) / 3)
+        attach_exits(mean().eval(), images())
     model, x = LeavesByRow().eval(), images()
     network = attach_exits(model, x)
     model.training = True  # without its layers
@@ -331,21 +319,8 @@ def test_tokens_are_not_taken_for_samples() -> None:
         torch.testing.assert_close(got, want)
 
 
-class DeepestNotLast(Net):
-    """A shallower exit is made last."""
-
-    def forward(self, x: Tensor) -> Any:
-        one, two, last = super().forward(x)
-        return one, two + 0 * one, last
-
-
-class SoftmaxOfAStack(Net):
-    def answers(self, one: Tensor, two: Tensor, last: Tensor) -> Any:
-        return torch.stack([one, two, last]).softmax(2)
-
-
 def test_refusals_name_no_line_that_would_turn_the_order_around() -> None:
     with pytest.raises(ValueError, match="its exit 1 depends on what its exit 0 says.* put the network together by"):
-        attach_exits(DeepestNotLast().eval(), images())
+        attach_exits(variant(answers=lambda net, one, two, last: (one, two + 0 * one, last))().eval(), images())
     with pytest.raises(ValueError, match=r"\[3, 2, 7\] .* at the top, made by _softmax at test_own_exits_modes.py:\d+"):
-        attach_exits(SoftmaxOfAStack().eval(), images())
+        attach_exits(variant(answers=lambda net, *said: torch.stack(said).softmax(2))().eval(), images())

@@ -14,7 +14,7 @@ from auxhead.model import (
     train,
 )
 from support.multi_exit_models import CLASSES, block
-from support.own_exit_models import Clamped, Net, change, images, variant
+from support.own_exit_models import Clamped, Net, change, images, parts, variant
 from torch import Tensor, nn
 
 pytestmark = pytest.mark.usefixtures("without_interpreter")
@@ -315,32 +315,6 @@ def test_a_reference_to_the_original_is_refused() -> None:
         attach_exits(model, images())
 
 
-class FinalFirst(Net):
-    """The classifier, and then exits with layers of their own from the shallowest on."""
-
-    def make(self) -> None:
-        self.c1, self.c2 = block(8, 8), block(12, 12)
-
-    def one(self, a: Tensor) -> Tensor:
-        return super().one(self.c1(a))
-
-    def two(self, b: Tensor) -> Tensor:
-        return super().two(self.c2(b))
-
-    def answers(self, one: Tensor, two: Tensor, last: Tensor) -> Any:
-        return last, one, two
-
-
-class MeansSoFar(Net):
-    """Exits that are means of heads so far, of which the last block knows nothing."""
-
-    def make(self) -> None:
-        self.means = nn.ModuleList([nn.Identity(), nn.Identity()])
-
-    def answers(self, one: Tensor, two: Tensor, last: Tensor) -> Any:
-        return [self.means[0](one * 1.0), self.means[1](torch.stack([one, two]).mean(0)), last]
-
-
 class HiddenBeforeTheLast(Net):
     """A costlier head than the classifier reads the same features."""
 
@@ -353,12 +327,33 @@ class HiddenBeforeTheLast(Net):
         return [self.one(a), self.f2(c), self.f3(c)]
 
 
-@pytest.mark.parametrize(
-    ("kind", "order"),
-    [(FinalFirst, [1, 2, 0]), (MeansSoFar, [0, 1, 2]), (HiddenBeforeTheLast, [0, 1, 2])],
-    ids=lambda each: getattr(each, "__name__", ""),
-)
-def test_the_classifier_is_the_deepest_in_the_order_of_return(kind: type[Net], order: list[int]) -> None:
+#: Networks, with the order of the places of their exits.
+DEEPEST: dict[str, tuple[type[Net], list[int]]] = {
+    "the classifier, and then exits with layers of their own": (
+        variant(
+            parts(c1=lambda: block(8, 8), c2=lambda: block(12, 12)),
+            one=lambda net, a: Net.one(net, net.c1(a)),
+            two=lambda net, b: Net.two(net, net.c2(b)),
+            answers=lambda net, one, two, last: (last, one, two),
+        ),
+        [1, 2, 0],
+    ),
+    "means of heads so far, of which the last block knows nothing": (
+        variant(
+            parts(means=lambda: nn.ModuleList([nn.Identity(), nn.Identity()])),
+            answers=lambda net, one, two, last: [
+                net.means[0](one * 1.0), net.means[1](torch.stack([one, two]).mean(0)), last
+            ],
+        ),
+        [0, 1, 2],
+    ),
+    "a costlier head of the same features": (HiddenBeforeTheLast, [0, 1, 2]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", DEEPEST)
+def test_the_classifier_is_the_deepest_in_the_order_of_return(name: str) -> None:
+    kind, order = DEEPEST[name]
     model = kind().eval()
     network = attach_exits(model, x := images())
     assert [one.place for one in network.backbone.exits] == order
@@ -411,27 +406,21 @@ def test_heads_that_share_layers_are_not_taken_for_the_end_of_the_backbone() -> 
         attach_exits(TwoHeadsOfACostlyNeck().eval(), images())
 
 
-class WithProbabilities(Net):
-    def answers(self, one: Tensor, two: Tensor, last: Tensor) -> Any:
-        logits = [one, two, last]
-        return {"logits": logits, "probs": [y.softmax(-1) for y in logits], "log": F.log_softmax(last, 1)}
-
-
 def test_the_softmax_of_logits_that_are_returned_is_no_exit() -> None:
-    network = attach_exits(WithProbabilities().eval(), images())
+    with_probabilities = variant(
+        answers=lambda net, *said: {
+            "logits": said, "probs": [y.softmax(-1) for y in said], "log": F.log_softmax(said[-1], 1)
+        }
+    )  # fmt: skip
+    network = attach_exits(with_probabilities().eval(), images())
     assert [one.place for one in network.backbone.exits] == [("logits", place) for place in range(3)]
 
 
-class ThreeNetworks(Net):
-    """A cascade of whole networks, of which each reads the images."""
-
-    def make(self) -> None:
-        self.c1, self.c2, self.c3 = block(3, 8), block(3, 12), nn.Sequential(block(3, 12), block(12, 16))
-
-    def forward(self, x: Tensor) -> Any:
-        return self.answers(self.one(self.c1(x)), self.two(self.c2(x)), self.last(self.c3(x)))
-
-
 def test_an_exit_waits_for_no_more_than_the_exits_before_it() -> None:
-    network = attach_exits(ThreeNetworks().eval(), images())
+    """In a cascade of whole networks, of which each reads the images."""
+    cascade = variant(
+        parts(c1=lambda: block(3, 8), c2=lambda: block(3, 12), c3=lambda: nn.Sequential(block(3, 12), block(12, 16))),
+        forward=lambda net, x: net.answers(net.one(net.c1(x)), net.two(net.c2(x)), net.last(net.c3(x))),
+    )
+    network = attach_exits(cascade().eval(), images())
     assert network.taps == ("model.c1", "model.c2") and len(network.fused_heads) == 2

@@ -61,14 +61,6 @@ def test_a_calibration(case):
     assert rules[0] == rules[1] and not left_over(case)
 
 
-def test_rank_0_alone_measures_latencies(case):
-    """Its graphs are captured and timed while the other process waits; thresholds may follow the times."""
-    said = done(case, [*CALIBRATE, "--max-work", 0.9, "--batch", 2, "--out", "timed"], RANKS)
-    latencies = json.loads((case / "timed" / "report.json").read_text())["latencies"]
-    assert said.count("Saved in timed") == 1
-    assert latencies["batch_size"] == 2 and len(latencies["milliseconds"]) == 2
-
-
 def test_a_training(case):
     """Rank 0 writes, once, a checkpoint that tells horizontal stripes from vertical ones."""
     said = done(case, [*TRAIN, "--epochs", 3, "--batch-size", 16, "--out", "trained"], RANKS)

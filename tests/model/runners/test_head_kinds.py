@@ -79,9 +79,12 @@ def test_rules_and_parameters_are_followed(network, way):
         assert_same(found, make_runner(network, x, exits="eager", trunk="cudnn")(x))
 
 
-@pytest.mark.parametrize("rules", RULES.values(), ids=RULES)
-@pytest.mark.parametrize("exits", ["overlapped", "forked", "polled", "gated", "compact"])
-def test_runners_count_heads_that_agree(exits, rules, monkeypatch):
+@pytest.mark.parametrize(
+    ("exits", "name"),
+    [*zip(("overlapped", "forked", "polled", "gated"), RULES, strict=False), *(("compact", name) for name in RULES)],
+)
+def test_runners_count_heads_that_agree(exits, name, monkeypatch):
+    rules = RULES[name]
     options = {"forked": {"exits": "overlapped", "forks": ("block0",)}, "compact": {"exits": "polled", "compact": True}}
     # every move would pay
     monkeypatch.setattr(GraphRunner, "_segment_times", lambda runner, x: [1000.0 * len(x)] * (len(runner._heads) + 1))
@@ -122,12 +125,12 @@ def test_samples_of_modules_are_gathered(monkeypatch):
             assert_same(runner(x), one_by_one(network, x))
 
 
-def test_a_runner_says_what_a_module_costs(way):
+def test_a_runner_says_which_heads_are_modules(way):
     with simulated_cuda():
         runner = make_runner(network_of("modules"), images(2), batch_sizes=(1, 2), exits=way)
     of_modules = [line for line in runner.describe().splitlines() if "not fused" in line]
     assert [line.split()[1] for line in of_modules] == ["block0:", "block2:"]
-    assert all("us alone for a batch of 2." in line and "operators" in line for line in of_modules)
+    assert all("operators" in line for line in of_modules)
 
 
 # Eager passes by a plan

@@ -44,10 +44,6 @@ def collect():
     del owned.garbage
     gc.collect()
 
-def drop_runners():
-    owned.runners.clear()
-    gc.collect()
-
 def drop_all():
     vars(owned).clear()
     gc.collect()
@@ -71,7 +67,7 @@ def hold():
     sys.modules["held"] = types.ModuleType("held")
     sys.modules["held"].owned = owned
 
-WAYS = (collect, drop_runners, drop_all, ask, in_with, hold)
+WAYS = (collect, drop_all, ask, in_with, hold)
 for way in WAYS:
     if not (child := os.fork()):
         way()

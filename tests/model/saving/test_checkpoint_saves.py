@@ -14,12 +14,10 @@ import torch
 from auxhead.model import (
     EarlyExitNetwork,
     FusedAuxHead,
-    TrainingPlan,
     export_exits,
     export_stages,
     load_checkpoint,
     save_checkpoint,
-    train,
 )
 from auxhead.model.basics.bad_input import BadInput
 from auxhead.model.saving import checkpoint_files
@@ -157,13 +155,6 @@ def test_the_form_before_is_loaded_and_replaced(tmp_path: Path) -> None:
     assert loaded(tmp_path) == 0.75 and not (tmp_path / "model.safetensors").exists()
 
 
-def test_a_checkpoint_without_its_parameters_is_replaced(tmp_path: Path) -> None:
-    save_checkpoint(tmp_path, network(0.25))
-    weights_of(tmp_path).unlink()
-    save_checkpoint(tmp_path, network(0.75))
-    assert loaded(tmp_path) == 0.75
-
-
 def test_parameters_of_another_program_stay(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(b"theirs")
     for value in (0.25, 0.75):
@@ -197,15 +188,6 @@ def test_an_export_on_a_full_disk(tmp_path: Path, write) -> None:
     with full_disk(1000), pytest.raises(OSError) as caught:
         write(network(0.25), torch.randn(2, 3, 8, 8), path)
     assert caught.value.filename == str(path) and not list(tmp_path.iterdir())
-
-
-def test_a_training_on_a_full_disk_names_its_state(tmp_path: Path) -> None:
-    state = tmp_path / "state.safetensors"
-    batches = [(torch.randn(4, 3, 8, 8), torch.arange(4))]
-    one = EarlyExitNetwork(SmallNet(), {"block0": FusedAuxHead(8, 5)})
-    with full_disk(100), pytest.raises(OSError) as caught:
-        train(one, batches, TrainingPlan(epochs=1), state=state)
-    assert caught.value.filename == str(state) and not list(tmp_path.iterdir())
 
 
 def test_an_empty_name_is_not_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

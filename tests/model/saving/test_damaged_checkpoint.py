@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from auxhead.model import EarlyExitNetwork, ExitRule, FusedAuxHead, load_checkpoint, save_checkpoint
+from auxhead.model import load_checkpoint, save_checkpoint
 from auxhead.model.basics.bad_input import BadInput
 from auxhead.model.basics.images import MEAN, STD
-from support.checkpoint_files import as_of_format_3
+from support.checkpoint_files import as_of_format_3, saved_network
 from support.damaged import UNREADABLE, assert_short, damaged_bytes, damaged_json, make_unreadable, read_damaged
-from support.example_models import SmallNet, plain_heads
+from support.example_models import SmallNet
 
 pytestmark = pytest.mark.usefixtures("without_interpreter")
 
@@ -20,19 +20,8 @@ WEIGHTS, DESCRIPTION = "model.safetensors", "model.json"
 
 @pytest.fixture
 def saved(tmp_path: Path) -> Path:
-    heads = {**plain_heads(), "block1": FusedAuxHead(24, 5, pool="max", pool_size=(2, 1), bias=False, dropout=0.25)}
-    rules = {"block0": ExitRule(0.25, temperature=2.0), "block1": ExitRule(0.5, enabled=False), "block2": 0.1}
-    network = EarlyExitNetwork(SmallNet(), heads, rules)
-    save_checkpoint(
-        tmp_path,
-        network,
-        backbone="my:net",
-        classes=list("abcde"),
-        image_size=8,
-        mean=MEAN,
-        std=STD,
-        accuracy={"test": 0.5},
-    )
+    about = {"backbone": "my:net", "classes": list("abcde"), "image_size": 8, "mean": MEAN, "std": STD}
+    save_checkpoint(tmp_path, saved_network(), **about, accuracy={"test": 0.5})
     return as_of_format_3(tmp_path)
 
 
