@@ -120,13 +120,15 @@ def accelerate(
     try:
         near = _check_answers(runner, network, logits, model, example)
         times = _times([before, runner], example.clone())
+        rules_now = [head.rule for head in network.exit_heads]
+        may_leave = any(rule.enabled and rule.threshold < CRITERIA[rule.criterion].high for rule in rules_now)
         report = "\n".join(
             [
                 _exits_line(network),
                 *runner.describe().splitlines()[:1],
                 _answers_line(near, example),
                 _gain(times, example),
-                *([] if _may_leave(network) else ["Nobody leaves early: no rule lets a sample, wants rules=."]),
+                *([] if may_leave else ["Nobody leaves early: no rule lets a sample, wants rules=."]),
             ]
         )
     except BaseException:
@@ -161,9 +163,7 @@ def _check_answers(
     """
     own = logits(model, x.clone())
     _, allowed = truth_of(own, lambda: logits(double_copy(model), in_double(x)))
-    rules = [
-        (head.rule.temperature_tensor, head.rule.threshold_tensor, head.rule.criterion) for head in network.exit_heads
-    ]
+    rules = [(one.rule.temperature_tensor, one.rule.threshold_tensor, one.rule.criterion) for one in network.exit_heads]
     answers = decide_in_order(own, rules)
     wanted, got = first_sure(answers, with_probs=False), runner(x.clone())
     slack = torch.stack([2.0 * allowed * y.abs().amax(1).float() for y in own])  # [exits, N], of logits
@@ -206,15 +206,15 @@ def _times(calls: Sequence[Callable[[Tensor], Any]], x: Tensor) -> list[list[flo
         del kept  # freed outside of the timed part
         return us
 
-    for _ in range(_WARM_UP - 1):
-        for call in calls:
-            timed(call)
+    for call in (_WARM_UP - 1) * [*calls]:
+        timed(call)
     once = sum(timed(call) for call in calls) / 1e6
     rounds = max(_FEWEST, min(_MOST, int(_SECONDS / once)))
-    turns = [[timed(call) for call in (calls if turn % 2 else calls[::-1])] for turn in range(rounds)]
-    return [
-        [turn[place if index % 2 else -1 - place] for index, turn in enumerate(turns)] for place in range(len(calls))
-    ]
+    times: list[list[float]] = [[] for _ in calls]
+    for turn in range(rounds):
+        for place in range(len(calls))[:: 1 if turn % 2 else -1]:
+            times[place].append(timed(calls[place]))
+    return times
 
 
 def _exits_line(network: EarlyExitNetwork) -> str:
@@ -232,11 +232,6 @@ def _exits_line(network: EarlyExitNetwork) -> str:
 def _answers_line(near: int, x: Tensor) -> str:
     but = f", but for {near} within rounding of a threshold or a second label" if near else ""
     return f"Label and exit of the {len(x)} samples are what the rules make of the model's own logits{but}."
-
-
-def _may_leave(network: EarlyExitNetwork) -> bool:
-    rules = [head.rule for head in network.exit_heads]
-    return any(rule.enabled and rule.threshold < CRITERIA[rule.criterion].high for rule in rules)
 
 
 def _gain(times: Sequence[Sequence[float]], x: Tensor) -> str:

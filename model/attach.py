@@ -17,7 +17,7 @@ from .listening.batches import Batch, call_with, check_input_batch, first_taken,
 from .listening.dry_run import Flow, layers_in_words
 from .listening.hooks import ThreadHook, is_earlyon
 from .listening.kept import modes_kept
-from .listening.reading import LOGITS, AnyExtract, logits_of, part_of, parts_in_words
+from .listening.reading import AnyExtract, has_logits, logits_of, parts_in_words
 from .listening.recorder import may_nest
 from .network.early_exit_network import EarlyExitNetwork, check_model
 from .own_exits.attach_exits import attach_exits
@@ -116,14 +116,11 @@ def attach(
 
 def _has_own_exits(output: Any, part: int | str | None) -> bool:
     """Return whether a model returns several tensors [N, K], of which none is named as its logits."""
-    if part is not None or isinstance(output, Tensor):
+    if part is not None or isinstance(output, Tensor) or has_logits(output):
         return False
-    try:
-        return not isinstance(part_of(output, LOGITS), Tensor)
-    except ValueError:
-        parts = vars(output) if is_dataclass(output) else output
-        tensors = [each for each in tree_leaves(parts) if isinstance(each, Tensor)]
-        return len(tensors) > 1 and tensors[0].ndim == 2 and len({each.shape for each in tensors}) == 1
+    parts = vars(output) if is_dataclass(output) else output
+    tensors = [each for each in tree_leaves(parts) if isinstance(each, Tensor)]
+    return len(tensors) > 1 and tensors[0].ndim == 2 and len({each.shape for each in tensors}) == 1
 
 
 def _classes(output: Any, part: int | str | None) -> int:

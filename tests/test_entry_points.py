@@ -67,4 +67,5 @@ def test_the_three_are_alike() -> None:
             for option in command.params:
                 said = getattr(option, "help", None)
                 assert said and said.endswith(".") and "(default" not in said, f"{name} {option.name}: {said}"
+                assert "[" not in said, f"{name} {option.name}: Rich takes it for markup, and leaves it out"
             assert command.help and command.help.split("\n")[0].endswith((".", "?")), name

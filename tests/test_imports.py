@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from importlib.util import resolve_name
 from pathlib import Path
 
@@ -52,12 +53,22 @@ def importing() -> list[Path]:
     return [path for path in all_sources() if path.name != "__main__.py" and path != ROOT / "model" / "__init__.py"]
 
 
-def imported(path: Path) -> Iterator[str]:
+@cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(), str(path))
+
+
+@cache
+def imported(path: Path) -> list[str]:
     """Dotted names that a file imports, at any depth of its code; relative ones resolved from the top folders."""
+    return list(_imported(path))
+
+
+def _imported(path: Path) -> Iterator[str]:
     package = path.relative_to(ROOT).parts[:-1]
     if path == ROOT / "model" / "__init__.py":  # loads names when they are used
         yield from (resolve_name(f"{module}.{name}", "auxhead.model") for name, module in _MODULES.items())
-    for node in ast.walk(ast.parse(path.read_text(), str(path))):
+    for node in ast.walk(parsed(path)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -86,6 +97,7 @@ def file_of(name: str) -> Path | None:
     raise AssertionError(f"{name}: no such module")
 
 
+@cache
 def imported_files(path: Path) -> set[Path]:
     return {file for name in imported(path) if (file := file_of(name)) is not None and file != path}
 
@@ -200,7 +212,7 @@ def test_nothing_imports_the_folders_by_their_bare_names() -> None:
 def test_the_packages_import_each_other_relatively() -> None:
     copied = {*sources("model/examples"), *sources("model/guides")}  # by people, into code of their own
     for path in set(all_sources()) - copied:
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(parsed(path)):
             names = [node.module or ""] if isinstance(node, ast.ImportFrom) and not node.level else []
             names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             assert not [name for name in names if name.split(".")[0] == "auxhead"], path
@@ -234,7 +246,7 @@ def test_pyproject_lists_every_folder_with_sources() -> None:
 def test_every_folder_says_what_it_is_for() -> None:
     """Every folder with sources has a package docstring; its first line, and that of each module, names the thing."""
     for path in all_sources():
-        said = ast.get_docstring(ast.parse(path.read_text())) or ""
+        said = ast.get_docstring(parsed(path)) or ""
         first = said.partition("\n")[0]
         assert first, f"{path.relative_to(ROOT)} has no docstring"
         asks = first.split()[0] in {"What", "Whether", "Which", "How", "Where", "Why"}

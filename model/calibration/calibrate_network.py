@@ -1,5 +1,6 @@
 """``calibrate_network``: temperatures and thresholds for a network, with a bound on what leaving early costs."""
 
+import math
 import warnings
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import replace
@@ -14,9 +15,8 @@ from ..network.early_exit_network import EarlyExitNetwork, check_network
 from ..network.learned_from import FILE, NEW, ROLES, Samples, learned_by, short
 from ..processes.dealing import agree, tensor_digest
 from ..training.batches import PixelBatches
-from .exit_latency import ExitLatencies, expected_latency
+from .exit_latency import ExitLatencies, check_latencies, expected_latency
 from .report import REPORT_FORMAT, CalibrationReport, exits_by_class, exits_on_test, report_environment
-from .retuning import check_latencies
 from .samples import (
     SHARES,
     ExitLogits,
@@ -39,7 +39,7 @@ from .search import (
     within_accuracy,
     within_cost,
 )
-from .thresholds import exit_indices, exit_scores, fit_temperatures, threshold_path
+from .thresholds import check_number, exit_indices, exit_scores, fit_temperatures, threshold_path
 
 #: Whatever yields batches of input and labels, such as a DataLoader.
 Loader = Iterable[tuple[Tensor, Tensor]]
@@ -239,10 +239,7 @@ def _check(
     check_mode(network)
     if latencies is not None:
         check_latencies(latencies, len(network.taps))
-    if isinstance(confidence, bool) or not isinstance(confidence, (int, float)):
-        raise TypeError(f"confidence: got {confidence!r}, wants a number between 0 and 1")
-    if not 0.0 < confidence < 1.0:
-        raise ValueError(f"confidence: got {confidence}, wants a number between 0 and 1")
+    check_number("confidence", confidence, math.ulp(0.0), math.nextafter(1.0, 0.0), "a number between 0 and 1")
     if type(seed) is not int:
         raise TypeError(f"seed: got {seed!r}, wants a whole number")
     if static_model is not None:

@@ -71,10 +71,16 @@ def measure_exit_latencies(
     try:
         for number in range(-3, rounds):
             for exit_index, own in enumerate(times):
-                _leave_at(network, before, exit_index)
-                took, answer = _timed(runner, x)
+                for index, (head, rule) in enumerate(zip(heads, before, strict=True)):
+                    lowest = CRITERIA[rule.criterion][0]
+                    head.rule.assign(ExitRule(lowest, criterion=rule.criterion, enabled=index == exit_index))
+                if x.is_cuda:
+                    torch.cuda.synchronize(x.device)
+                began = time.perf_counter()
+                answer = runner(x)
+                answer.label.cpu()
                 if number >= 0:
-                    own.append(took)
+                    own.append((time.perf_counter() - began) * 1e3)
                 elif not bool((answer.exit_index == exit_index).all()):
                     raise ValueError(
                         f"runner: answered at exits {sorted(set(answer.exit_index.tolist()))} where exit {exit_index} "
@@ -87,21 +93,14 @@ def measure_exit_latencies(
     return ExitLatencies(tuple(map(statistics.median, times)), len(x), type(runner).__name__, device)
 
 
-def _leave_at(network: EarlyExitNetwork, rules: Sequence[ExitRule], exit_index: int) -> None:
-    """Let all samples leave at one exit."""
-    for index, (head, rule) in enumerate(zip(network.exit_heads, rules, strict=True)):
-        lowest = CRITERIA[rule.criterion][0]
-        head.rule.assign(ExitRule(lowest, criterion=rule.criterion, enabled=index == exit_index))
-
-
-def _timed(runner: Callable[[Tensor], ExitResult], x: Tensor) -> tuple[float, ExitResult]:
-    """Return the milliseconds of a call from an idle device until the labels are on the host, and its answer."""
-    if x.is_cuda:
-        torch.cuda.synchronize(x.device)
-    began = time.perf_counter()
-    answer = runner(x)
-    answer.label.cpu()
-    return (time.perf_counter() - began) * 1e3, answer
+def check_latencies(latencies: object, heads: int) -> None:
+    """Raise ``TypeError`` or ``ValueError`` unless latencies are those of a network with so many heads."""
+    if not isinstance(latencies, ExitLatencies):
+        raise TypeError(f"latencies: got {type(latencies).__name__}, wants those of measure_exit_latencies")
+    if len(latencies.milliseconds) != heads + 1:
+        raise ValueError(
+            f"latencies: are of {len(latencies.milliseconds)} exits, wants {heads + 1}, as the network has"
+        )
 
 
 def expected_latency(exits: Tensor, latencies: ExitLatencies) -> float:
@@ -112,10 +111,7 @@ def expected_latency(exits: Tensor, latencies: ExitLatencies) -> float:
 
     Args:
         exits: [M] int64, exit index of each sample in the order in which they arrive.
-        latencies: of batches of at most M samples.
-
-    Raises:
-        ValueError: fewer samples than one batch has.
+        latencies: of batches of at most M samples; ``ValueError`` for larger ones.
     """
     size = latencies.batch_size
     if size > len(exits):

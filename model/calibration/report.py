@@ -227,15 +227,8 @@ def exits_on_test(
 ) -> list[CalibratedExit]:
     """Return a row for each head and, last, for the classifier.
 
-    Args:
-        network: whose exits they are.
-        logits: [E + 1, M, K] of the test split.
-        labels: [M] int64.
-        exits: [M] int64, where each sample leaves.
-        temperatures: E + 1 of them.
-        thresholds: E of them, None for a head that never exits.
-        work: at each of E + 1 exits.
-        latencies: of the runner, if there are.
+    ``logits`` [E + 1, M, K], ``labels`` and ``exits`` [M] are of the test split, ``temperatures`` and ``work`` of E + 1
+    exits, ``thresholds`` of E, None for a head that never exits.
     """
     names = [*network.taps, "classifier"]
     criteria = [*(head.rule.criterion for head in network.exit_heads), "max_prob"]
@@ -264,11 +257,7 @@ def exits_on_test(
 def exits_by_class(labels: Tensor, exits: Tensor, correct: Tensor, classes: int) -> list[CalibratedClass]:
     """Return a row for each class, in the order of the labels, those without samples included.
 
-    Args:
-        labels: [M] int64.
-        exits: [M] int64, where each sample leaves.
-        correct: [E + 1, M] bool, true where an exit is right.
-        classes: number of classes.
+    ``labels`` and ``exits`` are [M] int64; ``correct`` [E + 1, M] is true where an exit is right.
     """
     right = correct.gather(0, exits[None])[0]
     rows = []

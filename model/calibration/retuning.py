@@ -14,8 +14,8 @@ from ..basics.arguments import check_batch, check_mode, kind_of
 from ..listening.reading import parts_in_words
 from ..network.early_exit_network import EarlyExitNetwork, check_network
 from ..network.learned_from import Samples, identities, kind_of_input, short
-from .exit_latency import ExitLatencies, expected_latency
-from .thresholds import between, exit_indices, exit_scores, scores_of
+from .exit_latency import ExitLatencies, check_latencies, expected_latency
+from .thresholds import check_number, exit_indices, exit_scores, scores_of, threshold_behind
 
 
 class ExitLog(NamedTuple):
@@ -105,11 +105,8 @@ def retune_thresholds(
     log = checked(log)
     check_latencies(latencies, len(log.scores))
     enough = 0.0 if max_latency_ms is None else max_latency_ms
-    for name, value, most in (("max_disagreement", max_disagreement, 1.0), ("max_latency_ms", enough, math.inf)):
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise TypeError(f"{name}: got {value!r}, wants a number")
-        if not 0.0 <= value <= most:
-            raise ValueError(f"{name}: got {value}, wants {'a number in [0, 1]' if most == 1.0 else '0 or more'}")
+    check_number("max_disagreement", max_disagreement, 0.0, 1.0, "a number in [0, 1]")
+    check_number("max_latency_ms", enough, 0.0, math.inf, "0 or more")
     heads = range(len(log.scores))
     falling = log.scores.sort(1, descending=True).values
     now = nobody = _try(log, falling, [0.0] * len(heads), latencies)
@@ -126,27 +123,18 @@ def retune_thresholds(
             else:
                 steps[head] /= 2
         if better:
-            best = max(better, key=lambda head: _worth(now, better[head]))
+            before = now
+
+            def worth(head: int, before: _Tried = before, better: dict[int, _Tried] = better) -> float:
+                """Return the time saved for each sample more that gets another answer."""
+                added = max(0.0, better[head].disagreement - before.disagreement)
+                return (before.cost - better[head].cost) / (added + 1e-6)
+
+            best = max(better, key=worth)
             now = better[best]
             steps[best] *= 2
     found = now if now.milliseconds < nobody.milliseconds else nobody
     return tuple(found.thresholds.tolist())
-
-
-def check_latencies(latencies: object, heads: int) -> None:
-    """Raise ``TypeError`` or ``ValueError`` unless latencies are those of a network with so many heads."""
-    if not isinstance(latencies, ExitLatencies):
-        raise TypeError(f"latencies: got {type(latencies).__name__}, wants those of measure_exit_latencies")
-    if len(latencies.milliseconds) != heads + 1:
-        raise ValueError(
-            f"latencies: are of {len(latencies.milliseconds)} exits, wants {heads + 1}, as the network has"
-        )
-
-
-def _worth(before: _Tried, after: _Tried) -> float:
-    """Return the time saved for each sample more that gets another answer."""
-    added = max(0.0, after.disagreement - before.disagreement)
-    return (before.cost - after.cost) / (added + 1e-6)
 
 
 def _try(log: ExitLog, falling: torch.Tensor, shares: Sequence[float], latencies: ExitLatencies) -> _Tried:
@@ -161,9 +149,7 @@ def _try(log: ExitLog, falling: torch.Tensor, shares: Sequence[float], latencies
         if not leaving:
             thresholds[head] = high
         else:
-            last = own[leaving - 1]
-            below = own[leaving] if leaving < samples else torch.nextafter(last, torch.full_like(last, low))
-            thresholds[head] = between(below, last).clamp(low, high)
+            thresholds[head] = threshold_behind(own, leaving, low).clamp(low, high)
         if CRITERIA[log.criteria[head]].counts_heads:
             thresholds[head].floor_()  # scores are whole numbers, and so is the patience of PABEE
         gone.append(leaving / samples)
@@ -270,10 +256,7 @@ class Retuner:
             raise TypeError(f"policy: got {kind_of(policy)}, wants a function of an ExitLog that returns thresholds")
         if type(window) is not int or window < 1:
             raise ValueError(f"window: got {window!r}, wants a whole number of at least 1")
-        if isinstance(share, bool) or not isinstance(share, (int, float)):
-            raise TypeError(f"share: got {share!r}, wants a number")
-        if not 0.0 < share <= 1.0:
-            raise ValueError(f"share: got {share}, wants a number in (0, 1]")
+        check_number("share", share, math.ulp(0.0), 1.0, "a number in (0, 1]")
         if type(seed) is not int:
             raise TypeError(f"seed: got {seed!r}, wants a whole number")
         self.network, self.policy, self.window, self.share = network, policy, window, share

@@ -23,12 +23,8 @@ SHARES = {"temperature": 0.2, "thresholds": 0.5, "test": 0.3}
 def sample_identities(loader: Iterable[tuple[Tensor, Tensor]]) -> set[bytes]:
     """Return the identities of all samples of a loader, by which :func:`calibrate_network` knows the training samples.
 
-    Args:
-        loader: yields batches of input [N, ...] and labels; without random changes of images, and prepared as those
-            for calibration are: a sample is known by its bytes.
-
-    Raises:
-        TypeError, ValueError: batches that are none.
+    A sample is known by its bytes: the loader yields batches of input [N, ...] and labels, without random changes, and
+    prepared as those for calibration are. Others raise ``TypeError`` or ``ValueError``.
     """
     found: set[bytes] = set()
     for batch in loader:
@@ -44,16 +40,8 @@ def draw_splits(samples: Sequence[bytes], seed: int, roles: Sequence[int] | None
     What temperatures or thresholds were chosen with before stays in its split, so that nothing is tested on it, however
     often a network is calibrated; new samples fill the splits up.
 
-    Args:
-        samples: of each sample the identity.
-        seed: of the draw.
-        roles: of each sample, see :data:`ROLES`; what the weights were made from is in no split. None: all are new.
-
-    Returns:
-        The indices of each split, in random order, so that neighbours have nothing in common.
-
-    Raises:
-        ValueError: too few samples.
+    ``samples`` has the identity of each, ``roles`` its role, see :data:`ROLES`: what weights were made from is in no
+    split; None: all are new. Indices of a split are in random order, so that neighbours have nothing in common.
     """
     role_of: dict[bytes, int] = {}
     members: dict[bytes, list[int]] = {}
@@ -90,12 +78,7 @@ def check_names(name: str, splits: Mapping[str, object]) -> None:
 
 
 def check_indices(name: str, indices: object, count: int) -> Tensor:
-    """Return indices of samples, [M] int64 on the CPU.
-
-    Raises:
-        TypeError: no tensor or sequence of whole numbers.
-        ValueError: none, of another shape, or outside of the samples.
-    """
+    """Return indices of samples, [M] int64 on the CPU; ``TypeError`` or ``ValueError`` if they are none."""
     try:
         found = torch.as_tensor(indices, device="cpu")
     except (TypeError, ValueError, RuntimeError):
@@ -114,15 +97,9 @@ def check_indices(name: str, indices: object, count: int) -> Tensor:
 
 
 def as_identities(train: object, samples: Sequence[bytes], *, by_index: bool) -> Set[bytes]:
-    """Return the identities of the samples that a network has learned from.
+    """Return the identities of the samples that a network has learned from, given them or indices.
 
-    Args:
-        train: identities or indices; see :func:`calibrate_network`.
-        samples: of each sample the identity.
-        by_index: False where the samples come from several loaders, and an index says nothing.
-
-    Raises:
-        TypeError, ValueError: ``train`` is none of these.
+    Not ``by_index`` where samples come from several loaders, so that an index says nothing.
     """
     if isinstance(train, Set):
         strange = next((one for one in train if not isinstance(one, bytes)), None)
@@ -140,11 +117,7 @@ def as_identities(train: object, samples: Sequence[bytes], *, by_index: bool) ->
 
 
 def refuse_shared(samples: Sequence[bytes], splits: Mapping[str, Tensor]) -> None:
-    """Refuse splits of which a sample, by its index or by its content, is in two.
-
-    Raises:
-        ValueError: names the splits, the number of samples and one of them.
-    """
+    """Raise ``ValueError`` for splits of which a sample, by its index or by its content, is in two."""
     owner: dict[bytes, tuple[str, int]] = {}
     shared: dict[tuple[str, str], list[tuple[int, int]]] = {}
     for name, indices in splits.items():
@@ -159,11 +132,7 @@ def refuse_shared(samples: Sequence[bytes], splits: Mapping[str, Tensor]) -> Non
 
 
 def refuse_seen(samples: Sequence[bytes], splits: Mapping[str, Tensor], roles: Tensor) -> None:
-    """Refuse splits with a sample that was given for weights, or in a later one than that it was in before.
-
-    Raises:
-        ValueError: names the splits, the number of samples and one of them.
-    """
+    """Raise ``ValueError`` for splits with a sample that weights or an earlier split were made with."""
     for role, name in enumerate(("train", *(f"{name} of before" for name in ROLES[1:]))):
         later = {split: splits[split] for split in tuple(SHARES)[role:]}
         refuse_shared(samples, {name: (roles == role).nonzero()[:, 0], **later})
@@ -202,10 +171,6 @@ def collect_logits(
         loader: yields batches of input [N, ...], which is brought to the network's device, and labels [N].
         static_model: another network, from the same input to logits [N, K].
         name: of the argument, for errors.
-
-    Raises:
-        TypeError, ValueError: no such network or loader, one without samples, labels that are no classes, or logits
-            that are no finite numbers.
     """
     device = network.device
     if not hasattr(loader, "__iter__") and not hasattr(loader, "__getitem__"):
@@ -219,10 +184,15 @@ def collect_logits(
         if number == 0:
             work = [*Flow(network.backbone, two_samples(moved)).work_at(network.taps), 1.0]
             parts["work"] = torch.tensor(work, dtype=torch.float64, device="cpu")
-        answers = None if static_model is None else _labels(static_model(moved), exits[-1].shape)
+        if static_model is not None:
+            static = static_model(moved)
+            if not isinstance(static, Tensor) or static.shape != exits[-1].shape:
+                wants = f"logits {list(exits[-1].shape)}"
+                raise ValueError(f"static_model: returned {parts_in_words(static)}, wants {wants}")
+            parts["static_labels"] = static.argmax(1).cpu()
         own = torch.frombuffer(bytearray(b"".join(identities(x))), dtype=torch.uint8)  # while the device is at work
         parts |= {"identities": own.reshape(len(x), -1), "logits": exits.cpu(), "labels": y.detach().cpu().long()}
-        return parts if answers is None else {**parts, "static_labels": answers.cpu()}
+        return parts
 
     kinds: set[str] = set()
     batches = enumerate(_checked(batch, name, kinds) for batch in loader)
@@ -252,13 +222,6 @@ def _content(numbered: tuple[int, tuple[Tensor, Tensor]]) -> bytes:
     """Return what tells whether processes go through the same batches, but for what costs a pass over all images."""
     _, (x, y) = numbered
     return repr((x.shape, x.dtype, y.tolist(), identities(x[:1]))).encode()
-
-
-def _labels(static: object, like: torch.Size) -> Tensor:
-    """Return the labels that the logits of another network say; ``ValueError`` if they are of other sizes."""
-    if not isinstance(static, Tensor) or static.shape != like:
-        raise ValueError(f"static_model: returned {parts_in_words(static)}, wants logits {list(like)}")
-    return static.argmax(1)
 
 
 def _checked(batch: object, name: str, kinds: set[str]) -> tuple[Tensor, Tensor]:

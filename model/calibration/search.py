@@ -12,6 +12,7 @@ were fixed before these samples were looked at. Nothing is assumed of the distri
 """
 
 import math
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -21,7 +22,7 @@ from torch import Tensor
 
 from .exit_latency import ExitLatencies, expected_latency
 from .report import Bound, CurvePoint, reported
-from .thresholds import exit_indices
+from .thresholds import check_number, exit_indices
 
 #: Halvings of searches in [0, 1].
 _HALVINGS = 60
@@ -48,11 +49,7 @@ def p_value(lost: int, samples: int, budget: float) -> float:
 def holding(lost: Sequence[int], samples: int, budget: float, confidence: float) -> int:
     """Return how many candidates, from the first on, drop accuracy by at most ``budget``, all with ``confidence``.
 
-    Args:
-        lost: of each candidate, in an order fixed on other samples.
-        samples: of the split that they were counted on.
-        budget: of accuracy, 0 to 1.
-        confidence: 0.9 is wrong for at most one split in ten.
+    ``lost`` has a count for each candidate, in an order fixed on other samples than these.
     """
     for count, one in enumerate(lost):
         if p_value(one, samples, budget) > 1.0 - confidence:
@@ -92,29 +89,21 @@ def one_budget(
     max_work: float | None,
     latencies: ExitLatencies | None,
 ) -> Budget:
-    """Return the budget that is given; arguments as of :func:`calibrate_network`.
-
-    Raises:
-        TypeError, ValueError: none is, or several, or one that cannot be.
-    """
+    """Return the budget that is given, of :func:`calibrate_network`; ``TypeError``, ``ValueError`` if it cannot be."""
     budgets = {"max_accuracy_drop": max_accuracy_drop, "max_latency_ms": max_latency_ms, "max_work": max_work}
     given = [Budget(name, value) for name, value in budgets.items() if value is not None]
-    for name, value in given:
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise TypeError(f"{name}: got {value!r}, wants a number or None")
     if len(given) != 1:
         got = " and ".join(name for name, _ in given) or "none"
         raise ValueError(f"{', '.join(budgets)}: got {got}, wants one of them")
     name, value = given[0]
-    if name == "max_accuracy_drop" and not 0.0 <= value <= 1.0:
-        raise ValueError(f"max_accuracy_drop: got {value}, wants a number in [0, 1]")
-    if name == "max_work" and not 0.0 < value <= 1.0:
-        raise ValueError(f"max_work: got {value}, wants a share of the backbone's FLOPs in (0, 1]")
-    if name == "max_latency_ms":
-        if not 0.0 < value < float("inf"):
-            raise ValueError(f"max_latency_ms: got {value}, wants milliseconds greater than 0")
-        if latencies is None:
-            raise ValueError("latencies: got None, wants those of measure_exit_latencies for max_latency_ms")
+    least, most, wants = {
+        "max_accuracy_drop": (0.0, 1.0, "a number in [0, 1]"),
+        "max_latency_ms": (math.ulp(0.0), sys.float_info.max, "milliseconds greater than 0"),
+        "max_work": (math.ulp(0.0), 1.0, "a share of the backbone's FLOPs in (0, 1]"),
+    }[name]
+    check_number(name, value, least, most, wants)
+    if name == "max_latency_ms" and latencies is None:
+        raise ValueError("latencies: got None, wants those of measure_exit_latencies for max_latency_ms")
     return Budget(name, float(value))
 
 
@@ -145,14 +134,9 @@ def curve_of(
     work: Sequence[float],
     latencies: ExitLatencies | None,
 ) -> list[CurvePoint]:
-    """Return what each candidate does to the samples of a split.
+    """Return what each candidate of a path, thresholds [E], does to the samples of a split.
 
-    Args:
-        path: thresholds [E] of each candidate.
-        samples: of the split.
-        never: of each head the threshold that never exits.
-        work: at each exit, as a share of the backbone's.
-        latencies: of the runner, if there are.
+    ``never`` has of each head the threshold that never exits, ``work`` the share of the backbone's at each exit.
     """
     curve = []
     for thresholds in path:

@@ -1,5 +1,6 @@
 """Temperatures, scores and thresholds of exits, how far confidences are from the truth, and a path of candidates."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -82,6 +83,14 @@ def reliability(confidence: Tensor, correct: Tensor) -> Reliability:
     return Reliability([int(count) for count in samples.tolist()], means(sure), means(right), ece)
 
 
+def check_number(name: str, value: object, least: float, most: float, wants: str) -> None:
+    """Raise ``TypeError`` unless an argument is a number, and ``ValueError`` unless it is from least to most."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"{name}: got {value!r}, wants a number")
+    if not least <= value <= most:
+        raise ValueError(f"{name}: got {value}, wants {wants}")
+
+
 def exit_scores(logits: Tensor, criteria: Sequence[str], temperatures: Sequence[float]) -> Tensor:
     """Return the scores that E heads compare with their thresholds; a sample exits where score > threshold.
 
@@ -136,19 +145,19 @@ def thresholds_at_error_rate(
         sure, order = unsorted.sort(descending=True, stable=True)
         right = correct[head, order].double().cumsum(0)
         enough = (right + 1) / (samples + 2) >= 1.0 - error_rate
-        below = torch.cat([sure[1:], low])  # the first score that stays
-        cuts = (enough & (sure > below)).nonzero()  # equals leave together
+        cuts = (enough & (sure > torch.cat([sure[1:], low]))).nonzero()  # equals leave together
         if len(cuts):
-            cut = int(cuts[-1])
-            last = cut + 1 == len(sure)
-            thresholds[head] = torch.nextafter(sure[cut], low[0]) if last else between(below[cut], sure[cut])
+            thresholds[head] = threshold_behind(sure, int(cuts[-1]) + 1, float(low))
     return thresholds
 
 
-def between(stays: Tensor, leaves: Tensor) -> Tensor:
-    """Return a threshold half-way, that lets ``leaves`` exit and not ``stays``."""
-    middle = ((stays.double() + leaves.double()) / 2).float()
-    return middle if middle < leaves else stays
+def threshold_behind(falling: Tensor, leaving: int, least: float) -> Tensor:
+    """Return a threshold that lets the first so many of falling scores exit, half-way to the next one."""
+    leaves = falling[leaving - 1]
+    if leaving == len(falling):
+        return torch.nextafter(leaves, torch.full_like(leaves, least))
+    middle = ((falling[leaving].double() + leaves.double()) / 2).float()
+    return middle if middle < leaves else falling[leaving]
 
 
 #: Rates of lost samples, alike for all heads, that the path goes through, up to all of them.
@@ -200,10 +209,8 @@ def _stricter(scores: Tensor, thresholds: Tensor, never: Tensor) -> list[Tensor]
         for head, count in enumerate(leaving):
             surest = count * step // _STEPS
             if surest:
-                stays = falling[head, surest]
-                leaves = falling[head, :surest]
-                leaves = leaves[leaves > stays]  # equals stay together
-                if len(leaves):
-                    found[head] = between(stays, leaves[-1])
+                surer = int((falling[head] > falling[head, surest]).sum())  # equals stay together
+                if surer:
+                    found[head] = threshold_behind(falling[head], surer, -math.inf)
         steps.append(found)
     return steps

@@ -40,15 +40,8 @@ def run_calibration(
 ) -> None:
     """Calibrate the network of a checkpoint on images that it has not learned from; several processes do it together.
 
-    Args:
-        console: to print on.
-        asked: the options of ``auxhead calibrate``, by their names.
-        device: of this process.
-        draw: saves the figure, given the content of ``report.json``.
-
-    Raises:
-        BadInput: no such checkpoint or images, or images that do not fit it.
-        ValueError: other options that cannot be used, as :func:`calibrate_network` says.
+    ``asked`` has the options of ``auxhead calibrate`` by their names; ``draw`` saves the figure, given the content of
+    ``report.json``. ``BadInput`` or ``ValueError`` for options, a checkpoint or images that cannot be used.
     """
     agree(lambda: checkpoint_facts(asked.checkpoint))
     loaded = load_network(asked.checkpoint, asked.backbone, asked.modules)
@@ -101,9 +94,9 @@ def _read(source: LabelledImages, loaded: Checkpoint, asked: SimpleNamespace) ->
             f"{', '.join(source.classes):.100}; wants the same, in the same order, by --data or --dataset"
         )
     assert loaded.image_size is not None
-    images = decode(source, loaded.image_size, skip_damaged=asked.skip_damaged)
+    _, images, _ = decode(source, loaded.image_size, skip_damaged=asked.skip_damaged)
     return PixelBatches(
-        images.whole(), min(_BATCH, len(images.pixels)), device=torch.device("cpu"), mean=loaded.mean,
+        images, min(_BATCH, len(images.labels)), device=torch.device("cpu"), mean=loaded.mean,
         std=loaded.std, dtype=loaded.network.dtype,
     )  # fmt: skip
 

@@ -1,21 +1,13 @@
 """The command ``auxhead export``."""
 
-from enum import Enum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
 from .console import plain_console
 from .errors import one_line_errors
 from .options import BackboneOption, ModulesOption
-
-
-class FormatName(str, Enum):
-    """Formats of files, as of ``export_exits``."""
-
-    pt2 = "pt2"
-    onnx = "onnx"
 
 
 def export(
@@ -31,7 +23,7 @@ def export(
         ),
     ],
     format: Annotated[
-        FormatName | None,
+        Literal["pt2", "onnx"] | None,
         typer.Option(
             help="pt2, which torch.export.load reads, or onnx, which needs onnx and onnxscript.",
             show_default="by which OUT ends, else pt2",
@@ -49,7 +41,7 @@ def export(
 
     with one_line_errors(RuntimeError):
         loaded = load_network(checkpoint, backbone, modules)
-        report = export_saved(loaded, out, format.value if format else None, stages)
+        report = export_saved(loaded, out, format, stages)
         found = "not compared" if report.difference is None else f"{report.difference:.1g} of the largest logit at most"
         console = plain_console()
         console.print(f"Off from the network: {found} ({report.checked_by}).", soft_wrap=True)

@@ -6,7 +6,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import BinaryIO
 
 from PIL import Image
 from rich.console import Console
@@ -25,20 +25,8 @@ from ..saving.checkpoint import Checkpoint
 from .console import escaped
 
 
-class Batch(NamedTuple):
-    """Images that were answered together."""
-
-    files: Sequence[Path]
-    result: ExitResult
-    """On the CPU."""
-
-
 def image_files(paths: Sequence[Path]) -> list[Path]:
-    """Return the files that paths are, or that lie below them: in folders those named as images are, in order.
-
-    Raises:
-        BadInput: a folder without images.
-    """
+    """Return the files that paths are, or that lie below them: in folders those named as images are, in order."""
     endings = {ending for ending, form in Image.registered_extensions().items() if form in FORMATS}
     found: list[Path] = []
     for path in paths:
@@ -52,17 +40,11 @@ def image_files(paths: Sequence[Path]) -> list[Path]:
     return found
 
 
-def answers(checkpoint: Checkpoint, files: Sequence[Path], *, exits: str, batch: int) -> Iterator[Batch]:
-    """Answer for files, a batch at a time, on the device where the network is; of several processes each in its turn.
+def answers(checkpoint: Checkpoint, files: Sequence[Path], *, exits: str, batch: int) -> Iterator[ExitResult]:
+    """Answer for files, ``batch`` of them at a time, on the network's device; of several processes each in its turn.
 
-    Args:
-        checkpoint: whose network, in eval mode, answers.
-        files: of images, at least one.
-        exits: the runner, as of :func:`make_runner`, made for the first batch.
-        batch: images that are read and answered together.
-
-    Raises:
-        BadInput: a file that cannot be read as an image, or a runner that cannot be made of this network.
+    The runner, ``exits`` of :func:`make_runner`, is made for the first batch. ``BadInput`` for a file that cannot be
+    read as an image, or a runner that cannot be made of this network.
     """
     runner: Runner | None = None
 
@@ -77,18 +59,17 @@ def answers(checkpoint: Checkpoint, files: Sequence[Path], *, exits: str, batch:
         parts = runner(x).cpu()._asdict()
         return {name: part for name, part in parts.items() if part is not None}
 
+    def names_and_sizes(of_batch: Sequence[Path]) -> bytes:
+        return repr([(str(file), file.stat().st_size) for file in of_batch if file.is_file()]).encode()
+
     batches = [files[start : start + batch] for start in range(0, len(files), batch)]
     try:
-        found = dealt(batches, answered, _names_and_sizes, "images")
-        for of_batch, parts in zip(batches, found, strict=True):
-            yield Batch(of_batch, ExitResult(parts.get(name) for name in ExitResult._fields))
+        found = dealt(batches, answered, names_and_sizes, "images")
+        for parts in found:
+            yield ExitResult(parts.get(name) for name in ExitResult._fields)
     finally:
         if runner is not None:
             runner.close()
-
-
-def _names_and_sizes(files: Sequence[Path]) -> bytes:
-    return repr([(str(file), file.stat().st_size) for file in files if file.is_file()]).encode()
 
 
 def run_infer(
@@ -98,9 +79,6 @@ def run_infer(
 
     A file gets its name once all is answered; on standard output (``-``), and in what is no file, each batch's lines
     stand at once.
-
-    Raises:
-        BadInput: as :func:`image_files` and :func:`answers`.
     """
     files = image_files(paths)
     network = checkpoint.network
@@ -116,15 +94,16 @@ def run_infer(
         deque(found, maxlen=0)  # what it answers goes to rank 0 meanwhile
         return
     if out is None:
-        result = joined([one.result for one in found])
+        result = joined(list(found))
         console.print(answers_table(files, result, exit_names, names))
         left.update(result.exit_index.tolist())
     else:
         to_stdout = is_standard_output(out)
         with writing(out) as lines:
-            for one in found:
-                _write_lines(lines, one, exit_names, names)
-                left.update(one.result.exit_index.tolist())
+            for number, result in enumerate(found):
+                of_batch = files[number * batch :][:batch]
+                _write_lines(lines, of_batch, result, exit_names, names)
+                left.update(result.exit_index.tolist())
         if to_stdout:
             return
     seconds = time.perf_counter() - began
@@ -135,13 +114,11 @@ def run_infer(
     )
 
 
-def _write_lines(lines: BinaryIO, batch: Batch, exits: Sequence[str], classes: Sequence[str]) -> None:
+def _write_lines(
+    lines: BinaryIO, files: Sequence[Path], result: ExitResult, exits: Sequence[str], classes: Sequence[str]
+) -> None:
     """Write an object a line: image, class by name and index, confidence (null if there is none), exit."""
-    values = zip(
-        batch.files,
-        *(part.tolist() for part in (batch.result.label, batch.result.confidence, batch.result.exit_index)),
-        strict=True,
-    )
+    values = zip(files, result.label.tolist(), result.confidence.tolist(), result.exit_index.tolist(), strict=True)
     for file, label, confidence, exit_index in values:
         line = {
             "image": str(file),
@@ -167,18 +144,13 @@ def answers_table(files: Sequence[Path], result: ExitResult, exits: Sequence[str
         "most likely",
     )
     for row, file in enumerate(files):
-        exit_index = int(result.exit_index[row])
+        exit_index, sure = int(result.exit_index[row]), result.confidence[row].item()
         likely = zip(top.indices[row].tolist(), top.values[row].tolist(), strict=True)
         table.add_row(
             escaped(str(file)),
             classes[int(result.label[row])],
-            _in_words(result.confidence[row].item()),
+            f"{sure:.1%}" if 0.0 <= sure <= 1.0 else f"{sure:.4g}",  # an energy is of any size
             f"{exit_index + 1}: {exits[exit_index]}",
             ", ".join(f"{classes[label]} {share:.0%}" for label, share in likely),
         )
     return table
-
-
-def _in_words(confidence: float) -> str:
-    """Return a confidence in percent, or an energy, which is of any size, as it is."""
-    return f"{confidence:.1%}" if 0.0 <= confidence <= 1.0 else f"{confidence:.4g}"

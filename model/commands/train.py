@@ -1,9 +1,8 @@
 """The command ``auxhead train``."""
 
-from enum import Enum
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -20,22 +19,6 @@ from .options import (
     SeedOption,
     SkipDamagedOption,
 )
-
-
-class Method(str, Enum):
-    """Methods of training, by name."""
-
-    joint = "joint"
-    heads = "heads"
-    distill = "distill"
-
-
-class Precision(str, Enum):
-    """Number formats of the forward pass, by name."""
-
-    float32 = "float32"
-    bfloat16 = "bfloat16"
-    float16 = "float16"
 
 
 def train(
@@ -61,16 +44,18 @@ def train(
         ),
     ] = None,
     method: Annotated[
-        Method,
+        Literal["joint", "heads", "distill"],
         typer.Option(
             help="joint: all exits together; heads: the heads alone, on features of the backbone as it is, in "
-            "seconds; distill: as joint, and the heads learn from the last exit, too."
+            "seconds; distill: as joint, and the heads learn from the last exit, too.",
         ),
-    ] = Method.joint,
+    ] = "joint",
     epochs: EpochsOption = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Images of a batch, of all processes of torchrun.")] = 32,
     learning_rate: Annotated[float, typer.Option(min=1e-9, max=10.0, help="The largest, of AdamW.")] = 1e-3,
-    precision: Annotated[Precision, typer.Option(help="Of the forward pass, by autocast.")] = Precision.float32,
+    precision: Annotated[
+        Literal["float32", "bfloat16", "float16"], typer.Option(help="Of the forward pass, by autocast.")
+    ] = "float32",
     accumulate: Annotated[int, typer.Option(min=1, help="Batches for one step.")] = 1,
     patience: Annotated[
         int | None,

@@ -39,17 +39,12 @@ STATE = "training.safetensors"
 def run_training(console: Console, asked: SimpleNamespace, device: torch.device) -> None:
     """Read images, make the network, train it, save it, and print how its exits do; of several processes rank 0 does.
 
-    Args:
-        console: to print on.
-        asked: the options of ``auxhead train``, by their names.
-        device: of this process.
-
-    Raises:
-        BadInput: options that contradict each other, images that cannot be read, a network that does not fit them.
+    ``asked`` has the options of ``auxhead train`` by their names. ``BadInput`` for options that contradict each other,
+    images that cannot be read, and a network that does not fit them.
     """
     console.quiet = own_rank() > 0
     plan = TrainingPlan(
-        method=asked.method.value, learning_rate=asked.learning_rate, precision=asked.precision.value,
+        method=asked.method, learning_rate=asked.learning_rate, precision=asked.precision,
         accumulate=asked.accumulate, patience=asked.patience,
     )  # fmt: skip
     _check_options(asked)

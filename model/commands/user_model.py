@@ -3,7 +3,8 @@
 import importlib
 import inspect
 import sys
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,6 +23,9 @@ from .errors import call_users
 from .small_resnet import NAMES as SMALL_RESNET
 from .small_resnet import resnet18_small
 
+#: Kinds of parameters that need not be given.
+_OPEN = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+
 
 class UserModel(NamedTuple):
     """A network, made by a factory or of the model that it returned, and an input for it."""
@@ -34,13 +38,8 @@ class UserModel(NamedTuple):
 def import_function(option: str, spec: str) -> Callable[[], Any]:
     """Find the function that an option names; the current directory is importable, as under ``python -m``.
 
-    Args:
-        option: as written on the command line, for messages.
-        spec: ``package.module:name`` of something callable.
-
-    Raises:
-        BadInput: no such module, nothing callable of that name in it, or what takes arguments. Errors in the user's
-            own code come through as they are, so that their traceback shows where.
+    ``BadInput`` unless ``spec`` is ``package.module:name`` of something callable without arguments. Errors in the
+    user's own code come through as they are, so that their traceback shows where.
     """
     module_name, colon, name = spec.partition(":")
     if not (colon and name and all(part.isidentifier() for part in module_name.split("."))):
@@ -63,33 +62,19 @@ def import_function(option: str, spec: str) -> Callable[[], Any]:
         what = "which cannot be called" if hasattr(module, name) else "which it does not have"
         close = close_names(name, (other for other, value in vars(module).items() if callable(value)))
         raise BadInput(f"{option}: got {name!r} of {module_name} ({module.__file__}), {what}; wants a function{close}")
-    _check_takes_nothing(option, spec, function)
+    signature = inspect.Signature()
+    with suppress(TypeError, ValueError):  # of some functions written in C
+        signature = inspect.signature(function)
+    if any(one.default is one.empty and one.kind not in _OPEN for one in signature.parameters.values()):
+        raise BadInput(f"{option}: {spec} takes arguments {signature}, wants a function without any")
     return partial(call_users, function)
 
 
-def _check_takes_nothing(option: str, spec: str, function: Callable[..., object]) -> None:
-    try:
-        signature = inspect.signature(function)
-    except (TypeError, ValueError):  # of some functions written in C
-        return
-    try:
-        signature.bind()
-    except TypeError:
-        raise BadInput(f"{option}: {spec} takes arguments {signature}, wants a function without any") from None
-
-
 def load_factory(spec: str) -> Callable[[], UserModel]:
-    """Find the factory that ``--model`` names.
+    """Find the factory that ``--model`` names, a function that returns a network and a batch that it takes.
 
-    Args:
-        spec: ``package.module:name``, where ``name()`` returns an :class:`EarlyExitNetwork`, or a model with exits of
-            its own (see :func:`attach_exits`), and a batch that it takes.
-
-    Returns:
-        The factory; calling it raises ``BadInput`` when it returns anything else, or a model whose exits are not found.
-
-    Raises:
-        BadInput: as :func:`import_function`.
+    The network is an :class:`EarlyExitNetwork`, or a model with exits of its own (see :func:`attach_exits`). Calling
+    the factory raises ``BadInput`` when it returns anything else, or a model whose exits are not found.
     """
     factory = import_function("--model", spec)
 
@@ -129,14 +114,7 @@ def is_of_torchvision(name: str) -> bool:
 
 
 def load_modules(spec: str) -> dict[str, nn.Module]:
-    """Call the function that ``--modules`` names, and return the modules of heads that it makes, by tap.
-
-    Args:
-        spec: ``package.module:name``, where ``name()`` returns a dict of modules by tap.
-
-    Raises:
-        BadInput: as :func:`import_function`, or it returns anything else.
-    """
+    """Call the function that ``--modules`` names, and return the modules of heads that it makes, by tap."""
     made = import_function("--modules", spec)()
     if not isinstance(made, Mapping):
         raise BadInput(f"--modules: {spec} returned {kind_of(made)}, wants a dict of modules by tap")
@@ -160,9 +138,6 @@ def load_network(directory: Path, backbone: str | None, modules: str | None) -> 
             checkpoint names besides is never called.
         modules: ``package.module:function``, which makes the heads that are modules of the user's, by tap; None where
             there are none, or where the network has them that ``backbone`` makes.
-
-    Raises:
-        BadInput: what is there is no checkpoint, or its backbone or modules have to be given.
     """
     network: EarlyExitNetwork | None = None
     made: Any = None
@@ -181,7 +156,10 @@ def load_network(directory: Path, backbone: str | None, modules: str | None) -> 
     # those of a model with exits of its own are the model's
     described = {} if description["own_exits"] is not None and given is None else description["heads"]
     saved = {tap: head["module"] for tap, head in described.items() if "module" in head}
-    by_tap = _modules_of(network, saved) if given is None else given
+    by_tap = given
+    if by_tap is None:  # the network's own
+        heads = {} if network is None else dict(zip(network.taps, network.exit_heads, strict=True))
+        by_tap = {tap: head.module for tap, head in heads.items() if tap in saved and isinstance(head, ModuleHead)}
     _check_taps(directory, saved, by_tap, modules)
     if backbone is not None:
         return load_checkpoint(directory, made, modules=by_tap)
@@ -206,12 +184,6 @@ def _known_backbone(directory: Path, named: str, classes: int) -> nn.Module:
     from torchvision.models import get_model
 
     return get_model(name, weights=None, num_classes=classes)
-
-
-def _modules_of(network: EarlyExitNetwork | None, saved: Container[str]) -> dict[str, nn.Module]:
-    """Return the modules that a network of the user's has for the heads that were saved without theirs."""
-    heads = {} if network is None else dict(zip(network.taps, network.exit_heads, strict=True))
-    return {tap: head.module for tap, head in heads.items() if tap in saved and isinstance(head, ModuleHead)}
 
 
 def _check_taps(directory: Path, saved: Mapping[str, str], found: Mapping[str, nn.Module], spec: str | None) -> None:

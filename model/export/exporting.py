@@ -63,7 +63,7 @@ def export_exits(
     """
     path = Path(path)
     format = checked_format(format, path)
-    description = _description_of(path)
+    description = _beside(path)
     _check_new("path", path, description)
     images = _checked(network, example_images)
     program = logits_program(network, _example(images))
@@ -96,10 +96,7 @@ def export_stages(
         network: as of :func:`export_exits`.
         example_images: likewise.
         directory: made for the files, where there is nothing.
-        format: as of :func:`export_exits`.
-
-    Raises:
-        BadInput, TypeError, ValueError, RuntimeError: as :func:`export_exits`.
+        format: likewise; what is raised, too.
     """
     directory = Path(directory)
     format = checked_format(format, directory)
@@ -125,8 +122,7 @@ def _check_new(name: str, *paths: Path) -> None:
             raise BadInput(f"{name}: {path.parent} is no folder, wants one that is there to put {path.name} into")
 
 
-def _description_of(path: Path) -> Path:
-    """Return the path of the JSON beside a file."""
+def _beside(path: Path) -> Path:
     return path.with_name(f"{path.name}.json")
 
 
@@ -215,7 +211,7 @@ def value_like(name: str, tensor: Tensor, batch: object) -> Value:
 
 def export_saved(checkpoint: Checkpoint, out: Path, format: str | None, stages: bool) -> ExportReport:
     """Write the files of a checkpoint's network; raises as :func:`export_exits` and :func:`export_stages`."""
-    _check_new("OUT", out, *([] if stages else [_description_of(out)]))
+    _check_new("OUT", out, *([] if stages else [_beside(out)]))
     size = checkpoint.image_size
     if size is None:
         raise BadInput(

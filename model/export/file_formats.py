@@ -3,7 +3,7 @@
 import io
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -39,24 +39,15 @@ class Part(NamedTuple):
     outputs: tuple[Value, ...]
 
 
-#: Runs a file: as many tensors as it takes, for as many as it returns.
-RunFile = Callable[[Sequence[Tensor]], Sequence[Tensor]]
-
-
 class OpenFile(NamedTuple):
-    """A file that has been read again."""
+    """A file that has been read again: a function, of as many tensors as it takes, and what runs it, in words."""
 
-    run: RunFile
+    run: Callable[[Sequence[Tensor]], Sequence[Tensor]]
     by: str
-    """What runs it, in words."""
 
 
 def checked_format(format: str | None, path: Path) -> str:
-    """Return a format, None being that by which the path ends, or else "pt2".
-
-    Raises:
-        BadInput: there is no such format, it cannot be written here, or the path ends as the other one's do.
-    """
+    """Return a format, None being that by which the path ends, or else "pt2"; ``BadInput`` if it cannot be."""
     named = path.suffix.removeprefix(".").lower()
     if format is None:
         format = named if named in FORMATS else "pt2"
@@ -136,18 +127,17 @@ def open_file(path: Path, format: str) -> OpenFile:
     except ImportError:
         from onnx.reference import ReferenceEvaluator
 
-        evaluator = ReferenceEvaluator(str(path))
-        return OpenFile(_on_numpy(evaluator, evaluator.input_names), "onnx.reference")
-    session = InferenceSession(str(path), providers=["CPUExecutionProvider"])
-    return OpenFile(_on_numpy(session, [each.name for each in session.get_inputs()]), "onnxruntime")
+        model, by = ReferenceEvaluator(str(path)), "onnx.reference"
+        names = model.input_names
+    else:
+        model, by = InferenceSession(str(path), providers=["CPUExecutionProvider"]), "onnxruntime"
+        names = [each.name for each in model.get_inputs()]
 
-
-def _on_numpy(model: Any, names: Sequence[str]) -> RunFile:
     def run(values: Sequence[Tensor]) -> list[Tensor]:
         given = {name: value.cpu().numpy() for name, value in zip(names, values, strict=True)}
         return [torch.from_numpy(found) for found in model.run(None, given)]
 
-    return run
+    return OpenFile(run, by)
 
 
 #: Other sizes than the one of the export, and one sample, which PyTorch likes to treat apart.
@@ -161,15 +151,10 @@ _ALLOWED_NARROW = 5e-2
 def check_files(
     network: EarlyExitNetwork, images: Tensor, paths: Sequence[Path], format: str
 ) -> tuple[float | None, str]:
-    """Run the files, one after another, beside the network.
+    """Run the files, one after another, beside the network; ``RuntimeError`` for more than rounding between them.
 
-    Returns:
-        The largest difference of a logit, in parts of the largest one, and what ran the files; None and the reason if
-        onnx's reference, which lacks operators, cannot run them.
-
-    Raises:
-        BadInput: a file that onnx.checker refuses.
-        RuntimeError: a file cannot be run, or logits differ by more than rounding.
+    Returns the largest difference of a logit, in parts of the largest one, and what ran the files; None and the reason
+    if onnx's reference, which lacks operators, cannot run them.
     """
     files = [open_file(path, format) for path in paths]
     by, largest = files[0].by, 0.0

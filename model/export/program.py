@@ -7,11 +7,12 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, fx
 from torch.export import Dim, ExportedProgram
 
 from ..basics.bad_input import BadInput
 from ..network.early_exit_network import EarlyExitNetwork
+from ..training.learners import AllExits
 
 
 class Stage(NamedTuple):
@@ -33,12 +34,9 @@ def cut_into_stages(whole: fx.GraphModule) -> list[Stage]:
     Between two stages are handed over the values that a later stage reads, and no others. What does not depend on the
     input, such as a parameter or a size, is in every stage that reads it.
 
-    Args:
-        whole: of ``ExportedProgram.module()``, without operators that write to their arguments; takes a batch and
-            returns the logits of each exit, in the order in which they run.
-
-    Raises:
-        BadInput: a stage needs a size that nothing that it takes has.
+    ``whole`` is of ``ExportedProgram.module()``, without operators that write to their arguments; it takes a batch and
+    returns the logits of each exit, in the order in which they run. ``BadInput`` if a stage needs a size that nothing
+    that it takes has.
     """
     nodes = list(whole.graph.nodes)
     exits: list[fx.Node] = list(whole.graph.output_node().args[0])  # type: ignore[arg-type]
@@ -119,29 +117,14 @@ class _Copy:
         return None
 
 
-class _Logits(nn.Module):
-    """The logits of all exits as one forward, which is what exporters take."""
-
-    def __init__(self, network: EarlyExitNetwork) -> None:
-        super().__init__()
-        self.network = network
-
-    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
-        return tuple(self.network.logits(x))
-
-
 def logits_program(network: EarlyExitNetwork, images: Tensor) -> ExportedProgram:
     """Return the program of a network's logits, whose operators write to nothing that others read.
 
-    Args:
-        network: in eval mode, its heads checked.
-        images: two samples or more, lest the program be made for one.
-
-    Raises:
-        BadInput: torch.export cannot make it, or the backbone keeps a state, which files would not.
+    ``images`` are two samples or more, lest the program be made for one. ``BadInput`` if torch.export cannot make it,
+    or the backbone keeps a state, which files would not.
     """
     with one_line_of_exporter("network: torch.export cannot export it"):
-        program = torch.export.export(_Logits(network), (images,), dynamic_shapes=({0: Dim.DYNAMIC},))
+        program = torch.export.export(AllExits(network), (images,), dynamic_shapes=({0: Dim.DYNAMIC},))
         program = program.run_decompositions({})  # into operators without side effects, and no further
     written = sorted(name.removeprefix("network.") for name in program.graph_signature.buffers_to_mutate.values())
     if written:

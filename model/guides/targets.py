@@ -55,22 +55,12 @@ def _graph_of(step: type[InLine]) -> Target:
     return Graphs(made, x), x
 
 
-#: Step 1.
-in_line = partial(_made_of, InLine)
-#: Step 3.
-independent = partial(_made_of, Independent)
-#: Step 4, wrong.
-streams_left_out = partial(_made_of, StreamsLeftOut)
-#: Step 4, wrong in another way.
-stream_class = partial(_made_of, StreamClass)
-#: Step 5.
-streams_right = partial(_made_of, StreamsRight)
-#: Step 6.
-priorities = partial(_made_of, Priorities)
-#: A graph of step 1.
-graph_in_line = partial(_graph_of, InLine)
-#: Step 7, a graph of step 5.
-graphs = partial(_graph_of, StreamsRight)
+#: Steps 1, 3, 4 (wrong, and wrong in another way), 5 and 6.
+in_line, independent, streams_left_out, stream_class, streams_right, priorities = (
+    partial(_made_of, step) for step in (InLine, Independent, StreamsLeftOut, StreamClass, StreamsRight, Priorities)
+)
+#: A graph of step 1, and step 7, one of step 5.
+graph_in_line, graphs = partial(_graph_of, InLine), partial(_graph_of, StreamsRight)
 
 
 def returning_early() -> Target:

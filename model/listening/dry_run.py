@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from ...kernels.launch.head_arguments import head_dtypes, head_dtypes_in_words
 from ..basics.arguments import close_names, is_plain
 from .batches import Batch
-from .reading import BY_CHANNELS, LOGITS, AnyExtract, logits_of, part_of, parts_in_words, parts_to_name
+from .reading import BY_CHANNELS, LOGITS, AnyExtract, has_logits, logits_of, parts_in_words, parts_to_name
 from .recorder import record
 from .recording import Call, Operation, Recording, Value, ancestors, value_like
 
@@ -70,12 +70,13 @@ def dry_run(
             rank 2 to 4, or is changed in place later in the forward; the message names layers that would have worked.
             Or a backbone whose output is not [N, K].
     """
-    is_recorded = isinstance(example_input, Recording)
-    recording = example_input if is_recorded else record(backbone, example_input, evaluating=True, watch_host=False)
+    recording = example_input
+    if not isinstance(recording, Recording):
+        recording = record(backbone, recording, evaluating=True, watch_host=False)
     channels = _Channels(recording.operations)
     read = _check_taps(taps, dict(backbone.named_modules(remove_duplicate=False)), recording, extract or {}, channels)
     output, batch = recording.output, recording.samples
-    if logits is None and not isinstance(output, Tensor) and _has_logits(output):
+    if logits is None and not isinstance(output, Tensor) and has_logits(output):
         logits = LOGITS
     picked = output if logits is None else logits_of(output, logits)
     if is_plain(picked) and picked.shape == (batch,) and picked.is_floating_point():
@@ -84,13 +85,6 @@ def dry_run(
         name = "" if isinstance(output, Tensor) else f"; if they are a part of that, name it: {parts_to_name(output)}"
         raise ValueError(f"backbone: returned {parts_in_words(picked)}, wants logits [{batch}, num_classes]{name}")
     return DryRun(read, [channels.dims_of(value_like(y)) for y in read], picked, logits)
-
-
-def _has_logits(output: Any) -> bool:
-    try:
-        return isinstance(part_of(output, LOGITS), Tensor)
-    except ValueError:
-        return False
 
 
 def _check_taps(

@@ -53,7 +53,7 @@ def users_hooks(hooks: Mapping[int, Any]) -> list[Any]:
     return [hook for hook in hooks.values() if not isinstance(hook, ThreadHook)]
 
 
-def hooks_of(module: nn.Module) -> list[Mapping[int, Any]]:
+def hooks_of(module: nn.Module) -> list[dict[int, Any]]:
     """Return where PyTorch keeps the hooks of a module's calls, a dict for each kind."""
     return [module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks]
 

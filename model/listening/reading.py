@@ -195,6 +195,14 @@ def part_of(output: Any, part: int | str) -> Any:
     raise ValueError(f"got {parts_in_words(output)}, which has no {part!r}")
 
 
+def has_logits(output: Any) -> bool:
+    """Return whether what a backbone returned has a field of that name."""
+    try:
+        return isinstance(part_of(output, LOGITS), Tensor)
+    except ValueError:
+        return False
+
+
 def logits_of(output: Any, part: int | str | None) -> Any:
     """Return the logits in what a backbone returned; a tensor is taken for them, whatever part is named.
 

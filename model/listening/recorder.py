@@ -3,6 +3,7 @@
 A tensor is known by where it lies and in which strides, since Python objects do not stay the same.
 """
 
+import copy
 import pickle
 import sys
 from collections import defaultdict
@@ -59,6 +60,7 @@ def record(
     watch_host: bool = True,
     with_gradients: bool = False,
     originals: frozenset[nn.Module] = frozenset(),
+    lines: bool = False,
     call: Callable[[Any], Any] | None = None,
 ) -> Recording:
     """Run a model once as it is, and note what runs; what that changes is put back: see :func:`kept`.
@@ -72,12 +74,13 @@ def record(
             FLOPs, and that some devices alone have; see :func:`may_nest`.
         with_gradients: run it as in training, and note where they do not go the way of the operators.
         originals: layers that must not run: the model is a copy, and they are those that it is a copy of.
+        lines: note of each operation the line of the user's code, which takes a walk of the stack.
         call: runs the model on a batch; None is its forward.
 
     Raises:
         ValueError: one of ``originals`` ran.
     """
-    recorder = _Recorder(model, originals)
+    recorder = _Recorder(model, originals, lines=lines)
     with ExitStack() as stack:
         stack.enter_context(kept(model, first_tensor(example).device))
         if evaluating:
@@ -166,8 +169,9 @@ _BASE = object()  # stands for the tensor that a view is made of
 class _Recorder(OperatorMode):
     """Notes operators, as a dispatch mode, and calls of layers, as hooks."""
 
-    def __init__(self, model: nn.Module, originals: frozenset[nn.Module]) -> None:
+    def __init__(self, model: nn.Module, originals: frozenset[nn.Module], *, lines: bool) -> None:
         super().__init__()
+        self._lines = lines
         self.operations: list[Operation] = []
         self.calls: list[Call] = []
         self.host_reads: list[HostRead] = []
@@ -261,7 +265,7 @@ class _Recorder(OperatorMode):
 
     def _add(self, function: Any, args: Any, kwargs: Any, outputs: list[Any]) -> Operation:
         reads = [each for each in tree_leaves((args, kwargs)) if isinstance(each, Value)]
-        line = line_of_the_user()
+        line = line_of_the_user() if self._lines else ""
         operation = Operation(len(self.operations), function, args, kwargs, reads, tuple(self._open), line)
         self.operations.append(operation)
         known = {each: any(getattr(value, each) for value in reads) for each in ("from_input", "from_state", "learns")}
@@ -374,7 +378,9 @@ class _Recorder(OperatorMode):
             for _, tensor in places(output):
                 if isinstance(tensor, Tensor) and not self._memory_of(tensor).values:  # made where nothing is seen
                     self._made_unseen(f"a {type(layer).__name__}", given, {}, [tensor])
-            call.returned, self.outputs[layer] = self.returned(output), output
+            call.returned = self.returned(output)
+            # its own list or dict, of which the model may take something later
+            self.outputs[layer] = copy.copy(output) if isinstance(output, (list, dict)) else output
             call.ended, call.order = len(self.operations), len(self.calls)
             self.calls.append(call)
 

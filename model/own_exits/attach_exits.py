@@ -108,7 +108,7 @@ def _attach(
     """Make a network of a model that returns its exits, by recordings of a copy of it for two samples and for three."""
     copies: dict[nn.Module, nn.Module] = {}
     duplicate = shallow_copy(model, copies)
-    run = partial(record, duplicate, originals=frozenset(copies.values()) - frozenset(copies))
+    run = partial(record, duplicate, originals=frozenset(copies.values()) - frozenset(copies), lines=True)
     three = torch.cat([two, two[:1]]).flip(0)
     three = 2.0 * three if three.is_floating_point() else three
     with torch.inference_mode(False), kept(duplicate, two.device):
@@ -341,31 +341,25 @@ def _silence(
     chosen: list[ChosenHead] = []
     latest: int | None = -1
     for one, its in zip(early, twins, strict=False):
-        head = chooser.choose(one, its, after=latest)
-        latest = None if head.tap is None else head.tap.order
-        chosen.append(head)
-    exits, late = [], []
-    for index, (one, head) in enumerate(zip(early, chosen, strict=True)):
-        late += [index] if head.tap is None else []
-        tap = f"late.{index}" if head.tap is None else f"model.{head.tap.layer}"
-        exits.append(_taken(answering, one, tap, head))
-    exits.append(_taken(answering, last, "", None))
+        chosen.append(chooser.choose(one, its, after=latest))
+        latest = None if chosen[-1].tap is None else chosen[-1].tap.order
+    taps = [f"late.{index}" if one.tap is None else f"model.{one.tap.layer}" for index, one in enumerate(chosen)]
+    exits = [_taken(answering, *each) for each in zip(ordered, [*taps, ""], [*chosen, None], strict=True)]
+    calls = {call.name: call for call in answering.recording.calls}
+    silent: dict[nn.Module | None, nn.Module] = {}
+    for call in (calls[name] for one in chosen for name in one.silenced):
+        silent[call.layer] = SilentLayer(call.layer, call.returned[()].shape[1:], call.returned[()].dtype)
     softmax = _softmax_layer(answering, last)
-    for name in {name for each in chosen for name in each.silenced} | {softmax} - {None}:
-        assert name is not None
-        output = next(call.returned[()] for call in answering.recording.calls if call.name == name)
-        layer = model.get_submodule(name)
-        silent = nn.Identity() if name == softmax else SilentLayer(layer, output.shape[1:], output.dtype)
-        for part in list(model.modules()):
-            for key, its_child in part._modules.items():
-                if its_child is layer:
-                    part._modules[key] = silent
+    if softmax is not None:
+        silent[softmax] = nn.Identity()
+    for part in list(model.modules()):
+        part._modules.update({key: silent[its] for key, its in part._modules.items() if its in silent})
     backbone = SilencedModel(
         model,
         tuple(exits),
         _answers(ordered, softmax),
         training if isinstance(training, str) else _answers(training[1], softmax),
-        late=tuple(late),
+        late=tuple(index for index, one in enumerate(chosen) if one.tap is None),
         as_in_training=choosing,
     )
     return backbone.eval(), chosen
@@ -383,19 +377,16 @@ def _taken(mode: Mode, one: FoundExit, tap: str, chosen: ChosenHead | None) -> T
     return TakenExit(one.place.name, name, tap, pool, one.value.shape[1], one.is_softmax, how, skips)
 
 
-def _answers(exits: Sequence[FoundExit], softmax: str | None) -> Answers:
-    softmaxes = [one.is_softmax for one in exits]
-    if softmax is not None:
-        softmaxes[-1] = False
-    return Answers(tuple(one.place for one in exits), tuple(softmaxes))
+def _answers(exits: Sequence[FoundExit], softmax: nn.Module | None) -> Answers:
+    *early, last = (one.is_softmax for one in exits)
+    return Answers(tuple(one.place for one in exits), (*early, last and softmax is None))
 
 
-def _softmax_layer(mode: Mode, last: FoundExit) -> str | None:
+def _softmax_layer(mode: Mode, last: FoundExit) -> nn.Module | None:
     """Return the layer that makes probabilities of the last exit's logits, if one does that and nothing else."""
-    layers = [
-        call for call in mode.recording.calls if type(call.layer) is nn.Softmax and call.returned.get(()) is last.value
-    ]
-    return layers[0].name if layers and last.is_softmax and mode.runs_once(layers[0].layer) else None
+    makers = (call.layer for call in mode.recording.calls if call.returned.get(()) is last.value)
+    found = [layer for layer in makers if type(layer) is nn.Softmax and mode.runs_once(layer)]
+    return found[0] if found and last.is_softmax else None
 
 
 @torch.no_grad()

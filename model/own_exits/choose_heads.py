@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils._pytree import tree_map, tree_structure
 
 from ..heads.fused_aux_head import FusedAuxHead
 from ..heads.head import AuxHead
@@ -17,7 +17,7 @@ from ..listening.reading import Extract
 from ..listening.recording import STATE, Call, Operation, RecordedPair, Value, ancestors
 from .find_exits import FoundExit, Mode, Tap
 from .head_chain import HeadChain, is_move
-from .silenced_model import BranchHead, Named, Reference, Samples, Step
+from .silenced_model import BranchHead, Given, Step
 
 #: Operators that may run between layers: of which nothing depends on a number that the model's code has chosen, as a
 #: clamp's or a temperature's, which may be another one later.
@@ -304,13 +304,10 @@ class Branch:
         return tuple(numbers.setdefault(each, len(numbers)) for each in made)
 
     def _filled(self, parts: Any, other: Any, numbers: dict[Value, int], where: str, *, bare: tuple[type, ...]) -> Any:
-        """Return arguments with references in place of values, and of what grows with the samples multiples of them."""
-        ours, spec = tree_flatten(parts)
-        theirs, other_spec = tree_flatten(other)
-        if spec != other_spec:
+        """Return arguments with what stands for values, and for what grows with the samples."""
+        if tree_structure(parts) != tree_structure(other):
             raise NotReplayed(f"{where} has other arguments for other numbers of samples")
-        pairs = zip(ours, theirs, strict=True)
-        return tree_unflatten([self._one(mine, its, numbers, where, bare) for mine, its in pairs], spec)
+        return tree_map(lambda mine, its: self._one(mine, its, numbers, where, bare), parts, other)
 
     def _one(self, mine: Any, its: Any, numbers: dict[Value, int], where: str, bare: tuple[type, ...]) -> Any:
         if isinstance(mine, Value):
@@ -319,20 +316,20 @@ class Branch:
             first, second = self._pair.first.samples, self._pair.second.samples
             if mine % first or mine // first * second != its:
                 raise NotReplayed(f"{where} takes {mine} for {first} samples, and {its} for {second}")
-            return Samples(mine // first)
+            return Given("samples", mine // first)
         if type(mine) in bare:
             raise NotReplayed(f"{where} computes with {mine}, a number of the model's code that may be another later")
         if not (mine is None or isinstance(mine, (bool, int, float, str, torch.dtype, torch.memory_format))):
             raise NotReplayed(f"{where} takes a {type(mine).__name__}")
         return mine
 
-    def _reference(self, value: Value, numbers: dict[Value, int], where: str) -> Reference | Named:
+    def _reference(self, value: Value, numbers: dict[Value, int], where: str) -> Given:
         if value in numbers:
-            return Reference(numbers[value])
+            return Given("value", numbers[value])
         if value.leaf in ("parameter", "buffer") and value.tensor is not None and value.names:
             self._check_state(value, where)
             self.tensors[value.names[0]] = value.tensor
-            return Named(value.names[0])
+            return Given("tensor", value.names[0])
         what = "a tensor that is no parameter or buffer" if value.leaf else "more than one value of the backbone"
         raise NotReplayed(f"{where} reads {what}")
 

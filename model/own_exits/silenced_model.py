@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from operator import attrgetter
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -150,22 +151,13 @@ class SilentLayer(nn.Module):
         return y
 
 
-class Reference(NamedTuple):
-    """Stands for a value in the arguments of a step."""
+class Given(NamedTuple):
+    """Stands in the arguments of a step for what is another thing at each run."""
 
-    number: int
-
-
-class Samples(NamedTuple):
-    """Stands for a number that is a multiple of the samples."""
-
-    times: int
-
-
-class Named(NamedTuple):
-    """Stands for a parameter or buffer of the model."""
-
-    name: str
+    kind: str
+    """"value", of an earlier step; "samples", a number of so many for each; or "tensor", a parameter or buffer."""
+    key: Any
+    """Number of the value, how many, or name of the tensor."""
 
 
 class Step(NamedTuple):
@@ -222,25 +214,16 @@ class BranchHead(nn.Module):
         last = x
 
         def filled(each: Any) -> Any:
-            if isinstance(each, Reference):
-                return values[each.number]
-            if isinstance(each, Samples):
-                return each.times * x.shape[0]
-            return getattr(self, self._tensors[each.name]) if isinstance(each, Named) else each
+            if not isinstance(each, Given):
+                return each
+            if each.kind == "samples":
+                return each.key * x.shape[0]
+            return values[each.key] if each.kind == "value" else getattr(self, self._tensors[each.key])
 
         for step in self._in_training if self.training else self._steps:
-            args, kwargs = tree_map(filled, (step.args, step.kwargs), is_leaf=_stands_for)
-            call = self.layers[self._places[step.layer]] if step.layer else _operator(step.operator)
+            args, kwargs = tree_map(filled, (step.args, step.kwargs), is_leaf=lambda each: isinstance(each, Given))
+            call = self.layers[self._places[step.layer]] if step.layer else attrgetter(step.operator)(torch.ops.aten)
             made = [each for each in tree_leaves(call(*args, **kwargs)) if isinstance(each, Tensor)]
             values.update(zip(step.makes, made, strict=False))
             last = made[0]
         return last.log() if self._is_log[self.training] else last
-
-
-def _stands_for(each: Any) -> bool:
-    return isinstance(each, (Reference, Samples, Named))
-
-
-def _operator(name: str) -> Any:
-    packet, overload = name.split(".")
-    return getattr(getattr(torch.ops.aten, packet), overload)

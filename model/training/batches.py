@@ -36,17 +36,12 @@ def pair_of(name: str, batch: Any, parts: str) -> tuple[Any, Any]:
     """Return the two parts of a batch; raises ``TypeError`` unless it is a tuple or list of two."""
     if not isinstance(batch, (tuple, list)) or len(batch) != 2:
         count = f" of {len(batch)}" if isinstance(batch, (tuple, list)) else ""
-        several = in_one_tensor(batch[:-1] if isinstance(batch, tuple) else batch) or _in_pairs(batch)
+        several = in_one_tensor(batch[:-1] if isinstance(batch, tuple) else batch)
+        if isinstance(batch, Mapping) and len(batch) == 2:
+            x, y = sorted(batch, key=lambda name: str(name).startswith(("label", "target", "y")))
+            several = several or f": [(b[{x!r}], b[{y!r}]) for b in loader]"
         raise TypeError(f"{name}: yields {kind_of(batch)}{count}, wants pairs of {parts}, without more parts{several}")
     return batch[0], batch[1]
-
-
-def _in_pairs(batch: Any) -> str:
-    """Say what makes pairs of a dict of two; "" for anything else."""
-    if not isinstance(batch, Mapping) or len(batch) != 2:
-        return ""
-    x, y = sorted(batch, key=lambda name: str(name).startswith(("label", "target", "y")))
-    return f": [(b[{x!r}], b[{y!r}]) for b in loader]"
 
 
 def all_on_device(
@@ -54,10 +49,8 @@ def all_on_device(
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield the batches (images, labels) of an argument on the network's device, images laid out as they come.
 
-    Raises:
-        TypeError: batches that are no pairs of tensors, or labels that are no int64.
-        ValueError: an empty batch, labels of another shape than [N], or, where the host sees them, that are no classes;
-            or another number of batches than ``count``, their length.
+    ``TypeError`` or ``ValueError`` for batches that are no pairs of tensors or empty, labels that are no int64 [N] or,
+    where the host sees them, no classes, and for another number of batches than ``count``, their length.
     """
     found = 0
     for batch in batches:
@@ -135,7 +128,7 @@ class PixelBatches(ShuffledBatches):
         std: tuple[float, ...] = STD,
         dtype: torch.dtype = torch.float32,
     ) -> None:
-        """Put the images onto the device.
+        """Put the images onto the device; ``ValueError`` for a batch size that does not suit images or processes.
 
         Args:
             split: the images.
@@ -146,9 +139,6 @@ class PixelBatches(ShuffledBatches):
             mean: subtracted from each channel of pixels from 0 to 1.
             std: by which it is divided then.
             dtype: of the images.
-
-        Raises:
-            ValueError: a batch size that does not suit images or processes.
         """
         self._ranks, self._own_rank = (1, 0) if seed is None else (ranks(), own_rank())
         if not 1 <= batch_size <= len(split.labels) or batch_size % self._ranks:

@@ -76,22 +76,6 @@ class Split(NamedTuple):
         return Samples([inputs, *([] if self.contents is None else self.contents)], frozenset([FILE]))
 
 
-class Decoded(NamedTuple):
-    """Images that could be read, and what was wrong with the others."""
-
-    source: LabelledImages
-    pixels: Tensor
-    """[M, 3, size, size] uint8."""
-    damaged: tuple[str, ...]
-    """Of each image left out, the file and what is wrong with it."""
-    contents: Tensor
-    """As of :class:`Split`."""
-
-    def whole(self) -> Split:
-        """Return all images as one split."""
-        return Split(self.pixels, self.source.labels, torch.arange(len(self.pixels)), self.contents)
-
-
 class Splits(NamedTuple):
     """Images for training, for choosing thresholds, and for the final evaluation alone."""
 
@@ -101,11 +85,7 @@ class Splits(NamedTuple):
 
 
 def load_source(data: Path | None, dataset: str | None, root: Path | None) -> LabelledImages:
-    """Return the images that the options ``--data``, ``--dataset`` and ``--root`` ask for; the digits by default.
-
-    Raises:
-        BadInput: options that contradict each other, or data that is not there or not as it should be.
-    """
+    """Return the images that the options ``--data``, ``--dataset`` and ``--root`` ask for; the digits by default."""
     if data is not None:
         if dataset is not None or root is not None:
             raise BadInput("--data: cannot be given together with --dataset or --root; wants one source")
@@ -142,11 +122,7 @@ def load_digits() -> LabelledImages:
 
 
 def load_folder(directory: Path, name: str = "--data") -> LabelledImages:
-    """Return the images below a directory that has one folder a class, as ``torchvision.datasets.ImageFolder`` does.
-
-    Raises:
-        BadInput: the directory is missing, is not one, or has fewer than two class folders.
-    """
+    """Return the images below a directory that has one folder a class, as ``torchvision.datasets.ImageFolder`` does."""
     from torchvision.datasets import ImageFolder
 
     if not directory.is_dir():
@@ -177,9 +153,6 @@ def load_cifar10(root: Path) -> LabelledImages:
 
     The files are pickles. The loader opens none before all have the checksums of those that the data set's authors
     published, so that no others are unpickled.
-
-    Raises:
-        BadInput: the files are missing or damaged.
     """
     from torchvision.datasets import CIFAR10
 
@@ -209,9 +182,6 @@ def split_indices(source: LabelledImages, seed: int) -> tuple[Tensor, Tensor, Te
 
     60, 20 and 20 %, at least one image of every class in each. Where the test split is given, a tenth of the rest is
     for validation.
-
-    Raises:
-        BadInput: a class with too few images.
     """
     generator = torch.Generator().manual_seed(seed)
     given = source.test_from is not None
@@ -239,17 +209,17 @@ def decode(
     on_image: Callable[[], None] = lambda: None,
     *,
     skip_damaged: bool = False,
-) -> Decoded:
+) -> tuple[LabelledImages, Split, list[str]]:
     """Read every image once, resized to image_size x image_size; ``on_image`` is called after each.
 
-    Raises:
-        BadInput: an image that cannot be read, unless ``skip_damaged`` leaves it out; or more of them than fit into
-            ``MOST_BYTES``.
+    Returns those that could be read, as one split, too, and of each other one, which ``skip_damaged`` leaves out, file
+    and fault. ``BadInput`` for one that cannot be read, or for more of them than fit into ``MOST_BYTES``.
     """
-    size = len(source.open) * 3 * image_size**2
+    count = len(source.open)
+    size = count * 3 * image_size**2
     if size > MOST_BYTES:
         raise BadInput(
-            f"--image-size: {len(source.open)} images of {image_size}x{image_size} take {size / 2**30:.0f} GiB of "
+            f"--image-size: {count} images of {image_size}x{image_size} take {size / 2**30:.0f} GiB of "
             f"memory, wants at most {MOST_BYTES / 2**30:.0f}; give a smaller size or fewer images"
         )
 
@@ -262,8 +232,8 @@ def decode(
                 return error
             raise BadInput(f"{error}; --skip-damaged leaves out what cannot be read") from None
 
-    pixels = torch.empty(len(source.open), 3, image_size, image_size, dtype=torch.uint8)
-    pictures = torch.empty(len(source.open), dtype=torch.int64)
+    pixels = torch.empty(count, 3, image_size, image_size, dtype=torch.uint8)
+    pictures = torch.empty(count, dtype=torch.int64)
     kept: list[int] = []
     damaged: list[str] = []
     with ThreadPoolExecutor(os.cpu_count()) as threads:  # Pillow decodes outside Python's lock
@@ -278,26 +248,16 @@ def decode(
         except BaseException:
             threads.shutdown(cancel_futures=True)
             raise
-    source = _only(source, kept) if damaged else source
+    if damaged:
+        source = replace(
+            source,
+            open=[source.open[index] for index in kept],
+            labels=source.labels[kept],
+            paths=None if source.paths is None else tuple(source.paths[index] for index in kept),
+            test_from=None if source.test_from is None else bisect_left(kept, source.test_from),
+        )
     contents = torch.stack([source.contents(), pictures[: len(kept)]])
-    return Decoded(source, pixels[: len(kept)], tuple(damaged), contents)
-
-
-def _only(source: LabelledImages, kept: Sequence[int]) -> LabelledImages:
-    """Return some images of a source, by their indices in ascending order."""
-    return replace(
-        source,
-        open=[source.open[index] for index in kept],
-        labels=source.labels[list(kept)],
-        paths=None if source.paths is None else tuple(source.paths[index] for index in kept),
-        test_from=None if source.test_from is None else bisect_left(kept, source.test_from),
-    )
-
-
-def make_splits(images: Decoded, indices: tuple[Tensor, Tensor, Tensor]) -> Splits:
-    """Cut decoded images into the three splits that :func:`split_indices` drew."""
-    labels, contents = images.source.labels, images.contents
-    return Splits(*(Split(images.pixels[own], labels[own], own, contents[:, own]) for own in indices))
+    return source, Split(pixels[: len(kept)], source.labels, torch.arange(len(kept)), contents), damaged
 
 
 def read_splits(
@@ -305,19 +265,26 @@ def read_splits(
     image_size: int,
     seed: int,
     *,
-    skip_damaged: bool,
-    tell: Callable[[str], object],
-    on_image: Callable[[], None],
+    skip_damaged: bool = False,
+    tell: Callable[[str], object] = lambda lines: None,
+    on_image: Callable[[], None] = lambda: None,
 ) -> tuple[LabelledImages, Splits]:
     """Decode and split the images of a source; returns those that could be read, and their splits.
 
     ``tell`` takes lines about images that were left out; all else is as in :func:`decode` and :func:`split_indices`.
     """
+    count = len(source.open)
     split_indices(source, seed)  # refuses a class that is too small before anything is read
-    images = decode(source, image_size, on_image, skip_damaged=skip_damaged)
-    if images.damaged:
-        tell(_describe_damaged(images.damaged, len(source.open)))
-    return images.source, make_splits(images, split_indices(images.source, seed))
+    source, whole, damaged = decode(source, image_size, on_image, skip_damaged=skip_damaged)
+    if damaged:
+        tell(_describe_damaged(damaged, count))
+    assert whole.contents is not None
+    return source, Splits(
+        *(
+            Split(whole.pixels[own], whole.labels[own], own, whole.contents[:, own])
+            for own in split_indices(source, seed)
+        )
+    )
 
 
 def _describe_damaged(damaged: Sequence[str], images: int, most: int = 3) -> str:

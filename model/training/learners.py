@@ -13,6 +13,7 @@ from ..listening.kept import modes_kept
 from ..listening.taps import listening
 from ..network.early_exit_network import EarlyExitNetwork
 from .batches import ShuffledBatches, all_finite, all_on_device
+from .data_sets import MOST_BYTES
 
 
 @contextmanager
@@ -64,10 +65,7 @@ def accuracy_of_exits(network: EarlyExitNetwork, batches: Iterable[tuple[Tensor,
 
     Args:
         network: on the device where it is; its mode stays as it is.
-        batches: (images [N, ...], labels [N] int64).
-
-    Raises:
-        ValueError, TypeError: batches that are none, see :func:`train`.
+        batches: (images [N, ...], labels [N] int64); others are refused as by :func:`train`.
     """
     device = next(network.parameters()).device
     return accuracies(AllExits(network), all_on_device("batches", batches, network, device)).tolist()
@@ -75,32 +73,20 @@ def accuracy_of_exits(network: EarlyExitNetwork, batches: Iterable[tuple[Tensor,
 
 @torch.no_grad()
 def accuracies(learner: nn.Module, batches: Iterable[tuple[Any, Tensor]]) -> Tensor:
-    """Return the accuracy of each exit of a learner on batches that are on its device, float64 on that, too.
-
-    Raises:
-        ValueError: batches without an image.
-    """
+    """Return the accuracy of each exit of a learner on batches that are on its device, float64 on that, too."""
     right: Tensor | None = None
     images = 0
     with as_before(learner):
         learner.eval()
         for x, labels in batches:
-            answers = torch.stack([_answers(logits) for logits in learner(x)])  # [exits, N]
-            found = (answers == labels).sum(dim=1)
+            logits = torch.stack(learner(x))  # [exits, N, K]
+            numbers = ~logits.isnan().any(dim=2)  # argmax takes a NaN for the largest
+            found = ((logits.argmax(dim=2) == labels) & numbers).sum(dim=1)
             right = found if right is None else right + found
             images += len(labels)
     if right is None or not images:
         raise ValueError("batches: got no image, wants at least one")
     return right.double() / images
-
-
-def _answers(logits: Tensor) -> Tensor:
-    """Return the labels [N] that logits say, -1 where one is no number, of which argmax says that it is the largest."""
-    return logits.argmax(dim=1).where(~logits.isnan().any(dim=1), -1)
-
-
-#: Most memory that features may take; more are refused with advice.
-MOST_BYTES = 8 * 2**30
 
 
 class FeatureBatches(ShuffledBatches):
@@ -131,15 +117,14 @@ def cache_features(
 
     Args:
         network: heads that know their width; its mode stays as it is.
-        batches: (images, labels), as :func:`train` takes them. What they change of an image at random (a crop, a
-            flip) is drawn this once.
+        batches: (images, labels), as :func:`train` takes them; what changes at random is drawn this once.
         autocast: in which the backbone runs; features are kept in the heads' dtype.
         seed: of the order of the images in each epoch; None keeps that of ``batches``.
         name: of the argument that they are, for errors.
         count: how many there have to be; None for any number.
 
     Raises:
-        ValueError: features of more than ``MOST_BYTES``, or that are no finite numbers; or as :func:`all_on_device`.
+        ValueError: features of more than ``MOST_BYTES``, or no finite numbers; or as :func:`all_on_device`.
     """
     check_followed(network.taps, network.exit_heads)
     device = next(network.parameters()).device
@@ -149,7 +134,13 @@ def cache_features(
     with as_before(network):
         network.eval()
         for x, wanted in all_on_device(name, batches, network, device, count):
-            *features, final = _features(network, x, autocast)
+            features: list[Tensor] = []  # of each tap what its head reads, pooled if it pools
+
+            def keep(index: int, y: Tensor, to: list[Tensor] = features) -> None:
+                to.append(network.exit_heads[index].features(y))
+
+            with autocast, listening(network.backbone, network.taps, keep, network.reading):
+                final = network.backbone(x)
             parts.append([*features, final, wanted])
             finite.append(torch.stack([all_finite([x]), all_finite(features)]))
             kept += sum(each.nbytes for each in parts[-1])
@@ -167,15 +158,3 @@ def cache_features(
             raise BadInput(f"{name}: {what} batch {number} are not all finite numbers, wants no NaN and no infinity")
     *all_features, all_labels = (torch.cat(each) for each in zip(*parts, strict=True))
     return FeatureBatches(all_features, all_labels, len(parts[0][-1]), seed)
-
-
-def _features(network: EarlyExitNetwork, x: Tensor, autocast: torch.autocast) -> list[Tensor]:
-    """Return what each head reads of its tap, pooled if it pools, and the classifier's logits of a batch."""
-    read: list[Tensor] = []
-
-    def keep(index: int, y: Tensor) -> None:
-        read.append(network.exit_heads[index].features(y))
-
-    with autocast, listening(network.backbone, network.taps, keep, network.reading):
-        final = network.backbone(x)
-    return [*read, final]

@@ -1,6 +1,7 @@
 """``TrainingPlan``, the settings of a training; the learning rate of each step, and the losses of all exits at once."""
 
 import math
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -14,6 +15,12 @@ from ..listening.reading import parts_in_words
 METHODS = ("joint", "heads", "distill")
 #: Number formats of the forward pass; parameters and gradients stay as they are in all.
 PRECISIONS = ("float32", "bfloat16", "float16")
+#: Of each number of a plan the least, the most, and both in words.
+_NUMBERS = {
+    **dict.fromkeys(("learning_rate", "temperature"), (math.ulp(0.0), sys.float_info.max, "a positive number")),
+    "weight_decay": (0.0, sys.float_info.max, "a number from 0"),
+    "teacher_share": (0.0, 1.0, "a number from 0 to 1"),
+}
 
 
 @dataclass(frozen=True)
@@ -55,19 +62,15 @@ class TrainingPlan:
             value = getattr(self, name)
             if not (type(value) is int and value > 0 or name == "patience" and value is None):
                 raise ValueError(f"{name}: got {value!r}, wants a whole number from 1")
-        for name in ("learning_rate", "weight_decay", "temperature", "teacher_share"):
-            if not isinstance(getattr(self, name), (int, float)):
-                raise TypeError(f"{name}: got {getattr(self, name)!r:.50}, wants a number")
+        for name, (least, most, words) in _NUMBERS.items():
+            value = getattr(self, name)
+            if not isinstance(value, (int, float)):
+                raise TypeError(f"{name}: got {value!r:.50}, wants a number")
+            if not least <= value <= most:
+                raise ValueError(f"{name}: got {value!r}, wants {words}")
         weights = () if self.weights is None else self.weights
         if not (isinstance(weights, Sequence) and all(isinstance(weight, (int, float)) for weight in weights)):
             raise TypeError(f"weights: got {weights!r:.50}, wants a number for each exit, or None")
-        for name in ("learning_rate", "temperature"):
-            if not 0.0 < getattr(self, name) < math.inf:
-                raise ValueError(f"{name}: got {getattr(self, name)!r}, wants a positive number")
-        if not 0.0 <= self.weight_decay < math.inf:
-            raise ValueError(f"weight_decay: got {self.weight_decay!r}, wants a number from 0")
-        if not 0.0 <= self.teacher_share <= 1.0:
-            raise ValueError(f"teacher_share: got {self.teacher_share!r}, wants a number from 0 to 1")
 
 
 def epochs_for(images: int, batch_size: int) -> int:

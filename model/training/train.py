@@ -25,7 +25,6 @@ from .plan import TrainingPlan, check_weights, distillation_loss, joint_loss, on
 from .training_state import (
     TrainingState,
     averaged,
-    file_of_rank_0,
     from_rank_0,
     generators_of,
     own_random_numbers,
@@ -156,8 +155,7 @@ def train(
         loop = _TrainingLoop(network, batches, validation, plan, seed, device)
         try:
             if resume and state is not None:
-                with file_of_rank_0(state) as file:
-                    loop.resume(file)
+                loop.resume(state)
             while not loop.is_done():
                 loop.train_epoch(on_step)
                 if state is not None and own_rank() == 0:
@@ -326,10 +324,10 @@ class _TrainingLoop:
         return all_on_device(name, watched, self._network, self._device, self._counts[name])
 
     def _learn(self, index: int, x: Any, labels: Tensor) -> Tensor:
-        """Add the gradients of a batch, and step where it is the last of those that are averaged; returns the loss."""
-        state, accumulate = self.state, self._plan.accumulate
-        first = index // accumulate * accumulate
-        averaged_batches = min(accumulate, self._count - first)
+        """Add the gradients of a batch, and step behind the last of those that are averaged; returns the loss."""
+        state, plan = self.state, self._plan
+        first = index // plan.accumulate * plan.accumulate
+        averaged_batches = min(plan.accumulate, self._count - first)
         if index == first:
             state.optimizer.zero_grad(set_to_none=True)
         steps = index == first + averaged_batches - 1
@@ -337,23 +335,20 @@ class _TrainingLoop:
         with model.no_sync() if isinstance(model, DistributedDataParallel) and not steps else nullcontext():
             with self._autocast:
                 exits = model(x)
-            loss = self._loss(exits, labels)
+            if plan.method == "distill":
+                loss = distillation_loss(
+                    exits, labels, plan.weights, temperature=plan.temperature, teacher_share=plan.teacher_share
+                )
+            else:
+                loss = joint_loss(exits[:-1] if plan.method == "heads" else exits, labels, plan.weights)
             state.scaler.scale(loss / averaged_batches).backward()
         if steps:
             for group in state.optimizer.param_groups:
-                group["lr"] = self._plan.learning_rate * one_cycle(state.step, self._steps)
+                group["lr"] = plan.learning_rate * one_cycle(state.step, self._steps)
             state.scaler.step(state.optimizer)
             state.scaler.update()
             state.step += 1
         return loss.detach()
-
-    def _loss(self, exits: list[Tensor], labels: Tensor) -> Tensor:
-        plan = self._plan
-        if plan.method == "distill":
-            return distillation_loss(
-                exits, labels, plan.weights, temperature=plan.temperature, teacher_share=plan.teacher_share
-            )
-        return joint_loss(exits[:-1] if plan.method == "heads" else exits, labels, plan.weights)
 
     def _validate(self) -> list[float]:
         """Return the accuracies of all exits, found by rank 0."""

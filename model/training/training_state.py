@@ -6,7 +6,6 @@ each other by ``torch.distributed``; without a process group there is one.
 
 import json
 import random
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -56,12 +55,7 @@ class TrainingState:
         self.kept = Snapshot(self.learner)
 
     def save(self, path: Path, settings: dict[str, Any]) -> None:
-        """Write the state, or leave the file that is there as it is.
-
-        Args:
-            path: of the file, in a directory that is there.
-            settings: what a training that goes on must have in common with this one.
-        """
+        """Write the state, or leave the file that is there; ``settings`` are those that it goes on with alone."""
         tensors = {f"learner.{name}": tensor for name, tensor in tensors_of(self.learner).items()}
         if self.best is not None:
             tensors |= {f"best.{name}": self.kept.values[name] for name in tensors_of(self.learner)}
@@ -84,24 +78,18 @@ class TrainingState:
         """Take over what :meth:`save` wrote; of a training with another learning rate, the best epoch.
 
         That one's later epochs, and the moments of its gradients, belong to its rate, under which it may have failed.
-
-        Raises:
-            BadInput: no such file, a damaged one, or one of a training of other settings or another network.
+        ``BadInput`` for no file or a damaged one, or one of a training of other settings or another network. Of several
+        processes rank 0 alone needs a file.
         """
-        if not path.is_file():
-            raise BadInput(f"{path}: no such file, so that there is no training to resume")
         try:
-            with safe_open(path, "pt") as file:
-                facts = parse_json((file.metadata() or {}).get("auxhead", "null"))
-                saved = {name: file.get_tensor(name) for name in file.keys()}
+            facts, saved = _read_by_rank_0(path)
             if not isinstance(facts, dict) or facts.get("format") != FORMAT:
                 raise BadInput(f"{path}: is no state of a training, or of another version; wants {FORMAT!r}")
             _check_same(path, facts["settings"], settings)
-            other_rate = facts["settings"].get("learning_rate") != settings.get("learning_rate")
-            self._take(path, facts, saved, other_rate)
+            self._take(path, facts, saved, facts["settings"].get("learning_rate") != settings.get("learning_rate"))
         except BadInput:
             raise
-        except (SafetensorError, OSError, AttributeError, KeyError, TypeError, ValueError, RuntimeError) as error:
+        except (AttributeError, KeyError, TypeError, ValueError, RuntimeError) as error:
             raise BadInput(f"{path}: is damaged ({error!r:.100})") from None
 
     def _take(self, path: Path, facts: dict[str, Any], saved: dict[str, Tensor], other_rate: bool) -> None:
@@ -177,6 +165,27 @@ def _overwrite(own: dict[str, Tensor], saved: dict[str, Tensor]) -> None:
         tensor.copy_(saved[name])
 
 
+def _read_by_rank_0(path: Path) -> tuple[Any, dict[str, Tensor]]:
+    """Return facts and tensors of rank 0's file, in every process; all raise ``BadInput`` where it has none."""
+    found: list[Any] = [None]
+    if own_rank() == 0:
+        try:
+            with safe_open(path, "pt") as file:
+                facts = parse_json((file.metadata() or {}).get("auxhead", "null"))
+                found[0] = facts, {name: file.get_tensor(name) for name in file.keys()}
+        except FileNotFoundError:
+            found[0] = f"{path}: no such file, so that there is no training to resume"
+        except (SafetensorError, OSError, ValueError, TypeError, RuntimeError) as error:
+            found[0] = f"{path}: is damaged ({error!r:.100})"
+    if ranks() > 1:
+        group = dist.new_group(backend="gloo")  # it goes from host to host, whatever the devices are
+        dist.broadcast_object_list(found, 0, group)
+        dist.destroy_process_group(group)
+    if isinstance(found[0], str):
+        raise BadInput(found[0])
+    return found[0]
+
+
 def _check_same(path: Path, saved: dict[str, Any], wanted: dict[str, Any]) -> None:
     for name, value in wanted.items():
         if saved.get(name) != value and name != "learning_rate":
@@ -241,32 +250,6 @@ def from_rank_0(tensors: list[Tensor]) -> None:
     if ranks() > 1:
         for tensor in tensors:
             dist.broadcast(tensor, 0)
-
-
-@contextmanager
-def file_of_rank_0(path: Path) -> Iterator[Path]:
-    """Yield a file of rank 0: its own one there, and in the other processes a copy, which is removed at the end.
-
-    Without such a file there is no copy either.
-    """
-    if ranks() == 1:
-        yield path
-        return
-    group = dist.new_group(backend="gloo")  # the file goes from host to host, whatever the devices are
-    content = [path.read_bytes() if own_rank() == 0 and path.is_file() else None]
-    dist.broadcast_object_list(content, 0, group)
-    dist.destroy_process_group(group)
-    if own_rank() == 0:
-        yield path
-        return
-    with tempfile.TemporaryDirectory() as folder:
-        copy = Path(folder, path.name)
-        if content[0] is not None:
-            copy.write_bytes(content[0])
-        try:
-            yield copy
-        except BadInput as error:
-            raise BadInput(str(error).replace(str(copy), str(path))) from None
 
 
 def averaged(tensor: Tensor) -> Tensor:

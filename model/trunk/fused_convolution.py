@@ -104,11 +104,10 @@ class FusedConvolution(nn.Module):
         conv, norm = self._sources
         if norm is None:
             return conv.weight, conv.bias
-        wide = torch.promote_types(torch.promote_types(conv.weight.dtype, norm.running_var.dtype), torch.float32)
-        parts = conv.weight, conv.bias, norm.running_mean, norm.running_var, norm.weight, norm.bias
-        weight, bias, mean, variance, scale, shift = (
-            None if each is None else each.detach().to(wide) for each in parts
-        )
+        wide = torch.promote_types(conv.weight.dtype, torch.float32)
+        given = conv.weight, conv.bias, norm.running_mean, norm.running_var, norm.weight, norm.bias
+        stored: list[Any] = [None if each is None else each.detach().to(wide) for each in given]
+        weight, bias, mean, variance, scale, shift = stored
         weight, bias = fuse_conv_bn_weights(weight, bias, mean, variance, norm.eps, scale, shift)
         return weight.detach(), bias.detach()
 

@@ -177,7 +177,10 @@ def _is_fresh(layers: LayerGraph, node: Any) -> bool:
     )
 
 
-ADAPTIVE_POOL_FUNCTIONS = {F.adaptive_avg_pool2d: nn.AdaptiveAvgPool2d, F.adaptive_max_pool2d: nn.AdaptiveMaxPool2d}
+ADAPTIVE_POOL_FUNCTIONS: dict[Any, type[nn.Module]] = {
+    F.adaptive_avg_pool2d: nn.AdaptiveAvgPool2d,
+    F.adaptive_max_pool2d: nn.AdaptiveMaxPool2d,
+}
 
 
 def take_off_classifier(layers: LayerGraph) -> FusedAuxHead | str:

@@ -48,30 +48,42 @@ def test_what_is_shown_stands_in_the_patch(name):
 
 
 @pytest.mark.skipif(not (ROOT / ".git").exists() or not shutil.which("git"), reason="copies what git knows")
-@pytest.mark.parametrize("name", SECTIONS)
-def test_the_example_works(name, tmp_path):
+def test_the_examples_work(tmp_path):
+    """All at once, so that PyTorch is imported once: no patch touches what another does."""
     copy_of_repository(tmp_path)
     (tmp_path / "build" / "auxhead" / "pyproject.toml").symlink_to(tmp_path / "pyproject.toml")  # a test reads it there
     environment = {**os.environ, "PYTHONPATH": str(tmp_path / "build"), "CUDA_VISIBLE_DEVICES": ""}
 
-    def run(command: str) -> str:
-        program, *words = shlex.split(command)
-        started = {"git": ["git"], "auxhead-plot": [sys.executable, "-m", "auxhead.plots"], "python": [sys.executable]}
-        asked = [*started[Path(program).name], *words]
-        if "pytest" in words:
-            asked += ["-p", "no:cacheprovider"]
-            asked += [word for file, some in FEW.items() if file in command for word in ("-k", some)]
-        done = subprocess.run(asked, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
-        assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+    def run(*words: str) -> str:
+        done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, f"{shlex.join(words)}\n{done.stdout}\n{done.stderr}"
         return done.stdout
 
-    for command in re.findall(r"^    ((?:git apply|\.venv/bin/).+)$", SECTIONS[name], flags=re.MULTILINE):
-        printed = "" if NOT_RUN in command else run(command)
-        if "kernel_hash())" in command:  # the guide has its reader put that into the file
-            file = tmp_path / "kernels" / "launch" / "kernel_hash.py"
-            changed = re.sub(r'(SAME_MACHINE_CODE = \{)"\w+"', rf'\1"{printed.strip()}"', file.read_text())
-            assert changed != file.read_text()
-            file.write_text(changed)
-    for patched in re.findall(r"^\+\+\+ b/(.+)$", (PATCHES / f"{name}.diff").read_text(), flags=re.MULTILINE):
-        was, there = ROOT / patched, tmp_path / patched
-        assert there.exists() == was.exists() and (not was.exists() or there.read_text() == was.read_text())
+    tests: list[str] = []
+    reverted: list[list[str]] = []
+    for section in SECTIONS.values():
+        for command in re.findall(r"^    ((?:git apply|\.venv/bin/).+)$", section, flags=re.MULTILINE):
+            program, *words = shlex.split(command)
+            if "pytest" in words:
+                tests += [word for word in words if word.endswith(".py") and not word.endswith(NOT_RUN)]
+            elif "-R" in words:
+                reverted.append([program, *words])
+            elif program == "git":
+                run(program, *words)
+            else:
+                of_plots = ["-m", "auxhead.plots"] if program.endswith("auxhead-plot") else []
+                printed = run(sys.executable, *of_plots, *words)
+                if "kernel_hash())" in command:  # the guide has its reader put that into the file
+                    file = tmp_path / "kernels" / "launch" / "kernel_hash.py"
+                    changed = re.sub(r'(SAME_MACHINE_CODE = \{)"\w+"', rf'\1"{printed.strip()}"', file.read_text())
+                    assert changed != file.read_text()
+                    file.write_text(changed)
+    files = " or ".join(Path(file).stem for file in FEW)
+    chosen = f"{' or '.join(FEW.values())} or not ({files})"
+    run(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", chosen, *tests)
+    for words in reversed(reverted):
+        run(*words)
+    for name in SECTIONS:
+        for patched in re.findall(r"^\+\+\+ b/(.+)$", (PATCHES / f"{name}.diff").read_text(), flags=re.MULTILINE):
+            was, there = ROOT / patched, tmp_path / patched
+            assert there.exists() == was.exists() and (not was.exists() or there.read_text() == was.read_text())

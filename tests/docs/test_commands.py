@@ -9,7 +9,9 @@ from typing import NamedTuple
 import pytest
 import typer
 from auxhead.autotune.measuring.options import check_own
+from auxhead.model.training.plan import TrainingPlan
 from support.documents import ROOT, documents, name_of, without_fences
+from typer.testing import CliRunner
 
 PACKAGES = {"auxhead": "model", "auxhead-tune": "autotune", "auxhead-plot": "plots"}
 #: How a command begins, at the start of a line of code or of a span of it.
@@ -17,7 +19,7 @@ COMMAND = re.compile(r"(?:\.venv/bin/)?(?:python -m auxhead\.(model|autotune|plo
 #: A figure that is there once the patch of the guide on adding is applied; test_adding.py runs it then.
 OF_PATCHES = "auxhead-plot trunks "
 #: Commands that measure a network which a function returns, with all that the network says itself.
-OF_YOUR_OWN = re.compile(r"auxhead-tune (overlap|heads|sweep|bench|plan) .*:\w")
+OF_YOUR_OWN = re.compile(r"auxhead-tune (overlap|heads|sweep|bench) .*:\w")
 
 
 class Shown(NamedTuple):
@@ -56,12 +58,15 @@ def program(name):
     return typer.main.get_command(importlib.import_module(f"auxhead.{PACKAGES[name]}.__main__").app)
 
 
+def name_of_program(command: Shown) -> str:
+    began = COMMAND.match(command.text)
+    return began[2] or next(name for name, package in PACKAGES.items() if package == began[1])
+
+
 def parse(command: Shown) -> typer.Context | None:
     """Parse it as its program would, without running it; None of one that names a command alone, or only prints."""
-    began = COMMAND.match(command.text)
-    assert began is not None
-    name = began[2] or next(name for name, package in PACKAGES.items() if package == began[1])
-    words = shlex.split(command.text[began.end() :], comments=True)
+    name = name_of_program(command)
+    words = shlex.split(command.text[COMMAND.match(command.text).end() :], comments=True)
     chosen = program(name)
     if words and not words[0].startswith("-"):
         assert words[0] in chosen.commands, f"{name} has no command {words[0]!r}"
@@ -74,9 +79,15 @@ def parse(command: Shown) -> typer.Context | None:
         return None
 
 
-@pytest.mark.parametrize("command", shown(), ids=str)
-def test_command_parses(command: Shown, capsys):
-    parse(command)
+@pytest.mark.parametrize("name", PACKAGES)
+def test_commands_parse(name: str, capsys):
+    found = [one for one in shown() if name_of_program(one) == name]
+    assert found
+    for command in found:
+        try:
+            parse(command)
+        except BaseException as error:
+            raise AssertionError(f"{command}: {capsys.readouterr().err}") from error
 
 
 class Checked(Exception):
@@ -91,7 +102,7 @@ def checks_alone(monkeypatch):
         check_own(model, **chosen)
         raise Checked
 
-    for module in ("measuring.options", "bench.command", "plan.command"):
+    for module in ("measuring.options", "bench.command"):
         monkeypatch.setattr(f"auxhead.autotune.{module}.check_own", check)
 
 
@@ -107,10 +118,6 @@ def test_an_option_that_does_not_fit_is_found(checks_alone):
     context = parse(Shown("here", "auxhead-tune overlap mypackage.mymodel:factory --batch 8", True))
     with pytest.raises(typer.Exit):
         context.command.invoke(context)
-
-
-def test_commands_were_found():
-    assert {COMMAND.match(one.text)[0].rpartition("/")[2] for one in shown()} >= set(PACKAGES)
 
 
 @pytest.mark.parametrize(
@@ -131,3 +138,10 @@ def test_make_has_the_targets_that_documents_name():
 def test_python_versions_are_those_of_the_makefile():
     (versions,) = re.findall(r"PYTHON is any (3\.\d+ to 3\.\d+)", (ROOT / "Makefile").read_text())
     assert f"with Python {versions}" in (ROOT / "README.md").read_text()
+
+
+def test_defaults_in_words_are_shown():
+    shown = CliRunner().invoke(importlib.import_module("auxhead.model.__main__").app, ["demo", "--help"]).output
+    words = " ".join(re.sub(r"[│╭╮╰╯─]", " ", shown).split())
+    assert f"[default: ({TrainingPlan.epochs}, more for few images)]" in words
+    assert "[default: (16 for the digits, else 32)]" in words

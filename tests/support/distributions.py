@@ -39,7 +39,7 @@ def check_wheel(wheel):
     with zipfile.ZipFile(wheel) as archive:
         names = {name for name in archive.namelist() if ".dist-info/" not in name}
         of_metadata = {name.partition(".dist-info/")[2] for name in archive.namelist()} - {""}
-    wanted = {path for path in files_below(*PACKAGES) if path.endswith(".py")}
+    wanted = {path for path in files_below(*PACKAGES) if path.endswith(".py") and "/studies/" not in path}
     for pattern in DATA:
         matching = {path.relative_to(ROOT).as_posix() for path in ROOT.glob(pattern)}
         matching = {path for path in matching if path.split("/")[0] in PACKAGES}

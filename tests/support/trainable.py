@@ -4,7 +4,7 @@ from functools import cache
 
 import torch
 from auxhead.model import EarlyExitNetwork, FusedAuxHead
-from auxhead.model.training.data_sets import Split, decode, load_digits, make_splits, split_indices
+from auxhead.model.training.data_sets import Split, load_digits, read_splits
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
@@ -39,8 +39,7 @@ def trainable(*, norm: bool = True, dropout: float = 0.0, seed: int = 0) -> Earl
 @cache
 def digits() -> tuple[Split, Split]:
     """The digits to train on, and those for validation."""
-    source = load_digits()
-    splits = make_splits(decode(source, 8), split_indices(source, 0))
+    _, splits = read_splits(load_digits(), 8, 0)
     return splits.train, splits.validation
 
 

@@ -12,7 +12,7 @@ from torch import nn
 
 class Slow(nn.Module):
     def forward(self, x):
-        time.sleep(0.05)
+        time.sleep(0.02)
         return x
 
 
@@ -28,7 +28,7 @@ def test_exits_are_timed_in_turns_and_rules_are_put_back(network):
     before = [repr(head.rule) for head in network.fused_heads]
     found = measure_exit_latencies(network, functools.partial(network, stop=True), torch.randn(5, 3, 4, 4), rounds=2)
     first, second, last = found.milliseconds
-    assert first < last and second >= 50 and last >= 100 and found.batch_size == 5
+    assert first < last and second >= 20 and last >= 40 and found.batch_size == 5
     assert [repr(head.rule) for head in network.fused_heads] == before
 
 
@@ -38,16 +38,6 @@ def test_a_runner_of_another_network_is_refused_and_rules_are_put_back(network):
     with pytest.raises(ValueError, match=r"runner: answered at exits \[2\] where exit 0 alone is open, wants a runner"):
         measure_exit_latencies(network, EagerRunner(other), torch.randn(1, 3, 4, 4), rounds=1)
     assert [head.rule.threshold for head in network.fused_heads] == [0.7, 0.7]
-
-
-def test_bad_arguments_are_named(network):
-    x = torch.randn(1, 3, 4, 4)
-    with pytest.raises(TypeError, match="network: got Sequential, wants an EarlyExitNetwork"):
-        measure_exit_latencies(network.backbone, network, x)
-    with pytest.raises(ValueError, match="rounds: got 0, wants a whole number of at least 1"):
-        measure_exit_latencies(network, network, x, rounds=0)
-    with pytest.raises(ValueError, match="x: got shape"):
-        measure_exit_latencies(network, network, x[:0])
 
 
 def test_a_batch_leaves_with_its_last_sample():
@@ -63,17 +53,17 @@ def test_a_batch_leaves_with_its_last_sample():
         of(7)
 
 
-def test_samples_that_come_in_a_row_cost_less_than_when_they_are_mixed():
-    latencies = ExitLatencies((1.0, 10.0), 4, "", "")
-    in_a_row = torch.arange(32) // 16
-    mixed = torch.arange(32) % 2
-    assert expected_latency(in_a_row, latencies) < expected_latency(mixed, latencies) == 10
-
-
-def test_latencies_that_are_no_times_or_of_no_batch_are_named():
+def test_bad_arguments_and_latencies_that_are_no_times_are_named(network):
     for times in ((1.0, float("nan")), (-1.0, 2.0), (1.0, float("inf")), (1.0, "2"), 3.0, (None, 1.0)):
         with pytest.raises((ValueError, TypeError), match="^milliseconds: got"):
             ExitLatencies(times, 1, "", "")
     for size in (0, -1, 1.5, True):
         with pytest.raises(ValueError, match="^batch_size: got .* wants a whole number from 1"):
             ExitLatencies((1.0, 2.0), size, "", "")
+    x = torch.randn(1, 3, 4, 4)
+    with pytest.raises(TypeError, match="network: got Sequential, wants an EarlyExitNetwork"):
+        measure_exit_latencies(network.backbone, network, x)
+    with pytest.raises(ValueError, match="rounds: got 0, wants a whole number of at least 1"):
+        measure_exit_latencies(network, network, x, rounds=0)
+    with pytest.raises(ValueError, match="x: got shape"):
+        measure_exit_latencies(network, network, x[:0])

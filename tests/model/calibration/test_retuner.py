@@ -80,10 +80,15 @@ def serve(net: EarlyExitNetwork, retuner: Retuner, batches: Sequence[Tensor]) ->
 
 @pytest.mark.usefixtures("without_interpreter")
 def test_a_drift_is_followed_in_place() -> None:
-    net = told()
+    net, sizes = told(), []
     tensors = [head.rule.threshold_tensor for head in net.exit_heads]
     where = [tensor.data_ptr() for tensor in tensors]
-    retuner = Retuner(net, POLICY, window=400, share=1.0)
+
+    def policy(log: ExitLog) -> tuple[float, ...]:
+        sizes.append(log.scores.shape[1])
+        return POLICY(log)
+
+    retuner = Retuner(net, policy, window=395, share=1.0)
     before = serve(net, retuner, requests(150, unsure=0.6))
     early = thresholds_of(net)
     after = serve(net, retuner, requests(150, unsure=0.9, seed=1))
@@ -92,6 +97,8 @@ def test_a_drift_is_followed_in_place() -> None:
     assert [head.rule.threshold_tensor for head in net.exit_heads] == tensors  # the same objects
     assert [tensor.data_ptr() for tensor in tensors] == where
     assert tuple(tensor.item() for tensor in tensors) == thresholds_of(net)
+    assert sizes == [400] * 6, "each window begins empty, and no request is cut"
+    assert retuner.observe(torch.empty(0, 3, 2)) is None
 
 
 def test_requests_that_were_tuned_on_are_noted_where_anything_is() -> None:
@@ -160,20 +167,6 @@ def test_a_share_of_the_requests_is_logged_the_same_for_the_same_seed() -> None:
     assert first == logged_of(3) != logged_of(4) and 70 <= sum(first) <= 130
 
 
-def test_the_next_window_begins_empty_and_no_request_is_cut() -> None:
-    sizes = []
-
-    def policy(log: ExitLog) -> tuple[float, ...]:
-        sizes.append(log.scores.shape[1])
-        return (0.7, 0.8)
-
-    retuner = Retuner(told(), policy, window=20, share=1.0)
-    for x in requests(9, unsure=0.7):
-        retuner.observe(x)
-    retuner.observe(torch.empty(0, 3, 2))
-    assert sizes == [24, 24, 24]
-
-
 def test_a_head_that_is_not_enabled_stays_as_it_is() -> None:
     net = told([ExitRule(0.6, enabled=False), 0.6])
     retuner = Retuner(net, POLICY, window=80, share=1.0)
@@ -216,50 +209,36 @@ def test_captured_graphs_stay_and_follow(way: dict) -> None:
         assert {size: (one, list(one.graphs)) for size, one in runner._captured.items()} == held
 
 
-BAD = {
-    "network": (dict(network=1), TypeError, "network: got int, wants an EarlyExitNetwork"),
-    "training": (dict(network=told().train()), ValueError, r"network: in training mode, wants network.eval\(\)"),
-    "policy": (dict(policy=0.9), TypeError, "policy: got float, wants a function of an ExitLog that returns"),
-    "window": (dict(window=0), ValueError, "window: got 0, wants a whole number of at least 1"),
-    "half": (dict(window=1.5), ValueError, "window: got 1.5, wants a whole number of at least 1"),
-    "share": (dict(share=0.0), ValueError, r"share: got 0.0, wants a number in \(0, 1\]"),
-    "more": (dict(share=1.5), ValueError, r"share: got 1.5, wants a number in \(0, 1\]"),
-    "words": (dict(share="all"), TypeError, "share: got 'all', wants a number"),
-    "seed": (dict(seed=None), TypeError, "seed: got None, wants a whole number"),
-}
-
-
-@pytest.mark.parametrize("kind", BAD)
-def test_bad_arguments_are_named(kind: str) -> None:
-    given, error, message = BAD[kind]
-    arguments = {"network": told(), "policy": POLICY, "window": 8, **given}
-    with pytest.raises(error, match=f"^{message}"):
-        Retuner(arguments.pop("network"), arguments.pop("policy"), **arguments)
-
-
-@pytest.mark.parametrize(
-    ("returned", "error", "message"),
-    [
-        (None, TypeError, "policy: returned NoneType, wants a threshold for each head"),
-        ((0.9,), ValueError, "policy: returned 1, wants 2, one for each head"),
-        ((0.9, 1.5), ValueError, r"threshold: got 1.5, wants a number in \[0.0, 1.0\]"),
-        ((0.9, "high"), TypeError, r"rules\['second'\]: got str, wants an ExitRule or a threshold"),
-    ],
-)
-def test_a_policy_that_returns_no_thresholds_changes_nothing(returned: object, error: type, message: str) -> None:
-    net = told()
-    net.monitor = ExitMonitor((0.5, 0.3, 0.2), 10)
-    retuner = Retuner(net, lambda _log: returned, window=8, share=1.0)
-    with pytest.raises(error, match=f"^{message}"):
-        retuner.observe(requests(1, unsure=0.5)[0])
-    assert thresholds_of(net) == (0.6, 0.6) and net.monitor.shares == (0.5, 0.3, 0.2)
-
-
-def test_requests_that_cannot_be_logged_are_named() -> None:
-    net = told()
+def test_bad_arguments_are_named() -> None:
+    net, x = told(), requests(1, unsure=0.5)[0]
+    for given, error, message in (
+        ({"network": 1}, TypeError, "network: got int, wants an EarlyExitNetwork"),
+        ({"network": told().train()}, ValueError, r"network: in training mode, wants network.eval\(\)"),
+        ({"policy": 0.9}, TypeError, "policy: got float, wants a function of an ExitLog that returns"),
+        ({"window": 0}, ValueError, "window: got 0, wants a whole number of at least 1"),
+        ({"window": 1.5}, ValueError, "window: got 1.5, wants a whole number of at least 1"),
+        ({"share": 0.0}, ValueError, r"share: got 0.0, wants a number in \(0, 1\]"),
+        ({"share": 1.5}, ValueError, r"share: got 1.5, wants a number in \(0, 1\]"),
+        ({"share": "all"}, TypeError, "share: got 'all', wants a number"),
+        ({"seed": None}, TypeError, "seed: got None, wants a whole number"),
+    ):
+        with pytest.raises(error, match=f"^{message}"):
+            Retuner(**{"network": net, "policy": POLICY, "window": 8, **given})
     retuner = Retuner(net, POLICY, window=8, share=1.0)
     with pytest.raises(TypeError, match="^x: got list, wants a torch.Tensor"):
         retuner.observe([1.0])
     net.train()
     with pytest.raises(ValueError, match="^network: in training mode"):
-        retuner.observe(requests(1, unsure=0.5)[0])
+        retuner.observe(x)
+    net.eval()
+    net.monitor = ExitMonitor((0.5, 0.3, 0.2), 10)
+    for returned, error, message in (
+        (None, TypeError, "policy: returned NoneType, wants a threshold for each head"),
+        ((0.9,), ValueError, "policy: returned 1, wants 2, one for each head"),
+        ((0.9, 1.5), ValueError, r"threshold: got 1.5, wants a number in \[0.0, 1.0\]"),
+        ((0.9, "high"), TypeError, r"rules\['second'\]: got str, wants an ExitRule or a threshold"),
+    ):
+        retuner = Retuner(net, lambda _log, returned=returned: returned, window=8, share=1.0)
+        with pytest.raises(error, match=f"^{message}"):
+            retuner.observe(x)
+        assert thresholds_of(net) == (0.6, 0.6) and net.monitor.shares == (0.5, 0.3, 0.2)

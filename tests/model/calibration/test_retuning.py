@@ -52,10 +52,13 @@ def test_defaults_for_new_tensors_do_not_matter(criterion):
         assert (policy(log), replay(log, LATENCIES, (0.5, 0.5), window=100, policy=policy)) == wanted
 
 
-def test_more_disagreement_saves_more():
+def test_more_disagreement_saves_more_and_with_a_latency_budget_heads_open_no_further_than_that():
     log = made(1000)
     times = [outcome(log, retune_thresholds(log, LATENCIES, max_disagreement=one))[1] for one in (0.0, 0.05, 0.5)]
     assert times == sorted(times, reverse=True) and times[0] > times[-1] == 1.0
+    enough = retune_thresholds(log, LATENCIES, max_disagreement=0.5, max_latency_ms=3.0)
+    disagreement, milliseconds = outcome(log, enough)
+    assert 2.0 < milliseconds <= 3.0 and disagreement == 0.0
 
 
 def test_close_to_the_best_of_a_fine_grid():
@@ -66,14 +69,6 @@ def test_close_to_the_best_of_a_fine_grid():
     assert outcome(log, retune_thresholds(log, LATENCIES, max_disagreement=0.02))[1] <= 1.05 * best
 
 
-def test_with_a_latency_budget_heads_open_no_further_than_that():
-    log = made(1000)
-    disagreement, milliseconds = outcome(
-        log, retune_thresholds(log, LATENCIES, max_disagreement=0.5, max_latency_ms=3.0)
-    )
-    assert 2.0 < milliseconds <= 3.0 and disagreement == 0.0
-
-
 @pytest.mark.parametrize("size", [4, 32])
 def test_batches_that_leave_with_their_last_sample_get_faster(size):
     """Where a tenth of the samples leaves, no batch does: a single step saves nothing."""
@@ -82,12 +77,9 @@ def test_batches_that_leave_with_their_last_sample_get_faster(size):
     assert disagreement <= 0.02 and milliseconds < 2.5
 
 
-def test_where_no_batch_gets_faster_nobody_leaves():
+def test_where_no_batch_gets_faster_or_heads_always_disagree_nobody_leaves():
     log, latencies = made(1600, unsure=0.8), dataclasses.replace(LATENCIES, batch_size=64)
     assert retune_thresholds(log, latencies, max_disagreement=0.01) == NEVER
-
-
-def test_heads_that_always_disagree_let_nobody_go():
     log = ExitLog(torch.rand(2, 50), torch.zeros(2, 50, dtype=torch.bool), ("max_prob",) * 2)
     assert retune_thresholds(log, LATENCIES, max_disagreement=0.0) == NEVER
 
@@ -114,17 +106,13 @@ def test_patience_is_a_whole_number_of_heads():
     assert retune_thresholds(log, LATENCIES, max_disagreement=1.0)[0] == 0.0
 
 
-def test_the_least_score_leaves_under_no_threshold():
+def test_the_least_score_leaves_under_no_threshold_nor_does_what_is_no_number():
     scores = torch.tensor([[0.0] * 9 + [0.5], [0.0] * 10])
     log = ExitLog(scores, torch.ones(2, 10, dtype=torch.bool), ("max_prob",) * 2)
     assert outcome(log, retune_thresholds(log, LATENCIES, max_disagreement=0.0)) == (0.0, pytest.approx(3.7))
-
-
-def test_scores_that_are_no_numbers_do_not_leave():
     log = made(100)
     log.scores[:, :50] = torch.nan
-    thresholds = retune_thresholds(log, LATENCIES, max_disagreement=1.0)
-    assert torch.tensor(thresholds).isfinite().all()
+    assert torch.tensor(retune_thresholds(log, LATENCIES, max_disagreement=1.0)).isfinite().all()
 
 
 def test_a_drift_breaks_fixed_thresholds_and_a_policy_follows_it():
@@ -146,36 +134,26 @@ def test_a_window_is_what_its_thresholds_do_to_its_samples():
     assert first.shares[0] == pytest.approx((log.scores[0, :50] > 0.5).double().mean().item())
 
 
-BAD = {
-    "no log": ((1, LATENCIES), TypeError, "log: got int, wants an ExitLog"),
-    "scores": ((ExitLog([0.5], None, ()), LATENCIES), ValueError, "log.scores: got a list of 1, wants"),
-    "agrees": (
-        (made(5)._replace(agrees=torch.ones(2, 4) > 0), LATENCIES),
-        ValueError,
-        r"log.agrees: got a tensor \[2, 4\]",
-    ),
-    "criteria": ((made(5)._replace(criteria=("max_prob",)), LATENCIES), ValueError, "log.criteria: got 1, wants 2"),
-    "criterion": ((made(5)._replace(criteria=("max_prob", "luck")), LATENCIES), ValueError, "criterion: got 'luck'"),
-    "latencies": ((made(5), (1.0, 2.0)), TypeError, "latencies: got tuple, wants"),
-    "exits": ((made(5), ExitLatencies((1.0, 2.0), 1, "", "")), ValueError, "latencies: are of 2 exits, wants 3"),
-}
-
-
-@pytest.mark.parametrize("kind", BAD)
-def test_bad_arguments_are_named(kind):
-    arguments, error, message = BAD[kind]
-    with pytest.raises(error, match=f"^{message}"):
-        retune_thresholds(*arguments, max_disagreement=0.1)
-    with pytest.raises(error, match=f"^{message}"):
-        replay(*arguments, NEVER, window=5)
-
-
-def test_other_bad_arguments_are_named():
+def test_bad_arguments_are_named():
+    log, more = made(5), {"max_disagreement": 0.1}
+    for arguments, error, message in (
+        ((1, LATENCIES), TypeError, "log: got int, wants an ExitLog"),
+        ((ExitLog([0.5], None, ()), LATENCIES), ValueError, "log.scores: got a list of 1, wants"),
+        ((log._replace(agrees=torch.ones(2, 4) > 0), LATENCIES), ValueError, r"log.agrees: got a tensor \[2, 4\]"),
+        ((log._replace(criteria=("max_prob",)), LATENCIES), ValueError, "log.criteria: got 1, wants 2"),
+        ((log._replace(criteria=("max_prob", "luck")), LATENCIES), ValueError, "criterion: got 'luck'"),
+        ((log, (1.0, 2.0)), TypeError, "latencies: got tuple, wants"),
+        ((log, ExitLatencies((1.0, 2.0), 1, "", "")), ValueError, "latencies: are of 2 exits, wants 3"),
+    ):
+        with pytest.raises(error, match=f"^{message}"):
+            retune_thresholds(*arguments, **more)
+        with pytest.raises(error, match=f"^{message}"):
+            replay(*arguments, NEVER, window=5)
     with pytest.raises(ValueError, match=r"max_disagreement: got 2, wants a number in \[0, 1\]"):
-        retune_thresholds(made(5), LATENCIES, max_disagreement=2)
+        retune_thresholds(log, LATENCIES, max_disagreement=2)
     with pytest.raises(TypeError, match="max_latency_ms: got 'fast', wants a number"):
-        retune_thresholds(made(5), LATENCIES, max_disagreement=0.1, max_latency_ms="fast")
+        retune_thresholds(log, LATENCIES, **more, max_latency_ms="fast")
     with pytest.raises(ValueError, match="window: got 9, wants a whole number from 1, a batch, to 5"):
-        replay(made(5), LATENCIES, NEVER, window=9)
+        replay(log, LATENCIES, NEVER, window=9)
     with pytest.raises(ValueError, match="thresholds: got 1, wants 2"):
-        replay(made(5), LATENCIES, (1.0,), window=5)
+        replay(log, LATENCIES, (1.0,), window=5)

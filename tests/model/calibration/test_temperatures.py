@@ -16,6 +16,8 @@ def sampled(temperature, samples=4000, classes=5, seed=0):
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 3.0])
 def test_the_temperature_that_labels_were_drawn_with_is_found(temperature):
     logits, labels = sampled(temperature)
+    both = fit_temperatures(torch.stack([logits, 4 * logits]), labels)  # each exit has its own
+    assert both.tolist() == pytest.approx([fit_temperatures(logits[None], labels).item(), 4 * both[0].item()])
     assert fit_temperatures(logits[None], labels).item() == pytest.approx(temperature, rel=0.1)
 
 
@@ -30,13 +32,6 @@ def test_no_temperature_beside_it_makes_the_labels_likelier():
         return -((1 - doubt) * own + doubt * log_probs.mean(1)).mean().item()
 
     assert loss(found) < min(loss(0.99 * found), loss(1.01 * found))
-
-
-def test_each_exit_has_its_own():
-    cold, labels = sampled(1.0)
-    alone = fit_temperatures(cold[None], labels)
-    both = fit_temperatures(torch.stack([cold, 4 * cold]), labels)
-    assert both.tolist() == pytest.approx([alone.item(), 4 * alone.item()])
 
 
 def test_an_exit_that_is_always_right_keeps_confidences_below_1():
@@ -57,10 +52,3 @@ def test_reliability_of_a_few_answers():
     assert found.confidence[place] == pytest.approx(0.9) and found.accuracy[place] == 0.75
     assert found.confidence[5] is None and found.accuracy[5] is None
     assert found.ece == pytest.approx((1 * 0.05 + 4 * 0.15 + 0) / 6)
-
-
-def test_confidences_that_are_rates_have_little_error():
-    logits, labels = sampled(2.0)
-    right = logits.argmax(1) == labels
-    raw, fitted = (reliability((logits / heat).softmax(1).amax(1), right).ece for heat in (1.0, 2.0))
-    assert fitted < 0.03 < 0.1 < raw

@@ -106,6 +106,15 @@ def test_infer_gives_the_answer_of_the_saved_network(done, tmp_path):
         assert likely.startswith(answer) and likely.count("%") == 2
 
 
+def test_calibrate_leaves_out_the_images_that_the_demo_learned_from(done, tmp_path):
+    folder, out, _ = done
+    options = ("--data", folder, "--skip-damaged", "--out", tmp_path / "new", "--device", "cpu")
+    result = auxhead("calibrate", "--checkpoint", out, *options)
+    assert result.exit_code == 0, result.output
+    report = json.loads((tmp_path / "new" / "report.json").read_text())
+    assert sum(report["samples"].values()) == 50 and report["left_out"] == 75 and report["bound"]["unknown"] is None
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -74,9 +74,8 @@ def test_a_model_with_exits_becomes_a_network(package):
     assert not network.training and network(x).label.shape == (2,)
 
 
-@pytest.mark.parametrize(
-    ("spec", "message"),
-    [
+def test_what_is_not_there_is_named(package):
+    for spec, message in (
         ("nowhere", "--model: got 'nowhere', wants package.module:function"),
         ("my_package/my_model.py:good", "wants package.module:function"),
         (":good", "wants package.module:function"),
@@ -86,20 +85,14 @@ def test_a_model_with_exits_becomes_a_network(package):
         ("my_package.my_model:god", "which it does not have; wants a function; close to it: good$"),
         ("my_model.py:good", r"; did you mean my_model:good\?$"),
         ("my_package.my_model:NUMBER", "--model: got 'NUMBER' of my_package.my_model .*, which cannot be called"),
-        (
-            "my_package.my_model:takes",
-            r"--model: my_package.my_model:takes takes arguments \(i, \*, o\), wants a function",
-        ),
-    ],
-)
-def test_what_is_not_there_is_named(package, spec, message):
-    with pytest.raises(BadInput, match=message):
-        load_factory(spec)
+        ("my_package.my_model:takes", r"--model: my_package.my_model:takes takes arguments \(i, \*, o\), wants a"),
+    ):
+        with pytest.raises(BadInput, match=message):
+            load_factory(spec)
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
+def test_what_a_factory_returns_is_checked(package):
+    for name, message in (
         ("half", r"returned \(EarlyExitNetwork\), wants \(EarlyExitNetwork, Tensor\)"),
         (
             "without_exits",
@@ -108,12 +101,10 @@ def test_what_is_not_there_is_named(package, spec, message):
         ("swapped", r"returned \(Tensor, EarlyExitNetwork\), wants"),
         ("too_much", r"returned \(EarlyExitNetwork, Tensor, int\), wants"),
         ("empty", r"returned an input of shape \[0, 3, 16, 16\], wants a batch of samples"),
-    ],
-)
-def test_what_a_factory_returns_is_checked(package, name, message):
-    factory = load_factory(f"{package}.my_model:{name}")
-    with pytest.raises(BadInput, match=f"--model: {package}.my_model:{name}:? {message}"):
-        factory()
+    ):
+        factory = load_factory(f"{package}.my_model:{name}")
+        with pytest.raises(BadInput, match=f"--model: {package}.my_model:{name}:? {message}"):
+            factory()
 
 
 def test_errors_of_the_users_own_code_come_through(package):

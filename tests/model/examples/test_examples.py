@@ -17,8 +17,6 @@ def printed(device, capsys):
     """Runs an example's ``main`` and returns its lines."""
 
     def run(name):
-        if name == "timm_backbone":
-            pytest.importorskip("timm")
         importlib.import_module(f"auxhead.model.examples.{name}").main(device.type)
         return capsys.readouterr().out
 
@@ -76,22 +74,6 @@ def test_a_network_is_run_from_graphs(printed, device):
     times = re.findall(r"^(overlapped|polled|gated|auto) +([\d,]+) +([\d,]+)$", said, re.MULTILINE)
     assert [name for name, *_ in times] == ["overlapped", "polled", "gated", "auto"]
     assert all(int(us.replace(",", "")) > 0 for _, *both in times for us in both)
-
-
-def test_heads_are_trained_on_a_frozen_backbone_of_timm(printed):
-    said = printed("timm_backbone")
-    first, last = (float(loss) for loss in re.search(r"fell from ([\d.]+) to ([\d.]+) nats", said).groups())
-    assert last < 0.8 * first
-    assert float(re.search(r"trained on: ([\d.]+)% right", said)[1]) > 85.0
-    left = {tap: int(count) for count, tap in re.findall(r"(\d+) left at (\w+)", said)}
-    assert list(left) == ["layer1", "layer2", "layer3", "classifier"] and sum(left.values()) == 397
-    assert left["layer1"] + left["layer2"] > 200
-
-
-def test_without_timm_its_example_says_so(monkeypatch, capsys):
-    monkeypatch.setitem(sys.modules, "timm", None)
-    importlib.import_module("auxhead.model.examples.timm_backbone").main("cpu")
-    assert capsys.readouterr().out == "This example wants timm, which is not installed: pip install timm\n"
 
 
 def test_times_of_the_graphs_are_microseconds(monkeypatch):

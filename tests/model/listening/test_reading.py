@@ -236,6 +236,13 @@ def test_extracts_that_do_not_fit(extract: Any, error: type[Exception], match: s
         EarlyExitNetwork(backbone, {"pair": FusedAuxHead(None, K)}, example_input=images(), extract=extract)
 
 
+def test_an_item_that_the_backbone_takes_out_of_a_dict_is_read() -> None:
+    backbone = PairNet(lambda x, y: {"given": x, "made": y}, lambda pair: pair.pop("made"))
+    extract = {"pair": Extract(item="made")}
+    network = EarlyExitNetwork(backbone, {"pair": FusedAuxHead(None, K)}, example_input=images(), extract=extract)
+    assert network.heads[0].in_features == 6
+
+
 def test_of_an_lstm_item_and_layout_are_told_at_once() -> None:
     class Lines(nn.Module):
         def __init__(self) -> None:

@@ -113,7 +113,7 @@ def check_answers(network: EarlyExitNetwork, wrapper: Any, x: Tensor) -> list[in
     return exits
 
 
-@pytest.mark.parametrize(("kind", "policy"), zip(KINDS, ["confidence", "entropy"] * 2, strict=True))
+@pytest.mark.parametrize(("kind", "policy"), list(zip(KINDS, ["confidence", "entropy"] * 2, strict=True)))
 def test_answers_are_those_of_earlyon(kind: str, policy: str) -> None:
     wrapper, x = made(kind, policy)
     network = attach_exits(wrapper, x)

@@ -134,7 +134,11 @@ def test_a_loss_that_is_no_number_leaves_the_best_epoch_as_the_checkpoint(module
     assert "As after epoch" in again.output and "of 3, the best" in again.output
 
 
-def test_tensorboard_gets_every_epoch(module, tmp_path):
+def test_tensorboard_gets_every_epoch(module, tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "torch.utils.tensorboard", None)
+        result = auxhead("train", "--model", f"{module}:make", "--epochs", 1, "--tensorboard", "--device", "cpu")
+    assert_one_line_error(result, "--tensorboard: it is not installed: pip install 'auxhead[tensorboard]'")
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     trained("--model", f"{module}:make", "--epochs", 2, "--batch-size", 256, "--tensorboard")
     events = accumulator.EventAccumulator(str(tmp_path / "out" / "tensorboard"))
@@ -142,12 +146,6 @@ def test_tensorboard_gets_every_epoch(module, tmp_path):
     names = ["accuracy/first", "accuracy/second", "accuracy/classifier", "learning_rate", "loss"]
     assert sorted(events.Tags()["scalars"]) == sorted(names)
     assert [event.step for event in events.Scalars("loss")] == [0, 1]
-
-
-def test_without_tensorboard_the_error_says_what_to_install(module, monkeypatch):
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    result = auxhead("train", "--model", f"{module}:make", "--epochs", 1, "--tensorboard", "--device", "cpu")
-    assert_one_line_error(result, "--tensorboard: it is not installed: pip install 'auxhead[tensorboard]'")
 
 
 REFUSED = {
@@ -173,13 +171,9 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("kind", REFUSED)
-def test_what_cannot_be_is_refused_in_one_line(module, kind):
-    options, message = REFUSED[kind]
-    assert_one_line_error(auxhead("train", "--device", "cpu", "--image-size", "32", *options), message)
-
-
-def test_a_file_in_the_place_of_the_results_is_refused_before_anything_is_read(module, tmp_path, monkeypatch):
+def test_what_cannot_be_is_refused_in_one_line(module, tmp_path, monkeypatch):
+    for options, message in REFUSED.values():
+        assert_one_line_error(auxhead("train", "--device", "cpu", "--image-size", "32", *options), message)
     monkeypatch.setattr("auxhead.model.commands.train_run.load_source", lambda *_: pytest.fail("that takes its time"))
     (tmp_path / "file").touch()
     options = ("--model", "my_model:make", "--epochs", "1", "--image-size", "32", "--out", tmp_path / "file" / "out")

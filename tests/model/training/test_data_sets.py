@@ -16,7 +16,7 @@ from auxhead.model.training.data_sets import (
     load_digits,
     load_folder,
     load_source,
-    make_splits,
+    read_splits,
     split_indices,
 )
 from PIL import Image
@@ -34,7 +34,7 @@ def test_digits_are_the_real_ones_on_the_full_scale():
     source = load_digits()
     assert len(source.open) == len(source.labels) == 1797
     assert source.classes == tuple("0123456789")
-    pixels = decode(source, 8).pixels
+    pixels = decode(source, 8)[1].pixels
     assert pixels.shape == (1797, 3, 8, 8) and pixels.dtype == torch.uint8
     assert pixels.min() == 0 and pixels.max() == 255
     assert torch.equal(pixels[:, 0], pixels[:, 2])
@@ -65,17 +65,11 @@ def test_a_class_with_too_few_images_is_named():
         split_indices(labelled([0, 0, 0, 1, 1]), seed=0)
 
 
-def test_a_given_test_split_stays_the_test_split():
-    labels = [i % 2 for i in range(60)]
-    train, validation, test = split_indices(labelled(labels, test_from=40), seed=0)
-    assert test.tolist() == list(range(40, 60))
-    assert len(train) == 36 and len(validation) == 4
-    assert sorted([*train.tolist(), *validation.tolist()]) == list(range(40))
-
-
-def test_each_split_holds_the_pictures_of_its_places():
-    source = labelled([i % 2 for i in range(50)])
-    splits = make_splits(decode(source, 8), split_indices(source, 0))
+def test_each_split_holds_the_pictures_of_its_places_and_a_given_test_split_stays():
+    _, splits = read_splits(labelled([i % 2 for i in range(60)], test_from=40), 8, 0)
+    assert splits.test.indices.tolist() == list(range(40, 60))
+    assert [len(split.labels) for split in splits] == [36, 4, 20]
+    assert sorted(torch.cat([split.indices for split in splits]).tolist()) == list(range(60))
     for split in splits:
         assert torch.equal(split.pixels[:, 0, 0, 0].long(), split.indices)
         assert torch.equal(split.labels, split.indices % 2)
@@ -85,29 +79,25 @@ def test_folder(tmp_path):
     source = load_folder(write_image_folder(tmp_path / "stripes", per_class=5))
     assert source.name == "stripes" and source.classes == ("lying", "standing")
     assert source.labels.tolist() == [0] * 5 + [1] * 5
-    assert decode(source, 12).pixels.shape == (10, 3, 12, 12)
+    assert decode(source, 12)[1].pixels.shape == (10, 3, 12, 12)
 
 
-def test_folder_that_is_missing_a_file_or_without_classes(tmp_path):
-    with pytest.raises(BadInput, match="--data: .*nowhere does not exist"):
-        load_folder(tmp_path / "nowhere")
+def test_folders_that_are_no_classes(tmp_path):
     (tmp_path / "file").write_text("x")
-    with pytest.raises(BadInput, match="--data: .*file is not a directory"):
-        load_folder(tmp_path / "file")
     (tmp_path / "flat").mkdir()
     Image.new("RGB", (4, 4)).save(tmp_path / "flat" / "x.png")
-    with pytest.raises(BadInput, match="has no folders, wants at least two"):
-        load_folder(tmp_path / "flat")
-    (tmp_path / "flat" / "only").mkdir()
-    with pytest.raises(BadInput, match="has only the folder 'only'"):
-        load_folder(tmp_path / "flat")
-
-
-def test_folders_of_splits_are_not_taken_for_classes(tmp_path):
+    (tmp_path / "one" / "only").mkdir(parents=True)
     for split in ("train", "Test"):
-        write_image_folder(tmp_path / split, per_class=1)
-    with pytest.raises(BadInput, match="look like splits"):
-        load_folder(tmp_path)
+        write_image_folder(tmp_path / "splits" / split, per_class=1)
+    for name, message in (
+        ("nowhere", "nowhere does not exist"),
+        ("file", "file is not a directory"),
+        ("flat", "has no folders, wants at least two"),
+        ("one", "has only the folder 'only'"),
+        ("splits", "look like splits"),
+    ):
+        with pytest.raises(BadInput, match=f"--data: .*{message}"):
+            load_folder(tmp_path / name)
 
 
 def test_an_empty_class_folder_is_named(tmp_path):
@@ -149,7 +139,8 @@ def test_damaged_pictures_can_be_left_out(tmp_path):
     (folder / "standing" / "note.png").symlink_to(folder / "gone.png")
     source = load_folder(folder)
     read = []
-    whole, pixels, damaged, _ = decode(source, 16, lambda: read.append(1), skip_damaged=True)
+    whole, split, damaged = decode(source, 16, lambda: read.append(1), skip_damaged=True)
+    pixels = split.pixels
     assert len(read) == len(source.open) == 17 and len(damaged) == 5
     assert [message.partition(": ")[0] for message in damaged] == [
         str(path) for path in source.paths if path not in whole.paths
@@ -186,7 +177,7 @@ def test_cifar10_by_torchvisions_loader(tmp_path, monkeypatch):
     assert source.name == "CIFAR-10" and source.classes[3] == "kind3"
     assert len(source.labels) == 120 and source.test_from == 100
     direct = CIFAR10(str(tmp_path), train=False)
-    assert torch.equal(decode(source, 32).pixels[100:], torch.from_numpy(direct.data).permute(0, 3, 1, 2))
+    assert torch.equal(decode(source, 32)[1].pixels[100:], torch.from_numpy(direct.data).permute(0, 3, 1, 2))
     train, validation, test = split_indices(source, 0)
     assert (len(train), len(validation), len(test)) == (90, 10, 20)
 

@@ -1,8 +1,9 @@
-"""Losses of all exits against their formulas in float64."""
+"""Losses of all exits against their formulas in float64, and the settings of a training."""
 
 import pytest
 import torch
-from auxhead.model import distillation_loss, joint_loss
+from auxhead.model import TrainingPlan, distillation_loss, joint_loss
+from auxhead.model.training.plan import epochs_for, one_cycle
 
 LABELS = torch.tensor([0, 3, 2, 1, 4, 4, 0])
 
@@ -26,12 +27,6 @@ def test_the_joint_loss_is_the_weighted_mean_of_the_cross_entropies(weights):
     shares = torch.tensor(weights or (1.0, 1.0, 1.0), dtype=torch.float64)
     wanted = (torch.stack([cross_entropy(one) for one in logits]) * shares / shares.sum()).sum()
     torch.testing.assert_close(joint_loss(logits, LABELS, weights).double(), wanted, rtol=1e-5, atol=0.0)
-
-
-def test_an_exit_of_weight_0_learns_nothing():
-    logits = exits()
-    joint_loss(logits, LABELS, (1.0, 0.0, 1.0)).backward()
-    assert not logits[1].grad.any() and logits[0].grad.any() and logits[2].grad.any()
 
 
 @pytest.mark.parametrize("weights", [None, (1.0, 0.5, 2.0)], ids=["same", "weighted"])
@@ -59,11 +54,6 @@ def test_the_teacher_learns_from_the_labels_alone():
     assert logits[0].grad.any()
 
 
-def test_a_teacher_without_a_share_says_nothing():
-    logits = exits()
-    torch.testing.assert_close(distillation_loss(logits, LABELS, teacher_share=0.0), joint_loss(logits, LABELS))
-
-
 def test_half_precision_is_summed_in_float32():
     logits = [one.half() for one in exits()]
     for loss in (joint_loss, distillation_loss):
@@ -76,3 +66,36 @@ def test_half_precision_is_summed_in_float32():
 def test_weights_that_are_none_are_refused(weights):
     with pytest.raises(ValueError, match="^weights: got .*wants 3, one an exit"):
         joint_loss(exits(), LABELS, weights)
+
+
+def test_few_images_get_more_epochs():
+    for images, batch_size, expected in ((1078, 32, 10), (100_000, 32, 10), (200, 32, 20), (2, 2, 100)):
+        assert epochs_for(images, batch_size) == expected
+
+
+def test_the_learning_rate_rises_to_the_top_and_falls():
+    for steps in (1, 2, 3, 4, 5, 7, 8, 100):
+        rates = [one_cycle(step, steps) for step in range(steps)]
+        top = rates.index(1.0)
+        assert rates[: top + 1] == sorted(rates[: top + 1]) and rates[top:] == sorted(rates[top:], reverse=True)
+        assert all(0.0 < rate <= 1.0 for rate in rates)
+
+
+def test_a_setting_out_of_its_range_or_of_another_type_is_named():
+    for setting, value, error, message in (
+        ("method", "both", ValueError, "method: got 'both', wants one of 'joint', 'heads', 'distill'"),
+        ("precision", "fp8", ValueError, "precision: got 'fp8', wants one of 'float32', 'bfloat16', 'float16'"),
+        ("epochs", 0, ValueError, "epochs: got 0, wants a whole number from 1"),
+        ("accumulate", 1.5, ValueError, "accumulate: got 1.5"),
+        ("patience", 0, ValueError, "patience: got 0"),
+        ("learning_rate", 0.0, ValueError, "learning_rate: got 0.0, wants a positive number"),
+        ("learning_rate", float("nan"), ValueError, "learning_rate: got nan"),
+        ("temperature", -1.0, ValueError, "temperature: got -1.0"),
+        ("weight_decay", -0.1, ValueError, "weight_decay: got -0.1"),
+        ("teacher_share", 1.5, ValueError, "teacher_share: got 1.5, wants a number from 0 to 1"),
+        ("learning_rate", "1", TypeError, "learning_rate: got .*, wants a number"),
+        ("weights", 2.0, TypeError, "weights: got .*, wants a number"),
+        ("weights", ("1", 2.0), TypeError, "weights: got .*, wants a number"),
+    ):
+        with pytest.raises(error, match=f"^{message}"):
+            TrainingPlan(**{setting: value})

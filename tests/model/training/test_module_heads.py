@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from auxhead.model import EarlyExitNetwork, FusedAuxHead, TrainingPlan, calibrate_network, train
+from auxhead.model import EarlyExitNetwork, Extract, FusedAuxHead, TrainingPlan, calibrate_network, train
 from auxhead.model.training.learners import HeadsOnFeatures, cache_features
 from support.example_models import SmallNet, mixed_heads
 from support.hidden_head_cases import hidden_heads, with_hidden_heads
@@ -24,9 +24,14 @@ def network() -> EarlyExitNetwork:
     return EarlyExitNetwork(SmallNet(), mixed_heads(), example_input=torch.zeros(2, 3, 8, 8))
 
 
-@pytest.mark.parametrize("method", ["distill", "heads"])
-def test_training_changes_the_modules(network, method):
-    """Of "heads" on what the frozen backbone returned once, whole."""
+@pytest.mark.parametrize(
+    ("method", "kind"), [("distill", "modules"), ("heads", "modules"), ("joint", "hidden"), ("heads", "hidden")]
+)
+def test_training_changes_the_heads(network, method, kind):
+    """Of "heads" on what the frozen backbone returned once: whole, or pooled after a leading ReLU."""
+    written = hidden_heads()
+    if kind == "hidden":
+        network = EarlyExitNetwork(SmallNet(), written, example_input=torch.zeros(2, 3, 8, 8))
     images, labels = samples(40)
     batches = list(zip(images.split(20), labels.split(20), strict=True))
     before = {name: value.clone() for name, value in network.state_dict().items()}
@@ -36,27 +41,11 @@ def test_training_changes_the_modules(network, method):
         if not name.endswith("conv.bias"):  # ahead of a batch norm it has no gradient to speak of
             changed = not torch.equal(parameter, before[name])
             assert changed == (method != "heads" or name.startswith("heads.")), name
-    assert not torch.equal(network.heads[0].module.bn.running_mean, before["heads.0.module.bn.running_mean"])
-
-
-@pytest.mark.parametrize("method", ["joint", "heads"])
-def test_training_changes_hidden_layers(method):
-    """Of "heads" on what they pool of the frozen backbone's maps, after a leading ReLU."""
-    torch.manual_seed(0)
-    written = hidden_heads()
-    network = EarlyExitNetwork(SmallNet(), written, example_input=torch.zeros(2, 3, 8, 8))
-    images, labels = samples(40)
-    batches = list(zip(images.split(20), labels.split(20), strict=True))
-    before = {name: value.clone() for name, value in network.state_dict().items()}
-    done = train(network, batches, TrainingPlan(method, epochs=4, learning_rate=1e-2))
-    assert done.epochs[0].loss > done.epochs[-1].loss
-    for name, parameter in network.named_parameters():
-        changed = not torch.equal(parameter, before[name])
-        assert changed == (method != "heads" or name.startswith("heads.")), name
-    network.eval()
-    logits = network.logits(images)
-    y = network.backbone.block0(images)
-    torch.testing.assert_close(logits[0], written["block0"].eval()(y))
+    if kind == "modules":
+        assert not torch.equal(network.heads[0].module.bn.running_mean, before["heads.0.module.bn.running_mean"])
+    else:
+        y = network.eval().backbone.block0(images)
+        torch.testing.assert_close(network.logits(images)[0], written["block0"].eval()(y))
 
 
 def test_features_are_read_after_a_leading_relu():
@@ -80,6 +69,42 @@ class Colours(nn.Module):
 
     def forward(self, x):
         return self.fc(self.layer(x).mean((2, 3)))
+
+
+class ChannelsLast(nn.Module):
+    """[N, 3, H, W] to [N, H, W, 8], in a tuple."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.norm = nn.Conv2d(3, 8, 3, padding=1), nn.LayerNorm(8)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, str]:
+        return self.norm(self.layer(x).permute(0, 2, 3, 1)), "beside it"
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.block, self.fc = ChannelsLast(), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(self.block(x)[0].mean((1, 2)))
+
+
+def test_heads_alone_learn_from_what_they_read() -> None:
+    """Of maps whose channels come last, and of an item; a head comes as near as one wants."""
+    torch.manual_seed(0)
+    network = EarlyExitNetwork(
+        Net(), {"block": FusedAuxHead(None, 4)}, example_input=torch.zeros(2, 3, 8, 6),
+        extract={"block": Extract(item=0)},
+    ).eval()  # fmt: skip
+    images = torch.randn(64, 3, 8, 6)
+    with torch.no_grad():
+        labels = network.backbone(images).argmax(1)
+    train(network, [(images, labels)] * 4, TrainingPlan("heads", epochs=150, learning_rate=0.1))
+    with torch.no_grad():
+        right = network.logits(images)[0].argmax(1) == labels
+    assert right.double().mean() > 0.95
 
 
 def test_modules_and_hidden_layers_are_calibrated(network):

@@ -60,7 +60,11 @@ def test_a_host_that_fails_ends_the_other(hosts, function, faults, survivor, cau
     assert ended[1 - survivor].status != 0 and not ended[0].output + ended[1].output, ended
 
 
-@pytest.mark.parametrize("own_device", [set_up._own_device, processes._own_device], ids=["pipelined", "commands"])
+@pytest.mark.parametrize(
+    "own_device",
+    [lambda: set_up._own_device("cuda", None), lambda: processes.torch_device(Device.cuda, 1)],
+    ids=["pipelined", "commands"],
+)
 def test_cuda_is_the_gpu_of_the_local_rank(monkeypatch, own_device):
     """On the second of two hosts with two GPUs each."""
     chosen = []
@@ -70,8 +74,7 @@ def test_cuda_is_the_gpu_of_the_local_rank(monkeypatch, own_device):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: chosen[-1])
-    given = ("cuda", None) if own_device is set_up._own_device else (Device.cuda,)
-    assert own_device(*given) == torch.device("cuda", 1) and chosen == [1]
+    assert own_device() == torch.device("cuda", 1) and chosen == [1]
 
 
 def test_a_second_try_hears_nothing_of_the_first(monkeypatch):
