@@ -78,12 +78,10 @@ class HeadsInSitu:
         with _ForksByRule(self._network, example, batch_sizes=(len(example),), trunk=self._trunk) as runner:
             return runner.forks[len(example)]
 
-    def runner(self) -> OverlappedRunner:
+    def runner(self, kind: type[OverlappedRunner] = OverlappedRunner) -> OverlappedRunner:
         """Capture the network afresh."""
         example = self.subject.example
-        return OverlappedRunner(
-            self._network, example, batch_sizes=(len(example),), trunk=self._trunk, forks=self.forks
-        )
+        return kind(self._network, example, batch_sizes=(len(example),), trunk=self._trunk, forks=self.forks)
 
     def launching(self, configs: Configs) -> AbstractContextManager[None]:
         """Launch heads of some shapes like this until the context ends, and the others by rule."""

@@ -13,6 +13,7 @@ from torch.profiler import profile as torch_profile
 
 from ...kernels import ExitBuffers, HeadOutput
 from ...kernels.launch.residency import Residency, recording
+from ...model.runners.overlapped import OverlappedRunner
 from ...model.trunk.fused_convolution import fastest_convolutions
 from ..measuring.captured import CHAIN, chain
 from ..measuring.cells import NEVER
@@ -53,7 +54,7 @@ class NetworkParts(HeadsInSitu):
 
     def capture(self, part: str) -> Callable[[], object]:
         """Capture a part and return its replay; that of ``HEADS`` runs ``CHAIN`` times."""
-        return {BARE: self._bare, HEADS: self._heads_alone, BOTH: self._both}[part]()
+        return {BARE: self._bare, HEADS: self._heads_alone, BOTH: self.both}[part]()
 
     def _bare(self) -> Callable[[], object]:
         """Capture the trunk with its classifier, as the benchmark does: on a stream of high priority."""
@@ -62,8 +63,9 @@ class NetworkParts(HeadsInSitu):
         check(BARE, self.wrong((), lambda x: merged_answer(graph(x))))
         return partial(graph, self.subject.example)
 
-    def _both(self) -> Callable[[], object]:
-        runner = self.runner()
+    def both(self, kind: type[OverlappedRunner] = OverlappedRunner) -> Callable[[], object]:
+        """Capture the network as a kind of runner, and return its replay."""
+        runner = self.runner(kind)
         self._opened.callback(runner.close)
         check(BOTH, self.wrong(self._network.taps, runner))
         return partial(runner, self.subject.example)

@@ -9,7 +9,7 @@ from ..measuring.cells import Cell
 from ..measuring.timers import CAPTURES, FINAL_ROUNDS, PROTOCOL
 from ..records.comparison import compare
 from ..records.record import Record
-from ..records.summaries import as_json, network_record, percentiles, summary
+from ..records.summaries import Timings, as_json, network_record, percentiles, summary
 from .measure import BARE, BOTH, HEADS, REPLAYS, TRUNK_KIND, OverlapMeasured
 from .metrics import KernelStretch, hiding_efficiency, kernel_stretches, median_replay, overlap_of, spreads
 from .replays import Replay
@@ -60,23 +60,27 @@ def overlap_records(cell: Cell, measured: OverlapMeasured, environment: Mapping[
         **PROTOCOL,
     }
     common: dict[str, Any] = {"run": secrets.token_hex(6), "protocol": how, "notes": notes}
-    stretch = compare(both, trunk)
-    interval = {"device_ratio": stretch.median_ratio, "low": stretch.low, "high": stretch.high}
-    paired = [
-        {"role": BARE, "device_us": summary(trunk), **interval},
-        {"role": HEADS, "device_us": summary(heads)},
-    ]
-    timed = as_json({"device_us": summary(both), "paired": paired, "measured": details})
+    timed = as_json({"device_us": summary(both), "paired": paired_parts(trunk, heads, both), "measured": details})
     return [
         network_record(KIND, cell.as_json(), VARIANT, environment, **timed, **common),
         network_record(TIMELINE, cell.as_json(), VARIANT, environment, measured=as_json(timeline), **common),
     ]
 
 
-def failed_record(cell: Cell, error: str, environment: Mapping[str, Any]) -> Record:
-    """Return the record of a network that could not be measured."""
+def paired_parts(trunk: Timings, heads: Timings, both: Timings) -> list[dict[str, Any]]:
+    """Return the parts that a network is compared with, its trunk and its heads; see ``hiding_efficiency``."""
+    stretch = compare(both, trunk)
+    interval = {"device_ratio": stretch.median_ratio, "low": stretch.low, "high": stretch.high}
+    return [
+        {"role": BARE, "device_us": summary(trunk), **interval},
+        {"role": HEADS, "device_us": summary(heads)},
+    ]
+
+
+def failed_record(kind: str, cell: Cell, error: str, environment: Mapping[str, Any]) -> Record:
+    """Return the record, of one of the command's kinds, of a network that could not be measured."""
     run, how = secrets.token_hex(6), {"trunk_kind": TRUNK_KIND}
-    return network_record(KIND, cell.as_json(), VARIANT, environment, run=run, protocol=how, error=error)
+    return network_record(kind, cell.as_json(), VARIANT, environment, run=run, protocol=how, error=error)
 
 
 def _inflation(measured: OverlapMeasured, part: str) -> float:

@@ -1,4 +1,4 @@
-"""Tables of overlap, with the kernels that heads slow down most; and of footprints, by an earlier version."""
+"""Tables of overlap, with the kernels that heads slow down most; and of footprints."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -9,7 +9,7 @@ from ..records.tables import RecordTable, latest_by_network, network_in_words
 #: Columns of tables of overlap.
 _COLUMNS = ("measured", "what", "unit", "median", "20th to 80th percentile")
 _TEXT_COLUMNS = 3
-#: Columns of tables of footprints; tiers of occupancy are named and never mixed.
+#: Columns of tables of footprints; tiers of occupancy are named and never mixed. The last two are of older records.
 FOOTPRINT_COLUMNS = (
     "heads launched",
     "programs",
@@ -149,13 +149,9 @@ def _row(record: Record) -> tuple[str, ...]:
         f"{100 * record.measured['hiding_efficiency']['median']:.0f}",
         f"{100 * tiers['residency']['sm_share']['median']:.2f}",
         f"{100 * tiers['residency']['warps_share']['median']:.3f}",
-        _of_launches([100 * one["share"] for one in tiers["theoretical"]], [False] * len(tiers["theoretical"])),
-        _of_launches([one["percent"] for one in tiers["estimate"]], [one["known_zero"] for one in tiers["estimate"]]),
+        ", ".join(f"{100 * one['share']:.0f}" for one in tiers.get("theoretical", ())),
+        ", ".join("0?" if one["known_zero"] else f"{one['percent']:.0f}" for one in tiers.get("estimate", ())),
     )
-
-
-def _of_launches(percent: Sequence[float], known_zero: Sequence[bool]) -> str:
-    return ", ".join("0?" if zero else f"{one:.0f}" for one, zero in zip(percent, known_zero, strict=True))
 
 
 def _remarks(records: Sequence[Record]) -> list[str]:

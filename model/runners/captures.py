@@ -1,4 +1,4 @@
-"""``Captures``: all that a runner has on its device, freed once nothing uses it any more; and who calls it."""
+"""``Captures``: all that a runner has on its device, freed once nothing uses it any more."""
 
 from contextlib import suppress
 from functools import cached_property
@@ -8,7 +8,6 @@ import torch
 
 from ...kernels.cuda.lifetimes import MemoryPool, empty_cache, is_forked, new_event
 from ...kernels.cuda.runtime import beside_captures, new_stream
-from ..basics.streams import CallersStream
 
 #: Pairs that no runner has now, by device and the trunk's priority, and their workspaces. They are kept: cuBLAS keeps
 #: its workspace of a stream until somebody clears all of them.
@@ -150,26 +149,3 @@ class Captures:
             _left_behind.append(self)
             if not isinstance(error, Exception):
                 raise
-
-
-class Callers:
-    """Streams that requests come on, one after another."""
-
-    def __init__(self, captures: Captures) -> None:
-        """Begin with the current stream of the device, on which all was captured."""
-        self._captures = captures
-        self._latest = CallersStream(torch.cuda.current_stream(captures.device))
-
-    @property
-    def latest(self) -> torch.cuda.Stream:
-        """That of the last request."""
-        return self._latest.stream
-
-    def current(self) -> torch.cuda.Stream:
-        """Return the current stream, which then comes after the last request: that may still use the buffers."""
-        if not self._latest.is_current():
-            caller = torch.cuda.current_stream(self._captures.device)
-            self._captures.catch_up()
-            caller.wait_event(self._captures.done)
-            self._latest = CallersStream(caller)
-        return self._latest.stream

@@ -14,12 +14,13 @@ from ...kernels.cuda.runtime import beside_captures
 from ..answers.exit_monitor import uncounted
 from ..answers.exit_result import ExitResult
 from ..answers.rule_order import note_reader, wait_for_writes
+from ..basics.streams import CallersStream
 from ..listening.taps import listening
 from ..network.early_exit_network import EarlyExitNetwork
 from ..trunk.trunk import Trunk, check_kind, make_trunk
 from .capture import CAPTURE_LOCK
 from .captured_network import CapturedNetwork
-from .captures import Callers, Captures
+from .captures import Captures
 from .checks import check_capturable, check_sizes
 from .program import CapturedBatch, CapturedProgram, StaticInput, capture_program
 from .runner import SerialRunner
@@ -85,7 +86,7 @@ class GraphRunner(SerialRunner):
                 weakref.finalize(self, captures.free_or_leave).atexit = False
                 if any(head.weight is None for head in self._heads):  # modules, which may call cuBLAS
                     captures.streams.allocate_workspaces(captures.streams.side)
-                self._callers = Callers(captures)
+                self._latest = CallersStream(caller)
                 self._captured, self._done = captures.batches, captures.done
                 self._trunk = (
                     trunk

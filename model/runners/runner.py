@@ -20,12 +20,12 @@ from ...kernels.cuda.runtime import beside_captures
 from ..answers.exit_result import ExitResult, joined
 from ..answers.rule_order import count_writes, note_pass, wait_for_write, wait_for_writes
 from ..basics.arguments import check_batch
-from ..basics.streams import OwnedLock
+from ..basics.streams import CallersStream, OwnedLock
 from ..network.eager_pass import ExitsRepeats, run_eagerly
 from ..network.early_exit_network import EarlyExitNetwork
 from ..trunk.trunk import Trunk
 from .captured_network import CapturedNetwork
-from .captures import Callers, Captures
+from .captures import Captures
 from .checks import check_no_outer_capture, check_request
 
 #: Seconds to wait for requests under way, and then for threads to come with the next one.
@@ -163,7 +163,7 @@ class SerialRunner(Runner):
 
     #: Set by who captures: what there is for each batch size, the network as it was, and what requests read of writes.
     _captures: Captures
-    _callers: Callers
+    _latest: CallersStream
     _captured: dict[int, Any]
     _network_then: CapturedNetwork
     _written: list[Any]
@@ -214,7 +214,12 @@ class SerialRunner(Runner):
         check_no_outer_capture()
         if self._network_then.resizable:
             self._network_then.check_not_resized()
-        caller = self._callers.current()
+        if not self._latest.is_current():
+            caller = torch.cuda.current_stream(self._device)
+            self._captures.catch_up()
+            caller.wait_event(self._captures.done)  # the last request may still use the buffers
+            self._latest = CallersStream(caller)
+        caller = self._latest.stream
         if self._seen_writes != (writes := count_writes()):
             self._follow_writes(caller)
             self._seen_writes = writes

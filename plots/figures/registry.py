@@ -94,7 +94,7 @@ _ROWS: tuple[tuple[str, str, tuple[str, ...], str, str, str], ...] = (
     ("calibration", "reports", ("calibrate",), "cpu/calibration-digits.json", "auxhead calibrate --checkpoint DIR",
      "Confidences before and after temperatures, where samples leave, and what the thresholds were chosen from."),
     ("footprint", "footprint", ("footprint",), "h200/footprint.jsonl",
-     "",
+     "auxhead-tune overlap resnet18 --footprints --classes 10 --batch 1 --batch 32",
      "Overlap and trunk stretch against SM occupancy by the heads, and where overlap stops being free."),
     ("latency", "bench", ("bench",), "h200/bench.jsonl", "auxhead-tune bench",
      "Latency against batch size with all baselines, and what heads add to the network without."),

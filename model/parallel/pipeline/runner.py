@@ -241,7 +241,9 @@ class PipelinedRunner(Runner):
         left: GeneratorExit | None = None
         with self._failing():
             while running and not enough():
-                item = _next(found)
+                item = None
+                with suppress(queue.Empty):
+                    item = found.get(timeout=_LOOK_S)
                 if item is None:
                     self._look()
                 elif isinstance(item, Future):
@@ -306,11 +308,3 @@ class PipelinedRunner(Runner):
                 return work()
 
         return on_stream
-
-
-def _next(found: "queue.SimpleQueue[Answers | Future[Any]]") -> "Answers | Future[Any] | None":
-    """Wait for the next item, but not for long; None if there is none."""
-    try:
-        return found.get(timeout=_LOOK_S)
-    except queue.Empty:
-        return None

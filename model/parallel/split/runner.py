@@ -11,9 +11,9 @@ from ....kernels.cuda.lifetimes import new_event
 from ....kernels.cuda.runtime import beside_captures
 from ...answers.exit_result import ExitResult
 from ...answers.rule_order import note_reader
+from ...basics.streams import CallersStream
 from ...network.early_exit_network import EarlyExitNetwork
 from ...runners.captured_network import CapturedNetwork
-from ...runners.captures import Callers
 from ...runners.runner import SerialRunner
 from .captured import SplitBatch
 from .part import Part, free, free_or_leave, wait_for, wait_for_current_streams
@@ -51,7 +51,7 @@ class SplitRunner(SerialRunner):
         self._captures = parts[0].captures
         self._captured = self._captures.batches
         self._captured.update(captured)
-        self._callers = Callers(self._captures)
+        self._latest = CallersStream(torch.cuda.current_stream(self._device))
         self._began = new_event()
         heads = (*(head for part in parts for head in part.heads), *network.exit_heads)
         self._written = [*dict.fromkeys(head.rule for head in heads)]

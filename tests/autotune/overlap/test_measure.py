@@ -80,13 +80,12 @@ def test_launches_leave_the_trunk_where_they_do_by_rule(subject, monkeypatch):
         def close(self):
             made.append("closed")
 
-    monkeypatch.setattr(heads_in_situ, "OverlappedRunner", Runner)
     monkeypatch.setattr(NetworkParts, "wrong", lambda self, which, runner: None)
     with ExitStack() as opened:
         parts = NetworkParts(subject, opened)
         parts.forks = ("block2",)
-        parts.capture(BOTH)
-        parts.capture(BOTH)
+        parts.both(Runner)
+        parts.both(Runner)
     assert made == [*[((1,), parts.trunk_notes, ("block2",))] * 2, "closed", "closed"]
 
 

@@ -6,11 +6,14 @@ from pathlib import Path
 import pytest
 import torch
 from auxhead.autotune.measuring.cells import Cell
+from auxhead.autotune.measuring.environment import environment
 from auxhead.autotune.measuring.subject import build_subject
 from auxhead.autotune.measuring.timers import CAPTURES
+from auxhead.autotune.overlap import footprints
 from auxhead.autotune.overlap.measure import REPLAYS, measure_overlap
 from auxhead.autotune.overlap.records import overlap_records
-from auxhead.autotune.overlap.tables import overlap_tables
+from auxhead.autotune.overlap.tables import footprint_tables, overlap_tables
+from auxhead.autotune.records.comparison import typical
 from auxhead.autotune.records.record import read_records
 from auxhead.plots.figures import timeline
 from auxhead.plots.figures.registry import FIGURES
@@ -20,6 +23,9 @@ from support.pretended_gpu import ENVIRONMENT
 from support.written_records import written
 
 pytestmark = needs_gpu
+
+#: Footprints, one of each kind.
+NAMES = ("by rule", "programs x8", "16 warps a program", "64 registers", "4 SMs", "same priority")
 
 FACTORY = """
 import torch
@@ -76,3 +82,27 @@ def test_a_small_network(batch, tmp_path: Path):
     assert timeline.measured["programs"] and 0.5 < timeline.measured["recording_inflation"] < 2.0
     (table,) = overlap_tables([summary, timeline])
     assert table.rows and len(table.remarks) >= 2
+
+
+def test_they_are_measured_on_a_gpu(monkeypatch, tmp_path):
+    cell = Cell("resnet18", "float16", 8, 10, "own", ("layer1.0", "layer1.1", "layer4.0"), (3, 64, 64))
+    chosen = footprints.footprints_of
+    monkeypatch.setattr(
+        footprints, "footprints_of", lambda shapes: [one for one in chosen(shapes) if one.name in NAMES]
+    )
+    device = torch.device("cuda", 0)
+    found = footprints.measure_footprints(build_subject(cell, device), lambda what, share: None)
+    assert not found.failed, "programs that did not record, or answers that are not right, fail"
+    sms = torch.cuda.get_device_properties(device).multi_processor_count
+    assert len(found.residency) >= 5
+    for of_replays in found.residency.values():
+        for one in of_replays:
+            assert 0.0 < one["warps_share"] <= one["sm_share"] <= 1.5 and 1 <= one["sms"] <= sms and one["us"] > 0.5
+    assert found.programs["programs x8"] > found.programs["by rule"]
+    assert 0.8 < typical(found.times["both", "by rule"]) / typical(found.bare) < 3.0
+    records = read_records(
+        written(tmp_path / "records.jsonl", *footprints.footprint_records(cell, found, environment(device)))
+    )
+    (table,) = footprint_tables(records)
+    assert len(table.rows) == len(found.footprints)
+    FIGURES["footprint"].draw(records)

@@ -1,7 +1,6 @@
 """Eager passes on a GPU: few launches, right answers and lifetimes of tensors, under conditions made to break them."""
 
 import json
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -96,60 +95,6 @@ def test_features_and_answers_live_while_memory_is_reused(stop: bool) -> None:
         handle.remove()
 
 
-def test_the_input_may_be_late_and_may_be_overwritten_at_once() -> None:
-    net, x = network(), images(8)
-    wanted = truth(net, x)
-    late = torch.full_like(x, float("nan"))
-    for stream in (torch.cuda.default_stream(), torch.cuda.Stream(), torch.cuda.Stream(priority=-1)):
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            for _ in range(10):
-                hold_up(stream)
-                late.copy_(x)
-                result = net(late)
-                late.fill_(float("nan"))
-                used = ExitResult(*(field.clone() for field in result))  # on the caller's stream, at once
-                del result
-                stream.synchronize()
-                assert_same(used, wanted)
-
-
-def test_two_threads_run_one_network() -> None:
-    net, batches = network(), [images(4), images(8)]
-    wanted = [truth(net, x) for x in batches]
-    shapes = [tap_shapes(net, x) for x in batches]
-    meeting, wrong = threading.Barrier(2), []
-
-    def run(i: int) -> None:
-        stream = torch.cuda.Stream()
-        with torch.cuda.stream(stream):
-            for _ in range(50):
-                meeting.wait(timeout=30)
-                result = net(batches[i])
-                spoil(shapes[1 - i])
-                stream.synchronize()
-                try:
-                    assert_same(result, wanted[i])
-                except AssertionError:
-                    wrong.append(i)
-
-    errors: list[BaseException] = []
-
-    def guarded(i: int) -> None:
-        try:
-            run(i)
-        except BaseException as error:
-            errors.append(error)
-            meeting.abort()
-
-    threads = [threading.Thread(target=guarded, args=(i,)) for i in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not errors and not wrong, (errors, wrong)
-
-
 def kernels_by_stream(run: Callable[[], object], folder: Path) -> list[tuple[str, int]]:
     activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
     torch.cuda.synchronize()
@@ -193,27 +138,3 @@ def test_graphs_of_one_network_run_at_the_same_time() -> None:
         net(batches[0])
     for found, right in zip(answers, wanted, strict=True):
         assert_same(found, right)
-
-
-def test_a_users_graph_replays_right() -> None:
-    net, batches = network(), [images(8) for _ in range(4)]
-    ask = EagerRunner(net)
-    static = batches[0].clone()
-    warm = torch.cuda.Stream()
-    warm.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(warm):
-        for _ in range(3):
-            ask(static)
-    torch.cuda.current_stream().wait_stream(warm)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        captured = ask(static)
-    for x in batches:
-        for threshold in (0.0, net.heads[1].rule.threshold, 1.0):
-            net.heads[1].rule.threshold = threshold  # no recapture
-            static.copy_(x)
-            graph.replay()
-            found = ExitResult(*(field.clone() for field in captured))
-            assert_same(found, truth(net, x))
-    assert_same(net(batches[1]), truth(net, batches[1]))  # eagerly again

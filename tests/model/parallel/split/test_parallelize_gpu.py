@@ -81,7 +81,7 @@ def test_whatever_is_late_is_waited_for(devices, exits, part, late):
     assert not torch.equal(wanted[0].label, wanted[1].label)
     runner = split(net, devices, exits, batch_sizes=(8,))
     for turn in range(9):
-        streams = runner._streams.parts[part]
+        streams = runner._parts[part]
         with torch.cuda.device(streams.device):
             hold_up(getattr(streams, late), 10_000_000)
         assert_same(runner(batches[turn % 3]), wanted[turn % 3])
