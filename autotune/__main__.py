@@ -6,7 +6,7 @@ import typer
 
 from ..model.commands.errors import Subcommands, version_option
 from .bench.command import bench
-from .bench.tables import bench_tables, pareto_tables, pipeline_tables
+from .bench.tables import bench_tables, pipeline_tables
 from .doctor.command import doctor
 from .doctor.tables import doctor_tables
 from .heads.command import heads
@@ -38,7 +38,7 @@ app = typer.Typer(
 
 for command in (sweep, bench, heads, overlap, profile):
     app.command()(command)
-tables = {"bench": bench_tables, "heads": head_tables, "pareto": pareto_tables, "overlap": overlap_tables}
+tables = {"bench": bench_tables, "heads": head_tables, "overlap": overlap_tables}
 tables |= {"footprint": footprint_tables, "pipeline": pipeline_tables, "doctor": doctor_tables}
 app.command()(table_command(**tables, sweep=_sweep_tables))
 app.command(context_settings={"allow_interspersed_args": False})(doctor)  # what follows a script is its own

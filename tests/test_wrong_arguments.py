@@ -17,8 +17,6 @@ TUNE = [
     *((f"{command} a:b --classes 10", "--classes: is that of the network which a:b ret") for command in OF_NETWORKS),
     *((f"{command} resnet18 --out x.jsonl.gz", GZ) for command in OF_NETWORKS),
     *((f"{command} resnet18 --out .", ".: is a folder, wants a file") for command in OF_NETWORKS),
-    ("sweep nosuch --replay absent.jsonl", f"MODEL: {MODEL}"),
-    ("sweep resnet18 --replay absent.jsonl", "absent.jsonl: no such file"),
     ("bench --model nosuch", f"--model: {MODEL}"),
     ("bench --model no_such:thing", MODULE),
     ("bench --model a:b --model resnet18", "--model: got 2 of them"),

@@ -4,7 +4,7 @@ import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -49,8 +49,8 @@ class PatternRun:
 
 #: Requests of each round for the host time: a 99th percentile needs many.
 REQUESTS = 20
-#: Host and device summaries of one run, by variant.
-Times = Mapping[str, tuple[dict[str, Any], dict[str, Any]]]
+#: How a variant is timed that failed before.
+_TOO_EARLY = {"warm_up": None, "repeat": None}
 
 #: Back-to-back calls last about this long, microseconds, within the bounds below.
 BLOCK_US = 2000.0
@@ -79,8 +79,7 @@ def run_cell(
             bench.close()
 
 
-@dataclass
-class _Checked:
+class _Checked(NamedTuple):
     """A variant whose captures answer rightly."""
 
     variant: Variant
@@ -190,7 +189,11 @@ class _CellBench:
             return
         how, samples = found
         clocks_found = clocks(self.subject.example.device)
-        times = {name: (_summary_with_p99(one.host), summary(one.device)) for name, one in samples.items()}
+        times = {
+            # of single requests: a 99th percentile of means of several would say nothing
+            name: ({**summary(one.host), "p99": p99([us for of in one.host for us in of])}, summary(one.device))
+            for name, one in samples.items()
+        }
         for name, one in checked.items():
             truth = self.captures.truth(one.variant.trunk)
             host, device = times[name]
@@ -208,47 +211,28 @@ class _CellBench:
         return max(REPEATS[0], min(REPEATS[1], round(BLOCK_US / taken)))
 
     def _append(
-        self,
-        run: PatternRun,
-        variant: Variant,
-        how: Mapping[str, Any] | None = None,
-        clocks_found: dict[str, float] | None = None,
-        **fields: Any,
-    ) -> None:
-        captures = enumerate(self.captures.built.get(variant.name, []), start=1)
-        trunk = self.captures.trunks.get(variant.trunk)
+        self, run: PatternRun, variant: Variant, how: Mapping[str, Any] = _TOO_EARLY,
+        clocks_found: dict[str, float] | None = None, **fields: Any,
+    ) -> None:  # fmt: skip
+        built, trunk = self.captures.built.get(variant.name, []), self.captures.trunks.get(variant.trunk)
         notes = [variant.note] if variant.note else []
-        notes += [f"capture {number}: {one.note}" for number, one in captures if one.note]
-        environment = {**self.options.environment, "clocks": clocks_found}
+        notes += [f"capture {number}: {one.note}" for number, one in enumerate(built, start=1) if one.note]
+        protocol = {
+            "rounds": self.options.rounds, **how, "requests": REQUESTS, "captures": variant.captures,
+            "inputs": len(self.subject.inputs), **PROTOCOL, "cudnn_benchmark": torch.backends.cudnn.benchmark,
+        }  # fmt: skip
         record = network_record(
-            "bench", run.cell.as_json(), variant.name, environment, exits=run.pattern, run=run.id,
-            protocol={**_protocol_of(variant, self.options.rounds, len(self.subject.inputs)), **(how or {})},
-            notes=[*notes, *(trunk.notes if trunk else ())], **fields,
+            "bench", run.cell.as_json(), variant.name, {**self.options.environment, "clocks": clocks_found},
+            exits=run.pattern, run=run.id, protocol=protocol, notes=[*notes, *(trunk.notes if trunk else ())], **fields,
         )  # fmt: skip
         append_record(self.options.out, record)
 
 
-def _protocol_of(variant: Variant, rounds: int, inputs: int) -> dict[str, Any]:
-    """Return how a variant is timed; None is what a variant that failed was too early for."""
-    return {
-        "rounds": rounds,
-        "warm_up": None,
-        "repeat": None,
-        "requests": REQUESTS,
-        "captures": variant.captures,
-        "inputs": inputs,
-        **PROTOCOL,
-        "cudnn_benchmark": torch.backends.cudnn.benchmark,
-    }
+def paired_with(variant: Variant, times: Mapping[str, tuple[dict[str, Any], dict[str, Any]]]) -> list[dict[str, Any]]:
+    """Return the baselines of a variant that were timed in the same run, with the ratios to them.
 
-
-def _summary_with_p99(by_capture: Sequence[Sequence[float]]) -> dict[str, Any]:
-    """Summarise single requests; a 99th percentile of means of several would say nothing."""
-    return {**summary(by_capture), "p99": p99([value for values in by_capture for value in values])}
-
-
-def paired_with(variant: Variant, times: Times) -> list[dict[str, Any]]:
-    """Return the baselines of a variant that were timed in the same run, with the ratios to them."""
+    ``times`` are summaries of host and device, by variant.
+    """
     pairs = []
     roles = {
         "bare": bare_name(variant.trunk),

@@ -1,4 +1,4 @@
-"""Tables of the benchmark's records, and of two older kinds: accuracy and time, images a second over two GPUs."""
+"""Tables of the benchmark's records: times of every variant, beside the bare trunk and the floor; and of pipelines."""
 
 from collections.abc import Iterable, Sequence
 
@@ -20,15 +20,6 @@ COLUMNS = (
 )
 #: How many of them are text, from the left.
 _TEXT_COLUMNS = 2
-_PARETO_COLUMNS = (
-    "thresholds",
-    "variant",
-    "accuracy",
-    "mean to the answer, us",
-    "mean / bare",
-    "median to the answer, us",
-    "device, us",
-)
 _PIPELINE_COLUMNS = (
     "variant",
     "leave on the first GPU",
@@ -89,39 +80,8 @@ def _remarks(record: Record) -> list[str]:
     return remarks
 
 
-def pareto_tables(records: Iterable[Record]) -> list[RecordTable]:
-    """Return the same of accuracy against the time to the answer, as an earlier version measured and recorded them."""
-    return [_pareto_table(group) for group in latest_by_network(records, "pareto")]
-
-
-def _pareto_table(records: list[Record]) -> RecordTable:
-    cell, environment = records[0].cell, records[0].environment
-    title = (
-        f"{cell['model']} {cell['dtype']} on {records[0].protocol['data']}, batch {cell['batch']}; "
-        f"{environment.get('gpu')}, torch {environment.get('torch')}; host times"
-    )
-    failed = [f"{one.variant}, {one.exits}: {one.error}" for one in records if one.error is not None]
-    return RecordTable(title, _PARETO_COLUMNS, _TEXT_COLUMNS, [_pareto_row(one) for one in records], failed)
-
-
-def _pareto_row(record: Record) -> tuple[str, ...]:
-    measured, host, device = record.measured, record.host_us, record.device_us
-    if measured is None or host is None or device is None:
-        return (record.exits, record.variant, "failed", *["-"] * (len(_PARETO_COLUMNS) - 3))
-    ratios = [f"{pair['mean_host_ratio']:.3f}" for pair in record.paired if pair["role"] == "bare"]
-    return (
-        record.exits,
-        record.variant,
-        f"{measured['accuracy']:.2%}",
-        f"{measured['mean_host_us']:,.1f}",
-        *(ratios or ["-"]),
-        f"{host['median']:,.1f}",
-        f"{device['median']:,.1f}",
-    )
-
-
 def pipeline_tables(records: Iterable[Record]) -> list[RecordTable]:
-    """Return the same of images a second over two GPUs, as ``studies.pipelines`` records them.
+    """Return tables of images a second over two GPUs, as ``studies.pipelines`` records them.
 
     The bound, of records of an earlier version, is that of the stages' graphs and the link alone.
     """

@@ -14,11 +14,10 @@ from ...model.basics.bad_input import BadInput
 from ..measuring.environment import clocks, release_memory
 from ..measuring.failures import DeviceLost, Failure
 from ..measuring.head_timing import COPIED, CopySpeed, HeadTiming, measure_copy_speed
-from ..measuring.heads_alone import FUSED, LAUNCHES
+from ..measuring.heads_alone import ALONE, FUSED, LAUNCHES, Target
 from ..measuring.networks import find_networks
 from ..measuring.options import NetworkChoice
 from ..measuring.progress import Status, SweepProgress
-from ..measuring.targets import ALONE, Target
 from ..measuring.timers import CAPTURES, FINAL_ROUNDS
 from ..records.comparison import Paired, compare, typical
 from ..records.record import Record, append_record, is_settled, read_records
@@ -151,11 +150,8 @@ def run_heads(chosen: NetworkChoice, out: Path | None) -> None:
                     continue
                 speed = speed or measure_copy_speed(networks.device, FINAL_ROUNDS)
 
-                def begins(
-                    variant: str, before: int = index, target: Target = target, of: int = len(timing.heads)
-                ) -> None:
-                    of_head = list(LAUNCHES).index(variant) / len(LAUNCHES)
-                    tell(f"{what}: {variant}", (index + of_head) / of)
+                def begins(variant: str, at: int = index, what: object = target, of: int = len(timing.heads)) -> None:
+                    tell(f"{what}: {variant}", (at + list(LAUNCHES).index(variant) / len(LAUNCHES)) / of)
 
                 try:
                     results = timing.against_peers(target, FINAL_ROUNDS, CAPTURES, begins)

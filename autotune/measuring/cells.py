@@ -93,11 +93,6 @@ class Cell:
         values = {**dataclasses.asdict(self), "taps": list(self.taps), "input": list(self.input)}
         return {name: value for name, value in values.items() if (name, value) != ("heads", Heads.linear.value)}
 
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> "Cell":
-        """Return the cell that ``as_json`` gave."""
-        return cls(**{**values, "taps": tuple(values["taps"]), "input": tuple(values["input"])})
-
 
 def resnet_cell(
     model: str, dtype: str, batch: int, classes: int, placement: str, heads: str = Heads.linear.value

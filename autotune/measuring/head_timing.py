@@ -1,8 +1,13 @@
 """Timing of heads on a GPU: alone, as a chain of launches in a graph; in situ, in a captured network; and of copies."""
 
+import atexit
+import os
 import random
 import secrets
+import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import Any, NamedTuple
 
@@ -15,11 +20,9 @@ from ..records.summaries import Timings
 from .captured import CHAIN, chain
 from .cells import NEVER
 from .failures import DeviceLost, Failure, WrongAnswer, refuse
-from .first_launches import NEVER_ENDS, first_launches
-from .heads_alone import FUSED, LAUNCHES, AloneHead, Launch
+from .heads_alone import ALONE, FUSED, LAUNCHES, NETWORK, AloneHead, Launch, Target
 from .heads_in_situ import HeadsInSitu
 from .subject import Subject
-from .targets import ALONE, Target
 from .timers import PROTOCOL, Key, block_length, time_rounds, time_those_that_run
 
 #: Bytes of a copy: many times what a cache holds.
@@ -48,7 +51,10 @@ def measure_copy_speed(device: torch.device, rounds: int) -> CopySpeed:
 
 
 class HeadTiming:
-    """A :class:`~auxhead.autotune.sweep.measure.Measurer` of one network on one CUDA device."""
+    """Measures the heads of one network on one CUDA device, in one place, ``ALONE`` or ``NETWORK``.
+
+    The first configuration of a call is the rule's, the baseline: where it fails, nothing is timed.
+    """
 
     def __init__(self, subject: Subject, trunk: str = "cudnn") -> None:
         """Measure the heads of ``subject``, in situ beside a trunk of that kind."""
@@ -81,29 +87,25 @@ class HeadTiming:
         return self._in_situ.protocol
 
     def prepare(self, target: Target, place: str, configs: Sequence[LaunchConfig]) -> Mapping[LaunchConfig, Failure]:
-        """Launch each configuration once, in threads, which compiles what nobody has; alone, check its answers too.
+        """Launch each configuration once, in threads, which compiles what nobody has; then check its answers.
 
-        In situ these are checked with the very captures that are timed.
+        In situ both are done with the very captures that are timed.
         """
-
-        def launch(config: LaunchConfig) -> None:
-            if place == ALONE:
-                self.heads[target].launch(config)
-            else:
-                self._in_situ.launch({target.shape: config}, target.taps)
-
+        if place == NETWORK:
+            return {}
+        head = self.heads[target]
         self._check_device()
-        failed = first_launches(configs, launch, self._device)
+        failed = first_launches(configs, head.launch, self._device)
         endless = next((failure for failure in failed.values() if failure.kind == NEVER_ENDS), None)
         if endless is not None:
             self._lost = str(endless)
             return failed
         self._note_if_lost()
-        for config in configs if place == ALONE else ():
+        for config in configs:
             if config not in failed:
                 self._check_device()
                 try:
-                    refuse(self.heads[target].wrong(config))
+                    refuse(head.wrong(config))
                 except Exception as error:
                     failed[config] = self._failure(error)
         return failed
@@ -204,3 +206,56 @@ class HeadTiming:
     def _check_device(self) -> None:
         if self._lost is not None:
             raise DeviceLost(f"the CUDA context is lost ({self._lost})")
+
+
+#: Variants compiled at the same time, at most: each takes a core.
+_MOST_WORKERS = 32
+#: Seconds within which a launched kernel, which takes microseconds, has ended; the first ones also load code.
+ENDS_S = 20.0
+#: The kind of failure of a launch that had not.
+NEVER_ENDS = "does not end"
+
+
+def first_launches(
+    variants: Sequence[Key], launch: Callable[[Key], object], device: torch.device
+) -> dict[Key, Failure]:
+    """Launch each variant once on a CUDA device, and return what failed.
+
+    A kernel that never ends cannot be stopped, and whatever waits for the device waits for ever. So after a failure of
+    the kind ``NEVER_ENDS`` nothing may, and the process ends without waiting once it gets there.
+    """
+
+    def attempt(variant: Key) -> Failure | None:
+        try:
+            stream = torch.cuda.Stream(device)  # of its own: the others are not to wait for it
+            stream.wait_stream(torch.cuda.current_stream(device))
+            with torch.cuda.stream(stream), torch.no_grad():
+                launch(variant)
+            return None if _ends(stream) else Failure(NEVER_ENDS, f"a launch was not done after {ENDS_S:g} s")
+        except Exception as error:
+            return Failure.of(error)
+
+    first = [attempt(variant) for variant in variants[:1]]  # by itself: it reads the kernel's sources for all
+    with ThreadPoolExecutor(min(len(os.sched_getaffinity(0)), _MOST_WORKERS)) as pool:
+        rest = list(pool.map(attempt, variants[1:]))
+    found = {variant: failed for variant, failed in zip(variants, first + rest, strict=True) if failed}
+    if any(failed.kind == NEVER_ENDS for failed in found.values()):
+        atexit.register(_leave)
+    return found
+
+
+def _ends(stream: torch.cuda.Stream) -> bool:
+    """Wait for a stream, though not for ever."""
+    until = time.monotonic() + ENDS_S
+    while not stream.query():
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.0002)
+    return True
+
+
+def _leave() -> None:
+    """End the process at once: to take CUDA down in order waits for the device."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(1)

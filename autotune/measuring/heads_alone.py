@@ -1,9 +1,10 @@
-"""Heads by themselves on a GPU: launched, chained in a graph, compared with the truth, and their peers."""
+"""Heads by themselves on a GPU, a target of tuning for each shape: launched, chained, checked; and their peers."""
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property, partial
 from math import prod
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,11 +14,34 @@ from ...kernels.launch.choose_config import choose_config
 from ...kernels.launch.head_shape import HeadShape
 from ...kernels.launch.head_view import HeadView, head_view
 from ...kernels.launch.launch_config import LaunchConfig
+from ...kernels.launch.launch_rule import config_by_rule
 from ...model import FusedAuxHead
 from ...model.basics.streams import stream_pair
 from .captured import OwnGraph, chain
 from .peers import NaiveHead
-from .targets import ALONE
+
+#: Launched by the operator, nothing beside it.
+ALONE = "alone"
+#: In the launch of a runner, beside the trunk of a captured network.
+NETWORK = "network"
+
+
+class Target(NamedTuple):
+    """All heads of one shape in a network, which one entry of a tuned table serves."""
+
+    shape: HeadShape
+    model: str
+    taps: tuple[str, ...]
+    """Taps of the heads of that shape."""
+
+    @property
+    def rule(self) -> LaunchConfig:
+        """The rule's configuration, launched where nothing was tuned: the baseline of every measurement."""
+        return config_by_rule(self.shape)
+
+    def __str__(self) -> str:
+        return f"{self.model} {self.shape.dtype}, batch {self.shape.samples}, {', '.join(self.taps)}"
+
 
 #: Launches that are compared while other work runs beside them.
 _CHECKED_LAUNCHES = 5
@@ -157,25 +181,6 @@ def head_launches(
     starts = [0, *(end + 1 for end in ends)]
     exits = [slice(start, end + 1) for start, end in zip(starts, [*ends, len(heads) - 1], strict=True)]
     return [(part, ExitLaunch(buffers, part.start, heads[part])) for part in exits if heads[part]]
-
-
-def launch_heads(exits: Sequence[AloneHead | Tensor], ends: Sequence[int], launched: Collection[int]) -> None:
-    """Launch, on the current stream, all launches that one of some exits has a part in.
-
-    Args:
-        exits: the heads with their inputs; last the classifier, or the logits [N, K] that it gives.
-        ends: see ``head_launches``.
-        launched: indices of exits.
-    """
-    heads = [one.head.as_exit_head() if isinstance(one, AloneHead) else None for one in exits]
-    inputs = [one.x if isinstance(one, AloneHead) else one for one in exits]
-    with_probs = all(one.head.return_probs for one in exits[:-1] if isinstance(one, AloneHead))
-    classes = next(one.head.num_classes for one in exits if isinstance(one, AloneHead))
-    samples, device = len(inputs[0]), inputs[0].device
-    buffers = ExitBuffers.allocate(len(heads), samples, classes, with_probs=with_probs, device=device)
-    for part, launch in head_launches(buffers, heads, ends):
-        if any(part.start <= index < part.stop for index in launched):
-            launch(inputs[part])
 
 
 #: Variants of a head alone: fused, the plain chain of operators that it replaces, and that through torch.compile. All

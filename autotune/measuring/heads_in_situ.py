@@ -20,9 +20,8 @@ from ...model.runners.overlapped import OverlappedRunner
 from ...model.runners.program import CapturedBatch, StaticInput
 from .cells import NEVER
 from .eager_truth import Answer, Comparison, EagerTruth, wrong_in_words
-from .heads_alone import AloneHead, launch_heads
+from .heads_alone import NETWORK, AloneHead
 from .subject import Subject
-from .targets import NETWORK
 
 #: Configurations of heads, by their shapes.
 Configs = Mapping[HeadShape, LaunchConfig]
@@ -40,12 +39,11 @@ class HeadsInSitu:
         self._network = network = subject.network
         self._kind = trunk
         self._trunk: Trunk = make_trunk(network.backbone, network.taps, subject.example, trunk, network.reading)
-        features, self._final = self._run_trunk()
+        features, final = self._run_trunk()
         self.heads = [AloneHead(head, x) for head, x in zip(subject.heads, features, strict=True)]
         """Those of the taps, each with what its tap gives it."""
         classifier = self._trunk.classifier
-        self._classifier = None if classifier is None else AloneHead(classifier, self._final)
-        launched = [*self.heads, *([] if self._classifier is None else [self._classifier])]
+        launched = [*self.heads, *([] if classifier is None else [AloneHead(classifier, final)])]
         self._heads_by_rule = {(head.shape, NETWORK): config_by_rule(head.shape) for head in launched}
 
     def _run_trunk(self) -> tuple[list[Tensor], Tensor]:
@@ -86,16 +84,6 @@ class HeadsInSitu:
     def launching(self, configs: Configs) -> AbstractContextManager[None]:
         """Launch heads of some shapes like this until the context ends, and the others by rule."""
         return overriding(self._heads_by_rule | {(shape, NETWORK): config for shape, config in configs.items()})
-
-    def launch(self, configs: Configs, taps: Sequence[str]) -> None:
-        """Launch as the runner will, all launches that a head of ``taps`` has a part in."""
-        exits = [*self.heads, self._final if self._classifier is None else self._classifier]
-        with self.launching(configs):
-            launch_heads(exits, self._indices(self.forks), set(self._indices(taps)))
-
-    def _indices(self, taps: Sequence[str]) -> list[int]:
-        """Return the exit indices of taps."""
-        return [self._network.taps.index(tap) for tap in taps]
 
     @cached_property
     def _truth(self) -> EagerTruth:

@@ -11,17 +11,10 @@ from torch import Tensor, nn
 from ...kernels import HeadOutput, decide
 from ...model import EarlyExitNetwork, FusedAuxHead, Trunk
 from ...model.basics.streams import stream_pair
+from ...model.heads.head_pattern import module_of_activation
 from ...model.listening.taps import ForwardLeft, listening
 from .captured import CapturedFunction
 from .eager_truth import Answer, merge
-
-#: Modules of the activations that a fused head may have, by name.
-ACTIVATION_MODULES: dict[str, Callable[[], nn.Module]] = {
-    "relu": nn.ReLU,
-    "gelu": nn.GELU,
-    "gelu_tanh": partial(nn.GELU, "tanh"),
-    "hardswish": nn.Hardswish,
-}
 
 
 class PeerAnswer(NamedTuple):
@@ -61,7 +54,7 @@ def _layers_around_pool(head: FusedAuxHead) -> tuple[list[nn.Module], list[nn.Mo
         return [], []
     after = [layer for _, layer in hidden.layers()]
     if hidden.linear is not None:
-        after.append(ACTIVATION_MODULES[hidden.activation]())
+        after.append(module_of_activation(hidden.activation))
     return [nn.ReLU()] * hidden.rectifies, after
 
 

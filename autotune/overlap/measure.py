@@ -78,7 +78,7 @@ class NetworkParts(HeadsInSitu):
             len(heads) + 1, len(example), classes, device=example.device,
             with_probs=all(head.return_probs for head in self.subject.heads),
         )  # fmt: skip
-        launches = head_launches(buffers, heads, self._indices(self.forks))
+        launches = head_launches(buffers, heads, [self._network.taps.index(tap) for tap in self.forks])
 
         def launch() -> list[HeadOutput]:
             for part, one in launches:

@@ -75,8 +75,7 @@ class Record:
     - pareto: thresholds (by tap) and data (whose test split it is)
     - overlap and timeline: trunk_kind, forks, and replays: how many were profiled
     - pipeline and gpus: devices, cut (the tap where the network is split), and processes
-    - footprint: these and trunk, as in situ, trunk_priority ("high", or "same" as the heads'), heads (the configuration
-      by tap) and residency_replays (how many were recorded); ``variant`` says what is not by rule
+    - footprint: these; ``variant`` says what of the heads' launches is not by rule
     """
     host_us: dict[str, Any] | None = None
     """Microseconds from the call, on an idle device, until the caller's stream has the answer: median, p20, p80 over
@@ -99,27 +98,21 @@ class Record:
     measured: dict[str, Any] | None = None
     """Further measurements.
 
-    - profile, a request each unless said otherwise: call_us (median, p20, p80: until the call returned), and under the
-      profiler launches, graph_launches, kernels, copies, memsets, kernel_us (summed), busy_us (their union), api (name,
-      calls and host_us of each CUDA function, most time first), allocations and waits (calls in all requests together)
+    - profile, a request each: call_us (until the call returned) and, under the profiler, launches, graph_launches,
+      kernels, copies, memsets, kernel_us (summed), busy_us (their union), api (each CUDA function), and allocations and
+      waits of all requests together
     - pareto: samples (of the test split), accuracy (0 to 1) and mean_host_us, a mean over its batches
-    - overlap, each with median, p20 and p80 over replays: the fields of :class:`Overlap` (coverage None: nothing runs
-      beside the trunk), and bare_span_us, that of the trunk alone; hiding_efficiency, over combinations of captures;
-      inflation, of "trunk" and "both", times under the profiler over those without; and kernels, those of the trunk in
-      order: name, bare_us and both_us, medians over replays
-    - footprint: hiding_efficiency as of overlap; programs, of all launches beside the trunk; and occupancy, by tier
-      (``overlap.occupancy.TIERS``): theoretical and estimate, of each of these launches in order, and residency, of
-      all of them together, each with median, p20 and p80 over replays
-    - timeline: replay, its number; the fields of :class:`Overlap`, of this replay; kernels in order: name, role
-      ("trunk", "side" of heads beside it, "join" of the launch that waits for both), stream, start_us since the replay
-      began, duration_us, grid, block and registers of a thread; and, where residency was recorded, programs: of each
-      program of the heads its SM's id, start and end, microseconds since the replay began
-
-    - pipeline: images_s (images a second of single requests: median, p20, p80, and captures' medians), batch and
-      split_size (samples of a micro-batch; None: not split). Where it is split also pieces, of a full micro-batch
-      graph_ms (of each stage's computation) and link_ms (of each link); and bound_images_s, what these allow
-    - gpus: span_us, and of each GPU, microseconds since the request's first kernel, computes and exchanges: intervals
-      with kernels or copies, and with kernels of NCCL, which may be waiting
+    - overlap, median, p20 and p80 over replays: the fields of :class:`Overlap` and bare_span_us, that of the trunk
+      alone; hiding_efficiency, over combinations of captures; inflation, times under the profiler over those without;
+      and kernels of the trunk in order, without heads and with them
+    - footprint: hiding_efficiency as of overlap; programs, of all launches beside the trunk; and their occupancy, by
+      tier: theoretical, the profiler's estimate, and residency, measured in the kernel
+    - timeline: replay, its number; the fields of :class:`Overlap`; kernels in order; and programs of the heads: launch,
+      SM, start and end, microseconds since the replay began
+    - pipeline: images_s (images a second of single requests), batch and split_size (samples of a micro-batch; None: not
+      split); of an earlier version also pieces and bound_images_s, what these allow
+    - gpus: span_us, and of each GPU computes and exchanges: intervals with kernels or copies, and with NCCL's
+    - doctor: the verdict, findings, and streams with their work
 
     Older files hold further kinds ("network", "retune") and fields, which nothing reads any more.
     """

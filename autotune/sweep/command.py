@@ -6,7 +6,6 @@ from typing import Annotated
 
 import typer
 
-from ...model.basics.bad_input import BadInput
 from ...model.commands.errors import one_line_errors
 from ..measuring.failures import resumable
 from ..measuring.options import Batches, Classes, Dtypes, Model, NetworkChoice, Placements, out_option
@@ -28,10 +27,6 @@ def sweep(
     placement: Placements = None,
     effort: Annotated[Effort, typer.Option(help="Minutes a network, or several times that.")] = Effort.quick,
     out: Annotated[Path | None, out_option("sweep")] = None,
-    replay: Annotated[
-        Path | None,
-        typer.Option(help="Search in these records instead of measuring; needs no GPU.", show_default=False),
-    ] = None,
 ) -> None:
     """Tune the launches of a network's heads, alone and beside the trunk of the captured network.
 
@@ -41,17 +36,8 @@ def sweep(
     """
     with one_line_errors(BadRecord):
         chosen = NetworkChoice.of(model, batch=batch, dtype=dtype, classes=classes, placement=placement)
-        if replay is not None:
-            if out is not None:
-                raise BadInput(f"--out: got {out} with --replay, wants none: nothing is measured")
-            if placement:
-                raise BadInput("--placement: records do not say it of a head, wants none with --replay")
-            from .run import replay_sweep
+        check_out(out)
+        with resumable():
+            from .run import run_sweep
 
-            replay_sweep(chosen, effort.value, replay)
-        else:
-            check_out(out)
-            with resumable():
-                from .run import run_sweep
-
-                run_sweep(chosen, effort.value, out)
+            run_sweep(chosen, effort.value, out)

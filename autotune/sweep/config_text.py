@@ -1,9 +1,6 @@
 """Launch configurations as text, ``n1-c32-p1-...``: the names that records and tables give them."""
 
-import re
-
 from ...kernels.launch.launch_config import LaunchConfig
-from .exclusion import config_of
 
 #: The field that each part of a configuration's text stands for.
 _LETTERS = {
@@ -35,23 +32,3 @@ def changes(config: LaunchConfig, rule: LaunchConfig) -> str:
     """Write what of a configuration differs from the rule's: ``c32 warps8``."""
     values = [(letters, int(getattr(config, name)), int(getattr(rule, name))) for letters, name in _LETTERS.items()]
     return " ".join(f"{letters}{value}" for letters, value, usual in values if value != usual) or "as by rule"
-
-
-def parse(written: str) -> LaunchConfig:
-    """Read what ``text`` wrote.
-
-    Raises:
-        ValueError: anything else.
-    """
-    found = [re.fullmatch(r"([a-z]+)(\d+)", part) for part in written.split("-")]
-    values = {_LETTERS.get(one[1], ""): int(one[2]) for one in found if one}
-    try:
-        config = config_of({"waits": 0, **values})
-    except TypeError:
-        config = None
-    if config is None or text(config) != written:
-        raise ValueError(f"config: got {written!r}, wants the like of {text(_EXAMPLE)!r}")
-    return config
-
-
-_EXAMPLE = LaunchConfig(1, 32, 1, 64, 1, 512, 8, 1024, 2, stages=1, num_warps=4)

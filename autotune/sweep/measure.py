@@ -1,21 +1,20 @@
 """The sweep: asks what a strategy wants to know, measures what no record says, and keeps every finished measurement."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from ...kernels.launch.launch_config import LaunchConfig
 from ..measuring.failures import Failure
+from ..measuring.head_timing import HeadTiming
+from ..measuring.heads_alone import ALONE, NETWORK, Target
 from ..measuring.progress import Status
-from ..measuring.targets import ALONE, NETWORK, Target
 from ..records.comparison import Paired
 from ..records.decisions import Decision
 from .config_text import text
 from .exclusion import excluded
 from .records import SweepRecords
 from .search import Answers, Ask, Search, decision, fastest_first
-from .winners import HeadWinners
 
 #: Configurations beside the rule's that are measured in the same rounds, alone and in the network, where each is
 #: captured with all its activations.
@@ -23,28 +22,11 @@ TOGETHER = {ALONE: 32, NETWORK: 8}
 _WHERE = {ALONE: "alone", NETWORK: "in situ"}
 
 
-class Measurer(Protocol):
-    """Measures configurations of a target in one place, ``ALONE`` or ``NETWORK``: on a GPU, or by records.
-
-    The first configuration of a call is the rule's. It is the baseline: where it fails, nothing is timed.
-    """
-
-    def prepare(self, target: Target, place: str, configs: Sequence[LaunchConfig]) -> Mapping[LaunchConfig, Failure]:
-        """Compile, compare answers with the truth, and return what failed."""
-        ...
-
-    def time(
-        self, target: Target, place: str, configs: Sequence[LaunchConfig], rounds: int, captures: int
-    ) -> Mapping[LaunchConfig, Paired | Failure]:
-        """Time each in fresh captures and all in the same rounds: microseconds of a launch alone, or of the network."""
-        ...
-
-
 @dataclass
 class Sweep:
     """A search over targets with one strategy."""
 
-    measurer: Measurer
+    measurer: HeadTiming
     search: Search
     records: SweepRecords
     watch: Callable[[Status], None] = lambda status: None
@@ -53,17 +35,11 @@ class Sweep:
     tunings: list["Tuning"] = field(default_factory=list)
     """One for each target so far."""
 
-    def run(self, targets: Sequence[Target]) -> list[HeadWinners]:
+    def run(self, targets: Sequence[Target]) -> None:
         """Tune one target after another."""
         for number, target in enumerate(targets):
             self.tunings.append(Tuning(self, target, number, len(targets)))
             self.tunings[-1].run()
-        return self.winners
-
-    @property
-    def winners(self) -> list[HeadWinners]:
-        """Winners of each target."""
-        return [tuning.winners for tuning in self.tunings]
 
 
 @dataclass
@@ -82,8 +58,7 @@ class Tuning:
     _decisions: dict[str, Decision[LaunchConfig]] = field(default_factory=dict)
     """Decision by its answers; kept until there are others, since each bootstrap takes its time."""
     _best: str = ""
-    _failed: dict[tuple[str, LaunchConfig], str] = field(default_factory=dict)
-    """Kinds of failures, by place and configuration."""
+    _failed: set[tuple[str, LaunchConfig]] = field(default_factory=set)
 
     def run(self) -> None:
         """Answer all questions of the strategy."""
@@ -118,12 +93,6 @@ class Tuning:
         """Return the decision by the last answers."""
         return self._decisions.get(place) or decision(self.target.rule, {})
 
-    @property
-    def winners(self) -> HeadWinners:
-        """The winners in both places."""
-        failures = Counter(self._failed.values())
-        return HeadWinners.of(self.target, self.decision(ALONE), self.decision(NETWORK), failures)
-
     def _show(self, doing: str, done: float) -> None:
         self._done = max(done, self._done)
         share = (self.number + self._done) / self.of
@@ -143,7 +112,7 @@ class Tuning:
         for config, result in known.items():
             if isinstance(result, Failure) and (ask.place, config) not in self._failed:  # several asks may name it
                 self.sweep.failures[result.kind] += 1
-                self._failed[ask.place, config] = result.kind
+                self._failed.add((ask.place, config))
         return {config: result for config, result in known.items() if not isinstance(result, Failure)}
 
     def _measure(self, ask: Ask, missing: Sequence[LaunchConfig]) -> dict[LaunchConfig, Paired | Failure]:

@@ -2,18 +2,15 @@
 
 import dataclasses
 import json
-from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ...kernels.launch.head_shape import HeadShape
 from ...kernels.launch.launch_config import LaunchConfig
-from ...kernels.launch.launch_rule import config_by_rule
 from ..measuring.failures import Failure
-from ..measuring.targets import NETWORK, Target
+from ..measuring.heads_alone import NETWORK, Target
 from ..records.comparison import Paired, typical
-from ..records.decisions import of_last_kernel, sweep_records
+from ..records.decisions import sweep_records
 from ..records.record import Record, append_record, read_records
 from ..records.summaries import network_record, rounded, with_samples
 from .config_text import text
@@ -46,9 +43,14 @@ class SweepRecords:
 
     def find(self, blank: Record) -> Paired | Failure | None:
         """Return what was recorded of a thing, in as many captures and rounds or the next larger numbers."""
-        captures, rounds = size(blank)
-        found = smallest_enough(self._found.get(_identity(blank), []), rounds, captures)
-        return None if found is None else result_of(found)
+        found = self._found.get(_identity(blank), [])
+        enough = [
+            one
+            for one in found
+            if one.error is not None or all(a >= b for a, b in zip(_size(one), _size(blank), strict=True))
+        ]
+        best = min(enough, key=lambda one: (one.error is not None, _size(one)), default=None)
+        return None if best is None else result_of(best)
 
     def add(self, blank: Record, result: Paired | Failure) -> Paired | Failure:
         """Append a measurement, timed beside the baseline that ``blank`` names, and return it as it will be read."""
@@ -85,21 +87,7 @@ def result_of(record: Record) -> Paired | Failure:
     return Paired(record.device_us["samples"], record.paired[0]["samples"], record.run)
 
 
-def shape_of(record: Record) -> HeadShape:
-    """Return the shape of the head that a sweep's record is about."""
-    return HeadShape(**{name: record.cell[name] for name in HeadShape._fields})
-
-
-def smallest_enough(records: Iterable[Record], rounds: int, captures: int) -> Record | None:
-    """Return the first record of the smallest numbers that are no less than these; else a failure, if there is any."""
-
-    def enough(one: Record) -> bool:
-        return one.error is not None or (one.protocol["rounds"] >= rounds and one.protocol["captures"] >= captures)
-
-    return min(filter(enough, records), key=lambda one: (one.error is not None, size(one)), default=None)
-
-
-def size(record: Record) -> tuple[int, int]:
+def _size(record: Record) -> tuple[int, int]:
     """Return in how many captures, and rounds of each, it was measured."""
     return record.protocol["captures"], record.protocol["rounds"]
 
@@ -109,56 +97,3 @@ def _identity(record: Record) -> str:
     protocol = {name: value for name, value in record.protocol.items() if name not in _NOT_IDENTIFYING}
     environment = (*record.environment_key, record.environment.get("sm_count"))
     return json.dumps([record.key, environment, protocol], sort_keys=True)
-
-
-#: The kind of failure of what no record holds.
-UNAVAILABLE = "not recorded"
-
-
-class RecordedTimes:
-    """A :class:`~auxhead.autotune.sweep.measure.Measurer` that answers from records, wherever they were measured.
-
-    Not from those beside another rule's configuration than today's, or of another kernel than the last.
-    The answer has as many captures and rounds as asked for, or the next larger numbers, or else the largest; of several
-    such records it is the last.
-    """
-
-    def __init__(self, records: Sequence[Record]) -> None:
-        """Answer from ``records``, those of other kinds aside."""
-        self._found: dict[tuple[HeadShape, str, str, str], list[Record]] = {}
-        """By the head's shape, the place, there the model and taps (alone none), and the configuration's name."""
-        for record in of_last_kernel(records):
-            shape, place = shape_of(record), record.protocol["place"]
-            if record.paired and record.paired[0]["variant"] != text(config_by_rule(shape)):
-                continue
-            network = f"{record.cell['model']}: {record.cell['tap']}" if place == NETWORK else ""
-            self._found.setdefault((shape, place, network, record.variant), []).append(record)
-
-    def prepare(self, target: Target, place: str, configs: Sequence[LaunchConfig]) -> Mapping[LaunchConfig, Failure]:
-        """Return what failed when it was recorded, at whatever step, and what is not there."""
-        found = {config: self._result(target, place, config, 1, 1) for config in configs}
-        return {config: result for config, result in found.items() if isinstance(result, Failure)}
-
-    def time(
-        self, target: Target, place: str, configs: Sequence[LaunchConfig], rounds: int, captures: int
-    ) -> Mapping[LaunchConfig, Paired | Failure]:
-        """Return the times that were recorded."""
-        return {config: self._result(target, place, config, rounds, captures) for config in configs}
-
-    def _result(self, target: Target, place: str, config: LaunchConfig, rounds: int, captures: int) -> Paired | Failure:
-        network = f"{target.model}: {', '.join(target.taps)}" if place == NETWORK else ""
-        records = self._found.get((target.shape, place, network, text(config)))
-        if records is None:
-            return Failure(UNAVAILABLE, f"{text(config)}, {place}")
-        measured = [record for record in records[::-1] if record.error is None] or records[::-1]  # the last one first
-        return result_of(smallest_enough(measured, rounds, captures) or max(measured, key=size))
-
-
-def recorded_targets(records: Sequence[Record], model: str) -> list[Target]:
-    """Return the targets of a model that were swept in situ, in order of first appearance."""
-    found = [
-        Target(shape_of(record), model, tuple(record.cell["tap"].split(", ")))
-        for record in of_last_kernel(records)
-        if record.protocol["place"] == NETWORK and record.cell["model"] == model
-    ]
-    return list(dict.fromkeys(found))

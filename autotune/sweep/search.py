@@ -1,8 +1,8 @@
 """Strategies of a sweep, by the effort they take: the questions they ask of a measurer, and the answers they get.
 
 A strategy is a generator that yields what to measure (``Ask``) and is sent the times (``Answers``). It sees nothing
-else and draws nothing at random, so that a sweep that was interrupted, or runs on records, asks the same again and gets
-the recorded answers. To add one: a function of a target, and a row in ``STRATEGIES``.
+else and draws nothing at random, so that a sweep that was interrupted asks the same again and gets the recorded
+answers. To add one: a function of a target, and a row in ``STRATEGIES``.
 """
 
 import dataclasses
@@ -12,7 +12,7 @@ from itertools import zip_longest
 from typing import NamedTuple
 
 from ...kernels.launch.launch_config import LaunchConfig
-from ..measuring.targets import ALONE, NETWORK, Target
+from ..measuring.heads_alone import ALONE, NETWORK, Target
 from ..measuring.timers import CAPTURES, FINAL_ROUNDS
 from ..records.comparison import Paired
 from ..records.decisions import Decision, simplicity

@@ -1,19 +1,18 @@
-"""Winners of heads, alone and in situ, from a sweep's answers or from records alone; and tables of them."""
+"""Winners of heads, alone and in situ, by the records of sweeps; and tables of them."""
 
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ...kernels.launch.head_shape import HeadShape
 from ...kernels.launch.launch_config import LaunchConfig
 from ...kernels.launch.tuned_table import config_from
-from ..measuring.targets import ALONE, NETWORK, Target
+from ..measuring.heads_alone import ALONE, NETWORK, Target
 from ..measuring.timers import CAPTURES
 from ..records.comparison import DECIDING, Difference, tie
 from ..records.decisions import Decision, Measurement, by_setting, deciding, measurement, of_last_kernel, sweep_records
 from ..records.record import Record, bad_record
 from ..records.tables import RecordTable
-from .config_text import changes, parse, text
+from .config_text import changes, text
 from .search import Answers, decision
 
 
@@ -32,17 +31,13 @@ class HeadWinners(NamedTuple):
     """Times of the whole network: the winner in situ against the rule's configuration."""
     over_alone: Difference | None
     """And against the winner alone."""
-    failures: Counter[str]
-    """Count of failures by kind."""
 
     @classmethod
-    def of(
-        cls, target: Target, alone: Decision[LaunchConfig], network: Decision[LaunchConfig], failures: Counter[str]
-    ) -> "HeadWinners":
+    def of(cls, target: Target, alone: Decision[LaunchConfig], network: Decision[LaunchConfig]) -> "HeadWinners":
         """Collect the winners in both places, decided beside the same rule's configuration."""
         over_rule, over_alone = (network.compare(network.winner, other) for other in (alone.rule, alone.winner))
         alone_over_rule = alone.compare(alone.winner, alone.rule)
-        return cls(target, alone.rule, alone.winner, alone_over_rule, network.winner, over_rule, over_alone, failures)
+        return cls(target, alone.rule, alone.winner, alone_over_rule, network.winner, over_rule, over_alone)
 
 
 #: Configurations by how records write them: a sweep has each of them many times, and a check takes 30 us.
@@ -63,6 +58,11 @@ def launchable(record: Record) -> Measurement:
         except ValueError as error:
             raise bad_record(record, f"protocol: {error}") from None
     return found._replace(config=_configs[written])
+
+
+def shape_of(record: Record) -> HeadShape:
+    """Return the shape of the head that a sweep's record is about."""
+    return HeadShape(**{name: record.cell[name] for name in HeadShape._fields})
 
 
 def deciding_times(measured: Iterable[Measurement]) -> Answers:
@@ -109,18 +109,13 @@ def _winners(target: Target, alone: Sequence[Record], in_situ: Sequence[Record])
     places: Mapping[str, Sequence[Record]] = {ALONE: alone, NETWORK: in_situ}
     measured = {place: [launchable(one) for one in its if one.error is None] for place, its in places.items()}
     rule = measured[NETWORK][-1].rule if measured[NETWORK] else text(target.rule)
-    try:
-        baseline = parse(rule)
-    except ValueError as error:
-        last = [one for one in in_situ if one.error is None][-1]
-        raise bad_record(last, f"paired, rule: {error}") from None
+    configs = {one.variant: one.config for found in measured.values() for one in found}
+    baseline = configs.get(rule, target.rule)
     decided = {
         place: decision(baseline, deciding_times(one for one in found if one.rule == rule))
         for place, found in measured.items()
     }
-    failed = {(place, one.variant): one.error for place, its in places.items() for one in its if one.error is not None}
-    kinds = Counter(error.partition(": ")[0] for error in failed.values())
-    return HeadWinners.of(target, decided[ALONE], decided[NETWORK], kinds)
+    return HeadWinners.of(target, decided[ALONE], decided[NETWORK])
 
 
 #: Columns of every table; the last two compare times of the whole network with the winner in situ.

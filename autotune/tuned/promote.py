@@ -6,9 +6,6 @@ from itertools import takewhile
 from pathlib import Path
 from typing import NamedTuple
 
-from rich import box
-from rich.table import Table
-
 from ...kernels.launch.head_shape import HeadShape
 from ...kernels.launch.kernel_hash import is_measured_code, kernel_hash
 from ...kernels.launch.launch_config import LaunchConfig
@@ -18,7 +15,7 @@ from ...model.basics.files import writing
 from ...model.commands.console import activity
 from ..records.decisions import Decision, Measurement, by_setting, deciding, sweep_records
 from ..records.record import BadRecord, Record, no_garbage_collection, read_records
-from ..records.tables import wide_console
+from ..records.tables import RecordTable, print_tables, wide_console
 from ..sweep.search import decision
 from ..sweep.winners import launchable
 
@@ -184,19 +181,18 @@ def _serves(shape: HeadShape, place: str, decisions: Mapping[_Slot, Decision[Lau
     return ends[0], ends[1]
 
 
-def as_rich(promotion: Promotion) -> Table:
+def promotion_table(promotion: Promotion) -> RecordTable:
     """Return a table of what was decided, a shape and place a row."""
-    drawn = Table(title=f"{promotion.table.device}: what the records decide", title_justify="left", box=box.SIMPLE_HEAD)
-    for heading in ("head", "place", "winner", "time / rule's", "", "serves batch"):
-        # a winner's name may be longer than the terminal is wide, and none of it may be missing
-        drawn.add_column(heading, no_wrap=heading != "winner", overflow="fold")
+    rows: list[tuple[str, ...]] = []
     for winner in sorted(promotion.winners, key=lambda one: (one.entry.shape[1:], one.entry.shape.samples)):
         shape, place, config, (low, high), margin = winner.entry
         whose = "the rule's: " if config == config_by_rule(shape) else ""
         verdict = f"{'fastest' if winner.fastest else 'tied with the fastest'} of {winner.configs}"
         served = str(low) if low == high else f"{low} to {high}"
-        drawn.add_row(str(shape), place, f"{whose}{winner.variant}", f"{1 - margin:.3f}", verdict, served)
-    return drawn
+        rows.append((str(shape), place, f"{whose}{winner.variant}", verdict, served, f"{1 - margin:.3f}"))
+    columns = ("head", "place", "winner", "", "serves batch", "time / rule's")
+    remarks = [f"Left out: {one}" for one in promotion.left_out]
+    return RecordTable(f"{promotion.table.device}: what the records decide", columns, 5, rows, remarks)
 
 
 def run_promote(records: Sequence[Path], out: Path | None) -> None:
@@ -205,9 +201,7 @@ def run_promote(records: Sequence[Path], out: Path | None) -> None:
     with activity(doing), no_garbage_collection():
         promotion = promote(records, out)
     printed = wide_console()
-    printed.print(as_rich(promotion))
+    print_tables(printed, [promotion_table(promotion)])
     entries, new = len(promotion.table.entries), len(promotion.winners)
-    for one in promotion.left_out:
-        printed.print(f"Left out: {one}", soft_wrap=True)
     kept = f", {entries - new} of them from before" if entries > new else ""
     printed.print(f"Table: {promotion.path}, {entries} entries{kept}", soft_wrap=True)

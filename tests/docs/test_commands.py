@@ -91,7 +91,7 @@ def checks_alone(monkeypatch):
         check_own(model, **chosen)
         raise Checked
 
-    for module in ("measuring.options", "bench.command", "plan.command"):
+    for module in ("measuring.options", "bench.command"):
         monkeypatch.setattr(f"auxhead.autotune.{module}.check_own", check)
 
 

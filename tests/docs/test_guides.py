@@ -112,7 +112,9 @@ def test_tiers_of_occupancy_are_those_of_the_record():
         (theoretical,), (estimate,) = occupancy["theoretical"], occupancy["estimate"]
         residency = 100 * occupancy["residency"]["warps_share"]["median"]
         said.append(f"{100 * theoretical['share']:.0f} %, {estimate['percent']:.0f} % and {residency:.2f} %")
-    OVERLAP.says(f"by rule {said[0]}; confined to 4 SMs {said[1]}.")
+    OVERLAP.says(f"at batch 32: by rule {said[0]}; confined to 4 SMs ")
+    assert found["4 SMs"].measured["occupancy"]["estimate"][0]["known_zero"]
+    OVERLAP.says(said[1].replace("0 % and", "0 % (a 0 of the profiler for a launch that ran) and"))
     points = [one for batch in figure("footprint")["batches"].values() for one in batch["points"]]
     assert max(one["occupancy_percent"] for one in points) < 2.0
     assert max(points, key=lambda one: one["added_percent"])["footprint"] == "4 SMs"

@@ -5,13 +5,14 @@ import math
 
 import numpy as np
 from auxhead.autotune.measuring.failures import Failure
-from auxhead.autotune.measuring.targets import ALONE, NETWORK, Target
+from auxhead.autotune.measuring.heads_alone import ALONE, NETWORK, Target
 from auxhead.autotune.records.comparison import Paired
 from auxhead.autotune.sweep.config_text import text
 from auxhead.autotune.sweep.measure import Sweep
 from auxhead.autotune.sweep.records import SweepRecords
 from auxhead.autotune.sweep.search import Ask
 from auxhead.autotune.sweep.space import spread_out
+from auxhead.autotune.sweep.winners import HeadWinners
 from auxhead.kernels.launch.head_shape import HeadShape
 from support.pretended_gpu import ENVIRONMENT
 
@@ -97,11 +98,17 @@ def in_both_places(target):
     yield Ask(NETWORK, configs[:3], 4, 1.0)
 
 
+def winners(sweep):
+    """The winners of each target."""
+    return [HeadWinners.of(one.target, one.decision(ALONE), one.decision(NETWORK)) for one in sweep.tunings]
+
+
 def run(search, kept, measurer=None, targets=None):
     """Run a strategy on the targets, by default a small one; return the winners, the measurer and the sweep."""
     measurer = measurer or Synthetic()
     sweep = Sweep(measurer, search, kept)
-    return sweep.run(targets or (small_target(),)), measurer, sweep
+    sweep.run(targets or (small_target(),))
+    return winners(sweep), measurer, sweep
 
 
 def fails_at(step, *configs):

@@ -24,7 +24,6 @@ from support.bench_fakes import (
 )
 from support.example_models import SmallNet
 from support.pretended_gpu import ENVIRONMENT
-from support.written_records import written
 
 
 @pytest.fixture
@@ -148,15 +147,6 @@ def test_resuming_measures_what_is_missing_with_its_baselines(subject, plan):
         changed(plan, environment={**ENVIRONMENT, "driver": "590"}), changed(plan, rounds=6), changed(plan, fresh=True)
     ):  # fmt: skip
         assert len(unsettled([subject.cell], other)[0][1]) == 3
-
-
-def test_what_failed_is_left_out_of_a_resumed_run(subject, plan):
-    records = run(subject, plan)
-    kept = [one for one in records if one.variant not in ("eager-bare@as_is",)]
-    plan.out.unlink()
-    written(plan.out, *kept)
-    ((_, (left,)),) = unsettled([subject.cell], plan)
-    assert left.pattern == "never" and "graph-naive-forked@as_is" not in [variant.name for variant in left.variants]
 
 
 def test_a_wrong_variant_is_recorded_and_not_timed(subject, plan, monkeypatch):

@@ -9,7 +9,6 @@ from support.simulated_cuda import simulated_chains
 from support.small_measurer import measurer
 
 alone_head = importlib.import_module("auxhead.autotune.measuring.heads_alone")
-first_launches = importlib.import_module("auxhead.autotune.measuring.first_launches")
 head_timing = importlib.import_module("auxhead.autotune.measuring.head_timing")
 
 
@@ -22,7 +21,7 @@ def simulated(monkeypatch):
     with simulated_chains(monkeypatch, 2):
         monkeypatch.setattr(torch, "compile", lambda module, **_options: module)
         monkeypatch.setattr(head_timing, "CHAIN", 2)
-        monkeypatch.setattr(first_launches, "_MOST_WORKERS", 1)  # the interpreter runs one kernel at a time
+        monkeypatch.setattr(head_timing, "_MOST_WORKERS", 1)  # the interpreter runs one kernel at a time
         monkeypatch.setattr(alone_head, "_BUSY_SIZE", 8)
         monkeypatch.setattr(alone_head, "_CHECKED_LAUNCHES", 2)
         monkeypatch.setattr("auxhead.autotune.measuring.timers.BLOCK_US", 2.0)

@@ -4,11 +4,10 @@ import importlib
 from types import SimpleNamespace
 
 import pytest
-import torch
 from auxhead.autotune.measuring.failures import DeviceLost, Failure
 from auxhead.autotune.measuring.heads_alone import LAUNCHES
 from auxhead.autotune.records.record import read_records
-from support.command_line import assert_one_line_error, assert_told_how_to_go_on, tune
+from support.command_line import assert_one_line_error, tune
 from support.head_fakes import SPEED, a_head, timed
 from support.sweep_fakes import small_target
 from support.written_records import written
@@ -108,25 +107,6 @@ def test_a_lost_device_is_one_line_and_the_same_command_goes_on(pretended, monke
     assert tune(*ARGUMENTS).exit_code == 0 and Timing.measured[0] == (8, ("layer3",))
 
 
-def test_an_interrupt_is_one_line(pretended, monkeypatch):
-    monkeypatch.setattr(Timing, "stopped_by", KeyboardInterrupt())
-    assert_told_how_to_go_on(tune(*ARGUMENTS))
-
-
-def test_bad_options(pretended, monkeypatch):
-    assert_one_line_error(
-        tune("heads", "resnet19"), "MODEL: got resnet19, wants one of resnet18, resnet34, resnet50 or"
-    )
-    assert_one_line_error(tune("heads", "a:b", "--batch", 8), "--batch: is that of the network which a:b returns")
-    assert_one_line_error(tune("heads", "no_such:thing"), "no module 'no_such'")
-    assert tune("heads", "resnet18", "--batch", 0).exit_code == 2
-    pretended.path.parent.mkdir()
-    pretended.path.write_text("{}\n")
-    assert_one_line_error(tune("heads", "resnet18"), "line 1: got schema None")
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert_one_line_error(tune("heads", "resnet18"), "heads: torch sees no CUDA device here, wants one")
-
-
 def test_the_table_command(tmp_path):
     path = written(tmp_path / "heads.jsonl", *a_head())
     printed = tune("table", path, "--markdown")
@@ -141,5 +121,5 @@ def test_the_table_command(tmp_path):
     (tmp_path / "empty.jsonl").touch()
     assert_one_line_error(
         tune("table", tmp_path / "empty.jsonl"),
-        "empty.jsonl holds none of bench, heads, pareto, overlap, footprint, pipeline, doctor or sweep",
+        "empty.jsonl holds none of bench, heads, overlap, footprint, pipeline, doctor or sweep",
     )

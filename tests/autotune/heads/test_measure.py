@@ -1,11 +1,13 @@
 """The measurer of a GPU, on a machine without one: what it does around its kernels, which are interpreted."""
 
 import importlib
+import os
+from types import SimpleNamespace
 
 import pytest
 import torch
 from auxhead.autotune.measuring.failures import DeviceLost, Failure
-from auxhead.autotune.measuring.targets import ALONE, NETWORK
+from auxhead.autotune.measuring.heads_alone import ALONE, NETWORK
 from auxhead.autotune.measuring.timers import VariantFailed, time_rounds
 from auxhead.autotune.records.comparison import Paired
 from auxhead.autotune.sweep.space import neighbours
@@ -13,10 +15,8 @@ from auxhead.kernels import HeadOutput
 from auxhead.kernels.launch.choose_config import choose_config
 from auxhead.kernels.launch.tuned_table import lookup
 from auxhead.model import FusedAuxHead
-from support.stream_order import Event
 
 alone_head = importlib.import_module("auxhead.autotune.measuring.heads_alone")
-first_launches = importlib.import_module("auxhead.autotune.measuring.first_launches")
 head_timing = importlib.import_module("auxhead.autotune.measuring.head_timing")
 heads_in_situ = importlib.import_module("auxhead.autotune.measuring.heads_in_situ")
 
@@ -176,26 +176,26 @@ def test_a_lost_device_ends_the_sweep_after_its_failure_is_told(timing, monkeypa
         timing.time(target, ALONE, [target.rule], 1, 1)
 
 
+def test_waiting_for_a_launch_comes_to_an_end(monkeypatch):
+    answers = iter([False, False, True])
+    assert head_timing._ends(SimpleNamespace(query=lambda: next(answers)))
+    monkeypatch.setattr(head_timing, "ENDS_S", 0.01)
+    assert not head_timing._ends(SimpleNamespace(query=lambda: False))
+
+
 def test_a_launch_that_does_not_end_is_told_and_nothing_waits_for_it(timing, monkeypatch):
     target = timing.targets[0]
     rule, endless, other = target.rule, *neighbours(target.rule, target.shape)[:2]
     ends, at_exit = iter([True, False, True]), []
-    monkeypatch.setattr(first_launches, "_ends", lambda stream: next(ends))
-    monkeypatch.setattr(first_launches.atexit, "register", at_exit.append)
+    monkeypatch.setattr(head_timing, "_ends", lambda stream: next(ends))
+    monkeypatch.setattr(head_timing.atexit, "register", at_exit.append)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda *_: pytest.fail("waits for the device"))
     failed = timing.prepare(target, ALONE, [rule, endless, other])
     assert failed == {endless: Failure("does not end", "a launch was not done after 20 s")}
-    assert at_exit == [first_launches._leave]
+    assert at_exit == [head_timing._leave]
+    ended = []
+    monkeypatch.setattr(os, "_exit", ended.append)
+    head_timing._leave()
+    assert ended == [1], "at once: what takes CUDA down would wait for the device"
     with pytest.raises(DeviceLost, match="does not end: a launch was not done after 20 s"):
         timing.prepare(target, ALONE, [rule, other])
-
-
-def test_every_capture_is_timed_in_every_round(simulated, monkeypatch):
-    called = []
-    monkeypatch.setattr(Event, "elapsed_time", lambda self, end: 0.25)
-    variants = {"a": [lambda: called.append("a0"), lambda: called.append("a1")], "b": [lambda: called.append("b0")]}
-    found = time_rounds(variants, torch.device("cpu"), rounds=3, repeat=5)
-    assert found == {"a": [[50.0] * 3] * 2, "b": [[50.0] * 3]}
-    assert [called.count(name) for name in ("a0", "a1", "b0")] == [4 * 6] * 3
-    orders = [tuple(called[turn * 18 : turn * 18 + 18 : 6]) for turn in range(4)]
-    assert len(set(orders)) > 1, "another order each time"

@@ -7,8 +7,8 @@ import torch
 from auxhead.autotune.measuring.cells import Cell, resnet_cell
 from auxhead.autotune.measuring.environment import environment
 from auxhead.autotune.measuring.head_timing import HeadTiming
+from auxhead.autotune.measuring.heads_alone import ALONE
 from auxhead.autotune.measuring.subject import build_subject
-from auxhead.autotune.measuring.targets import ALONE
 from auxhead.autotune.records.comparison import Paired, compare
 from auxhead.autotune.records.record import read_records
 from auxhead.autotune.sweep.exclusion import excluded

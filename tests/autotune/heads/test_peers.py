@@ -44,11 +44,6 @@ def test_a_head_is_measured_against_its_peers(timing, monkeypatch):
     assert head.bytes_moved == 4 * (12 * 16 + 5 * 12 + 5) + 4 * 5 + 8 + 4 + 1
 
 
-def test_a_head_of_several_samples_moves_an_answer_for_each():
-    head = alone_head.AloneHead(FusedAuxHead(12, 5, bias=False, return_probs=False), torch.randn(3, 12, 4, 4))
-    assert head.bytes_moved == 4 * (3 * 12 * 16 + 5 * 12) + 3 * (8 + 4 + 1)
-
-
 @pytest.mark.parametrize("temperature", [0.5, 3.0])
 def test_a_right_answer_is_one_at_the_heads_temperature(temperature, without_interpreter):
     head = FusedAuxHead(12, 5, rule=ExitRule(0.5, temperature=temperature)).eval()

@@ -6,8 +6,8 @@ import pytest
 from auxhead.autotune.heads.tables import COLUMNS, head_tables, last_runs
 from auxhead.autotune.measuring.failures import Failure
 from auxhead.autotune.measuring.head_timing import COPIED
-from auxhead.autotune.records.record import append_record, read_records
-from support.head_fakes import SPEED, US, a_head, head_of, head_record, records_at, timed
+from auxhead.autotune.records.record import read_records
+from support.head_fakes import SPEED, a_head, head_of, head_record, records_at, timed
 
 VARIANTS = ["fused", "eager", "compiled", "bytes"]
 
@@ -64,16 +64,6 @@ def test_a_head_whose_lines_are_not_all_there_is_measured_again(path):
         assert records_at(path).has(head)
 
 
-def test_variants_of_two_runs_are_no_measurement(path):
-    head = head_of()
-    records_at(path).add(head, timed(), SPEED, None)
-    lines = path.read_bytes().splitlines(keepends=True)
-    path.unlink()
-    records_at(path).add(head, timed(), SPEED, None)
-    path.write_bytes(b"".join([*lines[:2], *path.read_bytes().splitlines(keepends=True)[2:]]))
-    assert not records_at(path).has(head)
-
-
 def test_failures_are_records_and_tried_again_when_the_code_has_changed(path):
     head = head_of()
     results = {**timed(), "compiled": Failure("RuntimeError", "out of resource: shared memory")}
@@ -128,16 +118,3 @@ def test_failures_are_remarks():
     (table,) = head_tables([fused, eager, failed, least])
     assert table.rows[0][-4:] == ("1,750.00", "5.00 (4.90-5.10)", "failed", "-")
     assert table.remarks == ["layer1, batch 8, 10 classes: compiled: RuntimeError: no kernel"]
-
-
-def test_other_records_are_no_heads(path):
-    append_record(path, dataclasses.replace(a_head()[0], kind="network"))
-    assert head_tables(read_records(path)) == [] and not records_at(path).has(head_of())
-
-
-def test_what_is_written_is_what_the_table_shows(path):
-    records_at(path).add(head_of(), timed(), SPEED, None)
-    (table,) = head_tables(read_records(path))
-    (row,) = table.rows
-    assert row[4] == "4.00 (3.98-4.02)" and row[6] == f"{US['eager']:.2f}" and row[7].startswith("4.50 (4.")
-    assert row[5] == "0.50" and row[8] == "8.00" and row[9].startswith("2.00 (1.9")

@@ -9,11 +9,6 @@ from support.device_clock import pretended_device
 from support.simulated_cuda import simulated_events
 
 
-@pytest.fixture
-def events(monkeypatch):
-    simulated_events(monkeypatch)
-
-
 class Kept:
     """An answer whose end takes the host a while."""
 
@@ -63,20 +58,6 @@ def test_a_device_that_is_never_idle_tells_its_own_time(monkeypatch):
 
 
 @pytest.mark.usefixtures("events")
-def test_captures_take_turns():
-    called = []
-    captures = {name: lambda x, name=name: called.append(name) for name in ("a0", "a1", "b")}
-    variants = {"a": [captures["a0"], captures["a1"]], "b": [captures["b"]]}
-    found = time_captures(variants, [torch.zeros(1)], rounds=5, warm_up=1, repeat=2, requests=3)
-    assert {name: called.count(name) for name in captures} == {"a0": 21, "a1": 21, "b": 42}
-    assert [len(us) for us in found["a"].host] == [9, 6] and [len(us) for us in found["a"].device] == [3, 2]
-    for one in found.values():
-        for call_us, host_us in zip(one.call, one.host, strict=True):
-            assert all(0 < call <= answer for call, answer in zip(call_us, host_us, strict=True))
-    assert found["b"].device == [[500.0] * 5]
-
-
-@pytest.mark.usefixtures("events")
 def test_what_raises_is_named_and_the_rest_is_timed_again():
     def fails():
         raise ValueError("no")
@@ -94,3 +75,22 @@ def test_what_raises_is_named_and_the_rest_is_timed_again():
     assert asked == [["bad", "good"], ["bad", "good"], ["good"]] and found == {"good": [[1000.0] * 2]}
     assert [(name, str(error)) for name, error in failures] == [("bad", "no")]
     assert time_those_that_run({"bad": [fails]}, timed, lambda *failure: None) is None
+
+
+@pytest.fixture
+def events(monkeypatch):
+    simulated_events(monkeypatch)
+
+
+@pytest.mark.usefixtures("events")
+def test_captures_take_turns():
+    called = []
+    captures = {name: lambda x, name=name: called.append(name) for name in ("a0", "a1", "b")}
+    variants = {"a": [captures["a0"], captures["a1"]], "b": [captures["b"]]}
+    found = time_captures(variants, [torch.zeros(1)], rounds=5, warm_up=1, repeat=2, requests=3)
+    assert {name: called.count(name) for name in captures} == {"a0": 21, "a1": 21, "b": 42}
+    assert [len(us) for us in found["a"].host] == [9, 6] and [len(us) for us in found["a"].device] == [3, 2]
+    for one in found.values():
+        for call_us, host_us in zip(one.call, one.host, strict=True):
+            assert all(0 < call <= answer for call, answer in zip(call_us, host_us, strict=True))
+    assert found["b"].device == [[500.0] * 5]

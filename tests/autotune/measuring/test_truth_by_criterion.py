@@ -5,13 +5,10 @@ import math
 import pytest
 import torch
 from auxhead.autotune.measuring.eager_truth import (
-    Answer,
-    Comparison,
     EagerTruth,
     Rounding,
     measure_rounding,
     truth_of_logits,
-    wrong_in_words,
 )
 from auxhead.kernels import CRITERIA
 from auxhead.model import EarlyExitNetwork, ExitRule, FusedAuxHead, make_trunk
@@ -78,43 +75,6 @@ def test_truths_are_those_of_a_plain_loop(criteria):
     assert truth.near_threshold.tolist() == list(near) and truth.possible.tolist() == list(possible)
     assert truth.slack.tolist() == pytest.approx(slack)
     assert 0 < sum(near) < 100 and len(set(exit_index)) > 1
-
-
-def test_a_head_that_never_exits_is_near_no_threshold():
-    logits = [torch.tensor([[1.0, 1.0, 0.0]])] * 2
-    for criterion in CRITERIA:
-        head = FusedAuxHead(4, 3, rule=ExitRule(criterion=criterion))
-        assert not truth_of_logits(logits, [head], Rounding([1e-3] * 2, [1e-3] * 2)).near_threshold.any(), criterion
-
-
-@pytest.mark.parametrize("criterion", CRITERIA)
-def test_the_networks_answers_are_right_and_others_are_not(criterion, without_interpreter):
-    torch.manual_seed(0)
-    inputs = [torch.randn(8, 3, 16, 16) for _ in range(3)]
-    network = EarlyExitNetwork(SmallNet(), mixed_heads(), example_input=inputs[0]).eval()
-    network.set_rules(ExitRule(criterion=criterion))
-    with torch.no_grad():  # so that labels differ from sample to sample
-        for head, logits in zip(network.exit_heads, network.logits(torch.cat(inputs)), strict=False):
-            (head.linear if isinstance(head, FusedAuxHead) else head.module.fc).bias -= logits.mean(0)
-    truth = EagerTruth(network, make_trunk(network.backbone, network.taps, inputs[0]), inputs)
-    assert truth.samples_by_exit()["classifier"] == 24
-    with torch.no_grad():
-        logits = torch.cat([torch.stack(network.logits(x)) for x in inputs], 1)
-    scores = truth_scores(logits[1], criterion)
-    rule = ExitRule(1.0 if criterion == "patience" else scores.median().item(), criterion=criterion)
-    network.set_rules({network.taps[1]: rule})
-    assert 0 < truth.samples_by_exit()["block1"] < 24
-    right, shifted = Comparison(), Comparison()
-    truth.compare(lambda x: Answer.of(network(x)), right)
-    truth.compare(lambda x: Answer.of(network(x.flip(0))), shifted)
-    assert wrong_in_words(right.counts()) is None and right.counts()["samples"] == 24
-    assert right.counts()["confidence_off"] == 0 and wrong_in_words(shifted.counts()) is not None
-
-
-def truth_scores(logits, criterion):
-    return torch.tensor(
-        [0.0 if criterion == "patience" else confidence(one, 1.0, criterion) for one in logits.tolist()]
-    )
 
 
 def test_truths_follow_a_criterion_that_is_assigned(without_interpreter):

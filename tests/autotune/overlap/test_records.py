@@ -3,12 +3,10 @@
 import json
 
 import pytest
-import torch
 from auxhead.autotune.overlap.records import failed_record, overlap_records
-from auxhead.autotune.overlap.tables import footprint_tables, heads_beside, overlap_tables
+from auxhead.autotune.overlap.tables import overlap_tables
 from auxhead.autotune.records.record import read_records
-from support import footprint_records
-from support.command_line import assert_one_line_error, tune
+from support.command_line import tune
 from support.overlap_fakes import CELL, CONV, measured, records
 from support.pretended_gpu import ENVIRONMENT
 from support.written_records import written
@@ -51,10 +49,6 @@ def test_the_summary(tmp_path):
     assert timeline.measured["clocks_differ_us"] == 0.0 and timeline.measured["recording_inflation"] == 1.0
 
 
-def test_heads_beside_the_trunk():
-    assert heads_beside(records()[0]) == 5 and heads_beside(records(forks=())[0]) == 0
-
-
 def test_kernels_that_cannot_be_compared():
     other = measured()
     other.replays["trunk"][0] = other.replays["both"][0][1:]
@@ -85,7 +79,7 @@ def test_the_table():
 
 
 def test_tables_of_what_went_wrong_or_did_not_overlap():
-    failed = failed_record(CELL, "RuntimeError: no memory", ENVIRONMENT)
+    failed = failed_record("overlap", CELL, "RuntimeError: no memory", ENVIRONMENT)
     (table,) = overlap_tables([failed])
     assert not table.rows and table.remarks == ["Not measured: RuntimeError: no memory"]
     (table,) = overlap_tables([*records(), failed])
@@ -99,26 +93,6 @@ def test_tables_of_what_went_wrong_or_did_not_overlap():
     assert ("%", "-", "-") in [row[2:] for row in table.rows]
     (table,) = overlap_tables(records(both=100.5))
     assert "add +0.50 us to the trunk, which captures differ by as well" in table.remarks[1]
-
-
-def test_captures_differ_as_well_where_the_interval_holds_no_difference():
-    summary, timeline = records()
-    for low, high, doubt in ((0.9, 1.1, True), (1.01, 1.1, False), (0.9, 0.99, False)):
-        summary.paired[0].update(low=low, high=high)
-        (table,) = overlap_tables([summary, timeline])
-        assert ("which captures differ by as well" in table.remarks[1]) == doubt
-
-
-def test_kernels_that_heads_cost_most_are_named_first():
-    summary, timeline = records(slower=1.0)
-    times = ((100.0, 101.0), (10.0, 13.0), (50.0, 52.0), (200.0, 200.0))
-    summary.measured["kernels"] = [{"name": CONV, "bare_us": bare, "both_us": both} for bare, both in times]
-    (table,) = overlap_tables([summary, timeline])
-    assert [line.split(" under")[0] for line in table.remarks[2:]] == [
-        "Stretched by heads: +3.00 us (1.30 times)",
-        "Stretched by heads: +2.00 us (1.04 times)",
-        "Stretched by heads: +1.00 us (1.01 times)",
-    ]
 
 
 @pytest.fixture
@@ -163,24 +137,3 @@ def test_a_network_that_fails_is_recorded_and_the_others_are_measured(pretended)
         ("overlap", "RuntimeError: CUDA out of memory"), ("overlap", None), ("timeline", None)
     ]  # fmt: skip
     assert json.loads(pretended.read_text().splitlines()[0])["error"]
-
-
-def test_bad_options(pretended, monkeypatch):
-    for arguments, message in (
-        (("resnet19",), "MODEL: got resnet19, wants one of resnet18, resnet34, resnet50 or"),
-        (("a:b", "--batch", 8), "--batch: is that of the network which a:b returns"),
-    ):
-        assert_one_line_error(tune("overlap", *arguments), message)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert_one_line_error(tune("overlap", "resnet18"), "overlap: torch sees no CUDA device here, wants one")
-
-
-def test_a_table_of_footprints():
-    (table,) = footprint_tables(footprint_records.records(fails="16 SMs"))
-    assert table.title.startswith("Footprints: resnet18 float16, batch 1, 10 classes, 4 heads (stages), 3x224x224;")
-    rows = {row[0]: row for row in table.rows}
-    assert "16 SMs" not in rows and rows["by rule"][1] == "42" and rows["by rule"][-2:] == ("31, 31", "0?, 3")
-    about, recorded, failed = table.remarks
-    assert about.startswith("The trunk alone takes 160.1 us, launches leave it after layer1, layer3.")
-    assert recorded == "by rule: recording residency takes +2.0 % of the network's time."
-    assert failed == "16 SMs: not measured: OutOfResources: no"

@@ -22,7 +22,6 @@ def commands(path):
     """Each command that reads records, by name."""
     yield "table", lambda: tune("table", path)
     yield "promote", lambda: tune("promote", path, "--out", path.parent / "table.json")
-    yield "replay", lambda: tune("sweep", "resnet18", "--replay", path)
     yield "perfetto", lambda: plot("perfetto", path, "--out", path.parent / "trace.json")
     for kind in FIGURES.values():
         if kind.name not in ("exits", "calibration"):  # of reports, not of records

@@ -8,7 +8,6 @@ import tracemalloc
 
 import pytest
 from auxhead.autotune.__main__ import _sweep_tables, tables
-from auxhead.autotune.overlap.tables import footprint_tables
 from auxhead.autotune.records import record as record_format
 from auxhead.autotune.records.record import BadRecord, made_of, read_records
 from auxhead.autotune.records.tables import as_markdown
@@ -17,8 +16,8 @@ from auxhead.plots.figures.reports import read
 from auxhead.plots.records import COMMITTED
 from support.damaged import damaged_bytes, damaged_json, read_damaged
 
-MAKERS = {**tables, "footprint": footprint_tables, "sweep": _sweep_tables}
-FILES = ("bench", "footprint", "heads", "overlap", "pareto", "profile", "sweep")
+MAKERS = {**tables, "sweep": _sweep_tables}
+FILES = ("bench", "footprint", "heads", "overlap", "profile", "sweep")
 
 
 def first_lines(name):
@@ -52,7 +51,7 @@ def test_any_damage(name, tmp_path):
 NUMBER = re.compile(r"[<+-]?[\d,]+(\.\d+)?(%| |$)")
 
 
-@pytest.mark.parametrize("file", ["bench", "heads", "pareto", "overlap", "footprint", "pipelines", "doctor"])
+@pytest.mark.parametrize("file", ["bench", "footprint", "heads", "overlap", "pipelines", "doctor"])
 def test_columns_of_text_come_first_and_end_where_those_of_numbers_begin(file):
     records = read_records(COMMITTED / f"h200/{file}.jsonl")
     for table in MAKERS[file.removesuffix("s") if file == "pipelines" else file](records):

@@ -1,24 +1,17 @@
 """The command ``auxhead-tune sweep`` without a GPU: what it measures, shows and refuses."""
 
 import importlib
-import os
 import re
 
 import pytest
-import torch
 from auxhead.autotune.measuring.failures import DeviceLost
-from auxhead.autotune.measuring.progress import SweepProgress
-from auxhead.autotune.measuring.targets import ALONE, NETWORK
+from auxhead.autotune.measuring.heads_alone import ALONE, NETWORK
 from auxhead.autotune.records.record import read_records
 from auxhead.autotune.sweep.config_text import text
 from auxhead.autotune.sweep.exclusion import excluded
-from auxhead.autotune.sweep.measure import Sweep
-from auxhead.autotune.sweep.records import RecordedTimes, SweepRecords, recorded_targets, shape_of
-from auxhead.autotune.sweep.search import STRATEGIES
 from auxhead.autotune.sweep.winners import recorded_winners
 from auxhead.kernels.launch.kernel_hash import kernel_hash
 from auxhead.kernels.launch.tuned_table import read_table
-from rich.console import Console
 from support.command_line import assert_one_line_error, assert_told_how_to_go_on, tune
 from support.sweep_fakes import Synthetic, small_target
 
@@ -84,13 +77,13 @@ def test_a_sweep_is_shown_kept_and_not_repeated(pretended):
     assert_winners_were_exchanged(records)
     kept = pretended.read_bytes()
     again = sweep("resnet18", "--batch", 8, "--batch", 1, "--classes", 10)
-    assert again.exit_code == 0 and pretended.read_bytes() == kept and "configurations" not in again.stdout
+    assert again.exit_code == 0 and pretended.read_bytes() == kept and "configurations alone" not in again.stdout
     assert tables(again) == tables(done)
 
 
 def assert_winners_were_exchanged(records):
     large, small = (sorted(found, key=lambda one: one.target.shape.channels) for _, found in recorded_winners(records))
-    measured = {(shape_of(one).samples, one.cell["channels"], one.protocol["place"], one.variant) for one in records}
+    measured = {(one.cell["samples"], one.cell["channels"], one.protocol["place"], one.variant) for one in records}
     exchanged = 0
     for here, there in [*zip(large, small, strict=True), *zip(small, large, strict=True)]:
         shape = here.target.shape
@@ -107,22 +100,6 @@ def tables(result):
     return [line for line in lines if not re.match(r" *\d+% ", line)]
 
 
-def test_replay_needs_no_gpu(pretended, monkeypatch):
-    done = sweep("resnet18", "--batch", 8, "--classes", 10)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    replayed = sweep("resnet18", "--batch", 8, "--replay", pretended)
-    assert replayed.exit_code == 0, replayed.output
-    assert f"resnet18 float16, batch 8, 10 classes, from {pretended}" in replayed.stdout.replace("\n", "")
-    rows = [line for line in tables(done) if "layer" in line]
-    assert len(rows) >= 2 and rows == [line for line in tables(replayed) if "layer" in line]
-    other = sweep("resnet18", "--batch", 4, "--replay", pretended)
-    assert_one_line_error(other, "holds nothing of resnet18 like this, wants records of such a sweep")
-    assert_one_line_error(sweep("resnet18", "--replay", pretended, "--out", "x"), "--out: got x with --replay")
-    assert_one_line_error(sweep("resnet18", "--replay", "absent.jsonl"), "absent.jsonl: no such file")
-    placed = sweep("resnet18", "--replay", pretended, "--placement", "blocks")
-    assert_one_line_error(placed, "--placement: records do not say it of a head, wants none with --replay")
-
-
 def test_a_lost_device_is_one_line_and_what_was_measured_is_there(pretended, monkeypatch):
     monkeypatch.setattr(Measurer, "stopped_by", DeviceLost("the CUDA context is lost (RuntimeError: illegal access)"))
     assert_one_line_error(sweep("resnet18"), "the CUDA context is lost (RuntimeError: illegal access)")
@@ -137,22 +114,6 @@ def test_an_interrupt_is_one_line_and_what_was_measured_is_there(pretended, monk
     assert sweep("resnet18").exit_code == 0 and pretended.read_bytes().startswith(kept)
 
 
-def test_bad_options(pretended, monkeypatch):
-    assert_one_line_error(sweep("resnet19"), "MODEL: got resnet19, wants one of resnet18, resnet34, resnet50 or")
-    assert_one_line_error(sweep("a:b", "--batch", 8), "--batch: is that of the network which a:b returns")
-    assert_one_line_error(sweep("no_such:thing"), "no module 'no_such'")
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert_one_line_error(sweep("resnet18"), "sweep: torch sees no CUDA device here, wants one")
-
-
-def test_a_bar_on_a_terminal(pretended):
-    shown = Console(force_terminal=True, width=200, file=open(os.devnull, "w"), record=True)  # noqa: SIM115
-    with SweepProgress(shown) as progress:
-        progress.show(running.Status(0.25, "layer1: 4 configurations [alone]", "n1, 0.9 of the rule's", {}))
-    printed = shown.export_text()
-    assert "25 %" in printed and "layer1: 4 configurations [alone]; best so far n1" in printed
-
-
 def test_what_was_found_is_what_is_promoted(pretended, tmp_path):
     done = sweep("resnet18", "--effort", "full", "--classes", 10)
     assert done.exit_code == 0, done.output
@@ -160,8 +121,7 @@ def test_what_was_found_is_what_is_promoted(pretended, tmp_path):
     promoted = tune("promote", pretended, "--out", tmp_path / "table.json")
     assert promoted.exit_code == 0, promoted.output
     table = read_table(tmp_path / "table.json")
-    records = read_records(pretended)
-    replayed = Sweep(RecordedTimes(records), STRATEGIES["full"], SweepRecords(None, {}, {}, {}))
-    for outcome in replayed.run(recorded_targets(records, "resnet18")):
-        for place, config in ((ALONE, outcome.alone), (NETWORK, outcome.network)):
-            assert table.find(outcome.target.shape, place).config == config, f"{place} of {found}"
+    for _, outcomes in recorded_winners(read_records(pretended)):
+        for outcome in outcomes:
+            for place, config in ((ALONE, outcome.alone), (NETWORK, outcome.network)):
+                assert table.find(outcome.target.shape, place).config == config, f"{place} of {found}"

@@ -10,16 +10,14 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from auxhead.autotune.measuring.failures import Failure
-from auxhead.autotune.measuring.targets import ALONE, NETWORK
+from auxhead.autotune.measuring.heads_alone import ALONE, NETWORK
 from auxhead.autotune.measuring.timers import FINAL_ROUNDS
-from auxhead.autotune.records.comparison import Paired
-from auxhead.autotune.records.record import append_record, read_records
+from auxhead.autotune.records.record import read_records
 from auxhead.autotune.sweep.config_text import text
 from auxhead.autotune.sweep.measure import Sweep
-from auxhead.autotune.sweep.records import UNAVAILABLE, RecordedTimes, shape_of
-from auxhead.autotune.sweep.search import STRATEGIES, Ask
+from auxhead.autotune.sweep.search import STRATEGIES
 from auxhead.autotune.sweep.space import neighbours, spread_out
+from auxhead.kernels.launch.head_shape import HeadShape
 from support.sweep_fakes import Synthetic, asking, fails_at, in_both_places, records_at, run, small_target, true_us
 
 TARGET = small_target()
@@ -32,7 +30,7 @@ def test_what_is_recorded(tmp_path):
     rule, other = read_records(out)
     assert (rule.variant, other.variant) == (text(TARGET.rule), text(CANDIDATES[0])) and rule.run == other.run != ""
     assert other.kind == "sweep" and other.cell == {**TARGET.shape._asdict(), "model": "resnet18", "tap": "layer1"}
-    assert shape_of(other) == TARGET.shape
+    assert HeadShape(**{name: other.cell[name] for name in HeadShape._fields}) == TARGET.shape
     assert other.protocol["config"] == dataclasses.asdict(CANDIDATES[0]) and other.protocol["place"] == NETWORK
     assert other.protocol["kernel"] == "0123456789abcdef" and other.protocol["trunk"] == "feedfacecafebeef"
     assert other.environment["sm_count"] == 132
@@ -114,24 +112,9 @@ def test_other_heads_are_measured_for_themselves(tmp_path):
 def test_what_was_measured_beside_another_rule_is_measured_again(monkeypatch, tmp_path):
     out = tmp_path / "records.jsonl"
     run(asking(CANDIDATES[0]), records_at(out))
-    for module in ("measuring.targets", "sweep.records"):
-        monkeypatch.setattr(f"auxhead.autotune.{module}.config_by_rule", lambda shape: CANDIDATES[1])
+    monkeypatch.setattr("auxhead.autotune.measuring.heads_alone.config_by_rule", lambda shape: CANDIDATES[1])
     _, measurer, _ = run(asking(CANDIDATES[0]), records_at(out))
     assert len(measurer.timed) == 2
-    earlier, later = (RecordedTimes(read_records(out)[first : first + 2]) for first in (0, 2))
-    both = list(CANDIDATES[:2])
-    assert list(earlier.prepare(TARGET, ALONE, both)) == both and not later.prepare(TARGET, ALONE, both)
-
-
-def test_what_fails_is_counted_once_however_often_it_is_asked_for():
-    failing = CANDIDATES[1]
-
-    def twice(target):
-        for rounds in (4, 20):
-            yield Ask(ALONE, (target.rule, *CANDIDATES[:3]), rounds, share=rounds / 20)
-
-    (found,), _, sweep = run(twice, records_at(None), Synthetic(fails=fails_at("prepare", failing)))
-    assert found.failures == sweep.failures == Counter({"out of resources": 1})
 
 
 @pytest.mark.parametrize("step", ["prepare", "time"])
@@ -140,23 +123,23 @@ def test_failures_are_recorded_with_their_reason(step, tmp_path):
     bad = CANDIDATES[1]
     measurer = Synthetic(fails=fails_at(step, bad))
     (found,), _, sweep = run(asking(*CANDIDATES[:3]), records_at(out), measurer)
-    assert found.failures == sweep.failures == Counter({"out of resources": 1}) and found.alone is not None
+    assert sweep.failures == Counter({"out of resources": 1}) and found.alone is not None
     records = {record.variant: record for record in read_records(out)}
     assert len(records) == 4 and records[text(bad)].error == f"out of resources: shared memory at {step}: 3 > 2"
     assert [record.error for record in records.values()].count(None) == 3
     if step != "time":
         assert text(bad) not in {config for _, config, _ in measurer.timed}
-    (again,), measurer, _ = run(asking(*CANDIDATES[:3]), records_at(out))
-    assert not measurer.prepared and again.failures == found.failures, "it would fail again"
+    _, measurer, again = run(asking(*CANDIDATES[:3]), records_at(out))
+    assert not measurer.prepared and again.failures == sweep.failures, "it would fail again"
 
 
 def test_without_a_baseline_nothing_is_timed(tmp_path):
     out = tmp_path / "records.jsonl"
     measurer = Synthetic(fails=fails_at("prepare", TARGET.rule))
-    (found,), _, _ = run(STRATEGIES["quick"], records_at(out), measurer)
+    (found,), _, sweep = run(STRATEGIES["quick"], records_at(out), measurer)
     assert found.alone is found.network is found.over_rule is None and not measurer.timed
     assert [record.variant for record in read_records(out)] == [text(TARGET.rule)], "the others did not fail"
-    assert found.failures["out of resources"] == 1 and found.failures["no baseline"] == 20
+    assert sweep.failures == {"out of resources": 1, "no baseline": 20}
 
 
 KILLED = """
@@ -183,8 +166,12 @@ def test_a_killed_sweep_loses_nothing_and_goes_on(tmp_path):
     assert done.returncode == -signal.SIGKILL
     finished = read_records(out)
     first, second = small_target(), small_target(columns=196, taps=("layer2",))
-    places = [(shape_of(record), record.protocol["place"]) for record in finished]
-    assert Counter(places) == {(first.shape, ALONE): 4, (first.shape, NETWORK): 3, (second.shape, ALONE): 4}
+    places = [(record.cell["width"], record.protocol["place"]) for record in finished]
+    assert Counter(places) == {
+        (first.shape.width, ALONE): 4,
+        (first.shape.width, NETWORK): 3,
+        (second.shape.width, ALONE): 4,
+    }
     whole = out.read_bytes()
     out.write_bytes(whole[:-100])  # and a line that was being written
     outcomes, measurer, _ = run(in_both_places, records_at(out), targets=[first, second])
@@ -225,25 +212,3 @@ def test_a_head_that_has_one_configuration():
     target = small_target(samples=1, channels=1, columns=1, classes=2)
     (found,), _, _ = run(STRATEGIES["full"], records_at(None), targets=[target])
     assert found.alone is not None and found.network is not None
-
-
-def test_replay_without_some_records(tmp_path):
-    out = tmp_path / "records.jsonl"
-    run(asking(*CANDIDATES[:2], rounds=4), records_at(out), Synthetic(fails=fails_at("prepare", CANDIDATES[1])))
-    measurer = RecordedTimes(read_records(out))
-    (found,), _, _ = run(asking(*CANDIDATES[:4], rounds=20), records_at(None), measurer)
-    assert found.failures == Counter({UNAVAILABLE: 2, "out of resources": 1}) and found.alone is not None
-    missing = measurer.time(TARGET, ALONE, [CANDIDATES[3]], 1, 1)[CANDIDATES[3]]
-    assert isinstance(missing, Failure) and str(missing) == f"not recorded: {text(CANDIDATES[3])}, alone"
-    there = measurer.time(TARGET, ALONE, [CANDIDATES[0]], 1, 1)[CANDIDATES[0]]
-    assert isinstance(there, Paired) and len(there.own[0]) == 4, "the rounds there are"
-
-
-def test_replay_takes_the_last_of_equal_records(tmp_path):
-    first, second = tmp_path / "first.jsonl", tmp_path / "second.jsonl"
-    run(asking(), records_at(first), Synthetic(1))
-    run(asking(), records_at(second), Synthetic(2))
-    (newer,) = read_records(second)
-    append_record(first, newer)
-    measurer = RecordedTimes(read_records(first))
-    assert measurer.time(TARGET, ALONE, [TARGET.rule], 4, 5)[TARGET.rule].own == newer.device_us["samples"]

@@ -157,15 +157,3 @@ def test_refuses(tables):
     (tables / "cpu.json").write_text("{")
     for arguments, message in REFUSED:
         assert_one_line_error(explained(*arguments), message)
-
-
-def test_the_device_here(tuned, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    refused = explained("512")
-    assert refused.exit_code == 2
-    assert (
-        "--device: torch sees no CUDA device here, wants a name; there are tables for acme-x-1-80gb" in refused.output
-    )
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: DEVICE)
-    assert f"on {DEVICE}" in explained("512").output

@@ -46,7 +46,7 @@ def test_findings_that_are_none():
 
 def test_the_last_network_is_drawn_and_only_with_its_summary():
     other = records(slower=2.0)
-    failed = failed_record(CELL, "no memory", ENVIRONMENT)
+    failed = failed_record("overlap", CELL, "no memory", ENVIRONMENT)
     drawn = FIGURES["timeline"].numbers([*records(), *other, failed])
     assert drawn["span_us"] == other[1].measured["span_us"]
     with pytest.raises(NoRecords, match="no timeline with the summary of its run"):
