@@ -145,7 +145,7 @@ def test_scripts_of_several_processes_run_under_torchrun(tmp_path):
 
 
 def test_one_gpu_beat_a_pipeline():
-    """As the guide on several GPUs says of two H200s; the table is that of test_pipeline_numbers.py."""
+    """As the guide on several GPUs says of two H200s; the table is that of test_tuning_numbers.py."""
     found = [one for one in records("h200/pipelines.jsonl") if one.kind == "pipeline"]
     for batch in (120, 512):
         fastest: dict[str, float] = {}

@@ -3,39 +3,11 @@
 import pytest
 import torch
 from auxhead.model import calibrate_network
-from auxhead.model.calibration.exit_latency import ExitLatencies
-from auxhead.model.calibration.search import Budget, ScoredSamples, curve_of, expected_work, one_budget, within_cost
+from auxhead.model.calibration.search import ScoredSamples, curve_of, within_cost
 from auxhead.model.calibration.thresholds import threshold_path
 from hypothesis import given
 from hypothesis import strategies as st
 from support.digits_network import digits
-
-WORK = (0.25, 0.5, 1.0)
-#: Of four samples, by two heads; the classifier is right about all but the last.
-SAMPLES = ScoredSamples(
-    torch.tensor([[0.9, 0.2, 0.6, 0.1], [0.9, 0.8, 0.3, 0.2]]),
-    torch.tensor([[True, True, False, True], [True, True, False, False], [True, True, True, False]]),
-)
-#: Nobody leaves; one at the first head; one more at the second; two and one; all but one at the first head.
-PATH = [torch.tensor(one) for one in ([1.0, 1.0], [0.7, 1.0], [0.7, 0.5], [0.5, 0.5], [0.15, 0.5])]
-COSTS = [1.0, 3.25 / 4, 2.75 / 4, 2.0 / 4, 1.75 / 4]
-
-
-def curve():
-    return curve_of(PATH, SAMPLES, [1.0, 1.0], WORK, None)
-
-
-def test_work_is_that_of_the_exits():
-    assert expected_work(torch.tensor([0, 1, 2, 2]), WORK) == (0.25 + 0.5 + 1 + 1) / 4
-    assert [point.work for point in curve()] == COSTS
-    assert [point.lost for point in curve()] == [0, 0, 0, 1, 1]
-
-
-@pytest.mark.parametrize(("budget", "chosen"), [(1.0, 0), (0.99, 1), (3.25 / 4, 1), (0.5, 3), (0.49, 4)])
-def test_the_strictest_candidate_that_meets_a_budget_is_chosen(budget, chosen):
-    choice = within_cost(curve(), COSTS, 4, budget, 0.9, "{:.3%} of the FLOPs")
-    assert choice.candidate == chosen and choice.bound.reachable and choice.bound.reason is None
-    assert choice.bound.lost == [0, 0, 0, 1, 1][chosen] and (choice.bound.max_accuracy_drop > 0) == (chosen > 0)
 
 
 @given(seed=st.integers(0, 1000), share=st.floats(0.01, 1.0), heads=st.integers(1, 4))
@@ -52,22 +24,6 @@ def test_no_stricter_candidate_meets_the_budget(seed, share, heads):
     assert bound.reachable == (min(costs) <= share)
     assert costs[chosen] == min(costs) or costs[chosen] <= share
     assert all(cost > share for cost in costs[:chosen])
-
-
-def test_one_budget_is_taken_and_bad_ones_are_named():
-    measured = ExitLatencies((1.0, 2.0), 1, "made up", "none")
-    assert one_budget(0, None, None, None) == Budget("max_accuracy_drop", 0.0)
-    assert one_budget(None, 3, None, measured) == Budget("max_latency_ms", 3.0)
-    for asked, error, message in (
-        ((None, None, None), ValueError, "max_accuracy_drop, max_latency_ms, max_work: got none, wants one of"),
-        ((0.1, 2.0, 0.5), ValueError, ".*: got max_accuracy_drop and max_latency_ms and max_work, wants one"),
-        ((None, None, 0.0), ValueError, "max_work: got 0.0, wants a share of the backbone's FLOPs in"),
-        ((None, None, float("nan")), ValueError, "max_work: got nan, wants a share"),
-        ((None, None, "half"), TypeError, "max_work: got 'half', wants a number"),
-        ((None, None, True), TypeError, "max_work: got True, wants a number"),
-    ):
-        with pytest.raises(error, match=f"^{message}"):
-            one_budget(*asked, None)
 
 
 #: FLOPs of the trained network's three convolutions and its linear layer, for one image.
