@@ -195,3 +195,19 @@ def test_threads_that_use_it_first_at_once_are_all_counted(monkeypatch: pytest.M
         for thread in threads:
             thread.join()
     assert monitor.counts().tolist() == [32, 0]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.usefixtures("stops_at_every_tap")
+@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
+def test_launches_count_what_they_merge_once(way: dict) -> None:
+    net, batches = monitored("cuda"), [images(8).cuda(), images(8)[:3].cuda(), images(8)[1:6].cuda()]
+    with make_runner(net, images(8).cuda(), batch_sizes=(2, 4), **way) as runner:
+        assert int(net.monitor.counts().sum()) == 0, "what making it takes"
+        answers = [runner(x).cpu() for x in batches for _ in range(3)]
+        torch.cuda.synchronize()
+        assert torch.equal(counted_again(net), histogram_of(*answers))
+    for stop in (False, True):
+        answers = [net(x, stop=stop).cpu() for x in batches for _ in range(3)]
+        assert torch.equal(counted_again(net), histogram_of(*answers))

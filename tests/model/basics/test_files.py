@@ -17,7 +17,6 @@ from auxhead.model.basics.bad_input import BadInput
 from auxhead.model.basics.files import parse_json, write_json
 from auxhead.model.basics.images import MEAN, MOST_PIXELS, STD, open_image
 from PIL import Image
-from support.command_line import assert_one_line_error, auxhead
 from support.damaged import assert_short, damaged_bytes
 from support.example_models import SmallNet
 from support.pictures import write_image_folder
@@ -200,14 +199,10 @@ def test_any_damage(tmp_path: Path) -> None:
     assert 20 < read < 340
 
 
-def test_commands_and_checkpoints_name_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_checkpoints_name_the_file(tmp_path: Path) -> None:
     save_checkpoint(tmp_path / "net", small_network(), image_size=8, mean=MEAN, std=STD)
     good = sorted(write_image_folder(tmp_path / "pictures", per_class=1).glob("*/*.png"))[0]
     bomb = tmp_path / "bomb.png"
     bomb.write_bytes(png_of(60_000, 60_000))
     with pytest.raises(BadInput, match="bomb.png: cannot be read as an image"):
         load_checkpoint(tmp_path / "net", SmallNet()).read_images([good, bomb])
-    (tmp_path / "mine.py").write_text("from support.example_models import SmallNet\n")
-    monkeypatch.chdir(tmp_path)
-    result = auxhead("infer", "--checkpoint", tmp_path / "net", "--backbone", "mine:SmallNet", good, bomb)
-    assert_one_line_error(result, f"{bomb}: cannot be read as an image (")

@@ -14,7 +14,7 @@ from support.command_line import assert_one_line_error, auxhead, plot
 from support.pictures import write_image_folder
 from torch import nn
 
-pytestmark = pytest.mark.usefixtures("without_interpreter")
+pytestmark = pytest.mark.usefixtures("without_interpreter", "undrawn")
 
 OWN = """
 import torch
@@ -28,7 +28,7 @@ def make():
 
 
 @pytest.fixture(scope="module")
-def made_once(without_interpreter, tmp_path_factory):
+def made_once(tmp_path_factory):
     folder, scope = tmp_path_factory.mktemp("made"), {}
     (folder / "own_stripes.py").write_text(OWN)
     write_image_folder(folder / "pictures", per_class=120)

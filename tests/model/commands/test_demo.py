@@ -26,7 +26,7 @@ def done(without_interpreter, tmp_path_factory):
     for number in range(5):
         (folder / "lying" / f"{number}.png").write_bytes(b"")
     out = tmp_path_factory.mktemp("out") / "deep" / "demo"
-    options = ("--data", folder, "--out", out, "--image-size", 8, "--epochs", 6, "--device", "cpu")
+    options = ("--data", folder, "--out", out, "--image-size", 16, "--epochs", 6, "--device", "cpu")
     assert_one_line_error(
         auxhead("demo", *options),
         f"{folder / 'lying' / '0.png'}: cannot be read as an image (it is empty); --skip-damaged leaves out",
@@ -95,7 +95,7 @@ def test_infer_gives_the_answer_of_the_saved_network(done, tmp_path):
     result = auxhead("infer", "--checkpoint", out, *paths, "--device", "cpu")
     assert result.exit_code == 0, result.output
     loaded = load_network(out, None, None)
-    wanted = loaded.network(normalise(torch.stack([to_pixels(open_image(path), 8) for path in paths])))
+    wanted = loaded.network(normalise(torch.stack([to_pixels(open_image(path), 16) for path in paths])))
     rows = [line for line in result.output.splitlines() if ".png" in line]
     for row, path, label, confidence, exit_index in zip(
         rows, paths, wanted.label, wanted.confidence, wanted.exit_index, strict=True

@@ -11,7 +11,7 @@ from support.command_line import assert_one_line_error, auxhead
 from support.pictures import write_image_folder
 from torchvision.models import shufflenet_v2_x0_5
 
-pytestmark = pytest.mark.usefixtures("without_interpreter")
+pytestmark = pytest.mark.usefixtures("without_interpreter", "undrawn")
 
 UNKNOWN = "not known what it learned from"
 

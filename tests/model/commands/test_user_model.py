@@ -129,7 +129,7 @@ def test_a_command_shows_them_from_the_users_first_line_on(package, capsys):
         raise RuntimeError("of ours")
 
 
-pytestmark = pytest.mark.usefixtures("without_interpreter")
+pytestmark = pytest.mark.usefixtures("without_interpreter", "undrawn")
 
 OWN = """
 import torch

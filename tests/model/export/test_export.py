@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch.utils._pytree as pytree
-from auxhead.model import ExitResult, ExitRule, FusedAuxHead, HeadOutput
+from auxhead.model import ExitRule, FusedAuxHead, HeadOutput
 from torch import Tensor, nn
 
 
@@ -34,14 +34,6 @@ class Both(nn.Module):
 def assert_same(found: Any, wanted: Any) -> None:
     for one, other in zip(pytree.tree_leaves(found), pytree.tree_leaves(wanted), strict=True):
         torch.testing.assert_close(one, other)
-
-
-@pytest.mark.parametrize("kind", [HeadOutput, ExitResult])
-def test_answers_are_tree_nodes_with_a_name(kind: type) -> None:
-    answer = kind(*(torch.zeros(1) for _ in kind._fields))
-    leaves, spec = pytree.tree_flatten(answer)
-    assert len(leaves) == 4 and pytree.treespec_loads(pytree.treespec_dumps(spec)) == spec
-    assert type(pytree.tree_unflatten(leaves, spec)) is kind
 
 
 def test_a_module_with_heads_is_exported_for_any_batch_saved_and_loaded(device: torch.device) -> None:

@@ -174,12 +174,14 @@ def test_without_locks_nothing_is_removed(tmp_path: Path, monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize("room", [100, 3000])
 def test_a_full_disk_is_an_error_of_the_path(tmp_path: Path, room: int) -> None:
-    save_checkpoint(tmp_path, network(0.25))
-    before = sorted(tmp_path.iterdir())
-    with full_disk(room), pytest.raises(OSError) as caught:
-        save_checkpoint(tmp_path, network(0.75))
-    assert caught.value.errno == errno.EFBIG and caught.value.filename == str(tmp_path / "model.json")
-    assert sorted(tmp_path.iterdir()) == before and loaded(tmp_path) == 0.25
+    save_checkpoint(tmp_path / "old", network(0.25))
+    before = sorted((tmp_path / "old").iterdir())
+    for folder in (tmp_path / "old", tmp_path / "new"):
+        with full_disk(room), pytest.raises(OSError) as caught:
+            save_checkpoint(folder, network(0.75))
+        assert caught.value.errno == errno.EFBIG and caught.value.filename == str(folder / "model.json")
+    assert sorted((tmp_path / "old").iterdir()) == before and loaded(tmp_path / "old") == 0.25
+    assert not list((tmp_path / "new").iterdir())
 
 
 @pytest.mark.parametrize("write", [export_exits, export_stages])
