@@ -20,7 +20,7 @@ FEW = {
     "test_shipped_tables.py": "kernel_here",
     "test_figures.py": "gallery_lists or lead_somewhere",
     "test_fuse_aux_heads.py": "left_alone",
-    "test_make_runner.py": "unknown_names or graphs_need",
+    "test_make_runner.py": "bad_arguments or graphs_need",
     "test_bad_input.py": "no_batch",
 }
 #: Compiles everything anew, which ``make test`` does for the code as it is.

@@ -17,8 +17,7 @@ from torch import nn
 @pytest.fixture
 def network() -> EarlyExitNetwork:
     torch.manual_seed(0)
-    heads = {tap: FusedAuxHead(None, 5) for tap in ("block0", "block1")}
-    return EarlyExitNetwork(SmallNet(), heads, rules=0.25, example_input=torch.zeros(2, 3, 16, 16)).eval()
+    return EarlyExitNetwork(SmallNet(), {"block0": FusedAuxHead(8, 5)}, rules=0.25).eval()
 
 
 @pytest.fixture

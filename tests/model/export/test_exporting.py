@@ -2,6 +2,8 @@
 
 import sys
 import warnings
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,7 @@ from auxhead.model import (
 )
 from auxhead.model.basics.bad_input import BadInput
 from auxhead.model.export import file_formats
-from auxhead.model.export.exporting import describe
+from auxhead.model.export.exporting import ExportReport, describe
 from support.example_models import Skipping, SmallNet
 from support.exported import first_sure, read_description, run_stages, run_whole
 from support.multi_exit_models import InAList
@@ -67,38 +69,59 @@ def assert_same_logits(found: list[Tensor], network: EarlyExitNetwork, x: Tensor
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("format", FORMATS)
-def test_one_file_has_the_logits_of_all_exits(format: str, tmp_path: Path) -> None:
+def one_head() -> EarlyExitNetwork:
+    return EarlyExitNetwork(SmallNet(), {"block0": FusedAuxHead(8, 5)}, 0.24).eval()
+
+
+@pytest.fixture(scope="module")
+def network() -> EarlyExitNetwork:
     """Of heads with hidden layers, and those that take maxima, of windows that overlap: block1 returns 4 x 4."""
-    network = small_network(block1=(3, 2), block2=1)
-    report = export_exits(network, torch.randn(1, 3, 8, 8), tmp_path / f"net.{format}", format=format)
-    assert report.files == (tmp_path / f"net.{format}", tmp_path / f"net.{format}.json")
-    assert {path.name for path in tmp_path.iterdir()} == {f"net.{format}", f"net.{format}.json"}
+    torch.manual_seed(0)
+    return small_network(Skipping(), block1=(3, 2), block2=1)
+
+
+@pytest.fixture(scope="module")
+def exported(network: EarlyExitNetwork, tmp_path_factory: pytest.TempPathFactory) -> Callable[[Any, str], ExportReport]:
+    """Exports that network, each way once, to a folder of its own."""
+
+    @cache
+    def export(by: Any, format: str) -> ExportReport:
+        folder = tmp_path_factory.mktemp("exported")
+        return by(network, torch.randn(2, 3, 8, 8), folder / f"net.{format}", format=format)
+
+    return export
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_one_file_has_the_logits_of_all_exits(format: str, network: EarlyExitNetwork, exported: Callable) -> None:
+    report = exported(export_exits, format)
+    folder = report.files[0].parent
+    assert report.files == (folder / f"net.{format}", folder / f"net.{format}.json")
+    assert set(folder.iterdir()) == set(report.files)
     assert report.difference is not None and report.difference < 1e-5
     assert report.checked_by == ("torch.export.load" if format == "pt2" else "onnx.reference")
     for size in BATCHES:
         x = torch.randn(size, 3, 8, 8)
-        logits = run_whole(report.files[-1], x)
-        assert_same_logits(logits, network, x)
+        assert_same_logits(run_whole(report.files[-1], x), network, x)
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_stages_run_one_after_another_are_the_network(format: str, tmp_path: Path) -> None:
-    network = small_network(Skipping())
-    report = export_stages(network, torch.randn(3, 3, 8, 8), tmp_path / "net", format=format)
+def test_stages_run_one_after_another_are_the_network(
+    format: str, network: EarlyExitNetwork, exported: Callable
+) -> None:
+    report = exported(export_stages, format)
+    folder = report.files[0].parent
     names = [*(f"stage_{index}.{format}" for index in range(4)), "stages.json"]
-    assert report.files == tuple(tmp_path / "net" / name for name in names)
-    assert [path.name for path in tmp_path.iterdir()] == ["net"]
-    assert sorted(path.name for path in (tmp_path / "net").iterdir()) == sorted(names)
+    assert report.files == tuple(folder / name for name in names)
+    assert [path.name for path in folder.parent.iterdir()] == [folder.name]
+    assert sorted(path.name for path in folder.iterdir()) == sorted(names)
     for size in BATCHES:
         x = torch.randn(size, 3, 8, 8)
         assert_same_logits(run_stages(report.files[-1], x), network, x)
 
 
-def test_the_json_is_enough_to_answer_as_the_network_does(tmp_path: Path) -> None:
-    network = small_network()
-    whole = export_exits(network, torch.randn(2, 3, 8, 8), tmp_path / "net.pt2").files[-1]
-    stages = export_stages(network, torch.randn(2, 3, 8, 8), tmp_path / "net").files[-1]
+def test_the_json_is_enough_to_answer_as_the_network_does(network: EarlyExitNetwork, exported: Callable) -> None:
+    whole, stages = (exported(by, "pt2").files[-1] for by in (export_exits, export_stages))
     description = read_description(whole)
     assert description["exits"][1] == {
         "logits": "exit_1",
@@ -182,17 +205,16 @@ def test_stages_of_torchvision_hand_over_what_the_next_one_needs(tmp_path: Path)
     """Of a tap within a block the shortcut, too."""
     backbone = torchvision.models.ResNet(torchvision.models.resnet.BasicBlock, [1, 1, 1, 1], num_classes=5)
     x = torch.randn(2, 3, 32, 32)
-    heads = {tap: FusedAuxHead(None, 5) for tap in ("layer1", "layer2.0.conv1")}
-    network = EarlyExitNetwork(backbone.eval(), heads, example_input=x)
+    network = EarlyExitNetwork(backbone.eval(), {"layer2.0.conv1": FusedAuxHead(None, 5)}, example_input=x)
     description = export_stages(network, x, tmp_path / "net").files[-1]
-    assert [len(file["inputs"]) for file in read_description(description)["files"]] == [1, 1, 2]
+    assert [len(file["inputs"]) for file in read_description(description)["files"]] == [1, 2]
     x = torch.randn(3, 3, 32, 32)
     assert_same_logits(run_stages(description, x), network, x)
 
 
 @pytest.mark.filterwarnings("error")
 def test_channels_last_weights_in_float64_without_a_warning(tmp_path: Path) -> None:
-    network = small_network().double().to(memory_format=torch.channels_last)
+    network = one_head().double().to(memory_format=torch.channels_last)
     x = torch.randn(2, 3, 8, 8).double()
     description = export_stages(network, x, tmp_path / "net").files[-1]
     with warnings.catch_warnings():
@@ -262,7 +284,7 @@ def test_a_stage_that_could_not_tell_the_batch_size(tmp_path: Path) -> None:
 def test_a_file_that_onnx_refuses(tmp_path: Path) -> None:
     pytest.importorskip("onnxscript")
     with pytest.raises(BadInput, match="network: onnx.checker refuses its file: .*bfloat16"):  # in a convolution
-        export_exits(small_network().bfloat16(), torch.randn(2, 3, 8, 8).bfloat16(), tmp_path / "net", format="onnx")
+        export_exits(one_head().bfloat16(), torch.randn(2, 3, 8, 8).bfloat16(), tmp_path / "net", format="onnx")
     assert not list(tmp_path.iterdir())
 
 
@@ -301,7 +323,7 @@ def test_files_that_compute_something_else_are_not_kept(tmp_path: Path, monkeypa
 
     monkeypatch.setattr(file_formats, "open_file", wrong)
     with pytest.raises(RuntimeError, match="file: logits that torch.export.load computes of a batch of 1 differ from"):
-        export_exits(small_network(), torch.randn(2, 3, 8, 8), tmp_path / "net")
+        export_exits(one_head(), torch.randn(2, 3, 8, 8), tmp_path / "net")
     assert not list(tmp_path.iterdir())
 
 

@@ -90,12 +90,12 @@ def test_a_backbone_of_torchvision_by_name(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     folder = write_image_folder(tmp_path / "stripes", per_class=6)
     result = trained(
-        "--data", folder, "--backbone", "resnet18", "--tap", "layer1", "--tap", "layer2.0",
+        "--data", folder, "--backbone", "shufflenet_v2_x0_5", "--tap", "stage2", "--tap", "stage3.0",
         "--image-size", 32, "--epochs", 1, "--batch-size", 4,
     )  # fmt: skip
-    assert list(rows(result)) == ["layer1", "layer2.0", "classifier"]
-    loaded = load_checkpoint("out", torchvision.models.resnet18(num_classes=2))
-    assert loaded.network.taps == ("layer1", "layer2.0") and loaded.image_size == 32
+    assert list(rows(result)) == ["stage2", "stage3.0", "classifier"]
+    loaded = load_checkpoint("out", torchvision.models.shufflenet_v2_x0_5(num_classes=2))
+    assert loaded.network.taps == ("stage2", "stage3.0") and loaded.image_size == 32
 
 
 def test_a_stopped_command_goes_on(module, tmp_path, monkeypatch):
