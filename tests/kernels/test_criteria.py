@@ -75,6 +75,20 @@ def test_extreme_logits(criterion, row, wanted, device):
     assert not fused_head(*head, criterion=criterion, threshold=high).exit.any()
 
 
+@pytest.mark.parametrize("criterion", CRITERIA)
+def test_gradients_are_those_of_the_formula(criterion, device):
+    temperature = 0.7
+    x, weight, bias = (one.requires_grad_() for one in make_head((3, 12), 5, device=device))
+    seed = torch.tensor([1.0, -2.0, 0.5], device=device)
+    out = fused_head(x, weight, bias, criterion=criterion, temperature=temperature)
+    found = torch.autograd.grad(out.confidence, (x, weight, bias), seed)
+    exact = [one.detach().double().requires_grad_() for one in (x, weight, bias)]
+    logits = torch.nn.functional.linear(*exact)
+    wanted = torch.autograd.grad(by_definition(logits, temperature, criterion), exact, seed.double())
+    for one, other in zip(found, wanted, strict=True):
+        torch.testing.assert_close(one.double(), other, rtol=1e-4, atol=1e-5)
+
+
 def test_a_probability_of_0_has_no_say_in_the_gradient_of_the_entropy(device):
     bias = torch.tensor([0.0, 1.0, -1e9], device=device, requires_grad=True)
     out = fused_head(torch.zeros(1, 1, device=device), torch.zeros(3, 1, device=device), bias, criterion="entropy")
