@@ -30,9 +30,8 @@ from ..records.summaries import Timings, as_json, network_record, percentiles, s
 from ..sweep.config_text import text
 from ..sweep.exclusion import excluded
 from ..sweep.space import neighbours
-from .measure import BARE, BOTH, HEADS, NetworkParts
+from .measure import BARE, BOTH, HEADS, NetworkParts, paired_parts
 from .metrics import hiding_efficiency
-from .records import paired_parts
 
 #: The kind of these records, and the footprint that all others are compared with.
 FOOTPRINT, BY_RULE = "footprint", "by rule"

@@ -6,6 +6,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,7 +26,8 @@ from ..measuring.profiled_requests import activities, record_trace
 from ..measuring.progress import Begins
 from ..measuring.subject import Subject
 from ..measuring.timers import CAPTURES, FINAL_ROUNDS, block_length, time_rounds
-from ..records.summaries import Timings
+from ..records.comparison import compare
+from ..records.summaries import Timings, summary
 from .replays import RecordedReplay, Replay, read_replays, recorded_replay
 
 #: The trunk that everything is captured with.
@@ -97,6 +99,16 @@ class NetworkParts(HeadsInSitu):
 def check(name: str, wrong: str | None) -> None:
     """Raise ``WrongAnswer`` if anything is wrong, in words, with what is called ``name``."""
     refuse(None if wrong is None else f"{name}: {wrong}; not timed")
+
+
+def paired_parts(trunk: Timings, heads: Timings, both: Timings) -> list[dict[str, Any]]:
+    """Return the parts that records compare a network with, its trunk and its heads; see ``hiding_efficiency``."""
+    stretch = compare(both, trunk)
+    interval = {"device_ratio": stretch.median_ratio, "low": stretch.low, "high": stretch.high}
+    return [
+        {"role": BARE, "device_us": summary(trunk), **interval},
+        {"role": HEADS, "device_us": summary(heads)},
+    ]
 
 
 @dataclass(frozen=True)

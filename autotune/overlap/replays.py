@@ -55,8 +55,11 @@ def read_replays(trace: Mapping[str, Any]) -> list[Replay]:
         trace: the content of the file. Each replay is one of an overlapped runner's graph, or of a bare trunk's.
 
     Raises:
-        ValueError: none that a graph launched.
+        ValueError: no kernels, or none that a graph launched; says how to record a trace that has some.
     """
+    made_by = "; `auxhead-tune overlap MODEL` records and reads one"
+    if not isinstance(trace, Mapping) or not isinstance(trace.get("traceEvents"), list):
+        raise ValueError(f"trace: has no list of traceEvents, wants a Chrome trace of torch.profiler{made_by}")
     launches: set[Any] = set()
     by_launch: dict[Any, list[Mapping[str, Any]]] = defaultdict(list)
     for event in trace["traceEvents"]:
@@ -68,11 +71,17 @@ def read_replays(trace: Mapping[str, Any]) -> list[Replay]:
         elif event.get("cat") in ("cuda_runtime", "cuda_driver"):
             if plain_name(event["name"]) in GRAPH_LAUNCHES and launch is not None:
                 launches.add(launch)
+    if not by_launch:
+        raise ValueError(
+            "trace: got no GPU kernels, wants those of replays of a CUDA graph, profiled on a GPU with "
+            f"ProfilerActivity.CUDA{made_by}"
+        )
     replays = [kernels for launch, kernels in by_launch.items() if launch in launches]
     if not replays:
         count = sum(map(len, by_launch.values()))
         raise ValueError(
-            f"trace: got {count} GPU kernels, none with the correlation of a cudaGraphLaunch; wants replays"
+            f"trace: got {count} GPU kernels and none with the correlation of a cudaGraphLaunch, wants those of "
+            f"replays of a CUDA graph{made_by}"
         )
     return [_replay(kernels) for kernels in sorted(replays, key=lambda events: min(float(one["ts"]) for one in events))]
 

@@ -6,10 +6,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from rich import box
-from rich.console import Console
-from rich.table import Table
-
 from ...model import AutoRunner
 from ...model.auto.plan import Plan
 from ...model.basics.bad_input import BadInput
@@ -18,7 +14,9 @@ from ..measuring.environment import this_device
 from ..measuring.options import check_patterns, chosen_patterns
 from ..measuring.subject import build_subject, find_subject
 from ..records.summaries import percentiles
-from ..records.tables import percentiles_in_words, wide_console
+from ..records.tables import RecordTable, percentiles_in_words, print_tables, wide_console
+
+_COLUMNS = ("runner", "host to answer, us", "device, us", "host/plain", "device/plain", "")
 
 
 def run_plan(
@@ -66,7 +64,8 @@ def run_plan(
             runner.close()
         for size, made in runner.plans.items():
             measured = dataclasses.replace(subject.cell, batch=size)
-            _print(console, f"{measured}; trunk {trunk}; exits {pattern}", made, subject.network.taps)
+            title = f"{measured}; trunk {trunk}; exits {pattern}"
+            print_tables(console, [_table(title, made, subject.network.taps)])
 
 
 @contextmanager
@@ -78,34 +77,23 @@ def _one_line_of(cell: Cell) -> Iterator[None]:
         raise BadInput(f"{cell}: {' '.join(str(error).split())}") from None
 
 
-def _print(console: Console, title: str, made: Plan, taps: Sequence[str]) -> None:
-    """Print what was measured, and the choice with its reason."""
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("runner", no_wrap=True)
-    for heading in ("host to answer, us", "device, us", "host / plain", "device / plain"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("")
-    plain = made.times[made.plain]
+def _table(title: str, made: Plan, taps: Sequence[str]) -> RecordTable:
+    """Return what was measured, with the choice and its reason below."""
+    rows = []
     for name, times in made.times.items():
         marks = [mark for mark, marked in (("chosen", made.chosen.name), ("plain graph", made.plain)) if name == marked]
-        ratios = [
-            f"{statistics.median(us) / statistics.median(plain_us):.3f}"
-            for us, plain_us in zip(times, plain, strict=True)
-        ]
-        table.add_row(
-            name, *(percentiles_in_words(percentiles(us)._asdict()) for us in times), *ratios, ", ".join(marks)
-        )
-    console.print(table)
+        pairs = zip(times, made.times[made.plain], strict=True)
+        ratios = (f"{statistics.median(us) / statistics.median(plain_us):.3f}" for us, plain_us in pairs)
+        us = (percentiles_in_words(percentiles(us)._asdict()) for us in times)
+        rows.append((name, *us, *ratios, ", ".join(marks)))
+    trunks = [f"{kind} {statistics.median(us.host):,.1f}" for kind, us in made.trunk_times.items()]
     leave = ", ".join(f"{share:.0%} {where}" for share, where in zip(made.shares, (*taps, "classifier"), strict=True))
-    lines = [f"{name} left out: {why}" for name, why in made.left_out.items()]
-    if made.trunk_times:
-        trunks = [f"{kind} {statistics.median(us.host):,.1f}" for kind, us in made.trunk_times.items()]
-        lines.insert(0, f"The plain graph by trunk, us: {', '.join(trunks)}.")
-    lines += [
+    remarks = [
+        *([f"The plain graph by trunk, us: {', '.join(trunks)}."] if trunks else []),
+        *(f"{name} left out: {why}" for name, why in made.left_out.items()),
         f"Samples leave at: {leave}.",
         f"{made.chosen.name[:1].upper()}{made.chosen.name[1:]}: {made.reason()}.",
         f"From the plan file, measured at {made.utc}." if made.from_file else "Measured now.",
+        "",
     ]
-    for line in lines:
-        console.print(line, soft_wrap=True)
-    console.print()
+    return RecordTable(title, _COLUMNS, 1, rows, remarks)

@@ -3,8 +3,8 @@
 import torch
 from auxhead.autotune.measuring.cells import resnet_cell
 from auxhead.autotune.overlap.measure import OverlapMeasured
-from auxhead.autotune.overlap.records import overlap_records
 from auxhead.autotune.overlap.replays import read_replays, recorded_replay
+from auxhead.autotune.overlap.run import overlap_records
 from auxhead.kernels.launch.residency import Residency
 from support.example_traces import replay, trace_of
 from support.pretended_gpu import ENVIRONMENT

@@ -98,10 +98,18 @@ def test_the_median_replay_is_the_one_in_the_middle():
     assert [median_replay(replays[:count]) for count in (1, 2, 3, 4, 5)] == [0, 0, 2, 3, 2], "or the next longer"
 
 
-def test_a_trace_without_replays_is_refused():
-    for trace, count in ((trace_of(runtime("cudaGraphLaunch", 1.0, 2.0)), 0), (trace_of(kernel(1.0, 2.0)), 1)):
-        with pytest.raises(ValueError, match=f"^trace: got {count} GPU kernels, none with the correlation of"):
-            read_replays(trace)
+@pytest.mark.parametrize(
+    ("trace", "message"),
+    [
+        (trace_of(request(0.0, 5.0), runtime("cudaGraphLaunch", 1.0, 2.0)), "got no GPU kernels, wants"),
+        (trace_of(kernel(1.0, 2.0), kernel(5.0, 2.0)), "got 2 GPU kernels and none with the correlation of"),
+        ({"events": []}, "has no list of traceEvents"),
+        ([], "has no list of traceEvents"),
+    ],
+)
+def test_a_trace_without_replays_says_what_is_missing(trace, message):
+    with pytest.raises(ValueError, match=f"^trace: .*{message}.*`auxhead-tune overlap MODEL` records and reads one$"):
+        read_replays(trace)
 
 
 def test_stretch_kernel_by_kernel():

@@ -11,7 +11,7 @@ from auxhead.autotune.measuring.subject import build_subject
 from auxhead.autotune.measuring.timers import CAPTURES
 from auxhead.autotune.overlap import footprints
 from auxhead.autotune.overlap.measure import REPLAYS, measure_overlap
-from auxhead.autotune.overlap.records import overlap_records
+from auxhead.autotune.overlap.run import overlap_records
 from auxhead.autotune.overlap.tables import footprint_tables, overlap_tables
 from auxhead.autotune.records.comparison import typical
 from auxhead.autotune.records.record import read_records

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from auxhead.autotune.overlap.records import failed_record, overlap_records
+from auxhead.autotune.overlap.run import failed_record, overlap_records
 from auxhead.autotune.overlap.tables import overlap_tables
 from auxhead.autotune.records.record import read_records
 from support.command_line import tune

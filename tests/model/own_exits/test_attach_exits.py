@@ -22,6 +22,7 @@ from support.multi_exit_models import (
     WithoutModules,
     block,
     pool_head,
+    probabilities,
 )
 from torch import Tensor, nn
 
@@ -46,16 +47,6 @@ def made(style: str) -> nn.Module:
     return model
 
 
-def probabilities(model: nn.Module, places: list[Any], x: Tensor, style: str) -> list[Tensor]:
-    answers = model(x)
-    picked = [getattr(answers, p) if style in ("a dataclass", "log-softmax", CONV) else answers[p] for p in places]
-    done = style in ("softmax layers", "functions")
-    return [y if done else y.softmax(1) for y in picked]
-
-
-CONV = "a last exit that is a convolution"
-
-
 @pytest.mark.parametrize("style", STYLES)
 def test_exits_are_found_and_answer_as_those_of_the_model_which_stays_as_it_is(style: str) -> None:
     model, x = made(style), images(5)
@@ -70,7 +61,7 @@ def test_exits_are_found_and_answer_as_those_of_the_model_which_stays_as_it_is(s
     assert [one.place for one in exits] == places and exits[-1].head == last and exits[-1].tap == ""
     assert {one.classes for one in exits} == {CLASSES} and network.taps == tuple(one.tap for one in exits[:-1])
 
-    wanted = probabilities(kept, places, x, style)
+    wanted = probabilities(kept, style, x)
     for logits, theirs in zip(network.logits(x), wanted, strict=True):
         torch.testing.assert_close(logits.softmax(1), theirs)
     for trunk in ("as_is", "cudnn"):

@@ -5,7 +5,7 @@ import json
 from dataclasses import replace
 
 import pytest
-from auxhead.autotune.overlap.records import failed_record
+from auxhead.autotune.overlap.run import failed_record
 from auxhead.autotune.records.record import BadRecord
 from auxhead.plots.figures import timeline
 from auxhead.plots.figures.registry import FIGURES
