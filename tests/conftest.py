@@ -92,6 +92,16 @@ def without_interpreter():
         yield
 
 
+@pytest.fixture(scope="module")
+def undrawn():
+    """Pictures are empty files: to lay one out and draw it twice takes a second. Their numbers are written as ever."""
+    with pytest.MonkeyPatch.context() as patch:
+        figure = importlib.import_module("matplotlib.figure").Figure
+        patch.setattr(figure, "draw_without_rendering", lambda _: None)
+        patch.setattr(figure, "savefig", lambda _, file, **__: open(file, "w").close())
+        yield
+
+
 @pytest.fixture
 def tiles_from_7(monkeypatch):
     """Multiply by groups wherever there are 7 samples: batches for which that pays are large to interpret."""
@@ -146,6 +156,14 @@ def stops_at_every_tap(monkeypatch):
     """Cut and gate networks that are too small for it to pay."""
     monkeypatch.setattr("auxhead.model.runners.polled._LEAST_SEGMENT_US", 0.0)
     monkeypatch.setattr("auxhead.model.runners.gated._LEAST_GATED_US", 0.0)
+
+
+@pytest.fixture
+def every_move_pays(monkeypatch):
+    """Let times be proportional to the batch, so that samples are gathered wherever they can."""
+    from auxhead.model.runners.graph_runner import GraphRunner
+
+    monkeypatch.setattr(GraphRunner, "_segment_times", lambda runner, x: [1000.0 * len(x)] * (len(runner._heads) + 1))
 
 
 @pytest.fixture

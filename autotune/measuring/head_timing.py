@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -19,6 +20,7 @@ from ..records.comparison import Paired
 from ..records.summaries import Timings
 from .captured import CHAIN, chain
 from .cells import NEVER
+from .compile_pool import CompilePool, InputOf, compile_alone, compile_network
 from .failures import DeviceLost, Failure, WrongAnswer, refuse
 from .heads_alone import ALONE, FUSED, LAUNCHES, NETWORK, AloneHead, Launch, Target
 from .heads_in_situ import HeadsInSitu
@@ -56,9 +58,10 @@ class HeadTiming:
     The first configuration of a call is the rule's, the baseline: where it fails, nothing is timed.
     """
 
-    def __init__(self, subject: Subject, trunk: str = "cudnn") -> None:
-        """Measure the heads of ``subject``, in situ beside a trunk of that kind."""
+    def __init__(self, subject: Subject, trunk: str = "cudnn", pool: CompilePool | None = None) -> None:
+        """Measure the heads of ``subject``, in situ beside a trunk of that kind; a pool compiles before they launch."""
         self._subject = subject
+        self._pool = pool
         self._device = subject.example.device
         self._in_situ = HeadsInSitu(subject, trunk)
         self._lost: str | None = None
@@ -87,10 +90,12 @@ class HeadTiming:
         return self._in_situ.protocol
 
     def prepare(self, target: Target, place: str, configs: Sequence[LaunchConfig]) -> Mapping[LaunchConfig, Failure]:
-        """Launch each configuration once, in threads, which compiles what nobody has; then check its answers.
+        """Compile each configuration, if there is a pool, launch each once in threads, and check its answers.
 
-        In situ both are done with the very captures that are timed.
+        In situ the very captures that are timed are launched and checked.
         """
+        if self._pool is not None:
+            self._pool.run(self._jobs(target, place, configs), wait_for=True)
         if place == NETWORK:
             return {}
         head = self.heads[target]
@@ -109,6 +114,14 @@ class HeadTiming:
                 except Exception as error:
                     failed[config] = self._failure(error)
         return failed
+
+    def _jobs(self, target: Target, place: str, configs: Sequence[LaunchConfig]) -> list[Callable[[], object]]:
+        if place == ALONE:
+            return [partial(compile_alone, InputOf.of(self.heads[target]), config) for config in configs]
+        exits, index = [*map(InputOf.of, self._in_situ.exits)], self._subject.network.taps.index
+        ends, launched = [*map(index, self._in_situ.forks)], [*map(index, target.taps)]
+        every = [self._in_situ.all_configs({target.shape: config}) for config in configs]
+        return [partial(compile_network, exits, ends, launched, one) for one in every]
 
     def time(
         self, target: Target, place: str, configs: Sequence[LaunchConfig], rounds: int, captures: int

@@ -43,7 +43,9 @@ class HeadsInSitu:
         self.heads = [AloneHead(head, x) for head, x in zip(subject.heads, features, strict=True)]
         """Those of the taps, each with what its tap gives it."""
         classifier = self._trunk.classifier
-        launched = [*self.heads, *([] if classifier is None else [AloneHead(classifier, final)])]
+        self.exits = [*self.heads, final if classifier is None else AloneHead(classifier, final)]
+        """These, and the classifier as one of them; or its logits, where it is none."""
+        launched = [one for one in self.exits if isinstance(one, AloneHead)]
         self._heads_by_rule = {(head.shape, NETWORK): config_by_rule(head.shape) for head in launched}
 
     def _run_trunk(self) -> tuple[list[Tensor], Tensor]:
@@ -83,7 +85,11 @@ class HeadsInSitu:
 
     def launching(self, configs: Configs) -> AbstractContextManager[None]:
         """Launch heads of some shapes like this until the context ends, and the others by rule."""
-        return overriding(self._heads_by_rule | {(shape, NETWORK): config for shape, config in configs.items()})
+        return overriding(self.all_configs(configs))
+
+    def all_configs(self, configs: Configs) -> dict[tuple[HeadShape, str], LaunchConfig]:
+        """Return the configurations of all heads, those of some shapes being these and the others by rule."""
+        return self._heads_by_rule | {(shape, NETWORK): config for shape, config in configs.items()}
 
     @cached_property
     def _truth(self) -> EagerTruth:

@@ -5,10 +5,13 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
+import torch
+
 from ...kernels.launch.head_shape import HeadShape
 from ...kernels.launch.kernel_hash import kernel_hash
 from ...model.basics.bad_input import BadInput
 from ..measuring.cells import Cell
+from ..measuring.compile_pool import CompilePool
 from ..measuring.environment import release_memory
 from ..measuring.failures import DeviceLost
 from ..measuring.head_timing import HeadTiming
@@ -35,14 +38,15 @@ def run_sweep(chosen: NetworkChoice, effort: str, out: Path | None) -> None:
     asked: set[HeadShape] = set()
     done = 0
     failures: Counter[str] = Counter()
-    with SweepProgress(console) as progress:
+    capability = torch.cuda.get_device_capability(networks.device)
+    with CompilePool(capability) as pool, SweepProgress(console) as progress:
 
         def swept(cell: Cell, number: int) -> Sweep:
             def show(status: Status) -> None:
                 progress.show(status._replace(done=(number + status.done) / len(networks.cells)))
 
             show(Status(0.0, f"{cell}: building", "", failures))
-            measurer = HeadTiming(networks.subject(cell))
+            measurer = HeadTiming(networks.subject(cell), pool=pool)
             protocol = {"kernel": kernel_hash(), **measurer.protocol}
             records = SweepRecords(networks.where, networks.environment, protocol, measurer.of_network)
             sweep = Sweep(measurer, STRATEGIES[effort], records, show, failures)

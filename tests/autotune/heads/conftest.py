@@ -31,3 +31,14 @@ def simulated(monkeypatch):
 @pytest.fixture
 def timing(simulated):
     return measurer()
+
+
+@pytest.fixture
+def timed_by(monkeypatch):
+    """Puts a function in the place of ``time_rounds``."""
+
+    def put(function):
+        for module in ("head_timing", "timers"):
+            monkeypatch.setattr(f"auxhead.autotune.measuring.{module}.time_rounds", function)
+
+    return put

@@ -2,8 +2,10 @@
 
 import importlib
 import re
+from contextlib import nullcontext
 
 import pytest
+import torch
 from auxhead.autotune.measuring.failures import DeviceLost
 from auxhead.autotune.measuring.heads_alone import ALONE, NETWORK
 from auxhead.autotune.records.record import read_records
@@ -30,7 +32,7 @@ class Measurer(Synthetic):
     protocol = {"chain": 20}
     of_network = {"trunk": "feedfacecafebeef", "forks": []}
 
-    def __init__(self, subject):
+    def __init__(self, subject, pool):
         super().__init__(fails=lambda config: config.stages == 2 and ("prepare", "wrong answer", "off by 2"))
         self.cell = subject
         Measurer.cells.append(subject)
@@ -51,6 +53,8 @@ class Measurer(Synthetic):
 @pytest.fixture
 def pretended(pretended_gpu, monkeypatch):
     monkeypatch.setattr(running, "HeadTiming", Measurer)
+    monkeypatch.setattr(running, "CompilePool", nullcontext)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     monkeypatch.setattr(Measurer, "cells", [])
     monkeypatch.setattr(Measurer, "stopped_by", None)
     return pretended_gpu / "sweep-nvidia-h200-fake.jsonl"

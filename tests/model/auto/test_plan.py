@@ -49,11 +49,6 @@ def plan(chosen: str, **rest: float) -> Plan:
             "polled, measured 75.0 us to the answer: 25.0% less than the plain graph, overlapped (1 fork), 100.0 us; "
             "gated, 74.9, is no faster beyond the noise, and less simple.",
         ),
-        (
-            plan(PLAIN, serial=90.0, plain=90.0),
-            "overlapped (1 fork), measured 90.0 us to the answer: nothing is faster than this plain graph. "
-            "The others: serial 90.0 us.",
-        ),
     ],
 )
 def test_it_says_what_was_chosen_and_why(found: Plan, said: str) -> None:

@@ -1,0 +1,126 @@
+"""Processes that compile launches of heads, whose first launch then finds its kernel in Triton's cache on disk."""
+
+import copy
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import BrokenExecutor, ProcessPoolExecutor
+from contextlib import suppress
+from functools import partial
+from multiprocessing import resource_tracker
+from multiprocessing.connection import wait
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ...kernels import ExitBuffers
+from ...kernels.launch.choose_config import overriding
+from ...kernels.launch.head_shape import HeadShape
+from ...kernels.launch.launch_config import LaunchConfig
+from ...model import FusedAuxHead
+from .heads_alone import AloneHead, head_launches
+
+#: Cores that are left to the process that times, whose launches must not wait.
+_CORES_LEFT = 2
+#: Processes at most: each takes some 300 MB.
+_MOST_PROCESSES = 32
+
+
+class InputOf(NamedTuple):
+    """A head on the CPU with all of its input but the data; or, without a head, the network's logits alike."""
+
+    head: FusedAuxHead | None
+    size: Sequence[int]
+    stride: Sequence[int]
+    dtype: torch.dtype
+
+    @classmethod
+    def of(cls, one: AloneHead | Tensor) -> "InputOf":
+        """Describe a head and its input, or logits."""
+        head, x = (one.head, one.x) if isinstance(one, AloneHead) else (None, one)
+        return cls(None if head is None else copy.deepcopy(head).cpu(), x.size(), x.stride(), x.dtype)
+
+    def made(self) -> AloneHead | Tensor:
+        """Make it on the CPU, where the input takes up addresses but no memory."""
+        x = torch.empty_strided(self.size, self.stride, dtype=self.dtype)
+        return x if self.head is None else AloneHead(self.head, x)
+
+
+def compile_alone(one: InputOf, config: LaunchConfig) -> None:
+    """Launch a head by itself; see ``AloneHead.launch``."""
+    alone = one.made()
+    assert isinstance(alone, AloneHead)
+    alone.launch(config)
+
+
+def compile_network(
+    exits: Sequence[InputOf], ends: Sequence[int], launched: Sequence[int],
+    configs: Mapping[tuple[HeadShape, str], LaunchConfig],
+) -> None:  # fmt: skip
+    """Launch a network's heads as ``head_launches`` divides them, all launches that one of some exits has a part in."""
+    made = [one.made() for one in exits]
+    heads = [one.head for one in made if isinstance(one, AloneHead)]
+    inputs = [one.x if isinstance(one, AloneHead) else one for one in made]
+    with_probs = all(head.return_probs for head in heads[: len(exits) - 1])
+    buffers = ExitBuffers.allocate(
+        len(exits), len(inputs[0]), heads[0].num_classes, with_probs=with_probs, device=inputs[0].device
+    )
+    as_heads = [one.head.as_exit_head() if isinstance(one, AloneHead) else None for one in made]
+    with overriding(configs):
+        for part, launch in head_launches(buffers, as_heads, ends):
+            if any(part.start <= index < part.stop for index in launched):
+                launch(inputs[part])
+
+
+class CompilePool:
+    """Processes that compile for one kind of GPU; a context manager, which ends them.
+
+    They end with the process that made them, however that ends. What fails in them fails again where it is launched.
+    """
+
+    def __init__(self, capability: tuple[int, int]) -> None:
+        """Begin them, for a compute capability, before any launch of heads here: see ``settle_cache_keys``."""
+        from ...kernels.launch.compile_only import settle_cache_keys  # there is no Triton for some platforms
+
+        settle_cache_keys()
+        count = min(max(len(os.sched_getaffinity(0)) - _CORES_LEFT, 1), _MOST_PROCESSES)
+        context = multiprocessing.get_context("spawn")
+        resource_tracker.ensure_running()  # which lets a terminal's Ctrl-C through again
+        self._pool = ProcessPoolExecutor(
+            count, context, initializer=_begin, initargs=(10 * capability[0] + capability[1],)
+        )
+        self.run([partial(int)] * count)  # they import meanwhile
+
+    def run(self, jobs: Sequence[Callable[[], object]], *, wait_for: bool = False) -> None:
+        """Have jobs done, partials of functions of this module, in any order, and wait for all if told so."""
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # Ctrl-C is for this process, which ends them
+        try:
+            with suppress(BrokenExecutor):  # somebody killed them: what launches compiles
+                done = [self._pool.submit(job) for job in jobs]
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        if wait_for:
+            for one in done:
+                one.exception()
+
+    def __enter__(self) -> "CompilePool":
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _begin(capability: int) -> None:
+    """Make this process one that only compiles."""
+    from ...kernels.launch.compile_only import compile_only, settle_cache_keys
+
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    threading.Thread(target=lambda: (wait([parent.sentinel]), os._exit(1)), daemon=True).start()
+    os.nice(10)
+    torch.set_num_threads(1)
+    settle_cache_keys()
+    compile_only(capability)

@@ -1,0 +1,76 @@
+"""compile_pool.py: launches find what other processes compiled, and those end with the one that began them."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+SCRIPT = """
+import json, multiprocessing, os, sys, time
+from functools import partial
+from pathlib import Path
+
+import torch
+
+
+def main():
+    from auxhead.autotune.measuring.compile_pool import CompilePool, InputOf, compile_alone, compile_network
+    from auxhead.autotune.measuring.heads_alone import AloneHead
+    from auxhead.kernels.launch.compile_only import compile_only
+    from auxhead.kernels.launch.launch_rule import config_by_rule
+    from auxhead.model import FusedAuxHead
+
+    x = torch.empty(2, 8, 4, 4, dtype=torch.float16)
+    one = AloneHead(FusedAuxHead(8, 5, dtype=torch.float16), x)
+    alone, logits = InputOf.of(one), InputOf.of(torch.empty(2, 5, dtype=torch.float16))
+    rule = config_by_rule(one.shape)
+    jobs = [
+        partial(compile_alone, alone, rule),
+        partial(compile_network, [alone, logits], [0], [0], {(one.shape, "network"): rule}),
+    ]
+    made = lambda: len([*Path(os.environ["TRITON_CACHE_DIR"]).glob("*/*.cubin")])
+    with CompilePool((9, 0)) as pool:
+        pool.run(jobs, wait_for=True)
+        there = made()
+        compile_only(90)
+        for job in jobs:
+            job()
+        print(json.dumps([there, made(), [one.pid for one in multiprocessing.active_children()]]), flush=True)
+        time.sleep(60)
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except KeyboardInterrupt:
+        print("interrupted")
+"""
+
+
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGKILL], ids=["Ctrl-C", "killed"])
+def test_launches_find_what_was_compiled_and_no_process_stays(sent, tmp_path):
+    """A terminal's Ctrl-C goes to all processes, which are not to complain of it one by one."""
+    pytest.importorskip("triton")
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment |= {"TRITON_CACHE_DIR": str(tmp_path / "cache"), "OMP_NUM_THREADS": "1"}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, script], env=environment, start_new_session=True, **pipes) as begun:
+        line = begun.stdout.readline()
+        assert line, begun.stderr.read()
+        there, after, workers = json.loads(line)
+        os.killpg(begun.pid, sent) if sent == signal.SIGINT else os.kill(begun.pid, sent)
+        said, complaints = begun.communicate(timeout=60)
+    assert (there, after) == (2, 2) and workers, "each was compiled once, by another process"
+    if sent == signal.SIGINT:
+        assert (begun.returncode, said, complaints) == (0, "interrupted\n", "")
+    until = time.monotonic() + 20
+    while any(Path(f"/proc/{worker}").exists() for worker in workers):
+        assert time.monotonic() < until, "they go on"
+        time.sleep(0.05)
