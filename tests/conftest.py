@@ -92,6 +92,16 @@ def without_interpreter():
         yield
 
 
+@pytest.fixture(scope="module")
+def undrawn():
+    """Pictures are empty files: to lay one out and draw it twice takes a second. Their numbers are written as ever."""
+    with pytest.MonkeyPatch.context() as patch:
+        figure = importlib.import_module("matplotlib.figure").Figure
+        patch.setattr(figure, "draw_without_rendering", lambda _: None)
+        patch.setattr(figure, "savefig", lambda _, file, **__: open(file, "w").close())
+        yield
+
+
 @pytest.fixture
 def tiles_from_7(monkeypatch):
     """Multiply by groups wherever there are 7 samples: batches for which that pays are large to interpret."""

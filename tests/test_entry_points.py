@@ -12,48 +12,36 @@ import typer
 COMMANDS = {"model": "auxhead", "autotune": "auxhead-tune", "plots": "auxhead-plot"}
 #: Packages that take long to import, or need not be there for help.
 HEAVY = ("torch", "triton", "cuda", "torchvision", "safetensors", "sklearn", "PIL", "matplotlib", "numpy")
-SHOW_HELP = f"""
+SHOW = f"""
 import sys, importlib, typer
 app = importlib.import_module(f"auxhead.{{sys.argv[1]}}.__main__").app
-for command in ["", *typer.main.get_command(app).commands]:
+for words in [["--version"], ["--help"], *([name, "--help"] for name in typer.main.get_command(app).commands)]:
     try:
-        app([command, "--help"] if command else ["--help"])
+        app(words)
     except SystemExit as left:
-        assert not left.code, command
+        assert not left.code, words
     heavy = sorted(set({HEAVY}) & set(sys.modules))
-    assert not heavy, f"{{command}} imports {{heavy}}"
+    assert not heavy, f"{{words}} imports {{heavy}}"
 """
 
 
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    done = [sys.executable, *arguments]
-    return subprocess.run(done, capture_output=True, text=True, env={**os.environ, "COLUMNS": "200"}, cwd="/")
+def run(*command: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, capture_output=True, text=True, env={**os.environ, "COLUMNS": "200"}, cwd="/")
 
 
 @pytest.mark.parametrize("package", COMMANDS)
-def test_help_of_every_command_needs_nothing_that_takes_seconds_to_import(package: str) -> None:
-    done = run("-c", SHOW_HELP, package)
+def test_help_and_version_need_nothing_that_takes_seconds_and_programs_say_their_names(package: str) -> None:
+    done = run(sys.executable, "-c", SHOW, package)
     assert done.returncode == 0, done.stderr
     commands = typer.main.get_command(importlib.import_module(f"auxhead.{package}.__main__").app).commands
+    assert done.stdout.startswith(f"auxhead {version('auxhead')}\n")
     assert done.stdout.count("Usage: ") == 1 + len(commands)
-
-
-@pytest.mark.parametrize("package", COMMANDS)
-def test_the_version_and_the_name_of_a_package_that_is_run(package: str) -> None:
-    said = run("-m", f"auxhead.{package}", "--version")
-    assert (said.returncode, said.stdout, said.stderr) == (0, f"auxhead {version('auxhead')}\n", "")
-    assert f"Usage: python -m auxhead.{package} [OPTIONS] COMMAND" in run("-m", f"auxhead.{package}", "--help").stdout
-    unknown = run("-m", f"auxhead.{package}", "nosuch")
-    assert unknown.returncode == 2 and f"Try 'python -m auxhead.{package} --help'" in unknown.stderr
-
-
-def test_the_installed_commands_say_their_names() -> None:
-    for name in COMMANDS.values():
-        path = os.path.join(os.path.dirname(sys.executable), name)
-        done = subprocess.run([path, "--version"], capture_output=True, text=True)
-        assert done.stdout == f"auxhead {version('auxhead')}\n", done.stderr
-        shown = subprocess.run([path], capture_output=True, text=True)
-        assert f"Usage: {name} [OPTIONS] COMMAND" in shown.stdout + shown.stderr
+    installed = os.path.join(os.path.dirname(sys.executable), COMMANDS[package])
+    module = f"python -m auxhead.{package}"
+    for command, name in (((installed,), COMMANDS[package]), ((sys.executable, "-m", f"auxhead.{package}"), module)):
+        unknown = run(*command, "nosuch")
+        assert unknown.returncode == 2 and f"Usage: {name} [OPTIONS] COMMAND" in unknown.stderr
+        assert f"Try '{name} --help'" in unknown.stderr
 
 
 def test_the_three_are_alike() -> None:

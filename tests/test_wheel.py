@@ -1,4 +1,4 @@
-"""The distributions: built as for a release, they hold what they should, and the wheel works without the repository."""
+"""The distributions, which work without the repository, and pinned versions, the oldest those of pyproject.toml."""
 
 import re
 import shutil
@@ -9,6 +9,8 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.version import Version
 from support.distributions import AT_THE_TOP, PACKAGES, ROOT, check_source_distribution, check_wheel
 
 BUILD = "from setuptools import build_meta; build_meta.build_{}({!r})"
@@ -22,12 +24,11 @@ def build(what, tree, out):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.fixture(scope="module")
-def distributions(tmp_path_factory):
+@pytest.fixture
+def distributions(tmp_path):
     """A source distribution, and the wheel made of that, as `python -m build` makes them."""
     pytest.importorskip("setuptools", minversion="77")
-    made = tmp_path_factory.mktemp("distributions")
-    tree, dist = made / "tree", made / "dist"
+    tree, dist = tmp_path / "tree", tmp_path / "dist"
     dist.mkdir()
     for folder in (*PACKAGES, "tests"):  # a copy: building writes beside the sources
         shutil.copytree(ROOT / folder, tree / folder, ignore=shutil.ignore_patterns("__pycache__"))
@@ -36,60 +37,38 @@ def distributions(tmp_path_factory):
     build("sdist", tree, dist)
     (source,) = dist.iterdir()
     with tarfile.open(source) as archive:
-        archive.extractall(made / "unpacked", filter="data")
-    (unpacked,) = (made / "unpacked").iterdir()
+        archive.extractall(tmp_path / "unpacked", filter="data")
+    (unpacked,) = (tmp_path / "unpacked").iterdir()
     build("wheel", unpacked, dist)
     (wheel,) = dist.glob("*.whl")
     return wheel, source
 
 
-@pytest.fixture(scope="module")
-def installed(distributions, tmp_path_factory):
-    """A folder with the wheel's packages, which come before those of the repository."""
-    site = tmp_path_factory.mktemp("site")
-    with zipfile.ZipFile(distributions[0]) as archive:
+def test_they_hold_every_package_and_its_data_and_the_wheel_works_without_the_repository(distributions, tmp_path):
+    """Each of its modules can be imported, and a figure is drawn from numbers, where there are no raw records."""
+    wheel, source = distributions
+    check_wheel(wheel)
+    check_source_distribution(source)
+    site, out = tmp_path / "site", tmp_path / "out"
+    with zipfile.ZipFile(wheel) as archive:
         archive.extractall(site)
-
-    def run(code):
-        code = f"import sys; sys.path.insert(0, {str(site)!r}); {code}"
-        done = subprocess.run([sys.executable, "-c", code], cwd=site, capture_output=True, text=True)
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout.splitlines()
-
-    return site, run
-
-
-def test_the_wheel_holds_every_package_and_its_data_and_nothing_else(distributions):
-    check_wheel(distributions[0])
-
-
-def test_the_source_distribution_can_be_tested(distributions):
-    check_source_distribution(distributions[1])
-
-
-def test_the_metadata_says_what_pyproject_says(installed):
-    (metadata,) = installed[0].glob("auxhead-*.dist-info/METADATA")
+    (metadata,) = site.glob("auxhead-*.dist-info/METADATA")
     said = metadata.read_text()
     assert said.startswith("Metadata-Version: 2.4\nName: auxhead\n")
     for line in ("License-Expression: MIT", "License-File: LICENSE", "Requires-Python: >=3.10", "# auxhead"):
         assert f"\n{line}\n" in said, line
-
-
-def test_every_module_of_the_wheel_can_be_imported(installed):
-    site, run = installed
-    modules = {
-        ".".join(path.relative_to(site).with_suffix("").parts).removesuffix(".__init__")
-        for path in site.joinpath("auxhead").rglob("*.py")
-    }
-    found = run(f"import importlib\nfor name in {sorted(modules)}: print(importlib.import_module(name).__file__)")
-    assert len(found) == len(modules) and all(line.startswith(str(site)) for line in found), found[0]
-
-
-def test_a_figure_is_drawn_from_the_numbers_in_the_wheel(installed, tmp_path):
-    _, run = installed  # of raw records, which are not there
-    run(f"from auxhead.plots.__main__ import app; app(['ranks', '--out', {str(tmp_path / 'ranks')!r}])")
-    assert {path.name for path in tmp_path.iterdir()} == {"ranks.json", "ranks.png", "ranks.svg"}
-    assert (tmp_path / "ranks.json").read_text() == (ROOT / "plots" / "gallery" / "ranks.json").read_text()
+    names = [path.relative_to(site).with_suffix("").parts for path in site.joinpath("auxhead").rglob("*.py")]
+    modules = sorted({".".join(parts).removesuffix(".__init__") for parts in names})
+    code = (
+        f"import importlib, sys\nsys.path.insert(0, {str(site)!r})\n"  # before the repository's
+        f"for name in {modules}: print(importlib.import_module(name).__file__)\n"
+        f"from auxhead.plots.__main__ import app; app(['ranks', '--out', {str(out / 'ranks')!r}])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=site, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert all(line.startswith(str(site)) for line in done.stdout.splitlines()[: len(modules)]), done.stdout
+    assert {path.name for path in out.iterdir()} == {"ranks.json", "ranks.png", "ranks.svg"}
+    assert (out / "ranks.json").read_text() == (ROOT / "plots" / "gallery" / "ranks.json").read_text()
 
 
 def test_the_citation_is_of_this_version():
@@ -98,3 +77,39 @@ def test_the_citation_is_of_this_version():
     assert re.findall(r"^version: (.+)$", citation, re.MULTILINE) == [version]
     assert re.findall(r"^license: (.+)$", citation, re.MULTILINE) == ["MIT"]
     assert Path(ROOT / "CHANGELOG.md").read_text().splitlines()[2].startswith(f"## {version}")
+
+
+#: Not at its floor: setuptools alone, whose own comment says why.
+BESIDE = {"setuptools"}
+
+
+def pins(name: str) -> dict[str, Version]:
+    """What a file pins, by name."""
+    lines = [line for line in (ROOT / name).read_text().splitlines() if re.match(r"\w", line)]
+    return {(one := Requirement(line)).name: Version(next(iter(one.specifier)).version) for line in lines}
+
+
+def floors() -> dict[str, Version]:
+    """The oldest of each dependency, those of the demo and of TensorBoard included, by name."""
+    text = (ROOT / "pyproject.toml").read_text()
+    dependencies = text[text.index("\ndependencies = [") : text.index("\ntest = [")]
+    return {name: Version(oldest) for name, oldest in re.findall(r'"([a-z-]+)>=([\d.]+)', dependencies)}
+
+
+def test_the_oldest_pinned_are_the_floors() -> None:
+    oldest, least = pins("constraints-oldest.txt"), floors()
+    assert len(least) == 11
+    assert {name: version for name, version in oldest.items() if name not in BESIDE} == least
+
+
+@pytest.mark.parametrize("name", ["constraints.txt", "constraints-tools.txt"])
+def test_what_is_installed_by_default_is_not_older(name: str) -> None:
+    pinned, least = pins(name), floors()
+    assert pinned and all(version >= least[package] for package, version in pinned.items() if package in least)
+
+
+def test_ci_tests_the_oldest_and_the_newest() -> None:
+    workflow = (ROOT / ".github" / "workflows" / "ci.yml").read_text()
+    assert re.search(r"^ +constraints: constraints-oldest.txt$", workflow, re.M)
+    assert re.search(r'^ +constraints: ""', workflow, re.M)
+    assert "run: make test CONSTRAINTS=${{ matrix.constraints }}" in workflow

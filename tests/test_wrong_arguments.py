@@ -36,6 +36,7 @@ TUNE = [
 AUXHEAD = [
     ("demo --device cuda --data absent", "--data: absent does not exist, wants a directory"),
     ("demo --device cuda --out file", "--out: file is a file, wants a directory"),
+    ("demo --device cuda --data absent --out file/in/it", "file is a file, wants a directory"),
     ("infer --device cuda --checkpoint absent x.png", "checkpoint: absent has no model.json"),
 ]
 #: The same with nothing wrong but that.
@@ -54,13 +55,8 @@ def no_device(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
 
 
-@pytest.mark.parametrize(("arguments", "message"), [*TUNE, *NO_DEVICE], ids=lambda value: value)
+@pytest.mark.parametrize(("arguments", "message"), [*TUNE, *NO_DEVICE, *AUXHEAD], ids=lambda value: value)
 def test_what_is_wrong_is_told_before_the_missing_gpu(arguments: str, message: str, tmp_path: Path) -> None:
-    assert_one_line_error(tune(*arguments.split()), message)
+    run = auxhead if (arguments, message) in AUXHEAD else tune
+    assert_one_line_error(run(*arguments.split()), message)
     assert [path.name for path in tmp_path.iterdir()] == ["file"], "nothing is left behind"
-
-
-@pytest.mark.parametrize(("arguments", "message"), AUXHEAD, ids=lambda value: value)
-def test_the_demo_too(arguments: str, message: str, tmp_path: Path) -> None:
-    assert_one_line_error(auxhead(*arguments.split()), message)
-    assert [path.name for path in tmp_path.iterdir()] == ["file"]

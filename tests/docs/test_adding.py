@@ -14,11 +14,14 @@ from support.documents import ROOT
 
 GUIDE = (ROOT / "model" / "guides" / "adding.md").read_text()
 PATCHES = ROOT / "model" / "guides" / "adding"
-#: Files of which tests take ten seconds and more, and what is run of them; of all others everything is.
+#: Files of which most tests take seconds and see nothing of a patch, and what is run of them; of all others everything.
 FEW = {
     "test_criteria.py": "purity",
     "test_shipped_tables.py": "kernel_here",
     "test_figures.py": "gallery_lists or lead_somewhere",
+    "test_fuse_aux_heads.py": "left_alone",
+    "test_make_runner.py": "unknown_names or graphs_need",
+    "test_bad_input.py": "no_batch",
 }
 #: Compiles everything anew, which ``make test`` does for the code as it is.
 NOT_RUN = "test_machine_code.py"

@@ -1,12 +1,14 @@
-"""Numbers of the front page, and of the demo's output, stand in a record of the repository."""
+"""Numbers of the front page, of model/README.md and of the demo's output stand in records of the repository."""
 
 import json
+from itertools import product
+from statistics import mean
 
 import pytest
-from support.committed_records import BATCHES, benched, figure, report
+from support.committed_records import BATCHES, benched, figure, records, report
 from support.documents import ROOT, Document
 
-FRONT = Document("README.md")
+FRONT, MODEL = Document("README.md"), Document("model/README.md")
 #: Calls without a graph, all of one run at each batch size.
 EAGER = {
     "eager PyTorch, no heads": "eager-bare@as_is",
@@ -25,7 +27,7 @@ CAPTURED = {
 }  # fmt: skip
 
 
-def test_the_table_is_that_of_the_record():
+def test_the_table_of_the_front_page_is_that_of_the_record():
     rows = []
     asked = {words: (variant, "blocks", "never", "h200/eager.jsonl") for words, variant in EAGER.items()}
     asked |= {words: (*which, "h200/bench.jsonl") for words, which in CAPTURED.items()}
@@ -81,12 +83,11 @@ def test_what_early_exit_saves_is_that_of_the_figure():
 
 def test_what_is_said_of_the_demo_is_that_of_the_record():
     done = report("cpu/demo-digits.json")
-    model = Document("model/README.md")
     lost = round((done["full_accuracy"] - done["accuracy"]) * done["images"]["test"])
     assert (lost, done["images"]["test"], done["blocks"]) == (2, 359, 8)
-    model.says("what 359 digits of a test split do")
-    model.says(f"came to {done['accuracy_drop_points']:.2f} on the test split: two images of 359.")
-    model.says(f"an image had its answer after {done['mean_blocks']:.1f} of 8 blocks.")
+    MODEL.says("what 359 digits of a test split do")
+    MODEL.says(f"came to {done['accuracy_drop_points']:.2f} on the test split: two images of 359.")
+    MODEL.says(f"an image had its answer after {done['mean_blocks']:.1f} of 8 blocks.")
     assert done["environment"]["device_type"] == "cpu"
     assert done["accuracy"] >= 0.98 and done["accuracy_drop_points"] <= 1.0 and done["left_before_last_block"] >= 0.5
 
@@ -121,7 +122,99 @@ def test_how_often_the_bound_holds_is_that_of_the_record():
     drops = [100 * row["accuracy_drop"] for row in record["repeats"]]
     beyond = [drop for drop, row in zip(drops, record["repeats"], strict=True) if not row["within"]]
     early = 100 - 100 * sum(row["shares"][-1] for row in record["repeats"]) / len(drops)
-    page = Document("model/README.md")
-    page.says(f"in {record['within']} the drop on the {record['samples']['test']} images of the test split was within")
-    page.says(f"({sum(drops) / len(drops):.2f} points on average, {max(beyond):.2f} in the one that was not)")
-    page.says(f"{early:.1f} % of the images left early")
+    MODEL.says(f"in {record['within']} the drop on the {record['samples']['test']} images of the test split was within")
+    MODEL.says(f"({sum(drops) / len(drops):.2f} points on average, {max(beyond):.2f} in the one that was not)")
+    MODEL.says(f"{early:.1f} % of the images left early")
+
+
+ALONE = records("h200/hidden-heads.jsonl")
+IN_NETWORK = records("h200/hidden-bench.jsonl")
+KINDS = {"hidden": "a hidden layer", "norm": "a LayerNorm"}
+
+
+def alone(kind, tap, samples):
+    """Records of one head by itself, by variant."""
+    wanted = kind, tap, samples
+    found = {
+        one.variant: one for one in ALONE if tuple(one.cell[name] for name in ("heads", "tap", "samples")) == wanted
+    }
+    assert len({one.run for one in found.values()}) == 1
+    return found
+
+
+def in_network(kind, batch):
+    """Records of the network with eight heads, by variant."""
+    found = {one.variant: one for one in IN_NETWORK if (one.cell["heads"], one.cell["batch"]) == (kind, batch)}
+    assert len({one.run for one in found.values()}) == 1 and len(found["overlapped@cudnn"].cell["taps"]) == 8
+    return found
+
+
+def over_bare(record):
+    """Device time, and what it is more than the trunk's of the same run."""
+    (bare,) = (pair for pair in record.paired if pair["role"] == "bare")
+    return f"{record.device_us['median']:.0f} (+{100 * (bare['device_ratio'] - 1):.1f} %)"
+
+
+def test_the_table_of_hidden_heads_is_that_of_the_records():
+    rows = []
+    for kind, words in KINDS.items():
+        for batch, tap in product((1, 8), ("layer1", "layer2", "layer3", "layer4")):
+            found = alone(kind, tap, batch)
+            fused, plain = (f"{found[variant].device_us['median']:.1f}" for variant in ("fused", "eager"))
+            ratio = "{device_ratio:.2f} ({low:.2f}-{high:.2f})".format(**found["eager"].paired[0])
+            rows.append(f"| {words}, one head after {tap}, batch {batch} | - | {fused} | {plain} | {ratio} |")
+        for batch in (1, 8):
+            found = in_network(kind, batch)
+            bare = f"{found['graph-bare@cudnn'].device_us['median']:.0f}"
+            cells = f"{bare} | {over_bare(found['overlapped@cudnn'])} | {over_bare(found['graph-naive@cudnn'])}"
+            rows.append(f"| {words}, 8 heads in the network, batch {batch} | {cells} | - |")
+    MODEL.has_table("| without heads | fused | plain PyTorch | plain / fused (99 % interval) |\n", rows)
+
+
+def test_how_they_compare_with_compiled_ones_is_that_of_the_records():
+    ratios = [one.paired[0]["device_ratio"] for one in ALONE if one.variant == "compiled"]
+    MODEL.says(f"where it is also {min(ratios):.1f} to {max(ratios):.1f} times faster than torch.compile")
+
+
+def test_the_records_are_whole_and_of_clean_commits():
+    found = [*ALONE, *IN_NETWORK]
+    assert {one.environment["gpu"] for one in found} == {"NVIDIA H200"}
+    assert not any(one.environment["commit"].endswith("-dirty") for one in found)
+    cells = {(one.cell["model"], one.cell["dtype"], one.cell["classes"]) for one in found}
+    assert cells == {("resnet18", "float16", 10)}
+    assert all(one.error is None for one in found)
+
+
+RECORD = json.loads((ROOT / "autotune" / "records" / "cpu" / "earlyon-digits.json").read_text())
+WAYS = ("earlyon, two stages", "earlyon, jointly", "auxhead, linear heads", "auxhead, earlyon's heads")
+HEADINGS = ("trained and calibrated by", "accuracy", "accuracy without exits", "leave early", "mean exit", "mean work")
+SEEDS = 5
+
+
+def over_seeds(way: str, field: str) -> float:
+    return mean(row[field] for row in RECORD["rows"] if row["way"] == way)
+
+
+def test_the_record_holds_every_way_with_every_seed_on_the_same_images() -> None:
+    rows = RECORD["rows"]
+    assert [(row["seed"], row["way"]) for row in rows] == [(seed, way) for seed in range(SEEDS) for way in WAYS]
+    for row in rows:
+        assert sum(row["shares"]) == pytest.approx(1.0)
+        assert row["left_early"] == pytest.approx(1.0 - row["shares"][-1], abs=1e-6)
+        assert row["mean_exit"] == pytest.approx(sum(i * share for i, share in enumerate(row["shares"])), abs=1e-6)
+        work = sum(share * done for share, done in zip(row["shares"], RECORD["work"], strict=True))
+        assert row["mean_work"] == pytest.approx(work, abs=1e-6)
+        assert row["full_accuracy"] == row["accuracy_of_exits"][-1]
+
+
+def test_the_table_of_earlyon_is_that_of_the_record() -> None:
+    rows = []
+    for way in WAYS:
+        accuracies = (f"{over_seeds(way, field):.2%}" for field in ("accuracy", "full_accuracy"))
+        early, work = (f"{over_seeds(way, field):.1%}" for field in ("left_early", "mean_work"))
+        cells = [way, *accuracies, early, f"{over_seeds(way, 'mean_exit'):.2f}", work]
+        rows.append(f"| {' | '.join(cells)} |")
+    MODEL.has_table(f"| {' | '.join(HEADINGS)} |\n", rows)
+    MODEL.says(f"{SEEDS} seeds, {RECORD['epochs']} epochs, {RECORD['images']['test']} images of the test split")
+    lost = 100 * (over_seeds(WAYS[0], "full_accuracy") - over_seeds(WAYS[0], "accuracy"))
+    MODEL.says(f"{lost:.1f} points of that are lost by leaving")

@@ -3,11 +3,12 @@
 import os
 import re
 import shlex
-import subprocess
+import signal
 import sys
 from pathlib import Path
 
 import pytest
+import torch.distributed.run
 from auxhead.autotune.doctor.load_trace import load_trace
 from auxhead.autotune.records.record import latest
 from auxhead.plots.figures.footprint import FREE_PERCENT
@@ -42,6 +43,7 @@ def of_records() -> list[str]:
     return [line for line in lines if " trunks " not in line]  # which test_adding.py draws
 
 
+@pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize("command", of_records())
 def test_command_runs_without_a_gpu(command, tmp_path, monkeypatch):
     (tmp_path / "autotune").symlink_to(ROOT / "autotune")
@@ -120,7 +122,7 @@ def test_tiers_of_occupancy_are_those_of_the_record():
     assert max(points, key=lambda one: one["added_percent"])["footprint"] == "4 SMs"
 
 
-def test_scripts_of_several_processes_run_under_torchrun(tmp_path):
+def test_scripts_of_several_processes_run_under_torchrun(tmp_path, monkeypatch, capfd):
     """One after the other, in the same processes, to Python's own end of these: no thread may be waiting by then."""
     guide = (FOLDER / "several_gpus.md").read_text()
     for script in ("replicas.py", "pipeline.py"):
@@ -130,22 +132,31 @@ def test_scripts_of_several_processes_run_under_torchrun(tmp_path):
     (tmp_path / "both.py").write_text(
         "import runpy\nfor script in ('replicas.py', 'pipeline.py'):\n    runpy.run_path(script, run_name='__main__')\n"
     )
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "CUDA_VISIBLE_DEVICES": ""}
-    environment.pop("TRITON_INTERPRET", None)  # the reference answers, as it does for users
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "both.py"]
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0 and "terminate" not in done.stderr, done.stderr
-    answered = re.findall(r"rank (\d) on cpu answers request (\d): \[", done.stdout)
+    monkeypatch.setattr(os, "environ", os.environ.copy())
+    os.environ.update(PYTHONPATH=os.pathsep.join(filter(None, sys.path)), CUDA_VISIBLE_DEVICES="")
+    os.environ.pop("TRITON_INTERPRET", None)  # the reference answers, as it does for users
+    monkeypatch.chdir(tmp_path)
+    handlers = {
+        number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+    }
+    try:
+        torch.distributed.run.main(["--standalone", "--nproc-per-node", "2", "both.py"])  # which is torchrun
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    done = capfd.readouterr()
+    assert "terminate" not in done.err, done.err
+    answered = re.findall(r"rank (\d) on cpu answers request (\d): \[", done.out)
     assert sorted(answered, key=lambda one: one[1]) == [(str(number % 2), str(number)) for number in range(6)]
-    assert "Stage 0, from the input" in done.stdout and "Stage 1, behind layer" in done.stdout
-    places = re.findall(r"answered: \[([\d, ]*)\]", done.stdout)
+    assert "Stage 0, from the input" in done.out and "Stage 1, behind layer" in done.out
+    places = re.findall(r"answered: \[([\d, ]*)\]", done.out)
     assert sorted(int(place) for some in places for place in some.split(", ")) == list(range(32))
-    first, _, last = map(int, re.findall(r"\[(\d+), (\d+), (\d+)\] images at each exit", done.stdout)[0])
+    first, _, last = map(int, re.findall(r"\[(\d+), (\d+), (\d+)\] images at each exit", done.out)[0])
     assert min(first, last) >= 8, "samples leave in the first stage, and go through both"
 
 
 def test_one_gpu_beat_a_pipeline():
-    """As the guide on several GPUs says of two H200s; the table is that of test_pipeline_numbers.py."""
+    """As the guide on several GPUs says of two H200s; the table is that of test_tuning_numbers.py."""
     found = [one for one in records("h200/pipelines.jsonl") if one.kind == "pipeline"]
     for batch in (120, 512):
         fastest: dict[str, float] = {}

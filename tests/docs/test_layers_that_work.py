@@ -1,4 +1,4 @@
-"""The layers that model/README.md names for backbones of torchvision and timm can feed heads."""
+"""Layers that model/README.md names can feed heads; its lines of "Your code, and what to write" do what they say."""
 
 import re
 
@@ -8,7 +8,8 @@ import torchvision
 from auxhead.model import Extract, FusedAuxHead
 from auxhead.model.heads.head import with_layout
 from auxhead.model.listening.dry_run import dry_run
-from support.documents import ROOT
+from support.documents import ROOT, Document
+from torch import nn
 
 TABLE = (ROOT / "model" / "README.md").read_text().partition("| family | torchvision | timm | head |\n")[2]
 #: Library, backbone, layers and how the head pools.
@@ -19,6 +20,9 @@ ROWS = [
     for library, cell in zip(("torchvision", "timm"), cells, strict=True)
     if cell
 ]
+
+
+assert len(ROWS) >= 18
 
 
 @pytest.mark.parametrize(("library", "name", "layers", "pool"), ROWS, ids=[f"{row[0]}-{row[1]}" for row in ROWS])
@@ -41,5 +45,24 @@ def test_layers_work(library, name, layers, pool):
         assert with_layout(tap, Extract(), y, head, channels).layout == layout
 
 
-def test_rows_were_found():
-    assert len(ROWS) >= 18
+def test_what_to_write_in_place_of_your_code():
+    """The lines that have no snippet of their own."""
+    page, linear, fc = Document("model/README.md"), nn.Linear(8, 3), nn.Linear(8, 1)
+    vectors, maps, tokens = torch.randn(4, 8), torch.randn(4, 8, 5, 5), torch.randn(4, 6, 8)
+    page.says("| `FusedAuxHead.from_module(nn.Sequential(linear))` |")
+    head = FusedAuxHead.from_module(nn.Sequential(linear))
+    assert head.linear is linear
+    torch.testing.assert_close(head(vectors).probs, linear(vectors).softmax(1))
+    page.says("`FusedAuxHead.from_module(nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), model.exit1.fc))`")
+    head = FusedAuxHead.from_module(nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), linear))
+    torch.testing.assert_close(head(maps).probs, linear(maps.mean((2, 3))).softmax(1))
+    page.says("`two.weight.data = torch.cat([torch.zeros_like(fc.weight), fc.weight])`, the bias alike; ")
+    two = nn.Linear(fc.in_features, 2)
+    two.weight.data = torch.cat([torch.zeros_like(fc.weight), fc.weight])
+    two.bias.data = torch.cat([torch.zeros_like(fc.bias), fc.bias])
+    torch.testing.assert_close(two(vectors).softmax(1)[:, 1], fc(vectors).sigmoid()[:, 0])
+    page.says('`head = FusedAuxHead(768, 10, pool="first")`, then `head.linear = linear`')
+    head = FusedAuxHead(8, 3, pool="first")
+    head.linear = linear
+    torch.testing.assert_close(head(tokens).probs, linear(tokens[:, 0]).softmax(1))
+    assert head.state_dict()["linear.weight"].data_ptr() == linear.weight.data_ptr()

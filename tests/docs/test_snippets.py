@@ -1,8 +1,14 @@
-"""Every Python snippet of every document runs alone, on the CPU and on a GPU."""
+"""Snippets of documents, and the ``Example:`` in the docstring of each front door, run alone and do what they say."""
 
+import doctest
+from pathlib import Path
+
+import auxhead.model
 import pytest
 import torch
+import torchvision
 from support.documents import ROOT, Snippet, documents, snippets
+from torch import nn
 
 ALL = [snippet for document in documents() for snippet in snippets(document)]
 
@@ -19,6 +25,7 @@ def test_snippet_runs_alone(snippet: Snippet, where, tmp_path, monkeypatch, with
         pytest.importorskip(snippet.needs)
     if where == "cpu":
         monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+        monkeypatch.setitem(auxhead.model.measure_exit_latencies.__kwdefaults__, "rounds", 3)  # in place of 30
     monkeypatch.chdir(tmp_path)
     names = snippet.run()
     if snippet.document == ROOT / "README.md":  # it ends in a runner's answer for eight images
@@ -40,3 +47,26 @@ def test_a_snippet_without_its_imports_is_found(tmp_path, monkeypatch):
     with pytest.raises(NameError) as failure:
         second.run()
     assert str(failure.traceback[-1].path).endswith("some.md:9") and failure.traceback[-1].lineno + 1 == 2
+
+
+FRONT_DOORS = (
+    "attach", "attach_exits", "accelerate", "make_runner", "train", "calibrate_network", "save_checkpoint",
+    "load_checkpoint", "fuse_aux_heads", "FusedAuxHead", "EarlyExitNetwork",
+)  # fmt: skip
+
+
+@pytest.mark.usefixtures("without_interpreter")
+@pytest.mark.filterwarnings("ignore:The classifier is no better than chance")
+def test_the_example_of_every_front_door(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each sees the public names of ``auxhead.model``, torch, torchvision, nn, and a ``folder`` of its own."""
+    public = {name: getattr(auxhead.model, name) for name in auxhead.model.__all__}
+    runner = doctest.DocTestRunner()
+    for name in FRONT_DOORS:
+        text = public[name].__doc__
+        scope = {**public, "torch": torch, "torchvision": torchvision, "nn": nn, "folder": tmp_path / name}
+        examples = doctest.DocTestParser().get_doctest(text, scope, name, None, 0)
+        assert "\n    Example:\n" in text and examples.examples, f"{name} has no example"
+        torch.manual_seed(0)
+        with torch.random.fork_rng(devices=[]):
+            failed = runner.run(examples).failed
+        assert not failed, capsys.readouterr().out

@@ -38,3 +38,14 @@ def timing(simulated):
     del heads["block0"]  # what is interpreted takes its time
     network = EarlyExitNetwork(SmallNet(), heads, example_input=example).eval()
     return head_timing.HeadTiming(subject_of("tests:small", network, example), "as_is")
+
+
+@pytest.fixture
+def timed_by(monkeypatch):
+    """Puts a function in the place of ``time_rounds``."""
+
+    def put(function):
+        for module in ("head_timing", "timers"):
+            monkeypatch.setattr(f"auxhead.autotune.measuring.{module}.time_rounds", function)
+
+    return put

@@ -1,13 +1,16 @@
-"""The measurer of a GPU on one: real captures, real times, and a quick sweep from end to end."""
+"""The measurer of a GPU on one: real captures and times, heads and their peers, and a quick sweep."""
 
 from pathlib import Path
 
 import pytest
 import torch
+from auxhead.autotune.heads.run import Head, HeadRecords
+from auxhead.autotune.heads.tables import head_tables
 from auxhead.autotune.measuring.cells import Cell, resnet_cell
-from auxhead.autotune.measuring.environment import environment
-from auxhead.autotune.measuring.head_timing import HeadTiming
-from auxhead.autotune.measuring.heads_alone import ALONE
+from auxhead.autotune.measuring.compile_pool import CompilePool
+from auxhead.autotune.measuring.environment import clocks, environment
+from auxhead.autotune.measuring.head_timing import HeadTiming, measure_copy_speed
+from auxhead.autotune.measuring.heads_alone import ALONE, NETWORK
 from auxhead.autotune.measuring.subject import build_subject
 from auxhead.autotune.records.comparison import Paired, compare
 from auxhead.autotune.records.record import read_records
@@ -29,24 +32,26 @@ def subject():
 
 
 def test_quick_sweep(subject, tmp_path: Path):
-    measurer = HeadTiming(subject)
-    targets = measurer.targets
-    assert [target.taps for target in targets] == [("layer1.0", "layer1.1"), ("layer4.0",)]
-    assert targets[0].shape.layout == "channels_last" and targets[0].shape.dtype == "float16"
-    device = torch.device("cuda", 0)
-    protocol = {"kernel": kernel_hash(), **measurer.protocol}
-    kept = SweepRecords(tmp_path / "records.jsonl", environment(device), protocol, measurer.of_network)
-    winners = Sweep(measurer, STRATEGIES["quick"], kept).run(targets[:1])
-    (found,) = winners
-    assert found.alone is not None and found.network is not None and found.over_rule is not None
-    assert found.over_rule.low < 1.05 and 0.5 < found.over_rule.median_ratio
-    records = read_records(tmp_path / "records.jsonl")
-    assert sum(record.error is None for record in records) >= 10, [record.error for record in records]
-    assert not [record.error for record in records if record.error and "wrong answer" in record.error]
-    again = Sweep(
-        measurer, STRATEGIES["quick"], SweepRecords(kept.out, kept.environment, protocol, measurer.of_network)
-    )
-    assert again.run(targets[:1]) == winners and len(read_records(tmp_path / "records.jsonl")) == len(records)
+    """With processes that compile; asked again, all is known."""
+    device, out = torch.device("cuda", 0), tmp_path / "records.jsonl"
+    with CompilePool(torch.cuda.get_device_capability(device)) as pool:
+        measurer = HeadTiming(subject, pool=pool)
+        targets = measurer.targets
+        assert [target.taps for target in targets] == [("layer1.0", "layer1.1"), ("layer4.0",)]
+        assert targets[0].shape.layout == "channels_last" and targets[0].shape.dtype == "float16"
+        protocol = {"kernel": kernel_hash(), **measurer.protocol}
+        winners, written = [], []
+        for _ in range(2):
+            kept = SweepRecords(out, environment(device), protocol, measurer.of_network)
+            sweep = Sweep(measurer, STRATEGIES["quick"], kept)
+            sweep.run(targets[:1])
+            (tuning,) = sweep.tunings
+            winners.append([tuning.decision(place).winner for place in (ALONE, NETWORK)])
+            written.append(out.read_bytes())
+    assert None not in winners[0] and winners[0] == winners[1] and written[0] == written[1]
+    found = read_records(out)
+    assert sum(record.error is None for record in found) >= 10, [record.error for record in found]
+    assert not [record.error for record in found if record.error and "wrong answer" in record.error]
 
 
 @pytest.mark.parametrize("batch", [1, 32, 128])
@@ -66,7 +71,7 @@ def test_candidates_and_their_neighbours_answer_rightly(subject):
         candidates = spread_out(target.shape, 6)
         configs = list(dict.fromkeys([target.rule, *candidates, *neighbours(target.rule, target.shape)]))
         assert all(excluded(config, target.shape) is None for config in configs[1:])
-        assert measurer.compile(target, ALONE, configs) == {} and measurer.check(target, ALONE, configs) == {}
+        assert measurer.prepare(target, ALONE, configs) == {}
 
 
 def test_the_same_thing_twice_takes_as_long(subject):
@@ -76,3 +81,23 @@ def test_the_same_thing_twice_takes_as_long(subject):
     first, second = (measurer.time(target, ALONE, [target.rule], 10, 3)[target.rule] for _ in range(2))
     assert isinstance(first, Paired) and isinstance(second, Paired)
     assert 0.5 < compare(first.own, second.own).median_ratio < 2.0
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_heads_are_measured_against_their_peers(dtype, tmp_path: Path):
+    taps, device = ("layer1.0", "layer4.0"), torch.device("cuda", 0)
+    timing = HeadTiming(build_subject(Cell("resnet18", dtype, 16, 100, "own", taps, (3, 64, 64)), device), "as_is")
+    path = tmp_path / "heads.jsonl"
+    protocol = {"kernel": kernel_hash(), **timing.protocol, "rounds": 20, "captures": 2}
+    kept = HeadRecords(path, environment(device), protocol)
+    speed = measure_copy_speed(device, 3)
+    for target, alone in timing.heads.items():
+        results = timing.against_peers(target, 20, 2, lambda _variant: None)
+        assert all(isinstance(result, Paired) for result in results.values()), results
+        head = Head(target, alone.chosen, alone.bytes_moved)
+        kept.add(head, results, speed, clocks(device))
+        assert HeadRecords(path, kept.environment, protocol).has(head)
+    assert {record.error for record in read_records(path)} == {None}
+    (table,) = head_tables(read_records(path))
+    assert [row[2] for row in table.rows] == list(taps) and not table.remarks
+    assert not [cell for row in table.rows for cell in row if cell in ("-", "failed")]

@@ -106,7 +106,7 @@ def no_warnings() -> Iterator[None]:
 
 @pytest.mark.usefixtures("no_warnings")
 def test_chance_is_not_taken_for_drift() -> None:
-    for seed in range(300):
+    for seed in range(100):
         for samples in (1, 50, 5000):
             assert not counting(drawn((0.5, 0.3, 0.2), samples, seed), confidence=0.99).check()
     assert not ExitMonitor((0.5, 0.5), 10).check(), "nothing was counted"
@@ -120,20 +120,26 @@ def test_drift_is_named() -> None:
     assert first.share < first.low < 0.5 < first.high and second.low < 0.2 < second.high < second.share
 
 
-@pytest.mark.parametrize(
-    "arguments, message",
-    [
+def test_bad_arguments_are_named(net: EarlyExitNetwork) -> None:
+    for arguments, message in (
         (((0.5, 0.4), 10), r"shares: got \[0.5, 0.4\], wants one of each exit, 0 or more, that add up to 1"),
         (((1.5, -0.5), 10), r"shares: got \[1.5, -0.5\]"),
         (((1.0,), 10), r"shares: got \[1.0\]"),
         ((0.5, 10), "shares: got float, wants a number for each exit"),
         (((0.5, 0.5), 0), "samples: got 0, wants a positive int"),
         (((0.5, 0.5), 2.5), "samples: got 2.5"),
-    ],
-)
-def test_bad_arguments_are_named(arguments: tuple, message: str) -> None:
-    with pytest.raises((ValueError, TypeError), match=message):
-        ExitMonitor(*arguments)
+    ):
+        with pytest.raises((ValueError, TypeError), match=message):
+            ExitMonitor(*arguments)
+    net(images(8))
+    for shares, samples, message in (
+        ((0.5, 0.5), 10, "shares: got 2, wants 4, as many exits as before"),
+        ((0.5, 0.4, 0.0, 0.0), 10, r"shares: got \[0.5, 0.4, 0.0, 0.0\], wants one of each exit"),
+        ((0.25,) * 4, 0, "samples: got 0, wants a positive int"),
+    ):
+        with pytest.raises(ValueError, match=f"^{message}"):
+            net.monitor.expect(shares, samples)
+        assert (net.monitor.shares, net.monitor.samples) == (SHARES, 1000) and int(net.monitor.counts().sum()) == 8
 
 
 def test_what_is_no_monitor_of_the_network_is_refused_where_it_is_given(net: EarlyExitNetwork) -> None:
@@ -155,21 +161,6 @@ def test_other_shares_are_expected_from_then_on(net: EarlyExitNetwork) -> None:
         assert int(net.monitor.counts().sum()) == 0
         runner(images(8))
         assert int(net.monitor.counts().sum()) == 8, "what was captured goes on counting there"
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (((0.5, 0.5), 10), "shares: got 2, wants 4, as many exits as before"),
-        (((0.5, 0.4, 0.0, 0.0), 10), r"shares: got \[0.5, 0.4, 0.0, 0.0\], wants one of each exit"),
-        (((0.25,) * 4, 0), "samples: got 0, wants a positive int"),
-    ],
-)
-def test_shares_that_cannot_be_expected_change_nothing(net: EarlyExitNetwork, arguments: tuple, message: str) -> None:
-    net(images(8))
-    with pytest.raises(ValueError, match=f"^{message}"):
-        net.monitor.expect(*arguments)
-    assert (net.monitor.shares, net.monitor.samples) == (SHARES, 1000) and int(net.monitor.counts().sum()) == 8
 
 
 @pytest.mark.parametrize("layer", ["second", "third", "fc"])
@@ -204,3 +195,19 @@ def test_threads_that_use_it_first_at_once_are_all_counted(monkeypatch: pytest.M
         for thread in threads:
             thread.join()
     assert monitor.counts().tolist() == [32, 0]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.usefixtures("stops_at_every_tap")
+@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
+def test_launches_count_what_they_merge_once(way: dict) -> None:
+    net, batches = monitored("cuda"), [images(8).cuda(), images(8)[:3].cuda(), images(8)[1:6].cuda()]
+    with make_runner(net, images(8).cuda(), batch_sizes=(2, 4), **way) as runner:
+        assert int(net.monitor.counts().sum()) == 0, "what making it takes"
+        answers = [runner(x).cpu() for x in batches for _ in range(3)]
+        torch.cuda.synchronize()
+        assert torch.equal(counted_again(net), histogram_of(*answers))
+    for stop in (False, True):
+        answers = [net(x, stop=stop).cpu() for x in batches for _ in range(3)]
+        assert torch.equal(counted_again(net), histogram_of(*answers))

@@ -72,9 +72,14 @@ def viewed(said: dict[str, Tensor | None]) -> ExitResult:
     return ExitResult.viewing(*packed(said, SAMPLES + 3), len(said["label"]))
 
 
-MADE = {"given": given, "viewed": viewed}
-made = pytest.mark.parametrize("make", MADE.values(), ids=MADE)
-with_probs = pytest.mark.parametrize("with_probs", [True, False], ids=["probs", "no probs"])
+@pytest.fixture(params=[given, viewed])
+def make(request: pytest.FixtureRequest) -> Callable:
+    return request.param
+
+
+@pytest.fixture(params=[True, False], ids=["probs", "no probs"])
+def with_probs(request: pytest.FixtureRequest) -> bool:
+    return request.param
 
 
 def assert_says(result: Sequence[Tensor | None], said: dict[str, Tensor | None]) -> None:
@@ -85,8 +90,6 @@ def assert_says(result: Sequence[Tensor | None], said: dict[str, Tensor | None])
             assert torch.equal(one, other) and one.dtype == other.dtype and one.is_contiguous(), name
 
 
-@made
-@with_probs
 def test_parts_by_name_by_unpacking_and_by_index(make: Callable, with_probs: bool) -> None:
     said = values(1 if with_probs else SAMPLES, with_probs=with_probs)
     ways: list[Callable[[ExitResult], Sequence[Tensor | None]]] = [
@@ -108,7 +111,6 @@ def test_parts_by_name_by_unpacking_and_by_index(make: Callable, with_probs: boo
     assert probs is result.probs and exit_index is result.exit_index
 
 
-@made
 def test_errors_of_a_tuple(make: Callable) -> None:
     result = make(values())
     for index in (4, -5):
@@ -126,8 +128,6 @@ def test_errors_of_a_tuple(make: Callable) -> None:
         result._replace(labels=torch.zeros(SAMPLES))
 
 
-@made
-@with_probs
 def test_other_parts_in_some_places(make: Callable, with_probs: bool) -> None:
     said = values(with_probs=with_probs)
     result = make(said)
@@ -143,8 +143,6 @@ def test_other_parts_in_some_places(make: Callable, with_probs: bool) -> None:
 COPIES = (copy.copy, copy.deepcopy, lambda result: pickle.loads(pickle.dumps(result)))
 
 
-@made
-@with_probs
 def test_copies(make: Callable, with_probs: bool) -> None:
     for copied in COPIES:
         said = values(with_probs=with_probs)
@@ -159,15 +157,6 @@ def test_copies(make: Callable, with_probs: bool) -> None:
         assert_says(copied(other)._replace(label=said["label"], exit_index=said["exit_index"]), said)
 
 
-def test_a_pickled_view_leaves_the_padding_behind() -> None:
-    said = values(1)
-    result = ExitResult.viewing(*packed(said, 4000), 1)
-    assert_says(pickle.loads(pickle.dumps([result, result]))[1], said)
-    assert_says(copy.deepcopy(result), said)
-
-
-@made
-@with_probs
 def test_a_tree_of_parts(make: Callable, with_probs: bool) -> None:
     """As PyTorch's transforms, compiler and exporter take it."""
     said = values(with_probs=with_probs)
@@ -184,8 +173,6 @@ def test_a_tree_of_parts(make: Callable, with_probs: bool) -> None:
     assert_says(_pytree.tree_unflatten(leaves, loaded)["answer"], said)
 
 
-@made
-@with_probs
 def test_on_the_cpu_it_is_itself_and_its_arrays_share_its_memory(make: Callable, with_probs: bool) -> None:
     said = values(with_probs=with_probs)
     result = make(said)
@@ -202,17 +189,6 @@ def test_on_the_cpu_it_is_itself_and_its_arrays_share_its_memory(make: Callable,
         assert np.shares_memory(array, part.numpy()) and array.dtype == part.numpy().dtype, name
         part.add_(1)
         assert np.array_equal(array, (said[name] + 1).numpy()), name
-
-
-@made
-def test_other_frameworks_take_parts_by_dlpack(make: Callable) -> None:
-    said = values()
-    result = make(said)
-    for name in PARTS:
-        part = getattr(result, name)
-        array, tensor = np.from_dlpack(part), torch.from_dlpack(part)
-        assert np.array_equal(array, said[name].numpy()) and torch.equal(tensor, said[name]), name
-        assert tensor.data_ptr() == part.data_ptr() and np.shares_memory(array, part.numpy()), name
 
 
 def test_what_is_viewed_may_be_written_until_it_is_asked_for() -> None:
@@ -238,7 +214,6 @@ def test_the_memory_goes_with_the_last_view() -> None:
     assert alive() is None
 
 
-@with_probs
 def test_an_iterable_of_parts_as_data_parallel_joins_them(with_probs: bool) -> None:
     """``torch.nn.parallel.gather`` calls the type of what it gathers with one iterable."""
     said = values(with_probs=with_probs)
@@ -248,8 +223,6 @@ def test_an_iterable_of_parts_as_data_parallel_joins_them(with_probs: bool) -> N
         assert_says(result, said)
 
 
-@made
-@with_probs
 def test_answers_are_joined_whatever_they_are_made_of(make: Callable, with_probs: bool) -> None:
     said = [values(samples, with_probs=with_probs) for samples in (2, 5, 1)]
     whole = joined([make(said[0]), viewed(said[1]), given(said[2])])

@@ -1,41 +1,85 @@
-"""Budgets of latency and work: the strictest candidate that meets one, on hand-made samples, and what is refused."""
+"""Latencies of exits, and budgets of latency and work: what is timed, the strictest candidate that meets one."""
+
+import functools
+import time
 
 import pytest
 import torch
-from auxhead.model import calibrate_network
-from auxhead.model.calibration.exit_latency import ExitLatencies
-from auxhead.model.calibration.search import Budget, ScoredSamples, curve_of, expected_work, one_budget, within_cost
+from auxhead.model import (
+    EagerRunner,
+    EarlyExitNetwork,
+    ExitLatencies,
+    ExitRule,
+    FusedAuxHead,
+    calibrate_network,
+    measure_exit_latencies,
+)
+from auxhead.model.calibration.exit_latency import expected_latency
+from auxhead.model.calibration.search import ScoredSamples, curve_of, within_cost
 from auxhead.model.calibration.thresholds import threshold_path
 from hypothesis import given
 from hypothesis import strategies as st
 from support.digits_network import digits
-
-WORK = (0.25, 0.5, 1.0)
-#: Of four samples, by two heads; the classifier is right about all but the last.
-SAMPLES = ScoredSamples(
-    torch.tensor([[0.9, 0.2, 0.6, 0.1], [0.9, 0.8, 0.3, 0.2]]),
-    torch.tensor([[True, True, False, True], [True, True, False, False], [True, True, True, False]]),
-)
-#: Nobody leaves; one at the first head; one more at the second; two and one; all but one at the first head.
-PATH = [torch.tensor(one) for one in ([1.0, 1.0], [0.7, 1.0], [0.7, 0.5], [0.5, 0.5], [0.15, 0.5])]
-COSTS = [1.0, 3.25 / 4, 2.75 / 4, 2.0 / 4, 1.75 / 4]
+from torch import nn
 
 
-def curve():
-    return curve_of(PATH, SAMPLES, [1.0, 1.0], WORK, None)
+class Slow(nn.Module):
+    def forward(self, x):
+        time.sleep(0.02)
+        return x
 
 
-def test_work_is_that_of_the_exits():
-    assert expected_work(torch.tensor([0, 1, 2, 2]), WORK) == (0.25 + 0.5 + 1 + 1) / 4
-    assert [point.work for point in curve()] == COSTS
-    assert [point.lost for point in curve()] == [0, 0, 0, 1, 1]
+@pytest.fixture
+def slow(without_interpreter):
+    layers = [nn.Sequential(nn.Conv2d(3, 8, 1)), nn.Sequential(Slow()), nn.Sequential(Slow(), nn.AdaptiveAvgPool2d(1))]
+    backbone = nn.Sequential(*layers, nn.Flatten(), nn.Linear(8, 3))
+    return EarlyExitNetwork(backbone, {"0": FusedAuxHead(8, 3), "1": FusedAuxHead(8, 3)}).eval()
 
 
-@pytest.mark.parametrize(("budget", "chosen"), [(1.0, 0), (0.99, 1), (3.25 / 4, 1), (0.5, 3), (0.49, 4)])
-def test_the_strictest_candidate_that_meets_a_budget_is_chosen(budget, chosen):
-    choice = within_cost(curve(), COSTS, 4, budget, 0.9, "{:.3%} of the FLOPs")
-    assert choice.candidate == chosen and choice.bound.reachable and choice.bound.reason is None
-    assert choice.bound.lost == [0, 0, 0, 1, 1][chosen] and (choice.bound.max_accuracy_drop > 0) == (chosen > 0)
+def test_exits_are_timed_in_turns_and_rules_are_put_back(slow):
+    slow.set_rules({"0": ExitRule(0.7, temperature=2.0), "1": ExitRule(0.8, enabled=False)})
+    before = [repr(head.rule) for head in slow.fused_heads]
+    found = measure_exit_latencies(slow, functools.partial(slow, stop=True), torch.randn(5, 3, 4, 4), rounds=2)
+    first, second, last = found.milliseconds
+    assert first < last and second >= 20 and last >= 40 and found.batch_size == 5
+    assert [repr(head.rule) for head in slow.fused_heads] == before
+
+
+def test_a_runner_of_another_network_is_refused_and_rules_are_put_back(slow):
+    other = EarlyExitNetwork(slow.backbone, {"0": FusedAuxHead(8, 3), "1": FusedAuxHead(8, 3)}).eval()
+    slow.set_rules(0.7)
+    with pytest.raises(ValueError, match=r"runner: answered at exits \[2\] where exit 0 alone is open, wants a runner"):
+        measure_exit_latencies(slow, EagerRunner(other), torch.randn(1, 3, 4, 4), rounds=1)
+    assert [head.rule.threshold for head in slow.fused_heads] == [0.7, 0.7]
+
+
+def test_a_batch_leaves_with_its_last_sample():
+    exits = torch.tensor([0, 0, 1, 0, 2, 0])
+
+    def of(size):
+        return expected_latency(exits, ExitLatencies((1.0, 10.0, 100.0), size, "", ""))
+
+    assert of(1) == pytest.approx((4 * 1 + 10 + 100) / 6)
+    assert of(2) == pytest.approx((1 + 10 + 10 + 100 + 100 + 1) / 6)  # the last one goes on with the first sample
+    assert of(6) == 100
+    with pytest.raises(ValueError, match="latencies: are of batches of 7, wants 1 to 6"):
+        of(7)
+
+
+def test_bad_arguments_and_latencies_that_are_no_times_are_named(slow):
+    for times in ((1.0, float("nan")), (-1.0, 2.0), (1.0, float("inf")), (1.0, "2"), 3.0, (None, 1.0)):
+        with pytest.raises((ValueError, TypeError), match="^milliseconds: got"):
+            ExitLatencies(times, 1, "", "")
+    for size in (0, -1, 1.5, True):
+        with pytest.raises(ValueError, match="^batch_size: got .* wants a whole number from 1"):
+            ExitLatencies((1.0, 2.0), size, "", "")
+    x = torch.randn(1, 3, 4, 4)
+    with pytest.raises(TypeError, match="network: got Sequential, wants an EarlyExitNetwork"):
+        measure_exit_latencies(slow.backbone, slow, x)
+    with pytest.raises(ValueError, match="rounds: got 0, wants a whole number of at least 1"):
+        measure_exit_latencies(slow, slow, x, rounds=0)
+    with pytest.raises(ValueError, match="x: got shape"):
+        measure_exit_latencies(slow, slow, x[:0])
 
 
 @given(seed=st.integers(0, 1000), share=st.floats(0.01, 1.0), heads=st.integers(1, 4))
@@ -52,22 +96,6 @@ def test_no_stricter_candidate_meets_the_budget(seed, share, heads):
     assert bound.reachable == (min(costs) <= share)
     assert costs[chosen] == min(costs) or costs[chosen] <= share
     assert all(cost > share for cost in costs[:chosen])
-
-
-def test_one_budget_is_taken_and_bad_ones_are_named():
-    measured = ExitLatencies((1.0, 2.0), 1, "made up", "none")
-    assert one_budget(0, None, None, None) == Budget("max_accuracy_drop", 0.0)
-    assert one_budget(None, 3, None, measured) == Budget("max_latency_ms", 3.0)
-    for asked, error, message in (
-        ((None, None, None), ValueError, "max_accuracy_drop, max_latency_ms, max_work: got none, wants one of"),
-        ((0.1, 2.0, 0.5), ValueError, ".*: got max_accuracy_drop and max_latency_ms and max_work, wants one"),
-        ((None, None, 0.0), ValueError, "max_work: got 0.0, wants a share of the backbone's FLOPs in"),
-        ((None, None, float("nan")), ValueError, "max_work: got nan, wants a share"),
-        ((None, None, "half"), TypeError, "max_work: got 'half', wants a number"),
-        ((None, None, True), TypeError, "max_work: got True, wants a number"),
-    ):
-        with pytest.raises(error, match=f"^{message}"):
-            one_budget(*asked, None)
 
 
 #: FLOPs of the trained network's three convolutions and its linear layer, for one image.
@@ -102,6 +130,6 @@ def test_a_budget_of_work_takes_the_strictest_candidate_that_meets_it(network, h
 def test_work_does_not_depend_on_budget_dtype_or_how_the_backbone_is_run(network, held_out, device):
     by_accuracy = calibrate_network(network, held_out, max_accuracy_drop=0.05)
     assert [row.work for row in by_accuracy.exits] == SHARES
-    network.to(device, torch.bfloat16 if device == "cuda" else torch.float64).backbone.compile()
+    network.to(device, torch.bfloat16 if device == "cuda" else torch.float64).backbone.compile(backend="eager")
     wide = [(images.to(network.dtype), labels) for images, labels in held_out]
     assert [row.work for row in calibrate_network(network, wide, max_work=0.7).exits] == SHARES

@@ -27,14 +27,6 @@ def outcome(log, thresholds, latencies=LATENCIES):
     return log.disagreement(exits), expected_latency(exits, latencies)
 
 
-@pytest.mark.parametrize("most", [0.0, 0.1])
-def test_disagreement_is_kept_and_time_is_saved(most):
-    log = made(1000)
-    disagreement, milliseconds = outcome(log, retune_thresholds(log, LATENCIES, max_disagreement=most))
-    assert disagreement <= most
-    assert milliseconds < 2.0  # 4 if nobody leaves; the sure ones leave for nothing
-
-
 @pytest.mark.parametrize("criterion", ["max_prob", "energy"])
 def test_defaults_for_new_tensors_do_not_matter(criterion):
     """A threshold of another dtype would let others go."""
@@ -66,7 +58,8 @@ def test_close_to_the_best_of_a_fine_grid():
     grid = torch.linspace(0, 1, 41).tolist()
     tried = [outcome(log, (first, second)) for first in grid for second in grid]
     best = min(milliseconds for disagreement, milliseconds in tried if disagreement <= 0.02)
-    assert outcome(log, retune_thresholds(log, LATENCIES, max_disagreement=0.02))[1] <= 1.05 * best
+    disagreement, milliseconds = outcome(log, retune_thresholds(log, LATENCIES, max_disagreement=0.02))
+    assert disagreement <= 0.02 and milliseconds <= 1.05 * best
 
 
 @pytest.mark.parametrize("size", [4, 32])

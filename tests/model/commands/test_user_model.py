@@ -1,14 +1,19 @@
-"""The user's model found by name, and the errors if it is not."""
+"""The user's model and modules found by name, in commands as well, and the errors if they are not."""
 
+import json
 import sys
 
 import pytest
 import torch
 import typer
-from auxhead.model import EarlyExitNetwork
+from auxhead.model import EarlyExitNetwork, FusedAuxHead, ModuleHead, load_checkpoint, save_checkpoint
 from auxhead.model.basics.bad_input import BadInput
+from auxhead.model.basics.images import MEAN, STD
 from auxhead.model.commands.errors import one_line_errors
 from auxhead.model.commands.user_model import load_factory
+from support.command_line import assert_one_line_error, auxhead
+from support.pictures import write_image_folder
+from torch import nn
 
 SOURCE = """
 import torch
@@ -122,3 +127,158 @@ def test_a_command_shows_them_from_the_users_first_line_on(package, capsys):
     assert "my_model.py" in place and place.endswith("in fails") and "weights.pt" in line
     with pytest.raises(RuntimeError, match="of ours"), one_line_errors():
         raise RuntimeError("of ours")
+
+
+pytestmark = pytest.mark.usefixtures("without_interpreter", "undrawn")
+
+OWN = """
+import torch
+from torch import nn
+
+def backbone():
+    return nn.Sequential(
+        nn.Sequential(nn.Conv2d(3, 8, 3, stride=2), nn.ReLU()), nn.Sequential(nn.Conv2d(8, 8, 3), nn.ReLU()),
+        nn.Flatten(), nn.Linear(8 * 25, 2),
+    )
+
+def branch():
+    return nn.Sequential(nn.Conv2d(8, 4, 3, stride=2), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 9, 2))
+
+def modules():
+    return {"0": branch()}
+
+def network():
+    from auxhead.model import EarlyExitNetwork, FusedAuxHead
+    heads = {"0": branch(), "1": FusedAuxHead(8, 2)}
+    return EarlyExitNetwork(backbone(), heads, example_input=torch.zeros(2, 3, 16, 16)), torch.zeros(2, 3, 16, 16)
+
+def network_alone():
+    return network()[0]
+
+def as_list():
+    return [branch()]
+
+def empty():
+    return {}
+
+def other_tap():
+    return {"0": branch(), "1": branch()}
+
+def no_module():
+    return {"0": "branch"}
+
+def too_wide():
+    return {"0": nn.Sequential(nn.Conv2d(8, 5, 3, stride=2), nn.ReLU(), nn.Flatten(), nn.Linear(5 * 9, 2))}
+"""
+SAVED = ("--checkpoint", "own", "--device", "cpu")
+IMAGES = {"classes": ("lying", "standing"), "mean": MEAN, "std": STD}
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    """A folder with pictures, a checkpoint "own" with a module and a fused head, and the code that makes its parts."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
+    monkeypatch.delitem(sys.modules, "own_parts", raising=False)
+    (tmp_path / "own_parts.py").write_text(OWN)
+    write_image_folder(tmp_path / "pictures", per_class=60)
+    scope: dict = {}
+    exec(OWN, scope)
+    torch.manual_seed(0)
+    heads = {"0": scope["branch"](), "1": FusedAuxHead(8, 2)}
+    network = EarlyExitNetwork(scope["backbone"](), heads, 0.51, example_input=torch.zeros(2, 3, 16, 16)).eval()
+    save_checkpoint(tmp_path / "own", network, backbone="own_parts:backbone", image_size=16, **IMAGES)
+    return scope
+
+
+def loaded(scope, directory):
+    return load_checkpoint(directory, scope["backbone"](), modules=scope["modules"]())
+
+
+#: Ways to hand over what the checkpoint does not hold.
+GIVEN = {
+    "backbone and modules": ("--backbone", "own_parts:backbone", "--modules", "own_parts:modules"),
+    "network that has them": ("--backbone", "own_parts:network"),
+    "without a batch": ("--backbone", "own_parts:network_alone"),
+    "both": ("--backbone", "own_parts:network", "--modules", "own_parts:modules"),
+}
+
+
+@pytest.mark.parametrize("given", GIVEN)
+def test_infer_answers_by_the_modules(own, tmp_path, given):
+    result = auxhead("infer", "pictures", *SAVED, *GIVEN[given], "--json", "answers.jsonl")
+    assert result.exit_code == 0, result.output
+    lines = [json.loads(line) for line in (tmp_path / "answers.jsonl").read_text().splitlines()]
+    checkpoint = loaded(own, tmp_path / "own")
+    answer = checkpoint.network(checkpoint.read_images([tmp_path / line["image"] for line in lines]))
+    assert [line["class_index"] for line in lines] == answer.label.tolist()
+    assert [line["exit_index"] for line in lines] == answer.exit_index.tolist() and (answer.exit_index == 0).any()
+
+
+def test_what_is_calibrated_has_the_modules_and_is_taken_again(own, tmp_path):
+    given = "without a batch"
+    result = auxhead("calibrate", *SAVED, *GIVEN[given], "--data", "pictures", "--max-work", 0.7, "--out", "new")
+    assert result.exit_code == 0, result.output
+    report = json.loads((tmp_path / "new" / "report.json").read_text())
+    network, before = loaded(own, tmp_path / "new").network, loaded(own, tmp_path / "own").network
+    assert isinstance(network.heads[0], ModuleHead)
+    assert [head.rule.temperature for head in network.exit_heads] == [
+        row["temperature"] for row in report["exits"][:-1]
+    ]
+    for name, value in before.state_dict().items():
+        assert ".rule." in name or torch.equal(value, network.state_dict()[name]), name
+    again = auxhead("infer", "pictures/lying/0.png", "--checkpoint", "new", "--device", "cpu", *GIVEN[given])
+    assert again.exit_code == 0, again.output
+
+
+BAD = {
+    "nothing": (
+        None,
+        "--modules: got none for the head at '0' in own, a module of yours (Sequential) of which the parameters",
+    ),
+    "no such function": ("own_parts:absent", "--modules: got 'absent' of own_parts"),
+    "list": ("own_parts:as_list", "--modules: own_parts:as_list returned list, wants a dict of modules by tap"),
+    "missing": ("own_parts:empty", "--modules: own_parts:empty returned none for the head at '0' in own, a module of"),
+    "surplus": ("own_parts:other_tap", "--modules: own_parts:other_tap returned a module for 1, wants 0"),
+    "no module": ("own_parts:no_module", "--modules: own_parts:no_module returned str for 0, wants an nn.Module"),
+    "too wide": (
+        "own_parts:too_wide",
+        "modules['0']: Sequential does not fit own: its '0.weight' is [5, 8, 3, 3], sav",
+    ),
+}
+
+
+def test_what_is_no_dict_of_these_modules_is_one_line(own, tmp_path):
+    for kind, (spec, message) in BAD.items():
+        for command in ("infer pictures", *(["calibrate --data pictures --out new"] if kind == "missing" else [])):
+            modules = () if spec is None else ("--modules", spec)
+            result = auxhead(*command.split(), *SAVED, "--backbone", "own_parts:backbone", *modules)
+            assert_one_line_error(result, message)
+    assert not (tmp_path / "new").exists()
+
+
+def test_modules_for_a_checkpoint_without_any_are_refused(own, tmp_path):
+    network = EarlyExitNetwork(nn.Sequential(*own["backbone"]()), {"0": FusedAuxHead(8, 2)}).eval()
+    save_checkpoint(tmp_path / "own", network, image_size=16, **IMAGES)
+    given = ("--backbone", "own_parts:backbone", "--modules")
+    message = "returned a module for 0, wants none: all heads of the checkpoint are fused"
+    assert_one_line_error(auxhead("infer", "pictures", *SAVED, *given, "own_parts:modules"), message)
+    assert auxhead("infer", "pictures/lying/0.png", *SAVED, *given, "own_parts:empty").exit_code == 0
+
+
+def test_a_network_of_torchvision_takes_modules_by_its_name(own, tmp_path):
+    import torchvision
+
+    backbone = torchvision.models.shufflenet_v2_x0_5(num_classes=2)
+    head = nn.Sequential(nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.LayerNorm(192), nn.Linear(192, 2))
+    network = EarlyExitNetwork(backbone, {"stage2": ModuleHead(head)}, example_input=torch.zeros(2, 3, 32, 32)).eval()
+    named = "torchvision.models:shufflenet_v2_x0_5"
+    save_checkpoint(tmp_path / "own", network, backbone=named, image_size=32, **IMAGES)
+    assert_one_line_error(auxhead("infer", "pictures", *SAVED), "--modules: got none for the head at 'stage2' in own")
+    (tmp_path / "own_head.py").write_text(
+        "from torch import nn\n\ndef make():\n"
+        "    layers = nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.LayerNorm(192), nn.Linear(192, 2)\n"
+        "    return {'stage2': nn.Sequential(*layers)}\n"
+    )
+    result = auxhead("infer", "pictures", *SAVED, "--modules", "own_head:make")
+    assert result.exit_code == 0, result.output

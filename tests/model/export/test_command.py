@@ -62,7 +62,7 @@ def test_the_end_of_a_name_tells_the_format_and_contradicts_no_other(checkpoint,
     torch.export.load(tmp_path / "onnx.v2")
 
 
-def test_what_is_refused(network, checkpoint, tmp_path, monkeypatch):
+def test_what_is_refused(network, checkpoint, tmp_path):
     make = ("--backbone", "small_nets:make")
     before = sorted(path.name for path in tmp_path.iterdir())
     assert_one_line_error(auxhead("export", "nowhere", "x.pt2"), "checkpoint: nowhere has no model.json")
@@ -71,9 +71,6 @@ def test_what_is_refused(network, checkpoint, tmp_path, monkeypatch):
         for more in ([], ["--stages"]):
             result = auxhead("export", checkpoint, out, *make, *more)
             assert_one_line_error(result, f"OUT: {out} is there already, wants the name of something new")
-    monkeypatch.setitem(sys.modules, "onnxscript", None)
-    result = auxhead("export", checkpoint, "x.onnx", "--format", "onnx", *make)
-    assert_one_line_error(result, "format: 'onnx' needs onnx and onnxscript")
     save_checkpoint(tmp_path / "plain", network, backbone="small_nets:make")
     assert_one_line_error(auxhead("export", "plain", "x.pt2", *make), "checkpoint: was saved without image_size")
     assert sorted(path.name for path in tmp_path.iterdir() if path.name != "__pycache__") == sorted([*before, "plain"])

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 import torchvision
 from auxhead.model import (
     EarlyExitNetwork,
@@ -22,7 +21,6 @@ from auxhead.model import (
 from auxhead.model.basics.bad_input import BadInput
 from auxhead.model.export import file_formats
 from auxhead.model.export.exporting import describe
-from auxhead.model.export.file_formats import _max_of_windows
 from support.example_models import Skipping, SmallNet
 from support.exported import first_sure, read_description, run_stages, run_whole
 from support.multi_exit_models import InAList
@@ -82,12 +80,6 @@ def test_one_file_has_the_logits_of_all_exits(format: str, tmp_path: Path) -> No
         x = torch.randn(size, 3, 8, 8)
         logits = run_whole(report.files[-1], x)
         assert_same_logits(logits, network, x)
-
-
-def test_places_of_maxima_are_those_of_pytorch() -> None:
-    x = torch.randn(2, 3, 7, 5)
-    wanted = F.adaptive_max_pool2d(x, (3, 2), return_indices=True)
-    assert all(map(torch.equal, _max_of_windows(x, (3, 2)), wanted))
 
 
 @pytest.mark.parametrize("format", FORMATS)

@@ -63,9 +63,8 @@ def test_the_same_answers_come_back(saved: Path, network: EarlyExitNetwork) -> N
         assert torch.equal(loaded.network.state_dict()[name], value), name
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_the_type_of_the_parameters_comes_back(tmp_path: Path, network: EarlyExitNetwork, dtype: torch.dtype) -> None:
-    save_checkpoint(tmp_path, network.to(dtype))
+def test_the_type_of_the_parameters_comes_back(tmp_path: Path, network: EarlyExitNetwork) -> None:
+    save_checkpoint(tmp_path, network.bfloat16())
     loaded = load_checkpoint(tmp_path, SmallNet())
     assert loaded.classes == () and loaded.image_size is None
     assert_same_answers(loaded.network, network)
@@ -200,15 +199,16 @@ def test_all_parameters_of_a_backbone_come_back(tmp_path: Path, kind: type[nn.Mo
 
 
 class WithOwnExits(nn.Module):
-    def __init__(self, classes: int = 5) -> None:
+    def __init__(self, classes: int = 5, taps: tuple[int, ...] = (0,)) -> None:
         super().__init__()
         self.block0, self.block1 = (nn.Sequential(nn.Conv2d(i, o, 3, 2, 1), nn.ReLU()) for i, o in ((3, 8), (8, 12)))
-        self.exit = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, classes))
+        self.exits, self.taps = nn.ModuleList(nn.Linear(width, classes) for width in (8, 12)), taps
         self.last = nn.Linear(12, classes)
 
-    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        one = self.block0(x)
-        return self.exit(one), self.last(self.block1(one).mean((2, 3)))
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        maps = [self.block0(x)]
+        maps.append(self.block1(maps[0]))
+        return *(self.exits[tap](maps[tap].mean((2, 3))) for tap in self.taps), self.last(maps[1].mean((2, 3)))
 
 
 class Words(WithOwnExits):
@@ -218,19 +218,6 @@ class Words(WithOwnExits):
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return super().forward(self.words(x).unflatten(2, (3, 16)).movedim(2, 1))
-
-
-class WithTwoExits(WithOwnExits):
-    def __init__(self, *taps: int) -> None:
-        super().__init__()
-        self.block2, self.taps = nn.Sequential(nn.Conv2d(12, 12, 3, 2, 1), nn.ReLU()), taps
-        self.exits = nn.ModuleList(nn.Linear(width, 5) for width in (8, 12))
-
-    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:  # type: ignore[override]
-        maps = [self.block0(x)]
-        maps.append(self.block1(maps[0]))
-        pooled = self.block2(maps[1]).mean((2, 3))
-        return *(self.exits[tap](maps[tap].mean((2, 3))) for tap in self.taps), self.last(pooled)
 
 
 @pytest.mark.parametrize("with_backbone", [True, False])
@@ -260,8 +247,8 @@ def test_a_model_with_exits_of_its_own_comes_back(
     ("other", "message"),
     [
         (WithOwnExits(6), "its exit at 'model.block0' has num_classes 6, saved was 5"),
-        (WithTwoExits(0, 1), "it has an exit at 'model.block1', where none was saved"),
-        (WithTwoExits(1), "it has no exit at 'model.block0', where one was saved"),
+        (WithOwnExits(taps=(0, 1)), "it has an exit at 'model.block1', where none was saved"),
+        (WithOwnExits(taps=(1,)), "it has no exit at 'model.block0', where one was saved"),
         (
             nn.Sequential(nn.Conv2d(3, 5, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten()),
             "wants the model that was handed to",
@@ -289,24 +276,6 @@ def test_exits_that_run_as_the_models_own_code_want_the_model_itself(tmp_path: P
         load_checkpoint(tmp_path, attach_exits(Scaled().eval(), images(2)).backbone)
 
 
-def no_space(content: Any, path: Path | None = None) -> None:
-    if path is not None:
-        path.write_bytes(b"half")
-    raise OSError("no space left")
-
-
-@pytest.mark.parametrize("written", ["as_json", "save_file"])
-def test_what_cannot_be_written_leaves_the_older_checkpoint(
-    saved: Path, network: EarlyExitNetwork, monkeypatch: pytest.MonkeyPatch, written: str
-) -> None:
-    monkeypatch.setattr(f"auxhead.model.saving.checkpoint_files.{written}", no_space)
-    for folder in (saved, saved.parent / "other"):
-        with pytest.raises(OSError, match="no space"):
-            save_checkpoint(folder, EarlyExitNetwork(SmallNet(), plain_heads()))
-    assert_same_answers(load_checkpoint(saved, SmallNet()).network, network)
-    assert not list((saved.parent / "other").iterdir()) and len(list(saved.iterdir())) == 2
-
-
 class HeadOfAnotherKind(FusedAuxHead):
     pass
 
@@ -325,13 +294,12 @@ class WithNotes(SmallNet):
         pass
 
 
-def changed(change: Callable[[EarlyExitNetwork], object]) -> Callable[[], EarlyExitNetwork]:
-    def make() -> EarlyExitNetwork:
-        network = saved_network()
-        change(network)
-        return network
+def changed(change: Callable[[Any], object], make: Callable[[], Any] = saved_network) -> Callable[[], Any]:
+    def make_it() -> Any:
+        change(made := make())
+        return made
 
-    return make
+    return make_it
 
 
 def on_block0(head: FusedAuxHead) -> Callable[[], EarlyExitNetwork]:
@@ -380,46 +348,28 @@ def test_what_could_not_be_loaded_is_not_saved(
     with pytest.raises((TypeError, ValueError), match=message):
         save_checkpoint(tmp_path / "out", made(), **arguments)
     assert not (tmp_path / "out").exists()
-
-
-def test_no_folder_replaces_a_file(tmp_path: Path, network: EarlyExitNetwork) -> None:
-    (tmp_path / "file").write_text("mine")
-    with pytest.raises(ValueError, match="^directory: got .*file, a file, wants a directory"):
-        save_checkpoint(tmp_path / "file", network)
-
-
-class Deeper(SmallNet):
-    def __init__(self) -> None:
-        super().__init__()
-        self.more = nn.Linear(2, 2)
-
-
-class WithoutBias(SmallNet):
-    def __init__(self) -> None:
-        super().__init__()
-        self.fc.bias = None
-
-
-class InEightBits(SmallNet):
-    def __init__(self) -> None:
-        super().__init__()
-        self.fc.weight.data = self.fc.weight.data.to(torch.float8_e4m3fn)
-
-
-class Shallower(SmallNet):
-    def __init__(self) -> None:
-        super().__init__()
-        del self.block2
+    (tmp_path / "out").write_text("mine")
+    with pytest.raises(ValueError, match="^directory: got .*out, a file, wants a directory"):
+        save_checkpoint(tmp_path / "out", plain())
 
 
 @pytest.mark.parametrize(
     ("backbone", "message"),
     [
         (lambda: SmallNet(classes=7), r"'backbone.fc.*' is \[7.*saved was \[5.*made by my.nets:small"),
-        (Deeper, "its 'backbone.more.bias' was not saved"),
-        (WithoutBias, "it has no 'backbone.fc.bias', which was saved"),
-        (InEightBits, "its 'backbone.fc.weight' is torch.float8_e4m3fn, saved was torch.float32"),
-        (Shallower, "Shallower has no layer 'block2'.*made by my.nets:small"),
+        (
+            changed(lambda net: net.register_module("more", nn.Linear(2, 2)), SmallNet),
+            "its 'backbone.more.bias' was not saved",
+        ),
+        (changed(lambda net: setattr(net.fc, "bias", None), SmallNet), "it has no 'backbone.fc.bias', which was saved"),
+        (
+            changed(lambda net: setattr(net.fc.weight, "data", net.fc.weight.data.to(torch.float8_e4m3fn)), SmallNet),
+            "its 'backbone.fc.weight' is torch.float8_e4m3fn, saved was torch.float32",
+        ),
+        (
+            changed(lambda net: delattr(net, "block2"), SmallNet),
+            "SmallNet has no layer 'block2'.*made by my.nets:small",
+        ),
         (lambda: "resnet18", "^backbone: got str, wants an nn.Module, .*; it was made by my.nets:small"),
         (lambda: EarlyExitNetwork(SmallNet(), {"block0": FusedAuxHead(8, 5)}), "got EarlyExitNetwork, .*without heads"),
     ],

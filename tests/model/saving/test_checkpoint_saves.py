@@ -174,12 +174,14 @@ def test_without_locks_nothing_is_removed(tmp_path: Path, monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize("room", [100, 3000])
 def test_a_full_disk_is_an_error_of_the_path(tmp_path: Path, room: int) -> None:
-    save_checkpoint(tmp_path, network(0.25))
-    before = sorted(tmp_path.iterdir())
-    with full_disk(room), pytest.raises(OSError) as caught:
-        save_checkpoint(tmp_path, network(0.75))
-    assert caught.value.errno == errno.EFBIG and caught.value.filename == str(tmp_path / "model.json")
-    assert sorted(tmp_path.iterdir()) == before and loaded(tmp_path) == 0.25
+    save_checkpoint(tmp_path / "old", network(0.25))
+    before = sorted((tmp_path / "old").iterdir())
+    for folder in (tmp_path / "old", tmp_path / "new"):
+        with full_disk(room), pytest.raises(OSError) as caught:
+            save_checkpoint(folder, network(0.75))
+        assert caught.value.errno == errno.EFBIG and caught.value.filename == str(folder / "model.json")
+    assert sorted((tmp_path / "old").iterdir()) == before and loaded(tmp_path / "old") == 0.25
+    assert not list((tmp_path / "new").iterdir())
 
 
 @pytest.mark.parametrize("write", [export_exits, export_stages])
@@ -190,20 +192,16 @@ def test_an_export_on_a_full_disk(tmp_path: Path, write) -> None:
     assert caught.value.filename == str(path) and not list(tmp_path.iterdir())
 
 
-def test_an_empty_name_is_not_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_no_name_of_a_folder_is_refused_before_anything_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(BadInput, match="directory: got an empty name"):
-        save_checkpoint("", network(0.25))
-    save_checkpoint(".", network(0.25))
-    with pytest.raises(BadInput, match="directory: got an empty name"):
-        load_checkpoint("", nn.Identity())
-
-
-@pytest.mark.parametrize("name", [b"bytes", 3, None, "a\0b", os.fsdecode(b"q\xff")], ids=ascii)
-def test_what_is_no_name_of_a_folder_is_refused_before_anything_is_written(name: object, tmp_path: Path) -> None:
-    for call in (lambda: save_checkpoint(name, network(0.25)), lambda: load_checkpoint(name, nn.Identity())):
-        with pytest.raises((BadInput, TypeError), match="^directory: got .*, wants the path of a folder"):
-            call()
+    for name in (b"bytes", 3, None, "a\0b", os.fsdecode(b"q\xff"), ""):
+        wanted = "^directory: got an empty name" if name == "" else "^directory: got .*, wants the path of a folder"
+        for call, given in ((save_checkpoint, network(0.25)), (load_checkpoint, nn.Identity())):
+            with pytest.raises((BadInput, TypeError), match=wanted):
+                call(name, given)
     with pytest.raises(BadInput, match="UTF-8"):
         save_checkpoint(tmp_path / os.fsdecode(b"q\xff"), network(0.25))
     assert not list(tmp_path.iterdir())
+    save_checkpoint(".", network(0.25))

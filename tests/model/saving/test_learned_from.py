@@ -8,7 +8,6 @@ import pytest
 import torch
 from auxhead.model import calibrate_network, load_checkpoint, sample_identities, save_checkpoint
 from auxhead.model.basics.bad_input import BadInput
-from auxhead.model.basics.images import normalise
 from auxhead.model.network.learned_from import (
     FILE,
     NEW,
@@ -233,8 +232,8 @@ def test_samples_in_another_type_are_not_taken_for_new_ones(network):
     assert "by their values as float64 [1, 8, 8], cannot be compared" in report.bound.unknown
 
 
-def test_a_network_at_chance_is_not_calibrated_without_a_word(network, held_out_digits):
-    images, labels = held_out_digits
+def test_a_network_at_chance_is_not_calibrated_without_a_word(network):
+    images, labels = (part[500:] for part in digits())
     report = calibrate_network(network, batches(images, labels), max_accuracy_drop=0.05)
     assert report.chance is None and not str(report).startswith("The classifier")
     shuffled = labels[torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))]
@@ -243,13 +242,3 @@ def test_a_network_at_chance_is_not_calibrated_without_a_word(network, held_out_
     assert str(report).splitlines()[0] == report.chance
     most = shuffled.bincount().max().item() / len(shuffled)
     assert f"always would get {most:.1%}, and a random label 10.0%" in report.chance
-
-
-@pytest.fixture
-def held_out_digits():
-    return tuple(part[500:] for part in digits())
-
-
-def test_pixels_become_the_same_input_on_every_device(device):
-    pixels = torch.arange(256, dtype=torch.uint8).repeat(3).reshape(1, 3, 16, 16)
-    assert torch.equal(normalise(pixels.to(device)).cpu(), normalise(pixels))

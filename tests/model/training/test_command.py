@@ -80,8 +80,7 @@ def test_a_network_of_yours_on_a_folder_of_pictures(module, tmp_path):
     assert "No head exits yet" in result.output
 
 
-@pytest.mark.parametrize("method", ["heads", "distill"])
-def test_the_digits_by_other_methods(module, method):
+def test_the_digits_by_another_method(module, method="heads"):
     result = trained("--model", f"{module}:make", "--method", method, "--epochs", 1, "--precision", "bfloat16")
     assert f"2 heads, {method}, on cpu" in result.output
     assert list(rows(result)) == ["first", "second", "classifier"]

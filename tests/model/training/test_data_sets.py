@@ -12,7 +12,6 @@ from auxhead.model.basics.images import normalise, open_image, random_shift, to_
 from auxhead.model.training.data_sets import (
     LabelledImages,
     decode,
-    load_cifar10,
     load_digits,
     load_folder,
     load_source,
@@ -75,13 +74,6 @@ def test_each_split_holds_the_pictures_of_its_places_and_a_given_test_split_stay
         assert torch.equal(split.labels, split.indices % 2)
 
 
-def test_folder(tmp_path):
-    source = load_folder(write_image_folder(tmp_path / "stripes", per_class=5))
-    assert source.name == "stripes" and source.classes == ("lying", "standing")
-    assert source.labels.tolist() == [0] * 5 + [1] * 5
-    assert decode(source, 12)[1].pixels.shape == (10, 3, 12, 12)
-
-
 def test_folders_that_are_no_classes(tmp_path):
     (tmp_path / "file").write_text("x")
     (tmp_path / "flat").mkdir()
@@ -100,13 +92,6 @@ def test_folders_that_are_no_classes(tmp_path):
             load_folder(tmp_path / name)
 
 
-def test_an_empty_class_folder_is_named(tmp_path):
-    write_image_folder(tmp_path, per_class=4)
-    (tmp_path / "void").mkdir()
-    with pytest.raises(BadInput, match="class 'void' has 0 images"):
-        split_indices(load_folder(tmp_path), 0)
-
-
 #: What is wrong with a picture file, by its content (of a whole one), and what is said about it.
 DAMAGE = {
     "empty": (lambda whole: b"", "it is empty"),
@@ -120,24 +105,17 @@ def damage(path, kind):
     path.write_bytes(DAMAGE[kind][0](path.read_bytes()))
 
 
-@pytest.mark.parametrize("kind", DAMAGE)
-def test_a_damaged_picture_is_named_with_what_to_do(tmp_path, kind):
-    damage(write_image_folder(tmp_path / "x", per_class=4) / "lying" / "2.png", kind)
-    with pytest.raises(BadInput) as caught:
-        decode(load_folder(tmp_path / "x"), 16)
-    said = str(caught.value)
-    assert said.startswith(f"{tmp_path / 'x' / 'lying' / '2.png'}: cannot be read as an image (")
-    assert DAMAGE[kind][1] in said and said.endswith("; --skip-damaged leaves out what cannot be read")
-    assert said.count("2.png") == 1 and "\n" not in said
-
-
-def test_damaged_pictures_can_be_left_out(tmp_path):
+def test_damaged_pictures_are_named_with_what_to_do_and_can_be_left_out(tmp_path):
     """The others keep their classes and paths."""
     folder = write_image_folder(tmp_path / "x", per_class=8)
     for number, kind in enumerate(DAMAGE):
         damage(folder / "lying" / f"{number}.png", kind)
     (folder / "standing" / "note.png").symlink_to(folder / "gone.png")
     source = load_folder(folder)
+    with pytest.raises(
+        BadInput, match=r"/0.png: cannot be read as an image \(it is empty\); --skip-damaged leaves out"
+    ):
+        decode(source, 16)
     read = []
     whole, split, damaged = decode(source, 16, lambda: read.append(1), skip_damaged=True)
     pixels = split.pixels
@@ -145,6 +123,9 @@ def test_damaged_pictures_can_be_left_out(tmp_path):
     assert [message.partition(": ")[0] for message in damaged] == [
         str(path) for path in source.paths if path not in whole.paths
     ]
+    for said, (_, reason) in zip(damaged, DAMAGE.values(), strict=False):
+        assert ": cannot be read as an image (" in said and reason in said
+        assert said.count(".png") == 1 and "\n" not in said
     assert len(whole.open) == len(whole.paths) == len(whole.labels) == len(pixels) == 12
     assert whole.labels.tolist() == [0] * 4 + [1] * 8 and whole.classes == source.classes
     for path, read_again, image in zip(whole.paths, whole.open, pixels, strict=True):
@@ -182,27 +163,15 @@ def test_cifar10_by_torchvisions_loader(tmp_path, monkeypatch):
     assert (len(train), len(validation), len(test)) == (90, 10, 20)
 
 
-def test_cifar10_that_is_not_there_or_damaged(tmp_path):
-    with pytest.raises(BadInput, match="--root: .*does not hold CIFAR-10.*nothing is downloaded"):
-        load_cifar10(tmp_path / "nowhere")
-    write_cifar10(tmp_path)  # right names, wrong checksums
-    with pytest.raises(BadInput, match="--root: .*does not hold CIFAR-10"):
-        load_cifar10(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
+def test_options_that_contradict():
+    for options, message in (
         (("x", "digits", None), "--data: cannot be given together"),
         ((None, "cifar10", None), "--root: missing"),
         ((None, None, "x"), "--dataset: got --root without --dataset"),
         ((None, "digits", "x"), "--root: the digits need none"),
-    ],
-    ids=["two-sources", "no-root", "root-alone", "digits-root"],
-)
-def test_options_that_contradict(options, message):
-    with pytest.raises(BadInput, match=message):
-        load_source(*options)
+    ):
+        with pytest.raises(BadInput, match=message):
+            load_source(*options)
 
 
 def test_pictures_of_every_mode_become_rgb():
@@ -225,10 +194,12 @@ def test_a_photo_is_turned_upright(tmp_path):
     assert to_pixels(open_image(tmp_path / "photo.jpg"), 5).shape == (3, 5, 5)
 
 
-def test_normalise_is_torchvisions():
+def test_normalise_is_torchvisions_and_makes_the_same_input_on_every_device(device):
     pixels = torch.randint(0, 256, (3, 3, 5, 7), dtype=torch.uint8)
     mean, std = (0.1, 0.5, 0.9), (0.2, 0.3, 0.4)
     torch.testing.assert_close(normalise(pixels, mean, std), T.normalize(pixels / 255.0, mean, std))
+    pixels = torch.arange(256, dtype=torch.uint8).repeat(3).reshape(1, 3, 16, 16)
+    assert torch.equal(normalise(pixels.to(device)).cpu(), normalise(pixels))
 
 
 def test_pictures_are_resized_bilinearly():

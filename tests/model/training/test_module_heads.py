@@ -72,30 +72,22 @@ class Colours(nn.Module):
 
 
 class ChannelsLast(nn.Module):
-    """[N, 3, H, W] to [N, H, W, 8], in a tuple."""
+    """Its block returns [N, H, W, 8], in a tuple."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.layer, self.norm = nn.Conv2d(3, 8, 3, padding=1), nn.LayerNorm(8)
-
-    def forward(self, x: Tensor) -> tuple[Tensor, str]:
-        return self.norm(self.layer(x).permute(0, 2, 3, 1)), "beside it"
-
-
-class Net(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.block, self.fc = ChannelsLast(), nn.Linear(8, 4)
+        self.layer, self.norm, self.fc = nn.Conv2d(3, 8, 3, padding=1), nn.LayerNorm(8), nn.Linear(8, 4)
+        self.block = nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.fc(self.block(x)[0].mean((1, 2)))
+        return self.fc(self.block((self.norm(self.layer(x).permute(0, 2, 3, 1)), "beside it"))[0].mean((1, 2)))
 
 
 def test_heads_alone_learn_from_what_they_read() -> None:
     """Of maps whose channels come last, and of an item; a head comes as near as one wants."""
     torch.manual_seed(0)
     network = EarlyExitNetwork(
-        Net(), {"block": FusedAuxHead(None, 4)}, example_input=torch.zeros(2, 3, 8, 6),
+        ChannelsLast(), {"block": FusedAuxHead(None, 4)}, example_input=torch.zeros(2, 3, 8, 6),
         extract={"block": Extract(item=0)},
     ).eval()  # fmt: skip
     images = torch.randn(64, 3, 8, 6)

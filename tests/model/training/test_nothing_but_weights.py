@@ -265,9 +265,29 @@ def test_a_volume_is_learned_from():
 
 STATIC = nn.Sequential(nn.Flatten(), nn.Linear(192, 2)).eval()
 LATENCIES = ExitLatencies((1.0, 2.0), 1, "", "")
+WORK = {"max_accuracy_drop": None}
 REFUSED_CALIBRATION = {
     "mode": ({}, ValueError, "network: its .* is in training mode"),
     "budgets": ({"max_work": 0.5}, ValueError, "max_accuracy_drop, .*: got max_accuracy_drop and max_work, wants"),
+    "no budget": ({"max_accuracy_drop": None}, ValueError, "max_accuracy_drop, .*: got none, wants one of"),
+    "no work": ({**WORK, "max_work": 0.0}, ValueError, "max_work: got 0.0, wants a share of the backbone's FLOPs in"),
+    "work nan": ({**WORK, "max_work": float("nan")}, ValueError, "max_work: got nan, wants a share"),
+    "work as text": ({**WORK, "max_work": "half"}, TypeError, "max_work: got 'half', wants a number"),
+    "work as bool": ({**WORK, "max_work": True}, TypeError, "max_work: got True, wants a number"),
+    "set of indices": ({"train": {1, 2}}, TypeError, "train: got a set with int, wants one of sample_identities"),
+    "train beyond": ({"train": [6]}, ValueError, "train: got indices from 6 to 6, wants 0 to 5"),
+    "train of floats": ({"train": [0.5]}, TypeError, "train: got torch.float32, wants indices"),
+    "train as text": ({"train": "all"}, TypeError, "train: got str, wants indices"),
+    "train as dict": ({"train": {}}, TypeError, r"train: got dict, .*; or sample_identities\(loader\), a set, which"),
+    "train shape": ({"train": [[1]]}, ValueError, r"train: got shape \[1, 1\], wants \[M\]"),
+    "indices for loaders": (
+        {"train": [1], "data": {"temperature": [GOOD], "thresholds": [GOOD], "test": [GOOD]}}, TypeError,
+        "train: got list, wants a set of sample_identities where data is a dict",
+    ),
+    "equal samples": (
+        {"data": [GOOD, (X[:1], LABELS[:1])], "splits": {"temperature": [0], "thresholds": [1], "test": [6]}},
+        ValueError, "splits: temperature and test share 1 samples, such as samples 0 and 6, which",
+    ),
     "per cent": ({"max_accuracy_drop": 5}, ValueError, "max_accuracy_drop: got 5, wants a number in"),
     "not measured": (
         {"max_accuracy_drop": None, "max_latency_ms": 1.0},
@@ -304,7 +324,7 @@ REFUSED_CALIBRATION = {
     "shared": ({"splits": dict.fromkeys(("temperature", "thresholds", "test"), [0])}, ValueError, "splits: .* share"),
     "train": ({"train": 5}, ValueError, "train: got"),
     "batch": ({"latencies": ExitLatencies((1.0, 2.0), 99, "", "")}, ValueError, "latencies: are of batches of 99"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", REFUSED_CALIBRATION)
@@ -319,19 +339,13 @@ def test_a_refused_calibration_changes_nothing(kind):
 
 REFUSED_RUNNERS = {
     "mode": ({}, ValueError, "network: its .* is in training mode"),
-    "exits": ({"exits": "fast"}, ValueError, "exits: got"),
     "graph": ({"exits": "polled"}, ValueError, "example_input: on cpu, wants a CUDA device"),
-    "trunk": ({"trunk": "thin"}, ValueError, "trunk: got"),
-    "plan": ({"exits": "eager", "plan": "p.json"}, ValueError, "plan: got"),
-    "no tensor": ({"example_input": [X]}, TypeError, "example_input: got"),
     "channels": ({"example_input": X[:, :1], "exits": "eager", "trunk": "fused"}, (ValueError, RuntimeError), ""),
 }
 REFUSED_ATTACHING = {
     "no layer": ({"taps": ["third"]}, ValueError, "heads: the backbone has no layer 'third'"),
     "order": ({"taps": ["second", "first"]}, ValueError, "heads: the taps .* are out of order"),
     "in place": ({"taps": ["first.1"]}, ValueError, "heads: the output of layer 'first.1' is changed in place"),
-    "word": ({"taps": "all"}, ValueError, "taps: got 'all'"),
-    "numbers": ({"taps": [1]}, TypeError, "taps: got"),
     "classes": ({"num_classes": 7}, ValueError, "num_classes: got 7"),
     "extract": ({"taps": ["first"], "extract": {"second": 1}}, ValueError, "extract: 'second' is not a tap"),
     "part": ({"taps": ["first"], "logits": 1.5}, (TypeError, ValueError), ""),

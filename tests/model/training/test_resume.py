@@ -133,19 +133,14 @@ def saved(without_interpreter, tmp_path_factory):
     return state
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
+def test_a_state_of_other_settings_or_another_network_is_refused_and_one_that_is_done_only_loaded(saved):
+    for change, message in (
         ({"accumulate": 2}, "is of a training with accumulate 1, got 2; wants the same"),
         ({"method": "heads"}, "is of a training with method 'joint', got 'heads'"),
         ({"weights": (1.0, 1.0, 2.0)}, "is of a training with weights None"),
-    ],
-)
-def test_a_state_of_other_settings_or_another_network_is_refused_and_one_that_is_done_only_loaded(
-    saved, change, message
-):
-    with pytest.raises(BadInput, match=message):
-        run(pixels, TrainingPlan(**{"epochs": 2, **change}), state=saved, resume=True)
+    ):
+        with pytest.raises(BadInput, match=message):
+            run(pixels, TrainingPlan(**{"epochs": 2, **change}), state=saved, resume=True)
     network = trainable(norm=False)
     before = tensors(network)
     with pytest.raises(BadInput, match=r"has none for '.*first.0.bias', wants \[8\], as this network has"):
