@@ -5,7 +5,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from itertools import pairwise
-from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -24,31 +24,24 @@ def test_counters_grow_and_are_shared_on_a_stream(device):
 
 
 def test_counters_of_captures_are_their_own_and_aligned(device):
-    """No two captures share a counter.
+    """No two captures share a counter, nor two streams of one.
 
     Each block starts at a cache line, so that no two share one, and lies in it as those of other captures do. Triton
     would also compile a kernel anew for a pointer that is no multiple of 16, and a capture is no place to compile.
     """
     counters = ArrivalCounters(device)
     counters._reserve = torch.zeros(1 << 12, dtype=torch.int32, device=device)
-    start, seen = counters._reserve.data_ptr(), set()
-    for capture, count in enumerate((1, 1, 3, 5, 2, 100, 1)):
-        block = counters._take_for_capture(count, stream=0, capture=capture)
+    start, seen, blocks = counters._reserve.data_ptr(), set(), {}
+    for stream, capture, count in ((1, 1, 1), (1, 2, 1), (1, 3, 3), (2, 3, 5), (1, 4, 2), (2, 4, 100), (3, 4, 1)):
+        block = blocks[stream, capture] = counters._take_for_capture(count, stream, capture)
         places = set(range(block.data_ptr(), block.data_ptr() + 4 * count, 4))
         assert block.numel() >= count and not places & seen
         assert (block.data_ptr() - start) % 128 == 0, f"block of {count} at {block.data_ptr() - start} bytes"
         seen |= places
-
-
-def test_counters_are_shared_on_a_stream_of_one_capture(device):
-    counters = ArrivalCounters(device)
-    counters._reserve = torch.zeros(1 << 12, dtype=torch.int32, device=device)
-    first = counters._take_for_capture(100, stream=1, capture=1)
-    assert counters._take_for_capture(30, stream=1, capture=1).data_ptr() == first.data_ptr()
-    others = [counters._take_for_capture(100, stream, capture) for stream, capture in ((2, 1), (1, 2), (2, 3))]
-    large = counters._take_for_capture(200, stream=1, capture=2)
-    assert counters._take_for_capture(100, stream=1, capture=2).data_ptr() == large.data_ptr()
-    assert len({block.data_ptr() for block in (first, large, *others)}) == 5
+    assert counters._take_for_capture(30, 2, 4).data_ptr() == blocks[2, 4].data_ptr()
+    large = counters._take_for_capture(200, 2, 4)
+    assert not set(range(large.data_ptr(), large.data_ptr() + 800, 4)) & seen
+    assert counters._take_for_capture(100, 2, 4).data_ptr() == large.data_ptr()
 
 
 @pytest.mark.gpu
@@ -77,72 +70,6 @@ def test_a_reserve_is_zero_before_any_stream_can_read_it():
     counters.take(1)
     with torch.cuda.stream(other):
         assert not counters._take_for_capture(1 << 20, stream=1, capture=1).any()
-
-
-class Reserve:
-    """Places of counters, which take a while to be handed out."""
-
-    def __init__(self, places):
-        self.places = places
-
-    def numel(self):
-        return len(self.places)
-
-    def __getitem__(self, part):
-        time.sleep(0.01)
-        return Reserve(self.places[part])
-
-
-def test_captures_of_two_threads_share_no_counters(monkeypatch):
-    module = sys.modules[ArrivalCounters.__module__]
-    monkeypatch.setattr(module, "is_capturing", lambda _device: True)
-    stream = SimpleNamespace(cuda_stream=7, stream_id=0)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda _device: stream)
-    counters, ids = ArrivalCounters(torch.device("cuda", 0)), iter(range(100))
-    monkeypatch.setattr(module, "capture_id", lambda _handle: next(ids))
-    counters._reserve = Reserve(range(256))
-    with ThreadPoolExecutor(4) as pool:
-        taken = [one.places for one in pool.map(lambda _: counters.take(8), range(4))]
-    assert len({place for places in taken for place in places}) == 4 * 8
-
-
-def test_streams_share_no_counters(monkeypatch):
-    module = sys.modules[ArrivalCounters.__module__]
-    monkeypatch.setattr(module, "is_capturing", lambda _device: False)
-    counters = ArrivalCounters(torch.device("cuda", 0))
-    monkeypatch.setattr(counters, "_zeros", lambda count: torch.zeros(count, dtype=torch.int32))
-    counters._reserve = torch.zeros(module._RESERVED, dtype=torch.int32)
-
-    def take(handle, number):
-        stream = SimpleNamespace(cuda_stream=handle, stream_id=-1)
-        monkeypatch.setattr(torch.cuda, "current_stream", lambda _device: stream)
-        return counters.take(number).data_ptr()
-
-    first, second, default = take(11, 3), take(22, 3), take(0, 3)
-    assert len({first, second, default}) == 3
-    assert (take(11, 5), take(22, 1), take(0, 3)) == (first, second, default)
-
-
-def test_a_reserve_whose_clearing_nobody_has_waited_for_is_not_handed_out(monkeypatch):
-    class Stream:
-        cuda_stream, stream_id = 0, 0
-        interrupts = [KeyboardInterrupt]
-
-        def synchronize(self):
-            if self.interrupts:
-                raise self.interrupts.pop()
-
-    module = sys.modules[ArrivalCounters.__module__]
-    monkeypatch.setattr(module, "is_capturing", lambda _device: False)
-    monkeypatch.setattr(module, "beside_captures", nullcontext)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda _device: Stream())
-    counters = ArrivalCounters(torch.device("cuda", 0))
-    monkeypatch.setattr(counters, "_zeros", lambda count: torch.zeros(count, dtype=torch.int32))
-    with pytest.raises(KeyboardInterrupt):
-        counters.take(8)
-    assert counters._reserve.numel() == 0
-    counters.take(8)
-    assert counters._reserve.numel() > 0
 
 
 class Stream:
@@ -182,6 +109,52 @@ def on(monkeypatch):
     monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(ArrivalCounters, "_zeros", lambda _self, count: torch.zeros(count, dtype=torch.int32))
     return streams.append
+
+
+class Reserve:
+    """Places of counters, which take a while to be handed out."""
+
+    def __init__(self, places):
+        self.places = places
+
+    def numel(self):
+        return len(self.places)
+
+    def __getitem__(self, part):
+        time.sleep(0.01)
+        return Reserve(self.places[part])
+
+
+def test_captures_of_two_threads_share_no_counters(on, monkeypatch):
+    module, ids = sys.modules[ArrivalCounters.__module__], iter(range(100))
+    monkeypatch.setattr(module, "is_capturing", lambda _device: True)
+    monkeypatch.setattr(module, "capture_id", lambda _handle: next(ids))
+    on(Stream(7, 7, of_pytorch=True))
+    counters = ArrivalCounters(torch.device("cuda", 0))
+    counters._reserve = Reserve(range(256))
+    with ThreadPoolExecutor(4) as pool:
+        taken = [one.places for one in pool.map(lambda _: counters.take(8), range(4))]
+    assert len({place for places in taken for place in places}) == 4 * 8
+
+
+def test_streams_share_no_counters(on):
+    counters = ArrivalCounters(torch.device("cuda", 0))
+    streams, found = [Stream(handle, handle, of_pytorch=True) for handle in (11, 22, 0)], []
+    for stream, count in zip(2 * streams, (3, 3, 3, 5, 1, 3), strict=True):
+        on(stream)
+        found.append(counters.take(count).data_ptr())
+    assert len({*found[:3]}) == 3 and found[3:] == found[:3]
+
+
+def test_a_reserve_whose_clearing_nobody_has_waited_for_is_not_handed_out(on):
+    counters, stream = ArrivalCounters(torch.device("cuda", 0)), Stream(0, 0, of_pytorch=True)
+    stream.synchronize = Mock(side_effect=[KeyboardInterrupt, None])
+    on(stream)
+    with pytest.raises(KeyboardInterrupt):
+        counters.take(8)
+    assert counters._reserve.numel() == 0
+    counters.take(8)
+    assert counters._reserve.numel() > 0
 
 
 @pytest.mark.parametrize("of_pytorch", [False, True], ids=["others'", "PyTorch's"])

@@ -75,7 +75,8 @@ SHAPES = {
     "a grid of vectors": ({"x": (2, 4)}, {"pool_size": 2}, "pool_size", "2"),
     "a grid without a pool": ({}, {"pool": "none", "pool_size": 2}, "pool_size", "2"),
     "unknown pool": ({}, {"pool": "AVG"}, "pool", "'AVG'", "avg", "max"),
-    "unknown criterion": ({}, {"criterion": "Entropy"}, "criterion", "'Entropy'", "max_prob"),
+    "unknown criterion": ({}, {"criterion": "Entropy"}, "criterion", "'Entropy'", "one of ['energy', 'entropy'"),
+    "margin's range": ({}, {"criterion": "margin", "threshold": 2.0}, "threshold", "2.0", "[0.0, 1.0]", "'margin'"),
     **{
         f"size {size}": ({}, {"pool_size": size}, "pool_size", repr(size)) for size in (0, (1, -2), (1,), (2, 1.0), "2")
     },

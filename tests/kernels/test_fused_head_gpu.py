@@ -74,12 +74,6 @@ def test_200704_features(samples, layout):
         assert_same_bits(out, fused_head(layout(x), weight, bias, pool="none", threshold=0.5))
 
 
-@pytest.mark.parametrize("samples", [1, 65])
-def test_32000_classes(samples):
-    for dtype in DTYPES.values():
-        check_head(*make_head((samples, 512, 7, 7), 32000, dtype=dtype, device="cuda"), threshold=0.001)
-
-
 @pytest.mark.parametrize("tap", [(64, 56), (128, 28), (256, 14), (512, 7)], ids=readable)
 @pytest.mark.parametrize("samples", [1, 8, 32, 128])
 def test_taps_of_resnet18(samples, tap):

@@ -1,4 +1,4 @@
-"""Launches under ``max_prob`` are the machine code that committed records and tables were measured with."""
+"""Kernels compile for GPUs that are not here, to machine code as wanted and as it was measured."""
 
 import json
 from pathlib import Path
@@ -10,9 +10,42 @@ triton = pytest.importorskip("triton")
 
 #: Made by support/machine_code_digests.py at kernel ebb8260d3f761adb, before there were other criteria.
 DIGESTS = json.loads((Path(__file__).parent / "machine_code.json").read_text())
+#: How often a head of each kind waits for what others send.
+WAITS = {
+    "split, the last to arrive adds up": 0,
+    "split, the last one waits": 1,
+    "tiles, few programs for all": 2,
+    "tiles of 16 samples, maps in 4 parts": 3,
+    "tiles of 16 samples": 2,
+    "tiles of 16 samples, weight in shared memory": 2,
+}
+#: Kilobytes of shared memory that a program may have, by compute capability: of A100, B200, RTX 5090 (as of L4 and RTX
+#: 4090; CUDA C++ Programming Guide, technical specifications per compute capability).
+SHARED_KB = {"80": 163, "100": 227, "120": 99}
+
+
+@pytest.mark.parametrize("capability", SHARED_KB)
+def test_heads_compile_for_gpus_they_were_not_measured_on(capability, tmp_path):
+    """As the rule launches them, which knows an H200 alone."""
+    made = printed("compile_launches.py", tmp_path, capability)
+    assert 0 < max(one["shared"] for one in made.values()) <= 1024 * SHARED_KB[capability]
+
+
+def test_every_way_to_launch_a_head(tmp_path):
+    """Triton may repeat a wait for each layout that its numbers are used in: right, but several times as slow."""
+    made = printed("compile_launches.py", tmp_path, "90")
+    assert {name: made[name]["waits"] for name in WAITS} == WAITS and len(made) == len(WAITS) + 2
+    for name, one in made.items():
+        assert one["REG"] <= 128 and one["STACK"] <= 64, "or no two programs of 8 warps fit on a multiprocessor"
+        assert one["torn warps"] == 0, "a warp is left in pieces"
+        assert one["shared"] <= 227 * 1024
+        # at start and end, and the multiprocessor: nobody pays for residency who has not asked for it
+        assert one["clocks"] == 3 * ("recorded" in name)
+    plain, ahead = (made[f"tiles of 16 samples{more}"]["copies"] for more in ("", ", weight in shared memory"))
+    assert ahead >= plain + 3, "the weight for two steps before the loop and one in it"
 
 
 @pytest.mark.skipif(triton.__version__ != "3.6.0", reason="another Triton compiles otherwise")
-def test_it_is_what_was_measured(tmp_path):
+def test_max_prob_is_what_records_and_tables_were_measured_with(tmp_path):
     """If it is not, sweep again and promote; then commit what the script prints now."""
     assert printed("machine_code_digests.py", tmp_path) == DIGESTS

@@ -1,4 +1,4 @@
-"""patience.py and ``merge`` of exit_kernel.py: heads in a row that agree, as a plain loop over labels counts them."""
+"""Patience, in reference/merge.py and jit/exits.py: heads in a row that agree, as a loop over labels counts them."""
 
 import math
 
@@ -61,7 +61,7 @@ SHARES = {"a launch each": (0, 1, 2, 3, 4), "two, two and one": (1, 3, 4), "one 
 
 @pytest.mark.parametrize("share", SHARES)
 def test_launches_merge_as_a_loop_does(share, device):
-    @settings(deadline=None, max_examples=10 if device.type == "cpu" else 30)
+    @settings(deadline=None, max_examples=5 if device.type == "cpu" else 30)
     @given(sayings, rules, st.integers(1, 4))
     @example([[1, 1, 1, 2, 0], [2, 1, 1, 1, 0]], [None, None, 2.0, 2.0], 2)  # labels of earlier launches count
     @example([[None, 0, 0, 0, 0], [None, None, 0, 0, 1]], [None, None, 2.0, 2.0], 2)  # the label of a NaN is 0

@@ -3,8 +3,8 @@
 import dataclasses
 
 import pytest
-from auxhead.autotune.records.record import BadRecord, append_record
-from auxhead.plots.records import NoRecords, known_percentiles, most_measured, network_of, read_kinds, rounds, stamp
+from auxhead.autotune.records.record import append_record
+from auxhead.plots.records import NoRecords, most_measured, read_kinds, stamp
 from support.cost_records import ENVIRONMENT, record
 
 CELL = {
@@ -48,12 +48,6 @@ def test_what_is_missing_is_named(paths):
         read_kinds([*paths, gone], ["x", "y"])
 
 
-def test_several_devices_or_versions_are_refused(paths):
-    append_record(paths[1], measured(kind="x", environment={**ENVIRONMENT, "torch": "2.12"}))
-    with pytest.raises(BadRecord, match=r"got records of several torch \(2.11.0, 2.12\), wants those of one$"):
-        read_kinds(paths, ["x"])
-
-
 def at(commit, utc="2026-11-21T12:00:00+00:00"):
     return dataclasses.replace(measured(environment={**ENVIRONMENT, "commit": commit}), utc=utc)
 
@@ -70,12 +64,6 @@ def test_the_small_print_says_where_and_when():
     assert "(4 commits), " in stamp([at(name) for name in "abcd"])
 
 
-def test_a_network_in_words_is_the_same_for_all_batches_and_classes():
-    cells = [CELL, {**CELL, "batch": 8}, {**CELL, "classes": 1000}]
-    (network,) = {network_of(measured(cell=cell)) for cell in cells}
-    assert str(network) == "resnet18, float16, 3x224x224, 2 heads (after blocks)" and network.heads == 2
-
-
 def test_the_network_with_most_measurements_and_the_last_of_each():
     other = {**CELL, "model": "resnet50"}
     again = measured("a", notes=["again"])
@@ -87,14 +75,3 @@ def test_the_network_with_most_measurements_and_the_last_of_each():
     assert network.model == "resnet18" and found == [again, records[3]]
     with pytest.raises(NoRecords, match=r"^no record of the thing \(variants x, y\)$"):
         most_measured(records, ("x", "y"), "the thing")
-
-
-def test_percentiles_are_those_there_are():
-    assert known_percentiles({"p80": 3.0, "median": 2.0, "captures": [2.0]}) == {"median": 2.0, "p80": 3.0}
-    assert known_percentiles({"p99": 4.0, "p20": 1.0, "samples": []}) == {"p20": 1.0, "p99": 4.0}
-
-
-def test_rounds_in_words():
-    several = [measured(protocol={"rounds": 30 + 10 * count, "captures": 5 - count}) for count in (2, 0, 1)]
-    assert rounds(several) == "30 to 50 rounds in 3 to 5 fresh captures"
-    assert rounds(several[:1]) == "50 rounds in 3 fresh captures"

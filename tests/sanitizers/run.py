@@ -13,9 +13,11 @@ import shutil
 import signal
 import subprocess
 import sys
+import textwrap
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -44,12 +46,19 @@ class Finished(NamedTuple):
     """None if it took longer than ``LIMIT_S``."""
     output: str
 
+    def end(self) -> str:
+        """How it ended, in a line, and its last lines."""
+        how = f"longer than {LIMIT_S:.0f} s" if self.code is None else f"exit code {self.code}"
+        lines = [line for line in self.output.splitlines() if line.strip() and not line.startswith("===")]
+        says = next((line for line in lines if line.startswith("failed: ")), (lines or ["no output"])[-1])
+        last = "\n".join(self.output.splitlines()[-LAST_LINES:])
+        return f"{how}; {shortened(says)}\n{textwrap.indent(last, ' ' * 10)}"
+
 
 class Check(NamedTuple):
     """A tool over some work."""
 
     name: str
-    work: str
     planted: Sequence[str]
     """The command that has a fault."""
     commands: Sequence[Sequence[str]]
@@ -61,20 +70,21 @@ class Check(NamedTuple):
     """Pattern that is in the output of a command that has done its work, and of its tool."""
     reports: Callable[[str], list[str]]
     """Returns the tool's reports in an output, those of others' kernels excepted."""
-    waits: bool = False
-    """Until the kernels are compiled."""
+
+    def problems(self, planted: Finished, done: Sequence[Finished]) -> Iterator[str]:
+        """Say what is wrong with the command with the planted fault, and with those without one."""
+        if not any(re.search(self.finds, one) for read in (tool_reports, race_reports) for one in read(planted.output)):
+            yield f"PLANTED FAULT NOT CAUGHT, the tool sees nothing here: {planted.end()}"
+        if reports := [one for part in done for one in self.reports(part.output)]:
+            yield f"FOUND {len(reports)}, the first: {shortened(reports[0])}"
+        for part in done:
+            if part.code not in (0, FOUND):
+                yield f"FAILED: {part.end()}"
+            elif not re.search(self.closes, part.output, re.S):
+                yield f"NOT ENDED: {part.end()}"
 
 
-class Verdict(NamedTuple):
-    """What a check has come to."""
-
-    passed: bool
-    line: str
-    output: str = ""
-    """Of the command that failed, if it is no report of a tool that says why."""
-
-
-def finished(command: Sequence[str], environment: dict[str, str]) -> Finished:
+def finished(environment: dict[str, str], command: Sequence[str]) -> Finished:
     """Run a command with all its children, which end with it."""
     path = os.pathsep.join(filter(None, [str(HERE.parent), os.environ.get("PYTHONPATH")]))
     inherited = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
@@ -122,38 +132,6 @@ def shortened(text: str, length: int = 300) -> str:
     return text if len(text) <= length else text[: length - 4] + " ..."
 
 
-def last_line(output: str) -> str:
-    lines = [line for line in output.splitlines() if line.strip() and not line.startswith("===")]
-    return next((line for line in lines if line.startswith("failed: ")), lines[-1] if lines else "no output")
-
-
-def fault_is_caught(check: Check, done: Finished) -> Verdict:
-    """Judge the command with the planted fault."""
-    found = [one for one in (*tool_reports(done.output), *race_reports(done.output)) if re.search(check.finds, one)]
-    if found:
-        return Verdict(True, "planted fault caught")
-    return Verdict(False, f"PLANTED FAULT NOT CAUGHT, the tool sees nothing here: {_end(done)}", done.output)
-
-
-def nothing_is_found(check: Check, done: Sequence[Finished]) -> Verdict:
-    """Judge the commands without one."""
-    reports = [one for part in done for one in check.reports(part.output)]
-    if reports:
-        return Verdict(False, f"FOUND {len(reports)}, the first: {shortened(reports[0])}")
-    for part in done:
-        if part.code not in (0, FOUND):
-            return Verdict(False, f"FAILED: {_end(part)}", part.output)
-        if not re.search(check.closes, part.output, re.S):
-            return Verdict(False, f"NOT ENDED: {_end(part)}", part.output)
-    others = sum(len(tool_reports(part.output)) for part in done)
-    return Verdict(True, "nothing found" + (f" ({others} reports of kernels that are not ours)" if others else ""))
-
-
-def _end(done: Finished) -> str:
-    how = f"longer than {LIMIT_S:.0f} s" if done.code is None else f"exit code {done.code}"
-    return f"{how}; {shortened(last_line(done.output))}"
-
-
 def compute_sanitizer() -> str | None:
     """Find the tool."""
     home = os.environ.get("CUDA_HOME")
@@ -167,88 +145,62 @@ def driver(part: int) -> list[str]:
 
 def kernel_checks(program: str) -> list[Check]:
     """The checks of compute-sanitizer, whose programs listen at ports of their own."""
-    finds = {
-        "memcheck": "Invalid __global__ write.*writes_past_the_end",
-        "initcheck": "Uninitialized __global__ memory read.*reads_what_nobody_wrote",
-        "synccheck": "Barrier error.*waits_for_half_a_warp",
-    }
     # 64 bytes behind each allocation that are nobody's; calls of CUDA that fail are Python's to report
-    options = {"memcheck": ["--padding", "64", "--report-api-errors", "no"]}
+    padded = ["--padding", "64", "--report-api-errors", "no"]
     checks = []
-    for number, (tool, pattern) in enumerate(finds.items()):
-
-        def under(command: list[str], place: int, tool: str = tool, number: int = number) -> list[str]:
-            port = 49152 + 32 * ((PARTS + 1) * number + place)
-            return [
-                program, "--tool", tool, *options.get(tool, []), "--error-exitcode", str(FOUND),
-                "--print-limit", "1000", "--show-backtrace", "no", "--target-processes", "application-only",
-                "--require-cuda-init", "yes", "--launch-timeout", "120", "--port", str(port), *command,
-            ]  # fmt: skip
-
-        planted = under([sys.executable, str(HERE / "planted.py"), tool], PARTS)
-        parts = [under(driver(part), part) for part in range(PARTS)]
-        work = "all kernels, operator and exits"
-        closes = "(?=.*launched:).* SUMMARY: "
-        checks.append(Check(tool, work, planted, parts, UNCACHED, pattern, closes, our_reports, True))
+    for number, (tool, finds, options) in enumerate(
+        (
+            ("memcheck", "Invalid __global__ write.*writes_past_the_end", padded),
+            ("initcheck", "Uninitialized __global__ memory read.*reads_what_nobody_wrote", []),
+            ("synccheck", "Barrier error.*waits_for_half_a_warp", []),
+        )
+    ):
+        planted, *parts = (
+            [
+                program, "--tool", tool, *options, "--error-exitcode", str(FOUND), "--print-limit", "1000",
+                "--show-backtrace", "no", "--target-processes", "application-only", "--require-cuda-init", "yes",
+                "--launch-timeout", "120", "--port", str(49152 + 32 * ((PARTS + 1) * number + place)), *command,
+            ]
+            for place, command in enumerate(
+                [[sys.executable, str(HERE / "planted.py"), tool], *(driver(part) for part in range(PARTS))]
+            )
+        )  # fmt: skip
+        checks.append(Check(tool, planted, parts, UNCACHED, finds, "(?=.*launched:).* SUMMARY: ", our_reports))
     return checks
 
 
 def stream_check() -> Check:
     command = [sys.executable, str(HERE / "streams.py")]
-    variables = {"TORCH_CUDA_SANITIZER": "1"}
-    finds, closes = "possible data race.*auxhead::fused_head", "asked: "
-    work = "eager requests on three streams, two threads"
-    return Check(
-        "torch's CUDA sanitizer", work, [*command, "planted"], [command], variables, finds, closes, race_reports
-    )
+    finds, variables = "possible data race.*auxhead::fused_head", {"TORCH_CUDA_SANITIZER": "1"}
+    name = "torch's CUDA sanitizer"
+    return Check(name, [*command, "planted"], [command], variables, finds, "asked: ", race_reports)
 
 
-def compiled(done: Sequence[Finished]) -> Verdict:
-    """Judge the drivers as they ran by themselves: they work, and launch every kernel."""
-    for part in done:
-        if part.code != 0:
-            return Verdict(False, f"FAILED without a tool: {_end(part)}", part.output)
+def not_launched(done: Sequence[Finished]) -> Iterator[str]:
+    """Say what is wrong with the drivers as they ran by themselves: they work, and launch every kernel."""
+    yield from (f"FAILED without a tool: {part.end()}" for part in done if part.code != 0)
     text = " ".join(part.output for part in done)
-    counts = {name: sum(map(int, re.findall(rf"\b{name} (\d+)", text))) for name in KERNELS}
-    listing = ", ".join(f"{name} {count}" for name, count in counts.items())
-    return Verdict(all(counts.values()), f"{'launches' if all(counts.values()) else 'NOT ALL LAUNCHED'}: {listing}")
+    yield from (f"NOT LAUNCHED: {name}" for name in KERNELS if not re.search(rf"\b{name} [1-9]", text))
 
 
-def run(checks: Sequence[Check], jobs: int) -> bool:
-    """Run checks, say what each has come to, and return whether all have passed."""
-    began = time.monotonic()
-    passed = True
+def run(checks: Sequence[Check], jobs: int, drivers: Sequence[Sequence[str]] = ()) -> bool:
+    """Run the drivers, which compile the kernels, then checks; say what is wrong, and return whether nothing is."""
+    began, passed = time.monotonic(), True
 
-    def say(name: str, verdict: Verdict) -> None:
+    def say(name: str, problems: Iterator[str]) -> None:
         nonlocal passed
-        passed &= verdict.passed
-        print(f"{'ok' if verdict.passed else 'FAILED':7} {name}: {verdict.line}", flush=True)
-        for line in verdict.output.splitlines()[-LAST_LINES:]:
-            print(f"          {line}", flush=True)
+        found = list(problems)
+        passed &= not found
+        says = "\n".join(found) or "nothing found"
+        print(f"{'FAILED' if found else 'ok':7} {name} ({time.monotonic() - began:.0f} s): {says}", flush=True)
 
     with ThreadPoolExecutor(jobs) as pool:
-
-        def begin(commands: Sequence[Sequence[str]], environment: dict[str, str]) -> list:
-            return [pool.submit(timed, command, environment) for command in commands]
-
-        planted = {check.name: begin([check.planted], check.environment)[0] for check in checks}
-        others = {check.name: begin(check.commands, check.environment) for check in checks if not check.waits}
-        if any(check.waits for check in checks):
-            alone = [one.result()[0] for one in begin([driver(part) for part in range(PARTS)], UNCACHED)]
-            say(f"kernels without a tool ({time.monotonic() - began:.0f} s)", compiled(alone))
-        others |= {check.name: begin(check.commands, check.environment) for check in checks if check.waits}
-        for check in checks:
-            done, seconds = planted[check.name].result()
-            say(f"{check.name} ({seconds:.0f} s)", fault_is_caught(check, done))
-            ran = [one.result() for one in others[check.name]]
-            verdict = nothing_is_found(check, [one for one, _ in ran])
-            say(f"{check.name} over {check.work} ({max(seconds for _, seconds in ran):.0f} s)", verdict)
+        if drivers:
+            say("kernels without a tool", not_launched(list(pool.map(partial(finished, UNCACHED), drivers))))
+        begun = [pool.map(partial(finished, check.environment), [check.planted, *check.commands]) for check in checks]
+        for check, (planted, *done) in zip(checks, begun, strict=True):
+            say(check.name, check.problems(planted, done))
     return passed
-
-
-def timed(command: Sequence[str], environment: dict[str, str]) -> tuple[Finished, float]:
-    began = time.monotonic()
-    return finished(command, environment), time.monotonic() - began
 
 
 def main() -> int:
@@ -256,15 +208,15 @@ def main() -> int:
     if not torch.cuda.is_available():
         print("Sanitizers need a CUDA device, and there is none.")
         return 2
-    began = time.monotonic()
     program = compute_sanitizer()
     if program is None:
         print(
             f"FAILED  {COMPUTE_SANITIZER}: MISSING, neither on PATH nor in {', '.join(PLACES)}: install a CUDA toolkit"
         )
     checks = [*(kernel_checks(program) if program else []), stream_check()]
-    passed = run(checks, max(os.cpu_count() or 1, 2)) and program is not None
-    print(f"{'passed' if passed else 'FAILED'} in {time.monotonic() - began:.0f} s.")
+    passed = run(checks, max(os.cpu_count() or 1, 2), [driver(part) for part in range(PARTS)] if program else [])
+    passed &= program is not None
+    print("passed" if passed else "FAILED")
     return int(not passed)
 
 

@@ -10,7 +10,7 @@ from auxhead.model import make_runner
 from support.graph_runner_cases import WAYS, assert_same, clear_batches, network
 from support.one_by_one import one_by_one
 
-EVERY = {"eager": {"exits": "eager"}, **WAYS, "compact": {"exits": "polled", "compact": True}}
+EVERY = {"eager": {"exits": "eager"}, **WAYS}
 
 
 def outcome(options: dict[str, object]) -> str:

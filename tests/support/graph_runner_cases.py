@@ -1,7 +1,9 @@
 """Networks, samples and comparisons shared by the GPU tests of graph runners."""
 
 import gc
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 
 import pytest
@@ -25,6 +27,7 @@ WAYS = {
     "overlapped": {"exits": "overlapped"},
     "polled": {"exits": "polled"},
     "gated": {"exits": "gated"},
+    "compact": {"exits": "polled", "compact": True},
 }
 #: How far apart two right confidences may be: batch sizes and convolution algorithms round differently.
 TOLERANCE = {torch.float16: 4e-3, torch.float32: 2e-4}
@@ -148,6 +151,51 @@ def spoil() -> None:
     for elements in (1 << 6, 1 << 10, 1 << 14, 1 << 18):
         blocks = [torch.full((elements,), float("nan"), device="cuda") for _ in range(16)]
         del blocks
+
+
+@contextmanager
+def untouched(sizes: Sequence[int] = tuple(4 << power for power in range(0, 21, 2)), copies: int = 8) -> Iterator[None]:
+    """Memory of others, of sizes in bytes, allocated inside at once and unchanged at the end."""
+    blocks = [torch.full((size // 4 or 1,), 7.0, device="cuda") for size in sizes for _ in range(copies)]
+    yield
+    torch.cuda.synchronize()
+    changed = [block.numel() * 4 for block in blocks if not (block == 7.0).all()]
+    assert not changed, f"blocks of {changed} bytes were overwritten"
+
+
+@contextmanager
+def captured_elsewhere(
+    work: Callable[[], object], stream: torch.cuda.Stream | None = None, mode: str = "global", warm: bool = False
+) -> Iterator[Future]:
+    """While open, another thread captures: some work before, and the same after, whose outcome the future has."""
+    begun, ended, graph = threading.Event(), threading.Event(), torch.cuda.CUDAGraph()
+    torch.cuda.synchronize()
+
+    def capture() -> object:
+        try:
+            of_thread = stream or torch.cuda.Stream()
+            if warm:  # libraries make handles for each thread
+                with torch.cuda.stream(of_thread):
+                    work()
+                of_thread.synchronize()
+            with torch.cuda.graph(graph, stream=of_thread, capture_error_mode=mode):
+                work()
+                begun.set()
+                ended.wait(60)
+                return work()
+        finally:
+            begun.set()
+
+    with ThreadPoolExecutor(1) as thread:
+        outcome = thread.submit(capture)
+        begun.wait(20)
+        try:
+            yield outcome
+        finally:
+            ended.set()
+    outcome.result()
+    graph.replay()
+    torch.cuda.synchronize()
 
 
 def assert_takes_no_memory(runner: GraphRunner, batches: Sequence[Tensor]) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import torch
-from auxhead.model import EarlyExitNetwork, ExitMonitor, ExitRule, Extract, FusedAuxHead, pipelined
+from auxhead.model import EarlyExitNetwork, ExitMonitor, ExitResult, ExitRule, Extract, FusedAuxHead, pipelined
 from auxhead.model.parallel.pipeline import exchange
 from auxhead.model.parallel.pipeline.stage import Stage
 from torch import Tensor, nn
@@ -109,6 +109,13 @@ def requests(
     for place, samples in enumerate(sizes):
         network.set_rules(dict(zip(network.taps, rules[place % len(rules)], strict=True)))
         yield batch_of(name, samples)
+
+
+def assert_same(found: Iterable[Tensor], wanted: ExitResult, **tolerance: float) -> None:
+    label, confidence, probs, exit_index = (part.cpu() for part in found)
+    assert torch.equal(label, wanted.label.cpu()) and torch.equal(exit_index, wanted.exit_index.cpu())
+    torch.testing.assert_close(confidence, wanted.confidence.cpu(), equal_nan=True, **tolerance)
+    torch.testing.assert_close(probs, wanted.probs.cpu(), **tolerance)
 
 
 def answer() -> None:

@@ -92,6 +92,8 @@ class FakeGpu:
 
         def make(candidate, network, _example, size, smaller, trunk):
             assert candidate.trunk == trunk.kind
+            if set(candidate.forks) - set(network.taps):
+                raise ValueError("forks: wants taps of the network")
             if candidate.name in self.fails:
                 raise self.fails[candidate.name]
             return Runner(network, candidate, (*smaller, size) if candidate.compact else (size,), trunk, self)

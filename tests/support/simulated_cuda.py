@@ -270,13 +270,6 @@ def _empty_like(empty_like: Callable[..., torch.Tensor], *args: Any, pin_memory:
     return empty_like(*args, **kwargs)
 
 
-class _ChainGraph:
-    """Launches that ran as they were captured, and do not run again."""
-
-    def replay(self) -> None:
-        pass
-
-
 @contextmanager
 def simulated_chains(patch: pytest.MonkeyPatch, length: int) -> Iterator[None]:
     """Simulate CUDA for chains of ``length`` launches in torch's graphs, too, until the test of ``patch`` ends."""
@@ -287,7 +280,6 @@ def simulated_chains(patch: pytest.MonkeyPatch, length: int) -> Iterator[None]:
 
     with simulated_cuda():
         stream_order.order.checks = False
-        patch.setattr(torch.cuda, "CUDAGraph", _ChainGraph)
         patch.setattr(torch.cuda, "graph", graph)
         for module in (captured, heads_alone):
             patch.setattr(

@@ -6,17 +6,20 @@ is memory that goes back to the allocator while another stream may still use it:
 it comes from may get it.
 """
 
+import itertools
+import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.cuda import _gpu_trace
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 Clock = dict["Stream", int]
+_handles = itertools.count(0x1000, 0x10)
 
 
 class Race(AssertionError):
@@ -27,17 +30,30 @@ class Stream:
     """A stream of CUDA, as far as its order goes."""
 
     device = torch.device("cpu")
+    stream_id = 1
+
+    def __new__(cls, _device: object = None, priority: int = 0, *, handle: int | None = None, index: int | None = None):
+        stream = object.__new__(cls)
+        stream.cuda_stream = next(_handles) if handle is None else handle
+        stream.priority, stream.clock = priority, {}
+        if index is not None:
+            stream.device = torch.device("cuda", index)
+        return stream
 
     def __init__(self, *_: object, **__: object) -> None:
-        self.cuda_stream = id(self)
-        self.stream_id = 1
-        self.clock: Clock = {}
+        """Take what ``__new__`` has taken."""
+
+    def __enter__(self) -> "Stream":
+        order.streams.append(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        order.streams.pop()
+
+    wait_event = torch.cuda.Stream.wait_event  # which calls the event's own method, in a file of torch's
 
     def wait_stream(self, other: "Stream") -> None:
-        _merge(self.clock, other.clock)
-
-    def wait_event(self, event: "Event") -> None:
-        _merge(self.clock, event.clock)
+        other.record_event().wait(self)
 
     def record_event(self) -> "Event":
         event = Event()
@@ -46,9 +62,29 @@ class Stream:
 
     def synchronize(self) -> None:
         _merge(order.host, self.clock)
+        _gpu_trace.StreamSynchronizationCallbacks.fire_callbacks(self.cuda_stream)
 
     def query(self) -> bool:
         return True
+
+
+class StreamContext:
+    """The block of ``torch.cuda.stream(s)``."""
+
+    def __init__(self, stream: Stream | None) -> None:
+        self.stream = stream
+
+    def __enter__(self) -> None:
+        if self.stream is not None:
+            order.streams.append(self.stream)
+
+    def __exit__(self, *_: object) -> None:
+        if self.stream is not None:
+            order.streams.pop()
+
+
+#: Makes a stream the current one.
+current = StreamContext
 
 
 class OfPyTorch(Stream):
@@ -64,9 +100,10 @@ class OfPyTorch(Stream):
 class OfOthers(OfPyTorch):
     """A stream that PyTorch has not made, of a handle that each gets from the one before, which is destroyed then."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.cuda_stream = self.stream_id = 1 << 12
+    stream_id = 1 << 12
+
+    def __new__(cls) -> "OfOthers":
+        return super().__new__(cls, handle=cls.stream_id)
 
     @property
     def clock(self) -> dict[Stream, int]:
@@ -79,19 +116,31 @@ class OfOthers(OfPyTorch):
 
 
 class Event:
-    """An event of CUDA."""
+    """An event of CUDA, of which PyTorch's callbacks are told."""
+
+    cuda_event = 0
 
     def __init__(self, **_: object) -> None:
         self.clock: Clock = {}
 
     def record(self, stream: Stream | None = None) -> None:
-        self.clock = dict((stream or order.current).clock)
+        stream = stream or order.current
+        self.clock = dict(stream.clock)
+        if not self.cuda_event:
+            self.cuda_event = next(_handles)
+            _gpu_trace.EventCreationCallbacks.fire_callbacks(self.cuda_event)
+        _gpu_trace.EventRecordCallbacks.fire_callbacks(self.cuda_event, stream.cuda_stream)
 
     def synchronize(self) -> None:
         _merge(order.host, self.clock)
+        if self.cuda_event:
+            _gpu_trace.EventSynchronizationCallbacks.fire_callbacks(self.cuda_event)
 
     def wait(self, stream: Stream | None = None) -> None:
-        (stream or order.current).wait_event(self)
+        stream = stream or order.current
+        _merge(stream.clock, self.clock)
+        if self.cuda_event:
+            _gpu_trace.EventWaitCallbacks.fire_callbacks(self.cuda_event, stream.cuda_stream)
 
     def query(self) -> bool:
         """Say no as long as the host has not waited for it: the device may be as slow as that."""
@@ -99,6 +148,18 @@ class Event:
 
     def elapsed_time(self, _end: object) -> float:
         return 1.0
+
+
+class CUDAGraph:
+    """A graph that does nothing; what is captured runs."""
+
+    def capture_begin(self, *_: object, **__: object) -> None:
+        pass
+
+    capture_end = capture_begin
+
+    def replay(self) -> str:
+        return "replayed"
 
 
 class _Memory:
@@ -124,12 +185,23 @@ class Order:
     def __init__(self) -> None:
         self.checks = True
         """False where work is in PyTorch's own graphs, of which it is not known when they run."""
-        self.current = Stream()
+        self.default = Stream()
+        self._here = threading.local()
         self.host: Clock = {}
         self.latest: Clock = {}
         self.published: Clock = {}
         self._memory: dict[int, _Memory] = {}
         self._given_back: dict[Stream, Clock] = {}
+
+    @property
+    def streams(self) -> list[Stream]:
+        """Those that this thread has entered."""
+        return vars(self._here).setdefault("streams", [])
+
+    @property
+    def current(self) -> Stream:
+        """That of this thread."""
+        return self.streams[-1] if self.streams else self.default
 
     def work(
         self, what: object, reads: Iterable[Tensor], writes: Iterable[Tensor], makes: Iterable[Tensor] = ()
@@ -200,16 +272,6 @@ def _merge(clock: Clock, other: Clock) -> None:
 order = Order()
 
 
-@contextmanager
-def current(stream: Stream) -> Iterator[None]:
-    """Make a stream the current one."""
-    before, order.current = order.current, stream
-    try:
-        yield
-    finally:
-        order.current = before
-
-
 class Watching(TorchDispatchMode):
     """Takes every operator for work on the current stream."""
 
@@ -252,14 +314,21 @@ def patched(patch: Any) -> None:
 
 
 def _set_stream(stream: Stream) -> None:
-    order.current = stream
+    order.streams[-1:] = [stream]
+
+
+def _synchronize(*_: object) -> None:
+    _merge(order.host, order.latest)
+    _gpu_trace.DeviceSynchronizationCallbacks.fire_callbacks()
 
 
 _TORCH_CUDA: dict[str, Callable[..., Any]] = {
     "Stream": Stream,
+    "StreamContext": StreamContext,
     "Event": Event,
+    "CUDAGraph": CUDAGraph,
     "stream": current,
     "set_stream": _set_stream,
     "current_stream": lambda *_: order.current,
-    "synchronize": lambda *_: _merge(order.host, order.latest),
+    "synchronize": _synchronize,
 }

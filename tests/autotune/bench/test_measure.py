@@ -4,10 +4,11 @@ import dataclasses
 
 import pytest
 import torch
-from auxhead.autotune.bench.run import unsettled
+from auxhead.autotune.bench.measure import paired_with
+from auxhead.autotune.bench.run import chosen_variants, unsettled
 from auxhead.autotune.bench.tables import bench_tables
-from auxhead.autotune.bench.variants import BuiltVariant
-from auxhead.autotune.measuring.cells import NEVER, SHARES
+from auxhead.autotune.bench.variants import BuiltVariant, Variant, catalogue
+from auxhead.autotune.measuring.cells import NEVER, SHARES, resnet_cell
 from auxhead.autotune.measuring.failures import DeviceLost
 from auxhead.autotune.measuring.peers import NaiveHead, merged_answer
 from auxhead.autotune.measuring.subject import Subject
@@ -227,3 +228,36 @@ def test_a_lost_device_ends_the_run_after_its_record(subject, plan, monkeypatch)
         run(subject, changed(plan, wanted=("overlapped@as_is",)))
     (record,) = read_records(plan.out)
     assert record.variant == "overlapped@as_is" and "illegal memory access" in record.error
+
+
+# What is chosen, and compared.
+
+
+def test_chosen_variants_bring_their_baselines():
+    cell = resnet_cell("resnet18", "float16", 8, 10, "stages")
+    names = [variant.name for variant in chosen_variants(cell, "layer2", ["polled@cudnn"])]
+    assert names == ["graph-bare@cudnn", "truncated@cudnn", "polled@cudnn"]
+    assert chosen_variants(cell, "layer2", ["compile-*"]) == []
+    everything = [variant.name for variant in chosen_variants(cell, "never", [])]
+    assert "compile-naive-reduce-overhead@as_is" in everything and "gated@cudnn" in everything
+    assert not [name for name in everything if "max-autotune" in name or name.endswith("@inductor")]
+    names = [variant.name for variant in catalogue(resnet_cell("resnet18", "float16", 32, 10, "stages"))]
+    assert "compile-bare-max-autotune@as_is" in names and len(set(names)) == len(names)
+
+
+def test_ratios_are_to_the_same_trunk_of_the_same_run():
+    def times(host, device):
+        return {"median": host}, {"median": device}
+
+    timed = {
+        "graph-bare@cudnn": times(200.0, 190.0), "truncated@cudnn": times(70.0, 60.0),
+        "graph-bare@as_is": times(300.0, 290.0), "polled@cudnn": times(75.0, 66.0),
+    }  # fmt: skip
+    polled = Variant("polled@cudnn", lambda *_: None, "cudnn")
+    bare, floor = paired_with(polled, timed)
+    assert bare == {
+        "role": "bare", "variant": "graph-bare@cudnn", "host_us": 200.0, "host_ratio": 75 / 200, "device_us": 190.0,
+        "device_ratio": 66 / 190,
+    }  # fmt: skip
+    assert floor["variant"] == "truncated@cudnn" and floor["host_us"] == 70.0
+    assert paired_with(polled, {"polled@cudnn": times(1.0, 1.0)}) == []

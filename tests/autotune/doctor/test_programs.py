@@ -1,4 +1,4 @@
-"""The doctor's programs: findings in traces of them that a GPU recorded; on the CPU they can be made and called."""
+"""The doctor's programs: findings in traces of them that a GPU recorded and, where there is one, live."""
 
 from pathlib import Path
 
@@ -8,10 +8,24 @@ from auxhead.autotune.doctor.diagnosis import find_all
 from auxhead.autotune.doctor.findings.finding import KINDS
 from auxhead.autotune.doctor.load_trace import load_trace
 from auxhead.model import EarlyExitNetwork
-from auxhead.model.guides.steps import TAPS, Independent, InLine, ReturningEarly
+from auxhead.model.guides.steps import (
+    TAPS,
+    Graphs,
+    Independent,
+    InLine,
+    Priorities,
+    ReturningEarly,
+    StreamsLeftOut,
+    StreamsRight,
+    one_launch_a_head,
+    real_exits,
+    shorter_trunk,
+)
 from auxhead.model.guides.targets import parts
 from support.doctor_programs.all_programs import CORRECT, FAULTY, ON_CPU, PROGRAMS
 from support.doctor_programs.planted import PROGRAMS as PLANTED
+from support.example_models import needs_gpu
+from support.record_doctor_traces import profile_program
 
 TRACES = Path(__file__).parent / "traces"
 #: In the repository, all together.
@@ -82,3 +96,47 @@ def test_the_network_of_the_last_steps_answers_as_in_line(leaves_at: int) -> Non
     assert answer.exit_index.tolist() == [leaves_at] * len(x)
     torch.testing.assert_close(answer.probs, wanted)
     assert torch.equal(answer.label, wanted.argmax(dim=1))
+
+
+class TestOnAGpu:
+    pytestmark = needs_gpu
+
+    @pytest.mark.parametrize("name", PROGRAMS)
+    def test_planted_faults_are_found_live_and_nothing_in_correct_programs(self, name: str, tmp_path: Path) -> None:
+        program = PROGRAMS[name]
+        if torch.cuda.device_count() < program.devices:
+            pytest.skip(f"takes {program.devices} GPUs")
+        if "timm" in name:
+            pytest.importorskip("timm")
+        profile_program(program, tmp_path / "trace.json")
+        found = {finding.kind for finding in find_all(load_trace(tmp_path / "trace.json"))}
+        assert program.finds <= found <= program.finds | program.may_find
+
+    @torch.no_grad()
+    def test_all_steps_of_the_guide_answer_as_in_line(self) -> None:
+        backbone, heads, x = parts()
+        other = torch.randn_like(x)
+        steps = {
+            "left out": StreamsLeftOut(backbone, heads),
+            "right": StreamsRight(backbone, heads),
+            "priorities": Priorities(backbone, heads),
+            "graphs": Graphs(StreamsRight(backbone, heads), x),
+        }
+        for batch in (x, other, x):
+            wanted = InLine(backbone, heads)(batch)
+            for name, step in steps.items():
+                torch.testing.assert_close(
+                    step(batch), wanted, rtol=0.0, atol=5e-3, msg=lambda told, name=name: name + told
+                )
+
+        wanted = InLine(backbone, heads)(x)
+        leave_at_second = {tap: float(index != 1) for index, tap in enumerate(TAPS)}
+        for runner, exit_index in (
+            (one_launch_a_head(backbone, heads, x), len(TAPS)),
+            (shorter_trunk(backbone, heads, x), len(TAPS)),
+            (real_exits(backbone, heads, x, leave_at_second), 1),
+        ):
+            with runner:
+                answer = runner(x)
+                assert answer.exit_index.tolist() == [exit_index] * len(x)
+                torch.testing.assert_close(answer.probs.float(), wanted[exit_index].float(), rtol=0.0, atol=5e-3)

@@ -12,10 +12,10 @@ from auxhead.autotune.doctor.trace import Watched
 from auxhead.autotune.doctor.watching import operators, watcher
 from auxhead.autotune.doctor.watching.operators import memory_of_graph, noting_captures
 from auxhead.autotune.doctor.watching.watcher import Watcher
-from support import fake_cuda_streams as fake
+from support.stream_order import CUDAGraph, Stream
 from support.watched_requests import current, faults, marked_line, used, watched
 from torch import nn
-from torch.cuda._gpu_trace import StreamSynchronizationCallbacks
+from torch.cuda import _gpu_trace
 from torch.nn.attention.flex_attention import flex_attention
 
 SIZE = 1 << 20
@@ -23,6 +23,16 @@ SIZE = 1 << 20
 
 def line(mark):
     return marked_line(__file__, mark)
+
+
+def allocated(tensor):
+    """Tell that the memory of a tensor was allocated on the current stream."""
+    _gpu_trace.MemoryAllocationCallbacks.fire_callbacks(tensor.untyped_storage().data_ptr())
+
+
+def freed(tensor):
+    """Tell that the memory of a tensor is given back."""
+    _gpu_trace.MemoryDeallocationCallbacks.fire_callbacks(tensor.untyped_storage().data_ptr())
 
 
 # On both. Accesses.
@@ -219,16 +229,16 @@ def test_memory_freed_in_use_is_told_with_its_lines_but_not_after_record_stream(
     for recorded in (False, True):
         with Watcher() as watching:
             y = torch.ones(4)
-            fake.allocated(y)
+            allocated(y)
             y.add_(1)
             side.wait_stream(main)
             with torch.cuda.stream(side):
                 y * 2  # uses y
             if recorded:
                 watching.stream_recorded(y, side)  # as Tensor.record_stream does, which the CPU has not
-            fake.freed(y)  # frees y
+            freed(y)  # frees y
             other = torch.zeros(4)
-            fake.allocated(other)
+            allocated(other)
             other.add_(1)
         races = watching.watched(requests=1).races
         assert [(race.freed, race.lines[0]) for race in races] == ([] if recorded else [(True, line("uses y"))])
@@ -261,7 +271,7 @@ def test_an_operator_that_calls_functions_runs(main, side):
 
 def test_a_copy_that_the_host_waits_for_is_over(main, side, monkeypatch):
     def synced(tensor):
-        StreamSynchronizationCallbacks.fire_callbacks(fake.current().cuda_stream)
+        _gpu_trace.StreamSynchronizationCallbacks.fire_callbacks(current().cuda_stream)
         return 0
 
     monkeypatch.setattr(operators, "device_of", synced)  # asked before the operator and after it
@@ -274,7 +284,7 @@ def test_a_copy_that_the_host_waits_for_is_over(main, side, monkeypatch):
 
 
 def test_what_is_captured_does_not_run(main, side, monkeypatch):
-    monkeypatch.setattr(watcher, "is_capturing", lambda: fake.current() is side)
+    monkeypatch.setattr(watcher, "is_capturing", lambda: current() is side)
     x = torch.zeros(4)
     with Watcher() as watching:
         with torch.cuda.stream(side):
@@ -406,7 +416,7 @@ def test_an_operator_on_another_device_than_its_block_is_noticed(main, side, mon
 def test_a_nested_block_in_which_nothing_runs_on_its_own_device_is_noticed(main, side, monkeypatch):
     monkeypatch.setattr(operators, "device_of", lambda tensor: 1)
     with Watcher() as watching:
-        with torch.cuda.stream(fake.Stream(index=1)):
+        with torch.cuda.stream(Stream(index=1)):
             torch.zeros(4) + 1
             with torch.cuda.stream(side):  # nested
                 torch.zeros(4).add_(1)
@@ -424,7 +434,7 @@ def test_blocks_of_two_devices_are_fine(main, side, monkeypatch, program):
                 monkeypatch.setattr(watcher, "current_device", lambda: 1)
                 torch.zeros(4) + 1
         else:
-            with torch.cuda.stream(fake.Stream(index=1)), torch.cuda.stream(side):
+            with torch.cuda.stream(Stream(index=1)), torch.cuda.stream(side):
                 torch.zeros(4) + 1
                 if program == "both run":
                     monkeypatch.setattr(operators, "device_of", lambda tensor: 0)
@@ -503,7 +513,7 @@ def test_the_memory_of_a_graph_is_known_where_its_capture_was_noted(main, side, 
 
 
 def test_what_is_compiled_is_captured_compiled_and_stays_so(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "CUDAGraph", fake.CUDAGraph)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", CUDAGraph)
     runs = []
 
     def backend(module, _inputs):
@@ -558,8 +568,8 @@ def test_what_torch_calls_does_nothing_afterwards_and_only_one_is_open(main):
         with pytest.raises(RuntimeError, match="another one is open"), Watcher():
             pass
     x = torch.zeros(4)
-    fake.allocated(x)
-    fake.freed(x)
+    allocated(x)
+    freed(x)
 
 
 def test_without_cuda_it_sees_nothing(monkeypatch):

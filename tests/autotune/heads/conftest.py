@@ -4,9 +4,11 @@ import importlib
 
 import pytest
 import torch
+from auxhead.autotune.measuring.subject import subject_of
 from auxhead.kernels import runs_triton
+from auxhead.model import EarlyExitNetwork
+from support.example_models import SmallNet, plain_heads
 from support.simulated_cuda import simulated_chains
-from support.small_measurer import measurer
 
 alone_head = importlib.import_module("auxhead.autotune.measuring.heads_alone")
 head_timing = importlib.import_module("auxhead.autotune.measuring.head_timing")
@@ -30,4 +32,20 @@ def simulated(monkeypatch):
 
 @pytest.fixture
 def timing(simulated):
-    return measurer()
+    """The measurer of heads of a small network."""
+    torch.manual_seed(0)
+    heads, example = plain_heads(), torch.randn(1, 3, 8, 8)
+    del heads["block0"]  # what is interpreted takes its time
+    network = EarlyExitNetwork(SmallNet(), heads, example_input=example).eval()
+    return head_timing.HeadTiming(subject_of("tests:small", network, example), "as_is")
+
+
+@pytest.fixture
+def timed_by(monkeypatch):
+    """Puts a function in the place of ``time_rounds``."""
+
+    def put(function):
+        for module in ("head_timing", "timers"):
+            monkeypatch.setattr(f"auxhead.autotune.measuring.{module}.time_rounds", function)
+
+    return put

@@ -28,7 +28,7 @@ def called_once(variants, device, *, rounds, repeat):
     return {name: [[1.0] * rounds for _ in captures] for name, captures in variants.items()}
 
 
-def test_a_network_is_measured(timing, monkeypatch):
+def test_a_network_is_measured(timing, timed_by, monkeypatch):
     targets = timing.targets
     assert [target.taps for target in targets] == [("block1",), ("block2",)]
     assert [target.shape.channels for target in targets] == [12, 16] and targets[0].shape.layout == "contiguous"
@@ -36,8 +36,7 @@ def test_a_network_is_measured(timing, monkeypatch):
     target = targets[0]
     other = neighbours(target.rule, target.shape)[0]
     configs = [target.rule, other]
-    for module in ("head_timing", "timers"):
-        monkeypatch.setattr(f"auxhead.autotune.measuring.{module}.time_rounds", called_once)
+    timed_by(called_once)
     asked = []
 
     def spy(view, *arguments, **options):
@@ -59,7 +58,7 @@ def test_a_network_is_measured(timing, monkeypatch):
     assert timing.of_network["forks"] and len(timing.of_network["trunk"]) == 16
 
 
-def test_variants_are_captured_in_turns(timing, monkeypatch):
+def test_variants_are_captured_in_turns(timing, timed_by, monkeypatch):
     """Lest where memory happens to lie, or a drift, is taken for a difference between them."""
     target, captured = timing.targets[0], []
     configs = [target.rule, *neighbours(target.rule, target.shape)[:3]]
@@ -69,8 +68,7 @@ def test_variants_are_captured_in_turns(timing, monkeypatch):
     def timed(variants, device, *, rounds, repeat):
         return {name: [[1.0] * rounds] * len(captures) for name, captures in variants.items()}
 
-    for module in ("head_timing", "timers"):
-        monkeypatch.setattr(f"auxhead.autotune.measuring.{module}.time_rounds", timed)
+    timed_by(timed)
     assert set(timing.time(target, ALONE, configs, 3, 4)) == set(configs)
     turns = [tuple(captured[start : start + 4]) for start in range(0, 16, 4)]
     assert all(set(turn) == set(configs) for turn in turns) and len(captured) == 16
@@ -135,7 +133,7 @@ def test_wrong_answers_in_situ_are_not_timed(timing, monkeypatch):
     assert failures[target.rule].kind == "wrong answer" and "answers differ" in failures[target.rule].detail
 
 
-def test_what_raises_is_a_failure_and_the_rest_is_timed(timing, monkeypatch):
+def test_what_raises_is_a_failure_and_the_rest_is_timed(timing, timed_by, monkeypatch):
     target = timing.targets[0]
     rule, bad, worse = target.rule, *neighbours(target.rule, target.shape)[:2]
     launch = alone_head.AloneHead.launch
@@ -156,8 +154,7 @@ def test_what_raises_is_a_failure_and_the_rest_is_timed(timing, monkeypatch):
             raise VariantFailed(worse) from RuntimeError("launch failed")
         return time_rounds(variants, device, rounds=rounds, repeat=repeat)
 
-    for module in ("head_timing", "timers"):
-        monkeypatch.setattr(f"auxhead.autotune.measuring.{module}.time_rounds", failing)
+    timed_by(failing)
     found = timing.time(target, ALONE, [rule, worse], 1, 1)
     assert found[worse] == Failure("RuntimeError", "launch failed") and isinstance(found[rule], Paired)
 

@@ -1,13 +1,15 @@
-"""The measurer of a GPU on one: real captures, real times, and a quick sweep from end to end."""
+"""The measurer of a GPU on one: real captures and times, heads and their peers, and a quick sweep."""
 
 from pathlib import Path
 
 import pytest
 import torch
+from auxhead.autotune.heads.run import Head, HeadRecords
+from auxhead.autotune.heads.tables import head_tables
 from auxhead.autotune.measuring.cells import Cell, resnet_cell
 from auxhead.autotune.measuring.compile_pool import CompilePool
-from auxhead.autotune.measuring.environment import environment
-from auxhead.autotune.measuring.head_timing import HeadTiming
+from auxhead.autotune.measuring.environment import clocks, environment
+from auxhead.autotune.measuring.head_timing import HeadTiming, measure_copy_speed
 from auxhead.autotune.measuring.heads_alone import ALONE, NETWORK
 from auxhead.autotune.measuring.subject import build_subject
 from auxhead.autotune.records.comparison import Paired, compare
@@ -79,3 +81,23 @@ def test_the_same_thing_twice_takes_as_long(subject):
     first, second = (measurer.time(target, ALONE, [target.rule], 10, 3)[target.rule] for _ in range(2))
     assert isinstance(first, Paired) and isinstance(second, Paired)
     assert 0.5 < compare(first.own, second.own).median_ratio < 2.0
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_heads_are_measured_against_their_peers(dtype, tmp_path: Path):
+    taps, device = ("layer1.0", "layer4.0"), torch.device("cuda", 0)
+    timing = HeadTiming(build_subject(Cell("resnet18", dtype, 16, 100, "own", taps, (3, 64, 64)), device), "as_is")
+    path = tmp_path / "heads.jsonl"
+    protocol = {"kernel": kernel_hash(), **timing.protocol, "rounds": 20, "captures": 2}
+    kept = HeadRecords(path, environment(device), protocol)
+    speed = measure_copy_speed(device, 3)
+    for target, alone in timing.heads.items():
+        results = timing.against_peers(target, 20, 2, lambda _variant: None)
+        assert all(isinstance(result, Paired) for result in results.values()), results
+        head = Head(target, alone.chosen, alone.bytes_moved)
+        kept.add(head, results, speed, clocks(device))
+        assert HeadRecords(path, kept.environment, protocol).has(head)
+    assert {record.error for record in read_records(path)} == {None}
+    (table,) = head_tables(read_records(path))
+    assert [row[2] for row in table.rows] == list(taps) and not table.remarks
+    assert not [cell for row in table.rows for cell in row if cell in ("-", "failed")]

@@ -11,11 +11,10 @@ from auxhead.autotune.records.comparison import Paired
 from auxhead.model import ExitRule, FusedAuxHead
 
 alone_head = importlib.import_module("auxhead.autotune.measuring.heads_alone")
-copy_speed = importlib.import_module("auxhead.autotune.measuring.head_timing")
 head_timing = importlib.import_module("auxhead.autotune.measuring.head_timing")
 
 
-def test_a_head_is_measured_against_its_peers(timing, monkeypatch):
+def test_a_head_is_measured_against_its_peers(timing, timed_by, monkeypatch):
     target, head = next(iter(timing.heads.items()))
     checked, begun, compiled = [], [], []
     wrong_answer = alone_head.AloneHead.wrong_answer
@@ -30,8 +29,7 @@ def test_a_head_is_measured_against_its_peers(timing, monkeypatch):
 
     monkeypatch.setattr(torch, "compile", compile)
     monkeypatch.setattr(alone_head.AloneHead, "wrong_answer", spy)
-    for module in ("head_timing", "timers"):
-        monkeypatch.setattr(f"auxhead.autotune.measuring.{module}.time_rounds", timed_by_name)
+    timed_by(timed_by_name)
     found = timing.against_peers(target, 3, 2, begun.append)
     assert sorted(begun) == sorted(found) and list(found) == ["fused", "eager", "compiled"]
     assert compiled == [("max-autotune-no-cudagraphs", False)]
@@ -95,8 +93,8 @@ def test_a_peer_that_fails_is_a_failure_and_the_rest_is_timed(timing, monkeypatc
 
 
 def test_a_floor_is_that_of_copies(simulated, monkeypatch):
-    monkeypatch.setattr(copy_speed, "COPIED", 64)
-    speed = copy_speed.measure_copy_speed(torch.device("cpu"), 3)  # four copies take a simulated millisecond
+    monkeypatch.setattr(head_timing, "COPIED", 64)
+    speed = head_timing.measure_copy_speed(torch.device("cpu"), 3)  # four copies take a simulated millisecond
     assert speed.us == [[250.0] * 3] and speed.floor(32) == [[62.5] * 3]
-    other = copy_speed.CopySpeed([[100.0, 200.0]])  # of COPIED bytes read and as many written
+    other = head_timing.CopySpeed([[100.0, 200.0]])  # of COPIED bytes read and as many written
     assert other.floor(128) == [[100.0, 200.0]] and other.floor(16) == [[12.5, 25.0]]

@@ -52,18 +52,6 @@ def test_what_is_there_is_not_measured_again(path):
     assert not records_at(path, protocol={"kernel": "another"}).has(head)
 
 
-def test_a_head_whose_lines_are_not_all_there_is_measured_again(path):
-    head = head_of()
-    for lines in (1, 2, 3):
-        path.unlink(missing_ok=True)
-        records_at(path).add(head, timed(), SPEED, None)
-        path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:lines]))
-        again = records_at(path)
-        assert not again.has(head)
-        again.add(head, timed(), SPEED, None)
-        assert records_at(path).has(head)
-
-
 def test_failures_are_records_and_tried_again_when_the_code_has_changed(path):
     head = head_of()
     results = {**timed(), "compiled": Failure("RuntimeError", "out of resource: shared memory")}
@@ -110,11 +98,3 @@ def test_a_row_is_one_run():
     assert table.rows[0][4:] == ("2.50 (2.25-3.00)", *["-"] * 5)
     (table,) = head_tables(lost)
     assert table.rows[0][4:] == ("failed", "-", "failed", "-", "failed", "-") and len(table.remarks) == 3
-
-
-def test_failures_are_remarks():
-    fused, eager, _, least = a_head()
-    failed = head_record("compiled", error="RuntimeError: no kernel")
-    (table,) = head_tables([fused, eager, failed, least])
-    assert table.rows[0][-4:] == ("1,750.00", "5.00 (4.90-5.10)", "failed", "-")
-    assert table.remarks == ["layer1, batch 8, 10 classes: compiled: RuntimeError: no kernel"]

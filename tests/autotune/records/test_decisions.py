@@ -29,6 +29,8 @@ def test_the_fastest_wins_unless_a_simpler_one_is_tied():
     del samples["fast"], samples["as fast"]
     assert winner(samples, ["simple", "middle"]) == "simple"
     assert winner(samples, ["middle", "simple"]) == "middle"
+    by_baseline = {"simple": constant(100.0), "slower": constant(105.0, "second", 110.0)}
+    assert winner(by_baseline, ["simple", "slower"]) == "slower", "of another run, whose baseline was slower, too"
 
 
 def test_what_is_tied_with_both_is_no_answer():
@@ -158,13 +160,6 @@ def test_measurements_that_decide():
     forked = [swept(name, forks=[tap]) for name, tap in zip("abcd", ("x", "y", "x", "y"), strict=True)]
     assert variants(*forked) == ["b", "d"]
     assert variants(*forked, swept("e", rounds=1, forks=["x"])) == ["b", "d"]
-
-
-def test_times_of_another_run_decide_by_their_baseline():
-    assert (
-        winner({"simple": constant(100.0), "slower": constant(105.0, "second", 110.0)}, ["simple", "slower"])
-        == "slower"
-    )
 
 
 def test_what_was_timed_is_compared():

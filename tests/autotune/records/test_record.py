@@ -107,9 +107,6 @@ def test_compressed_records_are_read_and_not_added_to(tmp_path):
     path = tmp_path / "records.jsonl.gz"
     path.write_bytes(gzip.compress((tmp_path / "records.jsonl").read_bytes()))
     assert read_records(path) == [record()]
-    path.write_bytes(path.read_bytes()[:-20])
-    with pytest.raises(BadRecord, match=r"records.jsonl.gz: is compressed and cannot be read \("):
-        read_records(path)
     with pytest.raises(BadRecord, match=r"only read, wants a file that lines are added to: records\.jsonl$"):
         check_out(path)
     with pytest.raises(BadRecord, match="is a folder, wants a file"):
@@ -127,11 +124,9 @@ def test_what_is_no_record(tmp_path):
         read_records(tmp_path)
     good = json.dumps(dataclasses.asdict(record()))
     for bad, message in (
-        ("nonsense", "line 2: is not JSON"),
         ("[]", "line 2: got schema None, wants 'auxhead record 1'"),
         (good.replace("record 1", "record 9"), "line 2: got schema 'auxhead record 9'"),
         ('{"schema": "auxhead record 1"}', "line 2: kind: got nothing, wants text"),
-        (json.dumps({name: value for name, value in json.loads(good).items() if name != "cell"}), "cell: got nothing"),
         (json.dumps({**json.loads(good), "cell": None}), "line 2: cell: got None, wants an object"),
         (json.dumps({**json.loads(good), "host_us": 3}), "line 2: host_us: got 3, wants an object"),
         (json.dumps({**json.loads(good), "paired": {}}), "line 2: paired: got {}, wants a list"),
@@ -250,14 +245,6 @@ def test_everybody_may_read_a_file_and_its_owner_write_it(tmp_path):
     finally:
         os.umask(before)
     assert stat.S_IMODE((tmp_path / "records.jsonl").stat().st_mode) == 0o644
-
-
-def test_a_line_that_is_no_text_is_named(tmp_path):
-    path = tmp_path / "records.jsonl"
-    for number in (1, 3):
-        path.write_bytes(b"\n" * (number - 1) + b"\xff\n\n")
-        with pytest.raises(BadRecord, match=f"records.jsonl, line {number}: is not JSON"):
-            read_records(path)
 
 
 def test_a_bad_record_is_named_by_its_place_or_else_by_its_variant():

@@ -1,13 +1,10 @@
 """Sweeps on made-up times: what is measured, kept and found again, and what they lead to."""
 
 import dataclasses
+import multiprocessing
 import os
 import signal
-import subprocess
-import sys
-import textwrap
 from collections import Counter
-from pathlib import Path
 
 import pytest
 from auxhead.autotune.measuring.heads_alone import ALONE, NETWORK
@@ -142,30 +139,23 @@ def test_without_a_baseline_nothing_is_timed(tmp_path):
     assert sweep.failures == {"out of resources": 1, "no baseline": 20}
 
 
-KILLED = """
-    import os, signal, sys
-    from pathlib import Path
-    from auxhead.autotune.sweep.measure import Sweep
-    from support.sweep_fakes import Synthetic, in_both_places, records_at, small_target
-
-    class Killed(Synthetic):
-        def time(self, target, place, *arguments):
-            if place == "network" and target.taps == ("layer2",):
-                os.kill(os.getpid(), signal.SIGKILL)
-            return super().time(target, place, *arguments)
-
-    targets = [small_target(), small_target(columns=196, taps=("layer2",))]
-    Sweep(Killed(), in_both_places, records_at(Path(sys.argv[1]))).run(targets)
-"""
+class Killed(Synthetic):
+    def time(self, target, place, *arguments):
+        if place == NETWORK and target.taps == ("layer2",):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().time(target, place, *arguments)
 
 
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_a_killed_sweep_loses_nothing_and_goes_on(tmp_path):
     out = tmp_path / "records.jsonl"
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(KILLED), str(out)], env=environment)
-    assert done.returncode == -signal.SIGKILL
-    finished = read_records(out)
     first, second = small_target(), small_target(columns=196, taps=("layer2",))
+    sweep = Sweep(Killed(), in_both_places, records_at(out))
+    process = multiprocessing.get_context("fork").Process(target=sweep.run, args=([first, second],))
+    process.start()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+    finished = read_records(out)
     places = [(record.cell["width"], record.protocol["place"]) for record in finished]
     assert Counter(places) == {
         (first.shape.width, ALONE): 4,

@@ -1,14 +1,21 @@
 """Captures of a caller's own, in this thread or in another one: runners, networks and rules never break them."""
 
 import gc
-import threading
-import traceback
 
 import pytest
 import torch
 from auxhead.model import EarlyExitNetwork
 from support.example_models import needs_gpu
-from support.graph_runner_cases import assert_identical, assert_same, clear_batches, hold_up, images, made, network
+from support.graph_runner_cases import (
+    assert_identical,
+    assert_same,
+    captured_elsewhere,
+    clear_batches,
+    hold_up,
+    images,
+    made,
+    network,
+)
 
 pytestmark = [*needs_gpu, pytest.mark.usefixtures("repeatable", "stops_at_every_tap")]
 
@@ -33,29 +40,8 @@ def test_another_threads_capture_is_not_broken(way: str, mode: str, does: str) -
     torch.cuda.synchronize()
     if does in ("check", "refresh"):
         torch.cuda.empty_cache()  # so that memory has to be taken from the device
-    begun, ended, errors = threading.Event(), threading.Event(), []
-    graph, answers = torch.cuda.CUDAGraph(), []
-
-    def capture() -> None:
-        try:
-            stream = torch.cuda.Stream()
-            with torch.cuda.stream(stream):
-                other(x)  # libraries make handles for each thread
-            stream.synchronize()
-            with torch.cuda.graph(graph, stream=stream, capture_error_mode=mode):
-                other(x)
-                begun.set()
-                ended.wait(20)
-                answers.append(other(x))
-        except Exception:
-            errors.append(traceback.format_exc())
-            begun.set()
-
-    thread = threading.Thread(target=capture)
-    thread.start()
-    begun.wait(20)
     found = None
-    try:
+    with captured_elsewhere(lambda: other(x), mode=mode, warm=True) as answer:
         if does == "make":
             found = made(net, way, (8,), example=x)(x)
         elif does == "close":
@@ -72,12 +58,7 @@ def test_another_threads_capture_is_not_broken(way: str, mode: str, does: str) -
             runner[0].refresh()
         else:
             net.heads[0].rule.threshold = 0.5
-    finally:
-        ended.set()
-        thread.join()
-    assert not errors, errors
-    graph.replay()
-    assert_same(answers[0], other(x))
+    assert_same(answer.result(), other(x))
     if found is not None:
         assert_same(found, wanted)
 
@@ -129,29 +110,7 @@ def test_a_rule_that_was_read_on_a_stream_that_is_captured_since() -> None:
     torch.cuda.synchronize()
     with torch.cuda.stream(stream):
         head(features)
-    graph, y = torch.cuda.CUDAGraph(), torch.zeros(8, device="cuda")
-    torch.cuda.synchronize()
-    begun, ended, errors = threading.Event(), threading.Event(), []
-
-    def capture() -> None:
-        try:
-            with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
-                y.add_(1)
-                begun.set()
-                ended.wait(20)
-                y.add_(1)
-        except Exception:
-            errors.append(traceback.format_exc())
-            begun.set()
-
-    thread = threading.Thread(target=capture)
-    thread.start()
-    begun.wait(20)
-    try:
+    y = torch.zeros(8, device="cuda")
+    with captured_elsewhere(lambda: y.add_(1), stream, "thread_local"):
         head.rule.threshold = 0.25
-    finally:
-        ended.set()
-        thread.join()
-    assert not errors, errors
-    graph.replay()
     assert (y == 2).all() and head.rule.threshold == 0.25

@@ -66,12 +66,6 @@ def test_a_layer_that_cannot_be_captured_is_named_and_nothing_else_suffers(way: 
     assert_identical(sound_runner(x), wanted)  # captured before
     assert_same(made(sound, way)(x), wanted)  # captured after
     assert_same(net(x), wanted)  # what could not be captured still runs
-    assert torch.randn(1000, device="cuda").std() > 0.5
-    a, graph = torch.ones(8, device="cuda"), torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        b = a * 2 + torch.rand(8, device="cuda")
-    graph.replay()
-    assert ((b >= 2) & (b <= 3)).all()
 
 
 # Lives and deaths

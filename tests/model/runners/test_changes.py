@@ -1,33 +1,24 @@
 """Changes of a network that its graphs would not see: requests and refreshes name them, captures refuse them."""
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
-from auxhead.kernels import runs_triton
 from auxhead.model import EarlyExitNetwork, ExitRule, make_runner
 from support.example_models import SmallNet, branch, mixed_heads, plain_heads
 from support.head_plan_cases import Tripled
 from support.hidden_head_cases import with_hidden_heads
-from support.simulated_cuda import idle_kernels, simulated_cuda
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations, prune
 
-pytestmark = pytest.mark.skipif(not runs_triton(torch.empty(0)), reason="kernels are not interpreted here")
+pytestmark = pytest.mark.usefixtures("idle")
 X = torch.randn(2, 3, 8, 8)
 NETWORKS = {
     "fused": lambda: EarlyExitNetwork(SmallNet(), plain_heads(), 0.5),
     "hidden layers": lambda: with_hidden_heads(torch.randn(33, 3, 8, 8))[0],
     "modules": lambda: EarlyExitNetwork(SmallNet(), mixed_heads(), 0.5),
 }
-
-
-@pytest.fixture(autouse=True)
-def simulation() -> Iterator[None]:
-    """What kernels write is of no matter here."""
-    with simulated_cuda(), idle_kernels():
-        yield
 
 
 def network_of(kind: str) -> EarlyExitNetwork:

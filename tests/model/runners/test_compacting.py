@@ -130,15 +130,6 @@ def test_every_way_down(shared, monkeypatch):
 
 
 @pytest.mark.usefixtures("simulated")
-def test_heads_without_probabilities():
-    net = network_of(SmallNet(), return_probs=False)
-    runner = compacting(net, (2, 4))
-    for samples in (4, 3, 4):
-        x = images(samples)
-        assert_same(runner(x), net(x))
-
-
-@pytest.mark.usefixtures("simulated")
 def test_stops_at_which_no_move_pays_are_passed_without_a_wait(monkeypatch):
     """What is left after block1 takes as long for every batch size."""
     monkeypatch.setattr(GraphRunner, "_segment_times", lambda runner, x: [100.0, 1000.0 * len(x), 100.0, 100.0])
@@ -218,22 +209,3 @@ def test_what_cannot_be_compacted_is_said_and_answered(backbone):
     for samples in (4, 4, 3):
         x = images(samples)
         assert_same(runner(x), net(x))
-
-
-@pytest.mark.usefixtures("simulated")
-def test_rules_and_parameters_are_followed():
-    net, x = network_of(SmallNet()), images(4)
-    runner = compacting(net, (2, 4), trunk="cudnn")
-    runner(x)
-    for index in (0, 2, 3):
-        net.set_rules({tap: 0.0 if i == index else 1.0 for i, tap in enumerate(net.taps)})
-        assert runner(x).exit_index.eq(index).all()
-    with torch.no_grad():
-        net.heads[1].linear.weight.mul_(-1.0)
-        net.backbone.block0[0].weight.mul_(0.5)
-    net.set_rules(0.5)
-    runner.refresh()
-    assert_same(runner(x), make_runner(net, x, exits="eager", trunk="cudnn")(x))
-    runner.close()
-    with pytest.raises(RuntimeError, match="closed"):
-        runner(x)

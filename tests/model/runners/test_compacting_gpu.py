@@ -1,63 +1,31 @@
 """compact=True on a GPU: answers equal the eager runner's, whatever batches samples go through."""
 
 from collections.abc import Sequence
-from functools import partial
 
 import pytest
 import torch
-from auxhead.model import CompactingRunner, EarlyExitNetwork, make_runner, make_trunk
-from auxhead.model.runners.graph_runner import GraphRunner
-from support.example_models import Skipping, needs_gpu
+from auxhead.model import CompactingRunner, EarlyExitNetwork, make_runner
+from support.example_models import needs_gpu
 from support.graph_runner_cases import (
-    TOLERANCE,
     CountingNet,
     assert_same,
     assert_takes_no_memory,
-    clear_batches,
     clear_samples,
     exits_at,
     images,
-    near_a_decision,
     network,
     polls_of,
 )
-from support.one_by_one import one_by_one
 
-pytestmark = [*needs_gpu, pytest.mark.usefixtures("repeatable")]
+pytestmark = [*needs_gpu, pytest.mark.usefixtures("repeatable", "every_move_pays")]
 
 SIZES = (1, 8, 32, 64)
-
-
-@pytest.fixture(autouse=True)
-def _every_move_pays(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The networks are too small for it: times are made proportional to the batch."""
-    monkeypatch.setattr(GraphRunner, "_segment_times", lambda runner, x: [1000.0 * len(x)] * (len(runner._heads) + 1))
 
 
 def compacting(net: EarlyExitNetwork, sizes: Sequence[int] = SIZES, **options: object) -> CompactingRunner:
     example = options.pop("example", None)
     example = images(2, next(net.parameters()).dtype) if example is None else example
     return make_runner(net, example, exits="polled", compact=True, batch_sizes=sizes, **options)
-
-
-@pytest.mark.parametrize(
-    ("trunk", "dtype"), [("cudnn", torch.float16), ("as_is", torch.float32), ("as_is", torch.bfloat16)], ids=str
-)
-def test_every_batch_size_answers_as_eager(trunk: str, dtype: torch.dtype) -> None:
-    """From 1 to 130, one after another without a wait, each of other samples."""
-    net, x, tolerance = network(dtype), images(130, dtype), TOLERANCE.get(dtype, 3e-2)
-    eager_trunk = make_trunk(net.backbone, net.taps, x[:2], trunk)
-    eager = partial(one_by_one, net, trunk=eager_trunk)
-    near = near_a_decision(net, eager_trunk, x, tolerance)
-    assert eager(x).exit_index.unique().numel() == 4
-    runner = compacting(net, trunk=trunk)
-    assert "Batch 64: 4 graphs, cut after block0, block1, block2. Gathered after block0 into batches of 1, 8, 32. " in (
-        runner.describe()
-    )
-    found = [runner(x.roll(n, 0)[:n]) for n in range(1, 131)]
-    for n, result in enumerate(found, start=1):
-        assert_same(result, eager(x.roll(n, 0)[:n]), tolerance, near.roll(n, 0)[:n])
-    runner.close()
 
 
 def test_every_move_from_every_size_at_every_stop(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,18 +68,6 @@ def test_all_leave_at_one_exit_and_work_is_skipped() -> None:
             assert net.backbone.runs.tolist()[: index + 1] == [1] * (index + 1)
             if samples > 1:  # the host has waited for the number
                 assert net.backbone.runs.tolist() == [int(segment <= index) for segment in range(4)]
-
-
-def test_a_network_that_uses_more_than_the_tap_is_not_compacted_there() -> None:
-    net = network(backbone=Skipping())
-    runner, batches = compacting(net), clear_batches(net, [64, 40, 64])
-    said = runner.describe()
-    assert "Gathered after block0 into batches of 1, 8, 32." in said
-    for tap in ("block1", "block2"):
-        assert f"Not compacted after {tap}: more than the tap's output is used after it." in said
-        assert f"Gathered after {tap}" not in said
-    for x in batches:
-        assert_same(runner(x), net(x))
 
 
 def test_a_steady_state_takes_no_memory_from_the_device() -> None:

@@ -1,8 +1,11 @@
 """The eager runner on the CPU: errors, detours and threads; test_eager_gpu.py has its streams."""
 
 import copy
+import os
+import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 import torch
@@ -125,3 +128,32 @@ def test_it_is_used_like_any_other_runner() -> None:
         result, wanted = runner(x), net(x)
         assert torch.equal(result.exit_index, wanted.exit_index)
         torch.testing.assert_close(result.probs, wanted.probs)
+
+
+DAEMON = """
+import threading, torch
+from auxhead.model import EarlyExitNetwork, make_runner
+from support.example_models import SmallNet, plain_heads
+
+x = torch.randn(64, 3, 32, 32)
+runner = make_runner(EarlyExitNetwork(SmallNet(), plain_heads(), 0.5).eval(), x)
+asked = threading.Event()
+
+def ask(*, for_ever):
+    while True:
+        runner(x).label.sum().item()
+        asked.set()
+        if not for_ever:
+            return threading.Event().wait()
+
+for for_ever in (True, True, False):
+    threading.Thread(target=ask, kwargs={"for_ever": for_ever}, daemon=True).start()
+asked.wait()
+"""
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="test_lifetimes_gpu.py does more")
+def test_a_process_that_leaves_a_daemon_ends_without_a_word() -> None:
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "TRITON_INTERPRET": "0"}
+    done = subprocess.run([sys.executable, "-c", DAEMON], capture_output=True, text=True, timeout=300, env=environment)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

@@ -1,8 +1,10 @@
-"""No memory for an allocation, an error at a hook or a launch, simulated on the CPU: then all works as before."""
+"""No memory for an allocation, an error at a hook or a launch, Ctrl-C, on the simulated CUDA: then all is as before."""
 
 import gc
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +16,7 @@ from support import simulated_cuda as simulation
 from support import stream_order
 from support.example_models import SmallNet, plain_head
 from support.failing import Call, Failure, Made, allocations, fails_at, out_of_memory_at, steps
+from support.interrupts import interrupted_at, lines_of
 from support.simulated_cuda import idle_kernels, simulated_cuda
 from torch import Tensor
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
@@ -70,12 +73,12 @@ class Bystanders:
         gc.collect()  # runners of other tests
         self._lent = simulation.CaptureStreams.lent
 
-    def check(self) -> None:
+    def check(self, *, all_are_back: bool = True) -> None:
         assert gc.isenabled() and torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
         assert len(_get_current_dispatch_mode_stack()) == self._modes
         assert stream_order.order.current is self._stream
         assert not CAPTURE_LOCK.is_taken()
-        assert simulation.CaptureStreams.lent == self._lent
+        assert not all_are_back or simulation.CaptureStreams.lent == self._lent
         parts = list(self._network.modules())
         assert not any(part._forward_hooks or part._forward_pre_hooks or part.training for part in parts)
         assert all(torch.equal(a, b) for a, b in zip(self._runner(self._x), self._answer, strict=True))
@@ -169,3 +172,46 @@ def test_in_a_request(network: EarlyExitNetwork, x: Tensor, way: str) -> None:
             runner(refused)
     assert_same(runner(x[:2]), wanted[2])
     bystanders.check()
+
+
+# Ctrl-C
+
+#: One line in so many is interrupted at, each in its turn: all take minutes.
+EVERY_LINE = 12
+CAPTURE, REQUEST = ("model/runners", "model/listening/taps"), ("model/runners",)
+INTERRUPTED = [way for way in WAYS if way != "compact"]
+
+
+def taken_and_released(lock: Any) -> bool:
+    if taken := lock.acquire(blocking=False):
+        lock.release()
+    return taken
+
+
+@pytest.mark.parametrize("way", INTERRUPTED)
+def test_at_the_lines_of_a_capture_and_of_a_request(network: EarlyExitNetwork, x: Tensor, way: str) -> None:
+    bystanders, made = Bystanders(network, x[:1]), []
+    wanted = {size: network(x[:size]) for size in (1, 2)}
+    first = INTERRUPTED.index(way)
+
+    def make() -> None:
+        made.append(make_runner(network, x[:2], **WAYS[way]))
+
+    def ask() -> None:  # of another size than the one before
+        made[-1](x[:1])
+
+    with ThreadPoolExecutor(1) as other:
+        make()  # frees what an interrupt in another test has left
+        for line in lines_of(make, *CAPTURE)[first::EVERY_LINE]:
+            assert interrupted_at(line, make, *CAPTURE), line
+            bystanders.check(all_are_back=False)
+            assert other.submit(taken_and_released, CAPTURE_LOCK).result(), "another thread could never make a runner"
+        make()
+        runner = made[-1]
+        for line in lines_of(ask, *REQUEST)[first::EVERY_LINE]:
+            runner(x[:2])
+            if interrupted_at(line, ask, *REQUEST):
+                assert other.submit(taken_and_released, runner._busy).result(), line
+            assert_same(runner(x[:1]), wanted[1])
+        assert_same(runner(x[:2]), wanted[2])
+    bystanders.check(all_are_back=False)

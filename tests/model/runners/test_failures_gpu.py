@@ -4,8 +4,7 @@ What was there before works as before, memory of others is not written to, and a
 """
 
 import gc
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -18,7 +17,7 @@ from auxhead.model.runners.capture import CAPTURE_LOCK, Graph
 from support.every_runner import EVERY as RUNNERS
 from support.example_models import Wide, needs_gpu
 from support.failing import Call, allocations, fails_at, out_of_memory_at, steps
-from support.graph_runner_cases import assert_identical, assert_same, clear_batches, images, network
+from support.graph_runner_cases import assert_identical, assert_same, clear_batches, images, network, untouched
 from torch import Tensor, nn
 
 pytestmark = [*needs_gpu, pytest.mark.usefixtures("repeatable", "stops_at_every_tap", "every_move_pays")]
@@ -27,7 +26,6 @@ pytestmark = [*needs_gpu, pytest.mark.usefixtures("repeatable", "stops_at_every_
 MOST = 20
 GRAPHS = [name for name in RUNNERS if name != "eager"]
 LAUNCHERS = ((ExitLaunch, "__call__"), (ExitsRepeat, "launch"), (Graph, "launch"))
-SENTINEL = 7.0
 
 
 @pytest.fixture
@@ -112,17 +110,6 @@ def assert_random_numbers() -> None:
     torch.cuda.set_rng_state(state)
 
 
-@contextmanager
-def canaries() -> Iterator[None]:
-    """Memory of others, allocated inside at once and unchanged at the end."""
-    sizes = [1 << power for power in range(0, 21, 2)]
-    blocks = [torch.full((size,), SENTINEL, device="cuda") for size in sizes for _ in range(8)]
-    yield
-    torch.cuda.synchronize()
-    changed = [block.numel() * 4 for block in blocks if not (block == SENTINEL).all()]
-    assert not changed, f"blocks of {changed} bytes were overwritten"
-
-
 def spread(count: int) -> range:
     return range(0, count, -(-count // MOST))
 
@@ -140,7 +127,7 @@ def test_in_a_constructor(name: str, failure: str) -> None:
     count, fails = FAILURES[failure]
     for i, n in enumerate(spread(count(case.net, lambda: case.make().close()))):
         assert fails(n, case.net, case.make), n
-        with canaries():
+        with untouched():
             case.check()
         if i % 8 == 0:
             case.check_memory()
@@ -166,7 +153,7 @@ def test_in_a_request(name: str) -> None:
             for count, fails in FAILURES.values():
                 for n in spread(count(case.net, ask)):
                     assert fails(n, case.net, ask), n
-                    with canaries():
+                    with untouched():
                         assert_same(runner(next_x), wanted)
         for refused in (case.x.double(), case.x[:0], case.x[0], None):
             with pytest.raises((TypeError, ValueError, RuntimeError)):
@@ -209,7 +196,7 @@ def test_the_device_has_no_memory(name: str) -> None:
             failed += 1
         finally:
             torch.cuda.set_per_process_memory_fraction(1.0)
-        with canaries():
+        with untouched():
             assert_identical(bystander(small), identical)
         assert_random_numbers()
         gc.collect()
@@ -258,7 +245,7 @@ def test_a_hook_that_breaks_the_capture(name: str, breaks: Call) -> None:
             with pytest.raises(RuntimeError):
                 case.make()
         handle.remove()
-        with canaries():
+        with untouched():
             case.check()
     graph, y = torch.cuda.CUDAGraph(), torch.ones(64, device="cuda")
     with torch.cuda.graph(graph):  # PyTorch's own, with random numbers in it

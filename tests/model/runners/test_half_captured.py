@@ -1,8 +1,14 @@
 """A capture that ends at any line or call of CUDA's runtime leaves no stream capturing, and frees each graph once."""
 
 import gc
+from collections import Counter
 from collections.abc import Callable
 from contextlib import nullcontext
+from enum import IntEnum
+from functools import partial
+from itertools import count
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -12,12 +18,94 @@ from auxhead.model.runners import capture, captures
 from auxhead.model.runners.capture import Capture, nest_in_conditions
 from auxhead.model.runners.captures import Captures
 from support import stream_order
-from support.fake_runtime import FakeAllocator, FakeRuntime
 from support.interrupts import interrupted_at, lines_of
 from torch import nn
 
 DEVICE = torch.device("cuda", 0)
 FILES = ("model/runners/capture.py", "kernels/cuda/lifetimes.py")
+
+
+class Status(IntEnum):
+    cudaSuccess = 0
+    cudaErrorMemoryAllocation = 2
+    cudaErrorIllegalState = 401
+
+
+class FakeRuntime:
+    """CUDA's runtime: what captures, and the graphs there are; the call numbered ``failing``, from 0, fails."""
+
+    cudaError_t = Status
+    cudaStreamCaptureMode = SimpleNamespace(cudaStreamCaptureModeRelaxed=2)
+    cudaGraphNodeType = SimpleNamespace(cudaGraphNodeTypeConditional=13)
+    cudaGraphConditionalNodeType = SimpleNamespace(cudaGraphCondTypeIf=0)
+
+    def __init__(self, failing: int | None = None) -> None:
+        self.capturing, self.graphs, self.executables = set[int](), set[int](), set[int]()
+        self.destroyed_twice = False
+        self.calls, self._failing, self._made = 0, failing, count(1)
+        for name, call in {
+            "cudaStreamBeginCapture": lambda stream, _mode: self.capturing.add(stream),
+            "cudaGraphCreate": lambda _flags: self._new(self.graphs),
+            "cudaGraphInstantiate": lambda graph, _flags: self._new(self.executables, of=graph),
+            "cudaGraphAddChildGraphNode": lambda _graph, _needs, _count, child: self._new(set(), of=child),
+            "cudaGraphConditionalHandleCreate": lambda *_: 7,
+            "cudaGraphAddNode": lambda *_: object(),
+        }.items():
+            setattr(self, name, partial(self._answer, call))
+        self.cudaGraphDestroy = partial(self._destroy, self.graphs)
+        self.cudaGraphExecDestroy = partial(self._destroy, self.executables)
+
+    def _answer(self, call: Callable[..., Any], *given: Any) -> tuple[Any, ...]:
+        self.calls += 1
+        failed = self.calls - 1 == self._failing
+        return (Status.cudaErrorMemoryAllocation, None) if failed else (Status.cudaSuccess, call(*given))
+
+    def _new(self, kind: set[int], of: int | None = None) -> int:
+        assert of is None or of in self.graphs
+        kind.add(made := next(self._made))
+        return made
+
+    def _destroy(self, kind: set[int], one: int) -> None:
+        self.destroyed_twice |= one not in kind
+        kind.discard(one)
+
+    def cudaStreamEndCapture(self, stream: int) -> tuple[Any, ...]:
+        """End a capture; it is over if this fails, too."""
+        if stream not in self.capturing:
+            return Status.cudaErrorIllegalState, None
+        self.capturing.discard(stream)
+        return self._answer(self._new, self.graphs)
+
+    def cudaGetErrorString(self, _status: Status) -> tuple[Status, bytes]:
+        return Status.cudaSuccess, b"out of memory"
+
+    def cudaGetLastError(self) -> tuple[Status]:
+        return (Status.cudaSuccess,)
+
+    def cudaGraphNodeParams(self) -> SimpleNamespace:
+        return SimpleNamespace(type=None, conditional=SimpleNamespace(phGraph_out=[object()]))
+
+
+class FakeAllocator:
+    """PyTorch's pools of device memory: how often each is held, and which are being allocated from."""
+
+    def __init__(self) -> None:
+        self.held: Counter[object] = Counter()
+        self.allocating: list[object] = []
+
+    def begin(self, _device: int, pool: object) -> None:
+        self.held[pool] += 1
+        assert pool not in self.allocating
+        self.allocating.append(pool)
+
+    def end(self, _device: int, pool: object) -> None:
+        if pool not in self.allocating:
+            raise RuntimeError("endAllocatePool: not currently recording to mempool_id")
+        self.allocating.remove(pool)
+
+    def release(self, _device: int, pool: object) -> None:
+        assert self.held[pool] > 0
+        self.held[pool] -= 1
 
 
 @pytest.fixture(autouse=True)
@@ -166,31 +254,21 @@ def test_an_interrupted_wait_frees_nothing(
     assert not mine.batches and "give back" in done and not captures._left_behind
 
 
-def test_on_a_lost_device_nothing_is_under_way(
-    captured: tuple[Captures, list[str]], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("error", [RuntimeError("CUDA error: an illegal memory access was encountered"), ValueError()])
+def test_an_error_of_the_wait_is_nobodys(
+    captured: tuple[Captures, list[str]], error: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    mine, done = captured
-
-    def lost() -> None:
-        raise RuntimeError("CUDA error: an illegal memory access was encountered")
-
-    monkeypatch.setattr(mine.done, "synchronize", lost)
-    mine.free()
-    assert not mine.batches and done == ["give back"]
-
-
-def test_an_error_in_a_finalizer_is_nobodys(
-    captured: tuple[Captures, list[str]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It would come out of whatever runs as a runner goes; what could not be freed is tried again."""
+    """It would come out of whatever runs as a runner goes. On a lost device nothing is under way."""
     mine, done = captured
 
     def fails() -> None:
-        raise ValueError
+        raise error
 
     with monkeypatch.context() as patch:
         patch.setattr(mine.done, "synchronize", fails)
         mine.free_or_leave()
-    assert captures._left_behind == [mine]
+    lost = isinstance(error, RuntimeError)
+    assert captures._left_behind == [mine] * (not lost)
+    assert lost == (not mine.batches and done == ["give back"])
     Captures(DEVICE, -1)
     assert done[-1] == "give back"

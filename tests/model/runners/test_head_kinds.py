@@ -1,12 +1,13 @@
 """Runners and eager plans of all kinds of heads, with streams and graphs simulated; see test_head_kinds_gpu.py."""
 
+from itertools import product
+
 import pytest
 import torch
 from auxhead.kernels import runs_triton
 from auxhead.kernels.repeat import ExitsRepeat
 from auxhead.model import CompactingRunner, EarlyExitNetwork, make_runner
 from auxhead.model.network import eager_pass
-from auxhead.model.runners.graph_runner import GraphRunner
 from support.example_models import SmallNet, mixed_heads, naive_answers, plain_heads
 from support.exits_plan_cases import as_on_a_gpu, assert_same, differ, heads_called
 from support.hidden_head_cases import with_hidden_heads
@@ -59,10 +60,14 @@ def test_exact_padded_and_split_batches_answer_as_eager(kind, trunk, way):
     assert torch.cat([found.exit_index for found in results]).unique().numel() > 2
 
 
-def test_rules_and_parameters_are_followed(network, way):
-    x = images(3)
+@pytest.mark.parametrize(("kind", "way"), [*product(KINDS, ("overlapped", "polled", "gated")), ("fused", "compact")])
+@pytest.mark.usefixtures("every_move_pays")
+def test_rules_and_parameters_are_followed(kind, way):
+    network, x, options = network_of(kind), images(3), {"exits": way}
+    if way == "compact":
+        options = {"exits": "polled", "compact": True}
     with simulated_cuda():
-        runner = make_runner(network, x, batch_sizes=(4,), trunk="cudnn", exits=way)
+        runner = make_runner(network, x, batch_sizes=(2, 4), trunk="cudnn", **options)
         for index in (0, 2, 3):
             network.set_rules({tap: 0.0 if i == index else 1.0 for i, tap in enumerate(network.taps)})
             assert runner(x).exit_index.eq(index).all()
@@ -81,13 +86,15 @@ def test_rules_and_parameters_are_followed(network, way):
 
 @pytest.mark.parametrize(
     ("exits", "name"),
-    [*zip(("overlapped", "forked", "polled", "gated"), RULES, strict=False), *(("compact", name) for name in RULES)],
+    [
+        *zip(("overlapped", "forked", "polled", "gated"), RULES, strict=False),
+        *(("compact", name) for name in (*RULES,)[:2]),
+    ],
 )
-def test_runners_count_heads_that_agree(exits, name, monkeypatch):
+@pytest.mark.usefixtures("every_move_pays")
+def test_runners_count_heads_that_agree(exits, name):
     rules = RULES[name]
     options = {"forked": {"exits": "overlapped", "forks": ("block0",)}, "compact": {"exits": "polled", "compact": True}}
-    # every move would pay
-    monkeypatch.setattr(GraphRunner, "_segment_times", lambda runner, x: [1000.0 * len(x)] * (len(runner._heads) + 1))
     network = EarlyExitNetwork(SmallNet(), plain_heads(), 0.0).eval()
     set_rules(network, rules)
     batches = [images(samples) for samples in (3, 5)]
@@ -113,9 +120,8 @@ def test_modules_leave_the_trunk_with_their_launch(forks):
     assert_same(found, one_by_one(network, x))
 
 
-def test_samples_of_modules_are_gathered(monkeypatch):
-    for name in ("_BUBBLE_US", "_MOVE_US"):  # every move pays
-        monkeypatch.setattr(f"auxhead.model.runners.compacting.{name}", -1e6)
+@pytest.mark.usefixtures("every_move_pays")
+def test_samples_of_modules_are_gathered():
     network = network_of("modules")
     with simulated_cuda():
         runner = make_runner(network, images(4), batch_sizes=(2, 4), exits="polled", compact=True)

@@ -3,8 +3,7 @@
 import gc
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -22,27 +21,12 @@ from support.graph_runner_cases import (
     images,
     made,
     network,
+    untouched,
 )
 from support.scaling_kernel import scaled
 from torch import Tensor, nn
 
 pytestmark = [*needs_gpu, pytest.mark.usefixtures("repeatable", "stops_at_every_tap")]
-
-SENTINEL = 7.0
-
-
-@contextmanager
-def untouched(sizes: list[int], copies: int = 24) -> Iterator[None]:
-    """Memory of others, of sizes in bytes, allocated inside at once and unchanged at the end."""
-    blocks = [torch.full((size // 4 or 1,), SENTINEL, device="cuda") for size in sizes for _ in range(copies)]
-    yield
-    torch.cuda.synchronize()
-    changed = [block.numel() * 4 for block in blocks if not (block == SENTINEL).all()]
-    assert not changed, f"blocks of {changed} bytes were overwritten"
-
-
-SMALL_TO_LARGE = [4, 512, 1024, 2048, 4096, 8192, 1 << 14, 1 << 16, 1 << 18, 1 << 20, 1 << 21, 1 << 22]
-
 
 # A constructor that fails
 
@@ -74,7 +58,7 @@ def test_a_constructor_that_fails_leaves_nothing_that_still_writes(way: str, run
     with pytest.raises((ValueError, RuntimeError), match="no more"):
         made(net, way, (8,))
     gc.collect()  # frames that the error has held
-    with untouched(SMALL_TO_LARGE[:9]):
+    with untouched([4, *(1 << power for power in (9, 10, 11, 12, 13, 14, 16, 18))], 24):
         pass
     net.backbone.block2.pop(-1)
     x = clear_batches(net, [8])[0]
@@ -171,34 +155,6 @@ def test_what_graphs_read_lives_on(way: str, backbone: type[Masking], compact: b
         del blocks
 
 
-class Resizing(SmallNet):
-    """Keeps a mask that it resizes in place."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.mask = torch.empty(0, device="cuda", dtype=torch.float16)
-
-    def forward(self, x: Tensor) -> Tensor:
-        size = (len(x), 8, *x.shape[2:])
-        if self.mask.shape != size:
-            torch.full(size, 0.5, out=self.mask.resize_(0))
-        x = self.block0(x) * self.mask
-        x = self.block2(self.block1(x))
-        return self.fc(x.mean((2, 3)))
-
-
-def test_memory_that_a_layer_gives_back_is_not_read(way: str) -> None:
-    net = network(backbone=Resizing())
-    x = clear_batches(net, [8])[0]
-    runner = made(net, way, (8,))
-    wanted = net(x)
-    assert_same(runner(x), wanted)
-    net(torch.cat([x] * 64))
-    with pytest.raises(RuntimeError, match="resized in place since the capture"):
-        runner(x)
-    runner.close()
-
-
 def test_graphs_keep_the_memory_that_they_were_captured_in() -> None:
     device = torch.device("cuda", torch.cuda.current_device())
     layer = nn.Sequential(nn.Linear(1 << 10, 1 << 12), nn.Tanh(), nn.Linear(1 << 12, 1 << 10)).to(device)
@@ -213,7 +169,7 @@ def test_graphs_keep_the_memory_that_they_were_captured_in() -> None:
     del capture
     gc.collect()
     torch.cuda.empty_cache()
-    with untouched([1 << 18, 1 << 20, 1 << 21, 1 << 24]):
+    with untouched([1 << 18, 1 << 20, 1 << 21, 1 << 24], 24):
         graphs[0].launch(streams.trunk)
     assert torch.allclose(y, wanted, atol=1e-5)
     graphs.clear()
@@ -309,21 +265,6 @@ print(runner.describe())
         [sys.executable, "-c", code], capture_output=True, text=True, cwd=Path(__file__).parents[2], timeout=300
     )
     assert done.returncode == 0, done.stderr[-2000:]
-
-
-@pytest.mark.parametrize("request_number", [2**31, 2**32, 2**33])
-@pytest.mark.parametrize("compact", [False, True])
-def test_requests_are_counted_past_any_number(compact: bool, request_number: int) -> None:
-    net = network()
-    (x,) = clear_batches(net, [8])
-    runner = made(net, "polled", (1, 8), compact=compact)
-    wanted = runner(x)
-    for batch in runner._captured.values():
-        batch.buffers.requests.fill_(request_number - 5)
-        batch.count_requests()
-    for _ in range(12):
-        assert_same(runner(x), wanted)
-        assert_same(runner(x[:1]), net(x[:1]))
 
 
 def test_a_number_of_the_round_before_is_not_this_rounds() -> None:

@@ -1,8 +1,10 @@
 """Requests in any mode, from any thread and after any change, simulated on the CPU; see test_requests_gpu.py."""
 
+import copy
 import gc
+import pickle
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from functools import partial
@@ -10,22 +12,12 @@ from threading import Event
 
 import pytest
 import torch
-from auxhead.kernels import runs_triton
 from auxhead.model import EarlyExitNetwork, ExitRule, FusedAuxHead, OverlappedRunner, make_runner, make_trunk
 from auxhead.model.runners import compacting
 from auxhead.model.runners.captures import Captures
-from support.simulated_cuda import idle_kernels, simulated_cuda
+from support.example_models import SmallNet, plain_heads
 from torch import Tensor, nn
 from torch.nn import functional
-
-pytestmark = pytest.mark.skipif(not runs_triton(torch.empty(0)), reason="kernels are not interpreted here")
-
-
-@pytest.fixture
-def simulation() -> Iterator[None]:
-    """What kernels write is of no matter here."""
-    with simulated_cuda(), idle_kernels():
-        yield
 
 
 @pytest.fixture
@@ -39,7 +31,7 @@ X = torch.randn(1, 4)
 
 @pytest.mark.parametrize("mode", [nullcontext, torch.enable_grad, torch.inference_mode])
 def test_no_gradient_is_recorded_whatever_the_mode(
-    network: EarlyExitNetwork, simulation: None, mode: Callable[[], object]
+    network: EarlyExitNetwork, idle: None, mode: Callable[[], object]
 ) -> None:
     """It would keep all activations; and what is made in inference mode cannot be written outside of it."""
     modes: set[tuple[bool, bool]] = set()
@@ -60,7 +52,7 @@ def test_no_gradient_is_recorded_whatever_the_mode(
 
 
 def test_nothing_is_done_within_a_capture_of_the_caller(
-    network: EarlyExitNetwork, simulation: None, monkeypatch: pytest.MonkeyPatch
+    network: EarlyExitNetwork, idle: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runner = make_runner(network, X, exits="overlapped", batch_sizes=(1,))
     with monkeypatch.context() as patch:
@@ -72,7 +64,7 @@ def test_nothing_is_done_within_a_capture_of_the_caller(
     runner(X)
 
 
-def test_a_closed_runner_keeps_no_memory_of_a_network_that_is_cast(network: EarlyExitNetwork, simulation: None) -> None:
+def test_a_closed_runner_keeps_no_memory_of_a_network_that_is_cast(network: EarlyExitNetwork, idle: None) -> None:
     runner = make_runner(network, X, trunk="cudnn", exits="overlapped", batch_sizes=(1,))
     trunk = weakref.ref(runner.trunk.module)
     runner.close()
@@ -98,16 +90,15 @@ class Shifting(nn.Module):
 
 @pytest.mark.parametrize("options", [{"exits": "overlapped"}, {"exits": "polled", "compact": True}])
 def test_the_padding_of_a_batch_that_the_backbone_changes_is_filled_anew(
-    options: dict[str, object], monkeypatch: pytest.MonkeyPatch
+    options: dict[str, object], simulation: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("_BUBBLE_US", "_MOVE_US"):  # every move pays
         monkeypatch.setattr(compacting, name, -1e6)
     x = torch.zeros(4, dtype=torch.int64)
     network = EarlyExitNetwork(Shifting(), {"embedding": FusedAuxHead(8, 5)}, 1.0, example_input=x).eval()
-    with simulated_cuda():
-        runner = make_runner(network, x, batch_sizes=(2, 4), **options)
-        for samples in (1, 3, 1):
-            assert len(runner(x[:samples]).label) == samples
+    runner = make_runner(network, x, batch_sizes=(2, 4), **options)
+    for samples in (1, 3, 1):
+        assert len(runner(x[:samples]).label) == samples
     assert not x.any()
 
 
@@ -118,18 +109,17 @@ class Negating(nn.Module):
         return torch._neg_view(x)
 
 
-def test_taps_and_logits_that_are_lazily_negated() -> None:
+def test_taps_and_logits_that_are_lazily_negated(simulation: None) -> None:
     backbone = nn.Sequential(nn.Linear(4, 8), Negating(), nn.Linear(8, 5), Negating())
     network = EarlyExitNetwork(backbone, {"1": FusedAuxHead(8, 5)}, 0.0).eval()
     x = torch.randn(2, 4)
     for threshold in (0.0, 1.0):
         network.set_rules(threshold)
-        with simulated_cuda():
-            found = make_runner(network, x, batch_sizes=(2,), exits="overlapped")(x)
+        found = make_runner(network, x, batch_sizes=(2,), exits="overlapped")(x)
         torch.testing.assert_close(found.probs, network(x).probs)
 
 
-def test_heads_have_grids_pools_and_temperatures_of_their_own() -> None:
+def test_heads_have_grids_pools_and_temperatures_of_their_own(simulation: None) -> None:
     backbone = nn.Sequential(nn.Conv2d(3, 4, 1), nn.Conv2d(4, 4, 1), nn.Flatten(), nn.Linear(16, 5))
     heads = {
         "0": FusedAuxHead(8, 5, pool="max", pool_size=(2, 1), rule=ExitRule(0.0, temperature=2.0)),
@@ -137,24 +127,21 @@ def test_heads_have_grids_pools_and_temperatures_of_their_own() -> None:
     }
     x = torch.randn(1, 3, 2, 2)
     network = EarlyExitNetwork(backbone, heads, example_input=x).eval()
-    with simulated_cuda():
-        runner = make_runner(network, x, exits="overlapped", batch_sizes=(1,))
-        for disabled in (False, True):
-            network.fused_heads[0].rule.enabled = not disabled
-            found, wanted = runner(x), network(x)
-            assert torch.equal(found.exit_index, wanted.exit_index) and set(found.exit_index.tolist()) == {disabled}
-            torch.testing.assert_close(found.probs, wanted.probs)
+    runner = make_runner(network, x, exits="overlapped", batch_sizes=(1,))
+    for disabled in (False, True):
+        network.fused_heads[0].rule.enabled = not disabled
+        found, wanted = runner(x), network(x)
+        assert torch.equal(found.exit_index, wanted.exit_index) and set(found.exit_index.tolist()) == {disabled}
+        torch.testing.assert_close(found.probs, wanted.probs)
 
 
-def test_probabilities_are_there_if_all_heads_have_them(simulation: None) -> None:
+def test_probabilities_are_there_if_all_heads_have_them(idle: None) -> None:
     heads = {"0": FusedAuxHead(8, 5), "1": FusedAuxHead(8, 5, return_probs=False)}
     network = EarlyExitNetwork(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 5)), heads, 0.5).eval()
     assert make_runner(network, X, exits="overlapped", batch_sizes=(1,))(X).probs is None is network(X).probs
 
 
-def test_algorithms_are_chosen_as_the_first_batch_of_a_size_runs(
-    simulation: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_algorithms_are_chosen_as_the_first_batch_of_a_size_runs(idle: None, monkeypatch: pytest.MonkeyPatch) -> None:
     backbone = nn.Sequential(nn.Conv2d(1, 2, 1), nn.ReLU(), nn.Flatten(), nn.Linear(2, 5))
     example = torch.randn(1, 1, 1, 1)
     network = EarlyExitNetwork(backbone, {"1": FusedAuxHead(2, 5)}, 0.5, example_input=example).eval()
@@ -172,7 +159,7 @@ def test_algorithms_are_chosen_as_the_first_batch_of_a_size_runs(
 
 
 def test_a_request_that_comes_while_another_thread_closes_finds_it_closed(
-    network: EarlyExitNetwork, simulation: None, monkeypatch: pytest.MonkeyPatch
+    network: EarlyExitNetwork, idle: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Closing is no request of another thread: the caller's mistake is to ask a closed runner."""
     runner, closing, asked = make_runner(network, X, exits="overlapped", batch_sizes=(1,)), Event(), Event()
@@ -193,7 +180,7 @@ def test_a_request_that_comes_while_another_thread_closes_finds_it_closed(
         closed.result()
 
 
-def test_close_waits_for_a_request_of_another_thread(network: EarlyExitNetwork, simulation: None) -> None:
+def test_close_waits_for_a_request_of_another_thread(network: EarlyExitNetwork, idle: None) -> None:
     runner, under_way, go_on = make_runner(network, X, exits="overlapped", batch_sizes=(1,)), Event(), Event()
     ((_, captured),) = runner._captured.items()
     launch = captured.graphs[0].launch
@@ -215,13 +202,13 @@ def test_close_waits_for_a_request_of_another_thread(network: EarlyExitNetwork, 
         closed.result()
 
 
-def test_a_flag_that_an_interrupt_has_left_refuses_nobody(network: EarlyExitNetwork, simulation: None) -> None:
+def test_a_flag_that_an_interrupt_has_left_refuses_nobody(network: EarlyExitNetwork, idle: None) -> None:
     runner = make_runner(network, X, exits="overlapped", batch_sizes=(1,))
     runner._under_way = True
     runner(X)
 
 
-def test_another_thread_is_refused_while_a_request_is_under_way(network: EarlyExitNetwork, simulation: None) -> None:
+def test_another_thread_is_refused_while_a_request_is_under_way(network: EarlyExitNetwork, idle: None) -> None:
     runner, other = make_runner(network, X, exits="overlapped", batch_sizes=(1,)), ThreadPoolExecutor(1)
     ((_, captured),) = runner._captured.items()
     launch = captured.graphs[0].launch
@@ -251,9 +238,38 @@ def test_another_thread_is_refused_while_a_request_is_under_way(network: EarlyEx
     ids=["no tensor", "dtype", "shape", "a number", "empty", "device"],
 )
 def test_bad_requests_launch_nothing(
-    network: EarlyExitNetwork, simulation: None, x: object, error: type[Exception], message: str
+    network: EarlyExitNetwork, idle: None, x: object, error: type[Exception], message: str
 ) -> None:
     runner = make_runner(network, X, exits="overlapped", batch_sizes=(1,))
     runner._captured[1].graphs[0].launch = lambda _stream: pytest.fail("something was launched")
     with pytest.raises(error, match=message):
         runner(x)
+
+
+def storages() -> set[int]:
+    """What tensors there are lie in."""
+    gc.collect()
+    return {one.untyped_storage()._cdata for one in gc.get_objects() if isinstance(one, torch.Tensor)}
+
+
+@pytest.mark.parametrize("exits", ["overlapped", "polled", "compact", "gated"])
+def test_a_runner_is_there_once_and_gone_when_closed(exits: str, simulation: None) -> None:
+    network, x = EarlyExitNetwork(SmallNet(), plain_heads(), 0.5).eval(), torch.randn(2, 3, 4, 4)
+    options = {"exits": "polled", "compact": True} if exits == "compact" else {"exits": exits}
+    make_runner(network, x, batch_sizes=(1, 2), trunk="cudnn", **options).close()
+    before = storages()
+    runner = make_runner(network, x, batch_sizes=(1, 2), trunk="cudnn", **options)
+    other = copy.copy(runner)
+    assert torch.equal(other(x).label, runner(x).label)
+    del other
+    gc.collect()
+    runner(x)
+    for duplicate in (copy.deepcopy, pickle.dumps):
+        with pytest.raises(TypeError, match="a runner holds graphs of this process"):
+            duplicate(runner)
+    assert storages() > before
+    runner.close()
+    for ask in (runner.describe, runner.refresh, lambda: runner.trunk, lambda: runner(x)):
+        with pytest.raises(RuntimeError, match="^this runner is closed$"):
+            ask()
+    assert storages() == before

@@ -4,11 +4,10 @@ The waits that this needs are the mutants of ``tests/mutants/waits.toml``.
 """
 
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
-from auxhead.kernels import runs_triton
 from auxhead.model import EarlyExitNetwork, make_runner
 from auxhead.model.answers import rule_order
 from auxhead.model.runners.graph_runner import GraphRunner
@@ -16,12 +15,11 @@ from auxhead.model.runners.overlapped import OverlappedRunner
 from auxhead.model.runners.polled import PolledRunner
 from support import stream_order
 from support.example_models import SmallNet, plain_heads
-from support.simulated_cuda import simulated_cuda
 from support.stream_order import OfOthers, Stream
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="simulates CUDA, which is here")
+pytestmark = pytest.mark.usefixtures("simulation")
 
 WAYS = {
     "overlapped": {"exits": "overlapped"},
@@ -32,16 +30,9 @@ WAYS = {
 }
 
 
-@pytest.fixture(scope="module", autouse=True)
-def needs_the_interpreter() -> None:
-    if not runs_triton(torch.empty(1)):
-        pytest.skip("needs Triton's interpreter")
-
-
-@pytest.fixture
-def simulation() -> Iterator[None]:
-    with simulated_cuda():
-        yield
+def others_get_what_is_free() -> None:
+    gc.collect()
+    torch.ones(3) + 1
 
 
 def small(threshold: float = 1.0, samples: int = 2, side: int = 4) -> tuple[EarlyExitNetwork, Tensor]:
@@ -51,7 +42,7 @@ def small(threshold: float = 1.0, samples: int = 2, side: int = 4) -> tuple[Earl
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_runners_have_no_races(way: str, simulation: None) -> None:
+def test_runners_have_no_races(way: str) -> None:
     network, _ = small(0.5)
     runner = make_runner(network, torch.randn(4, 3, 8, 8), batch_sizes=(1, 4), trunk="cudnn", **WAYS[way])
     streams = [Stream(), Stream()]
@@ -71,12 +62,11 @@ def test_runners_have_no_races(way: str, simulation: None) -> None:
     with stream_order.current(streams[1]):
         runner(torch.randn(4, 3, 8, 8))  # leaves a graph under way that it did not need
     runner.close()
-    gc.collect()
-    torch.ones(3) + 1  # may get memory that the runner had
+    others_get_what_is_free()
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_requests_come_on_another_stream_than_the_constructor_and_on_that_again(way: str, simulation: None) -> None:
+def test_requests_come_on_another_stream_than_the_constructor_and_on_that_again(way: str) -> None:
     """No rule is assigned, which would order streams, too."""
     network, _ = small(0.5)
     runner = make_runner(network, torch.randn(4, 3, 8, 8), batch_sizes=(4,), **WAYS[way])
@@ -87,9 +77,7 @@ def test_requests_come_on_another_stream_than_the_constructor_and_on_that_again(
 
 
 @pytest.mark.parametrize("way", ["polled", "compact"])
-def test_a_request_that_is_interrupted_while_it_polls(
-    way: str, simulation: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_request_that_is_interrupted_while_it_polls(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     network, x = small(1.0, 4, 8)
     runner = make_runner(network, x, batch_sizes=(1, 4), **WAYS[way])
     with stream_order.current(Stream()):
@@ -108,7 +96,7 @@ def interrupted(*_: object) -> int:
 
 @pytest.mark.parametrize("way", ["overlapped", "polled"])
 @pytest.mark.parametrize("then", ["close", "ask", "assign"])
-def test_a_request_that_is_interrupted_as_its_end_is_recorded(way: str, then: str, simulation: None) -> None:
+def test_a_request_that_is_interrupted_as_its_end_is_recorded(way: str, then: str) -> None:
     network, x = small()
     runner = make_runner(network, x, batch_sizes=(2,), **WAYS[way])
     was_interrupted = False
@@ -124,12 +112,11 @@ def test_a_request_that_is_interrupted_as_its_end_is_recorded(way: str, then: st
         network.set_rules(0.5)
     runner.close()
     del runner
-    gc.collect()
-    torch.ones(3) + 1  # may get memory that the runner had
+    others_get_what_is_free()
     assert was_interrupted
 
 
-def test_a_stream_is_destroyed_once_it_has_asked(simulation: None) -> None:
+def test_a_stream_is_destroyed_once_it_has_asked() -> None:
     network, x = small()
     runner = make_runner(network, x, batch_sizes=(2,), exits="overlapped")
     for _ in range(2):
@@ -142,7 +129,7 @@ def test_a_stream_is_destroyed_once_it_has_asked(simulation: None) -> None:
 
 
 @pytest.mark.parametrize("other", [Stream, OfOthers], ids=["of PyTorch", "of others"])
-def test_an_eager_runners_trunk_is_refreshed_on_another_stream(other: Callable[[], Stream], simulation: None) -> None:
+def test_an_eager_runners_trunk_is_refreshed_on_another_stream(other: Callable[[], Stream]) -> None:
     network, x = small()
     runner = make_runner(network, x, exits="eager", trunk="cudnn")
     for _ in range(2):
@@ -155,7 +142,7 @@ def test_an_eager_runners_trunk_is_refreshed_on_another_stream(other: Callable[[
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_runner_is_made_just_after_its_rules_were_assigned(way: str, simulation: None) -> None:
+def test_a_runner_is_made_just_after_its_rules_were_assigned(way: str) -> None:
     network, x = small()
     with stream_order.current(Stream()):
         network.set_rules(0.5)
@@ -163,9 +150,7 @@ def test_a_runner_is_made_just_after_its_rules_were_assigned(way: str, simulatio
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_rule_is_assigned_while_another_thread_makes_a_runner(
-    way: str, simulation: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_rule_is_assigned_while_another_thread_makes_a_runner(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A wait of the streams that capture would break the capture."""
     network, x = small(0.5)
     network.check_taps(x)
@@ -187,9 +172,7 @@ def test_a_rule_is_assigned_while_another_thread_makes_a_runner(
 
 
 @pytest.mark.parametrize("way", ["polled", "compact"])
-def test_a_trunk_is_refreshed_while_a_graph_is_under_way_that_a_request_did_not_need(
-    way: str, simulation: None
-) -> None:
+def test_a_trunk_is_refreshed_while_a_graph_is_under_way_that_a_request_did_not_need(way: str) -> None:
     network, x = small(0.0)
     runner = make_runner(network, x, batch_sizes=(2,), trunk="cudnn", **WAYS[way])
     assert isinstance(runner, PolledRunner)
@@ -202,7 +185,7 @@ def test_a_trunk_is_refreshed_while_a_graph_is_under_way_that_a_request_did_not_
     other.close()
 
 
-def test_memory_of_a_trunk_that_goes_comes_to_others_once_it_is_not_in_use(simulation: None) -> None:
+def test_memory_of_a_trunk_that_goes_comes_to_others_once_it_is_not_in_use() -> None:
     network, x = small()
     for use in (lambda runner: runner.refresh(), lambda runner: runner(x)):
         runner = make_runner(network, x, exits="eager", trunk="cudnn")
@@ -210,20 +193,18 @@ def test_memory_of_a_trunk_that_goes_comes_to_others_once_it_is_not_in_use(simul
             use(runner)
         runner.close()
         del runner
-        gc.collect()
-        torch.ones(3) + 1
+        others_get_what_is_free()
 
 
-def test_memory_of_rules_that_go_comes_to_others_once_it_is_not_in_use(simulation: None) -> None:
-    network = EarlyExitNetwork(SmallNet(), plain_heads(), 1.0).eval()
+def test_memory_of_rules_that_go_comes_to_others_once_it_is_not_in_use() -> None:
+    network, _ = small()
     with stream_order.current(Stream()):
         network.set_rules(0.5)
     del network
-    gc.collect()
-    torch.ones(3) + 1
+    others_get_what_is_free()
 
 
-def test_runners_that_share_a_trunk_are_refreshed_by_each_other(simulation: None) -> None:
+def test_runners_that_share_a_trunk_are_refreshed_by_each_other() -> None:
     network, x = small()
     runner = make_runner(network, x, batch_sizes=(2,), trunk="cudnn", exits="overlapped")
     assert isinstance(runner, OverlappedRunner)
@@ -235,7 +216,7 @@ def test_runners_that_share_a_trunk_are_refreshed_by_each_other(simulation: None
         one(x)
 
 
-def test_a_refresh_that_writes_nothing_comes_after_the_last_request_too(simulation: None) -> None:
+def test_a_refresh_that_writes_nothing_comes_after_the_last_request_too() -> None:
     network, x = small()
     runner = make_runner(network, x, batch_sizes=(2,), exits="overlapped")
     for call in (lambda: runner(x), runner.refresh, lambda: runner(x)):
@@ -243,20 +224,17 @@ def test_a_refresh_that_writes_nothing_comes_after_the_last_request_too(simulati
             call()
 
 
-def test_a_runner_closed_after_a_refresh(simulation: None) -> None:
+def test_a_runner_closed_after_a_refresh() -> None:
     network, x = small()
     runner = make_runner(network, x, batch_sizes=(2,), trunk="cudnn", exits="overlapped")
     with stream_order.current(Stream()):
         runner.refresh()
     runner.close()
     del runner
-    gc.collect()
-    torch.ones(3) + 1  # may get memory of the trunk
+    others_get_what_is_free()
 
 
-def test_a_rule_is_assigned_while_another_thread_reads_it_for_the_first_time(
-    simulation: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_rule_is_assigned_while_another_thread_reads_it_for_the_first_time(monkeypatch: pytest.MonkeyPatch) -> None:
     network, x = small()
     runner, rule = make_runner(network, x, batch_sizes=(2,), exits="overlapped"), network.fused_heads[0].rule
     rule.threshold = 0.5

@@ -9,6 +9,7 @@ from auxhead.model import EarlyExitNetwork, FusedAuxHead, make_runner, make_trun
 from support.example_models import needs_gpu
 from support.graph_runner_cases import (
     TOLERANCE,
+    WAYS,
     CountingNet,
     assert_identical,
     assert_same,
@@ -31,6 +32,8 @@ pytestmark = [*needs_gpu, pytest.mark.usefixtures("repeatable", "stops_at_every_
 
 
 @pytest.mark.parametrize(("trunk", "dtype"), [("cudnn", torch.float16), ("as_is", torch.float32)], ids=str)
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.usefixtures("every_move_pays")
 def test_every_batch_size_answers_as_eager(way: str, trunk: str, dtype: torch.dtype) -> None:
     """From 1 to 130: exact, padded and split batches, one after another without a wait, each of other samples."""
     net, x = network(dtype), images(130, dtype)

@@ -1,9 +1,6 @@
 """Answers of graph runners, with streams and graphs simulated and kernels interpreted; see test_runners_gpu.py."""
 
 import math
-import signal
-import weakref
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -115,55 +112,6 @@ def test_nothing_is_done_within_a_call_of_the_same_thread(network, call):
         captured.graphs = [type("Nothing", (), {"launch": launch})()]
         runner(images(1))
         runner.close()
-
-
-class _Interrupt(Exception):
-    pass
-
-
-def in_a_finalizer(frame):
-    while frame is not None and frame.f_code is not weakref.finalize.__call__.__code__:
-        frame = frame.f_back
-    return frame is not None
-
-
-def taken_and_released(lock):
-    taken = lock.acquire(blocking=False)
-    if taken:
-        lock.release()
-    return taken
-
-
-@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="no timer here")
-def test_an_interrupt_leaves_a_runner_that_answers(network):
-    """Wherever it comes, and to other threads too: two of a hundred left the runner's lock held."""
-
-    def interrupt(_signal, frame):
-        if not in_a_finalizer(frame):  # where Python would print it and go on
-            raise _Interrupt
-
-    before = signal.signal(signal.SIGALRM, interrupt)
-    try:
-        with simulated_cuda(), ThreadPoolExecutor(1) as other_thread:
-            runner = make_runner(network, images(1), exits="overlapped", batch_sizes=(1,))
-            ((_, captured),) = runner._captured.items()
-            captured.graphs = [type("Nothing", (), {"launch": lambda *_: None})()]
-            x = images(1)
-            for turn in range(600):
-                try:
-                    # Again and again: none is raised while the simulation is told of a tensor's end.
-                    signal.setitimer(signal.ITIMER_REAL, 1e-5 * (1 + turn % 30), 0.05)
-                    while True:
-                        runner(x)
-                except _Interrupt:
-                    signal.setitimer(signal.ITIMER_REAL, 0)
-                    free = other_thread.submit(taken_and_released, runner._busy).result()
-                    if not free:
-                        runner._busy.release()  # else close() might wait for good
-                    assert free
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)  # after another error
-        signal.signal(signal.SIGALRM, before)
 
 
 @pytest.mark.parametrize("name", ["weight", "bias"])

@@ -109,23 +109,17 @@ def test_a_record_of_a_sweep_that_lacks_something():
 BY_SWEEP = [kind.name for kind in FIGURES.values() if "sweep" in kind.kinds]
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [(None, "no such file"), ("{}\n", "schema None"), ("", "no measurement of kind")],
-    ids=["missing", "schema", "empty"],
-)
-def test_every_command_refuses_in_one_line(tmp_path, content, message):
+def test_every_command_says_what_makes_a_file_that_is_not_there(tmp_path):
     path = tmp_path / "records.jsonl"
-    if content is not None:
-        path.write_text(content)
     for kind in FIGURES.values():
         if kind.file.endswith(".json"):
             continue
         result = plot(kind.name, "--records", path, "--out", tmp_path / "figure")
         assert result.exit_code == 2 and not list(tmp_path.glob("figure*")), kind.name
-        assert str(path) in result.stderr and message in result.stderr and result.stderr.count("\n") == 1
-        how = f"`{kind.made_by}` makes it" if kind.made_by else "no command of this version makes it"
-        assert how in result.stderr or message == "schema None"
+        assert f"{path}: no such file" in result.stderr and result.stderr.count("\n") == 1
+        assert (
+            f"`{kind.made_by}` makes it" if kind.made_by else "no command of this version makes it"
+        ) in result.stderr
 
 
 def test_figures_of_one_file_read_it_once(tmp_path):

@@ -63,9 +63,11 @@ def parts(picture):
 
 
 @pytest.mark.parametrize("name", FIGURES)
-def test_the_gallery_is_drawn_from_the_committed_records(name, again, tmp_path):
+def test_the_gallery_is_drawn_from_the_committed_records(name, again, tmp_path, monkeypatch):
     """What stands on the axes was looked at when the gallery was made; it is the same since."""
     figure, numbers = again[name]
+    save, svg_alone = figure.savefig, {"png": lambda to, **_: Path(to).touch()}
+    monkeypatch.setattr(figure, "savefig", lambda to, **how: svg_alone.get(how["format"], save)(to, **how))
     assert same(json.loads(json.dumps(numbers, allow_nan=False)), drawn(name))
     kept, (_, picture, _) = GALLERY / f"{name}.svg", save_figure(figure, numbers, tmp_path / name)
     if f"Matplotlib v{matplotlib.__version__}," in kept.read_text():

@@ -1,19 +1,36 @@
-"""Pipelines of two to four processes on the CPU: their answers are the eager network's, sample by sample."""
+"""Pipelines of processes on the CPU, on one host and on several: answers are the eager network's; all end if one fails.
+
+A host is an agent of torchrun with a directory of its own.
+"""
+
+import time
+from itertools import count
 
 import pytest
 import torch
 import torch.distributed as dist
 from auxhead.model import ExitResult
+from auxhead.model.commands import processes
+from auxhead.model.commands.options import Device
 from auxhead.model.parallel.pipeline import pipelined as set_up
 from auxhead.model.parallel.pipeline.answered import cut
 from auxhead.model.parallel.segments import balanced
+from auxhead.model.processes import process_group
 from support import pipeline_ranks
-from support.launched_ranks import launch
+from support.launched_ranks import LIMIT_S, launch
+from support.replica_cases import serve
+from support.several_hosts import launch_hosts
 
 pytestmark = [
     pytest.mark.usefixtures("server"),
     pytest.mark.skipif(not dist.is_gloo_available(), reason="needs gloo"),
 ]
+
+
+@pytest.fixture(scope="module")
+def server(without_interpreter):
+    """The server that ranks are forked from, with PyTorch imported."""
+    serve()
 
 
 def ran(folder, ranks, function, *arguments):
@@ -24,21 +41,14 @@ def ran(folder, ranks, function, *arguments):
     return [torch.load(file) if (file := folder / f"{rank}.pt").exists() else None for rank in range(ranks)]
 
 
-def assert_same(found, wanted):
-    label, confidence, probs, exit_index = found
-    assert torch.equal(label, wanted.label) and torch.equal(exit_index, wanted.exit_index)
-    torch.testing.assert_close(confidence, wanted.confidence, equal_nan=True)
-    torch.testing.assert_close(probs, wanted.probs)
-
-
 @pytest.mark.parametrize(
     "name, ranks, size, how, stages, sizes",
     [
-        ("plain", 2, 16, "whole", "2", range(1, 131)),
+        ("plain", 2, 16, "whole", "2", (*range(1, 130, 4), 130)),
         ("plain", 3, 4, "in parts", "0,2", pipeline_ranks.SOME),
         ("skipping", 3, 3, "whole", "auto", pipeline_ranks.SOME),
     ],
-    ids=lambda value: "every_size" if len(str(value)) > 20 and isinstance(value, range) else None,
+    ids=lambda value: "sizes" if isinstance(value, tuple) else None,
 )
 def test_answers_are_the_eager_networks(tmp_path, name, ranks, size, how, stages, sizes):
     """Of 1 to 130 samples, whoever leaves where, by which rules; each stage computes each micro-batch once."""
@@ -48,7 +58,7 @@ def test_answers_are_the_eager_networks(tmp_path, name, ranks, size, how, stages
     exits = []
     for place, x in enumerate(pipeline_ranks.requests(name, network, sizes)):
         wanted = network(x)
-        assert_same(found[place], wanted)
+        pipeline_ranks.assert_same(found[place], wanted)
         exits.append(wanted.exit_index)
         assert [computed[place] for _, computed, _, _ in saved] == [-(-len(x) // size)] * ranks
     by_exit = torch.cat(exits).bincount(minlength=len(network.taps) + 1)
@@ -81,10 +91,10 @@ def test_answers_as_they_come(tmp_path):
     assert len(parts) > 5
     assert torch.cat([places for places, _ in parts]).sort().values.tolist() == list(range(37))
     for places, answered in parts:
-        assert_same(answered, ExitResult(part[places] for part in wanted))
+        pipeline_ranks.assert_same(answered, ExitResult(part[places] for part in wanted))
     for threshold, found in zip((0.0, 1.0), last, strict=True):
         network.set_rules(threshold)
-        assert_same(found, network(pipeline_ranks.batch_of("plain", 9)))
+        pipeline_ranks.assert_same(found, network(pipeline_ranks.batch_of("plain", 9)))
 
 
 def test_pipelines_one_after_another(tmp_path):
@@ -93,7 +103,7 @@ def test_pipelines_one_after_another(tmp_path):
     network = pipeline_ranks.plain()
     network.set_rules(0.4)
     for one in found:
-        assert_same(one, network(pipeline_ranks.batch_of("plain", 11)))
+        pipeline_ranks.assert_same(one, network(pipeline_ranks.batch_of("plain", 11)))
     assert other == [None, None]
 
 
@@ -107,3 +117,92 @@ def test_a_folded_trunk(tmp_path):
             torch.testing.assert_close(part, like, rtol=1e-3, atol=1e-5)
         with torch.no_grad():
             network.backbone[0][1].weight.mul_(1.5)
+
+
+@pytest.mark.parametrize(
+    "function, cause",
+    [
+        ("dies", "rank 1 of 2 has died"),
+        ("hangs_in_a_layer", "stage 1 of 2: a micro-batch took longer than 2 s"),
+        ("other_parameters", "network: heads.0.linear.bias: rank 0 has torch.float32 [5]"),
+        ("no_such_device", "device: got cuda:7, but torch sees 0 CUDA devices here"),
+        ("cannot_be_traced", "network: torch.export cannot trace its backbone"),
+        ("other_heads", "stage 1 of 2: heads['0']: its linear was given other hooks since the runner was made"),
+        ("raises_while_another_waits_elsewhere", "of the user's"),
+        ("ends_before_the_others", "this runner is closed on the first rank"),
+    ],
+)
+def test_all_end_with_the_cause(tmp_path, function, cause):
+    faults = dict.fromkeys(range(2), "leaves_after_2_seconds")
+    ended = launch([tmp_path] * 2, [], faults=faults, main=f"support.pipeline_ranks:{function}")
+    for rank, one in enumerate(ended):
+        assert one.status != 0 and not one.output, f"rank {rank}: {one}"
+        if one.status > 0:
+            assert cause in " ".join(one.errors.split()), f"rank {rank}: {one}"
+    killed = [rank for rank, one in enumerate(ended) if one.status < 0]
+    assert killed == ([1] if function == "dies" else []), ended
+
+
+@pytest.fixture
+def hosts(tmp_path):
+    folders = [tmp_path / f"host{host}" for host in range(2)]
+    for folder in folders:
+        folder.mkdir()
+    return folders
+
+
+def test_answers_of_several_hosts_are_the_eager_networks(hosts):
+    """Rank 0 has them, on the first host; all that the second one gets and sends goes through the network."""
+    sizes, ranks = (5, 9, 1, 33), (2, 1)  # static ones answer in test_replicas
+    arguments = ["plain", 4, "merged", "0,2", ",".join(map(str, sizes)), "cpu"]
+    ended = launch_hosts(hosts, arguments, way="c10d", ranks=ranks, main="support.pipeline_ranks:answer")
+    assert [one.status for one in ended] == [0, 0], ended
+    found, *_ = torch.load(hosts[0] / "0.pt")
+    network = pipeline_ranks.plain()
+    for one, x in zip(found, pipeline_ranks.requests("plain", network, sizes), strict=True):
+        pipeline_ranks.assert_same(one, network(x))
+    assert torch.load(hosts[1] / f"{sum(ranks) - 1}.pt")[0] == []
+
+
+@pytest.mark.parametrize(
+    "function, faults, survivor, cause",
+    [
+        ("fails_in_a_layer", {}, 0, "rank 1 failed: StageFailed: stage 1 of 2: RuntimeError: "),
+        ("first_host_freezes", {1: "hurries"}, 1, "the store of the processes does not answer"),
+    ],
+)
+def test_a_host_that_fails_ends_the_other(hosts, function, faults, survivor, cause):
+    began = time.monotonic()
+    ended = launch_hosts(hosts, [], faults=faults, main=f"support.pipeline_ranks:{function}")
+    assert time.monotonic() - began < LIMIT_S
+    assert ended[survivor].status == 1 and cause in " ".join(ended[survivor].errors.split()), ended
+    assert ended[1 - survivor].status != 0 and not ended[0].output + ended[1].output, ended
+
+
+@pytest.mark.parametrize(
+    "own_device",
+    [lambda: set_up._own_device("cuda", None), lambda: processes.torch_device(Device.cuda, 1)],
+    ids=["pipelined", "commands"],
+)
+def test_cuda_is_the_gpu_of_the_local_rank(monkeypatch, own_device):
+    """On the second of two hosts with two GPUs each."""
+    chosen = []
+    monkeypatch.setenv("RANK", "3")
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: chosen[-1])
+    assert own_device() == torch.device("cuda", 1) and chosen == [1]
+
+
+def test_a_second_try_hears_nothing_of_the_first(monkeypatch):
+    """torchrun keeps its store when it starts all processes once more, and the failure stands there."""
+    store, tries = dist.HashStore(), []
+    monkeypatch.setattr(process_group, "_parts", None)  # of a new process
+    for number in ("0", "1"):
+        monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", number)
+        process_group._parts = count()
+        tries.append(process_group.unused_part(store, "auxhead"))
+    tries[0].set("failure", "of the first")
+    assert tries[0].check(["failure"]) and not tries[1].check(["failure"])

@@ -20,13 +20,6 @@ def exact_convolutions(monkeypatch):
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
 
 
-def assert_same(found, wanted):
-    label, confidence, probs, exit_index = (part.cpu() for part in found)
-    assert torch.equal(exit_index, wanted.exit_index.cpu()) and torch.equal(label, wanted.label.cpu())
-    torch.testing.assert_close(confidence, wanted.confidence.cpu(), rtol=1e-3, atol=1e-4, equal_nan=True)
-    torch.testing.assert_close(probs, wanted.probs.cpu(), rtol=1e-3, atol=1e-4)
-
-
 @pytest.mark.parametrize("name", ["plain", "skipping"])
 @pytest.mark.parametrize("where", ["there", "copied", "channels_last"])
 def test_one_stage_is_a_graph(name, where):
@@ -38,7 +31,7 @@ def test_one_stage_is_a_graph(name, where):
     with pipelined(network, example, split_size=4, device="cuda") as run:
         for x in pipeline_ranks.requests(name, network, pipeline_ranks.SOME, numbers_alone=True):
             eager.load_state_dict(network.state_dict())
-            assert_same(run(x), eager(x.cuda()))
+            pipeline_ranks.assert_same(run(x), eager(x.cuda()), rtol=1e-3, atol=1e-4)
 
 
 def test_other_criteria_than_were_captured():
@@ -64,7 +57,7 @@ def test_stages_on_gpus(tmp_path):
     found, *_ = torch.load(tmp_path / "0.pt")
     network = pipeline_ranks.plain().cuda()
     for one, x in zip(found, pipeline_ranks.requests("plain", network, range(1, 131), numbers_alone=True), strict=True):
-        assert_same(one, network(x.cuda()))
+        pipeline_ranks.assert_same(one, network(x.cuda()), rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")

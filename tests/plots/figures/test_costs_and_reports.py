@@ -1,10 +1,15 @@
-"""Figures of the cost of heads, exits and requests, and of two GPUs: what they take of made-up records, and refuse."""
+"""Figures of costs, of two GPUs, of calibrations and diagnoses: what they take of records, and refuse."""
 
 import dataclasses
+import json
 
 import pytest
+from auxhead.autotune.records.record import BadRecord, append_record
 from auxhead.plots.figures.registry import FIGURES
-from auxhead.plots.records import NoRecords
+from auxhead.plots.figures.reports import read
+from auxhead.plots.records import COMMITTED, NoRecords
+from support.command_line import plot
+from support.committed_records import records as committed
 from support.cost_records import head_records, pareto_records, profile_records
 from support.pipeline_records import pipeline_records
 
@@ -78,3 +83,65 @@ def test_timelines_where_all_have_exits_compare_nothing():
     records = [dataclasses.replace(one, exits="50/50") if one.kind == "gpus" else one for one in pipeline_records()]
     with pytest.raises(NoRecords, match="no timelines of two of .* where nobody leaves"):
         FIGURES["gpus"].draw(records)
+
+
+# Calibrations.
+
+
+@pytest.fixture
+def report():
+    return json.loads((COMMITTED / "cpu" / "calibration-digits.json").read_text())
+
+
+def labelled(axes):
+    return {line.get_label(): [list(line.get_xdata()), list(line.get_ydata())] for line in axes.lines}
+
+
+def test_with_latencies_the_curve_is_over_time(report):
+    exits, rows = len(report["exits"]), report["curve"]
+    report["latencies"] = {"milliseconds": list(range(1, exits + 1)), "batch_size": 8, "runner": "r", "device": "d"}
+    report["expected_latency_ms"] = 3.5
+    for number, row in enumerate(rows):
+        row["latency_ms"] = 9 - number / 100
+    curve = FIGURES["calibration"].draw(report)[0].axes[3]
+    assert curve.get_xlabel() == "ms to the answer, batch 8"
+    lines = labelled(curve)
+    assert lines["early exit, test"][0] == [3.5] and lines["all stop at one exit, test"][0] == list(range(1, exits + 1))
+    assert lines["candidates, split for thresholds"][0] == [row["latency_ms"] for row in rows]
+
+
+def test_reports_of_other_commands_are_passed_over(report, tmp_path):
+    demo, own = COMMITTED / "cpu" / "demo-digits.json", tmp_path / "report.json"
+    own.write_text(json.dumps(report))
+    assert read([demo, own], ["calibrate"], {}) == report
+    with pytest.raises(NoRecords, match="got reports of other commands"):
+        read([demo], ["calibrate"], {})
+    own.write_text(json.dumps({**report, "chosen": "best"}))
+    with pytest.raises(BadRecord, match="chosen: got 'best', wants"):
+        read([own], ["calibrate"], {})
+
+
+# Diagnoses.
+
+
+@pytest.mark.parametrize(
+    "target, said",
+    [
+        ("one_launch", "734 us a request, of which the GPU needs 642 at least"),
+        ("graphs", "750 us a request, of which the GPU works 708"),
+    ],
+)
+def test_the_title_says_what_the_gpu_needs_if_it_can_be_told(target, said):
+    found = [one for one in committed("h200/doctor.jsonl") if one.cell["target"].endswith(f":{target}")]
+    drawn = FIGURES["doctor"].numbers(found)
+    assert drawn["title"].endswith(f":{target}:\n{said}")
+
+
+def test_the_last_diagnosis_is_drawn_whatever_those_before_it_are_of(tmp_path):
+    first, *_, last = committed("h200/doctor.jsonl")
+    elsewhere = dataclasses.replace(first, environment={**first.environment, "gpu": "NVIDIA H100", "torch": None})
+    for one in (elsewhere, last):
+        append_record(tmp_path / "doctor.jsonl", one)
+    drawn = plot("doctor", "--records", tmp_path / "doctor.jsonl", "--out", tmp_path / "figure")
+    assert drawn.exit_code == 0, drawn.output
+    assert json.loads((tmp_path / "figure.json").read_text()) == FIGURES["doctor"].numbers([last])
