@@ -125,7 +125,7 @@ def test_a_command_or_an_option_that_does_not_fit_is_found(checks_alone):
 
 def test_make_has_the_targets_that_documents_name():
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
-    for document in documents():
+    for document in set(documents()) - {ROOT / "CHANGELOG.md"}:  # which names those that are no more
         for target in re.findall(r"^    make ([a-z-]+)|`make ([a-z-]+)", document.read_text(), flags=re.MULTILINE):
             assert set(target) - {""} <= targets, f"{name_of(document)}: make {''.join(target)}"
 
