@@ -7,6 +7,8 @@ from enum import Enum
 from itertools import product
 from typing import Any
 
+from ...model.runners import table
+
 #: The trunk as the user wrote it.
 AS_IS = "as_is"
 #: Trunks that are measured unless ``--variant`` names others.
@@ -14,7 +16,7 @@ TRUNKS = (AS_IS, "cudnn")
 #: Further trunks that ``--variant`` may name.
 MORE_TRUNKS = ("inductor",)
 #: Runners that are measured on every trunk, as ``make_runner`` names them.
-RUNNERS = ("overlapped", "polled", "gated")
+RUNNERS = tuple(name for name, kind in table.RUNNERS.items() if kind.graphs)
 
 
 #: Blocks of each of the four stages of torchvision's ResNets.

@@ -46,7 +46,7 @@ def publish(pointer, value, INTERPRETED: tl.constexpr):
 
 @triton.jit
 def heads_in_a_row(count, before, label, confidence):
-    """Count one more head: how many in a row, ending with it, gave its label, and that label; see patience.py."""
+    """Count one more head: how many in a row, ending with it, gave its label, and that; see reference/merge.py."""
     said = tl.where(confidence == confidence, label, -1)
     return tl.where(said == before, count + 1.0, 1.0), said
 

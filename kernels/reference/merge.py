@@ -10,7 +10,8 @@ Under patience (PABEE, Zhou et al., NeurIPS 2020) a sample exits where enough he
 With threshold t that is the patience t of PABEE, in its code too: a label that has stayed the same t times in a row, so
 that t + 1 heads agree; 0 exits at once. All heads before it count, in the order of the network, whatever their own rule
 and even if they are disabled. A head that cannot tell, whose confidence is NaN, agrees with none, exits nobody, and the
-count begins anew behind it. The kernel does the same in ``merge``, jit/exits.py.
+count begins anew behind it. The kernel does the same in ``merge``, jit/exits.py; a pipeline's stages, which see a part
+of the exits each, do so one exit after another in model/parallel/pipeline/answered.py.
 """
 
 from collections.abc import Iterable, Sequence
@@ -43,9 +44,7 @@ class Merged(NamedTuple):
 
 def merge(outputs: Sequence[HeadOutput], *, with_probs: bool) -> Merged:
     """Merge the outputs of successive exits of a network, as :func:`in_order` or :func:`decide_in_order` give them."""
-    exits = torch.stack([output.exit for output in outputs])  # [exits, N]
-    exits[-1] = True
-    exit_index = exits.to(torch.uint8).argmax(dim=0)  # the first of equals
+    exit_index = first_exit(torch.stack([output.exit for output in outputs]))
 
     def chosen(field: list[Tensor]) -> Tensor:
         stacked = torch.stack(field)  # [exits, N, ...]
@@ -58,6 +57,13 @@ def merge(outputs: Sequence[HeadOutput], *, with_probs: bool) -> Merged:
         chosen([output.probs for output in outputs if output.probs is not None]) if with_probs else None,
         exit_index,
     )
+
+
+def first_exit(exits: Tensor) -> Tensor:
+    """Return which exit answers for each sample, [N] int64, of who is sure, [exits, N]; the last row is not read."""
+    answers = exits.to(torch.uint8, copy=True)
+    answers[-1] = 1
+    return answers.argmax(dim=0)  # the first of equals
 
 
 def all_exit(outputs: Sequence[HeadOutput], samples: int | None = None) -> bool:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ...kernels import CRITERIA, decide_in_order
+from ...kernels.reference.merge import first_exit
 
 #: The smallest and the largest temperature.
 LEAST_HEAT = 0.01
@@ -122,8 +123,7 @@ def scores_of(values: Sequence[float]) -> Tensor:
 
 def exit_indices(confidence: Tensor, thresholds: Tensor) -> Tensor:
     """Return the exit index of each sample, [M] int64: the first head with score > threshold, else E."""
-    sure = torch.cat([confidence > thresholds[:, None], torch.ones_like(confidence[:1], dtype=torch.bool)])
-    return sure.to(torch.uint8).argmax(dim=0)  # the first of equals
+    return first_exit(torch.cat([confidence > thresholds[:, None], torch.ones_like(confidence[:1], dtype=torch.bool)]))
 
 
 def thresholds_at_error_rate(

@@ -40,7 +40,8 @@ class AuxHead(nn.Module):
 
     A kind of head is a direct subclass. It has to define ``logits``; what else is here runs it operator by operator,
     and lets the launch that answers for other heads judge its logits. A kind whose launch reads the tap's output itself
-    (:class:`FusedAuxHead`) overrides the rest, and one that checkpoints are to keep defines ``fields``.
+    (:class:`FusedAuxHead`) overrides the rest; one that checkpoints are to keep defines ``fields``, and has a
+    form and a maker in saving/description.py.
     """
 
     #: Attributes that a launch depends on, besides what ``depends_on`` names.

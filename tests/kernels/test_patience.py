@@ -1,4 +1,4 @@
-"""patience.py and ``merge`` of exit_kernel.py: heads in a row that agree, as a plain loop over labels counts them."""
+"""Patience, in reference/merge.py and jit/exits.py: heads in a row that agree, as a loop over labels counts them."""
 
 import math
 

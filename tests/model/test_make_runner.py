@@ -9,7 +9,6 @@ from auxhead.kernels import ExitBuffers
 from auxhead.model import (
     EagerRunner,
     EarlyExitNetwork,
-    FusedAuxHead,
     GatedRunner,
     OverlappedRunner,
     PolledRunner,
@@ -39,52 +38,36 @@ def network(rules: object = None) -> EarlyExitNetwork:
 
 
 @pytest.mark.parametrize("trunk", ["as_is", "cudnn"])
-@pytest.mark.parametrize("samples", [1, 7])
-def test_eager_runner_answers_as_the_network(trunk: str, samples: int) -> None:
-    net, x = network(), images(samples)
-    runner = make_runner(net, images(2), exits="eager", trunk=trunk)
-    assert isinstance(runner, EagerRunner)
-    found, wanted = runner(x), net(x)
-    assert torch.equal(found.exit_index, wanted.exit_index) and torch.equal(found.label, wanted.label)
-    torch.testing.assert_close(found.confidence, wanted.confidence)
-    torch.testing.assert_close(found.probs, wanted.probs)
-    assert samples == 1 or found.exit_index.unique().numel() > 1
-    runner.close()
-
-
-@pytest.mark.parametrize("trunk", ["as_is", "cudnn"])
-def test_eager_runner_follows_rules_that_change(trunk: str) -> None:
-    net = network(1.0)
-    runner, x = make_runner(net, images(2), exits="eager", trunk=trunk), images(3)
-    assert runner(x).exit_index.eq(3).all()
-    for index in (2, 1, 0):
-        net.set_rules({SmallNet.taps[index]: 0.0})
-        assert runner(x).exit_index.eq(index).all()
-
-
-def test_eager_runner_of_the_cudnn_trunk_takes_any_layout() -> None:
-    net, x = network(), images(6)
-    runner, wanted = make_runner(net, images(2), exits="eager", trunk="cudnn"), net(x)
-    wide = torch.zeros(6, 3, 8, 16)
+def test_eager_runner_answers_as_the_network_now(trunk: str) -> None:
+    """Batches of any size and layout, by rules that change."""
+    net, x = network(), images(7)
+    wide = torch.zeros(7, 3, 8, 16)
     wide[..., ::2] = x
-    for other in (x.to(memory_format=torch.channels_last), wide[..., ::2], x.clone().requires_grad_()):
-        assert torch.equal(other, x)
-        found = runner(other)
-        assert torch.equal(found.exit_index, wanted.exit_index) and torch.equal(found.label, wanted.label)
-        assert not found.confidence.requires_grad
-
-
-def test_unknown_names_are_refused() -> None:
-    net = network(1.0)
-    with pytest.raises(ValueError, match="exits: got 'sometimes', wants one of .*'polled'"):
-        make_runner(net, images(1), exits="sometimes")
+    with make_runner(net, images(2), exits="eager", trunk=trunk) as runner:
+        assert isinstance(runner, EagerRunner)
+        wanted = net(x)
+        assert wanted.exit_index.unique().numel() > 1
+        for same in (x, x.to(memory_format=torch.channels_last), wide[..., ::2], x.clone().requires_grad_()):
+            found = runner(same)
+            assert torch.equal(found.exit_index, wanted.exit_index) and torch.equal(found.label, wanted.label)
+            torch.testing.assert_close(found.confidence, wanted.confidence)
+            torch.testing.assert_close(found.probs, wanted.probs)
+            assert not found.confidence.requires_grad
+        assert torch.equal(runner(x[:1]).exit_index, wanted.exit_index[:1])
+        for index in (3, 2, 1, 0):
+            net.set_rules({tap: float(place != index) for place, tap in enumerate(SmallNet.taps)})
+            assert runner(x).exit_index.eq(index).all()
 
 
 @pytest.mark.parametrize("exits", RUNNERS)
-def test_graphs_need_a_gpu(exits: str) -> None:
+def test_graphs_need_a_gpu(exits: str, recwarn: pytest.WarningsRecorder) -> None:
+    """An error leaves no hooks, and no half-made runner complains."""
+    net = network(1.0)
     for make in (lambda *a, **o: make_runner(*a, exits=exits, **o), RUNNERS[exits]):
         with pytest.raises(ValueError, match="example_input: on cpu, wants a CUDA device; exits='eager' runs on any"):
-            make(network(1.0), images(1))
+            make(net, images(1))
+    assert not any(part._forward_hooks or part._forward_pre_hooks for part in net.modules())
+    assert not recwarn.list
 
 
 SPARSE = (torch.Tensor.to_sparse, torch.Tensor.to_mkldnn, lambda x: torch.nested.nested_tensor([*x]))
@@ -102,8 +85,16 @@ def test_examples_and_requests_are_dense(to_sparse: Callable[[Tensor], Tensor]) 
 
 
 @pytest.mark.parametrize("exits", EXITS)
-def test_batch_sizes_are_positive_ints_in_a_sequence(exits: str) -> None:
+def test_bad_arguments_are_named(exits: str) -> None:
+    """Batch sizes are positive ints in a sequence, the network has heads, the overlapped runner alone forks."""
     net = network(1.0)
+    with pytest.raises(ValueError, match="exits: got 'sometimes', wants one of .*'polled'"):
+        make_runner(net, images(1), exits="sometimes")
+    with pytest.raises(TypeError, match="network: got SmallNet, wants an EarlyExitNetwork"):
+        make_runner(SmallNet().eval(), images(1), exits=exits)
+    if exits != "overlapped":
+        with pytest.raises(ValueError, match=re.escape(f"forks: got () with exits='{exits}', wants None")):
+            make_runner(net, images(1), exits=exits, forks=())
     for sizes in ((), (0,), (1, -2), (1.0,), (True,), ("8",), (1, "8"), (1, None), range(2, -1, -1)):
         wanted = re.escape(f"batch_sizes: got {list(sizes)}, wants positive ints")
         for given in (sizes, (size for size in sizes)):  # a generator is read once, and named all the same
@@ -112,28 +103,6 @@ def test_batch_sizes_are_positive_ints_in_a_sequence(exits: str) -> None:
     for size in (8, 1.5):
         with pytest.raises(TypeError, match=f"batch_sizes: got {size}, wants a sequence"):
             make_runner(net, images(1), exits=exits, batch_sizes=size)
-
-
-@pytest.mark.parametrize("exits", EXITS)
-def test_the_network_has_heads(exits: str) -> None:
-    with pytest.raises(TypeError, match="network: got SmallNet, wants an EarlyExitNetwork"):
-        make_runner(SmallNet().eval(), images(1), exits=exits)
-
-
-def test_errors_leave_no_hooks_and_no_half_made_runner_complains(recwarn: pytest.WarningsRecorder) -> None:
-    net = network(1.0)
-    for exits in RUNNERS:
-        with pytest.raises(ValueError):
-            make_runner(net, images(1), exits=exits)
-    assert not any(part._forward_hooks or part._forward_pre_hooks for part in net.modules())
-    assert not recwarn.list
-
-
-def test_a_head_without_probabilities_leaves_them_out() -> None:
-    heads = {tap: FusedAuxHead(width, 5) for tap, width in zip(SmallNet.taps, SmallNet.widths, strict=True)}
-    heads["block1"].return_probs = False
-    net = EarlyExitNetwork(SmallNet(), heads, 0.3, example_input=images(1)).eval()
-    assert make_runner(net, images(1), exits="eager")(images(2)).probs is None
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float64], ids=str)
@@ -147,9 +116,3 @@ def test_answers_are_float32_whatever_the_default_dtype(dtype: torch.dtype) -> N
     assert buffers.confidence.dtype == buffers.probs.dtype == torch.float32
     label, exit_index, confidence, probs = buffers.answer(buffers.packed_answer)
     assert [t.dtype for t in (label, exit_index, confidence, probs)] == [torch.int64] * 2 + [torch.float32] * 2
-
-
-@pytest.mark.parametrize("exits", [name for name in EXITS if name != "overlapped"])
-def test_only_the_overlapped_runner_forks_at_chosen_taps(exits: str) -> None:
-    with pytest.raises(ValueError, match=re.escape(f"forks: got () with exits='{exits}', wants None")):
-        make_runner(network(1.0), images(1), exits=exits, forks=())

@@ -17,11 +17,6 @@ from auxhead.model import _MODULES, FusedAuxHead
 STUB = Path(auxhead.model.__file__).with_suffix(".pyi")
 
 
-def run(code: str, *arguments: str) -> None:
-    done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, cwd="/")
-    assert done.returncode == 0, done.stderr
-
-
 def test_type_checkers_are_told_the_same_names() -> None:
     tree = ast.parse(STUB.read_text())
     told = {}
@@ -53,15 +48,23 @@ def test_everything_at_once() -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
-def test_a_module_named_like_its_function_does_not_take_its_place() -> None:
-    """Whatever is imported first: in a process each, since what was imported stays, but for others' packages."""
+def test_what_is_loaded_first(tmp_path: Path) -> None:
+    """Nothing before it is used, an exported head with the kernels alone, and no module in place of its function.
+
+    The latter in a process each, since what was imported stays, but for others' packages.
+    """
+    torch.export.save(torch.export.export(FusedAuxHead(6, 5).eval(), (torch.randn(3, 6, 4, 4),)), tmp_path / "head.pt2")
     named_alike = [name for name in _MODULES if _MODULES[name] == f".{name}"]
     assert len(named_alike) > 1
-    run(f"""
-import os, torch, torch._dynamo, torchvision
-from contextlib import suppress
-with suppress(ImportError):
-    import triton, cuda.bindings.runtime
+    code = f"""
+import os, sys, auxhead.model
+auxhead.model.__version__; dir(auxhead.model)
+assert 'torch' not in sys.modules
+import torch, auxhead.kernels
+out = torch.export.load(sys.argv[1]).module()(torch.randn(3, 6, 4, 4))
+assert type(out) is auxhead.kernels.HeadOutput and out.probs.shape == (3, 5)
+assert 'auxhead.model.answers.exit_rule' not in sys.modules
+import torch._dynamo, torchvision
 for name in {named_alike}:
     of_module = f"auxhead.model.{{name}}"
     for first in (f"from {{of_module}} import {{name}}", "import auxhead.model"):
@@ -74,15 +77,8 @@ for name in {named_alike}:
             finally:
                 os._exit(1)
         assert os.waitpid(child, 0)[1] == 0, (name, first)
-""")
-
-
-def test_nothing_is_loaded_before_it_is_used_and_an_exported_head_with_the_kernels_alone(tmp_path: Path) -> None:
-    torch.export.save(torch.export.export(FusedAuxHead(6, 5).eval(), (torch.randn(3, 6, 4, 4),)), tmp_path / "head.pt2")
-    run(
-        "import sys, auxhead.model; auxhead.model.__version__; dir(auxhead.model); assert 'torch' not in sys.modules;"
-        "import torch, auxhead.kernels; out = torch.export.load(sys.argv[1]).module()(torch.randn(3, 6, 4, 4));"
-        "assert type(out) is auxhead.kernels.HeadOutput and out.probs.shape == (3, 5);"
-        "assert 'auxhead.model.answers.exit_rule' not in sys.modules; auxhead.model.ExitRule",
-        str(tmp_path / "head.pt2"),
-    )
+auxhead.model.ExitRule
+"""
+    program = [sys.executable, "-c", code, str(tmp_path / "head.pt2")]
+    done = subprocess.run(program, capture_output=True, text=True, cwd="/")
+    assert done.returncode == 0, done.stderr

@@ -169,6 +169,7 @@ def naive_answers(network: nn.Module, x: Tensor) -> list[HeadOutput]:
     for block, head in zip((backbone.block0, backbone.block1, backbone.block2), network.heads, strict=True):
         x = block(x)
         rule = head.rule
-        classifier = getattr(head, "module", None) or (lambda y, head=head: head.linear(y.mean((2, 3))))
+        fused = (lambda y, head=head: head.linear(y.mean((2, 3)))) if hasattr(head, "linear") else head.logits
+        classifier = getattr(head, "module", None) or fused
         said.append(decide(classifier(x.clone()), rule.temperature, rule.threshold, rule.criterion))
     return [*said, decide(backbone.fc(x.mean((2, 3))), 1.0, 1.0)]

@@ -10,7 +10,6 @@ from auxhead.model import EarlyExitNetwork, ExitResult, FusedAuxHead
 from auxhead.model.network import eager_pass
 from auxhead.model.network.eager_pass import run_eagerly
 from support import stream_order
-from support.head_plan_cases import CHANGES
 from support.head_plan_cases import differ as differ
 from torch import Tensor, nn
 
@@ -86,12 +85,6 @@ def heads_called() -> Iterator[list[FusedAuxHead]]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(FusedAuxHead, "forward", counted)
         yield called
-
-
-#: Changes of one head that a network with other heads can go on with.
-OF_A_HEAD = {
-    name: change for name, change in CHANGES.items() if name not in ("half", "bfloat16", "fewer classes where they lie")
-}
 
 
 @contextmanager

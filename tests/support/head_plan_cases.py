@@ -229,12 +229,11 @@ CHANGES: dict[str, Callable[[FusedAuxHead], object]] = {
 }  # fmt: skip
 
 
-def check_change(head: FusedAuxHead, change: Callable[[FusedAuxHead], object]) -> None:
+def check_change(head: FusedAuxHead, change: Callable[[FusedAuxHead], object], shape: Sequence[int] = SHAPE) -> None:
     """Make plans, change something, and assert that answers are the operator's of now."""
-    inputs = [make_input(head), make_input(head, (1, *SHAPE[1:]))]
-    follows(head, *inputs)
+    inputs = [make_input(head, shape), make_input(head, (1, *shape[1:]))]
     with torch.no_grad():
-        before = head(inputs[0])
+        before, *_ = [head(x) for x in inputs]
     change(head)
     inputs = [x.to(head.linear.weight.dtype) for x in inputs]
     with torch.no_grad():

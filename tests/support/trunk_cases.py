@@ -100,7 +100,7 @@ RESNET18_BLOCKS = [f"layer{i}.{j}" for i in (1, 2, 3, 4) for j in (0, 1)]
 MODELS = {
     "resnet18, every block": ("resnet18", RESNET18_BLOCKS),
     "resnet18, leaves": ("resnet18", ["conv1", "layer1.0.bn1", "layer2.0.downsample", "avgpool", "fc"]),
-    "resnet50": ("resnet50", ["layer1.0", "layer3"]),
+    "bottlenecks": ("bottlenecks", ["layer1.0", "layer3"]),
     "mobilenet": ("mobilenet_v3_small", ["features.0", "features.3", "features.8"]),
     "googlenet": ("googlenet", ["inception3a", "inception4c.branch2", "inception5b"]),
     "densenet": ("densenet121", ["features.denseblock1", "features.transition1"]),
@@ -114,6 +114,9 @@ def torchvision_model(name: str) -> nn.Module:
         features = torchvision.models.vgg.make_layers(torchvision.models.vgg.cfgs["A"], batch_norm=True)
         head = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, 7)]
         return with_odd_norms(nn.Sequential(features, *head))
+    if name == "bottlenecks":  # of a ResNet-50, one a stage
+        blocks = torchvision.models.resnet.Bottleneck
+        return with_odd_norms(torchvision.models.ResNet(blocks, [1] * 4, num_classes=7, width_per_group=16))
     return with_odd_norms(getattr(torchvision.models, name)(weights=None, num_classes=7, **options))
 
 

@@ -135,7 +135,6 @@ def test_bad_input_is_one_line_and_leaves_no_folder_behind(tmp_path, monkeypatch
 
 @given(st.integers(0, 10_000), st.sampled_from([None, 1, 3, 10]), st.sampled_from([0.0, 0.02, 0.1, 1.0]))
 def test_the_drop_is_never_more_than_allowed_on_the_validation_split(seed, steps, drop):
-    """Nor under any stricter candidate, which nothing looser lets leave later."""
     generator = torch.Generator().manual_seed(seed)
     scores = torch.rand(3, 60, generator=generator)
     if steps:  # ties
@@ -147,8 +146,6 @@ def test_the_drop_is_never_more_than_allowed_on_the_validation_split(seed, steps
     right = [bool(correct[exit_index, sample]) for sample, exit_index in enumerate(exits.tolist())]
     assert correct[-1].sum() - sum(right) <= drop * 60 + 1e-6
     assert all(0.0 <= one <= 1.0 for one in thresholds.tolist())
-    if drop == 1.0:
-        assert exits[::2].eq(0).all() or not (scores[0] > 0).all(), "anything goes: the first exit is open"
 
 
 def test_a_head_that_is_right_where_it_is_sure_lets_those_leave():

@@ -1,15 +1,46 @@
-"""module_head.py: any module as an exit head: its answers, what it costs, and what is refused."""
+"""head.py and module_head.py: a module, and a kind that defines ``logits`` alone, go wherever fused heads go."""
 
 import copy
 
 import pytest
 import torch
-from auxhead.model import EarlyExitNetwork, ExitRule, ModuleHead, load_checkpoint, save_checkpoint
+from auxhead.model import (
+    EarlyExitNetwork,
+    ExitRule,
+    FusedAuxHead,
+    ModuleHead,
+    TrainingPlan,
+    fuse_aux_heads,
+    load_checkpoint,
+    make_runner,
+    save_checkpoint,
+    train,
+)
 from auxhead.model.basics.bad_input import BadInput
+from auxhead.model.calibration.samples import collect_logits
+from auxhead.model.heads.head import AuxHead
 from support.example_models import SmallNet, branch, mixed_heads, naive_answers
-from torch import nn
+from support.exits_plan_cases import as_on_a_gpu, heads_called
+from support.simulated_cuda import simulated_cuda
+from torch import Tensor, nn
 
 pytestmark = pytest.mark.usefixtures("without_interpreter")
+
+
+class Nearest(AuxHead):
+    """Classes by the nearest of learned points."""
+
+    def __init__(self, width: int, rule: ExitRule | float = 1.0) -> None:
+        super().__init__(rule, None, num_classes=None, return_probs=True)
+        self.points = nn.Parameter(torch.randn(5, width))
+
+    def logits(self, x: Tensor) -> Tensor:
+        return -torch.cdist(x.mean((2, 3)), self.points)
+
+
+class Farthest(Nearest):
+    def logits(self, x: Tensor) -> Tensor:
+        return -super().logits(x)
 
 
 @pytest.fixture
@@ -17,24 +48,27 @@ def x():
     return torch.randn(6, 3, 8, 8)
 
 
-def network(criterion: str = "max_prob") -> EarlyExitNetwork:
+def of_three_kinds():
+    return {"block0": branch(8), "block1": Nearest(12), "block2": FusedAuxHead(16, 5)}
+
+
+def network(criterion: str = "max_prob", heads=mixed_heads) -> EarlyExitNetwork:
     """A fused head between two that are modules; thresholds at the medians, so that every exit answers for some."""
-    net, x = EarlyExitNetwork(SmallNet(), mixed_heads()).eval(), torch.randn(33, 3, 8, 8)
+    torch.manual_seed(0)
+    net, x = EarlyExitNetwork(SmallNet(), heads()).eval(), torch.randn(33, 3, 8, 8)
     net.set_rules(ExitRule(criterion=criterion, temperature=1.5, threshold=0.0))
-    for head, confidence in zip(net.heads, net_confidences(net, x), strict=True):
-        head.rule.threshold = confidence.median().item()
+    for head, output in zip(net.exit_heads, naive_answers(net, x), strict=False):
+        head.rule.threshold = output.confidence.median().item()
     return net
 
 
-def net_confidences(net, x):
-    said = naive_answers(net, x)
-    return [output.confidence for output in said[:-1]]
-
-
-@pytest.mark.parametrize("criterion", ["max_prob", "entropy", "margin"])
+@pytest.mark.parametrize(
+    ("heads", "criterion"),
+    [(mixed_heads, "max_prob"), (mixed_heads, "entropy"), (mixed_heads, "margin"), (of_three_kinds, "max_prob")],
+)
 @pytest.mark.parametrize("stop", [False, True])
-def test_answers_are_those_of_the_first_sure_module(criterion, stop):
-    net, x = network(criterion), torch.randn(24, 3, 8, 8)
+def test_answers_are_those_of_the_first_sure_head(heads, criterion, stop):
+    net, x = network(criterion, heads), torch.randn(24, 3, 8, 8)
     said = naive_answers(net, x)
     answers = [net(one, stop=stop) for one in x.split(1)]
     for n, answer in enumerate(answers):
@@ -175,3 +209,64 @@ def test_a_checkpoint_wants_the_modules_and_answers_the_same(tmp_path, x):
 def test_classes_must_be_known_to_save(tmp_path):
     with pytest.raises(ValueError, match=r"heads\['block0'\]: num_classes: is not known before network.check_taps"):
         save_checkpoint(tmp_path, EarlyExitNetwork(SmallNet(), mixed_heads()))
+
+
+# A kind of one's own
+
+
+@pytest.fixture
+def three_kinds() -> EarlyExitNetwork:
+    net = network(heads=of_three_kinds)
+    net.check_taps(torch.randn(2, 3, 8, 8))
+    return net
+
+
+def test_kinds_are_the_direct_subclasses() -> None:
+    assert [head.kind() for head in (FusedAuxHead, ModuleHead, Nearest, Farthest)] == [
+        FusedAuxHead,
+        ModuleHead,
+        Nearest,
+        Nearest,
+    ]
+
+
+def test_launches_judge_its_logits(three_kinds: EarlyExitNetwork) -> None:
+    assert [type(head) for head in three_kinds.exit_heads] == [ModuleHead, Nearest, FusedAuxHead]
+    assert "Nearest, not fused: " in three_kinds.describe()
+    x = torch.randn(9, 3, 8, 8)
+    wanted = three_kinds(x)
+    with as_on_a_gpu(), heads_called() as called:
+        found = three_kinds(x)
+    assert not called and torch.equal(found.exit_index, wanted.exit_index) and torch.equal(found.label, wanted.label)
+    with simulated_cuda():
+        for exits in ("overlapped", "eager"):
+            with make_runner(three_kinds, x, exits=exits, batch_sizes=(9,)) as runner:
+                answer = runner(x)
+            assert torch.equal(answer.exit_index, wanted.exit_index) and torch.equal(answer.label, wanted.label)
+
+
+def test_it_is_trained_and_calibrated(three_kinds: EarlyExitNetwork) -> None:
+    data = [(torch.randn(8, 3, 8, 8), torch.arange(8) % 5)]
+    before = three_kinds.exit_heads[1].points.detach().clone()
+    train(three_kinds, data, TrainingPlan("heads"))
+    assert not torch.equal(before, three_kinds.exit_heads[1].points)
+    assert collect_logits(three_kinds, data) is not None
+
+
+def test_a_checkpoint_does_not_know_it_and_says_so(three_kinds: EarlyExitNetwork, tmp_path) -> None:
+    with pytest.raises(TypeError, match=r"^heads\['block1'\]: is a Nearest, of which no checkpoint is known"):
+        save_checkpoint(tmp_path / "net", three_kinds)
+    assert not (tmp_path / "net").exists()
+
+
+def test_it_is_checked_on_its_tap() -> None:
+    x = torch.randn(2, 3, 8, 8)
+    with pytest.raises(ValueError, match=r"^heads\['block0'\]: its Nearest cannot read the output \[2, 8, 8, 8\]"):
+        EarlyExitNetwork(SmallNet(), {"block0": Nearest(9)}, example_input=x)
+    with pytest.raises(ValueError, match=r"^heads\['block0'\]: is a Farthest that has a logits of its own, .* Nearest"):
+        EarlyExitNetwork(SmallNet(), {"block0": Farthest(8)})
+
+
+def test_one_that_is_there_already_is_not_swapped() -> None:
+    model = nn.ModuleDict({"exit": Nearest(8), "other": ModuleHead(branch(8))})
+    assert fuse_aux_heads(model) == ({}, {})

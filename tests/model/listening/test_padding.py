@@ -121,8 +121,7 @@ def test_an_answer_does_not_depend_on_padding(pool: str, side: str, tmp_path: Pa
         network.eval()
     for alone, among_longer in zip(*said, strict=True):
         torch.testing.assert_close(among_longer, alone)
-    for plain, among_longer in zip(network.logits(IDS), said[1][-3:], strict=True):
-        torch.testing.assert_close(among_longer, plain)  # a batch without a mask has no padding
+    torch.testing.assert_close([*said[1][-3:]], network.logits(IDS))
     sum(each.sum() for each in network.logits(padded(12, side))).backward()
     assert all(each.grad.isfinite().all() for each in network.parameters() if each.grad is not None)
 
@@ -145,8 +144,9 @@ def test_a_mask_is_found_by_its_name(kind: type[Encoder], dtype: torch.dtype, de
     said = f"layers.0 [N, T, D]: pool 'avg', {K} classes, over the tokens of {name}"
     assert network.describe().splitlines()[0] == said
     for stop in (False, True):
-        for among_longer, alone in zip(network(batch(12), stop=stop), network(batch(5), stop=stop), strict=True):
-            torch.testing.assert_close(among_longer, alone, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(
+            [*network(batch(12), stop=stop)], [*network(batch(5), stop=stop)], rtol=1e-4, atol=1e-5
+        )
 
 
 def test_a_head_that_rectifies_does_so_before_the_mean() -> None:
@@ -223,16 +223,14 @@ def test_a_name_is_saved_and_files_without_one_are_read_as_they_were_written(tmp
 
 def test_a_mask_that_comes_later_is_found_then() -> None:
     network = network_of(Encoder(), (IDS,))
-    for among_longer, alone in zip(network.logits(padded(12)), network.logits(padded(5)), strict=True):
-        torch.testing.assert_close(among_longer, alone)
+    torch.testing.assert_close(network.logits(padded(12)), network.logits(padded(5)))
 
 
 def test_a_name_of_ones_own_says_what_it_tells() -> None:
     (ids, mask), (longer, of_longer) = padded(5), padded(12)
     network = network_of(Pad(), (ids, 1 - mask), extract={tap: Extract(mask="~pad") for tap in TAPS})
     assert network.describe().count("over the tokens of ~pad") == 2
-    for got, want in zip(network.logits((longer, 1 - of_longer)), network.logits((ids, 1 - mask)), strict=True):
-        torch.testing.assert_close(got, want)
+    torch.testing.assert_close(network.logits((longer, 1 - of_longer)), network.logits((ids, 1 - mask)))
 
 
 class Both(Encoder):
@@ -310,8 +308,7 @@ def test_a_mask_that_is_no_name_is_refused(mask: Any) -> None:
 def test_a_compiled_network_leaves_padding_out() -> None:
     network = network_of(PaddingMasked(), (X, 1 - MASK))
     compiled = torch.compile(network.logits, fullgraph=True, backend="eager")
-    for got, want in zip(compiled((X, 1 - MASK)), network.logits((IDS, torch.zeros_like(IDS))), strict=True):
-        torch.testing.assert_close(got, want)
+    torch.testing.assert_close([*compiled((X, 1 - MASK))], network.logits((IDS, torch.zeros_like(IDS))))
 
 
 @pytest.mark.parametrize("given", [lambda x: x, lambda x: tuple(x.values())], ids=["dict", "tuple"])

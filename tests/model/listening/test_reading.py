@@ -80,8 +80,7 @@ def test_layouts_are_inferred(maps: str, tokens: str, device: str) -> None:
     x = images().to(device)
     network = network_of(Mixed(maps, tokens).to(device), x)
     assert [network.extract[tap].layout for tap in network.taps] == [maps, tokens]
-    for got, want in zip(network.logits(x), wanted(network, x), strict=True):
-        torch.testing.assert_close(got, want)
+    torch.testing.assert_close(network.logits(x), [*wanted(network, x)])
     assert network.describe().splitlines()[1] == (
         f"tokens [{', '.join(tokens)}]: pool 'avg', 5 classes, over all tokens, padding included"
     )
@@ -115,8 +114,7 @@ def test_a_compiled_network_reads_the_same() -> None:
     x = images()
     network = network_of(Mixed(wrap=lambda y: (y.sum(), y)), x, logits=1, extract={"stage": Extract(layout="NHWC")})
     compiled = torch.compile(lambda x: network.logits(x), fullgraph=True, backend="eager")
-    for got, want in zip(compiled(x), wanted(network, x), strict=True):
-        torch.testing.assert_close(got, want)
+    torch.testing.assert_close([*compiled(x)], [*wanted(network, x)])
 
 
 def test_tokens_before_samples_are_read_where_that_is_said() -> None:

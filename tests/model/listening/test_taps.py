@@ -86,32 +86,31 @@ def test_a_good_tap_shows_its_features() -> None:
     assert not run.logits.requires_grad
 
 
-def test_an_unknown_tap_is_refused_with_close_names_that_work() -> None:
-    net = Flow(straight)
-    with pytest.raises(ValueError, match="close to it: conv") as caught:
-        dry_run(net, ["convv"], torch.randn(X))
-    assert "'convv'" in str(caught.value)
-    assert_refused(net, ["convv"], torch.randn(X), "no layer")
-    assert_refused(net, [""], torch.randn(X), "no layer ''")
+REFUSED: dict[str, tuple[Callable[[Flow, Tensor], Tensor], str, str, str]] = {
+    "unknown": (straight, "convv", "no layer 'convv'.*close to it: conv", "conv"),
+    "no name": (straight, "", "no layer ''", "conv"),
+    "never": (lambda net, x: net.conv(x), "relu", "'relu' never runs", "conv"),
+    "by its forward": (lambda net, x: net.conv.forward(x), "conv", "'conv' never runs", "fc"),
+    "twice": (lambda net, x: net.relu(net.norm(net.relu(net.conv(x)))), "relu", "'relu' runs 2 times", "conv"),
+    "twice by two names": (
+        lambda net, x: net.norm(net.conv(x) + net.alias(x)), "alias", "'alias' runs 2 times", "norm"
+    ),
+}  # fmt: skip
 
 
-def test_never_runs() -> None:
-    net = Flow(lambda net, x: net.conv(x))
-    assert_refused(net, ["relu"], torch.randn(X), "'relu' never runs")
-    assert_refused(Flow(lambda net, x: net.conv.forward(x)), ["conv"], torch.randn(X), "'conv' never runs", "fc")
-
-
-def test_runs_twice() -> None:
-    net = Flow(lambda net, x: net.relu(net.norm(net.relu(net.conv(x)))))
-    assert_refused(net, ["relu"], torch.randn(X), "'relu' runs 2 times")
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_tap_that_runs_not_once_is_refused_with_names_that_work(case: str) -> None:
+    forward, tap, match, some = REFUSED[case]
+    net = Flow(forward)
+    if case == "twice by two names":
+        net.alias = net.conv
+    assert_refused(net, [tap], torch.randn(X), match, some)
 
 
 def test_a_layer_with_two_names() -> None:
     net = Flow(straight)
     net.alias = net.conv
     assert dry_run(net, ["alias"], torch.randn(X)).features[0].shape[1] == 4
-    net.flow = lambda net, x: net.norm(net.conv(x) + net.alias(x))
-    assert_refused(net, ["alias"], torch.randn(X), "'alias' runs 2 times", "norm")
 
 
 def test_out_of_order() -> None:
@@ -232,7 +231,11 @@ def test_many_layers_of_one_depth_are_still_listed() -> None:
                 x = block(x)
             return x
 
-    assert_refused(Deep(), ["blocks"], torch.randn(2, 5), "'blocks' never runs", "blocks.0")
+    net, x = Deep(), torch.randn(2, 5)
+    with pytest.raises(ValueError, match="'blocks' never runs") as caught:
+        dry_run(net, ["blocks"], x)
+    names = suggested(caught.value)
+    assert "blocks.0" in names and len(dry_run(net, names, x).features) == len(names)  # every one works
 
 
 @pytest.mark.parametrize(

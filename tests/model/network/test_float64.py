@@ -95,39 +95,23 @@ def test_heads_that_are_placed_and_those_that_are_found(without_interpreter: Non
     model = InAList().double().eval()
     found = attach_exits(model, X)
     with torch.no_grad():
-        for one, other in zip(found.logits(X), model(X), strict=True):
-            torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-14)
+        torch.testing.assert_close(found.logits(X), [*model(X)], rtol=1e-12, atol=1e-14)
 
 
-def test_runners() -> None:
-    net = network()
-    wanted = net(X)
-    with make_runner(net, X) as runner:
-        for one, other in zip(runner(X), wanted, strict=True):
-            assert torch.equal(one, other) and one.dtype == other.dtype
-
-
-def test_checkpoints(tmp_path: Path) -> None:
+def test_runners_and_checkpoints(tmp_path: Path) -> None:
     net = network()
     save_checkpoint(tmp_path / "saved", net)
     loaded = load_checkpoint(tmp_path / "saved", SmallNet().double()).network
-    for one, other in zip(loaded(X), net(X), strict=True):
-        assert torch.equal(one, other) and one.dtype == other.dtype
+    with make_runner(net, X) as runner:
+        for answer in (runner(X), loaded(X)):
+            for one, other in zip(answer, net(X), strict=True):
+                assert torch.equal(one, other) and one.dtype == other.dtype
 
 
 def batches(split: int, size: int = 100) -> list[tuple[Tensor, Tensor]]:
     part = digits()[split]
     pixels = part.pixels.double() / 127.5 - 1.0
     return list(zip(pixels.split(size), part.labels.split(size), strict=True))
-
-
-def test_training(without_interpreter: None) -> None:
-    net = trainable().double()
-    before = accuracy_of_exits(net, batches(1))
-    done = train(net, batches(0)[:6], TrainingPlan("heads", epochs=4, learning_rate=2e-2), validation=batches(1))
-    assert {value.dtype for value in net.parameters()} == {torch.float64}
-    assert done.epochs[done.best].accuracy == tuple(accuracy_of_exits(net, batches(1)))
-    assert accuracy_of_exits(net, batches(1))[1] > before[1] + 0.2
 
 
 def test_training_refuses_what_autocast_would_pass_over() -> None:
@@ -139,10 +123,15 @@ def test_training_refuses_what_autocast_would_pass_over() -> None:
         train(mixed, batches(0))
 
 
-def test_calibration(without_interpreter: None) -> None:
+def test_training_and_calibration(without_interpreter: None) -> None:
     net = trainable().double()
-    train(net, batches(0), TrainingPlan(epochs=4, learning_rate=2e-2))
-    report = calibrate_network(net, batches(1), max_accuracy_drop=0.2, confidence=0.9)
+    seen, unseen = batches(1)[:2], batches(1)[2:]
+    before = accuracy_of_exits(net, seen)
+    done = train(net, batches(0), TrainingPlan(epochs=4, learning_rate=2e-2), validation=seen)
+    assert {value.dtype for value in net.parameters()} == {torch.float64}
+    assert done.epochs[done.best].accuracy == tuple(found := accuracy_of_exits(net, seen))
+    assert found[1] > before[1] + 0.2
+    report = calibrate_network(net, unseen, max_accuracy_drop=0.2, confidence=0.9)
     assert report.bound.reachable
     narrow = EarlyExitNetwork(
         Blocks(), {tap: copy.deepcopy(head) for tap, head in zip(net.taps, net.heads, strict=True)}

@@ -17,7 +17,6 @@ from auxhead.model import EagerRunner, EarlyExitNetwork, ExitResult, ExitRule, F
 from auxhead.model.listening.taps import listening
 from support.exits_plan_cases import (
     CLASSES,
-    OF_A_HEAD,
     TAPS,
     as_on_a_gpu,
     assert_same,
@@ -27,6 +26,7 @@ from support.exits_plan_cases import (
     unplanned,
 )
 from support.exits_plan_cases import images as few_images
+from support.head_plan_cases import CHANGES
 from torch import Tensor, nn
 from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -173,14 +173,22 @@ def features_of(net: EarlyExitNetwork, x: Tensor) -> list[Tensor]:
 # What repeats rest on
 
 
-@pytest.mark.parametrize("change", OF_A_HEAD.values(), ids=OF_A_HEAD)
-def test_a_change_of_a_head_is_followed(net: EarlyExitNetwork, change: Callable[[FusedAuxHead], object]) -> None:
+#: One of each kind of what repeats of a head look at, all of which test_head_repeats.py changes.
+OF_A_HEAD = (
+    "logits", "step of an optimizer", "data of the bias", "weight lazily negated where it lies", "no bias",
+    "another linear layer", "threshold", "criterion", "another rule", "threshold in device memory", "pool_size",
+    "return_probs", "hook", "forward", "class", "pruned",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("change", OF_A_HEAD)
+def test_a_change_of_a_head_is_followed(net: EarlyExitNetwork, change: str) -> None:
     """In launches for all exits; those for each look at the same, see below."""
     x, head = images(2), net.fused_heads[0]
     head.rule.assign(ExitRule(0.7, temperature=0.7))
     before = unplanned(net, x)
     planned(net, x)
-    change(head)
+    CHANGES[change](head)
     with launching():
         found = [net(x), net(x)]
     wanted = unplanned(net, x)
@@ -227,7 +235,7 @@ def _negate(layer: nn.Module) -> None:
 def test_a_change_of_the_network_is_followed(
     net: EarlyExitNetwork, change: Callable[[EarlyExitNetwork], object]
 ) -> None:
-    x = images(3)
+    x = images(2)
     before = unplanned(net, x)
     for stop in (False, True):
         planned(net, x, stop=stop)
@@ -242,8 +250,8 @@ def test_a_change_of_the_network_is_followed(
 def test_batches_of_many_layouts_in_turn(net: EarlyExitNetwork) -> None:
     x = images(3)
     follows(
-        net, x, x[:1], x[1:], x.contiguous(memory_format=torch.channels_last), x.transpose(2, 3),
-        x[:1].expand(4, -1, -1, -1), images(2, side=5), torch._neg_view(x), x[:0],
+        net, x, x[:1], x.contiguous(memory_format=torch.channels_last), x[1:].transpose(2, 3),
+        x[:1].expand(4, -1, -1, -1), images(2, side=5), torch._neg_view(x[1:]), x[:0],
     )  # fmt: skip
 
 
@@ -271,11 +279,12 @@ def test_a_copy_answers_for_itself(net: EarlyExitNetwork, copied: Callable) -> N
     assert_same(planned(other, x), unplanned(other, x))
 
 
-def test_what_was_replaced_is_let_go_of(net: EarlyExitNetwork) -> None:
+def test_what_was_replaced_is_let_go_of(net: EarlyExitNetwork, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("auxhead.model.heads.repeats._MOST", 2)
     planned(net, images(2))
     old = weakref.ref(net.fused_heads[0].linear.weight)
     net.fused_heads[0].linear = nn.Linear(8, CLASSES, device=Where.device)
-    for samples in range(3, 23):
+    for samples in (1, 3, 4):
         planned(net, images(samples))
     gc.collect()
     assert old() is None, "repeats are kept for good"
@@ -302,7 +311,7 @@ def test_heads_with_a_forward_of_their_own_are_called(net: EarlyExitNetwork) -> 
 
 
 def test_hooks_of_heads_are_called(net: EarlyExitNetwork) -> None:
-    x = images(3)
+    x = images(2)
     planned(net, x)
     said: list[HeadOutput] = []
     handle = net.heads[1].register_forward_hook(lambda _head, _inputs, output: said.append(output))

@@ -140,11 +140,17 @@ def test_one_sample_is_enough_and_a_batch_may_have_been_made_in_inference_mode()
 
 
 @pytest.mark.parametrize(
-    "style, dtype",
-    [("softmax layers", torch.bfloat16), ("hidden layers", torch.float16)],
+    ("style", "dtype", "form"),
+    [
+        ("softmax layers", torch.bfloat16, torch.contiguous_format),
+        ("hidden layers", torch.float16, torch.contiguous_format),
+        ("classes of one's own", torch.float32, torch.channels_last),
+    ],
 )
-def test_narrower_numbers(style: str, dtype: torch.dtype) -> None:
-    network = attach_exits(made(style).to(dtype), images().to(dtype))
+def test_heads_are_found_whatever_the_dtype_and_the_memory_format(
+    style: str, dtype: torch.dtype, form: torch.memory_format
+) -> None:
+    network = attach_exits(made(style).to(dtype).to(memory_format=form), images().to(dtype).to(memory_format=form))
     found = [(one.tap, one.pool, bool(one.how)) for one in network.backbone.exits[:-1]]
     assert found == [(f"model.{tap}", *rest) for tap, *rest in STYLES[style][1]]
 

@@ -39,18 +39,6 @@ from torch.nn.utils import parametrizations, prune
 pytestmark = pytest.mark.usefixtures("without_interpreter")
 
 
-class Attention(Net):
-    """A pool by a query that is zero at first, and so a mean."""
-
-    def make(self) -> None:
-        self.query = nn.Parameter(torch.zeros(8))
-
-    def one(self, a: Tensor) -> Tensor:
-        tokens = a.flatten(2).transpose(1, 2)
-        weights = (tokens @ self.query).softmax(1)
-        return self.f1((tokens * weights[..., None]).sum(1))
-
-
 class TiedWeights(Net):
     def make(self) -> None:
         self.f2 = nn.Linear(8, CLASSES)
@@ -58,18 +46,6 @@ class TiedWeights(Net):
 
     def two(self, b: Tensor) -> Tensor:
         return self.f2(b[:, :8].mean((2, 3)))
-
-
-class NormalisedWeight(Net):
-    def make(self) -> None:
-        parametrizations.weight_norm(self.f1)
-        parametrizations.spectral_norm(self.f2)
-
-
-class Hooked(Net):
-    def make(self) -> None:
-        self.f1.register_forward_hook(lambda _m, _x, y: 3.0 * y)
-        self.f2.register_forward_pre_hook(lambda _m, x: F.normalize(x[0], dim=1))
 
 
 class OwnForward(Net):
@@ -136,13 +112,27 @@ TAKEN: dict[str, tuple[type[Net], bool]] = {
         ),
         False,
     ),
-    "attention": (Attention, False),
+    "attention": (  # by a query that is zero at first, and so a mean
+        variant(
+            parts(query=parameter(8, value=0.0)),
+            one=lambda net, a: net.f1(((t := a.flatten(2)) * (net.query @ t).softmax(1)[:, None]).sum(2)),
+        ),
+        False,
+    ),
     "a clamp": (Clamped, False),
     "a temperature": (variant(parts(T=lambda: 1.0), one=lambda net, a: Net.one(net, a) / net.T), False),
     "tied weights": (TiedWeights, False),
-    "normalised weights": (NormalisedWeight, False),
+    "normalised weights": (
+        variant(lambda net: (parametrizations.weight_norm(net.f1), parametrizations.spectral_norm(net.f2))), False
+    ),
     "pruned weights": (variant(lambda net: prune.l1_unstructured(net.f1, "weight", 0.5)), False),
-    "hooks": (Hooked, False),
+    "hooks": (
+        variant(lambda net: (
+            net.f1.register_forward_hook(lambda _m, _x, y: 3.0 * y),
+            net.f2.register_forward_pre_hook(lambda _m, x: F.normalize(x[0], dim=1)),
+        )),
+        False,
+    ),
     "a forward of its own": (OwnForward, False),
     "a subclass": (variant(parts(f1=lambda: Cosine(8, CLASSES))), False),
     "changed in place afterwards": (InPlaceAfterwards, False),
@@ -172,22 +162,27 @@ def test_other_masks_are_no_dropout() -> None:
     assert not heads
 
 
-def test_sigmoids_are_no_logits() -> None:
-    with pytest.raises(ValueError, match=r"exit 0 is a sigmoid, .* at test_own_exits.py:\d+; wants logits"):
-        attach_exits(variant(one=lambda net, a: Net.one(net, a).sigmoid())().eval(), images())
-
-
-class ReadsAParameter(Net):
-    def make(self) -> None:
-        self.g = nn.Parameter(torch.ones(1))
-
-    def one(self, a: Tensor) -> Tensor:
-        return super().one(a) if self.g > 0 else self.f1(a.amax((2, 3)))
-
-
-def test_a_parameter_that_the_host_reads_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"depends on the parameters, .* at test_own_exits.py:\d+"):
-        attach_exits(ReadsAParameter().eval(), images())
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        (
+            variant(one=lambda net, a: Net.one(net, a).sigmoid()),
+            r"exit 0 is a sigmoid, .* at test_own_exits.py:\d+; wants logits",
+        ),
+        (
+            variant(parts(g=parameter(1)), one=lambda net, a: net.f1(a.mean((2, 3)) if net.g > 0 else a.amax((2, 3)))),
+            r"depends on the parameters, .* at test_own_exits.py:\d+",
+        ),
+        (
+            variant(lambda net: net.b2.compile(backend="eager")),
+            "its layer 'b2' is a compiled Sequential, .* wants the module behind it",
+        ),
+    ],
+    ids=["sigmoids", "a parameter that the host reads", "a compiled layer"],
+)
+def test_what_cannot_be_taken_over_is_refused(kind: type[Net], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        attach_exits(kind().eval(), images())
 
 
 @pytest.mark.parametrize("name", TAKEN)
@@ -205,8 +200,7 @@ def test_what_is_taken_over_stays_right_in_both_modes(name: str) -> None:
         if hasattr(model, "T"):
             network.backbone.model.T = model.T  # of the copy, in line
         for x in (images(), 30 * images(7)):
-            for got, want in zip(network.logits(x), exits(model(x)), strict=True):
-                torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+            torch.testing.assert_close(network.logits(x), [*exits(model(x))], rtol=1e-4, atol=1e-4)
     reference = kind()
     reference.load_state_dict(model.state_dict())
     reference.T = 0.5  # which one kind reads
@@ -219,21 +213,9 @@ def test_what_is_taken_over_stays_right_in_both_modes(name: str) -> None:
     assert not any(part.training for part in model.modules())
 
 
-def test_compiled_layers_are_refused() -> None:
-    with pytest.raises(ValueError, match="its layer 'b2' is a compiled Sequential, .* wants the module behind it"):
-        attach_exits(variant(lambda net: net.b2.compile(backend="eager"))().eval(), images())
-
-
-class OneLogit(Net):
-    """A binary classifier, whose logits a sigmoid is to read."""
-
-    def make(self) -> None:
-        self.f1, self.f2, self.f3 = nn.Linear(8, 1), nn.Linear(12, 1), nn.Linear(16, 1)
-
-
-class Binary(OneLogit):
-    def answers(self, one: Tensor, two: Tensor, last: Tensor) -> Any:
-        return last
+#: Binary classifiers, whose logit a sigmoid is to read: with exits of their own, and without.
+OF_ONE = parts(f1=lambda: nn.Linear(8, 1), f2=lambda: nn.Linear(12, 1), f3=lambda: nn.Linear(16, 1))
+OneLogit, Binary = variant(OF_ONE), variant(OF_ONE, answers=lambda net, one, two, last: last)
 
 
 @pytest.mark.parametrize(
@@ -262,17 +244,6 @@ def test_two_logits_of_which_the_first_is_0_say_what_a_sigmoid_says() -> None:
         for two, one in zip(head.linear.parameters(), linear.parameters(), strict=True):
             two[0], two[1] = 0.0, one[0]
         torch.testing.assert_close(head(x).probs[:, 1], linear(x.mean((2, 3)))[:, 0].sigmoid())
-
-
-def test_heads_are_taken_over_whatever_the_dtype_and_the_memory_format() -> None:
-    for dtype, form in ((torch.bfloat16, torch.contiguous_format), (torch.float32, torch.channels_last)):
-        model = Net().to(dtype).to(memory_format=form).eval()
-        x = images().to(dtype).to(memory_format=form)
-        network = attach_exits(model, x)
-        assert all(isinstance(head, FusedAuxHead) for head in network.heads) and network.taps == (
-            "model.b1",
-            "model.b2",
-        )
 
 
 class Signals(nn.Module):

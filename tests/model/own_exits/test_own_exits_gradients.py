@@ -9,9 +9,7 @@ import numpy
 import pytest
 import torch
 import torch.nn.functional as F
-from auxhead.model import (
-    attach_exits,
-)
+from auxhead.model import attach_exits
 from auxhead.model.listening.recorder import record
 from support.multi_exit_models import CLASSES, block
 from support.own_exit_models import Halved, MaskOfSamples, Net, exits, images, parts, seeded, variant

@@ -111,15 +111,11 @@ class Features(nn.Module):
         return a, F.relu(second(a))
 
 
-class PoolsByFunctions(Net):
-    def make(self) -> None:
-        self.query = nn.Parameter(torch.randn(1, 12))
-
-    def one(self, a: Tensor) -> Tensor:
-        return super().one(F.max_pool2d(a, 3, 2))
-
-    def two(self, b: Tensor) -> Tensor:
-        return self.f2(F.avg_pool2d(b, 3, 1).amax((2, 3)) * self.query.repeat(len(b), 1))
+PoolsByFunctions = variant(
+    parts(query=lambda: nn.Parameter(torch.randn(1, 12))),
+    one=lambda net, a: Net.one(net, F.max_pool2d(a, 3, 2)),
+    two=lambda net, b: net.f2(F.avg_pool2d(b, 3, 1).amax((2, 3)) * net.query.repeat(len(b), 1)),
+)
 
 
 @pytest.mark.parametrize(
@@ -133,8 +129,7 @@ def test_heads_are_tapped_before_functions_that_are_no_layers(kind: type[Net], t
     assert network.taps == taps
     change(model)
     for _ in range(2):
-        for got, want in zip(network.logits(x), model(x), strict=True):
-            torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(network.logits(x), [*model(x)], rtol=1e-4, atol=1e-4)
         network.train(), model.train()
 
 
@@ -230,8 +225,7 @@ def test_ways_of_returning_exits(way: str) -> None:
     x, plain = images(5), Net().eval()
     plain.load_state_dict(model.state_dict())
     for _ in range(2):
-        for got, want in zip(network.logits(x), plain(x), strict=True):
-            torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(network.logits(x), [*plain(x)], rtol=1e-4, atol=1e-4)
         network.train(), plain.train()
 
 
@@ -357,8 +351,7 @@ def test_the_classifier_is_the_deepest_in_the_order_of_return(name: str) -> None
     model = kind().eval()
     network = attach_exits(model, x := images())
     assert [one.place for one in network.backbone.exits] == order
-    for got, want in zip(network.logits(x), [model(x)[place] for place in order], strict=True):
-        torch.testing.assert_close(got, want)
+    torch.testing.assert_close(network.logits(x), [model(x)[place] for place in order])
 
 
 class ExitOnTheLast(Net):
