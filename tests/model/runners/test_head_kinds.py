@@ -6,7 +6,7 @@ import pytest
 import torch
 from auxhead.kernels import runs_triton
 from auxhead.kernels.repeat import ExitsRepeat
-from auxhead.model import CompactingRunner, EarlyExitNetwork, make_runner
+from auxhead.model import EarlyExitNetwork, make_runner
 from auxhead.model.network import eager_pass
 from support.example_models import SmallNet, mixed_heads, naive_answers, plain_heads
 from support.exits_plan_cases import as_on_a_gpu, assert_same, differ, heads_called
@@ -60,7 +60,7 @@ def test_exact_padded_and_split_batches_answer_as_eager(kind, trunk, way):
     assert torch.cat([found.exit_index for found in results]).unique().numel() > 2
 
 
-@pytest.mark.parametrize(("kind", "way"), [*product(KINDS, ("overlapped", "polled", "gated")), ("fused", "compact")])
+@pytest.mark.parametrize(("kind", "way"), [*product(KINDS, ("overlapped", "polled", "gated")), ("modules", "compact")])
 @pytest.mark.usefixtures("every_move_pays")
 def test_rules_and_parameters_are_followed(kind, way):
     network, x, options = network_of(kind), images(3), {"exits": way}
@@ -68,6 +68,7 @@ def test_rules_and_parameters_are_followed(kind, way):
         options = {"exits": "polled", "compact": True}
     with simulated_cuda():
         runner = make_runner(network, x, batch_sizes=(2, 4), trunk="cudnn", **options)
+        assert ("Gathered after block0" in runner.describe()) == (way == "compact")
         for index in (0, 2, 3):
             network.set_rules({tap: 0.0 if i == index else 1.0 for i, tap in enumerate(network.taps)})
             assert runner(x).exit_index.eq(index).all()
@@ -118,17 +119,6 @@ def test_modules_leave_the_trunk_with_their_launch(forks):
     with simulated_cuda():
         found = make_runner(network, x, batch_sizes=(3,), forks=forks, exits="overlapped")(x)
     assert_same(found, one_by_one(network, x))
-
-
-@pytest.mark.usefixtures("every_move_pays")
-def test_samples_of_modules_are_gathered():
-    network = network_of("modules")
-    with simulated_cuda():
-        runner = make_runner(network, images(4), batch_sizes=(2, 4), exits="polled", compact=True)
-        assert isinstance(runner, CompactingRunner) and "Gathered after block0" in runner.describe()
-        for _ in range(3):
-            x = images(4)
-            assert_same(runner(x), one_by_one(network, x))
 
 
 def test_a_runner_says_which_heads_are_modules(way):
