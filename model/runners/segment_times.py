@@ -40,6 +40,7 @@ def measure_segments(graphs: list[Graph], refill: Callable[[], object], stream: 
     times = [statistics.median(of_graph) for of_graph in zip(*of_rounds, strict=True)]
     whole = statistics.median(us for _, around_all in rounds[1:] for us in _between(around_all))
     added = (sum(times) - whole) / len(times)
+    del graph  # the last one
     graphs.clear()
     empty_cache()  # of their pool: the runs before the next capture take memory, too
     return [us - added for us in times]
