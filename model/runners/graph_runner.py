@@ -137,9 +137,11 @@ class GraphRunner(SerialRunner):
     def _segment_times(self, example: Tensor) -> list[float]:
         """Measure what each segment of the trunk takes for a batch, without heads, in microseconds."""
         static, taps = StaticInput(example), range(len(self.network.taps))
-        program = self._capture_program(
-            lambda cut: self._run_trunk(static.x, taps, lambda _tap, _outputs: cut()), static, MemoryPool(self._device)
-        )
+
+        def forward(cut: Callable[[], None]) -> None:  # what it returned would be kept, with the pool it lies in
+            self._run_trunk(static.x, taps, lambda _tap, _outputs: cut())
+
+        program = self._capture_program(forward, static, MemoryPool(self._device))
         return measure_segments(program.graphs, static.refill, self._captures.streams.trunk)
 
     def _run_trunk(self, x: Tensor, stops: Sequence[int], at_stop: Callable[[int, list[Tensor]], None]) -> list[Tensor]:
