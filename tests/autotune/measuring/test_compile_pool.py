@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 SCRIPT = """
-import json, multiprocessing, os, sys, time
+import json, multiprocessing, os, signal, sys, time
 from functools import partial
 from pathlib import Path
 
@@ -47,6 +47,7 @@ def main():
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # shells let what they begin in the background ignore it
     try:
         main()
     except KeyboardInterrupt:
