@@ -6,7 +6,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import BrokenExecutor, ProcessPoolExecutor
+from concurrent.futures import BrokenExecutor, Future, ProcessPoolExecutor
 from contextlib import suppress
 from functools import partial
 from multiprocessing import resource_tracker
@@ -96,14 +96,16 @@ class CompilePool:
 
     def run(self, jobs: Sequence[Callable[[], object]], *, wait_for: bool = False) -> None:
         """Have jobs done, partials of functions of this module, in any order, and wait for all if told so."""
+        begun: list[Future[object]] = []
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # Ctrl-C is for this process, which ends them
         try:
             with suppress(BrokenExecutor):  # somebody killed them: what launches compiles
-                done = [self._pool.submit(job) for job in jobs]
+                for job in jobs:
+                    begun.append(self._pool.submit(job))
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         if wait_for:
-            for one in done:
+            for one in begun:
                 one.exception()
 
     def __enter__(self) -> "CompilePool":

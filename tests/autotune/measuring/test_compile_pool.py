@@ -6,9 +6,11 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import BrokenExecutor
 from pathlib import Path
 
 import pytest
+from auxhead.autotune.measuring import compile_pool
 
 SCRIPT = """
 import json, multiprocessing, os, signal, sys, time
@@ -79,3 +81,21 @@ def test_launches_find_what_was_compiled_and_no_process_stays(sent, tmp_path):
     while any(Path(f"/proc/{worker}").exists() for worker in workers):
         assert time.monotonic() < until, "they go on"
         time.sleep(0.05)
+
+
+def test_a_pool_whose_processes_were_killed_leaves_it_to_the_launches(monkeypatch):
+    class Broken:
+        def __init__(self, *_arguments, **_options):
+            self.submitted = 0
+
+        def submit(self, _job):
+            self.submitted += 1
+            raise BrokenExecutor
+
+        def shutdown(self, **_options):
+            pass
+
+    monkeypatch.setattr(compile_pool, "ProcessPoolExecutor", Broken)
+    with compile_pool.CompilePool((9, 0)) as pool:
+        pool.run([int], wait_for=True)
+        assert pool._pool.submitted == 2
