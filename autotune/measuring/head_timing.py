@@ -117,7 +117,8 @@ class HeadTiming:
 
     def _jobs(self, target: Target, place: str, configs: Sequence[LaunchConfig]) -> list[Callable[[], object]]:
         if place == ALONE:
-            return [partial(compile_alone, InputOf.of(self.heads[target]), config) for config in configs]
+            head = InputOf.of(self.heads[target])
+            return [partial(compile_alone, head, config) for config in configs]
         exits, index = [*map(InputOf.of, self._in_situ.exits)], self._subject.network.taps.index
         ends, launched = [*map(index, self._in_situ.forks)], [*map(index, target.taps)]
         every = [self._in_situ.all_configs({target.shape: config}) for config in configs]
