@@ -3,8 +3,8 @@
 In: a head's input ([N, C, H, W], [N, T, D] or [N, D]), weight, bias, temperature and threshold. Out: a ``HeadOutput``,
 or from ``ExitLaunch`` one answer per sample, merged over the exits of a network.
 
-    jit/           every Triton function: fused_head and exits share head_stages (pool, product, softmax, decision);
-                   numbers pass between programs by hand_over
+    jit/           every Triton function: exits has the kernel of all heads, head tells its stages (pool, product,
+                   decide) and its programs' part in them; numbers pass between programs by hand_over
     reference/     the same in plain PyTorch, and what they mean: criteria, hidden layers, merge (what an answer is)
     launch/        checked arguments, the sizes that decide, the chosen LaunchConfig (an override, else a tuned table,
                    else the rule), memory of programs, residency (where and when they run), compile_only

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from .launch.choose_config import choose_config
+from .launch.constants import HeadConstants, LaunchConstants, LogitsConstants
 from .launch.head_view import HeadView, head_view
-from .launch.launch_config import LaunchConfig, Programs, most_registers, next_power_of_2
-from .launch.memory import Workspace, first_layer, last_layer, norm_arguments
+from .launch.launch_config import Programs, most_registers
+from .launch.memory import HeadArguments, Workspace, logits_memory
 from .launch.residency import is_recording, new_turns
 from .noted import launch
 from .reference.criteria import CRITERIA, number_of
@@ -169,9 +170,8 @@ class ExitLaunch:
         patient = [head.threshold if head and CRITERIA[head.criterion].counts_heads else None for head in heads]
         self._patience = tuple(patient) if any(one is not None for one in patient) else None
         device = buffers.label.device
-        self._joined = torch.zeros(samples, dtype=torch.int32, device=device)
-        self._tally = torch.zeros(1, dtype=torch.int64, device=device)
-        self._tickets = torch.zeros(1, dtype=torch.int32, device=device)
+        sizes = ((samples, torch.int32), (1, torch.int64), (1, torch.int32))
+        self._counters = tuple(torch.zeros(size, dtype=dtype, device=device) for size, dtype in sizes)
         self._spaces: dict[int, _Space] = {}
         self._records = is_recording()
         self._turns: dict[int, Tensor | None] = {}  # by the pieces of work, which follow from the inputs
@@ -188,7 +188,6 @@ class ExitLaunch:
                 without a weight.
         """
         from .jit import exits as exit_kernel
-        from .jit import head_stages
 
         buffers = self._buffers
         samples = buffers.label.shape[1]
@@ -199,72 +198,47 @@ class ExitLaunch:
             for i, (head, x) in enumerate(zip(self._heads, inputs, strict=True))
         ]
         arguments: list[tuple[Any, ...]] = []
-        constants: list[tuple[Any, ...] | None] = []
+        constants: list[HeadConstants | LogitsConstants] = []
         # One stage of all heads after the other: programs that wait start when there is nothing else left to start.
         first_pool = 0
         first_tile = sum(samples if space is None else space.programs.pools for space in spaces)
         first_decision = first_tile + sum(space.programs.tiles for space in spaces if space)
-        num_warps = 1
-        # Heads that share a launch share its limits: those of the heads that have any, lest one be starved the largest.
-        max_registers = max((space.config.max_registers for space in spaces if space), default=0)
-        most = max((space.config.max_programs for space in spaces if space), default=0)
         for head, x, space in zip(self._heads, inputs, spaces, strict=True):
             if head is None or space is None:  # logits
-                rule = () if head is None else (head.temperature, head.threshold)
-                arguments.append((x, *x.stride(), *rule, first_pool))
-                constants.append(None if head is None else (number_of(head.criterion),))
+                rule = (None, None) if head is None else (head.temperature, head.threshold)
+                arguments.append(((x, *x.stride()), rule, first_pool))
+                constants.append(LogitsConstants(number_of("max_prob" if head is None else head.criterion)))
                 first_pool += samples
-                num_warps = max(num_warps, 4)
                 continue
-            view, config, programs = space.view, space.config, space.programs
-            weight = head.weight
-            assert weight is not None
-            arguments.append(
-                (
-                    x, *view.strides, *first_layer(weight, head.bias, head.hidden),
-                    head.temperature, head.threshold,
-                    *space.workspace,
-                    *view.shape[1:], view.grid_h, view.grid_w, view.window_h, view.window_w,
-                    first_pool, first_tile, first_decision, norm_arguments(head.hidden), space.last,
-                )
-            )  # fmt: skip
-            constants.append(
-                (
-                    head.pool == "max", view.positions == config.block_p == 1,
-                    config.block_n, config.block_c, config.block_p, config.block_a, config.block_f,
-                    config.block_k, config.block_s, config.block_j, head.rows <= config.block_j, config.window_parts,
-                    config.stages, config.multiplies_alone(view, head.rows), config.hands_over, programs.splits,
-                    config.weight_buffers, number_of(head.criterion),
-                    head.rows, head.hidden.activation_number, head.hidden.rectifies, head.hidden.eps is not None,
-                )
-            )  # fmt: skip
-            first_pool += programs.pools
-            first_tile += programs.tiles
-            first_decision += programs.decisions
-            num_warps = max(num_warps, config.num_warps)
+            starts = (first_pool, first_tile, first_decision)
+            arguments.append(tuple(space.arguments(x, head, starts)))
+            constants.append(space.constants)
+            first_pool += space.programs.pools
+            first_tile += space.programs.tiles
+            first_decision += space.programs.decisions
         total = first_decision  # where the next one would begin
+        # Heads that share a launch share its limits: those of the heads that have any, lest one be starved the largest.
+        configs = [space.constants for space in spaces if space]
+        num_warps = max(4 if None in spaces else 1, *(config.num_warps for config in configs), 1)
+        max_registers = max((config.max_registers for config in configs), default=0)
+        most = max((config.max_programs for config in configs), default=0)
         bounded = 0 < most < total
         grid = most if bounded else total
         if self._records and total not in self._turns:
             self._turns[total] = new_turns(total, grid, num_warps, buffers.label.device)
+        launch_constants = LaunchConstants(
+            tuple(constants), classes, bounded, True, self._place, self._last, self._patience is not None
+        )
         answer_label, answer_exit, answer_confidence, answer_probs = buffers.answer(buffers.packed_answer)
         with torch.cuda.device_of(buffers.label):
             given = (
-                tuple(arguments),
-                buffers.probs, buffers.label, buffers.confidence, buffers.exits,
-                answer_probs, answer_label, answer_confidence, answer_exit,
-                buffers.valid, self._joined, self._tally, self._tickets,
-                self._open_samples, buffers.requests, self._condition, buffers.tallies, self._patience,
-                total, self._turns.get(total),
-                samples, classes,
+                tuple(arguments), (buffers.probs, buffers.label, buffers.confidence, buffers.exits),
+                (answer_probs, answer_label, answer_confidence, answer_exit),
+                buffers.valid, self._counters, (self._open_samples, buffers.requests, self._condition),
+                buffers.tallies, self._patience, total, self._turns.get(total), samples, launch_constants,
             )  # fmt: skip
-            named = dict(
-                CONFIGS=tuple(constants), PLACE=self._place, LAST=self._last, PATIENT=self._patience is not None,
-                BOUNDED=bounded,
-                INTERPRETED=head_stages.INTERPRETED, BLOCK_J=min(next_power_of_2(classes), 1024),
-                num_warps=num_warps, maxnreg=max_registers or most_registers(num_warps),
-            )  # fmt: skip
-            self.compiled = launch(exit_kernel.exit_kernel, (grid,), given, named)
+            options = {"num_warps": num_warps, "maxnreg": max_registers or most_registers(num_warps)}
+            self.compiled = launch(exit_kernel.exit_kernel, (grid,), given, options)
 
     def _space(self, place: int, head: ExitHead, x: Tensor) -> "_Space":
         view = head_view(x.shape, x.stride(), head.pool, head.pool_size)
@@ -275,28 +249,32 @@ class ExitLaunch:
 
 
 class _Space(NamedTuple):
-    """Launch configuration and workspace of one head for one layout of its input."""
+    """Launch constants and workspace of one head for one layout of its input."""
 
     view: HeadView
-    config: LaunchConfig
+    constants: HeadConstants
     programs: Programs
     workspace: Workspace
-    last: tuple[Any, ...] | None
-    """The last layer, see ``last_layer``, where there is a hidden one."""
+    logits: Tensor | None
 
     @classmethod
     def allocate(cls, view: HeadView, head: ExitHead, x: Tensor) -> "_Space":
+        assert head.weight is not None
+        pool_max = head.pool == "max"
         config = choose_config(
-            view,
-            head.rows,
-            pool_max=head.pool == "max",
-            dtype=x.dtype,
-            device=x.device,
-            place="network",
-            hidden=head.hidden,
+            view, head.rows, pool_max=pool_max, dtype=x.dtype, device=x.device, place="network", hidden=head.hidden
+        )
+        constants = HeadConstants.of(
+            config, view, head.weight.shape[0], pool_max=pool_max, criterion=head.criterion, hidden=head.hidden
         )
         programs = config.programs(view, head.rows)
         zeros = torch.zeros(programs.zeroed, dtype=torch.int32, device=x.device)
+        logits = logits_memory(head.weight, head.hidden, x.shape[0])
+        return cls(view, constants, programs, Workspace.of(config, programs, zeros), logits)
+
+    def arguments(self, x: Tensor, head: ExitHead, starts: tuple[int, int, int]) -> HeadArguments:
         assert head.weight is not None
-        last = last_layer(head.weight, head.bias, head.hidden, x.shape[0])
-        return cls(view, config, programs, Workspace.of(config, programs, zeros), last)
+        rule = (head.temperature, head.threshold)
+        return HeadArguments.of(
+            x, self.view, head.weight, head.bias, head.hidden, rule, self.workspace, self.logits, starts
+        )

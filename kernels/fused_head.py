@@ -11,19 +11,20 @@ from .head_backward import backward, save_for_backward
 from .head_output import HeadOutput
 from .launch.arrival_counters import arrival_counters
 from .launch.choose_config import choose_config
+from .launch.constants import HeadConstants, LaunchConstants
 from .launch.head_arguments import FLOAT_DTYPES, check_countable, check_head_arguments, check_pool, check_rule_tensors
 from .launch.head_view import HeadView, head_view
 from .launch.launch_config import LaunchConfig
-from .launch.memory import Workspace, first_layer, last_layer, norm_arguments
+from .launch.memory import HeadArguments, Workspace, logits_memory
 from .launch.residency import new_turns
 from .noted import launch
-from .reference.criteria import check_temperature, check_threshold, number_of
+from .reference.criteria import check_temperature, check_threshold
 from .reference.fused_head import fused_head_reference
 from .reference.hidden_layers import NO_LAYERS, HiddenLayers, check_hidden_types
 
 try:
-    from .jit import fused_head as kernel
-    from .jit.head_stages import INTERPRETED
+    from .jit import exits as kernel
+    from .jit.hand_over import INTERPRETED
 except ImportError:  # no Triton for this platform
     kernel = None  # type: ignore[assignment]
 
@@ -184,7 +185,8 @@ def _fused_head(
     return probs, output.label, output.confidence, output.exit
 
 
-_compiled: dict[tuple[Hashable, ...], Any] = {}
+#: Constants and compiled kernel of launches, by all that they depend on.
+_compiled: dict[tuple[Hashable, ...], tuple[LaunchConstants, Any]] = {}
 
 
 def launch_fused_head(
@@ -206,8 +208,7 @@ def launch_fused_head(
     ``view`` is that of x; temperature and threshold are floats or one-element tensors on its device. The other
     arguments are those of :func:`auxhead.kernels.fused_head`.
     """
-    samples, channels, height, width = view.shape
-    classes = weight.shape[0]
+    samples, classes = view.shape[0], weight.shape[0]
     rows = hidden.first_weight(weight).shape[0]
     programs = config.programs(view, rows)
     probs = x.new_empty((samples, classes), dtype=torch.float32) if return_probs else None
@@ -219,24 +220,9 @@ def launch_fused_head(
     grid = config.max_programs if bounded else programs.total
     residency = new_turns(programs.total, grid, config.num_warps, x.device)
     with torch.cuda.device_of(x):
-        arguments = (
-            x, *view.strides,
-            *first_layer(weight, bias, hidden),
-            temperature, threshold,
-            probs, label, confidence, exits,
-            *Workspace.of(config, programs, zeros[:-1]), zeros[-1:], programs.total, residency,
-            samples, channels, height, width, rows,
-            view.grid_h, view.grid_w, view.window_h, view.window_w, programs.splits,
-            pool_max, view.positions == config.block_p == 1,
-            INTERPRETED,
-            isinstance(temperature, Tensor), isinstance(threshold, Tensor),
-            config.block_n, config.block_c, config.block_p, config.block_a,
-            config.block_f, config.block_k, config.block_s, config.block_j,
-            rows <= config.block_j, config.window_parts, config.stages,
-            config.multiplies_alone(view, rows), config.hands_over,
-            config.weight_buffers, bounded, number_of(criterion),
-            hidden.rectifies, hidden.eps is not None, norm_arguments(hidden), last_layer(weight, bias, hidden, samples),
-            classes, hidden.activation_number,
+        head = HeadArguments.of(
+            x, view, weight, bias, hidden, (temperature, threshold),
+            Workspace.of(config, programs, zeros[:-1]), logits_memory(weight, hidden, samples),
         )  # fmt: skip
         # Everything by which Triton chooses a compiled kernel; its own look-up is half of a launch's time on the host.
         parameters = (weight, bias, *(tensor for _, tensor in hidden.tensors()))
@@ -247,9 +233,17 @@ def launch_fused_head(
             x.device, x.dtype, view, classes, strides, pointers, rules, pool_max, return_probs, config,
             residency is None, criterion, hidden.rectifies, hidden.eps is None, rows, hidden.activation_number,
         )  # fmt: skip
-        compiled = _compiled.get(key)
+        constants, compiled = _compiled.get(key) or (None, None)
+        if constants is None:
+            own = HeadConstants.of(config, view, classes, pool_max=pool_max, criterion=criterion, hidden=hidden)
+            constants = LaunchConstants((own,), classes, bounded)
+        arguments = (
+            (tuple(head),), (probs, label, confidence, exits),
+            None, None, (None, None, zeros[-1:]), None, None, None,  # nothing is merged
+            programs.total, residency, samples, constants,
+        )  # fmt: skip
         options = {} if compiled else {"num_warps": config.num_warps, "maxnreg": config.register_limit}
-        _compiled[key] = launch(kernel.fused_head_kernel, (grid, 1, 1), arguments, options, compiled)
+        _compiled[key] = constants, launch(kernel.exit_kernel, (grid, 1, 1), arguments, options, compiled)
     return HeadOutput(probs, label, confidence, exits)
 
 

@@ -21,6 +21,7 @@ from .head_backward import backward, save_for_backward
 from .head_output import HeadOutput
 from .launch.choose_config import overrides
 from .launch.head_arguments import check_countable, check_head_arguments
+from .launch.memory import HeadArguments
 from .launch.residency import is_recording
 from .noted import NotedLaunch, Path, are_launches_watched, noting
 from .reference.fused_head import decide, pooled_features
@@ -67,17 +68,18 @@ class HeadRepeat:
     def __init__(self, noted: NotedLaunch, x: Tensor, stream: int) -> None:
         """Repeat a launch that was made for an input like x on a stream, given by its handle."""
         given = noted.given()
-        self._samples, self._classes = len(x), given["CLASSES"]
-        self._with_probs = given["probs"] is not None
+        self._samples, self._classes = len(x), given["LAUNCH"].classes
+        self._with_probs = given["output"][0] is not None
         # Tensors to make others like: torch.empty takes twice the time, since it looks for the device.
         self._floats, self._ints, self._bools = (
             torch.empty(1, dtype=dtype, device=x.device) for dtype in (torch.float32, torch.int64, torch.bool)
         )
         self._of: Callable[[Tensor], Any] = Tensor.data_ptr if noted.compiled else lambda tensor: tensor
-        varying = ("x", "label", "confidence", "exits", *(("probs",) if self._with_probs else ()))
-        self._repeat = noted.repeat([(name,) for name in varying], stream)
+        outputs = [("output", part) for part in (1, 2, 3, 0)[: 4 if self._with_probs else 3]]
+        self._repeat = noted.repeat([("places", 0, 0, 0), *outputs], stream)
         # The workspace is 0 before a launch and after it, or of no interest outside of it.
-        self._workspace = [given[name] for name in ("features", "partial", "arrived", "tickets", "last")]
+        head = HeadArguments.launched(given)
+        self._workspace = [head.workspace, head.last, given["counters"]]
 
     def __call__(self, x: Tensor) -> HeadOutput:
         """Launch on the stream, which is current; the tensors lie where those of the noted launch did."""
@@ -174,8 +176,8 @@ class _Differentiable(torch.autograd.Function):
 
 #: Layouts of the inputs of one launch that are remembered, the newest ones.
 _MOST_LAYOUTS = 16
-#: Arguments of the kernel that lie in the answer, in the order of ``ExitBuffers.answer``.
-_ANSWER = ("answer_label", "answer_exit", "answer_confidence", "answer_probs")
+#: Places in the kernel's ``answer`` of what ``ExitBuffers.answer`` returns.
+_ANSWER = (1, 3, 2, 0)
 
 
 class ExitsRepeat:
@@ -282,11 +284,12 @@ class _OfLayout:
         given = noted.given()
         self._launch = launch  # and with it the workspace
         self._buffers, self._compiled = buffers, noted.compiled
-        self._parts = [part for part, name in enumerate(_ANSWER) if given[name] is not None]
+        answer = given["answer"]
+        self._parts = [part for part, place in enumerate(_ANSWER) if answer[place] is not None]
         # By offset in bytes: the answer's parts lie in one tensor.
-        self._offsets = [given[_ANSWER[part]].data_ptr() - packed.data_ptr() for part in self._parts]
-        of_inputs: list[Path] = [("heads", place, 0) for place in range(len(given["heads"]))]
-        self._repeat = noted.repeat([*of_inputs, *((_ANSWER[part],) for part in self._parts)], stream)
+        self._offsets = [answer[_ANSWER[part]].data_ptr() - packed.data_ptr() for part in self._parts]
+        of_inputs: list[Path] = [("places", place, 0, 0) for place in range(len(given["places"]))]
+        self._repeat = noted.repeat([*of_inputs, *(("answer", _ANSWER[part]) for part in self._parts)], stream)
         self._forms = TensorForms(_distinct(inputs))
         self._alignments = [x.data_ptr() % ALIGNED for x in inputs]
 

@@ -8,8 +8,6 @@ from typing import Any
 
 from ..measuring.cuda_calls import HEAD_KERNEL
 
-#: How names of auxhead's own kernels begin that compute heads.
-HEAD_KERNELS = (HEAD_KERNEL, "fused_head_kernel")
 #: The key of a trace's file, beside ``traceEvents``, that holds a :class:`Watched`.
 KEY = "auxheadDoctor"
 
@@ -162,7 +160,7 @@ class Work:
     @property
     def is_head(self) -> bool:
         """Of a head: as the doctor annotates it live, or by the name of auxhead's own kernels, in graphs too."""
-        return self.name.startswith(HEAD_KERNELS) or (self.call is not None and self.call.head is not None)
+        return self.name.startswith(HEAD_KERNEL) or (self.call is not None and self.call.head is not None)
 
 
 @dataclass(frozen=True)

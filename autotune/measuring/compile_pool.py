@@ -82,10 +82,7 @@ class CompilePool:
     """
 
     def __init__(self, capability: tuple[int, int]) -> None:
-        """Begin them, for a compute capability, before any launch of heads here: see ``settle_cache_keys``."""
-        from ...kernels.launch.compile_only import settle_cache_keys  # there is no Triton for some platforms
-
-        settle_cache_keys()
+        """Begin them, for a compute capability."""
         count = min(max(len(os.sched_getaffinity(0)) - _CORES_LEFT, 1), _MOST_PROCESSES)
         context = multiprocessing.get_context("spawn")
         resource_tracker.ensure_running()  # which lets a terminal's Ctrl-C through again
@@ -117,12 +114,11 @@ class CompilePool:
 
 def _begin(capability: int) -> None:
     """Make this process one that only compiles."""
-    from ...kernels.launch.compile_only import compile_only, settle_cache_keys
+    from ...kernels.launch.compile_only import compile_only
 
     parent = multiprocessing.parent_process()
     assert parent is not None
     threading.Thread(target=lambda: (wait([parent.sentinel]), os._exit(1)), daemon=True).start()
     os.nice(10)
     torch.set_num_threads(1)
-    settle_cache_keys()
     compile_only(capability)

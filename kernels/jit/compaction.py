@@ -6,7 +6,7 @@ into a smaller captured batch, in their order, and the network goes on with that
     features_small[rank of n among the open rows] = features[n]    for every open row n
 
 ``origin`` says of each row of a batch which sample of the request it is: None stands for the batch that the request
-has entered by, -1 for a row that holds none of its samples. Prefixes of names are those of ``head_stages``.
+has entered by, -1 for a row that holds none of its samples. Prefixes of names are those of ``head``.
 """
 
 import triton

@@ -3,6 +3,9 @@
 import triton
 import triton.language as tl
 
+#: Triton's interpreter runs the kernels on CPU tensors (TRITON_INTERPRET=1 when this module was imported).
+INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))
+
 
 @triton.jit
 def send(pointer, value, mask):
@@ -97,7 +100,7 @@ def number(bits, mask):
 
 
 @triton.jit
-def awaited(bits, pointer, mask, INTERPRETED: tl.constexpr):
+def awaited(bits, pointer, mask):
     """Wait for those of ``bits``, read by ``seen``, that were not there, and return all as float32; 0.0 where masked.
 
     Each number tells by itself that it has arrived, so that no fence or atomic is needed, which would put two more
@@ -114,7 +117,7 @@ def awaited(bits, pointer, mask, INTERPRETED: tl.constexpr):
 
 
 @triton.jit
-def awaited_sum(bits, other_bits, pointer, other_pointer, mask, INTERPRETED: tl.constexpr):
+def awaited_sum(bits, other_bits, pointer, other_pointer, mask):
     """Wait for two blocks at the same time, as ``awaited`` does for one, and return their sum.
 
     One after the other would take one more trip to the L2 cache: the second block as first read is out of date by then.

@@ -3,7 +3,7 @@
     out[n, c, i, j] = max of x[n, c, i * stride_h - padding_h + a, j * stride_w - padding_w + b] over a and b
 
 A program takes a block of output positions (of all samples in one row) times a block of channels, which lie next to
-each other in memory: every read of the window is a row of whole cache lines. Prefixes of names: see ``head_stages``.
+each other in memory: every read of the window is a row of whole cache lines. Prefixes of names: see ``head``.
 """
 
 import triton

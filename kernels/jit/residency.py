@@ -3,9 +3,11 @@
 import triton
 import triton.language as tl
 
+from .hand_over import INTERPRETED
+
 
 @triton.jit
-def clock(INTERPRETED: tl.constexpr):
+def clock():
     """Return the nanoseconds of the device's clock, one for all multiprocessors; the interpreter has none: 0."""
     if INTERPRETED:
         now = tl.zeros((), tl.int64)
@@ -15,10 +17,10 @@ def clock(INTERPRETED: tl.constexpr):
 
 
 @triton.jit
-def record_turn(residency, pid, start, INTERPRETED: tl.constexpr):
+def record_turn(residency, pid, start):
     """Write the row of work ``pid``: multiprocessor, ``start`` and now, in nanoseconds; returns now."""
     tl.debug_barrier()  # the slowest warp keeps the program's place
-    end = clock(INTERPRETED)
+    end = clock()
     if INTERPRETED:
         sm = tl.zeros((), tl.int32)
     else:

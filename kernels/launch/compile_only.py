@@ -8,20 +8,6 @@ from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 
-def settle_cache_keys() -> None:
-    """Make the head kernels' keys in Triton's disk cache in a fixed order, so that processes find each other's kernels.
-
-    To be called before the first launch. In Triton 3.6 the key of a kernel depends on whether the functions that it
-    calls have keys already, and the kernels share functions (github.com/triton-lang/triton/pull/10494).
-    """
-    from ..jit import exits as exit_kernel
-    from ..jit import fused_head as fused_head_kernel
-
-    for kernel in (fused_head_kernel.fused_head_kernel, exit_kernel.exit_kernel):
-        if hasattr(kernel, "cache_key"):  # and not interpreted
-            kernel.cache_key  # noqa: B018 -- made when it is first asked for
-
-
 def compile_only(capability: int) -> list[Any]:
     """From now on, compile what this process launches on CPU tensors for a GPU instead of running it.
 

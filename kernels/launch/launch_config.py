@@ -50,7 +50,7 @@ def most_registers(num_warps: int) -> int:
 
 @dataclass(frozen=True)
 class LaunchConfig:
-    """Launch choices of one fused head: how its work is cut into programs; see ``head_stages`` for the two ways.
+    """Launch choices of one fused head: how its work is cut into programs; see ``jit/head.py`` for the two ways.
 
     A program pools ``block_c * block_p`` features of a sample, or a part of their windows. Split (``block_f`` is 1), it
     multiplies them with their columns of the weight, all classes; tiled, other programs multiply the features of
@@ -106,19 +106,15 @@ class LaunchConfig:
         """True if programs wait for others' numbers to appear in zeroed memory."""
         return self.tiled or self.waits
 
-    def splits(self, view: HeadView) -> int:
+    def splits_of(self, view: HeadView) -> int:
         """Count the programs that pool one sample."""
         return -(-view.shape[1] // self.block_c) * -(-view.positions // self.block_p) * self.window_parts
-
-    def multiplies_alone(self, view: HeadView, classes: int) -> bool:
-        """Return whether one program has all features of a sample and all classes in one step, and needs no others."""
-        return not self.tiled and self.block_k == self.block_j >= classes and self.splits(view) == 1
 
     def programs(self, view: HeadView, classes: int) -> Programs:
         """Count programs, and what they leave for each other, for an input and K ``classes``."""
         samples, channels = view.shape[:2]
         row = -(-classes // ROW_UNIT) * ROW_UNIT
-        splits = self.splits(view)
+        splits = self.splits_of(view)
         if self.tiled:
             groups = -(-samples // self.block_n)
             tiles = groups * -(-classes // self.block_k) * self.block_s

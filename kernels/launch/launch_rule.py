@@ -115,7 +115,7 @@ def _split(shape: HeadShape, pooling: LaunchConfig) -> LaunchConfig:
         block_k = block_j  # one program may multiply all of a sample
     else:
         block_k = min(max(next_power_of_2(classes), 16), max(16384 // max(block_features, 16), 16))
-    splits = pooling.splits(view)
+    splits = pooling.splits_of(view)
     return replace(
         pooling,
         block_k=block_k,

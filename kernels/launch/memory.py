@@ -1,4 +1,4 @@
-"""Memory that a launch is given: a head's parameters as its kernel takes them, and what its programs hand over in."""
+"""What a launch is given of a head: its parameters as the kernel takes them, and memory that its programs share."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -7,55 +7,19 @@ import torch
 from torch import Tensor
 
 from ..reference.hidden_layers import HiddenLayers
+from .head_view import HeadView
 from .launch_config import LaunchConfig, Programs
 
 
-def first_layer(weight: Tensor, bias: Tensor | None, hidden: HiddenLayers) -> tuple[Any, ...]:
-    """Return weight, its strides, bias and its stride of the linear layer that reads the features."""
-    if hidden.weight is not None:
-        weight, bias = hidden.weight, hidden.bias
-    return (weight, *weight.stride(), bias, _stride(bias))
-
-
-def norm_arguments(hidden: HiddenLayers) -> tuple[Any, ...] | None:
-    """Return weight and bias of the norm, each with its stride, and eps; None if there is none."""
-    if hidden.eps is None:
-        return None
-    weight, bias = hidden.norm_weight, hidden.norm_bias
-    return (weight, _stride(weight), bias, _stride(bias), float(hidden.eps))
-
-
-def last_layer(weight: Tensor, bias: Tensor | None, hidden: HiddenLayers, samples: int) -> tuple[Any, ...] | None:
-    """Return the layer that reads the hidden features, and memory for logits; None where the first is the last."""
-    if hidden.weight is None:
-        return None
-    logits = torch.empty(samples * weight.shape[0], dtype=torch.float32, device=weight.device)
-    return (weight, *weight.stride(), bias, _stride(bias), logits)
-
-
-def launched_parameters(given: Mapping[str, Any]) -> list[Tensor]:
-    """Return a head's parameters of a noted launch's arguments: of the last linear layer, the norm, the first one."""
-    first = (given["weight"], given["bias"])
-    weight, _, _, bias, *_ = given["last"] or (None, None, None, None)
-    norm_weight, _, norm_bias, *_ = given["norm"] or (None, None, None)
-    last = first if weight is None else (weight, bias)
-    found = (*last, norm_weight, norm_bias, *(() if weight is None else first))
-    return [one for one in found if one is not None]
-
-
-def _stride(vector: Tensor | None) -> int:
-    return 0 if vector is None else vector.stride(0)
-
-
 class Workspace(NamedTuple):
-    """Memory of one head in one launch, one-dimensional; its layout: ``head_stages.head_program``."""
+    """Memory of one head in one launch, one-dimensional; all but float32 is int32, 0 before and after."""
 
     features: Tensor | None
-    """Pooled features if tiled, int32."""
+    """If tiled [window_parts, N, C * grid_h * grid_w] pooled features, else None."""
     partial: Tensor
-    """Partial logits: int32 where programs wait for them (``LaunchConfig.hands_over``), else float32."""
+    """[parts, N, row_width] sums: int32 where programs wait for them (``LaunchConfig.hands_over``), else float32."""
     arrived: Tensor | None
-    """Programs of each sample that are done, [N] int32; None where programs wait instead."""
+    """[N], programs of each sample that are done; None where programs wait instead."""
 
     @classmethod
     def of(cls, config: LaunchConfig, programs: Programs, zeros: Tensor) -> "Workspace":
@@ -63,3 +27,70 @@ class Workspace(NamedTuple):
         if config.hands_over:
             return cls(zeros[programs.partial_sums :] if config.tiled else None, zeros, None)
         return cls(None, torch.empty(programs.partial_sums, dtype=torch.float32, device=zeros.device), zeros)
+
+
+class HeadArguments(NamedTuple):
+    """What ``head_program`` takes of a head, in its order: tuples by meaning, each tensor with its strides behind it.
+
+    Triton takes no named tuple inside a tuple: a launch is given a plain one.
+    """
+
+    x: tuple[Any, ...]
+    """[N, C, H, W] as of ``HeadView``."""
+    weight: tuple[Any, ...]
+    """[rows, features] of the linear layer that reads the features."""
+    bias: tuple[Any, ...]
+    """[rows] of that layer, or None."""
+    rule: tuple[Any, ...]
+    """Temperature and threshold: numbers, or tensors of one."""
+    workspace: tuple[Any, ...]
+    """See :class:`Workspace`."""
+    sizes: tuple[int, ...]
+    """C, H, W, rows and columns of the grid, and of the largest window."""
+    starts: tuple[int, ...]
+    """First programs, in the launch, of those that pool, multiply a tile, and decide."""
+    norm: tuple[Any, ...] | None
+    """Weight [features] or None, bias [features] or None, and eps; None if there is no norm."""
+    last: tuple[Any, ...] | None
+    """Weight [K, rows], bias [K] or None, and memory for logits [N, K] float32; None if the first layer is the last."""
+
+    @classmethod
+    def of(
+        cls, x: Tensor, view: HeadView, weight: Tensor, bias: Tensor | None, hidden: HiddenLayers,
+        rule: tuple[Any, Any], workspace: Workspace, logits: Tensor | None, starts: tuple[int, int, int] = (0, 0, 0),
+    ) -> "HeadArguments":  # fmt: skip
+        """Take them from a head's parameters and memory; ``logits`` as of ``logits_memory``."""
+        norm = last = None
+        if hidden.eps is not None:
+            norm = (_strided(hidden.norm_weight), _strided(hidden.norm_bias), float(hidden.eps))
+        if hidden.weight is not None:
+            last = (_strided(weight), _strided(bias), logits)
+            weight, bias = hidden.weight, hidden.bias
+        sizes = (*view.shape[1:], view.grid_h, view.grid_w, view.window_h, view.window_w)
+        x_view = (x, *view.strides)
+        return cls(x_view, _strided(weight), _strided(bias), rule, tuple(workspace), sizes, starts, norm, last)
+
+    @classmethod
+    def launched(cls, given: Mapping[str, Any]) -> "HeadArguments":
+        """Return those of the one head of a launch, given its arguments by name."""
+        return cls(*given["places"][0])
+
+    def parameters(self) -> list[Tensor]:
+        """Return the head's parameters: of the last linear layer, the norm, the first one."""
+        layers = [(self.weight, self.bias)]
+        if self.last is not None:
+            layers = [self.last[:2], *layers]
+        ordered = [*layers[0], *(self.norm or ())[:2], *(one for layer in layers[1:] for one in layer)]
+        return [tensor for tensor, *_ in ordered if tensor is not None]
+
+
+def logits_memory(weight: Tensor, hidden: HiddenLayers, samples: int) -> Tensor | None:
+    """Allocate the logits of a head with a hidden layer; None for another, whose sums are in the workspace."""
+    if hidden.weight is None:
+        return None
+    return torch.empty(samples * weight.shape[0], dtype=torch.float32, device=weight.device)
+
+
+def _strided(tensor: Tensor | None) -> tuple[Any, ...]:
+    """Return a tensor and its strides; of a vector that is not there None and 0."""
+    return (None, 0) if tensor is None else (tensor, *tensor.stride())

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from ...kernels import HeadOutput, runs_triton
 from ...kernels.cuda.runtime import is_capturing
 from ...kernels.launch.arrival_counters import arrival_counters
-from ...kernels.launch.memory import launched_parameters
+from ...kernels.launch.memory import HeadArguments
 from ...kernels.noted import NotedLaunch, noting
 from ...kernels.repeat import ALIGNED, HeadRepeat, TensorForms, cpu_head, is_watched, repeat_differentiably
 from ..answers.rule_order import count_writes, wait_for_write
@@ -194,8 +194,8 @@ def _repeat_of(
         )  # fmt: skip
     if len(launches) != 1 or not arrival_counters(x.device).are_kept(stream):
         return None
-    given = launches[0].given()
-    launched = [*launched_parameters(given), given["temperature"], given["threshold"]]
+    head_arguments = HeadArguments.launched(launches[0].given())
+    launched = [*head_arguments.parameters(), *head_arguments.rule]
     if [one.data_ptr() for one in launched] != read.addresses:  # another thread's are there now
         return None
     return HeadRepeat(launches[0], x, stream)

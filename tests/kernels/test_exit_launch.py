@@ -133,9 +133,9 @@ def repeats(device, samples):
 
 
 def assert_counters_are_zero(launch, *, tiled):
-    assert not launch._joined.any() and not launch._tally.any()
+    assert not any(counters.any() for counters in launch._counters)
     for space in launch._spaces.values():
-        assert space.config.tiled in tiled
+        assert space.constants.tiled in tiled
         features, partial, arrived = space.workspace
         zeros = [arrived] if arrived is not None else [partial, *([] if features is None else [features])]
         assert sum(part.numel() for part in zeros) >= space.programs.zeroed

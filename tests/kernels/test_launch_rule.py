@@ -6,10 +6,12 @@ import math
 import pytest
 import torch
 from auxhead.kernels import LaunchConfig
+from auxhead.kernels.launch.constants import HeadConstants
 from auxhead.kernels.launch.head_shape import HeadShape
 from auxhead.kernels.launch.head_view import HeadView
 from auxhead.kernels.launch.launch_config import most_registers, next_power_of_2
 from auxhead.kernels.launch.launch_rule import config_by_rule
+from auxhead.kernels.reference.hidden_layers import NO_LAYERS
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -159,8 +161,14 @@ def test_tiles_multiply_what_other_programs_have_pooled():
 
 def test_one_program_alone_takes_all_features_and_classes():
     one = LaunchConfig(1, 128, 4, 8, 1, 64, 1, 64, 1, stages=1, num_warps=4)
-    assert one.splits(view_of(5)) == 1 and one.multiplies_alone(view_of(5), 64) and one.multiplies_alone(view_of(1), 9)
-    assert not one.multiplies_alone(view_of(5), 65)
+
+    def is_alone(config, samples, classes):
+        view = view_of(samples)
+        options = {"pool_max": False, "criterion": "max_prob", "hidden": NO_LAYERS}
+        return HeadConstants.of(config, view, classes, **options).alone
+
+    assert one.splits_of(view_of(5)) == 1 and is_alone(one, 5, 64) and is_alone(one, 1, 9)
+    assert not is_alone(one, 5, 65)
     changes = ({"block_k": 128}, {"block_j": 128}, {"block_c": 64}, {"window_parts": 2}, {"block_f": 16})
     for changed in changes:
-        assert not dataclasses.replace(one, **changed).multiplies_alone(view_of(5), 64), changed
+        assert not is_alone(dataclasses.replace(one, **changed), 5, 64), changed

@@ -27,7 +27,6 @@ from auxhead.kernels import (
     new_destinations,
 )
 from auxhead.kernels.launch.choose_config import overriding
-from auxhead.kernels.launch.compile_only import settle_cache_keys
 from auxhead.kernels.launch.head_shape import HeadShape
 from auxhead.kernels.launch.head_view import head_view
 from auxhead.kernels.launch.residency import recording
@@ -282,7 +281,6 @@ def main() -> int:
     import triton
 
     part, parts = int(sys.argv[1]), int(sys.argv[2])
-    settle_cache_keys()
     launched: Counter[str] = Counter()
     triton.knobs.runtime.launch_enter_hook.add(lambda launch: launched.update([launch.get()["name"]]))
     failed = run_all(list(cases())[part::parts])

@@ -14,6 +14,7 @@ import pytest
 import torch
 from auxhead.autotune.measuring import captured, heads_alone
 from auxhead.kernels.launch.arrival_counters import ArrivalCounters
+from auxhead.kernels.launch.memory import HeadArguments
 from auxhead.model.answers import rule_order
 from auxhead.model.basics import streams
 from auxhead.model.basics.streams import StreamPair
@@ -111,35 +112,33 @@ def _polled(runner: polled_runner.PolledRunner, captured: polled_runner.PolledBa
 
 
 #: Arguments that kernels read; all other tensors they may write.
-_READ = {"x", "weight", "bias", "temperature", "threshold", "valid", "condition", "destinations", "origin"}
+_READ = {"x", "valid", "patience", "destinations", "origin"}
 _READ_BY = {"gather_kernel": {"features", "label", "exit_index", "confidence", "probs"}}
 _READ_BY["collect_kernel"] = _READ_BY["gather_kernel"]
-#: Places in a tuple of ``exit_kernel`` of the workspace, which is written.
-_WORKSPACE = (12, 13, 14)
 
 
-def _kernel_accesses(
-    executor: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+def _kernel_accesses(executor: Any, args: tuple[Any, ...]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     """Return the tensors that a kernel will read and those that it will write."""
     given = dict(zip(executor.arg_names, args, strict=False))
     kernel = executor.fn.__name__
     not_written: set[str] = _READ | _READ_BY.get(kernel, set())
     if kernel == "gather_kernel" and not given["destinations"][int((given["exit_index"] < 0).sum())].any():
         return [given["destinations"], given["exit_index"]], []  # nothing is moved
-    if kernel == "exit_kernel" and kwargs["PLACE"] > 0 and not (given["answer_exit"] < 0).any():
-        not_written |= {"answer_probs", "answer_label", "answer_confidence", "answer_exit"}  # all have left
     reads, writes = [], []
+    if kernel == "exit_kernel":
+        if given["LAUNCH"].first > 0 and not (given["answer"][3] < 0).any():
+            not_written |= {"answer"}  # all have left
+        for place in given.pop("places"):
+            head = HeadArguments(*place) if len(place) > 3 else None
+            writes += [] if head is None else [head.workspace, (head.last or [None])[-1]]
+            reads += place if head is None else head._replace(workspace=(), last=(head.last or ())[:-1])
+        if given["LAUNCH"].merges:
+            *written, condition = given.pop("told")
+            reads.append(condition)
+            writes += written
     for name, value in given.items():
-        if name == "heads":
-            for head in value:
-                for place, one in enumerate(head):
-                    (writes if place in _WORKSPACE else reads).append(one)
-        elif name == "patience":
-            reads += value or ()
-        else:
-            (reads if name in not_written else writes).append(value)
-    tensors = [[one for one in some if isinstance(one, torch.Tensor)] for some in (reads, writes)]
+        (reads if name in not_written else writes).append(value)
+    tensors = [[one for one in tree_leaves(some) if isinstance(one, torch.Tensor)] for some in (reads, writes)]
     return tensors[0], tensors[1]
 
 
@@ -179,12 +178,12 @@ def simulated_cuda() -> Iterator[None]:
 
     def launch(executor: GridExecutor, *args: Any, **kwargs: Any) -> None:
         def again() -> None:
-            accesses = _kernel_accesses(executor, args, kwargs)
+            accesses = _kernel_accesses(executor, args)
             if not _idle and not recording:  # what is captured is not run
                 with _disable_current_modes():
                     interpret(executor, *args, **kwargs)
             stream_order.order.work(executor.fn.__name__, *accesses)
-            if dict(zip(executor.arg_names, args, strict=False)).get("open_samples") is not None:
+            if (dict(zip(executor.arg_names, args, strict=False)).get("told") or [None])[0] is not None:
                 stream_order.order.publish()
 
         again()

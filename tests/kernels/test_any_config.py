@@ -1,4 +1,4 @@
-"""fused_head_kernel.py: right with any LaunchConfig, chosen or made by hand, and workspace is zero after a launch."""
+"""jit/head.py: right with any LaunchConfig, chosen or made by hand, and workspace is zero after a launch."""
 
 from contextlib import contextmanager
 

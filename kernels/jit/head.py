@@ -1,0 +1,163 @@
+"""A fused head: which of its stages (pool, multiply, add up, decide) a program does, in the two ways there are.
+
+    feature[n, f] = pool of x[n, c] over window (i, j),    f = (c * GRID_H + i) * GRID_W + j
+    logit[n, k]   = sum_f feature[n, f] * weight[k, f] + bias[k],    or of a head with hidden layers
+    hidden[n, h]  = activation(sum_f norm(feature[n])[f] * weight[h, f] + bias[h])
+    logit[n, k]   = sum_h hidden[n, h] * last_weight[k, h] + last_bias[k]
+    probs[n]      = softmax(logit[n] / temperature)
+    exit[n]       = confidence[n] > threshold,    such as max_k probs[n, k]; see criteria.py
+
+Two ways lead to the logits, and the configuration chooses:
+
+*   split: each program pools a block of features of one sample and multiplies it with its columns of the weight. The
+    partial logits go to a workspace; one program of the sample, the last to arrive or the last of all, adds them up in
+    a fixed order.
+*   tiled, for batches or many classes: the first programs pool; the next ones wait until a sample, or a group of them,
+    is pooled and multiply it with some rows of the weight, a group on tensor cores; the last ones wait for the logits
+    of a sample.
+
+Nothing may wait for a program that cannot start. Programs start in the order of their numbers, and those that are
+waited for have the smaller ones. CUDA's documentation does not promise that order, but NVIDIA's own scan waits on it
+("blocks are launched in increasing order", ``cub/agent/agent_scan.cuh``), as in ``torch.cumsum`` of a vector.
+Numbers drawn in the order of starting would not need it; they cost 1 to 3 us of a head's 6 to 20 (1,000 classes, batch
+32 and 128, H200).
+
+Either way one program then decides about a sample: softmax, class, confidence, exit. Sums are float32 and their order
+is fixed, so that results repeat bit for bit. Prefixes: ``pid_`` program, ``off_`` index along a dimension, ``mask_``
+True for indices that exist, ``acc_`` float32 accumulator. CONFIG is the head's ``HeadConstants``; the arguments that
+are tuples are described at ``HeadArguments``, in launch/memory.py.
+"""
+
+import triton
+import triton.language as tl
+
+from .decide import decide
+from .hand_over import send
+from .hidden_layers import NO_ACTIVATION
+from .last_layer import decide_by_hidden
+from .pool import pooled_block, pooled_features
+from .product import split_product, tile_product, weight_block
+
+
+@triton.jit
+def head_program(pid, head, output, N, CONFIG: tl.constexpr):
+    """Do the work of program ``pid`` of a head; returns whether it decided about a sample, and which."""
+    x, weight, bias, rule, workspace, sizes, _, norm, last = head
+    features, partial, _ = workspace
+    rule = read_rule(rule)  # before anything waits
+    if CONFIG.tiled:
+        decides, pid_n = tiled_program(pid, x, weight, workspace, sizes, norm, N, CONFIG)
+        product = None
+    else:
+        decides, pid_n, product = split_program(pid, x, weight, workspace, sizes, N, CONFIG)
+        if not CONFIG.alone:
+            product = None
+    if decides:
+        off_n = pid_n + tl.arange(0, 1)
+        PARTS: tl.constexpr = CONFIG.parts
+        ROW: tl.constexpr = CONFIG.row_width
+        sums = (partial, tl.cast(N, tl.int64) * ROW, ROW, 1, ROW, PARTS)
+        if CONFIG.activation == NO_ACTIVATION:
+            decide(
+                product, sums, bias, rule, output, off_n, N, CONFIG.rows,
+                CONFIG.criterion, CONFIG.hands_over, CONFIG.block_s, CONFIG.block_j,
+            )  # fmt: skip
+        else:
+            decide_by_hidden(product, sums, bias, rule, last, output, off_n, pid_n, N, CONFIG)
+        if CONFIG.tiled:  # all tiles have taken the features, since their products are here
+            clear_features(features, pid_n, sizes, N, CONFIG)
+    return decides, pid_n
+
+
+@triton.jit
+def read_rule(rule):
+    """Return temperature and threshold as numbers."""
+    temperature, threshold = rule
+    return rule_number(temperature), rule_number(threshold)
+
+
+@triton.jit
+def rule_number(value):
+    """Return a number of a rule: given, or read where it lies, or 1 of a classifier, which has no rule."""
+    if value is None:
+        number = 1.0
+    elif tl.core.to_tensor(value).dtype.is_ptr():
+        number = tl.load(value)
+    else:
+        number = value
+    return number
+
+
+@triton.jit
+def split_program(pid, x, weight, workspace, sizes, N, CONFIG: tl.constexpr):
+    """Pool a block of features and multiply it; returns whether to decide now about which sample, and its product.
+
+    A program that is ``alone`` has all of a sample, and its product is the sum. Others leave theirs in the workspace.
+    """
+    weight, stride_wk, stride_wf = weight
+    _, partial, arrived = workspace
+    _, _, _, GRID_H, GRID_W, _, _ = sizes
+    positions = GRID_H * GRID_W
+    pid_n = pid // CONFIG.splits
+    pid_split = pid % CONFIG.splits
+    features = pooled_block(pid_split, sizes, CONFIG)
+    _, _, off_c, off_p, mask_f = features
+    column = weight + (off_c.to(tl.int64) * positions + off_p) * stride_wf
+    # on its way while x is pooled
+    block = weight_block(column, stride_wk, mask_f, tl.arange(0, CONFIG.block_k), CONFIG.rows)
+    pooled = pooled_features(x, pid_n, features, sizes, CONFIG)
+    BLOCK_J: tl.constexpr = CONFIG.block_j
+    product = tl.zeros((1, BLOCK_J), tl.float32)
+    if CONFIG.alone:
+        product = tl.sum(block.to(tl.float32) * pooled, axis=1)[None, :]
+        decides = pid >= 0
+    else:
+        row = partial + (tl.cast(pid_split, tl.int64) * N + pid_n) * CONFIG.row_width
+        split_product(pooled, block, column, stride_wk, mask_f, row, CONFIG)
+        if CONFIG.waits:
+            decides = pid_split == CONFIG.splits - 1
+        else:
+            tl.debug_barrier()  # puts every thread's stores before the one thread's arrival
+            decides = tl.atomic_add(arrived + pid_n, 1, sem="acq_rel", scope="gpu") == CONFIG.splits - 1
+            if decides:
+                tl.store(arrived + pid_n, 0)
+    return decides, pid_n, product
+
+
+@triton.jit
+def tiled_program(pid, x, weight, workspace, sizes, norm, N, CONFIG: tl.constexpr):
+    """Pool, if among the first programs, or multiply a tile; returns whether to decide now, and about which sample."""
+    features, partial, _ = workspace
+    C, _, _, GRID_H, GRID_W, _, _ = sizes
+    positions = GRID_H * GRID_W
+    F = C * positions
+    first_tile = N * CONFIG.splits
+    first_decision = first_tile + tl.cdiv(N, CONFIG.block_n) * CONFIG.tiles
+    pools = pid < first_tile
+    decides = pid >= first_decision
+    pid_n = 0
+    if pools:
+        pid_n = pid // CONFIG.splits
+        block = pooled_block(pid % CONFIG.splits, sizes, CONFIG)
+        pid_part, part_w, off_c, off_p, mask_f = block
+        pooled = pooled_features(x, pid_n, block, sizes, CONFIG)
+        feature = (tl.cast(pid_part, tl.int64) * N + pid_n) * F + off_c.to(tl.int64) * positions + off_p
+        send(features + feature, pooled, mask_f)
+    elif decides:
+        pid_n = pid - first_decision
+    else:
+        tile_product(pid - first_tile, weight, norm, features, partial, F, N, CONFIG)
+    return decides, pid_n
+
+
+@triton.jit
+def clear_features(features, pid_n, sizes, N, CONFIG: tl.constexpr):
+    """Set the features of a sample back to 0."""
+    C, _, _, GRID_H, GRID_W, _, _ = sizes
+    F = C * (GRID_H * GRID_W)
+    BLOCK_F: tl.constexpr = CONFIG.block_f
+    for start_f in range(0, F, BLOCK_F):
+        off_f = start_f + tl.arange(0, BLOCK_F)
+        for part in range(0, CONFIG.window_parts):
+            row = features + (tl.cast(part, tl.int64) * N + pid_n) * F
+            tl.store(row + off_f, tl.zeros((BLOCK_F,), tl.int32), mask=off_f < F)

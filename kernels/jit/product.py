@@ -1,0 +1,146 @@
+"""Product of features and weight, summed in float32: the split way's by who pooled them, the tiled way's by others.
+
+    sum[n, k] = sum_f feature[n, f] * weight[k, f]
+
+Each part of a sum, over some of the features, goes to a row of ``partial`` [parts, N, row]; ``decide`` adds them up.
+"""
+
+import triton
+import triton.language as tl
+
+from .hand_over import INTERPRETED, awaited, awaited_sum, seen, send
+from .hidden_layers import norm_statistics, normed, sample_features
+
+
+@triton.jit
+def weight_block(column, stride_wk, mask_f, off_k, K):
+    """Read rows [BLOCK_K] of the weight at the features that ``column`` points to; 0 where masked."""
+    pointer = column[None, :] + (off_k.to(tl.int64) * stride_wk)[:, None]
+    return tl.load(pointer, mask=(off_k < K)[:, None] & mask_f[None, :], other=0.0)
+
+
+@triton.jit
+def split_product(pooled, block, column, stride_wk, mask_f, row, CONFIG: tl.constexpr):
+    """Multiply features with their columns of the weight, whose first ``block`` is here; leave the sums in a row."""
+    for start_k in range(0, CONFIG.sent, CONFIG.block_k):  # beyond the last row, too, if that is waited for
+        off_k = start_k + tl.arange(0, CONFIG.block_k)
+        following = weight_block(column, stride_wk, mask_f, off_k + CONFIG.block_k, CONFIG.rows)
+        product_k = tl.sum(block.to(tl.float32) * pooled, axis=1)
+        if CONFIG.waits:
+            send(row + off_k, product_k, off_k < CONFIG.sent)
+        else:
+            tl.store(row + off_k, product_k, mask=off_k < CONFIG.sent)
+        block = following
+
+
+@triton.jit
+def tile_product(pid_tile, weight, norm, features, partial, F, N, CONFIG: tl.constexpr):
+    """Wait for features of a group of samples, multiply them with some rows of the weight, and leave the sums."""
+    weight, stride_wk, stride_wf = weight
+    pid_group = pid_tile // CONFIG.tiles
+    off_n = pid_group * CONFIG.block_n + tl.arange(0, CONFIG.block_n)
+    mask_n = off_n < N
+    pid_s = pid_tile % CONFIG.block_s
+    off_k = pid_tile % CONFIG.tiles // CONFIG.block_s * CONFIG.block_k + tl.arange(0, CONFIG.block_k)
+    share = tl.cdiv(tl.cdiv(F, CONFIG.block_f), CONFIG.block_s) * CONFIG.block_f
+    first_f = pid_s * share
+    last_f = tl.minimum(first_f + share, F)
+    column = weight + (first_f + tl.arange(0, CONFIG.block_f)).to(tl.int64) * stride_wf
+    if CONFIG.block_n == 1:
+        tile = sample_tile(
+            features, pid_group, column, stride_wk, stride_wf, off_k, first_f, last_f, norm, F, N, CONFIG
+        )  # fmt: skip
+    else:
+        tile = group_tile(features, off_n, column, stride_wk, stride_wf, off_k, first_f, last_f, F, N, CONFIG)
+    row = tl.cast(pid_s, tl.int64) * N + off_n.to(tl.int64)
+    pointer = partial + row[:, None] * CONFIG.row_width + off_k[None, :]
+    send(pointer, tile, mask_n[:, None] & (off_k < CONFIG.sent)[None, :])
+
+
+@triton.jit
+def sample_tile(
+    features, pid_n, column, stride_wk, stride_wf, off_k, first_f, last_f, norm, F, N, CONFIG: tl.constexpr
+):  # fmt: skip
+    """Multiply features ``first_f`` to ``last_f`` of one sample, normed if there is a norm; returns [1, BLOCK_K]."""
+    BLOCK_F: tl.constexpr = CONFIG.block_f
+    BLOCK_K: tl.constexpr = CONFIG.block_k
+    off_f = first_f + tl.arange(0, BLOCK_F)
+    right = weight_block(column, stride_wk, off_f < last_f, off_k, CONFIG.rows)  # on its way while others pool
+    if CONFIG.norms:
+        norm_weight, norm_bias, eps = norm
+        mean, scale = norm_statistics(features, pid_n, N, F, eps, CONFIG)
+    tile = tl.zeros((1, BLOCK_K), tl.float32)
+    for start_f in range(first_f, last_f, BLOCK_F):
+        off_f = start_f + tl.arange(0, BLOCK_F)
+        left = sample_features(features, pid_n, off_f, last_f, N, F, CONFIG)
+        if CONFIG.norms:
+            left = normed(left, mean, scale, norm_weight, norm_bias, off_f, last_f)
+        tile += tl.sum(right.to(tl.float32) * left[None, :], axis=1)[None, :]
+        column += tl.cast(BLOCK_F, tl.int64) * stride_wf
+        right = weight_block(column, stride_wk, off_f + BLOCK_F < last_f, off_k, CONFIG.rows)
+    return tile
+
+
+@triton.jit
+def group_tile(features, off_n, column, stride_wk, stride_wf, off_k, first_f, last_f, F, N, CONFIG: tl.constexpr):
+    """Multiply features ``first_f`` to ``last_f`` of samples [BLOCK_N] on tensor cores; returns [BLOCK_N, BLOCK_K].
+
+    Of the next step features are on their way while those of this one are multiplied, and so is the weight, in
+    registers. With ``weight_buffers`` Triton reads it so many steps less one ahead, if in vectors, before the loop
+    waits for features.
+    """
+    BLOCK_N: tl.constexpr = CONFIG.block_n
+    BLOCK_F: tl.constexpr = CONFIG.block_f
+    BLOCK_K: tl.constexpr = CONFIG.block_k
+    AHEAD: tl.constexpr = CONFIG.weight_buffers == 0
+    mask_n = off_n < N
+    off_f = first_f + tl.arange(0, BLOCK_F)
+    if AHEAD:
+        right = weight_block(column, stride_wk, off_f < last_f, off_k, CONFIG.rows)
+    tile = tl.zeros((BLOCK_N, BLOCK_K), tl.float32)
+    part_size = tl.cast(N, tl.int64) * F
+    first_part = features + (off_n.to(tl.int64) * F)[:, None]
+    mask = mask_n[:, None] & (off_f < last_f)[None, :]
+    read, other = seen_parts(first_part + off_f[None, :], part_size, mask, CONFIG)
+    for start_f in tl.range(first_f, last_f, BLOCK_F, num_stages=CONFIG.weight_stages):
+        off_f = start_f + tl.arange(0, BLOCK_F)
+        if not AHEAD:
+            right = weight_block(column, stride_wk, off_f < last_f, off_k, CONFIG.rows)
+        mask = mask_n[:, None] & (off_f < last_f)[None, :]
+        pointer = first_part + off_f[None, :]
+        left = awaited_parts(read, other, pointer, part_size, mask, CONFIG)
+        mask = mask_n[:, None] & (off_f + BLOCK_F < last_f)[None, :]
+        following = first_part + (off_f + BLOCK_F)[None, :] if AHEAD else pointer + BLOCK_F
+        read, other = seen_parts(following, part_size, mask, CONFIG)
+        if INTERPRETED:  # it multiplies bfloat16 wrongly
+            tile = tl.dot(left, tl.trans(right.to(tl.float32)), tile, input_precision="ieee")
+        else:
+            tile = tl.dot(left.to(right.dtype), tl.trans(right), tile, input_precision="ieee")
+        column += tl.cast(BLOCK_F, tl.int64) * stride_wf
+        if AHEAD:
+            right = weight_block(column, stride_wk, off_f + BLOCK_F < last_f, off_k, CONFIG.rows)
+    return tile
+
+
+@triton.jit
+def seen_parts(pointer, part_size, mask, CONFIG: tl.constexpr):
+    """Read features [BLOCK_N, BLOCK_F] that may be there: of the first part of their windows and of the second."""
+    read = seen(pointer, mask)
+    other = read
+    if CONFIG.window_parts > 1:
+        other = seen(pointer + part_size, mask)
+    return read, other
+
+
+@triton.jit
+def awaited_parts(read, other, pointer, part_size, mask, CONFIG: tl.constexpr):
+    """Wait for features [BLOCK_N, BLOCK_F] of a group and add up their parts; see ``seen_parts``."""
+    if CONFIG.window_parts == 1:
+        features = awaited(read, pointer, mask)
+    else:
+        features = awaited_sum(read, other, pointer, pointer + part_size, mask)
+        for _ in range(2, CONFIG.window_parts, 2):
+            pointer += 2 * part_size
+            read, other = seen(pointer, mask), seen(pointer + part_size, mask)
+            features += awaited_sum(read, other, pointer, pointer + part_size, mask)
+    return features
