@@ -71,15 +71,9 @@ class ExitBuffers:
 
     @classmethod
     def allocate(
-        cls,
-        places: int,
-        samples: int,
-        classes: int,
-        *,
-        with_probs: bool,
-        device: torch.device,
+        cls, places: int, samples: int, classes: int, *, with_probs: bool, device: torch.device,
         tallies: Tensor | None = None,
-    ) -> "ExitBuffers":
+    ) -> "ExitBuffers":  # fmt: skip
         """Allocate buffers, zeroed, for a network with ``places`` exits, classifier included; tallies are given."""
         zeros = partial(torch.zeros, device=device)
         return cls(
@@ -136,14 +130,9 @@ class ExitLaunch:
     """One launch for successive exits of a network."""
 
     def __init__(
-        self,
-        buffers: ExitBuffers,
-        place: int,
-        heads: Sequence[ExitHead | None],
-        *,
-        open_samples: Tensor | None = None,
+        self, buffers: ExitBuffers, place: int, heads: Sequence[ExitHead | None], *, open_samples: Tensor | None = None,
         condition: Tensor | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Serve ``heads``, the first of which is at ``place``.
 
         Args:
@@ -197,7 +186,7 @@ class ExitLaunch:
             None if head is None or head.weight is None else self._space(i, head, x)
             for i, (head, x) in enumerate(zip(self._heads, inputs, strict=True))
         ]
-        arguments: list[tuple[Any, ...]] = []
+        places: list[tuple[Any, ...]] = []
         constants: list[HeadConstants | LogitsConstants] = []
         # One stage of all heads after the other: programs that wait start when there is nothing else left to start.
         first_pool = 0
@@ -206,12 +195,12 @@ class ExitLaunch:
         for head, x, space in zip(self._heads, inputs, spaces, strict=True):
             if head is None or space is None:  # logits
                 rule = (None, None) if head is None else (head.temperature, head.threshold)
-                arguments.append(((x, *x.stride()), rule, first_pool))
+                places.append((((x, *x.stride()), rule), first_pool))
                 constants.append(LogitsConstants(number_of("max_prob" if head is None else head.criterion)))
                 first_pool += samples
                 continue
             starts = (first_pool, first_tile, first_decision)
-            arguments.append(tuple(space.arguments(x, head, starts)))
+            places.append((space.arguments(x, head), starts))
             constants.append(space.constants)
             first_pool += space.programs.pools
             first_tile += space.programs.tiles
@@ -219,7 +208,7 @@ class ExitLaunch:
         total = first_decision  # where the next one would begin
         # Heads that share a launch share its limits: those of the heads that have any, lest one be starved the largest.
         configs = [space.constants for space in spaces if space]
-        num_warps = max(4 if None in spaces else 1, *(config.num_warps for config in configs), 1)
+        num_warps = max([4 if None in spaces else 1, *(config.num_warps for config in configs)])
         max_registers = max((config.max_registers for config in configs), default=0)
         most = max((config.max_programs for config in configs), default=0)
         bounded = 0 < most < total
@@ -232,7 +221,7 @@ class ExitLaunch:
         answer_label, answer_exit, answer_confidence, answer_probs = buffers.answer(buffers.packed_answer)
         with torch.cuda.device_of(buffers.label):
             given = (
-                tuple(arguments), (buffers.probs, buffers.label, buffers.confidence, buffers.exits),
+                tuple(places), (buffers.probs, buffers.label, buffers.confidence, buffers.exits),
                 (answer_probs, answer_label, answer_confidence, answer_exit),
                 buffers.valid, self._counters, (self._open_samples, buffers.requests, self._condition),
                 buffers.tallies, self._patience, total, self._turns.get(total), samples, launch_constants,
@@ -272,9 +261,9 @@ class _Space(NamedTuple):
         logits = logits_memory(head.weight, head.hidden, x.shape[0])
         return cls(view, constants, programs, Workspace.of(config, programs, zeros), logits)
 
-    def arguments(self, x: Tensor, head: ExitHead, starts: tuple[int, int, int]) -> HeadArguments:
+    def arguments(self, x: Tensor, head: ExitHead) -> tuple[Any, ...]:
         assert head.weight is not None
         rule = (head.temperature, head.threshold)
-        return HeadArguments.of(
-            x, self.view, head.weight, head.bias, head.hidden, rule, self.workspace, self.logits, starts
+        return tuple(
+            HeadArguments.of(x, self.view, head.weight, head.bias, head.hidden, rule, self.workspace, self.logits)
         )

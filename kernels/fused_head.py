@@ -190,19 +190,10 @@ _compiled: dict[tuple[Hashable, ...], tuple[LaunchConstants, Any]] = {}
 
 
 def launch_fused_head(
-    x: Tensor,
-    view: HeadView,
-    weight: Tensor,
-    bias: Tensor | None,
-    temperature: Tensor | float,
-    threshold: Tensor | float,
-    *,
-    pool_max: bool,
-    return_probs: bool,
-    config: LaunchConfig,
-    criterion: str = "max_prob",
+    x: Tensor, view: HeadView, weight: Tensor, bias: Tensor | None, temperature: Tensor | float,
+    threshold: Tensor | float, *, pool_max: bool, return_probs: bool, config: LaunchConfig, criterion: str = "max_prob",
     hidden: HiddenLayers = NO_LAYERS,
-) -> HeadOutput:
+) -> HeadOutput:  # fmt: skip
     """Run the kernel once on arguments that ``fused_head`` has checked; N is at least 1.
 
     ``view`` is that of x; temperature and threshold are floats or one-element tensors on its device. The other
@@ -211,10 +202,8 @@ def launch_fused_head(
     samples, classes = view.shape[0], weight.shape[0]
     rows = hidden.first_weight(weight).shape[0]
     programs = config.programs(view, rows)
-    probs = x.new_empty((samples, classes), dtype=torch.float32) if return_probs else None
-    label = x.new_empty(samples, dtype=torch.int64)
-    confidence = x.new_empty(samples, dtype=torch.float32)
-    exits = x.new_empty(samples, dtype=torch.bool)
+    probs, label, confidence, exits = _empty_output(x, classes, return_probs)
+    output = HeadOutput(probs if return_probs else None, label, confidence, exits)
     zeros = arrival_counters(x.device).take(programs.zeroed + 1)
     bounded = 0 < config.max_programs < programs.total
     grid = config.max_programs if bounded else programs.total
@@ -238,13 +227,13 @@ def launch_fused_head(
             own = HeadConstants.of(config, view, classes, pool_max=pool_max, criterion=criterion, hidden=hidden)
             constants = LaunchConstants((own,), classes, bounded)
         arguments = (
-            (tuple(head),), (probs, label, confidence, exits),
+            ((tuple(head), None),), tuple(output),
             None, None, (None, None, zeros[-1:]), None, None, None,  # nothing is merged
             programs.total, residency, samples, constants,
         )  # fmt: skip
         options = {} if compiled else {"num_warps": config.num_warps, "maxnreg": config.register_limit}
         _compiled[key] = constants, launch(kernel.exit_kernel, (grid, 1, 1), arguments, options, compiled)
-    return HeadOutput(probs, label, confidence, exits)
+    return output
 
 
 def _empty_output(x: Tensor, classes: int, return_probs: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:

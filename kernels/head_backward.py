@@ -11,17 +11,9 @@ from .reference.hidden_layers import NO_LAYERS, HiddenLayers
 
 
 def save_for_backward(
-    ctx: Any,
-    tensors: tuple[Tensor | None, ...],
-    output: Sequence[Tensor | None],
-    *,
-    temperature: float,
-    pool: str,
-    pool_size: tuple[int, int],
-    criterion: str,
-    return_probs: bool,
-    hidden: HiddenLayers = NO_LAYERS,
-) -> None:
+    ctx: Any, tensors: tuple[Tensor | None, ...], output: Sequence[Tensor | None], *, temperature: float, pool: str,
+    pool_size: tuple[int, int], criterion: str, return_probs: bool, hidden: HiddenLayers = NO_LAYERS,
+) -> None:  # fmt: skip
     """Save what :func:`backward` needs; the tensors are x, weight, bias and, None for the number, the temperature."""
     parameters = [one for _, one in hidden.tensors()]
     ctx.save_for_backward(*tensors, *parameters)

@@ -51,12 +51,9 @@ def max_pool2d(
 
 
 def launch_max_pool(
-    x: Tensor,
-    kernel_size: tuple[int, ...],
-    stride: tuple[int, ...],
-    padding: tuple[int, ...],
+    x: Tensor, kernel_size: tuple[int, ...], stride: tuple[int, ...], padding: tuple[int, ...],
     out_size: tuple[int, int],
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """Run the kernel once on arguments that ``max_pool2d`` has checked, all sizes as pairs.
 
     ``out_size`` is (H_out, W_out), at least 1 each.

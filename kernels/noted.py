@@ -40,17 +40,16 @@ class NotedLaunch(NamedTuple):
     grid: tuple[int, ...]
     arguments: tuple[Any, ...]
     options: dict[str, Any]
-    """Arguments given by name, and Triton's own."""
+    """Triton's own."""
 
     @property
     def compiled(self) -> bool:
-        """Whether the kernel is compiled: it then takes addresses, and all arguments by position."""
+        """Whether the kernel is compiled: it then takes addresses."""
         return hasattr(self.kernel, "packed_metadata")
 
     def given(self) -> dict[str, Any]:
         """Return the arguments by name, in their order."""
-        by_name = {**dict(zip(self.names, self.arguments, strict=False)), **self.options}
-        return {name: by_name[name] for name in self.names}
+        return dict(zip(self.names, self.arguments, strict=True))
 
     def repeat(self, varying: Sequence[Path], stream: int) -> Callable[[Sequence[Any]], None]:
         """Return what launches it again on a stream, given by its handle (the interpreter has none).
@@ -59,19 +58,11 @@ class NotedLaunch(NamedTuple):
         which Triton does not ask the driver. The tensors of the noted launch in these places are let go of.
         """
         given = self.given()
-        own = {name: value for name, value in self.options.items() if name not in self.names}
         places = frozenset(varying)
         fixed = {name: _fixed(value, (name,), places, addresses=self.compiled) for name, value in given.items()}
         if not self.compiled:
-            kernel, grid, by_position = self.kernel, self.grid, len(self.arguments)
-
-            def interpret(tensors: Sequence[Tensor]) -> None:
-                filled = _filled(fixed, varying, tensors)
-                names = [*filled]
-                by_name = {name: filled[name] for name in names[by_position:]}
-                kernel[grid](*[filled[name] for name in names[:by_position]], **by_name, **own)
-
-            return interpret
+            interpreted, options = self.kernel[self.grid], self.options
+            return lambda tensors: interpreted(*_filled(fixed, varying, tensors).values(), **options)
         by_triton = self.kernel[(*self.grid, 1, 1)[:3]]
         by_driver = _driver_launch(self.kernel, self.grid, given, varying)
         handle = None if by_driver is None else driver.CUstream(stream)
@@ -106,7 +97,7 @@ def launch(
 ) -> Any:
     """Launch a kernel, by what it was compiled to if that is known, and note it; returns what it is compiled to.
 
-    That is None where it is interpreted. Options are arguments by name, and Triton's own.
+    That is None where it is interpreted. Options are Triton's own.
     """
     made = (function if compiled is None else compiled)[grid](*arguments, **options)
     compiled = compiled if made is None else made

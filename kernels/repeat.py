@@ -76,7 +76,7 @@ class HeadRepeat:
         )
         self._of: Callable[[Tensor], Any] = Tensor.data_ptr if noted.compiled else lambda tensor: tensor
         outputs = [("output", part) for part in (1, 2, 3, 0)[: 4 if self._with_probs else 3]]
-        self._repeat = noted.repeat([("places", 0, 0, 0), *outputs], stream)
+        self._repeat = noted.repeat([("places", 0, 0, 0, 0), *outputs], stream)
         # The workspace is 0 before a launch and after it, or of no interest outside of it.
         head = HeadArguments.launched(given)
         self._workspace = [head.workspace, head.last, given["counters"]]
@@ -94,18 +94,9 @@ class HeadRepeat:
 
 
 def cpu_head(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    temperature: Tensor,
-    threshold: Tensor,
-    *,
-    pool: str,
-    pool_size: tuple[int, int],
-    criterion: str = "max_prob",
-    return_probs: bool,
-    hidden: HiddenLayers = NO_LAYERS,
-) -> HeadOutput:
+    x: Tensor, weight: Tensor, bias: Tensor | None, temperature: Tensor, threshold: Tensor, *, pool: str,
+    pool_size: tuple[int, int], criterion: str = "max_prob", return_probs: bool, hidden: HiddenLayers = NO_LAYERS,
+) -> HeadOutput:  # fmt: skip
     """Answer as ``fused_head_reference`` does, bit for bit.
 
     Arguments are those of ``fused_head``, checked, and the rule's tensors have no dimension. The temperature, mostly 1,
@@ -134,14 +125,9 @@ def cpu_head(
 
 
 def repeat_differentiably(
-    repeat: Callable[[Tensor], HeadOutput],
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    temperature: Tensor,
-    hidden: HiddenLayers = NO_LAYERS,
-    **options: Any,
-) -> HeadOutput:
+    repeat: Callable[[Tensor], HeadOutput], x: Tensor, weight: Tensor, bias: Tensor | None, temperature: Tensor,
+    hidden: HiddenLayers = NO_LAYERS, **options: Any,
+) -> HeadOutput:  # fmt: skip
     """Answer by a repeated call, differentiably in x, weight, bias and the hidden layers' parameters.
 
     The temperature is that of the call; options are ``pool``, ``pool_size``, ``criterion`` and ``return_probs``, those
@@ -273,14 +259,9 @@ class _OfLayout:
     """One launch for inputs of a layout, with other inputs and another answer."""
 
     def __init__(
-        self,
-        noted: NotedLaunch,
-        launch: ExitLaunch,
-        buffers: ExitBuffers,
-        inputs: Sequence[Tensor],
-        packed: Tensor,
+        self, noted: NotedLaunch, launch: ExitLaunch, buffers: ExitBuffers, inputs: Sequence[Tensor], packed: Tensor,
         stream: int,
-    ) -> None:
+    ) -> None:  # fmt: skip
         given = noted.given()
         self._launch = launch  # and with it the workspace
         self._buffers, self._compiled = buffers, noted.compiled
@@ -288,7 +269,7 @@ class _OfLayout:
         self._parts = [part for part, place in enumerate(_ANSWER) if answer[place] is not None]
         # By offset in bytes: the answer's parts lie in one tensor.
         self._offsets = [answer[_ANSWER[part]].data_ptr() - packed.data_ptr() for part in self._parts]
-        of_inputs: list[Path] = [("places", place, 0, 0) for place in range(len(given["places"]))]
+        of_inputs: list[Path] = [("places", place, 0, 0, 0) for place in range(len(given["places"]))]
         self._repeat = noted.repeat([*of_inputs, *(("answer", _ANSWER[part]) for part in self._parts)], stream)
         self._forms = TensorForms(_distinct(inputs))
         self._alignments = [x.data_ptr() % ALIGNED for x in inputs]

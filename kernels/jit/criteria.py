@@ -6,7 +6,7 @@ block of classes brings up to date:
     entropy   sum_k d[k] * exp(d[k]),   d[k] = (logit[k] - top) / temperature
     margin    the second largest logit
     energy    nothing
-    patience  nothing: in a network the launch counts heads that agree, see ``merge`` in exits.py
+    patience  nothing: in a network the launch counts heads that agree, see ``merge`` in merge.py
 """
 
 import triton

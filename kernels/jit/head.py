@@ -42,7 +42,7 @@ from .product import split_product, tile_product, weight_block
 @triton.jit
 def head_program(pid, head, output, N, CONFIG: tl.constexpr):
     """Do the work of program ``pid`` of a head; returns whether it decided about a sample, and which."""
-    x, weight, bias, rule, workspace, sizes, _, norm, last = head
+    x, weight, bias, rule, workspace, sizes, norm, last = head
     features, partial, _ = workspace
     rule = read_rule(rule)  # before anything waits
     if CONFIG.tiled:

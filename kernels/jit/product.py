@@ -93,6 +93,7 @@ def group_tile(features, off_n, column, stride_wk, stride_wf, off_k, first_f, la
     BLOCK_F: tl.constexpr = CONFIG.block_f
     BLOCK_K: tl.constexpr = CONFIG.block_k
     AHEAD: tl.constexpr = CONFIG.weight_buffers == 0
+    PARTS: tl.constexpr = CONFIG.window_parts > 1
     mask_n = off_n < N
     off_f = first_f + tl.arange(0, BLOCK_F)
     if AHEAD:
@@ -101,8 +102,9 @@ def group_tile(features, off_n, column, stride_wk, stride_wf, off_k, first_f, la
     part_size = tl.cast(N, tl.int64) * F
     first_part = features + (off_n.to(tl.int64) * F)[:, None]
     mask = mask_n[:, None] & (off_f < last_f)[None, :]
-    read, other = seen_parts(first_part + off_f[None, :], part_size, mask, CONFIG)
-    for start_f in tl.range(first_f, last_f, BLOCK_F, num_stages=CONFIG.weight_stages):
+    read = seen(first_part + off_f[None, :], mask)
+    other = seen(first_part + off_f[None, :] + part_size, mask) if PARTS else read
+    for start_f in tl.range(first_f, last_f, BLOCK_F, num_stages=CONFIG.weight_buffers or None):
         off_f = start_f + tl.arange(0, BLOCK_F)
         if not AHEAD:
             right = weight_block(column, stride_wk, off_f < last_f, off_k, CONFIG.rows)
@@ -111,7 +113,8 @@ def group_tile(features, off_n, column, stride_wk, stride_wf, off_k, first_f, la
         left = awaited_parts(read, other, pointer, part_size, mask, CONFIG)
         mask = mask_n[:, None] & (off_f + BLOCK_F < last_f)[None, :]
         following = first_part + (off_f + BLOCK_F)[None, :] if AHEAD else pointer + BLOCK_F
-        read, other = seen_parts(following, part_size, mask, CONFIG)
+        read = seen(following, mask)
+        other = seen(following + part_size, mask) if PARTS else read
         if INTERPRETED:  # it multiplies bfloat16 wrongly
             tile = tl.dot(left, tl.trans(right.to(tl.float32)), tile, input_precision="ieee")
         else:
@@ -123,18 +126,8 @@ def group_tile(features, off_n, column, stride_wk, stride_wf, off_k, first_f, la
 
 
 @triton.jit
-def seen_parts(pointer, part_size, mask, CONFIG: tl.constexpr):
-    """Read features [BLOCK_N, BLOCK_F] that may be there: of the first part of their windows and of the second."""
-    read = seen(pointer, mask)
-    other = read
-    if CONFIG.window_parts > 1:
-        other = seen(pointer + part_size, mask)
-    return read, other
-
-
-@triton.jit
 def awaited_parts(read, other, pointer, part_size, mask, CONFIG: tl.constexpr):
-    """Wait for features [BLOCK_N, BLOCK_F] of a group and add up their parts; see ``seen_parts``."""
+    """Wait for features [BLOCK_N, BLOCK_F] of a group and add up their parts, the first of which were looked for."""
     if CONFIG.window_parts == 1:
         features = awaited(read, pointer, mask)
     else:

@@ -21,15 +21,9 @@ overrides: ContextVar[Mapping[tuple[HeadShape, str], LaunchConfig] | None] = Con
 
 
 def choose_config(
-    view: HeadView,
-    classes: int,
-    *,
-    pool_max: bool,
-    dtype: torch.dtype,
-    device: torch.device,
-    place: str,
+    view: HeadView, classes: int, *, pool_max: bool, dtype: torch.dtype, device: torch.device, place: str,
     hidden: HiddenLayers = NO_LAYERS,
-) -> LaunchConfig:
+) -> LaunchConfig:  # fmt: skip
     """Choose how a head is launched; every launch asks, so that what table or rule say is remembered.
 
     A table that cannot be read, or is of other kernels, is warned of once, and the rule decides.

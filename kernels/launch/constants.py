@@ -72,11 +72,6 @@ class HeadConstants(LaunchConfig):
         """Programs that multiply the features of one group of samples, each some rows and a part of the features."""
         return -(-self.rows // self.block_k) * self.block_s
 
-    @property
-    def weight_stages(self) -> int | None:
-        """Triton's ``num_stages`` of the product of a group."""
-        return self.weight_buffers or None
-
 
 @dataclass(frozen=True)
 class LogitsConstants:

@@ -90,14 +90,9 @@ def check_classes(name: str, classes: int) -> None:
 
 
 def check_head_arguments(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    pool: str,
-    pool_size: tuple[int, int],
-    criterion: str,
+    x: Tensor, weight: Tensor, bias: Tensor | None, pool: str, pool_size: tuple[int, int], criterion: str,
     hidden: HiddenLayers = NO_LAYERS,
-) -> None:
+) -> None:  # fmt: skip
     """Raise ``TypeError`` for a dtype of a head's call that does not fit, ``ValueError`` for anything else."""
     if x.dtype not in head_dtypes(x.device):
         raise TypeError(f"x: got {x.dtype} on {x.device}, wants {head_dtypes_in_words(x.device)}")

@@ -1,4 +1,4 @@
-"""What a launch is given of a head: its parameters as the kernel takes them, and memory that its programs share."""
+"""HeadArguments: a head's parameters as the kernel takes them; Workspace: memory that its programs share."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -47,8 +47,6 @@ class HeadArguments(NamedTuple):
     """See :class:`Workspace`."""
     sizes: tuple[int, ...]
     """C, H, W, rows and columns of the grid, and of the largest window."""
-    starts: tuple[int, ...]
-    """First programs, in the launch, of those that pool, multiply a tile, and decide."""
     norm: tuple[Any, ...] | None
     """Weight [features] or None, bias [features] or None, and eps; None if there is no norm."""
     last: tuple[Any, ...] | None
@@ -57,7 +55,7 @@ class HeadArguments(NamedTuple):
     @classmethod
     def of(
         cls, x: Tensor, view: HeadView, weight: Tensor, bias: Tensor | None, hidden: HiddenLayers,
-        rule: tuple[Any, Any], workspace: Workspace, logits: Tensor | None, starts: tuple[int, int, int] = (0, 0, 0),
+        rule: tuple[Any, Any], workspace: Workspace, logits: Tensor | None,
     ) -> "HeadArguments":  # fmt: skip
         """Take them from a head's parameters and memory; ``logits`` as of ``logits_memory``."""
         norm = last = None
@@ -68,12 +66,12 @@ class HeadArguments(NamedTuple):
             weight, bias = hidden.weight, hidden.bias
         sizes = (*view.shape[1:], view.grid_h, view.grid_w, view.window_h, view.window_w)
         x_view = (x, *view.strides)
-        return cls(x_view, _strided(weight), _strided(bias), rule, tuple(workspace), sizes, starts, norm, last)
+        return cls(x_view, _strided(weight), _strided(bias), rule, tuple(workspace), sizes, norm, last)
 
     @classmethod
     def launched(cls, given: Mapping[str, Any]) -> "HeadArguments":
         """Return those of the one head of a launch, given its arguments by name."""
-        return cls(*given["places"][0])
+        return cls(*given["places"][0][0])
 
     def parameters(self) -> list[Tensor]:
         """Return the head's parameters: of the last linear layer, the norm, the first one."""

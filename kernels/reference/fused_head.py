@@ -54,17 +54,10 @@ def _scalar(number: Tensor | float) -> Tensor | float:
 
 
 def fused_head_reference(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    *,
-    pool: str,
-    pool_size: tuple[int, int],
-    temperature: Tensor | float,
-    threshold: Tensor | float,
-    criterion: str = "max_prob",
+    x: Tensor, weight: Tensor, bias: Tensor | None, *, pool: str, pool_size: tuple[int, int],
+    temperature: Tensor | float, threshold: Tensor | float, criterion: str = "max_prob",
     hidden: HiddenLayers = NO_LAYERS,
-) -> HeadOutput:
+) -> HeadOutput:  # fmt: skip
     """Pool -> flatten -> hidden layers -> linear -> softmax -> confidence check.
 
     Computed in float32, of float64 input in float64. Arguments are those of :func:`auxhead.kernels.fused_head`, which

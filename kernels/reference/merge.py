@@ -10,7 +10,7 @@ Under patience (PABEE, Zhou et al., NeurIPS 2020) a sample exits where enough he
 With threshold t that is the patience t of PABEE, in its code too: a label that has stayed the same t times in a row, so
 that t + 1 heads agree; 0 exits at once. All heads before it count, in the order of the network, whatever their own rule
 and even if they are disabled. A head that cannot tell, whose confidence is NaN, agrees with none, exits nobody, and the
-count begins anew behind it. The kernel does the same in ``merge``, jit/exits.py; a pipeline's stages, which see a part
+count begins anew behind it. The kernel does the same in ``merge``, jit/merge.py; a pipeline's stages, which see a part
 of the exits each, do so one exit after another in model/parallel/pipeline/answered.py.
 """
 

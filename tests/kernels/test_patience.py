@@ -1,4 +1,4 @@
-"""Patience, in reference/merge.py and jit/exits.py: heads in a row that agree, as a loop over labels counts them."""
+"""Patience, in reference/merge.py and jit/merge.py: heads in a row that agree, as a loop over labels counts them."""
 
 import math
 

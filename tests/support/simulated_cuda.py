@@ -128,10 +128,10 @@ def _kernel_accesses(executor: Any, args: tuple[Any, ...]) -> tuple[list[torch.T
     if kernel == "exit_kernel":
         if given["LAUNCH"].first > 0 and not (given["answer"][3] < 0).any():
             not_written |= {"answer"}  # all have left
-        for place in given.pop("places"):
-            head = HeadArguments(*place) if len(place) > 3 else None
+        for arguments, _ in given.pop("places"):
+            head = HeadArguments(*arguments) if len(arguments) > 2 else None
             writes += [] if head is None else [head.workspace, (head.last or [None])[-1]]
-            reads += place if head is None else head._replace(workspace=(), last=(head.last or ())[:-1])
+            reads += arguments if head is None else head._replace(workspace=(), last=(head.last or ())[:-1])
         if given["LAUNCH"].merges:
             *written, condition = given.pop("told")
             reads.append(condition)
