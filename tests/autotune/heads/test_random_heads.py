@@ -18,6 +18,7 @@ from support.head_fakes import SPEED, a_random_head, times_of
 from support.pretended_gpu import ENVIRONMENT, compute_on_the_cpu
 
 running = importlib.import_module("auxhead.autotune.heads.run_random")
+head_timing = importlib.import_module("auxhead.autotune.measuring.head_timing")
 DRAWN = [draw(1, number) for number in range(400)]
 
 
@@ -193,6 +194,20 @@ def test_no_memory_is_a_failure_and_a_lost_device_the_end(pretended, monkeypatch
 )
 def test_what_does_not_go_together_is_refused(arguments, message):
     assert_one_line_error(tune(*arguments), message)
+
+
+def test_one_is_measured_by_what_measures_a_networks_heads(simulated, timed_by):
+    maps, device = [head for head in DRAWN if len(head.input) == 4], torch.device("cpu")
+    drawn = min(maps, key=lambda head: sum(head.bytes))
+    us = {"fused": 20.0, "eager": 40.0, "compiled": 30.0}
+    timed_by(lambda variants, device, *, rounds, repeat: {  # of all launches of a graph
+        name: [[us[name]] * rounds] * len(captures) for name, captures in variants.items()
+    })  # fmt: skip
+    (_, head, _), timing = running._asked(drawn, 1, device), head_timing.AloneTiming(device, {})
+    results, effort = running._measured(drawn, head, timing, device)
+    assert head.variants == ("fused", "eager", "compiled") and not timing.heads
+    assert all(isinstance(result, Paired) for result in results.values()), results
+    assert results["eager"].own == [[2.0] * 10] * 3 and effort == {"chain": 20, "rounds": 10, "captures": 3}
 
 
 # Tables.
