@@ -241,7 +241,7 @@ def test_the_tables_of_random_heads():
         "as torch.compile in 100.0 % of 1 (worst 1.20, median 1.20)."
     )
     assert worst.rows[0] == (
-        "1", "flattened", "8x64x56x56 float16 channels last; not pooled, 10 classes", "n1 num_warps4", "4.00", "0.80",
+        "1", "flattened", "8x64x56x56 float16 channels last; not pooled, 10 classes", "n=1 num_warps=4", "4.00", "0.80",
         "3.20", "0.80 (0.76-0.84)", "-",
     )  # fmt: skip
     assert [row[0] for row in worst.rows] == ["1", "2", "0"]
