@@ -1,11 +1,4 @@
-"""Decide about a sample, from the parts of its logits: add them up, softmax, class, confidence, exit.
-
-    logit[n, k] = sum over the parts, in their order, + bias[k]
-    probs[n]    = softmax(logit[n] / temperature)
-    exit[n]     = confidence[n] > threshold,    such as max_k probs[n, k]; see criteria.py
-
-One program does it, that of a sample which has all parts.
-"""
+"""Decide about samples: add the parts of their logits up; softmax, class, confidence and exit; see head.py."""
 
 import triton
 import triton.language as tl

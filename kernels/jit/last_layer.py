@@ -1,10 +1,4 @@
-"""The last layer of a head with a hidden one, by the program that decides about a sample.
-
-    hidden[n, h] = activation(sum[n, h] + bias[h])
-    logit[n, k]  = sum_h hidden[n, h] * last_weight[k, h] + last_bias[k]
-
-It has all hidden features at once.
-"""
+"""Last layer of a head with a hidden one, multiplied by the program that decides about a sample; see head.py."""
 
 import triton
 import triton.language as tl

@@ -1,9 +1,4 @@
-"""Pool: a program makes features of one sample from its map, each over one window of an adaptive grid.
-
-    feature[n, f] = pool of x[n, c] over window (i, j),    f = (c * GRID_H + i) * GRID_W + j
-
-A feature's position p is that of its window, i * GRID_W + j.
-"""
+"""Pool: a block of features of one sample from its map, each over one window of a grid, whose position is ``off_p``."""
 
 import triton
 import triton.language as tl

@@ -1,8 +1,6 @@
-"""Product of features and weight, summed in float32: the split way's by who pooled them, the tiled way's by others.
+"""Product of features and weight: by the programs that pooled them (split), or by others that wait for them (tiles).
 
-    sum[n, k] = sum_f feature[n, f] * weight[k, f]
-
-Each part of a sum, over some of the features, goes to a row of ``partial`` [parts, N, row]; ``decide`` adds them up.
+Sums are float32. Each part of one, over some of the features, goes to a row of ``partial`` [parts, N, row_width].
 """
 
 import triton
@@ -36,7 +34,6 @@ def split_product(pooled, block, column, stride_wk, mask_f, row, CONFIG: tl.cons
 @triton.jit
 def tile_product(pid_tile, weight, norm, features, partial, F, N, CONFIG: tl.constexpr):
     """Wait for features of a group of samples, multiply them with some rows of the weight, and leave the sums."""
-    weight, stride_wk, stride_wf = weight
     pid_group = pid_tile // CONFIG.tiles
     off_n = pid_group * CONFIG.block_n + tl.arange(0, CONFIG.block_n)
     mask_n = off_n < N
@@ -45,26 +42,23 @@ def tile_product(pid_tile, weight, norm, features, partial, F, N, CONFIG: tl.con
     share = tl.cdiv(tl.cdiv(F, CONFIG.block_f), CONFIG.block_s) * CONFIG.block_f
     first_f = pid_s * share
     last_f = tl.minimum(first_f + share, F)
-    column = weight + (first_f + tl.arange(0, CONFIG.block_f)).to(tl.int64) * stride_wf
     if CONFIG.block_n == 1:
-        tile = sample_tile(
-            features, pid_group, column, stride_wk, stride_wf, off_k, first_f, last_f, norm, F, N, CONFIG
-        )  # fmt: skip
+        tile = sample_tile(features, pid_group, weight, norm, off_k, first_f, last_f, F, N, CONFIG)
     else:
-        tile = group_tile(features, off_n, column, stride_wk, stride_wf, off_k, first_f, last_f, F, N, CONFIG)
+        tile = group_tile(features, off_n, weight, off_k, first_f, last_f, F, N, CONFIG)
     row = tl.cast(pid_s, tl.int64) * N + off_n.to(tl.int64)
     pointer = partial + row[:, None] * CONFIG.row_width + off_k[None, :]
     send(pointer, tile, mask_n[:, None] & (off_k < CONFIG.sent)[None, :])
 
 
 @triton.jit
-def sample_tile(
-    features, pid_n, column, stride_wk, stride_wf, off_k, first_f, last_f, norm, F, N, CONFIG: tl.constexpr
-):  # fmt: skip
+def sample_tile(features, pid_n, weight, norm, off_k, first_f, last_f, F, N, CONFIG: tl.constexpr):
     """Multiply features ``first_f`` to ``last_f`` of one sample, normed if there is a norm; returns [1, BLOCK_K]."""
     BLOCK_F: tl.constexpr = CONFIG.block_f
     BLOCK_K: tl.constexpr = CONFIG.block_k
+    weight, stride_wk, stride_wf = weight
     off_f = first_f + tl.arange(0, BLOCK_F)
+    column = weight + off_f.to(tl.int64) * stride_wf
     right = weight_block(column, stride_wk, off_f < last_f, off_k, CONFIG.rows)  # on its way while others pool
     if CONFIG.norms:
         norm_weight, norm_bias, eps = norm
@@ -82,7 +76,7 @@ def sample_tile(
 
 
 @triton.jit
-def group_tile(features, off_n, column, stride_wk, stride_wf, off_k, first_f, last_f, F, N, CONFIG: tl.constexpr):
+def group_tile(features, off_n, weight, off_k, first_f, last_f, F, N, CONFIG: tl.constexpr):
     """Multiply features ``first_f`` to ``last_f`` of samples [BLOCK_N] on tensor cores; returns [BLOCK_N, BLOCK_K].
 
     Of the next step features are on their way while those of this one are multiplied, and so is the weight, in
@@ -94,8 +88,10 @@ def group_tile(features, off_n, column, stride_wk, stride_wf, off_k, first_f, la
     BLOCK_K: tl.constexpr = CONFIG.block_k
     AHEAD: tl.constexpr = CONFIG.weight_buffers == 0
     PARTS: tl.constexpr = CONFIG.window_parts > 1
+    weight, stride_wk, stride_wf = weight
     mask_n = off_n < N
     off_f = first_f + tl.arange(0, BLOCK_F)
+    column = weight + off_f.to(tl.int64) * stride_wf
     if AHEAD:
         right = weight_block(column, stride_wk, off_f < last_f, off_k, CONFIG.rows)
     tile = tl.zeros((BLOCK_N, BLOCK_K), tl.float32)
@@ -112,6 +108,7 @@ def group_tile(features, off_n, column, stride_wk, stride_wf, off_k, first_f, la
         pointer = first_part + off_f[None, :]
         left = awaited_parts(read, other, pointer, part_size, mask, CONFIG)
         mask = mask_n[:, None] & (off_f + BLOCK_F < last_f)[None, :]
+        # each as it was measured: written alike they are other code, as fast as that may be
         following = first_part + (off_f + BLOCK_F)[None, :] if AHEAD else pointer + BLOCK_F
         read = seen(following, mask)
         other = seen(following + part_size, mask) if PARTS else read

@@ -35,17 +35,11 @@ class HeadConstants(LaunchConfig):
     ) -> "HeadConstants":
         """Take them from a head's configuration, input and layers."""
         return cls(
-            **vars(config),
-            rows=classes if hidden.weight is None else hidden.weight.shape[0],
-            classes=classes,
-            splits=config.splits_of(view),
-            one_window=view.positions == config.block_p == 1,
-            pool_max=pool_max,
-            criterion=number_of(criterion),
-            activation=hidden.activation_number,
-            rectifies=hidden.rectifies,
+            **vars(config), rows=classes if hidden.weight is None else hidden.weight.shape[0], classes=classes,
+            splits=config.splits_of(view), one_window=view.positions == config.block_p == 1, pool_max=pool_max,
+            criterion=number_of(criterion), activation=hidden.activation_number, rectifies=hidden.rectifies,
             norms=hidden.eps is not None,
-        )
+        )  # fmt: skip
 
     @property
     def alone(self) -> bool:
