@@ -30,6 +30,7 @@ are tuples are described at ``HeadArguments``, in launch/memory.py.
 
 import triton
 import triton.language as tl
+from triton.language import core
 
 from .decide import decide
 from .hand_over import send
@@ -81,7 +82,7 @@ def rule_number(value):
     """Return a number of a rule: given, or read where it lies, or 1 of a classifier, which has no rule."""
     if value is None:
         number = 1.0
-    elif tl.core.to_tensor(value).dtype.is_ptr():
+    elif core.to_tensor(value).dtype.is_ptr():  # the interpreter leaves a float in a tuple what it is
         number = tl.load(value)
     else:
         number = value
