@@ -78,21 +78,3 @@ def normed(value, mean, scale, norm_weight, norm_bias, off_f, end_f):
     if bias is not None:
         value += tl.load(bias + off_f.to(tl.int64) * stride_nb, mask=mask, other=0.0).to(tl.float32)
     return tl.where(mask, value, 0.0)
-
-
-@triton.constexpr_function
-def classes_at_once(classes, hidden):
-    """Return how many rows of the last layer, of so many padded hidden features, a program multiplies at a time."""
-    block = 1
-    while block < classes and block * hidden < 8192:
-        block *= 2
-    return block
-
-
-@triton.constexpr_function
-def softmax_block(classes):
-    """Return how many classes the softmax takes in one step, where the logits are in memory."""
-    block = 1
-    while block < classes and block < 1024:
-        block *= 2
-    return block

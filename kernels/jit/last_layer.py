@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 
 from .decide import decide, logits_block
-from .hidden_layers import activated, classes_at_once, softmax_block
+from .hidden_layers import activated
 from .product import weight_block
 
 
@@ -14,7 +14,7 @@ def decide_by_hidden(product, sums, bias, rule, last, output, off_n, pid_n, N, C
     last_weight, last_bias, logits = last
     weight, stride_lk, stride_lh = last_weight
     K: tl.constexpr = CONFIG.classes
-    BLOCK_L: tl.constexpr = classes_at_once(K, CONFIG.block_j)
+    BLOCK_L: tl.constexpr = CONFIG.block_l
     off_h = tl.arange(0, CONFIG.block_j)
     mask_h = off_h < CONFIG.rows
     off_l = tl.arange(0, BLOCK_L)
@@ -33,6 +33,5 @@ def decide_by_hidden(product, sums, bias, rule, last, output, off_n, pid_n, N, C
             tl.store(row + off_l, tl.sum(rows.to(tl.float32) * hidden, axis=1), mask=off_l < K)
             rows = following
         tl.debug_barrier()  # threads read what others stored
-        BLOCK_D: tl.constexpr = softmax_block(K)
         sums = (logits, 0, K, 1, K, 1)
-        decide(None, sums, last_bias, rule, output, off_n, N, K, CONFIG.criterion, False, 1, BLOCK_D)
+        decide(None, sums, last_bias, rule, output, off_n, N, K, CONFIG.criterion, False, 1, CONFIG.block_d)

@@ -66,6 +66,16 @@ class HeadConstants(LaunchConfig):
         """Programs that multiply the features of one group of samples, each some rows and a part of the features."""
         return -(-self.rows // self.block_k) * self.block_s
 
+    @property
+    def block_l(self) -> int:
+        """Rows of the last layer, each of ``block_j`` padded hidden features, that are multiplied at a time."""
+        return min(next_power_of_2(self.classes), max(8192 // self.block_j, 1))
+
+    @property
+    def block_d(self) -> int:
+        """Classes of which the softmax is taken in one step behind a last layer, where all are in memory."""
+        return min(next_power_of_2(self.classes), 1024)
+
 
 @dataclass(frozen=True)
 class LogitsConstants:
@@ -94,5 +104,5 @@ class LaunchConstants:
 
     @property
     def block_j(self) -> int:
-        """Classes that are copied at a time, or of which softmax is taken where logits are given."""
+        """Classes that are copied at a time, or of which the softmax is taken where logits are given."""
         return min(next_power_of_2(self.classes), 1024)

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-#: Activations by name, each as PyTorch defines it. To add one: a row here, the same in hidden_layers_kernel.py.
+#: Activations by name, each as PyTorch defines it. To add one: a row here, the same in jit/hidden_layers.py.
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
     "gelu": F.gelu,

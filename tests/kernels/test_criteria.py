@@ -1,4 +1,4 @@
-"""criteria.py and criteria_kernel.py: each criterion is its formula in float64, and decides by it."""
+"""reference/criteria.py, jit/criteria.py: each criterion is its formula in float64, and decides by it."""
 
 import math
 
