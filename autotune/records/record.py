@@ -60,8 +60,8 @@ class Record:
     utc: str
     """Time at which it was appended, ISO 8601."""
     environment: dict[str, Any]
-    """gpu, sm_count, driver, torch, triton, cudnn, cuda, python, auxhead, commit (its end "-dirty" says that files
-    differed; None outside a checkout) and clocks: the GPU's, as found right after the measurement."""
+    """gpu, sm_count, capability, driver, torch, triton, cudnn, cuda, python, auxhead, commit (its end "-dirty" says
+    that files differed; None outside a checkout) and clocks: the GPU's, as found right after the measurement."""
     protocol: dict[str, Any]
     """rounds, warm_up, repeat, captures, order, l2, samples_by_exit (how many of all inputs leave where, by the eager
     network on the same trunk) and whatever else says how the numbers came about.
