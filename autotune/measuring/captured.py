@@ -40,11 +40,11 @@ class OwnGraph(Generic[Answered]):
         self._graph.replay()
 
 
-def chain(launch: Callable[[], Answered], device: torch.device) -> OwnGraph[Answered]:
-    """Capture ``CHAIN`` times what ``launch`` does on the current stream, one after another; the last one answers."""
+def chain(launch: Callable[[], Answered], device: torch.device, times: int | None = None) -> OwnGraph[Answered]:
+    """Capture what ``launch`` does on the current stream, ``CHAIN`` or so many times in a row; the last one answers."""
 
     def program() -> Answered:
-        for _ in range(CHAIN - 1):
+        for _ in range((times or CHAIN) - 1):
             launch()
         return launch()
 

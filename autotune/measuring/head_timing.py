@@ -22,7 +22,7 @@ from .captured import CHAIN, chain
 from .cells import NEVER
 from .compile_pool import CompilePool, InputOf, compile_alone, compile_network
 from .failures import DeviceLost, Failure, WrongAnswer, refuse
-from .heads_alone import ALONE, FUSED, LAUNCHES, NETWORK, AloneHead, Launch, Target
+from .heads_alone import ALONE, FUSED, LAUNCHES, AloneHead, Launch, Target
 from .heads_in_situ import HeadsInSitu
 from .subject import Subject
 from .timers import PROTOCOL, Key, block_length, time_rounds, time_those_that_run
@@ -52,31 +52,25 @@ def measure_copy_speed(device: torch.device, rounds: int) -> CopySpeed:
     return CopySpeed(times["copy"])
 
 
-class HeadTiming:
-    """Measures the heads of one network on one CUDA device, in one place, ``ALONE`` or ``NETWORK``.
+class AloneTiming:
+    """Measures heads by themselves on one CUDA device, of a network or of none; ``place`` is always ``ALONE``.
 
     The first configuration of a call is the rule's, the baseline: where it fails, nothing is timed.
     """
 
-    def __init__(self, subject: Subject, trunk: str = "cudnn", pool: CompilePool | None = None) -> None:
-        """Measure the heads of ``subject``, in situ beside a trunk of that kind; a pool compiles before they launch."""
-        self._subject = subject
+    def __init__(
+        self, device: torch.device, heads: Mapping[Target, AloneHead], pool: CompilePool | None = None
+    ) -> None:
+        """Measure these heads, which may be exchanged for others; a pool compiles before they launch."""
+        self.heads = heads
+        """For each shape a head that has it, with its input."""
+        self._device = device
         self._pool = pool
-        self._device = subject.example.device
-        self._in_situ = HeadsInSitu(subject, trunk)
         self._lost: str | None = None
-        by_shape: dict[HeadShape, list[tuple[str, AloneHead]]] = {}
-        for tap, head in zip(subject.network.taps, self._in_situ.heads, strict=True):
-            by_shape.setdefault(head.shape, []).append((tap, head))
-        self.heads = {
-            Target(shape, subject.cell.model, tuple(tap for tap, _ in heads)): heads[0][1]
-            for shape, heads in by_shape.items()
-        }
-        """For each shape the first head that has it, with its tap's output."""
 
     @property
     def targets(self) -> list[Target]:
-        """The network's shapes of heads, in the order of their first taps."""
+        """The shapes of heads, in the order of the heads."""
         return list(self.heads)
 
     @property
@@ -84,21 +78,57 @@ class HeadTiming:
         """Conditions of all times, as records keep them."""
         return {"chain": CHAIN, **PROTOCOL}
 
-    @property
-    def of_network(self) -> dict[str, Any]:
-        """Further conditions of times in situ."""
-        return self._in_situ.protocol
-
     def prepare(self, target: Target, place: str, configs: Sequence[LaunchConfig]) -> Mapping[LaunchConfig, Failure]:
-        """Compile each configuration, if there is a pool, launch each once in threads, and check its answers.
-
-        In situ the very captures that are timed are launched and checked.
-        """
+        """Compile each configuration, if there is a pool, launch each once in threads, and check its answers."""
         if self._pool is not None:
             self._pool.run(self._jobs(target, place, configs), wait_for=True)
-        if place == NETWORK:
-            return {}
+        return self._launch_and_check(self.heads[target], configs)
+
+    def time(
+        self, target: Target, place: str, configs: Sequence[LaunchConfig], rounds: int, captures: int
+    ) -> Mapping[LaunchConfig, Paired | Failure]:
+        """Time chains of launches in graphs."""
+        return self._time(target.rule, configs, self.heads[target].chain, rounds, captures, launches=CHAIN)
+
+    def against_peers(
+        self, target: Target, rounds: int, captures: int, begins: Callable[[str], None],
+        variants: Sequence[str] = tuple(LAUNCHES), launches: int | None = None,
+    ) -> Mapping[str, Paired | Failure]:  # fmt: skip
+        """Time a head launched as the project chooses between its peers; microseconds of a head.
+
+        Args:
+            target: its shape.
+            rounds: of each capture.
+            captures: of each variant.
+            begins: is told which variant is made, checked and captured.
+            variants: of ``LAUNCHES``, the fused head among them.
+            launches: of a head in one graph; None: ``CHAIN``.
+
+        Returns:
+            For each variant its times and those of the fused head in the same rounds; the answers of every timed
+            capture were compared with the truth.
+        """
         head = self.heads[target]
+        begins(FUSED)
+        failed = self._launch_and_check(head, [head.chosen]).get(head.chosen)
+        if failed is not None:
+            nothing = Failure("no baseline", "the fused head failed")
+            return {variant: failed if variant == FUSED else nothing for variant in variants}
+        made: dict[str, Launch] = {FUSED: LAUNCHES[FUSED](head)}
+
+        def build(variant: str) -> Callable[[], object]:
+            if variant not in made:
+                begins(variant)
+                made[variant] = LAUNCHES[variant](head)
+            captured = chain(made[variant], self._device, launches)
+            captured()
+            refuse(head.wrong_answer(captured.answer, peer=variant != FUSED))
+            return captured
+
+        found = self._time(FUSED, variants, build, rounds, captures, launches or CHAIN)
+        return {variant: found[variant] for variant in variants}
+
+    def _launch_and_check(self, head: AloneHead, configs: Sequence[LaunchConfig]) -> dict[LaunchConfig, Failure]:
         self._check_device()
         failed = first_launches(configs, head.launch, self._device)
         endless = next((failure for failure in failed.values() if failure.kind == NEVER_ENDS), None)
@@ -116,58 +146,8 @@ class HeadTiming:
         return failed
 
     def _jobs(self, target: Target, place: str, configs: Sequence[LaunchConfig]) -> list[Callable[[], object]]:
-        if place == ALONE:
-            head = InputOf.of(self.heads[target])
-            return [partial(compile_alone, head, config) for config in configs]
-        exits, index = [*map(InputOf.of, self._in_situ.exits)], self._subject.network.taps.index
-        ends, launched = [*map(index, self._in_situ.forks)], [*map(index, target.taps)]
-        every = [self._in_situ.all_configs({target.shape: config}) for config in configs]
-        return [partial(compile_network, exits, ends, launched, one) for one in every]
-
-    def time(
-        self, target: Target, place: str, configs: Sequence[LaunchConfig], rounds: int, captures: int
-    ) -> Mapping[LaunchConfig, Paired | Failure]:
-        """Time chains of launches in graphs, or captured networks with all heads of the shape launched in that way."""
-        if place == ALONE:
-            return self._time(target.rule, configs, self.heads[target].chain, rounds, captures, launches=CHAIN)
-        with ExitStack() as opened, self._subject.exits(NEVER):
-
-            def build(config: LaunchConfig) -> Callable[[], object]:
-                with self._in_situ.launching({target.shape: config}):
-                    runner = self._in_situ.runner()
-                opened.callback(runner.close)
-                refuse(self._in_situ.wrong(target.taps, runner))
-                return lambda: runner(self._subject.example)
-
-            return self._time(target.rule, configs, build, rounds, captures, launches=1)
-
-    def against_peers(
-        self, target: Target, rounds: int, captures: int, begins: Callable[[str], None]
-    ) -> Mapping[str, Paired | Failure]:
-        """Time a head alone, launched as the project chooses, between its peers; microseconds of a head.
-
-        ``begins`` is told which variant is made, checked and captured.
-
-        Returns:
-            For each of ``LAUNCHES`` its times and those of the fused head in the same rounds; the answers of
-            every timed capture were compared with the truth.
-        """
-        head = self.heads[target]
-        made: dict[str, Launch] = {}
-
-        def build(variant: str) -> Callable[[], object]:
-            if variant not in made:
-                begins(variant)
-                made[variant] = LAUNCHES[variant](head)
-                refuse(head.wrong(head.chosen) if variant == FUSED else None)
-            captured = chain(made[variant], self._device)
-            captured()
-            refuse(head.wrong_answer(captured.answer, peer=variant != FUSED))
-            return captured
-
-        found = self._time(FUSED, list(LAUNCHES), build, rounds, captures, launches=CHAIN)
-        nothing = Failure("no baseline", "the fused head failed")
-        return {variant: found.get(variant, nothing) for variant in LAUNCHES}
+        head = InputOf.of(self.heads[target])
+        return [partial(compile_alone, head, config) for config in configs]
 
     def _time(
         self, baseline: Key, variants: Sequence[Key], build: Callable[[Key], Callable[[], object]], rounds: int,
@@ -220,6 +200,61 @@ class HeadTiming:
     def _check_device(self) -> None:
         if self._lost is not None:
             raise DeviceLost(f"the CUDA context is lost ({self._lost})")
+
+
+class HeadTiming(AloneTiming):
+    """Measures the heads of one network on one CUDA device, in one place, ``ALONE`` or ``NETWORK``."""
+
+    def __init__(self, subject: Subject, trunk: str = "cudnn", pool: CompilePool | None = None) -> None:
+        """Measure the heads of ``subject``, in situ beside a trunk of that kind; a pool compiles before they launch."""
+        self._subject = subject
+        self._in_situ = HeadsInSitu(subject, trunk)
+        by_shape: dict[HeadShape, list[tuple[str, AloneHead]]] = {}
+        for tap, head in zip(subject.network.taps, self._in_situ.heads, strict=True):
+            by_shape.setdefault(head.shape, []).append((tap, head))
+        heads = {
+            Target(shape, subject.cell.model, tuple(tap for tap, _ in heads)): heads[0][1]
+            for shape, heads in by_shape.items()
+        }
+        super().__init__(subject.example.device, heads, pool)
+
+    @property
+    def of_network(self) -> dict[str, Any]:
+        """Further conditions of times in situ."""
+        return self._in_situ.protocol
+
+    def prepare(self, target: Target, place: str, configs: Sequence[LaunchConfig]) -> Mapping[LaunchConfig, Failure]:
+        """Compile, launch and check; in situ compile alone: the very captures that are timed are checked."""
+        if place == ALONE:
+            return super().prepare(target, place, configs)
+        if self._pool is not None:
+            self._pool.run(self._jobs(target, place, configs), wait_for=True)
+        return {}
+
+    def _jobs(self, target: Target, place: str, configs: Sequence[LaunchConfig]) -> list[Callable[[], object]]:
+        if place == ALONE:
+            return super()._jobs(target, place, configs)
+        exits, index = [*map(InputOf.of, self._in_situ.exits)], self._subject.network.taps.index
+        ends, launched = [*map(index, self._in_situ.forks)], [*map(index, target.taps)]
+        every = [self._in_situ.all_configs({target.shape: config}) for config in configs]
+        return [partial(compile_network, exits, ends, launched, one) for one in every]
+
+    def time(
+        self, target: Target, place: str, configs: Sequence[LaunchConfig], rounds: int, captures: int
+    ) -> Mapping[LaunchConfig, Paired | Failure]:
+        """Time chains of launches in graphs, or captured networks with all heads of the shape launched in that way."""
+        if place == ALONE:
+            return super().time(target, place, configs, rounds, captures)
+        with ExitStack() as opened, self._subject.exits(NEVER):
+
+            def build(config: LaunchConfig) -> Callable[[], object]:
+                with self._in_situ.launching({target.shape: config}):
+                    runner = self._in_situ.runner()
+                opened.callback(runner.close)
+                refuse(self._in_situ.wrong(target.taps, runner))
+                return lambda: runner(self._subject.example)
+
+            return self._time(target.rule, configs, build, rounds, captures, launches=1)
 
 
 #: Variants compiled at the same time, at most: each takes a core.
