@@ -22,9 +22,10 @@ from .tuned.command import explain, promote
 
 
 def _sweep_tables(records: Sequence[Record]) -> list[RecordTable]:
-    from .sweep.winners import sweep_tables  # its tables name configurations, for which PyTorch is imported
+    from .sweep.kinds import kind_tables  # configurations are named, for which PyTorch is imported
+    from .sweep.winners import sweep_tables
 
-    return sweep_tables(records)
+    return [*sweep_tables(records), *kind_tables(records)]
 
 
 app = typer.Typer(

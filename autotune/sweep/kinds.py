@@ -1,11 +1,11 @@
-"""The rule's times over those of tables' entries, alone, by kind of head: what a GPU without that table loses."""
+"""Times of the rule over those of tables' entries, alone, by kind of head: what a GPU without such a table loses."""
 
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ...kernels.launch.head_shape import HeadShape
-from ...kernels.launch.launch_rule import config_by_rule
+from ...kernels.launch.launch_rule import FEW_CLASSES, config_by_rule
 from ...kernels.launch.tuned_table import TunedTable, table_of, tuned_devices
 from ..measuring.heads_alone import ALONE
 from ..records.decisions import by_setting, of_last_kernel
@@ -16,18 +16,23 @@ from .winners import deciding_times, launchable
 
 #: What the rule may take of the time of a table's entry where it serves well enough by itself.
 WELL = 1.1
-_COLUMNS = ("heads alone", "number", "median", "least", "most", f"up to {WELL}")
+_COLUMNS = ("features", "number", "median", "least", "most", f"up to {WELL}")
 
 
 def kind_of(shape: HeadShape) -> str:
-    """Name the kind of a head by what it does to its input before the product."""
+    """Name the kind of a head by its features and the number of its classes.
+
+    A contiguous map that is not pooled is a vector, and so is a first token.
+    """
     if shape.height == shape.width == 1:
-        return "vectors, tokens' first, flattened"
-    if (shape.grid_h, shape.grid_w) == (shape.height, shape.width):
-        return f"flattened {shape.layout} maps"
-    if shape.pool == "max":
-        return "maximum"
-    return "mean of all" if shape.grid_h == shape.grid_w == 1 else "mean of windows"
+        features = "vectors"
+    elif (shape.grid_h, shape.grid_w) == (shape.height, shape.width):
+        features = f"{shape.layout} maps, flattened"
+    elif shape.pool == "max":
+        features = "maxima"
+    else:
+        features = "means of all" if shape.grid_h == shape.grid_w == 1 else "means of windows"
+    return f"{features}; {'up to' if shape.classes <= FEW_CLASSES else 'more than'} {FEW_CLASSES} classes"
 
 
 def kind_tables(records: Iterable[Record]) -> list[RecordTable]:

@@ -99,7 +99,9 @@ class Tuning:
         self.sweep.watch(Status(share, f"{self.target}: {doing}", self._best, self.sweep.failures))
 
     def _answer(self, ask: Ask) -> Answers:
-        """Return what is known of the configurations, after measuring what is not."""
+        """Return what is known of the configurations, after measuring what is not; of no network nothing in situ."""
+        if ask.place == NETWORK and not self.target.taps:
+            return {}
         records = self.sweep.records
         found = {one: records.find(records.blank(self.target, ask, one)) for one in dict.fromkeys(ask.configs)}
         known = {config: result for config, result in found.items() if result is not None}

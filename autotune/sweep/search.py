@@ -12,6 +12,7 @@ from itertools import zip_longest
 from typing import NamedTuple
 
 from ...kernels.launch.launch_config import LaunchConfig
+from ...kernels.launch.tuned_table import table_of, tuned_devices
 from ..measuring.heads_alone import ALONE, NETWORK, Target
 from ..measuring.timers import CAPTURES, FINAL_ROUNDS
 from ..records.comparison import Paired
@@ -215,4 +216,12 @@ def full(target: Target) -> Generator[Ask, Answers, None]:
         yield Ask(NETWORK, tuple(again), FINAL_ROUNDS, share=1.0, captures=AGAIN_CAPTURES)
 
 
-STRATEGIES: dict[str, Search] = {"quick": quick, "full": full}
+def tables(target: Target) -> Generator[Ask, Answers, None]:
+    """Ask for what the tables of all devices have for a head, alone."""
+    known = [table_of(name) for name in tuned_devices()]
+    entries = [table.find(target.shape, ALONE) for table in known if table is not None]
+    configs = dict.fromkeys([target.rule, *(entry.config for entry in entries if entry is not None)])
+    yield Ask(ALONE, tuple(configs), FINAL_ROUNDS, share=1.0, captures=AGAIN_CAPTURES)
+
+
+STRATEGIES: dict[str, Search] = {"tables": tables, "quick": quick, "full": full}
