@@ -10,11 +10,12 @@ from .bench.tables import bench_tables, pipeline_tables
 from .doctor.command import doctor
 from .doctor.tables import doctor_tables
 from .heads.command import heads
-from .heads.tables import head_tables
+from .heads.tables import head_tables, random_head_tables
 from .overlap.command import overlap
 from .overlap.tables import footprint_tables, overlap_tables
 from .plan.command import plan
 from .profile.command import profile
+from .records.heads import RANDOM
 from .records.record import Record
 from .records.tables import RecordTable, table_command
 from .sweep.command import sweep
@@ -39,7 +40,7 @@ app = typer.Typer(
 
 for command in (sweep, bench, heads, overlap, profile):
     app.command()(command)
-tables = {"bench": bench_tables, "heads": head_tables, "overlap": overlap_tables}
+tables = {"bench": bench_tables, "heads": head_tables, RANDOM: random_head_tables, "overlap": overlap_tables}
 tables |= {"footprint": footprint_tables, "pipeline": pipeline_tables, "doctor": doctor_tables}
 app.command()(table_command(**tables, sweep=_sweep_tables))
 app.command(context_settings={"allow_interspersed_args": False})(doctor)  # what follows a script is its own

@@ -14,7 +14,7 @@ from ...model.basics.bad_input import BadInput
 from ..measuring.environment import clocks, release_memory
 from ..measuring.failures import DeviceLost, Failure
 from ..measuring.head_timing import COPIED, CopySpeed, HeadTiming, measure_copy_speed
-from ..measuring.heads_alone import ALONE, FUSED, LAUNCHES, Target
+from ..measuring.heads_alone import ALONE, FUSED, LAUNCHES
 from ..measuring.networks import find_networks
 from ..measuring.options import NetworkChoice
 from ..measuring.progress import Status, SweepProgress
@@ -36,19 +36,14 @@ _DIGITS = 4
 class Head(NamedTuple):
     """A head to be measured."""
 
-    target: Target
+    cell: dict[str, Any]
+    """The cell of its records."""
     config: LaunchConfig
     """The configuration that the project chooses."""
     bytes_moved: int
     """Bytes that a head of that shape has to read and write."""
-    kind: Mapping[str, str] = {}
-    """Its kind, by the name "heads", unless it is linear; see ``cells.Heads``."""
-
-    @property
-    def cell(self) -> dict[str, Any]:
-        """The cell of its records."""
-        target = self.target
-        return {**target.shape._asdict(), "model": target.model, "tap": ", ".join(target.taps), **self.kind}
+    variants: tuple[str, ...] = tuple(LAUNCHES)
+    """Of ``LAUNCHES``, those that are timed."""
 
 
 @dataclass
@@ -60,7 +55,9 @@ class HeadRecords:
     environment: dict[str, Any]
     """See :class:`~auxhead.autotune.records.record.Record`."""
     protocol: dict[str, Any]
-    """kernel (its hash) and what else says how the numbers come about."""
+    """kernel (its hash), rounds and what else says how the numbers come about."""
+    kind: str = KIND
+    """The kind of the records."""
     _runs: dict[str, list[Record]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -74,10 +71,10 @@ class HeadRecords:
         """
         wanted = self._protocol(head)
         return any(
-            {record.variant for record in run} == {*LAUNCHES, BYTES}
+            {record.variant for record in run} >= {*head.variants, BYTES}
             and all(
                 record.cell == head.cell
-                and is_settled(record, self.environment, FINAL_ROUNDS)
+                and is_settled(record, self.environment, wanted["rounds"])
                 and record.environment.get("sm_count") == self.environment.get("sm_count")
                 and all(record.protocol.get(name) == wanted[name] for name in ("kernel", "config"))
                 for record in run
@@ -86,13 +83,23 @@ class HeadRecords:
         )
 
     def add(
-        self, head: Head, results: Mapping[str, Paired | Failure], speed: CopySpeed, clocks: dict[str, float] | None
-    ) -> None:
-        """Append a line for each of ``LAUNCHES``, and one for the bytes at a speed; clocks are as found after."""
-        around, run, protocol = {**self.environment, "clocks": clocks}, secrets.token_hex(6), self._protocol(head)
+        self, head: Head, results: Mapping[str, Paired | Failure], speed: CopySpeed, clocks: dict[str, float] | None,
+        **how: int,
+    ) -> None:  # fmt: skip
+        """Append a line for each variant, and one for the bytes at a speed.
+
+        Args:
+            head: what was measured.
+            results: by variant.
+            speed: of copies.
+            clocks: as found after the measurement.
+            **how: what of the protocol is of this head alone.
+        """
+        around, run = {**self.environment, "clocks": clocks}, secrets.token_hex(6)
+        protocol = {**self._protocol(head), **how}
 
         def append(variant: str, protocol: Mapping[str, Any] = protocol, **rest: Any) -> None:
-            record = network_record(KIND, head.cell, variant, around, run=run, protocol=dict(protocol), **rest)
+            record = network_record(self.kind, head.cell, variant, around, run=run, protocol=dict(protocol), **rest)
             append_record(self.out, record)
             self._remember(record)
 
@@ -110,7 +117,7 @@ class HeadRecords:
         return {**self.protocol, "config": dataclasses.asdict(head.config)}
 
     def _remember(self, record: Record) -> None:
-        if record.kind == KIND:
+        if record.kind == self.kind:
             self._runs.setdefault(record.run, []).append(record)
 
 
@@ -144,7 +151,8 @@ def run_heads(chosen: NetworkChoice, out: Path | None) -> None:
             kept = HeadRecords(networks.where, networks.environment, how)
             kind = {name: value for name, value in cell.as_json().items() if name == "heads"}
             for index, (target, alone) in enumerate(timing.heads.items()):
-                head = Head(target, alone.chosen, alone.bytes_moved, kind)
+                at = {"model": target.model, "tap": ", ".join(target.taps)}
+                head = Head({**target.shape._asdict(), **at, **kind}, alone.chosen, alone.bytes_moved)
                 asked.append(head.cell)
                 if kept.has(head):
                     continue

@@ -1,9 +1,10 @@
-"""Tables of heads alone, a line a shape: fused, its bytes, and what it replaces; made without torch, anywhere."""
+"""Tables of heads alone: of a network a line a shape, of random ones a line a kind, and the worst; without torch."""
 
-import json
-from collections.abc import Iterable, Mapping
+import statistics
+from collections.abc import Iterable, Sequence
 from typing import Any
 
+from ..records.heads import KINDS, RANDOM, Measured, Ratio, finding, head_in_words, last_runs, ratio_to, summary_of
 from ..records.record import Record
 from ..records.tables import RecordTable
 
@@ -21,9 +22,17 @@ COLUMNS = (
     "compiled / fused",
 )
 _TEXT_COLUMNS = 4
-
-#: Records of one shape that was measured in the same rounds, by variant.
-Measured = Mapping[str, Record]
+#: Columns of the table of random heads by kind, and of that of the worst.
+_BY_KIND = (
+    "kind", "heads", "as fast as eager", "surely slower", "eager / fused, median", "worst", "fused over bytes, median",
+    "as fast as compiled", "compiled / fused, median", "worst compiled", "failed",
+)  # fmt: skip
+_WORST = (
+    "number", "kind", "head", "launched as", "fused, us", "its bytes, us", "eager, us", "eager / fused",
+    "compiled / fused",
+)  # fmt: skip
+#: Heads in the table of the worst.
+_MOST_WORST = 15
 
 
 def head_tables(records: Iterable[Record]) -> list[RecordTable]:
@@ -37,20 +46,6 @@ def head_tables(records: Iterable[Record]) -> list[RecordTable]:
         kind = tuple(record.cell.get(name) for name in ("model", "dtype", "layout", "pool", "heads"))
         tables.setdefault((kind, record.environment_key), []).append(measured)
     return [_table(heads) for heads in tables.values()]
-
-
-def last_runs(records: Iterable[Record]) -> list[Measured]:
-    """Return of each head in each environment the last run in which it was timed, else the last one."""
-    runs: dict[tuple[Any, ...], dict[str, dict[str, Record]]] = {}
-    for record in records:
-        if record.kind == "heads":
-            thing = (json.dumps(record.cell, sort_keys=True), record.environment_key)
-            runs.setdefault(thing, {}).setdefault(record.run, {})[record.variant] = record
-    chosen: list[Measured] = []
-    for of_head in runs.values():
-        timed = [run for run in of_head.values() if "fused" in run and run["fused"].error is None]
-        chosen.append((timed or list(of_head.values()))[-1])
-    return chosen
 
 
 def _table(heads: list[Measured]) -> RecordTable:
@@ -94,7 +89,68 @@ def _us(measured: Measured, variant: str, spread: bool = False) -> str:
 
 
 def _ratio(measured: Measured, variant: str) -> str:
-    if variant not in measured or not measured[variant].paired:
-        return "-"
-    (pair,) = measured[variant].paired
-    return f"{pair['device_ratio']:.2f} ({pair['low']:.2f}-{pair['high']:.2f})"
+    found = ratio_to(measured, variant)
+    return "-" if found is None else f"{found.ratio:.2f} ({found.low:.2f}-{found.high:.2f})"
+
+
+def random_head_tables(records: Iterable[Record]) -> list[RecordTable]:
+    """Return for each environment a table of the random heads that gain least, and one of all by kind."""
+    environments: dict[tuple[Any, ...], list[Measured]] = {}
+    for measured in last_runs(records, RANDOM):
+        environments.setdefault(next(iter(measured.values())).environment_key, []).append(measured)
+    return [table for heads in environments.values() for table in (_worst(heads), _by_kind(heads))]
+
+
+def _by_kind(heads: list[Measured]) -> RecordTable:
+    kinds = [(kind, [one for one in heads if _cell(one)["kind"] == kind]) for kind in KINDS]
+    rows = [_row_of_kind(kind, found) for kind, found in [*kinds, ("all", heads)] if found]
+    environment = next(iter(heads[0].values())).environment
+    title = f"{len(heads):,} random heads by kind; {environment.get('gpu')}, torch {environment.get('torch')}"
+    failed = [
+        f"FAILED: number {_cell(one)['number']} of seed {_cell(one)['seed']}, {head_in_words(_cell(one))}: "
+        f"{record.variant}: {record.error}"
+        for one in heads
+        for record in one.values()
+        if record.error is not None and not record.error.startswith("no baseline")
+    ]
+    return RecordTable(title, _BY_KIND, 1, rows, [*failed, f"{finding(heads)}."])
+
+
+def _row_of_kind(kind: str, heads: list[Measured]) -> tuple[str, ...]:
+    eager, compiled = (_ratios(heads, peer) for peer in ("eager", "compiled"))
+    over_bytes = [
+        one["fused"].device_us["median"] / one["bytes"].device_us["median"]
+        for one in heads
+        if "bytes" in one and one["fused"].device_us and one["bytes"].device_us
+    ]
+    failed = sum(one["fused"].error is not None for one in heads)
+    bytes_taken = f"{statistics.median(over_bytes):.1f}" if over_bytes else "-"
+    numbers = (*_summarised(eager, surely=True), bytes_taken, *_summarised(compiled))
+    return kind, f"{len(heads):,}", *numbers, f"{failed}" if failed else ""
+
+
+def _ratios(heads: Sequence[Measured], peer: str) -> list[Ratio]:
+    return [ratio for one in heads if (ratio := ratio_to(one, peer)) is not None]
+
+
+def _summarised(ratios: list[Ratio], surely: bool = False) -> tuple[str, ...]:
+    if not ratios:
+        return ("-",) * (4 if surely else 3)
+    found = summary_of(ratios)
+    slower = [f"{found.surely_slower}"] if surely else []
+    share = f"{found.as_fast} of {found.heads}, {found.as_fast / found.heads:.1%}"
+    return share, *slower, f"{found.median:.2f}", f"{found.worst:.2f}"
+
+
+def _worst(heads: list[Measured]) -> RecordTable:
+    found = [(ratio.ratio, one) for one in heads if (ratio := ratio_to(one, "eager")) is not None]
+    rows = [_row_of_worst(one) for _, one in sorted(found, key=lambda pair: pair[0])[:_MOST_WORST]]
+    return RecordTable(f"The {len(rows)} random heads that gain least", _WORST, 4, rows, [])
+
+
+def _row_of_worst(measured: Measured) -> tuple[str, ...]:
+    cell, config = _cell(measured), measured["fused"].protocol["config"]
+    launched = " ".join(f"{name.removeprefix('block_')}{int(value)}" for name, value in config.items() if value)
+    us = (_us(measured, variant) for variant in ("fused", "bytes", "eager"))
+    ratios = (_ratio(measured, peer) for peer in ("eager", "compiled"))
+    return f"{cell['number']}", cell["kind"], head_in_words(cell), launched, *us, *ratios

@@ -5,8 +5,8 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import BrokenExecutor, Future, ProcessPoolExecutor
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import BrokenExecutor, Future, ProcessPoolExecutor, as_completed
 from contextlib import suppress
 from functools import partial
 from multiprocessing import resource_tracker
@@ -30,7 +30,7 @@ _MOST_PROCESSES = 32
 
 
 class InputOf(NamedTuple):
-    """A head on the CPU with all of its input but the data; or, without a head, the network's logits alike."""
+    """A head and its input without any data; or, without a head, the network's logits alike."""
 
     head: FusedAuxHead | None
     size: Sequence[int]
@@ -41,12 +41,12 @@ class InputOf(NamedTuple):
     def of(cls, one: AloneHead | Tensor) -> "InputOf":
         """Describe a head and its input, or logits."""
         head, x = (one.head, one.x) if isinstance(one, AloneHead) else (None, one)
-        return cls(None if head is None else copy.deepcopy(head).cpu(), x.size(), x.stride(), x.dtype)
+        return cls(None if head is None else copy.deepcopy(head).to("meta"), x.size(), x.stride(), x.dtype)
 
     def made(self) -> AloneHead | Tensor:
-        """Make it on the CPU, where the input takes up addresses but no memory."""
+        """Make it on the CPU, where what nobody writes takes up addresses but no memory."""
         x = torch.empty_strided(self.size, self.stride, dtype=self.dtype)
-        return x if self.head is None else AloneHead(self.head, x)
+        return x if self.head is None else AloneHead(self.head.to_empty(device="cpu"), x)
 
 
 def compile_alone(one: InputOf, config: LaunchConfig) -> None:
@@ -96,6 +96,19 @@ class CompilePool:
 
     def run(self, jobs: Sequence[Callable[[], object]], *, wait_for: bool = False) -> None:
         """Have jobs done, partials of functions of this module, in any order, and wait for all if told so."""
+        begun = self._begin(jobs)
+        if wait_for:
+            for one in begun:
+                one.exception()
+
+    def as_done(self, jobs: Sequence[Callable[[], object]]) -> Iterator[int]:
+        """Have jobs done, and name each by its number as soon as it is over; last those that nobody will do."""
+        begun = {one: number for number, one in enumerate(self._begin(jobs))}
+        for one in as_completed(begun):
+            yield begun[one]
+        yield from range(len(begun), len(jobs))
+
+    def _begin(self, jobs: Sequence[Callable[[], object]]) -> list[Future[object]]:
         begun: list[Future[object]] = []
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # Ctrl-C is for this process, which ends them
         try:
@@ -104,9 +117,7 @@ class CompilePool:
                     begun.append(self._pool.submit(job))
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        if wait_for:
-            for one in begun:
-                one.exception()
+        return begun
 
     def __enter__(self) -> "CompilePool":
         return self

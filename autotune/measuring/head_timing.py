@@ -134,7 +134,7 @@ class AloneTiming:
         return {variant: found[variant] for variant in variants}
 
     def _launch_and_check(self, head: AloneHead, configs: Sequence[LaunchConfig]) -> dict[LaunchConfig, Failure]:
-        self._check_device()
+        self.check_device()
         failed = first_launches(configs, head.launch, self._device)
         endless = next((failure for failure in failed.values() if failure.kind == NEVER_ENDS), None)
         if endless is not None:
@@ -143,11 +143,11 @@ class AloneTiming:
         self._note_if_lost()
         for config in configs:
             if config not in failed:
-                self._check_device()
+                self.check_device()
                 try:
                     refuse(head.wrong(config))
                 except Exception as error:
-                    failed[config] = self._failure(error)
+                    failed[config] = self.failure_of(error)
         return failed
 
     def _jobs(self, target: Target, place: str, configs: Sequence[LaunchConfig]) -> list[Callable[[], object]]:
@@ -167,12 +167,12 @@ class AloneTiming:
         calls: dict[Key, list[Callable[[], object]]] = {variant: [] for variant in variants}
 
         def failed(variant: Key, _calls: object, error: BaseException) -> None:
-            results[variant] = self._failure(error)
+            results[variant] = self.failure_of(error)
 
         order = random.Random(0)
         for _ in range(captures):
             for variant in order.sample(list(calls), len(calls)):
-                self._check_device()
+                self.check_device()
                 try:
                     calls[variant].append(build(variant))
                 except Exception as error:
@@ -181,7 +181,7 @@ class AloneTiming:
         def timed(left: Mapping[Key, Sequence[Callable[[], object]]]) -> Mapping[Key, Timings]:
             if baseline not in left:
                 return {}
-            self._check_device()
+            self.check_device()
             repeat = block_length({baseline: left[baseline]}, self._device)
             return time_rounds(left, self._device, rounds=rounds, repeat=repeat)
 
@@ -190,7 +190,8 @@ class AloneTiming:
         each = {variant: [[us / launches for us in one] for one in found] for variant, found in times.items()}
         return {**results, **{variant: Paired(own, each[baseline], run) for variant, own in each.items()}}
 
-    def _failure(self, error: BaseException) -> Failure:
+    def failure_of(self, error: BaseException) -> Failure:
+        """Return what failed, and remember whether the device is lost with it."""
         if isinstance(error, WrongAnswer):
             return Failure("wrong answer", str(error))
         self._note_if_lost()
@@ -202,7 +203,8 @@ class AloneTiming:
         except Exception as error:
             self._lost = str(Failure.of(error))
 
-    def _check_device(self) -> None:
+    def check_device(self) -> None:
+        """Raise ``DeviceLost`` if it takes no more work."""
         if self._lost is not None:
             raise DeviceLost(f"the CUDA context is lost ({self._lost})")
 

@@ -60,11 +60,11 @@ _BUSY_PRODUCTS = 50
 class AloneHead:
     """A head and an input of it, on one CUDA device."""
 
-    def __init__(self, head: FusedAuxHead, x: Tensor) -> None:
-        """Launch ``head`` on ``x``, whatever its tables say."""
+    def __init__(self, head: FusedAuxHead, x: Tensor, device: torch.device | None = None) -> None:
+        """Launch ``head`` on ``x``, whatever its tables say; choose a launch for ``device`` if both are on "meta"."""
         self.head = head
         self.x = x
-        self.device = x.device
+        self.device = device or x.device
 
     @property
     def view(self) -> HeadView:

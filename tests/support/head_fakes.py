@@ -26,7 +26,7 @@ def timed(us=US):
 
 def head_of(moved=COPIED // 1000, **target):
     one = small_target(**target)
-    return Head(one, one.rule, moved)
+    return Head({**one.shape._asdict(), "model": one.model, "tap": ", ".join(one.taps)}, one.rule, moved)
 
 
 def records_at(out, environment=None, protocol=None):
@@ -63,3 +63,29 @@ def a_head(run="r1", fused=3.5, **cell):
         head_record("compiled", run, 7.0, (2.0, 1.95, 2.051), **cell),
         head_record("bytes", run, 0.756, **cell),
     ]
+
+
+def a_random_head(number=0, run=None, *, fused=4.0, ratio=2.0, sure=0.05, compiled=None, error=None, **cell):
+    """The records of one random head, as they would stand in a file."""
+    cell = {
+        "seed": 0, "number": number, "kind": "pooled", "input": [8, 64, 7, 7], "memory_format": "contiguous",
+        "pool": "avg", "pool_size": 1, "hidden": 0, "activation": "relu", "norm": False, "classes": 10,
+        "dtype": "float16", **cell,
+    }  # fmt: skip
+    peers = {"eager": ratio, "compiled": compiled}
+    variants = {"fused": fused, **{name: one and fused * one for name, one in peers.items()}, "bytes": 0.8}
+
+    def one(variant, us):
+        protocol = {"bytes": 1000, "bytes_per_second": 1e9, "config": {"block_n": 1, "num_warps": 4, "waits": False}}
+        pair = [(peers[variant], (1 - sure) * peers[variant], (1 + sure) * peers[variant])] if variant in peers else []
+        if error is not None and variant != "bytes":
+            us, pair = None, []
+        return Record(
+            kind="random-heads", cell=cell, exits="never", variant=variant, run=run or f"r{number}",
+            utc="2026-11-26T12:00:00+00:00", environment=ENVIRONMENT, protocol=protocol,
+            device_us=us and {"median": us, "p20": us, "p80": us, "captures": [us]},
+            paired=[{"role": "fused", "device_ratio": mid, "low": low, "high": high} for mid, low, high in pair],
+            error=None if us is not None else error if variant == "fused" else "no baseline: the fused head failed",
+        )  # fmt: skip
+
+    return [one(variant, us) for variant, us in variants.items() if us is not None]

@@ -22,6 +22,8 @@ _CUDA = {
     "is_available": lambda: True,
     "current_device": lambda: 0,
     "get_device_name": lambda _device: NAME,
+    "get_device_capability": lambda _device: (9, 0),
+    "memory_allocated": lambda _device: 0,
     "empty_cache": lambda: None,
 }
 _MEASURED = {
@@ -32,6 +34,7 @@ _MEASURED = {
 #: Names of them that each measuring command uses.
 _USED = {
     "heads.run": ("clocks",),
+    "heads.run_random": ("environment", "clocks"),
     "measuring.networks": ("environment", "build_subject"),
     "overlap.run": ("clocks",),
 }

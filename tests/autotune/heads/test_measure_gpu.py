@@ -94,7 +94,8 @@ def test_heads_are_measured_against_their_peers(dtype, tmp_path: Path):
     for target, alone in timing.heads.items():
         results = timing.against_peers(target, 20, 2, lambda _variant: None)
         assert all(isinstance(result, Paired) for result in results.values()), results
-        head = Head(target, alone.chosen, alone.bytes_moved)
+        cell = {**target.shape._asdict(), "model": target.model, "tap": ", ".join(target.taps)}
+        head = Head(cell, alone.chosen, alone.bytes_moved)
         kept.add(head, results, speed, clocks(device))
         assert HeadRecords(path, kept.environment, protocol).has(head)
     assert {record.error for record in read_records(path)} == {None}

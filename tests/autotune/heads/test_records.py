@@ -3,9 +3,10 @@
 import dataclasses
 
 import pytest
-from auxhead.autotune.heads.tables import COLUMNS, head_tables, last_runs
+from auxhead.autotune.heads.tables import COLUMNS, head_tables
 from auxhead.autotune.measuring.failures import Failure
 from auxhead.autotune.measuring.head_timing import COPIED
+from auxhead.autotune.records.heads import last_runs
 from auxhead.autotune.records.record import read_records
 from support.head_fakes import SPEED, a_head, head_of, head_record, records_at, timed
 
@@ -24,7 +25,7 @@ def test_a_line_a_variant(path):
     assert list(records) == VARIANTS and len({record.run for record in records.values()}) == 1
     for record in records.values():
         assert record.kind == "heads" and record.error is None and record.environment["clocks"] == {"sm_mhz": 1980.0}
-        assert record.cell == {**head.target.shape._asdict(), "model": "resnet18", "tap": "layer1, layer2"}
+        assert record.cell == head.cell and record.cell["tap"] == "layer1, layer2"
         assert record.protocol["config"] == dataclasses.asdict(head.config)
     fused, eager = records["fused"], records["eager"]
     assert fused.paired == [] and len(fused.device_us["samples"]) == 5
