@@ -21,11 +21,11 @@ from ..measuring.options import NetworkChoice
 from ..measuring.progress import Status, SweepProgress, failures_in_words
 from ..records.record import read_records
 from ..records.tables import print_tables, wide_console
-from .broad import BROAD, BroadHead
+from .broad import BROAD, Family, family_name, made
 from .kinds import kind_tables
 from .measure import Sweep, measure_winners_at_neighbours
 from .records import SweepRecords
-from .search import STRATEGIES
+from .search import STRATEGIES, TABLES
 from .winners import shape_of, sweep_tables
 
 
@@ -46,7 +46,7 @@ def run_sweep(chosen: NetworkChoice | None, effort: str, out: Path | None) -> No
     console = wide_console()
     own, cells = (None, []) if chosen is None else (chosen.own, chosen.cells)
     networks = find_networks("sweep", own, cells, out)
-    families = [[_broad(head, networks)] for head in BROAD] if chosen is None else _families(networks)
+    families = [[_broad(heads, networks)] for heads in BROAD] if chosen is None else _families(networks)
     count = sum(map(len, families))
     asked: set[HeadShape] = set()
     done = 0
@@ -70,7 +70,8 @@ def run_sweep(chosen: NetworkChoice | None, effort: str, out: Path | None) -> No
         for family in families:
             try:
                 sweeps = [swept(part, number) for number, part in enumerate(family, start=done)]
-                measure_winners_at_neighbours(tuning for sweep in sweeps for tuning in sweep.tunings)
+                if effort != TABLES:
+                    measure_winners_at_neighbours(tuning for sweep in sweeps for tuning in sweep.tunings)
             except DeviceLost as error:
                 raise BadInput(f"{error}; what was measured is recorded: the same command goes on") from None
             done += len(family)
@@ -85,8 +86,9 @@ def run_sweep(chosen: NetworkChoice | None, effort: str, out: Path | None) -> No
     console.print(f"Records: {networks.where}", soft_wrap=True)
 
 
-def _broad(head: BroadHead, networks: Networks) -> _Part:
-    return _Part(str(head), lambda pool: AloneTiming(networks.device, head.made(networks.device), pool))
+def _broad(family: Family, networks: Networks) -> _Part:
+    device = networks.device
+    return _Part(family_name(family), lambda pool: AloneTiming(device, made(family, device), pool))
 
 
 def _families(networks: Networks) -> list[list[_Part]]:

@@ -224,4 +224,6 @@ def tables(target: Target) -> Generator[Ask, Answers, None]:
     yield Ask(ALONE, tuple(configs), FINAL_ROUNDS, share=1.0, captures=AGAIN_CAPTURES)
 
 
-STRATEGIES: dict[str, Search] = {"tables": tables, "quick": quick, "full": full}
+#: The strategy that finds nothing new, so that there are no winners to be measured elsewhere.
+TABLES = "tables"
+STRATEGIES: dict[str, Search] = {TABLES: tables, "quick": quick, "full": full}
