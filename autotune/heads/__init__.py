@@ -1,4 +1,5 @@
 """``auxhead-tune heads``: fused heads measured alone, beside plain PyTorch and torch.compile, and in situ.
 
-In: a network. Out: records of its heads' times; ``sweep`` and ``overlap`` launch heads by the same code.
+In: a network, or a seed that heads are drawn from. Out: records of their times; ``sweep`` and ``overlap`` launch heads
+by the same code.
 """

@@ -150,7 +150,7 @@ def _worst(heads: list[Measured]) -> RecordTable:
 
 def _row_of_worst(measured: Measured) -> tuple[str, ...]:
     cell, config = _cell(measured), measured["fused"].protocol["config"]
-    launched = " ".join(f"{name.removeprefix('block_')}{int(value)}" for name, value in config.items() if value)
+    launched = " ".join(f"{name.removeprefix('block_')}={value}" for name, value in config.items() if value)
     us = (_us(measured, variant) for variant in ("fused", "bytes", "eager"))
     ratios = (_ratio(measured, peer) for peer in ("eager", "compiled"))
     return f"{cell['number']}", cell["kind"], head_in_words(cell), launched, *us, *ratios

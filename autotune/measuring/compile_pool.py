@@ -41,7 +41,10 @@ class InputOf(NamedTuple):
     def of(cls, one: AloneHead | Tensor) -> "InputOf":
         """Describe a head and its input, or logits."""
         head, x = (one.head, one.x) if isinstance(one, AloneHead) else (None, one)
-        return cls(None if head is None else copy.deepcopy(head).to("meta"), x.size(), x.stride(), x.dtype)
+        if head is not None:  # copied with parameters that are none, lest hundreds of megabytes are
+            bare = {id(each): torch.nn.Parameter(torch.empty_like(each, device="meta")) for each in head.parameters()}
+            head = copy.deepcopy(head, bare)
+        return cls(head, x.size(), x.stride(), x.dtype)
 
     def made(self) -> AloneHead | Tensor:
         """Make it on the CPU, where what nobody writes takes up addresses but no memory."""

@@ -61,7 +61,7 @@ class Summary(NamedTuple):
 
     def __str__(self) -> str:
         share = 100 * self.as_fast / self.heads
-        return f"in {share:.1f} % of {self.heads:,}, {self.worst:.2f} at worst, {self.median:.2f} in the median"
+        return f"in {share:.1f} % of {self.heads:,} (worst {self.worst:.2f}, median {self.median:.2f})"
 
 
 def summary_of(ratios: Sequence[Ratio]) -> Summary:

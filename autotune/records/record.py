@@ -43,12 +43,13 @@ class Record:
     """One variant measured, or failed, in one cell."""
 
     kind: str
-    """The command that measured it; of overlap also "timeline", one replay; of bench on several devices
-    "pipeline", and "gpus", one request."""
+    """The command that measured it; of overlap also "timeline", one replay; of heads also "random-heads"; of bench on
+    several devices "pipeline", and "gpus", one request."""
     cell: dict[str, Any]
     """The network: model, dtype, batch, classes, placement (of the heads), taps (their names), input (the shape of one
     sample), and heads (their kind) unless each is one linear layer. Of a sweep: the fields of a HeadShape, and in situ
-    model and tap (all that have a head of that shape, separated by commas). Of heads: all of these."""
+    model and tap (all that have a head of that shape, separated by commas). Of heads: all of these.
+    Of random-heads: the fields of a RandomHead."""
     exits: str
     """Exits at which samples leave: "never", the name of a tap, the percent that leave at each tap and at the
     classifier ("40/30/20/10"), "own" for the thresholds that a model came with, or of pareto "calibrated 0.5 %", by
@@ -71,6 +72,7 @@ class Record:
       launches leave it)
     - heads: place "alone", config and kernel, those of "fused", and for "bytes" the bytes that a head has to move and
       bytes_per_second, what a copy read and wrote
+    - random-heads: the same, and chain, the launches of one graph
     - profile: requests, for rounds and captures
     - pareto: thresholds (by tap) and data (whose test split it is)
     - overlap and timeline: trunk_kind, forks, and replays: how many were profiled
@@ -88,7 +90,8 @@ class Record:
     device_us (medians), host_ratio and device_ratio (this variant's over the baseline's).
 
     - sweep: role "rule", the rule's configuration; no times of the host; samples: its rounds, the same ones
-    - heads: role "fused"; no times of the host; low and high, the ends of the 99 % interval of device_ratio
+    - heads, random-heads: role "fused"; no times of the host; low and high, the ends of the 99 % interval of
+      device_ratio
     - profile: role "before"; no times of the device
     - pareto: role "bare"; beside, mean_host_us and mean_host_ratio
     - overlap: parts of the network, roles "trunk", alone in one graph, with the interval of device_ratio, and "heads",

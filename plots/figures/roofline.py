@@ -1,6 +1,5 @@
 """Figure "roofline": heads alone against the memory's bandwidth, as time by bytes and rate by intensity."""
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from statistics import median
 from typing import Any
@@ -9,6 +8,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from ...autotune.records.heads import last_runs
 from ...autotune.records.record import Record
 from ..records import NoRecords, stamp
 from ..style import BLUE, GREY, ORANGE, PURPLE, Line, frame, heading, legend_beside, new_figure, tidy
@@ -26,22 +26,17 @@ MANY_CLASSES = 100
 
 def roofline_numbers(records: Sequence[Record]) -> dict[str, Any]:
     """Return bytes, operations and times of each head, of its last run in which the fused one was timed."""
-    runs: dict[tuple[str, str], dict[str, Record]] = {}
-    for record in records:
-        runs.setdefault((json.dumps(record.cell, sort_keys=True), record.run), {})[record.variant] = record
-    timed = {
-        cell: run for (cell, _), run in runs.items() if "bytes" in run and "fused" in run and run["fused"].device_us
-    }
+    timed = [run for run in last_runs(records) if "bytes" in run and "fused" in run and run["fused"].device_us]
     if not timed:
         raise NoRecords("no fused head that was timed, with the bytes that it has to move")
-    heads = sorted((_head(run) for run in timed.values()), key=lambda head: (head["bytes"], head["flop"]))
+    heads = sorted((_head(run) for run in timed), key=lambda head: (head["bytes"], head["flop"]))
     bandwidth = median(head["copy_bytes_per_second"] for head in heads)
     return {
         "title": _title(heads),
         "heads": heads,
         "copy_gb_per_second": bandwidth / 1e9,
         "least_fused_us": min(head["us"]["fused"] for head in heads),
-        "stamp": _stamp([record for run in timed.values() for record in run.values()], bandwidth),
+        "stamp": _stamp([record for run in timed for record in run.values()], bandwidth),
     }
 
 

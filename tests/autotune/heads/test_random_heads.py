@@ -128,8 +128,7 @@ def test_random_heads_are_measured_shown_kept_and_not_measured_again(pretended):
     assert Timing.measured == [(f"head {number}", 10, 3, 20) for number in (3, 2, 1, 0)], "as they are compiled"
     assert "compiling 4 heads" in done.stdout and " 75% about " in done.stdout
     assert (
-        "At least as fast as plain PyTorch in 100.0 % of 4, 2.00 at worst, 2.00 in the median; as torch.compile"
-        in done.stdout
+        "At least as fast as plain PyTorch in 100.0 % of 4 (worst 2.00, median 2.00); as torch.compile" in done.stdout
     )
     assert "4 random heads by kind; H200" in done.stdout and "The 4 random heads that gain least" in done.stdout
     assert "Records: autotune-records/random-heads-nvidia-h200-fake.jsonl" in done.stdout
@@ -238,11 +237,11 @@ def test_the_tables_of_random_heads():
         "FAILED: number 3 of seed 0, 8x64x7x7 float16; avg, LayerNorm, 128 relu, 10 classes: fused: wrong answer: off"
     )
     assert said == (
-        "At least as fast as plain PyTorch in 33.3 % of 3, 0.80 at worst, 0.98 in the median; "
-        "as torch.compile in 100.0 % of 1, 1.20 at worst, 1.20 in the median."
+        "At least as fast as plain PyTorch in 33.3 % of 3 (worst 0.80, median 0.98); "
+        "as torch.compile in 100.0 % of 1 (worst 1.20, median 1.20)."
     )
     assert worst.rows[0] == (
-        "1", "flattened", "8x64x56x56 float16 channels last; not pooled, 10 classes", "n1 num_warps4", "4.00", "0.80",
+        "1", "flattened", "8x64x56x56 float16 channels last; not pooled, 10 classes", "n=1 num_warps=4", "4.00", "0.80",
         "3.20", "0.80 (0.76-0.84)", "-",
     )  # fmt: skip
     assert [row[0] for row in worst.rows] == ["1", "2", "0"]
