@@ -9,6 +9,7 @@ from .bench.command import bench
 from .bench.tables import bench_tables, pipeline_tables
 from .doctor.command import doctor
 from .doctor.tables import doctor_tables
+from .everything.command import everything
 from .heads.command import heads
 from .heads.tables import head_tables, random_head_tables
 from .overlap.command import overlap
@@ -44,6 +45,7 @@ tables = {"bench": bench_tables, "heads": head_tables, RANDOM: random_head_table
 tables |= {"footprint": footprint_tables, "pipeline": pipeline_tables, "doctor": doctor_tables}
 app.command()(table_command(**tables, sweep=_sweep_tables))
 app.command(context_settings={"allow_interspersed_args": False})(doctor)  # what follows a script is its own
+app.command()(everything)
 app.command()(plan)
 app.command()(promote)
 app.command()(explain)

@@ -203,6 +203,13 @@ def check_out(out: Path | None) -> None:
         raise BadRecord(f"{out}: is {'a folder' if out.is_dir() else 'no file'}, wants a file that lines are added to")
 
 
+def as_line(record: Record) -> str:
+    """Return a record as a line of a file; ``TypeError`` or ``ValueError`` if it does not fit into JSON."""
+    values = dataclasses.asdict(record)
+    del values["place"]
+    return json.dumps(values, allow_nan=False) + "\n"
+
+
 def append_record(path: Path, record: Record) -> None:
     """Append one line, whole and on disk when this returns; several processes may append to one file.
 
@@ -215,9 +222,7 @@ def append_record(path: Path, record: Record) -> None:
     import fcntl  # readers do without it, on any platform
 
     try:
-        values = dataclasses.asdict(record)
-        del values["place"]
-        line = (json.dumps(values, allow_nan=False) + "\n").encode()
+        line = as_line(record).encode()
     except (TypeError, ValueError) as error:
         raise BadRecord(f"{path}: {record.variant}: not a record ({error})") from None
     path.parent.mkdir(parents=True, exist_ok=True)

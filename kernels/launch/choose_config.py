@@ -96,6 +96,12 @@ def _tuned_or_by_rule(
     return config_by_rule(shape) if tuned is None else tuned
 
 
+def forget_tables() -> None:
+    """Let launches from now on go by tables as they are now; whoever writes one calls this."""
+    table_of.cache_clear()
+    _tuned_or_by_rule.cache_clear()
+
+
 def name_and_capability(device: torch.device) -> tuple[str, str | None]:
     """Return what tells which table serves a device: its name, and of a GPU the compute capability, "9.0"."""
     if device.type != "cuda":
