@@ -112,7 +112,7 @@ def _promote_and_measure(sweeps: Path, randoms: Path) -> None:
 
 
 def _is_of_this_kernel(record: Record) -> bool:
-    kernel = record.protocol.get("kernel")
+    kernel = str(record.protocol.get("kernel"))
     return is_measured_code(kernel) if record.kind == "sweep" else kernel == kernel_hash()
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from ...kernels.launch.launch_config import LaunchConfig
 from ..measuring.failures import Failure
-from ..measuring.head_timing import HeadTiming
+from ..measuring.head_timing import AloneTiming
 from ..measuring.heads_alone import ALONE, NETWORK, Target
 from ..measuring.progress import Status
 from ..records.comparison import Paired
@@ -26,7 +26,7 @@ _WHERE = {ALONE: "alone", NETWORK: "in situ"}
 class Sweep:
     """A search over targets with one strategy."""
 
-    measurer: HeadTiming
+    measurer: AloneTiming
     search: Search
     records: SweepRecords
     watch: Callable[[Status], None] = lambda status: None
