@@ -21,6 +21,7 @@ from ..records.record import Record, as_line, read_records, records_path
 from ..records.tables import wide_console
 from ..sweep.broad import BROAD
 from ..sweep.run import run_sweep
+from ..sweep.search import QUICK
 from ..sweep.winners import shape_of
 from ..tuned.promote import run_promote
 
@@ -84,7 +85,7 @@ def _steps(sweeps: Path, randoms: Path) -> list[Step]:
     broad = Step(
         "Sweep of the broad set, alone", len(shapes), 36,
         lambda known: len({shape_of(one) for one in sweep_records(known)} & shapes),
-        lambda: run_sweep(None, "quick", sweeps),
+        lambda: run_sweep(None, QUICK, sweeps),
     )  # fmt: skip
     randoms_step = Step(
         "Table, and random heads", RANDOM_HEADS, 1.5,
@@ -101,7 +102,7 @@ def _of_network(chosen: NetworkChoice, sweeps: Path) -> Step:
 
     heads = sum(len(cell.taps) for cell in chosen.cells)
     return Step(
-        f"Sweep of {chosen.model}, alone and in situ", heads, 47, recorded, lambda: run_sweep(chosen, "quick", sweeps)
+        f"Sweep of {chosen.model}, alone and in situ", heads, 47, recorded, lambda: run_sweep(chosen, QUICK, sweeps)
     )  # fmt: skip
 
 

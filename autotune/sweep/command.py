@@ -1,6 +1,5 @@
 """Options of the command ``auxhead-tune sweep``."""
 
-from enum import Enum
 from pathlib import Path
 from typing import Annotated
 
@@ -16,23 +15,15 @@ from ..records.record import BadRecord, check_out
 BROAD = "broad"
 
 
-class Effort(str, Enum):
-    """Names of strategies, by the effort that a sweep takes."""
-
-    tables = "tables"
-    quick = "quick"
-    full = "full"
-
-
 def sweep(
     model: Annotated[str, typer.Argument(help=f"{MODEL_HELP} Or {BROAD}: heads of no network.", show_default=False)],
     batch: Batches = None,
     dtype: Dtypes = None,
     classes: Classes = None,
     placement: Placements = None,
-    effort: Annotated[
-        Effort, typer.Option(help="Half a minute a head, or minutes; tables: seconds, for what tables have for it.")
-    ] = Effort.quick,
+    tables: Annotated[
+        bool, typer.Option("--tables", help="Only measure, in seconds a head, what the tables of all GPUs have for it.")
+    ] = False,
     out: Annotated[Path | None, out_option("sweep")] = None,
 ) -> None:
     """Tune the launches of heads, alone and, of a network's, beside the trunk of the captured network.
@@ -52,5 +43,6 @@ def sweep(
         check_out(out)
         with resumable():
             from .run import run_sweep
+            from .search import QUICK, TABLES
 
-            run_sweep(chosen, effort.value, out)
+            run_sweep(chosen, TABLES if tables else QUICK, out)

@@ -36,8 +36,8 @@ class _Part(NamedTuple):
     measurer: Callable[[CompilePool], AloneTiming]
 
 
-def run_sweep(chosen: NetworkChoice | None, effort: str, out: Path | None) -> None:
-    """Measure what the strategy named ``effort`` asks for of networks, or of the broad set, and print the winners.
+def run_sweep(chosen: NetworkChoice | None, strategy: str, out: Path | None) -> None:
+    """Measure what the strategy named ``strategy`` asks for of networks, or of the broad set, and print the winners.
 
     Raises:
         BadInput: no CUDA device, no such network, or a device that was lost.
@@ -62,7 +62,7 @@ def run_sweep(chosen: NetworkChoice | None, effort: str, out: Path | None) -> No
             measurer = part.measurer(pool)
             protocol = {"kernel": kernel_hash(), **measurer.protocol}
             records = SweepRecords(networks.where, networks.environment, protocol, measurer.of_network)
-            sweep = Sweep(measurer, STRATEGIES[effort], records, show, failures)
+            sweep = Sweep(measurer, STRATEGIES[strategy], records, show, failures)
             asked.update(target.shape for target in measurer.targets)
             sweep.run(measurer.targets)
             return sweep
@@ -70,7 +70,7 @@ def run_sweep(chosen: NetworkChoice | None, effort: str, out: Path | None) -> No
         for family in families:
             try:
                 sweeps = [swept(part, number) for number, part in enumerate(family, start=done)]
-                if effort != TABLES:
+                if strategy != TABLES:
                     measure_winners_at_neighbours(tuning for sweep in sweeps for tuning in sweep.tunings)
             except DeviceLost as error:
                 raise BadInput(f"{error}; what was measured is recorded: the same command goes on") from None

@@ -17,7 +17,7 @@ SCHEMA = "auxhead tuned 2"
 #: Places where a head is launched: alone by the operator, or by a runner beside a network's trunk.
 PLACES = ("alone", "network")
 #: Whether a device without a table takes the entries of one with its compute capability: not before that was measured
-#: to beat the rule, by ``auxhead-tune sweep broad --effort tables`` there.
+#: to beat the rule, by ``auxhead-tune sweep broad --tables`` there.
 BORROWS = False
 #: Folder of the package's tables, which ``auxhead-tune promote`` writes.
 FOLDER = Path(__file__).parent / "tuned"

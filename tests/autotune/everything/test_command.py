@@ -25,8 +25,8 @@ def steps(pretended_gpu, tables, monkeypatch):
     """What was run so far; the sweeps measure a head each, with made-up times."""
     done = []
 
-    def run_sweep(chosen, effort, out):
-        done.append((chosen and chosen.model, effort))
+    def run_sweep(chosen, strategy, out):
+        done.append((chosen and chosen.model, strategy))
         target = Target(HEAD) if chosen is None else small_target(model=chosen.model)
         known = records_at(out, environment={"gpu": NAME}, protocol={"kernel": kernel_hash()})
         run(in_both_places, known, Synthetic(), [target])

@@ -82,7 +82,7 @@ def test_they_are_swept_alone_promoted_and_not_swept_again(pretended, tables):
 def test_what_tables_have_for_them_is_measured_in_seconds(pretended, tables):
     shapes = [one.planned(CPU).shape for one in BROAD[-3]]
     write(tables, table(*(entry(shape, config=other(shape)) for shape in shapes[:3])))
-    done = tune("sweep", "broad", "--effort", "tables")
+    done = tune("sweep", "broad", "--tables")
     assert done.exit_code == 0, done.output
     assert len(read_records(pretended)) == 4 + 3, "the rule's of each, and what the table has"
     said = tune("table", pretended, "--markdown").output
