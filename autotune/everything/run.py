@@ -16,7 +16,7 @@ from ..heads.run_random import run_random_heads
 from ..measuring.environment import this_device
 from ..measuring.options import NetworkChoice
 from ..records.decisions import by_setting, deciding, measurement, sweep_records
-from ..records.heads import RANDOM
+from ..records.heads import RANDOM, last_runs
 from ..records.record import Record, as_line, read_records, records_path
 from ..records.tables import wide_console
 from ..sweep.broad import BROAD
@@ -68,7 +68,9 @@ def run_everything(folder: Path) -> None:
     table, kept = table_path(gpu), folder / table_path(gpu).stem
     made = {
         f"autotune/records/{kept.name}/sweep.jsonl.gz": _compressed(what_decides(read_records(sweeps))),
-        f"autotune/records/{kept.name}/{RANDOM}.jsonl.gz": _compressed(read_records(randoms)),
+        f"autotune/records/{kept.name}/{RANDOM}.jsonl.gz": _compressed(
+            one for run in last_runs(read_records(randoms), RANDOM) for one in run.values()
+        ),
         f"kernels/launch/tuned/{table.name}": table.read_bytes(),
     }
     kept.mkdir(exist_ok=True)

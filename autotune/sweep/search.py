@@ -11,6 +11,7 @@ from collections.abc import Callable, Container, Generator, Iterable, Mapping
 from itertools import zip_longest
 from typing import NamedTuple
 
+from ...kernels.launch.head_shape import HeadShape
 from ...kernels.launch.launch_config import LaunchConfig
 from ...kernels.launch.tuned_table import table_of, tuned_devices
 from ..measuring.heads_alone import ALONE, NETWORK, Target
@@ -164,12 +165,18 @@ def _move(here: LaunchConfig, there: LaunchConfig) -> tuple[tuple[str, int, int]
 LEADERS = 12
 
 
+def tabled(shape: HeadShape) -> list[LaunchConfig]:
+    """Return what the tables of all devices have for a head alone."""
+    tables = [table for name in tuned_devices() if (table := table_of(name)) is not None]
+    return [entry.config for table in tables if (entry := table.find(shape, ALONE)) is not None]
+
+
 def quick(target: Target) -> Generator[Ask, Answers, None]:
-    """Search for a minute: around the rule's configuration alone, then beside the fastest; the best three in situ.
+    """Search for a minute: around the rule's configuration and tables' alone, then beside the fastest; three in situ.
 
     A search of five times that, by halving from 96 configurations on, found what takes 1 % less (20 heads, H200).
     """
-    configs = (target.rule, *spread_out(target.shape, 20))
+    configs = tuple(dict.fromkeys([target.rule, *tabled(target.shape), *spread_out(target.shape, 20)]))
     # only looked at in few rounds, since the fastest ones are timed again; captures differ more than rounds do
     looked = yield Ask(ALONE, configs, rounds=4, share=0.2)
     if not looked:
@@ -197,10 +204,8 @@ LOOKS_FASTER = 0.99
 
 def tables(target: Target) -> Generator[Ask, Answers, None]:
     """Ask for what the tables of all devices have for a head, alone."""
-    known = [table_of(name) for name in tuned_devices()]
-    entries = [table.find(target.shape, ALONE) for table in known if table is not None]
-    configs = dict.fromkeys([target.rule, *(entry.config for entry in entries if entry is not None)])
-    yield Ask(ALONE, tuple(configs), FINAL_ROUNDS, share=1.0, captures=AGAIN_CAPTURES)
+    configs = tuple(dict.fromkeys([target.rule, *tabled(target.shape)]))
+    yield Ask(ALONE, configs, FINAL_ROUNDS, share=1.0, captures=AGAIN_CAPTURES)
 
 
 #: Names of strategies; the first finds nothing new, so that there are no winners to be measured elsewhere.

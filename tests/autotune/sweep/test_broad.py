@@ -9,6 +9,7 @@ from auxhead.autotune.measuring.heads_alone import ALONE, Target
 from auxhead.autotune.records.record import read_records
 from auxhead.autotune.sweep.broad import BROAD, family_name, made
 from auxhead.autotune.sweep.kinds import kind_of
+from auxhead.autotune.sweep.search import quick
 from auxhead.kernels.launch.launch_rule import config_by_rule
 from auxhead.kernels.launch.tuned_table import read_table, table_path
 from support.command_line import assert_one_line_error, tune
@@ -90,6 +91,12 @@ def test_what_tables_have_for_them_is_measured_in_seconds(pretended, tables):
     (row,) = [line.split(" | ") for line in said.splitlines() if line.startswith("| vectors; up to 128")]
     times = [[true_us(Target(one), ALONE, config(one)) for config in (config_by_rule, other)] for one in shapes[:3]]
     assert row[1] == "3" and float(row[2]) == pytest.approx(sorted(rule / its for rule, its in times)[1], abs=0.02)
+
+
+def test_a_search_begins_with_what_tables_have(tables):
+    shape = SHAPES[-3][0]
+    write(tables, table(entry(shape, config=other(shape))))
+    assert next(quick(Target(shape))).configs[:2] == (config_by_rule(shape), other(shape))
 
 
 def test_refuses_options_that_choose_networks(pretended):
