@@ -19,7 +19,7 @@ def everything(
     """Measure all that a GPU's table and pages need: sweeps, the table, random heads; one GPU, one or two hours.
 
     Says before it starts about how long it takes, and at the end what to commit. A run that was stopped, at whatever
-    moment, goes on where it was.
+    moment, goes on where it was. The exit code is 1 if any random head failed or answered wrongly.
     """
     from ...kernels.launch.tuned_table import BadTable
 
@@ -29,4 +29,5 @@ def everything(
         with resumable():
             from .run import run_everything
 
-            run_everything(out)
+            if run_everything(out):
+                raise typer.Exit(1)

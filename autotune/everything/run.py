@@ -14,6 +14,7 @@ from ...kernels.launch.tuned_table import table_path
 from ...model.basics.files import writing
 from ..heads.run_random import run_random_heads
 from ..measuring.environment import this_device
+from ..measuring.heads_alone import FUSED
 from ..measuring.options import NetworkChoice
 from ..records.decisions import by_setting, deciding, measurement, sweep_records
 from ..records.heads import RANDOM, last_runs
@@ -45,8 +46,11 @@ class Step(NamedTuple):
     run: Callable[[], object]
 
 
-def run_everything(folder: Path) -> None:
+def run_everything(folder: Path) -> int:
     """Measure what is not recorded in a folder yet, make the table, and put what is to be committed into the folder.
+
+    Returns:
+        How many random heads failed or answered wrongly.
 
     Raises:
         BadInput: no CUDA device, or a device that was lost.
@@ -66,11 +70,10 @@ def run_everything(folder: Path) -> None:
         console.print(f"\n{step.what}", soft_wrap=True)
         step.run()
     table, kept = table_path(gpu), folder / table_path(gpu).stem
+    heads = last_runs(read_records(randoms), RANDOM)
     made = {
         f"autotune/records/{kept.name}/sweep.jsonl.gz": _compressed(what_decides(read_records(sweeps))),
-        f"autotune/records/{kept.name}/{RANDOM}.jsonl.gz": _compressed(
-            one for run in last_runs(read_records(randoms), RANDOM) for one in run.values()
-        ),
+        f"autotune/records/{kept.name}/{RANDOM}.jsonl.gz": _compressed(one for run in heads for one in run.values()),
         f"kernels/launch/tuned/{table.name}": table.read_bytes(),
     }
     kept.mkdir(exist_ok=True)
@@ -79,6 +82,7 @@ def run_everything(folder: Path) -> None:
         with writing(kept / Path(place).name) as file:
             file.write(content)
         console.print(f"  {place}, {len(content) / 1e6:.2f} MB", soft_wrap=True)
+    return sum(run[FUSED].error is not None for run in heads)
 
 
 def _steps(sweeps: Path, randoms: Path) -> list[Step]:

@@ -64,7 +64,7 @@ def explain(device_name: str, shape: HeadShape, place: str, capability: str | No
     if table is None:
         others = ", ".join(tuned_devices())
         there_are = f"there are tables for {others}" if others else "there is none at all"
-        no_table = f"device: no table for {device_name}, {there_are}"
+        no_table = f"device: no table for {device_name}, {there_are}; `auxhead-tune everything` makes one there"
         return Explanation(device_name, shape, place, (no_table,), None, config_by_rule(shape))
     entry = table.find(shape, place)
     missed = () if entry is not None and entry.shape == shape else tuple(_differences(table, shape, place))

@@ -89,7 +89,7 @@ def _tuned_or_by_rule(
     try:
         tuned = lookup(name, shape, place, capability)
         if (table := table_of(name)) is not None and (reason := table.why_void()) is not None:
-            _warn(f"{table_path(name)}, of {name}: {reason}: run auxhead-tune sweep there, then auxhead-tune promote")
+            _warn(f"{table_path(name)}, of {name}: {reason}: run auxhead-tune everything there")
     except BadTable as error:  # a forward goes on without it
         _warn(str(error))
         tuned = None

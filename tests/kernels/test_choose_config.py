@@ -113,7 +113,7 @@ OTHER_KERNEL = table(entry(head_shape()), device="cpu", kernel="0" * 16).as_text
     [
         ("{", "cpu.json: is not JSON"),
         (OTHER_KERNEL, "cpu.json, of cpu: tuned for another kernel, 0000000000000000; the one here is"),
-        (OTHER_KERNEL, "run auxhead-tune sweep there, then auxhead-tune promote; launches are chosen by rule"),
+        (OTHER_KERNEL, "run auxhead-tune everything there; launches are chosen by rule"),
     ],
     ids=["no JSON", "another kernel", "what to run"],
 )

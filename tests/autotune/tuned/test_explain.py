@@ -80,12 +80,15 @@ def test_the_key_that_differs(tuned):
 def test_no_table(tables):
     shape = head_shape()
     found = explain("ACME Y", shape, "alone")
-    assert found.missed == ("device: no table for ACME Y, there is none at all",)
+    assert found.missed == (
+        "device: no table for ACME Y, there is none at all; `auxhead-tune everything` makes one there",
+    )
     assert found.config == config_by_rule(shape)
     for name in ("nvidia-h200", "acme-x"):
         (tables / f"{name}.json").touch()
     assert explain("ACME Z", shape, "alone").missed == (
-        "device: no table for ACME Z, there are tables for acme-x, nvidia-h200",
+        "device: no table for ACME Z, there are tables for acme-x, nvidia-h200; "
+        "`auxhead-tune everything` makes one there",
     )
 
 
