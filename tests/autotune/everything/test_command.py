@@ -74,6 +74,19 @@ def test_what_is_recorded_is_no_more_work(steps):
     assert "  Sweep of the broad set, alone: 68 heads, about 40 minutes" in again
 
 
+def test_a_random_head_that_fails_is_told_by_the_exit_code(steps, monkeypatch):
+    usual = running.run_random_heads
+
+    def fails(count, seed, compiled_every, out):
+        usual(count, seed, compiled_every, out)
+        for one in a_random_head(1, error="wrong answer: x"):
+            append_record(out, one)
+
+    monkeypatch.setattr(running, "run_random_heads", fails)
+    done = tune("everything")
+    assert done.exit_code == 1 and "has what is to be committed" in done.stdout
+
+
 def test_an_interrupt_is_one_line(steps, monkeypatch):
     def stopped(*_):
         raise KeyboardInterrupt
