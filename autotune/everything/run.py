@@ -12,6 +12,7 @@ from ...kernels.launch.choose_config import forget_tables
 from ...kernels.launch.kernel_hash import is_measured_code, kernel_hash
 from ...kernels.launch.tuned_table import table_path
 from ...model.basics.files import writing
+from ..heads.command import COMPILED_EVERY
 from ..heads.run_random import run_random_heads
 from ..measuring.environment import this_device
 from ..measuring.heads_alone import FUSED
@@ -30,8 +31,8 @@ from ..tuned.promote import run_promote
 NETWORKS = tuple(
     NetworkChoice.of(model, batch=(1, 8, 32, 128), classes=(10, 1000)) for model in ("resnet18", "resnet50")
 )
-#: Random heads, of seed 0, and one in so many of them through torch.compile, too.
-RANDOM_HEADS, COMPILED_EVERY = 400, 10
+#: Random heads, and their seed.
+RANDOM_HEADS, SEED = 400, 50
 
 
 class Step(NamedTuple):
@@ -72,8 +73,10 @@ def run_everything(folder: Path) -> int:
     table, kept = table_path(gpu), folder / table_path(gpu).stem
     heads = last_runs(read_records(randoms), RANDOM)
     made = {
-        f"autotune/records/{kept.name}/sweep.jsonl.gz": _compressed(what_decides(read_records(sweeps))),
-        f"autotune/records/{kept.name}/{RANDOM}.jsonl.gz": _compressed(one for run in heads for one in run.values()),
+        f"autotune/records/{kept.name}/sweep.jsonl.gz": gzip.compress(
+            _lines(what_decides(read_records(sweeps))), mtime=0
+        ),
+        f"autotune/records/{kept.name}/{RANDOM}.jsonl": _lines(one for run in heads for one in run.values()),
         f"kernels/launch/tuned/{table.name}": table.read_bytes(),
     }
     kept.mkdir(exist_ok=True)
@@ -115,7 +118,7 @@ def _of_network(chosen: NetworkChoice, sweeps: Path) -> Step:
 def _promote_and_measure(sweeps: Path, randoms: Path) -> None:
     run_promote([sweeps], None)
     forget_tables()
-    run_random_heads(RANDOM_HEADS, 0, COMPILED_EVERY, randoms)
+    run_random_heads(RANDOM_HEADS, SEED, COMPILED_EVERY, randoms)
 
 
 def _is_of_this_kernel(record: Record) -> bool:
@@ -131,8 +134,8 @@ def what_decides(records: Iterable[Record]) -> Iterator[Record]:
         yield from (record for one, record in timed if id(one) in kept)
 
 
-def _compressed(records: Iterable[Record]) -> bytes:
-    return gzip.compress("".join(map(as_line, records)).encode(), mtime=0)
+def _lines(records: Iterable[Record]) -> bytes:
+    return "".join(map(as_line, records)).encode()
 
 
 def _minutes(seconds: float) -> str:

@@ -48,14 +48,14 @@ def test_one_command_leaves_all_that_is_to_be_committed(steps, tables, tmp_path)
     assert lookup(NAME, HEAD, "alone") is None, "remembered: there is no table yet"
     done = tune("everything", "--out", "here")
     assert done.exit_code == 0, done.output
-    assert steps == [*SWEEPS, (400, 0, True)], "random heads are launched by the new table"
+    assert steps == [*SWEEPS, (400, 50, True)], "random heads are launched by the new table"
     folder = tmp_path / "here" / "nvidia-h200-fake"
     assert (
         f"{NAME}: about 101 minutes;" in done.stdout and "Ctrl-C at any time: the same command goes on." in done.stdout
     )
     assert f"here/{folder.name} has what is to be committed:" in done.stdout
     assert {path.name for path in folder.iterdir()} == {
-        "nvidia-h200-fake.json", "sweep.jsonl.gz", "random-heads.jsonl.gz"
+        "nvidia-h200-fake.json", "sweep.jsonl.gz", "random-heads.jsonl"
     }  # fmt: skip
     for place in (f"autotune/records/{folder.name}/sweep.jsonl.gz", f"kernels/launch/tuned/{folder.name}.json"):
         assert f"  {place}, 0.0" in done.stdout
