@@ -9,6 +9,7 @@ from .bench.command import bench
 from .bench.tables import bench_tables, pipeline_tables
 from .doctor.command import doctor
 from .doctor.tables import doctor_tables
+from .everything.command import everything
 from .heads.command import heads
 from .heads.tables import head_tables, random_head_tables
 from .overlap.command import overlap
@@ -23,9 +24,10 @@ from .tuned.command import explain, promote
 
 
 def _sweep_tables(records: Sequence[Record]) -> list[RecordTable]:
-    from .sweep.winners import sweep_tables  # its tables name configurations, for which PyTorch is imported
+    from .sweep.kinds import kind_tables  # configurations are named, for which PyTorch is imported
+    from .sweep.winners import sweep_tables
 
-    return sweep_tables(records)
+    return [*sweep_tables(records), *kind_tables(records)]
 
 
 app = typer.Typer(
@@ -43,6 +45,7 @@ tables = {"bench": bench_tables, "heads": head_tables, RANDOM: random_head_table
 tables |= {"footprint": footprint_tables, "pipeline": pipeline_tables, "doctor": doctor_tables}
 app.command()(table_command(**tables, sweep=_sweep_tables))
 app.command(context_settings={"allow_interspersed_args": False})(doctor)  # what follows a script is its own
+app.command()(everything)
 app.command()(plan)
 app.command()(promote)
 app.command()(explain)

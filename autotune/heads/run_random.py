@@ -1,7 +1,8 @@
 """Measures random heads, those that the file of records lacks, while further kernels are compiled in parallel."""
 
+import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -37,6 +38,10 @@ _CHAINED_BYTES = 400_000_000
 _MUCH_MEMORY = 4_000_000_000
 
 
+#: Clocks are asked for after one head in so many: to ask takes about as long as a head.
+_CLOCKS_EVERY = 10
+
+
 class _Asked(NamedTuple):
     """A head that is asked for, without data."""
 
@@ -60,11 +65,13 @@ def run_random_heads(count: int, seed: int, compiled_every: int, out: Path | Non
     how = {"kernel": kernel_hash(), **timing.protocol, "place": ALONE, "rounds": _EFFORTS[0][0]}
     kept = HeadRecords(where, environment(device), how, RANDOM)
     asked = [_asked(draw(seed, number), compiled_every, device) for number in range(count)]
-    if missing := [one for one in asked if not kept.has(one.head)]:
+    missing, began = [one for one in asked if not kept.has(one.head)], time.monotonic()
+    if missing:
         _measure_all(missing, timing, kept, device, console)
     cells = [one.head.cell for one in asked]
     found = [record for record in read_records(where) if record.kind == RANDOM and record.cell in cells]
     print_tables(console, random_head_tables(found), where)
+    console.print(f"Measured {len(missing)} heads in {time.monotonic() - began:.0f} s.")
     return sum(run[FUSED].error is not None for run in last_runs(found, RANDOM))
 
 
@@ -77,14 +84,14 @@ def _asked(drawn: RandomHead, compiled_every: int, device: torch.device) -> _Ask
 def _measure_all(
     missing: Sequence[_Asked], timing: AloneTiming, kept: HeadRecords, device: torch.device, console: Console
 ) -> None:
-    """Measure and record heads in the order in which their kernels get ready."""
+    """Measure and record heads as their kernels get ready; last those that torch.compile needs the cores for, too."""
     failures: Counter[str] = Counter()
     speed = measure_copy_speed(device, FINAL_ROUNDS)
     jobs = [partial(compile_alone, one.description, one.head.config) for one in missing]
     with CompilePool(torch.cuda.get_device_capability(device)) as pool, SweepProgress(console) as progress:
         progress.show(Status(0.0, f"compiling {len(missing)} heads", "", failures))
-        for done, place in enumerate(pool.as_done(jobs)):
-            drawn, head, _ = missing[place]
+        ready = (missing[place] for place in pool.as_done(jobs))
+        for done, (drawn, head, _) in enumerate(_sample_last(ready)):
             what = f"head {drawn.number}, {head_in_words(head.cell)}"
             progress.show(Status(done / len(missing), what, "", failures))
             try:
@@ -94,9 +101,20 @@ def _measure_all(
                 kept.add(head, dict.fromkeys(head.variants, lost), speed, None)
                 raise BadInput(f"{error}; it is recorded: the same command goes on with the rest") from None
             failures.update(result.kind for result in results.values() if isinstance(result, Failure))
-            kept.add(head, results, speed, clocks(device), **effort)
+            now = clocks(device) if done % _CLOCKS_EVERY == 0 else None
+            kept.add(head, results, speed, now, **effort)
             if torch.cuda.memory_allocated(device) > _MUCH_MEMORY:
                 release_memory()
+
+
+def _sample_last(heads: Iterable[_Asked]) -> Iterator[_Asked]:
+    sample = []
+    for one in heads:
+        if COMPILED in one.head.variants:
+            sample.append(one)
+        else:
+            yield one
+    yield from sample
 
 
 def _measured(

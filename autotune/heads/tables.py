@@ -28,8 +28,7 @@ _BY_KIND = (
     "as fast as compiled", "compiled / fused, median", "worst compiled", "failed",
 )  # fmt: skip
 _WORST = (
-    "number", "kind", "head", "launched as", "fused, us", "its bytes, us", "eager, us", "eager / fused",
-    "compiled / fused",
+    "number", "kind", "head", "way", "fused, us", "its bytes, us", "eager, us", "eager / fused", "compiled / fused",
 )  # fmt: skip
 #: Heads in the table of the worst.
 _MOST_WORST = 15
@@ -150,7 +149,7 @@ def _worst(heads: list[Measured]) -> RecordTable:
 
 def _row_of_worst(measured: Measured) -> tuple[str, ...]:
     cell, config = _cell(measured), measured["fused"].protocol["config"]
-    launched = " ".join(f"{name.removeprefix('block_')}={value}" for name, value in config.items() if value)
+    way = config.get("features", "tiled") if config["block_f"] > 1 else "split"
     us = (_us(measured, variant) for variant in ("fused", "bytes", "eager"))
     ratios = (_ratio(measured, peer) for peer in ("eager", "compiled"))
-    return f"{cell['number']}", cell["kind"], head_in_words(cell), launched, *us, *ratios
+    return f"{cell['number']}", cell["kind"], head_in_words(cell), way, *us, *ratios

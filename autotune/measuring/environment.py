@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from ...kernels.launch.choose_config import name_and_capability
 from ...model.basics.bad_input import BadInput
 from ...model.basics.machine import driver_version, output_of, package_version
 
@@ -35,6 +36,7 @@ def environment(device: torch.device) -> dict[str, Any]:
     return {
         "gpu": torch.cuda.get_device_name(device) if device.type == "cuda" else None,
         "sm_count": torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else None,
+        "capability": name_and_capability(device)[1],
         "driver": driver_version(),
         "torch": torch.__version__,
         **{name: package_version(name) for name in ("triton", "torchvision")},

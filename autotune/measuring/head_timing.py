@@ -78,6 +78,11 @@ class AloneTiming:
         """Conditions of all times, as records keep them."""
         return {"chain": CHAIN, **PROTOCOL}
 
+    @property
+    def of_network(self) -> dict[str, Any]:
+        """Further conditions of times in situ: of heads alone there are none."""
+        return {}
+
     def prepare(self, target: Target, place: str, configs: Sequence[LaunchConfig]) -> Mapping[LaunchConfig, Failure]:
         """Compile each configuration, if there is a pool, launch each once in threads, and check its answers."""
         if self._pool is not None:

@@ -27,12 +27,12 @@ NETWORK = "network"
 
 
 class Target(NamedTuple):
-    """All heads of one shape in a network, which one entry of a tuned table serves."""
+    """All heads of one shape in a network, or one of no network, which one entry of a tuned table serves."""
 
     shape: HeadShape
-    model: str
-    taps: tuple[str, ...]
-    """Taps of the heads of that shape."""
+    model: str = ""
+    taps: tuple[str, ...] = ()
+    """Taps of the heads of that shape; of a head of no network none."""
 
     @property
     def rule(self) -> LaunchConfig:
@@ -40,6 +40,8 @@ class Target(NamedTuple):
         return config_by_rule(self.shape)
 
     def __str__(self) -> str:
+        if not self.taps:
+            return str(self.shape)
         return f"{self.model} {self.shape.dtype}, batch {self.shape.samples}, {', '.join(self.taps)}"
 
 

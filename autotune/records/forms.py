@@ -43,7 +43,9 @@ _PLAIN = Value("text, a number or null", lambda value: value is None or isinstan
 _RECORD: dict[str, Form] = {
     **dict.fromkeys(("kind", "exits", "variant", "run", "utc"), TEXT),
     **dict.fromkeys(("cell", "protocol"), OBJECT),
-    "environment": dict.fromkeys(("gpu", "sm_count", "driver", "torch", "triton", "cudnn", "cuda"), Maybe(_PLAIN)),
+    "environment": dict.fromkeys(
+        ("gpu", "sm_count", "capability", "driver", "torch", "triton", "cudnn", "cuda"), Maybe(_PLAIN)
+    ),
     **dict.fromkeys(("host_us", "device_us", "measured", "correctness"), Maybe(OBJECT)),
     **dict.fromkeys(("paired", "notes"), Maybe(LIST, null=False)),
     "error": Maybe(TEXT),

@@ -61,8 +61,8 @@ class Record:
     utc: str
     """Time at which it was appended, ISO 8601."""
     environment: dict[str, Any]
-    """gpu, sm_count, driver, torch, triton, cudnn, cuda, python, auxhead, commit (its end "-dirty" says that files
-    differed; None outside a checkout) and clocks: the GPU's, as found right after the measurement."""
+    """gpu, sm_count, capability, driver, torch, triton, cudnn, cuda, python, auxhead, commit (its end "-dirty" says
+    that files differed; None outside a checkout) and clocks: the GPU's, as found right after the measurement."""
     protocol: dict[str, Any]
     """rounds, warm_up, repeat, captures, order, l2, samples_by_exit (how many of all inputs leave where, by the eager
     network on the same trunk) and whatever else says how the numbers came about.
@@ -203,6 +203,13 @@ def check_out(out: Path | None) -> None:
         raise BadRecord(f"{out}: is {'a folder' if out.is_dir() else 'no file'}, wants a file that lines are added to")
 
 
+def as_line(record: Record) -> str:
+    """Return a record as a line of a file; ``TypeError`` or ``ValueError`` if it does not fit into JSON."""
+    values = dataclasses.asdict(record)
+    del values["place"]
+    return json.dumps(values, allow_nan=False) + "\n"
+
+
 def append_record(path: Path, record: Record) -> None:
     """Append one line, whole and on disk when this returns; several processes may append to one file.
 
@@ -215,9 +222,7 @@ def append_record(path: Path, record: Record) -> None:
     import fcntl  # readers do without it, on any platform
 
     try:
-        values = dataclasses.asdict(record)
-        del values["place"]
-        line = (json.dumps(values, allow_nan=False) + "\n").encode()
+        line = as_line(record).encode()
     except (TypeError, ValueError) as error:
         raise BadRecord(f"{path}: {record.variant}: not a record ({error})") from None
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,8 +1,8 @@
-"""``auxhead-tune sweep``: searches launch configurations of a network's heads, alone and in the captured network.
+"""``auxhead-tune sweep``: searches launch configurations of heads, alone and, of a network's, in the captured network.
 
-In: a network. Out: a record of every configuration measured, and tables of the winners.
+In: a network, or the ``broad`` set of heads. Out: a record of every configuration measured, and tables of the winners.
 
-One head's way: ``run`` builds a network and its measurer; ``measure`` asks a strategy of ``search`` what of the
-``space`` to time, and keeps it in ``records``; ``winners`` decides and shows. ``measure_winners_at_neighbours`` then
-measures each winner at the next batch sizes.
+One head's way: ``run`` builds a network, or heads, and a measurer; ``measure`` asks a strategy of ``search`` what of
+the ``space`` to time, and keeps it in ``records``; ``winners`` decides and shows. ``measure_winners_at_neighbours``
+then measures each winner at the next batch sizes.
 """

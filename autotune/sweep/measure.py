@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from ...kernels.launch.launch_config import LaunchConfig
 from ..measuring.failures import Failure
-from ..measuring.head_timing import HeadTiming
+from ..measuring.head_timing import AloneTiming
 from ..measuring.heads_alone import ALONE, NETWORK, Target
 from ..measuring.progress import Status
 from ..records.comparison import Paired
@@ -26,7 +26,7 @@ _WHERE = {ALONE: "alone", NETWORK: "in situ"}
 class Sweep:
     """A search over targets with one strategy."""
 
-    measurer: HeadTiming
+    measurer: AloneTiming
     search: Search
     records: SweepRecords
     watch: Callable[[Status], None] = lambda status: None
@@ -99,7 +99,9 @@ class Tuning:
         self.sweep.watch(Status(share, f"{self.target}: {doing}", self._best, self.sweep.failures))
 
     def _answer(self, ask: Ask) -> Answers:
-        """Return what is known of the configurations, after measuring what is not."""
+        """Return what is known of the configurations, after measuring what is not; of no network nothing in situ."""
+        if ask.place == NETWORK and not self.target.taps:
+            return {}
         records = self.sweep.records
         found = {one: records.find(records.blank(self.target, ask, one)) for one in dict.fromkeys(ask.configs)}
         known = {config: result for config, result in found.items() if result is not None}

@@ -1,9 +1,10 @@
-"""Runs a sweep: networks that differ in the batch size alone together; then prints what their records decide."""
+"""Runs a sweep: heads that differ in the batch size alone together; then prints what their records decide."""
 
 import dataclasses
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -14,67 +15,89 @@ from ..measuring.cells import Cell
 from ..measuring.compile_pool import CompilePool
 from ..measuring.environment import release_memory
 from ..measuring.failures import DeviceLost
-from ..measuring.head_timing import HeadTiming
-from ..measuring.networks import find_networks
+from ..measuring.head_timing import AloneTiming, HeadTiming
+from ..measuring.networks import Networks, find_networks
 from ..measuring.options import NetworkChoice
 from ..measuring.progress import Status, SweepProgress, failures_in_words
 from ..records.record import read_records
 from ..records.tables import print_tables, wide_console
+from .broad import BROAD, Family, family_name, made
+from .kinds import kind_tables
 from .measure import Sweep, measure_winners_at_neighbours
 from .records import SweepRecords
-from .search import STRATEGIES
+from .search import STRATEGIES, TABLES
 from .winners import shape_of, sweep_tables
 
 
-def run_sweep(chosen: NetworkChoice, effort: str, out: Path | None) -> None:
-    """Measure what the strategy named ``effort`` asks for of the networks chosen, and print their winners.
+class _Part(NamedTuple):
+    """Heads that are made, measured and given up together: those of a network, or of the broad set one."""
+
+    name: str
+    measurer: Callable[[CompilePool], AloneTiming]
+
+
+def run_sweep(chosen: NetworkChoice | None, strategy: str, out: Path | None) -> None:
+    """Measure what the strategy named ``strategy`` asks for of networks, or of the broad set, and print the winners.
 
     Raises:
         BadInput: no CUDA device, no such network, or a device that was lost.
         BadRecord: ``out`` cannot be read.
     """
     console = wide_console()
-    networks = find_networks("sweep", chosen.own, chosen.cells, out)
+    own, cells = (None, []) if chosen is None else (chosen.own, chosen.cells)
+    networks = find_networks("sweep", own, cells, out)
+    families = [[_broad(heads, networks)] for heads in BROAD] if chosen is None else _families(networks)
+    count = sum(map(len, families))
     asked: set[HeadShape] = set()
     done = 0
     failures: Counter[str] = Counter()
     capability = torch.cuda.get_device_capability(networks.device)
     with CompilePool(capability) as pool, SweepProgress(console) as progress:
 
-        def swept(cell: Cell, number: int) -> Sweep:
+        def swept(part: _Part, number: int) -> Sweep:
             def show(status: Status) -> None:
-                progress.show(status._replace(done=(number + status.done) / len(networks.cells)))
+                progress.show(status._replace(done=(number + status.done) / count))
 
-            show(Status(0.0, f"{cell}: building", "", failures))
-            measurer = HeadTiming(networks.subject(cell), pool=pool)
+            show(Status(0.0, f"{part.name}: building", "", failures))
+            measurer = part.measurer(pool)
             protocol = {"kernel": kernel_hash(), **measurer.protocol}
             records = SweepRecords(networks.where, networks.environment, protocol, measurer.of_network)
-            sweep = Sweep(measurer, STRATEGIES[effort], records, show, failures)
+            sweep = Sweep(measurer, STRATEGIES[strategy], records, show, failures)
             asked.update(target.shape for target in measurer.targets)
             sweep.run(measurer.targets)
             return sweep
 
-        for family in _families(networks.cells):
+        for family in families:
             try:
-                sweeps = [swept(cell, number) for number, cell in enumerate(family, start=done)]
-                measure_winners_at_neighbours(tuning for sweep in sweeps for tuning in sweep.tunings)
+                sweeps = [swept(part, number) for number, part in enumerate(family, start=done)]
+                if strategy != TABLES:
+                    measure_winners_at_neighbours(tuning for sweep in sweeps for tuning in sweep.tunings)
             except DeviceLost as error:
                 raise BadInput(f"{error}; what was measured is recorded: the same command goes on") from None
             done += len(family)
-            del sweeps  # and the networks
+            del sweeps  # and the heads
             release_memory()
-    model = networks.cells[0].model
+    model = networks.cells[0].model if networks.cells else None
     found = [record for record in read_records(networks.where) if record.kind == "sweep"]
     found = [record for record in found if shape_of(record) in asked and record.cell.get("model", model) == model]
-    print_tables(console, sweep_tables(found))
+    print_tables(console, [*sweep_tables(found), *kind_tables(found)])
     if failures:
         console.print(f"Not timed: {failures_in_words(failures)}", soft_wrap=True)
     console.print(f"Records: {networks.where}", soft_wrap=True)
 
 
-def _families(cells: Sequence[Cell]) -> list[list[Cell]]:
-    """Group cells that differ in the batch size alone."""
-    found: dict[Cell, list[Cell]] = {}
-    for cell in cells:
-        found.setdefault(dataclasses.replace(cell, batch=0), []).append(cell)
+def _broad(family: Family, networks: Networks) -> _Part:
+    device = networks.device
+    return _Part(family_name(family), lambda pool: AloneTiming(device, made(family, device), pool))
+
+
+def _families(networks: Networks) -> list[list[_Part]]:
+    """Group networks that differ in the batch size alone."""
+
+    def part(cell: Cell) -> _Part:
+        return _Part(str(cell), lambda pool: HeadTiming(networks.subject(cell), pool=pool))
+
+    found: dict[Cell, list[_Part]] = {}
+    for cell in networks.cells:
+        found.setdefault(dataclasses.replace(cell, batch=0), []).append(part(cell))
     return list(found.values())

@@ -132,7 +132,9 @@ def neighbours(config: LaunchConfig, shape: HeadShape) -> list[LaunchConfig]:
 
     All multiply in the same way: what is usual of each way is among the candidates of ``spread_out``.
     Where a step leaves more partial sums in a step than there are, or more steps read ahead, the neighbour has fewer.
+    One that is excluded for the reason that the configuration itself would be, as the rule's may, is a neighbour.
     """
+    allowed = (None, excluded(config, shape))
     sizes, here = Sizes(shape), dataclasses.asdict(config)
     moves: list[dict[str, int]] = []
     for name in FIELDS:
@@ -148,7 +150,7 @@ def neighbours(config: LaunchConfig, shape: HeadShape) -> list[LaunchConfig]:
         if point["block_f"] == 1:
             point["block_s"] = min(point["block_s"], next_power_of_2(sizes.splits(point)))
         neighbour = config_of(point)
-        if neighbour != config and neighbour not in found and excluded(neighbour, shape) is None:
+        if neighbour != config and neighbour not in found and excluded(neighbour, shape) in allowed:
             found.append(neighbour)
     return found
 

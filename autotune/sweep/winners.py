@@ -73,6 +73,8 @@ def deciding_times(measured: Iterable[Measurement]) -> Answers:
 def recorded_winners(records: Iterable[Record]) -> list[tuple[str, list[HeadWinners]]]:
     """Return the winners of the kernel that was swept last, with a title for each network, dtype, batch and classes.
 
+    Heads that were measured in no network come last, under one title.
+
     Raises:
         BadRecord: a record of a sweep that lacks something.
     """
@@ -93,22 +95,30 @@ def recorded_winners(records: Iterable[Record]) -> list[tuple[str, list[HeadWinn
                 _, winners = networks.setdefault(network, (_title(record), []))
                 winners.append(_winners(target, alone.get(setting.shape, []), in_situ))
         found += networks.values()
+        in_networks = {setting.shape for setting in settings if setting.place == NETWORK}
+        others = {shape: measured for shape, measured in alone.items() if shape not in in_networks}
+        if others:
+            winners = [_winners(Target(HeadShape(*shape)), measured, []) for shape, measured in others.items()]
+            found.append((f"Heads alone; {_where(its[-1])}", winners))
     return found
 
 
 def _title(record: Record) -> str:
-    cell, environment = record.cell, record.environment
-    return (
-        f"{cell['model']} {cell['dtype']}, batch {cell['samples']}, {cell['classes']} classes; "
-        f"{environment.get('gpu')}, torch {environment.get('torch')}, kernel {record.protocol['kernel']}"
-    )
+    cell = record.cell
+    return f"{cell['model']} {cell['dtype']}, batch {cell['samples']}, {cell['classes']} classes; {_where(record)}"
+
+
+def _where(record: Record) -> str:
+    environment = record.environment
+    return f"{environment.get('gpu')}, torch {environment.get('torch')}, kernel {record.protocol['kernel']}"
 
 
 def _winners(target: Target, alone: Sequence[Record], in_situ: Sequence[Record]) -> HeadWinners:
-    """Decide by records of one target; what was timed beside another rule than the last in situ is passed over."""
+    """Decide by records of one target; what was timed beside another rule than the last, in situ if any, is left."""
     places: Mapping[str, Sequence[Record]] = {ALONE: alone, NETWORK: in_situ}
     measured = {place: [launchable(one) for one in its if one.error is None] for place, its in places.items()}
-    rule = measured[NETWORK][-1].rule if measured[NETWORK] else text(target.rule)
+    last = [one.rule for place in (ALONE, NETWORK) for one in measured[place]][-1:]
+    rule = last[0] if last else text(target.rule)
     configs = {one.variant: one.config for found in measured.values() for one in found}
     baseline = configs.get(rule, target.rule)
     decided = {
@@ -153,12 +163,13 @@ def winner_tables(found: Sequence[tuple[str, Sequence[HeadWinners]]]) -> list[Re
 
 
 def _row(found: HeadWinners) -> tuple[str, ...]:
-    winners = (found.alone, found.network)
+    winners, taps = (found.alone, found.network), found.target.taps
+    decided = found.network if taps else found.alone
     return (
-        ", ".join(found.target.taps),
+        ", ".join(taps) or str(found.target.shape),
         text(found.rule),
         *("-" if config is None else changes(config, found.rule) for config in winners),
-        "failed" if found.network is None else "tie" if found.network == found.rule else "win",
+        "failed" if decided is None else "tie" if decided == found.rule else "win",
         _ratio_in_words(found.alone_over_rule, found.alone == found.rule),
         _ratio_in_words(found.over_rule, found.network == found.rule),
         _ratio_in_words(found.over_alone, found.network == found.alone),
@@ -177,11 +188,14 @@ def _ratio_in_words(difference: Difference | None, same: bool) -> str:
 
 def summary(winners: Sequence[HeadWinners]) -> list[str]:
     """Count, in a line each, how winners in situ compare with winners alone and with the rule's configurations."""
+    winners = [found for found in winners if found.target.taps]
     against = {
         "the winner alone": [(found.over_alone, found.network == found.alone) for found in winners],
         "the rule's configuration": [(found.over_rule, found.network == found.rule) for found in winners],
     }
-    return [f"Whole network, winner in situ against {what}: {_counts(found)}." for what, found in against.items()]
+    return [
+        f"Whole network, winner in situ against {what}: {_counts(found)}." for what, found in against.items() if found
+    ]
 
 
 def _counts(found: Sequence[tuple[Difference | None, bool]]) -> str:

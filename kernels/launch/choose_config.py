@@ -1,4 +1,4 @@
-"""Chooses a head's LaunchConfig: an override, else the device's tuned table, else the launch rule."""
+"""Chooses a head's LaunchConfig: an override, else the tuned table that serves the device, else the launch rule."""
 
 import warnings
 from collections.abc import Iterator, Mapping
@@ -79,15 +79,28 @@ def _tuned_or_by_rule(
     view: HeadView, classes: int, pool_max: bool, dtype: torch.dtype, device: torch.device, place: str
 ) -> LaunchConfig:
     shape = HeadShape.of(view, classes, pool_max=pool_max, dtype=dtype)
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+    name, capability = name_and_capability(device)
     try:
-        tuned = lookup(name, shape, place)
+        tuned = lookup(name, shape, place, capability)
         if (table := table_of(name)) is not None and (reason := table.why_void()) is not None:
-            _warn(f"{table_path(name)}, of {name}: {reason}: run auxhead-tune sweep there, then auxhead-tune promote")
+            _warn(f"{table_path(name)}, of {name}: {reason}: run auxhead-tune everything there")
     except BadTable as error:  # a forward goes on without it
         _warn(str(error))
         tuned = None
     return config_by_rule(shape) if tuned is None else tuned
+
+
+def forget_tables() -> None:
+    """Let launches from now on go by tables as they are now; whoever writes one calls this."""
+    table_of.cache_clear()
+    _tuned_or_by_rule.cache_clear()
+
+
+def name_and_capability(device: torch.device) -> tuple[str, str | None]:
+    """Return what tells which table serves a device: its name, and of a GPU the compute capability, "9.0"."""
+    if device.type != "cuda":
+        return device.type, None
+    return torch.cuda.get_device_name(device), "{}.{}".format(*torch.cuda.get_device_capability(device))
 
 
 @lru_cache

@@ -193,6 +193,7 @@ def landscape_numbers(swept: Swept) -> dict[str, Any]:
     found = [head for head in swept.heads if len(head.tried) > 1]
     if not found:
         raise NoRecords("no head of which two configurations were measured alone")
+    found = [head for head in found if head.network] or found  # those of no network have little in common
     ((network, _),) = Counter(head.network_name for head in found for _ in head.tried).most_common(1)
     found = [head for head in found if head.network_name == network]
     batches = [head.cell["samples"] for head in found]

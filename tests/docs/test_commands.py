@@ -118,7 +118,7 @@ def test_a_command_or_an_option_that_does_not_fit_is_found(checks_alone):
     context = parse(Shown("here", "auxhead-tune overlap mypackage.mymodel:factory --batch 8", True))
     with pytest.raises(typer.Exit):
         context.command.invoke(context)
-    for text in ("auxhead-tune nosuch", "auxhead demo --nosuch", "auxhead-tune sweep resnet18 --effort most"):
+    for text in ("auxhead-tune nosuch", "auxhead demo --nosuch", "auxhead-tune sweep resnet18 --dtype most"):
         with pytest.raises((AssertionError, Exception), match="nosuch|most"):
             parse(Shown("here", text, True))
 

@@ -7,6 +7,7 @@ import pytest
 from auxhead.autotune.records import tables
 from auxhead.autotune.records.comparison import Difference
 from auxhead.autotune.sweep.exclusion import excluded
+from auxhead.autotune.sweep.kinds import kind_tables
 from auxhead.autotune.tuned import promote as promotion
 from auxhead.kernels.launch.kernel_hash import is_measured_code
 from auxhead.kernels.launch.launch_rule import config_by_rule
@@ -51,6 +52,14 @@ def test_it_is_what_the_committed_records_decide(table, tmp_path, monkeypatch):
         again = decided[entry.shape, entry.place]
         assert (again.config, again.serves) == (entry.config, entry.serves)
         assert again.margin == pytest.approx(entry.margin, abs=1e-3)
+
+
+def test_what_the_rule_loses_to_it_is_told_by_kind_of_head(table):
+    alone = {one.shape: one.margin for one in table.entries if one.place == "alone"}
+    (found,) = kind_tables(records(SHIPPED[table.device]))
+    *kinds, (every, number, median, *_) = found.rows
+    assert every == "all" and int(number) == sum(int(row[1]) for row in kinds) == len(alone) and not found.remarks
+    assert float(median) == pytest.approx(statistics.median(1 / (1 - one) for one in alone.values()), abs=0.01)
 
 
 def test_the_winners_are_published(monkeypatch):

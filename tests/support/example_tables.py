@@ -39,6 +39,7 @@ def table(*entries, **changed):
     values = {
         "device": DEVICE,
         "sm_count": 100,
+        "capability": "9.0",
         "kernel": kernel_hash(),
         "triton": "3.6.0",
         "torch": "2.11.0",

@@ -76,7 +76,7 @@ def a_random_head(number=0, run=None, *, fused=4.0, ratio=2.0, sure=0.05, compil
     variants = {"fused": fused, **{name: one and fused * one for name, one in peers.items()}, "bytes": 0.8}
 
     def one(variant, us):
-        protocol = {"bytes": 1000, "bytes_per_second": 1e9, "config": {"block_n": 1, "num_warps": 4, "waits": False}}
+        protocol = {"bytes": 1000, "bytes_per_second": 1e9, "config": {"block_f": 1}}
         pair = [(peers[variant], (1 - sure) * peers[variant], (1 + sure) * peers[variant])] if variant in peers else []
         if error is not None and variant != "bytes":
             us, pair = None, []

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 from auxhead.autotune.heads.run import Head, HeadRecords
+from auxhead.autotune.heads.run_random import run_random_heads
 from auxhead.autotune.heads.tables import head_tables
 from auxhead.autotune.measuring.cells import Cell, resnet_cell
 from auxhead.autotune.measuring.compile_pool import CompilePool
@@ -102,3 +103,11 @@ def test_heads_are_measured_against_their_peers(dtype, tmp_path: Path):
     (table,) = head_tables(read_records(path))
     assert [row[2] for row in table.rows] == list(taps) and not table.remarks
     assert not [cell for row in table.rows for cell in row if cell in ("-", "failed")]
+
+
+def test_random_heads_are_measured_and_not_again(tmp_path: Path):
+    path = tmp_path / "random.jsonl"
+    assert run_random_heads(4, 0, 0, path) == 0
+    kept = path.read_bytes()
+    assert {record.error for record in read_records(path)} == {None} and len(kept.splitlines()) == 4 * 3
+    assert run_random_heads(4, 0, 0, path) == 0 and path.read_bytes() == kept

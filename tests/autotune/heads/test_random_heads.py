@@ -1,6 +1,7 @@
 """Heads drawn at random: which ones, what they answer, how they are measured, and the tables of them."""
 
 import importlib
+import re
 from collections import Counter
 from types import SimpleNamespace
 
@@ -125,7 +126,7 @@ def pretended(pretended_gpu, monkeypatch):
 def test_random_heads_are_measured_shown_kept_and_not_measured_again(pretended):
     done = tune(*COMMAND)
     assert done.exit_code == 0, done.output
-    assert Timing.measured == [(f"head {number}", 10, 3, 20) for number in (3, 2, 1, 0)], "as they are compiled"
+    assert Timing.measured == [(f"head {number}", 10, 3, 20) for number in (3, 1, 2, 0)], "as they are compiled"
     assert "compiling 4 heads" in done.stdout and " 75% about " in done.stdout
     assert (
         "At least as fast as plain PyTorch in 100.0 % of 4 (worst 2.00, median 2.00); as torch.compile" in done.stdout
@@ -133,8 +134,10 @@ def test_random_heads_are_measured_shown_kept_and_not_measured_again(pretended):
     assert "4 random heads by kind; H200" in done.stdout and "The 4 random heads that gain least" in done.stdout
     assert "Records: autotune-records/random-heads-nvidia-h200-fake.jsonl" in done.stdout
     records = read_records(pretended.path)
+    assert re.search("Measured 4 heads in [0-9]+ s", done.stdout)
     assert [record.variant for record in records[:3]] == ["fused", "eager", "bytes"] and len(records) == 14
     assert {record.kind for record in records} == {"random-heads"} and records[-1].cell["number"] == 0
+    assert [one.environment["clocks"] for one in records[::3]][:2] == [{"sm_mhz": 1980.0}, None]
     for record in records:
         assert record.protocol["captures"] == (1 if record.variant == "bytes" else 3)
         assert (record.protocol["rounds"], record.protocol["chain"]) == (10, 20)
@@ -241,7 +244,7 @@ def test_the_tables_of_random_heads():
         "as torch.compile in 100.0 % of 1 (worst 1.20, median 1.20)."
     )
     assert worst.rows[0] == (
-        "1", "flattened", "8x64x56x56 float16 channels last; not pooled, 10 classes", "n=1 num_warps=4", "4.00", "0.80",
+        "1", "flattened", "8x64x56x56 float16 channels last; not pooled, 10 classes", "split", "4.00", "0.80",
         "3.20", "0.80 (0.76-0.84)", "-",
     )  # fmt: skip
     assert [row[0] for row in worst.rows] == ["1", "2", "0"]

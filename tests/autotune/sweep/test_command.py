@@ -119,7 +119,7 @@ def test_an_interrupt_is_one_line_and_what_was_measured_is_there(pretended, monk
 
 
 def test_what_was_found_is_what_is_promoted(pretended, tmp_path):
-    done = sweep("resnet18", "--effort", "full", "--classes", 10)
+    done = sweep("resnet18", "--classes", 10)
     assert done.exit_code == 0, done.output
     (found,) = Measurer.cells
     promoted = tune("promote", pretended, "--out", tmp_path / "table.json")

@@ -80,13 +80,25 @@ def test_the_key_that_differs(tuned):
 def test_no_table(tables):
     shape = head_shape()
     found = explain("ACME Y", shape, "alone")
-    assert found.missed == ("device: no table for ACME Y, there is none at all",)
+    assert found.missed == (
+        "device: no table for ACME Y, there is none at all; `auxhead-tune everything` makes one there",
+    )
     assert found.config == config_by_rule(shape)
     for name in ("nvidia-h200", "acme-x"):
         (tables / f"{name}.json").touch()
     assert explain("ACME Z", shape, "alone").missed == (
-        "device: no table for ACME Z, there are tables for acme-x, nvidia-h200",
+        "device: no table for ACME Z, there are tables for acme-x, nvidia-h200; "
+        "`auxhead-tune everything` makes one there",
     )
+
+
+def test_a_table_of_the_same_compute_capability(tuned, monkeypatch):
+    monkeypatch.setattr("auxhead.kernels.launch.tuned_table.BORROWS", True)
+    shape = head_shape(TAPS[1], 8, classes=100)
+    found = explain("ACME Y", shape, "network", "9.0")
+    assert (found.device, found.lender, found.config) == ("ACME Y", DEVICE, other(shape))
+    assert found.lines()[1].endswith(f"that of {DEVICE} serves it, of the same compute capability")
+    assert explain("ACME Y", shape, "network", "8.9").config == config_by_rule(shape)
 
 
 def test_a_table_of_another_kernel_and_one_without_entries(tables):

@@ -17,6 +17,7 @@ from support.written_records import written
 ENVIRONMENT = {
     "gpu": DEVICE,
     "sm_count": 100,
+    "capability": "9.0",
     "driver": "580",
     "torch": "2.11",
     "triton": "3.6",
@@ -87,9 +88,10 @@ def test_the_fastest_wins_and_is_launched_then(promoted, tables):
     assert lookup(DEVICE, SHAPE, "alone") == configs()["narrow"]
     values = json.loads((tables / FILE_NAME).read_text())
     assert values | {"entries": []} == {
-        "schema": "auxhead tuned 1",
+        "schema": "auxhead tuned 2",
         "device": DEVICE,
         "sm_count": 100,
+        "capability": "9.0",
         "kernel": kernel_hash(),
         "triton": "3.6",
         "torch": "2.11",

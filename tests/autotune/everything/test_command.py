@@ -1,0 +1,101 @@
+"""The command ``auxhead-tune everything`` without a GPU: its steps, what it says and leaves, how it goes on."""
+
+import dataclasses
+import importlib
+
+import pytest
+from auxhead.autotune.measuring.heads_alone import Target
+from auxhead.autotune.records.record import append_record, read_records
+from auxhead.autotune.sweep.broad import BROAD
+from auxhead.autotune.tuned.promote import promote
+from auxhead.kernels.launch.kernel_hash import kernel_hash
+from auxhead.kernels.launch.tuned_table import lookup, read_table, table_path
+from support.command_line import assert_one_line_error, assert_told_how_to_go_on, tune
+from support.head_fakes import a_random_head
+from support.pretended_gpu import NAME
+from support.sweep_fakes import Synthetic, in_both_places, records_at, run, small_target
+
+running = importlib.import_module("auxhead.autotune.everything.run")
+CPU = running.torch.device("cpu")
+HEAD = BROAD[-3][0].planned(CPU).shape
+
+
+@pytest.fixture
+def steps(pretended_gpu, tables, monkeypatch):
+    """What was run so far; the sweeps measure a head each, with made-up times."""
+    done = []
+
+    def run_sweep(chosen, strategy, out):
+        done.append((chosen and chosen.model, strategy))
+        target = Target(HEAD) if chosen is None else small_target(model=chosen.model)
+        known = records_at(out, environment={"gpu": NAME}, protocol={"kernel": kernel_hash()})
+        run(in_both_places, known, Synthetic(), [target])
+
+    def run_random_heads(count, seed, compiled_every, out):
+        done.append((count, seed, lookup(NAME, HEAD, "alone") is not None))
+        for one in a_random_head():
+            append_record(out, dataclasses.replace(one, environment={"gpu": NAME}, protocol={"kernel": kernel_hash()}))
+
+    monkeypatch.setattr(running, "run_sweep", run_sweep)
+    monkeypatch.setattr(running, "run_random_heads", run_random_heads)
+    return done
+
+
+SWEEPS = [(None, "quick"), ("resnet18", "quick"), ("resnet50", "quick")]
+
+
+def test_one_command_leaves_all_that_is_to_be_committed(steps, tables, tmp_path):
+    assert lookup(NAME, HEAD, "alone") is None, "remembered: there is no table yet"
+    done = tune("everything", "--out", "here")
+    assert done.exit_code == 0, done.output
+    assert steps == [*SWEEPS, (400, 50, True)], "random heads are launched by the new table"
+    folder = tmp_path / "here" / "nvidia-h200-fake"
+    assert (
+        f"{NAME}: about 101 minutes;" in done.stdout and "Ctrl-C at any time: the same command goes on." in done.stdout
+    )
+    assert f"here/{folder.name} has what is to be committed:" in done.stdout
+    assert {path.name for path in folder.iterdir()} == {
+        "nvidia-h200-fake.json", "sweep.jsonl.gz", "random-heads.jsonl"
+    }  # fmt: skip
+    for place in (f"autotune/records/{folder.name}/sweep.jsonl.gz", f"kernels/launch/tuned/{folder.name}.json"):
+        assert f"  {place}, 0.0" in done.stdout
+    assert (folder / "nvidia-h200-fake.json").read_bytes() == table_path(NAME).read_bytes()
+    again = promote([folder / "sweep.jsonl.gz"], tmp_path / "again.json").table
+    assert again.as_text() == read_table(table_path(NAME)).as_text(), "what is kept decides the same"
+    whole, kept = (
+        read_records(path) for path in (folder.parent / "sweep-nvidia-h200-fake.jsonl", folder / "sweep.jsonl.gz")
+    )
+    assert {one.variant for one in kept} <= {one.variant for one in whole} and kept
+
+
+def test_what_is_recorded_is_no_more_work(steps):
+    first, again = (tune("everything").stdout for _ in range(2))
+    assert "  Sweep of the broad set, alone: 68 heads, about 41 minutes" in first
+    assert "  Sweep of the broad set, alone: 68 heads, about 40 minutes" in again
+
+
+def test_a_random_head_that_fails_is_told_by_the_exit_code(steps, monkeypatch):
+    usual = running.run_random_heads
+
+    def fails(count, seed, compiled_every, out):
+        usual(count, seed, compiled_every, out)
+        for one in a_random_head(1, error="wrong answer: x"):
+            append_record(out, one)
+
+    monkeypatch.setattr(running, "run_random_heads", fails)
+    done = tune("everything")
+    assert done.exit_code == 1 and "has what is to be committed" in done.stdout
+
+
+def test_an_interrupt_is_one_line(steps, monkeypatch):
+    def stopped(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(running, "run_random_heads", stopped)
+    assert_told_how_to_go_on(tune("everything"))
+    assert steps == SWEEPS
+
+
+def test_refuses_a_file_in_place_of_the_folder(steps, tmp_path):
+    (tmp_path / "file").touch()
+    assert_one_line_error(tune("everything", "--out", "file"), "--out: got file, which is a file, wants a folder")
