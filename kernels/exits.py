@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate, zip_longest
 from typing import Any, NamedTuple
 
 import torch
@@ -12,7 +13,7 @@ from .launch.choose_config import choose_config
 from .launch.constants import HeadConstants, LaunchConstants, LogitsConstants
 from .launch.head_view import HeadView, head_view
 from .launch.launch_config import Programs, most_registers
-from .launch.memory import HeadArguments, Workspace, logits_memory
+from .launch.memory import HeadArguments, Workspace, last_memory
 from .launch.residency import is_recording, new_turns
 from .noted import launch
 from .reference.criteria import CRITERIA, number_of
@@ -37,12 +38,6 @@ class ExitHead(NamedTuple):
     """Part of the launch's code: another one wants another launch."""
     hidden: HiddenLayers = NO_LAYERS
     """Layers before the last one, which ``weight`` and ``bias`` are."""
-
-    @property
-    def rows(self) -> int:
-        """Outputs of the linear layer that reads the features, of a head with a weight."""
-        assert self.weight is not None
-        return self.hidden.first_weight(self.weight).shape[0]
 
 
 @dataclass(frozen=True)
@@ -189,23 +184,18 @@ class ExitLaunch:
         places: list[tuple[Any, ...]] = []
         constants: list[HeadConstants | LogitsConstants] = []
         # One stage of all heads after the other: programs that wait start when there is nothing else left to start.
-        first_pool = 0
-        first_tile = sum(samples if space is None else space.programs.pools for space in spaces)
-        first_decision = first_tile + sum(space.programs.tiles for space in spaces if space)
-        for head, x, space in zip(self._heads, inputs, spaces, strict=True):
+        stages = [(samples,) if space is None else space.programs.stages for space in spaces]
+        starts = [0, *accumulate(map(sum, zip_longest(*stages, fillvalue=0)))]
+        total = starts.pop()
+        for head, x, space, own in zip(self._heads, inputs, spaces, stages, strict=True):
             if head is None or space is None:  # logits
                 rule = (None, None) if head is None else (head.temperature, head.threshold)
-                places.append((((x, *x.stride()), rule), first_pool))
+                places.append((((x, *x.stride()), rule), starts[0]))
                 constants.append(LogitsConstants(number_of("max_prob" if head is None else head.criterion)))
-                first_pool += samples
-                continue
-            starts = (first_pool, first_tile, first_decision)
-            places.append((space.arguments(x, head), starts))
-            constants.append(space.constants)
-            first_pool += space.programs.pools
-            first_tile += space.programs.tiles
-            first_decision += space.programs.decisions
-        total = first_decision  # where the next one would begin
+            else:
+                places.append((space.arguments(x, head), tuple(starts[: len(own)])))
+                constants.append(space.constants)
+            starts = [start + count for start, count in zip_longest(starts, own, fillvalue=0)]
         # Heads that share a launch share its limits: those of the heads that have any, lest one be starved the largest.
         configs = [space.constants for space in spaces if space]
         num_warps = max([4 if None in spaces else 1, *(config.num_warps for config in configs)])
@@ -250,16 +240,17 @@ class _Space(NamedTuple):
     def allocate(cls, view: HeadView, head: ExitHead, x: Tensor) -> "_Space":
         assert head.weight is not None
         pool_max = head.pool == "max"
+        classes = head.weight.shape[0]
         config = choose_config(
-            view, head.rows, pool_max=pool_max, dtype=x.dtype, device=x.device, place="network", hidden=head.hidden
+            view, classes, pool_max=pool_max, dtype=x.dtype, device=x.device, place="network", hidden=head.hidden
         )
         constants = HeadConstants.of(
-            config, view, head.weight.shape[0], pool_max=pool_max, criterion=head.criterion, hidden=head.hidden
+            config, view, head.weight, pool_max=pool_max, criterion=head.criterion, hidden=head.hidden
         )
-        programs = config.programs(view, head.rows)
+        programs = config.programs(view, classes, head.hidden)
         zeros = torch.zeros(programs.zeroed, dtype=torch.int32, device=x.device)
-        logits = logits_memory(head.weight, head.hidden, x.shape[0])
-        return cls(view, constants, programs, Workspace.of(config, programs, zeros), logits)
+        logits = last_memory(zeros, programs, head.weight, head.hidden, x.shape[0])
+        return cls(view, constants, programs, Workspace.of(config, programs, zeros, x.dtype), logits)
 
     def arguments(self, x: Tensor, head: ExitHead) -> tuple[Any, ...]:
         assert head.weight is not None

@@ -15,7 +15,7 @@ from .launch.constants import HeadConstants, LaunchConstants
 from .launch.head_arguments import FLOAT_DTYPES, check_countable, check_head_arguments, check_pool, check_rule_tensors
 from .launch.head_view import HeadView, head_view
 from .launch.launch_config import LaunchConfig
-from .launch.memory import HeadArguments, Workspace, logits_memory
+from .launch.memory import HeadArguments, Workspace, last_memory
 from .launch.residency import new_turns
 from .noted import launch
 from .reference.criteria import check_temperature, check_threshold
@@ -170,11 +170,10 @@ def _fused_head(
             hidden=hidden,
         )  # fmt: skip
     else:
-        rows, features = hidden.first_weight(weight).shape
-        check_countable(x, features)
+        check_countable(x, hidden.first_weight(weight).shape[1])
         view = head_view(x.shape, x.stride(), pool, grid)
         config = choose_config(
-            view, rows, pool_max=pool_max, dtype=x.dtype, device=x.device, place="alone", hidden=hidden
+            view, classes, pool_max=pool_max, dtype=x.dtype, device=x.device, place="alone", hidden=hidden
         )
         output = launch_fused_head(
             x, view, weight, bias, divisor, limit, pool_max=pool_max, return_probs=return_probs, config=config,
@@ -200,8 +199,7 @@ def launch_fused_head(
     arguments are those of :func:`auxhead.kernels.fused_head`.
     """
     samples, classes = view.shape[0], weight.shape[0]
-    rows = hidden.first_weight(weight).shape[0]
-    programs = config.programs(view, rows)
+    programs = config.programs(view, classes, hidden)
     probs, label, confidence, exits = _empty_output(x, classes, return_probs)
     output = HeadOutput(probs if return_probs else None, label, confidence, exits)
     zeros = arrival_counters(x.device).take(programs.zeroed + 1)
@@ -211,7 +209,7 @@ def launch_fused_head(
     with torch.cuda.device_of(x):
         head = HeadArguments.of(
             x, view, weight, bias, hidden, (temperature, threshold),
-            Workspace.of(config, programs, zeros[:-1]), logits_memory(weight, hidden, samples),
+            Workspace.of(config, programs, zeros[:-1], x.dtype), last_memory(zeros, programs, weight, hidden, samples),
         )  # fmt: skip
         # Everything by which Triton chooses a compiled kernel; its own look-up is half of a launch's time on the host.
         parameters = (weight, bias, *(tensor for _, tensor in hidden.tensors()))
@@ -220,11 +218,12 @@ def launch_fused_head(
         strides = tuple(t is None or t.stride() for t in parameters)
         key = (
             x.device, x.dtype, view, classes, strides, pointers, rules, pool_max, return_probs, config,
-            residency is None, criterion, hidden.rectifies, hidden.eps is None, rows, hidden.activation_number,
+            residency is None, criterion, hidden.rectifies, hidden.eps is None, hidden.rows(classes),
+            hidden.activation_number,
         )  # fmt: skip
         constants, compiled = _compiled.get(key) or (None, None)
         if constants is None:
-            own = HeadConstants.of(config, view, classes, pool_max=pool_max, criterion=criterion, hidden=hidden)
+            own = HeadConstants.of(config, view, weight, pool_max=pool_max, criterion=criterion, hidden=hidden)
             constants = LaunchConstants((own,), classes, bounded)
         arguments = (
             ((tuple(head), None),), tuple(output),

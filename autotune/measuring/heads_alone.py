@@ -91,10 +91,9 @@ class AloneHead:
     def chosen(self) -> LaunchConfig:
         """The configuration that the operator launches here: by the tuned table of the device, else by rule."""
         hidden = self.head.hidden_layers()
-        rows = hidden.first_weight(self.head.linear.weight).shape[0]
         return choose_config(
-            self.view, rows, pool_max=self.head.pool == "max", dtype=self.x.dtype, device=self.device, place=ALONE,
-            hidden=hidden,
+            self.view, self.head.num_classes, pool_max=self.head.pool == "max", dtype=self.x.dtype, device=self.device,
+            place=ALONE, hidden=hidden,
         )  # fmt: skip
 
     @property

@@ -12,7 +12,7 @@ from .record import Record
 
 Key = TypeVar("Key")
 #: Fields of a launch configuration and their values.
-Fields = Mapping[str, int]
+Fields = Mapping[str, Any]
 
 _SHAPE = frozenset(SHAPE)
 _shape_of = itemgetter(*SHAPE)
@@ -103,13 +103,15 @@ def deciding(measured: Iterable[Measurement]) -> list[Measurement]:
 def simplicity(config: Fields) -> tuple[int, ...]:
     """Return a sort key for tied configurations, the simplest first.
 
-    No caps before caps, split before tiled, counting before waiting, whole windows before parts, no reading ahead
-    before reading ahead, few warps before many; then large blocks before small ones, so that there are few programs.
+    No caps before caps, split before tiled, features that are sent before those in memory, counting before waiting,
+    whole windows before parts, no reading ahead before reading ahead, few warps before many; then large blocks before
+    small ones, so that there are few programs.
     """
     return (
         config["max_registers"] > 0,
         config["max_programs"] > 0,
         config["block_f"] > 1,
+        config.get("features", "awaited") != "awaited",
         config["waits"],
         *(config[name] for name in ("window_parts", "stages", "weight_buffers", "num_warps")),
         *(-config[f"block_{letter}"] for letter in "cpakfsj"),

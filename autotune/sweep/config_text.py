@@ -19,16 +19,26 @@ _LETTERS = {
     "waits": "waits",
     "registers": "max_registers",
     "programs": "max_programs",
+    "last": "last_rows",
 }
 
 
 def text(config: LaunchConfig) -> str:
-    """Write a configuration: ``n1-c32-p1-a64-f1-k512-s8-j1024-parts2-stages1-warps4``, and waiting and caps if any."""
+    """Write a configuration: ``n1-c32-p1-a64-f1-k512-s8-j1024-parts2-stages1-warps4``, and waiting and caps if any.
+
+    If features lie in memory before they are multiplied, it ends in ``packed`` or ``in_place``.
+    """
     values = [(letters, int(getattr(config, name))) for letters, name in _LETTERS.items()]
-    return "-".join(f"{letters}{value}" for letters, value in values if value)
+    words = [f"{letters}{value}" for letters, value in values if value]
+    return "-".join([*words, _features(config)] if config.reads else words)
 
 
 def changes(config: LaunchConfig, rule: LaunchConfig) -> str:
     """Write what of a configuration differs from the rule's: ``c32 warps8``."""
     values = [(letters, int(getattr(config, name)), int(getattr(rule, name))) for letters, name in _LETTERS.items()]
-    return " ".join(f"{letters}{value}" for letters, value, usual in values if value != usual) or "as by rule"
+    words = [f"{letters}{value}" for letters, value, usual in values if value != usual]
+    return " ".join([*words, *[_features(config)] * (config.features != rule.features)]) or "as by rule"
+
+
+def _features(config: LaunchConfig) -> str:
+    return config.features.replace(" ", "_")

@@ -10,6 +10,7 @@ from typing import Any
 
 from ...kernels.launch.head_shape import HeadShape
 from ...kernels.launch.launch_config import MOST_TILES, ROW_UNIT, WEIGHT_BUFFERS, LaunchConfig, next_power_of_2
+from ...kernels.launch.tuned_table import config_from
 
 #: Values of each field that the grid tries, in the order of enumeration.
 GRID: dict[str, tuple[int, ...]] = {
@@ -33,6 +34,17 @@ FURTHER: dict[str, tuple[int, ...]] = {
     "weight_buffers": (0, WEIGHT_BUFFERS),
 }
 FIELDS = {**GRID, **FURTHER}
+#: What is tried of heads whose features lie in memory before they are multiplied.
+READING: dict[str, tuple[int, ...]] = {
+    **{name: GRID[name] for name in ("block_c", "block_p", "block_a", "stages")},
+    "block_n": (8, 16, 32, 64, 128),
+    "block_k": (16, 32, 64, 128, 256),
+    "block_f": (16, 32, 64, 128, 256, 512),
+    "block_s": (*FURTHER["block_s"], 128),
+    "block_j": FURTHER["block_j"],
+    "num_warps": (2, 4, 8),
+    "weight_buffers": (2, 3, 4, 5),
+}
 
 #: Elements of a tile that a thread may hold: with float32 accumulators they take half of its 255 registers.
 ELEMENTS_PER_THREAD = 128
@@ -66,13 +78,15 @@ class Sizes:
         self.positions = self.view.positions
         """Windows of a channel."""
         self.features = shape.channels * self.positions
-        self.columns = self.view.window_w
+        self.rows = self.view.window_h if self.positions == 1 else 1
+        """Rows of the tallest window; those of a grid are read element after element, as if of one row."""
+        self.columns = self.view.window_w * self.view.window_h // self.rows
         """Columns of the widest window."""
         self.needed_c = next_power_of_2(shape.channels)
         """The least power of two that holds all channels."""
         self.needed_k = next_power_of_2(shape.classes)
         """The least power of two that holds all classes."""
-        self.element_size = 4 if shape.dtype == "float32" else 2
+        self.element_size = shape.element_size
         """Bytes of an element of x and weight."""
 
     def splits(self, point: Mapping[str, int]) -> int:
@@ -124,7 +138,7 @@ def _tiles(p: Point) -> list[int]:
 
 def _reads_alone(s: Sizes, p: Point) -> bool:
     """Return True if few programs read much, though there could be more."""
-    map_bytes = _features(p) * s.columns * s.view.window_h * s.element_size // p["window_parts"]
+    map_bytes = _features(p) * s.columns * s.rows * s.element_size // p["window_parts"]
     could_be_more = s.shape.pool == "avg" or s.splits(p) < s.shape.channels
     return could_be_more and s.shape.samples * s.splits(p) < ENOUGH_PROGRAMS and map_bytes > MOST_BYTES
 
@@ -220,9 +234,37 @@ RULES: dict[str, dict[str, Callable[[Sizes, Point], bool]]] = {
 }
 
 
+#: The same of heads whose features lie in memory, beside what no table may hold.
+READING_RULES: dict[str, Callable[[Sizes, Point], bool]] = {
+    "groups mostly without samples": lambda s, p: p["block_n"] > max(next_power_of_2(s.shape.samples), 8),
+    "more classes a tile than there are": lambda s, p: p["block_k"] > max(s.needed_k, 16),
+    "more features a step than there are": lambda s, p: p["block_f"] > max(next_power_of_2(s.features), 256),
+    "more partial sums than there are steps": lambda s, p: p["block_s"] > max(s.features // p["block_f"], 1),
+    "more tiles than a GPU has room for": _too_many_tiles,
+    "more classes of the softmax than there are": lambda s, p: p["block_j"] > s.needed_k,
+    "a softmax of many steps": lambda s, p: MOST_STEPS * p["block_j"] < min(s.needed_k, 8192),
+    "more registers than a thread has": lambda s, p: (
+        max(p["block_n"] * p["block_k"], _pool_tile(p)) > ELEMENTS_PER_THREAD * 32 * p["num_warps"]
+    ),
+    "more channels than there are": lambda s, p: p["features"] == "packed" and p["block_c"] > s.needed_c,
+    "more columns than a window has": lambda s, p: p["block_a"] > next_power_of_2(s.columns),
+    "reads ahead of more steps than there are": lambda s, p: p["stages"] > max(steps(s, p), 1),
+    "more shared memory than there is": lambda s, p: (
+        p["weight_buffers"] * p["block_f"] * (p["block_n"] + p["block_k"]) * s.element_size > SHARED_BYTES
+    ),
+}
+
+
 def excluded(config: LaunchConfig, shape: HeadShape) -> str | None:
     """Return why a configuration is not worth compiling for a head, or None."""
-    return reason_among(Sizes(shape), dataclasses.asdict(config), {}, FIELDS)
+    sizes, point = Sizes(shape), dataclasses.asdict(config)
+    if not config.reads:
+        return reason_among(sizes, point, {}, FIELDS)
+    try:
+        config_from(point, shape)
+    except ValueError as error:
+        return str(error)
+    return next((reason for reason, breaks in READING_RULES.items() if breaks(sizes, point)), None)
 
 
 def reason_among(sizes: Sizes, point: Point, known: dict[str, int], names: Iterable[str]) -> str | None:

@@ -18,7 +18,7 @@ from ..measuring.heads_alone import ALONE, NETWORK, Target
 from ..measuring.timers import CAPTURES, FINAL_ROUNDS
 from ..records.comparison import Paired
 from ..records.decisions import Decision, simplicity
-from .space import neighbours, spread_out
+from .space import neighbours, spread_out, way
 
 #: Captures of what is measured again: what is 2 % faster is then told from what is not.
 AGAIN_CAPTURES = 12
@@ -130,11 +130,11 @@ def _beside(
 
 def _near_ways(known: Answers) -> list[list[LaunchConfig]]:
     """Return what is known by the way to multiply, the fastest first, of the ways whose fastest is near that of all."""
-    ways: dict[tuple[bool, bool], list[LaunchConfig]] = {}
+    ways: dict[tuple[str, bool, bool], list[LaunchConfig]] = {}
     for one in fastest_first(known):
-        ways.setdefault((one.tiled, one.block_n > 1), []).append(one)
-    fastest = [known[way[0]].over_baseline for way in ways.values()]
-    return [way for way, first in zip(ways.values(), fastest, strict=True) if first <= NEAR * min(fastest)]
+        ways.setdefault(way(one), []).append(one)
+    fastest = [known[its[0]].over_baseline for its in ways.values()]
+    return [its for its, first in zip(ways.values(), fastest, strict=True) if first <= NEAR * min(fastest)]
 
 
 class _Moves:

@@ -7,21 +7,24 @@ away, along every field. ``exclusion`` says what is left out, and why.
 import dataclasses
 import random
 from functools import lru_cache
-from itertools import zip_longest
+from itertools import product, zip_longest
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from ...kernels.launch.head_shape import HeadShape
-from ...kernels.launch.launch_config import MOST_TILES, WEIGHT_BUFFERS, LaunchConfig, next_power_of_2
-from ...kernels.launch.launch_rule import config_by_rule, waits_by_rule
+from ...kernels.launch.launch_config import FEATURES, MOST_TILES, WEIGHT_BUFFERS, LaunchConfig, next_power_of_2
+from ...kernels.launch.launch_rule import _reading, _split, config_by_rule, waits_by_rule
+from ...kernels.launch.pooling_rule import pooling
 from .exclusion import (
     ELEMENTS_PER_THREAD,
     FIELDS,
     FURTHER,
     GRID,
     MOST_FEATURES,
+    READING,
+    SHARED_BYTES,
     Point,
     Sizes,
     config_of,
@@ -58,6 +61,37 @@ def grid(shape: HeadShape, near: LaunchConfig | None = None) -> list[LaunchConfi
 
     extend({}, 0, 0)
     return found
+
+
+def readings(shape: HeadShape) -> list[LaunchConfig]:
+    """Return configurations that read features in memory, in a fixed order: the rule's, and other products of them."""
+    found: dict[LaunchConfig, None] = {}
+    count = Sizes(shape).features
+    fields = [READING[name] for name in ("block_n", "block_k", "block_f")]
+    for features in FEATURES[1:] if shape.view.unpooled else FEATURES[1:2]:
+        usual = _reading(shape, features)
+        found[usual] = None
+        for block_n, block_k, block_f, more in product(*fields, (1, 2)):
+            step = block_f * (block_n + block_k) * shape.element_size
+            tiles = -(-shape.samples // block_n) * -(-shape.classes // block_k)
+            config = dataclasses.replace(
+                usual,
+                block_n=block_n,
+                block_k=block_k,
+                block_f=block_f,
+                block_c=usual.block_c if usual.packs else max(block_f // usual.block_p, 1),
+                block_s=1 << max(min(more * _ENOUGH_TILES // 2 // tiles, count // block_f), 1).bit_length() - 1,
+                num_warps=8 if block_k >= 64 else 4,
+                weight_buffers=min(max(SHARED_BYTES // step, 2), 4),
+            )
+            if excluded(config, shape) is None:
+                found[config] = None
+    return list(found)
+
+
+def way(config: LaunchConfig) -> tuple[str, bool, bool]:
+    """Return how a configuration multiplies: neighbours do alike."""
+    return config.features, config.tiled, config.block_n > 1
 
 
 def _filled(point: Point, sizes: Sizes) -> dict[str, int]:
@@ -125,6 +159,7 @@ _TILES = (
 )
 #: Steps of two fields at once, which keep a tile as large as it is.
 _EXCHANGES = (("block_c", "block_a"), ("window_parts", "block_a"), ("block_c", "block_k"), ("block_s", "block_j"))
+_READING_EXCHANGES = (("block_c", "block_a"), ("block_n", "block_k"), ("block_f", "block_s"), ("block_c", "block_p"))
 
 
 def neighbours(config: LaunchConfig, shape: HeadShape) -> list[LaunchConfig]:
@@ -136,16 +171,22 @@ def neighbours(config: LaunchConfig, shape: HeadShape) -> list[LaunchConfig]:
     """
     allowed = (None, excluded(config, shape))
     sizes, here = Sizes(shape), dataclasses.asdict(config)
+    fields = READING if config.reads else {name: values for name, values in FIELDS.items() if name != "block_n"}
     moves: list[dict[str, int]] = []
-    for name in FIELDS:
-        if name not in ("block_n", "block_f") or (name == "block_f" and config.tiled):
-            moves += [{name: value} for value in _beside(name, here[name]) if name != "block_f" or value > 1]
-    for one, other in _EXCHANGES:
+    for name in fields:
+        if name != "block_f" or config.tiled:
+            moves += [{name: value} for value in _beside(fields[name], here[name]) if name != "block_f" or value > 1]
+    for one, other in _READING_EXCHANGES if config.reads else _EXCHANGES:
         for up, down in ((one, other), (other, one)):
             if here[down] > 1:
                 moves.append({up: 2 * here[up], down: here[down] // 2})
     found: list[LaunchConfig] = []
-    for point in ({**here, **move} for move in moves):
+    for move in moves:
+        point = {**here, **move}
+        if config.in_place:  # a step has whole blocks
+            if "block_f" in move:
+                point["block_c"] = max(point["block_f"] // point["block_p"], 1)
+            point["block_f"] = point["block_c"] * point["block_p"]
         point["stages"] = _stages(sizes, point)
         if point["block_f"] == 1:
             point["block_s"] = min(point["block_s"], next_power_of_2(sizes.splits(point)))
@@ -166,6 +207,8 @@ def _usual(config: LaunchConfig, shape: HeadShape) -> list[dict[str, int]]:
 
     Split, it pools as the configuration does; if that is split, of few classes, less at once in fewer warps.
     """
+    if config.reads:
+        config = _split(shape, pooling(shape, only_pools=True))
     sizes, here = Sizes(shape), dataclasses.asdict(config)
     found = []
     if config.tiled:
@@ -205,8 +248,7 @@ def _tiled(sizes: Sizes, tiles: _Tiles, block_p: int) -> dict[str, int]:
     return {**point, "stages": _stages(sizes, point)}
 
 
-def _beside(name: str, value: int) -> list[int]:
-    values = FIELDS[name]
+def _beside(values: tuple[int, ...], value: int) -> list[int]:
     if value not in values:  # of a configuration that is not from here
         return [next_power_of_2(value) // 2, next_power_of_2(value)] if value > 1 else []
     index = values.index(value)
@@ -220,16 +262,21 @@ def spread_out(shape: HeadShape, count: int) -> tuple[LaunchConfig, ...]:
     First what is usual of each way to multiply, then what lies around it and the rule's, at most ``WITHIN`` steps along
     the fields away: farther off hardly anything is fast.
     """
-    rule = config_by_rule(shape)
-    usual = [config_of(point) for point in _usual(rule, shape)]
-    around = list(dict.fromkeys(one for centre in (rule, *usual) for one in grid(shape, near=centre) if one != rule))
+    rule, reading = config_by_rule(shape), readings(shape)
+    awaiting = [config_of(point) for point in _usual(rule, shape)]
+    usual = [*awaiting, *(_reading(shape, one) for one in dict.fromkeys(one.features for one in reading))]
+    centres = [one for one in (rule, *awaiting) if not one.reads]
+    around = [*(one for centre in centres for one in grid(shape, near=centre)), *reading]
+    around = [one for one in dict.fromkeys(around) if one != rule]
     random.Random(0).shuffle(around)
-    # the rule's way to multiply and the others take turns
-    ways: tuple[list[LaunchConfig], list[LaunchConfig]] = ([], [])
+    # the ways to multiply take turns, that of the rule first
+    ways: dict[tuple[str, bool, bool], list[LaunchConfig]] = {way(rule): []}
     for config in around:
-        ways[(config.tiled, config.block_n) != (rule.tiled, rule.block_n)].append(config)
-    near = [config for pair in zip_longest(*ways) for config in pair if config is not None]
-    bits = torch.tensor([[getattr(one, name).bit_length() for name in GRID] for one in near])
+        ways.setdefault(way(config), []).append(config)
+    near = [config for turn in zip_longest(*ways.values()) for config in turn if config is not None]
+    bits = torch.tensor(
+        [[FEATURES.index(one.features), *(getattr(one, name).bit_length() for name in GRID)] for one in near]
+    )
     free = torch.full((len(near),), WITHIN)  # steps to the closest that is chosen
     chosen = [near.index(one) for one in dict.fromkeys(usual) if one in near][:count]
     for index in chosen:
@@ -251,12 +298,13 @@ def _steps_to(index: int, bits: Tensor) -> Tensor:
 
     Args:
         index: of the one.
-        bits: [configurations, fields of the grid], bit lengths of the values, of ``block_f`` and ``block_n`` first.
+        bits: [configurations, 1 + fields of the grid], where features lie, then bit lengths of the values, of
+            ``block_f`` and ``block_n`` first.
     """
     steps_along = (bits - bits[index]).abs()
-    tiled = bits[:, 0] > 1
-    way = (tiled != tiled[index]) | (steps_along[:, 1] > 0)
-    return way + torch.where(way, 0, steps_along[:, 0]) + steps_along[:, 2:].sum(1)
+    tiled = bits[:, 1] > 1
+    other = (tiled != tiled[index]) | (steps_along[:, [0, 2]] > 0).any(1)
+    return other + torch.where(other, 0, steps_along[:, 1]) + steps_along[:, 3:].sum(1)
 
 
 def _apart(point: Point, config: LaunchConfig) -> int:

@@ -41,7 +41,7 @@ class HeadWinners(NamedTuple):
 
 
 #: Configurations by how records write them: a sweep has each of them many times, and a check takes 30 us.
-_configs: dict[tuple[str, str], LaunchConfig] = {}
+_configs: dict[tuple[str, HeadShape], LaunchConfig] = {}
 
 
 def launchable(record: Record) -> Measurement:
@@ -50,11 +50,11 @@ def launchable(record: Record) -> Measurement:
     Raises:
         BadRecord: names file, line and what the record lacks.
     """
-    found, pool = measurement(record), record.cell["pool"]
-    written = repr(found.config), pool
+    found, shape = measurement(record), shape_of(record)
+    written = repr(found.config), shape
     if written not in _configs:
         try:
-            _configs[written] = config_from(found.config, pool)
+            _configs[written] = config_from(found.config, shape)
         except ValueError as error:
             raise bad_record(record, f"protocol: {error}") from None
     return found._replace(config=_configs[written])

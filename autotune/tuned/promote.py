@@ -147,10 +147,11 @@ def _weight(measured: _Measured) -> tuple[int, int]:
 
 
 def _winners(candidates: dict[_Slot, _Measured]) -> list[Winner]:
-    decisions = {
-        slot: decision(config_by_rule(slot[0]), {config: one.paired for config, one in measured.items()})
-        for slot, measured in candidates.items()
-    }
+    decisions = {}
+    for slot, measured in candidates.items():  # beside the rule's as it was then: all times are over its
+        rules = [config for config, one in measured.items() if one.variant == one.rule]
+        times = {config: one.paired for config, one in measured.items()}
+        decisions[slot] = decision(rules[0] if rules else config_by_rule(slot[0]), times)
     found = []
     for (shape, place), decided in decisions.items():
         config, measured = decided.winner, candidates[shape, place]

@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 
 from .criteria import MARGIN, MAX_PROB, confidence_of, update_state
-from .hand_over import awaited, seen
+from .hand_over import INTERPRETED, awaited, seen
 
 
 @triton.jit
@@ -53,7 +53,7 @@ def first_maximum(logits, off_k):
     ranked = tl.where(logits != logits, float("inf"), logits) + 0.0  # -0.0 becomes 0.0
     bits = ranked.to(tl.int32, bitcast=True)
     ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)  # as integers in the order of the numbers
-    best = tl.max((ordered.to(tl.int64) << 32) | (0x7FFFFFFF - off_k)[None, :].to(tl.int64), axis=1)
+    best = tl.max((ordered.to(tl.int64) << 32) | (0x7FFFFFFF - off_k).to(tl.int64), axis=1)
     ordered = (best >> 32).to(tl.int32)
     top = (ordered ^ ((ordered >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
     return top, 0x7FFFFFFF - (best & 0x7FFFFFFF).to(tl.int32)
@@ -82,24 +82,27 @@ def decide(
     exps = tl.zeros((off_n.shape[0], BLOCK_J), tl.float32)
     if CRITERION != MAX_PROB:
         state = tl.full((off_n.shape[0],), float("-inf") if CRITERION == MARGIN else 0.0, tl.float32)
-    for start_k in range(0, K, BLOCK_J):
-        off_j = start_k + tl.arange(0, BLOCK_J)
-        logits = logits_block(product, sums, bias, off_n, off_j, N, K, WAITS, BLOCK_S)
-        logits = tl.where((off_j < K)[None, :], logits, float("-inf"))
-        block_top, first = first_maximum(logits, off_j)
-        new_top = tl.maximum(top, block_top)
-        exps = heated_exp(logits, new_top, cold)
-        best = tl.where(block_top > top, first, best)
-        if CRITERION != MAX_PROB:
-            decay = tl.sum(heated_exp(top[:, None], new_top, cold), axis=1)
-            state = update_state(
-                state, logits, exps, off_j, first, block_top, top, new_top, total, decay, cold, CRITERION
-            )  # fmt: skip
-        total = total * tl.sum(heated_exp(top[:, None], new_top, cold), axis=1) + tl.sum(exps, axis=1)
-        top = new_top
-        if probs is not None and BLOCK_J < K:  # kept for write_probs
-            pointer = probs + off_n.to(tl.int64)[:, None] * K + off_j[None, :]
-            tl.store(pointer, logits, mask=mask_n[:, None] & (off_j < K)[None, :])
+    if BLOCK_J < K and CRITERION == MAX_PROB:
+        top, total, best = by_columns(sums, bias, probs, cold, off_n, N, K, WAITS, BLOCK_S, BLOCK_J)
+    else:
+        for start_k in range(0, K, BLOCK_J):
+            off_j = start_k + tl.arange(0, BLOCK_J)
+            logits = logits_block(product, sums, bias, off_n, off_j, N, K, WAITS, BLOCK_S)
+            logits = tl.where((off_j < K)[None, :], logits, float("-inf"))
+            block_top, first = first_maximum(logits, off_j[None, :])
+            new_top = tl.maximum(top, block_top)
+            exps = heated_exp(logits, new_top, cold)
+            best = tl.where(block_top > top, first, best)
+            if CRITERION != MAX_PROB:
+                decay = tl.sum(heated_exp(top[:, None], new_top, cold), axis=1)
+                state = update_state(
+                    state, logits, exps, off_j, first, block_top, top, new_top, total, decay, cold, CRITERION
+                )  # fmt: skip
+            total = total * tl.sum(heated_exp(top[:, None], new_top, cold), axis=1) + tl.sum(exps, axis=1)
+            top = new_top
+            if probs is not None and BLOCK_J < K:  # kept for write_probs
+                pointer = probs + off_n.to(tl.int64)[:, None] * K + off_j[None, :]
+                tl.store(pointer, logits, mask=mask_n[:, None] & (off_j < K)[None, :])
     sure = tl.where(top == float("-inf"), float("nan"), tl.div_rn(1.0, total))
     tl.store(label + off_n, best.to(tl.int64), mask=mask_n)
     if CRITERION == MAX_PROB:
@@ -110,6 +113,47 @@ def decide(
     tl.store(exits + off_n, (score > threshold) & (heat > 0), mask=mask_n)
     if probs is not None:
         write_probs(probs, exps, top, sure, cold, off_n, mask_n, K, BLOCK_J)
+
+
+@triton.jit
+def by_columns(
+    sums, bias, probs, cold, off_n, N, K: tl.constexpr,
+    WAITS: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_J: tl.constexpr,
+):  # fmt: skip
+    """Return the largest logit, the sum of exponentials and the class of samples [BLOCK_N] with many classes.
+
+    Each column of the blocks has its own, until the last block: warps then wait for each other once.
+    """
+    tops = tl.full((off_n.shape[0], BLOCK_J), float("-inf"), tl.float32)
+    totals = tl.zeros((off_n.shape[0], BLOCK_J), tl.float32)
+    classes = tl.zeros((off_n.shape[0], BLOCK_J), tl.int32)
+    for start_k in range(0, K, BLOCK_J):
+        off_j = start_k + tl.arange(0, BLOCK_J)
+        logits = logits_block(None, sums, bias, off_n, off_j, N, K, WAITS, BLOCK_S)
+        if probs is not None:  # kept for write_probs
+            pointer = probs + off_n.to(tl.int64)[:, None] * K + off_j[None, :]
+            tl.store(pointer, logits, mask=(off_n < N)[:, None] & (off_j < K)[None, :])
+        logits = tl.where((off_j < K)[None, :], logits, float("-inf"))
+        ranked = tl.where(logits != logits, float("inf"), logits)  # as first_maximum
+        classes = tl.where(ranked > tops, off_j[None, :], classes)
+        new_tops = tl.maximum(tops, ranked)
+        base = tl.where(new_tops == float("-inf"), 0.0, new_tops)
+        totals = totals * tl.exp((tops - base) * cold) + tl.exp((logits - base) * cold)
+        tops = new_tops
+    top, best = first_maximum(tops, classes)
+    return top, tl.sum(rounded_product(totals, heated_exp(tops, top, cold)), axis=1), best
+
+
+@triton.jit
+def rounded_product(left, right):
+    """Return a product that no sum is fused with: of a sum of products threads would then have different ones."""
+    if INTERPRETED:
+        product = left * right
+    else:
+        product = tl.inline_asm_elementwise(
+            "mul.rn.f32 $0, $1, $2;", "=r,r,r", [left, right], dtype=tl.float32, is_pure=True, pack=1
+        )  # fmt: skip
+    return product
 
 
 @triton.jit

@@ -130,3 +130,16 @@ def awaited_sum(bits, other_bits, pointer, other_pointer, mask):
             dtype=(tl.int32, tl.int32), is_pure=False, pack=COUNT,
         )  # fmt: skip
     return number(bits, mask) + number(other_bits, mask)
+
+
+@triton.jit
+def wait_for_samples(arrived, off_n, mask_n, COUNT: tl.constexpr):
+    """Wait until COUNT programs have arrived at each sample; then what they stored before may be read."""
+    count = tl.load(arrived + off_n, mask=mask_n, other=COUNT, volatile=True)
+    while tl.min(count, axis=0) < COUNT:
+        count = tl.load(arrived + off_n, mask=mask_n, other=COUNT, volatile=True)
+    if not INTERPRETED:
+        tl.inline_asm_elementwise(
+            "fence.acq_rel.gpu; mov.u32 $0, 0;", "=r,r", [count], dtype=tl.int32, is_pure=False, pack=1
+        )
+    tl.debug_barrier()

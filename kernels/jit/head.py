@@ -1,4 +1,4 @@
-"""A fused head: which of its stages (pool, multiply, add up, decide) a program does, in the two ways there are.
+"""A fused head: which of its stages (pool, multiply, add up, decide) a program does, in each of three ways.
 
     feature[n, f] = pool of x[n, c] over window (i, j),    f = (c * GRID_H + i) * GRID_W + j
     logit[n, k]   = sum_f feature[n, f] * weight[k, f] + bias[k],    or of a head with hidden layers
@@ -7,14 +7,16 @@
     probs[n]      = softmax(logit[n] / temperature)
     exit[n]       = confidence[n] > threshold,    such as max_k probs[n, k]; see criteria.py
 
-Two ways lead to the logits, and the configuration chooses:
+Three ways lead to the logits, and the configuration chooses:
 
 *   split: each program pools a block of features of one sample and multiplies it with its columns of the weight. The
     partial logits go to a workspace; one program of the sample, the last to arrive or the last of all, adds them up in
-    a fixed order.
+    a fixed order. Soonest done where the weight is small.
 *   tiled, for batches or many classes: the first programs pool; the next ones wait until a sample, or a group of them,
     is pooled and multiply it with some rows of the weight, a group on tensor cores; the last ones wait for the logits
-    of a sample.
+    of a sample. Features are sent number by number.
+*   read: the same, but features lie in memory, in x itself where nothing is pooled, else packed by the first programs.
+    The product then streams them and the weight through shared memory: what is bound by the bytes of a large weight.
 
 Nothing may wait for a program that cannot start. Programs start in the order of their numbers, and those that are
 waited for have the smaller ones. CUDA's documentation does not promise that order, but NVIDIA's own scan waits on it
@@ -22,10 +24,13 @@ waited for have the smaller ones. CUDA's documentation does not promise that ord
 Numbers drawn in the order of starting would not need it; they cost 1 to 3 us of a head's 6 to 20 (1,000 classes, batch
 32 and 128, H200).
 
-Either way one program then decides about a sample: softmax, class, confidence, exit. Sums are float32 and their order
-is fixed, so that results repeat bit for bit. Prefixes: ``pid_`` program, ``off_`` index along a dimension, ``mask_``
-True for indices that exist, ``acc_`` float32 accumulator. CONFIG is the head's ``HeadConstants``; the arguments that
-are tuples are described at ``HeadArguments``, in launch/memory.py.
+In each one program then decides about a sample: softmax, class, confidence, exit. Behind a hidden layer it first
+multiplies the last one, or, of a large last layer, sends hidden features to programs that have some of its rows each,
+and others decide. Before the product of features that are read, programs send the statistics of a norm.
+
+Sums are float32 and their order is fixed, so that results repeat bit for bit. Prefixes: ``pid_``
+program, ``off_`` index along a dimension, ``mask_`` True for indices that exist, ``acc_`` float32 accumulator. CONFIG
+is the head's ``HeadConstants``; the arguments that are tuples are described at ``HeadArguments``, in launch/memory.py.
 """
 
 import triton
@@ -35,18 +40,60 @@ from triton.language import core
 from .decide import decide
 from .hand_over import send
 from .hidden_layers import NO_ACTIVATION
-from .last_layer import decide_by_hidden
+from .last_layer import decide_by_hidden, decide_by_logits, last_tile, send_hidden
 from .pool import pooled_block, pooled_features
 from .product import split_product, tile_product, weight_block
+from .read_product import put_in_order, read_product, send_statistics
 
 
 @triton.jit
 def head_program(pid, head, output, N, CONFIG: tl.constexpr):
     """Do the work of program ``pid`` of a head; returns whether it decided about a sample, and which."""
-    x, weight, bias, rule, workspace, sizes, norm, last = head
-    features, partial, _ = workspace
-    rule = read_rule(rule)  # before anything waits
+    if CONFIG.last_n > 0:
+        _, _, _, rule, _, _, _, last = head
+        first_last = first_programs(N, CONFIG)
+        first_decision = first_last + tl.cdiv(N, CONFIG.last_n) * CONFIG.last_tiles
+        decides = pid >= first_decision
+        pid_n = pid - first_decision
+        if decides:
+            decide_by_logits(read_rule(rule), last, output, pid_n, N, CONFIG)
+        elif pid >= first_last:
+            last_tile(pid - first_last, last, N, CONFIG)
+        else:
+            first_program(pid, head, output, N, CONFIG)
+    else:
+        decides, pid_n = first_program(pid, head, output, N, CONFIG)
+    return decides, pid_n
+
+
+@triton.jit
+def first_programs(N, CONFIG: tl.constexpr):
+    """Count the programs that come before those of the last layer."""
+    count = N * CONFIG.splits
     if CONFIG.tiled:
+        count += tile_programs(N, CONFIG) + N
+    return count
+
+
+@triton.jit
+def tile_programs(N, CONFIG: tl.constexpr):
+    """Count the programs between those that pool and those that add up: of tiles, and of a norm's statistics."""
+    count = tl.cdiv(N, CONFIG.block_n) * CONFIG.tiles
+    if CONFIG.reads and CONFIG.norms:
+        count += N
+    return count
+
+
+@triton.jit
+def first_program(pid, head, output, N, CONFIG: tl.constexpr):
+    """Do the work of a program; returns whether it had a sample's logits or hidden features, and which sample's."""
+    x, weight, bias, rule, workspace, sizes, norm, last = head
+    features, partial, arrived = workspace
+    rule = read_rule(rule)  # before anything waits
+    if CONFIG.reads:
+        decides, pid_n = read_program(pid, x, weight, workspace, sizes, norm, N, CONFIG)
+        product = None
+    elif CONFIG.tiled:
         decides, pid_n = tiled_program(pid, x, weight, workspace, sizes, norm, N, CONFIG)
         product = None
     else:
@@ -61,11 +108,15 @@ def head_program(pid, head, output, N, CONFIG: tl.constexpr):
         if CONFIG.activation == NO_ACTIVATION:
             decide(
                 product, sums, bias, rule, output, off_n, N, CONFIG.rows,
-                CONFIG.criterion, CONFIG.hands_over, CONFIG.block_s, CONFIG.block_j,
+                CONFIG.criterion, CONFIG.hands_over, CONFIG.parts_at_once, CONFIG.block_j,
             )  # fmt: skip
+        elif CONFIG.last_n > 0:
+            send_hidden(product, sums, bias, last, off_n, pid_n, N, CONFIG)
         else:
             decide_by_hidden(product, sums, bias, rule, last, output, off_n, pid_n, N, CONFIG)
-        if CONFIG.tiled:  # all tiles have taken the features, since their products are here
+        if CONFIG.reads:  # all tiles have taken the features, since their products are here
+            clear_arrivals(arrived, pid_n, N, CONFIG)
+        elif CONFIG.tiled:
             clear_features(features, pid_n, sizes, N, CONFIG)
     return decides, pid_n
 
@@ -149,6 +200,68 @@ def tiled_program(pid, x, weight, workspace, sizes, norm, N, CONFIG: tl.constexp
     else:
         tile_product(pid - first_tile, weight, norm, features, partial, F, N, CONFIG)
     return decides, pid_n
+
+
+@triton.jit
+def read_program(pid, x, weight, workspace, sizes, norm, N, CONFIG: tl.constexpr):
+    """Pack, if among the first programs, or multiply a tile; returns whether to decide now, and about which sample."""
+    features, partial, arrived = workspace
+    C, _, _, GRID_H, GRID_W, _, _ = sizes
+    F = C * (GRID_H * GRID_W)
+    pools = N * CONFIG.splits
+    pid_tile = pid - pools
+    decides = pid_tile >= tile_programs(N, CONFIG)
+    pid_n = 0
+    if decides:
+        pid_n = pid_tile - tile_programs(N, CONFIG)
+    elif CONFIG.packs:
+        if pid < pools:
+            pack(pid // CONFIG.splits, pid % CONFIG.splits, x, features, arrived, sizes, F, CONFIG)
+        else:
+            read_tile(pid_tile, (features, F, 1, 0, 0), weight, norm, arrived, partial, sizes, N, CONFIG)
+    else:
+        read_tile(pid_tile, x, weight, norm, arrived, partial, sizes, N, CONFIG)
+    return decides, pid_n
+
+
+@triton.jit
+def read_tile(pid_tile, x, weight, norm, arrived, partial, sizes, N, CONFIG: tl.constexpr):
+    """Multiply a tile of features in memory, or send the norm's statistics of a sample, if among the first programs."""
+    if CONFIG.norms:
+        if pid_tile < N:
+            send_statistics(pid_tile, x, norm, arrived, sizes, N, CONFIG)
+        else:
+            read_product(pid_tile - N, x, weight, norm, arrived, partial, sizes, N, CONFIG)
+    else:
+        read_product(pid_tile, x, weight, norm, arrived, partial, sizes, N, CONFIG)
+
+
+@triton.jit
+def clear_arrivals(arrived, pid_n, N, CONFIG: tl.constexpr):
+    """Set a sample's counter, and statistics that were sent, back to 0."""
+    tl.store(arrived + pid_n, 0)
+    if CONFIG.norms:
+        tl.store(arrived + N + pid_n, 0)
+        tl.store(arrived + 2 * N + pid_n, 0)
+
+
+@triton.jit
+def pack(pid_n, pid_split, x, features, arrived, sizes, F, CONFIG: tl.constexpr):
+    """Pool some channels of a sample, or put a block of it in order, into memory, and arrive at the sample."""
+    row = features + tl.cast(pid_n, tl.int64) * F
+    if CONFIG.transposes:
+        put_in_order(x, pid_n, pid_split, row, sizes, CONFIG)
+    else:
+        _, _, _, GRID_H, GRID_W, _, _ = sizes
+        blocks_p = tl.cdiv(GRID_H * GRID_W, CONFIG.block_p)
+        for block_p in range(0, blocks_p):
+            block = pooled_block(pid_split * blocks_p + block_p, sizes, CONFIG)
+            _, _, off_c, off_p, mask_f = block
+            pooled = pooled_features(x, pid_n, block, sizes, CONFIG)
+            off_f = off_c.to(tl.int64) * (GRID_H * GRID_W) + off_p
+            tl.store(row + off_f, pooled.to(features.dtype.element_ty), mask=mask_f)
+    tl.debug_barrier()  # puts every thread's stores before the one thread's arrival
+    tl.atomic_add(arrived + pid_n, 1, sem="release", scope="gpu")
 
 
 @triton.jit

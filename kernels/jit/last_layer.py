@@ -1,9 +1,16 @@
-"""Last layer of a head with a hidden one, multiplied by the program that decides about a sample; see head.py."""
+"""Last layer of a head with a hidden one, multiplied by the program that decides about a sample, or by tiles.
+
+A tile has ``last_rows`` rows of the weight by ``last_n`` samples, on tensor cores: products of upper and lower halves,
+as exact as float32, since hidden features are nowhere rounded to the weight's dtype. It waits for hidden features
+[N, row_width], which the program that adds a sample's up sends, and sends logits [N, last_row_width] to the program
+that decides; both lie in one memory, logits first.
+"""
 
 import triton
 import triton.language as tl
 
 from .decide import decide, logits_block
+from .hand_over import INTERPRETED, awaited, seen, send
 from .hidden_layers import activated
 from .product import weight_block
 
@@ -20,7 +27,7 @@ def decide_by_hidden(product, sums, bias, rule, last, output, off_n, pid_n, N, C
     off_l = tl.arange(0, BLOCK_L)
     column = weight + off_h.to(tl.int64) * stride_lh
     rows = weight_block(column, stride_lk, mask_h, off_l, K)  # on its way while sums are
-    hidden = logits_block(product, sums, bias, off_n, off_h, N, CONFIG.rows, CONFIG.hands_over, CONFIG.block_s)
+    hidden = logits_block(product, sums, bias, off_n, off_h, N, CONFIG.rows, CONFIG.hands_over, CONFIG.parts_at_once)
     hidden = tl.where(mask_h[None, :], activated(hidden, CONFIG.activation), 0.0)
     if BLOCK_L >= K:
         product = tl.sum(rows.to(tl.float32) * hidden, axis=1)[None, :]
@@ -35,3 +42,65 @@ def decide_by_hidden(product, sums, bias, rule, last, output, off_n, pid_n, N, C
         tl.debug_barrier()  # threads read what others stored
         sums = (logits, 0, K, 1, K, 1)
         decide(None, sums, last_bias, rule, output, off_n, N, K, CONFIG.criterion, False, 1, CONFIG.block_d)
+
+
+@triton.jit
+def hidden_row(last, off_n, N, CONFIG: tl.constexpr):
+    """Return where the hidden features of samples lie."""
+    return last[2] + tl.cast(N, tl.int64) * CONFIG.last_row_width + off_n.to(tl.int64) * CONFIG.row_width
+
+
+@triton.jit
+def send_hidden(product, sums, bias, last, off_n, pid_n, N, CONFIG: tl.constexpr):
+    """Send hidden features of sample ``pid_n``, sums as ``decide_by_hidden`` takes them, to the tiles."""
+    off_h = tl.arange(0, CONFIG.block_j)
+    hidden = logits_block(product, sums, bias, off_n, off_h, N, CONFIG.rows, CONFIG.hands_over, CONFIG.parts_at_once)
+    pointer = hidden_row(last, off_n, N, CONFIG)[:, None] + off_h[None, :]
+    send(pointer, activated(hidden, CONFIG.activation), (off_h < CONFIG.rows)[None, :])
+
+
+@triton.jit
+def last_tile(pid_tile, last, N, CONFIG: tl.constexpr):
+    """Wait for hidden features of a group of samples, multiply them with some rows of the weight, send logits."""
+    BLOCK_N: tl.constexpr = CONFIG.last_n
+    BLOCK_K: tl.constexpr = CONFIG.last_rows
+    BLOCK_H: tl.constexpr = CONFIG.block_h
+    H: tl.constexpr = CONFIG.rows
+    weight, stride_lk, stride_lh = last[0]
+    stride_lk = stride_lk // CONFIG.last_unit * CONFIG.last_unit
+    groups = tl.cdiv(N, BLOCK_N)  # side by side, so that they find the weight in the cache
+    off_n = pid_tile % groups * BLOCK_N + tl.arange(0, BLOCK_N)
+    off_k = pid_tile // groups * BLOCK_K + tl.arange(0, BLOCK_K)
+    mask_n = (off_n < N)[:, None]
+    hidden = hidden_row(last, off_n, N, CONFIG)[:, None]
+    column = weight + tl.arange(0, BLOCK_H).to(tl.int64) * stride_lh
+    tile = tl.zeros((BLOCK_K, BLOCK_N), tl.float32)
+    for start_h in tl.range(0, H, BLOCK_H, num_stages=3):
+        off_h = start_h + tl.arange(0, BLOCK_H)
+        left = weight_block(column, stride_lk, off_h < H, off_k, CONFIG.classes)
+        mask = mask_n & (off_h < H)[None, :]
+        right = tl.trans(awaited(seen(hidden + off_h[None, :], mask), hidden + off_h[None, :], mask))
+        if INTERPRETED:  # it multiplies bfloat16 wrongly
+            tile = tl.dot(left.to(tl.float32), right, tile, input_precision="ieee")
+        elif left.dtype == tl.float32:
+            tile = tl.dot(left, right, tile, input_precision="tf32x3")
+        else:
+            upper = right.to(left.dtype)
+            tile = tl.dot(left, upper, tile)
+            tile = tl.dot(left, (right - upper.to(tl.float32)).to(left.dtype), tile)
+        column += tl.cast(BLOCK_H, tl.int64) * stride_lh
+    pointer = last[2] + off_n.to(tl.int64)[None, :] * CONFIG.last_row_width + off_k[:, None]
+    send(pointer, tile, (off_n < N)[None, :] & (off_k < CONFIG.last_row_width)[:, None])
+
+
+@triton.jit
+def decide_by_logits(rule, last, output, pid_n, N, CONFIG: tl.constexpr):
+    """Wait for logits of sample ``pid_n`` and decide; then all tiles have its hidden features, which become 0."""
+    K: tl.constexpr = CONFIG.classes
+    WIDTH: tl.constexpr = CONFIG.last_row_width
+    off_n = pid_n + tl.arange(0, 1)
+    sums = (last[2], 0, WIDTH, 1, WIDTH, 1)
+    decide(None, sums, last[1], rule, output, off_n, N, K, CONFIG.criterion, True, 1, CONFIG.block_d)
+    off_h = tl.arange(0, CONFIG.block_j)
+    pointer = hidden_row(last, off_n, N, CONFIG)[:, None] + off_h[None, :]
+    tl.store(pointer, 0, mask=(off_h < CONFIG.rows)[None, :])

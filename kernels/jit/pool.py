@@ -30,8 +30,14 @@ def pooled_block(pid_split, sizes, CONFIG: tl.constexpr):
         off_c = pid_block * CONFIG.block_c + off_f
         off_p = tl.zeros_like(off_f)
     else:
-        off_c = pid_block // blocks_p * CONFIG.block_c + off_f // CONFIG.block_p
-        off_p = pid_block % blocks_p * CONFIG.block_p + off_f % CONFIG.block_p
+        off_c = pid_block // blocks_p * CONFIG.block_c
+        off_p = pid_block % blocks_p * CONFIG.block_p
+        if CONFIG.channels_last:  # neighbours in memory are neighbours in the block
+            off_c += off_f % CONFIG.block_c
+            off_p += off_f // CONFIG.block_c
+        else:
+            off_c += off_f // CONFIG.block_p
+            off_p += off_f % CONFIG.block_p
     return pid_part, part_w, off_c, off_p, (off_c < C) & (off_p < positions)
 
 
@@ -39,51 +45,93 @@ def pooled_block(pid_split, sizes, CONFIG: tl.constexpr):
 def pooled_features(x, pid_n, block, sizes, CONFIG: tl.constexpr):
     """Pool a block of features of sample ``pid_n``, of its ReLU if the head rectifies, to float32; 0 where masked.
 
-    Of each window only the columns of a part are read; an average is their share of it.
+    Of each window only a part is read; an average is their share of it.
     """
+    if CONFIG.one_window:
+        pooled = pooled_channels(x, pid_n, block, sizes, CONFIG)
+    else:
+        pooled = pooled_windows(x, pid_n, block, sizes, CONFIG)
+    _, _, _, _, mask_f = block
+    return tl.where(mask_f, pooled, 0.0)
+
+
+@triton.jit
+def pooled_channels(x, pid_n, block, sizes, CONFIG: tl.constexpr):
+    """Pool whole channels. Plain sizes instead of vectors of bounds: the compiler then sees contiguous reads."""
+    x, stride_xn, stride_xc, stride_xh, stride_xw = x
+    _, H, W, _, _, WINDOW_H, WINDOW_W = sizes
+    pid_part, part_w, off_c, _, mask_f = block
+    start_w = pid_part * part_w
+    end_w = tl.minimum((pid_part + 1) * part_w, WINDOW_W)
+    BLOCK_A: tl.constexpr = CONFIG.block_a
+    base = x + tl.cast(pid_n, tl.int64) * stride_xn + off_c.to(tl.int64) * stride_xc
+    acc, acc_nan = nothing_pooled(off_c, CONFIG)
+    for off_h in range(0, WINDOW_H):
+        for start_a in tl.range(start_w, end_w, BLOCK_A, num_stages=CONFIG.stages):
+            off_a = start_a + tl.arange(0, BLOCK_A)
+            mask_a = mask_f[:, None] & (off_a < end_w)[None, :]
+            offset = tl.cast(off_h, tl.int64) * stride_xh + off_a.to(tl.int64) * stride_xw
+            acc, acc_nan = pooled_with(acc, acc_nan, base[:, None] + offset[None, :], mask_a, CONFIG)
+    if CONFIG.pool_max:
+        pooled = largest(acc, acc_nan, CONFIG)
+    else:  # one division instead of one for each feature that a thread has
+        pooled = tl.sum(acc, axis=1) * tl.div_rn(1.0, tl.zeros((), tl.float32) + H * W)
+    return pooled
+
+
+@triton.jit
+def pooled_windows(x, pid_n, block, sizes, CONFIG: tl.constexpr):
+    """Pool windows of a grid, the elements of each in the order of its rows, as many at a time as there may be."""
     x, stride_xn, stride_xc, stride_xh, stride_xw = x
     _, H, W, GRID_H, GRID_W, WINDOW_H, WINDOW_W = sizes
-    pid_part, part_w, off_c, off_p, mask_f = block
-    start_w_part = pid_part * part_w
-    end_w_part = tl.minimum((pid_part + 1) * part_w, WINDOW_W)
+    pid_part, _, off_c, off_p, mask_f = block
     BLOCK_A: tl.constexpr = CONFIG.block_a
-    if CONFIG.one_window:  # plain sizes instead of vectors of bounds: the compiler then sees contiguous reads
-        start_h = tl.zeros_like(off_p)
-        start_w = tl.zeros_like(off_p)
-        size_h = start_h + H
-        size_w = start_w + W
-    else:
-        start_h, end_h = window_bounds(off_p // GRID_W, H, GRID_H)
-        start_w, end_w = window_bounds(off_p % GRID_W, W, GRID_W)
-        size_h = end_h - start_h
-        size_w = end_w - start_w
+    part = tl.cdiv(tl.cdiv(WINDOW_H * WINDOW_W, BLOCK_A), CONFIG.window_parts) * BLOCK_A
+    start_h, end_h = window_bounds(off_p // GRID_W, H, GRID_H)
+    start_w, end_w = window_bounds(off_p % GRID_W, W, GRID_W)
+    size_h = end_h - start_h
+    size_w = end_w - start_w
     base = x + tl.cast(pid_n, tl.int64) * stride_xn + off_c.to(tl.int64) * stride_xc
-    if not CONFIG.one_window:
-        base += start_h.to(tl.int64) * stride_xh + start_w.to(tl.int64) * stride_xw
-    nothing: tl.constexpr = float("-inf") if CONFIG.pool_max else 0.0
-    acc = tl.full((off_c.shape[0], BLOCK_A), nothing, tl.float32)
-    acc_nan = tl.zeros((off_c.shape[0], BLOCK_A), tl.int32)
-    for off_h in range(0, WINDOW_H):
-        for start_a in tl.range(start_w_part, end_w_part, BLOCK_A, num_stages=CONFIG.stages):
-            off_a = start_a + tl.arange(0, BLOCK_A)
-            if CONFIG.one_window:
-                mask_a = mask_f[:, None] & (off_a < end_w_part)[None, :]
-            else:
-                mask_a = mask_f[:, None] & (off_h < size_h)[:, None] & (off_a[None, :] < size_w[:, None])
-            offset = tl.cast(off_h, tl.int64) * stride_xh + off_a.to(tl.int64) * stride_xw
-            value = tl.load(base[:, None] + offset[None, :], mask=mask_a, other=nothing).to(tl.float32)
-            if CONFIG.pool_max:
-                acc = tl.maximum(acc, value)
-                acc_nan |= (value != value).to(tl.int32)  # a maximum on the GPU drops NaN; PyTorch's keeps it
-            else:
-                acc += rectified(value) if CONFIG.rectifies else value
+    base += start_h.to(tl.int64) * stride_xh + start_w.to(tl.int64) * stride_xw
+    acc, acc_nan = nothing_pooled(off_c, CONFIG)
+    for start_a in tl.range(
+        pid_part * part, tl.minimum((pid_part + 1) * part, WINDOW_H * WINDOW_W), BLOCK_A, num_stages=CONFIG.stages
+    ):
+        off_a = start_a + tl.arange(0, BLOCK_A)
+        off_h = off_a // WINDOW_W
+        off_w = off_a % WINDOW_W
+        mask_a = mask_f[:, None] & (off_h[None, :] < size_h[:, None]) & (off_w[None, :] < size_w[:, None])
+        offset = off_h.to(tl.int64) * stride_xh + off_w.to(tl.int64) * stride_xw
+        acc, acc_nan = pooled_with(acc, acc_nan, base[:, None] + offset[None, :], mask_a, CONFIG)
     if CONFIG.pool_max:
-        pooled = tl.where(tl.max(acc_nan, axis=1) != 0, float("nan"), tl.max(acc, axis=1))
-        if CONFIG.rectifies:
-            pooled = rectified(pooled)
-    elif CONFIG.one_window:  # one division instead of one for each feature that a thread has
-        pooled = tl.sum(acc, axis=1) * tl.div_rn(1.0, tl.zeros((), tl.float32) + H * W)
+        pooled = largest(acc, acc_nan, CONFIG)
     else:
-        area = tl.maximum(size_h * size_w, 1).to(tl.float32)
-        pooled = tl.div_rn(tl.sum(acc, axis=1), area)
-    return tl.where(mask_f, pooled, 0.0)
+        pooled = tl.div_rn(tl.sum(acc, axis=1), tl.maximum(size_h * size_w, 1).to(tl.float32))
+    return pooled
+
+
+@triton.jit
+def nothing_pooled(off_c, CONFIG: tl.constexpr):
+    """Return what elements [features, block_a] are added to, and what notes NaN among them."""
+    BLOCK_A: tl.constexpr = CONFIG.block_a
+    acc = tl.full((off_c.shape[0], BLOCK_A), float("-inf") if CONFIG.pool_max else 0.0, tl.float32)
+    return acc, tl.zeros((off_c.shape[0], BLOCK_A), tl.int32)
+
+
+@triton.jit
+def pooled_with(acc, acc_nan, pointer, mask, CONFIG: tl.constexpr):
+    """Add elements [features, block_a] of windows, or take the larger ones."""
+    value = tl.load(pointer, mask=mask, other=float("-inf") if CONFIG.pool_max else 0.0).to(tl.float32)
+    if CONFIG.pool_max:
+        acc = tl.maximum(acc, value)
+        acc_nan |= (value != value).to(tl.int32)  # a maximum on the GPU drops NaN; PyTorch's keeps it
+    else:
+        acc += rectified(value) if CONFIG.rectifies else value
+    return acc, acc_nan
+
+
+@triton.jit
+def largest(acc, acc_nan, CONFIG: tl.constexpr):
+    """Return the largest element of each window, or its ReLU; NaN if one is."""
+    pooled = tl.where(tl.max(acc_nan, axis=1) != 0, float("nan"), tl.max(acc, axis=1))
+    return rectified(pooled) if CONFIG.rectifies else pooled

@@ -19,6 +19,9 @@ from .tuned_table import BadTable, lookup, table_of, table_path
 #: Configurations that come before the tables, by shape and place, in the current context; see ``overriding``.
 overrides: ContextVar[Mapping[tuple[HeadShape, str], LaunchConfig] | None] = ContextVar("overrides", default=None)
 
+#: Elements of a last layer behind a hidden one from which on it pays that programs of its own multiply it.
+_LARGE_LAST_LAYER = 64 << 10
+
 
 def choose_config(
     view: HeadView, classes: int, *, pool_max: bool, dtype: torch.dtype, device: torch.device, place: str,
@@ -30,34 +33,39 @@ def choose_config(
 
     Args:
         view: the input as the kernel reads it.
-        classes: K, or of a head with a hidden linear layer the features of that: it is launched like a head of so many
-            classes, but for what :func:`_fitted` changes.
+        classes: K. A head with a hidden linear layer is launched like one of so many classes as that has features, but
+            for what :func:`_fitted` changes.
         pool_max: whether windows are reduced to their maximum.
         dtype: of x and weight.
         device: of x.
         place: where the head is launched, one of ``tuned_table.PLACES``.
         hidden: layers before the last one.
     """
-    forced = overrides.get()
+    rows, forced = hidden.rows(classes), overrides.get()
     if forced is not None:
-        config = forced.get((HeadShape.of(view, classes, pool_max=pool_max, dtype=dtype), place))
+        config = forced.get((HeadShape.of(view, rows, pool_max=pool_max, dtype=dtype), place))
         if config is not None:
             return _fitted(config, view, classes, pool_max, dtype, hidden)
     return _fitted(
-        _tuned_or_by_rule(view, classes, pool_max, dtype, device, place), view, classes, pool_max, dtype, hidden
+        _tuned_or_by_rule(view, rows, pool_max, dtype, device, place), view, classes, pool_max, dtype, hidden
     )
 
 
 def _fitted(
-    config: LaunchConfig, view: HeadView, rows: int, pool_max: bool, dtype: torch.dtype, hidden: HiddenLayers
+    config: LaunchConfig, view: HeadView, classes: int, pool_max: bool, dtype: torch.dtype, hidden: HiddenLayers
 ) -> LaunchConfig:
-    """Return a configuration whose programs have all of a sample's features for a norm, all hidden ones to decide."""
-    if hidden.eps is not None and not (config.tiled and config.block_n == 1):
+    """Return a configuration whose programs have all of a sample's features for a norm, all hidden ones to decide.
+
+    A large last layer gets programs of its own.
+    """
+    rows = hidden.rows(classes)
+    if hidden.eps is not None and not (config.reads or config.tiled and config.block_n == 1):
         config = config_of_norm(HeadShape.of(view, rows, pool_max=pool_max, dtype=dtype))
     if hidden.weight is not None:
         # few warps hand hidden features over sooner (seen on an H100, in no record)
         block_j, warps = max(config.block_j, next_power_of_2(rows)), min(config.num_warps, 4)
-        config = replace(config, block_j=block_j, num_warps=warps)
+        last_rows = config.last_rows or (64 if rows * classes >= _LARGE_LAST_LAYER else 0)
+        config = replace(config, block_j=block_j, num_warps=warps, last_rows=last_rows)
     return config
 
 

@@ -1,12 +1,15 @@
 """Constants that are compiled into a launch's code, read there by name: LAUNCH are the launch's, CONFIG a place's."""
 
 from dataclasses import dataclass
+from math import gcd
 from typing import ClassVar
+
+from torch import Tensor
 
 from ..reference.criteria import number_of
 from ..reference.hidden_layers import HiddenLayers
 from .head_view import HeadView
-from .launch_config import ROW_UNIT, LaunchConfig, next_power_of_2
+from .launch_config import ROW_UNIT, LaunchConfig, next_power_of_2, padded_row
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,6 +24,15 @@ class HeadConstants(LaunchConfig):
     """Programs that pool one sample."""
     one_window: bool
     """A channel has one window, and a program one position of it."""
+    channels_last: bool
+    """Channels lie side by side in x."""
+    transposes: bool
+    """As ``HeadView.turned``: blocks of x are transposed."""
+    unit: int
+    """A sample has so many features, or a multiple of it, and so far apart lie samples and the weight's rows.
+
+    Triton knows that of multiples of 16 alone, and would read anything else number by number.
+    """
     pool_max: bool
     criterion: int
     activation: int
@@ -28,17 +40,27 @@ class HeadConstants(LaunchConfig):
     rectifies: bool
     norms: bool
     """There is a norm, which wants a head that is tiled, one sample at a time."""
+    last_n: int
+    """Samples that a program multiplies with rows of the last layer; 0 if those that decide do."""
+    last_unit: int
+    """Rows of the last layer lie so many elements or a multiple of it apart."""
 
     @classmethod
     def of(
-        cls, config: LaunchConfig, view: HeadView, classes: int, *, pool_max: bool, criterion: str, hidden: HiddenLayers
-    ) -> "HeadConstants":
-        """Take them from a head's configuration, input and layers."""
+        cls, config: LaunchConfig, view: HeadView, weight: Tensor, *, pool_max: bool, criterion: str,
+        hidden: HiddenLayers,
+    ) -> "HeadConstants":  # fmt: skip
+        """Take them from a head's configuration, input and layers; ``weight`` is the last layer's."""
+        first, features = hidden.first_weight(weight), view.shape[1] * view.positions
         return cls(
-            **vars(config), rows=classes if hidden.weight is None else hidden.weight.shape[0], classes=classes,
+            **vars(config), rows=first.shape[0], classes=weight.shape[0],
+            unit=gcd(16, features, first.stride(0), *([] if config.packs else view.strides[:1])),
             splits=config.splits_of(view), one_window=view.positions == config.block_p == 1, pool_max=pool_max,
             criterion=number_of(criterion), activation=hidden.activation_number, rectifies=hidden.rectifies,
             norms=hidden.eps is not None,
+            channels_last=view.strides[1] == 1, transposes=view.turned,
+            last_n=config.last_group(view) if config.last_rows and hidden.weight is not None else 0,
+            last_unit=gcd(16, weight.stride(0)),
         )  # fmt: skip
 
     @property
@@ -52,9 +74,14 @@ class HeadConstants(LaunchConfig):
         return self.block_s if self.tiled else self.splits
 
     @property
+    def parts_at_once(self) -> int:
+        """Parts that are added up in one step."""
+        return min(self.block_s, max(8192 // self.block_j, 1)) if self.reads else self.block_s
+
+    @property
     def row_width(self) -> int:
         """Elements of a sample's partial sums in memory."""
-        return -(-self.rows // ROW_UNIT) * ROW_UNIT
+        return padded_row(self.rows)
 
     @property
     def sent(self) -> int:
@@ -74,7 +101,22 @@ class HeadConstants(LaunchConfig):
     @property
     def block_d(self) -> int:
         """Classes of which the softmax is taken in one step behind a last layer, where all are in memory."""
-        return min(next_power_of_2(self.classes), 1024)
+        return min(max(next_power_of_2(self.classes), ROW_UNIT), 1024 if self.classes <= 2048 else 2048)
+
+    @property
+    def last_row_width(self) -> int:
+        """Elements of a sample's logits in memory."""
+        return padded_row(self.classes)
+
+    @property
+    def last_tiles(self) -> int:
+        """Programs that multiply the hidden features of one group of samples with rows of the last layer."""
+        return -(-self.classes // self.last_rows)
+
+    @property
+    def block_h(self) -> int:
+        """Hidden features in one step of that product."""
+        return max(min(next_power_of_2(self.rows), 4096 // self.last_n, 8192 // self.last_rows), 16)
 
 
 @dataclass(frozen=True)

@@ -38,6 +38,16 @@ class HeadShape(NamedTuple):
         pool, name = "max" if pool_max else "avg", str(dtype).removeprefix("torch.")
         return cls(samples, channels, height, width, view.grid_h, view.grid_w, _layout(view), pool, classes, name)
 
+    @property
+    def element_size(self) -> int:
+        """Bytes of an element of x and weight."""
+        return int(getattr(torch, self.dtype).itemsize)
+
+    @property
+    def turned(self) -> bool:
+        """True if features lie in x in another order than in the weight: channels are side by side."""
+        return self.view.turned
+
     def __str__(self) -> str:
         windows = "" if self.grid_h == self.grid_w == 1 else f" in {self.grid_h}x{self.grid_w} windows"
         size = f"{self.channels}x{self.height}x{self.width}{windows}"

@@ -25,6 +25,16 @@ class HeadView(NamedTuple):
         return self.grid_h * self.grid_w
 
     @property
+    def unpooled(self) -> bool:
+        """True if every element is a feature."""
+        return self.shape[2:] == (self.grid_h, self.grid_w)
+
+    @property
+    def turned(self) -> bool:
+        """True if every element is a feature, and channels lie side by side, where the weight has positions so."""
+        return self.unpooled and self.positions > 1 and self.strides[1] == 1
+
+    @property
     def window_h(self) -> int:
         """Rows of the tallest window."""
         return _longest_window(self.shape[2], self.grid_h)

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from ..reference.hidden_layers import NO_LAYERS, HiddenLayers
 from .head_view import HeadView
 
 
@@ -14,26 +15,40 @@ class Programs(NamedTuple):
     pools: int
     """Programs that pool, over all samples; if split, they do the rest, too."""
     tiles: int
-    """Programs that multiply; 0 if split."""
+    """Programs that multiply, with those that send a norm's statistics before them; 0 if split."""
     decisions: int
-    """Programs that decide about a sample; 0 if split."""
+    """Programs that add a sample's logits, or hidden features, up; 0 if split."""
     partial_sums: int
     """Logits, or parts of them, that programs leave for those that decide."""
     features: int
     """Pooled features that programs leave for those that multiply; 0 if split."""
     zeroed: int
     """Elements of int32 memory that a launch needs to be 0, and sets back to 0."""
+    last_tiles: int = 0
+    """Programs that multiply hidden features with rows of the last layer; 0 if those that add them up do."""
+    last_decisions: int = 0
+    """Programs that decide about a sample behind those."""
+    last_sums: int = 0
+    """The first of ``zeroed``: hidden features and logits that programs leave for those of the last layer."""
+
+    @property
+    def stages(self) -> tuple[int, ...]:
+        """Programs of each stage, in the order in which they start."""
+        last = (self.last_tiles, self.last_decisions) if self.last_tiles else ()
+        return (self.pools, self.tiles, self.decisions, *last)
 
     @property
     def total(self) -> int:
         """Programs in all."""
-        return self.pools + self.tiles + self.decisions
+        return sum(self.stages)
 
 
 #: Rows of partial logits are padded to a multiple of this, so that the compiler may read and write several at a time.
 ROW_UNIT = 16
 #: Programs that multiply, at most, if they share the features of a tile: they share the GPU with those that pool.
 MOST_TILES = 1024
+#: Where programs that multiply find features; see ``LaunchConfig.features``.
+FEATURES = ("awaited", "packed", "in place")
 #: ``weight_buffers`` where a tile takes several steps: with four, heads of ResNet-18 and -50 took as long (H200). By
 #: rule not of float32, whose multiply-adds from shared memory take all registers that a thread may have.
 WEIGHT_BUFFERS = 3
@@ -90,6 +105,29 @@ class LaunchConfig:
     weight_buffers: int = 0
     """Tiled, groups of samples: Triton's ``num_stages`` of the product, whose weight is read so many steps less one
     ahead, into shared memory, while features are waited for; 0: one step ahead, into registers."""
+    features: str = "awaited"
+    """Tiled: where those that multiply find features. "awaited": pooled ones are sent to them number by number.
+    "packed": they lie in memory, in x's dtype and the weight's order, once all of a sample's are pooled, or only put in
+    order. "in place": in x, of which nothing is pooled, in blocks of ``block_c`` channels by ``block_p`` positions.
+    The last two multiply ``block_n`` samples of 8 or more, and ``weight_buffers`` steps lie in shared memory."""
+    last_rows: int = 0
+    """Behind a hidden layer: rows of the last layer that a program of its own multiplies, 16 or more; 0: the program
+    that adds a sample's hidden features up multiplies all of them, and decides."""
+
+    @property
+    def reads(self) -> bool:
+        """True if features lie in memory before they are multiplied."""
+        return self.features != "awaited"
+
+    @property
+    def packs(self) -> bool:
+        """True if features are ``packed``."""
+        return self.features == "packed"
+
+    @property
+    def in_place(self) -> bool:
+        """True if features are read where they lie in x."""
+        return self.features == "in place"
 
     @property
     def register_limit(self) -> int:
@@ -108,21 +146,48 @@ class LaunchConfig:
 
     def splits_of(self, view: HeadView) -> int:
         """Count the programs that pool one sample."""
-        return -(-view.shape[1] // self.block_c) * -(-view.positions // self.block_p) * self.window_parts
+        if self.in_place:
+            return 0
+        blocks_c = -(-view.shape[1] // self.block_c)
+        if self.packs and not view.turned:
+            return blocks_c
+        return blocks_c * -(-view.positions // self.block_p) * self.window_parts
 
-    def programs(self, view: HeadView, classes: int) -> Programs:
+    def last_group(self, view: HeadView) -> int:
+        """Count the samples that a program multiplies with rows of the last layer: tensor cores want 8 or more."""
+        return min(max(next_power_of_2(view.shape[0]), 8), 64)
+
+    def programs(self, view: HeadView, classes: int, hidden: HiddenLayers = NO_LAYERS) -> Programs:
         """Count programs, and what they leave for each other, for an input and K ``classes``."""
+        rows, samples = hidden.rows(classes), view.shape[0]
+        found = self._first_programs(view, rows, hidden.eps is not None)
+        if hidden.weight is None or not self.last_rows:
+            return found
+        tiles = -(-samples // self.last_group(view)) * -(-classes // self.last_rows)
+        sums = samples * (padded_row(rows) + padded_row(classes))
+        return found._replace(zeroed=sums + found.zeroed, last_tiles=tiles, last_decisions=samples, last_sums=sums)
+
+    def _first_programs(self, view: HeadView, rows: int, norms: bool) -> Programs:
+        """Count those up to the sums of a layer of so many rows, which reads the features."""
         samples, channels = view.shape[:2]
-        row = -(-classes // ROW_UNIT) * ROW_UNIT
+        row = padded_row(rows)
         splits = self.splits_of(view)
         if self.tiled:
             groups = -(-samples // self.block_n)
-            tiles = groups * -(-classes // self.block_k) * self.block_s
-            features = self.window_parts * samples * channels * view.positions
+            tiles = groups * -(-rows // self.block_k) * self.block_s
+            features = 0 if self.in_place else self.window_parts * samples * channels * view.positions
             sums = self.block_s * samples * row
-            return Programs(splits, samples * splits, tiles, samples, sums, features, sums + features)
+            zeroed = sums + features
+            if self.reads:  # a counter for each sample, and before a norm mean and scale, of programs of their own
+                zeroed, tiles = sums + samples * (3 if norms else 1), tiles + samples * norms
+            return Programs(splits, samples * splits, tiles, samples, sums, features, zeroed)
         partial_sums = splits * samples * row
         return Programs(splits, samples * splits, 0, 0, partial_sums, 0, partial_sums if self.waits else samples)
+
+
+def padded_row(count: int) -> int:
+    """Return how many elements of memory a row of so many numbers takes."""
+    return -(-count // ROW_UNIT) * ROW_UNIT
 
 
 def next_power_of_2(n: int) -> int:

@@ -1,15 +1,21 @@
 """The launch rule: chooses a LaunchConfig from a head's sizes alone, where no tuned table has the head."""
 
 from dataclasses import replace
-from typing import NamedTuple
-
-import torch
 
 from .head_shape import HeadShape
 from .launch_config import MOST_TILES, ROW_UNIT, WEIGHT_BUFFERS, LaunchConfig, next_power_of_2
+from .pooling_rule import FEW_CLASSES, pooling, softmax_block
 
-#: Classes up to which a head counts as one of few classes.
-FEW_CLASSES = 128
+#: Bytes of a weight from which on reading it once for all samples pays for features that lie in memory first.
+_LARGE_WEIGHT = 2 << 20
+#: Features and products up to which a head that is not pooled is soonest done by those who read its features.
+_FEW_FEATURES, _FEW_PRODUCTS = 512, 16384
+#: Classes up to which blocks of a channels-last map are turned where they are read, for each tile of classes again.
+_FEW_TURNED = 64
+#: Programs that fill a GPU.
+_PROGRAMS = 132
+#: Bytes of a step of the product, and of all steps that lie in shared memory: as much as small GPUs have.
+_STEP_BYTES, _SHARED_BYTES = 24 << 10, 98 << 10
 #: Programs that share the features of a tile of float32, at most.
 _MOST_SUMS = 8
 
@@ -17,23 +23,47 @@ _MOST_SUMS = 8
 def config_by_rule(shape: HeadShape) -> LaunchConfig:
     """Choose the configuration of a head from its sizes, pool and dtype; a pure function.
 
-    The constants are what was best, or near it, for the taps of ResNet-18 at batch 1 to 128 on an H200.
+    The constants are what was best, or near it, for the taps of ResNet-18 at batch 1 to 128 on an H200, and where
+    features lie in memory for maps of it that are not pooled and some hundred heads drawn at random on an H100.
     """
-    samples, classes = shape.samples, shape.classes
-    if shape.grid_h == shape.grid_w == 1 and _spreads_weight(samples, classes, shape.width):
+    samples, classes, features = shape.samples, shape.classes, shape.channels * shape.view.positions
+    if shape.view.unpooled and (features > _FEW_FEATURES or features * classes > _FEW_PRODUCTS or _packing_pays(shape)):
+        here = not shape.turned or (classes <= _FEW_TURNED and samples >= 4 and shape.dtype != "float32")
+        return _reading(shape, "in place" if here else "packed")
+    if _packing_pays(shape):
+        return _reading(shape, "packed")
+    if shape.view.positions == 1 and _spreads_weight(samples, classes, shape.width):
         return _spread(shape)
     if _tiling_pays(samples, classes):
-        return _tiled(shape, _pooling(shape, only_pools=True))
-    return _split(shape, _pooling(shape, only_pools=classes <= FEW_CLASSES))
+        return _tiled(shape, pooling(shape, only_pools=True))
+    return _split(shape, pooling(shape, only_pools=classes <= FEW_CLASSES))
+
+
+def _packing_pays(shape: HeadShape) -> bool:
+    """Return whether features go through memory: where the weight is large it is then read once for all samples.
+
+    Windows of channels-last maps are pooled sooner by few programs, each with much of a sample. Of float32 tensor cores
+    multiply what lies in memory alone.
+    """
+    samples, classes, weight = shape.samples, shape.classes, weight_bytes(shape)
+    by_each = samples * weight >= (8 if classes > 64 else 32) * _LARGE_WEIGHT
+    if shape.view.positions > 1:
+        most_pooled = shape.layout == "channels_last" and samples * shape.channels * shape.view.positions >= 1 << 18
+        return classes > FEW_CLASSES or weight >= _LARGE_WEIGHT // 2 or most_pooled or by_each
+    if _tiling_pays(samples, classes):
+        return shape.dtype == "float32" or weight >= _LARGE_WEIGHT
+    return by_each or weight >= (_LARGE_WEIGHT if samples >= 4 or classes > 1024 else 8 * _LARGE_WEIGHT)
 
 
 def config_of_norm(shape: HeadShape) -> LaunchConfig:
     """Choose the configuration of a head with a LayerNorm: programs that multiply have all features of one sample."""
+    if shape.samples * weight_bytes(shape) >= 2 * _LARGE_WEIGHT:
+        return _reading(shape, "in place" if shape.view.unpooled else "packed")
     features = shape.channels * shape.view.positions
     block_f = min(max(next_power_of_2(features), 16), 512)
     block_k = min(max(8192 // block_f, 16), 64)
     return replace(
-        _pooling(shape, only_pools=True), block_n=1, block_f=block_f, block_k=block_k, block_s=1, weight_buffers=0
+        pooling(shape, only_pools=True), block_n=1, block_f=block_f, block_k=block_k, block_s=1, weight_buffers=0
     )
 
 
@@ -72,7 +102,7 @@ def _spread(shape: HeadShape) -> LaunchConfig:
         block_f=block_f,
         block_k=min(max(8192 // block_f, 16), 64),
         block_s=1,
-        block_j=_softmax_block(shape),
+        block_j=softmax_block(shape),
         window_parts=1,
         stages=1,
         num_warps=8,
@@ -81,7 +111,7 @@ def _spread(shape: HeadShape) -> LaunchConfig:
 
 def _tiled(shape: HeadShape, pooling: LaunchConfig) -> LaunchConfig:
     """Configure programs that multiply groups of 16 samples."""
-    samples, classes, element_size = shape.samples, shape.classes, _element_size(shape)
+    samples, classes, element_size = shape.samples, shape.classes, shape.element_size
     features = shape.channels * shape.view.positions
     block_k = min(max(next_power_of_2(classes), 16), 64)
     block_f = max(min((256 if samples < 64 else 128) // element_size, next_power_of_2(features)), 16)
@@ -124,84 +154,65 @@ def _split(shape: HeadShape, pooling: LaunchConfig) -> LaunchConfig:
     )
 
 
-def _pooling(shape: HeadShape, *, only_pools: bool) -> LaunchConfig:
-    """Choose how programs pool, and the softmax's block; the fields of the product are left at 1."""
-    view, samples, channels = shape.view, shape.samples, shape.channels
-    positions, window_w = view.positions, view.window_w
-    columns, features = view.window_h * window_w, channels * positions
-    # wide blocks of channels read whole lines of memory, but leave fewer programs, each with more of the weight
-    block_f = 16
-    least = 64 if only_pools else 256
-    while block_f < 64 and (only_pools or columns <= 1024) and samples * features >= least * block_f:
-        block_f *= 2
-    while block_f < 512 and features >= 512 * block_f:
-        block_f *= 2
-    block_p = min(next_power_of_2(positions), block_f)
-    block_c = min(block_f // block_p, next_power_of_2(channels))
-    pool = _Pool(
-        block_c,
-        max(8192 // (block_c * block_p), 1),
-        num_warps=4 if only_pools and columns <= 256 else 8,
-        stages=1,
-        enough=64 if not only_pools else 128 if samples < 16 else 256,
-    )
-    if positions == 1 and window_w >= 16 and block_f <= 64:
-        pool = _global_pool(samples, channels, window_w, shape.classes, _element_size(shape)) or pool
-    block_c = min(pool.block_c, next_power_of_2(channels))
-    block_a = min(pool.block_a, next_power_of_2(window_w))
-    # Programs enough to read a large map through many SMs at once, each with more than one step.
-    window_parts = 1
-    programs = -(-channels // block_c) * -(-positions // block_p) * samples
-    while (
-        shape.pool != "max"
-        and programs * window_parts < pool.enough
-        and window_w >= 2 * window_parts * block_a
-        and window_parts < 64
-    ):
-        window_parts *= 2
-    return LaunchConfig(
-        1, block_c, block_p, block_a, 1, 1, 1, _softmax_block(shape), window_parts, pool.stages, pool.num_warps
-    )
+def _reading(shape: HeadShape, features: str) -> LaunchConfig:
+    """Configure programs that multiply features that lie in memory: in place, or packed by programs before."""
+    size, rows, total = shape.element_size, shape.classes, shape.channels * shape.view.positions
+    block_n = min(max(next_power_of_2(shape.samples), 8), 64)
+    block_k = min(max(next_power_of_2(rows), 16), 128 if weight_bytes(shape) >= 2 * _LARGE_WEIGHT else 64)
+    if shape.samples > 64 and (-(-shape.samples // 128) * -(-rows // block_k) >= _PROGRAMS or rows <= block_k):
+        block_n = 128
+    tiles = -(-shape.samples // block_n) * -(-rows // block_k)
+    step = size * (block_n + block_k)  # bytes of a feature of the weight and the samples
+    block_f = 32 if block_n * block_k >= 128 * 128 else 2 ** (min(_STEP_BYTES // step, 512 // size).bit_length() - 1)
+    while block_f > 32 and 2 * block_f > total // max(_PROGRAMS // tiles, 1):
+        block_f //= 2
+    block_c, block_p, fewest, programs = block_f, 1, 2, _PROGRAMS
+    if features == "in place" and shape.turned:  # a sector of the map's and of the weight's
+        block_c, block_p, fewest = 32 // size, 16 if step <= 192 else 8, 1
+        block_f, programs = block_c * block_p, (4 if shape.samples <= 8 else 1) * _PROGRAMS
+    elif features == "in place" and shape.view.positions > 1:
+        block_p = min(block_f, next_power_of_2(shape.view.positions))
+        block_c = block_f // block_p
+    shares = 1
+    while 2 * shares * tiles <= programs and 2 * shares * block_f * fewest <= total:
+        shares *= 2
+    if features == "packed" and map_bytes(shape) > weight_bytes(shape):  # programs that pool are to fit beside
+        while block_f > 32 and step * block_f > _STEP_BYTES // (2 if shape.view.positions > 1 else 1):
+            block_f //= 2
+    stages = min(_SHARED_BYTES // (step * block_f), 4)
+    block_j = min(next_power_of_2(rows), 1024 if rows <= 2048 else 2048)
+    config = LaunchConfig(
+        block_n, block_c, block_p, 1, block_f, block_k, shares, block_j, 1, 1, 8 if block_k >= 64 else 4,
+        weight_buffers=stages, features=features,
+    )  # fmt: skip
+    return config if features == "in place" else _packed(shape, config)
 
 
-class _Pool(NamedTuple):
-    """Choices of the programs that pool: fields of a LaunchConfig, and how many programs are enough."""
-
-    block_c: int
-    block_a: int  # at most
-    num_warps: int
-    stages: int
-    enough: int  # programs; windows are divided where there are fewer
-
-
-def _global_pool(samples: int, channels: int, window_w: int, classes: int, element_size: int) -> _Pool | None:
-    """Choose how maps are pooled to one position a channel: what was best, or near it, beside the trunk of ResNet-18.
-
-    Small programs find room between convolutions; of many samples, one program each meets no others. None: as others.
-    """
-    line = 128 // element_size  # channels that a line of memory holds
-    if classes > FEW_CLASSES:
-        if samples >= 32:
-            if samples < 64:
-                return _Pool(line, 64, 8, 1, 128)
-            return _Pool(line, 64, 4, 4, 256) if window_w > 64 else _Pool(512, 16, 4, 1, 0)
-        return _Pool(64, 128, 8, 1, 16) if 4 <= samples < 16 and window_w > 64 else None
-    if samples >= 64 and classes <= 16 and 128 <= channels <= 512 and window_w <= 1024:
-        return _Pool(512, 64 if channels <= 128 else 32 if channels <= 256 else 8, 4, 4, 0)
-    if samples >= 16:
-        return _Pool(line, 64, 4, 4, 256)
-    if window_w > 1024:
-        return _Pool(16, 512, 8, 1, 128)
-    if window_w > 256:
-        return _Pool(16, 128, 4, 4, 0)
-    if window_w > 64:
-        return _Pool(16, 64, 8, 1, 0)
-    return _Pool(64, 16, 4, 4, 0) if samples < 4 else _Pool(32, 16, 8, 1, 0)
+def _packed(shape: HeadShape, config: LaunchConfig) -> LaunchConfig:
+    """Choose how programs pack for those of a configuration: few that pool much each, for these keep others out."""
+    size, width, channels = shape.element_size, shape.width, shape.channels
+    if shape.view.unpooled:
+        return replace(config, block_c=min(next_power_of_2(channels), 64), block_p=128 // size)
+    pools = pooling(shape, only_pools=True)
+    if shape.view.positions > 1:
+        if shape.layout == "contiguous" and config.block_n * config.block_k <= 4096:
+            config = replace(config, num_warps=4)
+    elif shape.layout == "contiguous":
+        block_a = min(next_power_of_2(width), 256)
+        pools = replace(pools, block_c=4096 // block_a, block_a=block_a, stages=1)
+    elif shape.layout == "channels_last":
+        block_c = pools.block_c
+        while block_c < 2048 // size and shape.samples * channels >= 512 * block_c:
+            block_c *= 2
+        pools = replace(pools, block_c=block_c, block_a=min(max(8192 // block_c, 16), pools.block_a))
+    return replace(config, block_c=pools.block_c, block_p=pools.block_p, block_a=pools.block_a, stages=pools.stages)
 
 
-def _softmax_block(shape: HeadShape) -> int:
-    return min(next_power_of_2(shape.classes), 1024)
+def map_bytes(shape: HeadShape) -> int:
+    """Return the bytes of the input."""
+    return shape.samples * shape.channels * shape.height * shape.width * shape.element_size
 
 
-def _element_size(shape: HeadShape) -> int:
-    return int(getattr(torch, shape.dtype).itemsize)
+def weight_bytes(shape: HeadShape) -> int:
+    """Return the bytes of the weight that reads the features."""
+    return shape.classes * shape.channels * shape.view.positions * shape.element_size

@@ -12,18 +12,23 @@ from .launch_config import LaunchConfig, Programs
 
 
 class Workspace(NamedTuple):
-    """Memory of one head in one launch, one-dimensional; all but float32 is int32, 0 before and after."""
+    """Memory of one head in one launch, one-dimensional; what is int32 is 0 before and after."""
 
     features: Tensor | None
-    """If tiled [window_parts, N, C * grid_h * grid_w] pooled features, else None."""
+    """If tiled [window_parts, N, C * grid_h * grid_w] pooled features, int32, packed ones x's dtype; else None."""
     partial: Tensor
     """[parts, N, row_width] sums: int32 where programs wait for them (``LaunchConfig.hands_over``), else float32."""
     arrived: Tensor | None
-    """[N], programs of each sample that are done; None where programs wait instead."""
+    """[N] int32, programs of each sample that have pooled; None where numbers are waited for instead. Where features
+    are read, [2, N] statistics of a norm behind."""
 
     @classmethod
-    def of(cls, config: LaunchConfig, programs: Programs, zeros: Tensor) -> "Workspace":
+    def of(cls, config: LaunchConfig, programs: Programs, zeros: Tensor, dtype: torch.dtype) -> "Workspace":
         """Divide ``zeros``, [programs.zeroed] int32, which the launch sets back to 0; allocate what need not be 0."""
+        zeros = zeros[programs.last_sums :] if programs.last_sums else zeros
+        if config.reads:
+            features = torch.empty(programs.features, dtype=dtype, device=zeros.device) if config.packs else None
+            return cls(features, zeros, zeros[programs.partial_sums :])
         if config.hands_over:
             return cls(zeros[programs.partial_sums :] if config.tiled else None, zeros, None)
         return cls(None, torch.empty(programs.partial_sums, dtype=torch.float32, device=zeros.device), zeros)
@@ -50,14 +55,14 @@ class HeadArguments(NamedTuple):
     norm: tuple[Any, ...] | None
     """Weight [features] or None, bias [features] or None, and eps; None if there is no norm."""
     last: tuple[Any, ...] | None
-    """Weight [K, rows], bias [K] or None, and memory for logits [N, K] float32; None if the first layer is the last."""
+    """Weight [K, rows], bias [K] or None, and memory as of ``last_memory``; None if the first layer is the last."""
 
     @classmethod
     def of(
         cls, x: Tensor, view: HeadView, weight: Tensor, bias: Tensor | None, hidden: HiddenLayers,
         rule: tuple[Any, Any], workspace: Workspace, logits: Tensor | None,
     ) -> "HeadArguments":  # fmt: skip
-        """Take them from a head's parameters and memory; ``logits`` as of ``logits_memory``."""
+        """Take them from a head's parameters and memory; ``logits`` as of ``last_memory``."""
         norm = last = None
         if hidden.eps is not None:
             norm = (_strided(hidden.norm_weight), _strided(hidden.norm_bias), float(hidden.eps))
@@ -82,10 +87,16 @@ class HeadArguments(NamedTuple):
         return [tensor for tensor, *_ in ordered if tensor is not None]
 
 
-def logits_memory(weight: Tensor, hidden: HiddenLayers, samples: int) -> Tensor | None:
-    """Allocate the logits of a head with a hidden layer; None for another, whose sums are in the workspace."""
+def last_memory(zeros: Tensor, programs: Programs, weight: Tensor, hidden: HiddenLayers, samples: int) -> Tensor | None:
+    """Allocate the logits [N, K] of a head with a hidden layer; None for another, whose sums are in the workspace.
+
+    Of one whose last layer has programs of its own, divide ``zeros`` instead, as ``Workspace.of`` does: logits [N, K],
+    then hidden features [N, rows], rows of both padded.
+    """
     if hidden.weight is None:
         return None
+    if programs.last_tiles:
+        return zeros[: programs.last_sums]
     return torch.empty(samples * weight.shape[0], dtype=torch.float32, device=weight.device)
 
 

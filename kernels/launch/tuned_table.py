@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from .head_shape import DTYPES, LAYOUTS, POOLS, HeadShape
 from .kernel_hash import is_measured_code, kernel_hash
-from .launch_config import LaunchConfig, next_power_of_2
+from .launch_config import FEATURES, LaunchConfig, next_power_of_2
 
 #: Format of a table; readers refuse others.
 SCHEMA = "auxhead tuned 2"
@@ -197,7 +197,7 @@ def read_table(path: Path) -> TunedTable:
 def _entry(row: Any) -> Entry:
     _check_names("entry", row, set(Entry._fields))
     shape = _shape(row["shape"])
-    config = config_from(row["config"], shape.pool)
+    config = config_from(row["config"], shape)
     place, serves, margin = row["place"], row["serves"], row["margin"]
     _check(place in PLACES, "place", place, f"one of {', '.join(PLACES)}")
     fits = isinstance(serves, list) and len(serves) == 2 and all(type(size) is int for size in serves)
@@ -217,8 +217,10 @@ def _shape(values: Any) -> HeadShape:
     return HeadShape(**values)
 
 
-def config_from(values: Any, pool: str) -> LaunchConfig:
-    """Check and return a configuration for heads with this pool; ``ValueError`` says what does not fit."""
+def config_from(values: Any, shape: HeadShape) -> LaunchConfig:
+    """Check and return a configuration for a head; ``ValueError`` says what does not fit."""
+    if isinstance(values, dict):  # written before there was a choice
+        values = {"features": FEATURES[0], "last_rows": 0, **values}
     _check_names("config", values, {field.name for field in dataclasses.fields(LaunchConfig)})
     for name, value in values.items():
         if name == "max_programs":
@@ -227,26 +229,41 @@ def config_from(values: Any, pool: str) -> LaunchConfig:
             fits = type(value) is int and (value == 0 or 32 <= value <= 255)
             _check(fits, name, value, "0 for no limit, or 32 to 255")
         elif name == "weight_buffers":
-            _check(type(value) is int and value in (0, 2, 3, 4), name, value, "0, or 2 to 4")
+            _check(type(value) is int and value in (0, 2, 3, 4, 5), name, value, "0, or 2 to 5")
+        elif name == "last_rows":
+            fits = type(value) is int and (value == 0 or 16 <= value <= 256 and value & (value - 1) == 0)
+            _check(fits, name, value, "0, or a power of two from 16 to 256")
+        elif name == "features":
+            _check(value in FEATURES, name, value, f"one of {', '.join(FEATURES)}")
         elif name == "waits":
             _check(type(value) is bool, name, value, "true or false")
         else:
             _check(type(value) is int and value >= 1 and value & (value - 1) == 0, name, value, "a power of two")
             _check(value <= MOST_ELEMENTS, name, value, f"at most {MOST_ELEMENTS}")
     config = LaunchConfig(**values)
-    block_n, block_f, split = config.block_n, config.block_f, not config.tiled
+    block_n, block_f, split, reads = config.block_n, config.block_f, not config.tiled, config.reads
+    pooled = config.block_c * config.block_p
+    # else Triton 3.6 aborts in LLVM: "Illegal shared layout"
+    fewest = 16 // shape.element_size if config.in_place and shape.turned else 1
     for name, fits, wanted in (
         ("num_warps", config.num_warps <= 32, "at most 32"),
-        ("window_parts", pool != "max" or config.window_parts == 1, "1: a maximum is not added up"),
+        ("block_f", not reads or not split, f"16 or more where features are {config.features}"),
+        ("window_parts", shape.pool != "max" or config.window_parts == 1, "1: a maximum is not added up"),
+        ("window_parts", not reads or config.window_parts == 1, f"1 where features are {config.features}"),
+        ("features", not config.in_place or shape.view.unpooled, "another one: x is pooled"),
         ("weight_buffers", block_n > 1 or config.weight_buffers == 0, "0 where block_n is 1"),
+        ("weight_buffers", not reads or config.weight_buffers > 0, f"2 to 5 where features are {config.features}"),
         ("block_n", not split or block_n == 1, "1 where the programs that pool multiply (block_f is 1)"),
-        ("block_n", split or block_n == 1 or block_n >= 16, "1, or 16 or more for tensor cores"),
+        ("block_n", split or reads or block_n == 1 or block_n >= 16, "1, or 16 or more for tensor cores"),
+        ("block_n", not reads or block_n >= 8, f"8 or more where features are {config.features}"),
+        ("block_f", not config.in_place or block_f == pooled, "block_c times block_p where features are in place"),
+        ("block_c", config.block_c >= fewest, f"{fewest} or more of a channels-last map in place"),
+        ("block_p", config.block_p >= fewest, f"{fewest} or more of a channels-last map in place"),
         ("block_f", split or block_f >= 16, "1, or 16 or more where other programs multiply than those that pool"),
         ("block_k", split or config.block_k >= 16, "16 or more where other programs multiply: rows are padded"),
         ("waits", split or not config.waits, "false where other programs multiply: they all wait"),
     ):
         _check(fits, name, values[name], wanted)
-    pooled = config.block_c * config.block_p
     for name, elements in (  # of the blocks that a program has
         ("block_p", pooled),
         ("block_a", pooled * config.block_a),

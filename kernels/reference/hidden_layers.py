@@ -61,6 +61,10 @@ class HiddenLayers(NamedTuple):
         """Return the weight that reads the features: that of the hidden layer, or else of the last one, as given."""
         return weight if self.weight is None else self.weight
 
+    def rows(self, classes: int) -> int:
+        """Return how many outputs the linear layer has that reads the features, of a head of K ``classes``."""
+        return classes if self.weight is None else self.weight.shape[0]
+
     def to(self, dtype: torch.dtype) -> "HiddenLayers":
         """Return the layers with parameters of that dtype."""
         return self.with_tensors([None if one is None else one.to(dtype) for _, one in self.tensors()])

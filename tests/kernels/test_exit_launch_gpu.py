@@ -13,8 +13,10 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 HEADS = {
     "the last one of a sample adds up": ((5, 300, 9, 9), 200),
     "one of a sample waits": ((5, 30, 9, 9), 10),
-    "others multiply for a sample": ((2, 48, 5, 20), 300),
+    "others multiply for a sample": ((2, 48, 7, 7), 300),
     "others multiply for groups": ((33, 40, 9, 9), 1500),
+    "others read packed features": ((20, 1024, 3, 3), 1500),
+    "others read vectors": ((33, 600), 1500),
     "alone": ((70, 60, 3, 3), 10),
     "four classes a thread": ((8, 512, 7, 7), 1000),
 }

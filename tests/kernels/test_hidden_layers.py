@@ -1,97 +1,39 @@
 """hidden_layers.py: heads with a ReLU, a norm or a hidden linear layer, in one launch, against float64."""
 
+from dataclasses import replace
+from itertools import product
+
 import pytest
 import torch
-import torch.nn.functional as F
 from auxhead.kernels import (
     ACTIVATIONS,
+    CRITERIA,
     ExitBuffers,
     ExitHead,
     ExitLaunch,
     HiddenLayers,
+    LaunchConfig,
     fused_head,
     fused_head_reference,
-    pooled_features,
+    runs_triton,
 )
-from support.head_cases import (
-    DTYPES,
-    assert_output_form,
-    assert_same_bits,
-    feature_count,
-    make_input,
-    make_linear,
-    readable,
-)
+from auxhead.kernels.launch.head_view import head_view
+from support.head_cases import DTYPES, assert_same_bits, make_input, readable, taken_counters
+from support.hidden_layer_cases import LAYERS, chain, check, make
 from support.layouts import MAP_LAYOUTS, TOKEN_LAYOUTS
-from support.tolerance import assert_as_accurate_as_pytorch
 from torch import nn
 
 pytestmark = pytest.mark.usefixtures("poisoned_empty", "tiles_from_7")
 
-#: Of all activations, as modules.
-MODULES = {"relu": nn.ReLU(), "gelu": nn.GELU(), "gelu_tanh": nn.GELU("tanh"), "hardswish": nn.Hardswish()}
-#: Which layers there are: rectifies, a norm and whether it has parameters, hidden features.
-LAYERS = {
-    "relu": {"rectifies": True},
-    "norm": {"norm": "affine"},
-    "bare norm": {"norm": "bare"},
-    "linear": {"width": 13, "bias": False},
-    "relu, linear": {"rectifies": True, "width": 32},
-    "norm, linear": {"norm": "affine", "width": 13},
-    "all": {"rectifies": True, "norm": "affine", "width": 33},
-}
+
+@pytest.fixture(params=["by those that decide", "by tiles"])
+def last_layer(request, monkeypatch):
+    """Who multiplies the last layer behind a hidden one, of any size."""
+    largest = 1 if request.param == "by tiles" else 2**31
+    monkeypatch.setattr("auxhead.kernels.launch.choose_config._LARGE_LAST_LAYER", largest)
 
 
-def make(
-    shape, classes, *, rectifies=False, norm=None, width=None, activation="gelu", bias=True,
-    pool="avg", pool_size=1, dtype=torch.float32, device="cpu",
-):  # fmt: skip
-    """Return x, weight and bias of a head, and its hidden layers."""
-    x = make_input(shape, dtype=dtype, device=device)
-    features = feature_count(shape, pool, pool_size)
-    hidden = HiddenLayers(rectifies)
-    if norm is not None:
-        hidden = hidden._replace(eps=1e-5)
-    if norm == "affine":
-        generator = torch.Generator().manual_seed(3)
-        scale, shift = torch.randn(2, features, generator=generator).to(device, dtype)
-        hidden = hidden._replace(norm_weight=scale, norm_bias=shift)
-    if width is not None:
-        first, offset = make_linear(features, width, dtype=dtype, device=device, bias=bias, seed=5)
-        hidden = hidden._replace(weight=first, bias=offset, activation=activation)
-    return x, *make_linear(width or features, classes, dtype=dtype, device=device, bias=bias), hidden
-
-
-def chain(x, weight, bias, hidden, pool, pool_size):
-    """Return the logits as people write the head, and the largest number on the way, in the dtype of x."""
-    size = (pool_size, pool_size) if isinstance(pool_size, int) else pool_size
-    numbers = pooled_features(F.relu(x) if hidden.rectifies else x, pool, size)
-    largest = [numbers.abs().max()]
-    if hidden.eps is not None:
-        numbers = F.layer_norm(numbers, numbers.shape[1:], hidden.norm_weight, hidden.norm_bias, hidden.eps)
-        largest.append(numbers.abs().max())
-    if hidden.weight is not None:
-        numbers = MODULES[hidden.activation](F.linear(numbers, hidden.weight, hidden.bias))
-        largest.append(numbers.abs().max())
-    logits = F.linear(numbers, weight, bias)
-    return logits, max(float(one.detach()) for one in (*largest, logits.abs().max()))
-
-
-def check(x, weight, bias, hidden, *, pool="avg", pool_size=1):
-    """Run the head and assert that it is as accurate as PyTorch's modules; return its answer."""
-    out = fused_head(x, weight, bias, pool=pool, pool_size=pool_size, threshold=0.5, hidden=hidden)
-    assert_output_form(out, len(x), len(weight), x.device)
-    offset = None if bias is None else bias.double()
-    exact, magnitude = chain(x.double(), weight.double(), offset, hidden.to(torch.float64), pool, pool_size)
-    probs, pytorch = exact.softmax(-1), chain(x, weight, bias, hidden, pool, pool_size)[0].softmax(-1)
-    assert_as_accurate_as_pytorch(out.probs, probs, pytorch, magnitude=magnitude, what="probs")
-    chosen = probs.gather(1, out.label[:, None])[:, 0]
-    assert_as_accurate_as_pytorch(chosen, probs.amax(-1), pytorch.amax(-1), magnitude=magnitude, what="of the label")
-    assert torch.equal(out.confidence, out.probs.amax(-1))
-    assert torch.equal(out.exit, out.confidence > 0.5)
-    return out
-
-
+@pytest.mark.usefixtures("last_layer")
 @pytest.mark.parametrize("samples", [1, 17])
 @pytest.mark.parametrize("layers", LAYERS)
 def test_layers(layers, samples, device):
@@ -125,6 +67,7 @@ def test_tokens_vectors_and_flattened_maps(shape, pool, layers, device):
     check(*make(shape, 10, pool=pool, device=device, **LAYERS[layers]), pool=pool)
 
 
+@pytest.mark.usefixtures("last_layer")
 @pytest.mark.parametrize("samples, classes, width", [(1, 2, None), (17, 2, 7), (1, 1031, 1), (17, 1031, 300)])
 def test_many_and_few_classes_and_hidden_features(samples, classes, width, device):
     norm = "affine" if width is None else None
@@ -147,6 +90,7 @@ def test_layouts_of_tokens(layout, device):
     check(x, *make((2, 5, 6), 6, device=device, **LAYERS["all"])[1:])
 
 
+@pytest.mark.usefixtures("last_layer")
 @pytest.mark.parametrize("samples", [2, 17])
 def test_parameters_are_read_by_their_strides(samples, device):
     x, weight, bias, hidden = make((samples, 20), 6, norm="affine", width=14, device=device)
@@ -160,6 +104,7 @@ def test_parameters_are_read_by_their_strides(samples, device):
     check(x, apart(weight), apart(bias), strided)
 
 
+@pytest.mark.usefixtures("last_layer")
 @pytest.mark.parametrize("samples, rectifies", [(3, True), (17, False)])
 def test_a_nan_stays_in_its_sample(samples, rectifies, device):
     for activation in ACTIVATIONS:
@@ -174,6 +119,7 @@ def test_a_nan_stays_in_its_sample(samples, rectifies, device):
         assert_same_bits(type(out)(*(one[others] for one in whole)), type(out)(*(one[others] for one in out)))
 
 
+@pytest.mark.usefixtures("last_layer")
 @pytest.mark.parametrize("samples", [3, 17])
 def test_repeats_bit_for_bit(samples, device):
     quick = device.type == "cuda" or samples == 3  # interpreted, a tile takes a second
@@ -221,6 +167,49 @@ def test_transforms_see_plain_pytorch():
     torch.testing.assert_close(together, fused_head(x, weight, bias, hidden=hidden).probs)
 
 
+#: Ways to the sums of a hidden layer, which several programs add up, or one.
+WAYS = {
+    "split, the last to arrive adds up": LaunchConfig(1, 4, 1, 4, 1, 16, 4, 64, 1, 1, 4, last_rows=16),
+    "split, the last one waits": LaunchConfig(1, 8, 1, 4, 1, 16, 4, 64, 2, 1, 4, waits=True, last_rows=32),
+    "alone": LaunchConfig(1, 32, 1, 4, 1, 64, 1, 64, 1, 1, 4, last_rows=16),
+    "tiles of a sample": LaunchConfig(1, 16, 1, 4, 16, 16, 2, 64, 1, 1, 4, last_rows=16),
+    "tiles": LaunchConfig(16, 16, 1, 4, 16, 16, 2, 64, 2, 1, 4, last_rows=64),
+    "packed": LaunchConfig(8, 16, 1, 4, 32, 16, 1, 64, 1, 1, 4, weight_buffers=3, features="packed", last_rows=16),
+    "in place": LaunchConfig(8, 16, 1, 1, 16, 16, 2, 64, 1, 1, 4, weight_buffers=2, features="in place", last_rows=16),
+}
+
+
+@pytest.mark.parametrize(
+    "way, samples, programs", [*product(WAYS, [1], [0, 1]), *product(WAYS, [9], [0]), ("in place", 70, 1)]
+)
+def test_tiles_multiply_the_last_layer(way, samples, programs, device):
+    """Behind any way to the hidden features they say what the others say, twice the same, and leave nothing behind."""
+    from auxhead.kernels.fused_head import launch_fused_head
+
+    shape, pool = ((samples, 21), "none") if way == "in place" else ((samples, 21, 3, 2), "avg")
+    for number, (classes, width) in enumerate([(2, 1), (37, 33), (131, 64)] if samples == 1 else [(37, 33)]):
+        dtype, criterion = [*DTYPES.values()][number], [*CRITERIA][(number + samples) % len(CRITERIA)]
+        kind = {"width": width, "bias": number != 1, "pool": pool}
+        x, weight, bias, hidden = make(shape, classes, dtype=dtype, device=device, **kind)
+        if not runs_triton(x):
+            pytest.skip("needs the kernel")
+        view = head_view(tuple(x.shape), x.stride(), pool, (1, 1))
+        options = {"criterion": criterion, "hidden": hidden, "pool_max": False, "return_probs": number < 2}
+        config = replace(WAYS[way], max_programs=programs)
+        with taken_counters() as taken:
+            wanted, out, again = (
+                launch_fused_head(x, view, weight, bias, 1.3, 0.5, config=one, **options)
+                for one in (replace(config, last_rows=0), config, config)
+            )
+        assert not any(counters.any() for counters in taken), "what programs leave for each other is cleared"
+        assert torch.equal(out.label, wanted.label) and torch.equal(out.exit, wanted.exit)
+        for one, other, same in zip(out, wanted, again, strict=True):
+            if one is not None:
+                torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+                assert torch.equal(one, same)
+
+
+@pytest.mark.usefixtures("last_layer")
 @pytest.mark.parametrize("samples, classes", [(1, 10), (17, 10), (3, 1031)])
 def test_plain_and_hidden_heads_of_a_network_in_one_launch(samples, classes, device):
     heads, inputs, spoken = [], [], []
@@ -245,6 +234,8 @@ def test_plain_and_hidden_heads_of_a_network_in_one_launch(samples, classes, dev
             place = next((place for place, output in enumerate(spoken) if output.exit[n]), len(spoken) - 1)
             assert exit_index[n] == place and label[n] == spoken[place].label[n]
             torch.testing.assert_close(probs[n], spoken[place].probs[n])
+    for space in launch._spaces.values():
+        assert not space.programs.last_tiles or not space.logits.any(), "what tiles of the last layer leave is cleared"
 
 
 ONES = torch.ones(20)

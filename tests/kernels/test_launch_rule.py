@@ -1,109 +1,144 @@
 """launch_rule.py, launch_config.py: a pure choice that covers the work and bounds what a program holds, and counts."""
 
 import dataclasses
+import itertools
 import math
 
 import pytest
 import torch
-from auxhead.kernels import LaunchConfig
+from auxhead.kernels import HiddenLayers, LaunchConfig
 from auxhead.kernels.launch.constants import HeadConstants
-from auxhead.kernels.launch.head_shape import HeadShape
+from auxhead.kernels.launch.head_shape import DTYPES, LAYOUTS, POOLS, HeadShape
 from auxhead.kernels.launch.head_view import HeadView
 from auxhead.kernels.launch.launch_config import most_registers, next_power_of_2
 from auxhead.kernels.launch.launch_rule import config_by_rule
+from auxhead.kernels.launch.tuned_table import config_from
 from auxhead.kernels.reference.hidden_layers import NO_LAYERS
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 HALF = torch.float16
 SIZES = {
-    "samples": st.integers(1, 70_000),
+    "samples": st.integers(1, 70_000) | st.sampled_from([1, 8, 32, 128]),
     "channels": st.integers(1, 4096) | st.just(200_704),
     "positions": st.integers(1, 100) | st.integers(1, 50_000),
-    "window_h": st.integers(1, 256),
-    "window_w": st.integers(1, 50_000),
+    "window_h": st.integers(1, 256) | st.just(1),
+    "window_w": st.integers(1, 50_000) | st.just(1),
+    "layout": st.sampled_from(LAYOUTS),
     "classes": st.integers(1, 32_000),
-    "pool_max": st.booleans(),
-    "dtype": st.sampled_from([HALF, torch.float32]),
+    "pool": st.sampled_from(POOLS),
+    "dtype": st.sampled_from(DTYPES),
 }
+#: Bytes of shared memory that a program has on compute capability 9.0.
+SHARED_BYTES = 227 * 1024
+
+
+def shape_of(samples, channels, positions, window_h, window_w, layout, classes, pool="avg", dtype="float16"):
+    return HeadShape(
+        samples, channels, window_h * positions, window_w, positions, 1, layout, pool, classes, dtype
+    )  # fmt: skip
 
 
 @settings(max_examples=500)
 @given(**SIZES)
-@example(samples=1, channels=1, positions=200_000, window_h=1, window_w=1, classes=1000, pool_max=False, dtype=HALF)
-@example(samples=1, channels=3, positions=1, window_h=1, window_w=49, classes=200, pool_max=False, dtype=HALF)
-@example(samples=257, channels=2048, positions=1, window_h=1, window_w=49, classes=1000, pool_max=False, dtype=HALF)
-@example(samples=32, channels=300, positions=1, window_h=1, window_w=49, classes=1000, pool_max=False, dtype=HALF)
-def test_choice_by_rule(samples, channels, positions, window_h, window_w, classes, pool_max, dtype):
-    view = HeadView((samples, channels, window_h * positions, window_w), (0, 0, 0, 0), positions, 1)
-    shape = HeadShape.of(view, classes, pool_max=pool_max, dtype=dtype)
-    config = config_by_rule(shape)
+@example(1, 1, 200_000, 1, 1, "contiguous", 1000, "avg", "float16")
+@example(1, 3, 1, 1, 49, "channels_last", 200, "avg", "float16")
+@example(257, 2048, 1, 1, 49, "channels_last", 1000, "avg", "float16")
+@example(32, 300, 1, 1, 49, "strided", 1000, "avg", "bfloat16")
+@example(32, 64, 3136, 1, 1, "strided", 1000, "avg", "float16")
+def test_choice_by_rule(samples, channels, positions, window_h, window_w, layout, classes, pool, dtype):
+    shape = shape_of(samples, channels, positions, window_h, window_w, layout, classes, pool, dtype)
+    config, size = config_by_rule(shape), shape.element_size
     assert config == config_by_rule(shape)
-    fields = dataclasses.asdict(config)
+    assert config_from(dataclasses.asdict(config), shape) == config, "what a table may say"
     several = config.block_n > 1 and channels * positions > config.block_f * config.block_s
-    in_vectors = channels * positions % 16 == 0 and config.window_parts <= 4 and dtype.itemsize < 4
-    assert fields.pop("weight_buffers") == (3 if several and in_vectors else 0), "what Triton can read ahead"
-    if config.block_n > 1 and config.block_s > 1 and dtype.itemsize < 4:
-        assert config.programs(view, classes).tiles <= 1024, "enough without any that share a tile's features"
-    for name, value in fields.items():
-        least = 0 if name in ("waits", "max_registers", "max_programs") else 1
-        assert value >= least and value & (value - 1) == 0, f"{name} = {value} is no power of two"
+    in_vectors = channels * positions % 16 == 0 and config.window_parts <= 4 and size < 4
+    if not config.reads:
+        assert config.weight_buffers == (3 if several and in_vectors else 0), "what Triton can read ahead"
+    if config.block_n > 1 and config.block_s > 1 and size < 4:
+        assert config.programs(shape.view, classes).tiles <= 1024, "enough without any that share a tile's features"
     features = config.block_c * config.block_p
-    if config.tiled:
-        assert config.block_n == 1 or config.block_n >= 16, "tl.dot multiplies 16 and more"
-        assert min(config.block_f, config.block_k) >= 16
-        if config.block_n > 1 and dtype.itemsize == 4:
-            all_features = channels * positions
-            assert config.block_s == 8 or all_features < 2 * config.block_s * config.block_f, "a long sum of float32"
-    else:
-        assert config.block_n == config.block_f == 1, "the features of a program are those that it pooled"
-    assert config.window_parts == 1 or not pool_max, "a maximum does not add up"
-    assert config.num_warps <= 32
+    if config.block_n > 1 and size == 4 and not config.reads:
+        all_features = channels * positions
+        assert config.block_s == 8 or all_features < 2 * config.block_s * config.block_f, "a long sum of float32"
 
     # what one program holds at a time, in elements of 4 bytes; a streaming multiprocessor has 64 Ki registers
     limit = 32 * 1024
-    assert features * config.block_a <= limit, "pool"
-    assert config.block_k * (config.block_f if config.tiled else features) <= limit, "weight"
-    assert config.block_n * (config.block_f + config.block_k) <= limit, "product"
-    assert config.block_s * config.block_j <= limit, "softmax"
+    if not config.in_place:
+        assert features * config.block_a <= limit, "pool"
+    if config.reads:
+        assert config.weight_buffers * config.block_f * (config.block_n + config.block_k) * size <= SHARED_BYTES
+    else:
+        assert config.block_k * (config.block_f if config.tiled else features) <= limit, "weight"
+        assert config.block_n * (config.block_f + config.block_k) <= limit, "product"
+        assert config.block_s * config.block_j <= limit, "softmax"
+    assert config.block_n * config.block_k <= limit, "sums"
 
     # no block lies beyond the end of what it covers, and together they cover all of it
-    programs = config.programs(view, classes)
+    programs = config.programs(shape.view, classes)
     blocks_c, blocks_p = -(-channels // config.block_c), -(-positions // config.block_p)
     splits = programs.splits
-    assert splits == blocks_c * blocks_p * config.window_parts
-    for blocks, block, size in ((blocks_c, config.block_c, channels), (blocks_p, config.block_p, positions)):
-        assert (blocks - 1) * block < size <= blocks * block
+    if config.in_place:
+        assert splits == 0 and shape.view.unpooled
+    elif config.packs:
+        assert splits == blocks_c * (blocks_p if shape.turned else 1), "each has all positions, or turns a block"
+    else:
+        assert splits == blocks_c * blocks_p * config.window_parts
+        for blocks, block, size in ((blocks_c, config.block_c, channels), (blocks_p, config.block_p, positions)):
+            assert (blocks - 1) * block < size <= blocks * block
     if config.tiled:
         groups = math.ceil(samples / config.block_n)
         tiles = groups * math.ceil(classes / config.block_k) * config.block_s
         assert programs[1:4] == (samples * splits, tiles, samples)
-        assert programs.zeroed == programs.features + programs.partial_sums
+        left = samples if config.reads else programs.features
+        assert programs.zeroed == programs.partial_sums + left
     else:
         assert programs[1:4] == (samples * splits, 0, 0) and programs.features == 0
         assert programs.zeroed == (programs.partial_sums if config.waits else samples)
     assert programs.partial_sums >= (1 if config.tiled else splits) * samples * classes
 
 
-def test_where_the_ways_to_launch_begin():
-    """By measurement; a table, not a rule, is for what is faster on a device."""
+def ways(samples, classes, **head):
+    """The ways to launch a head by rule, by samples and classes."""
+    head = {"channels": 512, "positions": 1, "window_h": 1, "window_w": 49, "layout": "channels_last", **head}
+    found = {}
+    for one, other in itertools.product(samples, classes):
+        config = config_by_rule(shape_of(one, classes=other, **head))
+        found[one, other] = config.features if config.reads else "tiled" if config.tiled else "split"
+    return found
 
-    def config(samples, classes, positions=4):
-        view = HeadView((samples, 512, 7 * positions, 7), (0, 0, 0, 0), positions, 1)
-        return config_by_rule(HeadShape.of(view, classes, pool_max=False, dtype=HALF))
 
-    tiled = {(samples, classes) for samples in (31, 32) for classes in (127, 128) if config(samples, classes).tiled}
-    assert tiled == {(32, 128)}
-    waits = {(samples, classes) for samples in (63, 64) for classes in (100, 127) if config(samples, classes).waits}
-    assert waits == {(63, 100), (63, 127)}
-    view = {samples: HeadView((samples, 512, 1, 49), (0, 0, 0, 0), 1, 1) for samples in (3, 4)}
-    spread = {
-        (samples, classes)
-        for samples in view
-        for classes in (128, 129)
-        if config_by_rule(HeadShape.of(view[samples], classes, pool_max=False, dtype=HALF)).tiled
-    }
-    assert spread == {(3, 129)}
+#: Features that lie in x as they are, of vectors and of maps in rows; and in another order.
+VECTORS = {"channels": 2048, "window_w": 1}
+ROWS = {"channels": 256, "positions": 196, "window_w": 1, "layout": "contiguous"}
+TURNED = {**ROWS, "layout": "channels_last"}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_what_is_not_pooled_is_read_where_it_lies(dtype):
+    """But for a map with channels side by side, which many classes turn once for all of them."""
+    for head in (VECTORS, ROWS):
+        assert set(ways((1, 8, 32, 256), (10, 1000, 20_000), dtype=dtype, **head).values()) == {"in place"}
+    assert set(ways((1, 8, 32, 256), (1000, 20_000), dtype=dtype, **TURNED).values()) == {"packed"}
+    assert "awaited" not in ways((1, 8, 32, 256), (2, 10), dtype=dtype, **TURNED).values()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("head", [VECTORS, ROWS, {"channels": 2048, "layout": "channels_last"}])
+def test_a_large_weight_is_read_once_for_64_samples(head, dtype):
+    for samples in (8, 33, 64):
+        given = {"channels": 512, "positions": 1, "window_h": 1, "window_w": 49, "layout": "contiguous", **head}
+        shape = shape_of(samples, classes=20_000, dtype=dtype, **given)
+        config = config_by_rule(shape)
+        assert config.reads and config.block_n >= samples
+        tiles = config.programs(shape.view, 20_000).tiles
+        assert tiles * config.block_k >= 20_000 and tiles >= 132, "and by all multiprocessors"
+
+
+def test_pooled_heads_of_small_weights_are_split_or_tiled():
+    """Few programs that do all for a sample, until there are many samples and classes."""
+    found = ways((1, 8, 32), (2, 10, 128))
+    assert {found[1, 2], found[1, 10], found[8, 10], found[32, 10]} == {"split"} and found[32, 128] == "tiled"
 
 
 @pytest.mark.parametrize("classes", [10, 1000])
@@ -113,7 +148,8 @@ def test_partial_sums_of_wide_features_stay_few(features, samples, classes):
     """Flattened maps, as VGG's: partial sums take [splits, samples, classes] of memory."""
     view = HeadView((samples, features, 1, 1), (0, 0, 0, 0), 1, 1)
     shape = HeadShape.of(view, classes, pool_max=False, dtype=HALF)
-    assert config_by_rule(shape).programs(view, classes).splits <= 512
+    programs = config_by_rule(shape).programs(view, classes)
+    assert programs.partial_sums <= 512 * samples * next_power_of_2(classes)
 
 
 def test_next_power_of_2():
@@ -144,7 +180,7 @@ def test_programs_of_a_sample_leave_partial_logits(waits):
     found = dataclasses.replace(SPLIT, waits=waits).programs(view_of(5), 33)
     sums = 20 * 5 * 48
     # what is waited for is zeroed, else a counter of each sample
-    assert found == (20, 20 * 5, 0, 0, sums, 0, sums if waits else 5)
+    assert found[:7] == (20, 20 * 5, 0, 0, sums, 0, sums if waits else 5)
     assert (found.splits, found.pools, found.tiles, found.decisions) == (20, 100, 0, 0)
     assert (found.partial_sums, found.features, found.zeroed, found.total) == (sums, 0, sums if waits else 5, 100)
 
@@ -153,10 +189,31 @@ def test_tiles_multiply_what_other_programs_have_pooled():
     """By hand: 17 samples in groups of 16 are 2, 33 classes in tiles of 16 are 3, each of which 4 programs share."""
     found = TILED.programs(view_of(17), 33)
     features, sums = 2 * 17 * 70 * 3, 4 * 17 * 48
-    assert found == (20, 20 * 17, 2 * 3 * 4, 17, sums, features, sums + features)
+    assert found[:7] == (20, 20 * 17, 2 * 3 * 4, 17, sums, features, sums + features)
     assert found.total == 340 + 24 + 17
     exact = TILED.programs(view_of(32, channels=64, grid=(1, 2)), 48)
-    assert exact == (8, 8 * 32, 2 * 3 * 4, 32, 4 * 32 * 48, 2 * 32 * 64 * 2, 4 * 32 * 48 + 2 * 32 * 64 * 2)
+    assert exact[:7] == (8, 8 * 32, 2 * 3 * 4, 32, 4 * 32 * 48, 2 * 32 * 64 * 2, 4 * 32 * 48 + 2 * 32 * 64 * 2)
+
+
+def test_tiles_read_what_lies_in_memory():
+    """By hand: 17 samples in groups of 8 are 3; blocks of 16 of 70 channels are 5, of which each has all positions."""
+    config = dataclasses.replace(TILED, block_n=8, window_parts=1, weight_buffers=2, features="packed")
+    sums, features = 4 * 17 * 48, 17 * 70 * 3
+    assert config.programs(view_of(17), 33)[:7] == (5, 5 * 17, 3 * 3 * 4, 17, sums, features, sums + 17)
+    in_place, vectors = dataclasses.replace(config, features="in place"), HeadView((17, 70, 1, 1), (70, 1, 0, 0), 1, 1)
+    assert in_place.programs(vectors, 33)[:7] == (0, 0, 3 * 3 * 4, 17, sums, 0, sums + 17)
+    # a norm has programs of its own, which leave two numbers of each sample
+    norm = in_place.programs(vectors, 33, HiddenLayers(eps=1e-5))
+    assert norm.tiles == 3 * 3 * 4 + 17 and norm.zeroed == sums + 3 * 17
+
+
+def test_a_last_layer_has_programs_of_its_own():
+    """By hand: 33 hidden features fill 48, 100 classes 112, in tiles of 32 classes by 32 samples 4."""
+    hidden = HiddenLayers(weight=torch.zeros(33, 210))
+    found = dataclasses.replace(TILED, last_rows=32).programs(view_of(17), 100, hidden)
+    assert found.stages == (20 * 17, 2 * 3 * 4, 17, 4, 17) and found.total == sum(found.stages)
+    assert found.last_sums == 17 * (48 + 112)
+    assert found.zeroed == found.last_sums + TILED.programs(view_of(17), 33).zeroed
 
 
 def test_one_program_alone_takes_all_features_and_classes():
@@ -165,7 +222,7 @@ def test_one_program_alone_takes_all_features_and_classes():
     def is_alone(config, samples, classes):
         view = view_of(samples)
         options = {"pool_max": False, "criterion": "max_prob", "hidden": NO_LAYERS}
-        return HeadConstants.of(config, view, classes, **options).alone
+        return HeadConstants.of(config, view, torch.empty(classes, view.shape[1] * view.positions), **options).alone
 
     assert one.splits_of(view_of(5)) == 1 and is_alone(one, 5, 64) and is_alone(one, 1, 9)
     assert not is_alone(one, 5, 65)

@@ -19,6 +19,8 @@ WAITS = {
     "tiles of 16 samples, maps in 4 parts": 3,
     "tiles of 16 samples": 2,
     "tiles of 16 samples, weight in shared memory": 2,
+    "packed": 2,
+    "in place": 1,
 }
 #: Kilobytes of shared memory that a program may have, by compute capability: of A100, B200, RTX 5090 (as of L4 and RTX
 #: 4090; CUDA C++ Programming Guide, technical specifications per compute capability).
@@ -35,7 +37,7 @@ def test_heads_compile_for_gpus_they_were_not_measured_on(capability, tmp_path):
 def test_every_way_to_launch_a_head(tmp_path):
     """Triton may repeat a wait for each layout that its numbers are used in: right, but several times as slow."""
     made = printed("compile_launches.py", tmp_path, "90")
-    assert {name: made[name]["waits"] for name in WAITS} == WAITS and len(made) == len(WAITS) + 2
+    assert {name: made[name]["waits"] for name in WAITS} == WAITS and len(made) == len(WAITS) + 3
     for name, one in made.items():
         assert one["REG"] <= 128 and one["STACK"] <= 64, "or no two programs of 8 warps fit on a multiprocessor"
         assert one["torn warps"] == 0, "a warp is left in pieces"
@@ -44,6 +46,7 @@ def test_every_way_to_launch_a_head(tmp_path):
         assert one["clocks"] == 3 * ("recorded" in name)
     plain, ahead = (made[f"tiles of 16 samples{more}"]["copies"] for more in ("", ", weight in shared memory"))
     assert ahead >= plain + 3, "the weight for two steps before the loop and one in it"
+    assert made["packed"]["copies"] >= 6 and made["in place"]["copies"] >= 3, "and the features, of 49 positions alone"
 
 
 @pytest.mark.skipif(triton.__version__ != "3.6.0", reason="another Triton compiles otherwise")

@@ -6,6 +6,8 @@ import random
 import re
 
 import pytest
+from auxhead.kernels.launch.head_shape import HeadShape
+from auxhead.kernels.launch.launch_config import LaunchConfig
 from auxhead.kernels.launch.launch_rule import config_by_rule
 from auxhead.kernels.launch.tuned_table import (
     MOST_ELEMENTS,
@@ -56,7 +58,31 @@ def changed_table(*keys, to=None, without=False):
 
 
 CONFIG = ("entries", 0, "config")
+#: Maps of which nothing is pooled, with channels side by side; and how vectors of as many features are read.
+TURNED = HeadShape(9, 32, 4, 4, 4, 4, "channels_last", "avg", 10, "float16")
+PACKED = LaunchConfig(8, 16, 8, 1, 128, 16, 1, 16, 1, 1, 4, weight_buffers=2, features="packed")
+IN_PLACE = dataclasses.replace(PACKED, weight_buffers=5, features="in place")
+
+
+def reading(config, shape=TURNED, **changes):
+    """A table of one head that reads features in memory."""
+    return table(entry(shape, config=dataclasses.replace(config, **changes))).as_text()
+
+
 BAD = {
+    "another place of features": (reading(PACKED, features="x"), "features: got 'x', wants one of awaited, packed, in"),
+    "a pool in place": (reading(IN_PLACE, head_shape()), "entry 1: features: got 'in place', wants another one"),
+    "packed ones that are split": (reading(PACKED, block_f=1), "block_f: got 1, wants 16 or more where features"),
+    "packed ones of 4 samples": (reading(PACKED, block_n=4), "entry 1: block_n: got 4, wants 8 or more where"),
+    "packed ones in parts of windows": (reading(PACKED, window_parts=2), "entry 1: window_parts: got 2, wants 1 where"),
+    "packed ones without buffers": (reading(PACKED, weight_buffers=0), "weight_buffers: got 0, wants 2 to 5 where"),
+    "packed ones that are waited for": (reading(PACKED, waits=True), "entry 1: waits: got True, wants false"),
+    "another step in place": (reading(IN_PLACE, block_f=64), "entry 1: block_f: got 64, wants block_c times block_p"),
+    "few channels of a turned map": (reading(IN_PLACE, block_c=4, block_f=32), "entry 1: block_c: got 4, wants 8 or"),
+    "few positions of one": (
+        reading(IN_PLACE, TURNED._replace(dtype="float32"), block_p=2, block_f=32),
+        "entry 1: block_p: got 2, wants 4 or",
+    ),
     "no JSON": ("{", "is not JSON"),
     "a field more": (changed_table("host", to="x"), "table: unknown host, wants"),
     "an earlier format": (changed_table("schema", to="auxhead tuned 1"), "schema: got 'auxhead tuned 1', wants"),
@@ -142,6 +168,25 @@ def test_the_least_and_most_that_a_field_may_be_is_read(changes, tables):
     config = dataclasses.replace(config_by_rule(head_shape()), **changes)
     path = write(tables, table(entry(head_shape(), config=config)))
     assert read_table(path).entries[0].config == config
+
+
+@pytest.mark.parametrize(
+    "config, shape",
+    [
+        (PACKED, TURNED),
+        (PACKED, head_shape()),
+        (IN_PLACE, TURNED),
+        (dataclasses.replace(IN_PLACE, block_c=128, block_p=1), TURNED._replace(layout="contiguous")),
+    ],
+)
+def test_heads_that_read_features_in_memory(config, shape, tables):
+    assert read_table(write(tables, table(entry(shape, config=config)))).entries[0].config == config
+
+
+def test_features_are_awaited_where_a_table_does_not_say(tables):
+    text = changed_table(*CONFIG, "features", without=True)
+    (tables / FILE_NAME).write_text(text)
+    assert read_table(tables / FILE_NAME).entries[0].config == config_by_rule(head_shape())
 
 
 def test_a_file_that_is_not_there_or_that_of_another_device(tables):

@@ -39,6 +39,7 @@ FP32, FP16, BF16 = DTYPES.values()
 #: Launch configurations for 144 channels and 77 classes; programs meet by counters in the first ones.
 GROUPS = LaunchConfig(16, 64, 1, 16, 64, 64, 2, 128, 1, stages=1, num_warps=4)
 SPLIT = LaunchConfig(1, 32, 1, 16, 1, 32, 4, 128, 1, stages=1, num_warps=4)
+PACKED = LaunchConfig(8, 32, 8, 16, 64, 64, 2, 32, 1, 1, 4, weight_buffers=3, features="packed")
 WAYS = {
     "split": SPLIT,
     "split, several steps": replace(SPLIT, block_j=32, block_s=2),
@@ -51,6 +52,16 @@ WAYS = {
     "tiles of 16 samples": GROUPS,
     "tiles, few programs": replace(GROUPS, max_programs=5),
     "weight in shared memory": replace(GROUPS, block_f=32, weight_buffers=3),
+    "packed": PACKED,
+    "packed, few programs": replace(PACKED, max_programs=5),
+}
+#: In place, of vectors, of maps whose channels lie side by side, and of others; what packs turns the former.
+IN_PLACE = replace(PACKED, block_c=8, block_p=16, block_f=128, features="in place")
+UNPOOLED = {
+    "vectors in place": ((17, 144), None, replace(IN_PLACE, block_c=64, block_p=1, block_f=64)),
+    "turned map in place": ((9, 37, 5, 7), "channels_last", IN_PLACE),
+    "map in place": ((9, 37, 5, 7), "padded_rows", replace(IN_PLACE, max_programs=5)),
+    "turned map, packed": ((9, 37, 5, 7), "channels_last", PACKED),
 }
 #: Of maps [3, 37, 5, 7]: layout, dtype, pool and its size; each of them several times.
 MAPS = [
@@ -242,6 +253,11 @@ def cases() -> Iterator[tuple[str, Callable[[], None]]]:
         x = make_input((samples, 144, 5, 7), dtype=FP16, device=DEVICE)
         yield f"operator, {name}", partial(run_head, x, 77, config=config)
         yield f"exit, {name}", partial(run_way, config, samples)
+    for name, (shape, layout, config) in UNPOOLED.items():
+        for dtype in (FP32, BF16):
+            make = partial(make_input, dtype=dtype, device=DEVICE)
+            x = make(shape) if layout is None else MAP_LAYOUTS[layout](make, *shape)
+            yield f"{name}, {dtype}", partial(run_head, x, 77, pool="none", config=config)
     yield "exits, a launch for all", partial(run_exits, 5, 2, 10, (3,), logits=True)
     yield "exits, two and two, published", partial(run_exits, 5, 5, 10, (1, 3), publishes=True)
     yield "exits, a launch each", partial(run_exits, 1, 1, 10, (0, 1, 2, 3), logits=True, dtype=BF16)

@@ -31,6 +31,8 @@ WAYS = {
     "tiles of 16 samples, weight in shared memory": (
         16, 1000, LaunchConfig(16, 64, 1, 16, 64, 64, 2, 1024, 1, 4, 4, weight_buffers=3),
     ),
+    "packed": (16, 1000, LaunchConfig(16, 64, 1, 16, 64, 64, 1, 1024, 1, 1, 8, weight_buffers=3, features="packed")),
+    "in place": (16, 10, LaunchConfig(16, 16, 8, 1, 128, 16, 8, 16, 1, 1, 4, weight_buffers=3, features="in place")),
 }  # fmt: skip
 
 
@@ -43,12 +45,12 @@ def launch_alone(
 ) -> None:
     """Launch a head of zeros, by the rule unless a configuration is given."""
     hidden = HiddenLayers() if hidden is None else hidden
-    width = x.shape[1] if hidden.weight is None else hidden.weight.shape[0]
+    pool = "none" if config and config.in_place else "avg"
+    width = x.shape[1] * (49 if pool == "none" else 1) if hidden.weight is None else hidden.weight.shape[0]
     weight, bias = torch.zeros(classes, width, dtype=x.dtype), torch.zeros(classes, dtype=x.dtype)
-    view = head_view(tuple(x.shape), x.stride(), "avg", (1, 1))
-    rows = hidden.first_weight(weight).shape[0]
+    view = head_view(tuple(x.shape), x.stride(), pool, (1, 1))
     options = {"dtype": x.dtype, "device": x.device, "place": "alone", "hidden": hidden}
-    config = config or choose_config(view, rows, pool_max=False, **options)
+    config = config or choose_config(view, classes, pool_max=False, **options)
     launch_fused_head(
         x, view, weight, bias, 1.0, 0.5, pool_max=False, return_probs=True, config=config, hidden=hidden
     )  # fmt: skip
@@ -85,6 +87,8 @@ def every_way(kernels: list[Any]) -> dict[str, dict[str, int]]:
     ones, first = torch.ones(48, dtype=torch.float16), torch.ones(33, 48, dtype=torch.float16)
     launch_alone(image(1, 48), 10, hidden=HiddenLayers(True, 1e-5, ones, ones, first, None, "gelu"))
     keep("hidden layers")
+    launch_alone(image(8, 64), 1000, hidden=HiddenLayers(weight=torch.ones(128, 64, dtype=torch.float16)))
+    keep("tiles of a last layer")
     with recording():
         linear = HiddenLayers(weight=first, activation="hardswish")
         launch_network(image(1, 48), 10, WAYS["split, the last one waits"][2], linear)

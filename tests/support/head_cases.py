@@ -1,10 +1,16 @@
 """Inputs of a head, its answer in plain torch.nn modules, and the check that fused_head gives that answer."""
 
 import math
+from contextlib import contextmanager
 
+import pytest
 import torch
 import torch.nn.functional as F
 from auxhead.kernels import HeadOutput, fused_head
+from auxhead.kernels.launch.arrival_counters import ArrivalCounters
+from auxhead.kernels.launch.choose_config import overriding
+from auxhead.kernels.launch.head_shape import HeadShape
+from auxhead.kernels.launch.head_view import head_view
 from support.tolerance import assert_as_accurate_as_pytorch
 from torch import Tensor, nn
 
@@ -113,6 +119,14 @@ def check_head(
     return out
 
 
+@contextmanager
+def launched_as(config, x, rows, pool, pool_size=(1, 1), place="alone"):
+    """Let a head with so many rows of the weight be launched as given."""
+    view = head_view(tuple(x.shape), x.stride(), pool, pool_size)
+    with overriding({(HeadShape.of(view, rows, pool_max=pool == "max", dtype=x.dtype), place): config}):
+        yield
+
+
 def assert_same_bits(first: HeadOutput, second: HeadOutput) -> None:
     """Assert that two answers are the same bit for bit; NaN is the same as NaN."""
     for name, one, other in zip(HeadOutput._fields, first, second, strict=True):
@@ -126,3 +140,17 @@ def bits(tensor: Tensor) -> Tensor:
     if not tensor.is_floating_point():
         return tensor
     return tensor.masked_fill(tensor.isnan(), float("nan")).contiguous().view(torch.int32)
+
+
+@contextmanager
+def taken_counters():
+    """What launches take from ``ArrivalCounters`` meanwhile."""
+    taken, take = [], ArrivalCounters.take
+
+    def spy(self, count):
+        taken.append(take(self, count))
+        return taken[-1]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ArrivalCounters, "take", spy)
+        yield taken

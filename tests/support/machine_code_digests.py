@@ -1,4 +1,4 @@
-"""Script: compiles launches of ``max_prob`` heads for compute capability 9.0, prints digests of their code as JSON.
+"""Script: compiles ``max_prob`` heads as the H200's table launches them, prints digests of their code as JSON.
 
 Of PTX without line numbers: what ptxas makes of it is the same whenever it is. A process of its own, since the tests'
 has Triton's interpreter in the kernels' place.
@@ -6,15 +6,18 @@ has Triton's interpreter in the kernels' place.
 
 import hashlib
 import json
+from pathlib import Path
 
 import torch
 import triton
 from auxhead.kernels import ExitBuffers, ExitHead, ExitLaunch
 from auxhead.kernels.fused_head import launch_fused_head
+from auxhead.kernels.launch.choose_config import overriding
 from auxhead.kernels.launch.compile_only import compile_only
 from auxhead.kernels.launch.head_shape import HeadShape
 from auxhead.kernels.launch.head_view import head_view
-from auxhead.kernels.launch.launch_rule import config_by_rule
+from auxhead.kernels.launch.launch_config import LaunchConfig
+from auxhead.kernels.launch.tuned_table import config_from, table_path
 from torch import Tensor
 from triton.backends.nvidia.compiler import CUDABackend
 
@@ -26,6 +29,13 @@ HEADS = (
     (32, 2048, 7, 1000, torch.float16, True),
     (32, 512, 7, 1000, torch.float32, False),
 )
+
+
+def measured(shape: HeadShape, place: str) -> LaunchConfig:
+    """Return the table's configuration, whatever kernel it is of."""
+    rows = json.loads(Path(table_path("NVIDIA H200")).read_text())["entries"]
+    (config,) = [row["config"] for row in rows if HeadShape(**row["shape"]) == shape and row["place"] == place]
+    return config_from(config, shape)
 
 
 def image(samples: int, channels: int, size: int, dtype: torch.dtype) -> Tensor:
@@ -46,21 +56,25 @@ def main() -> dict[str, str]:
     for samples, channels, size, classes, dtype, in_network in HEADS:
         x, one = image(samples, channels, size, dtype), torch.ones(1)
         weight, bias = torch.zeros(classes, channels, dtype=dtype), torch.zeros(classes, dtype=dtype)
+        view = head_view(tuple(x.shape), x.stride(), "avg", (1, 1))
+        shape = HeadShape.of(view, classes, pool_max=False, dtype=dtype)
         if in_network:
             head = ExitHead(weight, bias, one, one, "avg", (1, 1))
             buffers = ExitBuffers.allocate(3, samples, classes, with_probs=True, device=x.device)
             told = torch.zeros(1, dtype=torch.int64)
-            ExitLaunch(buffers, 0, [head, head], open_samples=told, condition=told)([x, x])
+            with overriding({(shape, "network"): measured(shape, "network")}):
+                ExitLaunch(buffers, 0, [head, head], open_samples=told, condition=told)([x, x])
         else:
-            view = head_view(tuple(x.shape), x.stride(), "avg", (1, 1))
-            config = config_by_rule(HeadShape.of(view, classes, pool_max=False, dtype=dtype))
+            config = measured(shape, "alone")
             launch_fused_head(x, view, weight, bias, one, one, pool_max=False, return_probs=True, config=config)
         place = "two of a network" if in_network else "alone"
         keep(f"{place}: {samples} x {channels} x {size} x {size}, {classes} classes, {dtype}")
-    x = image(8, 64, 14, torch.float16)
-    head = ExitHead(torch.zeros(10, 256).half(), None, torch.ones(1), torch.ones(1), "max", (2, 2))
+    x = image(8, 256, 14, torch.float16)
+    head = ExitHead(torch.zeros(10, 256).half(), None, torch.ones(1), torch.ones(1), "avg", (1, 1))
     buffers = ExitBuffers.allocate(2, 8, 10, with_probs=False, device=x.device)
-    ExitLaunch(buffers, 0, [head, None])([x, torch.zeros(8, 10).half()])
+    shape = HeadShape.of(head_view(tuple(x.shape), x.stride(), "avg", (1, 1)), 10, pool_max=False, dtype=x.dtype)
+    with overriding({(shape, "network"): measured(shape, "network")}):
+        ExitLaunch(buffers, 0, [head, None])([x, torch.zeros(8, 10).half()])
     keep("the last head of a network and its classifier")
     return found
 

@@ -11,13 +11,15 @@ from auxhead.autotune.sweep.exclusion import (
     ELEMENTS_PER_THREAD,
     FIELDS,
     GRID,
+    READING,
+    READING_RULES,
     RULES,
     SHARED_BYTES,
     Sizes,
     config_of,
     excluded,
 )
-from auxhead.autotune.sweep.space import _filled, grid, neighbours, spread_out
+from auxhead.autotune.sweep.space import _filled, grid, neighbours, readings, spread_out, way
 from auxhead.kernels import LaunchConfig
 from auxhead.kernels.launch.head_shape import HeadShape
 from auxhead.kernels.launch.launch_rule import config_by_rule
@@ -192,8 +194,9 @@ def test_candidates_are_spread_out():
     found = spread_out(shape, 12)
     assert found == spread_out(shape, 12) and len(set(found)) == 12 and config_by_rule(shape) not in found
     assert found[:5] == spread_out(shape, 5)
-    ways = [{(one.tiled, one.block_n) for one in spread_out(each, 20)} for each in (shape_of(1), shape, shape_of(8))]
-    assert ways == [{(False, 1), (True, 1)}, *2 * [{(False, 1), (True, 1), (True, 16)}]]
+    ways = [{way(one) for one in spread_out(each, 20)} for each in (shape_of(1), shape, VECTORS)]
+    few = {("awaited", False, False), ("awaited", True, False), ("packed", True, True)}
+    assert ways == [few, few | {("awaited", True, True)}, few | {("awaited", True, True), ("in place", True, True)}]
     varied = ("block_c", "block_a", "block_k", "num_warps")
     assert all(len({getattr(config, name) for config in found}) >= 2 for name in varied)
     few = shape_of(1, 1, 1, classes=1)
@@ -204,9 +207,10 @@ def test_candidates_are_spread_out():
 def test_candidates_begin_with_what_is_usual_of_the_other_ways(sizes):
     """However few there are: nothing else leads from one way to multiply to another."""
     shape = shape_of(*sizes)
-    begun = {(one.tiled, one.block_n > 1) for one in (config_by_rule(shape), *spread_out(shape, 2))}
-    allowed = {(one.tiled, one.block_n > 1) for one in grid(shape)}
-    assert begun | {(False, False)} == allowed  # split, a program of the rule's pools too much for a small one
+    begun = {way(one) for one in (config_by_rule(shape), *spread_out(shape, 5))}
+    allowed = {way(one) for one in (*grid(shape), *readings(shape))}
+    # split, a program of the rule's pools too much for a small one
+    assert begun | {("awaited", False, False)} == allowed
 
 
 def test_candidates_of_a_tiled_rule_have_what_is_usual_of_its_own_way():
@@ -225,19 +229,68 @@ def test_candidates_of_few_classes_begin_with_fewer_warps():
         assert not rule.tiled and first == fewer
 
 
+#: Heads that are not pooled: vectors, and maps with channels side by side.
+VECTORS, TURNED = shape_of(32, 2048, 1), HeadShape(9, 256, 14, 14, 14, 14, "channels_last", "avg", 100, "float32")
+
+
+@pytest.mark.parametrize("shape", [VECTORS, TURNED, shape_of(1), shape_of(64, 64, 9, 3, 3, layout="contiguous")])
+def test_what_reads_features_in_memory(shape):
+    found = readings(shape)
+    assert found == readings(shape) and len(found) == len(set(found)) >= 10
+    assert {one.features for one in found} == ({"packed", "in place"} if shape.view.unpooled else {"packed"})
+    changed = set()
+    for config in found[:1] + random.Random(0).sample(found, 9):
+        for one in (config, *neighbours(config, shape)):
+            assert one.features == config.features and excluded(one, shape) is None
+            assert not one.in_place or one.block_f == one.block_c * one.block_p
+            shared = one.weight_buffers * one.block_f * (one.block_n + one.block_k) * shape.element_size
+            assert shared <= SHARED_BYTES
+            changed |= {name for name in READING if getattr(one, name) != getattr(config, name)}
+    assert changed | {"block_a", "stages", "block_n"} == set(READING)
+
+
+PACKED = LaunchConfig(16, 16, 1, 64, 64, 64, 2, 1024, 1, 1, 4, weight_buffers=3, features="packed")
+EXCLUDED = {
+    "groups mostly without samples": {"block_n": 64},
+    "more classes a tile than there are": {"block_k": 2048, "block_n": 8},
+    "more features a step than there are": {"block_f": 1024},
+    "more partial sums than there are steps": {"block_s": 16},
+    "more tiles than a GPU has room for": {"block_k": 16, "block_f": 16, "block_s": 32},
+    "more classes of the softmax than there are": {"block_j": 2048},
+    "a softmax of many steps": {"block_j": 32},
+    "more registers than a thread has": {"num_warps": 1, "block_a": 512},
+    "more channels than there are": {"block_c": 2048, "block_a": 1},
+    "more columns than a window has": {"block_a": 2048, "block_c": 1},
+    "reads ahead of more steps than there are": {"stages": 32},
+    "more shared memory than there is": {"block_k": 256, "block_f": 256, "num_warps": 8, "block_s": 1},
+    "weight_buffers: got 0, wants 2 to 5 where features are packed": {"weight_buffers": 0},
+}
+
+
+def test_reasons_of_what_reads_features_in_memory():
+    shape = shape_of(32, 512, 1024)
+    assert excluded(PACKED, shape) is None and {*READING_RULES} < {*EXCLUDED}
+    for reason, changed in EXCLUDED.items():
+        assert excluded(dataclasses.replace(PACKED, **changed), shape) == reason
+
+
 def test_text_and_what_of_it_differs():
     assert text(BASE) == "n1-c16-p1-a64-f1-k256-s4-j1024-parts1-stages1-warps4"
     capped = dataclasses.replace(BASE, max_registers=64, max_programs=32)
     assert text(capped) == "n1-c16-p1-a64-f1-k256-s4-j1024-parts1-stages1-warps4-registers64-programs32"
+    packed, in_place = (dataclasses.replace(BASE, features=one) for one in ("packed", "in place"))
+    assert text(packed) == f"{text(BASE)}-packed" and changes(in_place, packed) == "in_place"
+    assert changes(dataclasses.replace(BASE, last_rows=64), packed) == "last64 awaited"
     assert changes(BASE, BASE) == "as by rule"
     other = dataclasses.replace(BASE, block_c=32, num_warps=8, max_programs=64)
     assert (changes(other, BASE), changes(BASE, other)) == ("c32 warps8 programs64", "c16 warps4 programs0")
 
 
 def test_every_field_has_neighbours():
-    """From one configuration or another, all are varied but two.
+    """From one configuration or another, all are varied but a few.
 
-    They are how many samples are multiplied together, and the cap of programs, which won none of 480 heads (H200).
+    They are how many samples are multiplied together, the cap of programs, which won none of 480 heads (H200), where
+    features lie, and what is of heads with hidden layers alone.
     """
     changed = set()
     for shape in (shape_of(8), shape_of(32), shape_of(32, 8, 28, 4, 4)):
@@ -247,7 +300,7 @@ def test_every_field_has_neighbours():
     assert (
         {"block_n", *changed}
         == set(FIELDS)
-        == {field.name for field in dataclasses.fields(LaunchConfig)} - {"max_programs"}
+        == {field.name for field in dataclasses.fields(LaunchConfig)} - {"max_programs", "features", "last_rows"}
     )
 
 

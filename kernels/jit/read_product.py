@@ -1,0 +1,200 @@
+"""Product of features that lie in memory: in x itself, of which nothing is pooled, or packed by programs before.
+
+    sum[k, n] = sum_f weight[k, f] * feature[n, f]
+
+A tile has ``block_k`` rows of the weight by ``block_n`` samples, on tensor cores, of float32 in three products of its
+upper and lower halves, as exact as float32. Steps lie in shared memory ahead of the product, the weight is read once.
+"""
+
+import triton
+import triton.language as tl
+
+from .hand_over import INTERPRETED, awaited, seen, send, wait_for_samples
+from .hidden_layers import rectified
+
+#: Features of a sample that are read at a time for their mean.
+STATISTICS_BLOCK = tl.constexpr(4096)
+
+
+@triton.jit
+def read_product(pid_tile, x, weight, norm, arrived, partial, sizes, N, CONFIG: tl.constexpr):
+    """Multiply features of a group of samples with some rows of the weight and leave the sums; see the module."""
+    BLOCK_N: tl.constexpr = CONFIG.block_n
+    BLOCK_K: tl.constexpr = CONFIG.block_k
+    weight, stride_wk, stride_wf = weight
+    groups = tl.cdiv(N, BLOCK_N)  # side by side, so that they find the weight in the cache
+    off_n = pid_tile % groups * BLOCK_N + tl.arange(0, BLOCK_N)
+    off_k = pid_tile // groups // CONFIG.block_s * BLOCK_K + tl.arange(0, BLOCK_K)
+    pid_s = pid_tile // groups % CONFIG.block_s
+    mask_n = off_n < N
+    if CONFIG.packs:
+        wait_for_samples(arrived, off_n, mask_n, CONFIG.splits)
+    steps = step_count(sizes, CONFIG)
+    share = tl.cdiv(steps, CONFIG.block_s)
+    if CONFIG.norms:
+        statistics = arrived + N + off_n
+        mean = awaited(seen(statistics, mask_n), statistics, mask_n)
+        scale = awaited(seen(statistics + N, mask_n), statistics + N, mask_n)
+    row = weight + off_k.to(tl.int64)[:, None] * (stride_wk // CONFIG.unit * CONFIG.unit)
+    tile = tl.zeros((BLOCK_K, BLOCK_N), tl.float32)
+    for step in tl.range(pid_s * share, tl.minimum(pid_s * share + share, steps), num_stages=CONFIG.weight_buffers):
+        off_f, mask_f = step_features(step, sizes, CONFIG)
+        mask = (off_k < CONFIG.rows)[:, None] & mask_f[None, :]
+        left = tl.load(row + (off_f * stride_wf)[None, :], mask=mask, other=0.0)
+        right = feature_block(x, step, off_n, sizes, N, CONFIG)
+        if CONFIG.norms:
+            right = normed_block(right, mean, scale, norm, off_f, mask_f).to(left.dtype)
+        if INTERPRETED:  # it multiplies bfloat16 wrongly
+            tile = tl.dot(left.to(tl.float32), tl.trans(right.to(tl.float32)), tile, input_precision="ieee")
+        else:
+            tile = tl.dot(left, tl.trans(right), tile, input_precision="tf32x3")
+    pointer = partial + (tl.cast(pid_s, tl.int64) * N + off_n)[None, :] * CONFIG.row_width + off_k[:, None]
+    send(pointer, tile, mask_n[None, :] & (off_k < CONFIG.sent)[:, None])
+
+
+@triton.jit
+def step_count(sizes, CONFIG: tl.constexpr):
+    """Return in how many steps the features of a sample are read."""
+    C, _, _, GRID_H, GRID_W, _, _ = sizes
+    if CONFIG.packs or CONFIG.one_window:
+        steps = tl.cdiv(C * (GRID_H * GRID_W), CONFIG.block_f)
+    else:
+        steps = tl.cdiv(C, CONFIG.block_c) * tl.cdiv(GRID_H * GRID_W, CONFIG.block_p)
+    return steps
+
+
+@triton.jit
+def step_blocks(step, sizes, CONFIG: tl.constexpr):
+    """Return the channels [block_c] and positions [block_p] of a step."""
+    _, _, _, GRID_H, GRID_W, _, _ = sizes
+    blocks_p = tl.cdiv(GRID_H * GRID_W, CONFIG.block_p)
+    off_c = step // blocks_p * CONFIG.block_c + tl.arange(0, CONFIG.block_c)
+    off_p = step % blocks_p * CONFIG.block_p + tl.arange(0, CONFIG.block_p)
+    return off_c, off_p
+
+
+@triton.jit
+def position_offsets(off_p, GRID_W, stride_xh, stride_xw):
+    """Return where positions lie in a channel."""
+    return (off_p // GRID_W).to(tl.int64) * stride_xh + (off_p % GRID_W).to(tl.int64) * stride_xw
+
+
+@triton.jit
+def step_features(step, sizes, CONFIG: tl.constexpr):
+    """Return the features [block_f] of a step in the weight's order, int64, and which of them exist."""
+    C, _, _, GRID_H, GRID_W, _, _ = sizes
+    off = tl.arange(0, CONFIG.block_f)
+    if CONFIG.packs or CONFIG.one_window:
+        off_f = step * CONFIG.block_f + off
+        mask_f = off_f < C * (GRID_H * GRID_W) // CONFIG.unit * CONFIG.unit
+    else:
+        blocks_p = tl.cdiv(GRID_H * GRID_W, CONFIG.block_p)
+        off_c = step // blocks_p * CONFIG.block_c + off // CONFIG.block_p
+        off_p = step % blocks_p * CONFIG.block_p + off % CONFIG.block_p
+        off_f = off_c.to(tl.int64) * (GRID_H * GRID_W) + off_p
+        mask_f = (off_c < C) & (off_p < GRID_H * GRID_W)
+    return off_f.to(tl.int64), mask_f
+
+
+@triton.jit
+def feature_block(x, step, off_n, sizes, N, CONFIG: tl.constexpr):
+    """Read the features [block_n, block_f] of a step, those of their ReLU if the head rectifies; 0 where masked."""
+    x, stride_xn, stride_xc, stride_xh, stride_xw = x
+    C, _, _, GRID_H, GRID_W, _, _ = sizes
+    mask_n = off_n < N
+    sample = x + off_n.to(tl.int64) * (stride_xn // CONFIG.unit * CONFIG.unit)
+    if CONFIG.packs or CONFIG.one_window:
+        off_f, mask_f = step_features(step, sizes, CONFIG)
+        pointer = sample[:, None] + (off_f * stride_xc)[None, :]
+        block = tl.load(pointer, mask=mask_n[:, None] & mask_f[None, :], other=0.0)
+    else:
+        off_c, off_p = step_blocks(step, sizes, CONFIG)
+        position = position_offsets(off_p, GRID_W, stride_xh, stride_xw)
+        off_x = off_c.to(tl.int64) * stride_xc
+        mask_p = off_p < GRID_H * GRID_W
+        mask_c = off_c < C
+        if CONFIG.transposes:
+            pointer = sample[:, None, None] + position[None, :, None] + off_x[None, None, :]
+            mask = mask_n[:, None, None] & mask_p[None, :, None] & mask_c[None, None, :]
+            block = tl.permute(tl.load(pointer, mask=mask, other=0.0), (0, 2, 1))
+        else:
+            pointer = sample[:, None, None] + off_x[None, :, None] + position[None, None, :]
+            mask = mask_n[:, None, None] & mask_c[None, :, None] & mask_p[None, None, :]
+            block = tl.load(pointer, mask=mask, other=0.0)
+        BLOCK_N: tl.constexpr = CONFIG.block_n
+        BLOCK_F: tl.constexpr = CONFIG.block_f
+        block = tl.reshape(block, (BLOCK_N, BLOCK_F))
+    if CONFIG.rectifies and not CONFIG.packs:
+        block = rectified(block.to(tl.float32)).to(block.dtype)
+    return block
+
+
+@triton.jit
+def send_statistics(pid_n, x, norm, arrived, sizes, N, CONFIG: tl.constexpr):
+    """Send mean and 1 / standard deviation of a sample's features, as torch.nn.LayerNorm takes them."""
+    off_n = pid_n + tl.arange(0, 1)
+    if CONFIG.packs:
+        wait_for_samples(arrived, off_n, off_n < N, CONFIG.splits)
+    C, _, _, GRID_H, GRID_W, _, _ = sizes
+    F = C * (GRID_H * GRID_W)
+    count = tl.zeros((1,), tl.float32) + F
+    BLOCK: tl.constexpr = STATISTICS_BLOCK
+    acc = tl.zeros((1, BLOCK), tl.float32)
+    for start in range(0, F, BLOCK):
+        acc += sample_block(x, off_n, start + tl.arange(0, BLOCK), sizes, CONFIG)
+    mean = tl.div_rn(tl.sum(acc, axis=1), count)
+    acc = tl.zeros((1, BLOCK), tl.float32)
+    for start in range(0, F, BLOCK):  # of distances from the mean: squares of large numbers would cancel
+        off_e = start + tl.arange(0, BLOCK)
+        value = sample_block(x, off_n, off_e, sizes, CONFIG) - mean[:, None]
+        acc += tl.where((off_e < F)[None, :], value * value, 0.0)
+    variance = tl.div_rn(tl.sum(acc, axis=1), count)
+    pointer = arrived + N + off_n
+    send(pointer, mean, off_n < N)
+    send(pointer + N, tl.div_rn(1.0, tl.sqrt_rn(variance + norm[2])), off_n < N)
+
+
+@triton.jit
+def sample_block(x, off_n, off_e, sizes, CONFIG: tl.constexpr):
+    """Read features [1, BLOCK] of a sample, float32, in an order of their own: as channels lie side by side."""
+    x, stride_xn, stride_xc, stride_xh, stride_xw = x
+    C, _, _, GRID_H, GRID_W, _, _ = sizes
+    pointer = x + off_n.to(tl.int64)[:, None] * stride_xn
+    if CONFIG.packs or CONFIG.one_window:
+        pointer += (off_e.to(tl.int64) * stride_xc)[None, :]
+    else:
+        offset = position_offsets(off_e // C, GRID_W, stride_xh, stride_xw) + (off_e % C).to(tl.int64) * stride_xc
+        pointer += offset[None, :]
+    block = tl.load(pointer, mask=(off_e < C * (GRID_H * GRID_W))[None, :], other=0.0).to(tl.float32)
+    if CONFIG.rectifies and not CONFIG.packs:
+        block = rectified(block)
+    return block
+
+
+@triton.jit
+def normed_block(block, mean, scale, norm, off_f, mask_f):
+    """Return features [block_n, block_f] normalised, float32, with the norm's weight and bias, where it has them."""
+    weight, stride_nw = norm[0]
+    bias, stride_nb = norm[1]
+    block = (block.to(tl.float32) - mean[:, None]) * scale[:, None]
+    if weight is not None:
+        block *= tl.load(weight + off_f * stride_nw, mask=mask_f, other=0.0).to(tl.float32)[None, :]
+    if bias is not None:
+        block += tl.load(bias + off_f * stride_nb, mask=mask_f, other=0.0).to(tl.float32)[None, :]
+    return tl.where(mask_f[None, :], block, 0.0)
+
+
+@triton.jit
+def put_in_order(x, pid_n, step, row, sizes, CONFIG: tl.constexpr):
+    """Store a block of a sample's features, which have channels side by side in x, in the weight's order."""
+    x, stride_xn, stride_xc, stride_xh, stride_xw = x
+    C, _, _, GRID_H, GRID_W, _, _ = sizes
+    off_c, off_p = step_blocks(step, sizes, CONFIG)
+    position = position_offsets(off_p, GRID_W, stride_xh, stride_xw)
+    pointer = x + tl.cast(pid_n, tl.int64) * stride_xn + position[:, None] + (off_c.to(tl.int64) * stride_xc)[None, :]
+    mask = (off_p < GRID_H * GRID_W)[:, None] & (off_c < C)[None, :]
+    block = tl.trans(tl.load(pointer, mask=mask, other=0.0))
+    if CONFIG.rectifies:
+        block = rectified(block.to(tl.float32)).to(block.dtype)
+    pointer = row + (off_c.to(tl.int64) * (GRID_H * GRID_W))[:, None] + off_p[None, :]
+    tl.store(pointer, block, mask=tl.trans(mask))

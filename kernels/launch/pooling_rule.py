@@ -1,0 +1,106 @@
+"""The rule of programs that pool: blocks of channels, of positions and of a window's elements."""
+
+from typing import NamedTuple
+
+from .head_shape import HeadShape
+from .launch_config import LaunchConfig, next_power_of_2
+
+#: Classes up to which a head counts as one of few classes.
+FEW_CLASSES = 128
+
+
+def pooling(shape: HeadShape, *, only_pools: bool) -> LaunchConfig:
+    """Choose how programs pool, and the softmax's block; the fields of the product are left at 1."""
+    view, samples, channels = shape.view, shape.samples, shape.channels
+    positions, window_w = view.positions, view.window_w
+    columns, features = view.window_h * window_w, channels * positions
+    # wide blocks of channels read whole lines of memory, but leave fewer programs, each with more of the weight
+    block_f = 16
+    least = 64 if only_pools else 256
+    while block_f < 64 and (only_pools or columns <= 1024) and samples * features >= least * block_f:
+        block_f *= 2
+    while block_f < 512 and features >= 512 * block_f:
+        block_f *= 2
+    block_p = min(next_power_of_2(positions), block_f)
+    block_c = min(block_f // block_p, next_power_of_2(channels))
+    pool = _Pool(
+        block_c,
+        max(8192 // (block_c * block_p), 1),
+        num_warps=4 if only_pools and columns <= 256 else 8,
+        stages=1,
+        enough=64 if not only_pools else 128 if samples < 16 else 256,
+    )
+    if positions == 1 and window_w >= 16 and block_f <= 64:
+        pool = _global_pool(samples, channels, window_w, shape.classes, shape.element_size) or pool
+    if positions > 1:
+        window_w = columns  # its elements lie in one row for the kernel
+        pool, block_p = _windows(shape, columns, pool.enough, only_pools)
+    block_c = min(pool.block_c, next_power_of_2(channels))
+    block_a = min(pool.block_a, next_power_of_2(window_w))
+    # Programs enough to read a large map through many SMs at once, each with more than one step.
+    window_parts = 1
+    programs = -(-channels // block_c) * -(-positions // block_p) * samples
+    while (
+        shape.pool != "max"
+        and programs * window_parts < pool.enough
+        and window_w >= 2 * window_parts * block_a
+        and window_parts < 64
+    ):
+        window_parts *= 2
+    return LaunchConfig(
+        1, block_c, block_p, block_a, 1, 1, 1, softmax_block(shape), window_parts, pool.stages, pool.num_warps
+    )
+
+
+def _windows(shape: HeadShape, columns: int, enough: int, only_pools: bool) -> "tuple[_Pool, int]":
+    """Choose how windows of so many elements are pooled, and how many a program has of each channel."""
+    features = shape.samples * shape.channels * shape.view.positions
+    if shape.layout == "channels_last":  # half lines at least, whole ones where programs are enough
+        block_a, block_p = min(next_power_of_2(columns), 16), min(next_power_of_2(shape.view.positions), 4)
+        block_c = 16 if features < 8192 else 64 // shape.element_size
+        while block_c * block_p * block_a < 8192 and features >= 512 * block_c * block_p:
+            block_c *= 2
+    else:
+        block_a, block_p = min(next_power_of_2(columns), 64), min(next_power_of_2(shape.view.positions), 16)
+        block_c = max(4096 // (block_p * block_a), 1)
+    return _Pool(block_c, block_a, num_warps=4 if only_pools else 8, stages=1, enough=enough), block_p
+
+
+class _Pool(NamedTuple):
+    """Choices of the programs that pool: fields of a LaunchConfig, and how many programs are enough."""
+
+    block_c: int
+    block_a: int  # at most
+    num_warps: int
+    stages: int
+    enough: int  # programs; windows are divided where there are fewer
+
+
+def _global_pool(samples: int, channels: int, window_w: int, classes: int, element_size: int) -> _Pool | None:
+    """Choose how maps are pooled to one position a channel: what was best, or near it, beside the trunk of ResNet-18.
+
+    Small programs find room between convolutions; of many samples, one program each meets no others. None: as others.
+    """
+    line = 128 // element_size  # channels that a line of memory holds
+    if classes > FEW_CLASSES:
+        if samples >= 32:
+            if samples < 64:
+                return _Pool(line, 64, 8, 1, 128)
+            return _Pool(line, 64, 4, 4, 256) if window_w > 64 else _Pool(512, 16, 4, 1, 0)
+        return _Pool(64, 128, 8, 1, 16) if 4 <= samples < 16 and window_w > 64 else None
+    if samples >= 64 and classes <= 16 and 128 <= channels <= 512 and window_w <= 1024:
+        return _Pool(512, 64 if channels <= 128 else 32 if channels <= 256 else 8, 4, 4, 0)
+    if samples >= 16:
+        return _Pool(line, 64, 4, 4, 256)
+    if window_w > 1024:
+        return _Pool(16, 512, 8, 1, 128)
+    if window_w > 256:
+        return _Pool(16, 128, 4, 4, 0)
+    if window_w > 64:
+        return _Pool(16, 64, 8, 1, 0)
+    return _Pool(64, 16, 4, 4, 0) if samples < 4 else _Pool(32, 16, 8, 1, 0)
+
+
+def softmax_block(shape: HeadShape) -> int:
+    """Return the classes of a step of the softmax."""
+    return min(next_power_of_2(shape.classes), 1024)
