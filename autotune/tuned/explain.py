@@ -48,7 +48,7 @@ class Explanation(NamedTuple):
         else:
             lines.append(f"  used: its own entry, {self.entry.margin:.1%} less time than the rule's configuration")
         fields = " ".join(f"{name}={value}" for name, value in vars(self.config).items())
-        return [*lines, f"  {fields}"]
+        return [*lines, f"  way: {self.config.way}", f"  {fields}"]
 
 
 def explain(device_name: str, shape: HeadShape, place: str, capability: str | None = None) -> Explanation:

@@ -120,6 +120,11 @@ class LaunchConfig:
         return self.features != "awaited"
 
     @property
+    def way(self) -> str:
+        """Which of the ways of ``jit/head.py``: "split", "tiled" or "read", and of the last where features lie."""
+        return f"read, {self.features}" if self.reads else "tiled" if self.tiled else "split"
+
+    @property
     def packs(self) -> bool:
         """True if features are ``packed``."""
         return self.features == "packed"

@@ -123,10 +123,11 @@ def test_the_command(tuned):
     assert done.exit_code == 0, done.output
     lines = done.output.splitlines()
     assert lines[0] == f"batch 8, 64x1x3136, avg, 100 classes, float16, channels_last, network, on {DEVICE}"
-    assert lines[3].startswith("batch 8, 128x1x784, avg, 100 classes") and "num_warps=2" in lines[2]
-    assert [line.split(",")[0].strip() for line in lines[1::3]] == 2 * ["used: its own entry"]
+    assert lines[4].startswith("batch 8, 128x1x784, avg, 100 classes") and "num_warps=2" in lines[3]
+    assert [line.split(",")[0].strip() for line in lines[1::4]] == 2 * ["used: its own entry"]
+    assert lines[2].strip() in ("way: split", "way: tiled")
     by_file = explained("64x56x56", "--batch", 8, "--classes", 100, "--device", FILE_NAME.removesuffix(".json"))
-    assert by_file.output.splitlines() == lines[:3]
+    assert by_file.output.splitlines() == lines[:4]
 
 
 INPUTS = [
