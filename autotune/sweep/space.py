@@ -1,7 +1,8 @@
 """The search space: launch configurations of one head that are worth trying, and the neighbours of each.
 
-A grid over the fields that matter most, the others following from them; and from any configuration the ones a step
-away, along every field. ``exclusion`` says what is left out, and why.
+A grid over the fields that matter most, the others following from them, and one of its own where features lie in memory
+before they are multiplied; and from any configuration the ones a step away, along every field. ``exclusion`` says what
+is left out, and why.
 """
 
 import dataclasses

@@ -269,6 +269,7 @@ def cases() -> Iterator[tuple[str, Callable[[], None]]]:
     yield "hidden layer, several steps of classes", partial(run_hidden, 2, 37, 1000, 1030, FP32, norms=False)
     yield "norm", partial(run_hidden, 3, 37, None, 10, FP32, norms=True)
     yield "norm and hidden layer", partial(run_hidden, 3, 144, 65, 77, FP16, norms=True)
+    yield "norm of packed features", partial(run_hidden, 9, 4096, 64, 10, FP16, norms=True)
     yield "residency", run_recorded
     yield "compaction, odd rows", partial(run_compaction, (7, 3, 5), FP32, 3)
     yield "compaction, bytes", partial(run_compaction, (1,), torch.uint8, None)
