@@ -8,13 +8,13 @@ or from ``ExitLaunch`` one answer per sample, merged over the exits of a network
     reference/     the same in plain PyTorch, and what they mean: criteria, hidden layers, merge (what an answer is)
     launch/        checked arguments, the sizes that decide, the chosen LaunchConfig (an override, else a tuned table,
                    else the rule), memory of programs, residency (where and when they run), compile_only
-    noted          a launch that was made, by CUDA's driver again; repeat: of a head, and of a network's exits
+    noted          remembers a launch and makes it again by CUDA's driver; repeat: of a head, or of a network's exits
     cuda/          CUDA's runtime, and lifetimes of what it gives
-    fused_head     one head, one launch: the operator; head_backward has its gradients
+    fused_head     one head, one launch: the operator; head_output is its answer, head_backward has its gradients
     exits          the heads of a network in one launch, answers merged on the device and packed
     compaction     open samples move into a smaller batch
     max_pool       max-pooling of channels_last maps
-    followed       whether somebody follows what operations do
+    followed       tells whether a tracer, a transform or a mode sees every operation, not the answer alone
 
 To add a criterion: a row with its definition in reference/criteria.py, the same in jit/criteria.py, a case in
 tests/kernels/test_criteria.py. It changes kernel_hash, but not what is compiled for heads without it, which

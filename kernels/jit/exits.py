@@ -16,7 +16,7 @@ from .residency import clock, record_turn
 
 @triton.jit
 def exit_kernel(
-    places,  # of each: HeadArguments, or logits with strides and rule; and its first programs
+    places,  # of each: HeadArguments, or logits with strides and rule; and the first program of each of its stages
     output,  # of the places: probabilities [PLACES, N, K] or None; label, confidence, exits [PLACES, N]
     answer,  # the network's: probabilities [N, K] or None; label, confidence, exit [N]
     valid,  # [1] int32: the first samples of the batch, which are no padding

@@ -28,6 +28,11 @@ In each one program then decides about a sample: softmax, class, confidence, exi
 multiplies the last one, or, of a large last layer, sends hidden features to programs that have some of its rows each,
 and others decide. Before the product of features that are read, programs send the statistics of a norm.
 
+Numbers are sent in memory that is 0 before the launch and after it: partial sums, but where the last to arrive adds
+them up; features if tiled; a norm's statistics; hidden features and logits of a last layer with programs of its own.
+Whoever adds a sample's sums up puts 0 in their place, and then in that of what those who sent them have read. Counters
+of arrivals are 0 before and after, too: of a sample's programs that have multiplied, if split, or packed.
+
 Sums are float32 and their order is fixed, so that results repeat bit for bit. Prefixes: ``pid_``
 program, ``off_`` index along a dimension, ``mask_`` True for indices that exist, ``acc_`` float32 accumulator. CONFIG
 is the head's ``HeadConstants``; the arguments that are tuples are described at ``HeadArguments``, in launch/memory.py.
@@ -68,7 +73,7 @@ def head_program(pid, head, output, N, CONFIG: tl.constexpr):
 
 @triton.jit
 def first_programs(N, CONFIG: tl.constexpr):
-    """Count the programs that come before those of the last layer."""
+    """Count the programs of the layer that reads the features: all, or those before the last layer's own."""
     count = N * CONFIG.splits
     if CONFIG.tiled:
         count += tile_programs(N, CONFIG) + N
@@ -86,7 +91,7 @@ def tile_programs(N, CONFIG: tl.constexpr):
 
 @triton.jit
 def first_program(pid, head, output, N, CONFIG: tl.constexpr):
-    """Do the work of a program; returns whether it had a sample's logits or hidden features, and which sample's."""
+    """Do the work of a program of the layer that reads the features; returns whether it had a sample's sums, which."""
     x, weight, bias, rule, workspace, sizes, norm, last = head
     features, partial, arrived = workspace
     rule = read_rule(rule)  # before anything waits
@@ -266,7 +271,7 @@ def pack(pid_n, pid_split, x, features, arrived, sizes, F, CONFIG: tl.constexpr)
 
 @triton.jit
 def clear_features(features, pid_n, sizes, N, CONFIG: tl.constexpr):
-    """Set the features of a sample back to 0."""
+    """Set the features of a sample, which all tiles have taken, back to 0."""
     C, _, _, GRID_H, GRID_W, _, _ = sizes
     F = C * (GRID_H * GRID_W)
     BLOCK_F: tl.constexpr = CONFIG.block_f

@@ -18,7 +18,7 @@ STATISTICS_BLOCK = tl.constexpr(4096)
 
 @triton.jit
 def read_product(pid_tile, x, weight, norm, arrived, partial, sizes, N, CONFIG: tl.constexpr):
-    """Multiply features of a group of samples with some rows of the weight and leave the sums; see the module."""
+    """Multiply features of a group of samples, in ``x`` or packed, with some rows of the weight and send the sums."""
     BLOCK_N: tl.constexpr = CONFIG.block_n
     BLOCK_K: tl.constexpr = CONFIG.block_k
     weight, stride_wk, stride_wf = weight
@@ -35,6 +35,7 @@ def read_product(pid_tile, x, weight, norm, arrived, partial, sizes, N, CONFIG: 
         statistics = arrived + N + off_n
         mean = awaited(seen(statistics, mask_n), statistics, mask_n)
         scale = awaited(seen(statistics + N, mask_n), statistics + N, mask_n)
+    # the stride as it is, so written that Triton knows what it is a multiple of, and reads in vectors
     row = weight + off_k.to(tl.int64)[:, None] * (stride_wk // CONFIG.unit * CONFIG.unit)
     tile = tl.zeros((BLOCK_K, BLOCK_N), tl.float32)
     for step in tl.range(pid_s * share, tl.minimum(pid_s * share + share, steps), num_stages=CONFIG.weight_buffers):

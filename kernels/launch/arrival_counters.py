@@ -1,4 +1,4 @@
-"""ArrivalCounters: zeroed device memory by which the programs of a launch count and find each other.
+"""ArrivalCounters: a launch's zeroed device memory, for its programs' counters and the numbers that they send.
 
 It is zero before a launch and set back to zero by the launch's programs, so that no launch needs a second one to clear
 it. Two launches that may run at the same time never share any: launches on one stream share, because they run one after

@@ -54,8 +54,9 @@ def choose_config(
 def _fitted(
     config: LaunchConfig, view: HeadView, classes: int, pool_max: bool, dtype: torch.dtype, hidden: HiddenLayers
 ) -> LaunchConfig:
-    """Return a configuration whose programs have all of a sample's features for a norm, all hidden ones to decide.
+    """Fit a configuration, chosen from the first linear layer alone, to the norm and the hidden layer of a head.
 
+    A norm wants tiles of one sample or features in memory, and a program that decides has all hidden features at once.
     A large last layer gets programs of its own.
     """
     rows = hidden.rows(classes)

@@ -23,7 +23,7 @@ class HeadConstants(LaunchConfig):
     splits: int
     """Programs that pool one sample."""
     one_window: bool
-    """A channel has one window, and a program one position of it."""
+    """A channel has one window, or element, and so one feature."""
     channels_last: bool
     """Channels lie side by side in x."""
     transposes: bool
@@ -39,7 +39,7 @@ class HeadConstants(LaunchConfig):
     """Of the hidden layer; ``NO_ACTIVATION`` if there is none."""
     rectifies: bool
     norms: bool
-    """There is a norm, which wants a head that is tiled, one sample at a time."""
+    """There is a norm, which wants tiles of one sample, or features that are read."""
     last_n: int
     """Samples that a program multiplies with rows of the last layer; 0 if those that decide do."""
     last_unit: int

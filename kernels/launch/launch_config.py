@@ -13,7 +13,7 @@ class Programs(NamedTuple):
     splits: int
     """Programs that pool one sample."""
     pools: int
-    """Programs that pool, over all samples; if split, they do the rest, too."""
+    """Programs that pool, over all samples, or pack; if split, they do the rest, too."""
     tiles: int
     """Programs that multiply, with those that send a norm's statistics before them; 0 if split."""
     decisions: int
@@ -21,7 +21,7 @@ class Programs(NamedTuple):
     partial_sums: int
     """Logits, or parts of them, that programs leave for those that decide."""
     features: int
-    """Pooled features that programs leave for those that multiply; 0 if split."""
+    """Pooled features that programs leave for those that multiply; 0 if split or in place."""
     zeroed: int
     """Elements of int32 memory that a launch needs to be 0, and sets back to 0."""
     last_tiles: int = 0
@@ -65,32 +65,34 @@ def most_registers(num_warps: int) -> int:
 
 @dataclass(frozen=True)
 class LaunchConfig:
-    """Launch choices of one fused head: how its work is cut into programs; see ``jit/head.py`` for the two ways.
+    """Launch choices of one fused head: how its work is cut into programs; see ``jit/head.py`` for the three ways.
 
     A program pools ``block_c * block_p`` features of a sample, or a part of their windows. Split (``block_f`` is 1), it
-    multiplies them with their columns of the weight, all classes; tiled, other programs multiply the features of
-    ``block_n`` samples with ``block_k`` rows of the weight. Every block is a power of two, and so are ``window_parts``.
+    multiplies them with their columns of the weight, all classes. Else other programs multiply the features of
+    ``block_n`` samples with ``block_k`` rows of the weight, a tile: the fields call both that ways tiled, features that
+    are awaited and features that lie in memory. Every block is a power of two, and so are ``window_parts``.
     """
 
     block_n: int
-    """Tiled: samples multiplied together, 1, or 16 or more (on tensor cores); split: 1."""
+    """Tiled: samples multiplied together, 1, or on tensor cores 16 or more (of features in memory 8); split: 1."""
     block_c: int
-    """Channels of a pooling program."""
+    """Channels of a pooling program; see ``features`` for those in place."""
     block_p: int
-    """Pooled positions of each channel of a pooling program."""
+    """Pooled positions of each channel of a pooling program, or, if it packs, of each of its steps."""
     block_a: int
-    """Elements of a window's row read in one step."""
+    """Elements of a window read in one step: of one of its rows if each channel is one window."""
     block_f: int
     """Tiled: features of the product in one step, 16 or more; split: 1."""
     block_k: int
     """Split: classes of the product in one step; tiled: classes of a tile, 16 or more."""
     block_s: int
-    """Partial sums read in one step by the last program; tiled, these are all, and so many programs share the features
-    of a tile."""
+    """Split: partial sums that the program that decides reads in one step. Tiled: programs that share the features of a
+    tile, and so partial sums in all, mostly read in one step (``HeadConstants.parts_at_once``)."""
     block_j: int
     """Classes in one step of the last program's softmax."""
     window_parts: int
-    """Programs that share the columns of a window; more than 1 only for an average, which adds up."""
+    """Programs that share the elements of a window, of one that is a channel its columns; 1 but for an average, which
+    adds up."""
     stages: int
     """Steps of a window whose elements are read at the same time."""
     num_warps: int
@@ -121,7 +123,7 @@ class LaunchConfig:
 
     @property
     def way(self) -> str:
-        """Which of the ways of ``jit/head.py``: "split", "tiled" or "read", and of the last where features lie."""
+        """The way of ``jit/head.py``, in words: "split", "tiled", "read, packed" or "read, in place"."""
         return f"read, {self.features}" if self.reads else "tiled" if self.tiled else "split"
 
     @property
@@ -141,7 +143,7 @@ class LaunchConfig:
 
     @property
     def tiled(self) -> bool:
-        """True if other programs multiply than those that pool."""
+        """True if other programs multiply than those that pool: in the ways tiled and read."""
         return self.block_f > 1
 
     @property
@@ -173,7 +175,7 @@ class LaunchConfig:
         return found._replace(zeroed=sums + found.zeroed, last_tiles=tiles, last_decisions=samples, last_sums=sums)
 
     def _first_programs(self, view: HeadView, rows: int, norms: bool) -> Programs:
-        """Count those up to the sums of a layer of so many rows, which reads the features."""
+        """Count those up to the sums of the layer that reads the features, which has so many rows."""
         samples, channels = view.shape[:2]
         row = padded_row(rows)
         splits = self.splits_of(view)

@@ -12,7 +12,7 @@ _LARGE_WEIGHT = 2 << 20
 _FEW_FEATURES, _FEW_PRODUCTS = 512, 16384
 #: Classes up to which blocks of a channels-last map are turned where they are read, for each tile of classes again.
 _FEW_TURNED = 64
-#: Programs that fill a GPU.
+#: Programs that fill a GPU: an H100 or H200 has so many SMs.
 _PROGRAMS = 132
 #: Bytes of a step of the product, and of all steps that lie in shared memory: as much as small GPUs have.
 _STEP_BYTES, _SHARED_BYTES = 24 << 10, 98 << 10

@@ -15,12 +15,12 @@ class Workspace(NamedTuple):
     """Memory of one head in one launch, one-dimensional; what is int32 is 0 before and after."""
 
     features: Tensor | None
-    """If tiled [window_parts, N, C * grid_h * grid_w] pooled features, int32, packed ones x's dtype; else None."""
+    """[window_parts, N, C * grid_h * grid_w] pooled features: int32 if tiled, x's dtype if packed; else None."""
     partial: Tensor
     """[parts, N, row_width] sums: int32 where programs wait for them (``LaunchConfig.hands_over``), else float32."""
     arrived: Tensor | None
-    """[N] int32, programs of each sample that have pooled; None where numbers are waited for instead. Where features
-    are read, [2, N] statistics of a norm behind."""
+    """[N] int32, programs of each sample that are done with their part of it; None where numbers are waited for
+    instead. Where features are read, [2, N] behind it: mean and scale of each sample, of a norm."""
 
     @classmethod
     def of(cls, config: LaunchConfig, programs: Programs, zeros: Tensor, dtype: torch.dtype) -> "Workspace":
