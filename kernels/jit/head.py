@@ -116,7 +116,7 @@ def first_program(pid, head, output, N, CONFIG: tl.constexpr):
                 CONFIG.criterion, CONFIG.hands_over, CONFIG.parts_at_once, CONFIG.block_j,
             )  # fmt: skip
         elif CONFIG.last_n > 0:
-            send_hidden(product, sums, bias, last, off_n, pid_n, N, CONFIG)
+            send_hidden(product, sums, bias, last, off_n, N, CONFIG)
         else:
             decide_by_hidden(product, sums, bias, rule, last, output, off_n, pid_n, N, CONFIG)
         if CONFIG.reads:  # all tiles have taken the features, since their products are here
@@ -189,14 +189,14 @@ def tiled_program(pid, x, weight, workspace, sizes, norm, N, CONFIG: tl.constexp
     positions = GRID_H * GRID_W
     F = C * positions
     first_tile = N * CONFIG.splits
-    first_decision = first_tile + tl.cdiv(N, CONFIG.block_n) * CONFIG.tiles
+    first_decision = first_tile + tile_programs(N, CONFIG)
     pools = pid < first_tile
     decides = pid >= first_decision
     pid_n = 0
     if pools:
         pid_n = pid // CONFIG.splits
         block = pooled_block(pid % CONFIG.splits, sizes, CONFIG)
-        pid_part, part_w, off_c, off_p, mask_f = block
+        pid_part, _, off_c, off_p, mask_f = block
         pooled = pooled_features(x, pid_n, block, sizes, CONFIG)
         feature = (tl.cast(pid_part, tl.int64) * N + pid_n) * F + off_c.to(tl.int64) * positions + off_p
         send(features + feature, pooled, mask_f)

@@ -51,8 +51,8 @@ def hidden_row(last, off_n, N, CONFIG: tl.constexpr):
 
 
 @triton.jit
-def send_hidden(product, sums, bias, last, off_n, pid_n, N, CONFIG: tl.constexpr):
-    """Send hidden features of sample ``pid_n``, sums as ``decide_by_hidden`` takes them, to the tiles."""
+def send_hidden(product, sums, bias, last, off_n, N, CONFIG: tl.constexpr):
+    """Send hidden features of a sample, sums as ``decide_by_hidden`` takes them, to the tiles."""
     off_h = tl.arange(0, CONFIG.block_j)
     hidden = logits_block(product, sums, bias, off_n, off_h, N, CONFIG.rows, CONFIG.hands_over, CONFIG.parts_at_once)
     pointer = hidden_row(last, off_n, N, CONFIG)[:, None] + off_h[None, :]

@@ -56,7 +56,7 @@ class HeadShape(NamedTuple):
     @property
     def view(self) -> HeadView:
         """A view of this shape: in memory without gaps, or with every second element if ``layout`` is "strided"."""
-        samples, channels, height, width = shape = self[:4]
+        _, channels, height, width = shape = self[:4]
         if self.layout == "channels_last":
             strides = (channels * height * width, 1, width * channels, channels)
         else:
