@@ -32,12 +32,12 @@ def heads(
     classes: Classes = None,
     placement: Placements = None,
     heads: HeadKinds = None,
-    random: Annotated[int | None, typer.Option(min=1, help="Heads drawn at random, of no network: so many.")] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Of the random heads; the first ones of a seed stay.")] = 0,
+    random: Annotated[int | None, typer.Option(min=1, help="Measure so many random heads, of no network.")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of random heads: the first are the same, however many.")] = 0,
     compiled_sample: Annotated[
         int, typer.Option(min=0, help="One in so many random heads also through torch.compile; 0: none.")
     ] = COMPILED_EVERY,
-    out: Annotated[Path | None, out_option("heads")] = None,
+    out: Annotated[Path | None, out_option("heads", "random-heads")] = None,
 ) -> None:
     """Measure a network's heads, or random ones, alone: fused, in plain PyTorch, and by torch.compile's max-autotune.
 

@@ -147,9 +147,16 @@ def _worst(heads: list[Measured]) -> RecordTable:
     return RecordTable(f"The {len(rows)} random heads that gain least", _WORST, 4, rows, [])
 
 
+def _way(block_f: int, features: str) -> str:
+    """Name the way of a configuration as ``LaunchConfig.way`` does."""
+    if features == "awaited":
+        return "tiled" if block_f > 1 else "split"
+    return f"read, {features}"
+
+
 def _row_of_worst(measured: Measured) -> tuple[str, ...]:
     cell, config = _cell(measured), measured["fused"].protocol["config"]
-    way = config.get("features", "tiled") if config["block_f"] > 1 else "split"
+    way = _way(config["block_f"], config.get("features", "awaited"))
     us = (_us(measured, variant) for variant in ("fused", "bytes", "eager"))
     ratios = (_ratio(measured, peer) for peer in ("eager", "compiled"))
     return f"{cell['number']}", cell["kind"], head_in_words(cell), way, *us, *ratios

@@ -29,9 +29,10 @@ HeadKinds = Annotated[
 ]
 
 
-def out_option(kind: str) -> Any:
-    """Return the option for the file that records of a kind are appended to."""
-    return typer.Option(help="Records are appended here.", show_default=f"autotune-records/{kind}-DEVICE.jsonl")
+def out_option(*kinds: str) -> Any:
+    """Return the option for the file that records, each time of one of these kinds, are appended to."""
+    files = " or ".join(f"autotune-records/{kind}-DEVICE.jsonl" for kind in kinds)
+    return typer.Option(help="Records are appended here.", show_default=files)
 
 
 #: Values of the options that choose networks where none is given.

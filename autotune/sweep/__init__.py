@@ -1,4 +1,4 @@
-"""``auxhead-tune sweep``: searches launch configurations of heads, alone and, of a network's, in the captured network.
+"""``auxhead-tune sweep``: searches launch configurations of heads, a network's alone and in situ, the broad ones alone.
 
 In: a network, or the ``broad`` set of heads. Out: a record of every configuration measured, and tables of the winners.
 

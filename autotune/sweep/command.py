@@ -11,12 +11,12 @@ from ..measuring.failures import resumable
 from ..measuring.options import MODEL_HELP, Batches, Classes, Dtypes, NetworkChoice, Placements, out_option, values_of
 from ..records.record import BadRecord, check_out
 
-#: The name, in place of a network's, of heads that belong to none.
-BROAD = "broad"
+#: The name, in place of a network's, of the broad set: heads that belong to none.
+_BROAD = "broad"
 
 
 def sweep(
-    model: Annotated[str, typer.Argument(help=f"{MODEL_HELP} Or {BROAD}: heads of no network.", show_default=False)],
+    model: Annotated[str, typer.Argument(help=f"{MODEL_HELP} Or {_BROAD}: heads of no network.", show_default=False)],
     batch: Batches = None,
     dtype: Dtypes = None,
     classes: Classes = None,
@@ -26,7 +26,7 @@ def sweep(
     ] = False,
     out: Annotated[Path | None, out_option("sweep")] = None,
 ) -> None:
-    """Tune the launches of heads, alone and, of a network's, beside the trunk of the captured network.
+    """Tune the launches of a network's heads, alone and in the captured network, or of the broad set, alone.
 
     Options that choose networks may be given several times; winners of batch sizes given together are measured at each
     other's, too. What is recorded is not measured again: a run that was stopped, at whatever moment, goes on where it
@@ -34,12 +34,12 @@ def sweep(
     """
     with one_line_errors(BadRecord):
         asked = {"batch": batch, "dtype": dtype, "classes": classes, "placement": placement}
-        if model == BROAD:
+        if model == _BROAD:
             for name in values_of(asked):
                 raise BadInput(
-                    f"--{name}: chooses networks, wants no value here: heads of {BROAD} have sizes of their own"
+                    f"--{name}: chooses networks, wants no value here: heads of {_BROAD} have sizes of their own"
                 )
-        chosen = None if model == BROAD else NetworkChoice.of(model, **asked)
+        chosen = None if model == _BROAD else NetworkChoice.of(model, **asked)
         check_out(out)
         with resumable():
             from .run import run_sweep

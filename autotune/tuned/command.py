@@ -52,7 +52,11 @@ def explain(
         str | None, typer.Option(help="Name of a GPU, which need not be here.", show_default="the one here")
     ] = None,
 ) -> None:
-    """Say which launch configuration a head gets on a device, and why."""
+    """Say which launch configuration a head gets on a device, and why.
+
+    The head has one linear layer. Its sizes are printed as the kernel reads them: dimensions that lie one behind the
+    other are one, and where nothing is pooled each element is a window.
+    """
     with one_line_errors():
         asked = {"dtype": (dtype, WORDS["dtype"]), "layout": (layout, WORDS["layout"]), "place": (place, PLACES)}
         for name, (value, allowed) in asked.items():

@@ -1,6 +1,6 @@
 """Results in the pages of kernels/ and autotune/ stand in the records of the repository."""
 
-from auxhead.autotune.heads.tables import last_runs
+from auxhead.autotune.records.heads import RANDOM, last_runs, ratio_to, summary_of
 from support.committed_records import BATCHES, figure, records
 from support.documents import Document
 
@@ -49,6 +49,17 @@ def test_how_heads_compare_is_that_of_the_record():
     KERNELS.says(f"{said} {then:.1f} us in an earlier one, {now:.1f} in this")
     of_bandwidth = max(head["bytes_us"] / head["us"]["fused"] for head in figure("roofline")["heads"])
     KERNELS.says(f"up to {100 * of_bandwidth:.0f} % of a copy's bandwidth")
+
+
+def test_how_random_heads_compare_is_that_of_the_record():
+    heads = last_runs(records("h100/random-heads.jsonl"), RANDOM)
+    found = summary_of([ratio_to(one, "eager") for one in heads])
+    share = f"{100 * found.as_fast / found.heads:.1f} % are at least as fast as plain PyTorch"
+    KERNELS.says(f"Of {found.heads} heads on an H100, which has no table, {share};")
+    KERNELS.says(f"the median is {found.median:.2f} times as fast, the slowest {found.worst:.2f} times.")
+    slower = [one["fused"].cell for one in heads if ratio_to(one, "eager").ratio < 1.0]
+    windows, many = sum(one["pool_size"] > 1 for one in slower), sum(one["classes"] == 21843 for one in slower)
+    KERNELS.says(f"Of the {len(slower)} that are slower {windows} pool windows, and {many} have 21,843 classes.")
 
 
 def test_what_overlaps_is_that_of_the_record():

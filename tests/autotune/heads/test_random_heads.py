@@ -3,6 +3,7 @@
 import importlib
 import re
 from collections import Counter
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -14,6 +15,7 @@ from auxhead.autotune.measuring.peers import NaiveHead
 from auxhead.autotune.records.comparison import Paired
 from auxhead.autotune.records.heads import KINDS, head_in_words
 from auxhead.autotune.records.record import read_records
+from auxhead.kernels import LaunchConfig
 from support.command_line import assert_one_line_error, tune
 from support.head_fakes import SPEED, a_random_head, times_of
 from support.pretended_gpu import ENVIRONMENT, compute_on_the_cpu
@@ -249,3 +251,18 @@ def test_the_tables_of_random_heads():
     )  # fmt: skip
     assert [row[0] for row in worst.rows] == ["1", "2", "0"]
     assert random_head_tables([]) == []
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        LaunchConfig(1, 16, 1, 64, 1, 16, 4, 16, 1, 1, 4),
+        LaunchConfig(16, 64, 1, 16, 64, 64, 1, 1024, 1, 4, 4),
+        LaunchConfig(16, 64, 1, 16, 64, 64, 1, 1024, 1, 1, 8, weight_buffers=3, features="packed"),
+        LaunchConfig(16, 16, 8, 1, 128, 16, 8, 16, 1, 1, 4, weight_buffers=3, features="in place"),
+    ],
+    ids=lambda config: config.way,
+)
+def test_the_table_names_ways_as_explain_does(config):
+    records = [replace(one, protocol={**one.protocol, "config": vars(config)}) for one in a_random_head()]
+    assert random_head_tables(records)[0].rows[0][3] == config.way
