@@ -36,7 +36,7 @@ _LOGITS = 2.0
 
 
 class RandomHead(NamedTuple):
-    """A head and its input, by their sizes."""
+    """A head of no network and its input, by their sizes: drawn, or of the broad set, which has seed and number 0."""
 
     seed: int
     number: int

@@ -17,7 +17,9 @@ class HeadView(NamedTuple):
     strides: Sizes
     """Strides of (N, C, H, W), in elements, from the first element of x."""
     grid_h: int
+    """Rows of the pooling grid: the windows of a channel's column; H if nothing is pooled."""
     grid_w: int
+    """Its columns."""
 
     @property
     def positions(self) -> int:
