@@ -42,7 +42,7 @@ def explain(
         ),
     ],
     batch: Annotated[int, typer.Option(min=1, help="Samples a call.")] = 1,
-    classes: Annotated[int, typer.Option(min=1, help="Of the head.")] = 1000,
+    classes: Annotated[int, typer.Option(min=2, help="Of the head.")] = 1000,
     dtype: Annotated[str, typer.Option(help=f"{', '.join(WORDS['dtype'])}.")] = "float16",
     layout: Annotated[str, typer.Option(help=f"Of a map: {', '.join(WORDS['layout'])}.")] = "channels_last",
     pool: Annotated[str, typer.Option(help="avg, max, first or none.")] = "avg",
