@@ -171,7 +171,7 @@ def _reading(shape: HeadShape, features: str) -> LaunchConfig:
         block_c, block_p, fewest = 32 // size, 16 if step <= 192 else 8, 1
         block_f, programs = block_c * block_p, (4 if shape.samples <= 8 else 1) * _PROGRAMS
     elif features == "in place" and shape.view.positions > 1:
-        block_p = min(block_f, next_power_of_2(shape.view.positions))
+        block_p = min(block_f, max(next_power_of_2(shape.view.positions), 16 // size))  # fewer do not compile
         block_c = block_f // block_p
     shares = 1
     while 2 * shares * tiles <= programs and 2 * shares * block_f * fewest <= total:

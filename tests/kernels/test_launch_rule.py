@@ -46,6 +46,8 @@ def shape_of(samples, channels, positions, window_h, window_w, layout, classes, 
 @example(257, 2048, 1, 1, 49, "channels_last", 1000, "avg", "float16")
 @example(32, 300, 1, 1, 49, "strided", 1000, "avg", "bfloat16")
 @example(32, 64, 3136, 1, 1, "strided", 1000, "avg", "float16")
+@example(64, 64, 4, 1, 1, "contiguous", 1000, "avg", "float16")
+@example(64, 1, 4, 1, 1, "channels_last", 9000, "avg", "bfloat16")
 def test_choice_by_rule(samples, channels, positions, window_h, window_w, layout, classes, pool, dtype):
     shape = shape_of(samples, channels, positions, window_h, window_w, layout, classes, pool, dtype)
     config, size = config_by_rule(shape), shape.element_size

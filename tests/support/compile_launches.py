@@ -41,12 +41,13 @@ def image(samples: int, channels: int, dtype: torch.dtype = torch.float16) -> to
 
 
 def launch_alone(
-    x: torch.Tensor, classes: int, config: LaunchConfig | None = None, hidden: HiddenLayers | None = None
-) -> None:
+    x: torch.Tensor, classes: int, config: LaunchConfig | None = None, hidden: HiddenLayers | None = None,
+    pool: str = "avg",
+) -> None:  # fmt: skip
     """Launch a head of zeros, by the rule unless a configuration is given."""
     hidden = HiddenLayers() if hidden is None else hidden
-    pool = "none" if config and config.in_place else "avg"
-    width = x.shape[1] * (49 if pool == "none" else 1) if hidden.weight is None else hidden.weight.shape[0]
+    features = x[0].numel() if pool == "none" else x.shape[1]
+    width = features if hidden.weight is None else hidden.weight.shape[0]
     weight, bias = torch.zeros(classes, width, dtype=x.dtype), torch.zeros(classes, dtype=x.dtype)
     view = head_view(tuple(x.shape), x.stride(), pool, (1, 1))
     options = {"dtype": x.dtype, "device": x.device, "place": "alone", "hidden": hidden}
@@ -82,8 +83,11 @@ def every_way(kernels: list[Any]) -> dict[str, dict[str, int]]:
         kernels.clear()
 
     for name, (samples, classes, config) in WAYS.items():
-        launch_alone(image(samples, 64), classes, config)
+        launch_alone(image(samples, 64), classes, config, pool="none" if config.in_place else "avg")
         keep(name)
+    for size in (1, 2):  # blocks of which nobody has made a layout of shared memory
+        launch_alone(torch.zeros(64, 64, size, 3, dtype=torch.float16)[..., :2], 1000, pool="none")
+        keep(f"in place, maps of {size}x2")
     ones, first = torch.ones(48, dtype=torch.float16), torch.ones(33, 48, dtype=torch.float16)
     launch_alone(image(1, 48), 10, hidden=HiddenLayers(True, 1e-5, ones, ones, first, None, "gelu"))
     keep("hidden layers")
