@@ -93,6 +93,8 @@ def every_way(kernels: list[Any]) -> dict[str, dict[str, int]]:
     keep("hidden layers")
     launch_alone(image(8, 64), 1000, hidden=HiddenLayers(weight=torch.ones(128, 64, dtype=torch.float16)))
     keep("tiles of a last layer")
+    launch_alone(torch.zeros(16, 2100, dtype=torch.float16), 1000, hidden=HiddenLayers(False, 1e-5), pool="none")
+    keep("in place, a norm")
     with recording():
         linear = HiddenLayers(weight=first, activation="hardswish")
         launch_network(image(1, 48), 10, WAYS["split, the last one waits"][2], linear)
@@ -109,6 +111,9 @@ def made_of(kernel: Any) -> dict[str, int]:
     numbers = {name: int(number) for name, number in re.findall(r"(REG|STACK|LOCAL):(\d+)", usage)}
     counted = {
         "waits": len(re.findall(r"elementwise_inline_asm", kernel.asm["ttgir"])),
+        "meetings": len(
+            re.findall(r"elementwise_inline_asm[^\n]*\n(?:(?!.*scf\.).*\n)*.*\.barrier", kernel.asm["ttgir"])
+        ),
         "copies": len(re.findall(r"ttg.async_copy_global_to_local", kernel.asm["ttgir"])),
         "clocks": len(re.findall(r"%globaltimer|%smid", kernel.asm["ptx"])),
         "torn warps": torn_warps(disassembled(path)) if re.search(r"\batom\.", kernel.asm["ptx"]) else 0,
