@@ -35,6 +35,7 @@ def read_product(pid_tile, x, weight, norm, arrived, partial, sizes, N, CONFIG: 
         statistics = arrived + N + off_n
         mean = awaited(seen(statistics, mask_n), statistics, mask_n)
         scale = awaited(seen(statistics + N, mask_n), statistics + N, mask_n)
+        tl.debug_barrier()  # they are cleared once the sums are here, which of a tile without a step need none of them
     # the stride as it is, so written that Triton knows what it is a multiple of, and reads in vectors
     row = weight + off_k.to(tl.int64)[:, None] * (stride_wk // CONFIG.unit * CONFIG.unit)
     tile = tl.zeros((BLOCK_K, BLOCK_N), tl.float32)

@@ -44,6 +44,8 @@ class HeadConstants(LaunchConfig):
     """Samples that a program multiplies with rows of the last layer; 0 if those that decide do."""
     last_unit: int
     """Rows of the last layer lie so many elements or a multiple of it apart."""
+    element_size: int
+    """Bytes of an element of the weight."""
 
     @classmethod
     def of(
@@ -60,7 +62,7 @@ class HeadConstants(LaunchConfig):
             norms=hidden.eps is not None,
             channels_last=view.strides[1] == 1, transposes=view.turned,
             last_n=config.last_group(view) if config.last_rows and hidden.weight is not None else 0,
-            last_unit=gcd(16, weight.stride(0)),
+            last_unit=gcd(16, weight.stride(0)), element_size=weight.element_size(),
         )  # fmt: skip
 
     @property
@@ -115,8 +117,9 @@ class HeadConstants(LaunchConfig):
 
     @property
     def block_h(self) -> int:
-        """Hidden features in one step of that product."""
-        return max(min(next_power_of_2(self.rows), 4096 // self.last_n, 8192 // self.last_rows), 16)
+        """Hidden features in one step of that product, of which three lie in shared memory."""
+        fitting = 16384 // (self.last_rows * self.element_size)
+        return max(min(next_power_of_2(self.rows), 4096 // self.last_n, fitting), 16)
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ class HeadView(NamedTuple):
     @property
     def turned(self) -> bool:
         """True if every element is a feature, and channels lie side by side, where the weight has positions so."""
-        return self.unpooled and self.positions > 1 and self.strides[1] == 1
+        return self.unpooled and self.positions > 1 and self.strides[1] == 1 and self.shape[1] > 1
 
     @property
     def window_h(self) -> int:

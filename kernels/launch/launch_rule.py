@@ -27,16 +27,20 @@ def config_by_rule(shape: HeadShape) -> LaunchConfig:
     features lie in memory for maps of it that are not pooled and some hundred heads drawn at random on an H100.
     """
     samples, classes, features = shape.samples, shape.classes, shape.channels * shape.view.positions
-    if shape.view.unpooled and (features > _FEW_FEATURES or features * classes > _FEW_PRODUCTS or _packing_pays(shape)):
-        here = not shape.turned or (classes <= _FEW_TURNED and samples >= 4 and shape.dtype != "float32")
-        return _reading(shape, "in place" if here else "packed")
-    if _packing_pays(shape):
-        return _reading(shape, "packed")
+    many = features > _FEW_FEATURES or features * classes > _FEW_PRODUCTS
+    if (shape.view.unpooled and many) or _packing_pays(shape):
+        return _reading(shape, _where(shape))
     if shape.view.positions == 1 and _spreads_weight(samples, classes, shape.width):
         return _spread(shape)
     if _tiling_pays(samples, classes):
         return _tiled(shape, pooling(shape, only_pools=True))
     return _split(shape, pooling(shape, only_pools=classes <= FEW_CLASSES))
+
+
+def _where(shape: HeadShape) -> str:
+    """Return where features are read: packed if they are pooled, or turned for many classes."""
+    few_classes = shape.classes <= _FEW_TURNED and shape.samples >= 4 and shape.dtype != "float32"
+    return "in place" if shape.view.unpooled and (few_classes or not shape.turned) else "packed"
 
 
 def _packing_pays(shape: HeadShape) -> bool:
@@ -58,7 +62,7 @@ def _packing_pays(shape: HeadShape) -> bool:
 def config_of_norm(shape: HeadShape) -> LaunchConfig:
     """Choose the configuration of a head with a LayerNorm: programs that multiply have all features of one sample."""
     if shape.samples * weight_bytes(shape) >= 2 * _LARGE_WEIGHT:
-        return _reading(shape, "in place" if shape.view.unpooled else "packed")
+        return _reading(shape, _where(shape))
     features = shape.channels * shape.view.positions
     block_f = min(max(next_power_of_2(features), 16), 512)
     block_k = min(max(8192 // block_f, 16), 64)
@@ -171,7 +175,7 @@ def _reading(shape: HeadShape, features: str) -> LaunchConfig:
         block_c, block_p, fewest = 32 // size, 16 if step <= 192 else 8, 1
         block_f, programs = block_c * block_p, (4 if shape.samples <= 8 else 1) * _PROGRAMS
     elif features == "in place" and shape.view.positions > 1:
-        block_p = min(block_f, next_power_of_2(shape.view.positions))
+        block_p = min(block_f, max(next_power_of_2(shape.view.positions), 16 // size))  # fewer do not compile
         block_c = block_f // block_p
     shares = 1
     while 2 * shares * tiles <= programs and 2 * shares * block_f * fewest <= total:

@@ -244,7 +244,8 @@ def config_from(values: Any, shape: HeadShape) -> LaunchConfig:
     block_n, block_f, split, reads = config.block_n, config.block_f, not config.tiled, config.reads
     pooled = config.block_c * config.block_p
     # else Triton 3.6 aborts in LLVM: "Illegal shared layout"
-    fewest = 16 // shape.element_size if config.in_place and shape.turned else 1
+    fewest = 16 // shape.element_size if config.in_place else 1
+    one_position = config.block_p == shape.view.positions == 1
     for name, fits, wanted in (
         ("num_warps", config.num_warps <= 32, "at most 32"),
         ("block_f", not reads or not split, f"16 or more where features are {config.features}"),
@@ -257,8 +258,8 @@ def config_from(values: Any, shape: HeadShape) -> LaunchConfig:
         ("block_n", split or reads or block_n == 1 or block_n >= 16, "1, or 16 or more for tensor cores"),
         ("block_n", not reads or block_n >= 8, f"8 or more where features are {config.features}"),
         ("block_f", not config.in_place or block_f == pooled, "block_c times block_p where features are in place"),
-        ("block_c", config.block_c >= fewest, f"{fewest} or more of a channels-last map in place"),
-        ("block_p", config.block_p >= fewest, f"{fewest} or more of a channels-last map in place"),
+        ("block_c", config.block_c >= fewest or not shape.turned, f"{fewest} or more of a channels-last map in place"),
+        ("block_p", config.block_p >= fewest or one_position, f"{fewest} or more of a map in place"),
         ("block_f", split or block_f >= 16, "1, or 16 or more where other programs multiply than those that pool"),
         ("block_k", split or config.block_k >= 16, "16 or more where other programs multiply: rows are padded"),
         ("waits", split or not config.waits, "false where other programs multiply: they all wait"),

@@ -11,7 +11,7 @@ from auxhead.kernels.launch.constants import HeadConstants
 from auxhead.kernels.launch.head_shape import DTYPES, LAYOUTS, POOLS, HeadShape
 from auxhead.kernels.launch.head_view import HeadView
 from auxhead.kernels.launch.launch_config import most_registers, next_power_of_2
-from auxhead.kernels.launch.launch_rule import config_by_rule
+from auxhead.kernels.launch.launch_rule import config_by_rule, config_of_norm
 from auxhead.kernels.launch.tuned_table import config_from
 from auxhead.kernels.reference.hidden_layers import NO_LAYERS
 from hypothesis import example, given, settings
@@ -46,6 +46,8 @@ def shape_of(samples, channels, positions, window_h, window_w, layout, classes, 
 @example(257, 2048, 1, 1, 49, "channels_last", 1000, "avg", "float16")
 @example(32, 300, 1, 1, 49, "strided", 1000, "avg", "bfloat16")
 @example(32, 64, 3136, 1, 1, "strided", 1000, "avg", "float16")
+@example(64, 64, 4, 1, 1, "contiguous", 1000, "avg", "float16")
+@example(64, 1, 4, 1, 1, "channels_last", 9000, "avg", "bfloat16")
 def test_choice_by_rule(samples, channels, positions, window_h, window_w, layout, classes, pool, dtype):
     shape = shape_of(samples, channels, positions, window_h, window_w, layout, classes, pool, dtype)
     config, size = config_by_rule(shape), shape.element_size
@@ -96,6 +98,18 @@ def test_choice_by_rule(samples, channels, positions, window_h, window_w, layout
         assert programs[1:4] == (samples * splits, 0, 0) and programs.features == 0
         assert programs.zeroed == (programs.partial_sums if config.waits else samples)
     assert programs.partial_sums >= (1 if config.tiled else splits) * samples * classes
+
+
+@settings(max_examples=500)
+@given(**SIZES)
+@example(256, 64, 49, 1, 1, "channels_last", 1024, "avg", "float32")
+@example(200, 512, 196, 1, 1, "channels_last", 128, "avg", "bfloat16")
+def test_choice_for_a_norm(samples, channels, positions, window_h, window_w, layout, classes, pool, dtype):
+    """Whatever a table says of the head without it."""
+    shape = shape_of(samples, channels, positions, window_h, window_w, layout, classes, pool, dtype)
+    config = config_of_norm(shape)
+    assert config_from(dataclasses.asdict(config), shape) == config, "what a table may say"
+    assert config.reads or config.block_n == 1, "all features of a sample, for the norm"
 
 
 def ways(samples, classes, **head):

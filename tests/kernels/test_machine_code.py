@@ -37,13 +37,15 @@ def test_heads_compile_for_gpus_they_were_not_measured_on(capability, tmp_path):
 def test_every_way_to_launch_a_head(tmp_path):
     """Triton may repeat a wait for each layout that its numbers are used in: right, but several times as slow."""
     made = printed("compile_launches.py", tmp_path, "90")
-    assert {name: made[name]["waits"] for name in WAITS} == WAITS and len(made) == len(WAITS) + 3
+    assert {name: made[name]["waits"] for name in WAITS} == WAITS and len(made) == len(WAITS) + 6
     for name, one in made.items():
         assert one["REG"] <= 128 and one["STACK"] <= 64, "or no two programs of 8 warps fit on a multiprocessor"
         assert one["torn warps"] == 0, "a warp is left in pieces"
         assert one["shared"] <= 227 * 1024
         # at start and end, and the multiprocessor: nobody pays for residency who has not asked for it
         assert one["clocks"] == 3 * ("recorded" in name)
+    # a tile without a step, too, sends nothing before all its threads have the statistics, which are cleared then
+    assert made["in place, a norm"]["meetings"] == 1 + made["in place"]["meetings"]
     plain, ahead = (made[f"tiles of 16 samples{more}"]["copies"] for more in ("", ", weight in shared memory"))
     assert ahead >= plain + 3, "the weight for two steps before the loop and one in it"
     assert made["packed"]["copies"] >= 6 and made["in place"]["copies"] >= 3, "and the features, of 49 positions alone"

@@ -71,6 +71,10 @@ def reading(config, shape=TURNED, **changes):
 
 BAD = {
     "another place of features": (reading(PACKED, features="x"), "features: got 'x', wants one of awaited, packed, in"),
+    "few positions in place": (
+        reading(IN_PLACE, TURNED._replace(layout="contiguous"), block_c=32, block_p=4),
+        "entry 1: block_p: got 4, wants 8 or more of a map in place",
+    ),
     "a pool in place": (reading(IN_PLACE, head_shape()), "entry 1: features: got 'in place', wants another one"),
     "packed ones that are split": (reading(PACKED, block_f=1), "block_f: got 1, wants 16 or more where features"),
     "packed ones of 4 samples": (reading(PACKED, block_n=4), "entry 1: block_n: got 4, wants 8 or more where"),
@@ -176,7 +180,8 @@ def test_the_least_and_most_that_a_field_may_be_is_read(changes, tables):
         (PACKED, TURNED),
         (PACKED, head_shape()),
         (IN_PLACE, TURNED),
-        (dataclasses.replace(IN_PLACE, block_c=128, block_p=1), TURNED._replace(layout="contiguous")),
+        (dataclasses.replace(IN_PLACE, block_c=1, block_p=128), TURNED._replace(layout="contiguous")),
+        (dataclasses.replace(IN_PLACE, block_c=128, block_p=1), head_shape((32, 1, 1))),
     ],
 )
 def test_heads_that_read_features_in_memory(config, shape, tables):

@@ -41,12 +41,13 @@ def image(samples: int, channels: int, dtype: torch.dtype = torch.float16) -> to
 
 
 def launch_alone(
-    x: torch.Tensor, classes: int, config: LaunchConfig | None = None, hidden: HiddenLayers | None = None
-) -> None:
+    x: torch.Tensor, classes: int, config: LaunchConfig | None = None, hidden: HiddenLayers | None = None,
+    pool: str = "avg",
+) -> None:  # fmt: skip
     """Launch a head of zeros, by the rule unless a configuration is given."""
     hidden = HiddenLayers() if hidden is None else hidden
-    pool = "none" if config and config.in_place else "avg"
-    width = x.shape[1] * (49 if pool == "none" else 1) if hidden.weight is None else hidden.weight.shape[0]
+    features = x[0].numel() if pool == "none" else x.shape[1]
+    width = features if hidden.weight is None else hidden.weight.shape[0]
     weight, bias = torch.zeros(classes, width, dtype=x.dtype), torch.zeros(classes, dtype=x.dtype)
     view = head_view(tuple(x.shape), x.stride(), pool, (1, 1))
     options = {"dtype": x.dtype, "device": x.device, "place": "alone", "hidden": hidden}
@@ -82,13 +83,18 @@ def every_way(kernels: list[Any]) -> dict[str, dict[str, int]]:
         kernels.clear()
 
     for name, (samples, classes, config) in WAYS.items():
-        launch_alone(image(samples, 64), classes, config)
+        launch_alone(image(samples, 64), classes, config, pool="none" if config.in_place else "avg")
         keep(name)
+    for size in (1, 2):  # blocks of which nobody has made a layout of shared memory
+        launch_alone(torch.zeros(64, 64, size, 3, dtype=torch.float16)[..., :2], 1000, pool="none")
+        keep(f"in place, maps of {size}x2")
     ones, first = torch.ones(48, dtype=torch.float16), torch.ones(33, 48, dtype=torch.float16)
     launch_alone(image(1, 48), 10, hidden=HiddenLayers(True, 1e-5, ones, ones, first, None, "gelu"))
     keep("hidden layers")
     launch_alone(image(8, 64), 1000, hidden=HiddenLayers(weight=torch.ones(128, 64, dtype=torch.float16)))
     keep("tiles of a last layer")
+    launch_alone(torch.zeros(16, 2100, dtype=torch.float16), 1000, hidden=HiddenLayers(False, 1e-5), pool="none")
+    keep("in place, a norm")
     with recording():
         linear = HiddenLayers(weight=first, activation="hardswish")
         launch_network(image(1, 48), 10, WAYS["split, the last one waits"][2], linear)
@@ -105,6 +111,9 @@ def made_of(kernel: Any) -> dict[str, int]:
     numbers = {name: int(number) for name, number in re.findall(r"(REG|STACK|LOCAL):(\d+)", usage)}
     counted = {
         "waits": len(re.findall(r"elementwise_inline_asm", kernel.asm["ttgir"])),
+        "meetings": len(
+            re.findall(r"elementwise_inline_asm[^\n]*\n(?:(?!.*scf\.).*\n)*.*\.barrier", kernel.asm["ttgir"])
+        ),
         "copies": len(re.findall(r"ttg.async_copy_global_to_local", kernel.asm["ttgir"])),
         "clocks": len(re.findall(r"%globaltimer|%smid", kernel.asm["ptx"])),
         "torn warps": torn_warps(disassembled(path)) if re.search(r"\batom\.", kernel.asm["ptx"]) else 0,
@@ -134,10 +143,12 @@ def torn_warps(code: str) -> int:
 
 
 def by_rule(kernels: list[Any]) -> dict[str, dict[str, int]]:
-    """Launch the head of ResNet-50 that takes most memory, and two of a network; bytes of shared memory by name."""
+    """Launch heads that take most memory, alone and in a network; bytes of shared memory by name."""
     launch_alone(image(32, 2048), 1000)
     launch_network(image(8, 64, torch.bfloat16), 1000, None)
-    return {name: {"shared": one.metadata.shared} for name, one in zip(("alone", "network"), kernels, strict=True)}
+    launch_alone(image(32, 512, torch.float32), 1000, hidden=HiddenLayers(weight=torch.ones(256, 512)))
+    names = ("alone", "network", "last layer")
+    return {name: {"shared": one.metadata.shared} for name, one in zip(names, kernels, strict=True)}
 
 
 if __name__ == "__main__":
