@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ...kernels.launch.head_shape import HeadShape
 from ...kernels.launch.launch_config import FEATURES, MOST_TILES, WEIGHT_BUFFERS, LaunchConfig, next_power_of_2
-from ...kernels.launch.launch_rule import _reading, _split, config_by_rule, waits_by_rule
+from ...kernels.launch.launch_rule import config_by_rule, config_of_reading, config_of_split, waits_by_rule
 from ...kernels.launch.pooling_rule import pooling
 from .exclusion import (
     ELEMENTS_PER_THREAD,
@@ -70,7 +70,7 @@ def readings(shape: HeadShape) -> list[LaunchConfig]:
     count = Sizes(shape).features
     fields = [READING[name] for name in ("block_n", "block_k", "block_f")]
     for features in FEATURES[1:] if shape.view.unpooled else FEATURES[1:2]:
-        usual = _reading(shape, features)
+        usual = config_of_reading(shape, features)
         found[usual] = None
         for block_n, block_k, block_f, more in product(*fields, (1, 2)):
             step = block_f * (block_n + block_k) * shape.element_size
@@ -209,7 +209,7 @@ def _usual(config: LaunchConfig, shape: HeadShape) -> list[dict[str, int]]:
     Split, it pools as the configuration does; if that is split, of few classes, less at once in fewer warps.
     """
     if config.reads:
-        config = _split(shape, pooling(shape, only_pools=True))
+        config = config_of_split(shape, pooling(shape, only_pools=True))
     sizes, here = Sizes(shape), dataclasses.asdict(config)
     found = []
     if config.tiled:
@@ -265,7 +265,7 @@ def spread_out(shape: HeadShape, count: int) -> tuple[LaunchConfig, ...]:
     """
     rule, reading = config_by_rule(shape), readings(shape)
     awaiting = [config_of(point) for point in _usual(rule, shape)]
-    usual = [*awaiting, *(_reading(shape, one) for one in dict.fromkeys(one.features for one in reading))]
+    usual = [*awaiting, *(config_of_reading(shape, one) for one in dict.fromkeys(one.features for one in reading))]
     centres = [one for one in (rule, *awaiting) if not one.reads]
     around = [*(one for centre in centres for one in grid(shape, near=centre)), *reading]
     around = [one for one in dict.fromkeys(around) if one != rule]

@@ -29,12 +29,12 @@ def config_by_rule(shape: HeadShape) -> LaunchConfig:
     samples, classes, features = shape.samples, shape.classes, shape.channels * shape.view.positions
     many = features > _FEW_FEATURES or features * classes > _FEW_PRODUCTS
     if (shape.view.unpooled and many) or _packing_pays(shape):
-        return _reading(shape, _where(shape))
+        return config_of_reading(shape, _where(shape))
     if shape.view.positions == 1 and _spreads_weight(samples, classes, shape.width):
         return _spread(shape)
     if _tiling_pays(samples, classes):
         return _tiled(shape, pooling(shape, only_pools=True))
-    return _split(shape, pooling(shape, only_pools=classes <= FEW_CLASSES))
+    return config_of_split(shape, pooling(shape, only_pools=classes <= FEW_CLASSES))
 
 
 def _where(shape: HeadShape) -> str:
@@ -62,7 +62,7 @@ def _packing_pays(shape: HeadShape) -> bool:
 def config_of_norm(shape: HeadShape) -> LaunchConfig:
     """Choose the configuration of a head with a LayerNorm: programs that multiply have all features of one sample."""
     if shape.samples * weight_bytes(shape) >= 2 * _LARGE_WEIGHT:
-        return _reading(shape, _where(shape))
+        return config_of_reading(shape, _where(shape))
     features = shape.channels * shape.view.positions
     block_f = min(max(next_power_of_2(features), 16), 512)
     block_k = min(max(8192 // block_f, 16), 64)
@@ -140,7 +140,7 @@ def _tiled(shape: HeadShape, pooling: LaunchConfig) -> LaunchConfig:
     )
 
 
-def _split(shape: HeadShape, pooling: LaunchConfig) -> LaunchConfig:
+def config_of_split(shape: HeadShape, pooling: LaunchConfig) -> LaunchConfig:
     """Configure programs that multiply what they have pooled."""
     view, classes, block_j = shape.view, shape.classes, pooling.block_j
     block_features = pooling.block_c * pooling.block_p
@@ -158,7 +158,7 @@ def _split(shape: HeadShape, pooling: LaunchConfig) -> LaunchConfig:
     )
 
 
-def _reading(shape: HeadShape, features: str) -> LaunchConfig:
+def config_of_reading(shape: HeadShape, features: str) -> LaunchConfig:
     """Configure programs that multiply features that lie in memory: in place, or packed by programs before."""
     size, rows, total = shape.element_size, shape.classes, shape.channels * shape.view.positions
     block_n = min(max(next_power_of_2(shape.samples), 8), 64)
