@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 
 from .criteria import MARGIN, MAX_PROB, confidence_of, update_state
-from .hand_over import INTERPRETED, awaited, seen
+from .hand_over import awaited, seen
 
 
 @triton.jit
@@ -71,100 +71,76 @@ def decide(
     One pass for the largest logit, its class and the sum of exponentials, a second one for the probabilities. Distances
     from the largest logit are divided by the temperature, not the logits, of which a division may make equals.
     """
-    probs, label, confidence, exits = output
-    temperature, threshold = rule
+    probs, _, _, _ = output
     mask_n = off_n < N
-    heat = tl.zeros((off_n.shape[0],), tl.float32) + temperature
-    cold = tl.div_rn(1.0, heat)[:, None]
+    heat, cold = heat_of(rule, off_n)
     top = tl.full((off_n.shape[0],), float("-inf"), tl.float32)
     total = tl.zeros((off_n.shape[0],), tl.float32)
     best = tl.zeros((off_n.shape[0],), tl.int32)
     exps = tl.zeros((off_n.shape[0], BLOCK_J), tl.float32)
-    if CRITERION != MAX_PROB:
-        state = tl.full((off_n.shape[0],), float("-inf") if CRITERION == MARGIN else 0.0, tl.float32)
-    if BLOCK_J < K and CRITERION == MAX_PROB:
-        top, total, best = by_columns(sums, bias, probs, cold, off_n, N, K, WAITS, BLOCK_S, BLOCK_J)
-    else:
+    state = tl.full((off_n.shape[0],), float("-inf") if CRITERION == MARGIN else 0.0, tl.float32)
+    for start_k in range(0, K, BLOCK_J):
+        off_j = start_k + tl.arange(0, BLOCK_J)
+        logits = logits_block(product, sums, bias, off_n, off_j, N, K, WAITS, BLOCK_S)
+        logits = tl.where((off_j < K)[None, :], logits, float("-inf"))
+        block_top, first = first_maximum(logits, off_j[None, :])
+        new_top = tl.maximum(top, block_top)
+        exps = heated_exp(logits, new_top, cold)
+        best = tl.where(block_top > top, first, best)
+        if CRITERION != MAX_PROB:
+            decay = tl.sum(heated_exp(top[:, None], new_top, cold), axis=1)
+            state = update_state(
+                state, logits, exps, off_j, first, block_top, top, new_top, total, decay, cold, CRITERION
+            )  # fmt: skip
+        total = total * tl.sum(heated_exp(top[:, None], new_top, cold), axis=1) + tl.sum(exps, axis=1)
+        top = new_top
+        if probs is not None and BLOCK_J < K:  # kept for write_probs
+            pointer = probs + off_n.to(tl.int64)[:, None] * K + off_j[None, :]
+            tl.store(pointer, logits, mask=mask_n[:, None] & (off_j < K)[None, :])
+    sure = write_answer(top, total, best, state, heat, cold, rule, output, off_n, mask_n, K, CRITERION)
+    if probs is not None:
+        if BLOCK_J < K:
+            tl.debug_barrier()
         for start_k in range(0, K, BLOCK_J):
-            off_j = start_k + tl.arange(0, BLOCK_J)
-            logits = logits_block(product, sums, bias, off_n, off_j, N, K, WAITS, BLOCK_S)
-            logits = tl.where((off_j < K)[None, :], logits, float("-inf"))
-            block_top, first = first_maximum(logits, off_j[None, :])
-            new_top = tl.maximum(top, block_top)
-            exps = heated_exp(logits, new_top, cold)
-            best = tl.where(block_top > top, first, best)
-            if CRITERION != MAX_PROB:
-                decay = tl.sum(heated_exp(top[:, None], new_top, cold), axis=1)
-                state = update_state(
-                    state, logits, exps, off_j, first, block_top, top, new_top, total, decay, cold, CRITERION
-                )  # fmt: skip
-            total = total * tl.sum(heated_exp(top[:, None], new_top, cold), axis=1) + tl.sum(exps, axis=1)
-            top = new_top
-            if probs is not None and BLOCK_J < K:  # kept for write_probs
-                pointer = probs + off_n.to(tl.int64)[:, None] * K + off_j[None, :]
-                tl.store(pointer, logits, mask=mask_n[:, None] & (off_j < K)[None, :])
-    sure = tl.where(top == float("-inf"), float("nan"), tl.div_rn(1.0, total))
+            write_probs(probs, exps, top, sure, cold, off_n, mask_n, start_k, K, BLOCK_J)
+
+
+@triton.jit
+def heat_of(rule, off_n):
+    """Return the temperature [BLOCK_N], and 1 by it [BLOCK_N, 1]."""
+    heat = tl.zeros((off_n.shape[0],), tl.float32) + rule[0]
+    return heat, tl.div_rn(1.0, heat)[:, None]
+
+
+@triton.jit
+def largest_probability(top, total):
+    """Return it [BLOCK_N] from the largest logit and the sum of exponentials; NaN where no logit is above -inf."""
+    return tl.where(top == float("-inf"), float("nan"), tl.div_rn(1.0, total))
+
+
+@triton.jit
+def write_answer(
+    top, total, best, state, heat, cold, rule, output, off_n, mask_n, K: tl.constexpr, CRITERION: tl.constexpr
+):  # fmt: skip
+    """Write class, confidence and exit of samples [BLOCK_N]; returns the largest probability."""
+    _, label, confidence, exits = output
+    sure = largest_probability(top, total)
     tl.store(label + off_n, best.to(tl.int64), mask=mask_n)
     if CRITERION == MAX_PROB:
         score = sure
     else:
         score = confidence_of(state, sure, top, total, heat, cold, K, CRITERION)
     tl.store(confidence + off_n, score, mask=mask_n)
-    tl.store(exits + off_n, (score > threshold) & (heat > 0), mask=mask_n)
-    if probs is not None:
-        write_probs(probs, exps, top, sure, cold, off_n, mask_n, K, BLOCK_J)
+    tl.store(exits + off_n, (score > rule[1]) & (heat > 0), mask=mask_n)
+    return sure
 
 
 @triton.jit
-def by_columns(
-    sums, bias, probs, cold, off_n, N, K: tl.constexpr,
-    WAITS: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_J: tl.constexpr,
-):  # fmt: skip
-    """Return the largest logit, the sum of exponentials and the class of samples [BLOCK_N] with many classes.
-
-    Each column of the blocks has its own, until the last block: warps then wait for each other once.
-    """
-    tops = tl.full((off_n.shape[0], BLOCK_J), float("-inf"), tl.float32)
-    totals = tl.zeros((off_n.shape[0], BLOCK_J), tl.float32)
-    classes = tl.zeros((off_n.shape[0], BLOCK_J), tl.int32)
-    for start_k in range(0, K, BLOCK_J):
-        off_j = start_k + tl.arange(0, BLOCK_J)
-        logits = logits_block(None, sums, bias, off_n, off_j, N, K, WAITS, BLOCK_S)
-        if probs is not None:  # kept for write_probs
-            pointer = probs + off_n.to(tl.int64)[:, None] * K + off_j[None, :]
-            tl.store(pointer, logits, mask=(off_n < N)[:, None] & (off_j < K)[None, :])
-        logits = tl.where((off_j < K)[None, :], logits, float("-inf"))
-        ranked = tl.where(logits != logits, float("inf"), logits)  # as first_maximum
-        classes = tl.where(ranked > tops, off_j[None, :], classes)
-        new_tops = tl.maximum(tops, ranked)
-        base = tl.where(new_tops == float("-inf"), 0.0, new_tops)
-        totals = totals * tl.exp((tops - base) * cold) + tl.exp((logits - base) * cold)
-        tops = new_tops
-    top, best = first_maximum(tops, classes)
-    return top, tl.sum(rounded_product(totals, heated_exp(tops, top, cold)), axis=1), best
-
-
-@triton.jit
-def rounded_product(left, right):
-    """Return a product that no sum is fused with: of a sum of products threads would then have different ones."""
-    if INTERPRETED:
-        product = left * right
-    else:
-        product = tl.inline_asm_elementwise(
-            "mul.rn.f32 $0, $1, $2;", "=r,r,r", [left, right], dtype=tl.float32, is_pure=True, pack=1
-        )  # fmt: skip
-    return product
-
-
-@triton.jit
-def write_probs(probs, exps, top, sure, cold, off_n, mask_n, K: tl.constexpr, BLOCK_J: tl.constexpr):
-    """Write probabilities of samples [BLOCK_N]; of more than one block the logits stand in their place."""
+def write_probs(probs, exps, top, sure, cold, off_n, mask_n, start_k, K: tl.constexpr, BLOCK_J: tl.constexpr):
+    """Write a block of probabilities of samples [BLOCK_N]; of more than one block the logits stand in their place."""
+    off_j = start_k + tl.arange(0, BLOCK_J)
+    mask = mask_n[:, None] & (off_j < K)[None, :]
+    pointer = probs + off_n.to(tl.int64)[:, None] * K + off_j[None, :]
     if BLOCK_J < K:
-        tl.debug_barrier()
-    for start_k in range(0, K, BLOCK_J):
-        off_j = start_k + tl.arange(0, BLOCK_J)
-        mask = mask_n[:, None] & (off_j < K)[None, :]
-        pointer = probs + off_n.to(tl.int64)[:, None] * K + off_j[None, :]
-        if BLOCK_J < K:
-            exps = heated_exp(tl.load(pointer, mask=mask, other=0.0), top, cold)
-        tl.store(pointer, exps * sure[:, None], mask=mask)
+        exps = heated_exp(tl.load(pointer, mask=mask, other=0.0), top, cold)
+    tl.store(pointer, exps * sure[:, None], mask=mask)

@@ -138,9 +138,10 @@ def number_in_head(pid, starts, N, CONFIG: tl.constexpr):
     number = tl.where((pid >= first_pool) & (pid < first_pool + pools), pid - first_pool, -1)
     if CONFIG.tiled:
         tiles = tile_programs(N, CONFIG)
+        decisions = N * CONFIG.finishers
         number = tl.where((pid >= first_tile) & (pid < first_tile + tiles), pools + pid - first_tile, number)
         number = tl.where(
-            (pid >= first_decision) & (pid < first_decision + N), pools + tiles + pid - first_decision, number
+            (pid >= first_decision) & (pid < first_decision + decisions), pools + tiles + pid - first_decision, number
         )  # fmt: skip
     if CONFIG.last_n > 0:
         first_last, last_decision = starts[3], starts[4]

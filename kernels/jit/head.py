@@ -49,6 +49,7 @@ from .last_layer import decide_by_hidden, decide_by_logits, last_tile, send_hidd
 from .pool import pooled_block, pooled_features
 from .product import split_product, tile_product, weight_block
 from .read_product import put_in_order, read_product, send_statistics
+from .slices import finish, survey_tile
 
 
 @triton.jit
@@ -76,7 +77,7 @@ def first_programs(N, CONFIG: tl.constexpr):
     """Count the programs of the layer that reads the features: all, or those before the last layer's own."""
     count = N * CONFIG.splits
     if CONFIG.tiled:
-        count += tile_programs(N, CONFIG) + N
+        count += tile_programs(N, CONFIG) + N * CONFIG.finishers
     return count
 
 
@@ -91,12 +92,12 @@ def tile_programs(N, CONFIG: tl.constexpr):
 
 @triton.jit
 def first_program(pid, head, output, N, CONFIG: tl.constexpr):
-    """Do the work of a program of the layer that reads the features; returns whether it had a sample's sums, which."""
+    """Do the work of a program of the layer that reads the features; returns whether it was a sample's last, which."""
     x, weight, bias, rule, workspace, sizes, norm, last = head
     features, partial, arrived = workspace
     rule = read_rule(rule)  # before anything waits
     if CONFIG.reads:
-        decides, pid_n = read_program(pid, x, weight, workspace, sizes, norm, N, CONFIG)
+        decides, pid_n = read_program(pid, x, weight, bias, rule, output[0], workspace, sizes, norm, N, CONFIG)
         product = None
     elif CONFIG.tiled:
         decides, pid_n = tiled_program(pid, x, weight, workspace, sizes, norm, N, CONFIG)
@@ -110,7 +111,9 @@ def first_program(pid, head, output, N, CONFIG: tl.constexpr):
         PARTS: tl.constexpr = CONFIG.parts
         ROW: tl.constexpr = CONFIG.row_width
         sums = (partial, tl.cast(N, tl.int64) * ROW, ROW, 1, ROW, PARTS)
-        if CONFIG.activation == NO_ACTIVATION:
+        if CONFIG.surveys:
+            decides, pid_n = finish(pid_n, rule, output, workspace, N, CONFIG)
+        elif CONFIG.activation == NO_ACTIVATION:
             decide(
                 product, sums, bias, rule, output, off_n, N, CONFIG.rows,
                 CONFIG.criterion, CONFIG.hands_over, CONFIG.parts_at_once, CONFIG.block_j,
@@ -120,7 +123,8 @@ def first_program(pid, head, output, N, CONFIG: tl.constexpr):
         else:
             decide_by_hidden(product, sums, bias, rule, last, output, off_n, pid_n, N, CONFIG)
         if CONFIG.reads:  # all tiles have taken the features, since their products are here
-            clear_arrivals(arrived, pid_n, N, CONFIG)
+            if decides:
+                clear_arrivals(arrived, pid_n, N, CONFIG)
         elif CONFIG.tiled:
             clear_features(features, pid_n, sizes, N, CONFIG)
     return decides, pid_n
@@ -208,9 +212,9 @@ def tiled_program(pid, x, weight, workspace, sizes, norm, N, CONFIG: tl.constexp
 
 
 @triton.jit
-def read_program(pid, x, weight, workspace, sizes, norm, N, CONFIG: tl.constexpr):
+def read_program(pid, x, weight, bias, rule, probs, workspace, sizes, norm, N, CONFIG: tl.constexpr):
     """Pack, if among the first programs, or multiply a tile; returns whether to decide now, and about which sample."""
-    features, partial, arrived = workspace
+    features, _, arrived = workspace
     C, _, _, GRID_H, GRID_W, _, _ = sizes
     F = C * (GRID_H * GRID_W)
     pools = N * CONFIG.splits
@@ -223,22 +227,36 @@ def read_program(pid, x, weight, workspace, sizes, norm, N, CONFIG: tl.constexpr
         if pid < pools:
             pack(pid // CONFIG.splits, pid % CONFIG.splits, x, features, arrived, sizes, F, CONFIG)
         else:
-            read_tile(pid_tile, (features, F, 1, 0, 0), weight, norm, arrived, partial, sizes, N, CONFIG)
+            packed = (features, F, 1, 0, 0)
+            read_tile(pid_tile, packed, weight, bias, rule, probs, workspace, sizes, norm, N, CONFIG)
     else:
-        read_tile(pid_tile, x, weight, norm, arrived, partial, sizes, N, CONFIG)
+        read_tile(pid_tile, x, weight, bias, rule, probs, workspace, sizes, norm, N, CONFIG)
     return decides, pid_n
 
 
 @triton.jit
-def read_tile(pid_tile, x, weight, norm, arrived, partial, sizes, N, CONFIG: tl.constexpr):
+def read_tile(pid_tile, x, weight, bias, rule, probs, workspace, sizes, norm, N, CONFIG: tl.constexpr):
     """Multiply a tile of features in memory, or send the norm's statistics of a sample, if among the first programs."""
     if CONFIG.norms:
         if pid_tile < N:
-            send_statistics(pid_tile, x, norm, arrived, sizes, N, CONFIG)
+            send_statistics(pid_tile, x, norm, workspace[2], sizes, N, CONFIG)
         else:
-            read_product(pid_tile - N, x, weight, norm, arrived, partial, sizes, N, CONFIG)
+            multiplied_tile(pid_tile - N, x, weight, bias, rule, probs, workspace, sizes, norm, N, CONFIG)
     else:
-        read_product(pid_tile, x, weight, norm, arrived, partial, sizes, N, CONFIG)
+        multiplied_tile(pid_tile, x, weight, bias, rule, probs, workspace, sizes, norm, N, CONFIG)
+
+
+@triton.jit
+def multiplied_tile(pid_tile, x, weight, bias, rule, probs, workspace, sizes, norm, N, CONFIG: tl.constexpr):
+    """Multiply a tile of features in memory; send its sums, or find out about its classes."""
+    _, partial, arrived = workspace
+    tile, off_n, pid_k, pid_s = read_product(pid_tile, x, weight, norm, arrived, sizes, N, CONFIG)
+    if CONFIG.surveys:
+        survey_tile(tile, pid_k, off_n, bias, rule, probs, workspace, N, CONFIG)
+    else:
+        off_k = pid_k * CONFIG.block_k + tl.arange(0, CONFIG.block_k)
+        pointer = partial + (tl.cast(pid_s, tl.int64) * N + off_n)[None, :] * CONFIG.row_width + off_k[:, None]
+        send(pointer, tile, (off_n < N)[None, :] & (off_k < CONFIG.sent)[:, None])
 
 
 @triton.jit

@@ -17,14 +17,18 @@ STATISTICS_BLOCK = tl.constexpr(4096)
 
 
 @triton.jit
-def read_product(pid_tile, x, weight, norm, arrived, partial, sizes, N, CONFIG: tl.constexpr):
-    """Multiply features of a group of samples, in ``x`` or packed, with some rows of the weight and send the sums."""
+def read_product(pid_tile, x, weight, norm, arrived, sizes, N, CONFIG: tl.constexpr):
+    """Multiply features of a group of samples, in ``x`` or packed, with some rows of the weight: returns the sums.
+
+    And which samples, which rows, and which part of the features.
+    """
     BLOCK_N: tl.constexpr = CONFIG.block_n
     BLOCK_K: tl.constexpr = CONFIG.block_k
     weight, stride_wk, stride_wf = weight
     groups = tl.cdiv(N, BLOCK_N)  # side by side, so that they find the weight in the cache
     off_n = pid_tile % groups * BLOCK_N + tl.arange(0, BLOCK_N)
-    off_k = pid_tile // groups // CONFIG.block_s * BLOCK_K + tl.arange(0, BLOCK_K)
+    pid_k = pid_tile // groups // CONFIG.block_s
+    off_k = pid_k * BLOCK_K + tl.arange(0, BLOCK_K)
     pid_s = pid_tile // groups % CONFIG.block_s
     mask_n = off_n < N
     if CONFIG.packs:
@@ -50,8 +54,7 @@ def read_product(pid_tile, x, weight, norm, arrived, partial, sizes, N, CONFIG: 
             tile = tl.dot(left.to(tl.float32), tl.trans(right.to(tl.float32)), tile, input_precision="ieee")
         else:
             tile = tl.dot(left, tl.trans(right), tile, input_precision="tf32x3")
-    pointer = partial + (tl.cast(pid_s, tl.int64) * N + off_n)[None, :] * CONFIG.row_width + off_k[:, None]
-    send(pointer, tile, mask_n[None, :] & (off_k < CONFIG.sent)[:, None])
+    return tile, off_n, pid_k, pid_s
 
 
 @triton.jit

@@ -76,6 +76,26 @@ class HeadConstants(LaunchConfig):
         return self.block_s if self.tiled else self.splits
 
     @property
+    def surveys(self) -> bool:
+        """True if tiles find out about their own classes; see jit/slices.py."""
+        return self.surveys_of(self.rows)
+
+    @property
+    def slices(self) -> int:
+        """Tiles of a sample that do so."""
+        return -(-self.rows // self.block_k)
+
+    @property
+    def slices_block(self) -> int:
+        """The slices, to a power of two."""
+        return next_power_of_2(self.slices)
+
+    @property
+    def finishers(self) -> int:
+        """Programs that decide about one sample."""
+        return self.finishers_of(self.rows)
+
+    @property
     def parts_at_once(self) -> int:
         """Parts that are added up in one step."""
         return min(self.block_s, max(8192 // self.block_j, 1)) if self.reads else self.block_s

@@ -17,7 +17,7 @@ class Programs(NamedTuple):
     tiles: int
     """Programs that multiply, with those that send a norm's statistics before them; 0 if split."""
     decisions: int
-    """Programs that add a sample's logits, or hidden features, up; 0 if split."""
+    """Programs that add a sample's logits, or hidden features, up, or write its probabilities; 0 if split."""
     partial_sums: int
     """Logits, or parts of them, that programs leave for those that decide."""
     features: int
@@ -28,6 +28,8 @@ class Programs(NamedTuple):
     """Programs that multiply hidden features with rows of the last layer; 0 if those that add them up do."""
     last_decisions: int = 0
     """Programs that decide about a sample behind those."""
+    findings: int = 0
+    """What programs that multiply leave about their classes in place of sums; see ``LaunchConfig.surveys_of``."""
     last_sums: int = 0
     """The first of ``zeroed``: hidden features and logits that programs leave for those of the last layer."""
 
@@ -89,7 +91,7 @@ class LaunchConfig:
     """Split: partial sums that the program that decides reads in one step. Tiled: programs that share the features of a
     tile, and so partial sums in all, mostly read in one step (``HeadConstants.parts_at_once``)."""
     block_j: int
-    """Classes in one step of the last program's softmax."""
+    """Classes in one step of the last program's softmax; or of the probabilities that a program writes."""
     window_parts: int
     """Programs that share the elements of a window, of one that is a channel its columns; 1 but for an average, which
     adds up."""
@@ -151,6 +153,14 @@ class LaunchConfig:
         """True if programs wait for others' numbers to appear in zeroed memory."""
         return self.tiled or self.waits
 
+    def surveys_of(self, rows: int) -> bool:
+        """Return whether programs that multiply find out about their own classes, of many; see ``jit/slices.py``."""
+        return self.reads and self.block_s == 1 and rows > self.block_j
+
+    def finishers_of(self, rows: int) -> int:
+        """Count the programs that decide about one sample: several if each writes some of the probabilities."""
+        return -(-rows // self.block_j) if self.surveys_of(rows) else 1
+
     def splits_of(self, view: HeadView) -> int:
         """Count the programs that pool one sample."""
         if self.in_place:
@@ -185,9 +195,13 @@ class LaunchConfig:
             features = 0 if self.in_place else self.window_parts * samples * channels * view.positions
             sums = self.block_s * samples * row
             zeroed = sums + features
+            findings = 0
+            if self.surveys_of(rows):
+                sums, findings = 0, 4 * samples * -(-rows // self.block_k)
             if self.reads:  # a counter for each sample, and before a norm mean and scale, of programs of their own
                 zeroed, tiles = sums + samples * (3 if norms else 1), tiles + samples * norms
-            return Programs(splits, samples * splits, tiles, samples, sums, features, zeroed)
+            decisions = samples * self.finishers_of(rows)
+            return Programs(splits, samples * splits, tiles, decisions, sums, features, zeroed, findings=findings)
         partial_sums = splits * samples * row
         return Programs(splits, samples * splits, 0, 0, partial_sums, 0, partial_sums if self.waits else samples)
 

@@ -12,6 +12,8 @@ _LARGE_WEIGHT = 2 << 20
 _FEW_FEATURES, _FEW_PRODUCTS = 512, 16384
 #: Classes up to which blocks of a channels-last map are turned where they are read, for each tile of classes again.
 _FEW_TURNED = 64
+#: Classes from which on several programs decide about a sample.
+_MANY_CLASSES = 2048
 #: Programs that fill a GPU: an H100 or H200 has so many SMs.
 _PROGRAMS = 132
 #: Bytes of a step of the product, and of all steps that lie in shared memory: as much as small GPUs have.
@@ -50,6 +52,8 @@ def _packing_pays(shape: HeadShape) -> bool:
     multiply what lies in memory alone.
     """
     samples, classes, weight = shape.samples, shape.classes, weight_bytes(shape)
+    if classes > _MANY_CLASSES:
+        return True
     by_each = samples * weight >= (8 if classes > 64 else 32) * _LARGE_WEIGHT
     if shape.view.positions > 1:
         most_pooled = shape.layout == "channels_last" and samples * shape.channels * shape.view.positions >= 1 << 18
@@ -61,7 +65,7 @@ def _packing_pays(shape: HeadShape) -> bool:
 
 def config_of_norm(shape: HeadShape) -> LaunchConfig:
     """Choose the configuration of a head with a LayerNorm: programs that multiply have all features of one sample."""
-    if shape.samples * weight_bytes(shape) >= 2 * _LARGE_WEIGHT:
+    if shape.samples * weight_bytes(shape) >= 2 * _LARGE_WEIGHT or shape.classes > _MANY_CLASSES:
         return config_of_reading(shape, _where(shape))
     features = shape.channels * shape.view.positions
     block_f = min(max(next_power_of_2(features), 16), 512)
@@ -165,6 +169,9 @@ def config_of_reading(shape: HeadShape, features: str) -> LaunchConfig:
     block_k = min(max(next_power_of_2(rows), 16), 128 if weight_bytes(shape) >= 2 * _LARGE_WEIGHT else 64)
     if shape.samples > 64 and (-(-shape.samples // 128) * -(-rows // block_k) >= _PROGRAMS or rows <= block_k):
         block_n = 128
+    many = rows > _MANY_CLASSES
+    while many and block_k > 16 and -(-shape.samples // block_n) * -(-rows // block_k) < _PROGRAMS:
+        block_k //= 2
     tiles = -(-shape.samples // block_n) * -(-rows // block_k)
     step = size * (block_n + block_k)  # bytes of a feature of the weight and the samples
     block_f = 32 if block_n * block_k >= 128 * 128 else 2 ** (min(_STEP_BYTES // step, 512 // size).bit_length() - 1)
@@ -178,13 +185,15 @@ def config_of_reading(shape: HeadShape, features: str) -> LaunchConfig:
         block_p = min(block_f, max(next_power_of_2(shape.view.positions), 16 // size))  # fewer do not compile
         block_c = block_f // block_p
     shares = 1
-    while 2 * shares * tiles <= programs and 2 * shares * block_f * fewest <= total:
+    while not many and 2 * shares * tiles <= programs and 2 * shares * block_f * fewest <= total:
         shares *= 2
     if features == "packed" and map_bytes(shape) > weight_bytes(shape):  # programs that pool are to fit beside
         while block_f > 32 and step * block_f > _STEP_BYTES // (2 if shape.view.positions > 1 else 1):
             block_f //= 2
     stages = min(_SHARED_BYTES // (step * block_f), 4)
-    block_j = min(next_power_of_2(rows), 1024 if rows <= 2048 else 2048)
+    block_j = min(next_power_of_2(rows), _MANY_CLASSES)
+    while shape.samples * -(-rows // block_j) > 2 * _PROGRAMS and block_j < min(next_power_of_2(rows), 8192):
+        block_j *= 2
     config = LaunchConfig(
         block_n, block_c, block_p, 1, block_f, block_k, shares, block_j, 1, 1, 8 if block_k >= 64 else 4,
         weight_buffers=stages, features=features,

@@ -17,7 +17,8 @@ class Workspace(NamedTuple):
     features: Tensor | None
     """[window_parts, N, C * grid_h * grid_w] pooled features: int32 if tiled, x's dtype if packed; else None."""
     partial: Tensor
-    """[parts, N, row_width] sums: int32 where programs wait for them (``LaunchConfig.hands_over``), else float32."""
+    """[parts, N, row_width] sums: int32 where programs wait for them (``LaunchConfig.hands_over``), else float32. Or
+    [N, 4, slices] float32 findings, see jit/slices.py."""
     arrived: Tensor | None
     """[N] int32, programs of each sample that are done with their part of it; None where numbers are waited for
     instead. Where features are read, [2, N] behind it: mean and scale of each sample, of a norm."""
@@ -28,7 +29,8 @@ class Workspace(NamedTuple):
         zeros = zeros[programs.last_sums :] if programs.last_sums else zeros
         if config.reads:
             features = torch.empty(programs.features, dtype=dtype, device=zeros.device) if config.packs else None
-            return cls(features, zeros, zeros[programs.partial_sums :])
+            findings = torch.empty(programs.findings, dtype=torch.float32, device=zeros.device)
+            return cls(features, findings if programs.findings else zeros, zeros[programs.partial_sums :])
         if config.hands_over:
             return cls(zeros[programs.partial_sums :] if config.tiled else None, zeros, None)
         return cls(None, torch.empty(programs.partial_sums, dtype=torch.float32, device=zeros.device), zeros)

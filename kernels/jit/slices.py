@@ -1,0 +1,113 @@
+"""Decide about samples of many classes in slices: a tile finds out about its own rows, which no other adds up.
+
+Tiles keep their logits where probabilities will be, and leave the largest one of each sample and what goes with it, the
+findings [N, 4, SLICES]. The programs that finish wait for those of a sample, and write some of its probabilities each.
+The last of them writes its answer.
+"""
+
+import triton
+import triton.language as tl
+
+from .criteria import ENTROPY, MARGIN
+from .decide import first_maximum, heat_of, heated_exp, largest_probability, write_answer, write_probs
+from .hand_over import INTERPRETED, wait_for_samples
+
+
+@triton.jit
+def survey_tile(tile, slice_k, off_n, bias, rule, probs, workspace, N, CONFIG: tl.constexpr):
+    """Leave what logits [block_k, block_n], but for the bias, come to, and arrive at their samples."""
+    _, findings, arrived = workspace
+    SLICES: tl.constexpr = CONFIG.slices
+    K: tl.constexpr = CONFIG.classes
+    off_k = slice_k * CONFIG.block_k + tl.arange(0, CONFIG.block_k)
+    mask_k = off_k < K
+    mask_n = off_n < N
+    _, cold = heat_of(rule, off_n)
+    logits = tl.trans(tile)
+    bias, stride_bk = bias
+    if bias is not None:
+        shift = tl.load(bias + off_k.to(tl.int64) * stride_bk, mask=mask_k, other=0.0)
+        logits += shift.to(tl.float32)[None, :]
+    if probs is not None:
+        row = probs + off_n.to(tl.int64) * K
+        tl.store(row[:, None] + off_k[None, :], logits, mask=mask_n[:, None] & mask_k[None, :])
+    logits = tl.where(mask_k[None, :], logits, float("-inf"))
+    ranked = tl.where(logits != logits, float("inf"), logits)  # as first_maximum does, in fewer registers
+    top = tl.max(ranked, axis=1)
+    best = tl.min(tl.where(ranked == top[:, None], off_k[None, :], K), axis=1)
+    exps = heated_exp(logits, top, cold)
+    total = tl.sum(exps, axis=1)
+    state = total
+    if CONFIG.criterion == ENTROPY:
+        state = tl.sum(tl.where(exps > 0, (logits - top[:, None]) * cold * exps, 0.0), axis=1)
+    if CONFIG.criterion == MARGIN:
+        state = tl.max(tl.where(off_k[None, :] == best[:, None], float("-inf"), logits), axis=1)
+    pointer = findings + off_n.to(tl.int64) * (4 * SLICES) + slice_k
+    tl.store(pointer, top, mask=mask_n)
+    tl.store(pointer + SLICES, total, mask=mask_n)
+    tl.store(pointer + 2 * SLICES, best.to(tl.float32, bitcast=True), mask=mask_n)
+    tl.store(pointer + 3 * SLICES, state, mask=mask_n)
+    tl.debug_barrier()  # puts every thread's stores before the arrivals
+    tl.atomic_add(arrived + off_n, 1, mask=mask_n, sem="release", scope="gpu")
+
+
+@triton.jit
+def finish(number, rule, output, workspace, N, CONFIG: tl.constexpr):
+    """Write some of a sample's probabilities, and its answer if the last to do so; returns whether so, and which."""
+    _, findings, arrived = workspace
+    FINISHERS: tl.constexpr = CONFIG.finishers
+    K: tl.constexpr = CONFIG.classes
+    BLOCK_J: tl.constexpr = CONFIG.block_j
+    BEFORE: tl.constexpr = CONFIG.splits + CONFIG.slices  # programs that have arrived: those that pack, and tiles
+    probs, _, _, _ = output
+    pid_n = number // FINISHERS
+    off_n = pid_n + tl.arange(0, 1)
+    mask_n = off_n < N
+    heat, cold = heat_of(rule, off_n)
+    wait_for_samples(arrived, off_n, mask_n, BEFORE)
+    top, total, best, state = all_findings(findings + tl.cast(pid_n, tl.int64) * (4 * CONFIG.slices), cold, CONFIG)
+    if probs is not None:
+        sure = largest_probability(top, total)
+        write_probs(probs, None, top, sure, cold, off_n, mask_n, number % FINISHERS * BLOCK_J, K, BLOCK_J)
+    tl.debug_barrier()
+    is_last = tl.atomic_add(arrived + pid_n, 1, sem="acq_rel", scope="gpu") == BEFORE + FINISHERS - 1
+    if is_last:
+        write_answer(top, total, best, state, heat, cold, rule, output, off_n, mask_n, K, CONFIG.criterion)
+    return is_last, pid_n
+
+
+@triton.jit
+def all_findings(findings, cold, CONFIG: tl.constexpr):
+    """Return the largest logit of all slices, the sum of exponentials, the class and the state of a sample."""
+    SLICES: tl.constexpr = CONFIG.slices
+    off = tl.arange(0, CONFIG.slices_block)[None, :]
+    mask = off < SLICES
+    # .cg: other SMs wrote them
+    tops = tl.load(findings + off, mask=mask, other=float("-inf"), cache_modifier=".cg")
+    totals = tl.load(findings + SLICES + off, mask=mask, other=0.0, cache_modifier=".cg")
+    classes = tl.load(findings + 2 * SLICES + off, mask=mask, other=0.0, cache_modifier=".cg")
+    top, best = first_maximum(tops, classes.to(tl.int32, bitcast=True))
+    decays = heated_exp(tops, top, cold)
+    total = tl.sum(rounded_product(totals, decays), axis=1)
+    state = total
+    if CONFIG.criterion == ENTROPY or CONFIG.criterion == MARGIN:
+        states = tl.load(findings + 3 * SLICES + off, mask=mask, other=float("-inf"), cache_modifier=".cg")
+        if CONFIG.criterion == MARGIN:
+            others = tl.where(classes.to(tl.int32, bitcast=True) != best[:, None], tops, float("-inf"))
+            state = tl.max(tl.maximum(others, states), axis=1)
+        else:
+            below = (tops - top[:, None]) * cold * totals
+            state = tl.sum(tl.where(decays > 0, rounded_product(states + below, decays), 0.0), axis=1)
+    return top, total, best, state
+
+
+@triton.jit
+def rounded_product(left, right):
+    """Return a product that no sum is fused with: of a sum of products threads would then have different ones."""
+    if INTERPRETED:
+        product = left * right
+    else:
+        product = tl.inline_asm_elementwise(
+            "mul.rn.f32 $0, $1, $2;", "=r,r,r", [left, right], dtype=tl.float32, is_pure=True, pack=1
+        )  # fmt: skip
+    return product
