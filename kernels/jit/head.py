@@ -277,8 +277,10 @@ def pack(pid_n, pid_split, x, features, arrived, sizes, F, CONFIG: tl.constexpr)
     else:
         _, _, _, GRID_H, GRID_W, _, _ = sizes
         blocks_p = tl.cdiv(GRID_H * GRID_W, CONFIG.block_p)
-        for block_p in range(0, blocks_p):
-            block = pooled_block(pid_split * blocks_p + block_p, sizes, CONFIG)
+        share = tl.cdiv(blocks_p, CONFIG.position_parts)
+        first_p = pid_split % CONFIG.position_parts * share
+        for block_p in range(first_p, tl.minimum(first_p + share, blocks_p)):
+            block = pooled_block(pid_split // CONFIG.position_parts * blocks_p + block_p, sizes, CONFIG)
             _, _, off_c, off_p, mask_f = block
             pooled = pooled_features(x, pid_n, block, sizes, CONFIG)
             off_f = off_c.to(tl.int64) * (GRID_H * GRID_W) + off_p

@@ -118,6 +118,9 @@ class LaunchConfig:
     """Behind a hidden layer: rows of the last layer that a program of its own multiplies, 16 or more; 0: the program
     that adds a sample's hidden features up multiplies all of them, and decides."""
 
+    position_parts: int = 1
+    """Packed, of a map that is pooled: programs that share the positions of a block of channels."""
+
     @property
     def reads(self) -> bool:
         """True if features lie in memory before they are multiplied."""
@@ -167,7 +170,7 @@ class LaunchConfig:
             return 0
         blocks_c = -(-view.shape[1] // self.block_c)
         if self.packs and not view.turned:
-            return blocks_c
+            return blocks_c * self.position_parts
         return blocks_c * -(-view.positions // self.block_p) * self.window_parts
 
     def last_group(self, view: HeadView) -> int:

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from .head_shape import HeadShape
 from .launch_config import MOST_TILES, ROW_UNIT, WEIGHT_BUFFERS, LaunchConfig, next_power_of_2
-from .pooling_rule import FEW_CLASSES, pooling, softmax_block
+from .pooling_rule import FEW_CLASSES, packed_windows, pooling, softmax_block
 
 #: Bytes of a weight from which on reading it once for all samples pays for features that lie in memory first.
 _LARGE_WEIGHT = 2 << 20
@@ -13,7 +13,7 @@ _FEW_FEATURES, _FEW_PRODUCTS = 512, 16384
 #: Classes up to which blocks of a channels-last map are turned where they are read, for each tile of classes again.
 _FEW_TURNED = 64
 #: Classes from which on several programs decide about a sample.
-_MANY_CLASSES = 2048
+_MANY_CLASSES = 4096
 #: Programs that fill a GPU: an H100 or H200 has so many SMs.
 _PROGRAMS = 132
 #: Bytes of a step of the product, and of all steps that lie in shared memory: as much as small GPUs have.
@@ -30,13 +30,31 @@ def config_by_rule(shape: HeadShape) -> LaunchConfig:
     """
     samples, classes, features = shape.samples, shape.classes, shape.channels * shape.view.positions
     many = features > _FEW_FEATURES or features * classes > _FEW_PRODUCTS
+    if shape.view.unpooled and shape.turned and samples <= 2 and features <= 1 << 15 and classes <= _FEW_TURNED:
+        return _split_turned(shape)
     if (shape.view.unpooled and many) or _packing_pays(shape):
         return config_of_reading(shape, _where(shape))
     if shape.view.positions == 1 and _spreads_weight(samples, classes, shape.width):
         return _spread(shape)
-    if _tiling_pays(samples, classes):
+    if _tiling_pays(samples, classes) or _few_features(shape):
         return _tiled(shape, pooling(shape, only_pools=True))
     return config_of_split(shape, pooling(shape, only_pools=classes <= FEW_CLASSES))
+
+
+def _split_turned(shape: HeadShape) -> LaunchConfig:
+    """Configure programs that multiply blocks of a map that have channels side by side, of few samples."""
+    pools = replace(pooling(shape, only_pools=True), block_c=16, block_p=16, block_a=1, num_warps=8)
+    return config_of_split(shape, pools)
+
+
+def _few_features(shape: HeadShape) -> bool:
+    """Return whether tensor cores multiply features that are sent to them, since these are few beside the classes."""
+    features = shape.channels * shape.view.positions
+    if shape.view.unpooled or shape.dtype == "float32" or features % ROW_UNIT != 0 or shape.samples >= 32:
+        return False
+    return 16 < shape.classes <= _MANY_CLASSES and (
+        features <= 1024 if shape.view.positions > 1 else features <= 64 and shape.samples >= 4 and shape.classes >= 512
+    )
 
 
 def _where(shape: HeadShape) -> str:
@@ -52,12 +70,13 @@ def _packing_pays(shape: HeadShape) -> bool:
     multiply what lies in memory alone.
     """
     samples, classes, weight = shape.samples, shape.classes, weight_bytes(shape)
-    if classes > _MANY_CLASSES:
-        return True
+    if classes > _MANY_CLASSES:  # but for large windows, which programs that pack do not share
+        return shape.view.positions > 1 or pooling(shape, only_pools=True).window_parts == 1
     by_each = samples * weight >= (8 if classes > 64 else 32) * _LARGE_WEIGHT
     if shape.view.positions > 1:
         most_pooled = shape.layout == "channels_last" and samples * shape.channels * shape.view.positions >= 1 << 18
-        return classes > FEW_CLASSES or weight >= _LARGE_WEIGHT // 2 or most_pooled or by_each
+        large = classes > FEW_CLASSES or weight >= _LARGE_WEIGHT // 2 or most_pooled or by_each
+        return large and not _few_features(shape)
     if _tiling_pays(samples, classes):
         return shape.dtype == "float32" or weight >= _LARGE_WEIGHT
     return by_each or weight >= (_LARGE_WEIGHT if samples >= 4 or classes > 1024 else 8 * _LARGE_WEIGHT)
@@ -165,27 +184,23 @@ def config_of_split(shape: HeadShape, pooling: LaunchConfig) -> LaunchConfig:
 def config_of_reading(shape: HeadShape, features: str) -> LaunchConfig:
     """Configure programs that multiply features that lie in memory: in place, or packed by programs before."""
     size, rows, total = shape.element_size, shape.classes, shape.channels * shape.view.positions
-    block_n = min(max(next_power_of_2(shape.samples), 8), 64)
-    block_k = min(max(next_power_of_2(rows), 16), 128 if weight_bytes(shape) >= 2 * _LARGE_WEIGHT else 64)
-    if shape.samples > 64 and (-(-shape.samples // 128) * -(-rows // block_k) >= _PROGRAMS or rows <= block_k):
-        block_n = 128
-    many = rows > _MANY_CLASSES
-    while many and block_k > 16 and -(-shape.samples // block_n) * -(-rows // block_k) < _PROGRAMS:
-        block_k //= 2
+    block_n, block_k, num_warps = _tile_of_reading(shape)
     tiles = -(-shape.samples // block_n) * -(-rows // block_k)
     step = size * (block_n + block_k)  # bytes of a feature of the weight and the samples
-    block_f = 32 if block_n * block_k >= 128 * 128 else 2 ** (min(_STEP_BYTES // step, 512 // size).bit_length() - 1)
+    block_f = 32 if block_n * block_k >= 64 * 128 else 2 ** (min(_STEP_BYTES // step, 512 // size).bit_length() - 1)
     while block_f > 32 and 2 * block_f > total // max(_PROGRAMS // tiles, 1):
         block_f //= 2
     block_c, block_p, fewest, programs = block_f, 1, 2, _PROGRAMS
     if features == "in place" and shape.turned:  # a sector of the map's and of the weight's
         block_c, block_p, fewest = 32 // size, 16 if step <= 192 else 8, 1
         block_f, programs = block_c * block_p, (4 if shape.samples <= 8 else 1) * _PROGRAMS
-    elif features == "in place" and shape.view.positions > 1:
+    elif features == "in place" and size == 4 and shape.samples > 32:
+        programs *= 2
+    if features == "in place" and not shape.turned and shape.view.positions > 1:
         block_p = min(block_f, max(next_power_of_2(shape.view.positions), 16 // size))  # fewer do not compile
         block_c = block_f // block_p
     shares = 1
-    while not many and 2 * shares * tiles <= programs and 2 * shares * block_f * fewest <= total:
+    while rows <= _MANY_CLASSES and 2 * shares * tiles <= programs and 2 * shares * block_f * fewest <= total:
         shares *= 2
     if features == "packed" and map_bytes(shape) > weight_bytes(shape):  # programs that pool are to fit beside
         while block_f > 32 and step * block_f > _STEP_BYTES // (2 if shape.view.positions > 1 else 1):
@@ -195,23 +210,48 @@ def config_of_reading(shape: HeadShape, features: str) -> LaunchConfig:
     while shape.samples * -(-rows // block_j) > 2 * _PROGRAMS and block_j < min(next_power_of_2(rows), 8192):
         block_j *= 2
     config = LaunchConfig(
-        block_n, block_c, block_p, 1, block_f, block_k, shares, block_j, 1, 1, 8 if block_k >= 64 else 4,
+        block_n, block_c, block_p, 1, block_f, block_k, shares, block_j, 1, 1, num_warps,
         weight_buffers=stages, features=features,
     )  # fmt: skip
     return config if features == "in place" else _packed(shape, config)
 
 
+def _tile_of_reading(shape: HeadShape) -> tuple[int, int, int]:
+    """Choose samples and rows of a tile of features in memory, and the warps of a program."""
+    samples, rows, size = shape.samples, shape.classes, shape.element_size
+    misaligned = size == 2 and shape.channels * shape.view.positions % 8 != 0  # vectors of 8 bytes, or none
+    block_n = min(max(next_power_of_2(samples), 8), 64)
+    if rows > _MANY_CLASSES:  # what a tile finds out about its rows takes registers
+        few = shape.channels * shape.view.positions <= 1024 and not misaligned
+        block_n = min(block_n, 32 if few or size == 4 else 64)
+        block_k = 64 if block_n == 32 or size == 4 else 128
+        while block_k > 16 and -(-samples // block_n) * -(-rows // block_k) < 3 * _PROGRAMS // 4:
+            block_k //= 2
+        return block_n, block_k, 8 if misaligned else 4
+    pools = shape.view.positions > 1 and not shape.view.unpooled and map_bytes(shape) > weight_bytes(shape)
+    large = weight_bytes(shape) >= 2 * _LARGE_WEIGHT and not pools and not misaligned
+    block_k = min(max(next_power_of_2(rows), 16), 128 if large else 64)
+    if samples > 64 and size < 4:
+        if -(-samples // 128) * -(-rows // block_k) >= _PROGRAMS or rows <= block_k:
+            block_n = 128
+    few_warps = pools or (
+        block_n * block_k <= 4096
+        and (size == 4 and samples > 32 if shape.view.unpooled else shape.view.positions > 1 and not shape.turned)
+    )
+    return block_n, block_k, 4 if block_k < 64 or few_warps else 8
+
+
 def _packed(shape: HeadShape, config: LaunchConfig) -> LaunchConfig:
     """Choose how programs pack for those of a configuration: few that pool much each, for these keep others out."""
-    size, width, channels = shape.element_size, shape.width, shape.channels
+    size, columns, channels = shape.element_size, shape.view.window_h * shape.view.window_w, shape.channels
+    positions = shape.view.positions
     if shape.view.unpooled:
         return replace(config, block_c=min(next_power_of_2(channels), 64), block_p=128 // size)
+    if positions > 1:
+        return replace(config, **packed_windows(shape))
     pools = pooling(shape, only_pools=True)
-    if shape.view.positions > 1:
-        if shape.layout == "contiguous" and config.block_n * config.block_k <= 4096:
-            config = replace(config, num_warps=4)
-    elif shape.layout == "contiguous":
-        block_a = min(next_power_of_2(width), 256)
+    if shape.layout == "contiguous":
+        block_a = min(next_power_of_2(columns), 256)
         pools = replace(pools, block_c=4096 // block_a, block_a=block_a, stages=1)
     elif shape.layout == "channels_last":
         block_c = pools.block_c

@@ -220,7 +220,7 @@ def _shape(values: Any) -> HeadShape:
 def config_from(values: Any, shape: HeadShape) -> LaunchConfig:
     """Check and return a configuration for a head; ``ValueError`` says what does not fit."""
     if isinstance(values, dict):  # written before there was a choice
-        values = {"features": FEATURES[0], "last_rows": 0, **values}
+        values = {"features": FEATURES[0], "last_rows": 0, "position_parts": 1, **values}
     _check_names("config", values, {field.name for field in dataclasses.fields(LaunchConfig)})
     for name, value in values.items():
         if name == "max_programs":
