@@ -79,7 +79,7 @@ def _packing_pays(shape: HeadShape) -> bool:
         return large and not _few_features(shape)
     if _tiling_pays(samples, classes):
         return shape.dtype == "float32" or weight >= _LARGE_WEIGHT
-    return by_each or weight >= (_LARGE_WEIGHT if samples >= 4 or classes > 1024 else 8 * _LARGE_WEIGHT)
+    return by_each or weight >= (_LARGE_WEIGHT if samples >= 2 or classes > 1024 else 8 * _LARGE_WEIGHT)
 
 
 def config_of_norm(shape: HeadShape) -> LaunchConfig:
@@ -188,12 +188,16 @@ def config_of_reading(shape: HeadShape, features: str) -> LaunchConfig:
     tiles = -(-shape.samples // block_n) * -(-rows // block_k)
     step = size * (block_n + block_k)  # bytes of a feature of the weight and the samples
     block_f = 32 if block_n * block_k >= 64 * 128 else 2 ** (min(_STEP_BYTES // step, 512 // size).bit_length() - 1)
+    if rows > _MANY_CLASSES and size == 2 and total % 8 != 0:  # each number has an address of its own in registers
+        block_f = min(block_f, 64 if block_n == 8 else 32)
     while block_f > 32 and 2 * block_f > total // max(_PROGRAMS // tiles, 1):
         block_f //= 2
     block_c, block_p, fewest, programs = block_f, 1, 2, _PROGRAMS
     if features == "in place" and shape.turned:  # a sector of the map's and of the weight's
         block_c, block_p, fewest = 32 // size, 16 if step <= 192 else 8, 1
-        block_f, programs = block_c * block_p, (4 if shape.samples <= 8 else 1) * _PROGRAMS
+        block_f, programs = block_c * block_p, (8 if shape.samples <= 8 else 1) * _PROGRAMS
+    elif features == "packed" and shape.turned and shape.samples <= 8 and rows <= _FEW_TURNED:
+        programs *= 4
     elif features == "in place" and size == 4 and shape.samples > 32:
         programs *= 2
     if features == "in place" and not shape.turned and shape.view.positions > 1:
@@ -219,24 +223,25 @@ def config_of_reading(shape: HeadShape, features: str) -> LaunchConfig:
 def _tile_of_reading(shape: HeadShape) -> tuple[int, int, int]:
     """Choose samples and rows of a tile of features in memory, and the warps of a program."""
     samples, rows, size = shape.samples, shape.classes, shape.element_size
-    misaligned = size == 2 and shape.channels * shape.view.positions % 8 != 0  # vectors of 8 bytes, or none
+    features = shape.channels * shape.view.positions
+    misaligned = size == 2 and features % 8 != 0  # read in vectors of 8 bytes, or in none
     block_n = min(max(next_power_of_2(samples), 8), 64)
     if rows > _MANY_CLASSES:  # what a tile finds out about its rows takes registers
-        few = shape.channels * shape.view.positions <= 1024 and not misaligned
-        block_n = min(block_n, 32 if few or size == 4 else 64)
-        block_k = 64 if block_n == 32 or size == 4 else 128
+        block_n = min(block_n, 64 if size == 2 and features > 1024 and not misaligned else 32)
+        block_k = 64 if size == 4 or misaligned else 128
         while block_k > 16 and -(-samples // block_n) * -(-rows // block_k) < 3 * _PROGRAMS // 4:
             block_k //= 2
-        return block_n, block_k, 8 if misaligned else 4
+        return block_n, block_k, 4
     pools = shape.view.positions > 1 and not shape.view.unpooled and map_bytes(shape) > weight_bytes(shape)
     large = weight_bytes(shape) >= 2 * _LARGE_WEIGHT and not pools and not misaligned
     block_k = min(max(next_power_of_2(rows), 16), 128 if large else 64)
     if samples > 64 and size < 4:
         if -(-samples // 128) * -(-rows // block_k) >= _PROGRAMS or rows <= block_k:
             block_n = 128
+    few_turned = shape.turned and rows <= _FEW_TURNED
     few_warps = pools or (
         block_n * block_k <= 4096
-        and (size == 4 and samples > 32 if shape.view.unpooled else shape.view.positions > 1 and not shape.turned)
+        and (few_turned or size == 4 and samples > 32 if shape.view.unpooled else shape.view.positions > 1)
     )
     return block_n, block_k, 4 if block_k < 64 or few_warps else 8
 
