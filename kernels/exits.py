@@ -217,7 +217,7 @@ class ExitLaunch:
                 buffers.tallies, self._patience, total, self._turns.get(total), samples, launch_constants,
             )  # fmt: skip
             options = {"num_warps": num_warps, "maxnreg": max_registers or most_registers(num_warps)}
-            self.compiled = launch(exit_kernel.exit_kernel, (grid,), given, options)
+            self.compiled = launch(exit_kernel.exit_kernel, (grid, 1, 1), given, options)
 
     def _space(self, place: int, head: ExitHead, x: Tensor) -> "_Space":
         view = head_view(x.shape, x.stride(), head.pool, head.pool_size)

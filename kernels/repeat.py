@@ -4,14 +4,12 @@ Of a head, or of the exits of a network; bit for bit, for inputs of the same lay
 one knows whether what it rests on is unchanged: model/heads/repeats.py.
 """
 
-import math
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch._C._dynamo.guards import TensorGuards  # in PyTorch's core; Dynamo itself is not imported
 
@@ -21,10 +19,8 @@ from .head_backward import backward, save_for_backward
 from .head_output import HeadOutput
 from .launch.choose_config import overrides
 from .launch.head_arguments import check_countable, check_head_arguments
-from .launch.memory import HeadArguments
 from .launch.residency import is_recording
-from .noted import NotedLaunch, Path, are_launches_watched, noting
-from .reference.fused_head import decide, pooled_features
+from .noted import NotedLaunch, are_launches_watched, noting
 from .reference.hidden_layers import NO_LAYERS, HiddenLayers
 
 #: Triton's code for an input that is aligned to so many bytes is another than for one that is not.
@@ -65,24 +61,20 @@ class TensorForms:
 class HeadRepeat:
     """A launch of the kernel on one stream, whose launches share its workspace, as they run one after another."""
 
-    def __init__(self, noted: NotedLaunch, x: Tensor, stream: int) -> None:
-        """Repeat a launch that was made for an input like x on a stream, given by its handle."""
+    def __init__(self, noted: NotedLaunch, stream: int) -> None:
+        """Repeat a launch that was made for one head on a stream, given by its handle."""
         given = noted.given()
-        self._samples, self._classes = len(x), given["LAUNCH"].classes
-        self._with_probs = given["output"][0] is not None
+        x = given["places"][0][0][0][0]
+        probs, label, confidence, exits = given["output"]
+        self._samples, self._classes, self._with_probs = len(x), given["LAUNCH"].classes, probs is not None
         # Tensors to make others like: torch.empty takes twice the time, since it looks for the device.
-        self._floats, self._ints, self._bools = (
-            torch.empty(1, dtype=dtype, device=x.device) for dtype in (torch.float32, torch.int64, torch.bool)
-        )
+        self._floats, self._ints, self._bools = (one.new_empty(1) for one in (confidence, label, exits))
         self._of: Callable[[Tensor], Any] = Tensor.data_ptr if noted.compiled else lambda tensor: tensor
-        outputs = [("output", part) for part in (1, 2, 3, 0)[: 4 if self._with_probs else 3]]
-        self._repeat = noted.repeat([("places", 0, 0, 0, 0), *outputs], stream)
-        # The workspace is 0 before a launch and after it, or of no interest outside of it.
-        head = HeadArguments.launched(given)
-        self._workspace = [head.workspace, head.last, given["counters"]]
+        outputs = (label, confidence, exits, *([probs] if self._with_probs else []))
+        self._repeat = noted.repeat([x, *outputs], stream)
 
     def __call__(self, x: Tensor) -> HeadOutput:
-        """Launch on the stream, which is current; the tensors lie where those of the noted launch did."""
+        """Launch on the stream, which is current, for an input like that of the noted launch."""
         samples = self._samples
         probs = self._floats.new_empty((samples, self._classes)) if self._with_probs else None
         label = self._ints.new_empty(samples)
@@ -91,37 +83,6 @@ class HeadRepeat:
         given = (x, label, confidence, exits) if probs is None else (x, label, confidence, exits, probs)
         self._repeat([*map(self._of, given)])
         return HeadOutput(probs, label, confidence, exits)
-
-
-def cpu_head(
-    x: Tensor, weight: Tensor, bias: Tensor | None, temperature: Tensor, threshold: Tensor, *, pool: str,
-    pool_size: tuple[int, int], criterion: str = "max_prob", return_probs: bool, hidden: HiddenLayers = NO_LAYERS,
-) -> HeadOutput:  # fmt: skip
-    """Answer as ``fused_head_reference`` does, bit for bit.
-
-    Arguments are those of ``fused_head``, checked, and the rule's tensors have no dimension. The temperature, mostly 1,
-    is read here, and a NaN is looked for among the confidences alone, by the host.
-    """
-    if x.dtype not in (torch.float32, torch.float64):
-        x, weight, bias = x.float(), weight.float(), None if bias is None else bias.float()
-    if hidden is NO_LAYERS:
-        features = pooled_features(x, pool, pool_size)
-    else:
-        features = hidden.to(x.dtype).apply(pooled_features(F.relu(x) if hidden.rectifies else x, pool, pool_size))
-    logits = F.linear(features, weight, bias)
-    divisor = temperature.item()
-    if criterion == "max_prob" and 0.0 < divisor < math.inf:
-        if divisor == 1.0:
-            label = logits.argmax(-1)
-            probs = torch.softmax(logits, -1)  # which subtracts the largest itself, to the same effect
-        else:  # a logit divided by the temperature may overflow
-            largest, label = logits.max(-1)
-            probs = torch.softmax((logits - largest[:, None]) / divisor, -1)
-        confidence = probs.amax(-1)
-        if not math.isnan(sum(confidence.tolist())):
-            return HeadOutput(probs if return_probs else None, label, confidence, confidence > threshold)
-    output = decide(logits, temperature, threshold, criterion)
-    return output if return_probs else output._replace(probs=None)
 
 
 def repeat_differentiably(
@@ -162,8 +123,6 @@ class _Differentiable(torch.autograd.Function):
 
 #: Layouts of the inputs of one launch that are remembered, the newest ones.
 _MOST_LAYOUTS = 16
-#: Places in the kernel's ``answer`` of what ``ExitBuffers.answer`` returns.
-_ANSWER = (1, 3, 2, 0)
 
 
 class ExitsRepeat:
@@ -234,11 +193,11 @@ class ExitsRepeat:
         part = self.parts[index]
         for x, head in zip(inputs, self._exits[part], strict=True):
             self._check(x, head)
-        launch = ExitLaunch(replace(self._buffers, packed_answer=packed), part.start, self._exits[part])
+        inputs = [x.detach() for x in inputs]  # two heads may read one object, and which one varies is told by it
         with noting() as launches:
-            launch(inputs)
-        kept = self._made[index][: _MOST_LAYOUTS - 1]
-        self._made[index] = [_OfLayout(launches[0], launch, self._buffers, inputs, packed, stream), *kept]
+            ExitLaunch(replace(self._buffers, packed_answer=packed), part.start, self._exits[part])(inputs)
+        made = _OfLayout(launches[0], self._buffers, inputs, packed, stream)
+        self._made[index] = [made, *self._made[index][: _MOST_LAYOUTS - 1]]
 
     def _check(self, x: Tensor, head: ExitHead | None) -> None:
         device = self._buffers.label.device
@@ -259,36 +218,24 @@ class _OfLayout:
     """One launch for inputs of a layout, with other inputs and another answer."""
 
     def __init__(
-        self, noted: NotedLaunch, launch: ExitLaunch, buffers: ExitBuffers, inputs: Sequence[Tensor], packed: Tensor,
-        stream: int,
-    ) -> None:  # fmt: skip
-        given = noted.given()
-        self._launch = launch  # and with it the workspace
+        self, noted: NotedLaunch, buffers: ExitBuffers, inputs: Sequence[Tensor], packed: Tensor, stream: int
+    ) -> None:
+        probs, label, confidence, exit_index = noted.given()["answer"]
+        answer = (label, exit_index, confidence, *([] if probs is None else [probs]))
         self._buffers, self._compiled = buffers, noted.compiled
-        answer = given["answer"]
-        self._parts = [part for part, place in enumerate(_ANSWER) if answer[place] is not None]
         # By offset in bytes: the answer's parts lie in one tensor.
-        self._offsets = [answer[_ANSWER[part]].data_ptr() - packed.data_ptr() for part in self._parts]
-        of_inputs: list[Path] = [("places", place, 0, 0, 0) for place in range(len(given["places"]))]
-        self._repeat = noted.repeat([*of_inputs, *(("answer", _ANSWER[part]) for part in self._parts)], stream)
-        self._forms = TensorForms(_distinct(inputs))
+        self._offsets = [part.data_ptr() - packed.data_ptr() for part in answer]
+        self._repeat = noted.repeat([*inputs, *answer], stream)
+        self._forms = TensorForms(inputs)
         self._alignments = [x.data_ptr() % ALIGNED for x in inputs]
 
     def fits(self, inputs: Sequence[Tensor], addresses: Sequence[int]) -> bool:
-        return (
-            self._forms.are_those_of(_distinct(inputs))
-            and [address % ALIGNED for address in addresses] == self._alignments
-        )
+        distinct = inputs if len({*map(id, inputs)}) == len(inputs) else [x.detach() for x in inputs]
+        return self._forms.are_those_of(distinct) and [one % ALIGNED for one in addresses] == self._alignments
 
     def __call__(self, inputs: Sequence[Tensor], addresses: Sequence[int], packed: Tensor) -> None:
         if self._compiled:
             first = packed.data_ptr()
             self._repeat([*addresses, *[first + offset for offset in self._offsets]])
         else:
-            answer = self._buffers.answer(packed)
-            self._repeat([*inputs, *[answer[part] for part in self._parts]])
-
-
-def _distinct(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
-    """Return tensors of the same forms, no two of which are the same object: two heads may read one."""
-    return tensors if len({*map(id, tensors)}) == len(tensors) else [x.detach() for x in tensors]
+            self._repeat([*inputs, *[part for part in self._buffers.answer(packed) if part is not None]])

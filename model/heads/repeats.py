@@ -13,7 +13,8 @@ from ...kernels.cuda.runtime import is_capturing
 from ...kernels.launch.arrival_counters import arrival_counters
 from ...kernels.launch.memory import HeadArguments
 from ...kernels.noted import NotedLaunch, noting
-from ...kernels.repeat import ALIGNED, HeadRepeat, TensorForms, cpu_head, is_watched, repeat_differentiably
+from ...kernels.reference.fused_head import cpu_head
+from ...kernels.repeat import ALIGNED, HeadRepeat, TensorForms, is_watched, repeat_differentiably
 from ..answers.rule_order import count_writes, wait_for_write
 from ..basics.streams import current_handle, has_streams
 from ..listening.hooks import WAYS, hooks_of
@@ -196,6 +197,7 @@ def _repeat_of(
         return None
     head_arguments = HeadArguments.launched(launches[0].given())
     launched = [*head_arguments.parameters(), *head_arguments.rule]
-    if [one.data_ptr() for one in launched] != read.addresses:  # another thread's are there now
+    # another thread's are there now, or x is one of them, of which a repeat would put others in all its places
+    if [one.data_ptr() for one in launched] != read.addresses or x.data_ptr() in read.addresses:
         return None
-    return HeadRepeat(launches[0], x, stream)
+    return HeadRepeat(launches[0], stream)
