@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import re
+from collections.abc import Container
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -217,29 +218,26 @@ def _shape(values: Any) -> HeadShape:
     return HeadShape(**values)
 
 
+#: What fields of a configuration may be, and that in words; those that are not named are powers of two.
+_ALLOWED: dict[str, tuple[Container[Any], str]] = {
+    "max_programs": (range(2**31), "a whole number, 0 for no limit"),
+    "max_registers": ((0, *range(32, 256)), "0 for no limit, or 32 to 255"),
+    "weight_buffers": ((0, 2, 3, 4, 5), "0, or 2 to 5"),
+    "last_rows": ((0, 16, 32, 64, 128, 256), "0, or a power of two from 16 to 256"),
+    "features": (FEATURES, f"one of {', '.join(FEATURES)}"),
+    "waits": ((False, True), "true or false"),
+}
+_POWERS = [2**n for n in range(MOST_ELEMENTS.bit_length())], f"a power of two, at most {MOST_ELEMENTS}"
+
+
 def config_from(values: Any, shape: HeadShape) -> LaunchConfig:
     """Check and return a configuration for a head; ``ValueError`` says what does not fit."""
     if isinstance(values, dict):  # written before there was a choice
         values = {"features": FEATURES[0], "last_rows": 0, **values}
     _check_names("config", values, {field.name for field in dataclasses.fields(LaunchConfig)})
-    for name, value in values.items():
-        if name == "max_programs":
-            _check(type(value) is int and 0 <= value < 2**31, name, value, "a whole number, 0 for no limit")
-        elif name == "max_registers":
-            fits = type(value) is int and (value == 0 or 32 <= value <= 255)
-            _check(fits, name, value, "0 for no limit, or 32 to 255")
-        elif name == "weight_buffers":
-            _check(type(value) is int and value in (0, 2, 3, 4, 5), name, value, "0, or 2 to 5")
-        elif name == "last_rows":
-            fits = type(value) is int and (value == 0 or 16 <= value <= 256 and value & (value - 1) == 0)
-            _check(fits, name, value, "0, or a power of two from 16 to 256")
-        elif name == "features":
-            _check(value in FEATURES, name, value, f"one of {', '.join(FEATURES)}")
-        elif name == "waits":
-            _check(type(value) is bool, name, value, "true or false")
-        else:
-            _check(type(value) is int and value >= 1 and value & (value - 1) == 0, name, value, "a power of two")
-            _check(value <= MOST_ELEMENTS, name, value, f"at most {MOST_ELEMENTS}")
+    for field in dataclasses.fields(LaunchConfig):
+        value, (allowed, wanted) = values[field.name], _ALLOWED.get(field.name, _POWERS)
+        _check(type(value) is field.type and value in allowed, field.name, value, wanted)
     config = LaunchConfig(**values)
     block_n, block_f, split, reads = config.block_n, config.block_f, not config.tiled, config.reads
     pooled = config.block_c * config.block_p
