@@ -5,10 +5,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
-from .followed import wants_plain_pytorch
-from .head_backward import backward, save_for_backward
-from .head_output import HeadOutput
 from .launch.arrival_counters import arrival_counters
 from .launch.choose_config import choose_config
 from .launch.constants import HeadConstants, LaunchConstants
@@ -19,7 +17,7 @@ from .launch.memory import HeadArguments, Workspace, last_memory
 from .launch.residency import new_turns
 from .noted import launch
 from .reference.criteria import check_temperature, check_threshold
-from .reference.fused_head import fused_head_reference
+from .reference.fused_head import HeadOutput, backward, fused_head_reference, save_for_backward
 from .reference.hidden_layers import NO_LAYERS, HiddenLayers, check_hidden_types
 
 try:
@@ -35,6 +33,17 @@ def runs_triton(x: Tensor) -> bool:
     They compute in float32, float16 and bfloat16: float64 is PyTorch's, in the interpreter too.
     """
     return kernel is not None and x.dtype in FLOAT_DTYPES and (x.is_cuda or (INTERPRETED and x.device.type == "cpu"))
+
+
+def wants_plain_pytorch() -> bool:
+    """Return whether operations of PyTorch must stand in for a kernel.
+
+    ONNX knows no kernel of ours. The transforms of ``torch.func`` and forward-mode derivatives go operation by
+    operation; those of an operator with a backward pass alone would be refused, or silently 0.
+    """
+    if torch.compiler.is_exporting() and torch.onnx.is_in_onnx_export():
+        return True
+    return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
 
 
 def fused_head(
@@ -101,17 +110,8 @@ def fused_head(
     check_hidden_types(layers, x.device)
     temperature_tensor, temperature_value = _split_number("temperature", temperature)
     threshold_tensor, threshold_value = _split_number("threshold", threshold)
-    if wants_plain_pytorch():
-        grid = check_pool(pool, pool_size)
-        check_head_arguments(x, weight, bias, pool, grid, criterion, layers)
-        check_temperature(temperature_value)  # values of tensors cannot be read here
-        check_threshold(criterion, threshold_value)
-        output = fused_head_reference(
-            x, weight, bias, pool=pool, pool_size=grid, temperature=temperature, threshold=threshold,
-            criterion=criterion, hidden=layers,
-        )  # fmt: skip
-        return output if return_probs else output._replace(probs=None)
-    probs, label, confidence, exits = torch.ops.auxhead.fused_head(
+    head = _fused_head if wants_plain_pytorch() else torch.ops.auxhead.fused_head
+    probs, label, confidence, exits = head(
         x, weight, bias, temperature_tensor, threshold_tensor, temperature_value, threshold_value,
         pool, check_pool(pool, pool_size), criterion, return_probs, *layers,
     )  # fmt: skip
@@ -141,39 +141,30 @@ torch.library.define(
 
 @torch.library.impl("auxhead::fused_head", "default")
 def _fused_head(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    temperature_tensor: Tensor | None,
-    threshold_tensor: Tensor | None,
-    temperature: float,
-    threshold: float,
-    pool: str,
-    pool_size: Sequence[int],
-    criterion: str,
-    return_probs: bool,
+    x: Tensor, weight: Tensor, bias: Tensor | None, temperature_tensor: Tensor | None, threshold_tensor: Tensor | None,
+    temperature: float, threshold: float, pool: str, pool_size: Sequence[int], criterion: str, return_probs: bool,
     *layers: Any,  # fields of HiddenLayers in their order; the dispatcher drops those that are at their default
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    grid, hidden = check_pool(pool, tuple(pool_size)), HiddenLayers(*layers)
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    grid, hidden, plain = check_pool(pool, tuple(pool_size)), HiddenLayers(*layers), wants_plain_pytorch()
     check_head_arguments(x, weight, bias, pool, grid, criterion, hidden)
-    check_rule_tensors(criterion, temperature_tensor, threshold_tensor, x.device)
+    if not plain:  # which cannot read tensors' values
+        check_rule_tensors(criterion, temperature_tensor, threshold_tensor, x.device)
     check_temperature(temperature)
     check_threshold(criterion, threshold)
     divisor = temperature if temperature_tensor is None else temperature_tensor
     limit = threshold if threshold_tensor is None else threshold_tensor
-    classes, pool_max = weight.shape[0], pool == "max"
-    if x.shape[0] == 0:
-        return _empty_output(x, classes, return_probs)
-    if not runs_triton(x):
+    if x.shape[0] == 0 and not plain:
+        return _empty_output(x, weight.shape[0], return_probs)
+    if plain or not runs_triton(x):
         output = fused_head_reference(
             x, weight, bias, pool=pool, pool_size=grid, temperature=divisor, threshold=limit, criterion=criterion,
             hidden=hidden,
         )  # fmt: skip
     else:
         check_countable(x, hidden.first_weight(weight).shape[1])
-        view = head_view(x.shape, x.stride(), pool, grid)
+        view, pool_max = head_view(x.shape, x.stride(), pool, grid), pool == "max"
         config = choose_config(
-            view, classes, pool_max=pool_max, dtype=x.dtype, device=x.device, place="alone", hidden=hidden
+            view, weight.shape[0], pool_max=pool_max, dtype=x.dtype, device=x.device, place="alone", hidden=hidden
         )
         output = launch_fused_head(
             x, view, weight, bias, divisor, limit, pool_max=pool_max, return_probs=return_probs, config=config,

@@ -4,8 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .followed import wants_plain_pytorch
-from .fused_head import runs_triton
+from .fused_head import runs_triton, wants_plain_pytorch
 from .launch.launch_config import next_power_of_2
 
 try:

@@ -12,15 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._C._dynamo.guards import TensorGuards  # in PyTorch's core; Dynamo itself is not imported
+from torch.autograd import forward_ad
 
 from .exits import AnswerLayout, ExitBuffers, ExitHead, ExitLaunch
-from .followed import is_followed
-from .head_backward import backward, save_for_backward
-from .head_output import HeadOutput
 from .launch.choose_config import overrides
 from .launch.head_arguments import check_countable, check_head_arguments
 from .launch.residency import is_recording
 from .noted import NotedLaunch, are_launches_watched, noting
+from .reference.fused_head import HeadOutput, backward, save_for_backward
 from .reference.hidden_layers import NO_LAYERS, HiddenLayers
 
 #: Triton's code for an input that is aligned to so many bytes is another than for one that is not.
@@ -28,8 +27,20 @@ ALIGNED = 16
 
 
 def is_watched() -> bool:
-    """Return whether somebody follows operations of this thread, or launches of head kernels, or changes them."""
-    return is_followed() or overrides.get() is not None or is_recording() or are_launches_watched()
+    """Return whether a mode, a transform or a tracer sees operations of this thread, or somebody launches of heads.
+
+    Autograd and autocast, which depend on the tensors, are not asked.
+    """
+    return bool(
+        torch._C._len_torch_dispatch_stack()
+        or torch._C._len_torch_function_stack()
+        or torch._C._are_functorch_transforms_active()
+        or forward_ad._current_level >= 0
+        or torch._C._get_tracing_state() is not None
+        or overrides.get() is not None
+        or is_recording()
+        or are_launches_watched()
+    )
 
 
 class TensorForms:
