@@ -21,8 +21,8 @@ tests/kernels/test_criteria.py. It changes kernel_hash, but not what is compiled
 tests/kernels/test_machine_code.py shows: then the earlier hash goes into ``SAME_MACHINE_CODE``, and tables hold.
 """
 
-from .compaction import Answer, collect, destination, gather_open, moves_rows, new_destinations
-from .exits import ExitBuffers, ExitHead, ExitLaunch
+from .compaction import collect, destination, gather_open, moves_rows, new_destinations
+from .exits import Answer, ExitBuffers, ExitHead, ExitLaunch
 from .fused_head import fused_head, runs_triton
 from .launch.head_arguments import check_input, check_pool
 from .launch.launch_config import LaunchConfig

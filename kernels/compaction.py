@@ -5,11 +5,8 @@ import math
 import torch
 from torch import Tensor
 
-from .exits import ExitBuffers
+from .exits import Answer, ExitBuffers
 from .launch.launch_config import next_power_of_2
-
-#: Label [N] int64, exit [N] int64, confidence [N] float32, probs [N, K] float32 or None: see ``ExitBuffers.answer``.
-Answer = tuple[Tensor, Tensor, Tensor, Tensor | None]
 
 _WORDS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}
 #: Words that a program copies: 8 reads of 16 bytes for each of its 128 threads.

@@ -139,7 +139,6 @@ torch.library.define(
 )
 
 
-@torch.library.impl("auxhead::fused_head", "default")
 def _fused_head(
     x: Tensor, weight: Tensor, bias: Tensor | None, temperature_tensor: Tensor | None, threshold_tensor: Tensor | None,
     temperature: float, threshold: float, pool: str, pool_size: Sequence[int], criterion: str, return_probs: bool,
@@ -175,6 +174,7 @@ def _fused_head(
     return probs, output.label, output.confidence, output.exit
 
 
+torch.library.impl("auxhead::fused_head", "default", _fused_head)
 #: Constants and compiled kernel of launches, by all that they depend on.
 _compiled: dict[tuple[Hashable, ...], tuple[LaunchConstants, Any]] = {}
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch._C._dynamo.guards import TensorGuards  # in PyTorch's core; Dynamo itself is not imported
 from torch.autograd import forward_ad
 
-from .exits import AnswerLayout, ExitBuffers, ExitHead, ExitLaunch
+from .exits import ExitBuffers, ExitHead, ExitLaunch
 from .launch.choose_config import overrides
 from .launch.head_arguments import check_countable, check_head_arguments
 from .launch.residency import is_recording
@@ -160,7 +160,7 @@ class ExitsRepeat:
         self._buffers = ExitBuffers.allocate(
             len(exits), samples, classes, with_probs=with_probs, device=device, tallies=tallies
         )
-        self.layout = AnswerLayout(self._buffers)
+        self.layout = self._buffers.layout
         """Of answers, which are complete after the last launch."""
         self._made: list[list[_OfLayout]] = [[] for _ in self.parts]
 
