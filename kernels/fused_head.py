@@ -97,17 +97,17 @@ def fused_head(
         ValueError: a shape, device or value does not fit; names the argument, what it got and what it wants.
         TypeError: the same for a dtype or type.
     """
-    for name, tensor in (("x", x), ("weight", weight)):
-        if not isinstance(tensor, Tensor):
-            raise TypeError(f"{name}: got {type(tensor).__name__}, wants a torch.Tensor")
-    if not (bias is None or isinstance(bias, Tensor)):
-        raise TypeError(f"bias: got {type(bias).__name__}, wants a torch.Tensor or None")
-    for name, value in (("weight", weight), ("bias", bias), ("temperature", temperature), ("threshold", threshold)):
+    layers = NO_LAYERS if hidden is None else hidden
+    check_hidden_types(layers)
+    parameters = [("weight", weight), ("bias", bias), *layers.tensors()]
+    for name, one in (("x", x), *parameters):
+        if not isinstance(one, Tensor) and (one is not None or name in ("x", "weight")):
+            wants = "a torch.Tensor" if name in ("x", "weight") else "a torch.Tensor or None"
+            raise TypeError(f"{name}: got {type(one).__name__}, wants {wants}")
+    for name, value in (*parameters, ("temperature", temperature), ("threshold", threshold)):
         # here, not in the op: a tensor on "meta" would send the whole call to the fake implementation
         if isinstance(value, Tensor) and value.device != x.device:
             raise ValueError(f"{name}: got device {value.device}, wants {x.device}, the device of x")
-    layers = NO_LAYERS if hidden is None else hidden
-    check_hidden_types(layers, x.device)
     temperature_tensor, temperature_value = _split_number("temperature", temperature)
     threshold_tensor, threshold_value = _split_number("threshold", threshold)
     head = _fused_head if wants_plain_pytorch() else torch.ops.auxhead.fused_head
