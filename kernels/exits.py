@@ -58,12 +58,10 @@ class AnswerLayout(NamedTuple):
         The index is 0 for the label [N] int64, 1 for the exit [N] int64, 2 for the confidence [N] float32, 3 for the
         probabilities [N, K] float32, which is None where there are none.
         """
-        if index == 3 and self.classes is None:
-            return None
-        row = (8, 8, 4, 4 * (self.classes or 0))[index]  # bytes of a sample
-        start = (0, 8, 16, 20)[index] * self.samples
+        classes = self.classes or 0
+        row, start = (8, 8, 4, 4 * classes)[index], (0, 8, 16, 20)[index] * self.samples  # in bytes
         view = packed[start : start + samples * row].view(torch.int64 if index < 2 else torch.float32)
-        return view if index < 3 else view.view(samples, -1)
+        return view if index < 3 else view.view(samples, classes) if classes else None
 
 
 @dataclass(frozen=True)

@@ -244,22 +244,4 @@ def _(*arguments: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return _empty_output(x, weight.shape[0], return_probs)
 
 
-def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    x, weight, bias, temperature_tensor, _, temperature, _, pool, pool_size, criterion, return_probs, *layers = inputs
-    save_for_backward(
-        ctx, (x, weight, bias, temperature_tensor), output,
-        temperature=temperature, pool=pool, pool_size=tuple(pool_size), criterion=criterion, return_probs=return_probs,
-        hidden=HiddenLayers(*layers),
-    )  # fmt: skip
-
-
-def _backward(
-    ctx: Any, grad_probs: Tensor | None, _label: None, grad_confidence: Tensor | None, _exits: None
-) -> tuple[Tensor | None, ...]:
-    wanted = (*ctx.needs_input_grad, *[False] * 7)  # shorter if the call left arguments at their defaults
-    needed = (*wanted[:3], *wanted[13:17])
-    grads = backward(ctx, needed, grad_probs, grad_confidence)
-    return (*grads[:3], *[None] * 10, *grads[3:], None)
-
-
-torch.library.register_autograd("auxhead::fused_head", _backward, setup_context=_save_for_backward)
+torch.library.register_autograd("auxhead::fused_head", backward, setup_context=save_for_backward)

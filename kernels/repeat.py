@@ -20,7 +20,6 @@ from .launch.head_arguments import check_countable, check_head_arguments
 from .launch.residency import is_recording
 from .noted import NotedLaunch, are_launches_watched, noting
 from .reference.fused_head import HeadOutput, backward, save_for_backward
-from .reference.hidden_layers import NO_LAYERS, HiddenLayers
 
 #: Triton's code for an input that is aligned to so many bytes is another than for one that is not.
 ALIGNED = 16
@@ -96,38 +95,21 @@ class HeadRepeat:
         return HeadOutput(probs, label, confidence, exits)
 
 
-def repeat_differentiably(
-    repeat: Callable[[Tensor], HeadOutput], x: Tensor, weight: Tensor, bias: Tensor | None, temperature: Tensor,
-    hidden: HiddenLayers = NO_LAYERS, **options: Any,
-) -> HeadOutput:  # fmt: skip
-    """Answer by a repeated call, differentiably in x, weight, bias and the hidden layers' parameters.
-
-    The temperature is that of the call; options are ``pool``, ``pool_size``, ``criterion`` and ``return_probs``, those
-    of the call.
-    """
-    parameters = () if hidden is NO_LAYERS else [one for _, one in hidden.tensors()]
-    return HeadOutput(*_Differentiable.apply(x, weight, bias, temperature, *parameters, repeat, hidden, options))
-
-
-class _Differentiable(torch.autograd.Function):
-    """A repeated call."""
+class RepeatDifferentiably(torch.autograd.Function):
+    """A repeated call, differentiable as the operator, whose arguments ``apply`` takes, and behind them the repeat."""
 
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> HeadOutput:
-        *tensors, repeat, hidden, options = arguments
-        output: HeadOutput = repeat(tensors[0])
-        if len(tensors) > 4:  # autograd's own, where there are any
-            hidden = hidden.with_tensors(tensors[4:])
-        save_for_backward(ctx, tuple(tensors[:4]), output, temperature=1.0, hidden=hidden, **options)
+        """Answer."""
+        *inputs, repeat = arguments
+        output: HeadOutput = repeat(inputs[0])
+        save_for_backward(ctx, inputs, output)
         return output
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        grad_probs, _, grad_confidence, _ = grads
-        wanted = ctx.needs_input_grad[:-3]  # of the tensors
-        needed = (*wanted[:3], *(wanted[4:] or [False] * 4))
-        found = backward(ctx, needed, grad_probs, grad_confidence)
-        return (*found[:3], None, *found[3 : len(wanted) - 1], None, None, None)
+        """Return the operator's gradients."""
+        return (*backward(ctx, *grads), None)
 
 
 # The exits of a network

@@ -118,37 +118,36 @@ def cpu_head(
     return output if return_probs else output._replace(probs=None)
 
 
-def save_for_backward(
-    ctx: Any, tensors: tuple[Tensor | None, ...], output: Sequence[Tensor | None], *, temperature: float, pool: str,
-    pool_size: tuple[int, int], criterion: str, return_probs: bool, hidden: HiddenLayers = NO_LAYERS,
-) -> None:  # fmt: skip
-    """Save what :func:`backward` needs; the tensors are x, weight, bias and, None for the number, the temperature."""
-    parameters = [one for _, one in hidden.tensors()]
-    ctx.save_for_backward(*tensors, *parameters)
+def save_for_backward(ctx: Any, inputs: Sequence[Any], output: Sequence[Tensor | None]) -> None:
+    """Save what :func:`backward` needs of a call of the operator ``auxhead::fused_head``, given its arguments."""
+    x, weight, bias, heat, _, temperature, _, pool, pool_size, criterion, return_probs, *layers = inputs
+    hidden = HiddenLayers(*layers)
+    ctx.save_for_backward(x, weight, bias, heat, *(one for _, one in hidden.tensors()))
     # a context must not keep tensors in any other way
     without = hidden.with_tensors([None] * 4)
-    ctx.options = (temperature, pool, pool_size, criterion, return_probs, without)
+    ctx.options = (temperature, pool, tuple(pool_size), criterion, return_probs, without)
     ctx.mark_non_differentiable(output[1], output[3])
     ctx.set_materialize_grads(False)
 
 
 def backward(
-    ctx: Any, needed: Sequence[bool], grad_probs: Tensor | None, grad_confidence: Tensor | None
-) -> list[Tensor | None]:
-    """Return the gradients of x, weight, bias and the hidden layers' parameters: differentiate the head in PyTorch.
+    ctx: Any, grad_probs: Tensor | None, _label: None, grad_confidence: Tensor | None, _exits: None
+) -> tuple[Tensor | None, ...]:
+    """Return the gradients of the operator's arguments: differentiate the head in PyTorch.
 
-    ``needed`` says of each whether its gradient is wanted. They are twice differentiable if a second derivative is.
+    They are twice differentiable if a second derivative is.
     """
     twice = torch.is_grad_enabled()
-    inputs: list[Any]
-    x, weight, bias, temperature_tensor, *parameters = ctx.saved_tensors
-    inputs = [x, weight, bias, *parameters]
+    x, weight, bias, heat, *parameters = ctx.saved_tensors
     temperature, pool, pool_size, criterion, return_probs, without = ctx.options
+    wanted = (*ctx.needs_input_grad, *[False] * 7)  # shorter if the call left arguments at their defaults
+    needed = (*wanted[:3], *wanted[13:17])
     with torch.enable_grad():
         leaves: list[Any] = [
-            t if t is None or twice else t.detach().requires_grad_(need) for t, need in zip(inputs, needed, strict=True)
+            one if one is None or twice else one.detach().requires_grad_(need)
+            for one, need in zip((x, weight, bias, *parameters), needed, strict=True)
         ]
-        divisor = temperature if temperature_tensor is None else temperature_tensor
+        divisor = temperature if heat is None else heat
         output = fused_head_reference(
             *leaves[:3], pool=pool, pool_size=pool_size, temperature=divisor, threshold=1.0, criterion=criterion,
             hidden=without.with_tensors(leaves[3:]),
@@ -157,9 +156,10 @@ def backward(
         terms = [] if grad_confidence is None else [(output.confidence * grad_confidence).sum()]
         if return_probs and grad_probs is not None and output.probs is not None:
             terms.append((output.probs * grad_probs).sum())
-    wanted = [leaf for leaf, need in zip(leaves, needed, strict=True) if need]
     gradients: Sequence[Tensor] = ()
     if terms:
-        gradients = torch.autograd.grad(terms, wanted, [torch.ones_like(term) for term in terms], create_graph=twice)
-    grads = iter(gradients)
-    return [next(grads, None) if need else None for need in needed]
+        of = [leaf for leaf, need in zip(leaves, needed, strict=True) if need]
+        gradients = torch.autograd.grad(terms, of, [torch.ones_like(term) for term in terms], create_graph=twice)
+    left = iter(gradients)
+    grads = [next(left, None) if need else None for need in needed]
+    return (*grads[:3], *[None] * 10, *grads[3:], None)

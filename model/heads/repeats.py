@@ -14,7 +14,7 @@ from ...kernels.launch.arrival_counters import arrival_counters
 from ...kernels.launch.memory import HeadArguments
 from ...kernels.noted import NotedLaunch, noting
 from ...kernels.reference.fused_head import cpu_head
-from ...kernels.repeat import ALIGNED, HeadRepeat, TensorForms, is_watched, repeat_differentiably
+from ...kernels.repeat import ALIGNED, HeadRepeat, RepeatDifferentiably, TensorForms, is_watched
 from ..answers.rule_order import count_writes, wait_for_write
 from ..basics.streams import current_handle, has_streams
 from ..listening.hooks import WAYS, hooks_of
@@ -157,10 +157,10 @@ def answer(
         return output
     if torch.is_grad_enabled() and (x.requires_grad or any(one.requires_grad for one in kept.read.parameters)):
         linear, rule = head.linear, head.rule
-        return repeat_differentiably(
-            kept.repeat, x, linear.weight, linear.bias, rule.temperature_tensor, head.hidden_layers(),
-            pool=head.pool, pool_size=head.pool_size, criterion=rule.criterion, return_probs=head.return_probs,
-        )  # fmt: skip
+        return HeadOutput(*RepeatDifferentiably.apply(
+            x, linear.weight, linear.bias, rule.temperature_tensor, None, 1.0, 1.0, head.pool, head.pool_size,
+            rule.criterion, head.return_probs, *head.hidden_layers(), kept.repeat,
+        ))  # fmt: skip
     return kept.repeat(x)
 
 
