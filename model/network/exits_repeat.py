@@ -1,118 +1,15 @@
-"""Repeats: what was checked, chosen and launched once is made again with other tensors in a fraction of the time.
+"""ExitsRepeat: the exits of a network, launched for one batch after another; each launch is noted once and repeated."""
 
-Of a head, or of the exits of a network; bit for bit, for inputs of the same layout on the same stream. Whoever keeps
-one knows whether what it rests on is unchanged: model/heads/repeats.py.
-"""
-
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C._dynamo.guards import TensorGuards  # in PyTorch's core; Dynamo itself is not imported
-from torch.autograd import forward_ad
 
-from .exits import ExitBuffers, ExitHead, ExitLaunch
-from .launch.choose_config import overrides
-from .launch.head_arguments import check_countable, check_head_arguments
-from .launch.residency import is_recording
-from .noted import NotedLaunch, are_launches_watched, noting
-from .reference.fused_head import HeadOutput, backward, save_for_backward
-
-#: Triton's code for an input that is aligned to so many bytes is another than for one that is not.
-ALIGNED = 16
-
-
-def is_watched() -> bool:
-    """Return whether a mode, a transform or a tracer sees operations of this thread, or somebody launches of heads.
-
-    Autograd and autocast, which depend on the tensors, are not asked.
-    """
-    return bool(
-        torch._C._len_torch_dispatch_stack()
-        or torch._C._len_torch_function_stack()
-        or torch._C._are_functorch_transforms_active()
-        or forward_ad._current_level >= 0
-        or torch._C._get_tracing_state() is not None
-        or overrides.get() is not None
-        or is_recording()
-        or are_launches_watched()
-    )
-
-
-class TensorForms:
-    """Forms of some tensors, no two of which are the same object.
-
-    What ``torch.compile`` guards its code by: one call of C for all tensors, where shapes and strides of each one by
-    one take several times that, a microsecond for eight heads' parameters where it was six.
-    """
-
-    def __init__(self, tensors: Sequence[Tensor]) -> None:
-        """Remember the tensors' forms, and none of the tensors."""
-        inference = torch.is_inference_mode_enabled()  # a guard holds for the mode that it was made in
-        self._fit = {}
-        for mode in (inference, not inference):
-            with nullcontext() if mode is inference else torch.inference_mode(mode):
-                self._fit[mode] = TensorGuards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None).check
-
-    def are_those_of(self, tensors: Sequence[Tensor]) -> bool:
-        """Return whether as many tensors have these forms, and mean the same by their memory (lazily negated or not).
-
-        Neither modes, transforms nor autocast may be active but those that were.
-        """
-        return bool(self._fit[torch.is_inference_mode_enabled()](*tensors))
-
-
-# A head
-
-
-class HeadRepeat:
-    """A launch of the kernel on one stream, whose launches share its workspace, as they run one after another."""
-
-    def __init__(self, noted: NotedLaunch, stream: int) -> None:
-        """Repeat a launch that was made for one head on a stream, given by its handle."""
-        given = noted.given()
-        x = given["places"][0][0][0][0]
-        probs, label, confidence, exits = given["output"]
-        self._samples, self._classes, self._with_probs = len(x), given["LAUNCH"].classes, probs is not None
-        # Tensors to make others like: torch.empty takes twice the time, since it looks for the device.
-        self._floats, self._ints, self._bools = (one.new_empty(1) for one in (confidence, label, exits))
-        self._of: Callable[[Tensor], Any] = Tensor.data_ptr if noted.compiled else lambda tensor: tensor
-        outputs = (label, confidence, exits, *([probs] if self._with_probs else []))
-        self._repeat = noted.repeat([x, *outputs], stream)
-
-    def __call__(self, x: Tensor) -> HeadOutput:
-        """Launch on the stream, which is current, for an input like that of the noted launch."""
-        samples = self._samples
-        probs = self._floats.new_empty((samples, self._classes)) if self._with_probs else None
-        label = self._ints.new_empty(samples)
-        confidence = self._floats.new_empty(samples)
-        exits = self._bools.new_empty(samples)
-        given = (x, label, confidence, exits) if probs is None else (x, label, confidence, exits, probs)
-        self._repeat([*map(self._of, given)])
-        return HeadOutput(probs, label, confidence, exits)
-
-
-class RepeatDifferentiably(torch.autograd.Function):
-    """A repeated call, differentiable as the operator, whose arguments ``apply`` takes, and behind them the repeat."""
-
-    @staticmethod
-    def forward(ctx: Any, *arguments: Any) -> HeadOutput:
-        """Answer."""
-        *inputs, repeat = arguments
-        output: HeadOutput = repeat(inputs[0])
-        save_for_backward(ctx, inputs, output)
-        return output
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
-        """Return the operator's gradients."""
-        return (*backward(ctx, *grads), None)
-
-
-# The exits of a network
+from ...kernels import ExitBuffers, ExitHead, ExitLaunch
+from ...kernels.launch.head_arguments import check_countable, check_head_arguments
+from ...kernels.noted import NotedLaunch, noting
+from ..heads.repeats import ALIGNED, TensorForms
 
 #: Layouts of the inputs of one launch that are remembered, the newest ones.
 _MOST_LAYOUTS = 16
