@@ -171,6 +171,7 @@ def read_table(path: Path) -> TunedTable:
         why = "nested too deep" if isinstance(error, RecursionError) else error
         raise BadTable(f"{path}: is not JSON ({why})") from None
     schema = values.get("schema") if isinstance(values, dict) else None
+    where, entries = str(path), dict[tuple[HeadShape, str], Entry]()
     try:
         _check(schema == SCHEMA, "schema", schema, repr(SCHEMA))
         names = {field.name for field in dataclasses.fields(TunedTable)}
@@ -182,16 +183,13 @@ def read_table(path: Path) -> TunedTable:
         for name in VERSIONS:
             _check(isinstance(head[name], str | None), name, head[name], "text or null")
         _check(isinstance(values["entries"], list), "entries", values["entries"], "a list")
-    except ValueError as error:
-        raise BadTable(f"{path}: {error}") from None
-    entries: dict[tuple[HeadShape, str], Entry] = {}
-    for number, row in enumerate(values["entries"] if is_measured_code(head["kernel"]) else [], start=1):
-        try:
+        for number, row in enumerate(values["entries"] if is_measured_code(head["kernel"]) else [], start=1):
+            where = f"{path}, entry {number}"
             entry = _entry(row)
             _check((entry.shape, entry.place) not in entries, "shape", str(entry.shape), "no second entry for it")
-        except ValueError as error:
-            raise BadTable(f"{path}, entry {number}: {error}") from None
-        entries[entry.shape, entry.place] = entry
+            entries[entry.shape, entry.place] = entry
+    except ValueError as error:
+        raise BadTable(f"{where}: {error}") from None
     return TunedTable(**head, entries=tuple(entries.values()))
 
 
