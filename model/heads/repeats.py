@@ -175,7 +175,8 @@ class HeadRepeat:
     def __init__(self, noted: NotedLaunch, stream: int) -> None:
         """Repeat a launch that was made for one head on a stream, given by its handle."""
         given = noted.given()
-        x = given["places"][0][0][0][0]
+        ((arguments, _),) = given["places"]
+        x = arguments[0][0]
         probs, label, confidence, exits = given["output"]
         self._samples, self._classes, self._with_probs = len(x), given["LAUNCH"].classes, probs is not None
         # Tensors to make others like: torch.empty takes twice the time, since it looks for the device.

@@ -83,9 +83,9 @@ class ExitsRepeat:
         part = self.parts[index]
         for x, head in zip(inputs, self._exits[part], strict=True):
             self._check(x, head)
-        inputs = [x.detach() for x in inputs]  # two heads may read one object, and which one varies is told by it
+        aliases = [x.detach() for x in inputs]  # two heads may read one object, and what varies is told by objects
         with noting() as launches:
-            ExitLaunch(replace(self._buffers, packed_answer=packed), part.start, self._exits[part])(inputs)
+            ExitLaunch(replace(self._buffers, packed_answer=packed), part.start, self._exits[part])(aliases)
         made = _OfLayout(launches[0], self._buffers, inputs, packed, stream)
         self._made[index] = [made, *self._made[index][: _MOST_LAYOUTS - 1]]
 
@@ -110,18 +110,20 @@ class _OfLayout:
     def __init__(
         self, noted: NotedLaunch, buffers: ExitBuffers, inputs: Sequence[Tensor], packed: Tensor, stream: int
     ) -> None:
-        probs, label, confidence, exit_index = noted.given()["answer"]
+        given = noted.given()
+        reads = [arguments[0][0] for arguments, _ in given["places"]]
+        probs, label, confidence, exit_index = given["answer"]
         answer = (label, exit_index, confidence, *([] if probs is None else [probs]))
         self._buffers, self._compiled = buffers, noted.compiled
         # By offset in bytes: the answer's parts lie in one tensor.
         self._offsets = [part.data_ptr() - packed.data_ptr() for part in answer]
-        self._repeat = noted.repeat([*inputs, *answer], stream)
-        self._forms = TensorForms(inputs)
+        self._repeat = noted.repeat([*reads, *answer], stream)
+        self._forms = TensorForms(_distinct(inputs))
         self._alignments = [x.data_ptr() % ALIGNED for x in inputs]
 
     def fits(self, inputs: Sequence[Tensor], addresses: Sequence[int]) -> bool:
-        distinct = inputs if len({*map(id, inputs)}) == len(inputs) else [x.detach() for x in inputs]
-        return self._forms.are_those_of(distinct) and [one % ALIGNED for one in addresses] == self._alignments
+        aligned = [address % ALIGNED for address in addresses] == self._alignments
+        return aligned and self._forms.are_those_of(_distinct(inputs))
 
     def __call__(self, inputs: Sequence[Tensor], addresses: Sequence[int], packed: Tensor) -> None:
         if self._compiled:
@@ -129,3 +131,8 @@ class _OfLayout:
             self._repeat([*addresses, *[first + offset for offset in self._offsets]])
         else:
             self._repeat([*inputs, *[part for part in self._buffers.answer(packed) if part is not None]])
+
+
+def _distinct(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+    """Return tensors of the same forms, no two of which are the same object: two heads may read one."""
+    return tensors if len({*map(id, tensors)}) == len(tensors) else [x.detach() for x in tensors]
