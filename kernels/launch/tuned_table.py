@@ -238,7 +238,7 @@ def config_from(values: Any, shape: HeadShape) -> LaunchConfig:
         _check(type(value) is field.type and value in allowed, field.name, value, wanted)
     config = LaunchConfig(**values)
     block_n, block_f, split, reads = config.block_n, config.block_f, not config.tiled, config.reads
-    pooled = config.block_c * config.block_p
+    pooled, in_a_block = config.block_c * config.block_p, f"at most {MOST_ELEMENTS} elements in a block with it"
     # else Triton 3.6 aborts in LLVM: "Illegal shared layout"
     fewest = 16 // shape.element_size if config.in_place else 1
     one_position = config.block_p == shape.view.positions == 1
@@ -259,16 +259,13 @@ def config_from(values: Any, shape: HeadShape) -> LaunchConfig:
         ("block_f", split or block_f >= 16, "1, or 16 or more where other programs multiply than those that pool"),
         ("block_k", split or config.block_k >= 16, "16 or more where other programs multiply: rows are padded"),
         ("waits", split or not config.waits, "false where other programs multiply: they all wait"),
+        ("block_p", pooled <= MOST_ELEMENTS, in_a_block),
+        ("block_a", pooled * config.block_a <= MOST_ELEMENTS, in_a_block),
+        ("block_k", config.block_k * (pooled if split else max(block_f, block_n)) <= MOST_ELEMENTS, in_a_block),
+        ("block_f", block_n * block_f <= MOST_ELEMENTS, in_a_block),
+        ("block_j", config.block_s * config.block_j <= MOST_ELEMENTS, in_a_block),
     ):
         _check(fits, name, values[name], wanted)
-    for name, elements in (  # of the blocks that a program has
-        ("block_p", pooled),
-        ("block_a", pooled * config.block_a),
-        ("block_k", config.block_k * (pooled if split else max(block_f, block_n))),
-        ("block_f", block_n * block_f),
-        ("block_j", config.block_s * config.block_j),
-    ):
-        _check(elements <= MOST_ELEMENTS, name, values[name], f"at most {MOST_ELEMENTS} elements in a block with it")
     return config
 
 

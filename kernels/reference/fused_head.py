@@ -41,33 +41,26 @@ def pooled_features(x: Tensor, pool: str, pool_size: tuple[int, int]) -> Tensor:
     return adaptive_pool(x, pool_size).flatten(1)
 
 
-def softmax_of(logits: Tensor, temperature: Tensor | float) -> Softmax:
-    """Return softmax(logits / temperature) over the last dimension, in float32 or better.
+def decide(
+    logits: Tensor, temperature: Tensor | float, threshold: Tensor | float, criterion: str = "max_prob"
+) -> HeadOutput:
+    """Turn logits [N, K] into a :class:`HeadOutput` under a criterion, in float32 or better.
 
     Divided is the distance from the largest logit, as in the kernel: a logit divided by the temperature may overflow.
     A temperature on a device, which nobody has checked, gives NaN unless it is finite and greater than 0.
     """
     if isinstance(temperature, Tensor):
+        temperature = temperature.reshape(())
         temperature = temperature.where((temperature > 0) & (temperature < torch.inf), torch.nan)
-    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    top = logits.amax(dim=-1)
-    below = (logits - top.detach()[..., None]) / temperature
-    return Softmax(torch.softmax(below, dim=-1), below, top.detach(), temperature)
-
-
-def decide(
-    logits: Tensor, temperature: Tensor | float, threshold: Tensor | float, criterion: str = "max_prob"
-) -> HeadOutput:
-    """Turn logits [N, K] into a :class:`HeadOutput` under a criterion."""
-    softmax = softmax_of(logits, _scalar(temperature))
+    limit = threshold.reshape(()) if isinstance(threshold, Tensor) else threshold
     # A NaN ranks as the largest logit, as it does for torch.argmax, so that a label is always a class index.
     label = logits.masked_fill(logits.isnan(), torch.inf).argmax(dim=-1)
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    top = logits.amax(dim=-1).detach()
+    below = (logits - top[..., None]) / temperature
+    softmax = Softmax(torch.softmax(below, dim=-1), below, top, temperature)
     confidence = CRITERIA[criterion].confidence(softmax)
-    return HeadOutput(softmax.probs, label, confidence, confidence > _scalar(threshold))
-
-
-def _scalar(number: Tensor | float) -> Tensor | float:
-    return number.reshape(()) if isinstance(number, Tensor) else number
+    return HeadOutput(softmax.probs, label, confidence, confidence > limit)
 
 
 def fused_head_reference(
