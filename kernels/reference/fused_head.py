@@ -1,6 +1,5 @@
 """The fused head and its gradients in plain PyTorch: what kernels are tested against, and what runs without Triton."""
 
-import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -73,42 +72,19 @@ def fused_head_reference(
     Computed in float32, of float64 input in float64. Arguments are those of :func:`auxhead.kernels.fused_head`, which
     checks them; none is checked here.
     """
-    return decide(_logits(x, weight, bias, pool, pool_size, hidden), temperature, threshold, criterion)
+    return decide(logits_of(x, weight, bias, pool, pool_size, hidden), temperature, threshold, criterion)
 
 
-def _logits(
+def logits_of(
     x: Tensor, weight: Tensor, bias: Tensor | None, pool: str, pool_size: tuple[int, int], hidden: HiddenLayers
 ) -> Tensor:
+    """Return the logits [N, K] of a head, in float32 or better."""
     dtype = torch.promote_types(x.dtype, torch.float32)
     if x.dtype is not dtype:
         x, weight, hidden = x.to(dtype), weight.to(dtype), hidden.to(dtype)
         bias = None if bias is None else bias.to(dtype)
     features = hidden.apply(pooled_features(F.relu(x) if hidden.rectifies else x, pool, pool_size))
     return F.linear(features, weight, bias)
-
-
-def cpu_head(
-    x: Tensor, weight: Tensor, bias: Tensor | None, *, pool: str, pool_size: tuple[int, int], temperature: Tensor,
-    threshold: Tensor, criterion: str, return_probs: bool, hidden: HiddenLayers = NO_LAYERS,
-) -> HeadOutput:  # fmt: skip
-    """Answer as :func:`fused_head_reference`, bit for bit, in half of the operations: for calls that are repeated.
-
-    The rule's tensors have no dimension. The temperature is read here, and a NaN is looked for among the confidences
-    alone, by the host.
-    """
-    logits, divisor = _logits(x, weight, bias, pool, pool_size, hidden), temperature.item()
-    if criterion == "max_prob" and 0.0 < divisor < math.inf:
-        if divisor == 1.0:
-            label = logits.argmax(-1)
-            probs = torch.softmax(logits, -1)  # which subtracts the largest itself, to the same effect
-        else:  # a logit divided by the temperature may overflow
-            largest, label = logits.max(-1)
-            probs = torch.softmax((logits - largest[:, None]) / divisor, -1)
-        confidence = probs.amax(-1)
-        if not math.isnan(sum(confidence.tolist())):
-            return HeadOutput(probs if return_probs else None, label, confidence, confidence > threshold)
-    output = decide(logits, temperature, threshold, criterion)
-    return output if return_probs else output._replace(probs=None)
 
 
 def save_for_backward(ctx: Any, inputs: Sequence[Any], output: Sequence[Tensor | None]) -> None:

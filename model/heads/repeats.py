@@ -4,6 +4,7 @@ Of a head here, of a network's exits in network/exits_repeat.py; bit for bit, fo
 stream, as long as nothing that they rest on has changed.
 """
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
@@ -15,14 +16,14 @@ from torch import Tensor, nn
 from torch._C._dynamo.guards import TensorGuards  # in PyTorch's core; Dynamo itself is not imported
 from torch.autograd import forward_ad
 
-from ...kernels import HeadOutput, runs_triton
+from ...kernels import HeadOutput, HiddenLayers, decide, runs_triton
 from ...kernels.cuda.runtime import is_capturing
 from ...kernels.launch.arrival_counters import arrival_counters
 from ...kernels.launch.choose_config import overrides
 from ...kernels.launch.memory import HeadArguments
 from ...kernels.launch.residency import is_recording
 from ...kernels.noted import NotedLaunch, are_launches_watched, noting
-from ...kernels.reference.fused_head import backward, cpu_head, save_for_backward
+from ...kernels.reference.fused_head import backward, logits_of, save_for_backward
 from ..answers.rule_order import count_writes, wait_for_write
 from ..basics.streams import current_handle, has_streams
 from ..listening.hooks import WAYS, hooks_of
@@ -195,6 +196,30 @@ class HeadRepeat:
         given = (x, label, confidence, exits) if probs is None else (x, label, confidence, exits, probs)
         self._repeat([*map(self._of, given)])
         return HeadOutput(probs, label, confidence, exits)
+
+
+def cpu_head(
+    x: Tensor, weight: Tensor, bias: Tensor | None, *, pool: str, pool_size: tuple[int, int], temperature: Tensor,
+    threshold: Tensor, criterion: str, return_probs: bool, hidden: HiddenLayers,
+) -> HeadOutput:  # fmt: skip
+    """Answer as ``fused_head_reference`` does, bit for bit, in half of the operations.
+
+    The rule's tensors have no dimension. The temperature is read here, and a NaN is looked for among the confidences
+    alone, by the host.
+    """
+    logits, divisor = logits_of(x, weight, bias, pool, pool_size, hidden), temperature.item()
+    if criterion == "max_prob" and 0.0 < divisor < math.inf:
+        if divisor == 1.0:
+            label = logits.argmax(-1)
+            probs = torch.softmax(logits, -1)  # which subtracts the largest itself, to the same effect
+        else:  # a logit divided by the temperature may overflow
+            largest, label = logits.max(-1)
+            probs = torch.softmax((logits - largest[:, None]) / divisor, -1)
+        confidence = probs.amax(-1)
+        if not math.isnan(sum(confidence.tolist())):
+            return HeadOutput(probs if return_probs else None, label, confidence, confidence > threshold)
+    output = decide(logits, temperature, threshold, criterion)
+    return output if return_probs else output._replace(probs=None)
 
 
 class _Differentiable(torch.autograd.Function):
