@@ -155,11 +155,8 @@ class DriverLaunch:
         raise kind(f"{driver.cuGetErrorString(error)[1].decode()} ({error.name})")
 
 
-#: Formats of ``struct`` by Triton's name of a type; pointers begin with "*".
-_FORMATS = {
-    "i1": "?", "i8": "b", "i16": "h", "i32": "i", "i64": "q", "u8": "B", "u16": "H", "u32": "I", "u64": "Q",
-    "fp32": "f", "fp64": "d",
-}  # fmt: skip
+#: Formats of ``struct`` by Triton's name of a number's type.
+_FORMATS = {"i32": "i", "i64": "q", "fp32": "f"}
 
 
 def _driver_launch(noted: NotedLaunch, varying: Sequence[Tensor]) -> DriverLaunch | None:
@@ -187,11 +184,14 @@ def _driver_launch(noted: NotedLaunch, varying: Sequence[Tensor]) -> DriverLaunc
 
 
 def _parameters(kind: Any, value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield format and value of the parameters that an argument becomes; constants are part of the code."""
+    """Yield format and value of the parameters that an argument becomes; constants are part of the code.
+
+    A number of another type gets the format of one byte, which no parameter has: its launch is left to Triton.
+    """
     if isinstance(kind, tuple):
         for inner, part in zip(kind, value, strict=True):
             yield from _parameters(inner, part)
-    elif kind != "constexpr":  # of a type that is not known here one byte, which no parameter has: it is left to Triton
+    elif kind != "constexpr":
         yield "Q" if kind.startswith("*") else _FORMATS.get(kind, "x"), value
 
 

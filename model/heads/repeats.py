@@ -308,8 +308,10 @@ def _repeat_of(
         )  # fmt: skip
     if len(launches) != 1 or not arrival_counters(x.device).are_kept(stream):
         return None
-    head_arguments = HeadArguments.launched(launches[0].given())
-    launched = [*head_arguments.parameters(), *head_arguments.rule]
+    given = HeadArguments(*launches[0].given()["places"][0][0])
+    layer, norm = (given.weight, given.bias), (given.norm or ())[:2]
+    parameters = [*layer, *norm] if given.last is None else [*given.last[:2], *norm, *layer]
+    launched = [*(one for one, *_ in parameters if one is not None), *given.rule]
     # another thread's are there now, or x is one of them, of which a repeat would put others in all its places
     if [one.data_ptr() for one in launched] != read.addresses or x.data_ptr() in read.addresses:
         return None
