@@ -5,31 +5,30 @@ or from ``ExitLaunch`` one answer per sample, merged over the exits of a network
 
     jit/           every Triton function: exits has the kernel of all heads, head tells its stages (pool, product,
                    decide) and its programs' part in them; numbers pass between programs by hand_over
-    reference/     the same in plain PyTorch, and what they mean: criteria, hidden layers, merge (what an answer is)
+    reference/     the same in plain PyTorch, and what they mean: a head with its answer and gradients, criteria, hidden
+                   layers, merge (what an answer of a network is)
     launch/        checked arguments, the sizes that decide, the chosen LaunchConfig (an override, else a tuned table,
-                   else the rule), memory of programs, residency (where and when they run), compile_only
-    noted          remembers a launch and makes it again by CUDA's driver; repeat: of a head, or of a network's exits
+                   else the rule), memory of programs, residency (where and when they run)
+    noted          remembers a launch and makes it again by CUDA's driver: model/heads/repeats.py
     cuda/          CUDA's runtime, and lifetimes of what it gives
-    fused_head     one head, one launch: the operator; head_output is its answer, head_backward has its gradients
+    fused_head     one head, one launch: the operator
     exits          the heads of a network in one launch, answers merged on the device and packed
     compaction     open samples move into a smaller batch
     max_pool       max-pooling of channels_last maps
-    followed       tells whether a tracer, a transform or a mode sees every operation, not the answer alone
 
 To add a criterion: a row with its definition in reference/criteria.py, the same in jit/criteria.py, a case in
 tests/kernels/test_criteria.py. It changes kernel_hash, but not what is compiled for heads without it, which
 tests/kernels/test_machine_code.py shows: then the earlier hash goes into ``SAME_MACHINE_CODE``, and tables hold.
 """
 
-from .compaction import Answer, collect, destination, gather_open, moves_rows, new_destinations
-from .exits import ExitBuffers, ExitHead, ExitLaunch
+from .compaction import collect, destination, gather_open, moves_rows, new_destinations
+from .exits import Answer, ExitBuffers, ExitHead, ExitLaunch
 from .fused_head import fused_head, runs_triton
-from .head_output import HeadOutput
 from .launch.head_arguments import check_input, check_pool
 from .launch.launch_config import LaunchConfig
 from .max_pool import max_pool2d
 from .reference.criteria import CRITERIA, check_criterion, check_temperature, check_threshold, number_of
-from .reference.fused_head import decide, fused_head_reference, pooled_features
+from .reference.fused_head import HeadOutput, decide, fused_head_reference, pooled_features
 from .reference.hidden_layers import ACTIVATIONS, HiddenLayers
 from .reference.merge import Merged, all_exit, decide_in_order, heads_in_a_row, in_order, merge
 

@@ -5,11 +5,8 @@ import math
 import torch
 from torch import Tensor
 
-from .exits import ExitBuffers
+from .exits import Answer, ExitBuffers
 from .launch.launch_config import next_power_of_2
-
-#: Label [N] int64, exit [N] int64, confidence [N] float32, probs [N, K] float32 or None: see ``ExitBuffers.answer``.
-Answer = tuple[Tensor, Tensor, Tensor, Tensor | None]
 
 _WORDS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}
 #: Words that a program copies: 8 reads of 16 bytes for each of its 128 threads.
@@ -83,12 +80,13 @@ def gather_open(
     row_words = math.prod(features.shape[1:]) * features.element_size() // word
     flat = features.as_strided((features.numel(),), (1,)).view(_WORDS[word])
     block_w = min(next_power_of_2(row_words), _BLOCK_WORDS)
+    classes, block_k = _classes(answer)
     with torch.cuda.device_of(features):
         compact_kernel.gather_kernel[(samples * -(-row_words // block_w),)](
             flat, destinations, origin, *buffers.answer(buffers.packed_answer), *answer,
-            samples, row_words, _classes(answer),
-            ENTRY=_ENTRY, ALIGNED=aligned, BLOCK_N=next_power_of_2(samples), BLOCK_W=block_w,
-            BLOCK_K=_block_k(answer), num_warps=4,
+            samples, row_words, classes,
+            ENTRY=_ENTRY, ALIGNED=aligned, BLOCK_N=next_power_of_2(samples), BLOCK_W=block_w, BLOCK_K=block_k,
+            num_warps=4,
         )  # fmt: skip
 
 
@@ -99,16 +97,14 @@ def collect(buffers: ExitBuffers, origin: Tensor, answer: Answer) -> None:
     """
     from .jit import compaction as compact_kernel
 
+    classes, block_k = _classes(answer)
     with torch.cuda.device_of(origin):
         compact_kernel.collect_kernel[(len(origin),)](
-            origin, *buffers.answer(buffers.packed_answer), *answer, _classes(answer),
-            BLOCK_K=_block_k(answer), num_warps=1,
+            origin, *buffers.answer(buffers.packed_answer), *answer, classes, BLOCK_K=block_k, num_warps=1,
         )  # fmt: skip
 
 
-def _classes(answer: Answer) -> int:
-    return 1 if answer[3] is None else answer[3].shape[1]
-
-
-def _block_k(answer: Answer) -> int:
-    return min(next_power_of_2(_classes(answer)), 1024)
+def _classes(answer: Answer) -> tuple[int, int]:
+    """Return K, and how many classes of probabilities are copied in one step."""
+    classes = 1 if answer[3] is None else answer[3].shape[1]
+    return classes, min(next_power_of_2(classes), 1024)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate, zip_longest
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -12,9 +12,9 @@ from torch import Tensor
 from .launch.choose_config import choose_config
 from .launch.constants import HeadConstants, LaunchConstants, LogitsConstants
 from .launch.head_view import HeadView, head_view
-from .launch.launch_config import Programs, most_registers
+from .launch.launch_config import most_registers
 from .launch.memory import HeadArguments, Workspace, last_memory
-from .launch.residency import is_recording, new_turns
+from .launch.residency import new_turns
 from .noted import launch
 from .reference.criteria import CRITERIA, number_of
 from .reference.hidden_layers import NO_LAYERS, HiddenLayers
@@ -38,6 +38,30 @@ class ExitHead(NamedTuple):
     """Part of the launch's code: another one wants another launch."""
     hidden: HiddenLayers = NO_LAYERS
     """Layers before the last one, which ``weight`` and ``bias`` are."""
+
+
+#: Label [N] int64, exit [N] int64, confidence [N] float32, probs [N, K] float32 or None.
+Answer = tuple[Tensor, Tensor, Tensor, Tensor | None]
+
+
+class AnswerLayout(NamedTuple):
+    """Where the parts of an answer lie in ``ExitBuffers.packed_answer`` and in copies of it."""
+
+    samples: int
+    """Of the batch that it is captured for."""
+    classes: int | None
+    """None: there are no probabilities."""
+
+    def view(self, index: int, packed: Tensor, samples: int) -> Tensor | None:
+        """View a part for the first samples.
+
+        The index is 0 for the label [N] int64, 1 for the exit [N] int64, 2 for the confidence [N] float32, 3 for the
+        probabilities [N, K] float32, which is None where there are none.
+        """
+        classes = self.classes or 0
+        row, start = (8, 8, 4, 4 * classes)[index], (0, 8, 16, 20)[index] * self.samples  # in bytes
+        view = packed[start : start + samples * row].view(torch.int64 if index < 2 else torch.float32)
+        return view if index < 3 else view.view(samples, classes) if classes else None
 
 
 @dataclass(frozen=True)
@@ -82,43 +106,14 @@ class ExitBuffers:
             tallies=tallies,
         )
 
-    def answer(self, packed: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        """View ``packed_answer`` or a copy of it: label [N] int64, exit [N] int64, confidence [N], probs [N, K]."""
-        samples = self.label.shape[1]
-        label, exit_index, confidence, probs = packed.split(
-            [8 * samples, 8 * samples, 4 * samples, packed.numel() - 20 * samples]
-        )
-        return (
-            label.view(torch.int64),
-            exit_index.view(torch.int64),
-            confidence.view(torch.float32),
-            None if self.probs is None else probs.view(torch.float32).view(samples, -1),
-        )
+    @property
+    def layout(self) -> AnswerLayout:
+        """Of ``packed_answer``."""
+        return AnswerLayout(self.label.shape[1], None if self.probs is None else self.probs.shape[2])
 
-
-class AnswerLayout:
-    """The parts of ``ExitBuffers.packed_answer`` and of copies of it; see :meth:`ExitBuffers.answer`."""
-
-    def __init__(self, buffers: ExitBuffers) -> None:
-        """Find out where the parts lie: first byte, bytes of a sample, dtype and shape of a sample."""
-        packed = buffers.packed_answer
-        self._parts = [
-            None if part is None else (part.data_ptr() - packed.data_ptr(), part[0].nbytes, part.dtype, part.shape[1:])
-            for part in buffers.answer(packed)
-        ]
-
-    def view(self, index: int, packed: Tensor, samples: int) -> Tensor | None:
-        """View a part for the first samples, of the shape and dtype that it has there.
-
-        The index is 0 for the label [N], 1 for the exit [N], 2 for the confidence [N], 3 for the probabilities [N, K],
-        which is None where there are none.
-        """
-        part = self._parts[index]
-        if part is None:
-            return None
-        start, row, dtype, shape = part
-        view = packed[start : start + samples * row].view(dtype)
-        return view.view(samples, *shape) if shape else view
+    def answer(self, packed: Tensor) -> Answer:
+        """View ``packed_answer`` or a copy of it."""
+        return cast(Answer, tuple(self.layout.view(index, packed, self.label.shape[1]) for index in range(4)))
 
 
 class ExitLaunch:
@@ -157,10 +152,7 @@ class ExitLaunch:
         sizes = ((samples, torch.int32), (1, torch.int64), (1, torch.int32))
         self._counters = tuple(torch.zeros(size, dtype=dtype, device=device) for size, dtype in sizes)
         self._spaces: dict[int, _Space] = {}
-        self._records = is_recording()
         self._turns: dict[int, Tensor | None] = {}  # by the pieces of work, which follow from the inputs
-        self.compiled: Any = None
-        """Triton's compiled kernel of the last call; None before, and where it is interpreted."""
 
     def __call__(self, inputs: Sequence[Tensor]) -> None:
         """Launch on the current stream.
@@ -184,7 +176,7 @@ class ExitLaunch:
         places: list[tuple[Any, ...]] = []
         constants: list[HeadConstants | LogitsConstants] = []
         # One stage of all heads after the other: programs that wait start when there is nothing else left to start.
-        stages = [(samples,) if space is None else space.programs.stages for space in spaces]
+        stages = [(samples,) if space is None else space.stages for space in spaces]
         starts = [0, *accumulate(map(sum, zip_longest(*stages, fillvalue=0)))]
         total = starts.pop()
         for head, x, space, own in zip(self._heads, inputs, spaces, stages, strict=True):
@@ -193,7 +185,8 @@ class ExitLaunch:
                 places.append((((x, *x.stride()), rule), starts[0]))
                 constants.append(LogitsConstants(number_of("max_prob" if head is None else head.criterion)))
             else:
-                places.append((space.arguments(x, head), tuple(starts[: len(own)])))
+                arguments = space.arguments._replace(x=(x, *space.view.strides))
+                places.append((tuple(arguments), tuple(starts[: len(own)])))
                 constants.append(space.constants)
             starts = [start + count for start, count in zip_longest(starts, own, fillvalue=0)]
         # Heads that share a launch share its limits: those of the heads that have any, lest one be starved the largest.
@@ -203,7 +196,7 @@ class ExitLaunch:
         most = max((config.max_programs for config in configs), default=0)
         bounded = 0 < most < total
         grid = most if bounded else total
-        if self._records and total not in self._turns:
+        if total not in self._turns:
             self._turns[total] = new_turns(total, grid, num_warps, buffers.label.device)
         launch_constants = LaunchConstants(
             tuple(constants), classes, bounded, True, self._place, self._last, self._patience is not None
@@ -214,10 +207,10 @@ class ExitLaunch:
                 tuple(places), (buffers.probs, buffers.label, buffers.confidence, buffers.exits),
                 (answer_probs, answer_label, answer_confidence, answer_exit),
                 buffers.valid, self._counters, (self._open_samples, buffers.requests, self._condition),
-                buffers.tallies, self._patience, total, self._turns.get(total), samples, launch_constants,
+                buffers.tallies, self._patience, total, self._turns[total], samples, launch_constants,
             )  # fmt: skip
             options = {"num_warps": num_warps, "maxnreg": max_registers or most_registers(num_warps)}
-            self.compiled = launch(exit_kernel.exit_kernel, (grid,), given, options)
+            launch(exit_kernel.exit_kernel, (grid, 1, 1), given, options)
 
     def _space(self, place: int, head: ExitHead, x: Tensor) -> "_Space":
         view = head_view(x.shape, x.stride(), head.pool, head.pool_size)
@@ -232,29 +225,21 @@ class _Space(NamedTuple):
 
     view: HeadView
     constants: HeadConstants
-    programs: Programs
-    workspace: Workspace
-    logits: Tensor | None
+    stages: tuple[int, ...]
+    arguments: HeadArguments
 
     @classmethod
     def allocate(cls, view: HeadView, head: ExitHead, x: Tensor) -> "_Space":
-        assert head.weight is not None
-        pool_max = head.pool == "max"
-        classes = head.weight.shape[0]
+        weight, hidden, pool_max = head.weight, head.hidden, head.pool == "max"
+        assert weight is not None
         config = choose_config(
-            view, classes, pool_max=pool_max, dtype=x.dtype, device=x.device, place="network", hidden=head.hidden
+            view, weight.shape[0], pool_max=pool_max, dtype=x.dtype, device=x.device, place="network", hidden=hidden
         )
-        constants = HeadConstants.of(
-            config, view, head.weight, pool_max=pool_max, criterion=head.criterion, hidden=head.hidden
-        )
-        programs = config.programs(view, classes, head.hidden)
+        constants = HeadConstants.of(config, view, weight, pool_max=pool_max, criterion=head.criterion, hidden=hidden)
+        programs = config.programs(view, weight.shape[0], hidden)
         zeros = torch.zeros(programs.zeroed, dtype=torch.int32, device=x.device)
-        logits = last_memory(zeros, programs, head.weight, head.hidden, x.shape[0])
-        return cls(view, constants, programs, Workspace.of(config, programs, zeros, x.dtype), logits)
-
-    def arguments(self, x: Tensor, head: ExitHead) -> tuple[Any, ...]:
-        assert head.weight is not None
-        rule = (head.temperature, head.threshold)
-        return tuple(
-            HeadArguments.of(x, self.view, head.weight, head.bias, head.hidden, rule, self.workspace, self.logits)
-        )
+        arguments = HeadArguments.of(
+            x, view, weight, head.bias, hidden, (head.temperature, head.threshold),
+            Workspace.of(config, programs, zeros, x.dtype), last_memory(zeros, programs, weight, hidden, x.shape[0]),
+        )  # fmt: skip
+        return cls(view, constants, programs.stages, arguments._replace(x=()))

@@ -5,10 +5,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
-from .followed import wants_plain_pytorch
-from .head_backward import backward, save_for_backward
-from .head_output import HeadOutput
 from .launch.arrival_counters import arrival_counters
 from .launch.choose_config import choose_config
 from .launch.constants import HeadConstants, LaunchConstants
@@ -19,7 +17,7 @@ from .launch.memory import HeadArguments, Workspace, last_memory
 from .launch.residency import new_turns
 from .noted import launch
 from .reference.criteria import check_temperature, check_threshold
-from .reference.fused_head import fused_head_reference
+from .reference.fused_head import HeadOutput, backward, fused_head_reference, save_for_backward
 from .reference.hidden_layers import NO_LAYERS, HiddenLayers, check_hidden_types
 
 try:
@@ -35,6 +33,17 @@ def runs_triton(x: Tensor) -> bool:
     They compute in float32, float16 and bfloat16: float64 is PyTorch's, in the interpreter too.
     """
     return kernel is not None and x.dtype in FLOAT_DTYPES and (x.is_cuda or (INTERPRETED and x.device.type == "cpu"))
+
+
+def wants_plain_pytorch() -> bool:
+    """Return whether operations of PyTorch must stand in for a kernel.
+
+    ONNX knows no kernel of ours. The transforms of ``torch.func`` and forward-mode derivatives go operation by
+    operation; those of an operator with a backward pass alone would be refused, or silently 0.
+    """
+    if torch.compiler.is_exporting() and torch.onnx.is_in_onnx_export():
+        return True
+    return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
 
 
 def fused_head(
@@ -88,30 +97,21 @@ def fused_head(
         ValueError: a shape, device or value does not fit; names the argument, what it got and what it wants.
         TypeError: the same for a dtype or type.
     """
-    for name, tensor in (("x", x), ("weight", weight)):
-        if not isinstance(tensor, Tensor):
-            raise TypeError(f"{name}: got {type(tensor).__name__}, wants a torch.Tensor")
-    if not (bias is None or isinstance(bias, Tensor)):
-        raise TypeError(f"bias: got {type(bias).__name__}, wants a torch.Tensor or None")
-    for name, value in (("weight", weight), ("bias", bias), ("temperature", temperature), ("threshold", threshold)):
+    layers = NO_LAYERS if hidden is None else hidden
+    check_hidden_types(layers)
+    parameters = [("weight", weight), ("bias", bias), *layers.tensors()]
+    for name, one in (("x", x), *parameters):
+        if not isinstance(one, Tensor) and (one is not None or name in ("x", "weight")):
+            wants = "a torch.Tensor" if name in ("x", "weight") else "a torch.Tensor or None"
+            raise TypeError(f"{name}: got {type(one).__name__}, wants {wants}")
+    for name, value in (*parameters, ("temperature", temperature), ("threshold", threshold)):
         # here, not in the op: a tensor on "meta" would send the whole call to the fake implementation
         if isinstance(value, Tensor) and value.device != x.device:
             raise ValueError(f"{name}: got device {value.device}, wants {x.device}, the device of x")
-    layers = NO_LAYERS if hidden is None else hidden
-    check_hidden_types(layers, x.device)
     temperature_tensor, temperature_value = _split_number("temperature", temperature)
     threshold_tensor, threshold_value = _split_number("threshold", threshold)
-    if wants_plain_pytorch():
-        grid = check_pool(pool, pool_size)
-        check_head_arguments(x, weight, bias, pool, grid, criterion, layers)
-        check_temperature(temperature_value)  # values of tensors cannot be read here
-        check_threshold(criterion, threshold_value)
-        output = fused_head_reference(
-            x, weight, bias, pool=pool, pool_size=grid, temperature=temperature, threshold=threshold,
-            criterion=criterion, hidden=layers,
-        )  # fmt: skip
-        return output if return_probs else output._replace(probs=None)
-    probs, label, confidence, exits = torch.ops.auxhead.fused_head(
+    head = _fused_head if wants_plain_pytorch() else torch.ops.auxhead.fused_head
+    probs, label, confidence, exits = head(
         x, weight, bias, temperature_tensor, threshold_tensor, temperature_value, threshold_value,
         pool, check_pool(pool, pool_size), criterion, return_probs, *layers,
     )  # fmt: skip
@@ -139,41 +139,31 @@ torch.library.define(
 )
 
 
-@torch.library.impl("auxhead::fused_head", "default")
 def _fused_head(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    temperature_tensor: Tensor | None,
-    threshold_tensor: Tensor | None,
-    temperature: float,
-    threshold: float,
-    pool: str,
-    pool_size: Sequence[int],
-    criterion: str,
-    return_probs: bool,
+    x: Tensor, weight: Tensor, bias: Tensor | None, temperature_tensor: Tensor | None, threshold_tensor: Tensor | None,
+    temperature: float, threshold: float, pool: str, pool_size: Sequence[int], criterion: str, return_probs: bool,
     *layers: Any,  # fields of HiddenLayers in their order; the dispatcher drops those that are at their default
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    grid, hidden = check_pool(pool, tuple(pool_size)), HiddenLayers(*layers)
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    grid, hidden, plain = check_pool(pool, tuple(pool_size)), HiddenLayers(*layers), wants_plain_pytorch()
     check_head_arguments(x, weight, bias, pool, grid, criterion, hidden)
-    check_rule_tensors(criterion, temperature_tensor, threshold_tensor, x.device)
+    if not plain:  # which cannot read tensors' values
+        check_rule_tensors(criterion, temperature_tensor, threshold_tensor, x.device)
     check_temperature(temperature)
     check_threshold(criterion, threshold)
     divisor = temperature if temperature_tensor is None else temperature_tensor
     limit = threshold if threshold_tensor is None else threshold_tensor
-    classes, pool_max = weight.shape[0], pool == "max"
-    if x.shape[0] == 0:
-        return _empty_output(x, classes, return_probs)
-    if not runs_triton(x):
+    if x.shape[0] == 0 and not plain:
+        return _empty_output(x, weight.shape[0], return_probs)
+    if plain or not runs_triton(x):
         output = fused_head_reference(
             x, weight, bias, pool=pool, pool_size=grid, temperature=divisor, threshold=limit, criterion=criterion,
             hidden=hidden,
         )  # fmt: skip
     else:
         check_countable(x, hidden.first_weight(weight).shape[1])
-        view = head_view(x.shape, x.stride(), pool, grid)
+        view, pool_max = head_view(x.shape, x.stride(), pool, grid), pool == "max"
         config = choose_config(
-            view, classes, pool_max=pool_max, dtype=x.dtype, device=x.device, place="alone", hidden=hidden
+            view, weight.shape[0], pool_max=pool_max, dtype=x.dtype, device=x.device, place="alone", hidden=hidden
         )
         output = launch_fused_head(
             x, view, weight, bias, divisor, limit, pool_max=pool_max, return_probs=return_probs, config=config,
@@ -184,6 +174,7 @@ def _fused_head(
     return probs, output.label, output.confidence, output.exit
 
 
+torch.library.impl("auxhead::fused_head", "default", _fused_head)
 #: Constants and compiled kernel of launches, by all that they depend on.
 _compiled: dict[tuple[Hashable, ...], tuple[LaunchConstants, Any]] = {}
 
@@ -253,22 +244,4 @@ def _(*arguments: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return _empty_output(x, weight.shape[0], return_probs)
 
 
-def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    x, weight, bias, temperature_tensor, _, temperature, _, pool, pool_size, criterion, return_probs, *layers = inputs
-    save_for_backward(
-        ctx, (x, weight, bias, temperature_tensor), output,
-        temperature=temperature, pool=pool, pool_size=tuple(pool_size), criterion=criterion, return_probs=return_probs,
-        hidden=HiddenLayers(*layers),
-    )  # fmt: skip
-
-
-def _backward(
-    ctx: Any, grad_probs: Tensor | None, _label: None, grad_confidence: Tensor | None, _exits: None
-) -> tuple[Tensor | None, ...]:
-    wanted = (*ctx.needs_input_grad, *[False] * 7)  # shorter if the call left arguments at their defaults
-    needed = (*wanted[:3], *wanted[13:17])
-    grads = backward(ctx, needed, grad_probs, grad_confidence)
-    return (*grads[:3], *[None] * 10, *grads[3:], None)
-
-
-torch.library.register_autograd("auxhead::fused_head", _backward, setup_context=_save_for_backward)
+torch.library.register_autograd("auxhead::fused_head", backward, setup_context=save_for_backward)

@@ -4,8 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .followed import wants_plain_pytorch
-from .fused_head import runs_triton
+from .fused_head import runs_triton, wants_plain_pytorch
 from .launch.launch_config import next_power_of_2
 
 try:
@@ -38,35 +37,25 @@ def max_pool2d(
     kernel_pair = _pair(kernel_size)
     stride_pair = kernel_pair if stride is None else _pair(stride)
     padding_pair = _pair(padding)
-    if kernel is not None and _takes(x, kernel_pair, stride_pair, padding_pair):
-        out_h, out_w = (
-            (size + 2 * pad - window) // step + 1
-            for size, pad, window, step in zip(x.shape[2:], padding_pair, kernel_pair, stride_pair, strict=True)
-        )
-        if out_h > 0 and out_w > 0 and x.shape[0] * max(x.shape[2] * x.shape[3], out_h * out_w) <= MOST_POSITIONS:
-            if torch.compiler.is_exporting():
-                return _max_pool_operator(x, [*kernel_pair], [*stride_pair], [*padding_pair])
-            return launch_max_pool(x, kernel_pair, stride_pair, padding_pair, (out_h, out_w))
-    return F.max_pool2d(x, kernel_size, stride, padding)
-
-
-def launch_max_pool(
-    x: Tensor, kernel_size: tuple[int, ...], stride: tuple[int, ...], padding: tuple[int, ...],
-    out_size: tuple[int, int],
-) -> Tensor:  # fmt: skip
-    """Run the kernel once on arguments that ``max_pool2d`` has checked, all sizes as pairs.
-
-    ``out_size`` is (H_out, W_out), at least 1 each.
-    """
-    samples, channels, height, width = x.shape
-    positions = samples * out_size[0] * out_size[1]
-    out = torch.empty((samples, channels, *out_size), dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
+    if kernel is None or not _takes(x, kernel_pair, stride_pair, padding_pair):
+        return F.max_pool2d(x, kernel_size, stride, padding)
+    (samples, channels, height, width), pairs = x.shape, (padding_pair, kernel_pair, stride_pair)
+    out_h, out_w = (
+        (size + 2 * pad - window) // step + 1 for size, pad, window, step in zip((height, width), *pairs, strict=True)
+    )
+    if min(out_h, out_w) < 1 or samples * max(height * width, out_h * out_w) > MOST_POSITIONS:
+        return F.max_pool2d(x, kernel_size, stride, padding)
+    if torch.compiler.is_exporting():
+        return _max_pool_operator(x, [*kernel_pair], [*stride_pair], [*padding_pair])
+    shape, memory_format = (samples, channels, out_h, out_w), torch.channels_last
+    out = torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=memory_format)
+    positions = samples * out_h * out_w
     block_c = min(next_power_of_2(channels), MOST_CHANNELS)
     block_p = BLOCK_ELEMENTS // block_c
     programs = -(-positions // block_p) * -(-channels // block_c)
     with torch.cuda.device_of(x):
         kernel.max_pool_kernel[(programs,)](
-            x, out, positions, channels, height, width, *out_size, *kernel_size, *stride, *padding,
+            x, out, positions, channels, height, width, out_h, out_w, *kernel_pair, *stride_pair, *padding_pair,
             BLOCK_P=block_p, BLOCK_C=block_c, num_warps=4,
         )  # fmt: skip
     return out

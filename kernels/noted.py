@@ -8,10 +8,10 @@ eight heads 30 us of a host that has done something else before, where this take
 """
 
 import struct
-import threading
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, NamedTuple
 
 import torch
@@ -26,9 +26,6 @@ try:
 except ImportError:  # no Triton for this platform
     triton_knobs = None
 
-#: Where an argument stands: its name, and in nested tuples the indices that lead to it.
-Path = tuple[str | int, ...]
-
 
 class NotedLaunch(NamedTuple):
     """One launch that was made."""
@@ -37,7 +34,7 @@ class NotedLaunch(NamedTuple):
     """Compiled, or the function that is interpreted."""
     names: Sequence[str]
     """Names of the kernel's arguments."""
-    grid: tuple[int, ...]
+    grid: tuple[int, int, int]
     arguments: tuple[Any, ...]
     options: dict[str, Any]
     """Triton's own."""
@@ -51,49 +48,54 @@ class NotedLaunch(NamedTuple):
         """Return the arguments by name, in their order."""
         return dict(zip(self.names, self.arguments, strict=True))
 
-    def repeat(self, varying: Sequence[Path], stream: int) -> Callable[[Sequence[Any]], None]:
+    def repeat(self, varying: Sequence[Tensor], stream: int) -> Callable[[Sequence[Any]], None]:
         """Return what launches it again on a stream, given by its handle (the interpreter has none).
 
-        It takes the tensors for the places of ``varying``, in that order; of a compiled kernel their addresses, about
-        which Triton does not ask the driver. The tensors of the noted launch in these places are let go of.
+        It takes other tensors in place of the ``varying`` ones, in their order; of a compiled kernel their addresses,
+        about which Triton does not ask the driver. All others are kept, those themselves are let go of.
         """
-        given = self.given()
-        places = frozenset(varying)
-        fixed = {name: _fixed(value, (name,), places, addresses=self.compiled) for name, value in given.items()}
-        if not self.compiled:
-            interpreted, options = self.kernel[self.grid], self.options
-            return lambda tensors: interpreted(*_filled(fixed, varying, tensors).values(), **options)
-        by_triton = self.kernel[(*self.grid, 1, 1)[:3]]
-        by_driver = _driver_launch(self.kernel, self.grid, given, varying)
+        stand_ins = [object() for _ in varying]
+        arguments = _replaced(self.arguments, _by_identity(varying, stand_ins))
+        again, options = self.kernel[self.grid], {"stream": stream} if self.compiled else self.options
+        by_driver = _driver_launch(self, varying) if self.compiled else None
         handle = None if by_driver is None else driver.CUstream(stream)
 
-        def launch(addresses: Sequence[int]) -> None:
+        def launch(values: Sequence[Any]) -> None:
             # A thread's first launch, too, is Triton's, which gives the thread CUDA's context.
-            if by_driver is None or not by_driver(addresses, handle):
-                by_triton(*_filled(fixed, varying, addresses).values(), stream=stream)
+            if by_driver is None or not by_driver(values, handle):
+                again(*_replaced(arguments, _by_identity(stand_ins, values)), **options)
 
         return launch
 
 
-class _Notes(threading.local):
-    launches: list[NotedLaunch] | None = None
+def _by_identity(things: Sequence[object], others: Sequence[Any]) -> dict[int, Any]:
+    return dict(zip(map(id, things), others, strict=True))
 
 
-_notes = _Notes()
+def _replaced(value: Any, others: Mapping[int, Any]) -> Any:
+    """Return nested tuples with others in place of some things, by their ``id``."""
+    if isinstance(value, tuple):
+        return tuple(_replaced(part, others) for part in value)
+    return others.get(id(value), value)
+
+
+#: Launches of this thread that are noted; None: none is.
+_noted: ContextVar[list[NotedLaunch] | None] = ContextVar("noted", default=None)
 
 
 @contextmanager
 def noting() -> Iterator[list[NotedLaunch]]:
     """Note the launches of head kernels that this thread makes until the block ends."""
-    before, _notes.launches = _notes.launches, []
+    launches: list[NotedLaunch] = []
+    token = _noted.set(launches)
     try:
-        yield _notes.launches
+        yield launches
     finally:
-        _notes.launches = before
+        _noted.reset(token)
 
 
 def launch(
-    function: Any, grid: tuple[int, ...], arguments: tuple[Any, ...], options: dict[str, Any], compiled: Any = None
+    function: Any, grid: tuple[int, int, int], arguments: tuple[Any, ...], options: dict[str, Any], compiled: Any = None
 ) -> Any:
     """Launch a kernel, by what it was compiled to if that is known, and note it; returns what it is compiled to.
 
@@ -101,42 +103,11 @@ def launch(
     """
     made = (function if compiled is None else compiled)[grid](*arguments, **options)
     compiled = compiled if made is None else made
-    if _notes.launches is not None:
+    launches = _noted.get()
+    if launches is not None:
         kernel = function if compiled is None else compiled
-        _notes.launches.append(NotedLaunch(kernel, function.arg_names, grid, arguments, options))
+        launches.append(NotedLaunch(kernel, function.arg_names, grid, arguments, options))
     return compiled
-
-
-def _fixed(value: Any, path: Path, varying: frozenset[Path], *, addresses: bool) -> Any:
-    """Return an argument with None in the places that vary, and addresses for tensors if those are wanted."""
-    if path in varying:
-        return None
-    if isinstance(value, tuple):
-        return tuple(_fixed(part, (*path, index), varying, addresses=addresses) for index, part in enumerate(value))
-    return value.data_ptr() if addresses and isinstance(value, Tensor) else value
-
-
-def _filled(fixed: Mapping[str, Any], varying: Sequence[Path], values: Sequence[Any]) -> dict[str, Any]:
-    """Return the arguments with values in the places that vary."""
-    filled = dict(fixed)
-    for (name, *indices), value in zip(varying, values, strict=True):
-        filled[str(name)] = _replaced(filled[str(name)], indices, value)
-    return filled
-
-
-def _replaced(whole: Any, indices: Sequence[Any], value: Any) -> Any:
-    """Return nested tuples with another value at the place that the indices lead to."""
-    if not indices:
-        return value
-    index, *inner = indices
-    return (*whole[:index], _replaced(whole[index], inner, value), *whole[index + 1 :])
-
-
-#: Formats of ``struct`` by Triton's name of a type; pointers begin with "*".
-_FORMATS = {
-    "i1": "?", "i8": "b", "i16": "h", "i32": "i", "i64": "q", "u8": "B", "u16": "H", "u32": "I", "u64": "Q",
-    "fp32": "f", "fp64": "d",
-}  # fmt: skip
 
 
 def are_launches_watched() -> bool:
@@ -149,15 +120,14 @@ def are_launches_watched() -> bool:
 class DriverLaunch:
     """A launch through CUDA's driver of which some pointers are others each time."""
 
-    def __init__(self, kernel: Any, grid: Sequence[int], parameters: "Sequence[_Parameter]", varying: Sequence[Path]):
-        """Take a kernel that Triton has loaded; see ``_driver_launch``, which checks that it can be had."""
+    def __init__(self, kernel: Any, grid: Sequence[int], packed: bytes, places: Sequence[int]):
+        """Take a kernel that Triton has loaded, its parameters in 8 bytes each, and which of them vary."""
         warps, _, shared = kernel.packed_metadata
         self._function = driver.CUfunction(kernel.function)
-        self._sizes = (*grid, 1, 1)[:3] + (32 * warps, 1, 1, shared)
-        self._packed = b"".join(parameter.packed() for parameter in parameters)
-        paths = [parameter.path for parameter in parameters]
-        self._places = [paths.index(path) for path in varying]
-        self._free: list[_Block] = []  # each is used by one call at a time, whatever threads and handlers of signals do
+        self._sizes = (*grid, 32 * warps, 1, 1, shared)
+        self._packed, self._places = packed, places
+        # Parameters and pointers to them; used by one call at a time, whatever threads and handlers of signals do.
+        self._free: list[tuple[array[int], array[int]]] = []
 
     def __call__(self, addresses: Sequence[int], stream: Any) -> bool:
         """Launch with these addresses in the places that vary, on a stream, a ``driver.CUstream``.
@@ -168,14 +138,15 @@ class DriverLaunch:
             RuntimeError: the driver refuses.
         """
         try:
-            block = self._free.pop()
+            words, pointers = self._free.pop()
         except IndexError:
-            block = _Block.holding(self._packed)
-        words = block.words
+            words = array("Q", self._packed)
+            first = words.buffer_info()[0]
+            pointers = array("Q", range(first, first + len(self._packed), 8))
         for place, address in zip(self._places, addresses, strict=True):
             words[place] = address
-        (error,) = driver.cuLaunchKernel(self._function, *self._sizes, stream, block.pointers_at, 0)
-        self._free.append(block)
+        (error,) = driver.cuLaunchKernel(self._function, *self._sizes, stream, pointers.buffer_info()[0], 0)
+        self._free.append((words, pointers))
         if error == driver.CUresult.CUDA_SUCCESS:
             return True
         if error == driver.CUresult.CUDA_ERROR_INVALID_CONTEXT:
@@ -184,69 +155,44 @@ class DriverLaunch:
         raise kind(f"{driver.cuGetErrorString(error)[1].decode()} ({error.name})")
 
 
-class _Block(NamedTuple):
-    """Memory for the arguments of one launch, 8 bytes each, and pointers to them."""
-
-    words: "array[int]"
-    pointers: "array[int]"
-    pointers_at: int
-
-    @classmethod
-    def holding(cls, packed: bytes) -> "_Block":
-        words = array("Q", packed)
-        first, count = words.buffer_info()
-        pointers = array("Q", range(first, first + 8 * count, 8))
-        return cls(words, pointers, pointers.buffer_info()[0])
+#: Formats of ``struct`` by Triton's name of a number's type.
+_FORMATS = {"i32": "i", "i64": "q", "fp32": "f"}
 
 
-class _Parameter(NamedTuple):
-    """One parameter of a kernel as it is compiled."""
-
-    path: Path
-    format: str
-    value: Any
-
-    def packed(self) -> bytes:
-        value = self.value.data_ptr() if isinstance(self.value, Tensor) else 0 if self.value is None else self.value
-        return struct.pack(self.format, value).ljust(8, b"\0")
-
-
-def _driver_launch(
-    kernel: Any, grid: Sequence[int], given: Mapping[str, Any], varying: Sequence[Path]
-) -> DriverLaunch | None:
-    """Return what repeats a launch of a compiled kernel, given its arguments by name; None if that cannot be had.
+def _driver_launch(noted: NotedLaunch, varying: Sequence[Tensor]) -> DriverLaunch | None:
+    """Return what repeats a launch of a compiled kernel; None if that cannot be had.
 
     Kernels must have parameters of the driver's sizes, and no clusters, cooperation of programs or scratch memory.
     """
-    metadata = kernel.metadata
-    if driver is None or len(kernel.packed_metadata) != 3 or metadata.num_ctas != 1:
+    kernel, given = noted.kernel, noted.given()
+    if driver is None or len(kernel.packed_metadata) != 3 or kernel.metadata.num_ctas != 1:
         return None
-    if any(
-        getattr(metadata, name, 0)
-        for name in ("launch_cooperative_grid", "launch_pdl", "global_scratch_size", "profile_scratch_size")
-    ):
+    refused = ("launch_cooperative_grid", "launch_pdl", "global_scratch_size", "profile_scratch_size")
+    if any(getattr(kernel.metadata, name, 0) for name in refused):
         return None
-    parameters = [
-        parameter for name, kind in kernel.src.signature.items() for parameter in _flat((name,), kind, given[name])
-    ]
+    parameters = [one for name, kind in kernel.src.signature.items() for one in _parameters(kind, given[name])]
     sizes = _sizes(kernel.function)
-    expected = [struct.calcsize(parameter.format) for parameter in parameters]
+    expected = [struct.calcsize(form) for form, _ in parameters]
     scratch = sizes[len(expected) :]  # pointers that are null
     if sizes[: len(expected)] != expected or any(size != 8 for size in scratch):
         return None
-    parameters += [_Parameter(("scratch", index), "Q", None) for index in range(len(scratch))]
-    if not {*varying} <= {parameter.path for parameter in parameters if parameter.format == "Q"}:
-        return None
-    return DriverLaunch(kernel, grid, parameters, varying)
+    values = [value.data_ptr() if isinstance(value, Tensor) else value for _, value in parameters]
+    packed = [struct.pack(form, value).ljust(8, b"\0") for (form, _), value in zip(parameters, values, strict=True)]
+    found = [id(value) for _, value in parameters]
+    places = [found.index(id(one)) for one in varying]
+    return DriverLaunch(kernel, noted.grid, b"".join(packed) + bytes(8 * len(scratch)), places)
 
 
-def _flat(path: Path, kind: Any, value: Any) -> Iterator[_Parameter]:
-    """Yield the parameters that an argument becomes; constants are part of the code."""
+def _parameters(kind: Any, value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield format and value of the parameters that an argument becomes; constants are part of the code.
+
+    A number of another type gets the format of one byte, which no parameter has: its launch is left to Triton.
+    """
     if isinstance(kind, tuple):
-        for index, (inner, part) in enumerate(zip(kind, value, strict=True)):
-            yield from _flat((*path, index), inner, part)
-    elif kind != "constexpr":  # of a type that is not known here one byte, which no parameter has: it is left to Triton
-        yield _Parameter(path, "Q" if kind.startswith("*") else _FORMATS.get(kind, "x"), value)
+        for inner, part in zip(kind, value, strict=True):
+            yield from _parameters(inner, part)
+    elif kind != "constexpr":
+        yield "Q" if kind.startswith("*") else _FORMATS.get(kind, "x"), value
 
 
 def _sizes(function: int) -> list[int]:

@@ -128,7 +128,7 @@ class CompilePool:
 
 def _begin(capability: int) -> None:
     """Make this process one that only compiles."""
-    from ...kernels.launch.compile_only import compile_only
+    from .compile_only import compile_only
 
     parent = multiprocessing.parent_process()
     assert parent is not None

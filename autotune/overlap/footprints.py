@@ -14,7 +14,7 @@ import torch
 from ...kernels.launch.head_shape import HeadShape
 from ...kernels.launch.launch_config import LaunchConfig
 from ...kernels.launch.launch_rule import config_by_rule
-from ...kernels.launch.residency import Residency, check_turns, recording
+from ...kernels.launch.residency import Residency, recording
 from ...model.runners.overlapped import OverlappedRunner
 from ...model.trunk.fused_convolution import fastest_convolutions
 from ..measuring.captured import CHAIN
@@ -32,6 +32,7 @@ from ..sweep.exclusion import excluded
 from ..sweep.space import neighbours
 from .measure import BARE, BOTH, HEADS, NetworkParts, paired_parts
 from .metrics import hiding_efficiency
+from .replays import check_turns
 
 #: The kind of these records, and the footprint that all others are compared with.
 FOOTPRINT, BY_RULE = "footprint", "by rule"

@@ -28,7 +28,7 @@ from ..measuring.subject import Subject
 from ..measuring.timers import CAPTURES, FINAL_ROUNDS, block_length, time_rounds
 from ..records.comparison import compare
 from ..records.summaries import Timings, summary
-from .replays import RecordedReplay, Replay, read_replays, recorded_replay
+from .replays import TRUNK, RecordedReplay, Replay, read_replays, recorded_replay
 
 #: The trunk that everything is captured with.
 TRUNK_KIND = "cudnn"
@@ -162,12 +162,20 @@ def measure_overlap(subject: Subject, begins: Begins) -> OverlapMeasured:
         return OverlapMeasured(
             times={**times, HEADS: chained},
             profiled={name: rounds for name, (rounds,) in profiled.items()},
-            replays={name: _profiled_replays(name, call, example) for name, call in traced.items()},
+            replays={
+                BARE: [_all_of_the_trunk(replay) for replay in _profiled_replays(BARE, traced[BARE], example)],
+                BOTH: _profiled_replays(BOTH, traced[BOTH], example),
+            },
             recorded=_recorded_replays(recorded, launches, example),
             forks=parts.forks,
             repeat=repeat,
             notes=parts.trunk_notes,
         )
+
+
+def _all_of_the_trunk(replay: Replay) -> Replay:
+    """Return a bare trunk's replay, whose own classifier runs in the heads' kernel."""
+    return tuple(one._replace(role=TRUNK) for one in replay)
 
 
 def _profiled_replays(name: str, call: Callable[[], object], example: Tensor) -> list[Replay]:

@@ -5,7 +5,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ...kernels.launch.residency import Residency, check_turns
+from ...kernels.launch.residency import Residency
 from ..measuring.cuda_calls import GRAPH_LAUNCHES, HEAD_KERNEL, plain_name
 
 #: Role of kernels that are no launch of heads.
@@ -170,3 +170,13 @@ def recorded_replay(replay: Replay, launches: Sequence[Residency], sm_count: int
         for start, end, sm in of
     ]
     return RecordedReplay(replay, programs, round(max(shifts) - min(shifts), 3))
+
+
+def check_turns(launch: Residency, sm_count: int) -> None:
+    """Raise ``ValueError`` if a program of a launch did not record where it ran, or no such place or time."""
+    sm, start, end = launch.turns.unbind(1)
+    silent = int((sm < 0).sum())
+    if silent:
+        raise ValueError(f"turns: {silent} of {len(sm)} were not recorded, wants the launch to have run")
+    if int(sm.max()) >= sm_count or bool((end < start).any()) or bool((start <= 0).any()):
+        raise ValueError(f"turns: got an SM of {sm_count} that there is not, or an end before its start")

@@ -29,12 +29,14 @@ def choose_config(
 ) -> LaunchConfig:  # fmt: skip
     """Choose how a head is launched; every launch asks, so that what table or rule say is remembered.
 
-    A table that cannot be read, or is of other kernels, is warned of once, and the rule decides.
+    A table that cannot be read, or is of other kernels, is warned of once, and the rule decides. Both know the linear
+    layer alone that reads the features, and what they say is then fitted to the others: a norm wants tiles of one
+    sample or features in memory; a program that decides has all hidden features at once; and a large last layer gets
+    programs of its own.
 
     Args:
         view: the input as the kernel reads it.
-        classes: K. A head with a hidden linear layer is launched like one of so many classes as that has features, but
-            for what :func:`_fitted` changes.
+        classes: K.
         pool_max: whether windows are reduced to their maximum.
         dtype: of x and weight.
         device: of x.
@@ -42,24 +44,11 @@ def choose_config(
         hidden: layers before the last one.
     """
     rows, forced = hidden.rows(classes), overrides.get()
+    config = None
     if forced is not None:
         config = forced.get((HeadShape.of(view, rows, pool_max=pool_max, dtype=dtype), place))
-        if config is not None:
-            return _fitted(config, view, classes, pool_max, dtype, hidden)
-    return _fitted(
-        _tuned_or_by_rule(view, rows, pool_max, dtype, device, place), view, classes, pool_max, dtype, hidden
-    )
-
-
-def _fitted(
-    config: LaunchConfig, view: HeadView, classes: int, pool_max: bool, dtype: torch.dtype, hidden: HiddenLayers
-) -> LaunchConfig:
-    """Fit a configuration, chosen from the first linear layer alone, to the norm and the hidden layer of a head.
-
-    A norm wants tiles of one sample or features in memory, and a program that decides has all hidden features at once.
-    A large last layer gets programs of its own.
-    """
-    rows = hidden.rows(classes)
+    if config is None:
+        config = _tuned_or_by_rule(view, rows, pool_max, dtype, device, place)
     if hidden.eps is not None and not (config.reads or config.tiled and config.block_n == 1):
         config = config_of_norm(HeadShape.of(view, rows, pool_max=pool_max, dtype=dtype))
     if hidden.weight is not None:

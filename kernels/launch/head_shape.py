@@ -39,6 +39,11 @@ class HeadShape(NamedTuple):
         return cls(samples, channels, height, width, view.grid_h, view.grid_w, _layout(view), pool, classes, name)
 
     @property
+    def features(self) -> int:
+        """Features of a sample."""
+        return self.channels * self.grid_h * self.grid_w
+
+    @property
     def element_size(self) -> int:
         """Bytes of an element of x and weight."""
         return int(getattr(torch, self.dtype).itemsize)

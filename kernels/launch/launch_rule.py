@@ -1,10 +1,11 @@
 """The launch rule: chooses a LaunchConfig from a head's sizes alone, where no tuned table has the head."""
 
+import math
 from dataclasses import replace
 
 from .head_shape import HeadShape
 from .launch_config import MOST_TILES, ROW_UNIT, WEIGHT_BUFFERS, LaunchConfig, next_power_of_2
-from .pooling_rule import FEW_CLASSES, packed_windows, pooling, softmax_block
+from .pooling_rule import FEW_CLASSES, packed_windows, pooling
 
 #: Bytes of a weight from which on reading it once for all samples pays for features that lie in memory first.
 _LARGE_WEIGHT = 2 << 20
@@ -28,16 +29,18 @@ def config_by_rule(shape: HeadShape) -> LaunchConfig:
     The constants are what was best, or near it, for the taps of ResNet-18 at batch 1 to 128 on an H200, and where
     features lie in memory for maps of it that are not pooled and some hundred heads drawn at random on an H100.
     """
-    samples, classes, features = shape.samples, shape.classes, shape.channels * shape.view.positions
+    samples, classes, features = shape.samples, shape.classes, shape.features
+    pools = pooling(shape, only_pools=True)
     many = features > _FEW_FEATURES or features * classes > _FEW_PRODUCTS
     if shape.view.unpooled and shape.turned and samples <= 2 and features <= 1 << 15 and classes <= _FEW_TURNED:
         return _split_turned(shape)
     if (shape.view.unpooled and many) or _packing_pays(shape):
         return config_of_reading(shape, _where(shape))
     if shape.view.positions == 1 and _spreads_weight(samples, classes, shape.width):
-        return _spread(shape)
+        block_a = next_power_of_2(shape.width)
+        return _single(shape, replace(pools, block_c=16, block_a=block_a, window_parts=1, stages=1, num_warps=8))
     if _tiling_pays(samples, classes) or _few_features(shape):
-        return _tiled(shape, pooling(shape, only_pools=True))
+        return _tiled(shape, pools)
     return config_of_split(shape, pooling(shape, only_pools=classes <= FEW_CLASSES))
 
 
@@ -49,7 +52,7 @@ def _split_turned(shape: HeadShape) -> LaunchConfig:
 
 def _few_features(shape: HeadShape) -> bool:
     """Return whether tensor cores multiply features that are sent to them, since these are few beside the classes."""
-    features = shape.channels * shape.view.positions
+    features = shape.features
     if shape.view.unpooled or shape.dtype == "float32" or features % ROW_UNIT != 0 or shape.samples >= 32:
         return False
     return 16 < shape.classes <= _MANY_CLASSES and (
@@ -74,7 +77,7 @@ def _packing_pays(shape: HeadShape) -> bool:
         return shape.view.positions > 1 or pooling(shape, only_pools=True).window_parts == 1
     by_each = samples * weight >= (8 if classes > 64 else 32) * _LARGE_WEIGHT
     if shape.view.positions > 1:
-        most_pooled = shape.layout == "channels_last" and samples * shape.channels * shape.view.positions >= 1 << 18
+        most_pooled = shape.layout == "channels_last" and samples * shape.features >= 1 << 18
         large = classes > FEW_CLASSES or weight >= _LARGE_WEIGHT // 2 or most_pooled or by_each
         return large and not _few_features(shape)
     if _tiling_pays(samples, classes):
@@ -86,12 +89,13 @@ def config_of_norm(shape: HeadShape) -> LaunchConfig:
     """Choose the configuration of a head with a LayerNorm: programs that multiply have all features of one sample."""
     if shape.samples * weight_bytes(shape) >= 2 * _LARGE_WEIGHT or shape.classes > _MANY_CLASSES:
         return config_of_reading(shape, _where(shape))
-    features = shape.channels * shape.view.positions
-    block_f = min(max(next_power_of_2(features), 16), 512)
-    block_k = min(max(8192 // block_f, 16), 64)
-    return replace(
-        pooling(shape, only_pools=True), block_n=1, block_f=block_f, block_k=block_k, block_s=1, weight_buffers=0
-    )
+    return _single(shape, pooling(shape, only_pools=True))
+
+
+def _single(shape: HeadShape, pooling: LaunchConfig) -> LaunchConfig:
+    """Configure programs that multiply some rows of the weight each with all features of one sample."""
+    block_f = min(max(next_power_of_2(shape.features), 16), 512)
+    return replace(pooling, block_f=block_f, block_k=min(max(8192 // block_f, 16), 64))
 
 
 def waits_by_rule(samples: int, classes: int) -> bool:
@@ -118,28 +122,10 @@ def _spreads_weight(samples: int, classes: int, window_w: int) -> bool:
     return samples < 4 and classes > FEW_CLASSES and 16 <= window_w <= 64
 
 
-def _spread(shape: HeadShape) -> LaunchConfig:
-    """Configure programs that multiply some rows of the weight each with all features of one sample."""
-    block_f = min(max(next_power_of_2(shape.channels), 16), 512)
-    return LaunchConfig(
-        block_n=1,
-        block_c=16,
-        block_p=1,
-        block_a=next_power_of_2(shape.width),
-        block_f=block_f,
-        block_k=min(max(8192 // block_f, 16), 64),
-        block_s=1,
-        block_j=softmax_block(shape),
-        window_parts=1,
-        stages=1,
-        num_warps=8,
-    )
-
-
 def _tiled(shape: HeadShape, pooling: LaunchConfig) -> LaunchConfig:
     """Configure programs that multiply groups of 16 samples."""
     samples, classes, element_size = shape.samples, shape.classes, shape.element_size
-    features = shape.channels * shape.view.positions
+    features = shape.features
     block_k = min(max(next_power_of_2(classes), 16), 64)
     block_f = max(min((256 if samples < 64 else 128) // element_size, next_power_of_2(features)), 16)
     sums = 1 if features < 256 else 2 if features < 1024 else 4
@@ -183,7 +169,7 @@ def config_of_split(shape: HeadShape, pooling: LaunchConfig) -> LaunchConfig:
 
 def config_of_reading(shape: HeadShape, features: str) -> LaunchConfig:
     """Configure programs that multiply features that lie in memory: in place, or packed by programs before."""
-    size, rows, total = shape.element_size, shape.classes, shape.channels * shape.view.positions
+    size, rows, total = shape.element_size, shape.classes, shape.features
     block_n, block_k, num_warps = _tile_of_reading(shape)
     tiles = -(-shape.samples // block_n) * -(-rows // block_k)
     step = size * (block_n + block_k)  # bytes of a feature of the weight and the samples
@@ -206,7 +192,7 @@ def config_of_reading(shape: HeadShape, features: str) -> LaunchConfig:
     shares = 1
     while rows <= _MANY_CLASSES and 2 * shares * tiles <= programs and 2 * shares * block_f * fewest <= total:
         shares *= 2
-    if features == "packed" and map_bytes(shape) > weight_bytes(shape):  # programs that pool are to fit beside
+    if features == "packed" and _map_is_larger(shape):  # programs that pool are to fit beside
         while block_f > 32 and step * block_f > _STEP_BYTES // (2 if shape.view.positions > 1 else 1):
             block_f //= 2
     stages = min(_SHARED_BYTES // (step * block_f), 4)
@@ -223,7 +209,7 @@ def config_of_reading(shape: HeadShape, features: str) -> LaunchConfig:
 def _tile_of_reading(shape: HeadShape) -> tuple[int, int, int]:
     """Choose samples and rows of a tile of features in memory, and the warps of a program."""
     samples, rows, size = shape.samples, shape.classes, shape.element_size
-    features = shape.channels * shape.view.positions
+    features = shape.features
     misaligned = size == 2 and features % 8 != 0  # read in vectors of 8 bytes, or in none
     block_n = min(max(next_power_of_2(samples), 8), 64)
     if rows > _MANY_CLASSES:  # what a tile finds out about its rows takes registers
@@ -232,7 +218,7 @@ def _tile_of_reading(shape: HeadShape) -> tuple[int, int, int]:
         while block_k > 16 and -(-samples // block_n) * -(-rows // block_k) < 3 * _PROGRAMS // 4:
             block_k //= 2
         return block_n, block_k, 4
-    pools = shape.view.positions > 1 and not shape.view.unpooled and map_bytes(shape) > weight_bytes(shape)
+    pools = shape.view.positions > 1 and not shape.view.unpooled and _map_is_larger(shape)
     large = weight_bytes(shape) >= 2 * _LARGE_WEIGHT and not pools and not misaligned
     block_k = min(max(next_power_of_2(rows), 16), 128 if large else 64)
     if samples > 64 and size < 4:
@@ -266,11 +252,11 @@ def _packed(shape: HeadShape, config: LaunchConfig) -> LaunchConfig:
     return replace(config, block_c=pools.block_c, block_p=pools.block_p, block_a=pools.block_a, stages=pools.stages)
 
 
-def map_bytes(shape: HeadShape) -> int:
-    """Return the bytes of the input."""
-    return shape.samples * shape.channels * shape.height * shape.width * shape.element_size
-
-
 def weight_bytes(shape: HeadShape) -> int:
     """Return the bytes of the weight that reads the features."""
-    return shape.classes * shape.channels * shape.view.positions * shape.element_size
+    return shape.classes * shape.features * shape.element_size
+
+
+def _map_is_larger(shape: HeadShape) -> bool:
+    """Return whether the input has more bytes than that weight."""
+    return math.prod(shape[:4]) > shape.classes * shape.features

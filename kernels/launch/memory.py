@@ -1,6 +1,5 @@
 """HeadArguments: a head's parameters as the kernel takes them; Workspace: memory that its programs share."""
 
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -74,19 +73,6 @@ class HeadArguments(NamedTuple):
         sizes = (*view.shape[1:], view.grid_h, view.grid_w, view.window_h, view.window_w)
         x_view = (x, *view.strides)
         return cls(x_view, _strided(weight), _strided(bias), rule, tuple(workspace), sizes, norm, last)
-
-    @classmethod
-    def launched(cls, given: Mapping[str, Any]) -> "HeadArguments":
-        """Return those of the one head of a launch, given its arguments by name."""
-        return cls(*given["places"][0][0])
-
-    def parameters(self) -> list[Tensor]:
-        """Return the head's parameters: of the last linear layer, the norm, the first one."""
-        layers = [(self.weight, self.bias)]
-        if self.last is not None:
-            layers = [self.last[:2], *layers]
-        ordered = [*layers[0], *(self.norm or ())[:2], *(one for layer in layers[1:] for one in layer)]
-        return [tensor for tensor, *_ in ordered if tensor is not None]
 
 
 def last_memory(zeros: Tensor, programs: Programs, weight: Tensor, hidden: HiddenLayers, samples: int) -> Tensor | None:

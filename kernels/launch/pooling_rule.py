@@ -15,7 +15,7 @@ def pooling(shape: HeadShape, *, only_pools: bool) -> LaunchConfig:
     """Choose how programs pool, and the softmax's block; the fields of the product are left at 1."""
     view, samples, channels = shape.view, shape.samples, shape.channels
     positions, window_w = view.positions, view.window_w
-    columns, features = view.window_h * window_w, channels * positions
+    columns, features = view.window_h * window_w, shape.features
     # wide blocks of channels read whole lines of memory, but leave fewer programs, each with more of the weight
     block_f = 16
     least = 64 if only_pools else 256
@@ -49,14 +49,13 @@ def pooling(shape: HeadShape, *, only_pools: bool) -> LaunchConfig:
         and window_parts < 64
     ):
         window_parts *= 2
-    return LaunchConfig(
-        1, block_c, block_p, block_a, 1, 1, 1, softmax_block(shape), window_parts, pool.stages, pool.num_warps
-    )
+    block_j = min(next_power_of_2(shape.classes), 1024)
+    return LaunchConfig(1, block_c, block_p, block_a, 1, 1, 1, block_j, window_parts, pool.stages, pool.num_warps)
 
 
 def _windows(shape: HeadShape, columns: int, enough: int, only_pools: bool) -> "tuple[_Pool, int]":
     """Choose how windows of so many elements are pooled, and how many a program has of each channel."""
-    features = shape.samples * shape.channels * shape.view.positions
+    features = shape.samples * shape.features
     if shape.layout == "channels_last":  # half lines at least, whole ones where programs are enough
         block_a, block_p = min(next_power_of_2(columns), 16), min(next_power_of_2(shape.view.positions), 4)
         block_c = 16 if features < 8192 else 64 // shape.element_size
@@ -122,8 +121,3 @@ def _global_pool(samples: int, channels: int, window_w: int, classes: int, eleme
     if window_w > 64:
         return _Pool(16, 64, 8, 1, 0)
     return _Pool(64, 16, 4, 4, 0) if samples < 4 else _Pool(32, 16, 8, 1, 0)
-
-
-def softmax_block(shape: HeadShape) -> int:
-    """Return the classes of a step of the softmax."""
-    return min(next_power_of_2(shape.classes), 1024)

@@ -56,13 +56,3 @@ def new_turns(work: int, programs: int, num_warps: int, device: torch.device) ->
         return None
     launches.append(Residency(torch.full((work, 3), -1, dtype=torch.int64, device=device), programs, num_warps))
     return launches[-1].turns
-
-
-def check_turns(launch: Residency, sm_count: int) -> None:
-    """Raise ``ValueError`` if a program of a launch did not record where it ran, or no such place or time."""
-    sm, start, end = launch.turns.unbind(1)
-    silent = int((sm < 0).sum())
-    if silent:
-        raise ValueError(f"turns: {silent} of {len(sm)} were not recorded, wants the launch to have run")
-    if int(sm.max()) >= sm_count or bool((end < start).any()) or bool((start <= 0).any()):
-        raise ValueError(f"turns: got an SM of {sm_count} that there is not, or an end before its start")

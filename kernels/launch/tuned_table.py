@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import re
+from collections.abc import Container
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -170,6 +171,7 @@ def read_table(path: Path) -> TunedTable:
         why = "nested too deep" if isinstance(error, RecursionError) else error
         raise BadTable(f"{path}: is not JSON ({why})") from None
     schema = values.get("schema") if isinstance(values, dict) else None
+    where, entries = str(path), dict[tuple[HeadShape, str], Entry]()
     try:
         _check(schema == SCHEMA, "schema", schema, repr(SCHEMA))
         names = {field.name for field in dataclasses.fields(TunedTable)}
@@ -181,16 +183,13 @@ def read_table(path: Path) -> TunedTable:
         for name in VERSIONS:
             _check(isinstance(head[name], str | None), name, head[name], "text or null")
         _check(isinstance(values["entries"], list), "entries", values["entries"], "a list")
-    except ValueError as error:
-        raise BadTable(f"{path}: {error}") from None
-    entries: dict[tuple[HeadShape, str], Entry] = {}
-    for number, row in enumerate(values["entries"] if is_measured_code(head["kernel"]) else [], start=1):
-        try:
+        for number, row in enumerate(values["entries"] if is_measured_code(head["kernel"]) else [], start=1):
+            where = f"{path}, entry {number}"
             entry = _entry(row)
             _check((entry.shape, entry.place) not in entries, "shape", str(entry.shape), "no second entry for it")
-        except ValueError as error:
-            raise BadTable(f"{path}, entry {number}: {error}") from None
-        entries[entry.shape, entry.place] = entry
+            entries[entry.shape, entry.place] = entry
+    except ValueError as error:
+        raise BadTable(f"{where}: {error}") from None
     return TunedTable(**head, entries=tuple(entries.values()))
 
 
@@ -217,32 +216,29 @@ def _shape(values: Any) -> HeadShape:
     return HeadShape(**values)
 
 
+#: What fields of a configuration may be, and that in words; those that are not named are powers of two.
+_ALLOWED: dict[str, tuple[Container[Any], str]] = {
+    "max_programs": (range(2**31), "a whole number, 0 for no limit"),
+    "max_registers": ((0, *range(32, 256)), "0 for no limit, or 32 to 255"),
+    "weight_buffers": ((0, 2, 3, 4, 5), "0, or 2 to 5"),
+    "last_rows": ((0, 16, 32, 64, 128, 256), "0, or a power of two from 16 to 256"),
+    "features": (FEATURES, f"one of {', '.join(FEATURES)}"),
+    "waits": ((False, True), "true or false"),
+}
+_POWERS = [2**n for n in range(MOST_ELEMENTS.bit_length())], f"a power of two, at most {MOST_ELEMENTS}"
+
+
 def config_from(values: Any, shape: HeadShape) -> LaunchConfig:
     """Check and return a configuration for a head; ``ValueError`` says what does not fit."""
     if isinstance(values, dict):  # written before there was a choice
         values = {"features": FEATURES[0], "last_rows": 0, "position_parts": 1, **values}
     _check_names("config", values, {field.name for field in dataclasses.fields(LaunchConfig)})
-    for name, value in values.items():
-        if name == "max_programs":
-            _check(type(value) is int and 0 <= value < 2**31, name, value, "a whole number, 0 for no limit")
-        elif name == "max_registers":
-            fits = type(value) is int and (value == 0 or 32 <= value <= 255)
-            _check(fits, name, value, "0 for no limit, or 32 to 255")
-        elif name == "weight_buffers":
-            _check(type(value) is int and value in (0, 2, 3, 4, 5), name, value, "0, or 2 to 5")
-        elif name == "last_rows":
-            fits = type(value) is int and (value == 0 or 16 <= value <= 256 and value & (value - 1) == 0)
-            _check(fits, name, value, "0, or a power of two from 16 to 256")
-        elif name == "features":
-            _check(value in FEATURES, name, value, f"one of {', '.join(FEATURES)}")
-        elif name == "waits":
-            _check(type(value) is bool, name, value, "true or false")
-        else:
-            _check(type(value) is int and value >= 1 and value & (value - 1) == 0, name, value, "a power of two")
-            _check(value <= MOST_ELEMENTS, name, value, f"at most {MOST_ELEMENTS}")
+    for field in dataclasses.fields(LaunchConfig):
+        value, (allowed, wanted) = values[field.name], _ALLOWED.get(field.name, _POWERS)
+        _check(type(value) is field.type and value in allowed, field.name, value, wanted)
     config = LaunchConfig(**values)
     block_n, block_f, split, reads = config.block_n, config.block_f, not config.tiled, config.reads
-    pooled = config.block_c * config.block_p
+    pooled, in_a_block = config.block_c * config.block_p, f"at most {MOST_ELEMENTS} elements in a block with it"
     # else Triton 3.6 aborts in LLVM: "Illegal shared layout"
     fewest = 16 // shape.element_size if config.in_place else 1
     one_position = config.block_p == shape.view.positions == 1
@@ -263,16 +259,13 @@ def config_from(values: Any, shape: HeadShape) -> LaunchConfig:
         ("block_f", split or block_f >= 16, "1, or 16 or more where other programs multiply than those that pool"),
         ("block_k", split or config.block_k >= 16, "16 or more where other programs multiply: rows are padded"),
         ("waits", split or not config.waits, "false where other programs multiply: they all wait"),
+        ("block_p", pooled <= MOST_ELEMENTS, in_a_block),
+        ("block_a", pooled * config.block_a <= MOST_ELEMENTS, in_a_block),
+        ("block_k", config.block_k * (pooled if split else max(block_f, block_n)) <= MOST_ELEMENTS, in_a_block),
+        ("block_f", block_n * block_f <= MOST_ELEMENTS, in_a_block),
+        ("block_j", config.block_s * config.block_j <= MOST_ELEMENTS, in_a_block),
     ):
         _check(fits, name, values[name], wanted)
-    for name, elements in (  # of the blocks that a program has
-        ("block_p", pooled),
-        ("block_a", pooled * config.block_a),
-        ("block_k", config.block_k * (pooled if split else max(block_f, block_n))),
-        ("block_f", block_n * block_f),
-        ("block_j", config.block_s * config.block_j),
-    ):
-        _check(elements <= MOST_ELEMENTS, name, values[name], f"at most {MOST_ELEMENTS} elements in a block with it")
     return config
 
 

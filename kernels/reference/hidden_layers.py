@@ -92,8 +92,8 @@ def number_of_activation(activation: str) -> int:
     return list(ACTIVATIONS).index(activation)
 
 
-def check_hidden_types(hidden: HiddenLayers, device: torch.device) -> None:
-    """Raise ``TypeError`` for a field of another type than declared, ``ValueError`` for a tensor on another device."""
+def check_hidden_types(hidden: HiddenLayers) -> None:
+    """Raise ``TypeError`` for a field that is no tensor, and of another type than declared."""
     if not isinstance(hidden, HiddenLayers):
         raise TypeError(f"hidden: got {type(hidden).__name__}, wants a HiddenLayers or None")
     if not isinstance(hidden.rectifies, bool):
@@ -102,11 +102,6 @@ def check_hidden_types(hidden: HiddenLayers, device: torch.device) -> None:
         raise TypeError(f"hidden.eps: got {type(hidden.eps).__name__}, wants a float or None")
     if not isinstance(hidden.activation, str):
         raise TypeError(f"hidden.activation: got {type(hidden.activation).__name__}, wants one of {list(ACTIVATIONS)}")
-    for name, one in hidden.tensors():
-        if not (one is None or isinstance(one, Tensor)):
-            raise TypeError(f"{name}: got {type(one).__name__}, wants a torch.Tensor or None")
-        if one is not None and one.device != device:
-            raise ValueError(f"{name}: got device {one.device}, wants {device}, the device of x")
 
 
 def check_hidden_layers(hidden: HiddenLayers, features: int, x: Tensor) -> int:

@@ -21,9 +21,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..head_output import HeadOutput
 from .criteria import CRITERIA
-from .fused_head import decide
+from .fused_head import HeadOutput, decide
 
 #: Temperature, threshold and criterion of a head.
 Rule = tuple[Tensor | float, Tensor | float, str]

@@ -1,19 +1,29 @@
-"""Repeats of one head, or of a network's exits, made again as long as nothing that they rest on has changed."""
+"""Repeats: what was checked, chosen and launched once is made again with other tensors in a fraction of the time.
 
+Of a head here, of a network's exits in network/exits_repeat.py; bit for bit, for inputs of the same layout on the same
+stream, as long as nothing that they rest on has changed.
+"""
+
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 from operator import is_not
 from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch._C._dynamo.guards import TensorGuards  # in PyTorch's core; Dynamo itself is not imported
+from torch.autograd import forward_ad
 
-from ...kernels import HeadOutput, runs_triton
+from ...kernels import HeadOutput, HiddenLayers, decide, runs_triton
 from ...kernels.cuda.runtime import is_capturing
 from ...kernels.launch.arrival_counters import arrival_counters
+from ...kernels.launch.choose_config import overrides
 from ...kernels.launch.memory import HeadArguments
-from ...kernels.noted import NotedLaunch, noting
-from ...kernels.repeat import ALIGNED, HeadRepeat, TensorForms, cpu_head, is_watched, repeat_differentiably
+from ...kernels.launch.residency import is_recording
+from ...kernels.noted import NotedLaunch, are_launches_watched, noting
+from ...kernels.reference.fused_head import backward, logits_of, save_for_backward
 from ..answers.rule_order import count_writes, wait_for_write
 from ..basics.streams import current_handle, has_streams
 from ..listening.hooks import WAYS, hooks_of
@@ -21,6 +31,31 @@ from ..listening.hooks import WAYS, hooks_of
 RepeatT = TypeVar("RepeatT")
 #: Repeats that are kept; before there are more all are forgotten.
 _MOST = 16
+#: Triton's code for an input that is aligned to so many bytes is another than for one that is not.
+ALIGNED = 16
+
+
+class TensorForms:
+    """Forms of some tensors, no two of which are the same object.
+
+    What ``torch.compile`` guards its code by: one call of C for all tensors, where shapes and strides of each one by
+    one take several times that, a microsecond for eight heads' parameters where it was six.
+    """
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        """Remember the tensors' forms, and none of the tensors."""
+        inference = torch.is_inference_mode_enabled()  # a guard holds for the mode that it was made in
+        self._fit = {}
+        for mode in (inference, not inference):
+            with nullcontext() if mode is inference else torch.inference_mode(mode):
+                self._fit[mode] = TensorGuards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None).check
+
+    def are_those_of(self, tensors: Sequence[Tensor]) -> bool:
+        """Return whether as many tensors have these forms, and mean the same by their memory (lazily negated or not).
+
+        Neither modes, transforms nor autocast may be active but those that were.
+        """
+        return bool(self._fit[torch.is_inference_mode_enabled()](*tensors))
 
 
 class ReadTensors:
@@ -135,6 +170,75 @@ class Repeats(Generic[RepeatT]):
         return kept
 
 
+class HeadRepeat:
+    """A launch of the kernel on one stream, whose launches share its workspace, as they run one after another."""
+
+    def __init__(self, noted: NotedLaunch, stream: int) -> None:
+        """Repeat a launch that was made for one head on a stream, given by its handle."""
+        given = noted.given()
+        ((arguments, _),) = given["places"]
+        x = arguments[0][0]
+        probs, label, confidence, exits = given["output"]
+        self._samples, self._classes, self._with_probs = len(x), given["LAUNCH"].classes, probs is not None
+        # Tensors to make others like: torch.empty takes twice the time, since it looks for the device.
+        self._floats, self._ints, self._bools = (one.new_empty(1) for one in (confidence, label, exits))
+        self._of: Callable[[Tensor], Any] = Tensor.data_ptr if noted.compiled else lambda tensor: tensor
+        outputs = (label, confidence, exits, *([probs] if self._with_probs else []))
+        self._repeat = noted.repeat([x, *outputs], stream)
+
+    def __call__(self, x: Tensor) -> HeadOutput:
+        """Launch on the stream, which is current, for an input like that of the noted launch."""
+        samples = self._samples
+        probs = self._floats.new_empty((samples, self._classes)) if self._with_probs else None
+        label = self._ints.new_empty(samples)
+        confidence = self._floats.new_empty(samples)
+        exits = self._bools.new_empty(samples)
+        given = (x, label, confidence, exits) if probs is None else (x, label, confidence, exits, probs)
+        self._repeat([*map(self._of, given)])
+        return HeadOutput(probs, label, confidence, exits)
+
+
+def cpu_head(
+    x: Tensor, weight: Tensor, bias: Tensor | None, *, pool: str, pool_size: tuple[int, int], temperature: Tensor,
+    threshold: Tensor, criterion: str, return_probs: bool, hidden: HiddenLayers,
+) -> HeadOutput:  # fmt: skip
+    """Answer as ``fused_head_reference`` does, bit for bit, in half of the operations.
+
+    The rule's tensors have no dimension. The temperature is read here, and a NaN is looked for among the confidences
+    alone, by the host.
+    """
+    logits, divisor = logits_of(x, weight, bias, pool, pool_size, hidden), temperature.item()
+    if criterion == "max_prob" and 0.0 < divisor < math.inf:
+        if divisor == 1.0:
+            label = logits.argmax(-1)
+            probs = torch.softmax(logits, -1)  # which subtracts the largest itself, to the same effect
+        else:  # a logit divided by the temperature may overflow
+            largest, label = logits.max(-1)
+            probs = torch.softmax((logits - largest[:, None]) / divisor, -1)
+        confidence = probs.amax(-1)
+        if not math.isnan(sum(confidence.tolist())):
+            return HeadOutput(probs if return_probs else None, label, confidence, confidence > threshold)
+    output = decide(logits, temperature, threshold, criterion)
+    return output if return_probs else output._replace(probs=None)
+
+
+class _Differentiable(torch.autograd.Function):
+    """A repeated call, differentiable as the operator, whose arguments ``apply`` takes, and behind them the repeat."""
+
+    @staticmethod
+    def forward(ctx: Any, *arguments: Any) -> HeadOutput:
+        """Answer."""
+        *inputs, repeat = arguments
+        output: HeadOutput = repeat(inputs[0])
+        save_for_backward(ctx, inputs, output)
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        """Return the operator's gradients."""
+        return (*backward(ctx, *grads), None)
+
+
 def answer(
     repeats: Repeats[Callable[[Tensor], HeadOutput]], head: Any, x: Tensor, call: Callable[[Tensor], HeadOutput]
 ) -> HeadOutput:
@@ -156,17 +260,27 @@ def answer(
         return output
     if torch.is_grad_enabled() and (x.requires_grad or any(one.requires_grad for one in kept.read.parameters)):
         linear, rule = head.linear, head.rule
-        return repeat_differentiably(
-            kept.repeat, x, linear.weight, linear.bias, rule.temperature_tensor, head.hidden_layers(),
-            pool=head.pool, pool_size=head.pool_size, criterion=rule.criterion, return_probs=head.return_probs,
-        )  # fmt: skip
+        return HeadOutput(*_Differentiable.apply(
+            x, linear.weight, linear.bias, rule.temperature_tensor, None, 1.0, 1.0, head.pool, head.pool_size,
+            rule.criterion, head.return_probs, *head.hidden_layers(), kept.repeat,
+        ))  # fmt: skip
     return kept.repeat(x)
 
 
 def is_plain_call(x: Tensor) -> bool:
-    """Return whether a tensor lies in memory as it seems, and nobody follows or changes operations on it."""
+    """Return whether a tensor lies in memory as it seems, and nobody follows or changes operations on it.
+
+    Neither modes, transforms, tracers and autocast do, nor whoever watches launches of heads, or chooses them.
+    """
     return not (
-        is_watched()
+        torch._C._len_torch_dispatch_stack()
+        or torch._C._len_torch_function_stack()
+        or torch._C._are_functorch_transforms_active()
+        or forward_ad._current_level >= 0
+        or torch._C._get_tracing_state() is not None
+        or overrides.get() is not None
+        or is_recording()
+        or are_launches_watched()
         or x.layout is not torch.strided
         or x.is_nested
         or not (x.is_cuda or x.is_cpu)
@@ -194,8 +308,11 @@ def _repeat_of(
         )  # fmt: skip
     if len(launches) != 1 or not arrival_counters(x.device).are_kept(stream):
         return None
-    head_arguments = HeadArguments.launched(launches[0].given())
-    launched = [*head_arguments.parameters(), *head_arguments.rule]
-    if [one.data_ptr() for one in launched] != read.addresses:  # another thread's are there now
+    given = HeadArguments(*launches[0].given()["places"][0][0])
+    layer, norm = (given.weight, given.bias), (given.norm or ())[:2]
+    parameters = [*layer, *norm] if given.last is None else [*given.last[:2], *norm, *layer]
+    launched = [*(one for one, *_ in parameters if one is not None), *given.rule]
+    # another thread's are there now, or x is one of them, of which a repeat would put others in all its places
+    if [one.data_ptr() for one in launched] != read.addresses or x.data_ptr() in read.addresses:
         return None
-    return HeadRepeat(launches[0], x, stream)
+    return HeadRepeat(launches[0], stream)

@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from ...kernels import CRITERIA, HeadOutput, all_exit, decide, in_order
 from ...kernels.cuda.runtime import beside_captures, is_capturing, may_be_destroyed
-from ...kernels.repeat import ExitsRepeat
 from ..answers.exit_monitor import ExitMonitor
 from ..answers.exit_result import ExitResult, first_sure
 from ..answers.rule_order import wait_for_write
@@ -20,6 +19,7 @@ from ..heads.repeats import Repeats, is_plain_call
 from ..listening.batches import Batch, call_with, first_tensor
 from ..listening.reading import Reading
 from ..listening.taps import ForwardLeft, listening
+from .exits_repeat import ExitsRepeat
 
 #: Repeats of one network's exits by batch, stream and whether the host asks after each exit who is sure.
 ExitsRepeats = Repeats[ExitsRepeat]

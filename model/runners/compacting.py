@@ -7,7 +7,6 @@ from torch import Tensor
 
 from ...kernels import CRITERIA, Answer, ExitBuffers, collect, destination, gather_open, moves_rows, new_destinations
 from ...kernels.cuda.lifetimes import MemoryPool
-from ...kernels.exits import AnswerLayout
 from ..answers.exit_result import ExitResult
 from ..listening.taps import list_taps
 from .capture import Graph
@@ -53,7 +52,7 @@ class _RequestAnswer:
     """Memory, as large as the largest batch, that collects the answer of a request whose samples have moved."""
 
     def __init__(self, largest: ExitBuffers) -> None:
-        self._layout = AnswerLayout(largest)
+        self._layout = largest.layout
         self.packed = torch.zeros_like(largest.packed_answer)
         self.fields: Answer = largest.answer(self.packed)
 

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from ...kernels import ExitBuffers, ExitHead, ExitLaunch
 from ...kernels.cuda.lifetimes import MemoryPool, keep_in_children
-from ...kernels.exits import AnswerLayout
 from ..answers.exit_result import ExitResult
 from ..heads.head import AuxHead
 from .capture import Capture, Graph, copy_memory, warm_up
@@ -103,7 +102,7 @@ class CapturedBatch:
         self.graphs = graphs
         self._launches = launches
         self._valid = len(static.x)
-        self._layout = AnswerLayout(buffers)
+        self._layout = buffers.layout
         self._into = static.x
 
     def fill(self, x: Tensor, stream: torch.cuda.Stream) -> None:

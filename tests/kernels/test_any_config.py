@@ -321,8 +321,8 @@ def test_heads_of_all_ways_in_one_launch(programs, device):
                 torch.testing.assert_close(buffers.probs[place], output.probs)
                 assert torch.equal(buffers.label[place], output.label)
             for space in launch._spaces.values():
-                features, partial_sums, arrived = space.workspace
+                features, partial_sums, arrived = space.arguments.workspace
                 zeroed = [arrived, partial_sums if space.constants.hands_over else None]
-                zeroed.append(space.logits if space.constants.last_n else None)
+                zeroed.append(space.arguments.last[-1] if space.constants.last_n else None)
                 assert not any(one.any() for one in zeroed if one is not None)
                 assert space.constants.reads or features is None or not features.any()

@@ -10,7 +10,8 @@ import torch
 from auxhead.kernels import CRITERIA, HeadOutput, fused_head, runs_triton
 from auxhead.kernels.launch.arrival_counters import arrival_counters
 from auxhead.kernels.reference.fused_head import fused_head_reference
-from auxhead.kernels.repeat import cpu_head
+from auxhead.kernels.reference.hidden_layers import NO_LAYERS
+from auxhead.model.heads.repeats import cpu_head
 from hypothesis import given, seed, settings
 from support.head_cases import (
     DTYPES,
@@ -75,7 +76,9 @@ def assert_short_way(
     """The short way on a CPU is the reference bit for bit, in the same form; returns its answer."""
     options = {"pool": pool, "pool_size": pool_size, "criterion": criterion}
     wanted = fused_head_reference(x, weight, bias, temperature=heat, threshold=limit, **options)
-    found = cpu_head(x, weight, bias, heat, limit, return_probs=return_probs, **options)
+    found = cpu_head(
+        x, weight, bias, temperature=heat, threshold=limit, return_probs=return_probs, hidden=NO_LAYERS, **options
+    )
     assert_same_bits(found, wanted if return_probs else wanted._replace(probs=None))
     for one, other in zip(found, wanted, strict=True):
         assert one is None or (one.dtype, one.stride(), one.requires_grad) == (other.dtype, other.stride(), False)

@@ -235,7 +235,8 @@ def test_plain_and_hidden_heads_of_a_network_in_one_launch(samples, classes, dev
             assert exit_index[n] == place and label[n] == spoken[place].label[n]
             torch.testing.assert_close(probs[n], spoken[place].probs[n])
     for space in launch._spaces.values():
-        assert not space.programs.last_tiles or not space.logits.any(), "what tiles of the last layer leave is cleared"
+        logits = space.arguments.last[-1] if space.constants.last_n else torch.zeros(1)
+        assert not logits.any(), "what tiles of the last layer leave is cleared"
 
 
 ONES = torch.ones(20)

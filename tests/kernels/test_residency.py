@@ -5,11 +5,12 @@ from dataclasses import replace
 
 import pytest
 import torch
+from auxhead.autotune.overlap.replays import check_turns
 from auxhead.kernels import ExitBuffers, ExitHead, ExitLaunch, LaunchConfig, fused_head
 from auxhead.kernels.launch.choose_config import overriding
 from auxhead.kernels.launch.head_shape import HeadShape
 from auxhead.kernels.launch.head_view import head_view
-from auxhead.kernels.launch.residency import check_turns, recording
+from auxhead.kernels.launch.residency import recording
 
 SAMPLES, CLASSES = 1, 10
 #: Two programs a sample.

@@ -97,7 +97,10 @@ BAD = {
     "no channels": (changed_table("entries", 1, "shape", "channels", to=0), "entry 2: channels: got 0, wants"),
     "a shape without layout": (changed_table("entries", 0, "shape", "layout", without=True), "entry 1: shape: missing"),
     "no power of two": (changed_table(*CONFIG, "block_c", to=3), "entry 1: block_c: got 3, wants a power of two"),
-    "more than a block": (changed_table(*CONFIG, "block_c", to=2**21), "block_c: got 2097152, wants at most 1048576"),
+    "more than a block": (
+        changed_table(*CONFIG, "block_c", to=2**21),
+        "block_c: got 2097152, wants a power of two",
+    ),
     "more samples than are counted": (
         changed_table("entries", 0, "shape", "samples", to=2**31),
         "entry 1: samples: got 2147483648, wants",

@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 import triton
+from auxhead.autotune.measuring.compile_only import compile_only
 from auxhead.kernels import ExitBuffers, ExitHead, ExitLaunch, HiddenLayers
 from auxhead.kernels.fused_head import launch_fused_head
 from auxhead.kernels.launch.choose_config import choose_config, overriding
-from auxhead.kernels.launch.compile_only import compile_only
 from auxhead.kernels.launch.head_shape import HeadShape
 from auxhead.kernels.launch.head_view import head_view
 from auxhead.kernels.launch.launch_config import LaunchConfig

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import torch
 import triton
+from auxhead.autotune.measuring.compile_only import compile_only
 from auxhead.kernels import ExitBuffers, ExitHead, ExitLaunch
 from auxhead.kernels.fused_head import launch_fused_head
 from auxhead.kernels.launch.choose_config import overriding
-from auxhead.kernels.launch.compile_only import compile_only
 from auxhead.kernels.launch.head_shape import HeadShape
 from auxhead.kernels.launch.head_view import head_view
 from auxhead.kernels.launch.launch_config import LaunchConfig

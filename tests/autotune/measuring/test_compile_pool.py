@@ -23,7 +23,7 @@ import torch
 def main():
     from auxhead.autotune.measuring.compile_pool import CompilePool, InputOf, compile_alone, compile_network
     from auxhead.autotune.measuring.heads_alone import AloneHead
-    from auxhead.kernels.launch.compile_only import compile_only
+    from auxhead.autotune.measuring.compile_only import compile_only
     from auxhead.kernels.launch.launch_rule import config_by_rule
     from auxhead.model import FusedAuxHead
 

@@ -60,7 +60,7 @@ def packed(said: dict[str, Tensor | None], batch: int) -> tuple[Tensor, AnswerLa
     for into, name in ((label, "label"), (exit_index, "exit_index"), (confidence, "confidence"), (probs, "probs")):
         if into is not None:
             into[:samples] = said[name]
-    return buffers.packed_answer, AnswerLayout(buffers)
+    return buffers.packed_answer, buffers.layout
 
 
 def given(said: dict[str, Tensor | None]) -> ExitResult:

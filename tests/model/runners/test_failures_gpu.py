@@ -10,8 +10,8 @@ import pytest
 import torch
 from auxhead.kernels import ExitLaunch
 from auxhead.kernels.cuda.runtime import capture_id
-from auxhead.kernels.repeat import ExitsRepeat
 from auxhead.model import EarlyExitNetwork, FusedAuxHead, Runner, make_runner
+from auxhead.model.network.exits_repeat import ExitsRepeat
 from auxhead.model.runners import captures
 from auxhead.model.runners.capture import CAPTURE_LOCK, Graph
 from support.every_runner import EVERY as RUNNERS

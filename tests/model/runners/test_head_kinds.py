@@ -5,9 +5,9 @@ from itertools import product
 import pytest
 import torch
 from auxhead.kernels import runs_triton
-from auxhead.kernels.repeat import ExitsRepeat
 from auxhead.model import EarlyExitNetwork, make_runner
 from auxhead.model.network import eager_pass
+from auxhead.model.network.exits_repeat import ExitsRepeat
 from support.example_models import SmallNet, mixed_heads, naive_answers, plain_heads
 from support.exits_plan_cases import as_on_a_gpu, assert_same, differ, heads_called
 from support.hidden_head_cases import with_hidden_heads
