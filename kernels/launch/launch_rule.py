@@ -173,8 +173,9 @@ def config_of_reading(shape: HeadShape, features: str) -> LaunchConfig:
     block_n, block_k, num_warps = _tile_of_reading(shape)
     tiles = -(-shape.samples // block_n) * -(-rows // block_k)
     step = size * (block_n + block_k)  # bytes of a feature of the weight and the samples
-    block_f = 32 if block_n * block_k >= 64 * 128 else 2 ** (min(_STEP_BYTES // step, 512 // size).bit_length() - 1)
-    if rows > _MANY_CLASSES and size == 2 and total % 8 != 0:  # each number has an address of its own in registers
+    most = 64 * 128 if num_warps == 4 else 128 * 128
+    block_f = 32 if block_n * block_k >= most else 2 ** (min(_STEP_BYTES // step, 512 // size).bit_length() - 1)
+    if _in_slices(shape) and size == 2 and total % 8 != 0:  # each number has an address of its own in registers
         block_f = min(block_f, 64 if block_n == 8 else 32)
     while block_f > 32 and 2 * block_f > total // max(_PROGRAMS // tiles, 1):
         block_f //= 2
@@ -190,13 +191,13 @@ def config_of_reading(shape: HeadShape, features: str) -> LaunchConfig:
         block_p = min(block_f, max(next_power_of_2(shape.view.positions), 16 // size))  # fewer do not compile
         block_c = block_f // block_p
     shares = 1
-    while rows <= _MANY_CLASSES and 2 * shares * tiles <= programs and 2 * shares * block_f * fewest <= total:
+    while not _in_slices(shape) and 2 * shares * tiles <= programs and 2 * shares * block_f * fewest <= total:
         shares *= 2
     if features == "packed" and _map_is_larger(shape):  # programs that pool are to fit beside
         while block_f > 32 and step * block_f > _STEP_BYTES // (2 if shape.view.positions > 1 else 1):
             block_f //= 2
     stages = min(_SHARED_BYTES // (step * block_f), 4)
-    block_j = min(next_power_of_2(rows), _MANY_CLASSES)
+    block_j = min(next_power_of_2(rows), _MANY_CLASSES if _in_slices(shape) else 8192)
     while shape.samples * -(-rows // block_j) > 2 * _PROGRAMS and block_j < min(next_power_of_2(rows), 8192):
         block_j *= 2
     config = LaunchConfig(
@@ -212,16 +213,16 @@ def _tile_of_reading(shape: HeadShape) -> tuple[int, int, int]:
     features = shape.features
     misaligned = size == 2 and features % 8 != 0  # read in vectors of 8 bytes, or in none
     block_n = min(max(next_power_of_2(samples), 8), 64)
-    if rows > _MANY_CLASSES:  # what a tile finds out about its rows takes registers
-        block_n = min(block_n, 64 if size == 2 and features > 1024 and not misaligned else 32)
+    if _in_slices(shape) and features <= 1024:  # what a tile finds out about its rows takes registers, and time
+        block_n = min(block_n, 64 if samples > 128 else 32)
         block_k = 64 if size == 4 or misaligned else 128
         while block_k > 16 and -(-samples // block_n) * -(-rows // block_k) < 3 * _PROGRAMS // 4:
             block_k //= 2
         return block_n, block_k, 4
     pools = shape.view.positions > 1 and not shape.view.unpooled and _map_is_larger(shape)
-    large = weight_bytes(shape) >= 2 * _LARGE_WEIGHT and not pools and not misaligned
+    large = weight_bytes(shape) >= 2 * _LARGE_WEIGHT and not pools and (not misaligned or _in_slices(shape))
     block_k = min(max(next_power_of_2(rows), 16), 128 if large else 64)
-    if samples > 64 and size < 4:
+    if samples > 64 and size < 4 and not _in_slices(shape):
         if -(-samples // 128) * -(-rows // block_k) >= _PROGRAMS or rows <= block_k:
             block_n = 128
     few_turned = shape.turned and rows <= _FEW_TURNED
@@ -230,6 +231,11 @@ def _tile_of_reading(shape: HeadShape) -> tuple[int, int, int]:
         and (few_turned or size == 4 and samples > 32 if shape.view.unpooled else shape.view.positions > 1)
     )
     return block_n, block_k, 4 if block_k < 64 or few_warps else 8
+
+
+def _in_slices(shape: HeadShape) -> bool:
+    """Return whether several programs decide about a sample: of many samples each has programs enough."""
+    return shape.classes > (_MANY_CLASSES if shape.samples < 64 else 2 * _MANY_CLASSES)
 
 
 def _packed(shape: HeadShape, config: LaunchConfig) -> LaunchConfig:
