@@ -213,16 +213,17 @@ def _tile_of_reading(shape: HeadShape) -> tuple[int, int, int]:
     features = shape.features
     misaligned = size == 2 and features % 8 != 0  # read in vectors of 8 bytes, or in none
     block_n = min(max(next_power_of_2(samples), 8), 64)
-    if _in_slices(shape) and features <= 1024:  # what a tile finds out about its rows takes registers, and time
-        block_n = min(block_n, 64 if samples > 128 else 32)
-        block_k = 64 if size == 4 or misaligned else 128
+    if _in_slices(shape):  # what a tile finds out about its rows takes registers, and time
+        many_warps = features > 1024 and samples > 64
+        block_n = min(block_n, 64 if features > 1024 or samples > 128 else 32)
+        block_k = 64 if size == 4 or (misaligned and not many_warps) else 128
         while block_k > 16 and -(-samples // block_n) * -(-rows // block_k) < 3 * _PROGRAMS // 4:
             block_k //= 2
-        return block_n, block_k, 4
+        return block_n, block_k, 8 if many_warps else 4
     pools = shape.view.positions > 1 and not shape.view.unpooled and _map_is_larger(shape)
-    large = weight_bytes(shape) >= 2 * _LARGE_WEIGHT and not pools and (not misaligned or _in_slices(shape))
+    large = weight_bytes(shape) >= 2 * _LARGE_WEIGHT and not pools and not misaligned
     block_k = min(max(next_power_of_2(rows), 16), 128 if large else 64)
-    if samples > 64 and size < 4 and not _in_slices(shape):
+    if samples > 64 and size < 4:
         if -(-samples // 128) * -(-rows // block_k) >= _PROGRAMS or rows <= block_k:
             block_n = 128
     few_turned = shape.turned and rows <= _FEW_TURNED
