@@ -55,9 +55,9 @@ def _few_features(shape: HeadShape) -> bool:
     features = shape.features
     if shape.view.unpooled or shape.dtype == "float32" or features % ROW_UNIT != 0 or shape.samples >= 32:
         return False
-    return 16 < shape.classes <= _MANY_CLASSES and (
-        features <= 1024 if shape.view.positions > 1 else features <= 64 and shape.samples >= 4 and shape.classes >= 512
-    )
+    if shape.view.positions > 1:
+        return features <= 1024 and 16 < shape.classes <= _MANY_CLASSES
+    return features <= 64 and shape.width <= 256 and shape.samples >= 4 and 512 <= shape.classes <= _MANY_CLASSES
 
 
 def _where(shape: HeadShape) -> str:
