@@ -197,7 +197,7 @@ def config_of_reading(shape: HeadShape, features: str) -> LaunchConfig:
             block_f //= 2
     stages = min(_SHARED_BYTES // (step * block_f), 4)
     block_j = min(next_power_of_2(rows), _MANY_CLASSES)
-    while shape.samples * -(-rows // block_j) > 2 * _PROGRAMS and block_j < min(next_power_of_2(rows), 8192):
+    while shape.samples * -(-rows // block_j) > 2 * _PROGRAMS and block_j < 8192 and 2 * block_j < rows:
         block_j *= 2
     config = LaunchConfig(
         block_n, block_c, block_p, 1, block_f, block_k, shares, block_j, 1, 1, num_warps,
