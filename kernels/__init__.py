@@ -4,7 +4,8 @@ In: a head's input ([N, C, H, W], [N, T, D] or [N, D]), weight, bias, temperatur
 or from ``ExitLaunch`` one answer per sample, merged over the exits of a network.
 
     jit/           every Triton function: exits has the kernel of all heads, head tells its stages (pool, product,
-                   decide) and its programs' part in them; numbers pass between programs by hand_over
+                   decide, of many classes slices) and its programs' part in them; numbers pass between programs by
+                   hand_over
     reference/     the same in plain PyTorch, and what they mean: a head with its answer and gradients, criteria, hidden
                    layers, merge (what an answer of a network is)
     launch/        checked arguments, the sizes that decide, the chosen LaunchConfig (an override, else a tuned table,

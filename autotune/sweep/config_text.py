@@ -20,16 +20,17 @@ _LETTERS = {
     "registers": "max_registers",
     "programs": "max_programs",
     "last": "last_rows",
+    "shares": "position_parts",
 }
 
 
 def text(config: LaunchConfig) -> str:
-    """Write a configuration: ``n1-c32-p1-a64-f1-k512-s8-j1024-parts2-stages1-warps4``, and waiting and caps if any.
+    """Write a configuration: ``n1-c32-p1-a64-f1-k512-s8-j1024-parts2-stages1-warps4``, and what else it has.
 
     If features lie in memory before they are multiplied, it ends in ``packed`` or ``in_place``.
     """
     values = [(letters, int(getattr(config, name))) for letters, name in _LETTERS.items()]
-    words = [f"{letters}{value}" for letters, value in values if value]
+    words = [f"{letters}{value}" for letters, value in values if value and (letters, value) != ("shares", 1)]
     return "-".join([*words, _features(config)] if config.reads else words)
 
 

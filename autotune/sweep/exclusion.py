@@ -44,6 +44,7 @@ READING: dict[str, tuple[int, ...]] = {
     "block_j": FURTHER["block_j"],
     "num_warps": (2, 4, 8),
     "weight_buffers": (2, 3, 4, 5),
+    "position_parts": (1, 2, 4, 8, 16, 32, 64),
 }
 
 #: Elements of a tile that a thread may hold: with float32 accumulators they take half of its 255 registers.
@@ -247,6 +248,9 @@ READING_RULES: dict[str, Callable[[Sizes, Point], bool]] = {
         max(p["block_n"] * p["block_k"], _pool_tile(p)) > ELEMENTS_PER_THREAD * 32 * p["num_warps"]
     ),
     "more channels than there are": lambda s, p: p["features"] == "packed" and p["block_c"] > s.needed_c,
+    "more shares of the positions than there are": lambda s, p: (
+        p["position_parts"] > 1 and p["position_parts"] * p["block_p"] > next_power_of_2(s.positions)
+    ),
     "more columns than a window has": lambda s, p: p["block_a"] > next_power_of_2(s.columns),
     "reads ahead of more steps than there are": lambda s, p: p["stages"] > max(steps(s, p), 1),
     "more shared memory than there is": lambda s, p: (

@@ -26,12 +26,15 @@ Numbers drawn in the order of starting would not need it; they cost 1 to 3 us of
 
 In each one program then decides about a sample: softmax, class, confidence, exit. Behind a hidden layer it first
 multiplies the last one, or, of a large last layer, sends hidden features to programs that have some of its rows each,
-and others decide. Before the product of features that are read, programs send the statistics of a norm.
+and others decide. Of many classes whose features are read, tiles send no sums but find out about their own rows, and
+several programs write a sample's probabilities; see slices.py. Before the product of features that are read, programs
+send the statistics of a norm.
 
 Numbers are sent in memory that is 0 before the launch and after it: partial sums, but where the last to arrive adds
 them up; features if tiled; a norm's statistics; hidden features and logits of a last layer with programs of its own.
 Whoever adds a sample's sums up puts 0 in their place, and then in that of what those who sent them have read. Counters
-of arrivals are 0 before and after, too: of a sample's programs that have multiplied, if split, or packed.
+of arrivals are 0 before and after, too: of a sample's programs that have multiplied, if split, or packed; of slices
+also of tiles, and of programs that have written probabilities.
 
 Sums are float32 and their order is fixed, so that results repeat bit for bit. Prefixes: ``pid_``
 program, ``off_`` index along a dimension, ``mask_`` True for indices that exist, ``acc_`` float32 accumulator. CONFIG

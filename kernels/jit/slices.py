@@ -64,6 +64,8 @@ def finish(number, rule, output, workspace, N, CONFIG: tl.constexpr):
     off_n = pid_n + tl.arange(0, 1)
     mask_n = off_n < N
     heat, cold = heat_of(rule, off_n)
+    # by another temperature there may be a sum of exponentials, and must be no answer
+    cold = tl.where(((heat > 0) & (heat < float("inf")))[:, None], cold, float("nan"))
     wait_for_samples(arrived, off_n, mask_n, BEFORE)
     top, total, best, state = all_findings(findings + tl.cast(pid_n, tl.int64) * (4 * CONFIG.slices), cold, CONFIG)
     if probs is not None:

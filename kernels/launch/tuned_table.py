@@ -238,9 +238,11 @@ def config_from(values: Any, shape: HeadShape) -> LaunchConfig:
         _check(type(value) is field.type and value in allowed, field.name, value, wanted)
     config = LaunchConfig(**values)
     block_n, block_f, split, reads = config.block_n, config.block_f, not config.tiled, config.reads
+    surveys = config.surveys_of(shape.classes)
     pooled, in_a_block = config.block_c * config.block_p, f"at most {MOST_ELEMENTS} elements in a block with it"
     # else Triton 3.6 aborts in LLVM: "Illegal shared layout"
     fewest = 16 // shape.element_size if config.in_place else 1
+    shares = config.packs and not shape.view.unpooled
     one_position = config.block_p == shape.view.positions == 1
     for name, fits, wanted in (
         ("num_warps", config.num_warps <= 32, "at most 32"),
@@ -248,6 +250,7 @@ def config_from(values: Any, shape: HeadShape) -> LaunchConfig:
         ("window_parts", shape.pool != "max" or config.window_parts == 1, "1: a maximum is not added up"),
         ("window_parts", not reads or config.window_parts == 1, f"1 where features are {config.features}"),
         ("features", not config.in_place or shape.view.unpooled, "another one: x is pooled"),
+        ("position_parts", config.position_parts == 1 or shares, "1, but of a pooled map whose features are packed"),
         ("weight_buffers", block_n > 1 or config.weight_buffers == 0, "0 where block_n is 1"),
         ("weight_buffers", not reads or config.weight_buffers > 0, f"2 to 5 where features are {config.features}"),
         ("block_n", not split or block_n == 1, "1 where the programs that pool multiply (block_f is 1)"),
@@ -262,6 +265,7 @@ def config_from(values: Any, shape: HeadShape) -> LaunchConfig:
         ("block_p", pooled <= MOST_ELEMENTS, in_a_block),
         ("block_a", pooled * config.block_a <= MOST_ELEMENTS, in_a_block),
         ("block_k", config.block_k * (pooled if split else max(block_f, block_n)) <= MOST_ELEMENTS, in_a_block),
+        ("block_k", not surveys or config.block_k * MOST_ELEMENTS >= shape.classes, f"at most {MOST_ELEMENTS} slices"),
         ("block_f", block_n * block_f <= MOST_ELEMENTS, in_a_block),
         ("block_j", config.block_s * config.block_j <= MOST_ELEMENTS, in_a_block),
     ):

@@ -15,6 +15,7 @@ from auxhead.kernels import (
     fused_head_reference,
     runs_triton,
 )
+from auxhead.kernels.launch.choose_config import choose_config
 from auxhead.kernels.launch.head_shape import HeadShape
 from auxhead.kernels.launch.head_view import head_view
 from auxhead.kernels.launch.launch_config import next_power_of_2
@@ -183,6 +184,7 @@ READING = {
     "packed, more of everything than there is": LaunchConfig(
         32, 64, 16, 8, 128, 64, 4, 64, 1, stages=4, num_warps=8, weight_buffers=3, features="packed"
     ),
+    "packed, programs share positions": replace(PACKED, block_p=1, position_parts=4),
     "packed, few programs": replace(PACKED, max_programs=3),
     "packed, programs of its own for a last layer": replace(PACKED, last_rows=16),
     "in place": IN_PLACE,
@@ -230,8 +232,12 @@ def check_reading(head, config, classes, dtype, device, *, bias=True, again=True
         if again:
             options = {"pool": pool, "pool_size": pool_size, "threshold": 0.5, "hidden": hidden}
             assert_same_bits(first, fused_head(x, weight, shift, **options))
+        view, pool_max = head_view(tuple(x.shape), x.stride(), pool, pool_size), pool == "max"
+        fitted = choose_config(
+            view, classes, pool_max=pool_max, dtype=dtype, device=x.device, place="alone", hidden=hidden
+        )
     assert not any(counters.any() for counters in taken)
-    programs = config.programs(head_view(tuple(x.shape), x.stride(), pool, pool_size), classes, hidden)
+    programs = fitted.programs(view, classes, hidden)
     assert {counters.numel() for counters in taken} == {programs.zeroed + 1}
 
 
@@ -265,6 +271,7 @@ def reading_heads(draw):
         last_rows=draw(st.sampled_from([0, 16])),
         weight_buffers=draw(st.integers(2, 5)),
         features="packed",
+        position_parts=draw(st.sampled_from([1, 2, 4])) if head in POOLED else 1,
     )
     if head in UNPOOLED and draw(st.booleans()):
         block_f = max(config.block_c * config.block_p, 16)

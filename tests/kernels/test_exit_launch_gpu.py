@@ -17,6 +17,7 @@ HEADS = {
     "others multiply for groups": ((33, 40, 9, 9), 1500),
     "others read packed features": ((20, 1024, 3, 3), 1500),
     "others read vectors": ((33, 600), 1500),
+    "others find out about slices": ((33, 600), 5000),
     "alone": ((70, 60, 3, 3), 10),
     "four classes a thread": ((8, 512, 7, 7), 1000),
 }

@@ -54,6 +54,7 @@ WAYS = {
     "weight in shared memory": replace(GROUPS, block_f=32, weight_buffers=3),
     "packed": PACKED,
     "packed, few programs": replace(PACKED, max_programs=5),
+    "packed, in slices": replace(PACKED, block_s=1),
 }
 #: In place, of vectors, of maps whose channels lie side by side, and of others; what packs turns the former.
 IN_PLACE = replace(PACKED, block_c=8, block_p=16, block_f=128, features="in place")
@@ -61,6 +62,7 @@ UNPOOLED = {
     "vectors in place": ((17, 144), None, replace(IN_PLACE, block_c=64, block_p=1, block_f=64)),
     "turned map in place": ((9, 37, 5, 7), "channels_last", IN_PLACE),
     "map in place": ((9, 37, 5, 7), "padded_rows", replace(IN_PLACE, max_programs=5)),
+    "vectors in slices": ((17, 144), None, replace(IN_PLACE, block_c=64, block_p=1, block_f=64, block_s=1)),
     "turned map, packed": ((9, 37, 5, 7), "channels_last", PACKED),
 }
 #: Of maps [3, 37, 5, 7]: layout, dtype, pool and its size; each of them several times.

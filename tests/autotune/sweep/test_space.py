@@ -233,7 +233,11 @@ def test_candidates_of_few_classes_begin_with_fewer_warps():
 VECTORS, TURNED = shape_of(32, 2048, 1), HeadShape(9, 256, 14, 14, 14, 14, "channels_last", "avg", 100, "float32")
 
 
-@pytest.mark.parametrize("shape", [VECTORS, TURNED, shape_of(1), shape_of(64, 64, 9, 3, 3, layout="contiguous")])
+#: Maps in windows, so many that programs may share them or not.
+WINDOWS = [shape_of(64, 64, 9, 3, 3, layout="contiguous"), shape_of(64, 64, 18, 9, 9, layout="contiguous")]
+
+
+@pytest.mark.parametrize("shape", [VECTORS, TURNED, shape_of(1), *WINDOWS])
 def test_what_reads_features_in_memory(shape):
     found = readings(shape)
     assert found == readings(shape) and len(found) == len(set(found)) >= 10
@@ -246,7 +250,8 @@ def test_what_reads_features_in_memory(shape):
             shared = one.weight_buffers * one.block_f * (one.block_n + one.block_k) * shape.element_size
             assert shared <= SHARED_BYTES
             changed |= {name for name in READING if getattr(one, name) != getattr(config, name)}
-    assert changed | {"block_a", "stages", "block_n"} == set(READING)
+    assert changed | {"block_a", "stages", "block_n", "position_parts"} == set(READING)
+    assert shape.view.positions < 16 or shape.view.unpooled or "position_parts" in changed
 
 
 PACKED = LaunchConfig(16, 16, 1, 64, 64, 64, 2, 1024, 1, 1, 4, weight_buffers=3, features="packed")
@@ -261,6 +266,7 @@ EXCLUDED = {
     "more registers than a thread has": {"num_warps": 1, "block_a": 512},
     "more channels than there are": {"block_c": 2048, "block_a": 1},
     "more columns than a window has": {"block_a": 2048, "block_c": 1},
+    "more shares of the positions than there are": {"position_parts": 2},
     "reads ahead of more steps than there are": {"stages": 32},
     "more shared memory than there is": {"block_k": 256, "block_f": 256, "num_warps": 8, "block_s": 1},
     "weight_buffers: got 0, wants 2 to 5 where features are packed": {"weight_buffers": 0},
@@ -281,6 +287,8 @@ def test_text_and_what_of_it_differs():
     packed, in_place = (dataclasses.replace(BASE, features=one) for one in ("packed", "in place"))
     assert text(packed) == f"{text(BASE)}-packed" and changes(in_place, packed) == "in_place"
     assert changes(dataclasses.replace(BASE, last_rows=64), packed) == "last64 awaited"
+    shared = dataclasses.replace(packed, position_parts=4)
+    assert text(shared) == f"{text(BASE)}-shares4-packed" and changes(shared, packed) == "shares4"
     assert changes(BASE, BASE) == "as by rule"
     other = dataclasses.replace(BASE, block_c=32, num_warps=8, max_programs=64)
     assert (changes(other, BASE), changes(BASE, other)) == ("c32 warps8 programs64", "c16 warps4 programs0")
@@ -290,18 +298,15 @@ def test_every_field_has_neighbours():
     """From one configuration or another, all are varied but a few.
 
     They are how many samples are multiplied together, the cap of programs, which won none of 480 heads (H200), where
-    features lie, and what is of heads with hidden layers alone.
+    features lie, and what is of heads with hidden layers or packed windows alone.
     """
     changed = set()
     for shape in (shape_of(8), shape_of(32), shape_of(32, 8, 28, 4, 4)):
         for config in [config_by_rule(shape), *spread_out(shape, 4)]:
             for other in neighbours(config, shape):
                 changed |= {name for name in FIELDS if getattr(other, name) != getattr(config, name)}
-    assert (
-        {"block_n", *changed}
-        == set(FIELDS)
-        == {field.name for field in dataclasses.fields(LaunchConfig)} - {"max_programs", "features", "last_rows"}
-    )
+    others = {"max_programs", "features", "last_rows", "position_parts"}
+    assert {"block_n", *changed} == set(FIELDS) == {field.name for field in dataclasses.fields(LaunchConfig)} - others
 
 
 def test_candidates_of_more_classes_than_tiles_fit():
