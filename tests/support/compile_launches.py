@@ -95,6 +95,10 @@ def every_way(kernels: list[Any]) -> dict[str, dict[str, int]]:
     keep("tiles of a last layer")
     launch_alone(torch.zeros(16, 2100, dtype=torch.float16), 1000, hidden=HiddenLayers(False, 1e-5), pool="none")
     keep("in place, a norm")
+    launch_alone(torch.zeros(32, 192, dtype=torch.float16), 21843, pool="none")
+    keep("in place, slices of many classes")
+    launch_alone(image(8, 512, torch.float32), 10_000)
+    keep("packed, slices of many classes")
     with recording():
         linear = HiddenLayers(weight=first, activation="hardswish")
         launch_network(image(1, 48), 10, WAYS["split, the last one waits"][2], linear)
@@ -118,7 +122,7 @@ def made_of(kernel: Any) -> dict[str, int]:
         "clocks": len(re.findall(r"%globaltimer|%smid", kernel.asm["ptx"])),
         "torn warps": torn_warps(disassembled(path)) if re.search(r"\batom\.", kernel.asm["ptx"]) else 0,
     }
-    return {**numbers, **counted, "shared": kernel.metadata.shared}
+    return {**numbers, **counted, "shared": kernel.metadata.shared, "warps": kernel.metadata.num_warps}
 
 
 def disassembled(path: str) -> str:
@@ -147,7 +151,8 @@ def by_rule(kernels: list[Any]) -> dict[str, dict[str, int]]:
     launch_alone(image(32, 2048), 1000)
     launch_network(image(8, 64, torch.bfloat16), 1000, None)
     launch_alone(image(32, 512, torch.float32), 1000, hidden=HiddenLayers(weight=torch.ones(256, 512)))
-    names = ("alone", "network", "last layer")
+    launch_alone(image(256, 2048), 21843)
+    names = ("alone", "network", "last layer", "many classes")
     return {name: {"shared": one.metadata.shared} for name, one in zip(names, kernels, strict=True)}
 
 
