@@ -117,7 +117,6 @@ class LaunchConfig:
     last_rows: int = 0
     """Behind a hidden layer: rows of the last layer that a program of its own multiplies, 16 or more; 0: the program
     that adds a sample's hidden features up multiplies all of them, and decides."""
-
     position_parts: int = 1
     """Packed, of a map that is pooled: programs that share the positions of a block of channels."""
 
