@@ -17,9 +17,6 @@ from .launch_config import FEATURES, LaunchConfig, next_power_of_2
 SCHEMA = "auxhead tuned 2"
 #: Places where a head is launched: alone by the operator, or by a runner beside a network's trunk.
 PLACES = ("alone", "network")
-#: Whether a device without a table takes the entries of one with its compute capability: not before that was measured
-#: to beat the rule, by ``auxhead-tune sweep broad --tables`` there.
-BORROWS = False
 #: Folder of the package's tables, which ``auxhead-tune promote`` writes.
 FOLDER = Path(__file__).parent / "tuned"
 #: Elements that Triton lets a block have, and so what no size of a configuration exceeds.
@@ -62,7 +59,7 @@ class TunedTable:
     """Name from ``torch.cuda.get_device_name``."""
     sm_count: int
     capability: str | None
-    """Compute capability, "9.0": the table may serve other devices that have it. None if no record says."""
+    """Compute capability, "9.0". None if no record says."""
     kernel: str
     """``kernel_hash`` of the measured code."""
     triton: str | None
@@ -108,9 +105,9 @@ def _distance(samples: int, asked: int) -> tuple[float, int]:
     return (max(samples / asked, asked / samples), samples)
 
 
-def lookup(device_name: str, shape: HeadShape, place: str, capability: str | None = None) -> LaunchConfig | None:
-    """Return the configuration tuned for a head in one of ``PLACES``, or None; see ``serving_table`` for the device."""
-    table = serving_table(device_name, capability)
+def lookup(device_name: str, shape: HeadShape, place: str) -> LaunchConfig | None:
+    """Return the configuration tuned for a head on a device in one of ``PLACES``, or None."""
+    table = table_of(device_name)
     entry = None if table is None else table.find(shape, place)
     return None if entry is None else entry.config
 
@@ -139,22 +136,6 @@ def table_of(device_name: str) -> TunedTable | None:
     if table_path(table.device) != path:
         raise BadTable(f"{path}: device: got {table.device!r}, wants the one that the file is named after")
     return table
-
-
-def serving_table(device_name: str, capability: str | None) -> TunedTable | None:
-    """Return the table that a device's launches go by: its own, else that of another of its compute capability.
-
-    Of several others the one with the most entries; one of other kernels serves nobody else.
-
-    Raises:
-        BadTable: see ``table_of``.
-    """
-    own = table_of(device_name)
-    if own is not None or not BORROWS or capability is None:
-        return own
-    others = [table for name in tuned_devices() if (table := table_of(name)) is not None]
-    serving = [table for table in others if table.capability == capability and table.why_void() is None]
-    return max(serving, key=lambda table: len(table.entries), default=None)
 
 
 def read_table(path: Path) -> TunedTable:
