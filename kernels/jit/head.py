@@ -121,7 +121,7 @@ def first_program(pid, head, output, N, CONFIG: tl.constexpr):
         elif CONFIG.last_n > 0:
             send_hidden(product, sums, bias, last, off_n, N, CONFIG)
         else:
-            decide_by_hidden(product, sums, bias, rule, last, output, off_n, pid_n, N, CONFIG)
+            decide_by_hidden(product, sums, bias, rule, last, output, off_n, N, CONFIG)
         if CONFIG.reads:  # all tiles have taken the features, since their products are here
             if decides:
                 clear_arrivals(arrived, pid_n, N, CONFIG)

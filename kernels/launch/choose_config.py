@@ -19,8 +19,8 @@ from .tuned_table import BadTable, lookup, table_of, table_path
 #: Configurations that come before the tables, by shape and place, in the current context; see ``overriding``.
 overrides: ContextVar[Mapping[tuple[HeadShape, str], LaunchConfig] | None] = ContextVar("overrides", default=None)
 
-#: Elements of a last layer behind a hidden one from which on it pays that programs of its own multiply it.
-_LARGE_LAST_LAYER = 64 << 10
+#: Elements of a last layer behind a hidden one, padded, beyond which programs of its own multiply it.
+_LARGE_LAST_LAYER = 16384
 
 
 def choose_config(
@@ -54,7 +54,7 @@ def choose_config(
     if hidden.weight is not None:
         # few warps hand hidden features over sooner (seen on an H100, in no record)
         block_j, warps = max(config.block_j, next_power_of_2(rows)), min(config.num_warps, 4)
-        last_rows = config.last_rows or (64 if rows * classes >= _LARGE_LAST_LAYER else 0)
+        last_rows = config.last_rows or (64 if block_j * next_power_of_2(classes) > _LARGE_LAST_LAYER else 0)
         config = replace(config, block_j=block_j, num_warps=warps, last_rows=last_rows)
     return config
 

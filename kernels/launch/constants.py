@@ -117,8 +117,8 @@ class HeadConstants(LaunchConfig):
 
     @property
     def block_l(self) -> int:
-        """Rows of the last layer, each of ``block_j`` padded hidden features, that are multiplied at a time."""
-        return min(next_power_of_2(self.classes), max(8192 // self.block_j, 1))
+        """Rows of the last layer, padded, where the program that decides has all of them at once."""
+        return next_power_of_2(self.classes)
 
     @property
     def block_d(self) -> int:
