@@ -57,8 +57,8 @@ def head_program(pid, head, output, N, CONFIG: tl.constexpr):
     """Do the work of program ``pid`` of a head; returns whether it decided about a sample, and which."""
     if CONFIG.last_n > 0:
         _, _, _, rule, _, _, _, last = head
-        first_last = first_programs(N, CONFIG)
-        first_decision = first_last + tl.cdiv(N, CONFIG.last_n) * CONFIG.last_tiles
+        first_last = first_of_stage(3, N, CONFIG)
+        first_decision = first_of_stage(4, N, CONFIG)
         decides = pid >= first_decision
         pid_n = pid - first_decision
         if decides:
@@ -73,21 +73,21 @@ def head_program(pid, head, output, N, CONFIG: tl.constexpr):
 
 
 @triton.jit
-def first_programs(N, CONFIG: tl.constexpr):
-    """Count the programs of the layer that reads the features: all, or those before the last layer's own."""
-    count = N * CONFIG.splits
-    if CONFIG.tiled:
-        count += tile_programs(N, CONFIG) + N * CONFIG.finishers
+def stage_programs(stage: tl.constexpr, N, CONFIG: tl.constexpr):
+    """Count the programs of a stage; see ``LaunchConfig.shares``."""
+    count = tl.cdiv(N, CONFIG.shares[stage][0]) * CONFIG.shares[stage][1]
+    if stage == 1 and CONFIG.reads and CONFIG.norms:  # they send the statistics
+        count += N
     return count
 
 
 @triton.jit
-def tile_programs(N, CONFIG: tl.constexpr):
-    """Count the programs between those that pool and those that add up: of tiles, and of a norm's statistics."""
-    count = tl.cdiv(N, CONFIG.block_n) * CONFIG.tiles
-    if CONFIG.reads and CONFIG.norms:
-        count += N
-    return count
+def first_of_stage(stage: tl.constexpr, N, CONFIG: tl.constexpr):
+    """Return the number of a stage's first program."""
+    first = 0
+    for earlier in tl.static_range(stage):
+        first += stage_programs(earlier, N, CONFIG)
+    return first
 
 
 @triton.jit
@@ -192,8 +192,8 @@ def tiled_program(pid, x, weight, workspace, sizes, norm, N, CONFIG: tl.constexp
     C, _, _, GRID_H, GRID_W, _, _ = sizes
     positions = GRID_H * GRID_W
     F = C * positions
-    first_tile = N * CONFIG.splits
-    first_decision = first_tile + tile_programs(N, CONFIG)
+    first_tile = first_of_stage(1, N, CONFIG)
+    first_decision = first_of_stage(2, N, CONFIG)
     pools = pid < first_tile
     decides = pid >= first_decision
     pid_n = 0
@@ -217,12 +217,13 @@ def read_program(pid, x, weight, bias, rule, probs, workspace, sizes, norm, N, C
     features, _, arrived = workspace
     C, _, _, GRID_H, GRID_W, _, _ = sizes
     F = C * (GRID_H * GRID_W)
-    pools = N * CONFIG.splits
+    pools = stage_programs(0, N, CONFIG)
+    tiles = stage_programs(1, N, CONFIG)
     pid_tile = pid - pools
-    decides = pid_tile >= tile_programs(N, CONFIG)
+    decides = pid_tile >= tiles
     pid_n = 0
     if decides:
-        pid_n = pid_tile - tile_programs(N, CONFIG)
+        pid_n = pid_tile - tiles
     elif CONFIG.packs:
         if pid < pools:
             pack(pid // CONFIG.splits, pid % CONFIG.splits, x, features, arrived, sizes, F, CONFIG)
