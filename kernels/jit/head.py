@@ -207,7 +207,7 @@ def tiled_program(pid, x, weight, workspace, sizes, norm, N, CONFIG: tl.constexp
     elif decides:
         pid_n = pid - first_decision
     else:
-        tile_product(pid - first_tile, weight, norm, features, partial, F, N, CONFIG)
+        tile_product(pid - first_tile, weight, norm, features, partial, sizes, N, CONFIG)
     return decides, pid_n
 
 

@@ -113,6 +113,11 @@ class HeadConstants(LaunchConfig):
         return self.row_width if self.block_j >= ROW_UNIT else -(-self.rows // self.block_j) * self.block_j
 
     @property
+    def statistics_block(self) -> int:
+        """Features that are taken at a time for the statistics of a norm."""
+        return 4096 if self.reads else self.block_f
+
+    @property
     def tiles(self) -> int:
         """Programs that multiply the features of one group of samples, each some rows and a part of the features."""
         return self.shares[1][1]
