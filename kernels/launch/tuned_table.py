@@ -222,20 +222,25 @@ def config_from(values: Any, shape: HeadShape) -> LaunchConfig:
     pooled, in_a_block = config.block_c * config.block_p, f"at most {MOST_ELEMENTS} elements in a block with it"
     # else Triton 3.6 aborts in LLVM: "Illegal shared layout"
     fewest = 16 // shape.element_size if config.in_place else 1
-    one_position = config.block_p == shape.view.positions == 1
+    view = shape.view
+    one_position = config.block_p == view.positions == 1
     for name, fits, wanted in (
         ("num_warps", config.num_warps <= 32, "at most 32"),
         ("block_f", not reads or not split, f"16 or more where features are {config.features}"),
         ("window_parts", shape.pool != "max" or config.window_parts == 1, "1: a maximum is not added up"),
         ("window_parts", not reads or config.window_parts == 1, f"1 where features are {config.features}"),
-        ("features", not config.in_place or shape.view.unpooled, "another one: x is pooled"),
+        ("features", not config.in_place or view.unpooled, "another one: x is pooled"),
         ("weight_buffers", block_n > 1 or config.weight_buffers == 0, "0 where block_n is 1"),
         ("weight_buffers", not reads or config.weight_buffers > 0, f"2 to 5 where features are {config.features}"),
         ("block_n", not split or block_n == 1, "1 where the programs that pool multiply (block_f is 1)"),
         ("block_n", split or reads or block_n == 1 or block_n >= 16, "1, or 16 or more for tensor cores"),
         ("block_n", not reads or block_n >= 8, f"8 or more where features are {config.features}"),
         ("block_f", not config.in_place or block_f == pooled, "block_c times block_p where features are in place"),
-        ("block_c", config.block_c >= fewest or not shape.turned, f"{fewest} or more of a channels-last map in place"),
+        (
+            "block_c",
+            config.block_c >= fewest or not view.turned,
+            f"{fewest} or more of a channels-last map in place",
+        ),
         ("block_p", config.block_p >= fewest or one_position, f"{fewest} or more of a map in place"),
         ("block_f", split or block_f >= 16, "1, or 16 or more where other programs multiply than those that pool"),
         ("block_k", split or config.block_k >= 16, "16 or more where other programs multiply: rows are padded"),

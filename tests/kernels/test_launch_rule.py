@@ -83,7 +83,7 @@ def test_choice_by_rule(samples, channels, positions, window_h, window_w, layout
     if config.in_place:
         assert splits == 0 and shape.view.unpooled
     elif config.packs:
-        assert splits == blocks_c * (blocks_p if shape.turned else 1), "each has all positions, or turns a block"
+        assert splits == blocks_c * (blocks_p if shape.view.turned else 1), "each has all positions, or turns a block"
     else:
         assert splits == blocks_c * blocks_p * config.window_parts
         for blocks, block, size in ((blocks_c, config.block_c, channels), (blocks_p, config.block_p, positions)):
