@@ -93,14 +93,11 @@ def first_of_stage(stage: tl.constexpr, N, CONFIG: tl.constexpr):
 @triton.jit
 def first_program(pid, head, output, N, CONFIG: tl.constexpr):
     """Do the work of a program of the layer that reads the features; returns whether it was a sample's last, which."""
-    x, weight, bias, rule, workspace, sizes, norm, last = head
+    x, weight, bias, rule, workspace, sizes, _, last = head
     features, partial, arrived = workspace
     rule = read_rule(rule)  # before anything waits
-    if CONFIG.reads:
-        decides, pid_n = read_program(pid, x, weight, bias, rule, output[0], workspace, sizes, norm, N, CONFIG)
-        product = None
-    elif CONFIG.tiled:
-        decides, pid_n = tiled_program(pid, x, weight, workspace, sizes, norm, N, CONFIG)
+    if CONFIG.tiled:
+        decides, pid_n = tiled_program(pid, head, rule, output[0], N, CONFIG)
         product = None
     else:
         decides, pid_n, product = split_program(pid, x, weight, workspace, sizes, N, CONFIG)
@@ -186,9 +183,10 @@ def split_program(pid, x, weight, workspace, sizes, N, CONFIG: tl.constexpr):
 
 
 @triton.jit
-def tiled_program(pid, x, weight, workspace, sizes, norm, N, CONFIG: tl.constexpr):
+def tiled_program(pid, head, rule, probs, N, CONFIG: tl.constexpr):
     """Pool, if among the first programs, or multiply a tile; returns whether to decide now, and about which sample."""
-    features, partial, _ = workspace
+    x, weight, _, _, workspace, sizes, norm, _ = head
+    features, partial, arrived = workspace
     C, _, _, GRID_H, GRID_W, _, _ = sizes
     positions = GRID_H * GRID_W
     F = C * positions
@@ -198,58 +196,42 @@ def tiled_program(pid, x, weight, workspace, sizes, norm, N, CONFIG: tl.constexp
     decides = pid >= first_decision
     pid_n = 0
     if pools:
-        pid_n = pid // CONFIG.splits
-        block = pooled_block(pid % CONFIG.splits, sizes, CONFIG)
-        pid_part, _, off_c, off_p, mask_f = block
-        pooled = pooled_features(x, pid_n, block, sizes, CONFIG)
-        feature = (tl.cast(pid_part, tl.int64) * N + pid_n) * F + off_c.to(tl.int64) * positions + off_p
-        send(features + feature, pooled, mask_f)
+        if CONFIG.packs:
+            pack(pid // CONFIG.splits, pid % CONFIG.splits, x, features, arrived, sizes, F, CONFIG)
+        elif not CONFIG.in_place:
+            pid_n = pid // CONFIG.splits
+            block = pooled_block(pid % CONFIG.splits, sizes, CONFIG)
+            pid_part, _, off_c, off_p, mask_f = block
+            pooled = pooled_features(x, pid_n, block, sizes, CONFIG)
+            feature = (tl.cast(pid_part, tl.int64) * N + pid_n) * F + off_c.to(tl.int64) * positions + off_p
+            send(features + feature, pooled, mask_f)
     elif decides:
         pid_n = pid - first_decision
+    elif CONFIG.reads:
+        source = (features, F, 1, 0, 0) if CONFIG.packs else x
+        read_tile(pid - first_tile, source, head, rule, probs, N, CONFIG)
     else:
         tile_product(pid - first_tile, weight, norm, features, partial, sizes, N, CONFIG)
     return decides, pid_n
 
 
 @triton.jit
-def read_program(pid, x, weight, bias, rule, probs, workspace, sizes, norm, N, CONFIG: tl.constexpr):
-    """Pack, if among the first programs, or multiply a tile; returns whether to decide now, and about which sample."""
-    features, _, arrived = workspace
-    C, _, _, GRID_H, GRID_W, _, _ = sizes
-    F = C * (GRID_H * GRID_W)
-    pools = stage_programs(0, N, CONFIG)
-    tiles = stage_programs(1, N, CONFIG)
-    pid_tile = pid - pools
-    decides = pid_tile >= tiles
-    pid_n = 0
-    if decides:
-        pid_n = pid_tile - tiles
-    elif CONFIG.packs:
-        if pid < pools:
-            pack(pid // CONFIG.splits, pid % CONFIG.splits, x, features, arrived, sizes, F, CONFIG)
-        else:
-            packed = (features, F, 1, 0, 0)
-            read_tile(pid_tile, packed, weight, bias, rule, probs, workspace, sizes, norm, N, CONFIG)
-    else:
-        read_tile(pid_tile, x, weight, bias, rule, probs, workspace, sizes, norm, N, CONFIG)
-    return decides, pid_n
-
-
-@triton.jit
-def read_tile(pid_tile, x, weight, bias, rule, probs, workspace, sizes, norm, N, CONFIG: tl.constexpr):
+def read_tile(pid_tile, x, head, rule, probs, N, CONFIG: tl.constexpr):
     """Multiply a tile of features in memory, or send the norm's statistics of a sample, if among the first programs."""
+    _, _, _, _, workspace, sizes, norm, _ = head
     if CONFIG.norms:
         if pid_tile < N:
             send_statistics(pid_tile, x, norm, workspace[2], sizes, N, CONFIG)
         else:
-            multiplied_tile(pid_tile - N, x, weight, bias, rule, probs, workspace, sizes, norm, N, CONFIG)
+            multiplied_tile(pid_tile - N, x, head, rule, probs, N, CONFIG)
     else:
-        multiplied_tile(pid_tile, x, weight, bias, rule, probs, workspace, sizes, norm, N, CONFIG)
+        multiplied_tile(pid_tile, x, head, rule, probs, N, CONFIG)
 
 
 @triton.jit
-def multiplied_tile(pid_tile, x, weight, bias, rule, probs, workspace, sizes, norm, N, CONFIG: tl.constexpr):
+def multiplied_tile(pid_tile, x, head, rule, probs, N, CONFIG: tl.constexpr):
     """Multiply a tile of features in memory; send its sums, or find out about its classes."""
+    _, weight, bias, _, workspace, sizes, norm, _ = head
     _, partial, arrived = workspace
     tile, off_n, pid_k, pid_s = read_product(pid_tile, x, weight, norm, arrived, sizes, N, CONFIG)
     if CONFIG.surveys:
