@@ -9,7 +9,7 @@ or from ``ExitLaunch`` one answer per sample, merged over the exits of a network
                    layers, merge (what an answer of a network is)
     launch/        checked arguments, the sizes that decide, the chosen LaunchConfig (an override, else a tuned table,
                    else the rule), memory of programs, residency (where and when they run)
-    noted          remembers a launch and makes it again by CUDA's driver: model/heads/repeats.py
+    noted          remembers a launch, which model/heads/driver_launch.py makes again by CUDA's driver
     cuda/          CUDA's runtime, and lifetimes of what it gives
     fused_head     one head, one launch: the operator
     exits          the heads of a network in one launch, answers merged on the device and packed
