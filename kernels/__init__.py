@@ -30,11 +30,11 @@ from .max_pool import max_pool2d
 from .reference.criteria import CRITERIA, check_criterion, check_temperature, check_threshold, number_of
 from .reference.fused_head import HeadOutput, decide, fused_head_reference, pooled_features
 from .reference.hidden_layers import ACTIVATIONS, HiddenLayers
-from .reference.merge import Merged, all_exit, decide_in_order, heads_in_a_row, in_order, merge
+from .reference.merge import Merged, decide_in_order, heads_in_a_row, in_order, merge
 
 __all__ = [
     "ACTIVATIONS", "CRITERIA", "Answer", "ExitBuffers", "ExitHead", "ExitLaunch", "HeadOutput", "HiddenLayers",
-    "LaunchConfig", "Merged", "all_exit", "check_criterion", "check_input", "check_pool", "check_temperature",
+    "LaunchConfig", "Merged", "check_criterion", "check_input", "check_pool", "check_temperature",
     "check_threshold", "collect", "decide", "decide_in_order", "destination", "fused_head", "fused_head_reference",
     "gather_open", "heads_in_a_row", "in_order", "max_pool2d", "merge", "moves_rows", "new_destinations", "number_of",
     "pooled_features", "runs_triton",

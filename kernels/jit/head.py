@@ -105,7 +105,7 @@ def first_program(pid, head, output, N, CONFIG: tl.constexpr):
             product = None
     if decides:
         off_n = pid_n + tl.arange(0, 1)
-        PARTS: tl.constexpr = CONFIG.parts
+        PARTS: tl.constexpr = CONFIG.block_s if CONFIG.tiled else CONFIG.splits
         ROW: tl.constexpr = CONFIG.row_width
         sums = (partial, tl.cast(N, tl.int64) * ROW, ROW, 1, ROW, PARTS)
         if CONFIG.surveys:

@@ -73,11 +73,6 @@ class HeadConstants(LaunchConfig):
         return self.shares[0][1]
 
     @property
-    def parts(self) -> int:
-        """Partial sums that add up to one."""
-        return self.block_s if self.tiled else self.splits
-
-    @property
     def surveys(self) -> bool:
         """True if tiles find out about their own classes; see jit/slices.py."""
         return self.surveys_of(self.rows)
