@@ -74,7 +74,7 @@ def head_program(pid, head, output, N, CONFIG: tl.constexpr):
 
 @triton.jit
 def stage_programs(stage: tl.constexpr, N, CONFIG: tl.constexpr):
-    """Count the programs of a stage; see ``LaunchConfig.shares``."""
+    """Count the programs of a stage; see ``LaunchConfig.shares_of``."""
     count = tl.cdiv(N, CONFIG.shares[stage][0]) * CONFIG.shares[stage][1]
     if stage == 1 and CONFIG.reads and CONFIG.norms:  # they send the statistics
         count += N

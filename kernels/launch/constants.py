@@ -21,7 +21,7 @@ class HeadConstants(LaunchConfig):
     """Of the weight that reads the features: K, or of a head with a hidden linear layer its features."""
     classes: int
     shares: tuple[tuple[int, int], ...]
-    """Samples and programs of each stage; see ``LaunchConfig.shares``."""
+    """Samples and programs of each stage; see ``LaunchConfig.shares_of``."""
     one_window: bool
     """A channel has one window, or element, and so one feature."""
     channels_last: bool
@@ -55,7 +55,7 @@ class HeadConstants(LaunchConfig):
         return cls(
             **vars(config), rows=first.shape[0], classes=weight.shape[0],
             unit=gcd(16, features, first.stride(0), *([] if config.packs else view.strides[:1])),
-            shares=config.shares(view, weight.shape[0], hidden), pool_max=pool_max, criterion=number_of(criterion),
+            shares=config.shares_of(view, weight.shape[0], hidden), pool_max=pool_max, criterion=number_of(criterion),
             activation=hidden.activation_number, rectifies=hidden.rectifies, norms=hidden.eps is not None,
             one_window=view.positions == config.block_p == 1,
             channels_last=view.strides[1] == 1, transposes=view.turned,

@@ -169,12 +169,13 @@ class LaunchConfig:
             return blocks_c * self.position_parts
         return blocks_c * -(-view.positions // self.block_p) * self.window_parts
 
-    def shares(self, view: HeadView, classes: int, hidden: HiddenLayers = NO_LAYERS) -> tuple[tuple[int, int], ...]:
+    def shares_of(self, view: HeadView, classes: int, hidden: HiddenLayers = NO_LAYERS) -> tuple[tuple[int, int], ...]:
         """Return of each stage, in the order of the programs' numbers, how many samples how many programs share.
 
         Stages pool, multiply and add up, or decide; of a last layer with programs of its own they multiply and decide.
         """
-        rows, shares = hidden.rows(classes), [(1, self.splits_of(view)), (1, 0), (1, 0)]
+        rows = hidden.rows(classes)
+        shares = [(1, self.splits_of(view)), (1, 0), (1, 0)]
         if self.tiled:
             finishers = -(-rows // self.block_j) if self.surveys_of(rows) else 1
             shares[1:] = [(self.block_n, -(-rows // self.block_k) * self.block_s), (1, finishers)]
@@ -185,7 +186,7 @@ class LaunchConfig:
     def programs(self, view: HeadView, classes: int, hidden: HiddenLayers = NO_LAYERS) -> Programs:
         """Count programs, and what they leave for each other, for an input and K ``classes``."""
         samples, rows, norms = view.shape[0], hidden.rows(classes), hidden.eps is not None
-        shares = self.shares(view, classes, hidden)
+        shares = self.shares_of(view, classes, hidden)
         pools, tiles, decisions, *last = [-(-samples // group) * share for group, share in shares]
         splits, features, findings = shares[0][1], 0, 0
         if self.tiled and not self.in_place:
@@ -200,8 +201,11 @@ class LaunchConfig:
         else:
             zeroed = sums if self.waits else samples
         last_sums = samples * (padded_row(rows) + padded_row(classes)) if last else 0
-        counts = (splits, pools, tiles, decisions, sums, features, last_sums + zeroed)
-        return Programs(*counts, *(last or (0, 0)), findings, last_sums)
+        last_tiles, last_decisions = last or (0, 0)
+        return Programs(
+            splits, pools, tiles, decisions, sums, features, last_sums + zeroed,
+            last_tiles, last_decisions, findings, last_sums,
+        )  # fmt: skip
 
 
 def padded_row(count: int) -> int:

@@ -1,6 +1,6 @@
 """The rule of programs that pool: blocks of channels, of positions and of a window's elements."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from .head_shape import HeadShape
 from .launch_config import LaunchConfig, next_power_of_2
@@ -70,7 +70,7 @@ def _windows(shape: HeadShape, columns: int, enough: int, only_pools: bool) -> "
     return _Pool(block_c, block_a, num_warps=4 if only_pools else 8, stages=1, enough=enough), block_p
 
 
-def packed_windows(shape: HeadShape) -> dict[str, int]:
+def packed_windows(shape: HeadShape) -> dict[str, Any]:
     """Choose how programs pack windows: a block of channels each, and all positions, or some where programs are few."""
     positions, columns = shape.view.positions, shape.view.window_h * shape.view.window_w
     if shape.layout == "channels_last":
