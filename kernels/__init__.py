@@ -10,7 +10,7 @@ or from ``ExitLaunch`` one answer per sample, merged over the exits of a network
                    layers, merge (what an answer of a network is)
     launch/        checked arguments, the sizes that decide, the chosen LaunchConfig (an override, else a tuned table,
                    else the rule), memory of programs, residency (where and when they run)
-    noted          remembers a launch and makes it again by CUDA's driver: model/heads/repeats.py
+    noted          remembers a launch, which model/heads/driver_launch.py makes again by CUDA's driver
     cuda/          CUDA's runtime, and lifetimes of what it gives
     fused_head     one head, one launch: the operator
     exits          the heads of a network in one launch, answers merged on the device and packed
@@ -31,39 +31,12 @@ from .max_pool import max_pool2d
 from .reference.criteria import CRITERIA, check_criterion, check_temperature, check_threshold, number_of
 from .reference.fused_head import HeadOutput, decide, fused_head_reference, pooled_features
 from .reference.hidden_layers import ACTIVATIONS, HiddenLayers
-from .reference.merge import Merged, all_exit, decide_in_order, heads_in_a_row, in_order, merge
+from .reference.merge import Merged, decide_in_order, heads_in_a_row, in_order, merge
 
 __all__ = [
-    "ACTIVATIONS",
-    "CRITERIA",
-    "Answer",
-    "ExitBuffers",
-    "ExitHead",
-    "ExitLaunch",
-    "HeadOutput",
-    "HiddenLayers",
-    "LaunchConfig",
-    "Merged",
-    "all_exit",
-    "check_criterion",
-    "check_input",
-    "check_pool",
-    "check_temperature",
-    "check_threshold",
-    "collect",
-    "decide",
-    "decide_in_order",
-    "destination",
-    "fused_head",
-    "fused_head_reference",
-    "gather_open",
-    "heads_in_a_row",
-    "in_order",
-    "max_pool2d",
-    "merge",
-    "moves_rows",
-    "new_destinations",
-    "number_of",
-    "pooled_features",
-    "runs_triton",
-]
+    "ACTIVATIONS", "CRITERIA", "Answer", "ExitBuffers", "ExitHead", "ExitLaunch", "HeadOutput", "HiddenLayers",
+    "LaunchConfig", "Merged", "check_criterion", "check_input", "check_pool", "check_temperature",
+    "check_threshold", "collect", "decide", "decide_in_order", "destination", "fused_head", "fused_head_reference",
+    "gather_open", "heads_in_a_row", "in_order", "max_pool2d", "merge", "moves_rows", "new_destinations", "number_of",
+    "pooled_features", "runs_triton",
+]  # fmt: skip

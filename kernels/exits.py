@@ -13,7 +13,7 @@ from .launch.choose_config import choose_config
 from .launch.constants import HeadConstants, LaunchConstants, LogitsConstants
 from .launch.head_view import HeadView, head_view
 from .launch.launch_config import most_registers
-from .launch.memory import HeadArguments, Workspace, last_memory
+from .launch.memory import HeadArguments
 from .launch.residency import new_turns
 from .noted import launch
 from .reference.criteria import CRITERIA, number_of
@@ -239,7 +239,6 @@ class _Space(NamedTuple):
         programs = config.programs(view, weight.shape[0], hidden)
         zeros = torch.zeros(programs.zeroed, dtype=torch.int32, device=x.device)
         arguments = HeadArguments.of(
-            x, view, weight, head.bias, hidden, (head.temperature, head.threshold),
-            Workspace.of(config, programs, zeros, x.dtype), last_memory(zeros, programs, weight, hidden, x.shape[0]),
-        )  # fmt: skip
+            x, view, weight, head.bias, hidden, (head.temperature, head.threshold), config, programs, zeros
+        )
         return cls(view, constants, programs.stages, arguments._replace(x=()))

@@ -13,7 +13,7 @@ from .launch.constants import HeadConstants, LaunchConstants
 from .launch.head_arguments import FLOAT_DTYPES, check_countable, check_head_arguments, check_pool, check_rule_tensors
 from .launch.head_view import HeadView, head_view
 from .launch.launch_config import LaunchConfig
-from .launch.memory import HeadArguments, Workspace, last_memory
+from .launch.memory import HeadArguments
 from .launch.residency import new_turns
 from .noted import launch
 from .reference.criteria import check_temperature, check_threshold
@@ -198,10 +198,7 @@ def launch_fused_head(
     grid = config.max_programs if bounded else programs.total
     residency = new_turns(programs.total, grid, config.num_warps, x.device)
     with torch.cuda.device_of(x):
-        head = HeadArguments.of(
-            x, view, weight, bias, hidden, (temperature, threshold),
-            Workspace.of(config, programs, zeros[:-1], x.dtype), last_memory(zeros, programs, weight, hidden, samples),
-        )  # fmt: skip
+        head = HeadArguments.of(x, view, weight, bias, hidden, (temperature, threshold), config, programs, zeros[:-1])
         # Everything by which Triton chooses a compiled kernel; its own look-up is half of a launch's time on the host.
         parameters = (weight, bias, *(tensor for _, tensor in hidden.tensors()))
         pointers = tuple(t is None or t.data_ptr() % 16 for t in (x, *parameters))

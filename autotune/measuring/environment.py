@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-from ...kernels.launch.choose_config import name_and_capability
 from ...model.basics.bad_input import BadInput
 from ...model.basics.machine import driver_version, output_of, package_version
 
@@ -33,10 +32,11 @@ def release_memory() -> None:
 
 def environment(device: torch.device) -> dict[str, Any]:
     """Return the fields that do not change during a run; see :class:`Record`. Unknown ones are None."""
+    gpu = torch.cuda.get_device_properties(device) if device.type == "cuda" else None
     return {
-        "gpu": torch.cuda.get_device_name(device) if device.type == "cuda" else None,
-        "sm_count": torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else None,
-        "capability": name_and_capability(device)[1],
+        "gpu": gpu and gpu.name,
+        "sm_count": gpu and gpu.multi_processor_count,
+        "capability": gpu and f"{gpu.major}.{gpu.minor}",
         "driver": driver_version(),
         "torch": torch.__version__,
         **{name: package_version(name) for name in ("triton", "torchvision")},

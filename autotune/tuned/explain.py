@@ -6,13 +6,13 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ...kernels.launch.choose_config import name_and_capability
+from ...kernels.launch.choose_config import name_of
 from ...kernels.launch.head_arguments import check_input, check_pool
 from ...kernels.launch.head_shape import HeadShape
 from ...kernels.launch.head_view import head_view
 from ...kernels.launch.launch_config import LaunchConfig
 from ...kernels.launch.launch_rule import config_by_rule
-from ...kernels.launch.tuned_table import Entry, TunedTable, serving_table, table_of, tuned_devices
+from ...kernels.launch.tuned_table import Entry, TunedTable, table_of, tuned_devices
 from ...model.basics.bad_input import BadInput
 from ..records.tables import wide_console
 
@@ -30,14 +30,10 @@ class Explanation(NamedTuple):
     entry: Entry | None
     """The entry that serves the head: its own, or that of another batch size; None: the rule does."""
     config: LaunchConfig
-    lender: str | None = None
-    """The device whose table serves one that has none of its own."""
 
     def lines(self) -> list[str]:
         """Return the explanation in lines for a terminal."""
         lines = [f"{self.shape}, {self.place}, on {self.device}"]
-        if self.lender is not None:
-            lines.append(f"  no table of its own: that of {self.lender} serves it, of the same compute capability")
         lines += [f"  not in the table: {reason}" for reason in self.missed]
         if self.entry is None:
             lines.append("  used: the rule's configuration")
@@ -51,16 +47,15 @@ class Explanation(NamedTuple):
         return [*lines, f"  way: {self.config.way}", f"  {fields}"]
 
 
-def explain(device_name: str, shape: HeadShape, place: str, capability: str | None = None) -> Explanation:
+def explain(device_name: str, shape: HeadShape, place: str) -> Explanation:
     """Look up how a head is launched on a device, which need not be there, and explain it.
 
-    The device has the name that ``torch.cuda.get_device_name`` says, or that of its table's file; without its compute
-    capability no other table is taken for its own.
+    The device has the name that ``torch.cuda.get_device_name`` says, or that of its table's file.
 
     Raises:
         BadTable: the table cannot be read.
     """
-    table = serving_table(device_name, capability)
+    table = table_of(device_name)
     if table is None:
         others = ", ".join(tuned_devices())
         there_are = f"there are tables for {others}" if others else "there is none at all"
@@ -69,9 +64,7 @@ def explain(device_name: str, shape: HeadShape, place: str, capability: str | No
     entry = table.find(shape, place)
     missed = () if entry is not None and entry.shape == shape else tuple(_differences(table, shape, place))
     config = config_by_rule(shape) if entry is None else entry.config
-    borrowed = table_of(device_name) is None
-    device, lender = (device_name, table.device) if borrowed else (table.device, None)
-    return Explanation(device, shape, place, missed, entry, config, lender)
+    return Explanation(table.device, shape, place, missed, entry, config)
 
 
 def _differences(table: TunedTable, shape: HeadShape, place: str) -> list[str]:
@@ -125,10 +118,10 @@ def run_explain(
         BadTable: the device's table cannot be read.
     """
     heads = [_head(one, classes, dtype, layout, pool, windows) for one in shapes]
-    here, capability = _device_here() if device is None else (device, None)
+    here = _device_here() if device is None else device
     printed = wide_console()
     for head in heads:
-        for line in explain(here, head, place, capability).lines():
+        for line in explain(here, head, place).lines():
             printed.print(line, soft_wrap=True)
 
 
@@ -147,8 +140,8 @@ def _head(sizes: tuple[int, ...], classes: int, dtype: str, layout: str, pool: s
     return HeadShape.of(view, classes, pool_max=pool == "max", dtype=x.dtype)
 
 
-def _device_here() -> tuple[str, str | None]:
+def _device_here() -> str:
     if not torch.cuda.is_available():
         known = ", ".join(tuned_devices()) or "no device yet"
         raise BadInput(f"--device: torch sees no CUDA device here, wants a name; there are tables for {known}")
-    return name_and_capability(torch.device("cuda", torch.cuda.current_device()))
+    return name_of(torch.device("cuda", torch.cuda.current_device()))

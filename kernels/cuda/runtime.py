@@ -7,9 +7,10 @@ import torch
 from .lifetimes import refuse_forked
 
 try:
-    from cuda.bindings import runtime as runtime  # for other modules, too
+    from cuda.bindings import driver as driver  # for other modules, too
+    from cuda.bindings import runtime as runtime
 except ImportError:  # where torch has no CUDA
-    runtime = None
+    driver = runtime = None
 
 #: Handles of the streams that ``new_stream`` has made.
 _kept: set[int] = set()

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 from .decide import decide
-from .head import first_programs, head_program, read_rule, tile_programs
+from .head import first_of_stage, head_program, read_rule, stage_programs
 from .merge import merge, tell
 from .residency import clock, record_turn
 
@@ -133,22 +133,10 @@ def place_program(pid, place, output, N, i: tl.constexpr, LAUNCH: tl.constexpr):
 @triton.jit
 def number_in_head(pid, starts, N, CONFIG: tl.constexpr):
     """Return which program of a head ``pid`` is, or -1; ``starts``: the launch's first programs of its stages."""
-    first_pool, first_tile, first_decision = starts[0], starts[1], starts[2]
-    pools = N * CONFIG.splits
-    number = tl.where((pid >= first_pool) & (pid < first_pool + pools), pid - first_pool, -1)
-    if CONFIG.tiled:
-        tiles = tile_programs(N, CONFIG)
-        decisions = N * CONFIG.finishers
-        number = tl.where((pid >= first_tile) & (pid < first_tile + tiles), pools + pid - first_tile, number)
-        number = tl.where(
-            (pid >= first_decision) & (pid < first_decision + decisions), pools + tiles + pid - first_decision, number
-        )  # fmt: skip
-    if CONFIG.last_n > 0:
-        first_last, last_decision = starts[3], starts[4]
-        before = first_programs(N, CONFIG)
-        last_tiles = tl.cdiv(N, CONFIG.last_n) * CONFIG.last_tiles
-        number = tl.where((pid >= first_last) & (pid < first_last + last_tiles), before + pid - first_last, number)
-        number = tl.where(
-            (pid >= last_decision) & (pid < last_decision + N), before + last_tiles + pid - last_decision, number
-        )  # fmt: skip
+    number = -1
+    for stage in tl.static_range(len(CONFIG.shares)):
+        if CONFIG.shares[stage][1] > 0:
+            count, start = stage_programs(stage, N, CONFIG), starts[stage]
+            is_of_stage = (pid >= start) & (pid < start + count)
+            number = tl.where(is_of_stage, first_of_stage(stage, N, CONFIG) + pid - start, number)
     return number

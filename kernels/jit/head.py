@@ -60,8 +60,8 @@ def head_program(pid, head, output, N, CONFIG: tl.constexpr):
     """Do the work of program ``pid`` of a head; returns whether it decided about a sample, and which."""
     if CONFIG.last_n > 0:
         _, _, _, rule, _, _, _, last = head
-        first_last = first_programs(N, CONFIG)
-        first_decision = first_last + tl.cdiv(N, CONFIG.last_n) * CONFIG.last_tiles
+        first_last = first_of_stage(3, N, CONFIG)
+        first_decision = first_of_stage(4, N, CONFIG)
         decides = pid >= first_decision
         pid_n = pid - first_decision
         if decides:
@@ -76,34 +76,31 @@ def head_program(pid, head, output, N, CONFIG: tl.constexpr):
 
 
 @triton.jit
-def first_programs(N, CONFIG: tl.constexpr):
-    """Count the programs of the layer that reads the features: all, or those before the last layer's own."""
-    count = N * CONFIG.splits
-    if CONFIG.tiled:
-        count += tile_programs(N, CONFIG) + N * CONFIG.finishers
-    return count
-
-
-@triton.jit
-def tile_programs(N, CONFIG: tl.constexpr):
-    """Count the programs between those that pool and those that add up: of tiles, and of a norm's statistics."""
-    count = tl.cdiv(N, CONFIG.block_n) * CONFIG.tiles
-    if CONFIG.reads and CONFIG.norms:
+def stage_programs(stage: tl.constexpr, N, CONFIG: tl.constexpr):
+    """Count the programs of a stage; see ``LaunchConfig.shares_of``."""
+    count = tl.cdiv(N, CONFIG.shares[stage][0]) * CONFIG.shares[stage][1]
+    if stage == 1 and CONFIG.reads and CONFIG.norms:  # they send the statistics
         count += N
     return count
 
 
 @triton.jit
+def first_of_stage(stage: tl.constexpr, N, CONFIG: tl.constexpr):
+    """Return the number of a stage's first program."""
+    first = 0
+    for earlier in tl.static_range(stage):
+        first += stage_programs(earlier, N, CONFIG)
+    return first
+
+
+@triton.jit
 def first_program(pid, head, output, N, CONFIG: tl.constexpr):
     """Do the work of a program of the layer that reads the features; returns whether it was a sample's last, which."""
-    x, weight, bias, rule, workspace, sizes, norm, last = head
+    x, weight, bias, rule, workspace, sizes, _, last = head
     features, partial, arrived = workspace
     rule = read_rule(rule)  # before anything waits
-    if CONFIG.reads:
-        decides, pid_n = read_program(pid, x, weight, bias, rule, output[0], workspace, sizes, norm, N, CONFIG)
-        product = None
-    elif CONFIG.tiled:
-        decides, pid_n = tiled_program(pid, x, weight, workspace, sizes, norm, N, CONFIG)
+    if CONFIG.tiled:
+        decides, pid_n = tiled_program(pid, head, rule, output[0], N, CONFIG)
         product = None
     else:
         decides, pid_n, product = split_program(pid, x, weight, workspace, sizes, N, CONFIG)
@@ -111,7 +108,7 @@ def first_program(pid, head, output, N, CONFIG: tl.constexpr):
             product = None
     if decides:
         off_n = pid_n + tl.arange(0, 1)
-        PARTS: tl.constexpr = CONFIG.parts
+        PARTS: tl.constexpr = CONFIG.block_s if CONFIG.tiled else CONFIG.splits
         ROW: tl.constexpr = CONFIG.row_width
         sums = (partial, tl.cast(N, tl.int64) * ROW, ROW, 1, ROW, PARTS)
         if CONFIG.surveys:
@@ -124,7 +121,7 @@ def first_program(pid, head, output, N, CONFIG: tl.constexpr):
         elif CONFIG.last_n > 0:
             send_hidden(product, sums, bias, last, off_n, N, CONFIG)
         else:
-            decide_by_hidden(product, sums, bias, rule, last, output, off_n, pid_n, N, CONFIG)
+            decide_by_hidden(product, sums, bias, rule, last, output, off_n, N, CONFIG)
         if CONFIG.reads:  # all tiles have taken the features, since their products are here
             if decides:
                 clear_arrivals(arrived, pid_n, N, CONFIG)
@@ -189,69 +186,55 @@ def split_program(pid, x, weight, workspace, sizes, N, CONFIG: tl.constexpr):
 
 
 @triton.jit
-def tiled_program(pid, x, weight, workspace, sizes, norm, N, CONFIG: tl.constexpr):
+def tiled_program(pid, head, rule, probs, N, CONFIG: tl.constexpr):
     """Pool, if among the first programs, or multiply a tile; returns whether to decide now, and about which sample."""
-    features, partial, _ = workspace
+    x, weight, _, _, workspace, sizes, norm, _ = head
+    features, partial, arrived = workspace
     C, _, _, GRID_H, GRID_W, _, _ = sizes
     positions = GRID_H * GRID_W
     F = C * positions
-    first_tile = N * CONFIG.splits
-    first_decision = first_tile + tile_programs(N, CONFIG)
+    first_tile = first_of_stage(1, N, CONFIG)
+    first_decision = first_of_stage(2, N, CONFIG)
     pools = pid < first_tile
     decides = pid >= first_decision
     pid_n = 0
     if pools:
-        pid_n = pid // CONFIG.splits
-        block = pooled_block(pid % CONFIG.splits, sizes, CONFIG)
-        pid_part, _, off_c, off_p, mask_f = block
-        pooled = pooled_features(x, pid_n, block, sizes, CONFIG)
-        feature = (tl.cast(pid_part, tl.int64) * N + pid_n) * F + off_c.to(tl.int64) * positions + off_p
-        send(features + feature, pooled, mask_f)
+        if CONFIG.packs:
+            pack(pid // CONFIG.splits, pid % CONFIG.splits, x, features, arrived, sizes, F, CONFIG)
+        elif not CONFIG.in_place:
+            pid_n = pid // CONFIG.splits
+            block = pooled_block(pid % CONFIG.splits, sizes, CONFIG)
+            pid_part, _, off_c, off_p, mask_f = block
+            pooled = pooled_features(x, pid_n, block, sizes, CONFIG)
+            feature = (tl.cast(pid_part, tl.int64) * N + pid_n) * F + off_c.to(tl.int64) * positions + off_p
+            send(features + feature, pooled, mask_f)
     elif decides:
         pid_n = pid - first_decision
+    elif CONFIG.reads:
+        source = (features, F, 1, 0, 0) if CONFIG.packs else x
+        read_tile(pid - first_tile, source, head, rule, probs, N, CONFIG)
     else:
-        tile_product(pid - first_tile, weight, norm, features, partial, F, N, CONFIG)
+        tile_product(pid - first_tile, weight, norm, features, partial, sizes, N, CONFIG)
     return decides, pid_n
 
 
 @triton.jit
-def read_program(pid, x, weight, bias, rule, probs, workspace, sizes, norm, N, CONFIG: tl.constexpr):
-    """Pack, if among the first programs, or multiply a tile; returns whether to decide now, and about which sample."""
-    features, _, arrived = workspace
-    C, _, _, GRID_H, GRID_W, _, _ = sizes
-    F = C * (GRID_H * GRID_W)
-    pools = N * CONFIG.splits
-    pid_tile = pid - pools
-    decides = pid_tile >= tile_programs(N, CONFIG)
-    pid_n = 0
-    if decides:
-        pid_n = pid_tile - tile_programs(N, CONFIG)
-    elif CONFIG.packs:
-        if pid < pools:
-            pack(pid // CONFIG.splits, pid % CONFIG.splits, x, features, arrived, sizes, F, CONFIG)
-        else:
-            packed = (features, F, 1, 0, 0)
-            read_tile(pid_tile, packed, weight, bias, rule, probs, workspace, sizes, norm, N, CONFIG)
-    else:
-        read_tile(pid_tile, x, weight, bias, rule, probs, workspace, sizes, norm, N, CONFIG)
-    return decides, pid_n
-
-
-@triton.jit
-def read_tile(pid_tile, x, weight, bias, rule, probs, workspace, sizes, norm, N, CONFIG: tl.constexpr):
+def read_tile(pid_tile, x, head, rule, probs, N, CONFIG: tl.constexpr):
     """Multiply a tile of features in memory, or send the norm's statistics of a sample, if among the first programs."""
+    _, _, _, _, workspace, sizes, norm, _ = head
     if CONFIG.norms:
         if pid_tile < N:
             send_statistics(pid_tile, x, norm, workspace[2], sizes, N, CONFIG)
         else:
-            multiplied_tile(pid_tile - N, x, weight, bias, rule, probs, workspace, sizes, norm, N, CONFIG)
+            multiplied_tile(pid_tile - N, x, head, rule, probs, N, CONFIG)
     else:
-        multiplied_tile(pid_tile, x, weight, bias, rule, probs, workspace, sizes, norm, N, CONFIG)
+        multiplied_tile(pid_tile, x, head, rule, probs, N, CONFIG)
 
 
 @triton.jit
-def multiplied_tile(pid_tile, x, weight, bias, rule, probs, workspace, sizes, norm, N, CONFIG: tl.constexpr):
+def multiplied_tile(pid_tile, x, head, rule, probs, N, CONFIG: tl.constexpr):
     """Multiply a tile of features in memory; send its sums, or find out about its classes."""
+    _, weight, bias, _, workspace, sizes, norm, _ = head
     _, partial, arrived = workspace
     tile, off_n, pid_k, pid_s = read_product(pid_tile, x, weight, norm, arrived, sizes, N, CONFIG)
     if CONFIG.surveys:

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 
 from .hand_over import INTERPRETED, awaited, awaited_sum, seen, send
-from .hidden_layers import norm_statistics, normed, sample_features
+from .norm import norm_statistics, normed, sample_features
 
 
 @triton.jit
@@ -32,8 +32,10 @@ def split_product(pooled, block, column, stride_wk, mask_f, row, CONFIG: tl.cons
 
 
 @triton.jit
-def tile_product(pid_tile, weight, norm, features, partial, F, N, CONFIG: tl.constexpr):
+def tile_product(pid_tile, weight, norm, features, partial, sizes, N, CONFIG: tl.constexpr):
     """Wait for features of a group of samples, multiply them with some rows of the weight, and leave the sums."""
+    C, _, _, GRID_H, GRID_W, _, _ = sizes
+    F = C * (GRID_H * GRID_W)
     pid_group = pid_tile // CONFIG.tiles
     off_n = pid_group * CONFIG.block_n + tl.arange(0, CONFIG.block_n)
     mask_n = off_n < N
@@ -43,7 +45,7 @@ def tile_product(pid_tile, weight, norm, features, partial, F, N, CONFIG: tl.con
     first_f = pid_s * share
     last_f = tl.minimum(first_f + share, F)
     if CONFIG.block_n == 1:
-        tile = sample_tile(features, pid_group, weight, norm, off_k, first_f, last_f, F, N, CONFIG)
+        tile = sample_tile(features, pid_group, weight, norm, off_k, first_f, last_f, sizes, N, CONFIG)
     else:
         tile = group_tile(features, off_n, weight, off_k, first_f, last_f, F, N, CONFIG)
     row = tl.cast(pid_s, tl.int64) * N + off_n.to(tl.int64)
@@ -52,7 +54,7 @@ def tile_product(pid_tile, weight, norm, features, partial, F, N, CONFIG: tl.con
 
 
 @triton.jit
-def sample_tile(features, pid_n, weight, norm, off_k, first_f, last_f, F, N, CONFIG: tl.constexpr):
+def sample_tile(features, pid_n, weight, norm, off_k, first_f, last_f, sizes, N, CONFIG: tl.constexpr):
     """Multiply features ``first_f`` to ``last_f`` of one sample, normed if there is a norm; returns [1, BLOCK_K]."""
     BLOCK_F: tl.constexpr = CONFIG.block_f
     BLOCK_K: tl.constexpr = CONFIG.block_k
@@ -61,14 +63,13 @@ def sample_tile(features, pid_n, weight, norm, off_k, first_f, last_f, F, N, CON
     column = weight + off_f.to(tl.int64) * stride_wf
     right = weight_block(column, stride_wk, off_f < last_f, off_k, CONFIG.rows)  # on its way while others pool
     if CONFIG.norms:
-        norm_weight, norm_bias, eps = norm
-        mean, scale = norm_statistics(features, pid_n, N, F, eps, CONFIG)
+        mean, scale = norm_statistics(features, pid_n, sizes, norm[2], N, CONFIG)
     tile = tl.zeros((1, BLOCK_K), tl.float32)
     for start_f in range(first_f, last_f, BLOCK_F):
         off_f = start_f + tl.arange(0, BLOCK_F)
-        left = sample_features(features, pid_n, off_f, last_f, N, F, CONFIG)
+        left = sample_features(features, pid_n, off_f, last_f, sizes, N, CONFIG)
         if CONFIG.norms:
-            left = normed(left, mean, scale, norm_weight, norm_bias, off_f, last_f)
+            left = normed(left, mean, scale, norm, off_f, off_f < last_f)
         tile += tl.sum(right.to(tl.float32) * left[None, :], axis=1)[None, :]
         column += tl.cast(BLOCK_F, tl.int64) * stride_wf
         right = weight_block(column, stride_wk, off_f + BLOCK_F < last_f, off_k, CONFIG.rows)

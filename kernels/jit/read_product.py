@@ -11,9 +11,7 @@ import triton.language as tl
 
 from .hand_over import INTERPRETED, awaited, seen, send, wait_for_samples
 from .hidden_layers import rectified
-
-#: Features of a sample that are read at a time for their mean.
-STATISTICS_BLOCK = tl.constexpr(4096)
+from .norm import norm_statistics, normed, position_offsets
 
 
 @triton.jit
@@ -49,7 +47,7 @@ def read_product(pid_tile, x, weight, norm, arrived, sizes, N, CONFIG: tl.conste
         left = tl.load(row + (off_f * stride_wf)[None, :], mask=mask, other=0.0)
         right = feature_block(x, step, off_n, sizes, N, CONFIG)
         if CONFIG.norms:
-            right = normed_block(right, mean, scale, norm, off_f, mask_f).to(left.dtype)
+            right = normed(right, mean[:, None], scale[:, None], norm, off_f, mask_f).to(left.dtype)
         if INTERPRETED:  # it multiplies bfloat16 wrongly
             tile = tl.dot(left.to(tl.float32), tl.trans(right.to(tl.float32)), tile, input_precision="ieee")
         else:
@@ -76,12 +74,6 @@ def step_blocks(step, sizes, CONFIG: tl.constexpr):
     off_c = step // blocks_p * CONFIG.block_c + tl.arange(0, CONFIG.block_c)
     off_p = step % blocks_p * CONFIG.block_p + tl.arange(0, CONFIG.block_p)
     return off_c, off_p
-
-
-@triton.jit
-def position_offsets(off_p, GRID_W, stride_xh, stride_xw):
-    """Return where positions lie in a channel."""
-    return (off_p // GRID_W).to(tl.int64) * stride_xh + (off_p % GRID_W).to(tl.int64) * stride_xw
 
 
 @triton.jit
@@ -140,53 +132,10 @@ def send_statistics(pid_n, x, norm, arrived, sizes, N, CONFIG: tl.constexpr):
     off_n = pid_n + tl.arange(0, 1)
     if CONFIG.packs:
         wait_for_samples(arrived, off_n, off_n < N, CONFIG.splits)
-    C, _, _, GRID_H, GRID_W, _, _ = sizes
-    F = C * (GRID_H * GRID_W)
-    count = tl.zeros((1,), tl.float32) + F
-    BLOCK: tl.constexpr = STATISTICS_BLOCK
-    acc = tl.zeros((1, BLOCK), tl.float32)
-    for start in range(0, F, BLOCK):
-        acc += sample_block(x, off_n, start + tl.arange(0, BLOCK), sizes, CONFIG)
-    mean = tl.div_rn(tl.sum(acc, axis=1), count)
-    acc = tl.zeros((1, BLOCK), tl.float32)
-    for start in range(0, F, BLOCK):  # of distances from the mean: squares of large numbers would cancel
-        off_e = start + tl.arange(0, BLOCK)
-        value = sample_block(x, off_n, off_e, sizes, CONFIG) - mean[:, None]
-        acc += tl.where((off_e < F)[None, :], value * value, 0.0)
-    variance = tl.div_rn(tl.sum(acc, axis=1), count)
+    mean, scale = norm_statistics(x, pid_n, sizes, norm[2], N, CONFIG)
     pointer = arrived + N + off_n
-    send(pointer, mean, off_n < N)
-    send(pointer + N, tl.div_rn(1.0, tl.sqrt_rn(variance + norm[2])), off_n < N)
-
-
-@triton.jit
-def sample_block(x, off_n, off_e, sizes, CONFIG: tl.constexpr):
-    """Read features [1, BLOCK] of a sample, float32, in an order of their own: as channels lie side by side."""
-    x, stride_xn, stride_xc, stride_xh, stride_xw = x
-    C, _, _, GRID_H, GRID_W, _, _ = sizes
-    pointer = x + off_n.to(tl.int64)[:, None] * stride_xn
-    if CONFIG.packs or CONFIG.one_window:
-        pointer += (off_e.to(tl.int64) * stride_xc)[None, :]
-    else:
-        offset = position_offsets(off_e // C, GRID_W, stride_xh, stride_xw) + (off_e % C).to(tl.int64) * stride_xc
-        pointer += offset[None, :]
-    block = tl.load(pointer, mask=(off_e < C * (GRID_H * GRID_W))[None, :], other=0.0).to(tl.float32)
-    if CONFIG.rectifies and not CONFIG.packs:
-        block = rectified(block)
-    return block
-
-
-@triton.jit
-def normed_block(block, mean, scale, norm, off_f, mask_f):
-    """Return features [block_n, block_f] normalised, float32, with the norm's weight and bias, where it has them."""
-    weight, stride_nw = norm[0]
-    bias, stride_nb = norm[1]
-    block = (block.to(tl.float32) - mean[:, None]) * scale[:, None]
-    if weight is not None:
-        block *= tl.load(weight + off_f * stride_nw, mask=mask_f, other=0.0).to(tl.float32)[None, :]
-    if bias is not None:
-        block += tl.load(bias + off_f * stride_nb, mask=mask_f, other=0.0).to(tl.float32)[None, :]
-    return tl.where(mask_f[None, :], block, 0.0)
+    send(pointer, tl.zeros((1,), tl.float32) + mean, off_n < N)
+    send(pointer + N, tl.zeros((1,), tl.float32) + scale, off_n < N)
 
 
 @triton.jit

@@ -19,8 +19,8 @@ from .tuned_table import BadTable, lookup, table_of, table_path
 #: Configurations that come before the tables, by shape and place, in the current context; see ``overriding``.
 overrides: ContextVar[Mapping[tuple[HeadShape, str], LaunchConfig] | None] = ContextVar("overrides", default=None)
 
-#: Elements of a last layer behind a hidden one from which on it pays that programs of its own multiply it.
-_LARGE_LAST_LAYER = 64 << 10
+#: Elements of a last layer behind a hidden one, padded, beyond which programs of its own multiply it.
+_LARGE_LAST_LAYER = 16384
 
 
 def choose_config(
@@ -54,7 +54,7 @@ def choose_config(
     if hidden.weight is not None:
         # few warps hand hidden features over sooner (seen on an H100, in no record)
         block_j, warps = max(config.block_j, next_power_of_2(rows)), min(config.num_warps, 4)
-        last_rows = config.last_rows or (64 if rows * classes >= _LARGE_LAST_LAYER else 0)
+        last_rows = config.last_rows or (64 if block_j * next_power_of_2(classes) > _LARGE_LAST_LAYER else 0)
         config = replace(config, block_j=block_j, num_warps=warps, last_rows=last_rows)
     return config
 
@@ -77,9 +77,9 @@ def _tuned_or_by_rule(
     view: HeadView, classes: int, pool_max: bool, dtype: torch.dtype, device: torch.device, place: str
 ) -> LaunchConfig:
     shape = HeadShape.of(view, classes, pool_max=pool_max, dtype=dtype)
-    name, capability = name_and_capability(device)
+    name = name_of(device)
     try:
-        tuned = lookup(name, shape, place, capability)
+        tuned = lookup(name, shape, place)
         if (table := table_of(name)) is not None and (reason := table.why_void()) is not None:
             _warn(f"{table_path(name)}, of {name}: {reason}: run auxhead-tune everything there")
     except BadTable as error:  # a forward goes on without it
@@ -94,11 +94,9 @@ def forget_tables() -> None:
     _tuned_or_by_rule.cache_clear()
 
 
-def name_and_capability(device: torch.device) -> tuple[str, str | None]:
-    """Return what tells which table serves a device: its name, and of a GPU the compute capability, "9.0"."""
-    if device.type != "cuda":
-        return device.type, None
-    return torch.cuda.get_device_name(device), "{}.{}".format(*torch.cuda.get_device_capability(device))
+def name_of(device: torch.device) -> str:
+    """Return the name by which a device has a table."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
 @lru_cache

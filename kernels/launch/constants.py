@@ -20,8 +20,8 @@ class HeadConstants(LaunchConfig):
     rows: int
     """Of the weight that reads the features: K, or of a head with a hidden linear layer its features."""
     classes: int
-    splits: int
-    """Programs that pool one sample."""
+    shares: tuple[tuple[int, int], ...]
+    """Samples and programs of each stage; see ``LaunchConfig.shares_of``."""
     one_window: bool
     """A channel has one window, or element, and so one feature."""
     channels_last: bool
@@ -40,8 +40,6 @@ class HeadConstants(LaunchConfig):
     rectifies: bool
     norms: bool
     """There is a norm, which wants tiles of one sample, or features that are read."""
-    last_n: int
-    """Samples that a program multiplies with rows of the last layer; 0 if those that decide do."""
     last_unit: int
     """Rows of the last layer lie so many elements or a multiple of it apart."""
     element_size: int
@@ -57,11 +55,10 @@ class HeadConstants(LaunchConfig):
         return cls(
             **vars(config), rows=first.shape[0], classes=weight.shape[0],
             unit=gcd(16, features, first.stride(0), *([] if config.packs else view.strides[:1])),
-            splits=config.splits_of(view), one_window=view.positions == config.block_p == 1, pool_max=pool_max,
-            criterion=number_of(criterion), activation=hidden.activation_number, rectifies=hidden.rectifies,
-            norms=hidden.eps is not None,
+            shares=config.shares_of(view, weight.shape[0], hidden), pool_max=pool_max, criterion=number_of(criterion),
+            activation=hidden.activation_number, rectifies=hidden.rectifies, norms=hidden.eps is not None,
+            one_window=view.positions == config.block_p == 1,
             channels_last=view.strides[1] == 1, transposes=view.turned,
-            last_n=config.last_group(view) if config.last_rows and hidden.weight is not None else 0,
             last_unit=gcd(16, weight.stride(0)), element_size=weight.element_size(),
         )  # fmt: skip
 
@@ -71,9 +68,9 @@ class HeadConstants(LaunchConfig):
         return not self.tiled and self.block_k == self.block_j >= self.rows and self.splits == 1
 
     @property
-    def parts(self) -> int:
-        """Partial sums that add up to one."""
-        return self.block_s if self.tiled else self.splits
+    def splits(self) -> int:
+        """Programs that pool one sample."""
+        return self.shares[0][1]
 
     @property
     def surveys(self) -> bool:
@@ -93,7 +90,7 @@ class HeadConstants(LaunchConfig):
     @property
     def finishers(self) -> int:
         """Programs that decide about one sample."""
-        return self.finishers_of(self.rows)
+        return self.shares[2][1]
 
     @property
     def parts_at_once(self) -> int:
@@ -111,14 +108,19 @@ class HeadConstants(LaunchConfig):
         return self.row_width if self.block_j >= ROW_UNIT else -(-self.rows // self.block_j) * self.block_j
 
     @property
+    def statistics_block(self) -> int:
+        """Features that are taken at a time for the statistics of a norm."""
+        return 4096 if self.reads else self.block_f
+
+    @property
     def tiles(self) -> int:
         """Programs that multiply the features of one group of samples, each some rows and a part of the features."""
-        return -(-self.rows // self.block_k) * self.block_s
+        return self.shares[1][1]
 
     @property
     def block_l(self) -> int:
-        """Rows of the last layer, each of ``block_j`` padded hidden features, that are multiplied at a time."""
-        return min(next_power_of_2(self.classes), max(8192 // self.block_j, 1))
+        """Rows of the last layer, padded, where the program that decides has all of them at once."""
+        return next_power_of_2(self.classes)
 
     @property
     def block_d(self) -> int:
@@ -131,9 +133,9 @@ class HeadConstants(LaunchConfig):
         return padded_row(self.classes)
 
     @property
-    def last_tiles(self) -> int:
-        """Programs that multiply the hidden features of one group of samples with rows of the last layer."""
-        return -(-self.classes // self.last_rows)
+    def last_n(self) -> int:
+        """Samples that a program multiplies with rows of the last layer; 0 if those that decide do."""
+        return self.shares[3][0] if self.shares[3:] else 0
 
     @property
     def block_h(self) -> int:

@@ -48,11 +48,6 @@ class HeadShape(NamedTuple):
         """Bytes of an element of x and weight."""
         return int(getattr(torch, self.dtype).itemsize)
 
-    @property
-    def turned(self) -> bool:
-        """True if features lie in x in another order than in the weight: channels are side by side."""
-        return self.view.turned
-
     def __str__(self) -> str:
         windows = "" if self.grid_h == self.grid_w == 1 else f" in {self.grid_h}x{self.grid_w} windows"
         size = f"{self.channels}x{self.height}x{self.width}{windows}"

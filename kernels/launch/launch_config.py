@@ -159,10 +159,6 @@ class LaunchConfig:
         """Return whether programs that multiply find out about their own classes, of many; see ``jit/slices.py``."""
         return self.reads and self.block_s == 1 and rows > self.block_j
 
-    def finishers_of(self, rows: int) -> int:
-        """Count the programs that decide about one sample: several if each writes some of the probabilities."""
-        return -(-rows // self.block_j) if self.surveys_of(rows) else 1
-
     def splits_of(self, view: HeadView) -> int:
         """Count the programs that pool one sample."""
         if self.in_place:
@@ -172,40 +168,43 @@ class LaunchConfig:
             return blocks_c * self.position_parts
         return blocks_c * -(-view.positions // self.block_p) * self.window_parts
 
-    def last_group(self, view: HeadView) -> int:
-        """Count the samples that a program multiplies with rows of the last layer: tensor cores want 8 or more."""
-        return min(max(next_power_of_2(view.shape[0]), 8), 64)
+    def shares_of(self, view: HeadView, classes: int, hidden: HiddenLayers = NO_LAYERS) -> tuple[tuple[int, int], ...]:
+        """Return of each stage, in the order of the programs' numbers, how many samples how many programs share.
+
+        Stages pool, multiply and add up, or decide; of a last layer with programs of its own they multiply and decide.
+        """
+        rows = hidden.rows(classes)
+        shares = [(1, self.splits_of(view)), (1, 0), (1, 0)]
+        if self.tiled:
+            finishers = -(-rows // self.block_j) if self.surveys_of(rows) else 1
+            shares[1:] = [(self.block_n, -(-rows // self.block_k) * self.block_s), (1, finishers)]
+        if self.last_rows and hidden.weight is not None:  # tensor cores want 8 samples or more
+            shares += [(min(max(next_power_of_2(view.shape[0]), 8), 64), -(-classes // self.last_rows)), (1, 1)]
+        return tuple(shares)
 
     def programs(self, view: HeadView, classes: int, hidden: HiddenLayers = NO_LAYERS) -> Programs:
         """Count programs, and what they leave for each other, for an input and K ``classes``."""
-        rows, samples = hidden.rows(classes), view.shape[0]
-        found = self._first_programs(view, rows, hidden.eps is not None)
-        if hidden.weight is None or not self.last_rows:
-            return found
-        tiles = -(-samples // self.last_group(view)) * -(-classes // self.last_rows)
-        sums = samples * (padded_row(rows) + padded_row(classes))
-        return found._replace(zeroed=sums + found.zeroed, last_tiles=tiles, last_decisions=samples, last_sums=sums)
-
-    def _first_programs(self, view: HeadView, rows: int, norms: bool) -> Programs:
-        """Count those up to the sums of the layer that reads the features, which has so many rows."""
-        samples, channels = view.shape[:2]
-        row = padded_row(rows)
-        splits = self.splits_of(view)
-        if self.tiled:
-            groups = -(-samples // self.block_n)
-            tiles = groups * -(-rows // self.block_k) * self.block_s
-            features = 0 if self.in_place else self.window_parts * samples * channels * view.positions
-            sums = self.block_s * samples * row
+        samples, rows, norms = view.shape[0], hidden.rows(classes), hidden.eps is not None
+        shares = self.shares_of(view, classes, hidden)
+        pools, tiles, decisions, *last = [-(-samples // group) * share for group, share in shares]
+        splits, features, findings = shares[0][1], 0, 0
+        if self.tiled and not self.in_place:
+            features = self.window_parts * samples * view.shape[1] * view.positions
+        sums = (self.block_s if self.tiled else splits) * samples * padded_row(rows)
+        if self.surveys_of(rows):
+            sums, findings = 0, 4 * samples * -(-rows // self.block_k)
+        if self.reads:  # a counter for each sample, and before a norm mean and scale, of programs of their own
+            zeroed, tiles = sums + samples * (3 if norms else 1), tiles + samples * norms
+        elif self.tiled:
             zeroed = sums + features
-            findings = 0
-            if self.surveys_of(rows):
-                sums, findings = 0, 4 * samples * -(-rows // self.block_k)
-            if self.reads:  # a counter for each sample, and before a norm mean and scale, of programs of their own
-                zeroed, tiles = sums + samples * (3 if norms else 1), tiles + samples * norms
-            decisions = samples * self.finishers_of(rows)
-            return Programs(splits, samples * splits, tiles, decisions, sums, features, zeroed, findings=findings)
-        partial_sums = splits * samples * row
-        return Programs(splits, samples * splits, 0, 0, partial_sums, 0, partial_sums if self.waits else samples)
+        else:
+            zeroed = sums if self.waits else samples
+        last_sums = samples * (padded_row(rows) + padded_row(classes)) if last else 0
+        last_tiles, last_decisions = last or (0, 0)
+        return Programs(
+            splits, pools, tiles, decisions, sums, features, last_sums + zeroed,
+            last_tiles, last_decisions, findings, last_sums,
+        )  # fmt: skip
 
 
 def padded_row(count: int) -> int:

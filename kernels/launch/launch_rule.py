@@ -32,7 +32,7 @@ def config_by_rule(shape: HeadShape) -> LaunchConfig:
     samples, classes, features = shape.samples, shape.classes, shape.features
     pools = pooling(shape, only_pools=True)
     many = features > _FEW_FEATURES or features * classes > _FEW_PRODUCTS
-    if shape.view.unpooled and shape.turned and samples <= 2 and features <= 1 << 15 and classes <= _FEW_TURNED:
+    if shape.view.unpooled and shape.view.turned and samples <= 2 and features <= 1 << 15 and classes <= _FEW_TURNED:
         return _split_turned(shape)
     if (shape.view.unpooled and many) or _packing_pays(shape):
         return config_of_reading(shape, _where(shape))
@@ -63,7 +63,7 @@ def _few_features(shape: HeadShape) -> bool:
 def _where(shape: HeadShape) -> str:
     """Return where features are read: packed if they are pooled, or turned for many classes."""
     few_classes = shape.classes <= _FEW_TURNED and shape.samples >= 4 and shape.dtype != "float32"
-    return "in place" if shape.view.unpooled and (few_classes or not shape.turned) else "packed"
+    return "in place" if shape.view.unpooled and (few_classes or not shape.view.turned) else "packed"
 
 
 def _packing_pays(shape: HeadShape) -> bool:
@@ -180,14 +180,14 @@ def config_of_reading(shape: HeadShape, features: str) -> LaunchConfig:
     while block_f > 32 and 2 * block_f > total // max(_PROGRAMS // tiles, 1):
         block_f //= 2
     block_c, block_p, fewest, programs = block_f, 1, 2, _PROGRAMS
-    if features == "in place" and shape.turned:  # a sector of the map's and of the weight's
+    if features == "in place" and shape.view.turned:  # a sector of the map's and of the weight's
         block_c, block_p, fewest = 32 // size, 16 if step <= 192 else 8, 1
         block_f, programs = block_c * block_p, (8 if shape.samples <= 8 else 1) * _PROGRAMS
-    elif features == "packed" and shape.turned and shape.samples <= 8 and rows <= _FEW_TURNED:
+    elif features == "packed" and shape.view.turned and shape.samples <= 8 and rows <= _FEW_TURNED:
         programs *= 4
     elif features == "in place" and size == 4 and shape.samples > 32:
         programs *= 2
-    if features == "in place" and not shape.turned and shape.view.positions > 1:
+    if features == "in place" and not shape.view.turned and shape.view.positions > 1:
         block_p = min(block_f, max(next_power_of_2(shape.view.positions), 16 // size))  # fewer do not compile
         block_c = block_f // block_p
     shares = 1
@@ -226,7 +226,7 @@ def _tile_of_reading(shape: HeadShape) -> tuple[int, int, int]:
     if samples > 64 and size < 4:
         if -(-samples // 128) * -(-rows // block_k) >= _PROGRAMS or rows <= block_k:
             block_n = 128
-    few_turned = shape.turned and rows <= _FEW_TURNED
+    few_turned = shape.view.turned and rows <= _FEW_TURNED
     few_warps = pools or (
         block_n * block_k <= 4096
         and (few_turned or size == 4 and samples > 32 if shape.view.unpooled else shape.view.positions > 1)

@@ -24,7 +24,7 @@ class Workspace(NamedTuple):
 
     @classmethod
     def of(cls, config: LaunchConfig, programs: Programs, zeros: Tensor, dtype: torch.dtype) -> "Workspace":
-        """Divide ``zeros``, [programs.zeroed] int32, which the launch sets back to 0; allocate what need not be 0."""
+        """Divide ``zeros`` but for those of a last layer; allocate what need not be 0."""
         zeros = zeros[programs.last_sums :] if programs.last_sums else zeros
         if config.reads:
             features = torch.empty(programs.features, dtype=dtype, device=zeros.device) if config.packs else None
@@ -56,36 +56,24 @@ class HeadArguments(NamedTuple):
     norm: tuple[Any, ...] | None
     """Weight [features] or None, bias [features] or None, and eps; None if there is no norm."""
     last: tuple[Any, ...] | None
-    """Weight [K, rows], bias [K] or None, and memory as of ``last_memory``; None if the first layer is the last."""
+    """Weight [K, rows], bias [K] or None, and if it has programs of its own int32 memory: logits [N, K], then hidden
+    features [N, rows], rows of both padded. None if the first layer is the last."""
 
     @classmethod
     def of(
         cls, x: Tensor, view: HeadView, weight: Tensor, bias: Tensor | None, hidden: HiddenLayers,
-        rule: tuple[Any, Any], workspace: Workspace, logits: Tensor | None,
+        rule: tuple[Any, Any], config: LaunchConfig, programs: Programs, zeros: Tensor,
     ) -> "HeadArguments":  # fmt: skip
-        """Take them from a head's parameters and memory; ``logits`` as of ``last_memory``."""
+        """Take them from a head's parameters; ``zeros``, [programs.zeroed] int32, the launch sets back to 0."""
         norm = last = None
         if hidden.eps is not None:
             norm = (_strided(hidden.norm_weight), _strided(hidden.norm_bias), float(hidden.eps))
         if hidden.weight is not None:
-            last = (_strided(weight), _strided(bias), logits)
+            last = (_strided(weight), _strided(bias), zeros[: programs.last_sums] if programs.last_sums else None)
             weight, bias = hidden.weight, hidden.bias
         sizes = (*view.shape[1:], view.grid_h, view.grid_w, view.window_h, view.window_w)
-        x_view = (x, *view.strides)
-        return cls(x_view, _strided(weight), _strided(bias), rule, tuple(workspace), sizes, norm, last)
-
-
-def last_memory(zeros: Tensor, programs: Programs, weight: Tensor, hidden: HiddenLayers, samples: int) -> Tensor | None:
-    """Allocate the logits [N, K] of a head with a hidden layer; None for another, whose sums are in the workspace.
-
-    Of one whose last layer has programs of its own, divide ``zeros`` instead, as ``Workspace.of`` does: logits [N, K],
-    then hidden features [N, rows], rows of both padded.
-    """
-    if hidden.weight is None:
-        return None
-    if programs.last_tiles:
-        return zeros[: programs.last_sums]
-    return torch.empty(samples * weight.shape[0], dtype=torch.float32, device=weight.device)
+        workspace = tuple(Workspace.of(config, programs, zeros, x.dtype))
+        return cls((x, *view.strides), _strided(weight), _strided(bias), rule, workspace, sizes, norm, last)
 
 
 def _strided(tensor: Tensor | None) -> tuple[Any, ...]:

@@ -17,9 +17,6 @@ from .launch_config import FEATURES, LaunchConfig, next_power_of_2
 SCHEMA = "auxhead tuned 2"
 #: Places where a head is launched: alone by the operator, or by a runner beside a network's trunk.
 PLACES = ("alone", "network")
-#: Whether a device without a table takes the entries of one with its compute capability: not before that was measured
-#: to beat the rule, by ``auxhead-tune sweep broad --tables`` there.
-BORROWS = False
 #: Folder of the package's tables, which ``auxhead-tune promote`` writes.
 FOLDER = Path(__file__).parent / "tuned"
 #: Elements that Triton lets a block have, and so what no size of a configuration exceeds.
@@ -62,7 +59,7 @@ class TunedTable:
     """Name from ``torch.cuda.get_device_name``."""
     sm_count: int
     capability: str | None
-    """Compute capability, "9.0": the table may serve other devices that have it. None if no record says."""
+    """Compute capability, "9.0". None if no record says."""
     kernel: str
     """``kernel_hash`` of the measured code."""
     triton: str | None
@@ -108,9 +105,9 @@ def _distance(samples: int, asked: int) -> tuple[float, int]:
     return (max(samples / asked, asked / samples), samples)
 
 
-def lookup(device_name: str, shape: HeadShape, place: str, capability: str | None = None) -> LaunchConfig | None:
-    """Return the configuration tuned for a head in one of ``PLACES``, or None; see ``serving_table`` for the device."""
-    table = serving_table(device_name, capability)
+def lookup(device_name: str, shape: HeadShape, place: str) -> LaunchConfig | None:
+    """Return the configuration tuned for a head on a device in one of ``PLACES``, or None."""
+    table = table_of(device_name)
     entry = None if table is None else table.find(shape, place)
     return None if entry is None else entry.config
 
@@ -139,22 +136,6 @@ def table_of(device_name: str) -> TunedTable | None:
     if table_path(table.device) != path:
         raise BadTable(f"{path}: device: got {table.device!r}, wants the one that the file is named after")
     return table
-
-
-def serving_table(device_name: str, capability: str | None) -> TunedTable | None:
-    """Return the table that a device's launches go by: its own, else that of another of its compute capability.
-
-    Of several others the one with the most entries; one of other kernels serves nobody else.
-
-    Raises:
-        BadTable: see ``table_of``.
-    """
-    own = table_of(device_name)
-    if own is not None or not BORROWS or capability is None:
-        return own
-    others = [table for name in tuned_devices() if (table := table_of(name)) is not None]
-    serving = [table for table in others if table.capability == capability and table.why_void() is None]
-    return max(serving, key=lambda table: len(table.entries), default=None)
 
 
 def read_table(path: Path) -> TunedTable:
@@ -242,14 +223,15 @@ def config_from(values: Any, shape: HeadShape) -> LaunchConfig:
     pooled, in_a_block = config.block_c * config.block_p, f"at most {MOST_ELEMENTS} elements in a block with it"
     # else Triton 3.6 aborts in LLVM: "Illegal shared layout"
     fewest = 16 // shape.element_size if config.in_place else 1
-    shares = config.packs and not shape.view.unpooled
-    one_position = config.block_p == shape.view.positions == 1
+    view = shape.view
+    shares = config.packs and not view.unpooled
+    one_position = config.block_p == view.positions == 1
     for name, fits, wanted in (
         ("num_warps", config.num_warps <= 32, "at most 32"),
         ("block_f", not reads or not split, f"16 or more where features are {config.features}"),
         ("window_parts", shape.pool != "max" or config.window_parts == 1, "1: a maximum is not added up"),
         ("window_parts", not reads or config.window_parts == 1, f"1 where features are {config.features}"),
-        ("features", not config.in_place or shape.view.unpooled, "another one: x is pooled"),
+        ("features", not config.in_place or view.unpooled, "another one: x is pooled"),
         ("position_parts", config.position_parts == 1 or shares, "1, but of a pooled map whose features are packed"),
         ("weight_buffers", block_n > 1 or config.weight_buffers == 0, "0 where block_n is 1"),
         ("weight_buffers", not reads or config.weight_buffers > 0, f"2 to 5 where features are {config.features}"),
@@ -257,7 +239,11 @@ def config_from(values: Any, shape: HeadShape) -> LaunchConfig:
         ("block_n", split or reads or block_n == 1 or block_n >= 16, "1, or 16 or more for tensor cores"),
         ("block_n", not reads or block_n >= 8, f"8 or more where features are {config.features}"),
         ("block_f", not config.in_place or block_f == pooled, "block_c times block_p where features are in place"),
-        ("block_c", config.block_c >= fewest or not shape.turned, f"{fewest} or more of a channels-last map in place"),
+        (
+            "block_c",
+            config.block_c >= fewest or not view.turned,
+            f"{fewest} or more of a channels-last map in place",
+        ),
         ("block_p", config.block_p >= fewest or one_position, f"{fewest} or more of a map in place"),
         ("block_f", split or block_f >= 16, "1, or 16 or more where other programs multiply than those that pool"),
         ("block_k", split or config.block_k >= 16, "16 or more where other programs multiply: rows are padded"),

@@ -65,14 +65,6 @@ def first_exit(exits: Tensor) -> Tensor:
     return answers.argmax(dim=0)  # the first of equals
 
 
-def all_exit(outputs: Sequence[HeadOutput], samples: int | None = None) -> bool:
-    """Return whether each sample, or each of the first so many, exits at one of the heads so far; the host waits."""
-    exits = outputs[0].exit
-    for output in outputs[1:]:
-        exits = exits | output.exit
-    return bool(exits[:samples].all())
-
-
 def heads_in_a_row(count: Tensor, before: Tensor, output: HeadOutput) -> tuple[Tensor, Tensor]:
     """Count one more head: how many in a row, ending with it, gave its label; and that label, -1 if it cannot tell.
 

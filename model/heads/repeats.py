@@ -27,6 +27,7 @@ from ...kernels.reference.fused_head import backward, logits_of, save_for_backwa
 from ..answers.rule_order import count_writes, wait_for_write
 from ..basics.streams import current_handle, has_streams
 from ..listening.hooks import WAYS, hooks_of
+from .driver_launch import repeated
 
 RepeatT = TypeVar("RepeatT")
 #: Repeats that are kept; before there are more all are forgotten.
@@ -184,7 +185,7 @@ class HeadRepeat:
         self._floats, self._ints, self._bools = (one.new_empty(1) for one in (confidence, label, exits))
         self._of: Callable[[Tensor], Any] = Tensor.data_ptr if noted.compiled else lambda tensor: tensor
         outputs = (label, confidence, exits, *([probs] if self._with_probs else []))
-        self._repeat = noted.repeat([x, *outputs], stream)
+        self._repeat = repeated(noted, [x, *outputs], stream)
 
     def __call__(self, x: Tensor) -> HeadOutput:
         """Launch on the stream, which is current, for an input like that of the noted launch."""

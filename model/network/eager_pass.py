@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...kernels import CRITERIA, HeadOutput, all_exit, decide, in_order
+from ...kernels import CRITERIA, HeadOutput, decide, in_order
 from ...kernels.cuda.runtime import beside_captures, is_capturing, may_be_destroyed
 from ..answers.exit_monitor import ExitMonitor
 from ..answers.exit_result import ExitResult, first_sure
@@ -194,7 +194,7 @@ class _Pass:
                 read.record(torch.cuda.current_stream(label.device))
 
     def _leave_if_sure(self) -> None:
-        if self._stop and all_exit(self._outputs):
+        if self._stop and bool(torch.stack([output.exit for output in self._outputs]).any(0).all()):
             raise ForwardLeft
 
     def answer(self, final: Tensor | None) -> ExitResult:

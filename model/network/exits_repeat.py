@@ -9,6 +9,7 @@ from torch import Tensor
 from ...kernels import ExitBuffers, ExitHead, ExitLaunch
 from ...kernels.launch.head_arguments import check_countable, check_head_arguments
 from ...kernels.noted import NotedLaunch, noting
+from ..heads.driver_launch import repeated
 from ..heads.repeats import ALIGNED, TensorForms
 
 #: Layouts of the inputs of one launch that are remembered, the newest ones.
@@ -117,7 +118,7 @@ class _OfLayout:
         self._buffers, self._compiled = buffers, noted.compiled
         # By offset in bytes: the answer's parts lie in one tensor.
         self._offsets = [part.data_ptr() - packed.data_ptr() for part in answer]
-        self._repeat = noted.repeat([*reads, *answer], stream)
+        self._repeat = repeated(noted, [*reads, *answer], stream)
         self._forms = TensorForms(_distinct(inputs))
         self._alignments = [x.data_ptr() % ALIGNED for x in inputs]
 

@@ -35,22 +35,10 @@ def test_the_table_comes_before_the_rule(tables, monkeypatch):
     write(tables, table(entry(shape, config=other(shape), place="network")))
     device = torch.device("cuda", 0)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda asked: {device: DEVICE}[asked])
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda asked: (9, 0))
     assert choose(shape, "network", device) == other(shape)
     assert choose(shape, "alone", device) == config_by_rule(shape)
     assert choose(missing, "network", device) == config_by_rule(missing)
     assert choose(shape, "network") == config_by_rule(shape), "another device"
-
-
-@pytest.mark.parametrize("borrows, capability", [(True, (9, 0)), (True, (8, 9)), (False, (9, 0))])
-def test_a_device_without_a_table_takes_that_of_its_compute_capability(borrows, capability, tables, monkeypatch):
-    shape = head_shape()
-    write(tables, table(entry(shape, config=other(shape))))
-    monkeypatch.setattr("auxhead.kernels.launch.tuned_table.BORROWS", borrows)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "ACME X-2")
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
-    served = borrows and capability == (9, 0)
-    assert choose(shape, device=torch.device("cuda", 0)) == (other(shape) if served else config_by_rule(shape))
 
 
 def test_overrides_come_first_and_are_forgotten(tables):

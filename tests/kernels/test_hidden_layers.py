@@ -26,11 +26,11 @@ from torch import nn
 pytestmark = pytest.mark.usefixtures("poisoned_empty", "tiles_from_7")
 
 
-@pytest.fixture(params=["by those that decide", "by tiles"])
+@pytest.fixture(params=["by rule", "by tiles"])
 def last_layer(request, monkeypatch):
-    """Who multiplies the last layer behind a hidden one, of any size."""
-    largest = 1 if request.param == "by tiles" else 2**31
-    monkeypatch.setattr("auxhead.kernels.launch.choose_config._LARGE_LAST_LAYER", largest)
+    """Who multiplies the last layer behind a hidden one: those that decide, if it is small, or tiles, of any size."""
+    if request.param == "by tiles":
+        monkeypatch.setattr("auxhead.kernels.launch.choose_config._LARGE_LAST_LAYER", 1)
 
 
 @pytest.mark.usefixtures("last_layer")

@@ -14,7 +14,6 @@ from auxhead.kernels.launch.tuned_table import (
     BadTable,
     lookup,
     read_table,
-    serving_table,
     table_of,
     table_path,
     tuned_devices,
@@ -245,26 +244,6 @@ def test_a_table_of_an_earlier_kernel_is_not_used(tables):
     (tables / FILE_NAME).write_text(json.dumps(old))
     assert lookup(DEVICE, head_shape(), "alone") is None
     assert table_of(DEVICE).kernel == "0" * 16
-
-
-def test_a_device_without_a_table_is_served_by_the_largest_of_its_compute_capability(tables, monkeypatch):
-    monkeypatch.setattr("auxhead.kernels.launch.tuned_table.BORROWS", True)
-    shapes = [head_shape(tap) for tap in TAPS]
-    for name, made in {
-        "small": table(entry(shapes[0]), device="Small"),
-        "large": table(*map(entry, shapes[:2]), device="Large"),
-        "older": table(*map(entry, shapes[:3]), device="Older", capability="8.0"),
-        "void": table(*map(entry, shapes), device="Void", kernel="0" * 16),
-        "unknown": table(*map(entry, shapes), device="Unknown", capability=None),
-    }.items():
-        write(tables, made, f"{name}.json")
-    served = {one: serving_table("ACME Y", one) for one in ("9.0", "8.0", "12.0", None)}
-    assert {one: found and found.device for one, found in served.items()} == {
-        "9.0": "Large", "8.0": "Older", "12.0": None, None: None
-    }  # fmt: skip
-    assert serving_table("Small", "9.0").device == "Small" and serving_table("Void", "9.0").device == "Void", "its own"
-    monkeypatch.setattr("auxhead.kernels.launch.tuned_table.BORROWS", False)
-    assert serving_table("ACME Y", "9.0") is None
 
 
 def test_every_key_but_the_batch_must_be_the_same(tables):

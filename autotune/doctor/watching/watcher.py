@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from torch.cuda import _gpu_trace
 
-from ....kernels.cuda.runtime import runtime
-from ....kernels.noted import driver, triton_knobs
+from ....kernels.cuda.runtime import driver, runtime
+from ....kernels.noted import triton_knobs
 from ....model.basics.whose_code import Owner, frames_from
 from ..trace import Noticed, Watched
 from ..user_code import calling_line, innermost_line

@@ -92,15 +92,6 @@ def test_no_table(tables):
     )
 
 
-def test_a_table_of_the_same_compute_capability(tuned, monkeypatch):
-    monkeypatch.setattr("auxhead.kernels.launch.tuned_table.BORROWS", True)
-    shape = head_shape(TAPS[1], 8, classes=100)
-    found = explain("ACME Y", shape, "network", "9.0")
-    assert (found.device, found.lender, found.config) == ("ACME Y", DEVICE, other(shape))
-    assert found.lines()[1].endswith(f"that of {DEVICE} serves it, of the same compute capability")
-    assert explain("ACME Y", shape, "network", "8.9").config == config_by_rule(shape)
-
-
 def test_a_table_of_another_kernel_and_one_without_entries(tables):
     shape = head_shape()
     (tables / FILE_NAME).write_text(table(entry(shape, config=other(shape)), kernel="0" * 16).as_text())

@@ -10,7 +10,7 @@ from auxhead.kernels.launch.choose_config import overriding
 from auxhead.kernels.launch.head_shape import HeadShape
 from auxhead.kernels.launch.head_view import head_view
 from auxhead.kernels.launch.launch_rule import config_by_rule
-from auxhead.kernels.noted import DriverLaunch
+from auxhead.model.heads.driver_launch import DriverLaunch
 from cuda.bindings import runtime
 from support.example_models import needs_gpu
 from support.gpu_work import work_on_the_gpu
