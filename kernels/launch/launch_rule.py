@@ -246,7 +246,7 @@ def _packed(shape: HeadShape, config: LaunchConfig) -> LaunchConfig:
     if shape.view.unpooled:
         return replace(config, block_c=min(next_power_of_2(channels), 64), block_p=128 // size)
     if positions > 1:
-        return replace(config, **packed_windows(shape))
+        return packed_windows(shape, config)
     pools = pooling(shape, only_pools=True)
     if shape.layout == "contiguous":
         block_a = min(next_power_of_2(columns), 256)

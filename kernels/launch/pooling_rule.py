@@ -1,14 +1,15 @@
 """The rule of programs that pool: blocks of channels, of positions and of a window's elements."""
 
-from typing import Any, NamedTuple
+from dataclasses import replace
+from typing import NamedTuple
 
 from .head_shape import HeadShape
 from .launch_config import LaunchConfig, next_power_of_2
 
 #: Classes up to which a head counts as one of few classes.
 FEW_CLASSES = 128
-#: Programs that keep a GPU busy, about.
-_PROGRAMS = 100
+#: Programs from which on larger blocks leave enough of them, and positions need not be shared.
+_ENOUGH = 200
 
 
 def pooling(shape: HeadShape, *, only_pools: bool) -> LaunchConfig:
@@ -65,12 +66,12 @@ def _windows(shape: HeadShape, columns: int, enough: int, only_pools: bool) -> "
         block_a, block_p = min(next_power_of_2(columns), 64), min(next_power_of_2(shape.view.positions), 16)
         block_c, programs = max(4096 // (block_p * block_a), 1), shape.samples * -(-shape.view.positions // block_p)
         least = 32 if block_a <= 16 else 16  # sooner, if of many positions and in few steps
-        while block_p == 16 and block_c < least and programs * shape.channels >= 2 * _PROGRAMS * block_c:
+        while block_p == 16 and block_c < least and programs * shape.channels >= _ENOUGH * block_c:
             block_c *= 2
     return _Pool(block_c, block_a, num_warps=4 if only_pools else 8, stages=1, enough=enough), block_p
 
 
-def packed_windows(shape: HeadShape) -> dict[str, Any]:
+def packed_windows(shape: HeadShape, config: LaunchConfig) -> LaunchConfig:
     """Choose how programs pack windows: a block of channels each, and all positions, or some where programs are few."""
     positions, columns = shape.view.positions, shape.view.window_h * shape.view.window_w
     if shape.layout == "channels_last":
@@ -83,9 +84,9 @@ def packed_windows(shape: HeadShape) -> dict[str, Any]:
         block_c, block_a = pool.block_c if columns <= pool.block_a else 4096 // (block_p * pool.block_a), pool.block_a
         block_c = min(block_c, next_power_of_2(shape.channels))
     parts, blocks = 1, shape.samples * -(-shape.channels // block_c)
-    while parts * blocks < 2 * _PROGRAMS and 2 * parts * block_p <= next_power_of_2(positions):
+    while parts * blocks < _ENOUGH and 2 * parts * block_p <= next_power_of_2(positions):
         parts *= 2
-    return {"block_c": block_c, "block_p": block_p, "block_a": block_a, "stages": 1, "position_parts": parts}
+    return replace(config, block_c=block_c, block_p=block_p, block_a=block_a, position_parts=parts)
 
 
 class _Pool(NamedTuple):

@@ -11,6 +11,7 @@ from support.head_cases import (
     DTYPES,
     assert_same_bits,
     check_head,
+    check_in_turn,
     feature_count,
     head_logits,
     launched_as,
@@ -91,23 +92,11 @@ def test_with_a_norm_and_a_hidden_layer(name):
 @every_head
 def test_beside_other_work_and_each_other(name):
     """Inputs in turn: no launch takes the features of the one before, or those of another stream."""
-    many = torch.randn(4096, 4096, dtype=torch.float16, device=DEVICE)
     heads = [made(name, torch.float16, seed)[0] for seed in (0, 7)]
     pooling = made(name, torch.float16)[1]
-    streams = [torch.cuda.Stream() for _ in range(3)]
     for way in ways(name, *heads[0][:2], **pooling):
         with way:
-            wanted = [fused_head(*head, **pooling) for head in heads]
-            torch.cuda.synchronize()
-            said = []
-            for request in range(40):
-                with torch.cuda.stream(streams[0]):
-                    many @ many
-                with torch.cuda.stream(streams[1 + request % 2]):
-                    said.append(fused_head(*heads[request // 2 % 2], **pooling))
-            torch.cuda.synchronize()
-            for request, output in enumerate(said):
-                assert_same_bits(output, wanted[request // 2 % 2])
+            check_in_turn(heads, partial(fused_head, **pooling), DEVICE)
 
 
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)

@@ -3,12 +3,21 @@
 import itertools
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
 from auxhead.kernels import CRITERIA, ExitBuffers, ExitHead, ExitLaunch, LaunchConfig, fused_head
 from auxhead.kernels.reference.fused_head import decide
-from support.head_cases import DTYPES, assert_same_bits, check_head, head_logits, launched_as, make_head
+from support.head_cases import (
+    DTYPES,
+    assert_same_bits,
+    check_head,
+    check_in_turn,
+    head_logits,
+    launched_as,
+    make_head,
+)
 from support.hidden_layer_cases import check, make
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
@@ -106,22 +115,10 @@ def test_ties_and_what_is_no_number_across_slices():
 @every_head
 def test_beside_other_work_and_each_other(name):
     """Inputs in turn: no launch takes what tiles of the one before have found, or those of another stream."""
-    many = torch.randn(4096, 4096, dtype=torch.float16, device=DEVICE)
     heads, pooling = [made(name, seed=seed)[0] for seed in (0, 7)], made(name)[1]
-    streams = [torch.cuda.Stream() for _ in range(3)]
     for way in ways(name, heads[0][0]):
         with way:
-            wanted = [fused_head(*head, criterion="entropy", **pooling) for head in heads]
-            torch.cuda.synchronize()
-            said = []
-            for request in range(40):
-                with torch.cuda.stream(streams[0]):
-                    many @ many
-                with torch.cuda.stream(streams[1 + request % 2]):
-                    said.append(fused_head(*heads[request // 2 % 2], criterion="entropy", **pooling))
-            torch.cuda.synchronize()
-            for request, output in enumerate(said):
-                assert_same_bits(output, wanted[request // 2 % 2])
+            check_in_turn(heads, partial(fused_head, criterion="entropy", **pooling), DEVICE)
 
 
 @pytest.mark.parametrize("count", [1, 3], ids=["one_head", "three_heads"])

@@ -135,6 +135,23 @@ def assert_same_bits(first: HeadOutput, second: HeadOutput) -> None:
             assert torch.equal(bits(one), bits(other)), f"{name} differs"
 
 
+def check_in_turn(heads, call, device):
+    """Check answers of heads called in turn on two streams, beside other work: each is its own, bit for bit."""
+    many = torch.randn(4096, 4096, dtype=torch.float16, device=device)
+    streams = [torch.cuda.Stream() for _ in range(3)]
+    wanted = [call(*head) for head in heads]
+    torch.cuda.synchronize()
+    said = []
+    for request in range(40):
+        with torch.cuda.stream(streams[0]):
+            many @ many
+        with torch.cuda.stream(streams[1 + request % 2]):
+            said.append(call(*heads[request // 2 % 2]))
+    torch.cuda.synchronize()
+    for request, output in enumerate(said):
+        assert_same_bits(output, wanted[request // 2 % 2])
+
+
 def bits(tensor: Tensor) -> Tensor:
     """Return a tensor's bits, with every NaN made the same one."""
     if not tensor.is_floating_point():
