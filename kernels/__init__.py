@@ -9,7 +9,10 @@ or from ``ExitLaunch`` one answer per sample, merged over the exits of a network
     reference/     the same in plain PyTorch, and what they mean: a head with its answer and gradients, criteria, hidden
                    layers, merge (what an answer of a network is)
     launch/        checked arguments, the sizes that decide, the chosen LaunchConfig (an override, else a tuned table,
-                   else the rule), memory of programs, residency (where and when they run)
+                   else the rule, by which a library may multiply), memory of programs, residency (where and when they
+                   run)
+    library_product
+                   logits by PyTorch's operations, of heads whose launch only decides
     noted          remembers a launch, which model/heads/driver_launch.py makes again by CUDA's driver
     cuda/          CUDA's runtime, and lifetimes of what it gives
     fused_head     one head, one launch: the operator

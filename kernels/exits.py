@@ -9,11 +9,12 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor
 
+from . import library_product
 from .launch.choose_config import choose_config
 from .launch.constants import HeadConstants, LaunchConstants, LogitsConstants
 from .launch.head_view import HeadView, head_view
-from .launch.launch_config import most_registers
-from .launch.memory import HeadArguments
+from .launch.launch_config import most_registers, warps_for_logits
+from .launch.memory import HeadArguments, strided
 from .launch.residency import new_turns
 from .noted import launch
 from .reference.criteria import CRITERIA, number_of
@@ -169,20 +170,19 @@ class ExitLaunch:
         samples = buffers.label.shape[1]
         last = self._heads[-1]
         classes = inputs[-1].shape[1] if last is None or last.weight is None else last.weight.shape[0]
-        spaces = [
-            None if head is None or head.weight is None else self._space(i, head, x)
-            for i, (head, x) in enumerate(zip(self._heads, inputs, strict=True))
-        ]
+        found = self._found_spaces(inputs)
+        spaces = [None if space is None or space.constants.by_library else space for space in found]
         places: list[tuple[Any, ...]] = []
         constants: list[HeadConstants | LogitsConstants] = []
         # One stage of all heads after the other: programs that wait start when there is nothing else left to start.
         stages = [(samples,) if space is None else space.stages for space in spaces]
         starts = [0, *accumulate(map(sum, zip_longest(*stages, fillvalue=0)))]
         total = starts.pop()
-        for head, x, space, own in zip(self._heads, inputs, spaces, stages, strict=True):
+        for head, x, space, own in zip(self._heads, self.read_by_launch(inputs), spaces, stages, strict=True):
             if head is None or space is None:  # logits
                 rule = (None, None) if head is None else (head.temperature, head.threshold)
-                places.append((((x, *x.stride()), rule), starts[0]))
+                bias = strided(None if head is None else head.bias)
+                places.append(((strided(x), bias, rule), starts[0]))
                 constants.append(LogitsConstants(number_of("max_prob" if head is None else head.criterion)))
             else:
                 arguments = space.arguments._replace(x=(x, *space.view.strides))
@@ -191,7 +191,7 @@ class ExitLaunch:
             starts = [start + count for start, count in zip_longest(starts, own, fillvalue=0)]
         # Heads that share a launch share its limits: those of the heads that have any, lest one be starved the largest.
         configs = [space.constants for space in spaces if space]
-        num_warps = max([4 if None in spaces else 1, *(config.num_warps for config in configs)])
+        num_warps = max([warps_for_logits(classes) if None in spaces else 1, *(config.num_warps for config in configs)])
         max_registers = max((config.max_registers for config in configs), default=0)
         most = max((config.max_programs for config in configs), default=0)
         bounded = 0 < most < total
@@ -211,6 +211,28 @@ class ExitLaunch:
             )  # fmt: skip
             options = {"num_warps": num_warps, "maxnreg": max_registers or most_registers(num_warps)}
             launch(exit_kernel.exit_kernel, (grid, 1, 1), given, options)
+
+    @property
+    def by_library(self) -> list[int]:
+        """Exit indices of heads that a library multiplies; known from the first launch on."""
+        return [self._place + i for i, space in sorted(self._spaces.items()) if space.constants.by_library]
+
+    def read_by_launch(self, inputs: Sequence[Tensor]) -> list[Tensor]:
+        """Return what a launch for ``inputs`` reads: these, or logits of heads that a library multiplies."""
+        read = list(inputs)
+        for i, (head, space) in enumerate(zip(self._heads, self._found_spaces(inputs), strict=True)):
+            if space is not None and space.constants.by_library:
+                assert head is not None and head.weight is not None
+                read[i] = library_product.logits_by_library(
+                    inputs[i], space.view, head.weight, head.hidden, pool_max=head.pool == "max"
+                )
+        return read
+
+    def _found_spaces(self, inputs: Sequence[Tensor]) -> "list[_Space | None]":
+        return [
+            None if head is None or head.weight is None else self._space(i, head, x)
+            for i, (head, x) in enumerate(zip(self._heads, inputs, strict=True))
+        ]
 
     def _space(self, place: int, head: ExitHead, x: Tensor) -> "_Space":
         view = head_view(x.shape, x.stride(), head.pool, head.pool_size)

@@ -7,16 +7,17 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from . import library_product
 from .launch.arrival_counters import arrival_counters
 from .launch.choose_config import choose_config
-from .launch.constants import HeadConstants, LaunchConstants
+from .launch.constants import HeadConstants, LaunchConstants, LogitsConstants
 from .launch.head_arguments import FLOAT_DTYPES, check_countable, check_head_arguments, check_pool, check_rule_tensors
 from .launch.head_view import HeadView, head_view
 from .launch.launch_config import LaunchConfig
-from .launch.memory import HeadArguments
+from .launch.memory import HeadArguments, strided
 from .launch.residency import new_turns
 from .noted import launch
-from .reference.criteria import check_temperature, check_threshold
+from .reference.criteria import check_temperature, check_threshold, number_of
 from .reference.fused_head import HeadOutput, backward, fused_head_reference, save_for_backward
 from .reference.hidden_layers import NO_LAYERS, HiddenLayers, check_hidden_types
 
@@ -197,8 +198,13 @@ def launch_fused_head(
     bounded = 0 < config.max_programs < programs.total
     grid = config.max_programs if bounded else programs.total
     residency = new_turns(programs.total, grid, config.num_warps, x.device)
+    rule: tuple[Any, Any] = (temperature, threshold)
     with torch.cuda.device_of(x):
-        head = HeadArguments.of(x, view, weight, bias, hidden, (temperature, threshold), config, programs, zeros[:-1])
+        if config.by_library:
+            logits = library_product.logits_by_library(x, view, weight, hidden, pool_max=pool_max)
+            place: tuple[Any, ...] = ((strided(logits), strided(bias), rule), 0)
+        else:
+            place = (tuple(HeadArguments.of(x, view, weight, bias, hidden, rule, config, programs, zeros[:-1])), None)
         # Everything by which Triton chooses a compiled kernel; its own look-up is half of a launch's time on the host.
         parameters = (weight, bias, *(tensor for _, tensor in hidden.tensors()))
         pointers = tuple(t is None or t.data_ptr() % 16 for t in (x, *parameters))
@@ -211,10 +217,12 @@ def launch_fused_head(
         )  # fmt: skip
         constants, compiled = _compiled.get(key) or (None, None)
         if constants is None:
-            own = HeadConstants.of(config, view, weight, pool_max=pool_max, criterion=criterion, hidden=hidden)
+            own: HeadConstants | LogitsConstants = LogitsConstants(number_of(criterion))
+            if not config.by_library:
+                own = HeadConstants.of(config, view, weight, pool_max=pool_max, criterion=criterion, hidden=hidden)
             constants = LaunchConstants((own,), classes, bounded)
         arguments = (
-            ((tuple(head), None),), tuple(output),
+            (place,), tuple(output),
             None, None, (None, None, zeros[-1:]), None, None, None,  # nothing is merged
             programs.total, residency, samples, constants,
         )  # fmt: skip

@@ -113,6 +113,16 @@ def tiles_from_7(monkeypatch):
 
 
 @pytest.fixture
+def by_library(monkeypatch):
+    """A library multiplies every head of which no table knows."""
+    module = importlib.import_module("auxhead.kernels.launch.choose_config")
+    monkeypatch.setattr(module, "library_pays", lambda *_, **__: True)
+    module._tuned_or_by_rule.cache_clear()
+    yield
+    module._tuned_or_by_rule.cache_clear()
+
+
+@pytest.fixture
 def tables(tmp_path, monkeypatch):
     """The folder of tuned tables: an empty one instead of the package's."""
     tuned_table = importlib.import_module("auxhead.kernels.launch.tuned_table")

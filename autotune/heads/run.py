@@ -14,7 +14,7 @@ from ...model.basics.bad_input import BadInput
 from ..measuring.environment import clocks, release_memory
 from ..measuring.failures import DeviceLost, Failure
 from ..measuring.head_timing import COPIED, CopySpeed, HeadTiming, measure_copy_speed
-from ..measuring.heads_alone import ALONE, FUSED, LAUNCHES
+from ..measuring.heads_alone import ALONE, FUSED, PEERS
 from ..measuring.networks import find_networks
 from ..measuring.options import NetworkChoice
 from ..measuring.progress import Status, SweepProgress
@@ -42,8 +42,8 @@ class Head(NamedTuple):
     """The configuration that the project chooses."""
     bytes_moved: int
     """Bytes that a head of that shape has to read and write."""
-    variants: tuple[str, ...] = tuple(LAUNCHES)
-    """Of ``LAUNCHES``, those that are timed."""
+    variants: tuple[str, ...] = PEERS
+    """Of ``heads_alone.LAUNCHES``, those that are timed."""
 
 
 @dataclass
@@ -159,12 +159,12 @@ def run_heads(chosen: NetworkChoice, out: Path | None) -> None:
                 speed = speed or measure_copy_speed(networks.device, FINAL_ROUNDS)
 
                 def begins(variant: str, at: int = index, what: object = target, of: int = len(timing.heads)) -> None:
-                    tell(f"{what}: {variant}", (at + list(LAUNCHES).index(variant) / len(LAUNCHES)) / of)
+                    tell(f"{what}: {variant}", (at + PEERS.index(variant) / len(PEERS)) / of)
 
                 try:
                     results = timing.against_peers(target, FINAL_ROUNDS, CAPTURES, begins)
                 except DeviceLost as error:
-                    kept.add(head, dict.fromkeys(LAUNCHES, Failure("DeviceLost", str(error))), speed, None)
+                    kept.add(head, dict.fromkeys(PEERS, Failure("DeviceLost", str(error))), speed, None)
                     raise BadInput(f"{error}; it is recorded: the same command goes on with the rest") from None
                 failures.update(result.kind for result in results.values() if isinstance(result, Failure))
                 kept.add(head, results, speed, clocks(networks.device))

@@ -11,13 +11,14 @@ import torch
 from rich.console import Console
 
 from ...kernels.launch.kernel_hash import kernel_hash
+from ...kernels.launch.launch_config import LaunchConfig
 from ...model.basics.bad_input import BadInput
 from ..measuring.captured import CHAIN
 from ..measuring.compile_pool import CompilePool, InputOf, compile_alone
 from ..measuring.environment import clocks, environment, release_memory, this_device
 from ..measuring.failures import DeviceLost, Failure
 from ..measuring.head_timing import AloneTiming, measure_copy_speed
-from ..measuring.heads_alone import ALONE, COMPILED, EAGER, FUSED, Target
+from ..measuring.heads_alone import ALONE, COMPILED, EAGER, FUSED, OTHER_WAY, Target
 from ..measuring.progress import Status, SweepProgress
 from ..measuring.timers import CAPTURES, FINAL_ROUNDS
 from ..records.comparison import Paired, compare
@@ -48,6 +49,8 @@ class _Asked(NamedTuple):
     drawn: RandomHead
     head: Head
     description: InputOf
+    configs: tuple[LaunchConfig, LaunchConfig]
+    """Of its two ways."""
 
 
 def run_random_heads(count: int, seed: int, compiled_every: int, out: Path | None) -> int:
@@ -77,8 +80,9 @@ def run_random_heads(count: int, seed: int, compiled_every: int, out: Path | Non
 
 def _asked(drawn: RandomHead, compiled_every: int, device: torch.device) -> _Asked:
     planned, compiled = drawn.planned(device), compiled_every > 0 and drawn.number % compiled_every == 0
-    variants = (FUSED, EAGER, *[COMPILED] * compiled)
-    return _Asked(drawn, Head(drawn.cell, planned.chosen, planned.bytes_moved, variants), InputOf.of(planned))
+    variants = (FUSED, OTHER_WAY, EAGER, *[COMPILED] * compiled)
+    configs = (planned.chosen, planned.other_way)
+    return _Asked(drawn, Head(drawn.cell, configs[0], planned.bytes_moved, variants), InputOf.of(planned), configs)
 
 
 def _measure_all(
@@ -87,11 +91,11 @@ def _measure_all(
     """Measure and record heads as their kernels get ready; last those that torch.compile needs the cores for, too."""
     failures: Counter[str] = Counter()
     speed = measure_copy_speed(device, FINAL_ROUNDS)
-    jobs = [partial(compile_alone, one.description, one.head.config) for one in missing]
+    jobs = [partial(compile_alone, one.description, *one.configs) for one in missing]
     with CompilePool(torch.cuda.get_device_capability(device)) as pool, SweepProgress(console) as progress:
         progress.show(Status(0.0, f"compiling {len(missing)} heads", "", failures))
         ready = (missing[place] for place in pool.as_done(jobs))
-        for done, (drawn, head, _) in enumerate(_sample_last(ready)):
+        for done, (drawn, head, *_) in enumerate(_sample_last(ready)):
             what = f"head {drawn.number}, {head_in_words(head.cell)}"
             progress.show(Status(done / len(missing), what, "", failures))
             try:

@@ -24,11 +24,12 @@ COLUMNS = (
 _TEXT_COLUMNS = 4
 #: Columns of the table of random heads by kind, and of that of the worst.
 _BY_KIND = (
-    "kind", "heads", "as fast as eager", "surely slower", "eager / fused, median", "worst", "fused over bytes, median",
-    "as fast as compiled", "compiled / fused, median", "worst compiled", "failed",
+    "kind", "heads", "by a library", "as fast as eager", "surely slower", "eager / fused, median", "worst",
+    "fused over bytes, median", "as fast as compiled", "compiled / fused, median", "worst compiled", "failed",
 )  # fmt: skip
 _WORST = (
-    "number", "kind", "head", "way", "fused, us", "its bytes, us", "eager, us", "eager / fused", "compiled / fused",
+    "number", "kind", "head", "way", "fused, us", "other way, us", "its bytes, us", "eager, us", "eager / fused",
+    "compiled / fused",
 )  # fmt: skip
 #: Heads in the table of the worst.
 _MOST_WORST = 15
@@ -125,7 +126,8 @@ def _row_of_kind(kind: str, heads: list[Measured]) -> tuple[str, ...]:
     failed = sum(one["fused"].error is not None for one in heads)
     bytes_taken = f"{statistics.median(over_bytes):.1f}" if over_bytes else "-"
     numbers = (*_summarised(eager, surely=True), bytes_taken, *_summarised(compiled))
-    return kind, f"{len(heads):,}", *numbers, f"{failed}" if failed else ""
+    by_library = sum(_way(one) == "library" for one in heads)
+    return kind, f"{len(heads):,}", f"{by_library}", *numbers, f"{failed}" if failed else ""
 
 
 def _ratios(heads: Sequence[Measured], peer: str) -> list[Ratio]:
@@ -147,16 +149,17 @@ def _worst(heads: list[Measured]) -> RecordTable:
     return RecordTable(f"The {len(rows)} random heads that gain least", _WORST, 4, rows, [])
 
 
-def _way(block_f: int, features: str) -> str:
-    """Name the way of a configuration as ``LaunchConfig.way`` does."""
+def _way(measured: Measured) -> str:
+    """Name the way of a fused head as ``LaunchConfig.way`` does."""
+    config = measured["fused"].protocol["config"]
+    features = config.get("features", "awaited")
     if features == "awaited":
-        return "tiled" if block_f > 1 else "split"
-    return f"read, {features}"
+        return "tiled" if config["block_f"] > 1 else "split"
+    return "library" if features == "library" else f"read, {features}"
 
 
 def _row_of_worst(measured: Measured) -> tuple[str, ...]:
-    cell, config = _cell(measured), measured["fused"].protocol["config"]
-    way = _way(config["block_f"], config.get("features", "awaited"))
-    us = (_us(measured, variant) for variant in ("fused", "bytes", "eager"))
+    cell = _cell(measured)
+    us = (_us(measured, variant) for variant in ("fused", "other way", "bytes", "eager"))
     ratios = (_ratio(measured, peer) for peer in ("eager", "compiled"))
-    return f"{cell['number']}", cell["kind"], head_in_words(cell), way, *us, *ratios
+    return f"{cell['number']}", cell["kind"], head_in_words(cell), _way(measured), *us, *ratios

@@ -52,11 +52,12 @@ class InputOf(NamedTuple):
         return x if self.head is None else AloneHead(self.head.to_empty(device="cpu"), x)
 
 
-def compile_alone(one: InputOf, config: LaunchConfig) -> None:
+def compile_alone(one: InputOf, *configs: LaunchConfig) -> None:
     """Launch a head by itself; see ``AloneHead.launch``."""
     alone = one.made()
     assert isinstance(alone, AloneHead)
-    alone.launch(config)
+    for config in configs:
+        alone.launch(config)
 
 
 def compile_network(

@@ -22,7 +22,7 @@ from .captured import CHAIN, chain
 from .cells import NEVER
 from .compile_pool import CompilePool, InputOf, compile_alone, compile_network
 from .failures import DeviceLost, Failure, WrongAnswer, refuse
-from .heads_alone import ALONE, FUSED, LAUNCHES, AloneHead, Launch, Target
+from .heads_alone import ALONE, FUSED, LAUNCHES, PEERS, AloneHead, Launch, Target
 from .heads_in_situ import HeadsInSitu
 from .subject import Subject
 from .timers import PROTOCOL, Key, block_length, time_rounds, time_those_that_run
@@ -97,7 +97,7 @@ class AloneTiming:
 
     def against_peers(
         self, target: Target, rounds: int, captures: int, begins: Callable[[str], None],
-        variants: Sequence[str] = tuple(LAUNCHES), launches: int | None = None,
+        variants: Sequence[str] = PEERS, launches: int | None = None,
     ) -> Mapping[str, Paired | Failure]:  # fmt: skip
         """Time a head launched as the project chooses between its peers; microseconds of a head.
 

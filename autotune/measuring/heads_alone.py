@@ -13,7 +13,7 @@ from ...kernels import ExitBuffers, ExitHead, ExitLaunch, HeadOutput, fused_head
 from ...kernels.launch.choose_config import choose_config
 from ...kernels.launch.head_shape import HeadShape
 from ...kernels.launch.head_view import HeadView, head_view
-from ...kernels.launch.launch_config import LaunchConfig
+from ...kernels.launch.launch_config import LaunchConfig, by_library
 from ...kernels.launch.launch_rule import config_by_rule
 from ...model import FusedAuxHead
 from ...model.basics.streams import stream_pair
@@ -90,10 +90,12 @@ class AloneHead:
     @property
     def chosen(self) -> LaunchConfig:
         """The configuration that the operator launches here: by the tuned table of the device, else by rule."""
-        hidden = self.head.hidden_layers()
+        return self._choose()
+
+    def _choose(self, *, may_use_library: bool = True) -> LaunchConfig:
         return choose_config(
             self.view, self.head.num_classes, pool_max=self.head.pool == "max", dtype=self.x.dtype, device=self.device,
-            place=ALONE, hidden=hidden,
+            place=ALONE, hidden=self.head.hidden_layers(), may_use_library=may_use_library,
         )  # fmt: skip
 
     @property
@@ -103,6 +105,13 @@ class AloneHead:
         probs = self.head.num_classes * torch.float32.itemsize if self.head.return_probs else 0
         answer = probs + sum(dtype.itemsize for dtype in (torch.int64, torch.float32, torch.bool))
         return prod(self.view.shape) * self.x.itemsize + sum(one.nbytes for one in parameters) + samples * answer
+
+    @property
+    def other_way(self) -> LaunchConfig:
+        """The way that the rule does not take: a library's product, or, where it takes that, programs of ours."""
+        if not self.chosen.by_library:
+            return by_library(self.head.num_classes)
+        return self._choose(may_use_library=False)
 
     def chain(self, config: LaunchConfig) -> OwnGraph[HeadOutput]:
         """Capture launches one after another."""
@@ -184,12 +193,13 @@ def head_launches(
     return [(part, ExitLaunch(buffers, part.start, heads[part])) for part in exits if heads[part]]
 
 
-#: Variants of a head alone: fused, the plain chain of operators that it replaces, and that through torch.compile. All
+#: Variants of a head alone: fused, the plain chain of operators that it replaces, that through torch.compile, and fused
+#: in the way that the rule does not take. All
 #: are timed as chains of launches in CUDA graphs of ours. So torch.compile chooses kernels as "max-autotune" does but
 #: makes no graphs: that mode's own ones copy inputs and are looked up by the host at every call, which heads in a
 #: captured network are not, and which would be all that is seen of a few microseconds. Peers do not hand out the
 #: probabilities, which is in torch.compile's favour.
-FUSED, EAGER, COMPILED = "fused", "eager", "compiled"
+FUSED, EAGER, COMPILED, OTHER_WAY = "fused", "eager", "compiled", "other way"
 #: Calls before a capture: the first compiles, and kernels are chosen by timing them when they first run.
 _WARM_UP = 3
 
@@ -211,4 +221,7 @@ LAUNCHES: dict[str, Callable[[AloneHead], Launch]] = {
     FUSED: lambda head: partial(head.launch, head.chosen),
     EAGER: lambda head: partial(NaiveHead(head.head), head.x),
     COMPILED: _compiled,
+    OTHER_WAY: lambda head: partial(head.launch, head.other_way),
 }
+#: Variants of a head of a network.
+PEERS = (FUSED, EAGER, COMPILED)

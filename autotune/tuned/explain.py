@@ -6,12 +6,11 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ...kernels.launch.choose_config import name_of
+from ...kernels.launch.choose_config import chosen_by_rule, name_of
 from ...kernels.launch.head_arguments import check_input, check_pool
 from ...kernels.launch.head_shape import HeadShape
 from ...kernels.launch.head_view import head_view
 from ...kernels.launch.launch_config import LaunchConfig
-from ...kernels.launch.launch_rule import config_by_rule
 from ...kernels.launch.tuned_table import Entry, TunedTable, table_of, tuned_devices
 from ...model.basics.bad_input import BadInput
 from ..records.tables import wide_console
@@ -43,6 +42,8 @@ class Explanation(NamedTuple):
             lines.append(f"  used: the entry of batch {self.entry.shape.samples}, which {measured}")
         else:
             lines.append(f"  used: its own entry, {self.entry.margin:.1%} less time than the rule's configuration")
+        if self.config.by_library:
+            return [*lines, "  way: library: PyTorch's operations multiply, and one launch decides by the logits"]
         fields = " ".join(f"{name}={value}" for name, value in vars(self.config).items())
         return [*lines, f"  way: {self.config.way}", f"  {fields}"]
 
@@ -60,10 +61,10 @@ def explain(device_name: str, shape: HeadShape, place: str) -> Explanation:
         others = ", ".join(tuned_devices())
         there_are = f"there are tables for {others}" if others else "there is none at all"
         no_table = f"device: no table for {device_name}, {there_are}; `auxhead-tune everything` makes one there"
-        return Explanation(device_name, shape, place, (no_table,), None, config_by_rule(shape))
+        return Explanation(device_name, shape, place, (no_table,), None, chosen_by_rule(shape))
     entry = table.find(shape, place)
     missed = () if entry is not None and entry.shape == shape else tuple(_differences(table, shape, place))
-    config = config_by_rule(shape) if entry is None else entry.config
+    config = chosen_by_rule(shape) if entry is None else entry.config
     return Explanation(table.device, shape, place, missed, entry, config)
 
 

@@ -16,7 +16,7 @@ from .residency import clock, record_turn
 
 @triton.jit
 def exit_kernel(
-    places,  # of each: HeadArguments, or logits with strides and rule; and the first program of each of its stages
+    places,  # of each: HeadArguments, or logits, bias and rule; and the first program of each of its stages
     output,  # of the places: probabilities [PLACES, N, K] or None; label, confidence, exits [PLACES, N]
     answer,  # the network's: probabilities [N, K] or None; label, confidence, exit [N]
     valid,  # [1] int32: the first samples of the batch, which are no padding
@@ -118,13 +118,13 @@ def place_program(pid, place, output, N, i: tl.constexpr, LAUNCH: tl.constexpr):
         if number >= 0:
             decided, pid_n = head_program(number, given, output, N, CONFIG)
     else:
-        logits, rule = given
+        logits, bias, rule = given
         logits, stride_ln, stride_lk = logits
         if (pid >= start) & (pid < start + N):
             pid_n = pid - start
             decided = True
             decide(
-                None, (logits, 0, stride_ln, stride_lk, K, 1), (None, 0), read_rule(rule), output,
+                None, (logits, 0, stride_ln, stride_lk, K, 1), bias, read_rule(rule), output,
                 pid_n + tl.arange(0, 1), N, K, CONFIG.criterion, False, 1, LAUNCH.block_j,
             )  # fmt: skip
     return decided, pid_n

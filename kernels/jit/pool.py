@@ -64,13 +64,15 @@ def pooled_channels(x, pid_n, block, sizes, CONFIG: tl.constexpr):
     start_w = pid_part * part_w
     end_w = tl.minimum((pid_part + 1) * part_w, WINDOW_W)
     BLOCK_A: tl.constexpr = CONFIG.block_a
-    base = x + tl.cast(pid_n, tl.int64) * stride_xn + off_c.to(tl.int64) * stride_xc
+    UNIT: tl.constexpr = CONFIG.window_unit  # sizes are what they were; see ``read_product``
+    end_w = end_w // UNIT * UNIT
+    base = x + tl.cast(pid_n, tl.int64) * (stride_xn // UNIT * UNIT) + off_c.to(tl.int64) * (stride_xc // UNIT * UNIT)
     acc, acc_nan = nothing_pooled(off_c, CONFIG)
     for off_h in range(0, WINDOW_H):
         for start_a in tl.range(start_w, end_w, BLOCK_A, num_stages=CONFIG.stages):
             off_a = start_a + tl.arange(0, BLOCK_A)
             mask_a = mask_f[:, None] & (off_a < end_w)[None, :]
-            offset = tl.cast(off_h, tl.int64) * stride_xh + off_a.to(tl.int64) * stride_xw
+            offset = tl.cast(off_h, tl.int64) * (stride_xh // UNIT * UNIT) + off_a.to(tl.int64) * stride_xw
             acc, acc_nan = pooled_with(acc, acc_nan, base[:, None] + offset[None, :], mask_a, CONFIG)
     if CONFIG.pool_max:
         pooled = largest(acc, acc_nan, CONFIG)

@@ -6,14 +6,16 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
 from functools import lru_cache
+from typing import NamedTuple
 
 import torch
 
 from ..reference.hidden_layers import NO_LAYERS, HiddenLayers
 from .head_shape import HeadShape
 from .head_view import HeadView
-from .launch_config import LaunchConfig, next_power_of_2
+from .launch_config import LaunchConfig, by_library, next_power_of_2
 from .launch_rule import config_by_rule, config_of_norm
+from .library_rule import library_pays
 from .tuned_table import BadTable, lookup, table_of, table_path
 
 #: Configurations that come before the tables, by shape and place, in the current context; see ``overriding``.
@@ -25,14 +27,14 @@ _LARGE_LAST_LAYER = 16384
 
 def choose_config(
     view: HeadView, classes: int, *, pool_max: bool, dtype: torch.dtype, device: torch.device, place: str,
-    hidden: HiddenLayers = NO_LAYERS,
+    hidden: HiddenLayers = NO_LAYERS, may_use_library: bool = True,
 ) -> LaunchConfig:  # fmt: skip
     """Choose how a head is launched; every launch asks, so that what table or rule say is remembered.
 
     A table that cannot be read, or is of other kernels, is warned of once, and the rule decides. Both know the linear
     layer alone that reads the features, and what they say is then fitted to the others: a norm wants tiles of one
     sample or features in memory; a program that decides has all hidden features at once; and a large last layer gets
-    programs of its own.
+    programs of its own. Where the rule decides, a library may multiply instead.
 
     Args:
         view: the input as the kernel reads it.
@@ -42,19 +44,35 @@ def choose_config(
         device: of x.
         place: where the head is launched, one of ``tuned_table.PLACES``.
         hidden: layers before the last one.
+        may_use_library: False: no library multiplies, unless the context says so.
     """
     rows, forced = hidden.rows(classes), overrides.get()
-    config = None
+    layers = Layers(classes, hidden.weight is not None, hidden.eps is not None)
     if forced is not None:
-        config = forced.get((HeadShape.of(view, rows, pool_max=pool_max, dtype=dtype), place))
-    if config is None:
-        config = _tuned_or_by_rule(view, rows, pool_max, dtype, device, place)
-    if hidden.eps is not None and not (config.reads or config.tiled and config.block_n == 1):
-        config = config_of_norm(HeadShape.of(view, rows, pool_max=pool_max, dtype=dtype))
-    if hidden.weight is not None:
+        shape = HeadShape.of(view, rows, pool_max=pool_max, dtype=dtype)
+        if (config := forced.get((shape, place))) is not None:
+            return _fitted(config, shape, layers)
+    return _tuned_or_by_rule(view, rows, layers, pool_max, dtype, device, place, may_use_library)
+
+
+class Layers(NamedTuple):
+    """What a configuration is fitted to."""
+
+    classes: int
+    hidden: bool
+    norms: bool
+
+
+def _fitted(config: LaunchConfig, shape: HeadShape, layers: Layers) -> LaunchConfig:
+    if config.by_library:
+        return config
+    if layers.norms and not (config.reads or config.tiled and config.block_n == 1):
+        config = config_of_norm(shape)
+    if layers.hidden:
         # few warps hand hidden features over sooner (seen on an H100, in no record)
-        block_j, warps = max(config.block_j, next_power_of_2(rows)), min(config.num_warps, 4)
-        last_rows = config.last_rows or (64 if block_j * next_power_of_2(classes) > _LARGE_LAST_LAYER else 0)
+        block_j, warps = max(config.block_j, next_power_of_2(shape.classes)), min(config.num_warps, 4)
+        elements = block_j * next_power_of_2(layers.classes)
+        last_rows = config.last_rows or (64 if elements > _LARGE_LAST_LAYER else 0)
         config = replace(config, block_j=block_j, num_warps=warps, last_rows=last_rows)
     return config
 
@@ -74,9 +92,10 @@ def overriding(configs: Mapping[tuple[HeadShape, str], LaunchConfig]) -> Iterato
 
 @lru_cache(maxsize=4096)
 def _tuned_or_by_rule(
-    view: HeadView, classes: int, pool_max: bool, dtype: torch.dtype, device: torch.device, place: str
-) -> LaunchConfig:
-    shape = HeadShape.of(view, classes, pool_max=pool_max, dtype=dtype)
+    view: HeadView, rows: int, layers: Layers, pool_max: bool, dtype: torch.dtype, device: torch.device, place: str,
+    may_use_library: bool,
+) -> LaunchConfig:  # fmt: skip
+    shape = HeadShape.of(view, rows, pool_max=pool_max, dtype=dtype)
     name = name_of(device)
     try:
         tuned = lookup(name, shape, place)
@@ -85,7 +104,18 @@ def _tuned_or_by_rule(
     except BadTable as error:  # a forward goes on without it
         _warn(str(error))
         tuned = None
-    return config_by_rule(shape) if tuned is None else tuned
+    if tuned is not None:
+        return _fitted(tuned, shape, layers)
+    return chosen_by_rule(shape, layers, may_use_library=may_use_library)
+
+
+def chosen_by_rule(shape: HeadShape, layers: Layers | None = None, *, may_use_library: bool = True) -> LaunchConfig:
+    """Choose for a head of which no table knows; ``layers`` None: it is one linear layer."""
+    layers = layers or Layers(shape.classes, False, False)
+    config = _fitted(config_by_rule(shape), shape, layers)
+    if may_use_library and library_pays(shape, config, layers.classes, hidden=layers.hidden, norms=layers.norms):
+        return by_library(layers.classes)
+    return config
 
 
 def forget_tables() -> None:

@@ -9,7 +9,7 @@ from torch import Tensor
 from ..reference.criteria import number_of
 from ..reference.hidden_layers import HiddenLayers
 from .head_view import HeadView
-from .launch_config import ROW_UNIT, LaunchConfig, next_power_of_2, padded_row
+from .launch_config import MOST_AT_ONCE, ROW_UNIT, LaunchConfig, next_power_of_2, padded_row
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +33,8 @@ class HeadConstants(LaunchConfig):
 
     Triton knows that of multiples of 16 alone, and would read anything else number by number.
     """
+    window_unit: int
+    """Packed, of whole channels: elements of one, and samples and channels, lie so many or a multiple of it apart."""
     pool_max: bool
     criterion: int
     activation: int
@@ -55,6 +57,7 @@ class HeadConstants(LaunchConfig):
         return cls(
             **vars(config), rows=first.shape[0], classes=weight.shape[0],
             unit=gcd(16, features, first.stride(0), *([] if config.packs else view.strides[:1])),
+            window_unit=gcd(16, view.shape[3], *view.strides[:3]) if config.packs and view.strides[3] == 1 else 1,
             shares=config.shares_of(view, weight.shape[0], hidden), pool_max=pool_max, criterion=number_of(criterion),
             activation=hidden.activation_number, rectifies=hidden.rectifies, norms=hidden.eps is not None,
             one_window=view.positions == config.block_p == 1,
@@ -171,5 +174,6 @@ class LaunchConstants:
 
     @property
     def block_j(self) -> int:
-        """Classes that are copied at a time, or of which the softmax is taken where logits are given."""
-        return min(next_power_of_2(self.classes), 1024)
+        """Classes that are copied at a time, or, of given logits, those of a softmax step: most at once."""
+        given = any(not place.is_fused for place in self.places)
+        return min(next_power_of_2(self.classes), MOST_AT_ONCE if given else 1024)

@@ -49,7 +49,7 @@ class Programs(NamedTuple):
 ROW_UNIT = 16
 #: Programs that multiply, at most, if they share the features of a tile: they share the GPU with those that pool.
 MOST_TILES = 1024
-#: Where programs that multiply find features; see ``LaunchConfig.features``.
+#: Where programs that multiply find features; see ``LaunchConfig.features``, which may be "library", too.
 FEATURES = ("awaited", "packed", "in place")
 #: ``weight_buffers`` where a tile takes several steps: with four, heads of ResNet-18 and -50 took as long (H200). By
 #: rule not of float32, whose multiply-adds from shared memory take all registers that a thread may have.
@@ -113,7 +113,8 @@ class LaunchConfig:
     """Tiled: where those that multiply find features. "awaited": pooled ones are sent to them number by number.
     "packed": they lie in memory, in x's dtype and the weight's order, once all of a sample's are pooled, or only put in
     order. "in place": in x, of which nothing is pooled, in blocks of ``block_c`` channels by ``block_p`` positions.
-    The last two multiply ``block_n`` samples of 8 or more, and ``weight_buffers`` steps lie in shared memory."""
+    These two multiply ``block_n`` samples of 8 or more, and ``weight_buffers`` steps lie in shared memory. "library":
+    PyTorch's operations multiply them, and a launch is given logits; see ``by_library``."""
     last_rows: int = 0
     """Behind a hidden layer: rows of the last layer that a program of its own multiplies, 16 or more; 0: the program
     that adds a sample's hidden features up multiplies all of them, and decides."""
@@ -123,11 +124,18 @@ class LaunchConfig:
     @property
     def reads(self) -> bool:
         """True if features lie in memory before they are multiplied."""
-        return self.features != "awaited"
+        return self.packs or self.in_place
+
+    @property
+    def by_library(self) -> bool:
+        """True if a launch is given logits."""
+        return self.features == "library"
 
     @property
     def way(self) -> str:
-        """The way of ``jit/head.py``, in words: "split", "tiled", "read, packed" or "read, in place"."""
+        """In words: "split", "tiled", "read, packed" or "read, in place", as in ``jit/head.py``; or "library"."""
+        if self.by_library:
+            return "library"
         return f"read, {self.features}" if self.reads else "tiled" if self.tiled else "split"
 
     @property
@@ -161,7 +169,7 @@ class LaunchConfig:
 
     def splits_of(self, view: HeadView) -> int:
         """Count the programs that pool one sample."""
-        if self.in_place:
+        if self.in_place or self.by_library:
             return 0
         blocks_c = -(-view.shape[1] // self.block_c)
         if self.packs and not view.turned:
@@ -175,6 +183,8 @@ class LaunchConfig:
         """
         rows = hidden.rows(classes)
         shares = [(1, self.splits_of(view)), (1, 0), (1, 0)]
+        if self.by_library:
+            return (1, 0), (1, 0), (1, 1)
         if self.tiled:
             finishers = -(-rows // self.block_j) if self.surveys_of(rows) else 1
             shares[1:] = [(self.block_n, -(-rows // self.block_k) * self.block_s), (1, finishers)]
@@ -197,6 +207,8 @@ class LaunchConfig:
             zeroed, tiles = sums + samples * (3 if norms else 1), tiles + samples * norms
         elif self.tiled:
             zeroed = sums + features
+        elif self.by_library:
+            zeroed = 0
         else:
             zeroed = sums if self.waits else samples
         last_sums = samples * (padded_row(rows) + padded_row(classes)) if last else 0
@@ -205,6 +217,21 @@ class LaunchConfig:
             splits, pools, tiles, decisions, sums, features, last_sums + zeroed,
             last_tiles, last_decisions, findings, last_sums,
         )  # fmt: skip
+
+
+#: Classes of which a program takes the softmax at once where logits are given: in several steps it takes twice as long.
+MOST_AT_ONCE = 32768
+
+
+def warps_for_logits(classes: int) -> int:
+    """Return the warps of a program that decides by logits."""
+    return 4 if classes <= 2048 else 8 if classes <= 8192 else 16
+
+
+def by_library(classes: int) -> LaunchConfig:
+    """Return the configuration of a library's product and a launch that decides by its logits."""
+    num_warps = warps_for_logits(classes)
+    return LaunchConfig(1, 1, 1, 1, 1, 1, 1, 1, 1, stages=1, num_warps=num_warps, features="library")
 
 
 def padded_row(count: int) -> int:

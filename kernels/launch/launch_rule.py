@@ -70,17 +70,20 @@ def _packing_pays(shape: HeadShape) -> bool:
     """Return whether features go through memory: where the weight is large it is then read once for all samples.
 
     Windows of channels-last maps are pooled sooner by few programs, each with much of a sample. Of float32 tensor cores
-    multiply what lies in memory alone.
+    multiply what lies in memory alone. Of channels of one window each, side by side in memory, those that pack read few
+    elements at a time.
     """
     samples, classes, weight = shape.samples, shape.classes, weight_bytes(shape)
-    if classes > _MANY_CLASSES:  # but for large windows, which programs that pack do not share
-        return shape.view.positions > 1 or pooling(shape, only_pools=True).window_parts == 1
+    if classes > _MANY_CLASSES:
+        return True
     by_each = samples * weight >= (8 if classes > 64 else 32) * _LARGE_WEIGHT
     if shape.view.positions > 1:
         most_pooled = shape.layout == "channels_last" and samples * shape.features >= 1 << 18
         large = classes > FEW_CLASSES or weight >= _LARGE_WEIGHT // 2 or most_pooled or by_each
         return large and not _few_features(shape)
     if _tiling_pays(samples, classes):
+        if shape.layout == "contiguous" and shape.dtype != "float32":
+            return shape.view.window_w <= 64 and samples >= 64 and samples * weight >= 48 * _LARGE_WEIGHT
         return shape.dtype == "float32" or weight >= _LARGE_WEIGHT
     return by_each or weight >= (_LARGE_WEIGHT if samples >= 2 or classes > 1024 else 8 * _LARGE_WEIGHT)
 

@@ -67,15 +67,15 @@ class HeadArguments(NamedTuple):
         """Take them from a head's parameters; ``zeros``, [programs.zeroed] int32, the launch sets back to 0."""
         norm = last = None
         if hidden.eps is not None:
-            norm = (_strided(hidden.norm_weight), _strided(hidden.norm_bias), float(hidden.eps))
+            norm = (strided(hidden.norm_weight), strided(hidden.norm_bias), float(hidden.eps))
         if hidden.weight is not None:
-            last = (_strided(weight), _strided(bias), zeros[: programs.last_sums] if programs.last_sums else None)
+            last = (strided(weight), strided(bias), zeros[: programs.last_sums] if programs.last_sums else None)
             weight, bias = hidden.weight, hidden.bias
         sizes = (*view.shape[1:], view.grid_h, view.grid_w, view.window_h, view.window_w)
         workspace = tuple(Workspace.of(config, programs, zeros, x.dtype))
-        return cls((x, *view.strides), _strided(weight), _strided(bias), rule, workspace, sizes, norm, last)
+        return cls((x, *view.strides), strided(weight), strided(bias), rule, workspace, sizes, norm, last)
 
 
-def _strided(tensor: Tensor | None) -> tuple[Any, ...]:
+def strided(tensor: Tensor | None) -> tuple[Any, ...]:
     """Return a tensor and its strides; of a vector that is not there None and 0."""
     return (None, 0) if tensor is None else (tensor, *tensor.stride())

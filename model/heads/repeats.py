@@ -309,6 +309,8 @@ def _repeat_of(
         )  # fmt: skip
     if len(launches) != 1 or not arrival_counters(x.device).are_kept(stream):
         return None
+    if not launches[0].given()["LAUNCH"].places[0].is_fused:  # a library's product comes before it
+        return None
     given = HeadArguments(*launches[0].given()["places"][0][0])
     layer, norm = (given.weight, given.bias), (given.norm or ())[:2]
     parameters = [*layer, *norm] if given.last is None else [*given.last[:2], *norm, *layer]

@@ -85,9 +85,10 @@ class ExitsRepeat:
         for x, head in zip(inputs, self._exits[part], strict=True):
             self._check(x, head)
         aliases = [x.detach() for x in inputs]  # two heads may read one object, and what varies is told by objects
+        launch = ExitLaunch(replace(self._buffers, packed_answer=packed), part.start, self._exits[part])
         with noting() as launches:
-            ExitLaunch(replace(self._buffers, packed_answer=packed), part.start, self._exits[part])(aliases)
-        made = _OfLayout(launches[0], self._buffers, inputs, packed, stream)
+            launch(aliases)
+        made = _OfLayout(launches[0], launch, self._buffers, inputs, packed, stream)
         self._made[index] = [made, *self._made[index][: _MOST_LAYOUTS - 1]]
 
     def _check(self, x: Tensor, head: ExitHead | None) -> None:
@@ -109,8 +110,9 @@ class _OfLayout:
     """One launch for inputs of a layout, with other inputs and another answer."""
 
     def __init__(
-        self, noted: NotedLaunch, buffers: ExitBuffers, inputs: Sequence[Tensor], packed: Tensor, stream: int
-    ) -> None:
+        self, noted: NotedLaunch, launch: ExitLaunch, buffers: ExitBuffers, inputs: Sequence[Tensor], packed: Tensor,
+        stream: int,
+    ) -> None:  # fmt: skip
         given = noted.given()
         reads = [arguments[0][0] for arguments, _ in given["places"]]
         probs, label, confidence, exit_index = given["answer"]
@@ -120,6 +122,7 @@ class _OfLayout:
         self._offsets = [part.data_ptr() - packed.data_ptr() for part in answer]
         self._repeat = repeated(noted, [*reads, *answer], stream)
         self._forms = TensorForms(_distinct(inputs))
+        self._launch = launch if launch.by_library else None
         self._alignments = [x.data_ptr() % ALIGNED for x in inputs]
 
     def fits(self, inputs: Sequence[Tensor], addresses: Sequence[int]) -> bool:
@@ -127,6 +130,9 @@ class _OfLayout:
         return aligned and self._forms.are_those_of(_distinct(inputs))
 
     def __call__(self, inputs: Sequence[Tensor], addresses: Sequence[int], packed: Tensor) -> None:
+        if self._launch is not None:
+            inputs = self._launch.read_by_launch(inputs)
+            addresses = [*map(Tensor.data_ptr, inputs)]
         if self._compiled:
             first = packed.data_ptr()
             self._repeat([*addresses, *[first + offset for offset in self._offsets]])

@@ -15,7 +15,7 @@ from ..answers.exit_monitor import uncounted
 from ..answers.exit_result import ExitResult
 from ..answers.rule_order import note_reader, wait_for_writes
 from ..basics.streams import CallersStream
-from ..listening.taps import listening
+from ..listening.taps import list_taps, listening
 from ..network.early_exit_network import EarlyExitNetwork
 from ..trunk.trunk import Trunk, check_kind, make_trunk
 from .capture import CAPTURE_LOCK
@@ -180,7 +180,10 @@ class GraphRunner(SerialRunner):
         heads = zip(self.network.taps, self.network.exit_heads, self._heads, strict=True)
         lines = [f"Head {tap}: {head.describe()}." for tap, head, launched in heads if launched.weight is None]
         lines = [*self._trunk.notes, *lines]
-        lines += [f"Batch {size}: {self._captured[size].description}" for size in sorted(self._captured)]
+        for size, captured in sorted(self._captured.items()):
+            whose = list_taps(captured.by_library, self.network.taps)
+            library = f" A library multiplies heads of {whose}; a launch decides." if captured.by_library else ""
+            lines.append(f"Batch {size}: {captured.description}{library}")
         return "\n".join(lines)
 
     def _refresh(self) -> None:

@@ -105,6 +105,11 @@ class CapturedBatch:
         self._layout = buffers.layout
         self._into = static.x
 
+    @property
+    def by_library(self) -> list[int]:
+        """Indices of heads that a library multiplies, before a launch that decides."""
+        return [index for launch in self._launches for index in launch.by_library]
+
     def fill(self, x: Tensor, stream: torch.cuda.Stream) -> None:
         """Copy in a batch on a stream; it may be smaller than the captured one."""
         n = x.shape[0]

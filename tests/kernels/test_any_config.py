@@ -18,7 +18,7 @@ from auxhead.kernels import (
 from auxhead.kernels.launch.choose_config import choose_config
 from auxhead.kernels.launch.head_shape import HeadShape
 from auxhead.kernels.launch.head_view import head_view
-from auxhead.kernels.launch.launch_config import next_power_of_2
+from auxhead.kernels.launch.launch_config import by_library, next_power_of_2
 from auxhead.kernels.launch.launch_rule import config_by_rule
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -62,6 +62,7 @@ CONFIGS = {
     "tiles, positions": LaunchConfig(16, 4, 8, 2, 16, 32, 1, 16, 1, stages=1, num_warps=8),
     "tiles, one program for all": LaunchConfig(16, 16, 4, 4, 16, 16, 1, 16, 1, stages=1, num_warps=4, max_programs=1),
     "tiles, weight in shared memory": LaunchConfig(16, 16, 1, 4, 16, 32, 2, 16, 2, 1, 4, weight_buffers=3),
+    "a library's product": by_library(7),
     "tiles, more of everything than there is": LaunchConfig(32, 64, 16, 8, 128, 64, 1, 64, 1, stages=1, num_warps=8),
 }
 HEADS = {

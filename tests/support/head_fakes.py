@@ -2,7 +2,7 @@
 
 from auxhead.autotune.heads.run import Head, HeadRecords
 from auxhead.autotune.measuring.head_timing import COPIED, CopySpeed
-from auxhead.autotune.measuring.heads_alone import LAUNCHES
+from auxhead.autotune.measuring.heads_alone import PEERS
 from auxhead.autotune.records.comparison import Paired
 from auxhead.autotune.records.record import Record
 from support.pretended_gpu import ENVIRONMENT
@@ -21,7 +21,7 @@ def times_of(us):
 
 def timed(us=US):
     """What a measurer returns."""
-    return {variant: Paired(times_of(us[variant]), times_of(us["fused"]), "run") for variant in LAUNCHES}
+    return {variant: Paired(times_of(us[variant]), times_of(us["fused"]), "run") for variant in PEERS}
 
 
 def head_of(moved=COPIED // 1000, **target):

@@ -129,7 +129,7 @@ def _kernel_accesses(executor: Any, args: tuple[Any, ...]) -> tuple[list[torch.T
         if given["LAUNCH"].first > 0 and not (given["answer"][3] < 0).any():
             not_written |= {"answer"}  # all have left
         for arguments, _ in given.pop("places"):
-            head = HeadArguments(*arguments) if len(arguments) > 2 else None
+            head = HeadArguments(*arguments) if len(arguments) > 3 else None
             writes += [] if head is None else [head.workspace, (head.last or [None])[-1]]
             reads += arguments if head is None else head._replace(workspace=(), last=(head.last or ())[:-1])
         if given["LAUNCH"].merges:

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 from auxhead.autotune.measuring.failures import DeviceLost, Failure
-from auxhead.autotune.measuring.heads_alone import LAUNCHES
+from auxhead.autotune.measuring.heads_alone import PEERS
 from auxhead.autotune.records.record import read_records
 from support.command_line import assert_one_line_error, tune
 from support.head_fakes import SPEED, a_head, timed
@@ -31,7 +31,7 @@ class Timing:
 
     def against_peers(self, target, rounds, captures, begins):
         assert (rounds, captures) == (20, 5) and target in self.heads
-        for variant in LAUNCHES:
+        for variant in PEERS:
             begins(variant)
         if Timing.stopped_by is not None:
             raise Timing.stopped_by

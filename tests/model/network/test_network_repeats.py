@@ -422,3 +422,11 @@ def test_a_backbone_that_changes_is_refused_and_forgotten(net: EarlyExitNetwork)
         net(x)
     handle.remove()
     assert_same(planned(net, x), wanted)
+
+
+@pytest.mark.usefixtures("by_library")
+def test_heads_that_a_library_multiplies(net: EarlyExitNetwork) -> None:
+    """Their logits are computed anew for each batch, and by the parameters as they are then."""
+    follows(net, images(3), images(8)[3:6], images(3, side=6))
+    net.fused_heads[1].linear.weight.data.mul_(-0.5)
+    follows(net, images(3), images(8)[3:6])

@@ -1,0 +1,54 @@
+"""The rule of heads whose logits a library computes sooner than programs of ours, which then only decide.
+
+Found by 480 random heads of both ways (H100); ``auxhead-tune heads --random`` measures the way not taken, too.
+"""
+
+import math
+
+from .head_shape import HeadShape
+from .launch_config import LaunchConfig
+from .launch_rule import weight_bytes
+
+_MB = 1 << 20
+#: Elements of a last layer behind a hidden one from which on a library multiplies both, unless the first is large.
+_LARGE_LAST_LAYER = 1 << 16
+
+
+def library_pays(shape: HeadShape, config: LaunchConfig, classes: int, *, hidden: bool, norms: bool) -> bool:
+    """Return whether PyTorch's operations are to multiply; ``config`` is what programs would do.
+
+    Args:
+        shape: of the layer that reads the features.
+        config: chosen for it.
+        classes: K of the last layer.
+        hidden: the head has a hidden linear layer.
+        norms: it has a norm.
+    """
+    samples, features, weight, rows = shape.samples, shape.features, weight_bytes(shape), shape.classes
+    unpooled, turned, is_float32 = shape.view.unpooled, shape.view.turned, shape.dtype == "float32"
+    # channels of one window each are packed by few programs, which read as many elements at a time as rows allow
+    large_windows = shape.layout == "contiguous" and shape.view.positions == 1 and shape.view.window_w > 64
+    if hidden and rows * classes >= _LARGE_LAST_LAYER and weight <= 8 * _MB:
+        if classes > 4096 or (samples >= 8 and rows >= 256):
+            return True
+    elif large_windows and not (is_float32 or norms):
+        return samples >= 32 and classes > 2048 and weight <= 16 * _MB
+    if not config.reads:
+        return False
+    if features % (4 if is_float32 else 2) != 0 and rows >= 100 and (hidden or not norms):
+        if samples >= (32 if is_float32 else 16):  # rows are read number by number
+            return True
+    if hidden:
+        return False
+    map_bytes = math.prod(shape[:4]) * shape.element_size
+    if norms:  # programs wait for its statistics, too
+        large_map = large_windows and not is_float32 and map_bytes > 4 * weight
+        return features <= 2048 and (large_map or (classes > 2048 and weight <= 8 * _MB))
+    if is_float32 and turned:
+        return samples <= 2
+    if is_float32:
+        large_map = large_windows and map_bytes > max(8 * weight, 64 * _MB)
+        return samples > 64 and classes >= 1000 if unpooled else large_map
+    if turned:
+        return features % 8 != 0 and samples >= 32 and classes > 64
+    return unpooled and samples >= 128 and classes <= 4096 and weight >= 16 * _MB

@@ -1,0 +1,172 @@
+"""library_product.py: heads that PyTorch's own operations multiply, behind which one launch decides."""
+
+from functools import partial
+
+import pytest
+import torch
+from auxhead.kernels import ExitBuffers, ExitHead, ExitLaunch, fused_head, runs_triton
+from auxhead.kernels.launch import choose_config
+from auxhead.kernels.launch.choose_config import Layers, chosen_by_rule
+from auxhead.kernels.launch.head_shape import HeadShape
+from auxhead.kernels.launch.head_view import head_view
+from auxhead.kernels.launch.launch_config import by_library
+from auxhead.kernels.launch.tuned_table import config_from
+from auxhead.kernels.noted import noting
+from support.head_cases import DTYPES, assert_same_bits, check_head, make_head, make_input
+from support.hidden_layer_cases import LAYERS, check, make
+from support.layouts import MAP_LAYOUTS, TOKEN_LAYOUTS, VECTOR_LAYOUTS
+
+pytestmark = pytest.mark.usefixtures("by_library", "poisoned_empty")
+
+#: Input, classes, pool and its windows; more classes than one step of a softmax takes.
+HEADS = {
+    "one window": ((5, 11, 4, 3), 7, "avg", 1),
+    "one maximum": ((5, 11, 4, 3), 7, "max", 1),
+    "windows": ((2, 3, 7, 5), 19, "avg", (3, 2)),
+    "maxima": ((2, 3, 7, 5), 19, "max", (3, 2)),
+    "flattened": ((3, 4, 3, 5), 130, "none", 1),
+    "tokens": ((3, 6, 10), 7, "avg", 1),
+    "largest tokens": ((3, 6, 10), 7, "max", 1),
+    "first token": ((3, 6, 10), 7, "first", 1),
+    "vector": ((1, 33), 2500, "none", 1),
+    "more than a step": ((2, 8), 33_000, "none", 1),
+}
+
+
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+@pytest.mark.parametrize("head", HEADS)
+def test_it_answers_as_exactly_as_pytorch(head, dtype, device):
+    shape, classes, pool, size = HEADS[head]
+    x, weight, bias = make_head(shape, classes, pool=pool, pool_size=size, dtype=dtype, device=device)
+    makers = {2: VECTOR_LAYOUTS, 3: TOKEN_LAYOUTS, 4: MAP_LAYOUTS}[x.ndim]
+    for layout in makers.values():
+        laid = layout(partial(make_input, dtype=dtype, device=device), *shape)
+        if not runs_triton(laid):
+            pytest.skip("needs the kernel")
+        with noting() as launches:
+            out = check_head(laid, weight, bias, pool=pool, pool_size=size, temperature=1.5)
+        (place,) = launches[0].given()["LAUNCH"].places
+        assert len(launches) == 1 and not place.is_fused
+        assert_same_bits(out, fused_head(laid, weight, bias, pool=pool, pool_size=size, temperature=1.5, threshold=0.5))
+    no_probs = fused_head(x, weight, pool=pool, pool_size=size, return_probs=False, threshold=0.5)
+    assert no_probs.probs is None
+    check_head(x, weight, None, pool=pool, pool_size=size, return_probs=False, out=no_probs)
+
+
+@pytest.mark.parametrize("layers", LAYERS)
+def test_hidden_layers(layers, device):
+    for dtype in DTYPES.values():
+        x, *head = make((3, 6, 5, 4), 9, dtype=dtype, device=device, **LAYERS[layers])
+        if not runs_triton(x):
+            pytest.skip("needs the kernel")
+        check(x, *head)
+
+
+@pytest.mark.parametrize("criterion", ["margin", "entropy", "energy", "patience"])
+def test_criteria_are_those_of_other_heads(criterion, device, monkeypatch):
+    x, weight, bias = make_head((4, 6, 3, 3), 2100, device=device)
+    options = {"criterion": criterion, "temperature": 0.7, "threshold": 2.0 if criterion == "patience" else 0.9}
+    found = fused_head(x, weight, bias, **options)
+    monkeypatch.setattr(choose_config, "library_pays", lambda *_, **__: False)
+    choose_config.forget_tables()
+    other = fused_head(x, weight, bias, **options)
+    assert torch.equal(found.label, other.label) and torch.equal(found.exit, other.exit)
+    torch.testing.assert_close(found.confidence, other.confidence, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(found.probs, other.probs, rtol=1e-4, atol=1e-6)
+
+
+def test_logits_are_not_rounded(device):
+    """They pass what float16 can hold, and two that it cannot tell apart are two; a NaN among them is no answer."""
+    x = torch.full((1, 16), 100.0, dtype=torch.float16, device=device)
+    weight = torch.full((3, 16), 50.0, dtype=torch.float16, device=device)
+    weight[1, 0] = 50.0625
+    out = fused_head(x, weight)
+    assert out.label.tolist() == [1] and out.confidence.isfinite().all() and out.confidence.item() > 0.99
+    x[0, 3] = float("nan")
+    out = fused_head(x, weight)
+    assert out.confidence.isnan().all() and not out.exit.any()
+
+
+def test_autocast_and_gradients_change_nothing(device):
+    x, weight, bias = make_head((3, 16), 5, device=device)
+    if not runs_triton(x):
+        pytest.skip("needs the kernel")
+    plain = fused_head(x, weight, bias)
+    with torch.autocast(device.type, dtype=torch.bfloat16):
+        assert_same_bits(fused_head(x, weight, bias), plain)
+    weight.requires_grad_()
+    out = fused_head(x, weight, bias)
+    out.confidence.sum().backward()
+    assert weight.grad is not None and weight.grad.abs().sum() > 0
+    assert_same_bits(out._replace(probs=out.probs.detach(), confidence=out.confidence.detach()), plain)
+
+
+def test_heads_of_both_kinds_share_a_launch(device, monkeypatch):
+    """A library's logits, programs of ours, and a classifier's logits."""
+    heads, inputs = [], []
+    samples, classes = 3, 70
+    for width in (48, 16):
+        x = make_input((samples, width, 4, 4), device=device, seed=width)
+        _, weight, bias = make_head((1, width), classes, device=device, seed=width)
+        rule = (torch.full((), 1.5, device=device), torch.full((), 0.02, device=device))
+        heads.append(ExitHead(weight, bias, *rule, "avg", (1, 1)))
+        inputs.append(x)
+        if not runs_triton(x):
+            pytest.skip("needs the kernel")
+    # of the first alone
+    monkeypatch.setattr(choose_config, "library_pays", lambda shape, *_, **__: shape.channels == 48)
+    choose_config.forget_tables()
+    logits = torch.randn(samples, classes, device=device)
+    buffers = ExitBuffers.allocate(3, samples, classes, with_probs=True, device=device)
+    launch = ExitLaunch(buffers, 0, [*heads, None])
+    assert launch.by_library == []
+    for _ in range(2):
+        launch([*inputs, logits])
+        for place, (head, x) in enumerate(zip(heads, inputs, strict=True)):
+            alone = fused_head(x, head.weight, head.bias, temperature=head.temperature, threshold=head.threshold)
+            assert torch.equal(buffers.label[place], alone.label) and torch.equal(buffers.exits[place], alone.exit)
+            torch.testing.assert_close(buffers.probs[place], alone.probs, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(buffers.probs[2], logits.softmax(-1))
+        assert launch.by_library == [0]
+        heads[0].weight.mul_(-0.5)  # parameters are read anew by every launch
+
+
+def rule_of(shape, classes, *, dtype=torch.float16, pool="avg", size=1, hidden=0, norms=False, turned=False):
+    x = torch.empty(shape, dtype=dtype, device="meta")
+    x = x.to(memory_format=torch.channels_last) if turned else x
+    view = head_view(tuple(x.shape), x.stride(), pool, (size, size))
+    described = HeadShape.of(view, hidden or classes, pool_max=pool == "max", dtype=dtype)
+    return chosen_by_rule(described, Layers(classes, hidden > 0, norms)).by_library
+
+
+def test_the_rule(monkeypatch):
+    """Heads that a library multiplied sooner, and their neighbours that it did not (H100, random heads)."""
+    monkeypatch.undo()
+    choose_config.forget_tables()
+    half, single = torch.float16, torch.float32
+    assert rule_of((123, 685), 1000, dtype=single, pool="none") and not rule_of(
+        (123, 684), 100, dtype=single, pool="none"
+    )
+    assert rule_of((150, 1249, 7, 7), 164, pool="none", turned=True)
+    assert not rule_of((128, 96, 28, 28), 1107, pool="none", turned=True)
+    assert rule_of((1, 192, 28, 28), 73, dtype=single, pool="none", turned=True)
+    assert not rule_of((8, 128, 8, 8), 507, dtype=single, pool="none", turned=True)
+    assert rule_of((19, 1024), 17543, pool="none", hidden=882) and not rule_of((128, 256), 2, pool="none", hidden=622)
+    assert rule_of((47, 192, 8, 8), 371, hidden=512, norms=True) and not rule_of((5, 96), 1000, pool="none", hidden=40)
+    assert rule_of((128, 32), 21843, pool="none", norms=True) and not rule_of((32, 397), 761, pool="none", norms=True)
+    assert rule_of((42, 2048, 28, 7), 1000, norms=True) and not rule_of((42, 2048, 28, 7), 1000)
+    assert rule_of((32, 512, 14, 14), 4000) and not rule_of((32, 512, 7, 7), 4000)
+    assert rule_of((241, 128, 28, 8), 1000, pool="none") and not rule_of((241, 128, 28, 8), 10, pool="none")
+    assert rule_of((31, 307, 7, 28), 1000, size=5, dtype=half, turned=True)
+    for batch in (1, 8, 32, 128):
+        for channels, side in ((64, 56), (128, 28), (256, 14), (512, 7), (1024, 14), (2048, 7)):
+            for classes in (10, 1000):
+                assert not rule_of((batch, channels, side, side), classes), "heads of ResNets are launches of ours"
+
+
+def test_a_table_has_programs_of_ours():
+    values = dict(vars(by_library(10)))
+    view = head_view((1, 8), (8, 1), "none", (1, 1))
+    shape = HeadShape.of(view, 10, pool_max=False, dtype=torch.float16)
+    with pytest.raises(ValueError, match="features: got 'library', wants one of awaited, packed, in place"):
+        config_from(values, shape)
