@@ -11,7 +11,7 @@ from ...kernels.launch.head_arguments import check_input, check_pool
 from ...kernels.launch.head_shape import HeadShape
 from ...kernels.launch.head_view import head_view
 from ...kernels.launch.launch_config import LaunchConfig
-from ...kernels.launch.tuned_table import Entry, TunedTable, table_of, tuned_devices
+from ...kernels.launch.tuned_table import Entry, TunedTable, table_for, tuned_devices
 from ...model.basics.bad_input import BadInput
 from ..records.tables import wide_console
 
@@ -56,7 +56,7 @@ def explain(device_name: str, shape: HeadShape, place: str) -> Explanation:
     Raises:
         BadTable: the table cannot be read.
     """
-    table = table_of(device_name)
+    table = table_for(device_name, place, shape.samples)
     if table is None:
         others = ", ".join(tuned_devices())
         there_are = f"there are tables for {others}" if others else "there is none at all"
@@ -65,7 +65,9 @@ def explain(device_name: str, shape: HeadShape, place: str) -> Explanation:
     entry = table.find(shape, place)
     missed = () if entry is not None and entry.shape == shape else tuple(_differences(table, shape, place))
     config = chosen_by_rule(shape) if entry is None else entry.config
-    return Explanation(table.device, shape, place, missed, entry, config)
+    borrows = table_for(device_name, "alone", 1) is not table
+    device = f"{device_name}, which borrows the table of {table.device}" if borrows else table.device
+    return Explanation(device, shape, place, missed, entry, config)
 
 
 def _differences(table: TunedTable, shape: HeadShape, place: str) -> list[str]:

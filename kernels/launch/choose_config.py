@@ -16,7 +16,7 @@ from .head_view import HeadView
 from .launch_config import LaunchConfig, by_library, next_power_of_2
 from .launch_rule import config_by_rule, config_of_norm
 from .library_rule import library_pays
-from .tuned_table import BadTable, lookup, table_of, table_path
+from .tuned_table import BadTable, lookup, table_for, table_of, table_path
 
 #: Configurations that come before the tables, by shape and place, in the current context; see ``overriding``.
 overrides: ContextVar[Mapping[tuple[HeadShape, str], LaunchConfig] | None] = ContextVar("overrides", default=None)
@@ -99,8 +99,9 @@ def _tuned_or_by_rule(
     name = name_of(device)
     try:
         tuned = lookup(name, shape, place)
-        if (table := table_of(name)) is not None and (reason := table.why_void()) is not None:
-            _warn(f"{table_path(name)}, of {name}: {reason}: run auxhead-tune everything there")
+        table = table_for(name, place, shape.samples)
+        if table is not None and (reason := table.why_void()) is not None:
+            _warn(f"{table_path(table.device)}, of {table.device}: {reason}: run auxhead-tune everything there")
     except BadTable as error:  # a forward goes on without it
         _warn(str(error))
         tuned = None

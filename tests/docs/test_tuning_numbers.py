@@ -62,6 +62,22 @@ def test_how_random_heads_compare_is_that_of_the_record():
     KERNELS.says(f"Of the {len(slower)} that are slower {hidden} have a hidden layer, and {many} 21,843 classes.")
 
 
+def test_what_a_borrowed_table_gains_is_that_of_the_record():
+    us = {}
+    for one in records("h100/bench.jsonl"):
+        (way,) = (note.removeprefix("launched by ") for note in one.notes if note.startswith("launched by "))
+        us[one.cell["classes"], way, one.cell["batch"], one.variant] = one.device_us["median"]
+    rows = []
+    for classes in (10, 1000):
+        for way, words in (("the rule", "the rule"), ("the table of an H200", "the H200's table")):
+            over = [
+                us[classes, way, batch, "overlapped@cudnn"] / us[classes, way, batch, "graph-bare@cudnn"]
+                for batch in (1, 8, 32, 128)
+            ]
+            rows.append(f"| {classes:,}, {words} | {' | '.join(f'{100 * one - 100:.1f} %' for one in over)} |")
+    KERNELS.has_table("| classes, launched by | batch 1 | 8 | 32 | 128 |\n", rows)
+
+
 def test_what_overlaps_is_that_of_the_record():
     earlier, *last = [one for one in records("h200/overlap.jsonl") if one.kind == "overlap"]
     found = {one.cell["batch"]: one for one in last}

@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 import torch
 from auxhead.autotune.tuned.explain import explain
+from auxhead.kernels.launch import tuned_table
 from auxhead.kernels.launch.kernel_hash import kernel_hash
 from auxhead.kernels.launch.launch_rule import config_by_rule
 from support.command_line import assert_one_line_error, tune
@@ -107,6 +108,24 @@ def test_a_table_of_another_kernel_and_one_without_entries(tables):
 
 def explained(*arguments):
     return tune("explain", *arguments)
+
+
+def test_a_table_that_is_borrowed(tuned, monkeypatch):
+    """In networks, for the batch sizes for which that was measured, by a device that has none."""
+    monkeypatch.setattr(tuned_table, "BORROWERS", {"Other GPU": (DEVICE, range(8, 33))})
+    shape = head_shape(samples=8)
+    found = explain("Other GPU", shape, "network")
+    assert found.config == other(shape)
+    assert found.lines()[0] == f"{shape}, network, on Other GPU, which borrows the table of {DEVICE}"
+    assert tuned_table.lookup("Other GPU", shape, "network") == other(shape)
+    for asked, place in ((head_shape(samples=1), "network"), (shape, "alone")):
+        assert tuned_table.lookup("Other GPU", asked, place) is None
+        assert "no table for Other GPU" in explain("Other GPU", asked, place).lines()[1]
+    (tuned / tuned_table.table_path("Other GPU").name).write_text(
+        dataclasses.replace(table(), device="Other GPU").as_text()
+    )
+    tuned_table.table_of.cache_clear()
+    assert tuned_table.lookup("Other GPU", shape, "network") is None, "it has one of its own now"
 
 
 def test_the_command(tuned):
