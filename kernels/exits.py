@@ -191,7 +191,8 @@ class ExitLaunch:
             starts = [start + count for start, count in zip_longest(starts, own, fillvalue=0)]
         # Heads that share a launch share its limits: those of the heads that have any, lest one be starved the largest.
         configs = [space.constants for space in spaces if space]
-        num_warps = max([warps_for_logits(classes) if None in spaces else 1, *(config.num_warps for config in configs)])
+        for_logits = 4 if configs else warps_for_logits(classes)
+        num_warps = max([for_logits if None in spaces else 1, *(config.num_warps for config in configs)])
         max_registers = max((config.max_registers for config in configs), default=0)
         most = max((config.max_programs for config in configs), default=0)
         bounded = 0 < most < total

@@ -174,6 +174,9 @@ class LaunchConstants:
 
     @property
     def block_j(self) -> int:
-        """Classes that are copied at a time, or, of given logits, those of a softmax step: most at once."""
-        given = any(not place.is_fused for place in self.places)
-        return min(next_power_of_2(self.classes), MOST_AT_ONCE if given else 1024)
+        """Classes that are copied at a time, or of which the softmax is taken in one step where logits are given.
+
+        Most are at once, but not beside heads whose programs have few warps.
+        """
+        only_logits = all(not place.is_fused for place in self.places)
+        return min(next_power_of_2(self.classes), MOST_AT_ONCE if only_logits else 1024)

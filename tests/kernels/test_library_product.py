@@ -12,6 +12,7 @@ from auxhead.kernels.launch.head_view import head_view
 from auxhead.kernels.launch.launch_config import by_library
 from auxhead.kernels.launch.tuned_table import config_from
 from auxhead.kernels.noted import noting
+from auxhead.model import FusedAuxHead
 from support.head_cases import DTYPES, assert_same_bits, check_head, make_head, make_input
 from support.hidden_layer_cases import LAYERS, check, make
 from support.layouts import MAP_LAYOUTS, TOKEN_LAYOUTS, VECTOR_LAYOUTS
@@ -99,6 +100,19 @@ def test_autocast_and_gradients_change_nothing(device):
     out.confidence.sum().backward()
     assert weight.grad is not None and weight.grad.abs().sum() > 0
     assert_same_bits(out._replace(probs=out.probs.detach(), confidence=out.confidence.detach()), plain)
+
+
+def test_a_module_that_is_asked_again(device):
+    """No launch is repeated with the logits of an earlier input."""
+    head = FusedAuxHead(16, 5).eval().to(device)
+    inputs = [make_input((3, 16), device=device, seed=seed) for seed in (1, 2)]
+    if not runs_triton(inputs[0]):
+        pytest.skip("needs the kernel")
+    with torch.no_grad():
+        for x in (*inputs, *inputs):
+            assert_same_bits(head(x), fused_head(x, head.linear.weight, head.linear.bias))
+            head.linear.weight.mul_(-0.5)
+            assert_same_bits(head(x), fused_head(x, head.linear.weight, head.linear.bias))
 
 
 def test_heads_of_both_kinds_share_a_launch(device, monkeypatch):
