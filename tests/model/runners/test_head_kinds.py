@@ -60,6 +60,19 @@ def test_exact_padded_and_split_batches_answer_as_eager(kind, trunk, way):
     assert torch.cat([found.exit_index for found in results]).unique().numel() > 2
 
 
+@pytest.mark.parametrize("kind", ["fused", "hidden layers"])
+@pytest.mark.usefixtures("by_library")
+def test_heads_that_a_library_multiplies(kind, way):
+    network = network_of(kind)
+    with simulated_cuda():
+        runner = make_runner(network, images(3), batch_sizes=(4, 2), exits=way)
+        assert "A library multiplies heads of block0" in runner.describe()
+        batches = [images(samples) for samples in (4, 1, 7)]
+        results = [runner(x) for x in batches]
+    for x, found in zip(batches, results, strict=True):
+        assert_same(found, make_runner(network, images(2), exits="eager")(x))
+
+
 @pytest.mark.parametrize(("kind", "way"), [*product(KINDS, ("overlapped", "polled", "gated")), ("modules", "compact")])
 @pytest.mark.usefixtures("every_move_pays")
 def test_rules_and_parameters_are_followed(kind, way):

@@ -1,20 +1,22 @@
 """Graph runners whose heads a library multiplies: each way answers as eager, by the parameters as they are."""
 
+from collections.abc import Sequence
+
 import pytest
 import torch
-from auxhead.model import make_trunk
-from support import graph_runner_cases
+from auxhead.model import EarlyExitNetwork, make_trunk
+from auxhead.model.runners.graph_runner import GraphRunner
 from support.example_models import needs_gpu
 from support.graph_runner_cases import (
     WAYS,
     assert_same,
     assert_takes_no_memory,
-    clear_batches,
     images,
     made,
     near_a_decision,
     network,
 )
+from torch import Tensor
 
 pytestmark = [
     *needs_gpu,
@@ -22,7 +24,18 @@ pytestmark = [
 ]
 #: A head of one layer, and one with all that a library does for it.
 HEADS = {"linear": {}, "deeper": {"hidden_features": 24, "pool": "max", "pool_size": 2}}
-TOLERANCE = graph_runner_cases.TOLERANCE[torch.float16]
+#: Of confidences: also hidden features are rounded, and batches of other sizes are multiplied in other orders.
+TOLERANCE = 2e-2
+
+
+def check(net: EarlyExitNetwork, runner: GraphRunner, x: Tensor, sizes: Sequence[int]) -> None:
+    """Compare batches of the first samples with eager heads, but for samples within rounding of a decision."""
+    near = near_a_decision(net, make_trunk(net.backbone, net.taps, x[:2]), x, 3 * TOLERANCE)
+    assert near.float().mean() <= 0.5, "too much would be excused"
+    for samples in sizes:
+        wanted, found = net(x[:samples]), runner(x[:samples])
+        assert_same(found, wanted, TOLERANCE, near[:samples])
+        assert_same(runner(x[:samples]), found, 0.0)
 
 
 @pytest.mark.parametrize("head", HEADS)
@@ -31,14 +44,12 @@ def test_each_way_answers_as_eager(way: str, head: str) -> None:
     net = network(**HEADS[head])
     runner = made(net, way, (1, 8, 32))
     assert "A library multiplies heads of " in runner.describe(), runner.describe()
-    for batch in clear_batches(net, [1, 8, 5, 32, 40]):
-        for _ in range(2):
-            assert_same(runner(batch), net(batch), TOLERANCE)
+    x = images(40)
+    check(net, runner, x, (1, 8, 5, 32, 40))
     for one in net.fused_heads:
         one.linear.weight.data.mul_(1.5)  # in place: read anew by every request
-    for batch in clear_batches(net, [8, 3]):
-        assert_same(runner(batch), net(batch), TOLERANCE)
-    assert_takes_no_memory(runner, clear_batches(net, [8, 5]))
+    check(net, runner, x, (8, 3))
+    assert_takes_no_memory(runner, [x[:8], x[:5]])
     runner.close()
 
 
@@ -47,11 +58,10 @@ def test_many_requests_beside_other_work(way: str) -> None:
     """Logits of one request are never those of another, however requests follow one another."""
     net = network()
     runner, x = made(net, way, (8,)), images(64)
-    near = near_a_decision(net, make_trunk(net.backbone, net.taps, x[:2]), x, TOLERANCE)
+    near = near_a_decision(net, make_trunk(net.backbone, net.taps, x[:2]), x, 3 * TOLERANCE)
     wanted = [net(x[start : start + 8]) for start in range(0, 64, 8)]
     torch.cuda.synchronize()
     found = [runner(x[start % 64 : start % 64 + 8]) for start in range(0, 640, 8)]
-    torch.cuda.synchronize()
     for request, result in enumerate(found):
         start = request % 8 * 8
         assert_same(result, wanted[request % 8], TOLERANCE, near[start : start + 8])
