@@ -72,17 +72,21 @@ def _windows(shape: HeadShape, columns: int, enough: int, only_pools: bool) -> "
 
 
 def packed_windows(shape: HeadShape, config: LaunchConfig) -> LaunchConfig:
-    """Choose how programs pack windows: a block of channels each, and all positions, or some where programs are few."""
+    """Choose how programs pack windows: a block of channels each, and all positions, or some where programs are few.
+
+    Of maxima a thread keeps two numbers an element: of larger blocks registers do not hold them.
+    """
     positions, columns = shape.view.positions, shape.view.window_h * shape.view.window_w
+    is_max = shape.pool == "max"
     if shape.layout == "channels_last":
         block_p, block_a = min(next_power_of_2(positions), 8 if columns > 16 else 4), min(next_power_of_2(columns), 16)
-        block_c = min(16384 // (block_p * block_a), next_power_of_2(shape.channels))
+        block_c = min((8192 if is_max else 16384) // (block_p * block_a), next_power_of_2(shape.channels))
         while block_c > 32 and shape.samples * shape.channels < 64 * block_c:
             block_c //= 2
     else:
         pool, block_p = _windows(shape, columns, 0, True)
-        block_c, block_a = pool.block_c if columns <= pool.block_a else 4096 // (block_p * pool.block_a), pool.block_a
-        block_c = min(block_c, next_power_of_2(shape.channels))
+        block_a, small = pool.block_a, columns > pool.block_a or (is_max and pool.block_a > 32)
+        block_c = min(4096 // (block_p * block_a) if small else pool.block_c, next_power_of_2(shape.channels))
     parts, blocks = 1, shape.samples * -(-shape.channels // block_c)
     while parts * blocks < _ENOUGH and 2 * parts * block_p <= next_power_of_2(positions):
         parts *= 2

@@ -42,18 +42,18 @@ def image(samples: int, channels: int, dtype: torch.dtype = torch.float16) -> to
 
 def launch_alone(
     x: torch.Tensor, classes: int, config: LaunchConfig | None = None, hidden: HiddenLayers | None = None,
-    pool: str = "avg",
+    pool: str = "avg", size: int = 1,
 ) -> None:  # fmt: skip
     """Launch a head of zeros, by the rule unless a configuration is given."""
     hidden = HiddenLayers() if hidden is None else hidden
-    features = x[0].numel() if pool == "none" else x.shape[1]
+    features = x[0].numel() if pool == "none" else x.shape[1] * size * size
     width = features if hidden.weight is None else hidden.weight.shape[0]
     weight, bias = torch.zeros(classes, width, dtype=x.dtype), torch.zeros(classes, dtype=x.dtype)
-    view = head_view(tuple(x.shape), x.stride(), pool, (1, 1))
+    view, pool_max = head_view(tuple(x.shape), x.stride(), pool, (size, size)), pool == "max"
     options = {"dtype": x.dtype, "device": x.device, "place": "alone", "hidden": hidden}
-    config = config or choose_config(view, classes, pool_max=False, **options)
+    config = config or choose_config(view, classes, pool_max=pool_max, **options)
     launch_fused_head(
-        x, view, weight, bias, 1.0, 0.5, pool_max=False, return_probs=True, config=config, hidden=hidden
+        x, view, weight, bias, 1.0, 0.5, pool_max=pool_max, return_probs=True, config=config, hidden=hidden
     )  # fmt: skip
 
 
@@ -99,6 +99,10 @@ def every_way(kernels: list[Any]) -> dict[str, dict[str, int]]:
     keep("in place, slices of many classes")
     launch_alone(image(8, 512, torch.float32), 10_000)
     keep("packed, slices of many classes")
+    maps = torch.zeros(32, 128, 28, 28, dtype=torch.float16)
+    for name, x in (("", maps), (" of a channels-last map", maps.to(memory_format=torch.channels_last))):
+        launch_alone(x, 1000, pool="max", size=6)
+        keep(f"packed, large maxima{name}")
     with recording():
         linear = HiddenLayers(weight=first, activation="hardswish")
         launch_network(image(1, 48), 10, WAYS["split, the last one waits"][2], linear)
