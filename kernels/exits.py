@@ -155,7 +155,7 @@ class ExitLaunch:
         self._spaces: dict[int, _Space] = {}
         self._turns: dict[int, Tensor | None] = {}  # by the pieces of work, which follow from the inputs
 
-    def __call__(self, inputs: Sequence[Tensor]) -> None:
+    def __call__(self, inputs: Sequence[Tensor], packed_answer: Tensor | None = None) -> None:
         """Launch on the current stream.
 
         The first launch allocates workspace and compiles; it must not be captured. Later ones do neither.
@@ -163,6 +163,7 @@ class ExitLaunch:
         Args:
             inputs: of each head its tap's output, as ``fused_head`` reads it; logits [N, K] for None and for a head
                 without a weight.
+            packed_answer: takes the network's answer in place of that of the buffers.
         """
         from .jit import exits as exit_kernel
 
@@ -202,7 +203,9 @@ class ExitLaunch:
         launch_constants = LaunchConstants(
             tuple(constants), classes, bounded, True, self._place, self._last, self._patience is not None
         )
-        answer_label, answer_exit, answer_confidence, answer_probs = buffers.answer(buffers.packed_answer)
+        answer_label, answer_exit, answer_confidence, answer_probs = buffers.answer(
+            buffers.packed_answer if packed_answer is None else packed_answer
+        )
         with torch.cuda.device_of(buffers.label):
             given = (
                 tuple(places), (buffers.probs, buffers.label, buffers.confidence, buffers.exits),

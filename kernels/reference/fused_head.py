@@ -112,8 +112,8 @@ def backward(
     wanted = (*ctx.needs_input_grad, *[False] * 7)  # shorter if the call left arguments at their defaults
     needed = (*wanted[:3], *wanted[13:17])
     with torch.enable_grad():
-        leaves: list[Any] = [
-            one if one is None or twice else one.detach().requires_grad_(need)
+        leaves: list[Any] = [  # if twice, aliases: what comes back may depend on the tensors, and they on one another
+            one if one is None else one.view_as(one) if twice else one.detach().requires_grad_(need)
             for one, need in zip((x, weight, bias, *parameters), needed, strict=True)
         ]
         divisor = temperature if heat is None else heat

@@ -1,7 +1,6 @@
 """ExitsRepeat: the exits of a network, launched for one batch after another; each launch is noted once and repeated."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -85,9 +84,9 @@ class ExitsRepeat:
         for x, head in zip(inputs, self._exits[part], strict=True):
             self._check(x, head)
         aliases = [x.detach() for x in inputs]  # two heads may read one object, and what varies is told by objects
-        launch = ExitLaunch(replace(self._buffers, packed_answer=packed), part.start, self._exits[part])
+        launch = ExitLaunch(self._buffers, part.start, self._exits[part])
         with noting() as launches:
-            launch(aliases)
+            launch(aliases, packed)
         made = _OfLayout(launches[0], launch, self._buffers, inputs, packed, stream)
         self._made[index] = [made, *self._made[index][: _MOST_LAYOUTS - 1]]
 

@@ -38,8 +38,8 @@ class CaptureStreams:
         """Let cuBLAS allocate what it has for one of the streams in memory that lives as long as they.
 
         ``torch.compile`` with CUDA graphs clears all workspaces that cuBLAS has. From PyTorch's common memory they
-        would then go to others while graphs write them. Fused heads call no cuBLAS, so that the side stream needs none
-        for them.
+        would then go to others while graphs write them. Heads that are modules, or that a library multiplies, call
+        cuBLAS, too: which these are is known once they run.
         """
         with self._workspaces.allocating(), torch.cuda.stream(stream):
             for dtype in (torch.float32, torch.float16):  # with and without tensor cores

@@ -84,8 +84,7 @@ class GraphRunner(SerialRunner):
             self._captures = captures = Captures(self._device, self.trunk_priority)
             try:
                 weakref.finalize(self, captures.free_or_leave).atexit = False
-                if any(head.weight is None for head in self._heads):  # modules, which may call cuBLAS
-                    captures.streams.allocate_workspaces(captures.streams.side)
+                captures.streams.allocate_workspaces(captures.streams.side)  # modules and libraries call cuBLAS
                 self._latest = CallersStream(caller)
                 self._captured, self._done = captures.batches, captures.done
                 self._trunk = (
@@ -181,7 +180,7 @@ class GraphRunner(SerialRunner):
         lines = [f"Head {tap}: {head.describe()}." for tap, head, launched in heads if launched.weight is None]
         lines = [*self._trunk.notes, *lines]
         for size, captured in sorted(self._captured.items()):
-            whose = list_taps(captured.by_library, self.network.taps)
+            whose = list_taps(captured.by_library, (*self.network.taps, "the classifier"))
             library = f" A library multiplies heads of {whose}; a launch decides." if captured.by_library else ""
             lines.append(f"Batch {size}: {captured.description}{library}")
         return "\n".join(lines)

@@ -189,6 +189,30 @@ def test_opcheck_and_second_derivatives_in_float64():
     assert torch.autograd.gradgradcheck(lambda *tensors: fused_head(*tensors).probs, head)
 
 
+def test_second_derivatives_of_a_loss_that_is_not_linear():
+    """What comes back to the outputs then depends on the inputs, too, and is given all the same."""
+    head = [one.requires_grad_() for one in make_head((3, 6), 5)]
+
+    def second(answer):
+        loss = answer(*head)
+        first = torch.autograd.grad(loss, head, create_graph=True)
+        return *first, *torch.autograd.grad(sum(one.square().sum() for one in first), head)
+
+    def plain(x, weight, bias):
+        probs = torch.softmax(x @ weight.t() + (0 if bias is None else bias), -1)
+        return probs.square().sum() + probs.amax(-1).square().sum()
+
+    def fused(*head):
+        out = fused_head(*head)
+        return out.probs.square().sum() + out.confidence.square().sum()
+
+    torch.testing.assert_close(second(fused), second(plain), rtol=1e-3, atol=1e-5)
+    tied = torch.randn(4, 4, requires_grad=True)
+    answers = (fused, plain)
+    one, other = (torch.autograd.grad(answer(tied @ tied, tied, None), tied, create_graph=True) for answer in answers)
+    torch.testing.assert_close(one, other)
+
+
 @pytest.mark.parametrize("criterion", CRITERIA)
 def test_gradients_in_float64(criterion):
     for name in ("map", "grid of maxima", "tokens", "vectors"):

@@ -28,6 +28,7 @@ from support.exits_plan_cases import (
 from support.exits_plan_cases import images as few_images
 from support.head_plan_cases import CHANGES
 from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -430,3 +431,13 @@ def test_heads_that_a_library_multiplies(net: EarlyExitNetwork) -> None:
     follows(net, images(3), images(8)[3:6], images(3, side=6))
     net.fused_heads[1].linear.weight.data.mul_(-0.5)
     follows(net, images(3), images(8)[3:6])
+
+
+@pytest.mark.usefixtures("by_library")
+def test_answers_of_heads_that_a_library_multiplies_are_let_go(net: EarlyExitNetwork) -> None:
+    """Launches are kept to make the logits of later batches, but not with the memory of the first one's answer."""
+    answers = []
+    for stop in (False, True):
+        answers += [StorageWeakRef(planned(net, images(3), stop=stop).label.untyped_storage()) for _ in range(2)]
+    gc.collect()
+    assert all(one.expired() for one in answers)

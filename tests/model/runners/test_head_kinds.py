@@ -13,7 +13,7 @@ from support.exits_plan_cases import as_on_a_gpu, assert_same, differ, heads_cal
 from support.hidden_head_cases import with_hidden_heads
 from support.one_by_one import one_by_one
 from support.patience_cases import RULES, assert_answers, set_rules
-from support.simulated_cuda import simulated_cuda
+from support.simulated_cuda import CaptureStreams, simulated_cuda
 from torch import Tensor
 
 pytestmark = [
@@ -71,6 +71,24 @@ def test_heads_that_a_library_multiplies(kind, way):
         results = [runner(x) for x in batches]
     for x, found in zip(batches, results, strict=True):
         assert_same(found, make_runner(network, images(2), exits="eager")(x))
+
+
+@pytest.mark.usefixtures("by_library")
+def test_a_classifier_that_a_library_multiplies_is_described(way):
+    network = network_of("fused")
+    with simulated_cuda():
+        runner = make_runner(network, images(3), batch_sizes=(2,), trunk="cudnn", exits=way)
+        assert "A library multiplies heads of block0, block1, block2, the classifier;" in runner.describe()
+
+
+@pytest.mark.usefixtures("by_library")
+def test_workspaces_of_libraries_that_multiply_heads_are_the_runners_own(way, monkeypatch):
+    """Others may clear those that cuBLAS takes by itself, while graphs write them."""
+    own = []
+    monkeypatch.setattr(CaptureStreams, "allocate_workspaces", lambda _, stream: own.append(stream))
+    with simulated_cuda():
+        runner = make_runner(network_of("fused"), images(3), batch_sizes=(2,), exits=way)
+        assert runner._captures.streams.side in own
 
 
 @pytest.mark.parametrize(("kind", "way"), [*product(KINDS, ("overlapped", "polled", "gated")), ("modules", "compact")])
