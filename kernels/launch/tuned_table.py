@@ -105,15 +105,15 @@ def _distance(samples: int, asked: int) -> tuple[float, int]:
     return (max(samples / asked, asked / samples), samples)
 
 
-#: Devices without a table of their own that go by another's in networks, and the batch sizes for which that was sooner
-#: than the rule: see autotune/records/h100/bench.jsonl.
-BORROWERS = {"NVIDIA H100 80GB HBM3": ("NVIDIA H200", range(8, 33))}
+#: Devices, by the names of their files, that go by another's table in networks while they have none, and batch sizes
+#: for which that was sooner than the rule: autotune/records/h100/bench.jsonl.
+BORROWERS = {"nvidia-h100-80gb-hbm3": ("NVIDIA H200", range(8, 33))}
 
 
 def table_for(device_name: str, place: str, samples: int) -> TunedTable | None:
     """Return the table by which a device launches heads in one of ``PLACES``: its own, else one that it borrows."""
     own = table_of(device_name)
-    lender, sizes = BORROWERS.get(device_name, ("", ()))
+    lender, sizes = BORROWERS.get(table_path(device_name).stem, ("", ()))
     return table_of(lender) if own is None and place == "network" and samples in sizes else own
 
 

@@ -112,12 +112,13 @@ def explained(*arguments):
 
 def test_a_table_that_is_borrowed(tuned, monkeypatch):
     """In networks, for the batch sizes for which that was measured, by a device that has none."""
-    monkeypatch.setattr(tuned_table, "BORROWERS", {"Other GPU": (DEVICE, range(8, 33))})
+    monkeypatch.setattr(tuned_table, "BORROWERS", {"other-gpu": (DEVICE, range(8, 33))})
     shape = head_shape(samples=8)
     found = explain("Other GPU", shape, "network")
     assert found.config == other(shape)
     assert found.lines()[0] == f"{shape}, network, on Other GPU, which borrows the table of {DEVICE}"
     assert tuned_table.lookup("Other GPU", shape, "network") == other(shape)
+    assert explain("other-gpu", shape, "network").config == other(shape), "by the name of its file"
     for asked, place in ((head_shape(samples=1), "network"), (shape, "alone")):
         assert tuned_table.lookup("Other GPU", asked, place) is None
         assert "no table for Other GPU" in explain("Other GPU", asked, place).lines()[1]
