@@ -1,8 +1,8 @@
 """Triton kernel of heads: one launch runs successive exits of a network, or one head alone.
 
 A place is an exit index: the heads from 0, and last the network's own classifier. A launch covers successive places,
-whose heads write their outputs for every sample; see head.py for how a head comes to its own. Of a network, the last
-program of a sample to finish merges them into the network's answer; see merge.py.
+whose heads write their outputs for every sample; see head.py. Where logits are given, by the classifier, a module or a
+library, one program a sample decides. A network's last program of a sample to finish merges its answer; see merge.py.
 """
 
 import triton
