@@ -1,4 +1,4 @@
-"""ExitLaunch: launches a network's heads, in a row, at once; ExitBuffers: outputs and merged answer, kept in place."""
+"""ExitLaunch: one launch for successive heads of a network; ExitBuffers: their outputs and answer, kept in place."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -185,7 +185,7 @@ def launch_fused_head(
     threshold: Tensor | float, *, pool_max: bool, return_probs: bool, config: LaunchConfig, criterion: str = "max_prob",
     hidden: HiddenLayers = NO_LAYERS,
 ) -> HeadOutput:  # fmt: skip
-    """Launch one head once, if by a library after its product; ``fused_head`` has checked all, and N is at least 1.
+    """Launch one head, whose arguments ``fused_head`` has checked; N is at least 1.
 
     ``view`` is that of x; the other arguments are those of :func:`auxhead.kernels.fused_head`.
     """

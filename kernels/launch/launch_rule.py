@@ -69,9 +69,8 @@ def _where(shape: HeadShape) -> str:
 def _packing_pays(shape: HeadShape) -> bool:
     """Return whether features go through memory: where the weight is large it is then read once for all samples.
 
-    Windows of channels-last maps are pooled sooner by few programs, each with much of a sample. Of float32 tensor cores
-    multiply what lies in memory alone. Of channels of one window each, side by side in memory, those that pack read few
-    elements at a time.
+    Windows of channels-last maps are pooled sooner by few programs, each with much of a sample. Tensor cores take
+    float32 from memory alone. Programs that pack contiguous channels of one window each read few elements at a time.
     """
     samples, classes, weight = shape.samples, shape.classes, weight_bytes(shape)
     if classes > _MANY_CLASSES:

@@ -193,9 +193,8 @@ def _entry(row: Any) -> Entry:
     place, serves, margin = row["place"], row["serves"], row["margin"]
     _check(place in PLACES, "place", place, f"one of {', '.join(PLACES)}")
     fits = isinstance(serves, list) and len(serves) == 2 and all(type(size) is int for size in serves)
-    _check(
-        fits and 1 <= serves[0] <= shape.samples <= serves[1] < 2**31, "serves", serves, "[low, high] around samples"
-    )
+    fits = fits and 1 <= serves[0] <= shape.samples <= serves[1] < 2**31
+    _check(fits, "serves", serves, "[low, high] around samples")
     _check(type(margin) in (int, float) and abs(margin) < 100, "margin", margin, "a number, 0.1 for 10 %")
     return Entry(shape, place, config, (serves[0], serves[1]), margin)
 
