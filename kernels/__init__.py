@@ -3,19 +3,17 @@
 In: a head's input ([N, C, H, W], [N, T, D] or [N, D]), weight, bias, temperature and threshold. Out: a ``HeadOutput``,
 or from ``ExitLaunch`` one answer per sample, merged over the exits of a network.
 
-    jit/           every Triton function: exits has the kernel of all heads, head tells its stages (pool, product,
-                   decide, of many classes slices) and its programs' part in them; numbers pass between programs by
-                   hand_over
+    jit/           every Triton function: exits has the kernel of all heads, head says which of its stages (pool,
+                   product, decide, of many classes slices) a program does; numbers pass between programs by hand_over
     reference/     the same in plain PyTorch, and what they mean: a head with its answer and gradients, criteria, hidden
                    layers, merge (what an answer of a network is)
-    launch/        checked arguments, the sizes that decide, the chosen LaunchConfig (an override, else a tuned table,
-                   else the rule, by which a library may multiply), memory of programs, residency (where and when they
-                   run)
+    launch/        checked arguments, the sizes that decide, the chosen LaunchConfig (an override, a tuned table or the
+                   rule, by which a library may multiply), memory of programs, residency (where and when they run)
     library_product
                    logits by PyTorch's operations, of heads whose launch only decides
     noted          remembers a launch, which model/heads/driver_launch.py makes again by CUDA's driver
     cuda/          CUDA's runtime, and lifetimes of what it gives
-    fused_head     one head, one launch: the operator
+    fused_head     the operator: one head, one launch, which may decide alone
     exits          the heads of a network in one launch, answers merged on the device and packed
     compaction     open samples move into a smaller batch
     max_pool       max-pooling of channels_last maps

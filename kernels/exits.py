@@ -1,4 +1,4 @@
-"""ExitLaunch: launches the heads of a captured network; ExitBuffers: their outputs and merged answer, kept in place."""
+"""ExitLaunch: one launch for successive heads of a network; ExitBuffers: their outputs and answer, kept in place."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,9 +24,8 @@ from .reference.hidden_layers import NO_LAYERS, HiddenLayers
 class ExitHead(NamedTuple):
     """A head's parameters and rule, as of :func:`auxhead.kernels.fused_head`.
 
-    Without a weight the head is the rule alone: a launch is given its logits [N, K] instead of its features.
-
-    Tensors, [1] float32 those of the rule, are read anew in every launch, so that they may change in place.
+    Without a weight the head is the rule alone: a launch is given its logits [N, K] instead of its features. Tensors,
+    [1] float32 those of the rule, are read anew in every launch, so that they may change in place.
     """
 
     weight: Tensor | None
@@ -152,13 +151,14 @@ class ExitLaunch:
         device = buffers.label.device
         sizes = ((samples, torch.int32), (1, torch.int64), (1, torch.int32))
         self._counters = tuple(torch.zeros(size, dtype=dtype, device=device) for size, dtype in sizes)
-        self._spaces: dict[int, _Space] = {}
+        self._spaces: dict[int, _Space] = {}  # by the head's position in this launch
         self._turns: dict[int, Tensor | None] = {}  # by the pieces of work, which follow from the inputs
 
     def __call__(self, inputs: Sequence[Tensor], packed_answer: Tensor | None = None) -> None:
-        """Launch on the current stream.
+        """Launch on the current stream, after PyTorch's operations for heads that a library multiplies.
 
-        The first launch allocates workspace and compiles; it must not be captured. Later ones do neither.
+        The first call allocates workspace and compiles; it must not be captured. Later ones do neither,
+        but for a library's logits.
 
         Args:
             inputs: of each head its tap's output, as ``fused_head`` reads it; logits [N, K] for None and for a head
@@ -171,8 +171,7 @@ class ExitLaunch:
         samples = buffers.label.shape[1]
         last = self._heads[-1]
         classes = inputs[-1].shape[1] if last is None or last.weight is None else last.weight.shape[0]
-        found = self._found_spaces(inputs)
-        spaces = [None if space is None or space.constants.by_library else space for space in found]
+        spaces = [space if space and not space.constants.by_library else None for space in self._found_spaces(inputs)]
         places: list[tuple[Any, ...]] = []
         constants: list[HeadConstants | LogitsConstants] = []
         # One stage of all heads after the other: programs that wait start when there is nothing else left to start.
@@ -233,17 +232,13 @@ class ExitLaunch:
         return read
 
     def _found_spaces(self, inputs: Sequence[Tensor]) -> "list[_Space | None]":
-        return [
-            None if head is None or head.weight is None else self._space(i, head, x)
-            for i, (head, x) in enumerate(zip(self._heads, inputs, strict=True))
-        ]
-
-    def _space(self, place: int, head: ExitHead, x: Tensor) -> "_Space":
-        view = head_view(x.shape, x.stride(), head.pool, head.pool_size)
-        space = self._spaces.get(place)
-        if space is None or space.view != view:
-            space = self._spaces[place] = _Space.allocate(view, head, x)
-        return space
+        """Return the space of each head, made anew for inputs of another layout; None where logits are given."""
+        for i, (head, x) in enumerate(zip(self._heads, inputs, strict=True)):
+            if head is not None and head.weight is not None:
+                view = head_view(x.shape, x.stride(), head.pool, head.pool_size)
+                if i not in self._spaces or self._spaces[i].view != view:
+                    self._spaces[i] = _Space.allocate(view, head, x)
+        return [self._spaces.get(i) for i in range(len(self._heads))]
 
 
 class _Space(NamedTuple):

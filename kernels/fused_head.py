@@ -1,4 +1,4 @@
-"""fused_head: one head in one launch, with gradients; registered as ``torch.ops.auxhead.fused_head``."""
+"""fused_head: the operator of one head, with gradients; registered as ``torch.ops.auxhead.fused_head``."""
 
 from collections.abc import Hashable, Sequence
 from typing import Any
@@ -60,11 +60,11 @@ def fused_head(
     return_probs: bool = True,
     hidden: HiddenLayers | None = None,
 ) -> HeadOutput:
-    """Answer for a batch: pool, flatten, hidden layers if any, linear, softmax and confidence check in one launch.
+    """Answer for a batch: pool, flatten, hidden layers if any, linear, softmax and confidence check, in one launch.
 
-    Sums are float32, of float64 input float64. The same input gives the same output bit for bit. Any strides are read
-    in place. Differentiable in x and all parameters (through ``probs`` and ``confidence``); the backward pass is plain
-    PyTorch.
+    Where a library multiplies sooner, the launch only decides. Sums are float32, of float64 input float64. The same
+    input gives the same output bit for bit. Any strides are read in place. Differentiable in x and all parameters
+    (through ``probs`` and ``confidence``); the backward pass is plain PyTorch.
 
     Args:
         x: [N, C, H, W] map, [N, T, D] tokens or [N, D] pooled vectors; float32, float16 or bfloat16, on the CPU
@@ -185,10 +185,9 @@ def launch_fused_head(
     threshold: Tensor | float, *, pool_max: bool, return_probs: bool, config: LaunchConfig, criterion: str = "max_prob",
     hidden: HiddenLayers = NO_LAYERS,
 ) -> HeadOutput:  # fmt: skip
-    """Run the kernel once on arguments that ``fused_head`` has checked; N is at least 1.
+    """Launch one head, whose arguments ``fused_head`` has checked; N is at least 1.
 
-    ``view`` is that of x; temperature and threshold are floats or one-element tensors on its device. The other
-    arguments are those of :func:`auxhead.kernels.fused_head`.
+    ``view`` is that of x; the other arguments are those of :func:`auxhead.kernels.fused_head`.
     """
     samples, classes = view.shape[0], weight.shape[0]
     programs = config.programs(view, classes, hidden)

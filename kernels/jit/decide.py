@@ -9,7 +9,7 @@ from .hand_over import awaited, seen
 
 @triton.jit
 def logits_block(product, sums, bias, off_n, off_k, N, K, WAITS: tl.constexpr, BLOCK_S: tl.constexpr):
-    """Return logits of samples [BLOCK_N] and rows [BLOCK_J]; see ``decide`` for the arguments."""
+    """Return logits, or a hidden layer's sums, of samples [BLOCK_N], rows [BLOCK_J]; arguments as of ``decide``."""
     mask_k = off_k < K
     bias, stride_bk = bias
     if bias is not None:  # on its way while the sums are
@@ -107,14 +107,14 @@ def decide(
 
 @triton.jit
 def heat_of(rule, off_n):
-    """Return the temperature [BLOCK_N], and 1 by it [BLOCK_N, 1]."""
+    """Return the temperature [BLOCK_N], called heat, and its reciprocal [BLOCK_N, 1], cold."""
     heat = tl.zeros((off_n.shape[0],), tl.float32) + rule[0]
     return heat, tl.div_rn(1.0, heat)[:, None]
 
 
 @triton.jit
 def largest_probability(top, total):
-    """Return it [BLOCK_N] from the largest logit and the sum of exponentials; NaN where no logit is above -inf."""
+    """Return it [BLOCK_N] from the largest logit and the exponentials' sum; NaN where no logit is above -inf."""
     return tl.where(top == float("-inf"), float("nan"), tl.div_rn(1.0, total))
 
 

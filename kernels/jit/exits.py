@@ -1,8 +1,8 @@
 """Triton kernel of heads: one launch runs successive exits of a network, or one head alone.
 
 A place is an exit index: the heads from 0, and last the network's own classifier. A launch covers successive places,
-whose heads write their outputs for every sample; see head.py for how a head comes to its own. Of a network, the last
-program of a sample to finish merges them into the network's answer; see merge.py.
+whose heads write their outputs for every sample; see head.py. Where logits are given, by the classifier, a module or a
+library, one program a sample decides. A network's last program of a sample to finish merges its answer; see merge.py.
 """
 
 import triton
@@ -29,9 +29,9 @@ def exit_kernel(
     N,
     LAUNCH: tl.constexpr,  # LaunchConstants
 ):
-    """Run the heads of a launch and, if LAUNCH.merges, merge; else all from ``answer`` to ``patience`` is None.
+    """Run the heads of a launch and, if LAUNCH.merges, merge; else ``answer`` to ``patience`` are None, tickets aside.
 
-    Tickets are there in any case. ExitLaunch sizes everything, and launch_fused_head for one head.
+    ExitLaunch sizes everything, and launch_fused_head for one head.
     """
     if residency is not None:
         start = clock()
@@ -63,7 +63,7 @@ def draw_ticket(tickets, last):
 
 @triton.jit
 def exit_program(pid, places, output, answer, valid, counters, told, tallies, patience, N, LAUNCH: tl.constexpr):
-    """Do the work of program ``pid``, and merge what all say of a sample if it is the last of those that decided."""
+    """Do the work of program ``pid``; if it is the last to decide about a sample, merge what all heads say of it."""
     HEADS: tl.constexpr = len(LAUNCH.places)
     pid_n = 0
     decided = False

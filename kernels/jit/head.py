@@ -1,4 +1,4 @@
-"""A fused head: which of its stages (pool, multiply, add up, decide) a program does, in each of three ways.
+"""A fused head: its stages (pool, multiply, add up, decide), and which program does which of them, in each way.
 
     feature[n, f] = pool of x[n, c] over window (i, j),    f = (c * GRID_H + i) * GRID_W + j
     logit[n, k]   = sum_f feature[n, f] * weight[k, f] + bias[k],    or of a head with hidden layers
@@ -7,16 +7,21 @@
     probs[n]      = softmax(logit[n] / temperature)
     exit[n]       = confidence[n] > threshold,    such as max_k probs[n, k]; see criteria.py
 
-Three ways lead to the logits, and the configuration chooses:
+Programs come to the logits in three ways, and the configuration chooses; in a fourth, a library does (see exits.py):
 
 *   split: each program pools a block of features of one sample and multiplies it with its columns of the weight. The
     partial logits go to a workspace; one program of the sample, the last to arrive or the last of all, adds them up in
-    a fixed order. Soonest done where the weight is small.
+    a fixed order, and decides. Soonest done where the weight is small.
 *   tiled, for batches or many classes: the first programs pool; the next ones wait until a sample, or a group of them,
-    is pooled and multiply it with some rows of the weight, a group on tensor cores; the last ones wait for the logits
-    of a sample. Features are sent number by number.
+    is pooled and multiply it with some rows of the weight, a tile, a group on tensor cores; the last ones wait for the
+    sums of a sample, and decide. Features are sent number by number.
 *   read: the same, but features lie in memory, in x itself where nothing is pooled, else packed by the first programs.
     The product then streams them and the weight through shared memory: what is bound by the bytes of a large weight.
+
+Stages in the order of their programs' numbers: 0 pools or packs, and does all if split; 1 multiplies, after programs
+that send a norm's statistics if features are read; 2 adds up and decides. Behind a hidden layer it first multiplies the
+last one; or, of a large last layer, it sends hidden features, 3 multiplies them with some rows each, and 4 decides. Of
+many classes whose features are read, 1 sends no sums but finds out about its own rows; see slices.py.
 
 Nothing may wait for a program that cannot start. Programs start in the order of their numbers, and those that are
 waited for have the smaller ones. CUDA's documentation does not promise that order, but NVIDIA's own scan waits on it
@@ -24,21 +29,16 @@ waited for have the smaller ones. CUDA's documentation does not promise that ord
 Numbers drawn in the order of starting would not need it; they cost 1 to 3 us of a head's 6 to 20 (1,000 classes, batch
 32 and 128, H200).
 
-In each one program then decides about a sample: softmax, class, confidence, exit. Behind a hidden layer it first
-multiplies the last one, or, of a large last layer, sends hidden features to programs that have some of its rows each,
-and others decide. Of many classes whose features are read, tiles send no sums but find out about their own rows, and
-several programs write a sample's probabilities; see slices.py. Before the product of features that are read, programs
-send the statistics of a norm.
-
 Numbers are sent in memory that is 0 before the launch and after it: partial sums, but where the last to arrive adds
 them up; features if tiled; a norm's statistics; hidden features and logits of a last layer with programs of its own.
-Whoever adds a sample's sums up puts 0 in their place, and then in that of what those who sent them have read. Counters
-of arrivals are 0 before and after, too: of a sample's programs that have multiplied, if split, or packed; of slices
-also of tiles, and of programs that have written probabilities.
+Whoever adds a sample's sums up puts 0 in their place, and in that of what their senders have read for them. Counters of
+a sample's arrivals are 0 before and after, too: of programs that have multiplied, if split, or packed; of slices also
+of tiles, and of programs that have written probabilities.
 
-Sums are float32 and their order is fixed, so that results repeat bit for bit. Prefixes: ``pid_``
-program, ``off_`` index along a dimension, ``mask_`` True for indices that exist, ``acc_`` float32 accumulator. CONFIG
-is the head's ``HeadConstants``; the arguments that are tuples are described at ``HeadArguments``, in launch/memory.py.
+Sums are float32 and their order is fixed, so that results repeat bit for bit. A part is one of a window
+(``window_parts``) or of a sum, over some features. Prefixes: ``pid_`` program, ``off_`` index along a dimension,
+``mask_`` True for indices that exist, ``acc_`` float32 accumulator. CONFIG is the head's ``HeadConstants``; the
+arguments that are tuples are described at ``HeadArguments``, in launch/memory.py, and ``output`` at ``exit_kernel``.
 """
 
 import triton
@@ -95,7 +95,7 @@ def first_of_stage(stage: tl.constexpr, N, CONFIG: tl.constexpr):
 
 @triton.jit
 def first_program(pid, head, output, N, CONFIG: tl.constexpr):
-    """Do the work of a program of the layer that reads the features; returns whether it was a sample's last, which."""
+    """Do the work of a program of the layer that reads the features; returns whether it decided, and the sample."""
     x, weight, bias, rule, workspace, sizes, _, last = head
     features, partial, arrived = workspace
     rule = read_rule(rule)  # before anything waits

@@ -54,7 +54,7 @@ def last_tile(pid_tile, last, N, CONFIG: tl.constexpr):
     BLOCK_H: tl.constexpr = CONFIG.block_h
     H: tl.constexpr = CONFIG.rows
     weight, stride_lk, stride_lh = last[0]
-    stride_lk = stride_lk // CONFIG.last_unit * CONFIG.last_unit  # as it is; see ``read_product``
+    stride_lk = stride_lk // CONFIG.last_unit * CONFIG.last_unit  # the same number; see ``read_product``
     groups = tl.cdiv(N, BLOCK_N)  # side by side, so that they find the weight in the cache
     off_n = pid_tile % groups * BLOCK_N + tl.arange(0, BLOCK_N)
     off_k = pid_tile // groups * BLOCK_K + tl.arange(0, BLOCK_K)

@@ -64,7 +64,7 @@ def pooled_channels(x, pid_n, block, sizes, CONFIG: tl.constexpr):
     start_w = pid_part * part_w
     end_w = tl.minimum((pid_part + 1) * part_w, WINDOW_W)
     BLOCK_A: tl.constexpr = CONFIG.block_a
-    UNIT: tl.constexpr = CONFIG.window_unit  # sizes are what they were; see ``read_product``
+    UNIT: tl.constexpr = CONFIG.window_unit  # it divides sizes, which stay the same; see ``read_product``
     end_w = end_w // UNIT * UNIT
     base = x + tl.cast(pid_n, tl.int64) * (stride_xn // UNIT * UNIT) + off_c.to(tl.int64) * (stride_xc // UNIT * UNIT)
     acc, acc_nan = nothing_pooled(off_c, CONFIG)

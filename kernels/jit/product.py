@@ -109,7 +109,7 @@ def group_tile(features, off_n, weight, off_k, first_f, last_f, F, N, CONFIG: tl
         pointer = first_part + off_f[None, :]
         left = awaited_parts(read, other, pointer, part_size, mask, CONFIG)
         mask = mask_n[:, None] & (off_f + BLOCK_F < last_f)[None, :]
-        # each as it was measured: written alike they are other code, as fast as that may be
+        # not written alike on purpose: that compiles to other code than was measured
         following = first_part + (off_f + BLOCK_F)[None, :] if AHEAD else pointer + BLOCK_F
         read = seen(following, mask)
         other = seen(following + part_size, mask) if PARTS else read

@@ -16,10 +16,7 @@ from .norm import norm_statistics, normed, position_offsets
 
 @triton.jit
 def read_product(pid_tile, x, weight, norm, arrived, sizes, N, CONFIG: tl.constexpr):
-    """Multiply features of a group of samples, in ``x`` or packed, with some rows of the weight: returns the sums.
-
-    And which samples, which rows, and which part of the features.
-    """
+    """Multiply features in ``x`` or packed by rows of the weight; returns sums, samples, tile of rows, part of sums."""
     BLOCK_N: tl.constexpr = CONFIG.block_n
     BLOCK_K: tl.constexpr = CONFIG.block_k
     weight, stride_wk, stride_wf = weight
@@ -37,8 +34,8 @@ def read_product(pid_tile, x, weight, norm, arrived, sizes, N, CONFIG: tl.conste
         statistics = arrived + N + off_n
         mean = awaited(seen(statistics, mask_n), statistics, mask_n)
         scale = awaited(seen(statistics + N, mask_n), statistics + N, mask_n)
-        tl.debug_barrier()  # they are cleared once the sums are here, which of a tile without a step need none of them
-    # the stride as it is, so written that Triton knows what it is a multiple of, and reads in vectors
+        tl.debug_barrier()  # its sums, even of no step, let others clear what all warps have read here
+    # the stride as it is, so written that Triton knows of what it is a multiple, and reads in vectors
     row = weight + off_k.to(tl.int64)[:, None] * (stride_wk // CONFIG.unit * CONFIG.unit)
     tile = tl.zeros((BLOCK_K, BLOCK_N), tl.float32)
     for step in tl.range(pid_s * share, tl.minimum(pid_s * share + share, steps), num_stages=CONFIG.weight_buffers):

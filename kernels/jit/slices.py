@@ -1,8 +1,8 @@
 """Decide about samples of many classes in slices: a tile finds out about its own rows, which no other adds up.
 
-Tiles keep their logits where probabilities will be, and leave the largest one of each sample and what goes with it, the
-findings [N, 4, SLICES]. The programs that finish wait for those of a sample, and write some of its probabilities each.
-The last of them writes its answer.
+Tiles keep their logits where probabilities will be, and leave findings [N, 4, SLICES]: of a sample the largest logit,
+the sum of exponentials, the class, and the criterion's state. The programs that finish wait for those of a sample, and
+write some of its probabilities each; the last of them writes its answer.
 """
 
 import triton
@@ -15,7 +15,7 @@ from .hand_over import INTERPRETED, wait_for_samples
 
 @triton.jit
 def survey_tile(tile, slice_k, off_n, bias, rule, probs, workspace, N, CONFIG: tl.constexpr):
-    """Leave what logits [block_k, block_n], but for the bias, come to, and arrive at their samples."""
+    """Leave the findings of a tile of logits [block_k, block_n], still without bias, and arrive at their samples."""
     _, findings, arrived = workspace
     SLICES: tl.constexpr = CONFIG.slices
     K: tl.constexpr = CONFIG.classes
@@ -64,7 +64,7 @@ def finish(number, rule, output, workspace, N, CONFIG: tl.constexpr):
     off_n = pid_n + tl.arange(0, 1)
     mask_n = off_n < N
     heat, cold = heat_of(rule, off_n)
-    # by another temperature there may be a sum of exponentials, and must be no answer
+    # there is no answer under another temperature, even if its exponentials have a sum
     cold = tl.where(((heat > 0) & (heat < float("inf")))[:, None], cold, float("nan"))
     wait_for_samples(arrived, off_n, mask_n, BEFORE)
     top, total, best, state = all_findings(findings + tl.cast(pid_n, tl.int64) * (4 * CONFIG.slices), cold, CONFIG)

@@ -42,9 +42,9 @@ def choose_config(
         pool_max: whether windows are reduced to their maximum.
         dtype: of x and weight.
         device: of x.
-        place: where the head is launched, one of ``tuned_table.PLACES``.
+        place: "alone" or "network", as in ``tuned_table.PLACES``; no exit index, which is a place elsewhere.
         hidden: layers before the last one.
-        may_use_library: False: no library multiplies, unless the context says so.
+        may_use_library: False: no library multiplies, but by an override.
     """
     rows, forced = hidden.rows(classes), overrides.get()
     layers = Layers(classes, hidden.weight is not None, hidden.eps is not None)
@@ -56,7 +56,7 @@ def choose_config(
 
 
 class Layers(NamedTuple):
-    """What a configuration is fitted to."""
+    """Layers of a head, as far as a configuration is fitted to them: K classes, a hidden linear layer, a norm."""
 
     classes: int
     hidden: bool

@@ -14,7 +14,7 @@ from .launch_config import MOST_AT_ONCE, ROW_UNIT, LaunchConfig, next_power_of_2
 
 @dataclass(frozen=True, kw_only=True)
 class HeadConstants(LaunchConfig):
-    """A fused head's: its configuration, and what else its code depends on."""
+    """Constants of a fused head: its configuration, and what else its code depends on."""
 
     is_fused: ClassVar[bool] = True
     rows: int
@@ -52,7 +52,7 @@ class HeadConstants(LaunchConfig):
         cls, config: LaunchConfig, view: HeadView, weight: Tensor, *, pool_max: bool, criterion: str,
         hidden: HiddenLayers,
     ) -> "HeadConstants":  # fmt: skip
-        """Take them from a head's configuration, input and layers; ``weight`` is the last layer's."""
+        """Make them from a head's configuration, input and layers; ``weight`` is the last layer's."""
         first, features = hidden.first_weight(weight), view.shape[1] * view.positions
         return cls(
             **vars(config), rows=first.shape[0], classes=weight.shape[0],
@@ -82,12 +82,12 @@ class HeadConstants(LaunchConfig):
 
     @property
     def slices(self) -> int:
-        """Tiles of a sample that do so."""
+        """Tiles of a sample that survey its classes."""
         return -(-self.rows // self.block_k)
 
     @property
     def slices_block(self) -> int:
-        """The slices, to a power of two."""
+        """``slices``, rounded up to a power of two."""
         return next_power_of_2(self.slices)
 
     @property
@@ -137,19 +137,19 @@ class HeadConstants(LaunchConfig):
 
     @property
     def last_n(self) -> int:
-        """Samples that a program multiplies with rows of the last layer; 0 if those that decide do."""
+        """Samples that a program of the last layer multiplies; 0 if those that decide do."""
         return self.shares[3][0] if self.shares[3:] else 0
 
     @property
     def block_h(self) -> int:
-        """Hidden features in one step of that product, of which three lie in shared memory."""
+        """Hidden features in one step of the last layer's product; three steps lie in shared memory."""
         fitting = 16384 // (self.last_rows * self.element_size)
         return max(min(next_power_of_2(self.rows), 4096 // self.last_n, fitting), 16)
 
 
 @dataclass(frozen=True)
 class LogitsConstants:
-    """Those of a place whose logits are given: a head that is a module of its own, or the classifier."""
+    """Constants of a place whose logits are given: by the classifier, a head that is a module, or a library."""
 
     is_fused: ClassVar[bool] = False
     criterion: int
@@ -157,7 +157,7 @@ class LogitsConstants:
 
 @dataclass(frozen=True)
 class LaunchConstants:
-    """Those of a launch for successive places of a network, or for one head alone."""
+    """Constants of a launch for successive places of a network, or for one head alone."""
 
     places: tuple[HeadConstants | LogitsConstants, ...]
     classes: int

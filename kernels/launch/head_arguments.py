@@ -14,7 +14,7 @@ FLOAT_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 #: Pools by the rank of the input. A vector is already pooled: any pool leaves it as it is.
 POOLS_BY_RANK = {2: ("avg", "max", "first", "none"), 3: ("avg", "max", "first", "none"), 4: ("avg", "max", "none")}
 POOLS = POOLS_BY_RANK[2]
-#: They are counted in int32, in blocks of up to 2 ** 20.
+#: Features of a sample, and elements of a channel, at most: counted in int32, in blocks of up to 2 ** 20.
 MOST_COUNTED = 2**31 - 2**20
 _LAYOUTS = "[N, C, H, W] (a map), [N, T, D] (tokens) or [N, D] (pooled vectors)"
 

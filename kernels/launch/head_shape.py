@@ -17,7 +17,8 @@ POOLS = ("avg", "max")
 class HeadShape(NamedTuple):
     """A head as tables and the launch rule know it; sizes are those of its ``HeadView``.
 
-    ``layout``, ``pool`` ("avg" if nothing is pooled) and ``dtype`` are of ``LAYOUTS``, ``POOLS`` and ``DTYPES``.
+    ``classes`` are the rows of the weight that reads the features: K, or those of a hidden layer. ``layout``, ``pool``
+    ("avg" if nothing is pooled) and ``dtype`` are of ``LAYOUTS``, ``POOLS`` and ``DTYPES``.
     """
 
     samples: int

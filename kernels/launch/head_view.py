@@ -33,7 +33,7 @@ class HeadView(NamedTuple):
 
     @property
     def turned(self) -> bool:
-        """True if every element is a feature, and channels lie side by side, where the weight has positions so."""
+        """True if every element is a feature, and channels lie side by side, as positions do in the weight."""
         return self.unpooled and self.positions > 1 and self.strides[1] == 1 and self.shape[1] > 1
 
     @property

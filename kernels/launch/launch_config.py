@@ -67,12 +67,12 @@ def most_registers(num_warps: int) -> int:
 
 @dataclass(frozen=True)
 class LaunchConfig:
-    """Launch choices of one fused head: how its work is cut into programs; see ``jit/head.py`` for the three ways.
+    """Launch choices of one fused head: how its work is cut into programs, in one of the ways of ``jit/head.py``.
 
     A program pools ``block_c * block_p`` features of a sample, or a part of their windows. Split (``block_f`` is 1), it
     multiplies them with their columns of the weight, all classes. Else other programs multiply the features of
-    ``block_n`` samples with ``block_k`` rows of the weight, a tile: the fields call both that ways tiled, features that
-    are awaited and features that lie in memory. Every block is a power of two, and so are ``window_parts``.
+    ``block_n`` samples with ``block_k`` rows of the weight, a tile: below, "tiled" is that with features awaited or in
+    memory. Every block is a power of two, and so are ``window_parts``.
     """
 
     block_n: int
@@ -96,7 +96,7 @@ class LaunchConfig:
     """Programs that share the elements of a window, of one that is a channel its columns; 1 but for an average, which
     adds up."""
     stages: int
-    """Steps of a window whose elements are read at the same time."""
+    """Steps of a window whose elements are read at the same time; nothing to do with ``Programs.stages``."""
     num_warps: int
     """Warps of a program, at most 32."""
     waits: bool = False
@@ -128,7 +128,7 @@ class LaunchConfig:
 
     @property
     def by_library(self) -> bool:
-        """True if a launch is given logits."""
+        """True if PyTorch's operations multiply, and a launch is given logits."""
         return self.features == "library"
 
     @property
@@ -182,9 +182,7 @@ class LaunchConfig:
         Stages pool, multiply and add up, or decide; of a last layer with programs of its own they multiply and decide.
         """
         rows = hidden.rows(classes)
-        shares = [(1, self.splits_of(view)), (1, 0), (1, 0)]
-        if self.by_library:
-            return (1, 0), (1, 0), (1, 1)
+        shares = [(1, self.splits_of(view)), (1, 0), (1, int(self.by_library))]
         if self.tiled:
             finishers = -(-rows // self.block_j) if self.surveys_of(rows) else 1
             shares[1:] = [(self.block_n, -(-rows // self.block_k) * self.block_s), (1, finishers)]
@@ -207,10 +205,8 @@ class LaunchConfig:
             zeroed, tiles = sums + samples * (3 if norms else 1), tiles + samples * norms
         elif self.tiled:
             zeroed = sums + features
-        elif self.by_library:
-            zeroed = 0
         else:
-            zeroed = sums if self.waits else samples
+            zeroed = sums if self.waits else 0 if self.by_library else samples
         last_sums = samples * (padded_row(rows) + padded_row(classes)) if last else 0
         last_tiles, last_decisions = last or (0, 0)
         return Programs(

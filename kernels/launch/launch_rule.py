@@ -69,9 +69,8 @@ def _where(shape: HeadShape) -> str:
 def _packing_pays(shape: HeadShape) -> bool:
     """Return whether features go through memory: where the weight is large it is then read once for all samples.
 
-    Windows of channels-last maps are pooled sooner by few programs, each with much of a sample. Of float32 tensor cores
-    multiply what lies in memory alone. Of channels of one window each, side by side in memory, those that pack read few
-    elements at a time.
+    Windows of channels-last maps are pooled sooner by few programs, each with much of a sample. Tensor cores take
+    float32 from memory alone. Programs that pack contiguous channels of one window each read few elements at a time.
     """
     samples, classes, weight = shape.samples, shape.classes, weight_bytes(shape)
     if classes > _MANY_CLASSES:
@@ -95,10 +94,10 @@ def config_of_norm(shape: HeadShape) -> LaunchConfig:
     return _single(shape, pooling(shape, only_pools=True))
 
 
-def _single(shape: HeadShape, pooling: LaunchConfig) -> LaunchConfig:
+def _single(shape: HeadShape, pools: LaunchConfig) -> LaunchConfig:
     """Configure programs that multiply some rows of the weight each with all features of one sample."""
     block_f = min(max(next_power_of_2(shape.features), 16), 512)
-    return replace(pooling, block_f=block_f, block_k=min(max(8192 // block_f, 16), 64))
+    return replace(pools, block_f=block_f, block_k=min(max(8192 // block_f, 16), 64))
 
 
 def waits_by_rule(samples: int, classes: int) -> bool:
@@ -125,10 +124,9 @@ def _spreads_weight(samples: int, classes: int, window_w: int) -> bool:
     return samples < 4 and classes > FEW_CLASSES and 16 <= window_w <= 64
 
 
-def _tiled(shape: HeadShape, pooling: LaunchConfig) -> LaunchConfig:
+def _tiled(shape: HeadShape, pools: LaunchConfig) -> LaunchConfig:
     """Configure programs that multiply groups of 16 samples."""
-    samples, classes, element_size = shape.samples, shape.classes, shape.element_size
-    features = shape.features
+    samples, classes, features, element_size = shape.samples, shape.classes, shape.features, shape.element_size
     block_k = min(max(next_power_of_2(classes), 16), 64)
     block_f = max(min((256 if samples < 64 else 128) // element_size, next_power_of_2(features)), 16)
     sums = 1 if features < 256 else 2 if features < 1024 else 4
@@ -139,35 +137,22 @@ def _tiled(shape: HeadShape, pooling: LaunchConfig) -> LaunchConfig:
         while sums > 1 and -(-samples // 16) * -(-classes // block_k) * sums > MOST_TILES:
             sums //= 2
     # Triton reads ahead what it can read in vectors, and waits for maps in more parts in a loop of its own
-    reads_ahead = (
-        features > sums * block_f and element_size < 4 and features % ROW_UNIT == 0 and pooling.window_parts <= 4
-    )
-    return replace(
-        pooling,
-        block_n=16,
-        block_f=block_f,
-        block_k=block_k,
-        block_s=sums,
-        weight_buffers=WEIGHT_BUFFERS if reads_ahead else 0,
-    )
+    in_vectors = element_size < 4 and features % ROW_UNIT == 0 and pools.window_parts <= 4
+    buffers = WEIGHT_BUFFERS if in_vectors and features > sums * block_f else 0
+    return replace(pools, block_n=16, block_f=block_f, block_k=block_k, block_s=sums, weight_buffers=buffers)
 
 
-def config_of_split(shape: HeadShape, pooling: LaunchConfig) -> LaunchConfig:
+def config_of_split(shape: HeadShape, pools: LaunchConfig) -> LaunchConfig:
     """Configure programs that multiply what they have pooled."""
-    view, classes, block_j = shape.view, shape.classes, pooling.block_j
-    block_features = pooling.block_c * pooling.block_p
-    has_all = shape.channels <= pooling.block_c and view.positions <= pooling.block_p and pooling.window_parts == 1
+    view, classes, block_j, splits = shape.view, shape.classes, pools.block_j, pools.splits_of(shape.view)
+    block_features = pools.block_c * pools.block_p
+    has_all = shape.channels <= pools.block_c and view.positions <= pools.block_p and pools.window_parts == 1
     if has_all and block_j * block_features <= 8192:
         block_k = block_j  # one program may multiply all of a sample
     else:
         block_k = min(max(next_power_of_2(classes), 16), max(16384 // max(block_features, 16), 16))
-    splits = pooling.splits_of(view)
-    return replace(
-        pooling,
-        block_k=block_k,
-        block_s=min(next_power_of_2(splits), max(8192 // block_j, 1), 64),
-        waits=waits_by_rule(shape.samples, classes) and splits > 1,
-    )
+    block_s = min(next_power_of_2(splits), max(8192 // block_j, 1), 64)
+    return replace(pools, block_k=block_k, block_s=block_s, waits=waits_by_rule(shape.samples, classes) and splits > 1)
 
 
 def config_of_reading(shape: HeadShape, features: str) -> LaunchConfig:
@@ -212,8 +197,7 @@ def config_of_reading(shape: HeadShape, features: str) -> LaunchConfig:
 
 def _tile_of_reading(shape: HeadShape) -> tuple[int, int, int]:
     """Choose samples and rows of a tile of features in memory, and the warps of a program."""
-    samples, rows, size = shape.samples, shape.classes, shape.element_size
-    features = shape.features
+    samples, rows, features, size = shape.samples, shape.classes, shape.features, shape.element_size
     misaligned = size == 2 and features % 8 != 0  # read in vectors of 8 bytes, or in none
     block_n = min(max(next_power_of_2(samples), 8), 64)
     if _in_slices(shape):  # what a tile finds out about its rows takes registers, and time
@@ -245,10 +229,9 @@ def _in_slices(shape: HeadShape) -> bool:
 def _packed(shape: HeadShape, config: LaunchConfig) -> LaunchConfig:
     """Choose how programs pack for those of a configuration: few that pool much each, for these keep others out."""
     size, columns, channels = shape.element_size, shape.view.window_h * shape.view.window_w, shape.channels
-    positions = shape.view.positions
     if shape.view.unpooled:
         return replace(config, block_c=min(next_power_of_2(channels), 64), block_p=128 // size)
-    if positions > 1:
+    if shape.view.positions > 1:
         return packed_windows(shape, config)
     pools = pooling(shape, only_pools=True)
     if shape.layout == "contiguous":

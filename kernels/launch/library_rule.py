@@ -11,24 +11,19 @@ from .launch_rule import weight_bytes
 
 _MB = 1 << 20
 #: Elements of a last layer behind a hidden one from which on a library multiplies both, unless the first is large.
-_LARGE_LAST_LAYER = 1 << 16
+_LIBRARY_LAST_LAYER = 1 << 16
 
 
 def library_pays(shape: HeadShape, config: LaunchConfig, classes: int, *, hidden: bool, norms: bool) -> bool:
     """Return whether PyTorch's operations are to multiply; ``config`` is what programs would do.
 
-    Args:
-        shape: of the layer that reads the features.
-        config: chosen for it.
-        classes: K of the last layer.
-        hidden: the head has a hidden linear layer.
-        norms: it has a norm.
+    It and ``shape`` are of the layer that reads the features, ``classes`` is K; the head has a hidden layer, a norm.
     """
     samples, features, weight, rows = shape.samples, shape.features, weight_bytes(shape), shape.classes
     unpooled, turned, is_float32 = shape.view.unpooled, shape.view.turned, shape.dtype == "float32"
     # channels of one window each are packed by few programs, which read as many elements at a time as rows allow
     large_windows = shape.layout == "contiguous" and shape.view.positions == 1 and shape.view.window_w > 64
-    if hidden and rows * classes >= _LARGE_LAST_LAYER and weight <= 8 * _MB:
+    if hidden and rows * classes >= _LIBRARY_LAST_LAYER and weight <= 8 * _MB:
         if classes > 4096 or (samples >= 8 and rows >= 256):
             return True
     elif large_windows and not (is_float32 or norms):

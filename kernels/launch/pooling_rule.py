@@ -13,7 +13,7 @@ _ENOUGH = 200
 
 
 def pooling(shape: HeadShape, *, only_pools: bool) -> LaunchConfig:
-    """Choose how programs pool, and the softmax's block; the fields of the product are left at 1."""
+    """Choose how programs pool, and the softmax's block; the product's fields are 1. only_pools: others multiply."""
     view, samples, channels = shape.view, shape.samples, shape.channels
     positions, window_w = view.positions, view.window_w
     columns, features = view.window_h * window_w, shape.features
@@ -26,29 +26,21 @@ def pooling(shape: HeadShape, *, only_pools: bool) -> LaunchConfig:
         block_f *= 2
     block_p = min(next_power_of_2(positions), block_f)
     block_c = min(block_f // block_p, next_power_of_2(channels))
-    pool = _Pool(
-        block_c,
-        max(8192 // (block_c * block_p), 1),
-        num_warps=4 if only_pools and columns <= 256 else 8,
-        stages=1,
-        enough=64 if not only_pools else 128 if samples < 16 else 256,
-    )
+    enough = 64 if not only_pools else 128 if samples < 16 else 256
+    num_warps = 4 if only_pools and columns <= 256 else 8
+    pool = _Pool(block_c, max(8192 // (block_c * block_p), 1), num_warps, stages=1, enough=enough)
     if positions == 1 and window_w >= 16 and block_f <= 64:
         pool = _global_pool(samples, channels, window_w, shape.classes, shape.element_size) or pool
     if positions > 1:
         window_w = columns  # its elements lie in one row for the kernel
-        pool, block_p = _windows(shape, columns, pool.enough, only_pools)
+        pool, block_p = _windows(shape, columns, enough, only_pools)
     block_c = min(pool.block_c, next_power_of_2(channels))
     block_a = min(pool.block_a, next_power_of_2(window_w))
     # Programs enough to read a large map through many SMs at once, each with more than one step.
     window_parts = 1
     programs = -(-channels // block_c) * -(-positions // block_p) * samples
-    while (
-        shape.pool != "max"
-        and programs * window_parts < pool.enough
-        and window_w >= 2 * window_parts * block_a
-        and window_parts < 64
-    ):
+    most = 1 if shape.pool == "max" else min(window_w // block_a, 64)
+    while programs * window_parts < pool.enough and 2 * window_parts <= most:
         window_parts *= 2
     block_j = min(next_power_of_2(shape.classes), 1024)
     return LaunchConfig(1, block_c, block_p, block_a, 1, 1, 1, block_j, window_parts, pool.stages, pool.num_warps)

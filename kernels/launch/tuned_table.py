@@ -15,7 +15,7 @@ from .launch_config import FEATURES, LaunchConfig, next_power_of_2
 
 #: Format of a table; readers refuse others.
 SCHEMA = "auxhead tuned 2"
-#: Places where a head is launched: alone by the operator, or by a runner beside a network's trunk.
+#: Places where a head is launched, no exit indices: alone by the operator, or by a runner beside a network's trunk.
 PLACES = ("alone", "network")
 #: Folder of the package's tables, which ``auxhead-tune promote`` writes.
 FOLDER = Path(__file__).parent / "tuned"
@@ -193,9 +193,8 @@ def _entry(row: Any) -> Entry:
     place, serves, margin = row["place"], row["serves"], row["margin"]
     _check(place in PLACES, "place", place, f"one of {', '.join(PLACES)}")
     fits = isinstance(serves, list) and len(serves) == 2 and all(type(size) is int for size in serves)
-    _check(
-        fits and 1 <= serves[0] <= shape.samples <= serves[1] < 2**31, "serves", serves, "[low, high] around samples"
-    )
+    fits = fits and 1 <= serves[0] <= shape.samples <= serves[1] < 2**31
+    _check(fits, "serves", serves, "[low, high] around samples")
     _check(type(margin) in (int, float) and abs(margin) < 100, "margin", margin, "a number, 0.1 for 10 %")
     return Entry(shape, place, config, (serves[0], serves[1]), margin)
 
@@ -251,11 +250,7 @@ def config_from(values: Any, shape: HeadShape) -> LaunchConfig:
         ("block_n", split or reads or block_n == 1 or block_n >= 16, "1, or 16 or more for tensor cores"),
         ("block_n", not reads or block_n >= 8, f"8 or more where features are {config.features}"),
         ("block_f", not config.in_place or block_f == pooled, "block_c times block_p where features are in place"),
-        (
-            "block_c",
-            config.block_c >= fewest or not view.turned,
-            f"{fewest} or more of a channels-last map in place",
-        ),
+        ("block_c", config.block_c >= fewest or not view.turned, f"{fewest} or more of a channels-last map in place"),
         ("block_p", config.block_p >= fewest or one_position, f"{fewest} or more of a map in place"),
         ("block_f", split or block_f >= 16, "1, or 16 or more where other programs multiply than those that pool"),
         ("block_k", split or config.block_k >= 16, "16 or more where other programs multiply: rows are padded"),

@@ -12,8 +12,6 @@ import torch
 from torch import Tensor
 
 _SMALLEST, _LARGEST = torch.finfo(torch.float32).smallest_normal, torch.finfo(torch.float32).max
-
-
 #: Confidences of the answers of an exit are counted in so many bins of equal width from 0 to 1.
 TALLY_BINS = 32
 
