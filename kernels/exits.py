@@ -171,14 +171,16 @@ class ExitLaunch:
         samples = buffers.label.shape[1]
         last = self._heads[-1]
         classes = inputs[-1].shape[1] if last is None or last.weight is None else last.weight.shape[0]
-        spaces = [space if space and not space.constants.by_library else None for space in self._found_spaces(inputs)]
+        read = self.read_by_launch(inputs)
+        found = (self._spaces.get(i) for i in range(len(inputs)))
+        spaces = [space if space and not space.constants.by_library else None for space in found]
         places: list[tuple[Any, ...]] = []
         constants: list[HeadConstants | LogitsConstants] = []
         # One stage of all heads after the other: programs that wait start when there is nothing else left to start.
         stages = [(samples,) if space is None else space.stages for space in spaces]
         starts = [0, *accumulate(map(sum, zip_longest(*stages, fillvalue=0)))]
         total = starts.pop()
-        for head, x, space, own in zip(self._heads, self.read_by_launch(inputs), spaces, stages, strict=True):
+        for head, x, space, own in zip(self._heads, read, spaces, stages, strict=True):
             if head is None or space is None:  # logits
                 rule = (None, None) if head is None else (head.temperature, head.threshold)
                 bias = strided(None if head is None else head.bias)
@@ -223,22 +225,16 @@ class ExitLaunch:
     def read_by_launch(self, inputs: Sequence[Tensor]) -> list[Tensor]:
         """Return what a launch for ``inputs`` reads: these, or logits of heads that a library multiplies."""
         read = list(inputs)
-        for i, (head, space) in enumerate(zip(self._heads, self._found_spaces(inputs), strict=True)):
-            if space is not None and space.constants.by_library:
-                assert head is not None and head.weight is not None
-                read[i] = library_product.logits_by_library(
-                    inputs[i], space.view, head.weight, head.hidden, pool_max=head.pool == "max"
-                )
-        return read
-
-    def _found_spaces(self, inputs: Sequence[Tensor]) -> "list[_Space | None]":
-        """Return the space of each head, made anew for inputs of another layout; None where logits are given."""
         for i, (head, x) in enumerate(zip(self._heads, inputs, strict=True)):
-            if head is not None and head.weight is not None:
-                view = head_view(x.shape, x.stride(), head.pool, head.pool_size)
-                if i not in self._spaces or self._spaces[i].view != view:
-                    self._spaces[i] = _Space.allocate(view, head, x)
-        return [self._spaces.get(i) for i in range(len(self._heads))]
+            if head is None or head.weight is None:
+                continue
+            view = head_view(x.shape, x.stride(), head.pool, head.pool_size)
+            if i not in self._spaces or self._spaces[i].view != view:  # or an input of another layout
+                self._spaces[i] = _Space.allocate(view, head, x)
+            if self._spaces[i].constants.by_library:
+                pool_max = head.pool == "max"
+                read[i] = library_product.logits_by_library(x, view, head.weight, head.hidden, pool_max=pool_max)
+        return read
 
 
 class _Space(NamedTuple):

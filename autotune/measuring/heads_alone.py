@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ...kernels import ExitBuffers, ExitHead, ExitLaunch, HeadOutput, fused_head_reference
-from ...kernels.launch.choose_config import choose_config
+from ...kernels.launch.choose_config import Layers, choose_config, chosen_by_rule
 from ...kernels.launch.head_shape import HeadShape
 from ...kernels.launch.head_view import HeadView, head_view
 from ...kernels.launch.launch_config import LaunchConfig, by_library
@@ -90,12 +90,9 @@ class AloneHead:
     @property
     def chosen(self) -> LaunchConfig:
         """The configuration that the operator launches here: by the tuned table of the device, else by rule."""
-        return self._choose()
-
-    def _choose(self, *, may_use_library: bool = True) -> LaunchConfig:
         return choose_config(
             self.view, self.head.num_classes, pool_max=self.head.pool == "max", dtype=self.x.dtype, device=self.device,
-            place=ALONE, hidden=self.head.hidden_layers(), may_use_library=may_use_library,
+            place=ALONE, hidden=self.head.hidden_layers(),
         )  # fmt: skip
 
     @property
@@ -109,9 +106,12 @@ class AloneHead:
     @property
     def other_way(self) -> LaunchConfig:
         """The way that the rule does not take: a library's product, or, where it takes that, programs of ours."""
+        classes, hidden = self.head.num_classes, self.head.hidden_layers()
         if not self.chosen.by_library:
-            return by_library(self.head.num_classes)
-        return self._choose(may_use_library=False)
+            return by_library(classes)
+        shape = self.shape._replace(classes=hidden.rows(classes))
+        layers = Layers(classes, hidden.weight is not None, hidden.eps is not None)
+        return chosen_by_rule(shape, layers, may_use_library=False)
 
     def chain(self, config: LaunchConfig) -> OwnGraph[HeadOutput]:
         """Capture launches one after another."""

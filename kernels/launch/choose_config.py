@@ -27,7 +27,7 @@ _LARGE_LAST_LAYER = 16384
 
 def choose_config(
     view: HeadView, classes: int, *, pool_max: bool, dtype: torch.dtype, device: torch.device, place: str,
-    hidden: HiddenLayers = NO_LAYERS, may_use_library: bool = True,
+    hidden: HiddenLayers = NO_LAYERS,
 ) -> LaunchConfig:  # fmt: skip
     """Choose how a head is launched; every launch asks, so that what table or rule say is remembered.
 
@@ -44,7 +44,6 @@ def choose_config(
         device: of x.
         place: "alone" or "network", as in ``tuned_table.PLACES``; no exit index, which is a place elsewhere.
         hidden: layers before the last one.
-        may_use_library: False: no library multiplies, but by an override.
     """
     rows, forced = hidden.rows(classes), overrides.get()
     layers = Layers(classes, hidden.weight is not None, hidden.eps is not None)
@@ -52,7 +51,7 @@ def choose_config(
         shape = HeadShape.of(view, rows, pool_max=pool_max, dtype=dtype)
         if (config := forced.get((shape, place))) is not None:
             return _fitted(config, shape, layers)
-    return _tuned_or_by_rule(view, rows, layers, pool_max, dtype, device, place, may_use_library)
+    return _tuned_or_by_rule(view, rows, layers, pool_max, dtype, device, place)
 
 
 class Layers(NamedTuple):
@@ -92,9 +91,8 @@ def overriding(configs: Mapping[tuple[HeadShape, str], LaunchConfig]) -> Iterato
 
 @lru_cache(maxsize=4096)
 def _tuned_or_by_rule(
-    view: HeadView, rows: int, layers: Layers, pool_max: bool, dtype: torch.dtype, device: torch.device, place: str,
-    may_use_library: bool,
-) -> LaunchConfig:  # fmt: skip
+    view: HeadView, rows: int, layers: Layers, pool_max: bool, dtype: torch.dtype, device: torch.device, place: str
+) -> LaunchConfig:
     shape = HeadShape.of(view, rows, pool_max=pool_max, dtype=dtype)
     name = name_of(device)
     try:
@@ -107,7 +105,7 @@ def _tuned_or_by_rule(
         tuned = None
     if tuned is not None:
         return _fitted(tuned, shape, layers)
-    return chosen_by_rule(shape, layers, may_use_library=may_use_library)
+    return chosen_by_rule(shape, layers)
 
 
 def chosen_by_rule(shape: HeadShape, layers: Layers | None = None, *, may_use_library: bool = True) -> LaunchConfig:

@@ -17,6 +17,9 @@ from .launch_config import FEATURES, LaunchConfig, next_power_of_2
 SCHEMA = "auxhead tuned 2"
 #: Places where a head is launched, no exit indices: alone by the operator, or by a runner beside a network's trunk.
 PLACES = ("alone", "network")
+#: Devices, by the names of their files, that go by another's table in networks while they have none, and batch sizes
+#: for which that was sooner than the rule: autotune/records/h100/bench.jsonl.
+BORROWERS = {"nvidia-h100-80gb-hbm3": ("NVIDIA H200", range(8, 33))}
 #: Folder of the package's tables, which ``auxhead-tune promote`` writes.
 FOLDER = Path(__file__).parent / "tuned"
 #: Elements that Triton lets a block have, and so what no size of a configuration exceeds.
@@ -103,11 +106,6 @@ class TunedTable:
 def _distance(samples: int, asked: int) -> tuple[float, int]:
     """Return a sort key: the ratio of two batch sizes, at least 1, then the smaller size first."""
     return (max(samples / asked, asked / samples), samples)
-
-
-#: Devices, by the names of their files, that go by another's table in networks while they have none, and batch sizes
-#: for which that was sooner than the rule: autotune/records/h100/bench.jsonl.
-BORROWERS = {"nvidia-h100-80gb-hbm3": ("NVIDIA H200", range(8, 33))}
 
 
 def table_for(device_name: str, place: str, samples: int) -> TunedTable | None:
