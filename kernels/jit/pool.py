@@ -8,9 +8,14 @@ from .hidden_layers import rectified
 
 @triton.jit
 def window_bounds(off, SIZE, GRID):
-    """Return start and end (exclusive) of window ``off`` of GRID over SIZE elements, as torch.nn.AdaptiveAvgPool2d."""
-    scaled = off.to(tl.int64) * SIZE
-    return (scaled // GRID).to(tl.int32), ((scaled + SIZE + GRID - 1) // GRID).to(tl.int32)
+    """Return start and end (exclusive) of window ``off`` of GRID over SIZE elements, as torch.nn.AdaptiveAvgPool2d.
+
+    That is floor(off * SIZE / GRID) and ceil((off + 1) * SIZE / GRID), but no product is above GRID * GRID, which int32
+    holds (``MOST_WINDOWS``): divisions of int64 take longer than a small head.
+    """
+    whole = SIZE // GRID
+    rest = SIZE % GRID
+    return off * whole + off * rest // GRID, (off + 1) * whole + tl.cdiv((off + 1) * rest, GRID)
 
 
 @triton.jit

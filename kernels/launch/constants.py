@@ -34,7 +34,7 @@ class HeadConstants(LaunchConfig):
     Triton knows that of multiples of 16 alone, and would read anything else number by number.
     """
     window_unit: int
-    """Packed, of whole channels: elements of one, and samples and channels, lie so many or a multiple of it apart."""
+    """Of whole channels in rows: they, samples and steps have so many elements, or a multiple of it."""
     pool_max: bool
     criterion: int
     activation: int
@@ -57,7 +57,7 @@ class HeadConstants(LaunchConfig):
         return cls(
             **vars(config), rows=first.shape[0], classes=weight.shape[0],
             unit=gcd(16, features, first.stride(0), *([] if config.packs else view.strides[:1])),
-            window_unit=gcd(16, view.shape[3], *view.strides[:3]) if config.packs and view.strides[3] == 1 else 1,
+            window_unit=gcd(config.block_a, 16, view.shape[3], *view.strides[:3]) if view.strides[3] == 1 else 1,
             shares=config.shares_of(view, weight.shape[0], hidden), pool_max=pool_max, criterion=number_of(criterion),
             activation=hidden.activation_number, rectifies=hidden.rectifies, norms=hidden.eps is not None,
             one_window=view.positions == config.block_p == 1,

@@ -16,6 +16,8 @@ POOLS_BY_RANK = {2: ("avg", "max", "first", "none"), 3: ("avg", "max", "first", 
 POOLS = POOLS_BY_RANK[2]
 #: Features of a sample, and elements of a channel, at most: counted in int32, in blocks of up to 2 ** 20.
 MOST_COUNTED = 2**31 - 2**20
+#: Rows and columns of a grid of windows, at most: their product with themselves is counted in int32.
+MOST_WINDOWS = 46340
 _LAYOUTS = "[N, C, H, W] (a map), [N, T, D] (tokens) or [N, D] (pooled vectors)"
 
 
@@ -40,6 +42,8 @@ def check_pool(pool: str, pool_size: int | Sequence[int]) -> tuple[int, int]:
     pair = tuple(pool_size) if isinstance(pool_size, (tuple, list)) else (pool_size, pool_size)
     if len(pair) != 2 or not all(isinstance(size, int) and size > 0 for size in pair):
         raise ValueError(f"pool_size: got {pool_size!r}, wants a positive int or a pair of them")
+    if max(pair) > MOST_WINDOWS:
+        raise ValueError(f"pool_size: got {pool_size!r}, wants at most {MOST_WINDOWS} rows and columns")
     if pool in ("first", "none") and pair != (1, 1):
         raise ValueError(f"pool_size: got {pool_size!r} with pool={pool!r}, which does not pool: wants 1")
     return pair

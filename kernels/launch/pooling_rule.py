@@ -60,6 +60,8 @@ def _windows(shape: HeadShape, columns: int, enough: int, only_pools: bool) -> "
         least = 32 if block_a <= 16 else 16  # sooner, if of many positions and in few steps
         while block_p == 16 and block_c < least and programs * shape.channels >= _ENOUGH * block_c:
             block_c *= 2
+        while block_c * block_p * block_a > 8192:  # of more, a thread's registers do not hold all
+            block_a //= 2
     return _Pool(block_c, block_a, num_warps=4 if only_pools else 8, stages=1, enough=enough), block_p
 
 
@@ -77,8 +79,9 @@ def packed_windows(shape: HeadShape, config: LaunchConfig) -> LaunchConfig:
             block_c //= 2
     else:
         pool, block_p = _windows(shape, columns, 0, True)
-        block_a, small = pool.block_a, columns > pool.block_a or (is_max and pool.block_a > 32)
-        block_c = min(4096 // (block_p * block_a) if small else pool.block_c, next_power_of_2(shape.channels))
+        block_a = pool.block_a
+        block_c = 4096 // (block_p * block_a) if columns > block_a else pool.block_c
+        block_c = min(block_c, next_power_of_2(shape.channels))
     parts, blocks = 1, shape.samples * -(-shape.channels // block_c)
     while parts * blocks < _ENOUGH and 2 * parts * block_p <= next_power_of_2(positions):
         parts *= 2

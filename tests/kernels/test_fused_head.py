@@ -9,6 +9,7 @@ import pytest
 import torch
 from auxhead.kernels import CRITERIA, HeadOutput, fused_head, runs_triton
 from auxhead.kernels.launch.arrival_counters import arrival_counters
+from auxhead.kernels.launch.head_arguments import MOST_WINDOWS
 from auxhead.kernels.reference.fused_head import fused_head_reference
 from auxhead.kernels.reference.hidden_layers import NO_LAYERS
 from auxhead.model.heads.repeats import cpu_head
@@ -143,9 +144,10 @@ def test_many_features(device):
     check_head(*make_head(shape, 10, pool="none", dtype=torch.float16, device=device), pool="none")
 
 
-def test_a_long_map_in_many_windows(device):
-    """Window bounds are products of a position and a size, which here leave int32."""
-    shape, pool_size = (1, 1, 1, 2**20), (1, 3000)
+@pytest.mark.parametrize("windows", [3000, MOST_WINDOWS])
+def test_a_long_map_in_many_windows(windows, device):
+    """Products of a position and the map's size leave int32 here; those with the rest of a window just do not."""
+    shape, pool_size = (1, 1, 1, 2 * MOST_WINDOWS - 1 if windows == MOST_WINDOWS else 2**20), (1, windows)
     x, weight, bias = make_head(shape, 2, pool_size=pool_size, device=device)
     x += torch.linspace(-1, 1, shape[-1], device=device)
     out = fused_head(x, weight, bias, pool_size=pool_size, threshold=0.5)

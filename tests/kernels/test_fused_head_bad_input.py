@@ -6,7 +6,7 @@ import re
 import pytest
 import torch
 from auxhead.kernels import check_input, check_pool, check_temperature, check_threshold, fused_head, runs_triton
-from auxhead.kernels.launch.head_arguments import head_dtypes_in_words
+from auxhead.kernels.launch.head_arguments import MOST_WINDOWS, head_dtypes_in_words
 
 NAN, INF = float("nan"), float("inf")
 
@@ -99,6 +99,7 @@ def test_checks_by_themselves():
     refused(lambda: check_temperature(0), ValueError, "temperature", "0")
     refused(lambda: check_threshold("max_prob", 2), ValueError, "threshold", "2")
     refused(lambda: check_pool("mean", 1), ValueError, "pool", "'mean'")
+    refused(lambda: check_pool("avg", (1, MOST_WINDOWS + 1)), ValueError, "pool_size", "46341", "46340")
     refused(lambda: check_input(torch.zeros(2, 4, 3, 3), "first", (1, 1)), ValueError, "pool", "'first'")
 
 
