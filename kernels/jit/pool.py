@@ -72,15 +72,15 @@ def pooled_channels(x, pid_n, block, sizes, CONFIG: tl.constexpr):
     UNIT: tl.constexpr = CONFIG.window_unit  # it divides sizes, which stay the same; see ``read_product``
     end_w = end_w // UNIT * UNIT
     base = x + tl.cast(pid_n, tl.int64) * (stride_xn // UNIT * UNIT) + off_c.to(tl.int64) * (stride_xc // UNIT * UNIT)
-    acc, acc_nan = nothing_pooled(off_c, CONFIG)
+    acc = nothing_pooled(off_c, CONFIG)
     for off_h in range(0, WINDOW_H):
         for start_a in tl.range(start_w, end_w, BLOCK_A, num_stages=CONFIG.stages):
             off_a = start_a + tl.arange(0, BLOCK_A)
             mask_a = mask_f[:, None] & (off_a < end_w)[None, :]
             offset = tl.cast(off_h, tl.int64) * (stride_xh // UNIT * UNIT) + off_a.to(tl.int64) * stride_xw
-            acc, acc_nan = pooled_with(acc, acc_nan, base[:, None] + offset[None, :], mask_a, CONFIG)
+            acc = pooled_with(acc, base[:, None] + offset[None, :], mask_a, CONFIG)
     if CONFIG.pool_max:
-        pooled = largest(acc, acc_nan, CONFIG)
+        pooled = largest(acc, CONFIG)
     else:  # one division instead of one for each feature that a thread has
         pooled = tl.sum(acc, axis=1) * tl.div_rn(1.0, tl.zeros((), tl.float32) + H * W)
     return pooled
@@ -100,7 +100,7 @@ def pooled_windows(x, pid_n, block, sizes, CONFIG: tl.constexpr):
     size_w = end_w - start_w
     base = x + tl.cast(pid_n, tl.int64) * stride_xn + off_c.to(tl.int64) * stride_xc
     base += start_h.to(tl.int64) * stride_xh + start_w.to(tl.int64) * stride_xw
-    acc, acc_nan = nothing_pooled(off_c, CONFIG)
+    acc = nothing_pooled(off_c, CONFIG)
     for start_a in tl.range(
         pid_part * part, tl.minimum((pid_part + 1) * part, WINDOW_H * WINDOW_W), BLOCK_A, num_stages=CONFIG.stages
     ):
@@ -109,9 +109,9 @@ def pooled_windows(x, pid_n, block, sizes, CONFIG: tl.constexpr):
         off_w = off_a % WINDOW_W
         mask_a = mask_f[:, None] & (off_h[None, :] < size_h[:, None]) & (off_w[None, :] < size_w[:, None])
         offset = off_h.to(tl.int64) * stride_xh + off_w.to(tl.int64) * stride_xw
-        acc, acc_nan = pooled_with(acc, acc_nan, base[:, None] + offset[None, :], mask_a, CONFIG)
+        acc = pooled_with(acc, base[:, None] + offset[None, :], mask_a, CONFIG)
     if CONFIG.pool_max:
-        pooled = largest(acc, acc_nan, CONFIG)
+        pooled = largest(acc, CONFIG)
     else:
         pooled = tl.div_rn(tl.sum(acc, axis=1), tl.maximum(size_h * size_w, 1).to(tl.float32))
     return pooled
@@ -119,26 +119,30 @@ def pooled_windows(x, pid_n, block, sizes, CONFIG: tl.constexpr):
 
 @triton.jit
 def nothing_pooled(off_c, CONFIG: tl.constexpr):
-    """Return what elements [features, block_a] are added to, and what notes NaN among them."""
+    """Return what elements [features, block_a] of windows are added to, or compared with."""
     BLOCK_A: tl.constexpr = CONFIG.block_a
-    acc = tl.full((off_c.shape[0], BLOCK_A), float("-inf") if CONFIG.pool_max else 0.0, tl.float32)
-    return acc, tl.zeros((off_c.shape[0], BLOCK_A), tl.int32)
+    return tl.full((off_c.shape[0], BLOCK_A), float("-inf") if CONFIG.pool_max else 0.0, tl.float32)
 
 
 @triton.jit
-def pooled_with(acc, acc_nan, pointer, mask, CONFIG: tl.constexpr):
+def pooled_with(acc, pointer, mask, CONFIG: tl.constexpr):
     """Add elements [features, block_a] of windows, or take the larger ones."""
     value = tl.load(pointer, mask=mask, other=float("-inf") if CONFIG.pool_max else 0.0).to(tl.float32)
     if CONFIG.pool_max:
-        acc = tl.maximum(acc, value)
-        acc_nan |= (value != value).to(tl.int32)  # a maximum on the GPU drops NaN; PyTorch's keeps it
+        acc = larger(acc, value)
     else:
         acc += rectified(value) if CONFIG.rectifies else value
-    return acc, acc_nan
+    return acc
 
 
 @triton.jit
-def largest(acc, acc_nan, CONFIG: tl.constexpr):
+def larger(one, other):
+    """Return the larger of two numbers; NaN if one is, as in PyTorch."""
+    return tl.maximum(one, other, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def largest(acc, CONFIG: tl.constexpr):
     """Return the largest element of each window, or its ReLU; NaN if one is."""
-    pooled = tl.where(tl.max(acc_nan, axis=1) != 0, float("nan"), tl.max(acc, axis=1))
+    pooled = tl.reduce(acc, 1, larger)
     return rectified(pooled) if CONFIG.rectifies else pooled
