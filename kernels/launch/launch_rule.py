@@ -201,7 +201,8 @@ def _tile_of_reading(shape: HeadShape) -> tuple[int, int, int]:
     misaligned = size == 2 and features % 8 != 0  # read in vectors of 8 bytes, or in none
     block_n = min(max(next_power_of_2(samples), 8), 64)
     if _in_slices(shape):  # what a tile finds out about its rows takes registers, and time
-        many_warps = features > 1024 and samples > 64
+        # but programs that pool windows are sooner done by few
+        many_warps = features > 1024 and samples > 64 and (shape.view.positions == 1 or shape.view.unpooled)
         block_n = min(block_n, 64 if features > 1024 or samples > 128 else 32)
         block_k = 64 if size == 4 or (misaligned and not many_warps) else 128
         while block_k > 16 and -(-samples // block_n) * -(-rows // block_k) < 3 * _PROGRAMS // 4:
@@ -213,11 +214,13 @@ def _tile_of_reading(shape: HeadShape) -> tuple[int, int, int]:
     if samples > 64 and size < 4:
         if -(-samples // 128) * -(-rows // block_k) >= _PROGRAMS or rows <= block_k:
             block_n = 128
-    few_turned = shape.view.turned and rows <= _FEW_TURNED
-    few_warps = pools or (
-        block_n * block_k <= 4096
-        and (few_turned or size == 4 and samples > 32 if shape.view.unpooled else shape.view.positions > 1)
-    )
+    small = block_n * block_k <= 4096
+    if shape.view.unpooled:
+        few_warps = small and ((shape.view.turned and rows <= _FEW_TURNED) or (size == 4 and samples > 32))
+    elif size == 2 and features % 2 != 0:
+        few_warps = False  # numbers of odd rows have an address each, in registers
+    else:
+        few_warps = pools or (small and shape.view.positions > 1)
     return block_n, block_k, 4 if block_k < 64 or few_warps else 8
 
 

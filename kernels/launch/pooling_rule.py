@@ -68,10 +68,12 @@ def _windows(shape: HeadShape, columns: int, enough: int, only_pools: bool) -> "
 def packed_windows(shape: HeadShape, config: LaunchConfig) -> LaunchConfig:
     """Choose how programs pack windows: a block of channels each, and all positions, or some where programs are few."""
     positions, columns = shape.view.positions, shape.view.window_h * shape.view.window_w
-    is_max = shape.pool == "max"
     if shape.layout == "channels_last":
-        block_p, block_a = min(next_power_of_2(positions), 8 if columns > 16 else 4), min(next_power_of_2(columns), 16)
-        block_c = min((8192 if is_max else 16384) // (block_p * block_a), next_power_of_2(shape.channels))
+        in_vectors = shape.channels * shape.element_size % 16 == 0  # else each number has an address in registers
+        most = 4096 if not in_vectors else 8192 if shape.pool == "max" else 16384
+        block_p = min(next_power_of_2(positions), 8 if columns > 16 and in_vectors else 4)
+        block_a = min(next_power_of_2(columns), 16)
+        block_c = min(most // (block_p * block_a), next_power_of_2(shape.channels))
         while block_c > 32 and shape.samples * shape.channels < 64 * block_c:
             block_c //= 2
     else:
