@@ -1,6 +1,6 @@
 """The rule of heads whose logits a library computes sooner than programs of ours, which then only decide.
 
-Found by 720 random heads of both ways (H100); ``auxhead-tune heads --random`` measures the way not taken, too.
+Found by 960 random heads of both ways (H100); ``auxhead-tune heads --random`` measures the way not taken, too.
 """
 
 import math
@@ -24,14 +24,14 @@ def library_pays(shape: HeadShape, config: LaunchConfig, classes: int, *, hidden
     # channels of one window each are packed by few programs, which read as many elements at a time as rows allow
     large_windows = shape.layout == "contiguous" and shape.view.positions == 1 and shape.view.window_w > 64
     if hidden and rows * classes >= _LIBRARY_LAST_LAYER and weight <= 8 * _MB:
-        if classes > 4096 or (samples >= 8 and rows >= 256):
+        if classes > 4096 or (samples >= 8 and rows >= 512):
             return True
     elif large_windows and not (is_float32 or norms):
         return samples >= 32 and classes > 2048 and weight <= 16 * _MB
     if not config.reads:
         return False
     if features % (4 if is_float32 else 2) != 0 and rows >= 100 and (hidden or not norms):
-        if samples >= (32 if is_float32 else 16):  # rows are read number by number
+        if samples >= (24 if is_float32 else 16):  # rows are read number by number
             return True
     if hidden:
         return False
