@@ -52,7 +52,7 @@ def _windows(shape: HeadShape, columns: int, enough: int, only_pools: bool) -> "
     if shape.layout == "channels_last":  # half lines at least, whole ones where programs are enough
         block_a, block_p = min(next_power_of_2(columns), 16), min(next_power_of_2(shape.view.positions), 4)
         block_c = 16 if features < 8192 else 64 // shape.element_size
-        while block_c * block_p * max(block_a, 32) < 8192 and features >= 512 * block_c * block_p:
+        while block_c * block_p < 256 and features >= 512 * block_c * block_p:
             block_c *= 2
     else:
         block_a, block_p = min(next_power_of_2(columns), 64), min(next_power_of_2(shape.view.positions), 16)
