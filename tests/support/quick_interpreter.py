@@ -30,6 +30,7 @@ def quicken() -> bool:
     _type_tuples_on_demand()
     _take_equal_types_as_they_are()
     _round_to_bfloat16()
+    _reduce_by_slices()
     return True
 
 
@@ -313,3 +314,20 @@ def _take_equal_types_as_they_are() -> None:
     core._unwrap_if_constexpr = unwrapped
     core.block_type.to_ir = lambda self, builder: self  # the interpreter's own types are these
     core.dtype.__eq__ = lambda self, other: self is other or equals(self, other)
+
+
+def _reduce_by_slices() -> None:
+    """Combine whole slices of a block, in the order in which the interpreter combines their elements one by one."""
+    generic = interpreter.ReduceOps.generic_reduce
+
+    def by_slices(self, given):
+        data = given[0].handle.data
+        if len(given) > 1 or self.axis is None or data.ndim < 2 or self.keep_dims:
+            return generic(self, given)
+        dtype, total = given[0].dtype, None
+        for each in np.moveaxis(data, self.axis, 0):
+            each = self.to_tensor(each, dtype)
+            total = each if total is None else self.combine_fn.fn(total, each)
+        return [self.to_tensor(total.handle.data, dtype)]
+
+    interpreter.ReduceOps.generic_reduce = by_slices
