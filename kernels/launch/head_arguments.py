@@ -40,7 +40,7 @@ def check_pool(pool: str, pool_size: int | Sequence[int]) -> tuple[int, int]:
     if pool not in POOLS:
         raise ValueError(f"pool: got {pool!r}, wants one of {list(POOLS)}")
     pair = tuple(pool_size) if isinstance(pool_size, (tuple, list)) else (pool_size, pool_size)
-    if len(pair) != 2 or not all(isinstance(size, int) and size > 0 for size in pair):
+    if len(pair) != 2 or not all(isinstance(size, int) and size is not True and size > 0 for size in pair):
         raise ValueError(f"pool_size: got {pool_size!r}, wants a positive int or a pair of them")
     if max(pair) > MOST_WINDOWS:
         raise ValueError(f"pool_size: got {pool_size!r}, wants at most {MOST_WINDOWS} rows and columns")

@@ -99,6 +99,7 @@ def test_checks_by_themselves():
     refused(lambda: check_temperature(0), ValueError, "temperature", "0")
     refused(lambda: check_threshold("max_prob", 2), ValueError, "threshold", "2")
     refused(lambda: check_pool("mean", 1), ValueError, "pool", "'mean'")
+    refused(lambda: check_pool("avg", True), ValueError, "pool_size", "True")
     refused(lambda: check_pool("avg", (1, MOST_WINDOWS + 1)), ValueError, "pool_size", "46341", "46340")
     refused(lambda: check_input(torch.zeros(2, 4, 3, 3), "first", (1, 1)), ValueError, "pool", "'first'")
 
