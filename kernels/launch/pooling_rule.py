@@ -70,10 +70,9 @@ def packed_windows(shape: HeadShape, config: LaunchConfig) -> LaunchConfig:
     positions, columns = shape.view.positions, shape.view.window_h * shape.view.window_w
     if shape.layout == "channels_last":
         in_vectors = shape.channels * shape.element_size % 16 == 0  # else each number has an address in registers
-        most = 4096 if not in_vectors else 8192 if shape.pool == "max" else 16384
         block_p = min(next_power_of_2(positions), 8 if columns > 16 and in_vectors else 4)
         block_a = min(next_power_of_2(columns), 16)
-        block_c = min(most // (block_p * block_a), next_power_of_2(shape.channels))
+        block_c = min((8192 if in_vectors else 4096) // (block_p * block_a), next_power_of_2(shape.channels))
         while block_c > 32 and shape.samples * shape.channels < 64 * block_c:
             block_c //= 2
     else:
