@@ -75,7 +75,7 @@ def fused_head(
         bias: [K], dtype and device of x, or None.
         pool: "avg" or "max": windows cut as by ``torch.nn.AdaptiveAvgPool2d(pool_size)`` (over T for tokens);
             "first": the first token; "none": flatten only. Pooled vectors are read as they are.
-        pool_size: windows of a map, p or (p_h, p_w).
+        pool_size: windows of a map, p or (p_h, p_w), at most 46,340 each.
         criterion: what the confidence is, larger where a head is surer: "max_prob", the largest probability;
             "margin", that less the second largest; "entropy", 1 - H / log K of the probabilities' entropy H, all three
             from 0 to 1; "energy", temperature * logsumexp(logits / temperature), of any size; or "patience", how many

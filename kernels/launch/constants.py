@@ -54,13 +54,15 @@ class HeadConstants(LaunchConfig):
     ) -> "HeadConstants":  # fmt: skip
         """Make them from a head's configuration, input and layers; ``weight`` is the last layer's."""
         first, features = hidden.first_weight(weight), view.shape[1] * view.positions
+        one_window = view.positions == config.block_p == 1
+        in_rows = one_window and view.strides[3] == 1
         return cls(
             **vars(config), rows=first.shape[0], classes=weight.shape[0],
             unit=gcd(16, features, first.stride(0), *([] if config.packs else view.strides[:1])),
-            window_unit=gcd(config.block_a, 16, view.shape[3], *view.strides[:3]) if view.strides[3] == 1 else 1,
+            window_unit=gcd(config.block_a, 16, view.shape[3], *view.strides[:3]) if in_rows else 1,
             shares=config.shares_of(view, weight.shape[0], hidden), pool_max=pool_max, criterion=number_of(criterion),
             activation=hidden.activation_number, rectifies=hidden.rectifies, norms=hidden.eps is not None,
-            one_window=view.positions == config.block_p == 1,
+            one_window=one_window,
             channels_last=view.strides[1] == 1, transposes=view.turned,
             last_unit=gcd(16, weight.stride(0)), element_size=weight.element_size(),
         )  # fmt: skip
