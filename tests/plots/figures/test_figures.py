@@ -145,7 +145,7 @@ def test_ranks_are_those_of_the_ratios_that_records_have():
     assert sum(map(sum, drawn("ranks")["rank_counts"])) == configs <= len(ratios)
 
 
-REDRAWN = [FIGURES[name] for name in ("ranks", "landscape")]
+REDRAWN = [FIGURES[name] for name in ("ranks", "landscape", "random-heads")]
 
 
 def test_the_numbers_of_the_gallery_are_drawn_where_the_records_are_not_there(monkeypatch, tmp_path):
