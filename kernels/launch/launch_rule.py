@@ -208,7 +208,8 @@ def _tile_of_reading(shape: HeadShape) -> tuple[int, int, int]:
         while block_k > 16 and -(-samples // block_n) * -(-rows // block_k) < 3 * _PROGRAMS // 4:
             block_k //= 2
         return block_n, block_k, 8 if many_warps else 4
-    pools = shape.view.positions > 1 and not shape.view.unpooled and _map_is_larger(shape)
+    pools = not shape.view.unpooled and (shape.view.positions > 1 or shape.layout == "contiguous")
+    pools = pools and _map_is_larger(shape)
     large = weight_bytes(shape) >= 2 * _LARGE_WEIGHT and not pools and not misaligned
     block_k = min(max(next_power_of_2(rows), 16), 128 if large else 64)
     if samples > 64 and size < 4:
@@ -238,7 +239,7 @@ def _packed(shape: HeadShape, config: LaunchConfig) -> LaunchConfig:
         return packed_windows(shape, config)
     pools = pooling(shape, only_pools=True)
     if shape.layout == "contiguous":
-        block_a = min(next_power_of_2(columns), 256)
+        block_a = min(next_power_of_2(columns), 128)
         pools = replace(pools, block_c=4096 // block_a, block_a=block_a, stages=1)
     elif shape.layout == "channels_last":
         block_c = pools.block_c

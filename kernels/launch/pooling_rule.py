@@ -30,7 +30,7 @@ def pooling(shape: HeadShape, *, only_pools: bool) -> LaunchConfig:
     num_warps = 4 if only_pools and columns <= 256 else 8
     pool = _Pool(block_c, max(8192 // (block_c * block_p), 1), num_warps, stages=1, enough=enough)
     if positions == 1 and window_w >= 16 and block_f <= 64:
-        pool = _global_pool(samples, channels, window_w, shape.classes, shape.element_size) or pool
+        pool = _global_pool(shape, window_w) or pool
     if positions > 1:
         window_w = columns  # its elements lie in one row for the kernel
         pool, block_p = _windows(shape, columns, enough, only_pools)
@@ -42,8 +42,9 @@ def pooling(shape: HeadShape, *, only_pools: bool) -> LaunchConfig:
     most = 1 if shape.pool == "max" else min(window_w // block_a, 64)
     while programs * window_parts < pool.enough and 2 * window_parts <= most:
         window_parts *= 2
+    stages = 1 if block_a * window_parts >= window_w else pool.stages  # of one step nothing is read ahead
     block_j = min(next_power_of_2(shape.classes), 1024)
-    return LaunchConfig(1, block_c, block_p, block_a, 1, 1, 1, block_j, window_parts, pool.stages, pool.num_warps)
+    return LaunchConfig(1, block_c, block_p, block_a, 1, 1, 1, block_j, window_parts, stages, pool.num_warps)
 
 
 def _windows(shape: HeadShape, columns: int, enough: int, only_pools: bool) -> "tuple[_Pool, int]":
@@ -71,13 +72,14 @@ def packed_windows(shape: HeadShape, config: LaunchConfig) -> LaunchConfig:
     if shape.layout == "channels_last":
         in_vectors = shape.channels * shape.element_size % 16 == 0  # else each number has an address in registers
         block_p = min(next_power_of_2(positions), 8 if columns > 16 and in_vectors else 4)
-        block_a = min(next_power_of_2(columns), 16)
+        one_by_one = (shape.pool == "max" and in_vectors) or config.num_warps == 8
+        block_a = min(next_power_of_2(columns), 8 if one_by_one else 16)
         block_c = min((8192 if in_vectors else 4096) // (block_p * block_a), next_power_of_2(shape.channels))
         while block_c > 32 and shape.samples * shape.channels < 64 * block_c:
             block_c //= 2
     else:
         pool, block_p = _windows(shape, columns, 0, True)
-        block_a = pool.block_a
+        block_a = min(pool.block_a, 16) if columns <= 64 else pool.block_a  # the sum of a window is over threads
         block_c = 4096 // (block_p * block_a) if columns > block_a else pool.block_c
         block_c = min(block_c, next_power_of_2(shape.channels))
     parts, blocks = 1, shape.samples * -(-shape.channels // block_c)
@@ -96,19 +98,24 @@ class _Pool(NamedTuple):
     enough: int  # programs; windows are divided where there are fewer
 
 
-def _global_pool(samples: int, channels: int, window_w: int, classes: int, element_size: int) -> _Pool | None:
+def _global_pool(shape: HeadShape, window_w: int) -> _Pool | None:
     """Choose how maps are pooled to one position a channel: what was best, or near it, beside the trunk of ResNet-18.
 
     Small programs find room between convolutions; of many samples, one program each meets no others. None: as others.
     """
-    line = 128 // element_size  # channels that a line of memory holds
+    samples, channels, classes = shape.samples, shape.channels, shape.classes
+    line = 128 // shape.element_size  # channels that a line of memory holds
+    large_in_rows = shape.layout == "contiguous" and window_w > 64  # each channel has lines of its own
     if classes > FEW_CLASSES:
+        if large_in_rows and (samples >= 32 or 4 <= samples < 16):
+            return _Pool(16, 64, 4, 1, 256) if samples >= 32 else _Pool(16, 128, 4, 1, 16)
         if samples >= 32:
             if samples < 64:
                 return _Pool(line, 64, 8, 1, 128)
             return _Pool(line, 64, 4, 4, 256) if window_w > 64 else _Pool(512, 16, 4, 1, 0)
         return _Pool(64, 128, 8, 1, 16) if 4 <= samples < 16 and window_w > 64 else None
-    if samples >= 64 and classes <= 16 and 128 <= channels <= 512 and window_w <= 1024:
+    most = 256 if large_in_rows else 512
+    if samples >= 64 and classes <= 16 and 128 <= channels <= most and window_w <= 1024:
         return _Pool(512, 64 if channels <= 128 else 32 if channels <= 256 else 8, 4, 4, 0)
     if samples >= 16:
         return _Pool(line, 64, 4, 4, 256)
