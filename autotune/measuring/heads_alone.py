@@ -49,6 +49,9 @@ class Target(NamedTuple):
 _CHECKED_LAUNCHES = 5
 #: Roundings of an answer's dtype that it may be off by, however exact PyTorch's logits are by luck.
 _FLOOR_ROUNDINGS = 4
+#: The same in roundings of x's dtype: an eighth of what that of one logit from 1 to 2 may do to a probability. Sums in
+#: float32 of thousands of features are off by a millionth, and PyTorch's float16 logits of one sample by luck less.
+_FLOOR_OF_LOGITS = 1 / 64
 #: Error that a peer may have in float32, over a fused head's: torch.compile's kernels add one product after another
 #: and were off by 2.4 times that (512 features, 100 classes, H200). That is a peer less exact, not a wrong one.
 _PEERS_ROUNDING = 4
@@ -133,7 +136,8 @@ class AloneHead:
         """Check one answer, the fused head's or a peer's, which may be less exact; return what is wrong, or None."""
         exact, off_by_pytorch = self._truth
         assert exact.probs is not None
-        allowed = max(2.0 * off_by_pytorch, _FLOOR_ROUNDINGS * torch.finfo(answer.confidence.dtype).eps)
+        floor = _FLOOR_ROUNDINGS * torch.finfo(answer.confidence.dtype).eps
+        allowed = max(2.0 * off_by_pytorch, floor, _FLOOR_OF_LOGITS * torch.finfo(self.x.dtype).eps)
         if peer and answer.confidence.dtype == torch.float32:
             allowed *= _PEERS_ROUNDING
         off = (answer.confidence.double() - exact.confidence).abs().max().item()

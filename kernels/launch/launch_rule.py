@@ -15,6 +15,8 @@ _FEW_FEATURES, _FEW_PRODUCTS = 512, 16384
 _FEW_TURNED = 64
 #: Classes from which on several programs decide about a sample.
 _MANY_CLASSES = 4096
+#: Features from which on no program of a normed head has all of a sample's.
+_MANY_FEATURES = 8192
 #: Programs that fill a GPU: an H100 or H200 has so many SMs.
 _PROGRAMS = 132
 #: Bytes of a step of the product, and of all steps that lie in shared memory: as much as small GPUs have.
@@ -89,7 +91,8 @@ def _packing_pays(shape: HeadShape) -> bool:
 
 def config_of_norm(shape: HeadShape) -> LaunchConfig:
     """Choose the configuration of a head with a LayerNorm: programs that multiply have all features of one sample."""
-    if shape.samples * weight_bytes(shape) >= 2 * _LARGE_WEIGHT or shape.classes > _MANY_CLASSES:
+    large = shape.samples * weight_bytes(shape) >= 2 * _LARGE_WEIGHT or shape.features >= _MANY_FEATURES
+    if large or shape.classes > _MANY_CLASSES:
         return config_of_reading(shape, _where(shape))
     return _single(shape, pooling(shape, only_pools=True))
 
@@ -173,7 +176,7 @@ def config_of_reading(shape: HeadShape, features: str) -> LaunchConfig:
         block_f, programs = block_c * block_p, (8 if shape.samples <= 8 else 1) * _PROGRAMS
     elif features == "packed" and shape.view.turned and shape.samples <= 8 and rows <= _FEW_TURNED:
         programs *= 4
-    elif features == "in place" and size == 4 and shape.samples > 32:
+    elif features == "in place" and size == 4 and not 8 < shape.samples <= 32:
         programs *= 2
     if features == "in place" and not shape.view.turned and shape.view.positions > 1:
         block_p = min(block_f, max(next_power_of_2(shape.view.positions), 16 // size))  # fewer do not compile

@@ -106,6 +106,11 @@ def _global_pool(shape: HeadShape, window_w: int) -> _Pool | None:
     samples, channels, classes = shape.samples, shape.channels, shape.classes
     line = 128 // shape.element_size  # channels that a line of memory holds
     large_in_rows = shape.layout == "contiguous" and window_w > 64  # each channel has lines of its own
+    if samples < 16 and shape.layout == "channels_last" and channels * shape.element_size % 16 != 0:
+        if classes > FEW_CLASSES and samples >= 4:  # each number has an address in registers
+            return _Pool(16, 64, 8, 1, 0)
+        if samples < 4 and window_w <= 64:
+            return _Pool(16, 16, 4, 4, 0)
     if classes > FEW_CLASSES:
         if large_in_rows and (samples >= 32 or 4 <= samples < 16):
             return _Pool(16, 64, 4, 1, 256) if samples >= 32 else _Pool(16, 128, 4, 1, 16)

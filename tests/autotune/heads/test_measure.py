@@ -122,6 +122,17 @@ def test_a_peer_may_be_less_exact(timing):
     assert "0.0039 being allowed" in alone_head.AloneHead(half, x).wrong_answer(off)
 
 
+def test_lucky_logits_of_pytorch_in_float16_do_not_make_sums_in_float32_wrong():
+    """Of one sample and two classes PyTorch's rounding may be next to nothing."""
+    head = FusedAuxHead(16, num_classes=2).half()
+    torch.nn.init.zeros_(head.linear.weight)
+    torch.nn.init.zeros_(head.linear.bias)
+    said = head(x := torch.randn(1, 16).half())
+    alone = alone_head.AloneHead(head, x)
+    assert alone.wrong_answer(said._replace(confidence=said.confidence + 1.1e-6)) is None
+    assert "1.5e-05 being allowed" in alone.wrong_answer(said._replace(confidence=said.confidence + 3e-5))
+
+
 def test_wrong_answers_in_situ_are_not_timed(timing, monkeypatch):
     target = timing.targets[0]
     runner = heads_in_situ.OverlappedRunner
