@@ -1,6 +1,6 @@
 """The rule of heads whose logits a library computes sooner than programs of ours, which then only decide.
 
-Found by 960 random heads of both ways (H100), the last 240 of them autotune/records/h100/random-heads.jsonl;
+Found by 1,359 random heads of both ways (H100), of which some are autotune/records/h100/random-heads.jsonl;
 ``auxhead-tune heads --random`` measures the way not taken, too.
 """
 
@@ -31,20 +31,25 @@ def library_pays(shape: HeadShape, config: LaunchConfig, classes: int, *, hidden
         return samples >= 32 and classes > 2048 and weight <= 16 * _MB
     if not config.reads:
         return False
-    if features % (4 if is_float32 else 2) != 0 and rows >= 100 and (hidden or not norms):
-        if samples >= (24 if is_float32 else 16):  # rows are read number by number
+    if features % (4 if is_float32 else 2) != 0:  # rows are read number by number
+        many = rows >= 100 and samples >= (24 if is_float32 else 16) and (hidden or not norms)
+        if many or (samples == 1 and weight >= 2 * _MB):
             return True
     if hidden:
         return False
     map_bytes = math.prod(shape[:4]) * shape.element_size
     if norms:  # programs wait for its statistics, too
-        large_map = large_windows and not is_float32 and map_bytes > 4 * weight
-        return features <= 2048 and (large_map or (classes > 2048 and weight <= 8 * _MB))
+        small = weight <= 8 * _MB and (classes > 2048 or not unpooled)
+        large_map = large_windows and map_bytes > 4 * weight
+        return features <= 2048 and not is_float32 and (large_map or small)
     if is_float32 and turned:
         return samples <= 2
     if is_float32:
-        large_map = large_windows and map_bytes > max(8 * weight, 64 * _MB)
-        return samples > 64 and classes >= 1000 if unpooled else large_map
+        if unpooled:
+            return (samples > 64 and classes >= 1000) or (samples == 1 and features >= 1 << 16)
+        return large_windows and map_bytes > max(8 * weight, 64 * _MB)
     if turned:
         return features % 8 != 0 and samples >= 32 and classes > 64
-    return unpooled and samples >= 128 and classes <= 4096 and weight >= 16 * _MB
+    if not unpooled or samples < 128:
+        return False
+    return features <= 192 if classes > 4096 else classes > 64 and weight >= 16 * _MB
