@@ -39,6 +39,14 @@ def logits_block(product, sums, bias, off_n, off_k, N, K, WAITS: tl.constexpr, B
 
 
 @triton.jit
+def dealt_out(product, BLOCK: tl.constexpr):
+    """Return numbers [1, BLOCK] with a few of them in each thread: a sum of products leaves all of them in many."""
+    if BLOCK < 32:
+        return product
+    return tl.gather(product, tl.arange(0, BLOCK)[None, :], 1)
+
+
+@triton.jit
 def heated_exp(logits, top, cold):
     """Return exp((logits - top) * cold), 0 for a class at -inf even while no larger one was seen."""
     return tl.exp((logits - tl.where(top == float("-inf"), 0.0, top)[:, None]) * cold)

@@ -45,7 +45,7 @@ import triton
 import triton.language as tl
 from triton.language import core
 
-from .decide import decide
+from .decide import dealt_out, decide
 from .hand_over import send
 from .hidden_layers import NO_ACTIVATION
 from .last_layer import decide_by_hidden, decide_by_logits, last_tile, send_hidden
@@ -170,7 +170,7 @@ def split_program(pid, x, weight, workspace, sizes, N, CONFIG: tl.constexpr):
     BLOCK_J: tl.constexpr = CONFIG.block_j
     product = tl.zeros((1, BLOCK_J), tl.float32)
     if CONFIG.alone:
-        product = tl.sum(block.to(tl.float32) * pooled, axis=1)[None, :]
+        product = dealt_out(tl.sum(block.to(tl.float32) * pooled, axis=1)[None, :], BLOCK_J)
         decides = pid >= 0
     else:
         row = partial + (tl.cast(pid_split, tl.int64) * N + pid_n) * CONFIG.row_width

@@ -9,7 +9,7 @@ that decides; both lie in one memory, logits first.
 import triton
 import triton.language as tl
 
-from .decide import decide, logits_block
+from .decide import dealt_out, decide, logits_block
 from .hand_over import INTERPRETED, awaited, seen, send
 from .hidden_layers import activated
 from .product import weight_block
@@ -27,8 +27,28 @@ def decide_by_hidden(product, sums, bias, rule, last, output, off_n, N, CONFIG: 
     rows = weight_block(column, stride_lk, mask_h, tl.arange(0, BLOCK_L), K)  # on its way while sums are
     hidden = logits_block(product, sums, bias, off_n, off_h, N, CONFIG.rows, CONFIG.hands_over, CONFIG.parts_at_once)
     hidden = tl.where(mask_h[None, :], activated(hidden, CONFIG.activation), 0.0)
-    product = tl.sum(rows.to(tl.float32) * hidden, axis=1)[None, :]
+    if BLOCK_L < 32 or CONFIG.block_j < 16:
+        product = tl.sum(rows.to(tl.float32) * hidden, axis=1)[None, :]
+    else:  # on tensor cores, as several equal samples: sums over threads would be many instructions
+        equal = tl.broadcast_to(tl.trans(hidden), (CONFIG.block_j, 8))
+        tile = last_product(rows, equal, tl.zeros((BLOCK_L, 8), tl.float32))
+        product = tl.sum(tl.where(tl.arange(0, 8)[None, :] == 0, tile, 0.0), axis=1)[None, :]
+        product = dealt_out(product, BLOCK_L)
     decide(product, None, last[1], rule, output, off_n, N, K, CONFIG.criterion, False, 1, BLOCK_L)
+
+
+@triton.jit
+def last_product(left, right, tile):
+    """Add the product of rows of the weight and hidden features [H, BLOCK_N] to a tile, as exact as in float32."""
+    if INTERPRETED:  # it multiplies bfloat16 wrongly
+        tile = tl.dot(left.to(tl.float32), right, tile, input_precision="ieee")
+    elif left.dtype == tl.float32:
+        tile = tl.dot(left, right, tile, input_precision="tf32x3")
+    else:
+        upper = right.to(left.dtype)
+        tile = tl.dot(left, upper, tile)
+        tile = tl.dot(left, (right - upper.to(tl.float32)).to(left.dtype), tile)
+    return tile
 
 
 @triton.jit
@@ -67,14 +87,7 @@ def last_tile(pid_tile, last, N, CONFIG: tl.constexpr):
         left = weight_block(column, stride_lk, off_h < H, off_k, CONFIG.classes)
         mask = mask_n & (off_h < H)[None, :]
         right = tl.trans(awaited(seen(hidden + off_h[None, :], mask), hidden + off_h[None, :], mask))
-        if INTERPRETED:  # it multiplies bfloat16 wrongly
-            tile = tl.dot(left.to(tl.float32), right, tile, input_precision="ieee")
-        elif left.dtype == tl.float32:
-            tile = tl.dot(left, right, tile, input_precision="tf32x3")
-        else:
-            upper = right.to(left.dtype)
-            tile = tl.dot(left, upper, tile)
-            tile = tl.dot(left, (right - upper.to(tl.float32)).to(left.dtype), tile)
+        tile = last_product(left, right, tile)
         column += tl.cast(BLOCK_H, tl.int64) * stride_lh
     pointer = last[2] + off_n.to(tl.int64)[None, :] * CONFIG.last_row_width + off_k[:, None]
     send(pointer, tile, (off_n < N)[None, :] & (off_k < CONFIG.last_row_width)[:, None])
