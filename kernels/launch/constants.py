@@ -1,6 +1,6 @@
 """Constants that are compiled into a launch's code, read there by name: LAUNCH are the launch's, CONFIG a place's."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import gcd
 from typing import ClassVar
 
@@ -9,6 +9,7 @@ from torch import Tensor
 from ..reference.criteria import number_of
 from ..reference.hidden_layers import HiddenLayers
 from .head_view import HeadView
+from .kernel_hash import kernel_hash
 from .launch_config import MOST_AT_ONCE, ROW_UNIT, LaunchConfig, next_power_of_2, padded_row
 
 
@@ -173,6 +174,9 @@ class LaunchConstants:
     """Its last place is the network's."""
     patient: bool = False
     """Some head exits under patience."""
+    code: str = field(default_factory=kernel_hash)
+    """Triton's cache on disk tells kernels apart by their functions and by the fields of their constants: without this
+    it would run those of an earlier version, of which a property had another value."""
 
     @property
     def block_j(self) -> int:

@@ -8,25 +8,28 @@ from pathlib import Path
 
 #: The Triton functions: launch configurations steer these alone.
 FOLDER = Path(__file__).parents[1] / "jit"
+#: Modules that compute the constants of these functions, which read properties, too.
+CONSTANTS = tuple(Path(__file__).with_name(name) for name in ("constants.py", "launch_config.py"))
 
 #: By hash, those of earlier code of which launches under ``max_prob`` are the same machine code for compute capability
 #: 9.0, as tests/kernels/test_machine_code.py finds: what was measured with it holds for this.
 SAME_MACHINE_CODE = {
-    "b41336059b5950a8": (
-        "ebb8260d3f761adb", "39cd7e348dca1eba", "946371c5f7c800ca", "c9b50b09b067b219", "955f1370fe7b006e",
+    "836c5eb7dcf7e9ab": (
+        "b41336059b5950a8", "ebb8260d3f761adb", "39cd7e348dca1eba", "946371c5f7c800ca", "c9b50b09b067b219",
+        "955f1370fe7b006e",
     )
 }  # fmt: skip
 
 
 @lru_cache
 def kernel_hash() -> str:
-    """Return the hash of the code in ``kernels/jit``, 16 hexadecimal digits.
+    """Return the hash of the code in ``kernels/jit`` and of what computes its constants, 16 hexadecimal digits.
 
     Comments, docstrings, blank lines and imports do not count: a table is not to be thrown away for one of them, nor
     where a module moves. What is imported from elsewhere in the folder counts there.
     """
     digest = hashlib.sha256()
-    for path in sorted(FOLDER.glob("*.py")):
+    for path in (*sorted(FOLDER.glob("*.py")), *CONSTANTS):
         digest.update(_code(path.read_text(encoding="utf-8")).encode())
     return digest.hexdigest()[:16]
 

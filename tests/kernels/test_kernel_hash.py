@@ -4,6 +4,7 @@ import importlib
 import re
 
 import pytest
+from auxhead.kernels.launch.constants import LaunchConstants
 from auxhead.kernels.launch.kernel_hash import FOLDER, _code, kernel_hash
 
 
@@ -19,9 +20,21 @@ def test_kernel_hash_changes_with_code_alone(tmp_path, monkeypatch):
         return kernel_hash.__wrapped__()
 
     assert hash_of({}) == kernel_hash()
+    constants, other = module.CONSTANTS[0].read_text(), tmp_path.with_name("constants.py")
+    monkeypatch.setattr(module, "CONSTANTS", (other, *module.CONSTANTS[1:]))
+    other.write_text(constants)
+    assert hash_of({}) == kernel_hash()
+    other.write_text(constants.replace("max(8192 //", "max(4096 //"))
+    assert hash_of({}) != kernel_hash()
+    other.write_text(constants)
     for name, source in sources.items():
         assert hash_of({name: source + "\n\n# why\n"}) == kernel_hash(), name
         assert hash_of({name: source + "\nx = 1\n"}) != kernel_hash(), name
+
+
+def test_triton_finds_no_kernel_whose_constants_were_computed_otherwise():
+    """Its key has a launch's constants as text: their fields, and no property."""
+    assert kernel_hash() in str(LaunchConstants((), classes=2, bounded=False))
 
 
 SAME_CODE = {
