@@ -101,7 +101,7 @@ class HeadConstants(LaunchConfig):
     @property
     def parts_at_once(self) -> int:
         """Parts that are added up in one step."""
-        return min(self.block_s, max(8192 // self.block_j, 1)) if self.reads else self.block_s
+        return min(self.block_s, max(2048 // self.block_j, 1)) if self.reads else self.block_s
 
     @property
     def row_width(self) -> int:
