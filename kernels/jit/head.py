@@ -49,7 +49,7 @@ from .decide import dealt_out, decide
 from .hand_over import send
 from .hidden_layers import NO_ACTIVATION
 from .last_layer import decide_by_hidden, decide_by_logits, last_tile, send_hidden
-from .pool import pooled_block, pooled_features
+from .pool import known_multiple, pooled_block, pooled_features
 from .product import split_product, tile_product, weight_block
 from .read_product import put_in_order, read_product, send_statistics
 from .slices import finish, survey_tile
@@ -156,6 +156,7 @@ def split_program(pid, x, weight, workspace, sizes, N, CONFIG: tl.constexpr):
     A program that is ``alone`` has all of a sample, and its product is the sum. Others leave theirs in the workspace.
     """
     weight, stride_wk, stride_wf = weight
+    stride_wk = known_multiple(stride_wk, CONFIG.unit)
     _, partial, arrived = workspace
     _, _, _, GRID_H, GRID_W, _, _ = sizes
     positions = GRID_H * GRID_W

@@ -12,6 +12,7 @@ import triton.language as tl
 from .decide import dealt_out, decide, logits_block
 from .hand_over import INTERPRETED, awaited, seen, send
 from .hidden_layers import activated
+from .pool import known_multiple
 from .product import weight_block
 
 
@@ -24,6 +25,7 @@ def decide_by_hidden(product, sums, bias, rule, last, output, off_n, N, CONFIG: 
     off_h = tl.arange(0, CONFIG.block_j)
     mask_h = off_h < CONFIG.rows
     column = weight + off_h.to(tl.int64) * stride_lh
+    stride_lk = known_multiple(stride_lk, CONFIG.last_unit)
     rows = weight_block(column, stride_lk, mask_h, tl.arange(0, BLOCK_L), K)  # on its way while sums are
     hidden = logits_block(product, sums, bias, off_n, off_h, N, CONFIG.rows, CONFIG.hands_over, CONFIG.parts_at_once)
     hidden = tl.where(mask_h[None, :], activated(hidden, CONFIG.activation), 0.0)
@@ -74,7 +76,7 @@ def last_tile(pid_tile, last, N, CONFIG: tl.constexpr):
     BLOCK_H: tl.constexpr = CONFIG.block_h
     H: tl.constexpr = CONFIG.rows
     weight, stride_lk, stride_lh = last[0]
-    stride_lk = stride_lk // CONFIG.last_unit * CONFIG.last_unit  # the same number; see ``read_product``
+    stride_lk = known_multiple(stride_lk, CONFIG.last_unit)
     groups = tl.cdiv(N, BLOCK_N)  # side by side, so that they find the weight in the cache
     off_n = pid_tile % groups * BLOCK_N + tl.arange(0, BLOCK_N)
     off_k = pid_tile // groups * BLOCK_K + tl.arange(0, BLOCK_K)

@@ -7,6 +7,12 @@ from .hidden_layers import rectified
 
 
 @triton.jit
+def known_multiple(number, UNIT: tl.constexpr):
+    """Return a multiple of UNIT as one of which Triton knows it, and reads in vectors; of 16 it knows by itself."""
+    return number if UNIT == 16 else number // UNIT * UNIT
+
+
+@triton.jit
 def window_bounds(off, SIZE, GRID):
     """Return start and end (exclusive) of window ``off`` of GRID over SIZE elements, as torch.nn.AdaptiveAvgPool2d.
 
@@ -25,6 +31,10 @@ def pooled_block(pid_split, sizes, CONFIG: tl.constexpr):
     Before them stand which part of the windows, and how many columns of one a part has.
     """
     C, _, _, GRID_H, GRID_W, _, WINDOW_W = sizes
+    if CONFIG.channels_last:
+        C = known_multiple(C, CONFIG.map_unit)
+    elif CONFIG.one_window:
+        C = known_multiple(C, CONFIG.unit)
     pid_part = pid_split % CONFIG.window_parts
     pid_block = pid_split // CONFIG.window_parts
     part_w = tl.cdiv(tl.cdiv(WINDOW_W, CONFIG.block_a), CONFIG.window_parts) * CONFIG.block_a
@@ -63,21 +73,21 @@ def pooled_features(x, pid_n, block, sizes, CONFIG: tl.constexpr):
 @triton.jit
 def pooled_channels(x, pid_n, block, sizes, CONFIG: tl.constexpr):
     """Pool whole channels. Plain sizes instead of vectors of bounds: the compiler then sees contiguous reads."""
-    x, stride_xn, stride_xc, stride_xh, stride_xw = x
+    x, stride_xn, stride_xc, stride_xh, stride_xw = in_known_steps(x, CONFIG)
     _, H, W, _, _, WINDOW_H, WINDOW_W = sizes
     pid_part, part_w, off_c, _, mask_f = block
     start_w = pid_part * part_w
     end_w = tl.minimum((pid_part + 1) * part_w, WINDOW_W)
     BLOCK_A: tl.constexpr = CONFIG.block_a
-    UNIT: tl.constexpr = CONFIG.window_unit  # it divides sizes, which stay the same; see ``read_product``
-    end_w = end_w // UNIT * UNIT
-    base = x + tl.cast(pid_n, tl.int64) * (stride_xn // UNIT * UNIT) + off_c.to(tl.int64) * (stride_xc // UNIT * UNIT)
+    if not CONFIG.channels_last:
+        end_w = end_w // CONFIG.map_unit * CONFIG.map_unit
+    base = x + tl.cast(pid_n, tl.int64) * stride_xn + off_c.to(tl.int64) * stride_xc
     acc = nothing_pooled(off_c, CONFIG)
     for off_h in range(0, WINDOW_H):
         for start_a in tl.range(start_w, end_w, BLOCK_A, num_stages=CONFIG.stages):
             off_a = start_a + tl.arange(0, BLOCK_A)
             mask_a = mask_f[:, None] & (off_a < end_w)[None, :]
-            offset = tl.cast(off_h, tl.int64) * (stride_xh // UNIT * UNIT) + off_a.to(tl.int64) * stride_xw
+            offset = tl.cast(off_h, tl.int64) * stride_xh + off_a.to(tl.int64) * stride_xw
             acc = pooled_with(acc, base[:, None] + offset[None, :], mask_a, CONFIG)
     if CONFIG.pool_max:
         pooled = largest(acc, CONFIG)
@@ -89,7 +99,7 @@ def pooled_channels(x, pid_n, block, sizes, CONFIG: tl.constexpr):
 @triton.jit
 def pooled_windows(x, pid_n, block, sizes, CONFIG: tl.constexpr):
     """Pool windows of a grid, the elements of each in the order of its rows, as many at a time as there may be."""
-    x, stride_xn, stride_xc, stride_xh, stride_xw = x
+    x, stride_xn, stride_xc, stride_xh, stride_xw = in_known_steps(x, CONFIG)
     _, H, W, GRID_H, GRID_W, WINDOW_H, WINDOW_W = sizes
     pid_part, _, off_c, off_p, mask_f = block
     BLOCK_A: tl.constexpr = CONFIG.block_a
@@ -115,6 +125,19 @@ def pooled_windows(x, pid_n, block, sizes, CONFIG: tl.constexpr):
     else:
         pooled = tl.div_rn(tl.sum(acc, axis=1), tl.maximum(size_h * size_w, 1).to(tl.float32))
     return pooled
+
+
+@triton.jit
+def in_known_steps(x, CONFIG: tl.constexpr):
+    """Return an input's address and strides, those that are multiples of ``map_unit`` as such."""
+    x, stride_xn, stride_xc, stride_xh, stride_xw = x
+    stride_xn = known_multiple(stride_xn, CONFIG.map_unit)
+    stride_xh = known_multiple(stride_xh, CONFIG.map_unit)
+    if CONFIG.channels_last:
+        stride_xw = known_multiple(stride_xw, CONFIG.map_unit)
+    else:
+        stride_xc = known_multiple(stride_xc, CONFIG.map_unit)
+    return x, stride_xn, stride_xc, stride_xh, stride_xw
 
 
 @triton.jit

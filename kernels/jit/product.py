@@ -8,6 +8,7 @@ import triton.language as tl
 
 from .hand_over import INTERPRETED, awaited, awaited_sum, seen, send
 from .norm import norm_statistics, normed, sample_features
+from .pool import known_multiple
 
 
 @triton.jit
@@ -43,7 +44,7 @@ def tile_product(pid_tile, weight, norm, features, partial, sizes, N, CONFIG: tl
     off_k = pid_tile % CONFIG.tiles // CONFIG.block_s * CONFIG.block_k + tl.arange(0, CONFIG.block_k)
     share = tl.cdiv(tl.cdiv(F, CONFIG.block_f), CONFIG.block_s) * CONFIG.block_f
     first_f = pid_s * share
-    last_f = tl.minimum(first_f + share, F)
+    last_f = known_multiple(tl.minimum(first_f + share, F), CONFIG.unit)
     if CONFIG.block_n == 1:
         tile = sample_tile(features, pid_group, weight, norm, off_k, first_f, last_f, sizes, N, CONFIG)
     else:
@@ -59,6 +60,7 @@ def sample_tile(features, pid_n, weight, norm, off_k, first_f, last_f, sizes, N,
     BLOCK_F: tl.constexpr = CONFIG.block_f
     BLOCK_K: tl.constexpr = CONFIG.block_k
     weight, stride_wk, stride_wf = weight
+    stride_wk = known_multiple(stride_wk, CONFIG.unit)
     off_f = first_f + tl.arange(0, BLOCK_F)
     column = weight + off_f.to(tl.int64) * stride_wf
     right = weight_block(column, stride_wk, off_f < last_f, off_k, CONFIG.rows)  # on its way while others pool
@@ -90,6 +92,7 @@ def group_tile(features, off_n, weight, off_k, first_f, last_f, F, N, CONFIG: tl
     AHEAD: tl.constexpr = CONFIG.weight_buffers == 0
     PARTS: tl.constexpr = CONFIG.window_parts > 1
     weight, stride_wk, stride_wf = weight
+    stride_wk = known_multiple(stride_wk, CONFIG.unit)
     mask_n = off_n < N
     off_f = first_f + tl.arange(0, BLOCK_F)
     column = weight + off_f.to(tl.int64) * stride_wf

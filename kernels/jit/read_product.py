@@ -12,6 +12,7 @@ import triton.language as tl
 from .hand_over import INTERPRETED, awaited, seen, send, wait_for_samples
 from .hidden_layers import rectified
 from .norm import norm_statistics, normed, position_offsets
+from .pool import known_multiple
 
 
 @triton.jit
@@ -35,8 +36,7 @@ def read_product(pid_tile, x, weight, norm, arrived, sizes, N, CONFIG: tl.conste
         mean = awaited(seen(statistics, mask_n), statistics, mask_n)
         scale = awaited(seen(statistics + N, mask_n), statistics + N, mask_n)
         tl.debug_barrier()  # its sums, even of no step, let others clear what all warps have read here
-    # the stride as it is, so written that Triton knows of what it is a multiple, and reads in vectors
-    row = weight + off_k.to(tl.int64)[:, None] * (stride_wk // CONFIG.unit * CONFIG.unit)
+    row = weight + off_k.to(tl.int64)[:, None] * known_multiple(stride_wk, CONFIG.unit)
     tile = tl.zeros((BLOCK_K, BLOCK_N), tl.float32)
     for step in tl.range(pid_s * share, tl.minimum(pid_s * share + share, steps), num_stages=CONFIG.weight_buffers):
         off_f, mask_f = step_features(step, sizes, CONFIG)
@@ -80,7 +80,7 @@ def step_features(step, sizes, CONFIG: tl.constexpr):
     off = tl.arange(0, CONFIG.block_f)
     if CONFIG.packs or CONFIG.one_window:
         off_f = step * CONFIG.block_f + off
-        mask_f = off_f < C * (GRID_H * GRID_W) // CONFIG.unit * CONFIG.unit
+        mask_f = off_f < C * (GRID_H * GRID_W) // CONFIG.unit * CONFIG.unit  # of products Triton knows nothing
     else:
         blocks_p = tl.cdiv(GRID_H * GRID_W, CONFIG.block_p)
         off_c = step // blocks_p * CONFIG.block_c + off // CONFIG.block_p
@@ -96,7 +96,7 @@ def feature_block(x, step, off_n, sizes, N, CONFIG: tl.constexpr):
     x, stride_xn, stride_xc, stride_xh, stride_xw = x
     C, _, _, GRID_H, GRID_W, _, _ = sizes
     mask_n = off_n < N
-    sample = x + off_n.to(tl.int64) * (stride_xn // CONFIG.unit * CONFIG.unit)
+    sample = x + off_n.to(tl.int64) * known_multiple(stride_xn, CONFIG.unit)
     if CONFIG.packs or CONFIG.one_window:
         off_f, mask_f = step_features(step, sizes, CONFIG)
         pointer = sample[:, None] + (off_f * stride_xc)[None, :]

@@ -34,8 +34,9 @@ class HeadConstants(LaunchConfig):
 
     Triton knows that of multiples of 16 alone, and would read anything else number by number.
     """
-    window_unit: int
-    """Of whole channels in rows: they, samples and steps have so many elements, or a multiple of it."""
+    map_unit: int
+    """Of maps in rows of one window, and channels last: rows or channels, samples and steps have so many elements, or a
+    multiple of it."""
     pool_max: bool
     criterion: int
     activation: int
@@ -56,11 +57,16 @@ class HeadConstants(LaunchConfig):
         """Make them from a head's configuration, input and layers; ``weight`` is the last layer's."""
         first, features = hidden.first_weight(weight), view.shape[1] * view.positions
         one_window = view.positions == config.block_p == 1
-        in_rows = one_window and view.strides[3] == 1
+        stride_n, stride_c, stride_h, stride_w = view.strides
+        map_unit = 1
+        if stride_c == 1:
+            map_unit = gcd(16, view.shape[1], stride_n, stride_h, stride_w)
+        elif one_window and stride_w == 1:
+            map_unit = gcd(config.block_a, 16, view.shape[3], stride_n, stride_c, stride_h)
         return cls(
             **vars(config), rows=first.shape[0], classes=weight.shape[0],
             unit=gcd(16, features, first.stride(0), *([] if config.packs else view.strides[:1])),
-            window_unit=gcd(config.block_a, 16, view.shape[3], *view.strides[:3]) if in_rows else 1,
+            map_unit=map_unit,
             shares=config.shares_of(view, weight.shape[0], hidden), pool_max=pool_max, criterion=number_of(criterion),
             activation=hidden.activation_number, rectifies=hidden.rectifies, norms=hidden.eps is not None,
             one_window=one_window,

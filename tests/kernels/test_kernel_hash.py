@@ -24,7 +24,7 @@ def test_kernel_hash_changes_with_code_alone(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "CONSTANTS", (other, *module.CONSTANTS[1:]))
     other.write_text(constants)
     assert hash_of({}) == kernel_hash()
-    other.write_text(constants.replace("max(8192 //", "max(4096 //"))
+    other.write_text(constants + "\nx = 1\n")
     assert hash_of({}) != kernel_hash()
     other.write_text(constants)
     for name, source in sources.items():
