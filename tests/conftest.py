@@ -42,7 +42,8 @@ def pytest_configure(config):
     config.addinivalue_line("filterwarnings", "ignore:Conversion of an array with ndim > 0:DeprecationWarning")
     config.addinivalue_line("filterwarnings", "ignore:invalid value encountered in reduce:RuntimeWarning")
     config.addinivalue_line(
-        "filterwarnings", r"ignore:.* encountered in .*:RuntimeWarning:triton\.runtime\.interpreter"
+        "filterwarnings",
+        r"ignore:.* encountered in .*:RuntimeWarning:(triton\.runtime\.interpreter|support\.quick_interpreter)",
     )
 
 

@@ -31,6 +31,7 @@ def quicken() -> bool:
     _take_equal_types_as_they_are()
     _round_to_bfloat16()
     _reduce_by_slices()
+    _calculate_at_once()
     return True
 
 
@@ -50,13 +51,17 @@ def _round_to_bfloat16() -> None:
     interpreter._convert_float = converted
 
 
+#: Methods of tensors that do without Triton's semantics, made of those that have it for what is not as usual.
+_AT_ONCE = {}
+
+
 def _prepare_once_a_launch() -> None:
     """Prepare the language once a launch, not at every call of a function.
 
     Before each call of a jitted function the interpreter looks through all members of ``triton.language`` and wraps
     what it has not wrapped yet, which after the first call is nothing. Nothing is unwrapped before the launch ends.
     """
-    prepare, prepared, remembered = interpreter._patch_lang, set(), {}
+    prepare, prepared, remembered, changes = interpreter._patch_lang, set(), {}, {}
 
     def modules_of(names):
         known, size, modules = remembered.get(id(names), (None, 0, None))
@@ -69,7 +74,15 @@ def _prepare_once_a_launch() -> None:
         modules = modules_of(function.__globals__)
         if modules in prepared:
             return interpreter._LangPatchScope()  # of no changes
-        scope = prepare(function)
+        if prepared:
+            scope = prepare(function)
+        elif modules not in changes:
+            scope = prepare(function)
+            changes[modules] = [(owner, name, vars(owner)[name]) for owner, name, _ in scope._changes]
+        else:  # as in the launch before
+            scope = interpreter._LangPatchScope()
+            for change in changes[modules]:
+                scope.set_attr(*change)
         restore = scope.restore
 
         def restore_at_the_end():
@@ -80,7 +93,16 @@ def _prepare_once_a_launch() -> None:
         prepared.add(modules)
         return scope
 
+    def call(self, *args, **options):
+        prepare_unless_prepared(self.fn)
+        function = self.rewritten_fn.get(self.fn) or self.rewrite()
+        try:
+            return function(*args, **options)
+        except Exception as error:
+            raise interpreter.InterpreterError(repr(error)) from error
+
     interpreter._patch_lang = prepare_unless_prepared
+    interpreter.InterpretedFunction.__call__ = call
 
 
 def _call_builtins_directly() -> None:
@@ -97,7 +119,8 @@ def _call_builtins_directly() -> None:
         def direct(*args, _semantic=None, **options):
             return operation(*args, _semantic=semantic, **options)
 
-        scope.set_attr(owner, name, direct)
+        at_once = _AT_ONCE.get(name) if owner is core.tensor else None
+        scope.set_attr(owner, name, direct if at_once is None else at_once(direct))
 
     interpreter._patch_attr = wrap
 
@@ -164,6 +187,17 @@ def _remember_shapes() -> None:
             raise TypeError("0d block_type is forbidden")
         self.shape, self.numel, self._constants, self._numel_constant = look_up(shape)
 
+    blocks = {}
+
+    def with_element_ty(self, dtype):
+        found = blocks.get((id(dtype), id(self.shape)))
+        if found is None:
+            if len(blocks) >= 10_000:
+                blocks.clear()
+            found = core.block_type(dtype, self.shape)
+            blocks[id(dtype), id(self.shape)] = found  # which keeps the dtype and the shape, and so their ids
+        return found
+
     nothing, one = core.tuple([]), core.constexpr(1)
 
     def init_tensor(self, handle, type):
@@ -174,6 +208,7 @@ def _remember_shapes() -> None:
             self.dtype, self.shape, self.numel = type.scalar, nothing, one
 
     core.block_type.__init__ = init_type
+    core.block_type.with_element_ty = with_element_ty
     core.block_type.name = property(lambda self: f"<{self.shape}, {self.element_ty}>")
     core.tensor.__init__ = init_tensor
 
@@ -229,12 +264,16 @@ def _take_equal_types_as_they_are() -> None:
         return found[0]
 
     int32 = core.tensor(interpreter.TensorHandle(np.zeros(1, np.int32), core.int32), core.int32)
+    float32 = core.tensor(interpreter.TensorHandle(np.zeros(1, np.float32), core.float32), core.float32)
 
     def to_tensor(self, value, check_type=True):
-        if value.__class__ is core.tensor:
+        kind = value.__class__
+        if kind is core.tensor or kind is tuple and not check_type:
             return value
-        if value.__class__ is int and -(2**31) <= value < 2**31:
+        if kind is int and -(2**31) <= value < 2**31:
             return constant(value, int32)
+        if kind is float and (value == 0.0 or 1e-37 < abs(value) < 1e38):
+            return constant(value, float32)
         return convert(self, value, check_type)
 
     def checked(self, lhs, rhs, *arguments, **options):
@@ -331,3 +370,129 @@ def _reduce_by_slices() -> None:
         return [self.to_tensor(total.handle.data, dtype)]
 
     interpreter.ReduceOps.generic_reduce = by_slices
+
+
+def _calculate_at_once() -> None:
+    """Let NumPy calculate, compare, broadcast and add axes where the dtypes are those of nearly all operations."""
+    new, handle_class, tensor_class = object.__new__, interpreter.TensorHandle, core.tensor
+    integers, usual = (core.int32, core.int64), (core.int32, core.int64, core.float32)
+    whole_numbers, block, pointer = {id(one) for one in integers}, core.block_type, core.pointer_type
+    numbers, kinds, compared = {}, {}, {"compares": True}
+
+    def made(data, handle_dtype, dtype, like):
+        """Return a tensor of the type and the shape of another one, or where that is None of the data's shape."""
+        handle, tensor = new(handle_class), new(tensor_class)
+        handle.data, handle.dtype, handle.attr = data, handle_dtype, {}
+        if like is None:
+            key = id(dtype), data.shape
+            kind = kinds.get(key)
+            if kind is None:
+                if len(kinds) >= 10_000:
+                    kinds.clear()
+                kind = kinds[key] = block(dtype, [*data.shape])  # which keeps the dtype, and so its id
+            tensor.type, tensor.shape, tensor.numel = kind, kind._constants, kind._numel_constant
+        else:
+            tensor.shape, tensor.numel = like.shape, like.numel
+            tensor.type = like.type if like.dtype is dtype else like.type.with_element_ty(dtype)
+        tensor.handle, tensor.dtype = handle, dtype
+        return tensor
+
+    def number(value, dtype):
+        """Return a number as an array of one element, or None where another dtype may come of it."""
+        kind = value.__class__
+        if kind is int:
+            if id(dtype) not in whole_numbers or not -(2**31) <= value < 2**31:
+                return None
+        elif kind is not float or dtype is not core.float32 or not abs(value) < 1e38:
+            return None
+        found = numbers.get((value, id(dtype)))
+        if found is None:
+            if len(numbers) >= 1000:
+                numbers.clear()
+            found = numbers[value, id(dtype)] = np.full(1, value or 0, interpreter._get_np_dtype(dtype))  # not -0.0
+            found.flags.writeable = False
+        return found
+
+    def at_once(function, dtypes, *, compares=False, swaps=False):
+        """Return what makes a method of one that has Triton's semantics, to which it leaves what is not as usual."""
+        dtypes = {id(one) for one in dtypes}
+
+        def around(direct):
+            def operate(self, other):
+                dtype, like = self.dtype, self
+                if other.__class__ is core.constexpr:
+                    other = other.value
+                if id(dtype) not in dtypes:
+                    return direct(self, other)
+                if other.__class__ is tensor_class:
+                    if other.dtype is not dtype:
+                        if id(dtype) not in whole_numbers or id(other.dtype) not in whole_numbers:
+                            return direct(self, other)
+                        dtype = core.int64
+                    if other.shape is not self.shape:
+                        like = None
+                    right = other.handle.data
+                else:
+                    right = number(other, dtype)
+                    if right is None:
+                        return direct(self, other)
+                left = self.handle.data
+                data = function(right, left) if swaps else function(left, right)
+                return made(data, dtype, core.int1 if compares else dtype, like)
+
+            return operate
+
+        return around
+
+    def add(direct):
+        plain = calculated_add(direct)
+
+        def operate(self, other):
+            dtype = self.dtype
+            if (
+                type(dtype) is not pointer
+                or other.__class__ is not tensor_class
+                or id(other.dtype) not in whole_numbers
+            ):
+                return plain(self, other)
+            width = max(1, dtype.element_ty.primitive_bitwidth // 8)
+            data = self.handle.data + width * other.handle.data.astype(np.uint64)
+            return made(data, dtype, dtype, self if not other.shape or self.shape is other.shape else None)
+
+        return operate
+
+    def get_item(direct):
+        everything = slice(None)
+
+        def operate(self, slices):
+            if self.type.__class__ is not block or slices.__class__ is not tuple:
+                return direct(self, slices)
+            for one in slices:
+                if one is not None and not (one.__class__ is slice and one == everything):
+                    return direct(self, slices)
+            dtype = self.dtype
+            return made(self.handle.data[slices], self.handle.dtype, dtype, None)
+
+        return operate
+
+    calculated_add = at_once(np.add, usual)
+    _AT_ONCE.update(
+        __add__=add,
+        __radd__=at_once(np.add, usual, swaps=True),
+        __sub__=at_once(np.subtract, usual),
+        __rsub__=at_once(np.subtract, usual, swaps=True),
+        __mul__=at_once(np.multiply, usual),
+        __rmul__=at_once(np.multiply, usual, swaps=True),
+        __truediv__=at_once(np.divide, usual[2:]),
+        __floordiv__=at_once(lambda one, other: (one - np.fmod(one, other)) // other, integers),
+        __mod__=at_once(np.fmod, integers),
+        __and__=at_once(np.bitwise_and, (core.int1, *integers)),
+        __or__=at_once(np.bitwise_or, (core.int1, *integers)),
+        __lt__=at_once(np.less, usual, **compared),
+        __le__=at_once(np.less_equal, usual, **compared),
+        __gt__=at_once(np.greater, usual, **compared),
+        __ge__=at_once(np.greater_equal, usual, **compared),
+        __eq__=at_once(np.equal, usual, **compared),
+        __ne__=at_once(np.not_equal, usual, **compared),
+        __getitem__=get_item,
+    )

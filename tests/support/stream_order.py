@@ -6,11 +6,12 @@ is memory that goes back to the allocator while another stream may still use it:
 it comes from may get it.
 """
 
+import functools
 import itertools
 import threading
 import weakref
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -265,7 +266,8 @@ class Order:
 
 def _merge(clock: Clock, other: Clock) -> None:
     for stream, time in other.items():
-        clock[stream] = max(time, clock.get(stream, 0))
+        if time > clock.get(stream, 0):
+            clock[stream] = time
 
 
 #: That of the simulation under way.
@@ -285,23 +287,46 @@ class Watching(TorchDispatchMode):
         return outputs
 
 
+class _Schema(NamedTuple):
+    """What an operator's schema says, which takes long to ask for each time."""
+
+    names: tuple[str, ...]
+    written: frozenset[str]
+    is_view: bool
+    reads_sizes: bool
+
+    @classmethod
+    def of(cls, func: Any) -> "_Schema":
+        arguments, returns, name = func._schema.arguments, func._schema.returns, func._schema.name
+        written = frozenset(a.name for a in arguments if a.alias_info is not None and a.alias_info.is_write)
+        is_view = bool(returns) and not written and all(r.alias_info is not None for r in returns)
+        return cls(tuple(a.name for a in arguments), written, is_view, name.endswith("_like") or "::new_" in name)
+
+
+_schema_of = functools.cache(_Schema.of)
+
+
 def accesses_of(func: Any, args: Any, kwargs: Any, outputs: Any) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
     """Return the tensors that an operator has read, written and made."""
-    given = dict(zip((argument.name for argument in func._schema.arguments), args, strict=False)) | kwargs
-    written = {a.name for a in func._schema.arguments if a.alias_info is not None and a.alias_info.is_write}
-    writes = [value for name in written for value in _tensors(given.get(name))]
-    reads = [value for name, one in given.items() if name not in written for value in _tensors(one)]
+    schema = _schema_of(func)
+    if schema.is_view:
+        return [], [], []  # it touches no memory
+    given = dict(zip(schema.names, args, strict=False)) | kwargs
+    writes = [value for name in schema.written for value in _tensors(given.get(name))]
+    reads = [value for name, one in given.items() if name not in schema.written for value in _tensors(one)]
     known = {tensor.untyped_storage()._cdata for tensor in (*reads, *writes)}
     makes = [tensor for tensor in _tensors(outputs) if tensor.untyped_storage()._cdata not in known]
-    if all(r.alias_info is not None for r in func._schema.returns) and func._schema.returns and not written:
-        return [], [], []  # a view touches no memory
-    if func._schema.name.endswith("_like") or "::new_" in func._schema.name:
-        reads = []  # but for sizes
-    return reads, writes, makes
+    return [] if schema.reads_sizes else reads, writes, makes
 
 
 def _tensors(value: Any) -> list[Tensor]:
-    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
+    if isinstance(value, Tensor):
+        return [value]
+    return [] if value.__class__ in _LEAVES else [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
+
+
+#: What operators take most often that is neither a tensor nor holds any.
+_LEAVES = {type(None), bool, int, float, str, torch.dtype, torch.device, torch.layout, torch.memory_format}
 
 
 def patched(patch: Any) -> None:
