@@ -49,8 +49,9 @@ class Target(NamedTuple):
 _CHECKED_LAUNCHES = 5
 #: Roundings of an answer's dtype that it may be off by, however exact PyTorch's logits are by luck.
 _FLOOR_ROUNDINGS = 4
-#: The same in roundings of x's dtype: an eighth of what that of one logit from 1 to 2 may do to a probability. Sums in
-#: float32 of thousands of features are off by a millionth, and PyTorch's float16 logits of one sample by luck less.
+#: Roundings of x's dtype, times its sample's largest probability, that it may be off by as well; that of one logit of 1
+#: to 2 makes a quarter of one where there are two classes. Sums in float32 of thousands of features are off by a
+#: millionth, and PyTorch's float16 logits of one sample by luck less.
 _FLOOR_OF_LOGITS = 1 / 64
 #: Error that a peer may have in float32, over a fused head's: torch.compile's kernels add one product after another
 #: and were off by 2.4 times that (512 features, 100 classes, H200). That is a peer less exact, not a wrong one.
@@ -136,15 +137,16 @@ class AloneHead:
         """Check one answer, the fused head's or a peer's, which may be less exact; return what is wrong, or None."""
         exact, off_by_pytorch = self._truth
         assert exact.probs is not None
-        floor = _FLOOR_ROUNDINGS * torch.finfo(answer.confidence.dtype).eps
-        allowed = max(2.0 * off_by_pytorch, floor, _FLOOR_OF_LOGITS * torch.finfo(self.x.dtype).eps)
+        least = max(2.0 * off_by_pytorch, _FLOOR_ROUNDINGS * torch.finfo(answer.confidence.dtype).eps)
+        allowed = (exact.confidence * _FLOOR_OF_LOGITS * torch.finfo(self.x.dtype).eps).clamp(min=least)
         if peer and answer.confidence.dtype == torch.float32:
             allowed *= _PEERS_ROUNDING
-        off = (answer.confidence.double() - exact.confidence).abs().max().item()
+        off = (answer.confidence.double() - exact.confidence).abs()
         if answer.probs is not None:
-            off = max(off, (answer.probs.double() - exact.probs).abs().max().item())
-        if not off <= allowed:  # NaN, too
-            return f"probabilities are off by {off:.2g}, {allowed:.2g} being allowed"
+            off = torch.maximum(off, (answer.probs.double() - exact.probs).abs().amax(1))
+        if not bool((off <= allowed).all()):  # NaN, too
+            worst = int((off / allowed).argmax())
+            return f"probabilities are off by {off[worst]:.2g}, {allowed[worst]:.2g} being allowed"
         chosen = exact.probs.gather(1, answer.label[:, None])[:, 0]
         if not bool((exact.confidence - chosen <= 2 * allowed).all()):
             return "a label is not that of the largest probability"

@@ -1,7 +1,7 @@
 """The rule of heads whose logits a library computes sooner than programs of ours, which then only decide.
 
-Found by 1,359 random heads of both ways (H100), of which some are autotune/records/h100/random-heads.jsonl;
-``auxhead-tune heads --random`` measures the way not taken, too.
+Found by 1,359 random heads of both ways (H100), the 240 of autotune/records/h100/random-heads.jsonl among them; the
+others are in no record. ``auxhead-tune heads --random`` measures the way not taken, too.
 """
 
 import math

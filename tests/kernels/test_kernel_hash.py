@@ -20,7 +20,8 @@ def test_kernel_hash_changes_with_code_alone(tmp_path, monkeypatch):
         return kernel_hash.__wrapped__()
 
     assert hash_of({}) == kernel_hash()
-    constants, other = module.CONSTANTS[0].read_text(), tmp_path.with_name("constants.py")
+    (tmp_path / "launch").mkdir()
+    constants, other = module.CONSTANTS[0].read_text(), tmp_path / "launch" / "constants.py"
     monkeypatch.setattr(module, "CONSTANTS", (other, *module.CONSTANTS[1:]))
     other.write_text(constants)
     assert hash_of({}) == kernel_hash()

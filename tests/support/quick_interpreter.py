@@ -4,9 +4,6 @@ Each function here changes what the interpreter of this process does from then o
 for the rounding of bfloat16.
 """
 
-import dataclasses
-import functools
-
 import numpy as np
 import triton
 import triton.language as tl
@@ -24,10 +21,8 @@ def quicken() -> bool:
         return False
     _prepare_once_a_launch()
     _call_builtins_directly()
-    _drop_unread_checks()
     _remember_dtypes()
     _remember_shapes()
-    _type_tuples_on_demand()
     _take_equal_types_as_they_are()
     _round_to_bfloat16()
     _reduce_by_slices()
@@ -125,33 +120,6 @@ def _call_builtins_directly() -> None:
     interpreter._patch_attr = wrap
 
 
-def _drop_unread_checks() -> None:
-    """Do not compute every sum and product of int32 again in int64 for an assertion that is left out.
-
-    Nor look whether NumPy's numbers are as narrow as Triton's where they were just made so; where an operation may
-    have widened them (``binary_op``), the interpreter goes on looking, and narrows them.
-    """
-    builder = interpreter.interpreter_builder
-    assert not builder.options.debug, "it leaves assertions out"
-    builder.options = dataclasses.replace(builder.options, sanitize_overflow=False)
-
-    def init_handle(self, data, dtype, attr=None):
-        self.data, self.dtype = data, dtype
-        self.attr = {} if attr is None else attr
-
-    interpreter.TensorHandle.__init__ = init_handle
-    widest = {}
-
-    def is_narrow(data, dtype):
-        if type(dtype) is core.pointer_type:
-            return True
-        if dtype.name not in widest:
-            widest[dtype.name] = max(1, dtype.primitive_bitwidth // 8)
-        return data.itemsize <= widest[dtype.name]
-
-    interpreter._validate_np_data_size = is_narrow
-
-
 def _remember_dtypes() -> None:
     """Do not build the table of NumPy's dtypes for every look into it."""
     look_up, known = interpreter._get_np_dtype, {}
@@ -211,19 +179,6 @@ def _remember_shapes() -> None:
     core.block_type.with_element_ty = with_element_ty
     core.block_type.name = property(lambda self: f"<{self.shape}, {self.element_ty}>")
     core.tensor.__init__ = init_tensor
-
-
-def _type_tuples_on_demand() -> None:
-    """Give a tuple, as every shape is, its type when somebody asks for it, which interpreted nobody does."""
-
-    def init(self, args, type=None):
-        self.values = list(args)
-        if type is not None:
-            self.type = type if isinstance(type, core.tuple_type) else core.tuple_type(type)
-
-    core.tuple.__init__ = init
-    core.tuple.type = functools.cached_property(lambda self: core._type_for_tuple_values(self.values))
-    core.tuple.type.__set_name__(core.tuple, "type")
 
 
 def _take_equal_types_as_they_are() -> None:

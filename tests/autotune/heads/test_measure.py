@@ -130,7 +130,21 @@ def test_lucky_logits_of_pytorch_in_float16_do_not_make_sums_in_float32_wrong():
     said = head(x := torch.randn(1, 16).half())
     alone = alone_head.AloneHead(head, x)
     assert alone.wrong_answer(said._replace(confidence=said.confidence + 1.1e-6)) is None
-    assert "1.5e-05 being allowed" in alone.wrong_answer(said._replace(confidence=said.confidence + 3e-5))
+    assert "7.6e-06 being allowed" in alone.wrong_answer(said._replace(confidence=said.confidence + 3e-5))
+
+
+def test_probabilities_of_other_classes_are_wrong_however_small_they_are():
+    """Of thousands of classes none is larger than what a rounding of bfloat16 may do to one of two."""
+    torch.manual_seed(0)
+    head = FusedAuxHead(16, num_classes=21843).bfloat16()
+    with torch.no_grad():
+        head.linear.weight.mul_(0.25)
+    said = head(x := torch.randn(3, 16).bfloat16())
+    alone = alone_head.AloneHead(head, x)
+    assert alone.wrong_answer(said) is None
+    assert "probabilities are off by" in alone.wrong_answer(said._replace(probs=said.probs.roll(1, 1)))
+    half = said.confidence / 2
+    assert "probabilities are off by" in alone.wrong_answer(said._replace(probs=None, confidence=half))
 
 
 def test_wrong_answers_in_situ_are_not_timed(timing, monkeypatch):
