@@ -13,10 +13,11 @@ from . import library_product
 from .launch.choose_config import choose_config
 from .launch.constants import HeadConstants, LaunchConstants, LogitsConstants
 from .launch.head_view import HeadView, head_view
-from .launch.launch_config import most_registers, warps_for_logits
+from .launch.launch_config import LaunchConfig, most_registers, warps_for_logits
 from .launch.memory import HeadArguments, strided
 from .launch.residency import new_turns
 from .noted import launch
+from .packed_features import head_of_packed, packed_features
 from .reference.criteria import CRITERIA, number_of
 from .reference.hidden_layers import NO_LAYERS, HiddenLayers
 
@@ -155,10 +156,10 @@ class ExitLaunch:
         self._turns: dict[int, Tensor | None] = {}  # by the pieces of work, which follow from the inputs
 
     def __call__(self, inputs: Sequence[Tensor], packed_answer: Tensor | None = None) -> None:
-        """Launch on the current stream, after PyTorch's operations for heads that a library multiplies.
+        """Launch on the current stream, after what comes before: see ``read_by_launch``.
 
         The first call allocates workspace and compiles; it must not be captured. Later ones do neither,
-        but for a library's logits.
+        but for a library's logits and packed features.
 
         Args:
             inputs: of each head its tap's output, as ``fused_head`` reads it; logits [N, K] for None and for a head
@@ -187,7 +188,7 @@ class ExitLaunch:
                 places.append(((strided(x), bias, rule), starts[0]))
                 constants.append(LogitsConstants(number_of("max_prob" if head is None else head.criterion)))
             else:
-                arguments = space.arguments._replace(x=(x, *space.view.strides))
+                arguments = space.arguments._replace(x=(x, *space.read.strides))
                 places.append((tuple(arguments), tuple(starts[: len(own)])))
                 constants.append(space.constants)
             starts = [start + count for start, count in zip_longest(starts, own, fillvalue=0)]
@@ -222,8 +223,13 @@ class ExitLaunch:
         """Exit indices of heads that a library multiplies; known from the first launch on."""
         return [self._place + i for i, space in sorted(self._spaces.items()) if space.constants.by_library]
 
+    @property
+    def packed(self) -> list[int]:
+        """Exit indices of heads whose features a launch of their own packs; known from the first launch on."""
+        return [self._place + i for i, space in sorted(self._spaces.items()) if space.packs is not None]
+
     def read_by_launch(self, inputs: Sequence[Tensor]) -> list[Tensor]:
-        """Return what a launch for ``inputs`` reads: these, or logits of heads that a library multiplies."""
+        """Return what a launch for ``inputs`` reads: these, packed features, or logits that a library multiplies."""
         read = list(inputs)
         for i, (head, x) in enumerate(zip(self._heads, inputs, strict=True)):
             if head is None or head.weight is None:
@@ -231,9 +237,11 @@ class ExitLaunch:
             view = head_view(x.shape, x.stride(), head.pool, head.pool_size)
             if i not in self._spaces or self._spaces[i].view != view:  # or an input of another layout
                 self._spaces[i] = _Space.allocate(view, head, x)
-            if self._spaces[i].constants.by_library:
-                pool_max = head.pool == "max"
+            space, pool_max = self._spaces[i], head.pool == "max"
+            if space.constants.by_library:
                 read[i] = library_product.logits_by_library(x, view, head.weight, head.hidden, pool_max=pool_max)
+            elif space.packs is not None:
+                read[i] = packed_features(x, view, space.packs, pool_max=pool_max, rectifies=head.hidden.rectifies)
         return read
 
 
@@ -241,6 +249,11 @@ class _Space(NamedTuple):
     """Launch constants and workspace of one head for one layout of its input."""
 
     view: HeadView
+    """Of the input."""
+    packs: LaunchConfig | None
+    """By which a launch of its own packs the features; None: none does."""
+    read: HeadView
+    """Of what the launch that decides reads: the input, or packed features."""
     constants: HeadConstants
     stages: tuple[int, ...]
     arguments: HeadArguments
@@ -252,10 +265,14 @@ class _Space(NamedTuple):
         config = choose_config(
             view, weight.shape[0], pool_max=pool_max, dtype=x.dtype, device=x.device, place="network", hidden=hidden
         )
-        constants = HeadConstants.of(config, view, weight, pool_max=pool_max, criterion=head.criterion, hidden=hidden)
-        programs = config.programs(view, weight.shape[0], hidden)
+        read, packs = view, None
+        if config.packs:
+            packs, pool_max = config, False
+            read, config, hidden = head_of_packed(view, config, hidden)
+        constants = HeadConstants.of(config, read, weight, pool_max=pool_max, criterion=head.criterion, hidden=hidden)
+        programs = config.programs(read, weight.shape[0], hidden)
         zeros = torch.zeros(programs.zeroed, dtype=torch.int32, device=x.device)
         arguments = HeadArguments.of(
-            x, view, weight, head.bias, hidden, (head.temperature, head.threshold), config, programs, zeros
+            x, read, weight, head.bias, hidden, (head.temperature, head.threshold), config, programs, zeros
         )
-        return cls(view, constants, programs.stages, arguments._replace(x=()))
+        return cls(view, packs, read, constants, programs.stages, arguments._replace(x=()))

@@ -17,6 +17,7 @@ from .launch.launch_config import LaunchConfig
 from .launch.memory import HeadArguments, strided
 from .launch.residency import new_turns
 from .noted import launch
+from .packed_features import head_of_packed, packed_features
 from .reference.criteria import check_temperature, check_threshold, number_of
 from .reference.fused_head import HeadOutput, backward, fused_head_reference, save_for_backward
 from .reference.hidden_layers import NO_LAYERS, HiddenLayers, check_hidden_types
@@ -62,9 +63,9 @@ def fused_head(
 ) -> HeadOutput:
     """Answer for a batch: pool, flatten, hidden layers if any, linear, softmax and confidence check, in one launch.
 
-    Where a library multiplies sooner, the launch only decides. Sums are float32, of float64 input float64. The same
-    input gives the same output bit for bit. Any strides are read in place. Differentiable in x and all parameters
-    (through ``probs`` and ``confidence``); the backward pass is plain PyTorch.
+    Where that is sooner, a launch before pools, or a library multiplies and the launch only decides. Sums are float32,
+    of float64 input float64. The same input gives the same output bit for bit. Any strides are read in place.
+    Differentiable in x and all parameters (through ``probs`` and ``confidence``); the backward pass is plain PyTorch.
 
     Args:
         x: [N, C, H, W] map, [N, T, D] tokens or [N, D] pooled vectors; float32, float16 or bfloat16, on the CPU
@@ -190,6 +191,10 @@ def launch_fused_head(
     ``view`` is that of x; the other arguments are those of :func:`auxhead.kernels.fused_head`.
     """
     samples, classes = view.shape[0], weight.shape[0]
+    if config.packs:
+        x = packed_features(x, view, config, pool_max=pool_max, rectifies=hidden.rectifies)
+        view, config, hidden = head_of_packed(view, config, hidden)
+        pool_max = False
     programs = config.programs(view, classes, hidden)
     probs, label, confidence, exits = _empty_output(x, classes, return_probs)
     output = HeadOutput(probs if return_probs else None, label, confidence, exits)

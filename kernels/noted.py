@@ -28,6 +28,11 @@ class NotedLaunch(NamedTuple):
         """Whether the kernel is compiled: it then takes addresses."""
         return hasattr(self.kernel, "packed_metadata")
 
+    @property
+    def packs(self) -> bool:
+        """Whether it packs features for the launch behind it, by ``pack_kernel``."""
+        return "features" in self.names
+
     def given(self) -> dict[str, Any]:
         """Return the arguments by name, in their order."""
         return dict(zip(self.names, self.arguments, strict=True))

@@ -15,10 +15,10 @@ Programs come to the logits in three ways, and the configuration chooses; in a f
 *   tiled, for batches or many classes: the first programs pool; the next ones wait until a sample, or a group of them,
     is pooled and multiply it with some rows of the weight, a tile, a group on tensor cores; the last ones wait for the
     sums of a sample, and decide. Features are sent number by number.
-*   read: the same, but features lie in memory, in x itself where nothing is pooled, else packed by the first programs.
-    The product then streams them and the weight through shared memory: what is bound by the bytes of a large weight.
+*   read: features lie in memory, in x itself where nothing is pooled, else packed by a launch before; see pack.py. The
+    product streams them and the weight through shared memory: what is bound by the bytes of a large weight.
 
-Stages in the order of their programs' numbers: 0 pools or packs, and does all if split; 1 multiplies, after programs
+Stages in the order of their programs' numbers: 0 pools, and does all if split; 1 multiplies, after programs
 that send a norm's statistics if features are read; 2 adds up and decides. Behind a hidden layer it first multiplies the
 last one; or, of a large last layer, it sends hidden features, 3 multiplies them with some rows each, and 4 decides. Of
 many classes whose features are read, 1 sends no sums but finds out about its own rows; see slices.py.
@@ -32,8 +32,8 @@ Numbers drawn in the order of starting would not need it; they cost 1 to 3 us of
 Numbers are sent in memory that is 0 before the launch and after it: partial sums, but where the last to arrive adds
 them up; features if tiled; a norm's statistics; hidden features and logits of a last layer with programs of its own.
 Whoever adds a sample's sums up puts 0 in their place, and in that of what their senders have read for them. Counters of
-a sample's arrivals are 0 before and after, too: of programs that have multiplied, if split, or packed; of slices also
-of tiles, and of programs that have written probabilities.
+a sample's arrivals are 0 before and after, too: of programs that have multiplied, if split; of slices those of tiles,
+and of programs that have written probabilities.
 
 Sums are float32 and their order is fixed, so that results repeat bit for bit. A part is one of a window
 (``window_parts``) or of a sum, over some features. Prefixes: ``pid_`` program, ``off_`` index along a dimension,
@@ -51,7 +51,7 @@ from .hidden_layers import NO_ACTIVATION
 from .last_layer import decide_by_hidden, decide_by_logits, last_tile, send_hidden
 from .pool import known_multiple, pooled_block, pooled_features
 from .product import split_product, tile_product, weight_block
-from .read_product import put_in_order, read_product, send_statistics
+from .read_product import read_product, send_statistics
 from .slices import finish, survey_tile
 
 
@@ -97,7 +97,7 @@ def first_of_stage(stage: tl.constexpr, N, CONFIG: tl.constexpr):
 def first_program(pid, head, output, N, CONFIG: tl.constexpr):
     """Do the work of a program of the layer that reads the features; returns whether it decided, and the sample."""
     x, weight, bias, rule, workspace, sizes, _, last = head
-    features, partial, arrived = workspace
+    features, partial, _, statistics = workspace
     rule = read_rule(rule)  # before anything waits
     if CONFIG.tiled:
         decides, pid_n = tiled_program(pid, head, rule, output[0], N, CONFIG)
@@ -122,10 +122,12 @@ def first_program(pid, head, output, N, CONFIG: tl.constexpr):
             send_hidden(product, sums, bias, last, off_n, N, CONFIG)
         else:
             decide_by_hidden(product, sums, bias, rule, last, output, off_n, N, CONFIG)
-        if CONFIG.reads:  # all tiles have taken the features, since their products are here
+        # all tiles have taken what they were sent, since their products are here
+        if CONFIG.reads and CONFIG.norms:
             if decides:
-                clear_arrivals(arrived, pid_n, N, CONFIG)
-        elif CONFIG.tiled:
+                tl.store(statistics + pid_n, 0)
+                tl.store(statistics + N + pid_n, 0)
+        elif CONFIG.tiled and not CONFIG.reads:
             clear_features(features, pid_n, sizes, N, CONFIG)
     return decides, pid_n
 
@@ -157,7 +159,7 @@ def split_program(pid, x, weight, workspace, sizes, N, CONFIG: tl.constexpr):
     """
     weight, stride_wk, stride_wf = weight
     stride_wk = known_multiple(stride_wk, CONFIG.unit)
-    _, partial, arrived = workspace
+    _, partial, arrived, _ = workspace
     _, _, _, GRID_H, GRID_W, _, _ = sizes
     positions = GRID_H * GRID_W
     pid_n = pid // CONFIG.splits
@@ -190,7 +192,7 @@ def split_program(pid, x, weight, workspace, sizes, N, CONFIG: tl.constexpr):
 def tiled_program(pid, head, rule, probs, N, CONFIG: tl.constexpr):
     """Pool, if among the first programs, or multiply a tile; returns whether to decide now, and about which sample."""
     x, weight, _, _, workspace, sizes, norm, _ = head
-    features, partial, arrived = workspace
+    features, partial, _, _ = workspace
     C, _, _, GRID_H, GRID_W, _, _ = sizes
     positions = GRID_H * GRID_W
     F = C * positions
@@ -200,9 +202,7 @@ def tiled_program(pid, head, rule, probs, N, CONFIG: tl.constexpr):
     decides = pid >= first_decision
     pid_n = 0
     if pools:
-        if CONFIG.packs:
-            pack(pid // CONFIG.splits, pid % CONFIG.splits, x, features, arrived, sizes, F, CONFIG)
-        elif not CONFIG.in_place:
+        if not CONFIG.reads:
             pid_n = pid // CONFIG.splits
             block = pooled_block(pid % CONFIG.splits, sizes, CONFIG)
             pid_part, _, off_c, off_p, mask_f = block
@@ -212,68 +212,37 @@ def tiled_program(pid, head, rule, probs, N, CONFIG: tl.constexpr):
     elif decides:
         pid_n = pid - first_decision
     elif CONFIG.reads:
-        source = (features, F, 1, 0, 0) if CONFIG.packs else x
-        read_tile(pid - first_tile, source, head, rule, probs, N, CONFIG)
+        read_tile(pid - first_tile, head, rule, probs, N, CONFIG)
     else:
         tile_product(pid - first_tile, weight, norm, features, partial, sizes, N, CONFIG)
     return decides, pid_n
 
 
 @triton.jit
-def read_tile(pid_tile, x, head, rule, probs, N, CONFIG: tl.constexpr):
+def read_tile(pid_tile, head, rule, probs, N, CONFIG: tl.constexpr):
     """Multiply a tile of features in memory, or send the norm's statistics of a sample, if among the first programs."""
-    _, _, _, _, workspace, sizes, norm, _ = head
+    x, _, _, _, workspace, sizes, norm, _ = head
     if CONFIG.norms:
         if pid_tile < N:
-            send_statistics(pid_tile, x, norm, workspace[2], sizes, N, CONFIG)
+            send_statistics(pid_tile, x, norm, workspace[3], sizes, N, CONFIG)
         else:
-            multiplied_tile(pid_tile - N, x, head, rule, probs, N, CONFIG)
+            multiplied_tile(pid_tile - N, head, rule, probs, N, CONFIG)
     else:
-        multiplied_tile(pid_tile, x, head, rule, probs, N, CONFIG)
+        multiplied_tile(pid_tile, head, rule, probs, N, CONFIG)
 
 
 @triton.jit
-def multiplied_tile(pid_tile, x, head, rule, probs, N, CONFIG: tl.constexpr):
+def multiplied_tile(pid_tile, head, rule, probs, N, CONFIG: tl.constexpr):
     """Multiply a tile of features in memory; send its sums, or find out about its classes."""
-    _, weight, bias, _, workspace, sizes, norm, _ = head
-    _, partial, arrived = workspace
-    tile, off_n, pid_k, pid_s = read_product(pid_tile, x, weight, norm, arrived, sizes, N, CONFIG)
+    x, weight, bias, _, workspace, sizes, norm, _ = head
+    _, partial, _, statistics = workspace
+    tile, off_n, pid_k, pid_s = read_product(pid_tile, x, weight, norm, statistics, sizes, N, CONFIG)
     if CONFIG.surveys:
         survey_tile(tile, pid_k, off_n, bias, rule, probs, workspace, N, CONFIG)
     else:
         off_k = pid_k * CONFIG.block_k + tl.arange(0, CONFIG.block_k)
         pointer = partial + (tl.cast(pid_s, tl.int64) * N + off_n)[None, :] * CONFIG.row_width + off_k[:, None]
         send(pointer, tile, (off_n < N)[None, :] & (off_k < CONFIG.sent)[:, None])
-
-
-@triton.jit
-def clear_arrivals(arrived, pid_n, N, CONFIG: tl.constexpr):
-    """Set a sample's counter, and statistics that were sent, back to 0."""
-    tl.store(arrived + pid_n, 0)
-    if CONFIG.norms:
-        tl.store(arrived + N + pid_n, 0)
-        tl.store(arrived + 2 * N + pid_n, 0)
-
-
-@triton.jit
-def pack(pid_n, pid_split, x, features, arrived, sizes, F, CONFIG: tl.constexpr):
-    """Pool some channels of a sample, or put a block of it in order, into memory, and arrive at the sample."""
-    row = features + tl.cast(pid_n, tl.int64) * F
-    if CONFIG.transposes:
-        put_in_order(x, pid_n, pid_split, row, sizes, CONFIG)
-    else:
-        _, _, _, GRID_H, GRID_W, _, _ = sizes
-        blocks_p = tl.cdiv(GRID_H * GRID_W, CONFIG.block_p)
-        share = tl.cdiv(blocks_p, CONFIG.position_parts)
-        first_p = pid_split % CONFIG.position_parts * share
-        for block_p in range(first_p, tl.minimum(first_p + share, blocks_p)):
-            block = pooled_block(pid_split // CONFIG.position_parts * blocks_p + block_p, sizes, CONFIG)
-            _, _, off_c, off_p, mask_f = block
-            pooled = pooled_features(x, pid_n, block, sizes, CONFIG)
-            off_f = off_c.to(tl.int64) * (GRID_H * GRID_W) + off_p
-            tl.store(row + off_f, pooled.to(features.dtype.element_ty), mask=mask_f)
-    tl.debug_barrier()  # puts every thread's stores before the one thread's arrival
-    tl.atomic_add(arrived + pid_n, 1, sem="release", scope="gpu")
 
 
 @triton.jit

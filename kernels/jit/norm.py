@@ -47,13 +47,13 @@ def sample_features(features, pid_n, off_f, end_f, sizes, N, CONFIG: tl.constexp
     if CONFIG.reads:
         x, stride_xn, stride_xc, stride_xh, stride_xw = features
         pointer = x + tl.cast(pid_n, tl.int64) * stride_xn
-        if CONFIG.packs or CONFIG.one_window:
+        if CONFIG.one_window:
             pointer += off_f.to(tl.int64) * stride_xc
         else:  # in an order of their own, that of channels side by side
             pointer += position_offsets(off_f // C, GRID_W, stride_xh, stride_xw)
             pointer += (off_f % C).to(tl.int64) * stride_xc
         value = tl.load(pointer, mask=off_f < end_f, other=0.0).to(tl.float32)
-        if CONFIG.rectifies and not CONFIG.packs:
+        if CONFIG.rectifies:
             value = rectified(value)
     else:  # wait for them, and add up the parts of their windows
         THREADS: tl.constexpr = 0 if INTERPRETED else tl.extra.cuda.num_threads()

@@ -1,4 +1,4 @@
-"""Product of features that lie in memory: in x itself, of which nothing is pooled, or packed by programs before.
+"""Product of features that lie in memory: in x itself, of which nothing is pooled, or packed by a launch before.
 
     sum[k, n] = sum_f weight[k, f] * feature[n, f]
 
@@ -9,15 +9,15 @@ upper and lower halves, as exact as float32. Steps lie in shared memory ahead of
 import triton
 import triton.language as tl
 
-from .hand_over import INTERPRETED, awaited, seen, send, wait_for_samples
+from .hand_over import INTERPRETED, awaited, seen, send
 from .hidden_layers import rectified
 from .norm import norm_statistics, normed, position_offsets
 from .pool import known_multiple
 
 
 @triton.jit
-def read_product(pid_tile, x, weight, norm, arrived, sizes, N, CONFIG: tl.constexpr):
-    """Multiply features in ``x`` or packed by rows of the weight; returns sums, samples, tile of rows, part of sums."""
+def read_product(pid_tile, x, weight, norm, statistics, sizes, N, CONFIG: tl.constexpr):
+    """Multiply features in ``x`` by rows of the weight; returns sums, samples, tile of rows, part of sums."""
     BLOCK_N: tl.constexpr = CONFIG.block_n
     BLOCK_K: tl.constexpr = CONFIG.block_k
     weight, stride_wk, stride_wf = weight
@@ -27,12 +27,10 @@ def read_product(pid_tile, x, weight, norm, arrived, sizes, N, CONFIG: tl.conste
     off_k = pid_k * BLOCK_K + tl.arange(0, BLOCK_K)
     pid_s = pid_tile // groups % CONFIG.block_s
     mask_n = off_n < N
-    if CONFIG.packs:
-        wait_for_samples(arrived, off_n, mask_n, CONFIG.splits)
     steps = step_count(sizes, CONFIG)
     share = tl.cdiv(steps, CONFIG.block_s)
     if CONFIG.norms:
-        statistics = arrived + N + off_n
+        statistics += off_n
         mean = awaited(seen(statistics, mask_n), statistics, mask_n)
         scale = awaited(seen(statistics + N, mask_n), statistics + N, mask_n)
         tl.debug_barrier()  # its sums, even of no step, let others clear what all warps have read here
@@ -56,7 +54,7 @@ def read_product(pid_tile, x, weight, norm, arrived, sizes, N, CONFIG: tl.conste
 def step_count(sizes, CONFIG: tl.constexpr):
     """Return in how many steps the features of a sample are read."""
     C, _, _, GRID_H, GRID_W, _, _ = sizes
-    if CONFIG.packs or CONFIG.one_window:
+    if CONFIG.one_window:
         steps = tl.cdiv(C * (GRID_H * GRID_W), CONFIG.block_f)
     else:
         steps = tl.cdiv(C, CONFIG.block_c) * tl.cdiv(GRID_H * GRID_W, CONFIG.block_p)
@@ -78,7 +76,7 @@ def step_features(step, sizes, CONFIG: tl.constexpr):
     """Return the features [block_f] of a step in the weight's order, int64, and which of them exist."""
     C, _, _, GRID_H, GRID_W, _, _ = sizes
     off = tl.arange(0, CONFIG.block_f)
-    if CONFIG.packs or CONFIG.one_window:
+    if CONFIG.one_window:
         off_f = step * CONFIG.block_f + off
         mask_f = off_f < C * (GRID_H * GRID_W) // CONFIG.unit * CONFIG.unit  # of products Triton knows nothing
     else:
@@ -97,7 +95,7 @@ def feature_block(x, step, off_n, sizes, N, CONFIG: tl.constexpr):
     C, _, _, GRID_H, GRID_W, _, _ = sizes
     mask_n = off_n < N
     sample = x + off_n.to(tl.int64) * known_multiple(stride_xn, CONFIG.unit)
-    if CONFIG.packs or CONFIG.one_window:
+    if CONFIG.one_window:
         off_f, mask_f = step_features(step, sizes, CONFIG)
         pointer = sample[:, None] + (off_f * stride_xc)[None, :]
         block = tl.load(pointer, mask=mask_n[:, None] & mask_f[None, :], other=0.0)
@@ -118,34 +116,16 @@ def feature_block(x, step, off_n, sizes, N, CONFIG: tl.constexpr):
         BLOCK_N: tl.constexpr = CONFIG.block_n
         BLOCK_F: tl.constexpr = CONFIG.block_f
         block = tl.reshape(block, (BLOCK_N, BLOCK_F))
-    if CONFIG.rectifies and not CONFIG.packs:
+    if CONFIG.rectifies:
         block = rectified(block.to(tl.float32)).to(block.dtype)
     return block
 
 
 @triton.jit
-def send_statistics(pid_n, x, norm, arrived, sizes, N, CONFIG: tl.constexpr):
+def send_statistics(pid_n, x, norm, statistics, sizes, N, CONFIG: tl.constexpr):
     """Send mean and 1 / standard deviation of a sample's features, as torch.nn.LayerNorm takes them."""
     off_n = pid_n + tl.arange(0, 1)
-    if CONFIG.packs:
-        wait_for_samples(arrived, off_n, off_n < N, CONFIG.splits)
     mean, scale = norm_statistics(x, pid_n, sizes, norm[2], N, CONFIG)
-    pointer = arrived + N + off_n
+    pointer = statistics + off_n
     send(pointer, tl.zeros((1,), tl.float32) + mean, off_n < N)
     send(pointer + N, tl.zeros((1,), tl.float32) + scale, off_n < N)
-
-
-@triton.jit
-def put_in_order(x, pid_n, step, row, sizes, CONFIG: tl.constexpr):
-    """Store a block of a sample's features, which have channels side by side in x, in the weight's order."""
-    x, stride_xn, stride_xc, stride_xh, stride_xw = x
-    C, _, _, GRID_H, GRID_W, _, _ = sizes
-    off_c, off_p = step_blocks(step, sizes, CONFIG)
-    position = position_offsets(off_p, GRID_W, stride_xh, stride_xw)
-    pointer = x + tl.cast(pid_n, tl.int64) * stride_xn + position[:, None] + (off_c.to(tl.int64) * stride_xc)[None, :]
-    mask = (off_p < GRID_H * GRID_W)[:, None] & (off_c < C)[None, :]
-    block = tl.trans(tl.load(pointer, mask=mask, other=0.0))
-    if CONFIG.rectifies:
-        block = rectified(block.to(tl.float32)).to(block.dtype)
-    pointer = row + (off_c.to(tl.int64) * (GRID_H * GRID_W))[:, None] + off_p[None, :]
-    tl.store(pointer, block, mask=tl.trans(mask))

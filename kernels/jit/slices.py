@@ -16,7 +16,7 @@ from .hand_over import INTERPRETED, wait_for_samples
 @triton.jit
 def survey_tile(tile, slice_k, off_n, bias, rule, probs, workspace, N, CONFIG: tl.constexpr):
     """Leave the findings of a tile of logits [block_k, block_n], still without bias, and arrive at their samples."""
-    _, findings, arrived = workspace
+    _, findings, arrived, _ = workspace
     SLICES: tl.constexpr = CONFIG.slices
     K: tl.constexpr = CONFIG.classes
     off_k = slice_k * CONFIG.block_k + tl.arange(0, CONFIG.block_k)
@@ -54,11 +54,11 @@ def survey_tile(tile, slice_k, off_n, bias, rule, probs, workspace, N, CONFIG: t
 @triton.jit
 def finish(number, rule, output, workspace, N, CONFIG: tl.constexpr):
     """Write some of a sample's probabilities, and its answer if the last to do so; returns whether so, and which."""
-    _, findings, arrived = workspace
+    _, findings, arrived, _ = workspace
     FINISHERS: tl.constexpr = CONFIG.finishers
     K: tl.constexpr = CONFIG.classes
     BLOCK_J: tl.constexpr = CONFIG.block_j
-    BEFORE: tl.constexpr = CONFIG.splits + CONFIG.slices  # programs that have arrived: those that pack, and tiles
+    SLICES: tl.constexpr = CONFIG.slices
     probs, _, _, _ = output
     pid_n = number // FINISHERS
     off_n = pid_n + tl.arange(0, 1)
@@ -66,14 +66,15 @@ def finish(number, rule, output, workspace, N, CONFIG: tl.constexpr):
     heat, cold = heat_of(rule, off_n)
     # there is no answer under another temperature, even if its exponentials have a sum
     cold = tl.where(((heat > 0) & (heat < float("inf")))[:, None], cold, float("nan"))
-    wait_for_samples(arrived, off_n, mask_n, BEFORE)
-    top, total, best, state = all_findings(findings + tl.cast(pid_n, tl.int64) * (4 * CONFIG.slices), cold, CONFIG)
+    wait_for_samples(arrived, off_n, mask_n, SLICES)
+    top, total, best, state = all_findings(findings + tl.cast(pid_n, tl.int64) * (4 * SLICES), cold, CONFIG)
     if probs is not None:
         sure = largest_probability(top, total)
         write_probs(probs, None, top, sure, cold, off_n, mask_n, number % FINISHERS * BLOCK_J, K, BLOCK_J)
     tl.debug_barrier()
-    is_last = tl.atomic_add(arrived + pid_n, 1, sem="acq_rel", scope="gpu") == BEFORE + FINISHERS - 1
+    is_last = tl.atomic_add(arrived + pid_n, 1, sem="acq_rel", scope="gpu") == SLICES + FINISHERS - 1
     if is_last:
+        tl.store(arrived + pid_n, 0)
         write_answer(top, total, best, state, heat, cold, rule, output, off_n, mask_n, K, CONFIG.criterion)
     return is_last, pid_n
 

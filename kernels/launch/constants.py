@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 from math import gcd
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -14,15 +14,9 @@ from .launch_config import MOST_AT_ONCE, ROW_UNIT, LaunchConfig, next_power_of_2
 
 
 @dataclass(frozen=True, kw_only=True)
-class HeadConstants(LaunchConfig):
-    """Constants of a fused head: its configuration, and what else its code depends on."""
+class MapConstants:
+    """How programs read a map: what the code of both kinds of launches depends on."""
 
-    is_fused: ClassVar[bool] = True
-    rows: int
-    """Of the weight that reads the features: K, or of a head with a hidden linear layer its features."""
-    classes: int
-    shares: tuple[tuple[int, int], ...]
-    """Samples and programs of each stage; see ``LaunchConfig.shares_of``."""
     one_window: bool
     """A channel has one window, or element, and so one feature."""
     channels_last: bool
@@ -38,10 +32,43 @@ class HeadConstants(LaunchConfig):
     """Of maps in rows of one window, and channels last: rows or channels, samples and steps have so many elements, or a
     multiple of it."""
     pool_max: bool
+    rectifies: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class PackConstants(MapConstants):
+    """Constants of a launch that packs features; the first ones are a ``LaunchConfig``'s."""
+
+    block_c: int
+    block_p: int
+    block_a: int
+    stages: int
+    window_parts: ClassVar[int] = 1
+    code: str = field(default_factory=kernel_hash)
+    """As of ``LaunchConstants``."""
+
+    @classmethod
+    def of(cls, config: LaunchConfig, view: HeadView, *, pool_max: bool, rectifies: bool) -> "PackConstants":
+        """Make them from a head's configuration and input."""
+        return cls(
+            block_c=config.block_c, block_p=config.block_p, block_a=config.block_a, stages=config.stages,
+            pool_max=pool_max, rectifies=rectifies, **_of_map(config, view),
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadConstants(LaunchConfig, MapConstants):
+    """Constants of a fused head: its configuration, and what else its code depends on."""
+
+    is_fused: ClassVar[bool] = True
+    rows: int
+    """Of the weight that reads the features: K, or of a head with a hidden linear layer its features."""
+    classes: int
+    shares: tuple[tuple[int, int], ...]
+    """Samples and programs of each stage; see ``LaunchConfig.shares_of``."""
     criterion: int
     activation: int
     """Of the hidden layer; ``NO_ACTIVATION`` if there is none."""
-    rectifies: bool
     norms: bool
     """There is a norm, which wants tiles of one sample, or features that are read."""
     last_unit: int
@@ -55,23 +82,12 @@ class HeadConstants(LaunchConfig):
         hidden: HiddenLayers,
     ) -> "HeadConstants":  # fmt: skip
         """Make them from a head's configuration, input and layers; ``weight`` is the last layer's."""
-        first, features = hidden.first_weight(weight), view.shape[1] * view.positions
-        one_window = view.positions == config.block_p == 1
-        stride_n, stride_c, stride_h, stride_w = view.strides
-        map_unit = 1
-        if stride_c == 1:
-            map_unit = gcd(16, view.shape[1], stride_n, stride_h, stride_w)
-        elif one_window and stride_w == 1:
-            map_unit = gcd(config.block_a, 16, view.shape[3], stride_n, stride_c, stride_h)
+        first = hidden.first_weight(weight)
         return cls(
-            **vars(config), rows=first.shape[0], classes=weight.shape[0],
-            unit=gcd(16, features, first.stride(0), *([] if config.packs else view.strides[:1])),
-            map_unit=map_unit,
-            shares=config.shares_of(view, weight.shape[0], hidden), pool_max=pool_max, criterion=number_of(criterion),
-            activation=hidden.activation_number, rectifies=hidden.rectifies, norms=hidden.eps is not None,
-            one_window=one_window,
-            channels_last=view.strides[1] == 1, transposes=view.turned,
-            last_unit=gcd(16, weight.stride(0)), element_size=weight.element_size(),
+            **vars(config), **_of_map(config, view, first.stride(0), view.strides[0]), rows=first.shape[0],
+            classes=weight.shape[0], shares=config.shares_of(view, weight.shape[0], hidden), pool_max=pool_max,
+            criterion=number_of(criterion), activation=hidden.activation_number, rectifies=hidden.rectifies,
+            norms=hidden.eps is not None, last_unit=gcd(16, weight.stride(0)), element_size=weight.element_size(),
         )  # fmt: skip
 
     @property
@@ -107,7 +123,7 @@ class HeadConstants(LaunchConfig):
     @property
     def parts_at_once(self) -> int:
         """Parts that are added up in one step."""
-        return min(self.block_s, max(2048 // self.block_j, 1)) if self.reads else self.block_s
+        return min(self.block_s, max(8192 // self.block_j, 1)) if self.reads else self.block_s
 
     @property
     def row_width(self) -> int:
@@ -192,3 +208,18 @@ class LaunchConstants:
         """
         only_logits = all(not place.is_fused for place in self.places)
         return min(next_power_of_2(self.classes), MOST_AT_ONCE if only_logits else 1024)
+
+
+def _of_map(config: LaunchConfig, view: HeadView, *strides: int) -> dict[str, Any]:
+    """Return fields of ``MapConstants``; ``strides`` are those that ``unit`` is to divide."""
+    stride_n, stride_c, stride_h, stride_w = view.strides
+    one_window, map_unit = view.positions == config.block_p == 1, 1
+    if stride_c == 1:
+        map_unit = gcd(16, view.shape[1], stride_n, stride_h, stride_w)
+    elif one_window and stride_w == 1:
+        map_unit = gcd(config.block_a, 16, view.shape[3], stride_n, stride_c, stride_h)
+    unit = gcd(16, view.shape[1] * view.positions, *strides)
+    return {
+        "one_window": one_window, "channels_last": stride_c == 1, "transposes": view.turned, "unit": unit,
+        "map_unit": map_unit,
+    }  # fmt: skip

@@ -13,7 +13,7 @@ class Programs(NamedTuple):
     splits: int
     """Programs that pool one sample."""
     pools: int
-    """Programs that pool, over all samples, or pack; if split, they do the rest, too."""
+    """Programs that pool, over all samples; if split, they do the rest, too."""
     tiles: int
     """Programs that multiply, with those that send a norm's statistics before them; 0 if split."""
     decisions: int
@@ -21,7 +21,7 @@ class Programs(NamedTuple):
     partial_sums: int
     """Logits, or parts of them, that programs leave for those that decide."""
     features: int
-    """Pooled features that programs leave for those that multiply; 0 if split or in place."""
+    """Pooled features that programs leave for those that multiply, if tiled; else 0."""
     zeroed: int
     """Elements of int32 memory that a launch needs to be 0, and sets back to 0."""
     last_tiles: int = 0
@@ -30,6 +30,8 @@ class Programs(NamedTuple):
     """Programs that decide about a sample behind those."""
     findings: int = 0
     """What programs that multiply leave about their classes in place of sums; see ``LaunchConfig.surveys_of``."""
+    arrivals: int = 0
+    """Counters of samples, where features are read."""
     last_sums: int = 0
     """The first of ``zeroed``: hidden features and logits that programs leave for those of the last layer."""
 
@@ -80,7 +82,7 @@ class LaunchConfig:
     block_c: int
     """Channels of a pooling program; see ``features`` for those in place."""
     block_p: int
-    """Pooled positions of each channel of a pooling program, or, if it packs, of each of its steps."""
+    """Pooled positions of each channel of a pooling program."""
     block_a: int
     """Elements of a window read in one step: of one of its rows if each channel is one window."""
     block_f: int
@@ -111,15 +113,13 @@ class LaunchConfig:
     ahead, into shared memory, while features are waited for; 0: one step ahead, into registers."""
     features: str = "awaited"
     """Tiled: where those that multiply find features. "awaited": pooled ones are sent to them number by number.
-    "packed": they lie in memory, in x's dtype and the weight's order, once all of a sample's are pooled, or only put in
-    order. "in place": in x, of which nothing is pooled, in blocks of ``block_c`` channels by ``block_p`` positions.
-    These two multiply ``block_n`` samples of 8 or more, and ``weight_buffers`` steps lie in shared memory. "library":
-    PyTorch's operations multiply them, and a launch is given logits; see ``by_library``."""
+    "in place": they lie in x, of which nothing is pooled, in blocks of ``block_c`` channels by ``block_p`` positions.
+    "packed": a launch of its own pools them before, or only puts them in order, in blocks of the fields that say how;
+    see ``packed_features``. These two multiply ``block_n`` samples of 8 or more, and ``weight_buffers`` steps lie in
+    shared memory. "library": PyTorch's operations multiply them, and a launch is given logits; see ``by_library``."""
     last_rows: int = 0
     """Behind a hidden layer: rows of the last layer that a program of its own multiplies, 16 or more; 0: the program
     that adds a sample's hidden features up multiplies all of them, and decides."""
-    position_parts: int = 1
-    """Packed, of a map that is pooled: programs that share the positions of a block of channels."""
 
     @property
     def reads(self) -> bool:
@@ -140,7 +140,7 @@ class LaunchConfig:
 
     @property
     def packs(self) -> bool:
-        """True if features are ``packed``."""
+        """True if a launch of its own packs the features before."""
         return self.features == "packed"
 
     @property
@@ -168,13 +168,10 @@ class LaunchConfig:
         return self.reads and self.block_s == 1 and rows > self.block_j
 
     def splits_of(self, view: HeadView) -> int:
-        """Count the programs that pool one sample."""
-        if self.in_place or self.by_library:
+        """Count the programs of the launch that pool one sample."""
+        if self.reads or self.by_library:
             return 0
-        blocks_c = -(-view.shape[1] // self.block_c)
-        if self.packs and not view.turned:
-            return blocks_c * self.position_parts
-        return blocks_c * -(-view.positions // self.block_p) * self.window_parts
+        return -(-view.shape[1] // self.block_c) * -(-view.positions // self.block_p) * self.window_parts
 
     def shares_of(self, view: HeadView, classes: int, hidden: HiddenLayers = NO_LAYERS) -> tuple[tuple[int, int], ...]:
         """Return of each stage, in the order of the programs' numbers, how many samples how many programs share.
@@ -195,14 +192,14 @@ class LaunchConfig:
         samples, rows, norms = view.shape[0], hidden.rows(classes), hidden.eps is not None
         shares = self.shares_of(view, classes, hidden)
         pools, tiles, decisions, *last = [-(-samples // group) * share for group, share in shares]
-        splits, features, findings = shares[0][1], 0, 0
-        if self.tiled and not self.in_place:
+        splits, features, findings, arrivals = shares[0][1], 0, 0, 0
+        if self.tiled and not self.reads:
             features = self.window_parts * samples * view.shape[1] * view.positions
         sums = (self.block_s if self.tiled else splits) * samples * padded_row(rows)
         if self.surveys_of(rows):
-            sums, findings = 0, 4 * samples * -(-rows // self.block_k)
-        if self.reads:  # a counter for each sample, and before a norm mean and scale, of programs of their own
-            zeroed, tiles = sums + samples * (3 if norms else 1), tiles + samples * norms
+            sums, findings, arrivals = 0, 4 * samples * -(-rows // self.block_k), samples
+        if self.reads:  # before a norm mean and scale of each sample, of programs of their own
+            zeroed, tiles = sums + arrivals + 2 * samples * norms, tiles + samples * norms
         elif self.tiled:
             zeroed = sums + features
         else:
@@ -211,7 +208,7 @@ class LaunchConfig:
         last_tiles, last_decisions = last or (0, 0)
         return Programs(
             splits, pools, tiles, decisions, sums, features, last_sums + zeroed,
-            last_tiles, last_decisions, findings, last_sums,
+            last_tiles, last_decisions, findings, arrivals, last_sums,
         )  # fmt: skip
 
 

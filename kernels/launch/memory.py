@@ -14,22 +14,25 @@ class Workspace(NamedTuple):
     """Memory of one head in one launch, one-dimensional; what is int32 is 0 before and after."""
 
     features: Tensor | None
-    """[window_parts, N, C * grid_h * grid_w] pooled features: int32 if tiled, x's dtype if packed; else None."""
+    """[window_parts, N, C * grid_h * grid_w] int32 pooled features, if tiled; else None."""
     partial: Tensor
     """[parts, N, row_width] sums: int32 where programs wait for them (``LaunchConfig.hands_over``), else float32. Or
     [N, 4, slices] float32 findings, see jit/slices.py."""
     arrived: Tensor | None
     """[N] int32, programs of each sample that are done with their part of it; None where numbers are waited for
-    instead. Where features are read, [2, N] behind it: mean and scale of each sample, of a norm."""
+    instead."""
+    statistics: Tensor | None = None
+    """[2, N] int32, mean and scale of each sample, of a norm where features are read; else None."""
 
     @classmethod
-    def of(cls, config: LaunchConfig, programs: Programs, zeros: Tensor, dtype: torch.dtype) -> "Workspace":
+    def of(cls, config: LaunchConfig, programs: Programs, zeros: Tensor) -> "Workspace":
         """Divide ``zeros`` but for those of a last layer; allocate what need not be 0."""
         zeros = zeros[programs.last_sums :] if programs.last_sums else zeros
         if config.reads:
-            features = torch.empty(programs.features, dtype=dtype, device=zeros.device) if config.packs else None
-            findings = torch.empty(programs.findings, dtype=torch.float32, device=zeros.device)
-            return cls(features, findings if programs.findings else zeros, zeros[programs.partial_sums :])
+            sums, statistics = zeros, zeros[programs.partial_sums + programs.arrivals :]
+            if programs.findings:
+                sums = torch.empty(programs.findings, dtype=torch.float32, device=zeros.device)
+            return cls(None, sums, zeros[programs.partial_sums :] if programs.arrivals else None, statistics)
         if config.hands_over:
             return cls(zeros[programs.partial_sums :] if config.tiled else None, zeros, None)
         return cls(None, torch.empty(programs.partial_sums, dtype=torch.float32, device=zeros.device), zeros)
@@ -72,7 +75,7 @@ class HeadArguments(NamedTuple):
             last = (strided(weight), strided(bias), zeros[: programs.last_sums] if programs.last_sums else None)
             weight, bias = hidden.weight, hidden.bias
         sizes = (*view.shape[1:], view.grid_h, view.grid_w, view.window_h, view.window_w)
-        workspace = tuple(Workspace.of(config, programs, zeros, x.dtype))
+        workspace = tuple(Workspace.of(config, programs, zeros))
         return cls((x, *view.strides), strided(weight), strided(bias), rule, workspace, sizes, norm, last)
 
 

@@ -67,7 +67,7 @@ def _windows(shape: HeadShape, columns: int, enough: int, only_pools: bool) -> "
 
 
 def packed_windows(shape: HeadShape, config: LaunchConfig) -> LaunchConfig:
-    """Choose how programs pack windows: a block of channels each, and all positions, or some where programs are few."""
+    """Choose how the programs of a launch of their own pool windows."""
     positions, columns = shape.view.positions, shape.view.window_h * shape.view.window_w
     if shape.layout == "channels_last":
         in_vectors = shape.channels * shape.element_size % 16 == 0  # else each number has an address in registers
@@ -82,10 +82,7 @@ def packed_windows(shape: HeadShape, config: LaunchConfig) -> LaunchConfig:
         block_a = min(pool.block_a, 16) if columns <= 64 else pool.block_a  # the sum of a window is over threads
         block_c = 4096 // (block_p * block_a) if columns > block_a else pool.block_c
         block_c = min(block_c, next_power_of_2(shape.channels))
-    parts, blocks = 1, shape.samples * -(-shape.channels // block_c)
-    while parts * blocks < _ENOUGH and 2 * parts * block_p <= next_power_of_2(positions):
-        parts *= 2
-    return replace(config, block_c=block_c, block_p=block_p, block_a=block_a, position_parts=parts)
+    return replace(config, block_c=block_c, block_p=block_p, block_a=block_a)
 
 
 class _Pool(NamedTuple):

@@ -221,7 +221,7 @@ _POWERS = [2**n for n in range(MOST_ELEMENTS.bit_length())], f"a power of two, a
 def config_from(values: Any, shape: HeadShape) -> LaunchConfig:
     """Check and return a configuration for a head; ``ValueError`` says what does not fit."""
     if isinstance(values, dict):  # written before there was a choice
-        values = {"features": FEATURES[0], "last_rows": 0, "position_parts": 1, **values}
+        values = {"features": FEATURES[0], "last_rows": 0, **values}
     _check_names("config", values, {field.name for field in dataclasses.fields(LaunchConfig)})
     for field in dataclasses.fields(LaunchConfig):
         value, (allowed, wanted) = values[field.name], _ALLOWED.get(field.name, _POWERS)
@@ -233,7 +233,6 @@ def config_from(values: Any, shape: HeadShape) -> LaunchConfig:
     # else Triton 3.6 aborts in LLVM: "Illegal shared layout"
     fewest = 16 // shape.element_size if config.in_place else 1
     view = shape.view
-    shares = config.packs and not view.unpooled
     one_position = config.block_p == view.positions == 1
     for name, fits, wanted in (
         ("num_warps", config.num_warps <= 32, "at most 32"),
@@ -241,7 +240,6 @@ def config_from(values: Any, shape: HeadShape) -> LaunchConfig:
         ("window_parts", shape.pool != "max" or config.window_parts == 1, "1: a maximum is not added up"),
         ("window_parts", not reads or config.window_parts == 1, f"1 where features are {config.features}"),
         ("features", not config.in_place or view.unpooled, "another one: x is pooled"),
-        ("position_parts", config.position_parts == 1 or shares, "1, but of a pooled map whose features are packed"),
         ("weight_buffers", block_n > 1 or config.weight_buffers == 0, "0 where block_n is 1"),
         ("weight_buffers", not reads or config.weight_buffers > 0, f"2 to 5 where features are {config.features}"),
         ("block_n", not split or block_n == 1, "1 where the programs that pool multiply (block_f is 1)"),

@@ -172,13 +172,17 @@ class Repeats(Generic[RepeatT]):
 
 
 class HeadRepeat:
-    """A launch of the kernel on one stream, whose launches share its workspace, as they run one after another."""
+    """A head's launches on one stream, which share their workspace, as they run one after another."""
 
-    def __init__(self, noted: NotedLaunch, stream: int) -> None:
-        """Repeat a launch that was made for one head on a stream, given by its handle."""
+    def __init__(self, launches: Sequence[NotedLaunch], stream: int) -> None:
+        """Repeat launches that were made for one head on a stream, given by its handle: one may pack its features."""
+        *packs, noted = launches
         given = noted.given()
         ((arguments, _),) = given["places"]
-        x = arguments[0][0]
+        x = arguments[0][0]  # the input, or packed features
+        self._pack = repeated(packs[0], [packs[0].given()["x"][0], x], stream) if packs else None
+        self._features = x.new_empty(1)
+        self._shape = x.shape
         probs, label, confidence, exits = given["output"]
         self._samples, self._classes, self._with_probs = len(x), given["LAUNCH"].classes, probs is not None
         # Tensors to make others like: torch.empty takes twice the time, since it looks for the device.
@@ -190,6 +194,10 @@ class HeadRepeat:
     def __call__(self, x: Tensor) -> HeadOutput:
         """Launch on the stream, which is current, for an input like that of the noted launch."""
         samples = self._samples
+        if self._pack is not None:
+            features = self._features.new_empty(self._shape)
+            self._pack([self._of(x), self._of(features)])
+            x = features
         probs = self._floats.new_empty((samples, self._classes)) if self._with_probs else None
         label = self._ints.new_empty(samples)
         confidence = self._floats.new_empty(samples)
@@ -307,15 +315,15 @@ def _repeat_of(
             pool=head.pool, pool_size=head.pool_size, criterion=rule.criterion, return_probs=head.return_probs,
             hidden=head.hidden_layers(),
         )  # fmt: skip
-    if len(launches) != 1 or not arrival_counters(x.device).are_kept(stream):
+    if [one.packs for one in launches] not in ([False], [True, False]) or not arrival_counters(x.device).are_kept(stream):
         return None
-    if not launches[0].given()["LAUNCH"].places[0].is_fused:  # a library's product comes before it
+    if not launches[-1].given()["LAUNCH"].places[0].is_fused:  # a library's product comes before it
         return None
-    given = HeadArguments(*launches[0].given()["places"][0][0])
+    given = HeadArguments(*launches[-1].given()["places"][0][0])
     layer, norm = (given.weight, given.bias), (given.norm or ())[:2]
     parameters = [*layer, *norm] if given.last is None else [*given.last[:2], *norm, *layer]
     launched = [*(one for one, *_ in parameters if one is not None), *given.rule]
     # another thread's are there now, or x is one of them, of which a repeat would put others in all its places
     if [one.data_ptr() for one in launched] != read.addresses or x.data_ptr() in read.addresses:
         return None
-    return HeadRepeat(launches[0], stream)
+    return HeadRepeat(launches, stream)

@@ -87,7 +87,7 @@ class ExitsRepeat:
         launch = ExitLaunch(self._buffers, part.start, self._exits[part])
         with noting() as launches:
             launch(aliases, packed)
-        made = _OfLayout(launches[0], launch, self._buffers, inputs, packed, stream)
+        made = _OfLayout(launches[-1], launch, self._buffers, inputs, packed, stream)
         self._made[index] = [made, *self._made[index][: _MOST_LAYOUTS - 1]]
 
     def _check(self, x: Tensor, head: ExitHead | None) -> None:
@@ -121,7 +121,7 @@ class _OfLayout:
         self._offsets = [part.data_ptr() - packed.data_ptr() for part in answer]
         self._repeat = repeated(noted, [*reads, *answer], stream)
         self._forms = TensorForms(_distinct(inputs))
-        self._launch = launch if launch.by_library else None
+        self._launch = launch if launch.by_library or launch.packed else None
         self._alignments = [x.data_ptr() % ALIGNED for x in inputs]
 
     def fits(self, inputs: Sequence[Tensor], addresses: Sequence[int]) -> bool:

@@ -180,9 +180,12 @@ class GraphRunner(SerialRunner):
         lines = [f"Head {tap}: {head.describe()}." for tap, head, launched in heads if launched.weight is None]
         lines = [*self._trunk.notes, *lines]
         for size, captured in sorted(self._captured.items()):
-            whose = list_taps(captured.by_library, (*self.network.taps, "the classifier"))
-            library = f" A library multiplies heads of {whose}; a launch decides." if captured.by_library else ""
-            lines.append(f"Batch {size}: {captured.description}{library}")
+            places = (*self.network.taps, "the classifier")
+            lines.append(f"Batch {size}: {captured.description}")
+            if captured.by_library:
+                lines[-1] += f" A library multiplies heads of {list_taps(captured.by_library, places)}; a launch decides."
+            if captured.packed:
+                lines[-1] += f" Two launches each pool, then decide for, heads of {list_taps(captured.packed, places)}."
         return "\n".join(lines)
 
     def _refresh(self) -> None:

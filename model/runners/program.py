@@ -110,6 +110,11 @@ class CapturedBatch:
         """Indices of heads that a library multiplies, before a launch that decides."""
         return [index for launch in self._launches for index in launch.by_library]
 
+    @property
+    def packed(self) -> list[int]:
+        """Indices of heads whose features a launch of their own packs, before one that decides."""
+        return [index for launch in self._launches for index in launch.packed]
+
     def fill(self, x: Tensor, stream: torch.cuda.Stream) -> None:
         """Copy in a batch on a stream; it may be smaller than the captured one."""
         n = x.shape[0]

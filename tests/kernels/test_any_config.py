@@ -185,7 +185,6 @@ READING = {
     "packed, more of everything than there is": LaunchConfig(
         32, 64, 16, 8, 128, 64, 4, 64, 1, stages=4, num_warps=8, weight_buffers=3, features="packed"
     ),
-    "packed, programs share positions": replace(PACKED, block_p=1, position_parts=4),
     "packed, few programs": replace(PACKED, max_programs=3),
     "packed, programs of its own for a last layer": replace(PACKED, last_rows=16),
     "in place": IN_PLACE,
@@ -272,7 +271,6 @@ def reading_heads(draw):
         last_rows=draw(st.sampled_from([0, 16])),
         weight_buffers=draw(st.integers(2, 5)),
         features="packed",
-        position_parts=draw(st.sampled_from([1, 2, 4])) if head in POOLED else 1,
     )
     if head in UNPOOLED and draw(st.booleans()):
         block_f = max(config.block_c * config.block_p, 16)
@@ -322,15 +320,14 @@ def test_heads_of_all_ways_in_one_launch(programs, device):
         for _ in range(2):
             buffers.probs.fill_(float("nan"))
             launch(inputs)
-            assert [space.constants.features for space in launch._spaces.values()] == [
-                config.features for _, config in TOGETHER
-            ]
+            ways = [(space.packs or space.constants).features for space in launch._spaces.values()]
+            assert ways == [config.features for _, config in TOGETHER] and launch.packed == [1, 3]
             for place, output in enumerate(outputs):
                 torch.testing.assert_close(buffers.probs[place], output.probs)
                 assert torch.equal(buffers.label[place], output.label)
             for space in launch._spaces.values():
-                features, partial_sums, arrived = space.arguments.workspace
-                zeroed = [arrived, partial_sums if space.constants.hands_over else None]
+                features, partial_sums, arrived, statistics = space.arguments.workspace
+                zeroed = [arrived, statistics, partial_sums if space.constants.hands_over else None]
                 zeroed.append(space.arguments.last[-1] if space.constants.last_n else None)
                 assert not any(one.any() for one in zeroed if one is not None)
                 assert space.constants.reads or features is None or not features.any()

@@ -1,0 +1,55 @@
+"""Triton kernel that packs features: pools a map, or puts its elements in the weight's order, for a launch behind it.
+
+    features[n, (c * GRID_H + i) * GRID_W + j] = pool of x[n, c] over window (i, j)
+
+Programs that only pool take few registers and little shared memory, so that many run at the same time: within the
+launch that multiplies they would have the room of its programs, and read the map at half the speed (H100).
+"""
+
+import triton
+import triton.language as tl
+
+from .hidden_layers import rectified
+from .pool import pooled_block, pooled_features
+from .read_product import position_offsets, step_blocks
+
+
+@triton.jit
+def pack_kernel(
+    x,  # a map and its strides, see ``HeadArguments``
+    features,  # [N, C * GRID_H * GRID_W]
+    sizes,
+    CONFIG: tl.constexpr,  # PackConstants, in a tuple: Triton takes them so
+):
+    """See the module's docstring; ``packed_features`` has sized everything."""
+    PACK: tl.constexpr = CONFIG[0]
+    C, _, _, GRID_H, GRID_W, _, _ = sizes
+    positions = GRID_H * GRID_W
+    blocks = tl.cdiv(C, PACK.block_c) * tl.cdiv(positions, PACK.block_p)
+    pid_n = tl.program_id(0) // blocks
+    pid_block = tl.program_id(0) % blocks
+    row = features + tl.cast(pid_n, tl.int64) * (C * positions)
+    if PACK.transposes:
+        put_in_order(x, pid_n, pid_block, row, sizes, PACK)
+    else:
+        block = pooled_block(pid_block, sizes, PACK)
+        _, _, off_c, off_p, mask_f = block
+        pooled = pooled_features(x, pid_n, block, sizes, PACK)
+        off_f = off_c.to(tl.int64) * positions + off_p
+        tl.store(row + off_f, pooled.to(features.dtype.element_ty), mask=mask_f)
+
+
+@triton.jit
+def put_in_order(x, pid_n, pid_block, row, sizes, CONFIG: tl.constexpr):
+    """Store a block of a sample's features, which have channels side by side in x, in the weight's order."""
+    x, stride_xn, stride_xc, stride_xh, stride_xw = x
+    C, _, _, GRID_H, GRID_W, _, _ = sizes
+    off_c, off_p = step_blocks(pid_block, sizes, CONFIG)
+    position = position_offsets(off_p, GRID_W, stride_xh, stride_xw)
+    pointer = x + tl.cast(pid_n, tl.int64) * stride_xn + position[:, None] + (off_c.to(tl.int64) * stride_xc)[None, :]
+    mask = (off_p < GRID_H * GRID_W)[:, None] & (off_c < C)[None, :]
+    block = tl.trans(tl.load(pointer, mask=mask, other=0.0))
+    if CONFIG.rectifies:
+        block = rectified(block.to(tl.float32)).to(block.dtype)
+    pointer = row + (off_c.to(tl.int64) * (GRID_H * GRID_W))[:, None] + off_p[None, :]
+    tl.store(pointer, block, mask=tl.trans(mask))
