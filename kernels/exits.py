@@ -226,7 +226,7 @@ class ExitLaunch:
     @property
     def packed(self) -> list[int]:
         """Exit indices of heads whose features a launch of their own packs; known from the first launch on."""
-        return [self._place + i for i, space in sorted(self._spaces.items()) if space.packs is not None]
+        return [self._place + i for i, space in sorted(self._spaces.items()) if space.config.packs]
 
     def read_by_launch(self, inputs: Sequence[Tensor]) -> list[Tensor]:
         """Return what a launch for ``inputs`` reads: these, packed features, or logits that a library multiplies."""
@@ -237,11 +237,13 @@ class ExitLaunch:
             view = head_view(x.shape, x.stride(), head.pool, head.pool_size)
             if i not in self._spaces or self._spaces[i].view != view:  # or an input of another layout
                 self._spaces[i] = _Space.allocate(view, head, x)
-            space, pool_max = self._spaces[i], head.pool == "max"
-            if space.constants.by_library:
-                read[i] = library_product.logits_by_library(x, view, head.weight, head.hidden, pool_max=pool_max)
-            elif space.packs is not None:
-                read[i] = packed_features(x, view, space.packs, pool_max=pool_max, rectifies=head.hidden.rectifies)
+            config, hidden, pool_max = self._spaces[i].config, head.hidden, head.pool == "max"
+            if config.by_library:
+                read[i] = library_product.logits_by_library(
+                    x, view, head.weight, hidden, pool_max=pool_max, config=config
+                )
+            elif config.packs:
+                read[i] = packed_features(x, view, config, pool_max=pool_max, rectifies=hidden.rectifies)
         return read
 
 
@@ -250,8 +252,7 @@ class _Space(NamedTuple):
 
     view: HeadView
     """Of the input."""
-    packs: LaunchConfig | None
-    """By which a launch of its own packs the features; None: none does."""
+    config: LaunchConfig
     read: HeadView
     """Of what the launch that decides reads: the input, or packed features."""
     constants: HeadConstants
@@ -265,9 +266,9 @@ class _Space(NamedTuple):
         config = choose_config(
             view, weight.shape[0], pool_max=pool_max, dtype=x.dtype, device=x.device, place="network", hidden=hidden
         )
-        read, packs = view, None
+        chosen, read = config, view
         if config.packs:
-            packs, pool_max = config, False
+            pool_max = False
             read, config, hidden = head_of_packed(view, config, hidden)
         constants = HeadConstants.of(config, read, weight, pool_max=pool_max, criterion=head.criterion, hidden=hidden)
         programs = config.programs(read, weight.shape[0], hidden)
@@ -275,4 +276,4 @@ class _Space(NamedTuple):
         arguments = HeadArguments.of(
             x, read, weight, head.bias, hidden, (head.temperature, head.threshold), config, programs, zeros
         )
-        return cls(view, packs, read, constants, programs.stages, arguments._replace(x=()))
+        return cls(view, chosen, read, constants, programs.stages, arguments._replace(x=()))

@@ -205,7 +205,7 @@ def launch_fused_head(
     rule: tuple[Any, Any] = (temperature, threshold)
     with torch.cuda.device_of(x):
         if config.by_library:
-            logits = library_product.logits_by_library(x, view, weight, hidden, pool_max=pool_max)
+            logits = library_product.logits_by_library(x, view, weight, hidden, pool_max=pool_max, config=config)
             place: tuple[Any, ...] = ((strided(logits), strided(bias), rule), 0)
         else:
             place = (tuple(HeadArguments.of(x, view, weight, bias, hidden, rule, config, programs, zeros[:-1])), None)

@@ -5,28 +5,31 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .launch.head_view import HeadView
+from .launch.launch_config import LaunchConfig
+from .packed_features import packed_features
 from .reference.hidden_layers import HiddenLayers
 
 
 @torch.no_grad()
-def logits_by_library(x: Tensor, view: HeadView, weight: Tensor, hidden: HiddenLayers, *, pool_max: bool) -> Tensor:
+def logits_by_library(
+    x: Tensor, view: HeadView, weight: Tensor, hidden: HiddenLayers, *, pool_max: bool, config: LaunchConfig
+) -> Tensor:
     """Return what a head's logits [N, K] are without their bias, float32, for the view of an input.
 
-    Whatever is between its layers is rounded to x's dtype, as in PyTorch; the logits are not.
+    A launch of its own packs features that are pooled, as the configuration says. Whatever is between the head's layers
+    is rounded to x's dtype, as in PyTorch; the logits are not.
     """
     with torch.autocast(x.device.type, enabled=False):
-        maps = x.as_strided(view.shape, view.strides)
-        features = hidden.apply(_pooled(F.relu(maps) if hidden.rectifies else maps, view, pool_max))
-        if x.is_cuda and x.dtype != torch.float32:
-            return torch.mm(features, weight.t(), out_dtype=torch.float32)
-        return F.linear(features.float(), weight.float())
+        if view.unpooled and not view.turned:
+            features = x.as_strided(view.shape, view.strides).flatten(1)
+            features = F.relu(features) if hidden.rectifies else features
+        else:
+            features = packed_features(x, view, config, pool_max=pool_max, rectifies=hidden.rectifies)
+        return product(hidden.apply(features), weight)
 
 
-def _pooled(maps: Tensor, view: HeadView, pool_max: bool) -> Tensor:
-    """Pool [N, C, H, W] to [N, features]."""
-    if view.unpooled:
-        return maps.flatten(1)
-    if view.positions == 1:
-        return maps.amax((2, 3)) if pool_max else maps.mean((2, 3))
-    pool = F.adaptive_max_pool2d if pool_max else F.adaptive_avg_pool2d
-    return pool(maps, (view.grid_h, view.grid_w)).flatten(1)
+def product(features: Tensor, weight: Tensor) -> Tensor:
+    """Multiply features [N, F] by the rows of a weight [K, F], float32."""
+    if features.is_cuda and features.dtype != torch.float32:
+        return torch.mm(features, weight.t(), out_dtype=torch.float32)
+    return F.linear(features.float(), weight.float())

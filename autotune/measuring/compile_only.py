@@ -12,8 +12,8 @@ from triton.runtime.jit import JITFunction
 from ...kernels import library_product
 
 
-def _no_logits(x: Tensor, _view: object, weight: Tensor, *_others: object, **_options: object) -> Tensor:
-    return x.new_empty((len(x), len(weight)), dtype=torch.float32)
+def _no_product(features: Tensor, weight: Tensor) -> Tensor:
+    return features.new_empty((len(features), len(weight)), dtype=torch.float32)
 
 
 def compile_only(capability: int) -> list[Any]:
@@ -38,6 +38,6 @@ def compile_only(capability: int) -> list[Any]:
         "get_current_stream": lambda _device: 0,
     }
     driver.set_active(SimpleNamespace(**compiling_asks_for))
-    library_product.logits_by_library = _no_logits  # type: ignore[assignment]
+    library_product.product = _no_product
     JITFunction.run = compile_launch
     return compiled

@@ -13,8 +13,9 @@ from ...kernels import ExitBuffers, ExitHead, ExitLaunch, HeadOutput, fused_head
 from ...kernels.launch.choose_config import Layers, choose_config, chosen_by_rule
 from ...kernels.launch.head_shape import HeadShape
 from ...kernels.launch.head_view import HeadView, head_view
-from ...kernels.launch.launch_config import LaunchConfig, by_library
+from ...kernels.launch.launch_config import LaunchConfig
 from ...kernels.launch.launch_rule import config_by_rule
+from ...kernels.launch.library_rule import config_of_library
 from ...model import FusedAuxHead
 from ...model.basics.streams import stream_pair
 from .captured import OwnGraph, chain
@@ -111,9 +112,9 @@ class AloneHead:
     def other_way(self) -> LaunchConfig:
         """The way that the rule does not take: a library's product, or, where it takes that, programs of ours."""
         classes, hidden = self.head.num_classes, self.head.hidden_layers()
-        if not self.chosen.by_library:
-            return by_library(classes)
         shape = self.shape._replace(classes=hidden.rows(classes))
+        if not self.chosen.by_library:
+            return config_of_library(shape, classes)
         layers = Layers(classes, hidden.weight is not None, hidden.eps is not None)
         return chosen_by_rule(shape, layers, may_use_library=False)
 

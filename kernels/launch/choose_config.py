@@ -13,9 +13,9 @@ import torch
 from ..reference.hidden_layers import NO_LAYERS, HiddenLayers
 from .head_shape import HeadShape
 from .head_view import HeadView
-from .launch_config import LaunchConfig, by_library, next_power_of_2
-from .launch_rule import config_by_rule, config_of_norm
-from .library_rule import library_pays
+from .launch_config import LaunchConfig, next_power_of_2
+from .launch_rule import config_by_rule, config_of_norm, config_of_reading
+from .library_rule import config_of_library, library_pays
 from .tuned_table import BadTable, lookup, table_for, table_of, table_path
 
 #: Configurations that come before the tables, by shape and place, in the current context; see ``overriding``.
@@ -67,6 +67,8 @@ def _fitted(config: LaunchConfig, shape: HeadShape, layers: Layers) -> LaunchCon
         return config
     if layers.norms and not (config.reads or config.tiled and config.block_n == 1):
         config = config_of_norm(shape)
+    if layers.norms and config.in_place and shape.view.turned:
+        config = config_of_reading(shape, "packed")
     if layers.hidden:
         # few warps hand hidden features over sooner (seen on an H100, in no record)
         block_j, warps = max(config.block_j, next_power_of_2(shape.classes)), min(config.num_warps, 4)
@@ -113,7 +115,7 @@ def chosen_by_rule(shape: HeadShape, layers: Layers | None = None, *, may_use_li
     layers = layers or Layers(shape.classes, False, False)
     config = _fitted(config_by_rule(shape), shape, layers)
     if may_use_library and library_pays(shape, config, layers.classes, hidden=layers.hidden, norms=layers.norms):
-        return by_library(layers.classes)
+        return config_of_library(shape, layers.classes)
     return config
 
 

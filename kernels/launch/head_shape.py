@@ -45,6 +45,11 @@ class HeadShape(NamedTuple):
         return self.channels * self.grid_h * self.grid_w
 
     @property
+    def of_vectors(self) -> "HeadShape":
+        """The head behind its pool, whose input are the features."""
+        return self._replace(channels=self.features, height=1, width=1, grid_h=1, grid_w=1, layout="channels_last")
+
+    @property
     def element_size(self) -> int:
         """Bytes of an element of x and weight."""
         return int(getattr(torch, self.dtype).itemsize)

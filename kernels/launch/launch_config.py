@@ -222,7 +222,7 @@ def warps_for_logits(classes: int) -> int:
 
 
 def by_library(classes: int) -> LaunchConfig:
-    """Return the configuration of a library's product and a launch that decides by its logits."""
+    """Return the configuration of a library's product and a launch that decides by its logits; it packs nothing."""
     num_warps = warps_for_logits(classes)
     return LaunchConfig(1, 1, 1, 1, 1, 1, 1, 1, 1, stages=1, num_warps=num_warps, features="library")
 

@@ -1,18 +1,19 @@
 """The launch rule: chooses a LaunchConfig from a head's sizes alone, where no tuned table has the head."""
 
-import math
 from dataclasses import replace
 
 from .head_shape import HeadShape
 from .launch_config import MOST_TILES, ROW_UNIT, WEIGHT_BUFFERS, LaunchConfig, next_power_of_2
-from .pooling_rule import FEW_CLASSES, packed_windows, pooling
+from .pooling_rule import FEW_CLASSES, packing, pooling
 
 #: Bytes of a weight from which on reading it once for all samples pays for features that lie in memory first.
 _LARGE_WEIGHT = 2 << 20
 #: Features and products up to which a head that is not pooled is soonest done by those who read its features.
 _FEW_FEATURES, _FEW_PRODUCTS = 512, 16384
-#: Classes up to which blocks of a channels-last map are turned where they are read, for each tile of classes again.
+#: Classes up to which blocks of a channels-last map of many samples are turned where they are read, by each tile.
 _FEW_TURNED = 64
+#: Products of windows' features from which on a launch of their own pools them.
+_MANY_PRODUCTS = 1 << 19
 #: Classes from which on several programs decide about a sample.
 _MANY_CLASSES = 4096
 #: Features from which on no program of a normed head has all of a sample's.
@@ -63,26 +64,30 @@ def _few_features(shape: HeadShape) -> bool:
 
 
 def _where(shape: HeadShape) -> str:
-    """Return where features are read: packed if they are pooled, or turned for many classes."""
-    few_classes = shape.classes <= _FEW_TURNED and shape.samples >= 4 and shape.dtype != "float32"
-    return "in place" if shape.view.unpooled and (few_classes or not shape.view.turned) else "packed"
+    """Return where features are read: packed if they are pooled, or turned for many classes or few samples."""
+    turns = shape.classes <= _FEW_TURNED and shape.samples > 64 and shape.dtype != "float32"
+    return "in place" if shape.view.unpooled and (turns or not shape.view.turned) else "packed"
 
 
 def _packing_pays(shape: HeadShape) -> bool:
-    """Return whether features go through memory: where the weight is large it is then read once for all samples.
+    """Return whether a launch of its own pools: where the weight is large it is then read once for all samples.
 
-    Windows of channels-last maps are pooled sooner by few programs, each with much of a sample. Tensor cores take
-    float32 from memory alone. Programs that pack contiguous channels of one window each read few elements at a time.
+    Windows are pooled sooner by programs that do nothing else. Tensor cores take float32 from memory alone.
     """
     samples, classes, weight = shape.samples, shape.classes, weight_bytes(shape)
+    pooled = samples * shape.features
     if classes > _MANY_CLASSES:
         return True
     by_each = samples * weight >= (8 if classes > 64 else 32) * _LARGE_WEIGHT
     if shape.view.positions > 1:
-        most_pooled = shape.layout == "channels_last" and samples * shape.features >= 1 << 18
+        most_pooled = pooled >= 1 << (18 if shape.layout == "channels_last" or samples < 32 else 16)
         large = classes > FEW_CLASSES or weight >= _LARGE_WEIGHT // 2 or most_pooled or by_each
-        return large and not _few_features(shape)
+        return (large or pooled * classes >= _MANY_PRODUCTS) and not _few_features(shape)
+    if shape.layout == "contiguous" and shape.view.window_w <= 64 and pooled >= 1 << 16:
+        return True
     if _tiling_pays(samples, classes):
+        if pooled * shape.view.window_w >= 1 << 23:
+            return True
         if shape.layout == "contiguous" and shape.dtype != "float32":
             return shape.view.window_w <= 64 and samples >= 64 and samples * weight >= 48 * _LARGE_WEIGHT
         return shape.dtype == "float32" or weight >= _LARGE_WEIGHT
@@ -159,7 +164,9 @@ def config_of_split(shape: HeadShape, pools: LaunchConfig) -> LaunchConfig:
 
 
 def config_of_reading(shape: HeadShape, features: str) -> LaunchConfig:
-    """Configure programs that multiply features that lie in memory: in place, or packed by programs before."""
+    """Configure programs that multiply features that lie in memory: in place, or packed by a launch before."""
+    if features == "packed":
+        return replace(config_of_reading(shape.of_vectors, "in place"), features="packed", **packing(shape))
     size, rows, total = shape.element_size, shape.classes, shape.features
     block_n, block_k, num_warps = _tile_of_reading(shape)
     tiles = -(-shape.samples // block_n) * -(-rows // block_k)
@@ -171,31 +178,25 @@ def config_of_reading(shape: HeadShape, features: str) -> LaunchConfig:
     while block_f > 32 and 2 * block_f > total // max(_PROGRAMS // tiles, 1):
         block_f //= 2
     block_c, block_p, fewest, programs = block_f, 1, 2, _PROGRAMS
-    if features == "in place" and shape.view.turned:  # a sector of the map's and of the weight's
+    if shape.view.turned:  # a sector of the map's and of the weight's
         block_c, block_p, fewest = 32 // size, 16 if step <= 192 else 8, 1
-        block_f, programs = block_c * block_p, (8 if shape.samples <= 8 else 1) * _PROGRAMS
-    elif features == "packed" and shape.view.turned and shape.samples <= 8 and rows <= _FEW_TURNED:
-        programs *= 4
-    elif features == "in place" and size == 4 and not 8 < shape.samples <= 32:
+        block_f = block_c * block_p
+    elif size == 4 and not 8 < shape.samples <= 32:
         programs *= 2
-    if features == "in place" and not shape.view.turned and shape.view.positions > 1:
+    if not shape.view.turned and shape.view.positions > 1:
         block_p = min(block_f, max(next_power_of_2(shape.view.positions), 16 // size))  # fewer do not compile
         block_c = block_f // block_p
     shares = 1
     while not _in_slices(shape) and 2 * shares * tiles <= programs and 2 * shares * block_f * fewest <= total:
         shares *= 2
-    if features == "packed" and _map_is_larger(shape):  # programs that pool are to fit beside
-        while block_f > 32 and step * block_f > _STEP_BYTES // (2 if shape.view.positions > 1 else 1):
-            block_f //= 2
     stages = min(_SHARED_BYTES // (step * block_f), 4)
     block_j = min(next_power_of_2(rows), _MANY_CLASSES if _in_slices(shape) else 8192)
     while shape.samples * -(-rows // block_j) > 2 * _PROGRAMS and block_j < min(next_power_of_2(rows), 8192):
         block_j *= 2
-    config = LaunchConfig(
+    return LaunchConfig(
         block_n, block_c, block_p, 1, block_f, block_k, shares, block_j, 1, 1, num_warps,
         weight_buffers=stages, features=features,
     )  # fmt: skip
-    return config if features == "in place" else _packed(shape, config)
 
 
 def _tile_of_reading(shape: HeadShape) -> tuple[int, int, int]:
@@ -204,27 +205,19 @@ def _tile_of_reading(shape: HeadShape) -> tuple[int, int, int]:
     misaligned = size == 2 and features % 8 != 0  # read in vectors of 8 bytes, or in none
     block_n = min(max(next_power_of_2(samples), 8), 64)
     if _in_slices(shape):  # what a tile finds out about its rows takes registers, and time
-        # but programs that pool windows are sooner done by few
-        many_warps = features > 1024 and samples > 64 and (shape.view.positions == 1 or shape.view.unpooled)
+        many_warps = features > 1024 and samples > 64
         block_n = min(block_n, 64 if features > 1024 or samples > 128 else 32)
         block_k = 64 if size == 4 or (misaligned and not many_warps) else 128
         while block_k > 16 and -(-samples // block_n) * -(-rows // block_k) < 3 * _PROGRAMS // 4:
             block_k //= 2
         return block_n, block_k, 8 if many_warps else 4
-    pools = not shape.view.unpooled and (shape.view.positions > 1 or shape.layout == "contiguous")
-    pools = pools and _map_is_larger(shape)
-    large = weight_bytes(shape) >= 2 * _LARGE_WEIGHT and not pools and not misaligned
+    large = weight_bytes(shape) >= 2 * _LARGE_WEIGHT and not misaligned
     block_k = min(max(next_power_of_2(rows), 16), 128 if large else 64)
     if samples > 64 and size < 4:
         if -(-samples // 128) * -(-rows // block_k) >= _PROGRAMS or rows <= block_k:
             block_n = 128
-    small = block_n * block_k <= 4096
-    if shape.view.unpooled:
-        few_warps = small and ((shape.view.turned and rows <= _FEW_TURNED) or (size == 4 and samples > 32))
-    elif size == 2 and features % 2 != 0:
-        few_warps = False  # numbers of odd rows have an address each, in registers
-    else:
-        few_warps = pools or (small and shape.view.positions > 1)
+    turns = shape.view.turned and rows <= _FEW_TURNED
+    few_warps = block_n * block_k <= 4096 and (turns or (size == 4 and samples > 32))
     return block_n, block_k, 4 if block_k < 64 or few_warps else 8
 
 
@@ -233,30 +226,6 @@ def _in_slices(shape: HeadShape) -> bool:
     return shape.classes > (_MANY_CLASSES if shape.samples < 64 else 2 * _MANY_CLASSES)
 
 
-def _packed(shape: HeadShape, config: LaunchConfig) -> LaunchConfig:
-    """Choose how programs pack for those of a configuration: few that pool much each, for these keep others out."""
-    size, columns, channels = shape.element_size, shape.view.window_h * shape.view.window_w, shape.channels
-    if shape.view.unpooled:
-        return replace(config, block_c=min(next_power_of_2(channels), 64), block_p=128 // size)
-    if shape.view.positions > 1:
-        return packed_windows(shape, config)
-    pools = pooling(shape, only_pools=True)
-    if shape.layout == "contiguous":
-        block_a = min(next_power_of_2(columns), 128)
-        pools = replace(pools, block_c=4096 // block_a, block_a=block_a, stages=1)
-    elif shape.layout == "channels_last":
-        block_c = pools.block_c
-        while block_c < 2048 // size and shape.samples * channels >= 512 * block_c:
-            block_c *= 2
-        pools = replace(pools, block_c=block_c, block_a=min(max(8192 // block_c, 16), pools.block_a))
-    return replace(config, block_c=pools.block_c, block_p=pools.block_p, block_a=pools.block_a, stages=pools.stages)
-
-
 def weight_bytes(shape: HeadShape) -> int:
     """Return the bytes of the weight that reads the features."""
     return shape.classes * shape.features * shape.element_size
-
-
-def _map_is_larger(shape: HeadShape) -> bool:
-    """Return whether the input has more bytes than that weight."""
-    return math.prod(shape[:4]) > shape.classes * shape.features
