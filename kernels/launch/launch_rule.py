@@ -65,8 +65,9 @@ def _few_features(shape: HeadShape) -> bool:
 
 def _where(shape: HeadShape) -> str:
     """Return where features are read: packed if they are pooled, or turned for many classes or few samples."""
-    turns = shape.classes <= _FEW_TURNED and shape.samples > 64 and shape.dtype != "float32"
-    return "in place" if shape.view.unpooled and (turns or not shape.view.turned) else "packed"
+    turns = shape.samples >= 4 and shape.classes <= (_FEW_TURNED if shape.samples > 64 else 16)
+    in_place = shape.view.unpooled and (not shape.view.turned or (turns and shape.dtype != "float32"))
+    return "in place" if in_place else "packed"
 
 
 def _packing_pays(shape: HeadShape) -> bool:
@@ -80,7 +81,7 @@ def _packing_pays(shape: HeadShape) -> bool:
         return True
     by_each = samples * weight >= (8 if classes > 64 else 32) * _LARGE_WEIGHT
     if shape.view.positions > 1:
-        most_pooled = pooled >= 1 << (18 if shape.layout == "channels_last" or samples < 32 else 16)
+        most_pooled = pooled > 1 << (18 if shape.layout == "channels_last" or samples < 32 else 16)
         large = classes > FEW_CLASSES or weight >= _LARGE_WEIGHT // 2 or most_pooled or by_each
         return (large or pooled * classes >= _MANY_PRODUCTS) and not _few_features(shape)
     if shape.layout == "contiguous" and shape.view.window_w <= 64 and pooled >= 1 << 16:
@@ -180,9 +181,11 @@ def config_of_reading(shape: HeadShape, features: str) -> LaunchConfig:
     block_c, block_p, fewest, programs = block_f, 1, 2, _PROGRAMS
     if shape.view.turned:  # a sector of the map's and of the weight's
         block_c, block_p, fewest = 32 // size, 16 if step <= 192 else 8, 1
-        block_f = block_c * block_p
-    elif size == 4 and not 8 < shape.samples <= 32:
+        block_f, programs = block_c * block_p, (8 if shape.samples <= 8 else 1) * _PROGRAMS
+    elif size == 4 and (rows <= 16 or not 8 < shape.samples <= 32):
         programs *= 2
+    elif _some_classes(shape):
+        programs //= 2
     if not shape.view.turned and shape.view.positions > 1:
         block_p = min(block_f, max(next_power_of_2(shape.view.positions), 16 // size))  # fewer do not compile
         block_c = block_f // block_p
@@ -205,20 +208,24 @@ def _tile_of_reading(shape: HeadShape) -> tuple[int, int, int]:
     misaligned = size == 2 and features % 8 != 0  # read in vectors of 8 bytes, or in none
     block_n = min(max(next_power_of_2(samples), 8), 64)
     if _in_slices(shape):  # what a tile finds out about its rows takes registers, and time
-        many_warps = features > 1024 and samples > 64
-        block_n = min(block_n, 64 if features > 1024 or samples > 128 else 32)
-        block_k = 64 if size == 4 or (misaligned and not many_warps) else 128
+        block_n = min(block_n, 64 if size == 2 and (features > 1024 or samples > 128) else 32)
+        block_k = 64 if size == 4 or misaligned else 128
         while block_k > 16 and -(-samples // block_n) * -(-rows // block_k) < 3 * _PROGRAMS // 4:
             block_k //= 2
-        return block_n, block_k, 8 if many_warps else 4
-    large = weight_bytes(shape) >= 2 * _LARGE_WEIGHT and not misaligned
+        return block_n, block_k, 4
+    large = weight_bytes(shape) >= 2 * _LARGE_WEIGHT and size == 2 and not misaligned
     block_k = min(max(next_power_of_2(rows), 16), 128 if large else 64)
     if samples > 64 and size < 4:
         if -(-samples // 128) * -(-rows // block_k) >= _PROGRAMS or rows <= block_k:
             block_n = 128
     turns = shape.view.turned and rows <= _FEW_TURNED
-    few_warps = block_n * block_k <= 4096 and (turns or (size == 4 and samples > 32))
-    return block_n, block_k, 4 if block_k < 64 or few_warps else 8
+    few_warps = block_n * block_k <= 4096 and (turns or (size == 4 and not 8 < samples <= 32))
+    return block_n, block_k, 4 if block_k < 64 or few_warps or _some_classes(shape) else 8
+
+
+def _some_classes(shape: HeadShape) -> bool:
+    """Return whether what many programs send of a tile of classes takes longer than its features."""
+    return 16 < shape.classes <= FEW_CLASSES and shape.samples <= 64 and shape.element_size == 2
 
 
 def _in_slices(shape: HeadShape) -> bool:

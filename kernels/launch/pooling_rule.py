@@ -104,7 +104,7 @@ def packing(shape: HeadShape) -> dict[str, int]:
         if blocks < 1 << 10:
             block_c, block_a = 4, 64
         elif block_p == 4:
-            block_c, block_a = (16, 8) if blocks < 1 << 13 else (64, 8)
+            block_c, block_a = (16, 8) if blocks < 1 << 14 else (64, 8)
         else:
             block_c, block_a = (16, 16) if blocks < 1 << 13 else (32, 8) if blocks < 1 << 14 else (32, 4)
     return {
