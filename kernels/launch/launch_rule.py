@@ -109,9 +109,9 @@ def _single(shape: HeadShape, pools: LaunchConfig) -> LaunchConfig:
     return replace(pools, block_f=block_f, block_k=min(max(8192 // block_f, 16), 64))
 
 
-def waits_by_rule(samples: int, classes: int) -> bool:
+def waits_by_rule(classes: int) -> bool:
     """Return whether the last of a sample's programs waits for the others, if several: not for very many numbers."""
-    return samples < 64 and classes <= FEW_CLASSES
+    return classes <= FEW_CLASSES
 
 
 def _tiling_pays(samples: int, classes: int) -> bool:
@@ -161,7 +161,7 @@ def config_of_split(shape: HeadShape, pools: LaunchConfig) -> LaunchConfig:
     else:
         block_k = min(max(next_power_of_2(classes), 16), max(16384 // max(block_features, 16), 16))
     block_s = min(next_power_of_2(splits), max(8192 // block_j, 1), 64)
-    return replace(pools, block_k=block_k, block_s=block_s, waits=waits_by_rule(shape.samples, classes) and splits > 1)
+    return replace(pools, block_k=block_k, block_s=block_s, waits=waits_by_rule(classes) and splits > 1)
 
 
 def config_of_reading(shape: HeadShape, features: str) -> LaunchConfig:
