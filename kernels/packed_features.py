@@ -1,4 +1,4 @@
-"""Features of a head that a launch of its own packs: pooled, or in the weight's order, before the launch that decides."""
+"""Features of a head, pooled or put in the weight's order by a launch of their own, before the launch that decides."""
 
 from collections.abc import Hashable
 from dataclasses import replace
