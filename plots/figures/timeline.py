@@ -12,6 +12,7 @@ from matplotlib.collections import PolyCollection
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
+from ...autotune.measuring.cuda_calls import PACK_KERNEL
 from ...autotune.records.intervals import common, merged
 from ...autotune.records.record import Record
 from ...model.basics.files import writing
@@ -70,7 +71,7 @@ def timeline_numbers(records: Sequence[Record]) -> dict[str, Any]:
     """Return what ran when in a replay of the network measured last: microseconds since it began, shares in percent."""
     timeline = timelines(records)[-1]
     replay, all_replays, record = timeline.replay, timeline.all_replays, timeline.record
-    trunk, side = ([_interval(one) for one in timeline.kernels(role)] for role in (TRUNK, SIDE))
+    trunk, side = [_interval(one) for one in timeline.kernels(TRUNK)], _with_packs(timeline.kernels(SIDE))
     launches = timeline.launches
     numbers = accumulate(map(len, launches), initial=1)  # of the first head of each launch
     covered = [common(merged([one]), merged(trunk)) for one in side]
@@ -109,6 +110,17 @@ def timeline_numbers(records: Sequence[Record]) -> dict[str, Any]:
 
 def _interval(kernel: Mapping[str, Any]) -> tuple[float, float]:
     return kernel["start_us"], round(kernel["start_us"] + kernel["duration_us"], 3)
+
+
+def _with_packs(kernels: Sequence[Mapping[str, Any]]) -> list[tuple[float, float]]:
+    """Return the interval of each launch that decides, from the first one on that packs features for it."""
+    found, begins = [], []
+    for one in kernels:
+        begins.append(one["start_us"])
+        if not one["name"].startswith(PACK_KERNEL):
+            found.append((begins[0], _interval(one)[1]))
+            begins = []
+    return found
 
 
 def _percent(share: float | None) -> float | None:
@@ -256,7 +268,8 @@ def _process(pid: int, timeline: Timeline) -> Iterator[dict[str, Any]]:
         arguments = {name: kernel[name] for name in ("stream", "grid", "block", "registers")}
         name = kernel["name"]
         if kernel["role"] != TRUNK:
-            name, arguments = next(names), {"kernel": name, **arguments}
+            arguments = {"kernel": name, **arguments}
+            name = "features of a head" if name.startswith(PACK_KERNEL) else next(names)
         yield _complete(pid, _LANES[kernel["role"]], name, kernel["start_us"], kernel["duration_us"], arguments)
     for tid, (sm, of_lane) in enumerate(programs, start=_FIRST_SM_LANE):
         for launch, _, begin, end in of_lane:
