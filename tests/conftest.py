@@ -136,6 +136,16 @@ def packs_features(monkeypatch):
     module._tuned_or_by_rule.cache_clear()
 
 
+@pytest.fixture(params=["by_library", "packs_features"])
+def not_by_one_launch(request):
+    """Before the launch that decides a library multiplies, or another launch packs features; what runners say of it."""
+    request.getfixturevalue(request.param)
+    return {
+        "by_library": "A library multiplies heads of ",
+        "packs_features": "A launch of its own pools, or puts in order, the features of each head of ",
+    }[request.param]
+
+
 @pytest.fixture
 def tables(tmp_path, monkeypatch):
     """The folder of tuned tables: an empty one instead of the package's."""
