@@ -12,7 +12,6 @@ from matplotlib.collections import PolyCollection
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from ...autotune.measuring.cuda_calls import PACK_KERNEL
 from ...autotune.records.intervals import common, merged
 from ...autotune.records.record import Record
 from ...model.basics.files import writing
@@ -25,6 +24,8 @@ _TRUNK_LANE, _SIDE_LANE = (1.0, 0.6), (0.0, 0.6)
 _LITTLE = 0.5
 #: Roles of kernels: of the trunk, of heads on the side stream, or in the launch that joins both streams.
 TRUNK, SIDE, JOIN = "trunk", "side", "join"
+#: Name of the kernel that packs features for a launch of heads, which is the next one of its role.
+_PACKS = "pack_kernel"
 
 
 class Timeline(NamedTuple):
@@ -117,7 +118,7 @@ def _with_packs(kernels: Sequence[Mapping[str, Any]]) -> list[tuple[float, float
     found, begins = [], []
     for one in kernels:
         begins.append(one["start_us"])
-        if not one["name"].startswith(PACK_KERNEL):
+        if not one["name"].startswith(_PACKS):
             found.append((begins[0], _interval(one)[1]))
             begins = []
     return found
@@ -269,7 +270,7 @@ def _process(pid: int, timeline: Timeline) -> Iterator[dict[str, Any]]:
         name = kernel["name"]
         if kernel["role"] != TRUNK:
             arguments = {"kernel": name, **arguments}
-            name = "features of a head" if name.startswith(PACK_KERNEL) else next(names)
+            name = "features of a head" if name.startswith(_PACKS) else next(names)
         yield _complete(pid, _LANES[kernel["role"]], name, kernel["start_us"], kernel["duration_us"], arguments)
     for tid, (sm, of_lane) in enumerate(programs, start=_FIRST_SM_LANE):
         for launch, _, begin, end in of_lane:
