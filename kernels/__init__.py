@@ -4,17 +4,20 @@ In: a head's input ([N, C, H, W], [N, T, D] or [N, D]), weight, bias, temperatur
 or from ``ExitLaunch`` one answer per sample, merged over the exits of a network.
 
     jit/           every Triton function: exits has the kernel of all heads, head says which of its stages (pool,
-                   product, decide, of many classes slices) a program does; numbers pass between programs by hand_over
+                   product, decide, of many classes slices) a program does; numbers pass between programs by hand_over;
+                   pack has the kernel that pools for it where that is sooner
     reference/     the same in plain PyTorch, and what they mean: a head with its answer and gradients, criteria, hidden
                    layers, merge (what an answer of a network is)
     launch/        checked arguments, the sizes that decide, the chosen LaunchConfig (an override, a tuned table or the
                    rule, by which a library may multiply), memory of programs, residency (where and when they run)
     library_product
                    logits by PyTorch's operations, of heads whose launch only decides
+    packed_features
+                   of heads that a launch of their own pools for, before the one that decides
     noted          remembers a launch, which model/heads/driver_launch.py makes again by CUDA's driver
     cuda/          CUDA's runtime, and lifetimes of what it gives
-    fused_head     the operator: one head, one launch, which may decide alone
-    exits          the heads of a network in one launch, answers merged on the device and packed
+    fused_head     the operator: one head, one launch, and what may come before it
+    exits          the heads of a network in one launch, behind what may come before it; answers merged on the device
     compaction     open samples move into a smaller batch
     max_pool       max-pooling of channels_last maps
 

@@ -19,7 +19,7 @@ except ImportError:  # no Triton for this platform
     kernel = None  # type: ignore[assignment]
 
 #: Warps of a program: of blocks as the rule chooses them, two or eight were hardly ever sooner (112 heads, H100).
-_WARPS = 4
+WARPS = 4
 #: Constants and compiled kernel of launches, by all that they depend on.
 _compiled: dict[tuple[Hashable, ...], tuple[PackConstants, Any]] = {}
 
@@ -38,7 +38,7 @@ def packed_features(x: Tensor, view: HeadView, config: LaunchConfig, *, pool_max
     programs = samples * -(-channels // config.block_c) * -(-view.positions // config.block_p)
     sizes = (channels, height, width, view.grid_h, view.grid_w, view.window_h, view.window_w)
     with torch.cuda.device_of(x):
-        options = {} if compiled else {"num_warps": _WARPS}
+        options = {} if compiled else {"num_warps": WARPS}
         arguments = ((x, *view.strides), features, sizes, (constants,))
         _compiled[key] = constants, launch(kernel.pack_kernel, (programs, 1, 1), arguments, options, compiled)
     return features

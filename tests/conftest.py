@@ -124,6 +124,29 @@ def by_library(monkeypatch):
 
 
 @pytest.fixture
+def packs_features(monkeypatch):
+    """A launch of its own packs the features of every head of which no table knows."""
+    module = importlib.import_module("auxhead.kernels.launch.choose_config")
+    reading = importlib.import_module("auxhead.kernels.launch.launch_rule").config_of_reading
+    for name in ("config_by_rule", "config_of_norm"):
+        monkeypatch.setattr(module, name, lambda shape: reading(shape, "packed"))
+    monkeypatch.setattr(module, "library_pays", lambda *_, **__: False)
+    module._tuned_or_by_rule.cache_clear()
+    yield
+    module._tuned_or_by_rule.cache_clear()
+
+
+@pytest.fixture(params=["by_library", "packs_features"])
+def not_by_one_launch(request):
+    """Before the launch that decides a library multiplies, or another launch packs features; what runners say of it."""
+    request.getfixturevalue(request.param)
+    return {
+        "by_library": "A library multiplies heads of ",
+        "packs_features": "A launch of its own pools, or puts in order, the features of each head of ",
+    }[request.param]
+
+
+@pytest.fixture
 def tables(tmp_path, monkeypatch):
     """The folder of tuned tables: an empty one instead of the package's."""
     tuned_table = importlib.import_module("auxhead.kernels.launch.tuned_table")

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from statistics import median_low
 from typing import Any
 
-from ..measuring.cuda_calls import HEAD_KERNEL
+from ..measuring.cuda_calls import HEAD_KERNEL, PACK_KERNEL
 
 #: The key of a trace's file, beside ``traceEvents``, that holds a :class:`Watched`.
 KEY = "auxheadDoctor"
@@ -160,7 +160,9 @@ class Work:
     @property
     def is_head(self) -> bool:
         """Of a head: as the doctor annotates it live, or by the name of auxhead's own kernels, in graphs too."""
-        return self.name.startswith(HEAD_KERNEL) or (self.call is not None and self.call.head is not None)
+        return self.name.startswith((HEAD_KERNEL, PACK_KERNEL)) or (
+            self.call is not None and self.call.head is not None
+        )
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Names in traces: annotations of requests, heads and streams, and calls of the CUDA API by what they do. No torch."""
 
-#: Name of the kernel of a captured network's heads.
-HEAD_KERNEL = "exit_kernel"
+#: Names of the kernel that decides for heads, and of the one that packs features of some before.
+HEAD_KERNEL, PACK_KERNEL = "exit_kernel", "pack_kernel"
 #: Before the name of a head that runs.
 HEAD = "auxhead head "
 #: Before the device and the handle of the stream on which a kernel is launched.

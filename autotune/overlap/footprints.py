@@ -1,6 +1,7 @@
 """Footprints: heads launched with other programs, warps, registers and SMs than by rule; what each costs, and its room.
 
-The room is measured as *residency*: each program of an instrumented launch writes down its SM, start and end.
+The room is measured as *residency*: each program of an instrumented launch writes down its SM, start and end. Launches
+that pack features for others do not.
 """
 
 import secrets
@@ -118,7 +119,7 @@ class FootprintsMeasured(NamedTuple):
     residency: Mapping[str, list[Mapping[str, float]]]
     """See :func:`residency`, by name; one for each of ``REPLAYS``."""
     programs: Mapping[str, int]
-    """Programs of all launches beside the trunk."""
+    """Programs of all launches beside the trunk, but of those that pack features."""
     failed: Mapping[str, Failure]
     heads: Mapping[str, HeadShape]
     """Shapes by tap."""

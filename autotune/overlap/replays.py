@@ -6,13 +6,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ...kernels.launch.residency import Residency
-from ..measuring.cuda_calls import GRAPH_LAUNCHES, HEAD_KERNEL, plain_name
+from ..measuring.cuda_calls import GRAPH_LAUNCHES, HEAD_KERNEL, PACK_KERNEL, plain_name
 
 #: Role of kernels that are no launch of heads.
 TRUNK = "trunk"
 #: Role of head launches that run beside the trunk.
 SIDE = "side"
-#: Role of an overlapped network's last launch, which waits for trunk and heads: late heads, classifier, answer.
+#: Role of an overlapped network's last launch, which waits for trunk and heads: late heads, classifier, answer; and of
+#: those that pack features for it.
 JOIN = "join"
 
 
@@ -89,12 +90,15 @@ def read_replays(trace: Mapping[str, Any]) -> list[Replay]:
 def _replay(events: list[Mapping[str, Any]]) -> Replay:
     ordered = sorted(events, key=lambda event: (float(event["ts"]), float(event["dur"])))
     begin = float(ordered[0]["ts"])
+    joining = len(ordered) - 1
+    while joining > 0 and ordered[joining - 1]["name"].startswith(PACK_KERNEL):
+        joining -= 1
     kernels = []
     for index, event in enumerate(ordered):
         arguments = event.get("args", {})
         role = TRUNK
-        if event["name"].startswith(HEAD_KERNEL):
-            role = JOIN if index == len(ordered) - 1 else SIDE
+        if event["name"].startswith((HEAD_KERNEL, PACK_KERNEL)):
+            role = JOIN if index >= joining else SIDE
         kernels.append(
             Kernel(
                 name=event["name"],
@@ -118,7 +122,7 @@ class Program(NamedTuple):
     """A program of a head launch, or one of the pieces of work that it did."""
 
     launch: int
-    """Index among the replay's launches of heads; the last is the joining one."""
+    """Index among the replay's launches that decide; the last is the joining one. Those that pack record nothing."""
     sm: int
     start_us: float
     """Since the replay's first kernel began, as the profiler tells the time."""
@@ -150,7 +154,7 @@ def recorded_replay(replay: Replay, launches: Sequence[Residency], sm_count: int
     Raises:
         ValueError: not the launches of this replay, or one that did not record.
     """
-    kernels = [kernel for kernel in replay if kernel.role != TRUNK]
+    kernels = [kernel for kernel in replay if kernel.name.startswith(HEAD_KERNEL)]
     if len(kernels) != len(launches) or not kernels:
         raise ValueError(f"launches: got {len(launches)} that recorded, wants the {len(kernels)} of the replay")
     for launch in launches:

@@ -20,7 +20,6 @@ _LETTERS = {
     "registers": "max_registers",
     "programs": "max_programs",
     "last": "last_rows",
-    "shares": "position_parts",
 }
 
 
@@ -30,7 +29,7 @@ def text(config: LaunchConfig) -> str:
     If features lie in memory before they are multiplied, it ends in ``packed`` or ``in_place``.
     """
     values = [(letters, int(getattr(config, name))) for letters, name in _LETTERS.items()]
-    words = [f"{letters}{value}" for letters, value in values if value and (letters, value) != ("shares", 1)]
+    words = [f"{letters}{value}" for letters, value in values if value]
     return "-".join([*words, _features(config)] if config.reads else words)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from ...kernels.launch.head_shape import HeadShape
 from ...kernels.launch.launch_config import MOST_TILES, ROW_UNIT, WEIGHT_BUFFERS, LaunchConfig, next_power_of_2
 from ...kernels.launch.tuned_table import config_from
+from ...kernels.packed_features import WARPS as PACKING_WARPS
 
 #: Values of each field that the grid tries, in the order of enumeration.
 GRID: dict[str, tuple[int, ...]] = {
@@ -34,7 +35,8 @@ FURTHER: dict[str, tuple[int, ...]] = {
     "weight_buffers": (0, WEIGHT_BUFFERS),
 }
 FIELDS = {**GRID, **FURTHER}
-#: What is tried of heads whose features lie in memory before they are multiplied.
+#: What is tried of heads whose features lie in memory before they are multiplied; how packed ones are pooled, in a
+#: launch of their own, say the first four.
 READING: dict[str, tuple[int, ...]] = {
     **{name: GRID[name] for name in ("block_c", "block_p", "block_a", "stages")},
     "block_n": (8, 16, 32, 64, 128),
@@ -44,7 +46,6 @@ READING: dict[str, tuple[int, ...]] = {
     "block_j": FURTHER["block_j"],
     "num_warps": (2, 4, 8),
     "weight_buffers": (2, 3, 4, 5),
-    "position_parts": (1, 2, 4, 8, 16, 32, 64),
 }
 
 #: Elements of a tile that a thread may hold: with float32 accumulators they take half of its 255 registers.
@@ -245,12 +246,10 @@ READING_RULES: dict[str, Callable[[Sizes, Point], bool]] = {
     "more classes of the softmax than there are": lambda s, p: p["block_j"] > s.needed_k,
     "a softmax of many steps": lambda s, p: MOST_STEPS * p["block_j"] < min(s.needed_k, 8192),
     "more registers than a thread has": lambda s, p: (
-        max(p["block_n"] * p["block_k"], _pool_tile(p)) > ELEMENTS_PER_THREAD * 32 * p["num_warps"]
+        p["block_n"] * p["block_k"] > ELEMENTS_PER_THREAD * 32 * p["num_warps"]
+        or _pool_tile(p) > ELEMENTS_PER_THREAD * 32 * PACKING_WARPS
     ),
     "more channels than there are": lambda s, p: p["features"] == "packed" and p["block_c"] > s.needed_c,
-    "more shares of the positions than there are": lambda s, p: (
-        p["position_parts"] > 1 and p["position_parts"] * p["block_p"] > next_power_of_2(s.positions)
-    ),
     "more columns than a window has": lambda s, p: p["block_a"] > next_power_of_2(s.columns),
     "reads ahead of more steps than there are": lambda s, p: p["stages"] > max(steps(s, p), 1),
     "more shared memory than there is": lambda s, p: (

@@ -106,7 +106,7 @@ def _filled(point: Point, sizes: Sizes) -> dict[str, int]:
         **point,
         "block_s": block_s,
         "block_j": block_j,
-        "waits": waits_by_rule(sizes.shape.samples, sizes.shape.classes) and not tiled and sizes.splits(point) > 1,
+        "waits": waits_by_rule(sizes.shape.classes) and not tiled and sizes.splits(point) > 1,
         "max_registers": 0,
         "weight_buffers": WEIGHT_BUFFERS if point["block_n"] > 1 and several else 0,
         "max_programs": 0,

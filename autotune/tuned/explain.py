@@ -45,7 +45,8 @@ class Explanation(NamedTuple):
         if self.config.by_library:
             return [*lines, "  way: library: PyTorch's operations multiply, and one launch decides by the logits"]
         fields = " ".join(f"{name}={value}" for name, value in vars(self.config).items())
-        return [*lines, f"  way: {self.config.way}", f"  {fields}"]
+        two = ": one launch pools, or puts in order, and another one multiplies and decides" * self.config.packs
+        return [*lines, f"  way: {self.config.way}{two}", f"  {fields}"]
 
 
 def explain(device_name: str, shape: HeadShape, place: str) -> Explanation:

@@ -315,7 +315,8 @@ def _repeat_of(
             pool=head.pool, pool_size=head.pool_size, criterion=rule.criterion, return_probs=head.return_probs,
             hidden=head.hidden_layers(),
         )  # fmt: skip
-    if [one.packs for one in launches] not in ([False], [True, False]) or not arrival_counters(x.device).are_kept(stream):
+    packs = [one.packs for one in launches]
+    if packs not in ([False], [True, False]) or not arrival_counters(x.device).are_kept(stream):
         return None
     if not launches[-1].given()["LAUNCH"].places[0].is_fused:  # a library's product comes before it
         return None

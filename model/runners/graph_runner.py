@@ -179,13 +179,14 @@ class GraphRunner(SerialRunner):
         heads = zip(self.network.taps, self.network.exit_heads, self._heads, strict=True)
         lines = [f"Head {tap}: {head.describe()}." for tap, head, launched in heads if launched.weight is None]
         lines = [*self._trunk.notes, *lines]
+        places = (*self.network.taps, "the classifier")
         for size, captured in sorted(self._captured.items()):
-            places = (*self.network.taps, "the classifier")
+            library, packed = (list_taps(heads, places) for heads in (captured.by_library, captured.packed))
             lines.append(f"Batch {size}: {captured.description}")
             if captured.by_library:
-                lines[-1] += f" A library multiplies heads of {list_taps(captured.by_library, places)}; a launch decides."
+                lines[-1] += f" A library multiplies heads of {library}; a launch decides."
             if captured.packed:
-                lines[-1] += f" Two launches each pool, then decide for, heads of {list_taps(captured.packed, places)}."
+                lines[-1] += f" A launch of its own pools, or puts in order, the features of each head of {packed}."
         return "\n".join(lines)
 
     def _refresh(self) -> None:

@@ -24,6 +24,8 @@ _TRUNK_LANE, _SIDE_LANE = (1.0, 0.6), (0.0, 0.6)
 _LITTLE = 0.5
 #: Roles of kernels: of the trunk, of heads on the side stream, or in the launch that joins both streams.
 TRUNK, SIDE, JOIN = "trunk", "side", "join"
+#: Name of the kernel that packs features for a launch of heads, which is the next one of its role.
+_PACKS = "pack_kernel"
 
 
 class Timeline(NamedTuple):
@@ -70,7 +72,7 @@ def timeline_numbers(records: Sequence[Record]) -> dict[str, Any]:
     """Return what ran when in a replay of the network measured last: microseconds since it began, shares in percent."""
     timeline = timelines(records)[-1]
     replay, all_replays, record = timeline.replay, timeline.all_replays, timeline.record
-    trunk, side = ([_interval(one) for one in timeline.kernels(role)] for role in (TRUNK, SIDE))
+    trunk, side = [_interval(one) for one in timeline.kernels(TRUNK)], _with_packs(timeline.kernels(SIDE))
     launches = timeline.launches
     numbers = accumulate(map(len, launches), initial=1)  # of the first head of each launch
     covered = [common(merged([one]), merged(trunk)) for one in side]
@@ -109,6 +111,17 @@ def timeline_numbers(records: Sequence[Record]) -> dict[str, Any]:
 
 def _interval(kernel: Mapping[str, Any]) -> tuple[float, float]:
     return kernel["start_us"], round(kernel["start_us"] + kernel["duration_us"], 3)
+
+
+def _with_packs(kernels: Sequence[Mapping[str, Any]]) -> list[tuple[float, float]]:
+    """Return the interval of each launch that decides, from the first one on that packs features for it."""
+    found, begins = [], []
+    for one in kernels:
+        begins.append(one["start_us"])
+        if not one["name"].startswith(_PACKS):
+            found.append((begins[0], _interval(one)[1]))
+            begins = []
+    return found
 
 
 def _percent(share: float | None) -> float | None:
@@ -256,7 +269,8 @@ def _process(pid: int, timeline: Timeline) -> Iterator[dict[str, Any]]:
         arguments = {name: kernel[name] for name in ("stream", "grid", "block", "registers")}
         name = kernel["name"]
         if kernel["role"] != TRUNK:
-            name, arguments = next(names), {"kernel": name, **arguments}
+            arguments = {"kernel": name, **arguments}
+            name = "features of a head" if name.startswith(_PACKS) else next(names)
         yield _complete(pid, _LANES[kernel["role"]], name, kernel["start_us"], kernel["duration_us"], arguments)
     for tid, (sm, of_lane) in enumerate(programs, start=_FIRST_SM_LANE):
         for launch, _, begin, end in of_lane:

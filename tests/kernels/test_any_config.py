@@ -175,7 +175,7 @@ def test_any_tiled_head(head, dtype, bias, seed, device):
     assert not any(counters.any() for counters in taken)
 
 
-# Features that lie in memory before they are multiplied: packed by programs of the launch, or in x
+# Features that lie in memory before they are multiplied: packed by a launch before, or in x
 
 PACKED = LaunchConfig(8, 8, 2, 2, 16, 16, 2, 32, 1, 1, 4, weight_buffers=2, features="packed")
 IN_PLACE = LaunchConfig(8, 8, 8, 1, 64, 16, 2, 32, 1, 1, 4, weight_buffers=2, features="in place")

@@ -1,4 +1,4 @@
-"""launch/constants.py: what Triton is told that sizes and strides are multiples of, and heads that it reads in vectors."""
+"""launch/constants.py: what Triton is told that sizes and strides are multiples of, and heads read in vectors."""
 
 import pytest
 import torch

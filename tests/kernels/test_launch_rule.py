@@ -81,14 +81,9 @@ def test_choice_by_rule(samples, channels, positions, window_h, window_w, layout
     blocks_c, blocks_p = -(-channels // config.block_c), -(-positions // config.block_p)
     splits = programs.splits
     in_slices = classes > (4096 if samples < 64 else 8192)
-    if config.in_place:
-        assert splits == 0 and shape.view.unpooled
-    elif config.packs:
-        shares = blocks_p if shape.view.turned else config.position_parts
-        assert splits == blocks_c * shares, "each has some positions, mostly all, or turns a block"
-        assert config.position_parts * config.block_p <= max(next_power_of_2(positions), config.block_p)
-    else:
-        assert splits == blocks_c * blocks_p * config.window_parts
+    assert splits == (0 if config.reads else blocks_c * blocks_p * config.window_parts)
+    assert shape.view.unpooled or not config.in_place
+    if not config.reads:
         for blocks, block, size in ((blocks_c, config.block_c, channels), (blocks_p, config.block_p, positions)):
             assert (blocks - 1) * block < size <= blocks * block
     if config.tiled:
@@ -96,8 +91,9 @@ def test_choice_by_rule(samples, channels, positions, window_h, window_w, layout
         tiles = groups * math.ceil(classes / config.block_k) * config.block_s
         finishers = math.ceil(classes / config.block_j) if in_slices and config.reads else 1
         assert programs[1:4] == (samples * splits, tiles, samples * finishers)
-        left = samples if config.reads else programs.features
-        assert programs.zeroed == programs.partial_sums + left
+        assert programs.arrivals == (samples if config.surveys_of(classes) else 0)
+        assert (programs.features == 0) == config.reads
+        assert programs.zeroed == programs.partial_sums + programs.features + programs.arrivals
     else:
         assert programs[1:4] == (samples * splits, 0, 0) and programs.features == 0
         assert programs.zeroed == (programs.partial_sums if config.waits else samples)
@@ -221,31 +217,30 @@ def test_tiles_multiply_what_other_programs_have_pooled():
 
 
 def test_tiles_read_what_lies_in_memory():
-    """By hand: 17 samples in groups of 8 are 3; blocks of 16 of 70 channels are 5, of which each has all positions."""
+    """By hand: 17 samples in groups of 8 are 3. Packed or in place: nobody pools in this launch."""
     config = dataclasses.replace(TILED, block_n=8, window_parts=1, weight_buffers=2, features="packed")
-    sums, features = 4 * 17 * 48, 17 * 70 * 3
-    assert config.programs(view_of(17), 33)[:7] == (5, 5 * 17, 3 * 3 * 4, 17, sums, features, sums + 17)
-    in_place, vectors = dataclasses.replace(config, features="in place"), HeadView((17, 70, 1, 1), (70, 1, 0, 0), 1, 1)
-    assert in_place.programs(vectors, 33)[:7] == (0, 0, 3 * 3 * 4, 17, sums, 0, sums + 17)
-    # a norm has programs of its own, which leave two numbers of each sample
-    norm = in_place.programs(vectors, 33, HiddenLayers(eps=1e-5))
-    assert norm.tiles == 3 * 3 * 4 + 17 and norm.zeroed == sums + 3 * 17
+    sums, vectors = 4 * 17 * 48, HeadView((17, 210, 1, 1), (210, 1, 0, 0), 1, 1)
+    in_place = dataclasses.replace(config, features="in place")
+    for one, view in ((config, view_of(17)), (in_place, vectors)):
+        assert one.programs(view, 33)[:7] == (0, 0, 3 * 3 * 4, 17, sums, 0, sums)
+        # a norm has programs of its own, which leave two numbers of each sample
+        norm = one.programs(view, 33, HiddenLayers(eps=1e-5))
+        assert norm.tiles == 3 * 3 * 4 + 17 and norm.zeroed == sums + 2 * 17
 
 
-def test_programs_share_positions_and_probabilities():
-    """By hand: 5 blocks of channels for 2 programs each; 33 classes are 3 slices of 16, and 5 parts of 8."""
+def test_programs_share_probabilities():
+    """By hand: 33 classes are 3 slices of 16, and 5 parts of 8; each sample has a counter."""
     config = dataclasses.replace(
-        TILED, block_n=8, block_p=1, block_s=1, block_j=8, window_parts=1, weight_buffers=2, features="packed",
-        position_parts=2,
-    )  # fmt: skip
+        TILED, block_n=8, block_p=1, block_s=1, block_j=8, window_parts=1, weight_buffers=2, features="packed"
+    )
     found = config.programs(view_of(17), 33)
-    assert found[:7] == (10, 10 * 17, 3 * 3, 5 * 17, 0, 17 * 70 * 3, 17) and found.findings == 4 * 17 * 3
+    assert found[:7] == (0, 0, 3 * 3, 5 * 17, 0, 0, 17) and found.findings == 4 * 17 * 3 and found.arrivals == 17
     norm = config.programs(view_of(17), 33, HiddenLayers(eps=1e-5))
     assert norm.tiles == 3 * 3 + 17 and norm.zeroed == 3 * 17
     assert not config.surveys_of(8), "a program has them all"
     assert not dataclasses.replace(config, block_s=2).surveys_of(33), "sums that are shared are added up first"
     whole = dataclasses.replace(config, block_s=2).programs(view_of(17), 33)
-    assert whole.findings == 0 and whole.decisions == 17 and whole.zeroed == 2 * 17 * 48 + 17
+    assert whole.findings == 0 and whole.decisions == 17 and whole.zeroed == 2 * 17 * 48
 
 
 def test_a_last_layer_has_programs_of_its_own():

@@ -86,30 +86,6 @@ BAD = {
         reading(IN_PLACE, TURNED._replace(dtype="float32"), block_p=2, block_f=32),
         "entry 1: block_p: got 2, wants 4 or",
     ),
-    "shared positions in place": (
-        reading(IN_PLACE, position_parts=2),
-        "position_parts: got 2, wants 1, but of a pooled",
-    ),
-    "shared positions of what is not pooled": (
-        reading(PACKED, position_parts=4),
-        "position_parts: got 4, wants 1, but",
-    ),
-    "shared positions of what is awaited": (
-        changed_table(*CONFIG, "position_parts", to=2),
-        "entry 1: position_parts: got 2, wants 1, but of a pooled map whose features are packed",
-    ),
-    "positions shared by 3": (
-        reading(PACKED, head_shape(), position_parts=3),
-        "entry 1: position_parts: got 3, wants a power of two",
-    ),
-    "positions shared by none": (
-        reading(PACKED, head_shape(), position_parts=0),
-        "entry 1: position_parts: got 0, wants a power of two",
-    ),
-    "positions that are a truth": (
-        reading(PACKED, head_shape(), position_parts=True),
-        "entry 1: position_parts: got True, wants a power of two",
-    ),
     "more slices than a block has": (
         reading(PACKED, TURNED._replace(classes=2**25), block_s=1),
         "entry 1: block_k: got 16, wants at most 1048576 slices",
@@ -135,6 +111,10 @@ BAD = {
     "a huge margin": (changed_table("entries", 0, "margin", to=10**400), "entry 1: margin: got 1000"),
     "nested too deep": ("[" * 100_000, "is not JSON (nested too deep)"),
     "a cap below zero": (changed_table(*CONFIG, "max_programs", to=-1), "entry 1: max_programs: got -1, wants"),
+    "a field of another version": (
+        changed_table(*CONFIG, "position_parts", to=1),
+        "config: unknown position_parts, wants",
+    ),
     "a missing field": (changed_table(*CONFIG, "max_registers", without=True), "config: missing max_registers, wants"),
     "too many warps": (changed_table(*CONFIG, "num_warps", to=64), "entry 1: num_warps: got 64, wants at most 32"),
     "buffers of single samples": (
@@ -209,7 +189,6 @@ def test_the_least_and_most_that_a_field_may_be_is_read(changes, tables):
     [
         (PACKED, TURNED),
         (PACKED, head_shape()),
-        (dataclasses.replace(PACKED, position_parts=4), head_shape()),
         (dataclasses.replace(PACKED, block_j=4), TURNED),
         (IN_PLACE, TURNED),
         (dataclasses.replace(IN_PLACE, block_c=1, block_p=128), TURNED._replace(layout="contiguous")),
@@ -220,7 +199,7 @@ def test_heads_that_read_features_in_memory(config, shape, tables):
     assert read_table(write(tables, table(entry(shape, config=config)))).entries[0].config == config
 
 
-@pytest.mark.parametrize("name", ["features", "last_rows", "position_parts"])
+@pytest.mark.parametrize("name", ["features", "last_rows"])
 def test_what_a_table_written_before_does_not_say(name, tables):
     (tables / FILE_NAME).write_text(changed_table(*CONFIG, name, without=True))
     assert read_table(tables / FILE_NAME).entries[0].config == config_by_rule(head_shape())

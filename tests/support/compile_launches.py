@@ -1,7 +1,8 @@
 """Script: compiles launches for the compute capability given, and prints facts of their machine code as JSON.
 
 A process of its own, since the tests' has Triton's interpreter in the kernels' place. For 9.0 heads that between them
-have every way to be launched, hidden layers and recording; for others the largest that the rule launches.
+have every way to be launched, hidden layers and recording; for others the largest that the rule launches. What packs
+the features of one is "features of" it.
 """
 
 import json
@@ -78,8 +79,10 @@ def every_way(kernels: list[Any]) -> dict[str, dict[str, int]]:
     found = {}
 
     def keep(name: str) -> None:
-        (kernel,) = kernels
+        *packs, kernel = kernels
         found[name] = made_of(kernel)
+        for one in packs:
+            found[f"features of {name}"] = made_of(one)
         kernels.clear()
 
     for name, (samples, classes, config) in WAYS.items():
@@ -151,13 +154,12 @@ def torn_warps(code: str) -> int:
 
 
 def by_rule(kernels: list[Any]) -> dict[str, dict[str, int]]:
-    """Launch heads that take most memory, alone and in a network; bytes of shared memory by name."""
+    """Launch heads that take most memory, alone and in a network; bytes of shared memory by place and kernel."""
     launch_alone(image(32, 2048), 1000)
     launch_network(image(8, 64, torch.bfloat16), 1000, None)
     launch_alone(image(32, 512, torch.float32), 1000, hidden=HiddenLayers(weight=torch.ones(256, 512)))
     launch_alone(image(256, 2048), 21843)
-    names = ("alone", "network", "last layer", "many classes")
-    return {name: {"shared": one.metadata.shared} for name, one in zip(names, kernels, strict=True)}
+    return {f"{place}: {one.name}": {"shared": one.metadata.shared} for place, one in enumerate(kernels)}
 
 
 if __name__ == "__main__":

@@ -219,7 +219,7 @@ def test_the_verdict_is_without_the_profiler_where_that_was_measured_and_knows_h
 
 def test_the_verdict_on_a_graph_knows_heads_by_their_kernels_whatever_stream_they_run_on(tmp_path):
     """The driver runs a graph so: after a fork the trunk goes on on another stream, the head on the first one."""
-    told = weigh(trace_of("graph conv:7:30 conv:21:60 exit_kernel:7:20", tmp_path))
+    told = weigh(trace_of("graph conv:7:30 conv:21:60 pack_kernel:7:5 exit_kernel:7:15", tmp_path))
     assert (told.trunk_us, told.side_us) == (pytest.approx(60.0), pytest.approx(20.0))
     assert told.is_split and told.possible_us == told.trunk_us and "The trunk takes 60.0 us" in told.sentences()[1]
 

@@ -26,6 +26,16 @@ def test_programs_are_centred_in_their_kernels():
     assert [tuple(one) for one in found.programs] == [(0, 0, 2.5, 7.5), (0, 3, 3.0, 4.0), (1, 1, 20.5, 22.5)]
 
 
+def test_launches_that_pack_features_record_nothing():
+    packs = (
+        kernel("side", 1.0, 1.0)._replace(name="pack_kernel"),
+        kernel("join", 19.0, 1.0)._replace(name="pack_kernel"),
+    )
+    replay = (REPLAY[0], packs[0], *REPLAY[1:3], packs[1], REPLAY[3])
+    launches = [residency((0, 2.5, 7.5), begin=NOW), residency((1, 20.5, 22.5), begin=NOW)]
+    assert recorded_replay(replay, launches, sm_count=4).programs == recorded_replay(REPLAY, launches, 4).programs
+
+
 def test_clocks_that_disagree():
     """The middles are 5.0 and 21.5 to the profiler, and to the programs 0.25 earlier and 0.75 later."""
     found = recorded_replay(

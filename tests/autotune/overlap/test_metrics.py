@@ -1,7 +1,7 @@
 """Metrics of overlap in traces made by hand; every expected number is computed by hand, too."""
 
 import pytest
-from auxhead.autotune.measuring.cuda_calls import HEAD_KERNEL
+from auxhead.autotune.measuring.cuda_calls import HEAD_KERNEL, PACK_KERNEL
 from auxhead.autotune.overlap.metrics import (
     hiding_efficiency,
     kernel_stretches,
@@ -11,6 +11,7 @@ from auxhead.autotune.overlap.metrics import (
 )
 from auxhead.autotune.overlap.replays import JOIN, SIDE, TRUNK, read_replays
 from auxhead.kernels.jit import exits as exit_kernel
+from auxhead.kernels.jit import pack
 from support.example_traces import event, kernel, replay, request, runtime, trace_of
 
 CONV, HEADS = "sm90_xmma_fprop", "exit_kernel"
@@ -140,8 +141,19 @@ def test_hiding_efficiency_over_captures():
     assert hiding_efficiency([[100.0, 90.0, 300.0]], [[20.0]], [[104.0, 105.0, 190.0], [110.0]]) == (0.625, 0.5, 0.75)
 
 
-def test_the_name_is_that_of_the_kernel():
-    assert exit_kernel.exit_kernel.fn.__name__ == HEAD_KERNEL
+def test_the_names_are_those_of_the_kernels():
+    assert exit_kernel.exit_kernel.fn.__name__ == HEAD_KERNEL and pack.pack_kernel.fn.__name__ == PACK_KERNEL
+
+
+def test_what_packs_features_is_of_the_heads():
+    """Beside the trunk, or behind it for the launch that joins."""
+    packed = replay(
+        1, 100.0, (CONV, 0, 7, 10), (PACK_KERNEL, 1, 9, 2), (HEADS, 3, 9, 2), (CONV, 10, 7, 10),
+        (PACK_KERNEL, 21, 7, 2), (PACK_KERNEL, 23, 7, 1), (HEADS, 25, 7, 4),
+    )  # fmt: skip
+    (found,) = read_replays(trace_of(*packed))
+    assert [one.role for one in found] == [TRUNK, SIDE, SIDE, TRUNK, JOIN, JOIN, JOIN]
+    assert overlap_of(found)[:5] == (20.0, 4.0, 0.0, 9.0, 7.0)
 
 
 def test_the_time_from_first_to_last_kernel_begins_with_the_first():

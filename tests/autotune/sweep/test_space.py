@@ -233,7 +233,7 @@ def test_candidates_of_few_classes_begin_with_fewer_warps():
 VECTORS, TURNED = shape_of(32, 2048, 1), HeadShape(9, 256, 14, 14, 14, 14, "channels_last", "avg", 100, "float32")
 
 
-#: Maps in windows, so many that programs may share them or not.
+#: Maps in few windows and many.
 WINDOWS = [shape_of(64, 64, 9, 3, 3, layout="contiguous"), shape_of(64, 64, 18, 9, 9, layout="contiguous")]
 
 
@@ -250,8 +250,7 @@ def test_what_reads_features_in_memory(shape):
             shared = one.weight_buffers * one.block_f * (one.block_n + one.block_k) * shape.element_size
             assert shared <= SHARED_BYTES
             changed |= {name for name in READING if getattr(one, name) != getattr(config, name)}
-    assert changed | {"block_a", "stages", "block_n", "position_parts"} == set(READING)
-    assert shape.view.positions < 16 or shape.view.unpooled or "position_parts" in changed
+    assert changed | {"block_a", "stages", "block_n"} == set(READING)
 
 
 PACKED = LaunchConfig(16, 16, 1, 64, 64, 64, 2, 1024, 1, 1, 4, weight_buffers=3, features="packed")
@@ -263,10 +262,9 @@ EXCLUDED = {
     "more tiles than a GPU has room for": {"block_k": 16, "block_f": 16, "block_s": 32},
     "more classes of the softmax than there are": {"block_j": 2048},
     "a softmax of many steps": {"block_j": 32},
-    "more registers than a thread has": {"num_warps": 1, "block_a": 512},
+    "more registers than a thread has": {"num_warps": 1, "block_n": 32, "block_k": 256, "block_f": 16},
     "more channels than there are": {"block_c": 2048, "block_a": 1},
     "more columns than a window has": {"block_a": 2048, "block_c": 1},
-    "more shares of the positions than there are": {"position_parts": 2},
     "reads ahead of more steps than there are": {"stages": 32},
     "more shared memory than there is": {"block_k": 256, "block_f": 256, "num_warps": 8, "block_s": 1},
     "weight_buffers: got 0, wants 2 to 5 where features are packed": {"weight_buffers": 0},
@@ -278,6 +276,9 @@ def test_reasons_of_what_reads_features_in_memory():
     assert excluded(PACKED, shape) is None and {*READING_RULES} < {*EXCLUDED}
     for reason, changed in EXCLUDED.items():
         assert excluded(dataclasses.replace(PACKED, **changed), shape) == reason
+    # what packs has warps of its own, however few the product has
+    for block_a, reason in ((1024, None), (2048, "more registers than a thread has")):
+        assert excluded(dataclasses.replace(PACKED, num_warps=1, block_a=block_a), shape) == reason
 
 
 def test_text_and_what_of_it_differs():
@@ -287,8 +288,6 @@ def test_text_and_what_of_it_differs():
     packed, in_place = (dataclasses.replace(BASE, features=one) for one in ("packed", "in place"))
     assert text(packed) == f"{text(BASE)}-packed" and changes(in_place, packed) == "in_place"
     assert changes(dataclasses.replace(BASE, last_rows=64), packed) == "last64 awaited"
-    shared = dataclasses.replace(packed, position_parts=4)
-    assert text(shared) == f"{text(BASE)}-shares4-packed" and changes(shared, packed) == "shares4"
     assert changes(BASE, BASE) == "as by rule"
     other = dataclasses.replace(BASE, block_c=32, num_warps=8, max_programs=64)
     assert (changes(other, BASE), changes(BASE, other)) == ("c32 warps8 programs64", "c16 warps4 programs0")
@@ -298,14 +297,14 @@ def test_every_field_has_neighbours():
     """From one configuration or another, all are varied but a few.
 
     They are how many samples are multiplied together, the cap of programs, which won none of 480 heads (H200), where
-    features lie, and what is of heads with hidden layers or packed windows alone.
+    features lie, and what is of heads with hidden layers alone.
     """
     changed = set()
     for shape in (shape_of(8), shape_of(32), shape_of(32, 8, 28, 4, 4)):
         for config in [config_by_rule(shape), *spread_out(shape, 4)]:
             for other in neighbours(config, shape):
                 changed |= {name for name in FIELDS if getattr(other, name) != getattr(config, name)}
-    others = {"max_programs", "features", "last_rows", "position_parts"}
+    others = {"max_programs", "features", "last_rows"}
     assert {"block_n", *changed} == set(FIELDS) == {field.name for field in dataclasses.fields(LaunchConfig)} - others
 
 

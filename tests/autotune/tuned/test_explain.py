@@ -7,6 +7,7 @@ import torch
 from auxhead.autotune.tuned.explain import explain
 from auxhead.kernels.launch import tuned_table
 from auxhead.kernels.launch.kernel_hash import kernel_hash
+from auxhead.kernels.launch.launch_config import LaunchConfig
 from auxhead.kernels.launch.launch_rule import config_by_rule
 from support.command_line import assert_one_line_error, tune
 from support.example_tables import DEVICE, FILE_NAME, TAPS, entry, head_shape, table
@@ -35,6 +36,14 @@ def test_an_entry_of_its_own(tuned):
     found = explain(DEVICE, shape, "network")
     assert (found.missed, found.entry.shape, found.config) == ((), shape, other(shape))
     assert "  used: its own entry, 10.0% less time than the rule's configuration" in found.lines()
+
+
+def test_a_head_of_two_launches_is_named(tables):
+    packed = LaunchConfig(8, 16, 8, 1, 128, 16, 1, 16, 1, 1, 4, weight_buffers=2, features="packed")
+    (tables / FILE_NAME).write_text(table(entry(head_shape(), place="network", config=packed)).as_text())
+    way, fields = explain(DEVICE, head_shape(), "network").lines()[-2:]
+    assert way == "  way: read, packed: one launch pools, or puts in order, and another one multiplies and decides"
+    assert "features=packed" in fields
 
 
 def test_a_neighbour(tuned):

@@ -30,18 +30,20 @@ from torch import Tensor, nn
 pytestmark = pytest.mark.usefixtures("where", "poisoned_empty", "tiles_from_7")
 
 
-@pytest.fixture(
-    params=["triton", "cpu", *([pytest.param("cuda", marks=pytest.mark.gpu)] * torch.cuda.is_available())],
-    autouse=True,
-)
+ON_A_GPU = [pytest.param(name, marks=pytest.mark.gpu) for name in ("cuda", "packed, cuda")]
+
+
+@pytest.fixture(params=["triton", "packed, triton", "cpu", *ON_A_GPU * torch.cuda.is_available()], autouse=True)
 def where(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The device: repeats are launches, in Triton's interpreter too; elsewhere on the CPU operations of PyTorch."""
-    if request.param == "triton" and not runs_triton(torch.empty(0)):
+    """The device: repeats are launches, one or two, in Triton's interpreter too; else operations of PyTorch's CPU."""
+    if "triton" in request.param and not runs_triton(torch.empty(0)):
         pytest.skip("kernels are not interpreted here")
+    if "packed" in request.param:
+        request.getfixturevalue("packs_features")
     if request.param == "cpu":
         for name in ("auxhead.kernels.fused_head", "auxhead.model.heads.repeats"):
             monkeypatch.setattr(importlib.import_module(name), "runs_triton", lambda x: x.is_cuda and runs_triton(x))
-    return "cuda" if request.param == "cuda" else "cpu"
+    return "cuda" if "cuda" in request.param else "cpu"
 
 
 def inputs_like(

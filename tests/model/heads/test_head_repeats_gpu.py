@@ -45,9 +45,12 @@ def test_a_temperature_that_nobody_has_checked(temperature: float) -> None:
 
 
 @pytest.mark.usefixtures("poisoned_empty")
+@pytest.mark.parametrize("packs", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
-def test_inputs_of_any_alignment(dtype: torch.dtype) -> None:
+def test_inputs_of_any_alignment(dtype: torch.dtype, packs: bool, request: pytest.FixtureRequest) -> None:
     """A kernel that was compiled for aligned memory may not read from elsewhere."""
+    if packs:
+        request.getfixturevalue("packs_features")
     head = make_head("cuda", dtype)
     x = make_input(head, (4, 2, 4, 4))
     memory = torch.empty(x.numel() + 16, device="cuda", dtype=dtype)
@@ -96,6 +99,15 @@ def test_a_repeated_call_is_one_kernel(tmp_path) -> None:
     with torch.no_grad():
         head(x)
         assert work_on_the_gpu(lambda: head(x), tmp_path) == ["exit_kernel"]
+
+
+@pytest.mark.usefixtures("packs_features")
+def test_a_repeated_call_of_a_head_whose_features_are_packed_is_two_kernels(tmp_path) -> None:
+    head = make_head("cuda")
+    x = make_input(head)
+    with torch.no_grad():
+        head(x)
+        assert work_on_the_gpu(lambda: head(x), tmp_path) == ["pack_kernel", "exit_kernel"]
 
 
 # Streams, threads and captures

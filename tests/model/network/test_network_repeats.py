@@ -425,17 +425,17 @@ def test_a_backbone_that_changes_is_refused_and_forgotten(net: EarlyExitNetwork)
     assert_same(planned(net, x), wanted)
 
 
-@pytest.mark.usefixtures("by_library")
-def test_heads_that_a_library_multiplies(net: EarlyExitNetwork) -> None:
-    """Their logits are computed anew for each batch, and by the parameters as they are then."""
+@pytest.mark.usefixtures("not_by_one_launch")
+def test_heads_of_more_than_a_launch(net: EarlyExitNetwork) -> None:
+    """Logits or features are computed anew for each batch, and by the parameters as they are then."""
     follows(net, images(3), images(8)[3:6], images(3, side=6))
     net.fused_heads[1].linear.weight.data.mul_(-0.5)
     follows(net, images(3), images(8)[3:6])
 
 
-@pytest.mark.usefixtures("by_library")
-def test_answers_of_heads_that_a_library_multiplies_are_let_go(net: EarlyExitNetwork) -> None:
-    """Launches are kept to make the logits of later batches, but not with the memory of the first one's answer."""
+@pytest.mark.usefixtures("not_by_one_launch")
+def test_answers_of_heads_of_more_than_a_launch_are_let_go(net: EarlyExitNetwork) -> None:
+    """Launches are kept for what comes before in later batches, but not with the memory of the first one's answer."""
     answers = []
     for stop in (False, True):
         answers += [StorageWeakRef(planned(net, images(3), stop=stop).label.untyped_storage()) for _ in range(2)]

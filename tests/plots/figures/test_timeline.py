@@ -5,6 +5,7 @@ import json
 from dataclasses import replace
 
 import pytest
+from auxhead.autotune.measuring.cuda_calls import PACK_KERNEL
 from auxhead.autotune.overlap.run import failed_record
 from auxhead.autotune.records.record import BadRecord
 from auxhead.plots.figures import timeline
@@ -101,6 +102,25 @@ def test_the_trace(tmp_path):
         ("SM 131: programs of heads", "heads of layer1.0, layer1.1", 10.5, 10.5),
     ]
     assert trace["otherData"]["gpu"] == "H200"
+
+
+def test_launches_that_pack_features_belong_to_those_that_decide():
+    made = with_programs()
+    wanted, kernels = FIGURES["timeline"].numbers(made)["heads"], made[1].measured["kernels"]
+    for place, begin, role in ((4, 33.0, "side"), (4, 31.0, "side"), (7, 49.0, "join")):
+        kernels.insert(place, {**kernels[2], "name": PACK_KERNEL, "role": role, "start_us": begin, "duration_us": 1.0})
+    drawn = FIGURES["timeline"].numbers(made)
+    assert [(one["begin"], one["end"]) for one in drawn["heads"]] == [(10.0, 22.0), (31.0, 48.0)]
+    assert [one["taps"] for one in drawn["heads"]] == [one["taps"] for one in wanted]
+    assert drawn["joining"] == [[49.0, 50.0], [50.0, 54.0]]
+    shown = [event["name"] for event in timeline.chrome_trace(made)["traceEvents"] if event["ph"] == "X"]
+    assert shown[2:8] == [
+        "heads of layer1.0, layer1.1",
+        CONV,
+        *2 * ["features of a head"],
+        "heads of layer2.0, layer2.1, layer3.0",
+        "features of a head",
+    ]
 
 
 def test_each_network_is_a_process_of_its_own():

@@ -1,4 +1,4 @@
-"""Graph runners whose heads a library multiplies: each way answers as eager, by the parameters as they are."""
+"""Graph runners whose heads a library multiplies, or whose features are packed before: each way answers as eager."""
 
 from collections.abc import Sequence
 
@@ -20,9 +20,9 @@ from torch import Tensor
 
 pytestmark = [
     *needs_gpu,
-    pytest.mark.usefixtures("repeatable", "stops_at_every_tap", "every_move_pays", "by_library"),
+    pytest.mark.usefixtures("repeatable", "stops_at_every_tap", "every_move_pays", "not_by_one_launch"),
 ]
-#: A head of one layer, and one with all that a library does for it.
+#: A head of one layer, and one with all that is done for it.
 HEADS = {"linear": {}, "deeper": {"hidden_features": 24, "pool": "max", "pool_size": 2}}
 #: Of confidences: also hidden features are rounded, and batches of other sizes are multiplied in other orders.
 TOLERANCE = 2e-2
@@ -51,10 +51,11 @@ def check(net: EarlyExitNetwork, runner: GraphRunner, x: Tensor, sizes: Sequence
 
 @pytest.mark.parametrize("head", HEADS)
 @pytest.mark.parametrize("way", WAYS)
-def test_each_way_answers_as_eager(way: str, head: str) -> None:
+def test_each_way_answers_as_eager(way: str, head: str, not_by_one_launch: str) -> None:
+    """By the parameters as they are."""
     net = network_of(head)
     runner = made(net, way, (1, 8, 32))
-    assert "A library multiplies heads of " in runner.describe(), runner.describe()
+    assert not_by_one_launch in runner.describe(), runner.describe()
     x = images(40)
     check(net, runner, x, (1, 8, 5, 32, 40))
     for one in net.fused_heads:
@@ -66,7 +67,7 @@ def test_each_way_answers_as_eager(way: str, head: str) -> None:
 
 @pytest.mark.parametrize("way", WAYS)
 def test_many_requests_beside_other_work(way: str) -> None:
-    """Logits of one request are never those of another, however requests follow one another."""
+    """Logits or features of one request are never those of another, however requests follow one another."""
     net = network()
     runner, x = made(net, way, (8,)), images(64)
     near = near_a_decision(net, make_trunk(net.backbone, net.taps, x[:2]), x, 3 * TOLERANCE)
