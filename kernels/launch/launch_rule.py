@@ -167,7 +167,7 @@ def config_of_split(shape: HeadShape, pools: LaunchConfig) -> LaunchConfig:
 def config_of_reading(shape: HeadShape, features: str) -> LaunchConfig:
     """Configure programs that multiply features that lie in memory: in place, or packed by a launch before."""
     if features == "packed":
-        return replace(config_of_reading(shape.of_vectors, "in place"), features="packed", **packing(shape))
+        return packing(shape, replace(config_of_reading(shape.of_vectors, "in place"), features="packed"))
     size, rows, total = shape.element_size, shape.classes, shape.features
     block_n, block_k, num_warps = _tile_of_reading(shape)
     tiles = -(-shape.samples // block_n) * -(-rows // block_k)

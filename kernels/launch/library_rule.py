@@ -4,8 +4,6 @@ Found by 1,359 random heads of both ways (H100), of which some are autotune/reco
 ``auxhead-tune heads --random`` measures the way not taken, too.
 """
 
-from dataclasses import replace
-
 from .head_shape import HeadShape
 from .launch_config import LaunchConfig, by_library
 from .launch_rule import weight_bytes
@@ -19,7 +17,7 @@ _LIBRARY_LAST_LAYER = 1 << 16
 def config_of_library(shape: HeadShape, classes: int) -> LaunchConfig:
     """Configure a library's product; a launch of its own packs the features of ``shape`` before, if they are pooled."""
     plain = shape.view.unpooled and not shape.view.turned
-    return by_library(classes) if plain else replace(by_library(classes), **packing(shape))
+    return by_library(classes) if plain else packing(shape, by_library(classes))
 
 
 def library_pays(shape: HeadShape, config: LaunchConfig, classes: int, *, hidden: bool, norms: bool) -> bool:

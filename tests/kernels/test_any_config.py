@@ -320,7 +320,7 @@ def test_heads_of_all_ways_in_one_launch(programs, device):
         for _ in range(2):
             buffers.probs.fill_(float("nan"))
             launch(inputs)
-            ways = [(space.packs or space.constants).features for space in launch._spaces.values()]
+            ways = [space.config.features for space in launch._spaces.values()]
             assert ways == [config.features for _, config in TOGETHER] and launch.packed == [1, 3]
             for place, output in enumerate(outputs):
                 torch.testing.assert_close(buffers.probs[place], output.probs)
