@@ -272,7 +272,7 @@ def test_launches_are_repeated_by_the_driver(shape: tuple[int, ...], classes: in
     wanted = head(x)
     with driver_launches() as made:
         assert_same_bits(head(x), wanted)
-    assert made == [True]
+    assert made in ([True], [True, True]), "a launch may pack before"
 
 
 @torch.no_grad()
