@@ -92,7 +92,8 @@ def _packing_pays(shape: HeadShape) -> bool:
         if shape.layout == "contiguous" and shape.dtype != "float32":
             return shape.view.window_w <= 64 and samples >= 64 and samples * weight >= 48 * _LARGE_WEIGHT
         return shape.dtype == "float32" or weight >= _LARGE_WEIGHT
-    return by_each or weight >= (_LARGE_WEIGHT if samples >= 2 or classes > 1024 else 8 * _LARGE_WEIGHT)
+    large = weight >= (_LARGE_WEIGHT if samples >= 2 or classes > 1024 else 8 * _LARGE_WEIGHT)
+    return by_each or large or classes > _MANY_CLASSES // 2
 
 
 def config_of_norm(shape: HeadShape) -> LaunchConfig:

@@ -28,7 +28,7 @@ def library_pays(shape: HeadShape, config: LaunchConfig, classes: int, *, hidden
     samples, features, weight, rows = shape.samples, shape.features, weight_bytes(shape), shape.classes
     is_float32 = shape.dtype == "float32"
     if hidden and rows * classes >= _LIBRARY_LAST_LAYER and weight <= 16 * _MB:
-        if classes > 4096 or (samples >= 8 and rows >= 512):
+        if classes > 12_288 or (samples >= 8 and rows >= 512):
             return True
     if not config.reads:
         return False
@@ -39,7 +39,7 @@ def library_pays(shape: HeadShape, config: LaunchConfig, classes: int, *, hidden
     if hidden:
         return False
     if norms:  # programs wait for its statistics, too
-        return features <= 2048 and not is_float32 and weight <= 16 * _MB and classes > 2048
+        return features <= 1024 and not is_float32 and weight <= 16 * _MB and classes > 2048
     if is_float32:
         return (samples > 64 and classes >= 1000) or (samples == 1 and features >= 1 << 15)
     if samples < 128:
