@@ -65,7 +65,7 @@ def head_view(shape: Sizes, strides: Sizes, pool: str, pool_size: tuple[int, int
         if pool == "none":
             return _unpooled((*shape, 1), (*strides, 0))
         return HeadView((samples, width, 1, tokens), (stride_n, stride_d, 0, stride_t), 1, 1)
-    if pool == "none":
+    if pool == "none" or pool_size == shape[2:]:  # windows of one element
         return _unpooled(shape, strides)
     if pool_size == (1, 1):
         rows = _merged(shape, strides, 2)

@@ -36,12 +36,14 @@ def library_pays(shape: HeadShape, config: LaunchConfig, classes: int, *, hidden
         many = rows >= 100 and samples >= (24 if is_float32 else 16) and (hidden or not norms)
         if many or (samples == 1 and weight >= 2 * _MB):
             return True
+    if is_float32 and samples == 1:
+        return features >= 1 << 15 or (features >= 1 << 11 and weight >= 4 * _MB)
     if hidden:
         return False
     if norms:  # programs wait for its statistics, too
         return features <= 1024 and not is_float32 and weight <= 16 * _MB and classes > 2048
     if is_float32:
-        return (samples > 64 and classes >= 1000) or (samples == 1 and features >= 1 << 15)
+        return samples > 64 and classes >= 1000
     if samples < 128:
         return False
-    return features < 256 if classes > 4096 else classes > 64 and features >= 1 << 18
+    return features <= 512 if classes > 4096 else classes > 64 and features >= 1 << 18

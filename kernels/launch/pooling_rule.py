@@ -83,8 +83,8 @@ def packing(shape: HeadShape, config: LaunchConfig) -> LaunchConfig:
             block_c, block_a, stages = 64, 32, 4
         else:
             block_c, block_a = (64, 64) if maps >= 1 << 16 else (32, 128)
-    elif positions == 1 and columns > 512:
-        block_c, block_a, stages = (8, 256, 4) if maps < 1 << 13 else (16, 128, 1)
+    elif positions == 1 and columns > 512 and (maps < 1 << 13 or maps * columns * size >= 48 << 20):
+        block_c, block_a, stages = 8, 256, 4
     elif positions == 1:
         small = columns > 64 or maps < 1 << 13
         block_c, block_a = (16, 64) if small else (128, 32) if maps < 1 << 16 else (128, 16)

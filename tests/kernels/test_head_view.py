@@ -51,7 +51,8 @@ def test_maps(layout):
     for pool, size in (("avg", (1, 1)), ("avg", (3, 2)), ("max", (1, 1)), ("none", (1, 1))):
         for shape in ((2, 3, 5, 4), (2, 1, 5, 4), (2, 3, 1, 4), (2, 3, 5, 1), (1, 1, 1, 1)):
             x = layout(torch.randn, *shape)
-            check_view(x, *viewed(x, pool, size), pool, size)
+            for windows in (size, shape[2:]):
+                check_view(x, *viewed(x, pool, windows), pool, windows)
 
 
 @pytest.mark.parametrize("layout", TOKEN_LAYOUTS.values(), ids=TOKEN_LAYOUTS)
@@ -73,7 +74,7 @@ def test_what_can_be_merged_is_merged():
     x = torch.randn(2, 3, 56, 56)
     assert viewed(x, "avg", (1, 1))[0].shape == (2, 3, 1, 3136)
     assert viewed(x.to(memory_format=torch.channels_last), "avg", (1, 1))[0].shape == (2, 3, 1, 3136)
-    assert viewed(x, "none", (1, 1))[0].shape == (2, 3 * 3136, 1, 1)
+    assert viewed(x, "none", (1, 1))[0].shape == viewed(x, "max", (56, 56))[0].shape == (2, 3 * 3136, 1, 1)
     for strides in ((12, 4, 1, 99), (12, 4, 1, 1), (12, 4, 1, 0)):  # of one element, and so without a meaning
         assert head_view((2, 3, 4, 1), strides, "avg", (1, 1)) == ((2, 3, 1, 4), (12, 4, 0, 1), 1, 1)
         assert head_view((2, 3, 4, 1), strides, "none", (1, 1)).shape == (2, 12, 1, 1)
