@@ -10,36 +10,21 @@ from .head_view import HeadView
 class Programs(NamedTuple):
     """Program counts of one head under a configuration, and sizes of what programs leave for each other."""
 
-    splits: int
-    """Programs that pool one sample."""
-    pools: int
-    """Programs that pool, over all samples; if split, they do the rest, too."""
-    tiles: int
-    """Programs that multiply, with those that send a norm's statistics before them; 0 if split."""
-    decisions: int
-    """Programs that add a sample's logits, or hidden features, up, or write its probabilities; 0 if split."""
+    stages: tuple[int, ...]
+    """Programs of each stage, in the order in which they start; see ``LaunchConfig.shares_of``. Those that send a
+    norm's statistics count as of the second."""
     partial_sums: int
     """Logits, or parts of them, that programs leave for those that decide."""
     features: int
     """Pooled features that programs leave for those that multiply, if tiled; else 0."""
     zeroed: int
     """Elements of int32 memory that a launch needs to be 0, and sets back to 0."""
-    last_tiles: int = 0
-    """Programs that multiply hidden features with rows of the last layer; 0 if those that add them up do."""
-    last_decisions: int = 0
-    """Programs that decide about a sample behind those."""
-    findings: int = 0
+    findings: int
     """What programs that multiply leave about their classes in place of sums; see ``LaunchConfig.surveys_of``."""
-    arrivals: int = 0
-    """Counters of samples, where features are read."""
-    last_sums: int = 0
+    arrivals: int
+    """Counters of samples that are so decided about."""
+    last_sums: int
     """The first of ``zeroed``: hidden features and logits that programs leave for those of the last layer."""
-
-    @property
-    def stages(self) -> tuple[int, ...]:
-        """Programs of each stage, in the order in which they start."""
-        last = (self.last_tiles, self.last_decisions) if self.last_tiles else ()
-        return (self.pools, self.tiles, self.decisions, *last)
 
     @property
     def total(self) -> int:
@@ -191,25 +176,21 @@ class LaunchConfig:
         """Count programs, and what they leave for each other, for an input and K ``classes``."""
         samples, rows, norms = view.shape[0], hidden.rows(classes), hidden.eps is not None
         shares = self.shares_of(view, classes, hidden)
-        pools, tiles, decisions, *last = [-(-samples // group) * share for group, share in shares]
-        splits, features, findings, arrivals = shares[0][1], 0, 0, 0
-        if self.tiled and not self.reads:
-            features = self.window_parts * samples * view.shape[1] * view.positions
-        sums = (self.block_s if self.tiled else splits) * samples * padded_row(rows)
+        stages = [-(-samples // group) * share for group, share in shares]
+        sums = (samples * self.block_s if self.tiled else stages[0]) * padded_row(rows)
+        features = findings = arrivals = 0
         if self.surveys_of(rows):
             sums, findings, arrivals = 0, 4 * samples * -(-rows // self.block_k), samples
         if self.reads:  # before a norm mean and scale of each sample, of programs of their own
-            zeroed, tiles = sums + arrivals + 2 * samples * norms, tiles + samples * norms
+            stages[1] += samples * norms
+            zeroed = sums + arrivals + 2 * samples * norms
         elif self.tiled:
+            features = self.window_parts * samples * view.shape[1] * view.positions
             zeroed = sums + features
         else:
             zeroed = sums if self.waits else 0 if self.by_library else samples
-        last_sums = samples * (padded_row(rows) + padded_row(classes)) if last else 0
-        last_tiles, last_decisions = last or (0, 0)
-        return Programs(
-            splits, pools, tiles, decisions, sums, features, last_sums + zeroed,
-            last_tiles, last_decisions, findings, arrivals, last_sums,
-        )  # fmt: skip
+        last_sums = samples * (padded_row(rows) + padded_row(classes)) if stages[3:] else 0
+        return Programs(tuple(stages), sums, features, last_sums + zeroed, findings, arrivals, last_sums)
 
 
 #: Classes of which a program takes the softmax at once where logits are given: in several steps it takes twice as long.
