@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor
 
-from . import library_product
+from .before_launch import head_that_reads, read_by_launch
 from .launch.choose_config import choose_config
 from .launch.constants import HeadConstants, LaunchConstants, LogitsConstants
 from .launch.head_view import HeadView, head_view
@@ -17,7 +17,6 @@ from .launch.launch_config import LaunchConfig, most_registers, warps_for_logits
 from .launch.memory import HeadArguments, strided
 from .launch.residency import new_turns
 from .noted import launch
-from .packed_features import head_of_packed, packed_features
 from .reference.criteria import CRITERIA, number_of
 from .reference.hidden_layers import NO_LAYERS, HiddenLayers
 
@@ -237,13 +236,8 @@ class ExitLaunch:
             view = head_view(x.shape, x.stride(), head.pool, head.pool_size)
             if i not in self._spaces or self._spaces[i].view != view:  # or an input of another layout
                 self._spaces[i] = _Space.allocate(view, head, x)
-            config, hidden, pool_max = self._spaces[i].config, head.hidden, head.pool == "max"
-            if config.by_library:
-                read[i] = library_product.logits_by_library(
-                    x, view, head.weight, hidden, pool_max=pool_max, config=config
-                )
-            elif config.packs:
-                read[i] = packed_features(x, view, config, pool_max=pool_max, rectifies=hidden.rectifies)
+            config, pool_max = self._spaces[i].config, head.pool == "max"
+            read[i] = read_by_launch(x, view, head.weight, head.hidden, config, pool_max=pool_max)
         return read
 
 
@@ -263,13 +257,10 @@ class _Space(NamedTuple):
     def allocate(cls, view: HeadView, head: ExitHead, x: Tensor) -> "_Space":
         weight, hidden, pool_max = head.weight, head.hidden, head.pool == "max"
         assert weight is not None
-        config = choose_config(
+        chosen = choose_config(
             view, weight.shape[0], pool_max=pool_max, dtype=x.dtype, device=x.device, place="network", hidden=hidden
         )
-        chosen, read = config, view
-        if config.packs:
-            pool_max = False
-            read, config, hidden = head_of_packed(view, config, hidden)
+        read, config, hidden, pool_max = head_that_reads(view, chosen, hidden, pool_max=pool_max)
         constants = HeadConstants.of(config, read, weight, pool_max=pool_max, criterion=head.criterion, hidden=hidden)
         programs = config.programs(read, weight.shape[0], hidden)
         zeros = torch.zeros(programs.zeroed, dtype=torch.int32, device=x.device)

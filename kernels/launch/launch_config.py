@@ -100,7 +100,7 @@ class LaunchConfig:
     """Tiled: where those that multiply find features. "awaited": pooled ones are sent to them number by number.
     "in place": they lie in x, of which nothing is pooled, in blocks of ``block_c`` channels by ``block_p`` positions.
     "packed": a launch of its own pools them before, or only puts them in order, in blocks of the fields that say how;
-    see ``packed_features``. These two multiply ``block_n`` samples of 8 or more, and ``weight_buffers`` steps lie in
+    see before_launch.py. These two multiply ``block_n`` samples of 8 or more, and ``weight_buffers`` steps lie in
     shared memory. "library": PyTorch's operations multiply them, and a launch is given logits; see ``by_library``."""
     last_rows: int = 0
     """Behind a hidden layer: rows of the last layer that a program of its own multiplies, 16 or more; 0: the program
