@@ -47,10 +47,8 @@ Answer = tuple[Tensor, Tensor, Tensor, Tensor | None]
 class AnswerLayout(NamedTuple):
     """Where the parts of an answer lie in ``ExitBuffers.packed_answer`` and in copies of it."""
 
-    samples: int
-    """Of the batch that it is captured for."""
-    classes: int | None
-    """None: there are no probabilities."""
+    samples: int  # of the batch that it is captured for
+    classes: int | None  # none: there are no probabilities
 
     def view(self, index: int, packed: Tensor, samples: int) -> Tensor | None:
         """View a part for the first samples.
@@ -244,11 +242,9 @@ class ExitLaunch:
 class _Space(NamedTuple):
     """Launch constants and workspace of one head for one layout of its input."""
 
-    view: HeadView
-    """Of the input."""
+    view: HeadView  # of the input
     config: LaunchConfig
-    read: HeadView
-    """Of what the launch that decides reads: the input, or packed features."""
+    read: HeadView  # of what the launch that decides reads: the input, or packed features
     constants: HeadConstants
     stages: tuple[int, ...]
     arguments: HeadArguments

@@ -10,21 +10,13 @@ from .head_view import HeadView
 class Programs(NamedTuple):
     """Program counts of one head under a configuration, and sizes of what programs leave for each other."""
 
-    stages: tuple[int, ...]
-    """Programs of each stage, in the order in which they start; see ``LaunchConfig.shares_of``. Those that send a
-    norm's statistics count as of the second."""
-    partial_sums: int
-    """Logits, or parts of them, that programs leave for those that decide."""
-    features: int
-    """Pooled features that programs leave for those that multiply, if tiled; else 0."""
-    zeroed: int
-    """Elements of int32 memory that a launch needs to be 0, and sets back to 0."""
-    findings: int
-    """What programs that multiply leave about their classes in place of sums; see ``LaunchConfig.surveys_of``."""
-    arrivals: int
-    """Counters of samples that are so decided about."""
-    last_sums: int
-    """The first of ``zeroed``: hidden features and logits that programs leave for those of the last layer."""
+    stages: tuple[int, ...]  # programs of each, as of ``shares_of``; of the second with those of a norm's statistics
+    partial_sums: int  # logits, or parts of them, that programs leave for those that decide
+    features: int  # pooled features that programs leave for those that multiply, if tiled; else 0
+    zeroed: int  # elements of int32 memory that a launch needs to be 0, and sets back to 0
+    findings: int  # what programs that multiply leave about their classes in place of sums; see ``surveys_of``
+    arrivals: int  # counters of samples that are so decided about
+    last_sums: int  # the first of ``zeroed``: hidden features and logits, left for programs of the last layer
 
     @property
     def total(self) -> int:
