@@ -24,8 +24,9 @@ from .reference.hidden_layers import NO_LAYERS, HiddenLayers
 class ExitHead(NamedTuple):
     """A head's parameters and rule, as of :func:`auxhead.kernels.fused_head`.
 
-    Without a weight the head is the rule alone: a launch is given its logits [N, K] instead of its features. Tensors,
-    [1] float32 those of the rule, are read anew in every launch, so that they may change in place.
+    ``hidden`` are the layers before the last one, which is ``weight`` and ``bias``. Without a weight the head is the
+    rule alone: a launch is given its logits [N, K] instead of its features. Tensors, [1] float32 those of the rule, are
+    read anew in every launch, so that they may change in place; another criterion wants another launch.
     """
 
     weight: Tensor | None
@@ -35,9 +36,7 @@ class ExitHead(NamedTuple):
     pool: str
     pool_size: tuple[int, int]
     criterion: str = "max_prob"
-    """Part of the launch's code: another one wants another launch."""
     hidden: HiddenLayers = NO_LAYERS
-    """Layers before the last one, which ``weight`` and ``bias`` are."""
 
 
 #: Label [N] int64, exit [N] int64, confidence [N] float32, probs [N, K] float32 or None.
@@ -48,7 +47,7 @@ class AnswerLayout(NamedTuple):
     """Where the parts of an answer lie in ``ExitBuffers.packed_answer`` and in copies of it."""
 
     samples: int  # of the batch that it is captured for
-    classes: int | None  # none: there are no probabilities
+    classes: int | None  # None: there are no probabilities
 
     def view(self, index: int, packed: Tensor, samples: int) -> Tensor | None:
         """View a part for the first samples.
@@ -212,7 +211,7 @@ class ExitLaunch:
                 buffers.valid, self._counters, (self._open_samples, buffers.requests, self._condition),
                 buffers.tallies, self._patience, total, self._turns[total], samples, launch_constants,
             )  # fmt: skip
-            options = {"num_warps": num_warps, "maxnreg": max_registers or most_registers(num_warps)}
+            options = {"num_warps": num_warps, "maxnreg": most_registers(num_warps, max_registers)}
             launch(exit_kernel.exit_kernel, (grid, 1, 1), given, options)
 
     @property

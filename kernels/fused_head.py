@@ -13,7 +13,7 @@ from .launch.choose_config import choose_config
 from .launch.constants import HeadConstants, LaunchConstants, LogitsConstants
 from .launch.head_arguments import FLOAT_DTYPES, check_countable, check_head_arguments, check_pool, check_rule_tensors
 from .launch.head_view import HeadView, head_view
-from .launch.launch_config import LaunchConfig
+from .launch.launch_config import LaunchConfig, most_registers
 from .launch.memory import HeadArguments, strided
 from .launch.residency import new_turns
 from .noted import launch
@@ -227,7 +227,8 @@ def launch_fused_head(
             None, None, (None, None, zeros[-1:]), None, None, None,  # nothing is merged
             programs.total, residency, samples, constants,
         )  # fmt: skip
-        options = {} if compiled else {"num_warps": config.num_warps, "maxnreg": config.register_limit}
+        registers = most_registers(config.num_warps, config.max_registers)
+        options = {} if compiled else {"num_warps": config.num_warps, "maxnreg": registers}
         _compiled[key] = constants, launch(kernel.exit_kernel, (grid, 1, 1), arguments, options, compiled)
     return output
 

@@ -12,7 +12,6 @@ class Programs(NamedTuple):
 
     stages: tuple[int, ...]  # programs of each, as of ``shares_of``; of the second with those of a norm's statistics
     partial_sums: int  # logits, or parts of them, that programs leave for those that decide
-    features: int  # pooled features that programs leave for those that multiply, if tiled; else 0
     zeroed: int  # elements of int32 memory that a launch needs to be 0, and sets back to 0
     findings: int  # what programs that multiply leave about their classes in place of sums; see ``surveys_of``
     arrivals: int  # counters of samples that are so decided about
@@ -35,13 +34,13 @@ FEATURES = ("awaited", "packed", "in place")
 WEIGHT_BUFFERS = 3
 
 
-def most_registers(num_warps: int) -> int:
-    """Return the most registers a thread of a program can have: 65,536 a multiprocessor, 255 a thread.
+def most_registers(num_warps: int, cap: int = 0) -> int:
+    """Return the most registers a thread may have: ``cap``, or if it is 0, of 65,536 a multiprocessor, 255 a thread.
 
     The compiler is told this where there is no cap, too: left alone it aims at many programs a multiprocessor, and
     saves registers by letting each load wait for the one before.
     """
-    return min(255, 65_536 // (32 * num_warps))
+    return cap or min(255, 65_536 // (32 * num_warps))
 
 
 @dataclass(frozen=True)
@@ -126,11 +125,6 @@ class LaunchConfig:
         return self.features == "in place"
 
     @property
-    def register_limit(self) -> int:
-        """Registers of a thread that the compiler may use."""
-        return self.max_registers or most_registers(self.num_warps)
-
-    @property
     def tiled(self) -> bool:
         """True if other programs multiply than those that pool: in the ways tiled and read."""
         return self.block_f > 1
@@ -170,19 +164,18 @@ class LaunchConfig:
         shares = self.shares_of(view, classes, hidden)
         stages = [-(-samples // group) * share for group, share in shares]
         sums = (samples * self.block_s if self.tiled else stages[0]) * padded_row(rows)
-        features = findings = arrivals = 0
+        findings = arrivals = 0
         if self.surveys_of(rows):
             sums, findings, arrivals = 0, 4 * samples * -(-rows // self.block_k), samples
         if self.reads:  # before a norm mean and scale of each sample, of programs of their own
             stages[1] += samples * norms
             zeroed = sums + arrivals + 2 * samples * norms
         elif self.tiled:
-            features = self.window_parts * samples * view.shape[1] * view.positions
-            zeroed = sums + features
+            zeroed = sums + self.window_parts * samples * view.shape[1] * view.positions  # and pooled features
         else:
             zeroed = sums if self.waits else 0 if self.by_library else samples
         last_sums = samples * (padded_row(rows) + padded_row(classes)) if stages[3:] else 0
-        return Programs(tuple(stages), sums, features, last_sums + zeroed, findings, arrivals, last_sums)
+        return Programs(tuple(stages), sums, last_sums + zeroed, findings, arrivals, last_sums)
 
 
 #: Classes of which a program takes the softmax at once where logits are given: in several steps it takes twice as long.

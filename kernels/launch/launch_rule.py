@@ -36,7 +36,7 @@ def config_by_rule(shape: HeadShape) -> LaunchConfig:
     pools = pooling(shape, only_pools=True)
     many = features > _FEW_FEATURES or features * classes > _FEW_PRODUCTS
     if shape.view.unpooled and shape.view.turned and samples <= 2 and features <= 1 << 15 and classes <= _FEW_TURNED:
-        return _split_turned(shape)
+        return config_of_split(shape, replace(pools, block_c=16, block_p=16, block_a=1, num_warps=8))
     if (shape.view.unpooled and many) or _packing_pays(shape):
         return config_of_reading(shape, _where(shape))
     if shape.view.positions == 1 and _spreads_weight(samples, classes, shape.width):
@@ -45,12 +45,6 @@ def config_by_rule(shape: HeadShape) -> LaunchConfig:
     if _tiling_pays(samples, classes) or _few_features(shape):
         return _tiled(shape, pools)
     return config_of_split(shape, pooling(shape, only_pools=classes <= FEW_CLASSES))
-
-
-def _split_turned(shape: HeadShape) -> LaunchConfig:
-    """Configure programs that multiply blocks of a map that have channels side by side, of few samples."""
-    pools = replace(pooling(shape, only_pools=True), block_c=16, block_p=16, block_a=1, num_warps=8)
-    return config_of_split(shape, pools)
 
 
 def _few_features(shape: HeadShape) -> bool:

@@ -17,23 +17,22 @@ def pooling(shape: HeadShape, *, only_pools: bool) -> LaunchConfig:
     view, samples, channels = shape.view, shape.samples, shape.channels
     positions, window_w = view.positions, view.window_w
     columns, features = view.window_h * window_w, shape.features
-    # wide blocks of channels read whole lines of memory, but leave fewer programs, each with more of the weight
-    block_f = 16
-    least = 64 if only_pools else 256
-    while block_f < 64 and (only_pools or columns <= 1024) and samples * features >= least * block_f:
-        block_f *= 2
-    while block_f < 512 and features >= 512 * block_f:
-        block_f *= 2
-    block_p = min(next_power_of_2(positions), block_f)
-    block_c = min(block_f // block_p, next_power_of_2(channels))
     enough = 64 if not only_pools else 128 if samples < 16 else 256
-    num_warps = 4 if only_pools and columns <= 256 else 8
-    pool = _Pool(block_c, max(8192 // (block_c * block_p), 1), num_warps, stages=1, enough=enough)
-    if positions == 1 and window_w >= 16 and block_f <= 64:
-        pool = _global_pool(shape, window_w) or pool
     if positions > 1:
-        window_w = columns  # its elements lie in one row for the kernel
         pool, block_p = _windows(shape, columns, enough, only_pools)
+        window_w = columns  # its elements lie in one row for the kernel
+    else:
+        # wide blocks of channels read whole lines of memory, but leave fewer programs, each with more of the weight
+        block_f, block_p = 16, 1
+        least = 64 if only_pools else 256
+        while block_f < 64 and (only_pools or columns <= 1024) and samples * features >= least * block_f:
+            block_f *= 2
+        while block_f < 512 and features >= 512 * block_f:
+            block_f *= 2
+        pool = _global_pool(shape, window_w) if window_w >= 16 and block_f <= 64 else None
+        if pool is None:
+            block_c, num_warps = min(block_f, next_power_of_2(channels)), 4 if only_pools and columns <= 256 else 8
+            pool = _Pool(block_c, max(8192 // block_c, 1), num_warps, stages=1, enough=enough)
     block_c = min(pool.block_c, next_power_of_2(channels))
     block_a = min(pool.block_a, next_power_of_2(window_w))
     # Programs enough to read a large map through many SMs at once, each with more than one step.

@@ -85,8 +85,7 @@ class TunedTable:
 
     def as_text(self) -> str:
         """Return the file's content, an entry a line."""
-        head = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        lines = [json.dumps({name: value})[1:-1] for name, value in head.items() if name != "entries"]
+        lines = [json.dumps({name: value})[1:-1] for name, value in vars(self).items() if name != "entries"]
         entries = sorted(self.entries, key=lambda entry: (entry.shape[1:], entry.shape.samples, entry.place))
         rows = [
             json.dumps({**entry._asdict(), "shape": entry.shape._asdict(), "config": dataclasses.asdict(entry.config)})

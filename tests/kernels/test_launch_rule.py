@@ -92,10 +92,10 @@ def test_choice_by_rule(samples, channels, positions, window_h, window_w, layout
         finishers = math.ceil(classes / config.block_j) if in_slices and config.reads else 1
         assert programs.stages == (samples * splits, tiles, samples * finishers)
         assert programs.arrivals == (samples if config.surveys_of(classes) else 0)
-        assert (programs.features == 0) == config.reads
-        assert programs.zeroed == programs.partial_sums + programs.features + programs.arrivals
+        pooled = 0 if config.reads else config.window_parts * samples * channels * positions
+        assert programs.zeroed == programs.partial_sums + pooled + programs.arrivals
     else:
-        assert programs.stages == (samples * splits, 0, 0) and programs.features == 0
+        assert programs.stages == (samples * splits, 0, 0)
         assert programs.zeroed == (programs.partial_sums if config.waits else samples)
     if config.surveys_of(classes):
         assert (programs.partial_sums, programs.findings) == (0, 4 * samples * math.ceil(classes / config.block_k))
@@ -181,10 +181,7 @@ def test_next_power_of_2():
 @pytest.mark.parametrize("num_warps, registers", [(1, 255), (4, 255), (8, 255), (16, 128), (32, 64)])
 def test_all_threads_of_a_program_share_the_registers_of_a_multiprocessor(num_warps, registers):
     """The CUDA manual's: 65,536 of 32 bits, and 255 of a thread at most."""
-    assert most_registers(num_warps) == registers
-    assert LaunchConfig(1, 16, 1, 64, 1, 16, 1, 16, 1, stages=1, num_warps=num_warps).register_limit == registers
-    capped = LaunchConfig(1, 16, 1, 64, 1, 16, 1, 16, 1, stages=1, num_warps=num_warps, max_registers=40)
-    assert capped.register_limit == 40
+    assert most_registers(num_warps) == registers and most_registers(num_warps, 40) == 40
 
 
 def view_of(samples, channels=70, grid=(3, 1)):
@@ -201,18 +198,18 @@ def test_programs_of_a_sample_leave_partial_logits(waits):
     found = dataclasses.replace(SPLIT, waits=waits).programs(view_of(5), 33)
     sums = 20 * 5 * 48
     # what is waited for is zeroed, else a counter of each sample
-    assert found[:4] == ((20 * 5, 0, 0), sums, 0, sums if waits else 5)
-    assert (found.partial_sums, found.features, found.zeroed, found.total) == (sums, 0, sums if waits else 5, 100)
+    assert found[:3] == ((20 * 5, 0, 0), sums, sums if waits else 5)
+    assert found.total == 100
 
 
 def test_tiles_multiply_what_other_programs_have_pooled():
     """By hand: 17 samples in groups of 16 are 2, 33 classes in tiles of 16 are 3, each of which 4 programs share."""
     found = TILED.programs(view_of(17), 33)
     features, sums = 2 * 17 * 70 * 3, 4 * 17 * 48
-    assert found[:4] == ((20 * 17, 2 * 3 * 4, 17), sums, features, sums + features)
+    assert found[:3] == ((20 * 17, 2 * 3 * 4, 17), sums, sums + features)
     assert found.total == 340 + 24 + 17
     exact = TILED.programs(view_of(32, channels=64, grid=(1, 2)), 48)
-    assert exact[:4] == ((8 * 32, 2 * 3 * 4, 32), 4 * 32 * 48, 2 * 32 * 64 * 2, 4 * 32 * 48 + 2 * 32 * 64 * 2)
+    assert exact[:3] == ((8 * 32, 2 * 3 * 4, 32), 4 * 32 * 48, 4 * 32 * 48 + 2 * 32 * 64 * 2)
 
 
 def test_tiles_read_what_lies_in_memory():
@@ -221,7 +218,7 @@ def test_tiles_read_what_lies_in_memory():
     sums, vectors = 4 * 17 * 48, HeadView((17, 210, 1, 1), (210, 1, 0, 0), 1, 1)
     in_place = dataclasses.replace(config, features="in place")
     for one, view in ((config, view_of(17)), (in_place, vectors)):
-        assert one.programs(view, 33)[:4] == ((0, 3 * 3 * 4, 17), sums, 0, sums)
+        assert one.programs(view, 33)[:3] == ((0, 3 * 3 * 4, 17), sums, sums)
         # a norm has programs of its own, which leave two numbers of each sample
         norm = one.programs(view, 33, HiddenLayers(eps=1e-5))
         assert norm.stages[1] == 3 * 3 * 4 + 17 and norm.zeroed == sums + 2 * 17
@@ -233,7 +230,7 @@ def test_programs_share_probabilities():
         TILED, block_n=8, block_p=1, block_s=1, block_j=8, window_parts=1, weight_buffers=2, features="packed"
     )
     found = config.programs(view_of(17), 33)
-    assert found[:4] == ((0, 3 * 3, 5 * 17), 0, 0, 17) and found.findings == 4 * 17 * 3 and found.arrivals == 17
+    assert found[:3] == ((0, 3 * 3, 5 * 17), 0, 17) and found.findings == 4 * 17 * 3 and found.arrivals == 17
     norm = config.programs(view_of(17), 33, HiddenLayers(eps=1e-5))
     assert norm.stages[1] == 3 * 3 + 17 and norm.zeroed == 3 * 17
     assert not config.surveys_of(8), "a program has them all"
