@@ -169,8 +169,8 @@ class ExitLaunch:
         last = self._heads[-1]
         classes = inputs[-1].shape[1] if last is None or last.weight is None else last.weight.shape[0]
         read = self.read_by_launch(inputs)
-        found = (self._spaces.get(i) for i in range(len(inputs)))
-        spaces = [space if space and not space.constants.by_library else None for space in found]
+        fused = {i: space for i, space in self._spaces.items() if not space.config.by_library}
+        spaces = [fused.get(i) for i in range(len(inputs))]
         places: list[tuple[Any, ...]] = []
         constants: list[HeadConstants | LogitsConstants] = []
         # One stage of all heads after the other: programs that wait start when there is nothing else left to start.
@@ -201,9 +201,8 @@ class ExitLaunch:
         launch_constants = LaunchConstants(
             tuple(constants), classes, bounded, True, self._place, self._last, self._patience is not None
         )
-        answer_label, answer_exit, answer_confidence, answer_probs = buffers.answer(
-            buffers.packed_answer if packed_answer is None else packed_answer
-        )
+        packed_answer = buffers.packed_answer if packed_answer is None else packed_answer
+        answer_label, answer_exit, answer_confidence, answer_probs = buffers.answer(packed_answer)
         with torch.cuda.device_of(buffers.label):
             given = (
                 tuple(places), (buffers.probs, buffers.label, buffers.confidence, buffers.exits),

@@ -8,8 +8,6 @@ from .launch_config import LaunchConfig, next_power_of_2
 
 #: Classes up to which a head counts as one of few classes.
 FEW_CLASSES = 128
-#: Programs from which on larger blocks leave enough of them, and positions need not be shared.
-_ENOUGH = 200
 
 
 def pooling(shape: HeadShape, *, only_pools: bool) -> LaunchConfig:
@@ -58,7 +56,7 @@ def _windows(shape: HeadShape, columns: int, enough: int, only_pools: bool) -> "
         block_a, block_p = min(next_power_of_2(columns), 64), min(next_power_of_2(shape.view.positions), 16)
         block_c, programs = max(4096 // (block_p * block_a), 1), shape.samples * -(-shape.view.positions // block_p)
         least = 32 if block_a <= 16 else 16  # sooner, if of many positions and in few steps
-        while block_p == 16 and block_c < least and programs * shape.channels >= _ENOUGH * block_c:
+        while block_p == 16 and block_c < least and programs * shape.channels >= 200 * block_c:
             block_c *= 2
         while block_c * block_p * block_a > 8192:  # of more, a thread's registers do not hold all
             block_a //= 2
