@@ -27,10 +27,10 @@ def pooling(shape: HeadShape, *, only_pools: bool) -> LaunchConfig:
             block_f *= 2
         while block_f < 512 and features >= 512 * block_f:
             block_f *= 2
-        pool = _global_pool(shape, window_w) if window_w >= 16 and block_f <= 64 else None
-        if pool is None:
-            block_c, num_warps = min(block_f, next_power_of_2(channels)), 4 if only_pools and columns <= 256 else 8
-            pool = _Pool(block_c, max(8192 // block_c, 1), num_warps, stages=1, enough=enough)
+        block_c, num_warps = min(block_f, next_power_of_2(channels)), 4 if only_pools and columns <= 256 else 8
+        pool = _Pool(block_c, max(8192 // block_c, 1), num_warps, stages=1, enough=enough)
+        if window_w >= 16 and block_f <= 64:
+            pool = _global_pool(shape, window_w) or pool
     block_c = min(pool.block_c, next_power_of_2(channels))
     block_a = min(pool.block_a, next_power_of_2(window_w))
     # Programs enough to read a large map through many SMs at once, each with more than one step.
