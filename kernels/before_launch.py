@@ -1,6 +1,6 @@
-"""What comes before the launch that decides: a launch that packs features, or products of PyTorch's own operations.
+"""Work before the launch that decides: features packed by a launch of their own, or logits of PyTorch's operations.
 
-Features are packed pooled, or in the weight's order. Where a library multiplies sooner, the launch decides by logits.
+Features are packed pooled, or in the weight's order. Logits are a library's where it multiplies sooner.
 """
 
 from collections.abc import Hashable
