@@ -25,7 +25,7 @@ def moves_rows(features: Tensor, small: Tensor | None = None) -> bool:
     if small is not None:
         return moves_rows(features) and moves_rows(small) and _row(features) == _row(small)
     behind = 1
-    for stride, size in sorted((stride, size) for size, stride in _row(features)[0]):
+    for stride, size in sorted(_row(features)[0]):
         if stride != behind:
             return False
         behind *= size
@@ -33,12 +33,10 @@ def moves_rows(features: Tensor, small: Tensor | None = None) -> bool:
 
 
 def _row(features: Tensor) -> tuple[list[tuple[int, int]], int]:
-    """Return a sample's layout, (size, stride) of all dimensions of several elements, and its alignment, 1 to 16."""
-    layout = [
-        (size, stride) for size, stride in zip(features.shape[1:], features.stride()[1:], strict=True) if size != 1
-    ]
-    row_bytes = math.prod(features.shape[1:]) * features.element_size()
-    return layout, math.gcd(row_bytes, features.data_ptr(), 16)
+    """Return a sample's layout, (stride, size) of all dimensions of several elements, and its alignment, 1 to 16."""
+    sizes, strides = features.shape[1:], features.stride()[1:]
+    layout = [(stride, size) for stride, size in zip(strides, sizes, strict=True) if size != 1]
+    return layout, math.gcd(math.prod(sizes) * features.element_size(), features.data_ptr(), 16)
 
 
 def new_destinations(buffers: ExitBuffers) -> Tensor:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor
 
-from . import library_product
+from .before_launch import head_that_reads, read_by_launch
 from .launch.choose_config import choose_config
 from .launch.constants import HeadConstants, LaunchConstants, LogitsConstants
 from .launch.head_view import HeadView, head_view
@@ -17,7 +17,6 @@ from .launch.launch_config import LaunchConfig, most_registers, warps_for_logits
 from .launch.memory import HeadArguments, strided
 from .launch.residency import new_turns
 from .noted import launch
-from .packed_features import head_of_packed, packed_features
 from .reference.criteria import CRITERIA, number_of
 from .reference.hidden_layers import NO_LAYERS, HiddenLayers
 
@@ -25,8 +24,9 @@ from .reference.hidden_layers import NO_LAYERS, HiddenLayers
 class ExitHead(NamedTuple):
     """A head's parameters and rule, as of :func:`auxhead.kernels.fused_head`.
 
-    Without a weight the head is the rule alone: a launch is given its logits [N, K] instead of its features. Tensors,
-    [1] float32 those of the rule, are read anew in every launch, so that they may change in place.
+    ``hidden`` are the layers before the last one, which is ``weight`` and ``bias``. Without a weight the head is the
+    rule alone: a launch is given its logits [N, K] instead of its features. Tensors, [1] float32 those of the rule, are
+    read anew in every launch, so that they may change in place; another criterion wants another launch.
     """
 
     weight: Tensor | None
@@ -36,9 +36,7 @@ class ExitHead(NamedTuple):
     pool: str
     pool_size: tuple[int, int]
     criterion: str = "max_prob"
-    """Part of the launch's code: another one wants another launch."""
     hidden: HiddenLayers = NO_LAYERS
-    """Layers before the last one, which ``weight`` and ``bias`` are."""
 
 
 #: Label [N] int64, exit [N] int64, confidence [N] float32, probs [N, K] float32 or None.
@@ -48,10 +46,8 @@ Answer = tuple[Tensor, Tensor, Tensor, Tensor | None]
 class AnswerLayout(NamedTuple):
     """Where the parts of an answer lie in ``ExitBuffers.packed_answer`` and in copies of it."""
 
-    samples: int
-    """Of the batch that it is captured for."""
-    classes: int | None
-    """None: there are no probabilities."""
+    samples: int  # of the batch that it is captured for
+    classes: int | None  # None: there are no probabilities
 
     def view(self, index: int, packed: Tensor, samples: int) -> Tensor | None:
         """View a part for the first samples.
@@ -173,8 +169,8 @@ class ExitLaunch:
         last = self._heads[-1]
         classes = inputs[-1].shape[1] if last is None or last.weight is None else last.weight.shape[0]
         read = self.read_by_launch(inputs)
-        found = (self._spaces.get(i) for i in range(len(inputs)))
-        spaces = [space if space and not space.constants.by_library else None for space in found]
+        fused = {i: space for i, space in self._spaces.items() if not space.config.by_library}
+        spaces = [fused.get(i) for i in range(len(inputs))]
         places: list[tuple[Any, ...]] = []
         constants: list[HeadConstants | LogitsConstants] = []
         # One stage of all heads after the other: programs that wait start when there is nothing else left to start.
@@ -205,9 +201,8 @@ class ExitLaunch:
         launch_constants = LaunchConstants(
             tuple(constants), classes, bounded, True, self._place, self._last, self._patience is not None
         )
-        answer_label, answer_exit, answer_confidence, answer_probs = buffers.answer(
-            buffers.packed_answer if packed_answer is None else packed_answer
-        )
+        packed_answer = buffers.packed_answer if packed_answer is None else packed_answer
+        answer_label, answer_exit, answer_confidence, answer_probs = buffers.answer(packed_answer)
         with torch.cuda.device_of(buffers.label):
             given = (
                 tuple(places), (buffers.probs, buffers.label, buffers.confidence, buffers.exits),
@@ -215,7 +210,7 @@ class ExitLaunch:
                 buffers.valid, self._counters, (self._open_samples, buffers.requests, self._condition),
                 buffers.tallies, self._patience, total, self._turns[total], samples, launch_constants,
             )  # fmt: skip
-            options = {"num_warps": num_warps, "maxnreg": max_registers or most_registers(num_warps)}
+            options = {"num_warps": num_warps, "maxnreg": most_registers(num_warps, max_registers)}
             launch(exit_kernel.exit_kernel, (grid, 1, 1), given, options)
 
     @property
@@ -237,24 +232,17 @@ class ExitLaunch:
             view = head_view(x.shape, x.stride(), head.pool, head.pool_size)
             if i not in self._spaces or self._spaces[i].view != view:  # or an input of another layout
                 self._spaces[i] = _Space.allocate(view, head, x)
-            config, hidden, pool_max = self._spaces[i].config, head.hidden, head.pool == "max"
-            if config.by_library:
-                read[i] = library_product.logits_by_library(
-                    x, view, head.weight, hidden, pool_max=pool_max, config=config
-                )
-            elif config.packs:
-                read[i] = packed_features(x, view, config, pool_max=pool_max, rectifies=hidden.rectifies)
+            config, pool_max = self._spaces[i].config, head.pool == "max"
+            read[i] = read_by_launch(x, view, head.weight, head.hidden, config, pool_max=pool_max)
         return read
 
 
 class _Space(NamedTuple):
     """Launch constants and workspace of one head for one layout of its input."""
 
-    view: HeadView
-    """Of the input."""
+    view: HeadView  # of the input
     config: LaunchConfig
-    read: HeadView
-    """Of what the launch that decides reads: the input, or packed features."""
+    read: HeadView  # of what the launch that decides reads: the input, or packed features
     constants: HeadConstants
     stages: tuple[int, ...]
     arguments: HeadArguments
@@ -263,13 +251,10 @@ class _Space(NamedTuple):
     def allocate(cls, view: HeadView, head: ExitHead, x: Tensor) -> "_Space":
         weight, hidden, pool_max = head.weight, head.hidden, head.pool == "max"
         assert weight is not None
-        config = choose_config(
+        chosen = choose_config(
             view, weight.shape[0], pool_max=pool_max, dtype=x.dtype, device=x.device, place="network", hidden=hidden
         )
-        chosen, read = config, view
-        if config.packs:
-            pool_max = False
-            read, config, hidden = head_of_packed(view, config, hidden)
+        read, config, hidden, pool_max = head_that_reads(view, chosen, hidden, pool_max=pool_max)
         constants = HeadConstants.of(config, read, weight, pool_max=pool_max, criterion=head.criterion, hidden=hidden)
         programs = config.programs(read, weight.shape[0], hidden)
         zeros = torch.zeros(programs.zeroed, dtype=torch.int32, device=x.device)

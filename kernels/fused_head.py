@@ -7,17 +7,16 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from . import library_product
+from .before_launch import head_that_reads, read_by_launch
 from .launch.arrival_counters import arrival_counters
 from .launch.choose_config import choose_config
 from .launch.constants import HeadConstants, LaunchConstants, LogitsConstants
 from .launch.head_arguments import FLOAT_DTYPES, check_countable, check_head_arguments, check_pool, check_rule_tensors
 from .launch.head_view import HeadView, head_view
-from .launch.launch_config import LaunchConfig
+from .launch.launch_config import LaunchConfig, most_registers
 from .launch.memory import HeadArguments, strided
 from .launch.residency import new_turns
 from .noted import launch
-from .packed_features import head_of_packed, packed_features
 from .reference.criteria import check_temperature, check_threshold, number_of
 from .reference.fused_head import HeadOutput, backward, fused_head_reference, save_for_backward
 from .reference.hidden_layers import NO_LAYERS, HiddenLayers, check_hidden_types
@@ -191,10 +190,8 @@ def launch_fused_head(
     ``view`` is that of x; the other arguments are those of :func:`auxhead.kernels.fused_head`.
     """
     samples, classes = view.shape[0], weight.shape[0]
-    if config.packs:
-        x = packed_features(x, view, config, pool_max=pool_max, rectifies=hidden.rectifies)
-        view, config, hidden = head_of_packed(view, config, hidden)
-        pool_max = False
+    read = read_by_launch(x, view, weight, hidden, config, pool_max=pool_max)
+    view, config, hidden, pool_max = head_that_reads(view, config, hidden, pool_max=pool_max)
     programs = config.programs(view, classes, hidden)
     probs, label, confidence, exits = _empty_output(x, classes, return_probs)
     output = HeadOutput(probs if return_probs else None, label, confidence, exits)
@@ -205,13 +202,13 @@ def launch_fused_head(
     rule: tuple[Any, Any] = (temperature, threshold)
     with torch.cuda.device_of(x):
         if config.by_library:
-            logits = library_product.logits_by_library(x, view, weight, hidden, pool_max=pool_max, config=config)
-            place: tuple[Any, ...] = ((strided(logits), strided(bias), rule), 0)
+            place: tuple[Any, ...] = ((strided(read), strided(bias), rule), 0)
         else:
-            place = (tuple(HeadArguments.of(x, view, weight, bias, hidden, rule, config, programs, zeros[:-1])), None)
+            of_head = HeadArguments.of(read, view, weight, bias, hidden, rule, config, programs, zeros[:-1])
+            place = (tuple(of_head), None)
         # Everything by which Triton chooses a compiled kernel; its own look-up is half of a launch's time on the host.
         parameters = (weight, bias, *(tensor for _, tensor in hidden.tensors()))
-        pointers = tuple(t is None or t.data_ptr() % 16 for t in (x, *parameters))
+        pointers = tuple(t is None or t.data_ptr() % 16 for t in (read, *parameters))
         rules = tuple(t.data_ptr() % 16 if isinstance(t, Tensor) else None for t in (temperature, threshold))
         strides = tuple(t is None or t.stride() for t in parameters)
         key = (
@@ -230,7 +227,8 @@ def launch_fused_head(
             None, None, (None, None, zeros[-1:]), None, None, None,  # nothing is merged
             programs.total, residency, samples, constants,
         )  # fmt: skip
-        options = {} if compiled else {"num_warps": config.num_warps, "maxnreg": config.register_limit}
+        registers = most_registers(config.num_warps, config.max_registers)
+        options = {} if compiled else {"num_warps": config.num_warps, "maxnreg": registers}
         _compiled[key] = constants, launch(kernel.exit_kernel, (grid, 1, 1), arguments, options, compiled)
     return output
 

@@ -14,14 +14,11 @@ except ImportError:  # no Triton for this platform
 class NotedLaunch(NamedTuple):
     """One launch that was made."""
 
-    kernel: Any
-    """Compiled, or the function that is interpreted."""
-    names: Sequence[str]
-    """Names of the kernel's arguments."""
+    kernel: Any  # compiled, or the function that is interpreted
+    names: Sequence[str]  # names of the kernel's arguments
     grid: tuple[int, int, int]
     arguments: tuple[Any, ...]
-    options: dict[str, Any]
-    """Triton's own."""
+    options: dict[str, Any]  # Triton's own
 
     @property
     def compiled(self) -> bool:

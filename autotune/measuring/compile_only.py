@@ -11,7 +11,7 @@ from triton.compiler import CompiledKernel
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
-from ...kernels import library_product
+from ...kernels import before_launch
 
 
 def _no_product(features: Tensor, weight: Tensor) -> Tensor:
@@ -43,7 +43,7 @@ def compile_only(capability: int) -> list[Any]:
         "get_current_stream": lambda _device: 0,
     }
     driver.set_active(SimpleNamespace(**compiling_asks_for))
-    library_product.product = _no_product
+    before_launch.product = _no_product
     JITFunction.run = compile_launch
     CompiledKernel.__getitem__ = launch_compiled  # by heads that know what theirs was compiled to
     return compiled

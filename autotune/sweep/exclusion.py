@@ -8,10 +8,10 @@ import dataclasses
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from ...kernels.before_launch import WARPS as PACKING_WARPS
 from ...kernels.launch.head_shape import HeadShape
 from ...kernels.launch.launch_config import MOST_TILES, ROW_UNIT, WEIGHT_BUFFERS, LaunchConfig, next_power_of_2
 from ...kernels.launch.tuned_table import config_from
-from ...kernels.packed_features import WARPS as PACKING_WARPS
 
 #: Values of each field that the grid tries, in the order of enumeration.
 GRID: dict[str, tuple[int, ...]] = {

@@ -28,12 +28,9 @@ _RESERVED = 1 << 22
 class _ForeignStream:
     """A stream whose owner, not PyTorch, may destroy it; its handle may then be another's, even one of PyTorch's."""
 
-    number: int
-    """CUDA's, which no other stream of the process ever has."""
-    launched: torch.cuda.Event
-    """Recorded behind the last launch."""
-    being_launched: int = 0
-    """Launches for which counters were taken, and behind which the event is not recorded yet."""
+    number: int  # CUDA's, which no other stream of the process ever has
+    launched: torch.cuda.Event  # recorded behind the last launch
+    being_launched: int = 0  # launches for which counters were taken, and behind which the event is not recorded yet
 
     def is_idle(self) -> bool:
         """Return whether all launches are over, and so the counters zero."""

@@ -95,8 +95,7 @@ def overriding(configs: Mapping[tuple[HeadShape, str], LaunchConfig]) -> Iterato
 def _tuned_or_by_rule(
     view: HeadView, rows: int, layers: Layers, pool_max: bool, dtype: torch.dtype, device: torch.device, place: str
 ) -> LaunchConfig:
-    shape = HeadShape.of(view, rows, pool_max=pool_max, dtype=dtype)
-    name = name_of(device)
+    shape, name = HeadShape.of(view, rows, pool_max=pool_max, dtype=dtype), name_of(device)
     try:
         tuned = lookup(name, shape, place)
         table = table_for(name, place, shape.samples)
@@ -105,9 +104,7 @@ def _tuned_or_by_rule(
     except BadTable as error:  # a forward goes on without it
         _warn(str(error))
         tuned = None
-    if tuned is not None:
-        return _fitted(tuned, shape, layers)
-    return chosen_by_rule(shape, layers)
+    return chosen_by_rule(shape, layers) if tuned is None else _fitted(tuned, shape, layers)
 
 
 def chosen_by_rule(shape: HeadShape, layers: Layers | None = None, *, may_use_library: bool = True) -> LaunchConfig:

@@ -17,12 +17,9 @@ from .launch_config import MOST_AT_ONCE, ROW_UNIT, LaunchConfig, next_power_of_2
 class MapConstants:
     """How programs read a map: what the code of both kinds of launches depends on."""
 
-    one_window: bool
-    """A channel has one window, or element, and so one feature."""
-    channels_last: bool
-    """Channels lie side by side in x."""
-    transposes: bool
-    """As ``HeadView.turned``: blocks of x are transposed."""
+    one_window: bool  # a channel has one window, or element, and so one feature
+    channels_last: bool  # channels lie side by side in x
+    transposes: bool  # as ``HeadView.turned``: blocks of x are transposed
     unit: int
     """A sample has so many features, or a multiple of it, and so far apart lie samples and the weight's rows.
 
@@ -44,8 +41,7 @@ class PackConstants(MapConstants):
     block_a: int
     stages: int
     window_parts: ClassVar[int] = 1
-    code: str = field(default_factory=kernel_hash)
-    """As of ``LaunchConstants``."""
+    code: str = field(default_factory=kernel_hash)  # as of ``LaunchConstants``
 
     @classmethod
     def of(cls, config: LaunchConfig, view: HeadView, *, pool_max: bool, rectifies: bool) -> "PackConstants":
@@ -61,20 +57,14 @@ class HeadConstants(LaunchConfig, MapConstants):
     """Constants of a fused head: its configuration, and what else its code depends on."""
 
     is_fused: ClassVar[bool] = True
-    rows: int
-    """Of the weight that reads the features: K, or of a head with a hidden linear layer its features."""
+    rows: int  # of the weight that reads the features: K, or of a head with a hidden linear layer its features
     classes: int
-    shares: tuple[tuple[int, int], ...]
-    """Samples and programs of each stage; see ``LaunchConfig.shares_of``."""
+    shares: tuple[tuple[int, int], ...]  # samples and programs of each stage; see ``LaunchConfig.shares_of``
     criterion: int
-    activation: int
-    """Of the hidden layer; ``NO_ACTIVATION`` if there is none."""
-    norms: bool
-    """There is a norm, which wants tiles of one sample, or features that are read."""
-    last_unit: int
-    """Rows of the last layer lie so many elements or a multiple of it apart."""
-    element_size: int
-    """Bytes of an element of the weight."""
+    activation: int  # of the hidden layer; ``NO_ACTIVATION`` if there is none
+    norms: bool  # there is a norm, which wants tiles of one sample, or features that are read
+    last_unit: int  # rows of the last layer lie so many elements or a multiple of it apart
+    element_size: int  # bytes of an element of the weight
 
     @classmethod
     def of(
@@ -186,16 +176,11 @@ class LaunchConstants:
 
     places: tuple[HeadConstants | LogitsConstants, ...]
     classes: int
-    bounded: bool
-    """There are fewer programs than pieces of work."""
-    merges: bool = False
-    """The places' answers are merged into the network's."""
-    first: int = 0
-    """Exit index of the first place."""
-    last: bool = False
-    """Its last place is the network's."""
-    patient: bool = False
-    """Some head exits under patience."""
+    bounded: bool  # there are fewer programs than pieces of work
+    merges: bool = False  # the places' answers are merged into the network's
+    first: int = 0  # exit index of the first place
+    last: bool = False  # its last place is the network's
+    patient: bool = False  # some head exits under patience
     code: str = field(default_factory=kernel_hash)
     """Triton's cache on disk tells kernels apart by their functions and by the fields of their constants: without this
     it would run those of an earlier version, of which a property had another value."""

@@ -12,13 +12,12 @@ from ..reference.hidden_layers import NO_LAYERS, HiddenLayers, check_hidden_laye
 #: The dtypes that kernels compute in.
 FLOAT_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 #: Pools by the rank of the input. A vector is already pooled: any pool leaves it as it is.
-POOLS_BY_RANK = {2: ("avg", "max", "first", "none"), 3: ("avg", "max", "first", "none"), 4: ("avg", "max", "none")}
-POOLS = POOLS_BY_RANK[2]
+POOLS = ("avg", "max", "first", "none")
+POOLS_BY_RANK = {2: POOLS, 3: POOLS, 4: ("avg", "max", "none")}
 #: Features of a sample, and elements of a channel, at most: counted in int32, in blocks of up to 2 ** 20.
 MOST_COUNTED = 2**31 - 2**20
 #: Rows and columns of a grid of windows, at most: their product with themselves is counted in int32.
 MOST_WINDOWS = 46340
-_LAYOUTS = "[N, C, H, W] (a map), [N, T, D] (tokens) or [N, D] (pooled vectors)"
 
 
 def head_dtypes(device: torch.device) -> tuple[torch.dtype, ...]:
@@ -54,7 +53,8 @@ def check_input(x: Tensor, pool: str, pool_size: tuple[int, int]) -> int:
     if not isinstance(x, Tensor):
         raise TypeError(f"x: got {type(x).__name__}, wants a torch.Tensor")
     if x.ndim not in POOLS_BY_RANK:
-        raise ValueError(f"x: got rank {x.ndim}, shape {list(x.shape)}, wants {_LAYOUTS}")
+        layouts = "[N, C, H, W] (a map), [N, T, D] (tokens) or [N, D] (pooled vectors)"
+        raise ValueError(f"x: got rank {x.ndim}, shape {list(x.shape)}, wants {layouts}")
     if pool not in POOLS_BY_RANK[x.ndim]:
         raise ValueError(f"pool: got {pool!r} for x of shape {list(x.shape)}, wants one of {POOLS_BY_RANK[x.ndim]}")
     if x.ndim != 4 and pool_size != (1, 1):

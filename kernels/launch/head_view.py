@@ -12,14 +12,10 @@ class HeadView(NamedTuple):
     Feature ``(c * grid_h + i) * grid_w + j`` of a sample is channel c pooled over window (i, j) of the grid.
     """
 
-    shape: Sizes
-    """(N, C, H, W)."""
-    strides: Sizes
-    """Strides of (N, C, H, W), in elements, from the first element of x."""
-    grid_h: int
-    """Rows of the pooling grid: the windows of a channel's column; H if nothing is pooled."""
-    grid_w: int
-    """Its columns."""
+    shape: Sizes  # (N, C, H, W)
+    strides: Sizes  # strides of (N, C, H, W), in elements, from the first element of x
+    grid_h: int  # rows of the pooling grid: the windows of a channel's column; H if nothing is pooled
+    grid_w: int  # its columns
 
     @property
     def positions(self) -> int:

@@ -10,36 +10,12 @@ from .head_view import HeadView
 class Programs(NamedTuple):
     """Program counts of one head under a configuration, and sizes of what programs leave for each other."""
 
-    splits: int
-    """Programs that pool one sample."""
-    pools: int
-    """Programs that pool, over all samples; if split, they do the rest, too."""
-    tiles: int
-    """Programs that multiply, with those that send a norm's statistics before them; 0 if split."""
-    decisions: int
-    """Programs that add a sample's logits, or hidden features, up, or write its probabilities; 0 if split."""
-    partial_sums: int
-    """Logits, or parts of them, that programs leave for those that decide."""
-    features: int
-    """Pooled features that programs leave for those that multiply, if tiled; else 0."""
-    zeroed: int
-    """Elements of int32 memory that a launch needs to be 0, and sets back to 0."""
-    last_tiles: int = 0
-    """Programs that multiply hidden features with rows of the last layer; 0 if those that add them up do."""
-    last_decisions: int = 0
-    """Programs that decide about a sample behind those."""
-    findings: int = 0
-    """What programs that multiply leave about their classes in place of sums; see ``LaunchConfig.surveys_of``."""
-    arrivals: int = 0
-    """Counters of samples, where features are read."""
-    last_sums: int = 0
-    """The first of ``zeroed``: hidden features and logits that programs leave for those of the last layer."""
-
-    @property
-    def stages(self) -> tuple[int, ...]:
-        """Programs of each stage, in the order in which they start."""
-        last = (self.last_tiles, self.last_decisions) if self.last_tiles else ()
-        return (self.pools, self.tiles, self.decisions, *last)
+    stages: tuple[int, ...]  # programs of each, as of ``shares_of``; of the second with those of a norm's statistics
+    partial_sums: int  # logits, or parts of them, that programs leave for those that decide
+    zeroed: int  # elements of int32 memory that a launch needs to be 0, and sets back to 0
+    findings: int  # what programs that multiply leave about their classes in place of sums; see ``surveys_of``
+    arrivals: int  # counters of samples that are so decided about
+    last_sums: int  # the first of ``zeroed``: hidden features and logits, left for programs of the last layer
 
     @property
     def total(self) -> int:
@@ -58,13 +34,13 @@ FEATURES = ("awaited", "packed", "in place")
 WEIGHT_BUFFERS = 3
 
 
-def most_registers(num_warps: int) -> int:
-    """Return the most registers a thread of a program can have: 65,536 a multiprocessor, 255 a thread.
+def most_registers(num_warps: int, cap: int = 0) -> int:
+    """Return the most registers a thread may have: ``cap``, or if it is 0, of 65,536 a multiprocessor, 255 a thread.
 
     The compiler is told this where there is no cap, too: left alone it aims at many programs a multiprocessor, and
     saves registers by letting each load wait for the one before.
     """
-    return min(255, 65_536 // (32 * num_warps))
+    return cap or min(255, 65_536 // (32 * num_warps))
 
 
 @dataclass(frozen=True)
@@ -115,7 +91,7 @@ class LaunchConfig:
     """Tiled: where those that multiply find features. "awaited": pooled ones are sent to them number by number.
     "in place": they lie in x, of which nothing is pooled, in blocks of ``block_c`` channels by ``block_p`` positions.
     "packed": a launch of its own pools them before, or only puts them in order, in blocks of the fields that say how;
-    see ``packed_features``. These two multiply ``block_n`` samples of 8 or more, and ``weight_buffers`` steps lie in
+    see before_launch.py. These two multiply ``block_n`` samples of 8 or more, and ``weight_buffers`` steps lie in
     shared memory. "library": PyTorch's operations multiply them, and a launch is given logits; see ``by_library``."""
     last_rows: int = 0
     """Behind a hidden layer: rows of the last layer that a program of its own multiplies, 16 or more; 0: the program
@@ -147,11 +123,6 @@ class LaunchConfig:
     def in_place(self) -> bool:
         """True if features are read where they lie in x."""
         return self.features == "in place"
-
-    @property
-    def register_limit(self) -> int:
-        """Registers of a thread that the compiler may use."""
-        return self.max_registers or most_registers(self.num_warps)
 
     @property
     def tiled(self) -> bool:
@@ -191,25 +162,20 @@ class LaunchConfig:
         """Count programs, and what they leave for each other, for an input and K ``classes``."""
         samples, rows, norms = view.shape[0], hidden.rows(classes), hidden.eps is not None
         shares = self.shares_of(view, classes, hidden)
-        pools, tiles, decisions, *last = [-(-samples // group) * share for group, share in shares]
-        splits, features, findings, arrivals = shares[0][1], 0, 0, 0
-        if self.tiled and not self.reads:
-            features = self.window_parts * samples * view.shape[1] * view.positions
-        sums = (self.block_s if self.tiled else splits) * samples * padded_row(rows)
+        stages = [-(-samples // group) * share for group, share in shares]
+        sums = (samples * self.block_s if self.tiled else stages[0]) * padded_row(rows)
+        findings = arrivals = 0
         if self.surveys_of(rows):
             sums, findings, arrivals = 0, 4 * samples * -(-rows // self.block_k), samples
         if self.reads:  # before a norm mean and scale of each sample, of programs of their own
-            zeroed, tiles = sums + arrivals + 2 * samples * norms, tiles + samples * norms
+            stages[1] += samples * norms
+            zeroed = sums + arrivals + 2 * samples * norms
         elif self.tiled:
-            zeroed = sums + features
+            zeroed = sums + self.window_parts * samples * view.shape[1] * view.positions  # and pooled features
         else:
             zeroed = sums if self.waits else 0 if self.by_library else samples
-        last_sums = samples * (padded_row(rows) + padded_row(classes)) if last else 0
-        last_tiles, last_decisions = last or (0, 0)
-        return Programs(
-            splits, pools, tiles, decisions, sums, features, last_sums + zeroed,
-            last_tiles, last_decisions, findings, arrivals, last_sums,
-        )  # fmt: skip
+        last_sums = samples * (padded_row(rows) + padded_row(classes)) if stages[3:] else 0
+        return Programs(tuple(stages), sums, last_sums + zeroed, findings, arrivals, last_sums)
 
 
 #: Classes of which a program takes the softmax at once where logits are given: in several steps it takes twice as long.

@@ -12,18 +12,12 @@ _LARGE_WEIGHT = 2 << 20
 _FEW_FEATURES, _FEW_PRODUCTS = 512, 16384
 #: Classes up to which blocks of a channels-last map of many samples are turned where they are read, by each tile.
 _FEW_TURNED = 64
-#: Products of windows' features from which on a launch of their own pools them.
-_MANY_PRODUCTS = 1 << 19
 #: Classes from which on several programs decide about a sample.
 _MANY_CLASSES = 4096
-#: Features from which on no program of a normed head has all of a sample's.
-_MANY_FEATURES = 8192
 #: Programs that fill a GPU: an H100 or H200 has so many SMs.
 _PROGRAMS = 132
 #: Bytes of a step of the product, and of all steps that lie in shared memory: as much as small GPUs have.
 _STEP_BYTES, _SHARED_BYTES = 24 << 10, 98 << 10
-#: Programs that share the features of a tile of float32, at most.
-_MOST_SUMS = 8
 
 
 def config_by_rule(shape: HeadShape) -> LaunchConfig:
@@ -36,7 +30,7 @@ def config_by_rule(shape: HeadShape) -> LaunchConfig:
     pools = pooling(shape, only_pools=True)
     many = features > _FEW_FEATURES or features * classes > _FEW_PRODUCTS
     if shape.view.unpooled and shape.view.turned and samples <= 2 and features <= 1 << 15 and classes <= _FEW_TURNED:
-        return _split_turned(shape)
+        return config_of_split(shape, replace(pools, block_c=16, block_p=16, block_a=1, num_warps=8))
     if (shape.view.unpooled and many) or _packing_pays(shape):
         return config_of_reading(shape, _where(shape))
     if shape.view.positions == 1 and _spreads_weight(samples, classes, shape.width):
@@ -45,12 +39,6 @@ def config_by_rule(shape: HeadShape) -> LaunchConfig:
     if _tiling_pays(samples, classes) or _few_features(shape):
         return _tiled(shape, pools)
     return config_of_split(shape, pooling(shape, only_pools=classes <= FEW_CLASSES))
-
-
-def _split_turned(shape: HeadShape) -> LaunchConfig:
-    """Configure programs that multiply blocks of a map that have channels side by side, of few samples."""
-    pools = replace(pooling(shape, only_pools=True), block_c=16, block_p=16, block_a=1, num_warps=8)
-    return config_of_split(shape, pools)
 
 
 def _few_features(shape: HeadShape) -> bool:
@@ -83,7 +71,7 @@ def _packing_pays(shape: HeadShape) -> bool:
     if shape.view.positions > 1:
         most_pooled = pooled > 1 << (18 if shape.layout == "channels_last" or samples < 32 else 16)
         large = classes > FEW_CLASSES or weight >= _LARGE_WEIGHT // 2 or most_pooled or by_each
-        return (large or pooled * classes >= _MANY_PRODUCTS) and not _few_features(shape)
+        return (large or pooled * classes >= 1 << 19) and not _few_features(shape)
     if shape.layout == "contiguous" and shape.view.window_w <= 64 and pooled >= 1 << 16:
         return True
     if _tiling_pays(samples, classes):
@@ -97,8 +85,8 @@ def _packing_pays(shape: HeadShape) -> bool:
 
 
 def config_of_norm(shape: HeadShape) -> LaunchConfig:
-    """Choose the configuration of a head with a LayerNorm: programs that multiply have all features of one sample."""
-    large = shape.samples * weight_bytes(shape) >= 2 * _LARGE_WEIGHT or shape.features >= _MANY_FEATURES
+    """Choose the configuration of a head with a LayerNorm: programs have all features of a sample, or read them."""
+    large = shape.samples * weight_bytes(shape) >= 2 * _LARGE_WEIGHT or shape.features >= 8192
     if large or shape.classes > _MANY_CLASSES:
         return config_of_reading(shape, _where(shape))
     return _single(shape, pooling(shape, only_pools=True))
@@ -141,7 +129,7 @@ def _tiled(shape: HeadShape, pools: LaunchConfig) -> LaunchConfig:
     block_f = max(min((256 if samples < 64 else 128) // element_size, next_power_of_2(features)), 16)
     sums = 1 if features < 256 else 2 if features < 1024 else 4
     if element_size == 4:  # added up one after another, 512 features leave 6 times the error of 8 parts
-        while 2 * sums * block_f <= features and sums < _MOST_SUMS:
+        while 2 * sums * block_f <= features and sums < 8:
             sums *= 2
     else:
         while sums > 1 and -(-samples // 16) * -(-classes // block_k) * sums > MOST_TILES:

@@ -10,8 +10,6 @@ from .launch_rule import weight_bytes
 from .pooling_rule import packing
 
 _MB = 1 << 20
-#: Elements of a last layer behind a hidden one from which on a library multiplies both, unless the first is large.
-_LIBRARY_LAST_LAYER = 1 << 16
 
 
 def config_of_library(shape: HeadShape, classes: int) -> LaunchConfig:
@@ -27,7 +25,7 @@ def library_pays(shape: HeadShape, config: LaunchConfig, classes: int, *, hidden
     """
     samples, features, weight, rows = shape.samples, shape.features, weight_bytes(shape), shape.classes
     is_float32 = shape.dtype == "float32"
-    if hidden and rows * classes >= _LIBRARY_LAST_LAYER and weight <= 16 * _MB:
+    if hidden and rows * classes >= 1 << 16 and weight <= 16 * _MB:  # a large last layer behind no large first one
         if classes > 12_288 or (samples >= 8 and rows >= 512):
             return True
     if not config.reads:

@@ -13,16 +13,12 @@ from .launch_config import LaunchConfig, Programs
 class Workspace(NamedTuple):
     """Memory of one head in one launch, one-dimensional; what is int32 is 0 before and after."""
 
-    features: Tensor | None
-    """[window_parts, N, C * grid_h * grid_w] int32 pooled features, if tiled; else None."""
+    features: Tensor | None  # [window_parts, N, C * grid_h * grid_w] int32 pooled features, if tiled; else None
     partial: Tensor
     """[parts, N, row_width] sums: int32 where programs wait for them (``LaunchConfig.hands_over``), else float32. Or
     [N, 4, slices] float32 findings, see jit/slices.py."""
-    arrived: Tensor | None
-    """[N] int32, programs of each sample that are done with their part of it; None where numbers are waited for
-    instead."""
-    statistics: Tensor | None = None
-    """[2, N] int32, mean and scale of each sample, of a norm where features are read; else None."""
+    arrived: Tensor | None  # [N] int32, programs that are done with a sample; None where numbers are waited for
+    statistics: Tensor | None = None  # [2, N] int32, mean and scale of samples: a norm's where features are read
 
     @classmethod
     def of(cls, config: LaunchConfig, programs: Programs, zeros: Tensor) -> "Workspace":
@@ -44,20 +40,13 @@ class HeadArguments(NamedTuple):
     Triton takes no named tuple inside a tuple: a launch is given a plain one.
     """
 
-    x: tuple[Any, ...]
-    """[N, C, H, W] as of ``HeadView``."""
-    weight: tuple[Any, ...]
-    """[rows, features] of the linear layer that reads the features."""
-    bias: tuple[Any, ...]
-    """[rows] of that layer, or None."""
-    rule: tuple[Any, ...]
-    """Temperature and threshold: numbers, or tensors of one."""
-    workspace: tuple[Any, ...]
-    """See :class:`Workspace`."""
-    sizes: tuple[int, ...]
-    """C, H, W, rows and columns of the grid, and of the largest window."""
-    norm: tuple[Any, ...] | None
-    """Weight [features] or None, bias [features] or None, and eps; None if there is no norm."""
+    x: tuple[Any, ...]  # [N, C, H, W] as of ``HeadView``
+    weight: tuple[Any, ...]  # [rows, features] of the linear layer that reads the features
+    bias: tuple[Any, ...]  # [rows] of that layer, or None
+    rule: tuple[Any, ...]  # temperature and threshold: numbers, or tensors of one
+    workspace: tuple[Any, ...]  # see :class:`Workspace`
+    sizes: tuple[int, ...]  # C, H, W, rows and columns of the grid, and of the largest window
+    norm: tuple[Any, ...] | None  # weight [features] or None, bias [features] or None, eps; None if there is no norm
     last: tuple[Any, ...] | None
     """Weight [K, rows], bias [K] or None, and if it has programs of its own int32 memory: logits [N, K], then hidden
     features [N, rows], rows of both padded. None if the first layer is the last."""

@@ -8,8 +8,6 @@ from .launch_config import LaunchConfig, next_power_of_2
 
 #: Classes up to which a head counts as one of few classes.
 FEW_CLASSES = 128
-#: Programs from which on larger blocks leave enough of them, and positions need not be shared.
-_ENOUGH = 200
 
 
 def pooling(shape: HeadShape, *, only_pools: bool) -> LaunchConfig:
@@ -17,23 +15,22 @@ def pooling(shape: HeadShape, *, only_pools: bool) -> LaunchConfig:
     view, samples, channels = shape.view, shape.samples, shape.channels
     positions, window_w = view.positions, view.window_w
     columns, features = view.window_h * window_w, shape.features
-    # wide blocks of channels read whole lines of memory, but leave fewer programs, each with more of the weight
-    block_f = 16
-    least = 64 if only_pools else 256
-    while block_f < 64 and (only_pools or columns <= 1024) and samples * features >= least * block_f:
-        block_f *= 2
-    while block_f < 512 and features >= 512 * block_f:
-        block_f *= 2
-    block_p = min(next_power_of_2(positions), block_f)
-    block_c = min(block_f // block_p, next_power_of_2(channels))
     enough = 64 if not only_pools else 128 if samples < 16 else 256
-    num_warps = 4 if only_pools and columns <= 256 else 8
-    pool = _Pool(block_c, max(8192 // (block_c * block_p), 1), num_warps, stages=1, enough=enough)
-    if positions == 1 and window_w >= 16 and block_f <= 64:
-        pool = _global_pool(shape, window_w) or pool
     if positions > 1:
-        window_w = columns  # its elements lie in one row for the kernel
         pool, block_p = _windows(shape, columns, enough, only_pools)
+        window_w = columns  # its elements lie in one row for the kernel
+    else:
+        # wide blocks of channels read whole lines of memory, but leave fewer programs, each with more of the weight
+        block_f, block_p = 16, 1
+        least = 64 if only_pools else 256
+        while block_f < 64 and (only_pools or columns <= 1024) and samples * features >= least * block_f:
+            block_f *= 2
+        while block_f < 512 and features >= 512 * block_f:
+            block_f *= 2
+        block_c, num_warps = min(block_f, next_power_of_2(channels)), 4 if only_pools and columns <= 256 else 8
+        pool = _Pool(block_c, max(8192 // block_c, 1), num_warps, stages=1, enough=enough)
+        if window_w >= 16 and block_f <= 64:
+            pool = _global_pool(shape, window_w) or pool
     block_c = min(pool.block_c, next_power_of_2(channels))
     block_a = min(pool.block_a, next_power_of_2(window_w))
     # Programs enough to read a large map through many SMs at once, each with more than one step.
@@ -59,7 +56,7 @@ def _windows(shape: HeadShape, columns: int, enough: int, only_pools: bool) -> "
         block_a, block_p = min(next_power_of_2(columns), 64), min(next_power_of_2(shape.view.positions), 16)
         block_c, programs = max(4096 // (block_p * block_a), 1), shape.samples * -(-shape.view.positions // block_p)
         least = 32 if block_a <= 16 else 16  # sooner, if of many positions and in few steps
-        while block_p == 16 and block_c < least and programs * shape.channels >= _ENOUGH * block_c:
+        while block_p == 16 and block_c < least and programs * shape.channels >= 200 * block_c:
             block_c *= 2
         while block_c * block_p * block_a > 8192:  # of more, a thread's registers do not hold all
             block_a //= 2

@@ -36,14 +36,12 @@ class Entry(NamedTuple):
     """The winner of one shape in one place."""
 
     shape: HeadShape
-    place: str
-    """One of ``PLACES``."""
+    place: str  # one of ``PLACES``
     config: LaunchConfig
     serves: tuple[int, int]
     """First and last batch size at which ``config`` loses at most 1 % to the winner, there and at all measured sizes
     between them."""
-    margin: float
-    """Share of the rule's time that it saves, 0.1 for 10 %: of the launch alone, or of the whole network."""
+    margin: float  # share of the rule's time that it saves, 0.1 for 10 %: of the launch alone, or of the whole network
 
     def serves_batch(self, samples: int) -> bool:
         """Return whether the configuration may be taken for a batch of this size."""
@@ -58,22 +56,17 @@ class Entry(NamedTuple):
 class TunedTable:
     """Contents of one file of kernels/launch/tuned/."""
 
-    device: str
-    """Name from ``torch.cuda.get_device_name``."""
+    device: str  # name from ``torch.cuda.get_device_name``
     sm_count: int
-    capability: str | None
-    """Compute capability, "9.0". None if no record says."""
-    kernel: str
-    """``kernel_hash`` of the measured code."""
-    triton: str | None
-    """This and the versions below: of the last promotion's records, separated by commas if there are several."""
+    capability: str | None  # compute capability, "9.0". None if no record says.
+    kernel: str  # ``kernel_hash`` of the measured code
+    triton: str | None  # this and those below: of the last promotion's records, separated by commas if several
     torch: str | None
     cuda: str | None
     cudnn: str | None
     driver: str | None
     commit: str | None
-    entries: tuple[Entry, ...]
-    """Sorted; empty in a table of an earlier kernel, whose configurations may have other fields."""
+    entries: tuple[Entry, ...]  # sorted; none of an earlier kernel, whose configurations may have other fields
 
     def why_void(self) -> str | None:
         """Return why no entry is used, of a table of other kernels than those here; None if it is not."""
@@ -92,8 +85,7 @@ class TunedTable:
 
     def as_text(self) -> str:
         """Return the file's content, an entry a line."""
-        head = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        lines = [json.dumps({name: value})[1:-1] for name, value in head.items() if name != "entries"]
+        lines = [json.dumps({name: value})[1:-1] for name, value in vars(self).items() if name != "entries"]
         entries = sorted(self.entries, key=lambda entry: (entry.shape[1:], entry.shape.samples, entry.place))
         rows = [
             json.dumps({**entry._asdict(), "shape": entry.shape._asdict(), "config": dataclasses.asdict(entry.config)})

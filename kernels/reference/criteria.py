@@ -19,12 +19,9 @@ TALLY_BINS = 32
 class Softmax(NamedTuple):
     """A softmax over classes, float32 or better, and what it was made of."""
 
-    probs: Tensor
-    """[N, K]."""
-    below: Tensor
-    """[N, K], the logits' distance from the largest one, divided by the temperature."""
-    top: Tensor
-    """[N], the largest logit."""
+    probs: Tensor  # [N, K]
+    below: Tensor  # [N, K], the logits' distance from the largest one, divided by the temperature
+    top: Tensor  # [N], the largest logit
     temperature: Tensor | float
 
 
@@ -32,14 +29,10 @@ class Criterion(NamedTuple):
     """What a head is sure by."""
 
     low: float
-    high: float
-    """The closed range that a threshold may take. A sample exits when its confidence is strictly greater."""
-    confidence: Callable[[Softmax], Tensor]
-    """[N], larger where a head is surer; NaN where a probability is."""
-    counts_heads: bool = False
-    """Whether in a network the confidence is how many heads agree, earlier ones included; see merge.py."""
-    of_logits: bool = False
-    """Whether the confidence is of the size of logits, whatever the temperature; else it depends on logits over it."""
+    high: float  # the closed range that a threshold may take. A sample exits when its confidence is strictly greater.
+    confidence: Callable[[Softmax], Tensor]  # [N], larger where a head is surer; NaN where a probability is
+    counts_heads: bool = False  # in a network the confidence is how many heads agree, earlier ones, too; see merge.py
+    of_logits: bool = False  # the confidence is of the logits' size, whatever the temperature; else of logits over it
 
     @property
     def range(self) -> tuple[float, float]:

@@ -24,24 +24,18 @@ NO_ACTIVATION = -1
 class HiddenLayers(NamedTuple):
     """Layers of a head before its last one: a ReLU, a LayerNorm, and a linear layer with its activation.
 
-    In this order: ReLU, pool and flatten, norm, linear layer, activation. Any may be absent, and in
-    ``HiddenLayers()`` all are.
+    In this order: ReLU, if the head ``rectifies``; pool and flatten; a norm over all features, if it has an ``eps``,
+    with a weight and a bias [features] or None; a linear layer with a weight [H, features], if any, a bias [H] or None,
+    and its activation, one of ``ACTIVATIONS``. In ``HiddenLayers()`` all are absent.
     """
 
     rectifies: bool = False
-    """Whether a ReLU comes before the pool."""
     eps: float | None = None
-    """Of a LayerNorm over all features; None: there is none."""
     norm_weight: Tensor | None = None
-    """[features], or None."""
     norm_bias: Tensor | None = None
-    """[features], or None."""
     weight: Tensor | None = None
-    """[H, features] of the linear layer; None: there is none."""
     bias: Tensor | None = None
-    """[H], or None."""
     activation: str = "relu"
-    """One of ``ACTIVATIONS``, after the linear layer."""
 
     def tensors(self) -> tuple[tuple[str, Tensor | None], ...]:
         """The parameters by their names in errors."""

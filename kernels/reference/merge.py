@@ -29,16 +29,16 @@ Rule = tuple[Tensor | float, Tensor | float, str]
 
 
 class Merged(NamedTuple):
-    """One answer for each of N samples."""
+    """One answer for each of N samples.
+
+    Label [N] int64; confidence [N], by the criterion of the exit that answers; probs [N, K], or None; exit_index [N]
+    int64, which exit answers, the first is 0.
+    """
 
     label: Tensor
-    """[N] int64."""
     confidence: Tensor
-    """[N], by the criterion of the exit that answers."""
     probs: Tensor | None
-    """[N, K], or None."""
     exit_index: Tensor
-    """[N] int64: which exit answers, the first is 0."""
 
 
 def merge(outputs: Sequence[HeadOutput], *, with_probs: bool) -> Merged:

@@ -58,7 +58,7 @@ def test_choice_by_rule(samples, channels, positions, window_h, window_w, layout
     if not config.reads:
         assert config.weight_buffers == (3 if several and in_vectors else 0), "what Triton can read ahead"
     if config.block_n > 1 and config.block_s > 1 and size < 4:
-        assert config.programs(shape.view, classes).tiles <= 1024, "enough without any that share a tile's features"
+        assert config.programs(shape.view, classes).stages[1] <= 1024, "enough without any that share a tile's features"
     features = config.block_c * config.block_p
     if config.block_n > 1 and size == 4 and not config.reads:
         all_features = channels * positions
@@ -79,7 +79,7 @@ def test_choice_by_rule(samples, channels, positions, window_h, window_w, layout
     # no block lies beyond the end of what it covers, and together they cover all of it
     programs = config.programs(shape.view, classes)
     blocks_c, blocks_p = -(-channels // config.block_c), -(-positions // config.block_p)
-    splits = programs.splits
+    splits = config.splits_of(shape.view)
     in_slices = classes > (4096 if samples < 64 else 8192)
     assert splits == (0 if config.reads else blocks_c * blocks_p * config.window_parts)
     assert shape.view.unpooled or not config.in_place
@@ -90,12 +90,12 @@ def test_choice_by_rule(samples, channels, positions, window_h, window_w, layout
         groups = math.ceil(samples / config.block_n)
         tiles = groups * math.ceil(classes / config.block_k) * config.block_s
         finishers = math.ceil(classes / config.block_j) if in_slices and config.reads else 1
-        assert programs[1:4] == (samples * splits, tiles, samples * finishers)
+        assert programs.stages == (samples * splits, tiles, samples * finishers)
         assert programs.arrivals == (samples if config.surveys_of(classes) else 0)
-        assert (programs.features == 0) == config.reads
-        assert programs.zeroed == programs.partial_sums + programs.features + programs.arrivals
+        pooled = 0 if config.reads else config.window_parts * samples * channels * positions
+        assert programs.zeroed == programs.partial_sums + pooled + programs.arrivals
     else:
-        assert programs[1:4] == (samples * splits, 0, 0) and programs.features == 0
+        assert programs.stages == (samples * splits, 0, 0)
         assert programs.zeroed == (programs.partial_sums if config.waits else samples)
     if config.surveys_of(classes):
         assert (programs.partial_sums, programs.findings) == (0, 4 * samples * math.ceil(classes / config.block_k))
@@ -152,7 +152,7 @@ def test_a_large_weight_is_read_once_for_many_samples(head, dtype):
         config = config_by_rule(shape)
         most = 32 if dtype == "float32" else 64  # sums of so many leave room for what a tile finds out about them
         assert config.reads and config.block_n >= min(samples, most)
-        tiles = config.programs(shape.view, 20_000).tiles
+        tiles = config.programs(shape.view, 20_000).stages[1]
         assert tiles * config.block_k >= 20_000 and tiles >= 99, "and by most multiprocessors at least"
 
 
@@ -181,10 +181,7 @@ def test_next_power_of_2():
 @pytest.mark.parametrize("num_warps, registers", [(1, 255), (4, 255), (8, 255), (16, 128), (32, 64)])
 def test_all_threads_of_a_program_share_the_registers_of_a_multiprocessor(num_warps, registers):
     """The CUDA manual's: 65,536 of 32 bits, and 255 of a thread at most."""
-    assert most_registers(num_warps) == registers
-    assert LaunchConfig(1, 16, 1, 64, 1, 16, 1, 16, 1, stages=1, num_warps=num_warps).register_limit == registers
-    capped = LaunchConfig(1, 16, 1, 64, 1, 16, 1, 16, 1, stages=1, num_warps=num_warps, max_registers=40)
-    assert capped.register_limit == 40
+    assert most_registers(num_warps) == registers and most_registers(num_warps, 40) == 40
 
 
 def view_of(samples, channels=70, grid=(3, 1)):
@@ -201,19 +198,18 @@ def test_programs_of_a_sample_leave_partial_logits(waits):
     found = dataclasses.replace(SPLIT, waits=waits).programs(view_of(5), 33)
     sums = 20 * 5 * 48
     # what is waited for is zeroed, else a counter of each sample
-    assert found[:7] == (20, 20 * 5, 0, 0, sums, 0, sums if waits else 5)
-    assert (found.splits, found.pools, found.tiles, found.decisions) == (20, 100, 0, 0)
-    assert (found.partial_sums, found.features, found.zeroed, found.total) == (sums, 0, sums if waits else 5, 100)
+    assert found[:3] == ((20 * 5, 0, 0), sums, sums if waits else 5)
+    assert found.total == 100
 
 
 def test_tiles_multiply_what_other_programs_have_pooled():
     """By hand: 17 samples in groups of 16 are 2, 33 classes in tiles of 16 are 3, each of which 4 programs share."""
     found = TILED.programs(view_of(17), 33)
     features, sums = 2 * 17 * 70 * 3, 4 * 17 * 48
-    assert found[:7] == (20, 20 * 17, 2 * 3 * 4, 17, sums, features, sums + features)
+    assert found[:3] == ((20 * 17, 2 * 3 * 4, 17), sums, sums + features)
     assert found.total == 340 + 24 + 17
     exact = TILED.programs(view_of(32, channels=64, grid=(1, 2)), 48)
-    assert exact[:7] == (8, 8 * 32, 2 * 3 * 4, 32, 4 * 32 * 48, 2 * 32 * 64 * 2, 4 * 32 * 48 + 2 * 32 * 64 * 2)
+    assert exact[:3] == ((8 * 32, 2 * 3 * 4, 32), 4 * 32 * 48, 4 * 32 * 48 + 2 * 32 * 64 * 2)
 
 
 def test_tiles_read_what_lies_in_memory():
@@ -222,10 +218,10 @@ def test_tiles_read_what_lies_in_memory():
     sums, vectors = 4 * 17 * 48, HeadView((17, 210, 1, 1), (210, 1, 0, 0), 1, 1)
     in_place = dataclasses.replace(config, features="in place")
     for one, view in ((config, view_of(17)), (in_place, vectors)):
-        assert one.programs(view, 33)[:7] == (0, 0, 3 * 3 * 4, 17, sums, 0, sums)
+        assert one.programs(view, 33)[:3] == ((0, 3 * 3 * 4, 17), sums, sums)
         # a norm has programs of its own, which leave two numbers of each sample
         norm = one.programs(view, 33, HiddenLayers(eps=1e-5))
-        assert norm.tiles == 3 * 3 * 4 + 17 and norm.zeroed == sums + 2 * 17
+        assert norm.stages[1] == 3 * 3 * 4 + 17 and norm.zeroed == sums + 2 * 17
 
 
 def test_programs_share_probabilities():
@@ -234,13 +230,13 @@ def test_programs_share_probabilities():
         TILED, block_n=8, block_p=1, block_s=1, block_j=8, window_parts=1, weight_buffers=2, features="packed"
     )
     found = config.programs(view_of(17), 33)
-    assert found[:7] == (0, 0, 3 * 3, 5 * 17, 0, 0, 17) and found.findings == 4 * 17 * 3 and found.arrivals == 17
+    assert found[:3] == ((0, 3 * 3, 5 * 17), 0, 17) and found.findings == 4 * 17 * 3 and found.arrivals == 17
     norm = config.programs(view_of(17), 33, HiddenLayers(eps=1e-5))
-    assert norm.tiles == 3 * 3 + 17 and norm.zeroed == 3 * 17
+    assert norm.stages[1] == 3 * 3 + 17 and norm.zeroed == 3 * 17
     assert not config.surveys_of(8), "a program has them all"
     assert not dataclasses.replace(config, block_s=2).surveys_of(33), "sums that are shared are added up first"
     whole = dataclasses.replace(config, block_s=2).programs(view_of(17), 33)
-    assert whole.findings == 0 and whole.decisions == 17 and whole.zeroed == 2 * 17 * 48
+    assert whole.findings == 0 and whole.stages[2] == 17 and whole.zeroed == 2 * 17 * 48
 
 
 def test_a_last_layer_has_programs_of_its_own():

@@ -1,4 +1,4 @@
-"""library_product.py: heads that PyTorch's own operations multiply, behind which one launch decides."""
+"""before_launch.py: heads that PyTorch's own operations multiply, behind which one launch decides."""
 
 from functools import partial
 

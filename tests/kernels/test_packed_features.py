@@ -1,4 +1,4 @@
-"""packed_features.py: heads whose features a launch of their own pools, or puts in order, before one that decides."""
+"""before_launch.py: heads whose features a launch of their own pools, or puts in order, before one that decides."""
 
 from contextlib import ExitStack
 from functools import partial
