@@ -32,12 +32,16 @@ def norm_statistics(features, pid_n, sizes, eps, N, CONFIG: tl.constexpr):
         acc += sample_features(features, pid_n, start_f + tl.arange(0, BLOCK), F, sizes, N, CONFIG)
     mean = tl.div_rn(tl.sum(acc), count)
     acc = tl.zeros((BLOCK,), tl.float32)
+    rest = tl.zeros((BLOCK,), tl.float32)
     for start_f in range(0, F, BLOCK):  # of distances from the mean: squares of large numbers would cancel
         off_f = start_f + tl.arange(0, BLOCK)
         value = sample_features(features, pid_n, off_f, F, sizes, N, CONFIG) - mean
         value = tl.where(off_f < F, value, 0.0)
         acc += value * value
-    return mean, tl.div_rn(1.0, tl.sqrt_rn(tl.div_rn(tl.sum(acc), count) + eps))
+        rest += value
+    off = tl.div_rn(tl.sum(rest), count)  # by rounding; equal features would differ from the mean by that alone
+    variance = tl.maximum(tl.div_rn(tl.sum(acc), count) - off * off, 0.0)
+    return mean + off, tl.div_rn(1.0, tl.sqrt_rn(variance + eps))
 
 
 @triton.jit

@@ -57,6 +57,13 @@ def test_a_relu_before_the_pool(samples, pool, device):
         check(x - 1.5, *head, pool=pool, pool_size=pool_size)
 
 
+@pytest.mark.parametrize("shape", [(3, 100), (3, 100, 2, 2)])
+def test_a_norm_of_equal_features(shape, device):
+    """Nothing but their mean's rounding tells them from it, and that divided by sqrt(eps) is hundreds of times as much."""
+    x, *head = make(shape, 10, norm="affine", device=device)
+    check(torch.full_like(x, 37.3), *head)
+
+
 @pytest.mark.parametrize("layers", ["norm", "all"])
 @pytest.mark.parametrize(
     "shape, pool",
