@@ -68,18 +68,17 @@ def send_hidden(product, sums, bias, last, off_n, N, CONFIG: tl.constexpr):
 def last_tile(pid_tile, last, N, CONFIG: tl.constexpr):
     """Wait for hidden features of a group of samples, multiply them with some rows of the weight, send logits."""
     BLOCK_N: tl.constexpr = CONFIG.last_n
-    BLOCK_K: tl.constexpr = CONFIG.last_rows
     BLOCK_H: tl.constexpr = CONFIG.block_h
     H: tl.constexpr = CONFIG.rows
     weight, stride_lk, stride_lh = last[0]
     stride_lk = known_multiple(stride_lk, CONFIG.last_unit)
     groups = tl.cdiv(N, BLOCK_N)  # side by side, so that they find the weight in the cache
     off_n = pid_tile % groups * BLOCK_N + tl.arange(0, BLOCK_N)
-    off_k = pid_tile // groups * BLOCK_K + tl.arange(0, BLOCK_K)
+    off_k = pid_tile // groups * CONFIG.last_rows + tl.arange(0, CONFIG.last_rows)
     mask_n = (off_n < N)[:, None]
     hidden = hidden_row(last, off_n, N, CONFIG)[:, None]
     column = weight + tl.arange(0, BLOCK_H).to(tl.int64) * stride_lh
-    tile = tl.zeros((BLOCK_K, BLOCK_N), tl.float32)
+    tile = tl.full((CONFIG.last_rows, BLOCK_N), 0.0, tl.float32)
     for start_h in tl.range(0, H, BLOCK_H, num_stages=3):
         off_h = start_h + tl.arange(0, BLOCK_H)
         left = weight_block(column, stride_lk, off_h < H, off_k, CONFIG.classes)
