@@ -58,10 +58,7 @@ def gather_kernel(
     if small_features != 0:
         small_origin = tl.load(entry + 1).to(tl.pointer_type(tl.int64))
         small_exit_index = tl.load(entry + 2).to(tl.pointer_type(tl.int64))
-        if origin is None:
-            sample = row
-        else:
-            sample = tl.load(origin + row)
+        sample = row if origin is None else tl.load(origin + row)
         if tl.sum((is_open & (off_n == row)).to(tl.int32), axis=0) > 0:
             rank = tl.sum((is_open & (off_n < row)).to(tl.int64), axis=0)
             off_w = block * BLOCK_W + tl.arange(0, BLOCK_W)

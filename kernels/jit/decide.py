@@ -134,10 +134,7 @@ def write_answer(
     _, label, confidence, exits = output
     sure = largest_probability(top, total)
     tl.store(label + off_n, best.to(tl.int64), mask=mask_n)
-    if CRITERION == MAX_PROB:
-        score = sure
-    else:
-        score = confidence_of(state, sure, top, total, heat, cold, K, CRITERION)
+    score = sure if CRITERION == MAX_PROB else confidence_of(state, sure, top, total, heat, cold, K, CRITERION)
     tl.store(confidence + off_n, score, mask=mask_n)
     tl.store(exits + off_n, (score > rule[1]) & (heat > 0), mask=mask_n)
     return sure

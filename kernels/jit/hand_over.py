@@ -8,6 +8,15 @@ INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))
 
 
 @triton.jit
+def dot(left, right, tile, PRECISION: tl.constexpr):
+    """Add the product of two blocks to a tile, on tensor cores; the interpreter multiplies bfloat16 wrongly."""
+    if INTERPRETED:
+        return tl.dot(left.to(tl.float32), right.to(tl.float32), tile, input_precision="ieee")
+    else:
+        return tl.dot(left, right, tile, input_precision=PRECISION)
+
+
+@triton.jit
 def send(pointer, value, mask):
     """Store float32 numbers as int32 for a program that waits for them; 0.0 as -0.0, since 0 means absent."""
     bits = value.to(tl.int32, bitcast=True)
@@ -47,16 +56,11 @@ def waiting_loop(count):
     ]
     values = [[f"${4 * group + i}" for i in range(4)] for group in groups]
     for group in groups:
-        places, four = [f"${2 * count + 4 * group + i}" for i in range(4)], f"four{group}"
-        lines += [
-            f"and.b64 next, {places[0]}, 15;",
-            f"setp.eq.u64 {four}, next, 0;",
-            *(
-                f"add.u64 next, {places[0]}, {4 * i}; setp.eq.and.u64 {four}, next, {places[i]}, {four};"
-                for i in (1, 2, 3)
-            ),
-            *(f"setp.eq.and.b32 {four}, {one}, 0, {four};" for one in values[group]),
-        ]
+        place, four = 2 * count + 4 * group, f"four{group}"
+        lines += [f"and.b64 next, ${place}, 15;", f"setp.eq.u64 {four}, next, 0;"]
+        for i in (1, 2, 3):
+            lines += [f"add.u64 next, ${place}, {4 * i}; setp.eq.and.u64 {four}, next, ${place + i}, {four};"]
+        lines += [f"setp.eq.and.b32 {four}, {one}, 0, {four};" for one in values[group]]
     if count >= 4:
         lines += ["fours:", "setp.ne.b32 any, 0, 0;"]
         for group in groups:

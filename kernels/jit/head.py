@@ -9,19 +9,18 @@
 
 Programs come to the logits in three ways, and the configuration chooses; in a fourth, a library does (see exits.py):
 
-*   split: each program pools a block of features of one sample and multiplies it with its columns of the weight. The
-    partial logits go to a workspace; one program of the sample, the last to arrive or the last of all, adds them up in
-    a fixed order, and decides. Soonest done where the weight is small.
-*   tiled, for batches or many classes: the first programs pool; the next ones wait until a sample, or a group of them,
-    is pooled and multiply it with some rows of the weight, a tile, a group on tensor cores; the last ones wait for the
-    sums of a sample, and decide. Features are sent number by number.
-*   read: features lie in memory, in x itself where nothing is pooled, else packed by a launch before; see pack.py. The
-    product streams them and the weight through shared memory: what is bound by the bytes of a large weight.
+*   split, for small weights: each program pools a block of features of one sample and multiplies it with its columns
+    of the weight. One program of the sample, the last to arrive or the last of all, adds these parts up, and decides.
+*   tiled, for batches or many classes: the first programs pool, and send features number by number; the next ones wait
+    for a sample, or a group of them, and multiply it with some rows of the weight, a tile, a group on tensor cores; the
+    last ones wait for the sums of a sample, and decide.
+*   read, for large weights: features lie in memory, in x itself where nothing is pooled, else packed by a launch before
+    (pack.py), and stream with the weight through shared memory.
 
-Stages in the order of their programs' numbers: 0 pools, and does all if split; 1 multiplies, after programs
-that send a norm's statistics if features are read; 2 adds up and decides. Behind a hidden layer it first multiplies the
-last one; or, of a large last layer, it sends hidden features, 3 multiplies them with some rows each, and 4 decides. Of
-many classes whose features are read, 1 sends no sums but finds out about its own rows; see slices.py.
+Stages in the order of their programs' numbers: 0 pools, and does all if split; 1 multiplies, after programs that send a
+norm's statistics if features are read; 2 adds up and decides. Behind a hidden layer it first multiplies the last one;
+or, of a large one, it sends hidden features, 3 multiplies them with some rows each, and 4 decides. Of many classes
+whose features are read, 1 sends no sums but finds out about its own rows; see slices.py.
 
 Nothing may wait for a program that cannot start. Programs start in the order of their numbers, and those that are
 waited for have the smaller ones. CUDA's documentation does not promise that order, but NVIDIA's own scan waits on it
@@ -29,11 +28,9 @@ waited for have the smaller ones. CUDA's documentation does not promise that ord
 Numbers drawn in the order of starting would not need it; they cost 1 to 3 us of a head's 6 to 20 (1,000 classes, batch
 32 and 128, H200).
 
-Numbers are sent in memory that is 0 before the launch and after it: partial sums, but where the last to arrive adds
-them up; features if tiled; a norm's statistics; hidden features and logits of a last layer with programs of its own.
-Whoever adds a sample's sums up puts 0 in their place, and in that of what their senders have read for them. Counters of
-a sample's arrivals are 0 before and after, too: of programs that have multiplied, if split; of slices those of tiles,
-and of programs that have written probabilities.
+What is sent lies in memory that is 0 before the launch and after it, and so do counters of a sample's arrivals, where
+the last to arrive goes on (``Workspace``, in launch/memory.py). Whoever adds a sample's sums up puts 0 in their place,
+and in that of what their senders have read for them; the last to arrive, in that of the counter.
 
 Sums are float32 and their order is fixed, so that results repeat bit for bit. A part is one of a window
 (``window_parts``) or of a sum, over some features. Prefixes: ``pid_`` program, ``off_`` index along a dimension,
@@ -49,7 +46,7 @@ from .decide import dealt_out, decide
 from .hand_over import send
 from .hidden_layers import NO_ACTIVATION
 from .last_layer import decide_by_hidden, decide_by_logits, last_tile, send_hidden
-from .pool import known_multiple, pooled_block, pooled_features
+from .pool import feature_count, known_multiple, pooled_block, pooled_features
 from .product import split_product, tile_product, weight_block
 from .read_product import read_product, send_statistics
 from .slices import finish, survey_tile
@@ -70,9 +67,9 @@ def head_program(pid, head, output, N, CONFIG: tl.constexpr):
             last_tile(pid - first_last, last, N, CONFIG)
         else:
             first_program(pid, head, output, N, CONFIG)
+        return decides, pid_n
     else:
-        decides, pid_n = first_program(pid, head, output, N, CONFIG)
-    return decides, pid_n
+        return first_program(pid, head, output, N, CONFIG)
 
 
 @triton.jit
@@ -143,12 +140,11 @@ def read_rule(rule):
 def rule_number(value):
     """Return a number of a rule: given, or read where it lies, or 1 of a classifier, which has no rule."""
     if value is None:
-        number = 1.0
+        return 1.0
     elif core.to_tensor(value).dtype.is_ptr():  # the interpreter leaves a float in a tuple what it is
-        number = tl.load(value)
+        return tl.load(value)
     else:
-        number = value
-    return number
+        return value
 
 
 @triton.jit
@@ -160,8 +156,7 @@ def split_program(pid, x, weight, workspace, sizes, N, CONFIG: tl.constexpr):
     weight, stride_wk, stride_wf = weight
     stride_wk = known_multiple(stride_wk, CONFIG.unit)
     _, partial, arrived, _ = workspace
-    _, _, _, GRID_H, GRID_W, _, _ = sizes
-    positions = GRID_H * GRID_W
+    positions = sizes[3] * sizes[4]
     pid_n = pid // CONFIG.splits
     pid_split = pid % CONFIG.splits
     features = pooled_block(pid_split, sizes, CONFIG)
@@ -170,10 +165,9 @@ def split_program(pid, x, weight, workspace, sizes, N, CONFIG: tl.constexpr):
     # on its way while x is pooled
     block = weight_block(column, stride_wk, mask_f, tl.arange(0, CONFIG.block_k), CONFIG.rows)
     pooled = pooled_features(x, pid_n, features, sizes, CONFIG)
-    BLOCK_J: tl.constexpr = CONFIG.block_j
-    product = tl.zeros((1, BLOCK_J), tl.float32)
+    product = tl.full((1, CONFIG.block_j), 0.0, tl.float32)
     if CONFIG.alone:
-        product = dealt_out(tl.sum(block.to(tl.float32) * pooled, axis=1)[None, :], BLOCK_J)
+        product = dealt_out(tl.sum(block.to(tl.float32) * pooled, axis=1)[None, :], CONFIG.block_j)
         decides = pid >= 0
     else:
         row = partial + (tl.cast(pid_split, tl.int64) * N + pid_n) * CONFIG.row_width
@@ -193,9 +187,7 @@ def tiled_program(pid, head, rule, probs, N, CONFIG: tl.constexpr):
     """Pool, if among the first programs, or multiply a tile; returns whether to decide now, and about which sample."""
     x, weight, _, _, workspace, sizes, norm, _ = head
     features, partial, _, _ = workspace
-    C, _, _, GRID_H, GRID_W, _, _ = sizes
-    positions = GRID_H * GRID_W
-    F = C * positions
+    F = feature_count(sizes)
     first_tile = first_of_stage(1, N, CONFIG)
     first_decision = first_of_stage(2, N, CONFIG)
     pools = pid < first_tile
@@ -204,55 +196,54 @@ def tiled_program(pid, head, rule, probs, N, CONFIG: tl.constexpr):
     if pools:
         if not CONFIG.reads:
             pid_n = pid // CONFIG.splits
-            block = pooled_block(pid % CONFIG.splits, sizes, CONFIG)
-            pid_part, _, off_c, off_p, mask_f = block
-            pooled = pooled_features(x, pid_n, block, sizes, CONFIG)
-            feature = (tl.cast(pid_part, tl.int64) * N + pid_n) * F + off_c.to(tl.int64) * positions + off_p
-            send(features + feature, pooled, mask_f)
+            send_features(pid_n, pid % CONFIG.splits, x, features, F, sizes, N, CONFIG)
     elif decides:
         pid_n = pid - first_decision
     elif CONFIG.reads:
         read_tile(pid - first_tile, head, rule, probs, N, CONFIG)
     else:
-        tile_product(pid - first_tile, weight, norm, features, partial, sizes, N, CONFIG)
+        tile_product(pid - first_tile, weight, norm, features, partial, F, sizes, N, CONFIG)
     return decides, pid_n
 
 
 @triton.jit
-def read_tile(pid_tile, head, rule, probs, N, CONFIG: tl.constexpr):
-    """Multiply a tile of features in memory, or send the norm's statistics of a sample, if among the first programs."""
-    x, _, _, _, workspace, sizes, norm, _ = head
-    if CONFIG.norms:
-        if pid_tile < N:
-            send_statistics(pid_tile, x, norm, workspace[3], sizes, N, CONFIG)
-        else:
-            multiplied_tile(pid_tile - N, head, rule, probs, N, CONFIG)
-    else:
-        multiplied_tile(pid_tile, head, rule, probs, N, CONFIG)
+def send_features(pid_n, pid_split, x, features, F, sizes, N, CONFIG: tl.constexpr):
+    """Pool a block of features of a sample, and send them to the tiles."""
+    block = pooled_block(pid_split, sizes, CONFIG)
+    pid_part, _, off_c, off_p, mask_f = block
+    pooled = pooled_features(x, pid_n, block, sizes, CONFIG)
+    positions = sizes[3] * sizes[4]
+    feature = (tl.cast(pid_part, tl.int64) * N + pid_n) * F + off_c.to(tl.int64) * positions + off_p
+    send(features + feature, pooled, mask_f)
 
 
 @triton.jit
-def multiplied_tile(pid_tile, head, rule, probs, N, CONFIG: tl.constexpr):
-    """Multiply a tile of features in memory; send its sums, or find out about its classes."""
+def read_tile(pid_tile, head, rule, probs, N, CONFIG: tl.constexpr):
+    """Multiply a tile of features in memory; send its sums, or find out about its classes.
+
+    Before a norm the first N programs send its statistics instead.
+    """
     x, weight, bias, _, workspace, sizes, norm, _ = head
     _, partial, _, statistics = workspace
-    tile, off_n, pid_k, pid_s = read_product(pid_tile, x, weight, norm, statistics, sizes, N, CONFIG)
-    if CONFIG.surveys:
-        survey_tile(tile, pid_k, off_n, bias, rule, probs, workspace, N, CONFIG)
+    if CONFIG.norms and pid_tile < N:
+        send_statistics(pid_tile, x, norm, statistics, sizes, N, CONFIG)
     else:
-        off_k = pid_k * CONFIG.block_k + tl.arange(0, CONFIG.block_k)
-        pointer = partial + (tl.cast(pid_s, tl.int64) * N + off_n)[None, :] * CONFIG.row_width + off_k[:, None]
-        send(pointer, tile, (off_n < N)[None, :] & (off_k < CONFIG.sent)[:, None])
+        number = pid_tile - N if CONFIG.norms else pid_tile
+        tile, off_n, pid_k, pid_s = read_product(number, x, weight, norm, statistics, sizes, N, CONFIG)
+        if CONFIG.surveys:
+            survey_tile(tile, pid_k, off_n, bias, rule, probs, workspace, N, CONFIG)
+        else:
+            off_k = pid_k * CONFIG.block_k + tl.arange(0, CONFIG.block_k)
+            pointer = partial + (tl.cast(pid_s, tl.int64) * N + off_n)[None, :] * CONFIG.row_width + off_k[:, None]
+            send(pointer, tile, (off_n < N)[None, :] & (off_k < CONFIG.sent)[:, None])
 
 
 @triton.jit
 def clear_features(features, pid_n, sizes, N, CONFIG: tl.constexpr):
     """Set the features of a sample, which all tiles have taken, back to 0."""
-    C, _, _, GRID_H, GRID_W, _, _ = sizes
-    F = C * (GRID_H * GRID_W)
-    BLOCK_F: tl.constexpr = CONFIG.block_f
-    for start_f in range(0, F, BLOCK_F):
-        off_f = start_f + tl.arange(0, BLOCK_F)
+    F = feature_count(sizes)
+    for start_f in range(0, F, CONFIG.block_f):
+        off_f = start_f + tl.arange(0, CONFIG.block_f)
         for part in range(0, CONFIG.window_parts):
             row = features + (tl.cast(part, tl.int64) * N + pid_n) * F
-            tl.store(row + off_f, tl.zeros((BLOCK_F,), tl.int32), mask=off_f < F)
+            tl.store(row + off_f, 0, mask=off_f < F)

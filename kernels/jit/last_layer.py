@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from .decide import dealt_out, decide, logits_block
-from .hand_over import INTERPRETED, awaited, seen, send
+from .hand_over import awaited, dot, seen, send
 from .hidden_layers import activated
 from .pool import known_multiple
 from .product import weight_block
@@ -20,13 +20,12 @@ from .product import weight_block
 def decide_by_hidden(product, sums, bias, rule, last, output, off_n, N, CONFIG: tl.constexpr):
     """Decide about a sample, whose hidden features, all in one block, are sums as ``decide`` takes logits'."""
     weight, stride_lk, stride_lh = last[0]
-    K: tl.constexpr = CONFIG.classes
     BLOCK_L: tl.constexpr = CONFIG.block_l
     off_h = tl.arange(0, CONFIG.block_j)
     mask_h = off_h < CONFIG.rows
     column = weight + off_h.to(tl.int64) * stride_lh
     stride_lk = known_multiple(stride_lk, CONFIG.last_unit)
-    rows = weight_block(column, stride_lk, mask_h, tl.arange(0, BLOCK_L), K)  # on its way while sums are
+    rows = weight_block(column, stride_lk, mask_h, tl.arange(0, BLOCK_L), CONFIG.classes)  # on its way while sums are
     hidden = logits_block(product, sums, bias, off_n, off_h, N, CONFIG.rows, CONFIG.hands_over, CONFIG.parts_at_once)
     hidden = tl.where(mask_h[None, :], activated(hidden, CONFIG.activation), 0.0)
     if BLOCK_L < 32 or CONFIG.block_j < 16:
@@ -36,21 +35,18 @@ def decide_by_hidden(product, sums, bias, rule, last, output, off_n, N, CONFIG: 
         tile = last_product(rows, equal, tl.zeros((BLOCK_L, 8), tl.float32))
         product = tl.sum(tl.where(tl.arange(0, 8)[None, :] == 0, tile, 0.0), axis=1)[None, :]
         product = dealt_out(product, BLOCK_L)
-    decide(product, None, last[1], rule, output, off_n, N, K, CONFIG.criterion, False, 1, BLOCK_L)
+    decide(product, None, last[1], rule, output, off_n, N, CONFIG.classes, CONFIG.criterion, False, 1, BLOCK_L)
 
 
 @triton.jit
 def last_product(left, right, tile):
     """Add the product of rows of the weight and hidden features [H, BLOCK_N] to a tile, as exact as in float32."""
-    if INTERPRETED:  # it multiplies bfloat16 wrongly
-        tile = tl.dot(left.to(tl.float32), right, tile, input_precision="ieee")
-    elif left.dtype == tl.float32:
-        tile = tl.dot(left, right, tile, input_precision="tf32x3")
+    if left.dtype == tl.float32:
+        return dot(left, right, tile, "tf32x3")
     else:
         upper = right.to(left.dtype)
-        tile = tl.dot(left, upper, tile)
-        tile = tl.dot(left, (right - upper.to(tl.float32)).to(left.dtype), tile)
-    return tile
+        tile = dot(left, upper, tile, None)
+        return dot(left, (right - upper.to(tl.float32)).to(left.dtype), tile, None)
 
 
 @triton.jit
@@ -72,18 +68,17 @@ def send_hidden(product, sums, bias, last, off_n, N, CONFIG: tl.constexpr):
 def last_tile(pid_tile, last, N, CONFIG: tl.constexpr):
     """Wait for hidden features of a group of samples, multiply them with some rows of the weight, send logits."""
     BLOCK_N: tl.constexpr = CONFIG.last_n
-    BLOCK_K: tl.constexpr = CONFIG.last_rows
     BLOCK_H: tl.constexpr = CONFIG.block_h
     H: tl.constexpr = CONFIG.rows
     weight, stride_lk, stride_lh = last[0]
     stride_lk = known_multiple(stride_lk, CONFIG.last_unit)
     groups = tl.cdiv(N, BLOCK_N)  # side by side, so that they find the weight in the cache
     off_n = pid_tile % groups * BLOCK_N + tl.arange(0, BLOCK_N)
-    off_k = pid_tile // groups * BLOCK_K + tl.arange(0, BLOCK_K)
+    off_k = pid_tile // groups * CONFIG.last_rows + tl.arange(0, CONFIG.last_rows)
     mask_n = (off_n < N)[:, None]
     hidden = hidden_row(last, off_n, N, CONFIG)[:, None]
     column = weight + tl.arange(0, BLOCK_H).to(tl.int64) * stride_lh
-    tile = tl.zeros((BLOCK_K, BLOCK_N), tl.float32)
+    tile = tl.full((CONFIG.last_rows, BLOCK_N), 0.0, tl.float32)
     for start_h in tl.range(0, H, BLOCK_H, num_stages=3):
         off_h = start_h + tl.arange(0, BLOCK_H)
         left = weight_block(column, stride_lk, off_h < H, off_k, CONFIG.classes)
@@ -98,11 +93,9 @@ def last_tile(pid_tile, last, N, CONFIG: tl.constexpr):
 @triton.jit
 def decide_by_logits(rule, last, output, pid_n, N, CONFIG: tl.constexpr):
     """Wait for logits of sample ``pid_n`` and decide; then all tiles have its hidden features, which become 0."""
-    K: tl.constexpr = CONFIG.classes
-    WIDTH: tl.constexpr = CONFIG.last_row_width
     off_n = pid_n + tl.arange(0, 1)
-    sums = (last[2], 0, WIDTH, 1, WIDTH, 1)
-    decide(None, sums, last[1], rule, output, off_n, N, K, CONFIG.criterion, True, 1, CONFIG.block_d)
+    sums = (last[2], 0, CONFIG.last_row_width, 1, CONFIG.last_row_width, 1)
+    decide(None, sums, last[1], rule, output, off_n, N, CONFIG.classes, CONFIG.criterion, True, 1, CONFIG.block_d)
     off_h = tl.arange(0, CONFIG.block_j)
     pointer = hidden_row(last, off_n, N, CONFIG)[:, None] + off_h[None, :]
     tl.store(pointer, 0, mask=(off_h < CONFIG.rows)[None, :])

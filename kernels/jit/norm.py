@@ -5,6 +5,7 @@ import triton.language as tl
 
 from .hand_over import INTERPRETED, awaited, rows_waited_for, seen
 from .hidden_layers import rectified
+from .pool import feature_count
 
 
 @triton.jit
@@ -23,8 +24,7 @@ def normed(value, mean, scale, norm, off_f, mask_f):
 @triton.jit
 def norm_statistics(features, pid_n, sizes, eps, N, CONFIG: tl.constexpr):
     """Return mean and 1 / standard deviation of the features of a sample, as torch.nn.LayerNorm takes them."""
-    C, _, _, GRID_H, GRID_W, _, _ = sizes
-    F = C * (GRID_H * GRID_W)
+    F = feature_count(sizes)
     BLOCK: tl.constexpr = CONFIG.statistics_block
     count = tl.zeros((), tl.float32) + F
     acc = tl.zeros((BLOCK,), tl.float32)
@@ -57,16 +57,14 @@ def sample_features(features, pid_n, off_f, end_f, sizes, N, CONFIG: tl.constexp
             pointer += position_offsets(off_f // C, GRID_W, stride_xh, stride_xw)
             pointer += (off_f % C).to(tl.int64) * stride_xc
         value = tl.load(pointer, mask=off_f < end_f, other=0.0).to(tl.float32)
-        if CONFIG.rectifies:
-            value = rectified(value)
+        return rectified(value) if CONFIG.rectifies else value
     else:  # wait for them, and add up the parts of their windows
         THREADS: tl.constexpr = 0 if INTERPRETED else tl.extra.cuda.num_threads()
         off_part = tl.arange(0, rows_waited_for(CONFIG.window_parts, CONFIG.block_f, THREADS))
         mask = (off_part < CONFIG.window_parts)[:, None] & (off_f < end_f)[None, :]
-        row = (off_part.to(tl.int64) * N + pid_n) * (C * (GRID_H * GRID_W))
+        row = (off_part.to(tl.int64) * N + pid_n) * feature_count(sizes)
         pointer = features + row[:, None] + off_f[None, :]
-        value = tl.sum(awaited(seen(pointer, mask), pointer, mask), axis=0)
-    return value
+        return tl.sum(awaited(seen(pointer, mask), pointer, mask), axis=0)
 
 
 @triton.jit

@@ -13,6 +13,13 @@ def known_multiple(number, UNIT: tl.constexpr):
 
 
 @triton.jit
+def feature_count(sizes):
+    """Return how many features a sample has: a channel has one for each position of the grid."""
+    C, _, _, GRID_H, GRID_W, _, _ = sizes
+    return C * (GRID_H * GRID_W)
+
+
+@triton.jit
 def window_bounds(off, SIZE, GRID):
     """Return start and end (exclusive) of window ``off`` of GRID over SIZE elements, as torch.nn.AdaptiveAvgPool2d.
 
@@ -66,8 +73,7 @@ def pooled_features(x, pid_n, block, sizes, CONFIG: tl.constexpr):
         pooled = pooled_channels(x, pid_n, block, sizes, CONFIG)
     else:
         pooled = pooled_windows(x, pid_n, block, sizes, CONFIG)
-    _, _, _, _, mask_f = block
-    return tl.where(mask_f, pooled, 0.0)
+    return tl.where(block[4], pooled, 0.0)
 
 
 @triton.jit
@@ -82,7 +88,7 @@ def pooled_channels(x, pid_n, block, sizes, CONFIG: tl.constexpr):
     if not CONFIG.channels_last:
         end_w = end_w // CONFIG.map_unit * CONFIG.map_unit
     base = x + tl.cast(pid_n, tl.int64) * stride_xn + off_c.to(tl.int64) * stride_xc
-    acc = nothing_pooled(off_c, CONFIG)
+    acc = tl.full((off_c.shape[0], BLOCK_A), float("-inf") if CONFIG.pool_max else 0.0, tl.float32)
     for off_h in range(0, WINDOW_H):
         for start_a in tl.range(start_w, end_w, BLOCK_A, num_stages=CONFIG.stages):
             off_a = start_a + tl.arange(0, BLOCK_A)
@@ -90,10 +96,9 @@ def pooled_channels(x, pid_n, block, sizes, CONFIG: tl.constexpr):
             offset = tl.cast(off_h, tl.int64) * stride_xh + off_a.to(tl.int64) * stride_xw
             acc = pooled_with(acc, base[:, None] + offset[None, :], mask_a, CONFIG)
     if CONFIG.pool_max:
-        pooled = largest(acc, CONFIG)
+        return largest(acc, CONFIG)
     else:  # one division instead of one for each feature that a thread has
-        pooled = tl.sum(acc, axis=1) * tl.div_rn(1.0, tl.zeros((), tl.float32) + H * W)
-    return pooled
+        return tl.sum(acc, axis=1) * tl.div_rn(1.0, tl.zeros((), tl.float32) + H * W)
 
 
 @triton.jit
@@ -110,10 +115,9 @@ def pooled_windows(x, pid_n, block, sizes, CONFIG: tl.constexpr):
     size_w = end_w - start_w
     base = x + tl.cast(pid_n, tl.int64) * stride_xn + off_c.to(tl.int64) * stride_xc
     base += start_h.to(tl.int64) * stride_xh + start_w.to(tl.int64) * stride_xw
-    acc = nothing_pooled(off_c, CONFIG)
-    for start_a in tl.range(
-        pid_part * part, tl.minimum((pid_part + 1) * part, WINDOW_H * WINDOW_W), BLOCK_A, num_stages=CONFIG.stages
-    ):
+    acc = tl.full((off_c.shape[0], BLOCK_A), float("-inf") if CONFIG.pool_max else 0.0, tl.float32)
+    end_a = tl.minimum((pid_part + 1) * part, WINDOW_H * WINDOW_W)
+    for start_a in tl.range(pid_part * part, end_a, BLOCK_A, num_stages=CONFIG.stages):
         off_a = start_a + tl.arange(0, BLOCK_A)
         off_h = off_a // WINDOW_W
         off_w = off_a % WINDOW_W
@@ -121,10 +125,9 @@ def pooled_windows(x, pid_n, block, sizes, CONFIG: tl.constexpr):
         offset = off_h.to(tl.int64) * stride_xh + off_w.to(tl.int64) * stride_xw
         acc = pooled_with(acc, base[:, None] + offset[None, :], mask_a, CONFIG)
     if CONFIG.pool_max:
-        pooled = largest(acc, CONFIG)
+        return largest(acc, CONFIG)
     else:
-        pooled = tl.div_rn(tl.sum(acc, axis=1), tl.maximum(size_h * size_w, 1).to(tl.float32))
-    return pooled
+        return tl.div_rn(tl.sum(acc, axis=1), tl.maximum(size_h * size_w, 1).to(tl.float32))
 
 
 @triton.jit
@@ -141,21 +144,13 @@ def in_known_steps(x, CONFIG: tl.constexpr):
 
 
 @triton.jit
-def nothing_pooled(off_c, CONFIG: tl.constexpr):
-    """Return what elements [features, block_a] of windows are added to, or compared with."""
-    BLOCK_A: tl.constexpr = CONFIG.block_a
-    return tl.full((off_c.shape[0], BLOCK_A), float("-inf") if CONFIG.pool_max else 0.0, tl.float32)
-
-
-@triton.jit
 def pooled_with(acc, pointer, mask, CONFIG: tl.constexpr):
     """Add elements [features, block_a] of windows, or take the larger ones."""
     value = tl.load(pointer, mask=mask, other=float("-inf") if CONFIG.pool_max else 0.0).to(tl.float32)
     if CONFIG.pool_max:
-        acc = larger(acc, value)
+        return larger(acc, value)
     else:
-        acc += rectified(value) if CONFIG.rectifies else value
-    return acc
+        return acc + (rectified(value) if CONFIG.rectifies else value)
 
 
 @triton.jit

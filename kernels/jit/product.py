@@ -6,7 +6,7 @@ Sums are float32. Each part of one, over some of the features, goes to a row of 
 import triton
 import triton.language as tl
 
-from .hand_over import INTERPRETED, awaited, awaited_sum, seen, send
+from .hand_over import awaited, awaited_sum, dot, seen, send
 from .norm import norm_statistics, normed, sample_features
 from .pool import known_multiple
 
@@ -33,10 +33,8 @@ def split_product(pooled, block, column, stride_wk, mask_f, row, CONFIG: tl.cons
 
 
 @triton.jit
-def tile_product(pid_tile, weight, norm, features, partial, sizes, N, CONFIG: tl.constexpr):
+def tile_product(pid_tile, weight, norm, features, partial, F, sizes, N, CONFIG: tl.constexpr):
     """Wait for features of a group of samples, multiply them with some rows of the weight, and leave the sums."""
-    C, _, _, GRID_H, GRID_W, _, _ = sizes
-    F = C * (GRID_H * GRID_W)
     pid_group = pid_tile // CONFIG.tiles
     off_n = pid_group * CONFIG.block_n + tl.arange(0, CONFIG.block_n)
     mask_n = off_n < N
@@ -58,7 +56,6 @@ def tile_product(pid_tile, weight, norm, features, partial, sizes, N, CONFIG: tl
 def sample_tile(features, pid_n, weight, norm, off_k, first_f, last_f, sizes, N, CONFIG: tl.constexpr):
     """Multiply features ``first_f`` to ``last_f`` of one sample, normed if there is a norm; returns [1, BLOCK_K]."""
     BLOCK_F: tl.constexpr = CONFIG.block_f
-    BLOCK_K: tl.constexpr = CONFIG.block_k
     weight, stride_wk, stride_wf = weight
     stride_wk = known_multiple(stride_wk, CONFIG.unit)
     off_f = first_f + tl.arange(0, BLOCK_F)
@@ -66,7 +63,7 @@ def sample_tile(features, pid_n, weight, norm, off_k, first_f, last_f, sizes, N,
     right = weight_block(column, stride_wk, off_f < last_f, off_k, CONFIG.rows)  # on its way while others pool
     if CONFIG.norms:
         mean, scale = norm_statistics(features, pid_n, sizes, norm[2], N, CONFIG)
-    tile = tl.zeros((1, BLOCK_K), tl.float32)
+    tile = tl.full((1, CONFIG.block_k), 0.0, tl.float32)
     for start_f in range(first_f, last_f, BLOCK_F):
         off_f = start_f + tl.arange(0, BLOCK_F)
         left = sample_features(features, pid_n, off_f, last_f, sizes, N, CONFIG)
@@ -86,9 +83,7 @@ def group_tile(features, off_n, weight, off_k, first_f, last_f, F, N, CONFIG: tl
     registers. With ``weight_buffers`` Triton reads it so many steps less one ahead, if in vectors, before the loop
     waits for features.
     """
-    BLOCK_N: tl.constexpr = CONFIG.block_n
     BLOCK_F: tl.constexpr = CONFIG.block_f
-    BLOCK_K: tl.constexpr = CONFIG.block_k
     AHEAD: tl.constexpr = CONFIG.weight_buffers == 0
     PARTS: tl.constexpr = CONFIG.window_parts > 1
     weight, stride_wk, stride_wf = weight
@@ -98,7 +93,7 @@ def group_tile(features, off_n, weight, off_k, first_f, last_f, F, N, CONFIG: tl
     column = weight + off_f.to(tl.int64) * stride_wf
     if AHEAD:
         right = weight_block(column, stride_wk, off_f < last_f, off_k, CONFIG.rows)
-    tile = tl.zeros((BLOCK_N, BLOCK_K), tl.float32)
+    tile = tl.full((CONFIG.block_n, CONFIG.block_k), 0.0, tl.float32)
     part_size = tl.cast(N, tl.int64) * F
     first_part = features + (off_n.to(tl.int64) * F)[:, None]
     mask = mask_n[:, None] & (off_f < last_f)[None, :]
@@ -116,10 +111,7 @@ def group_tile(features, off_n, weight, off_k, first_f, last_f, F, N, CONFIG: tl
         following = first_part + (off_f + BLOCK_F)[None, :] if AHEAD else pointer + BLOCK_F
         read = seen(following, mask)
         other = seen(following + part_size, mask) if PARTS else read
-        if INTERPRETED:  # it multiplies bfloat16 wrongly
-            tile = tl.dot(left, tl.trans(right.to(tl.float32)), tile, input_precision="ieee")
-        else:
-            tile = tl.dot(left.to(right.dtype), tl.trans(right), tile, input_precision="ieee")
+        tile = dot(left.to(right.dtype), tl.trans(right), tile, "ieee")
         column += tl.cast(BLOCK_F, tl.int64) * stride_wf
         if AHEAD:
             right = weight_block(column, stride_wk, off_f + BLOCK_F < last_f, off_k, CONFIG.rows)
@@ -130,11 +122,11 @@ def group_tile(features, off_n, weight, off_k, first_f, last_f, F, N, CONFIG: tl
 def awaited_parts(read, other, pointer, part_size, mask, CONFIG: tl.constexpr):
     """Wait for features [BLOCK_N, BLOCK_F] of a group and add up their parts, the first of which were looked for."""
     if CONFIG.window_parts == 1:
-        features = awaited(read, pointer, mask)
+        return awaited(read, pointer, mask)
     else:
         features = awaited_sum(read, other, pointer, pointer + part_size, mask)
         for _ in range(2, CONFIG.window_parts, 2):
             pointer += 2 * part_size
             read, other = seen(pointer, mask), seen(pointer + part_size, mask)
             features += awaited_sum(read, other, pointer, pointer + part_size, mask)
-    return features
+        return features

@@ -9,22 +9,20 @@ upper and lower halves, as exact as float32. Steps lie in shared memory ahead of
 import triton
 import triton.language as tl
 
-from .hand_over import INTERPRETED, awaited, seen, send
+from .hand_over import awaited, dot, seen, send
 from .hidden_layers import rectified
 from .norm import norm_statistics, normed, position_offsets
-from .pool import known_multiple
+from .pool import feature_count, known_multiple
 
 
 @triton.jit
 def read_product(pid_tile, x, weight, norm, statistics, sizes, N, CONFIG: tl.constexpr):
     """Multiply features in ``x`` by rows of the weight; returns sums, samples, tile of rows, part of sums."""
-    BLOCK_N: tl.constexpr = CONFIG.block_n
-    BLOCK_K: tl.constexpr = CONFIG.block_k
     weight, stride_wk, stride_wf = weight
-    groups = tl.cdiv(N, BLOCK_N)  # side by side, so that they find the weight in the cache
-    off_n = pid_tile % groups * BLOCK_N + tl.arange(0, BLOCK_N)
+    groups = tl.cdiv(N, CONFIG.block_n)  # side by side, so that they find the weight in the cache
+    off_n = pid_tile % groups * CONFIG.block_n + tl.arange(0, CONFIG.block_n)
     pid_k = pid_tile // groups // CONFIG.block_s
-    off_k = pid_k * BLOCK_K + tl.arange(0, BLOCK_K)
+    off_k = pid_k * CONFIG.block_k + tl.arange(0, CONFIG.block_k)
     pid_s = pid_tile // groups % CONFIG.block_s
     mask_n = off_n < N
     steps = step_count(sizes, CONFIG)
@@ -35,18 +33,15 @@ def read_product(pid_tile, x, weight, norm, statistics, sizes, N, CONFIG: tl.con
         scale = awaited(seen(statistics + N, mask_n), statistics + N, mask_n)
         tl.debug_barrier()  # its sums, even of no step, let others clear what all warps have read here
     row = weight + off_k.to(tl.int64)[:, None] * known_multiple(stride_wk, CONFIG.unit)
-    tile = tl.zeros((BLOCK_K, BLOCK_N), tl.float32)
+    tile = tl.full((CONFIG.block_k, CONFIG.block_n), 0.0, tl.float32)
     for step in tl.range(pid_s * share, tl.minimum(pid_s * share + share, steps), num_stages=CONFIG.weight_buffers):
         off_f, mask_f = step_features(step, sizes, CONFIG)
         mask = (off_k < CONFIG.rows)[:, None] & mask_f[None, :]
         left = tl.load(row + (off_f * stride_wf)[None, :], mask=mask, other=0.0)
-        right = feature_block(x, step, off_n, sizes, N, CONFIG)
+        right = feature_block(x, step, off_f, mask_f, off_n, sizes, N, CONFIG)
         if CONFIG.norms:
             right = normed(right, mean[:, None], scale[:, None], norm, off_f, mask_f).to(left.dtype)
-        if INTERPRETED:  # it multiplies bfloat16 wrongly
-            tile = tl.dot(left.to(tl.float32), tl.trans(right.to(tl.float32)), tile, input_precision="ieee")
-        else:
-            tile = tl.dot(left, tl.trans(right), tile, input_precision="tf32x3")
+        tile = dot(left, tl.trans(right), tile, "tf32x3")
     return tile, off_n, pid_k, pid_s
 
 
@@ -55,10 +50,9 @@ def step_count(sizes, CONFIG: tl.constexpr):
     """Return in how many steps the features of a sample are read."""
     C, _, _, GRID_H, GRID_W, _, _ = sizes
     if CONFIG.one_window:
-        steps = tl.cdiv(C * (GRID_H * GRID_W), CONFIG.block_f)
+        return tl.cdiv(feature_count(sizes), CONFIG.block_f)
     else:
-        steps = tl.cdiv(C, CONFIG.block_c) * tl.cdiv(GRID_H * GRID_W, CONFIG.block_p)
-    return steps
+        return tl.cdiv(C, CONFIG.block_c) * tl.cdiv(GRID_H * GRID_W, CONFIG.block_p)
 
 
 @triton.jit
@@ -78,7 +72,7 @@ def step_features(step, sizes, CONFIG: tl.constexpr):
     off = tl.arange(0, CONFIG.block_f)
     if CONFIG.one_window:
         off_f = step * CONFIG.block_f + off
-        mask_f = off_f < C * (GRID_H * GRID_W) // CONFIG.unit * CONFIG.unit  # of products Triton knows nothing
+        mask_f = off_f < feature_count(sizes) // CONFIG.unit * CONFIG.unit  # of products Triton knows nothing
     else:
         blocks_p = tl.cdiv(GRID_H * GRID_W, CONFIG.block_p)
         off_c = step // blocks_p * CONFIG.block_c + off // CONFIG.block_p
@@ -89,14 +83,13 @@ def step_features(step, sizes, CONFIG: tl.constexpr):
 
 
 @triton.jit
-def feature_block(x, step, off_n, sizes, N, CONFIG: tl.constexpr):
+def feature_block(x, step, off_f, mask_f, off_n, sizes, N, CONFIG: tl.constexpr):
     """Read the features [block_n, block_f] of a step, those of their ReLU if the head rectifies; 0 where masked."""
     x, stride_xn, stride_xc, stride_xh, stride_xw = x
     C, _, _, GRID_H, GRID_W, _, _ = sizes
     mask_n = off_n < N
     sample = x + off_n.to(tl.int64) * known_multiple(stride_xn, CONFIG.unit)
     if CONFIG.one_window:
-        off_f, mask_f = step_features(step, sizes, CONFIG)
         pointer = sample[:, None] + (off_f * stride_xc)[None, :]
         block = tl.load(pointer, mask=mask_n[:, None] & mask_f[None, :], other=0.0)
     else:
@@ -113,12 +106,8 @@ def feature_block(x, step, off_n, sizes, N, CONFIG: tl.constexpr):
             pointer = sample[:, None, None] + off_x[None, :, None] + position[None, None, :]
             mask = mask_n[:, None, None] & mask_c[None, :, None] & mask_p[None, None, :]
             block = tl.load(pointer, mask=mask, other=0.0)
-        BLOCK_N: tl.constexpr = CONFIG.block_n
-        BLOCK_F: tl.constexpr = CONFIG.block_f
-        block = tl.reshape(block, (BLOCK_N, BLOCK_F))
-    if CONFIG.rectifies:
-        block = rectified(block.to(tl.float32)).to(block.dtype)
-    return block
+        block = tl.reshape(block, (CONFIG.block_n, CONFIG.block_f))
+    return rectified(block.to(tl.float32)).to(block.dtype) if CONFIG.rectifies else block
 
 
 @triton.jit
@@ -126,6 +115,5 @@ def send_statistics(pid_n, x, norm, statistics, sizes, N, CONFIG: tl.constexpr):
     """Send mean and 1 / standard deviation of a sample's features, as torch.nn.LayerNorm takes them."""
     off_n = pid_n + tl.arange(0, 1)
     mean, scale = norm_statistics(x, pid_n, sizes, norm[2], N, CONFIG)
-    pointer = statistics + off_n
-    send(pointer, tl.zeros((1,), tl.float32) + mean, off_n < N)
-    send(pointer + N, tl.zeros((1,), tl.float32) + scale, off_n < N)
+    send(statistics + off_n, tl.zeros((1,), tl.float32) + mean, off_n < N)
+    send(statistics + off_n + N, tl.zeros((1,), tl.float32) + scale, off_n < N)

@@ -9,11 +9,7 @@ from .hand_over import INTERPRETED
 @triton.jit
 def clock():
     """Return the nanoseconds of the device's clock, one for all multiprocessors; the interpreter has none: 0."""
-    if INTERPRETED:
-        now = tl.zeros((), tl.int64)
-    else:
-        now = tl.extra.cuda.globaltimer()
-    return now
+    return tl.zeros((), tl.int64) if INTERPRETED else tl.extra.cuda.globaltimer()
 
 
 @triton.jit
@@ -21,10 +17,7 @@ def record_turn(residency, pid, start):
     """Write the row of work ``pid``: multiprocessor, ``start`` and now, in nanoseconds; returns now."""
     tl.debug_barrier()  # the slowest warp keeps the program's place
     end = clock()
-    if INTERPRETED:
-        sm = tl.zeros((), tl.int32)
-    else:
-        sm = tl.extra.cuda.smid()
+    sm = tl.zeros((), tl.int32) if INTERPRETED else tl.extra.cuda.smid()
     row = residency + pid.to(tl.int64) * 3
     tl.store(row, sm.to(tl.int64))
     tl.store(row + 1, start)

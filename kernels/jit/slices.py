@@ -57,7 +57,6 @@ def finish(number, rule, output, workspace, N, CONFIG: tl.constexpr):
     _, findings, arrived, _ = workspace
     FINISHERS: tl.constexpr = CONFIG.finishers
     K: tl.constexpr = CONFIG.classes
-    BLOCK_J: tl.constexpr = CONFIG.block_j
     SLICES: tl.constexpr = CONFIG.slices
     probs, _, _, _ = output
     pid_n = number // FINISHERS
@@ -70,7 +69,8 @@ def finish(number, rule, output, workspace, N, CONFIG: tl.constexpr):
     top, total, best, state = all_findings(findings + tl.cast(pid_n, tl.int64) * (4 * SLICES), cold, CONFIG)
     if probs is not None:
         sure = largest_probability(top, total)
-        write_probs(probs, None, top, sure, cold, off_n, mask_n, number % FINISHERS * BLOCK_J, K, BLOCK_J)
+        start_k = number % FINISHERS * CONFIG.block_j
+        write_probs(probs, None, top, sure, cold, off_n, mask_n, start_k, K, CONFIG.block_j)
     tl.debug_barrier()
     is_last = tl.atomic_add(arrived + pid_n, 1, sem="acq_rel", scope="gpu") == SLICES + FINISHERS - 1
     if is_last:
@@ -108,9 +108,6 @@ def all_findings(findings, cold, CONFIG: tl.constexpr):
 def rounded_product(left, right):
     """Return a product that no sum is fused with: of a sum of products threads would then have different ones."""
     if INTERPRETED:
-        product = left * right
+        return left * right
     else:
-        product = tl.inline_asm_elementwise(
-            "mul.rn.f32 $0, $1, $2;", "=r,r,r", [left, right], dtype=tl.float32, is_pure=True, pack=1
-        )  # fmt: skip
-    return product
+        return tl.inline_asm_elementwise("mul.rn.f32 $0, $1, $2;", "=r,r,r", [left, right], tl.float32, True, pack=1)
