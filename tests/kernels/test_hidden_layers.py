@@ -59,7 +59,7 @@ def test_a_relu_before_the_pool(samples, pool, device):
 
 @pytest.mark.parametrize("shape", [(3, 100), (3, 100, 2, 2)])
 def test_a_norm_of_equal_features(shape, device):
-    """Nothing but their mean's rounding tells them from it, and that divided by sqrt(eps) is hundreds of times as much."""
+    """Nothing but their mean's rounding tells them from it: hundreds of times as much, divided by sqrt(eps)."""
     x, *head = make(shape, 10, norm="affine", device=device)
     check(torch.full_like(x, 37.3), *head)
 
