@@ -19,9 +19,9 @@ or from ``ExitLaunch`` one answer per sample, merged over the exits of a network
     compaction     open samples move into a smaller batch
     max_pool       max-pooling of channels_last maps
 
-To add a criterion: a row with its definition in reference/criteria.py, the same in jit/criteria.py, a case in
-tests/kernels/test_criteria.py. It changes kernel_hash, but not what is compiled for heads without it, which
-tests/kernels/test_machine_code.py shows: then the earlier hash goes into ``SAME_MACHINE_CODE``, and tables hold.
+To add a criterion: see reference/criteria.py. It changes kernel_hash, but not what is compiled for heads without it, as
+tests/kernels/test_machine_code.py shows: then ``SAME_MACHINE_CODE`` is of the new hash, the earlier one is among those
+that it names, and tables hold.
 """
 
 from .compaction import collect, destination, gather_open, moves_rows, new_destinations

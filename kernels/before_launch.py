@@ -59,17 +59,16 @@ def packed_features(x: Tensor, view: HeadView, config: LaunchConfig, *, pool_max
 
     ``view`` is that of x; features are of its ReLU if the head ``rectifies``.
     """
-    samples, channels, height, width = view.shape
+    samples, channels = view.shape[:2]
     features = torch.empty(samples, channels * view.positions, dtype=x.dtype, device=x.device)
     key = (x.device, x.dtype, view, x.data_ptr() % 16, config, pool_max, rectifies)
     constants, compiled = _compiled.get(key) or (None, None)
     if constants is None:
         constants = PackConstants.of(config, view, pool_max=pool_max, rectifies=rectifies)
     programs = samples * -(-channels // config.block_c) * -(-view.positions // config.block_p)
-    sizes = (channels, height, width, view.grid_h, view.grid_w, view.window_h, view.window_w)
     with torch.cuda.device_of(x):
         options = {} if compiled else {"num_warps": WARPS}
-        arguments = ((x, *view.strides), features, sizes, (constants,))
+        arguments = ((x, *view.strides), features, view.sizes, (constants,))
         _compiled[key] = constants, launch(kernel.pack_kernel, (programs, 1, 1), arguments, options, compiled)
     return features
 

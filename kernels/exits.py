@@ -154,8 +154,8 @@ class ExitLaunch:
     def __call__(self, inputs: Sequence[Tensor], packed_answer: Tensor | None = None) -> None:
         """Launch on the current stream, after what comes before: see ``read_by_launch``.
 
-        The first call allocates workspace and compiles; it must not be captured. Later ones do neither,
-        but for a library's logits and packed features.
+        The first call, or one for inputs of another layout, allocates workspace and compiles; it must not be captured.
+        Later ones do neither, but for a library's logits and packed features.
 
         Args:
             inputs: of each head its tap's output, as ``fused_head`` reads it; logits [N, K] for None and for a head
@@ -188,7 +188,7 @@ class ExitLaunch:
                 places.append((tuple(arguments), tuple(starts[: len(own)])))
                 constants.append(space.constants)
             starts = [start + count for start, count in zip_longest(starts, own, fillvalue=0)]
-        # Heads that share a launch share its limits: those of the heads that have any, lest one be starved the largest.
+        # A launch has one number of warps, cap of registers and of programs: the largest that a head of it asks for.
         configs = [space.constants for space in spaces if space]
         for_logits = 4 if configs else warps_for_logits(classes)
         num_warps = max([for_logits if None in spaces else 1, *(config.num_warps for config in configs)])
@@ -216,11 +216,11 @@ class ExitLaunch:
     @property
     def by_library(self) -> list[int]:
         """Exit indices of heads that a library multiplies; known from the first launch on."""
-        return [self._place + i for i, space in sorted(self._spaces.items()) if space.constants.by_library]
+        return [self._place + i for i, space in sorted(self._spaces.items()) if space.config.by_library]
 
     @property
     def packed(self) -> list[int]:
-        """Exit indices of heads whose features a launch of their own packs; known from the first launch on."""
+        """Exit indices of heads packed for a launch that multiplies; known from the first launch on."""
         return [self._place + i for i, space in sorted(self._spaces.items()) if space.config.packs]
 
     def read_by_launch(self, inputs: Sequence[Tensor]) -> list[Tensor]:

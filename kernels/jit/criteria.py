@@ -1,4 +1,4 @@
-"""Confidence of a sample in the kernels, by criterion, from one pass over its logits; criteria.py has the definitions.
+"""Confidence of a sample, by criterion, from one pass over its logits, as reference/criteria.py defines it.
 
 ``max_prob`` needs nothing more than the softmax does. Each other criterion has one number a sample, ``state``, which a
 block of classes brings up to date:

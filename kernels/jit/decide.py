@@ -100,6 +100,7 @@ def decide(
             state = update_state(
                 state, logits, exps, off_j, first, block_top, top, new_top, total, decay, cold, CRITERION
             )  # fmt: skip
+        # 0 at first, which a temperature that is no positive number makes NaN, and with it all later totals
         total = total * tl.sum(heated_exp(top[:, None], new_top, cold), axis=1) + tl.sum(exps, axis=1)
         top = new_top
         if probs is not None and BLOCK_J < K:  # kept for write_probs

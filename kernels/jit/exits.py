@@ -17,7 +17,7 @@ from .residency import clock, record_turn
 @triton.jit
 def exit_kernel(
     places,  # of each: HeadArguments, or logits, bias and rule; and the first program of each of its stages
-    output,  # of the places: probabilities [PLACES, N, K] or None; label, confidence, exits [PLACES, N]
+    output,  # of all places of the network: probabilities [PLACES, N, K] or None; label, confidence, exits [PLACES, N]
     answer,  # the network's: probabilities [N, K] or None; label, confidence, exit [N]
     valid,  # [1] int32: the first samples of the batch, which are no padding
     counters,  # joined [N] int32; tally [1] int64, of merged and open samples; tickets [1] int32; 0 before and after
@@ -25,7 +25,7 @@ def exit_kernel(
     tallies,  # [PLACES, TALLY_BINS] int64: answers of each place so far, by their confidence, or None
     patience,  # if LAUNCH.patient by head the threshold [1] if it exits under patience, else None
     total,  # pieces of work, one a program; if bounded there are fewer programs, which go on until all is done
-    residency,  # [total, 3] int64: see ``residency``, or None
+    residency,  # [total, 3] int64: see launch/residency.py, or None
     N,
     LAUNCH: tl.constexpr,  # LaunchConstants
 ):
@@ -98,7 +98,7 @@ def exit_program(pid, places, output, answer, valid, counters, told, tallies, pa
 @triton.jit
 def place_program(pid, place, output, N, i: tl.constexpr, LAUNCH: tl.constexpr):
     """Do the work of program ``pid`` if it is of this place; returns whether it decided about a sample, and which."""
-    given, start = place
+    given, start = place  # of its stages; a number where logits are given, None if the launch is this head alone
     CONFIG: tl.constexpr = LAUNCH.places[i]
     PLACE: tl.constexpr = LAUNCH.first + i
     K: tl.constexpr = LAUNCH.classes

@@ -93,7 +93,7 @@ def waiting_operands(count):
 
 @triton.jit
 def seen(pointer, mask):
-    """Read numbers that other programs ``send``, 0 where they are not there yet; ``awaited`` waits for the rest."""
+    """Read numbers that other programs ``send``: 0 where they are not there yet, for ``awaited``; masked ones are 1."""
     return tl.load(pointer, mask=mask, other=1, volatile=True)
 
 

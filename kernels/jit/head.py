@@ -5,22 +5,24 @@
     hidden[n, h]  = activation(sum_f norm(feature[n])[f] * weight[h, f] + bias[h])
     logit[n, k]   = sum_h hidden[n, h] * last_weight[k, h] + last_bias[k]
     probs[n]      = softmax(logit[n] / temperature)
-    exit[n]       = confidence[n] > threshold,    such as max_k probs[n, k]; see criteria.py
+    exit[n]       = confidence[n] > threshold,    such as max_k probs[n, k]; see reference/criteria.py
 
-Programs come to the logits in three ways, and the configuration chooses; in a fourth, a library does (see exits.py):
+Programs come to the logits in three ways, and the configuration chooses; in a fourth a library does (before_launch.py):
 
 *   split, for small weights: each program pools a block of features of one sample and multiplies it with its columns
-    of the weight. One program of the sample, the last to arrive or the last of all, adds these parts up, and decides.
+    of the weight. One program of the sample adds these parts up, and decides: by CONFIG.waits the one with the largest
+    number, which waits for the others' sums, or else whichever arrives last.
 *   tiled, for batches or many classes: the first programs pool, and send features number by number; the next ones wait
-    for a sample, or a group of them, and multiply it with some rows of the weight, a tile, a group on tensor cores; the
-    last ones wait for the sums of a sample, and decide.
-*   read, for large weights: features lie in memory, in x itself where nothing is pooled, else packed by a launch before
-    (pack.py), and stream with the weight through shared memory.
+    for a sample, or a group of them, and multiply it with some rows of the weight, a tile, a group on tensor cores
+    (float32 is not); the last ones wait for the sums of a sample, and decide.
+*   read, for large weights: features lie in memory, in x itself where nothing is pooled, or packed by a launch before
+    (pack.py), and stream with the weight through shared memory. CONFIG.tiled is true here, too: others multiply.
 
-Stages in the order of their programs' numbers: 0 pools, and does all if split; 1 multiplies, after programs that send a
-norm's statistics if features are read; 2 adds up and decides. Behind a hidden layer it first multiplies the last one;
-or, of a large one, it sends hidden features, 3 multiplies them with some rows each, and 4 decides. Of many classes
-whose features are read, 1 sends no sums but finds out about its own rows; see slices.py.
+Stages in the order of their programs' numbers: 0 pools, and does all if split; 1 multiplies, and before a norm of
+features that are read its first N programs send the statistics; 2 adds up and decides. Behind a hidden layer 2
+multiplies the last layer before it decides, or, if that is large, only sends hidden features: then 3 multiplies them
+with some rows each, and 4 decides. Of many classes whose features are read, 1 sends no sums but finds out about its own
+rows; see slices.py.
 
 Nothing may wait for a program that cannot start. Programs start in the order of their numbers, and those that are
 waited for have the smaller ones. CUDA's documentation does not promise that order, but NVIDIA's own scan waits on it
@@ -184,7 +186,10 @@ def split_program(pid, x, weight, workspace, sizes, N, CONFIG: tl.constexpr):
 
 @triton.jit
 def tiled_program(pid, head, rule, probs, N, CONFIG: tl.constexpr):
-    """Pool, if among the first programs, or multiply a tile; returns whether to decide now, and about which sample."""
+    """Pool, if among the first programs, or multiply a tile; returns whether to decide now, and about which sample.
+
+    Where CONFIG.surveys, as which of all programs that finish; see slices.py.
+    """
     x, weight, _, _, workspace, sizes, norm, _ = head
     features, partial, _, _ = workspace
     F = feature_count(sizes)

@@ -1,4 +1,4 @@
-"""Layers between a head's pool and its last linear layer, inside the kernels; hidden_layers.py has the definitions."""
+"""Layers between a head's pool and its last linear layer, as reference/hidden_layers.py defines them."""
 
 import triton
 import triton.language as tl

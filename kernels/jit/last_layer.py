@@ -18,7 +18,7 @@ from .product import weight_block
 
 @triton.jit
 def decide_by_hidden(product, sums, bias, rule, last, output, off_n, N, CONFIG: tl.constexpr):
-    """Decide about a sample, whose hidden features, all in one block, are sums as ``decide`` takes logits'."""
+    """Decide about a sample by its hidden features, which come as logits to ``decide``: as ``product``, or in parts."""
     weight, stride_lk, stride_lh = last[0]
     BLOCK_L: tl.constexpr = CONFIG.block_l
     off_h = tl.arange(0, CONFIG.block_j)
@@ -92,7 +92,7 @@ def last_tile(pid_tile, last, N, CONFIG: tl.constexpr):
 
 @triton.jit
 def decide_by_logits(rule, last, output, pid_n, N, CONFIG: tl.constexpr):
-    """Wait for logits of sample ``pid_n`` and decide; then all tiles have its hidden features, which become 0."""
+    """Wait for logits of sample ``pid_n`` and decide; clear its hidden features, which all tiles have read by then."""
     off_n = pid_n + tl.arange(0, 1)
     sums = (last[2], 0, CONFIG.last_row_width, 1, CONFIG.last_row_width, 1)
     decide(None, sums, last[1], rule, output, off_n, N, CONFIG.classes, CONFIG.criterion, True, 1, CONFIG.block_d)

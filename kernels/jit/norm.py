@@ -53,7 +53,7 @@ def sample_features(features, pid_n, off_f, end_f, sizes, N, CONFIG: tl.constexp
         pointer = x + tl.cast(pid_n, tl.int64) * stride_xn
         if CONFIG.one_window:
             pointer += off_f.to(tl.int64) * stride_xc
-        else:  # in an order of their own, that of channels side by side
+        else:  # of a map, in an order of their own, channel by channel of a position
             pointer += position_offsets(off_f // C, GRID_W, stride_xh, stride_xw)
             pointer += (off_f % C).to(tl.int64) * stride_xc
         value = tl.load(pointer, mask=off_f < end_f, other=0.0).to(tl.float32)

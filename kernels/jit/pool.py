@@ -8,7 +8,7 @@ from .hidden_layers import rectified
 
 @triton.jit
 def known_multiple(number, UNIT: tl.constexpr):
-    """Return a multiple of UNIT as one of which Triton knows it, and reads in vectors; of 16 it knows by itself."""
+    """Return a multiple of UNIT, so written that Triton sees that, and reads in vectors; of 16 it sees anyway."""
     return number if UNIT == 16 else number // UNIT * UNIT
 
 

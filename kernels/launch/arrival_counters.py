@@ -16,7 +16,7 @@ from torch import Tensor
 from ..cuda.lifetimes import MemoryPool, new_event
 from ..cuda.runtime import beside_captures, capture_id, is_capturing, may_be_destroyed, stream_number
 
-#: int32 counters (256 KiB) of a stream: so many that hardly a batch asks for more, which takes a launch to clear.
+#: int32 counters, or numbers that are handed over (256 KiB), of a stream; for more it gets others, cleared by a launch.
 _PER_STREAM = 1 << 16
 #: int32 counters (128 bytes) of a cache line. A capture's begin with one, so that all captures are alike.
 _LINE = 32

@@ -21,7 +21,7 @@ class MapConstants:
     channels_last: bool  # channels lie side by side in x
     transposes: bool  # as ``HeadView.turned``: blocks of x are transposed
     unit: int
-    """A sample has so many features, or a multiple of it, and so far apart lie samples and the weight's rows.
+    """A sample has so many features, or a multiple of it, and so far apart lie what is multiplied: samples and rows.
 
     Triton knows that of multiples of 16 alone, and would read anything else number by number.
     """
@@ -92,7 +92,7 @@ class HeadConstants(LaunchConfig, MapConstants):
 
     @property
     def surveys(self) -> bool:
-        """True if tiles find out about their own classes; see jit/slices.py."""
+        """True if tiles find out about their own classes, which rows then are: never behind a hidden layer."""
         return self.surveys_of(self.rows)
 
     @property

@@ -18,6 +18,11 @@ class HeadView(NamedTuple):
     grid_w: int  # its columns
 
     @property
+    def sizes(self) -> Sizes:
+        """What kernels take: C, H, W, rows and columns of the grid, and of the largest window."""
+        return (*self.shape[1:], self.grid_h, self.grid_w, self.window_h, self.window_w)
+
+    @property
     def positions(self) -> int:
         """Windows of a channel."""
         return self.grid_h * self.grid_w

@@ -6,7 +6,7 @@ from functools import lru_cache
 from itertools import accumulate
 from pathlib import Path
 
-#: The Triton functions: launch configurations steer these alone.
+#: The Triton functions: launch configurations steer these alone, though not all of these.
 FOLDER = Path(__file__).parents[1] / "jit"
 #: Modules that compute the constants of these functions, which read properties, too.
 CONSTANTS = tuple(Path(__file__).with_name(name) for name in ("constants.py", "launch_config.py"))

@@ -188,7 +188,7 @@ def warps_for_logits(classes: int) -> int:
 
 
 def by_library(classes: int) -> LaunchConfig:
-    """Return the configuration of a library's product and a launch that decides by its logits; it packs nothing."""
+    """Return the configuration of a library's product and a launch that decides by its logits, with blocks of 1."""
     num_warps = warps_for_logits(classes)
     return LaunchConfig(1, 1, 1, 1, 1, 1, 1, 1, 1, stages=1, num_warps=num_warps, features="library")
 

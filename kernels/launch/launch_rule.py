@@ -29,7 +29,7 @@ def config_by_rule(shape: HeadShape) -> LaunchConfig:
     samples, classes, features = shape.samples, shape.classes, shape.features
     pools = pooling(shape, only_pools=True)
     many = features > _FEW_FEATURES or features * classes > _FEW_PRODUCTS
-    if shape.view.unpooled and shape.view.turned and samples <= 2 and features <= 1 << 15 and classes <= _FEW_TURNED:
+    if shape.view.turned and samples <= 2 and features <= 1 << 15 and classes <= _FEW_TURNED:
         return config_of_split(shape, replace(pools, block_c=16, block_p=16, block_a=1, num_warps=8))
     if (shape.view.unpooled and many) or _packing_pays(shape):
         return config_of_reading(shape, _where(shape))

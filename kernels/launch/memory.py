@@ -11,19 +11,23 @@ from .launch_config import LaunchConfig, Programs
 
 
 class Workspace(NamedTuple):
-    """Memory of one head in one launch, one-dimensional; what is int32 is 0 before and after."""
+    """Memory of one head in one launch, one-dimensional; what is int32 is 0 before and after.
 
-    features: Tensor | None  # [window_parts, N, C * grid_h * grid_w] int32 pooled features, if tiled; else None
+    That lies in this order: a large last layer's logits and hidden features; sums; then pooled features, or counters of
+    arrivals and statistics. Of one head alone the ticket of programs is behind them.
+    """
+
+    features: Tensor | None  # [window_parts, N, C * grid_h * grid_w] int32 pooled features that are awaited, or None
     partial: Tensor
     """[parts, N, row_width] sums: int32 where programs wait for them (``LaunchConfig.hands_over``), else float32. Or
     [N, 4, slices] float32 findings, see jit/slices.py."""
-    arrived: Tensor | None  # [N] int32, programs that are done with a sample; None where numbers are waited for
+    arrived: Tensor | None  # [N] int32, programs that are done with a sample; None where nobody counts them
     statistics: Tensor | None = None  # [2, N] int32, mean and scale of samples: a norm's where features are read
 
     @classmethod
     def of(cls, config: LaunchConfig, programs: Programs, zeros: Tensor) -> "Workspace":
         """Divide ``zeros`` but for those of a last layer; allocate what need not be 0."""
-        zeros = zeros[programs.last_sums :] if programs.last_sums else zeros
+        zeros = zeros[programs.last_sums :]
         if config.reads:
             sums, statistics = zeros, zeros[programs.partial_sums + programs.arrivals :]
             if programs.findings:
@@ -45,7 +49,7 @@ class HeadArguments(NamedTuple):
     bias: tuple[Any, ...]  # [rows] of that layer, or None
     rule: tuple[Any, ...]  # temperature and threshold: numbers, or tensors of one
     workspace: tuple[Any, ...]  # see :class:`Workspace`
-    sizes: tuple[int, ...]  # C, H, W, rows and columns of the grid, and of the largest window
+    sizes: tuple[int, ...]  # as of ``HeadView``
     norm: tuple[Any, ...] | None  # weight [features] or None, bias [features] or None, eps; None if there is no norm
     last: tuple[Any, ...] | None
     """Weight [K, rows], bias [K] or None, and if it has programs of its own int32 memory: logits [N, K], then hidden
@@ -63,9 +67,8 @@ class HeadArguments(NamedTuple):
         if hidden.weight is not None:
             last = (strided(weight), strided(bias), zeros[: programs.last_sums] if programs.last_sums else None)
             weight, bias = hidden.weight, hidden.bias
-        sizes = (*view.shape[1:], view.grid_h, view.grid_w, view.window_h, view.window_w)
         workspace = tuple(Workspace.of(config, programs, zeros))
-        return cls((x, *view.strides), strided(weight), strided(bias), rule, workspace, sizes, norm, last)
+        return cls((x, *view.strides), strided(weight), strided(bias), rule, workspace, view.sizes, norm, last)
 
 
 def strided(tensor: Tensor | None) -> tuple[Any, ...]:

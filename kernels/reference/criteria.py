@@ -1,7 +1,7 @@
 """Exit criteria: their names, the ranges of their thresholds, their definitions in PyTorch; checks of rules' numbers.
 
-To add one: a row of ``CRITERIA`` with its definition here, the same in jit/criteria.py, a case in
-tests/kernels/test_criteria.py.
+To add one: a row of ``CRITERIA`` with its definition here, the same in jit/criteria.py; if it has a state, what that is
+at first in jit/decide.py, and in jit/slices.py of a slice and of all; a case in tests/kernels/test_criteria.py.
 """
 
 import math
