@@ -28,10 +28,10 @@ WARPS = 4
 _compiled: dict[tuple[Hashable, ...], tuple[PackConstants, Any]] = {}
 
 
-def read_by_launch(
+def run_before_launch(
     x: Tensor, view: HeadView, weight: Tensor, hidden: HiddenLayers, config: LaunchConfig, *, pool_max: bool
 ) -> Tensor:
-    """Return what a head's launch reads: x, or its packed features, or logits that a library multiplies.
+    """Run what comes before a head's launch; return what that reads: x, packed features, or a library's logits.
 
     ``view`` is that of x, ``weight`` the last layer's.
     """

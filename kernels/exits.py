@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor
 
-from .before_launch import head_that_reads, read_by_launch
+from .before_launch import head_that_reads, run_before_launch
 from .launch.choose_config import choose_config
 from .launch.constants import HeadConstants, LaunchConstants, LogitsConstants
 from .launch.head_view import HeadView, head_view
@@ -152,7 +152,7 @@ class ExitLaunch:
         self._turns: dict[int, Tensor | None] = {}  # by the pieces of work, which follow from the inputs
 
     def __call__(self, inputs: Sequence[Tensor], packed_answer: Tensor | None = None) -> None:
-        """Launch on the current stream, after what comes before: see ``read_by_launch``.
+        """Launch on the current stream, after what comes before: see ``run_before``.
 
         The first call, or one for inputs of another layout, allocates workspace and compiles; it must not be captured.
         Later ones do neither, but for a library's logits and packed features.
@@ -168,7 +168,7 @@ class ExitLaunch:
         samples = buffers.label.shape[1]
         last = self._heads[-1]
         classes = inputs[-1].shape[1] if last is None or last.weight is None else last.weight.shape[0]
-        read = self.read_by_launch(inputs)
+        read = self.run_before(inputs)
         fused = {i: space for i, space in self._spaces.items() if not space.config.by_library}
         spaces = [fused.get(i) for i in range(len(inputs))]
         places: list[tuple[Any, ...]] = []
@@ -223,8 +223,8 @@ class ExitLaunch:
         """Exit indices of heads packed for a launch that multiplies; known from the first launch on."""
         return [self._place + i for i, space in sorted(self._spaces.items()) if space.config.packs]
 
-    def read_by_launch(self, inputs: Sequence[Tensor]) -> list[Tensor]:
-        """Return what a launch for ``inputs`` reads: these, packed features, or logits that a library multiplies."""
+    def run_before(self, inputs: Sequence[Tensor]) -> list[Tensor]:
+        """Run what comes before a launch for ``inputs``; return what that reads: these, packed features, or logits."""
         read = list(inputs)
         for i, (head, x) in enumerate(zip(self._heads, inputs, strict=True)):
             if head is None or head.weight is None:
@@ -233,7 +233,7 @@ class ExitLaunch:
             if i not in self._spaces or self._spaces[i].view != view:  # or an input of another layout
                 self._spaces[i] = _Space.allocate(view, head, x)
             config, pool_max = self._spaces[i].config, head.pool == "max"
-            read[i] = read_by_launch(x, view, head.weight, head.hidden, config, pool_max=pool_max)
+            read[i] = run_before_launch(x, view, head.weight, head.hidden, config, pool_max=pool_max)
         return read
 
 

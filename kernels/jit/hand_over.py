@@ -98,7 +98,7 @@ def seen(pointer, mask):
 
 
 @triton.jit
-def number(bits, mask):
+def as_float(bits, mask):
     """Return the float32 numbers that were sent; 0.0 where masked."""
     return tl.where(mask, bits.to(tl.float32, bitcast=True), 0.0)
 
@@ -117,7 +117,7 @@ def awaited(bits, pointer, mask):
             waiting_loop(COUNT), waiting_operands(COUNT), [bits, tl.cast(pointer, tl.int64)],
             dtype=tl.int32, is_pure=False, pack=COUNT,
         )  # fmt: skip
-    return number(bits, mask)
+    return as_float(bits, mask)
 
 
 @triton.jit
@@ -133,7 +133,7 @@ def awaited_sum(bits, other_bits, pointer, other_pointer, mask):
             [bits, other_bits, tl.cast(pointer, tl.int64), tl.cast(other_pointer, tl.int64)],
             dtype=(tl.int32, tl.int32), is_pure=False, pack=COUNT,
         )  # fmt: skip
-    return number(bits, mask) + number(other_bits, mask)
+    return as_float(bits, mask) + as_float(other_bits, mask)
 
 
 @triton.jit

@@ -103,7 +103,7 @@ def first_program(pid, head, output, N, CONFIG: tl.constexpr):
         product = None
     else:
         decides, pid_n, product = split_program(pid, x, weight, workspace, sizes, N, CONFIG)
-        if not CONFIG.alone:
+        if not CONFIG.one_program:
             product = None
     if decides:
         off_n = pid_n + tl.arange(0, 1)
@@ -153,7 +153,7 @@ def rule_number(value):
 def split_program(pid, x, weight, workspace, sizes, N, CONFIG: tl.constexpr):
     """Pool a block of features and multiply it; returns whether to decide now about which sample, and its product.
 
-    A program that is ``alone`` has all of a sample, and its product is the sum. Others leave theirs in the workspace.
+    Where ``one_program`` has all of a sample, its product is the sum. Others leave theirs in the workspace.
     """
     weight, stride_wk, stride_wf = weight
     stride_wk = known_multiple(stride_wk, CONFIG.unit)
@@ -161,19 +161,19 @@ def split_program(pid, x, weight, workspace, sizes, N, CONFIG: tl.constexpr):
     positions = sizes[3] * sizes[4]
     pid_n = pid // CONFIG.splits
     pid_split = pid % CONFIG.splits
-    features = pooled_block(pid_split, sizes, CONFIG)
-    _, _, off_c, off_p, mask_f = features
+    block = pooled_block(pid_split, sizes, CONFIG)
+    _, _, off_c, off_p, mask_f = block
     column = weight + (off_c.to(tl.int64) * positions + off_p) * stride_wf
     # on its way while x is pooled
-    block = weight_block(column, stride_wk, mask_f, tl.arange(0, CONFIG.block_k), CONFIG.rows)
-    pooled = pooled_features(x, pid_n, features, sizes, CONFIG)
+    columns = weight_block(column, stride_wk, mask_f, tl.arange(0, CONFIG.block_k), CONFIG.rows)
+    pooled = pooled_features(x, pid_n, block, sizes, CONFIG)
     product = tl.full((1, CONFIG.block_j), 0.0, tl.float32)
-    if CONFIG.alone:
-        product = dealt_out(tl.sum(block.to(tl.float32) * pooled, axis=1)[None, :], CONFIG.block_j)
+    if CONFIG.one_program:
+        product = dealt_out(tl.sum(columns.to(tl.float32) * pooled, axis=1)[None, :], CONFIG.block_j)
         decides = pid >= 0
     else:
         row = partial + (tl.cast(pid_split, tl.int64) * N + pid_n) * CONFIG.row_width
-        split_product(pooled, block, column, stride_wk, mask_f, row, CONFIG)
+        split_product(pooled, columns, column, stride_wk, mask_f, row, CONFIG)
         if CONFIG.waits:
             decides = pid_split == CONFIG.splits - 1
         else:

@@ -81,7 +81,7 @@ class HeadConstants(LaunchConfig, MapConstants):
         )  # fmt: skip
 
     @property
-    def alone(self) -> bool:
+    def one_program(self) -> bool:
         """True if one program has all features of a sample and all rows in one step, and needs no others."""
         return not self.tiled and self.block_k == self.block_j >= self.rows and self.splits == 1
 

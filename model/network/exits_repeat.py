@@ -130,7 +130,7 @@ class _OfLayout:
 
     def __call__(self, inputs: Sequence[Tensor], addresses: Sequence[int], packed: Tensor) -> None:
         if self._launch is not None:
-            inputs = self._launch.read_by_launch(inputs)
+            inputs = self._launch.run_before(inputs)
             addresses = [*map(Tensor.data_ptr, inputs)]
         if self._compiled:
             first = packed.data_ptr()

@@ -254,7 +254,9 @@ def test_one_program_alone_takes_all_features_and_classes():
     def is_alone(config, samples, classes):
         view = view_of(samples)
         options = {"pool_max": False, "criterion": "max_prob", "hidden": NO_LAYERS}
-        return HeadConstants.of(config, view, torch.empty(classes, view.shape[1] * view.positions), **options).alone
+        return HeadConstants.of(
+            config, view, torch.empty(classes, view.shape[1] * view.positions), **options
+        ).one_program
 
     assert one.splits_of(view_of(5)) == 1 and is_alone(one, 5, 64) and is_alone(one, 1, 9)
     assert not is_alone(one, 5, 65)
