@@ -36,7 +36,7 @@ class HeadShape(NamedTuple):
     def of(cls, view: HeadView, classes: int, *, pool_max: bool, dtype: torch.dtype) -> "HeadShape":
         """Describe a head by the arguments of ``choose_config``."""
         samples, channels, height, width = view.shape
-        pool, name = "max" if pool_max else "avg", str(dtype).removeprefix("torch.")
+        pool, name = "max" if pool_max and not view.unpooled else "avg", str(dtype).removeprefix("torch.")
         return cls(samples, channels, height, width, view.grid_h, view.grid_w, _layout(view), pool, classes, name)
 
     @property
