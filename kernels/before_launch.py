@@ -22,7 +22,7 @@ try:
 except ImportError:  # no Triton for this platform
     kernel = None  # type: ignore[assignment]
 
-#: Warps of a program: of blocks as the rule chooses them, two or eight were hardly ever sooner (112 heads, H100).
+#: Warps of a program: two or eight were hardly ever sooner (blocks by rule of 112 heads, H100, in no record).
 WARPS = 4
 #: Constants and compiled kernel of launches, by all that they depend on.
 _compiled: dict[tuple[Hashable, ...], tuple[PackConstants, Any]] = {}
@@ -68,7 +68,7 @@ def packed_features(x: Tensor, view: HeadView, config: LaunchConfig, *, pool_max
     programs = samples * -(-channels // config.block_c) * -(-view.positions // config.block_p)
     with torch.cuda.device_of(x):
         options = {} if compiled else {"num_warps": WARPS}
-        arguments = ((x, *view.strides), features, view.sizes, (constants,))
+        arguments = ((x, *view.strides), features, view.sizes, constants)
         _compiled[key] = constants, launch(kernel.pack_kernel, (programs, 1, 1), arguments, options, compiled)
     return features
 
@@ -82,7 +82,7 @@ def logits_by_library(
     Whatever is between the head's layers is rounded to x's dtype, as in PyTorch; the logits are not.
     """
     with torch.autocast(x.device.type, enabled=False):
-        if view.unpooled and not view.turned:
+        if view.in_order:
             features = x.as_strided(view.shape, view.strides).flatten(1)
             features = F.relu(features) if hidden.rectifies else features
         else:

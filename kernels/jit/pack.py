@@ -19,22 +19,21 @@ def pack_kernel(
     x,  # a map and its strides, see ``HeadArguments``
     features,  # [N, C * GRID_H * GRID_W]
     sizes,
-    CONFIG: tl.constexpr,  # PackConstants, in a tuple: Triton takes them so
+    CONFIG: tl.constexpr,  # PackConstants
 ):
     """See the module's docstring; ``packed_features`` has sized everything."""
-    PACK: tl.constexpr = CONFIG[0]
     C, _, _, GRID_H, GRID_W, _, _ = sizes
     positions = GRID_H * GRID_W
-    blocks = tl.cdiv(C, PACK.block_c) * tl.cdiv(positions, PACK.block_p)
+    blocks = tl.cdiv(C, CONFIG.block_c) * tl.cdiv(positions, CONFIG.block_p)
     pid_n = tl.program_id(0) // blocks
     pid_block = tl.program_id(0) % blocks
     row = features + tl.cast(pid_n, tl.int64) * (C * positions)
-    if PACK.transposes:
-        put_in_order(x, pid_n, pid_block, row, sizes, PACK)
+    if CONFIG.transposes:
+        put_in_order(x, pid_n, pid_block, row, sizes, CONFIG)
     else:
-        block = pooled_block(pid_block, sizes, PACK)
+        block = pooled_block(pid_block, sizes, CONFIG)
         _, _, off_c, off_p, mask_f = block
-        pooled = pooled_features(x, pid_n, block, sizes, PACK)
+        pooled = pooled_features(x, pid_n, block, sizes, CONFIG)
         off_f = off_c.to(tl.int64) * positions + off_p
         tl.store(row + off_f, pooled.to(features.dtype.element_ty), mask=mask_f)
 

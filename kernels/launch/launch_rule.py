@@ -54,7 +54,7 @@ def _few_features(shape: HeadShape) -> bool:
 def _where(shape: HeadShape) -> str:
     """Return where features are read: packed if they are pooled, or turned for many classes or few samples."""
     turns = shape.samples >= 4 and shape.classes <= (_FEW_TURNED if shape.samples > 64 else 16)
-    in_place = shape.view.unpooled and (not shape.view.turned or (turns and shape.dtype != "float32"))
+    in_place = shape.view.in_order or (shape.view.turned and turns and shape.dtype != "float32")
     return "in place" if in_place else "packed"
 
 

@@ -1,7 +1,7 @@
 """The rule of heads whose logits a library computes sooner than programs of ours, which then only decide.
 
-Found by 1,359 random heads of both ways (H100), of which some are autotune/records/h100/random-heads.jsonl;
-``auxhead-tune heads --random`` measures the way not taken, too.
+Found by 1,359 random heads of both ways (H100, in no record). ``auxhead-tune heads --random`` measures the way not
+taken, too; autotune/records/h100/random-heads.jsonl is of others.
 """
 
 from .head_shape import HeadShape
@@ -14,8 +14,7 @@ _MB = 1 << 20
 
 def config_of_library(shape: HeadShape, classes: int) -> LaunchConfig:
     """Configure a library's product; a launch of its own packs the features of ``shape`` before, if they are pooled."""
-    plain = shape.view.unpooled and not shape.view.turned
-    return by_library(classes) if plain else packing(shape, by_library(classes))
+    return by_library(classes) if shape.view.in_order else packing(shape, by_library(classes))
 
 
 def library_pays(shape: HeadShape, config: LaunchConfig, classes: int, *, hidden: bool, norms: bool) -> bool:
