@@ -14,7 +14,6 @@ from ...kernels.launch.choose_config import Layers, choose_config, chosen_by_rul
 from ...kernels.launch.head_shape import HeadShape
 from ...kernels.launch.head_view import HeadView, head_view
 from ...kernels.launch.launch_config import LaunchConfig
-from ...kernels.launch.launch_rule import config_by_rule
 from ...kernels.launch.library_rule import config_of_library
 from ...model import FusedAuxHead
 from ...model.basics.streams import stream_pair
@@ -38,7 +37,7 @@ class Target(NamedTuple):
     @property
     def rule(self) -> LaunchConfig:
         """The rule's configuration, launched where nothing was tuned: the baseline of every measurement."""
-        return config_by_rule(self.shape)
+        return chosen_by_rule(self.shape)
 
     def __str__(self) -> str:
         if not self.taps:

@@ -10,10 +10,9 @@ import torch
 from torch import Tensor
 
 from ...kernels import ExitBuffers
-from ...kernels.launch.choose_config import overriding
+from ...kernels.launch.choose_config import chosen_by_rule, overriding
 from ...kernels.launch.head_shape import HeadShape
 from ...kernels.launch.launch_config import LaunchConfig
-from ...kernels.launch.launch_rule import config_by_rule
 from ...model import ExitResult, Trunk, make_trunk
 from ...model.listening.taps import listening
 from ...model.runners.overlapped import OverlappedRunner
@@ -46,7 +45,7 @@ class HeadsInSitu:
         self.exits = [*self.heads, final if classifier is None else AloneHead(classifier, final)]
         """These, and the classifier as one of them; or its logits, where it is none."""
         launched = [one for one in self.exits if isinstance(one, AloneHead)]
-        self._heads_by_rule = {(head.shape, NETWORK): config_by_rule(head.shape) for head in launched}
+        self._heads_by_rule = {(head.shape, NETWORK): chosen_by_rule(head.shape) for head in launched}
 
     def _run_trunk(self) -> tuple[list[Tensor], Tensor]:
         """Return the input of each head, as its tap lays it out in memory, and the input of the classifier."""

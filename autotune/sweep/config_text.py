@@ -26,11 +26,11 @@ _LETTERS = {
 def text(config: LaunchConfig) -> str:
     """Write a configuration: ``n1-c32-p1-a64-f1-k512-s8-j1024-parts2-stages1-warps4``, and what else it has.
 
-    If features lie in memory before they are multiplied, it ends in ``packed`` or ``in_place``.
+    If features lie in memory before they are multiplied, it ends in ``packed``, ``in_place`` or ``library``.
     """
     values = [(letters, int(getattr(config, name))) for letters, name in _LETTERS.items()]
     words = [f"{letters}{value}" for letters, value in values if value]
-    return "-".join([*words, _features(config)] if config.reads else words)
+    return "-".join([*words, _features(config)] if config.reads or config.by_library else words)
 
 
 def changes(config: LaunchConfig, rule: LaunchConfig) -> str:

@@ -261,12 +261,14 @@ READING_RULES: dict[str, Callable[[Sizes, Point], bool]] = {
 def excluded(config: LaunchConfig, shape: HeadShape) -> str | None:
     """Return why a configuration is not worth compiling for a head, or None."""
     sizes, point = Sizes(shape), dataclasses.asdict(config)
-    if not config.reads:
+    if not (config.reads or config.by_library):
         return reason_among(sizes, point, {}, FIELDS)
     try:
         config_from(point, shape)
     except ValueError as error:
         return str(error)
+    if config.by_library:
+        return None
     return next((reason for reason, breaks in READING_RULES.items() if breaks(sizes, point)), None)
 
 

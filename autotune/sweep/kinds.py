@@ -4,8 +4,9 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from ...kernels.launch.choose_config import chosen_by_rule
 from ...kernels.launch.head_shape import HeadShape
-from ...kernels.launch.launch_rule import FEW_CLASSES, config_by_rule
+from ...kernels.launch.launch_rule import FEW_CLASSES
 from ...kernels.launch.tuned_table import TunedTable, table_of, tuned_devices
 from ..measuring.heads_alone import ALONE
 from ..records.decisions import by_setting, of_last_kernel
@@ -59,7 +60,7 @@ def _kind_table(gpu: object, heads: Mapping[HeadShape, Answers], table: TunedTab
     ratios: dict[str, list[float]] = {}
     unknown = 0
     for shape, times in heads.items():
-        entry, rule = table.find(shape, ALONE), config_by_rule(shape)
+        entry, rule = table.find(shape, ALONE), chosen_by_rule(shape)
         if entry is not None and entry.config in times and rule in times:
             ratios.setdefault(kind_of(shape), []).append(times[rule].over_baseline / times[entry.config].over_baseline)
         else:

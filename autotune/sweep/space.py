@@ -170,6 +170,8 @@ def neighbours(config: LaunchConfig, shape: HeadShape) -> list[LaunchConfig]:
     Where a step leaves more partial sums in a step than there are, or more steps read ahead, the neighbour has fewer.
     One that is excluded for the reason that the configuration itself would be, as the rule's may, is a neighbour.
     """
+    if config.by_library:  # only how features are packed could differ
+        return []
     allowed = (None, excluded(config, shape))
     sizes, here = Sizes(shape), dataclasses.asdict(config)
     fields = READING if config.reads else {name: values for name, values in FIELDS.items() if name != "block_n"}

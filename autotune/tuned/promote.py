@@ -6,10 +6,10 @@ from itertools import takewhile
 from pathlib import Path
 from typing import NamedTuple
 
+from ...kernels.launch.choose_config import chosen_by_rule
 from ...kernels.launch.head_shape import HeadShape
 from ...kernels.launch.kernel_hash import is_measured_code, kernel_hash
 from ...kernels.launch.launch_config import LaunchConfig
-from ...kernels.launch.launch_rule import config_by_rule
 from ...kernels.launch.tuned_table import VERSIONS, BadTable, Entry, TunedTable, read_table, table_path
 from ...model.basics.files import writing
 from ...model.commands.console import activity
@@ -151,7 +151,7 @@ def _winners(candidates: dict[_Slot, _Measured]) -> list[Winner]:
     for slot, measured in candidates.items():  # beside the rule's as it was then: all times are over its
         rules = [config for config, one in measured.items() if one.variant == one.rule]
         times = {config: one.paired for config, one in measured.items()}
-        decisions[slot] = decision(rules[0] if rules else config_by_rule(slot[0]), times)
+        decisions[slot] = decision(rules[0] if rules else chosen_by_rule(slot[0]), times)
     found = []
     for (shape, place), decided in decisions.items():
         config, measured = decided.winner, candidates[shape, place]
@@ -187,7 +187,7 @@ def promotion_table(promotion: Promotion) -> RecordTable:
     rows: list[tuple[str, ...]] = []
     for winner in sorted(promotion.winners, key=lambda one: (one.entry.shape[1:], one.entry.shape.samples)):
         shape, place, config, (low, high), margin = winner.entry
-        whose = "the rule's: " if config == config_by_rule(shape) else ""
+        whose = "the rule's: " if config == chosen_by_rule(shape) else ""
         verdict = f"{'fastest' if winner.fastest else 'tied with the fastest'} of {winner.configs}"
         served = str(low) if low == high else f"{low} to {high}"
         rows.append((str(shape), place, f"{whose}{winner.variant}", verdict, served, f"{1 - margin:.3f}"))

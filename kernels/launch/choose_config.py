@@ -61,6 +61,11 @@ class Layers(NamedTuple):
     hidden: bool
     norms: bool
 
+    @classmethod
+    def of_linear(cls, classes: int) -> "Layers":
+        """Return those of one linear layer."""
+        return cls(classes, False, False)
+
 
 def _fitted(config: LaunchConfig, shape: HeadShape, layers: Layers) -> LaunchConfig:
     if config.by_library:
@@ -104,12 +109,14 @@ def _tuned_or_by_rule(
     except BadTable as error:  # a forward goes on without it
         _warn(str(error))
         tuned = None
-    return chosen_by_rule(shape, layers) if tuned is None else _fitted(tuned, shape, layers)
+    if tuned is None or (tuned.by_library and layers != Layers.of_linear(shape.classes)):
+        return chosen_by_rule(shape, layers)
+    return _fitted(tuned, shape, layers)
 
 
 def chosen_by_rule(shape: HeadShape, layers: Layers | None = None, *, may_use_library: bool = True) -> LaunchConfig:
     """Choose for a head of which no table knows; ``layers`` None: it is one linear layer."""
-    layers = layers or Layers(shape.classes, False, False)
+    layers = layers or Layers.of_linear(shape.classes)
     config = _fitted(config_by_rule(shape), shape, layers)
     if may_use_library and library_pays(shape, config, layers.classes, hidden=layers.hidden, norms=layers.norms):
         return config_of_library(shape, layers.classes)

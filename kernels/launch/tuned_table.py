@@ -17,8 +17,8 @@ from .launch_config import FEATURES, LaunchConfig, next_power_of_2
 SCHEMA = "auxhead tuned 2"
 #: Places where a head is launched, no exit indices: alone by the operator, or by a runner beside a network's trunk.
 PLACES = ("alone", "network")
-#: Devices, by the names of their files, that go by another's table in networks while they have none, and batch sizes
-#: for which that was sooner than the rule: autotune/records/h100/bench.jsonl.
+#: Devices, by the names of their files, that go by another's table in networks while theirs has none of networks, and
+#: batch sizes for which that was sooner than the rule: autotune/records/h100/bench.jsonl.
 BORROWERS = {"nvidia-h100-80gb-hbm3": ("NVIDIA H200", range(8, 33))}
 #: Folder of the package's tables, which ``auxhead-tune promote`` writes.
 FOLDER = Path(__file__).parent / "tuned"
@@ -101,10 +101,14 @@ def _distance(samples: int, asked: int) -> tuple[float, int]:
 
 
 def table_for(device_name: str, place: str, samples: int) -> TunedTable | None:
-    """Return the table by which a device launches heads in one of ``PLACES``: its own, else one that it borrows."""
+    """Return the table by which a device launches heads in one of ``PLACES``: its own, else one that it borrows.
+
+    It borrows in networks, at batch sizes of ``BORROWERS``, while its own table has no entries of networks.
+    """
     own = table_of(device_name)
     lender, sizes = BORROWERS.get(table_path(device_name).stem, ("", ()))
-    return table_of(lender) if own is None and place == "network" and samples in sizes else own
+    borrows = place == "network" and samples in sizes and not (own and any(one.place == place for one in own.entries))
+    return table_of(lender) if borrows else own
 
 
 def lookup(device_name: str, shape: HeadShape, place: str) -> LaunchConfig | None:
@@ -204,7 +208,7 @@ _ALLOWED: dict[str, tuple[Container[Any], str]] = {
     "max_registers": ((0, *range(32, 256)), "0 for no limit, or 32 to 255"),
     "weight_buffers": ((0, 2, 3, 4, 5), "0, or 2 to 5"),
     "last_rows": ((0, 16, 32, 64, 128, 256), "0, or a power of two from 16 to 256"),
-    "features": (FEATURES, f"one of {', '.join(FEATURES)}"),
+    "features": ((*FEATURES, "library"), f"one of {', '.join(FEATURES)}, library"),
     "waits": ((False, True), "true or false"),
 }
 _POWERS = [2**n for n in range(MOST_ELEMENTS.bit_length())], f"a power of two, at most {MOST_ELEMENTS}"
@@ -230,7 +234,12 @@ def config_from(values: Any, shape: HeadShape) -> LaunchConfig:
         ("num_warps", config.num_warps <= 32, "at most 32"),
         ("block_f", not reads or not split, f"16 or more where features are {config.features}"),
         ("window_parts", shape.pool != "max" or config.window_parts == 1, "1: a maximum is not added up"),
-        ("window_parts", not reads or config.window_parts == 1, f"1 where features are {config.features}"),
+        (
+            "window_parts",
+            config.window_parts == 1 or not (reads or config.by_library),
+            f"1 where features are {config.features}",
+        ),
+        ("block_f", not config.by_library or split, "1 where a library multiplies"),
         ("features", not config.in_place or view.unpooled, "another one: x is pooled"),
         ("weight_buffers", block_n > 1 or config.weight_buffers == 0, "0 where block_n is 1"),
         ("weight_buffers", not reads or config.weight_buffers > 0, f"2 to 5 where features are {config.features}"),
@@ -243,6 +252,7 @@ def config_from(values: Any, shape: HeadShape) -> LaunchConfig:
         ("block_f", split or block_f >= 16, "1, or 16 or more where other programs multiply than those that pool"),
         ("block_k", split or config.block_k >= 16, "16 or more where other programs multiply: rows are padded"),
         ("waits", split or not config.waits, "false where other programs multiply: they all wait"),
+        ("waits", not (config.by_library and config.waits), "false where a library multiplies"),
         ("block_p", pooled <= MOST_ELEMENTS, in_a_block),
         ("block_a", pooled * config.block_a <= MOST_ELEMENTS, in_a_block),
         ("block_k", config.block_k * (pooled if split else max(block_f, block_n)) <= MOST_ELEMENTS, in_a_block),

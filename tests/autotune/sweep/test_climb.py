@@ -45,7 +45,7 @@ def test_nothing_is_asked_for_twice():
     steps = climbing({FIRST: 100.0, SECOND: 101.0}, leaders=12, at_once=7, steps=5)
     asks = [next(steps)]
     for _ in range(4):
-        asks.append(steps.send({one: timed(100.0 + len(asks)) for one in asks[-1].configs}))
+        asks.append(steps.send({one: timed(100.0 - len(asks)) for one in asks[-1].configs}))
     asked = [one for ask in asks for one in ask.configs]
     assert len(set(asked)) == len(asked) == 35 and FIRST not in asked and SECOND not in asked
     assert [ask.share for ask in asks] == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0])
@@ -53,6 +53,15 @@ def test_nothing_is_asked_for_twice():
     with pytest.raises(StopIteration) as end:  # though neighbours are left
         steps.send(last)
     assert set(end.value.value) == {FIRST, SECOND, *asked}
+
+
+def test_it_ends_when_two_steps_in_a_row_find_nothing_that_is_faster_by_a_hundredth():
+    steps = climbing({FIRST: 100.0, SECOND: 101.0}, leaders=12, at_once=7, steps=7)
+    ask = next(steps)
+    for fastest in (98.0, 97.9, 96.5, 96.4):
+        ask = steps.send({one: timed(fastest) for one in ask.configs})
+    with pytest.raises(StopIteration):
+        steps.send({one: timed(96.3) for one in ask.configs})
 
 
 def test_what_helped_elsewhere_is_tried_first_and_what_did_not_last():

@@ -109,7 +109,7 @@ def test_other_heads_are_measured_for_themselves(tmp_path):
 def test_what_was_measured_beside_another_rule_is_measured_again(monkeypatch, tmp_path):
     out = tmp_path / "records.jsonl"
     run(asking(CANDIDATES[0]), records_at(out))
-    monkeypatch.setattr("auxhead.autotune.measuring.heads_alone.config_by_rule", lambda shape: CANDIDATES[1])
+    monkeypatch.setattr("auxhead.autotune.measuring.heads_alone.chosen_by_rule", lambda shape: CANDIDATES[1])
     _, measurer, _ = run(asking(CANDIDATES[0]), records_at(out))
     assert len(measurer.timed) == 2
 
@@ -136,7 +136,7 @@ def test_without_a_baseline_nothing_is_timed(tmp_path):
     (found,), _, sweep = run(STRATEGIES["quick"], records_at(out), measurer)
     assert found.alone is found.network is found.over_rule is None and not measurer.timed
     assert [record.variant for record in read_records(out)] == [text(TARGET.rule)], "the others did not fail"
-    assert sweep.failures == {"out of resources": 1, "no baseline": 20}
+    assert sweep.failures == {"out of resources": 1, "no baseline": 21}
 
 
 class Killed(Synthetic):
@@ -180,7 +180,8 @@ def test_quick_finds_what_is_better_than_the_rule():
     )
     assert found.over_alone.high >= 1.0 or found.over_alone.median_ratio < 1.0, "it is never worse beyond noise"
     count = Counter(place for place, _, _ in measurer.timed)
-    assert count[ALONE] == 21 + 7 * 13 + 7 and count[NETWORK] - 4 in (0, 2, 3), "each time beside the rule's"
+    steps, further = divmod(count[ALONE] - 22 - 7, 13)
+    assert 2 <= steps <= 7 and not further and count[NETWORK] - 4 in (0, 2, 3), "each time beside the rule's"
     assert {rounds for place, _, rounds in measurer.timed if place == NETWORK} == {FINAL_ROUNDS}
     in_situ = {config for place, config, _ in measurer.timed if place == NETWORK}
     assert {text(TARGET.rule), text(found.alone)} <= in_situ

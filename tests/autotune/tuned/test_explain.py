@@ -131,11 +131,11 @@ def test_a_table_that_is_borrowed(tuned, monkeypatch):
     for asked, place in ((head_shape(samples=1), "network"), (shape, "alone")):
         assert tuned_table.lookup("Other GPU", asked, place) is None
         assert "no table for Other GPU" in explain("Other GPU", asked, place).lines()[1]
-    (tuned / tuned_table.table_path("Other GPU").name).write_text(
-        dataclasses.replace(table(), device="Other GPU").as_text()
-    )
-    tuned_table.table_of.cache_clear()
-    assert tuned_table.lookup("Other GPU", shape, "network") is None, "it has one of its own now"
+    for place, found in (("alone", other(shape)), ("network", None)):
+        own = table(entry(head_shape(samples=2), place=place), device="Other GPU")
+        (tuned / tuned_table.table_path("Other GPU").name).write_text(own.as_text())
+        tuned_table.table_of.cache_clear()
+        assert tuned_table.lookup("Other GPU", shape, "network") == found, "until it has some of networks itself"
 
 
 def test_the_command(tuned):
