@@ -87,11 +87,12 @@ def logits_by_library(
             features = F.relu(features) if hidden.rectifies else features
         else:
             features = packed_features(x, view, config, pool_max=pool_max, rectifies=hidden.rectifies)
-        return product(hidden.apply(features), weight)
+        return multiply(features, hidden, weight)
 
 
-def product(features: Tensor, weight: Tensor) -> Tensor:
-    """Multiply features [N, F] by the rows of a weight [K, F], float32."""
+def multiply(features: Tensor, hidden: HiddenLayers, weight: Tensor) -> Tensor:
+    """Run the layers before the last one on features [N, F], and multiply by the rows of its weight [K, F], float32."""
+    features = hidden.apply(features)
     if features.is_cuda and features.dtype != torch.float32:
         return torch.mm(features, weight.t(), out_dtype=torch.float32)
     return F.linear(features.float(), weight.float())

@@ -9,11 +9,11 @@ from ...kernels.launch.head_shape import HeadShape
 from ...kernels.launch.launch_rule import FEW_CLASSES
 from ...kernels.launch.tuned_table import TunedTable, table_of, tuned_devices
 from ..measuring.heads_alone import ALONE
-from ..records.decisions import by_setting, of_last_kernel
+from ..records.decisions import Measurement, by_setting, of_last_kernel
 from ..records.record import Record
 from ..records.tables import RecordTable
 from .search import Answers
-from .winners import deciding_times, launchable
+from .winners import launchable
 
 #: What the rule may take of the time of a table's entry where it serves well enough by itself.
 WELL = 1.1
@@ -41,7 +41,7 @@ def kind_tables(records: Iterable[Record]) -> list[RecordTable]:
     tables = [table for name in tuned_devices() if (table := table_of(name)) is not None]
     heads: dict[tuple[Any, ...], dict[HeadShape, Answers]] = {}
     for (where, shape), its in _alone(records).items():
-        heads.setdefault(where, {})[shape] = deciding_times(map(launchable, its))
+        heads.setdefault(where, {})[shape] = _times(map(launchable, its))
     found = [_kind_table(where[0], measured, table) for where, measured in heads.items() for table in tables]
     return [one for one in found if one.rows]
 
@@ -54,6 +54,15 @@ def _alone(records: Iterable[Record]) -> dict[tuple[tuple[Any, ...], HeadShape],
             if record.error is None:
                 found.setdefault((record.environment_key, HeadShape(*setting.shape)), []).append(record)
     return found
+
+
+def _times(measured: Iterable[Measurement]) -> Answers:
+    """Return the times of all configurations beside the last rule's, of each those of the most rounds.
+
+    A winner is decided by those alone that were timed most often; the rule may since have another one, only looked at.
+    """
+    by_rounds = sorted(found := list(measured), key=lambda one: one.rounds)
+    return {one.config: one.paired for one in by_rounds if one.rule == found[-1].rule}
 
 
 def _kind_table(gpu: object, heads: Mapping[HeadShape, Answers], table: TunedTable) -> RecordTable:

@@ -23,20 +23,24 @@ _STEP_BYTES, _SHARED_BYTES = 24 << 10, 98 << 10
 def config_by_rule(shape: HeadShape) -> LaunchConfig:
     """Choose the configuration of a head from its sizes, pool and dtype; a pure function.
 
-    The constants are what was best, or near it, for the taps of ResNet-18 at batch 1 to 128 on an H200, and where
-    features lie in memory for maps of it that are not pooled and some hundred heads drawn at random on an H100.
+    The constants are what was best, or near it, in sweeps of ResNets' heads and of the broad set, alone, on an H200
+    (autotune/records/h200/sweep.jsonl.gz and broad.jsonl.gz), and for some hundred heads drawn at random on an H100.
     """
     samples, classes, features = shape.samples, shape.classes, shape.features
     pools = pooling(shape, only_pools=True)
     many = features > _FEW_FEATURES or features * classes > _FEW_PRODUCTS
     if shape.view.turned and samples <= 2 and features <= 1 << 15 and classes <= _FEW_TURNED:
         return config_of_split(shape, replace(pools, block_c=16, block_p=16, block_a=1, num_warps=8))
+    if shape.view.in_order and shape.dtype == "float32" and samples == 1 and classes <= 16 and features <= 1 << 16:
+        return config_of_split(shape, replace(pools, block_c=512))
     if (shape.view.unpooled and many) or _packing_pays(shape):
         return config_of_reading(shape, _where(shape))
-    if shape.view.positions == 1 and _spreads_weight(samples, classes, shape.width):
-        block_a = next_power_of_2(shape.width)
-        return _single(shape, replace(pools, block_c=16, block_a=block_a, window_parts=1, stages=1, num_warps=8))
-    if _tiling_pays(samples, classes) or _few_features(shape):
+    if _spreads_weight(shape):
+        if shape.view.positions == 1 and shape.width <= 256:
+            block_a = 16 if shape.width <= 64 else 256
+            pools = replace(pools, block_c=16, block_a=block_a, window_parts=1, stages=1, num_warps=8)
+        return _single(shape, pools, shared=True)
+    if _tiling_pays(shape) or _few_features(shape):
         return _tiled(shape, pools)
     return config_of_split(shape, pooling(shape, only_pools=classes <= FEW_CLASSES))
 
@@ -53,7 +57,7 @@ def _few_features(shape: HeadShape) -> bool:
 
 def _where(shape: HeadShape) -> str:
     """Return where features are read: packed if they are pooled, or turned for many classes or few samples."""
-    turns = shape.samples >= 4 and shape.classes <= (_FEW_TURNED if shape.samples > 64 else 16)
+    turns = shape.samples > 64 and shape.classes <= _FEW_TURNED
     in_place = shape.view.in_order or (shape.view.turned and turns and shape.dtype != "float32")
     return "in place" if in_place else "packed"
 
@@ -71,11 +75,11 @@ def _packing_pays(shape: HeadShape) -> bool:
     if shape.view.positions > 1:
         most_pooled = pooled > 1 << (18 if shape.layout == "channels_last" or samples < 32 else 16)
         large = classes > FEW_CLASSES or weight >= _LARGE_WEIGHT // 2 or most_pooled or by_each
-        return (large or pooled * classes >= 1 << 19) and not _few_features(shape)
+        return (large or pooled * classes >= 1 << 20) and not _few_features(shape)
     if shape.layout == "contiguous" and shape.view.window_w <= 64 and pooled >= 1 << 16:
         return True
-    if _tiling_pays(samples, classes):
-        if pooled * shape.view.window_w >= 1 << 23:
+    if samples >= 32 and _tiling_pays(shape):
+        if pooled * shape.view.window_w >= 1 << (22 if shape.features >= 512 and shape.view.window_w > 64 else 23):
             return True
         if shape.layout == "contiguous" and shape.dtype != "float32":
             return shape.view.window_w <= 64 and samples >= 64 and samples * weight >= 48 * _LARGE_WEIGHT
@@ -89,13 +93,20 @@ def config_of_norm(shape: HeadShape) -> LaunchConfig:
     large = shape.samples * weight_bytes(shape) >= 2 * _LARGE_WEIGHT or shape.features >= 8192
     if large or shape.classes > _MANY_CLASSES:
         return config_of_reading(shape, _where(shape))
-    return _single(shape, pooling(shape, only_pools=True))
+    return _single(shape, pooling(shape, only_pools=True), shared=False)
 
 
-def _single(shape: HeadShape, pools: LaunchConfig) -> LaunchConfig:
-    """Configure programs that multiply some rows of the weight each with all features of one sample."""
-    block_f = min(max(next_power_of_2(shape.features), 16), 512)
-    return replace(pools, block_f=block_f, block_k=min(max(8192 // block_f, 16), 64))
+def _single(shape: HeadShape, pools: LaunchConfig, *, shared: bool) -> LaunchConfig:
+    """Configure programs that multiply some rows of the weight each with features of one sample, its own share or all.
+
+    Before a norm each waits for all of them in any case.
+    """
+    halves = 2 if shared and shape.samples < 4 else 1
+    block_f = min(
+        max(next_power_of_2(shape.features) // halves, 16), 256 if shared and shape.classes <= FEW_CLASSES else 512
+    )
+    shares = min(next_power_of_2(-(-shape.features // block_f)), 16) if shared else 1
+    return replace(pools, block_f=block_f, block_k=min(max(8192 // block_f, 16), 64), block_s=shares)
 
 
 def waits_by_rule(classes: int) -> bool:
@@ -103,31 +114,35 @@ def waits_by_rule(classes: int) -> bool:
     return classes <= FEW_CLASSES
 
 
-def _tiling_pays(samples: int, classes: int) -> bool:
-    """Return whether to multiply 16 samples at a time: the weight is read once instead of 16 times, but programs wait.
+def _tiling_pays(shape: HeadShape) -> bool:
+    """Return whether to multiply 16 samples at a time: the weight is read once, not 16 times, but programs wait."""
+    if shape.samples >= 32:
+        return shape.classes >= FEW_CLASSES
+    return shape.samples >= 4 and shape.classes >= 2 * FEW_CLASSES and shape.features > 256 and shape.element_size == 2
 
-    Beside the trunk the traffic counts, not the wait: with 8 heads of 1,000 classes ResNet-18 takes 6.8 % longer than
-    without for 32 samples instead of 11.0 %, but 10.8 % instead of 7.5 % for 8 (H200).
+
+def _spreads_weight(shape: HeadShape) -> bool:
+    """Return whether programs that multiply share the rows of the weight, each for one sample: a head is sooner done.
+
+    Beside the trunk of ResNet-18 or -50 that hardly matters: what is 1.2 to 1.9 times as fast alone makes the network
+    at most 0.6 % slower or 1.5 % faster (each head by itself; autotune/records/h200/winners.md).
     """
-    return samples >= 32 and classes >= 128
-
-
-def _spreads_weight(samples: int, classes: int, window_w: int) -> bool:
-    """Return whether programs that multiply share the rows of the weight, each for one sample.
-
-    So a head is soonest done, but more programs wait. It pays for the heads of the last maps, which have no
-    convolutions left to hide behind: ResNet-18 with 8 heads of 1,000 classes takes 164 us instead of 169 at batch 1,
-    and 167 if those of larger maps are launched so, too (H200).
-    """
-    return samples < 4 and classes > FEW_CLASSES and 16 <= window_w <= 64
+    samples, classes, features = shape.samples, shape.classes, shape.features
+    if shape.view.positions > 1:
+        return samples < 4 and classes > 16 and features >= 1024
+    if samples >= 4 and _few_features(shape):
+        return False
+    if samples < 4:
+        return shape.width >= 16 and classes > (16 if shape.width > 1024 else FEW_CLASSES)
+    return samples < 16 and shape.width >= 64 and classes > 2 * FEW_CLASSES and features <= 256
 
 
 def _tiled(shape: HeadShape, pools: LaunchConfig) -> LaunchConfig:
     """Configure programs that multiply groups of 16 samples."""
     samples, classes, features, element_size = shape.samples, shape.classes, shape.features, shape.element_size
     block_k = min(max(next_power_of_2(classes), 16), 64)
-    block_f = max(min((256 if samples < 64 else 128) // element_size, next_power_of_2(features)), 16)
-    sums = 1 if features < 256 else 2 if features < 1024 else 4
+    block_f = max(min(256 // element_size, next_power_of_2(features)), 16)
+    sums = 1 if features < 256 else 2 if features < (512 if samples < 64 else 1024) else 4
     if element_size == 4:  # added up one after another, 512 features leave 6 times the error of 8 parts
         while 2 * sums * block_f <= features and sums < 8:
             sums *= 2
@@ -162,15 +177,19 @@ def config_of_reading(shape: HeadShape, features: str) -> LaunchConfig:
     tiles = -(-shape.samples // block_n) * -(-rows // block_k)
     step = size * (block_n + block_k)  # bytes of a feature of the weight and the samples
     most = 64 * 128 if num_warps == 4 else 128 * 128
-    block_f = 32 if block_n * block_k >= most else 2 ** (min(_STEP_BYTES // step, 512 // size).bit_length() - 1)
+    line = 128 // size  # elements of a line of memory
+    block_f = 32 if block_n * block_k >= most else 2 ** (min(_STEP_BYTES // step, 2 * line).bit_length() - 1)
     if _in_slices(shape) and size == 2 and total % 8 != 0:  # each number has an address of its own in registers
         block_f = min(block_f, 64 if block_n == 8 else 32)
-    while block_f > 32 and 2 * block_f > total // max(_PROGRAMS // tiles, 1):
+    while block_f > line and 2 * block_f > total // max(_PROGRAMS // tiles, 1):
         block_f //= 2
-    block_c, block_p, fewest, programs = block_f, 1, 2, _PROGRAMS
-    if shape.view.turned:  # a sector of the map's and of the weight's
-        block_c, block_p, fewest = 32 // size, 16 if step <= 192 else 8, 1
-        block_f, programs = block_c * block_p, (8 if shape.samples <= 8 else 1) * _PROGRAMS
+    # of many classes each share sends many sums
+    block_c, block_p, programs = block_f, 1, _PROGRAMS
+    fewest = 256 if rows > FEW_CLASSES and size == 2 else 2 * block_f
+    if shape.view.turned:  # sectors of the map's and of the weight's
+        block_c, block_p = (64 if step <= 192 else 32) // size, 8
+        block_f = fewest = block_c * block_p
+        programs *= 2
     elif size == 4 and (rows <= 16 or not 8 < shape.samples <= 32):
         programs *= 2
     elif _some_classes(shape):
@@ -179,11 +198,11 @@ def config_of_reading(shape: HeadShape, features: str) -> LaunchConfig:
         block_p = min(block_f, max(next_power_of_2(shape.view.positions), 16 // size))  # fewer do not compile
         block_c = block_f // block_p
     shares = 1
-    while not _in_slices(shape) and 2 * shares * tiles <= programs and 2 * shares * block_f * fewest <= total:
+    while not _in_slices(shape) and 2 * shares * tiles <= programs and 2 * shares * fewest <= total:
         shares *= 2
     stages = min(_SHARED_BYTES // (step * block_f), 4)
-    block_j = min(next_power_of_2(rows), _MANY_CLASSES if _in_slices(shape) else 8192)
-    while shape.samples * -(-rows // block_j) > 2 * _PROGRAMS and block_j < min(next_power_of_2(rows), 8192):
+    block_j = min(next_power_of_2(rows), 512 if _in_slices(shape) else 8192)
+    while shape.samples * -(-rows // block_j) > 3 * _PROGRAMS and block_j < min(next_power_of_2(rows), 8192):
         block_j *= 2
     return LaunchConfig(
         block_n, block_c, block_p, 1, block_f, block_k, shares, block_j, 1, 1, num_warps,
@@ -205,16 +224,19 @@ def _tile_of_reading(shape: HeadShape) -> tuple[int, int, int]:
     large = weight_bytes(shape) >= 2 * _LARGE_WEIGHT and size == 2 and not misaligned
     block_k = min(max(next_power_of_2(rows), 16), 128 if large else 64)
     if samples > 64 and size < 4:
-        if -(-samples // 128) * -(-rows // block_k) >= _PROGRAMS or rows <= block_k:
+        if -(-samples // 128) * -(-rows // block_k) >= _PROGRAMS:
             block_n = 128
     turns = shape.view.turned and rows <= _FEW_TURNED
-    few_warps = block_n * block_k <= 4096 and (turns or (size == 4 and not 8 < samples <= 32))
+    few_warps = (turns and block_n * block_k <= 2048) or (
+        size == 4 and block_n * block_k <= 4096 and not 8 < samples <= 32
+    )
+    few_warps = few_warps or (size == 2 and features <= 2048 and not misaligned)  # of few steps
     return block_n, block_k, 4 if block_k < 64 or few_warps or _some_classes(shape) else 8
 
 
 def _some_classes(shape: HeadShape) -> bool:
     """Return whether what many programs send of a tile of classes takes longer than its features."""
-    return 16 < shape.classes <= FEW_CLASSES and shape.samples <= 64 and shape.element_size == 2
+    return 16 < shape.classes <= FEW_CLASSES and shape.element_size == 2
 
 
 def _in_slices(shape: HeadShape) -> bool:

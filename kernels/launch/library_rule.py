@@ -1,7 +1,7 @@
 """The rule of heads whose logits a library computes sooner than programs of ours, which then only decide.
 
-Found by 1,359 random heads of both ways (H100, in no record). ``auxhead-tune heads --random`` measures the way not
-taken, too; autotune/records/h100/random-heads.jsonl is of others.
+Found by 2,148 random heads, each timed in both ways by ``auxhead-tune heads --random`` (H100 and H200; 400 of them are
+autotune/records/h100/random-heads.jsonl, the others in no record).
 """
 
 from .head_shape import HeadShape
@@ -23,24 +23,19 @@ def library_pays(shape: HeadShape, config: LaunchConfig, classes: int, *, hidden
     It and ``shape`` are of the layer that reads the features, ``classes`` is K; the head has a hidden layer, a norm.
     """
     samples, features, weight, rows = shape.samples, shape.features, weight_bytes(shape), shape.classes
-    is_float32 = shape.dtype == "float32"
-    if hidden and rows * classes >= 1 << 16 and weight <= 16 * _MB:  # a large last layer behind no large first one
+    if hidden and rows * classes >= 1 << 15 and weight <= 16 * _MB:  # a large last layer behind no large first one
         if classes > 12_288 or (samples >= 8 and rows >= 512):
             return True
     if not config.reads:
         return False
-    if features % (4 if is_float32 else 2) != 0:  # rows are read number by number
-        many = rows >= 100 and samples >= (24 if is_float32 else 16) and (hidden or not norms)
-        if many or (samples == 1 and weight >= 2 * _MB):
-            return True
-    if is_float32 and samples == 1:
-        return features >= 1 << 15 or (features >= 1 << 11 and weight >= 4 * _MB)
+    if shape.dtype == "float32":
+        return samples == 1 and (features >= 1 << 15 or (features >= 1 << 10 and weight >= 4 * _MB))
     if hidden:
         return False
     if norms:  # programs wait for its statistics, too
-        return features <= 1024 and not is_float32 and weight <= 16 * _MB and classes > 2048
-    if is_float32:
-        return samples > 64 and classes >= 1000
-    if samples < 128:
-        return False
-    return features <= 512 if classes > 4096 else classes > 64 and features >= 1 << 18
+        return features <= 1024 and weight <= 16 * _MB and classes > 2048
+    if features % 2 != 0 and features >= 1 << 15 and samples >= 16 and rows > 16:  # rows are read number by number
+        return True
+    if samples >= 128 and classes > 4096 and features <= 512:
+        return True
+    return samples >= 96 and classes > 64 and classes % 4 == 0 and weight >= 32 * _MB

@@ -12,7 +12,9 @@ from auxhead.kernels.launch.choose_config import choose_config, overriding
 from auxhead.kernels.launch.head_shape import HeadShape
 from auxhead.kernels.launch.head_view import head_view
 from auxhead.kernels.launch.launch_rule import config_by_rule
-from auxhead.kernels.launch.tuned_table import table_path
+from auxhead.kernels.launch.library_rule import config_of_library
+from auxhead.kernels.launch.tuned_table import config_from, table_path
+from auxhead.kernels.reference.hidden_layers import NO_LAYERS, HiddenLayers
 from support.example_tables import DEVICE, TAPS, entry, head_shape, other, table, write
 from support.head_cases import check_head, make_head
 
@@ -39,6 +41,25 @@ def test_the_table_comes_before_the_rule(tables, monkeypatch):
     assert choose(shape, "alone", device) == config_by_rule(shape)
     assert choose(missing, "network", device) == config_by_rule(missing)
     assert choose(shape, "network") == config_by_rule(shape), "another device"
+
+
+def test_a_table_may_say_of_one_linear_layer_that_a_library_multiplies_it(tables):
+    """A head with further layers, whose rows the table takes for classes, is launched by rule."""
+    shape = head_shape((512, 1, 1), samples=8, classes=100)
+    config = config_of_library(shape, 100)
+    assert config_from(vars(config), shape) == config
+    for changed in ({"waits": True}, {"block_f": 16}, {"window_parts": 2}):
+        with pytest.raises(ValueError, match="library"):
+            config_from({**vars(config), **changed}, shape)
+    write(tables, table(entry(shape, config=config), device="cpu"), "cpu.json")
+
+    def chosen(classes, hidden=NO_LAYERS):
+        options = {"pool_max": False, "dtype": torch.float16, "device": CPU, "place": "alone"}
+        return choose_config(shape.view, classes, hidden=hidden, **options)
+
+    assert chosen(100) == config and not chosen(101).by_library
+    assert not chosen(100, HiddenLayers(eps=1e-5)).by_library
+    assert not chosen(10, HiddenLayers(weight=torch.empty(100, 512))).by_library
 
 
 def test_overrides_come_first_and_are_forgotten(tables):

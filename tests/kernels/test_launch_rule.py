@@ -102,7 +102,10 @@ def test_choice_by_rule(samples, channels, positions, window_h, window_w, layout
     else:
         assert programs.partial_sums >= (1 if config.tiled else splits) * samples * classes
     if in_slices and config.reads:
-        assert config.surveys_of(classes) and config.block_j >= 4096, "many classes are decided about in slices"
+        assert config.surveys_of(classes) and config.block_j >= 512, "many classes are decided about in slices"
+        assert programs.stages[2] <= max(3 * 132, samples * math.ceil(classes / 8192)), (
+            "by a few programs more than SMs"
+        )
         assert config.block_n * config.block_k <= 64 * 128, "what a tile finds out has room"
 
 
@@ -138,7 +141,10 @@ TURNED = {**ROWS, "layout": "channels_last"}
 def test_what_is_not_pooled_is_read_where_it_lies(dtype):
     """But for a map with channels side by side, which many classes turn once for all of them."""
     for head in (VECTORS, ROWS):
-        assert set(ways((1, 8, 32, 256), (10, 1000, 20_000), dtype=dtype, **head).values()) == {"in place"}
+        found = ways((1, 8, 32, 256), (10, 1000, 20_000), dtype=dtype, **head)
+        # one sample's few sums of float32 are sooner done without tensor cores
+        assert found.pop((1, 10)) == ("split" if dtype == "float32" else "in place")
+        assert set(found.values()) == {"in place"}
     assert set(ways((1, 8, 32, 256), (1000, 20_000), dtype=dtype, **TURNED).values()) == {"packed"}
     assert "awaited" not in ways((1, 8, 32, 256), (2, 10), dtype=dtype, **TURNED).values()
 

@@ -102,3 +102,31 @@ def test_a_pool_whose_processes_were_killed_leaves_it_to_the_launches(monkeypatc
     with compile_pool.CompilePool((9, 0)) as pool:
         pool.run([int], wait_for=True)
         assert pool._pool.submitted == 2
+
+
+COMPILES_A_LIBRARYS_HEAD = """
+import torch
+from auxhead.autotune.measuring.compile_only import compile_only
+from auxhead.autotune.measuring.compile_pool import InputOf, compile_alone
+from auxhead.autotune.measuring.heads_alone import AloneHead
+from auxhead.kernels.launch.library_rule import config_of_library
+from auxhead.model import FusedAuxHead
+
+head = FusedAuxHead(8, 5, hidden_features=6, norm=True, dtype=torch.float16)
+one = AloneHead(head, torch.empty(2, 8, 4, 4, dtype=torch.float16))
+torch.nn.functional.linear = torch.nn.functional.layer_norm = None
+compiled = compile_only(90)
+compile_alone(InputOf.of(one), config_of_library(one.shape, 5))
+print(len(compiled))
+"""
+
+
+def test_what_a_library_would_do_is_not_done(tmp_path):
+    """A LayerNorm and a linear layer of a million features took minutes on the CPU, and nothing of them is compiled."""
+    pytest.importorskip("triton")
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment["TRITON_CACHE_DIR"] = str(tmp_path)
+    done = subprocess.run(
+        [sys.executable, "-c", COMPILES_A_LIBRARYS_HEAD], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.stdout == "2\n", done.stderr

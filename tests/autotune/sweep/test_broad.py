@@ -97,6 +97,7 @@ def test_a_search_begins_with_what_tables_have(tables):
     shape = SHAPES[-3][0]
     write(tables, table(entry(shape, config=other(shape))))
     assert next(quick(Target(shape))).configs[:2] == (config_by_rule(shape), other(shape))
+    assert next(quick(Target(shape))).configs[2].by_library
 
 
 def test_refuses_options_that_choose_networks(pretended):

@@ -9,7 +9,8 @@ from auxhead.autotune.sweep.space import neighbours, spread_out
 from support.sweep_fakes import small_target
 
 TARGET = small_target(samples=8, channels=256, columns=196, classes=1000)
-FIRST, SECOND = (replace(one, stages=1) for one in spread_out(TARGET.shape, 2))
+#: Tiles of one sample, and of 16.
+FIRST, SECOND = (replace(spread_out(TARGET.shape, 4)[place], stages=1) for place in (3, 1))
 
 
 def timed(us):

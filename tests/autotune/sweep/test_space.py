@@ -23,6 +23,7 @@ from auxhead.autotune.sweep.space import _filled, grid, neighbours, readings, sp
 from auxhead.kernels import LaunchConfig
 from auxhead.kernels.launch.head_shape import HeadShape
 from auxhead.kernels.launch.launch_rule import config_by_rule
+from auxhead.kernels.launch.library_rule import config_of_library
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -216,7 +217,7 @@ def test_candidates_of_a_tiled_rule_have_what_is_usual_of_its_own_way():
     """Of heads that leave 10 % of the time to others the rule's configuration was too many steps away (H200)."""
     for sizes in ((32, 128, 784), (128, 64, 784), (32, 64, 3136)):
         rule, begun = config_by_rule(shape_of(*sizes)), spread_out(shape_of(*sizes), 4)
-        own = [one for one in begun if one.block_n == rule.block_n]
+        own = [one for one in (rule, *begun) if one.block_n == rule.block_n]
         assert rule.block_n == 16 and {(one.num_warps, one.stages > 1) for one in own} >= {(8, False), (4, True)}
 
 
@@ -311,3 +312,11 @@ def test_candidates_of_more_classes_than_tiles_fit():
     for samples, classes in ((1024, 21841), (256, 100000)):
         shape = shape_of(samples, 512, 49, classes=classes)
         assert all(excluded(one, shape) is None for one in spread_out(shape, 20))
+
+
+def test_a_librarys_product_is_allowed_and_stands_alone():
+    for sizes in ((8, 64, 49), (8, 512, 1)):
+        shape = shape_of(*sizes)
+        config = config_of_library(shape, shape.classes)
+        assert excluded(config, shape) is None and not neighbours(config, shape)
+        assert text(config).endswith("-library") and way(config) not in {way(one) for one in grid(shape)}

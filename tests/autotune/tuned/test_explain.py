@@ -14,7 +14,7 @@ from support.example_tables import DEVICE, FILE_NAME, TAPS, entry, head_shape, t
 
 
 def other(shape):
-    return dataclasses.replace(config_by_rule(shape), num_warps=2)
+    return dataclasses.replace(config_by_rule(shape), num_warps=1)
 
 
 @pytest.fixture
@@ -143,7 +143,7 @@ def test_the_command(tuned):
     assert done.exit_code == 0, done.output
     lines = done.output.splitlines()
     assert lines[0] == f"batch 8, 64x1x3136, avg, 100 classes, float16, channels_last, network, on {DEVICE}"
-    assert lines[4].startswith("batch 8, 128x1x784, avg, 100 classes") and "num_warps=2" in lines[3]
+    assert lines[4].startswith("batch 8, 128x1x784, avg, 100 classes") and "num_warps=1" in lines[3]
     assert [line.split(",")[0].strip() for line in lines[1::4]] == 2 * ["used: its own entry"]
     assert lines[2].strip() in ("way: split", "way: tiled")
     by_file = explained("64x56x56", "--batch", 8, "--classes", 100, "--device", FILE_NAME.removesuffix(".json"))

@@ -31,7 +31,7 @@ SHAPE = head_shape(samples=8)
 def configs(shape=SHAPE):
     """The rule's configuration and others, by name."""
     rule = config_by_rule(shape)
-    changes = {"rule": {}, "narrow": {"block_c": 4}, "parted": {"window_parts": 8}, "capped": {"max_registers": 64}}
+    changes = {"rule": {}, "narrow": {"block_c": 4}, "parted": {"window_parts": 2}, "capped": {"max_registers": 64}}
     return {name: dataclasses.replace(rule, **changed) for name, changed in changes.items()}
 
 
