@@ -105,8 +105,9 @@ def _single(shape: HeadShape, pools: LaunchConfig, *, shared: bool) -> LaunchCon
     block_f = min(
         max(next_power_of_2(shape.features) // halves, 16), 256 if shared and shape.classes <= FEW_CLASSES else 512
     )
+    block_k = min(max(8192 // block_f, 16), 64, max(next_power_of_2(shape.classes), 16))
     shares = min(next_power_of_2(-(-shape.features // block_f)), 16) if shared else 1
-    return replace(pools, block_f=block_f, block_k=min(max(8192 // block_f, 16), 64), block_s=shares)
+    return replace(pools, block_f=block_f, block_k=block_k, block_s=shares)
 
 
 def waits_by_rule(classes: int) -> bool:
@@ -183,9 +184,8 @@ def config_of_reading(shape: HeadShape, features: str) -> LaunchConfig:
         block_f = min(block_f, 64 if block_n == 8 else 32)
     while block_f > line and 2 * block_f > total // max(_PROGRAMS // tiles, 1):
         block_f //= 2
-    # of many classes each share sends many sums
     block_c, block_p, programs = block_f, 1, _PROGRAMS
-    fewest = 256 if rows > FEW_CLASSES and size == 2 else 2 * block_f
+    fewest = 256 if rows >= 512 and size == 2 else 2 * block_f  # each share sends sums of all classes
     if shape.view.turned:  # sectors of the map's and of the weight's
         block_c, block_p = (64 if step <= 192 else 32) // size, 8
         block_f = fewest = block_c * block_p
@@ -230,7 +230,7 @@ def _tile_of_reading(shape: HeadShape) -> tuple[int, int, int]:
     few_warps = (turns and block_n * block_k <= 2048) or (
         size == 4 and block_n * block_k <= 4096 and not 8 < samples <= 32
     )
-    few_warps = few_warps or (size == 2 and features <= 2048 and not misaligned)  # of few steps
+    few_warps = few_warps or (size == 2 and features <= 2048 and not misaligned and block_k <= 64)  # of few steps
     return block_n, block_k, 4 if block_k < 64 or few_warps or _some_classes(shape) else 8
 
 

@@ -31,7 +31,7 @@ def pooling(shape: HeadShape, *, only_pools: bool) -> LaunchConfig:
         pool = _Pool(block_c, max(8192 // block_c, 1), num_warps, stages=1, enough=enough)
         if columns == 1:
             pool = _Pool(128, 1, 2 if shape.classes <= 16 else num_warps, stages=1, enough=0)
-        elif only_pools and columns <= 64 and samples >= 4:
+        elif shape.classes > FEW_CLASSES and only_pools and columns <= 64 and samples >= 4:
             pool = _Pool(32, 16, 8, stages=1, enough=0)
         if window_w >= 16 and block_f <= 64:
             pool = _global_pool(shape, window_w) or pool
@@ -135,50 +135,62 @@ class _Pool(NamedTuple):
     enough: int  # programs; windows are divided where there are fewer
 
 
-def _global_pool(shape: HeadShape, window_w: int) -> _Pool | None:
-    """Choose how maps are pooled to one position a channel: what was best, or near it, beside the trunk of ResNet-18.
+def _global_pool(shape: HeadShape, columns: int) -> _Pool | None:
+    """Choose how maps are pooled to one position a channel: what was best, or near it, alone. None: as others.
 
-    Small programs find room between convolutions; of many samples, one program each meets no others. None: as others.
+    But of 64 samples and more of few classes one program each: beside the trunk of ResNet-18 it meets no others.
     """
-    samples, channels, classes = shape.samples, shape.channels, shape.classes
-    line = 128 // shape.element_size  # channels that a line of memory holds
-    large_in_rows = shape.layout == "contiguous" and window_w > 64  # each channel has lines of its own
+    samples, channels = shape.samples, shape.channels
     if samples < 16 and shape.layout == "channels_last" and channels * shape.element_size % 16 != 0:
-        if classes > FEW_CLASSES and samples >= 4:  # each number has an address in registers
+        if shape.classes > FEW_CLASSES and samples >= 4:  # each number has an address in registers
             return _Pool(16, 64, 8, 1, 0)
-        if samples < 4 and window_w <= 64:
+        if samples < 4 and columns <= 64:
             return _Pool(16, 16, 4, 4, 0)
-    if classes > FEW_CLASSES:
-        if large_in_rows and (samples >= 32 or 4 <= samples < 16):
-            return _Pool(16, 64, 4, 1, 256) if samples >= 32 else _Pool(16, 128, 4, 1, 16)
-        if samples >= 32:
-            if samples < 64:
-                return (
-                    _Pool(128, 4, 8, 1, 128)
-                    if window_w <= 64
-                    else _Pool(line, 64, 8, 1, 128)
-                    if window_w <= 256
-                    else _Pool(32, 128, 4, 4, 128)
-                )
-            return _Pool(line, 64, 4, 4, 256) if window_w > 64 else _Pool(512, 2, 8, 1, 0)
-        return _Pool(64, 128, 8, 1, 16) if 4 <= samples < 16 and window_w > 64 else None
-    if shape.layout == "contiguous" and window_w <= 64:
-        return _Pool(64, 8, 4, 1, 0)
-    if large_in_rows and samples >= 64 and window_w <= 1024:
-        return _Pool(64, 32 if window_w <= 256 else 64, 4, 4, 0)
-    if samples >= 64 and classes <= 16 and 128 <= channels <= 512 and window_w <= 1024:
+    line = 128 // shape.element_size  # channels that a line of memory holds
+    if shape.classes > FEW_CLASSES:
+        return _pool_of_many_classes(shape, columns, line)
+    if shape.layout == "contiguous" and columns <= 1024:
+        return _pool_of_rows(shape, columns)
+    if samples >= 64 and shape.classes <= 16 and 128 <= channels <= 512 and columns <= 1024:
         return _Pool(512, 64 if channels <= 128 else 32 if channels <= 256 else 8, 4, 4, 0)
-    if samples >= 16 and not (large_in_rows and window_w <= 1024):
-        return _Pool(line, 32, 2, 4, 256) if samples < 64 and window_w <= 1024 else _Pool(line, 64, 4, 4, 256)
-    few = samples < 4
-    if window_w > 1024:
+    if samples >= 16:
+        return _Pool(line, 32, 2, 4, 256) if samples < 64 and columns <= 1024 else _Pool(line, 64, 4, 4, 256)
+    return _pool_of_few_samples(shape, columns)
+
+
+def _pool_of_many_classes(shape: HeadShape, columns: int, line: int) -> _Pool | None:
+    samples = shape.samples
+    if shape.layout == "contiguous" and columns > 64 and (samples >= 32 or 4 <= samples < 16):
+        return _Pool(16, 64, 4, 1, 256) if samples >= 32 else _Pool(16, 128, 4, 1, 16)
+    if columns <= 64:
+        return _Pool(512, 2, 8, 1, 0) if samples >= 64 else _Pool(128, 4, 8, 1, 128) if samples >= 32 else None
+    if samples >= 64:
+        return _Pool(line, 64, 4, 4, 256)
+    if samples >= 32:
+        return _Pool(line, 64, 8, 1, 128) if columns <= 256 else _Pool(32, 128, 4, 4, 128)
+    return _Pool(32, 64, 8, 1, 16) if samples >= 4 else None
+
+
+def _pool_of_rows(shape: HeadShape, columns: int) -> _Pool:
+    """Choose for few classes of maps in rows: each channel has lines of its own."""
+    if columns <= 64:
+        return _Pool(64, 8, 4, 1, 0)
+    if shape.samples >= 64:
+        return _Pool(64, 32 if columns <= 256 else 64, 4, 4, 0)
+    return _pool_of_few_samples(shape, columns)
+
+
+def _pool_of_few_samples(shape: HeadShape, columns: int) -> _Pool:
+    """Choose for few classes: small programs, more of them the larger the map."""
+    few, channels = shape.samples < 4, shape.channels
+    if columns > 1024:
         return _Pool(32, 128, 4, 4, 64 if few else 128)
-    if window_w > 256:
+    if columns > 256:
         return _Pool(16 if channels < 512 or few else 32, 128, 4, 4, 0)
-    if window_w > 64:
-        if channels >= 1024 and not (few and classes <= 16):
+    if columns > 64:
+        if channels >= 1024 and not (few and shape.classes <= 16):
             return _Pool(64, 128, 4, 1, 0)
-        return _Pool(16, 64, 8 if few and classes <= 16 else 4, 1, 0)
+        return _Pool(16, 64, 8 if few and shape.classes <= 16 else 4, 1, 0)
     if few:
         return _Pool(64, 16, 4, 4, 0)
     return _Pool(32, 16, 4, 1, 0) if channels < 1024 else _Pool(64, 16, 2, 4, 0)
