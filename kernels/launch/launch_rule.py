@@ -107,7 +107,8 @@ def _single(shape: HeadShape, pools: LaunchConfig, *, shared: bool) -> LaunchCon
     )
     block_k = min(max(8192 // block_f, 16), 64, max(next_power_of_2(shape.classes), 16))
     shares = min(next_power_of_2(-(-shape.features // block_f)), 16) if shared else 1
-    return replace(pools, block_f=block_f, block_k=block_k, block_s=shares)
+    num_warps = max(pools.num_warps, 4)
+    return replace(pools, block_f=block_f, block_k=block_k, block_s=shares, num_warps=num_warps)
 
 
 def waits_by_rule(classes: int) -> bool:
@@ -153,7 +154,10 @@ def _tiled(shape: HeadShape, pools: LaunchConfig) -> LaunchConfig:
     # Triton reads ahead what it can read in vectors, and waits for maps in more parts in a loop of its own
     in_vectors = element_size < 4 and features % ROW_UNIT == 0 and pools.window_parts <= 4
     buffers = WEIGHT_BUFFERS if in_vectors and features > sums * block_f else 0
-    return replace(pools, block_n=16, block_f=block_f, block_k=block_k, block_s=sums, weight_buffers=buffers)
+    num_warps = max(pools.num_warps, 4)
+    return replace(
+        pools, block_n=16, block_f=block_f, block_k=block_k, block_s=sums, num_warps=num_warps, weight_buffers=buffers
+    )  # fmt: skip
 
 
 def config_of_split(shape: HeadShape, pools: LaunchConfig) -> LaunchConfig:
