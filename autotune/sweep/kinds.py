@@ -7,12 +7,12 @@ from typing import Any
 from ...kernels.launch.choose_config import chosen_by_rule
 from ...kernels.launch.head_shape import HeadShape
 from ...kernels.launch.launch_rule import FEW_CLASSES
-from ...kernels.launch.tuned_table import TunedTable, table_of, tuned_devices
+from ...kernels.launch.tuned_table import TunedTable
 from ..measuring.heads_alone import ALONE
 from ..records.decisions import Measurement, by_setting, of_last_kernel
 from ..records.record import Record
 from ..records.tables import RecordTable
-from .search import Answers
+from .search import Answers, shipped_tables
 from .winners import launchable
 
 #: What the rule may take of the time of a table's entry where it serves well enough by itself.
@@ -38,7 +38,7 @@ def kind_of(shape: HeadShape) -> str:
 
 def kind_tables(records: Iterable[Record]) -> list[RecordTable]:
     """Return for each environment and each shipped table a table by kind of head; none where no entry was measured."""
-    tables = [table for name in tuned_devices() if (table := table_of(name)) is not None]
+    tables = shipped_tables()
     heads: dict[tuple[Any, ...], dict[HeadShape, Answers]] = {}
     for (where, shape), its in _alone(records).items():
         heads.setdefault(where, {})[shape] = _times(map(launchable, its))

@@ -13,12 +13,14 @@ from typing import NamedTuple
 
 from ...kernels.launch.head_shape import HeadShape
 from ...kernels.launch.launch_config import LaunchConfig
+from ...kernels.launch.launch_rule import config_by_rule
 from ...kernels.launch.library_rule import config_of_library
-from ...kernels.launch.tuned_table import table_of, tuned_devices
+from ...kernels.launch.tuned_table import BadTable, TunedTable, table_of, tuned_devices
 from ..measuring.heads_alone import ALONE, NETWORK, Target
 from ..measuring.timers import CAPTURES, FINAL_ROUNDS
 from ..records.comparison import Paired
 from ..records.decisions import Decision, simplicity
+from ..records.record import BadRecord
 from .space import neighbours, spread_out, way
 
 #: Captures of what is measured again: what is 2 % faster is then told from what is not.
@@ -178,10 +180,21 @@ def _move(here: LaunchConfig, there: LaunchConfig) -> tuple[tuple[str, int, int]
 LEADERS = 12
 
 
+def shipped_tables() -> list[TunedTable]:
+    """Return the tables of all devices.
+
+    Raises:
+        BadRecord: one cannot be read.
+    """
+    try:
+        return [table for name in tuned_devices() if (table := table_of(name)) is not None]
+    except BadTable as error:
+        raise BadRecord(str(error)) from None
+
+
 def tabled(shape: HeadShape) -> list[LaunchConfig]:
     """Return what the tables of all devices have for a head alone."""
-    tables = [table for name in tuned_devices() if (table := table_of(name)) is not None]
-    return [entry.config for table in tables if (entry := table.find(shape, ALONE)) is not None]
+    return [entry.config for table in shipped_tables() if (entry := table.find(shape, ALONE)) is not None]
 
 
 def quick(target: Target) -> Generator[Ask, Answers, None]:
@@ -193,8 +206,8 @@ def quick(target: Target) -> Generator[Ask, Answers, None]:
     (20 heads, H200).
     """
     shape = target.shape
-    library = config_of_library(shape, shape.classes)
-    configs = tuple(dict.fromkeys([target.rule, *tabled(shape), library, *spread_out(shape, 20)]))
+    ways = (config_by_rule(shape), config_of_library(shape, shape.classes))  # the rule's is one of them
+    configs = tuple(dict.fromkeys([target.rule, *tabled(shape), *ways, *spread_out(shape, 20)]))
     # only looked at in few rounds, since the fastest ones are timed again; captures differ more than rounds do
     looked = yield Ask(ALONE, configs, rounds=4, share=0.2)
     if not looked:

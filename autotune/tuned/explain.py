@@ -43,7 +43,9 @@ class Explanation(NamedTuple):
         else:
             lines.append(f"  used: its own entry, {self.entry.margin:.1%} less time than the rule's configuration")
         if self.config.by_library:
-            return [*lines, "  way: library: PyTorch's operations multiply, and one launch decides by the logits"]
+            packs = "" if self.shape.view.in_order else "one launch pools, or puts in order, "
+            multiply = "PyTorch's operations multiply, and one launch decides by the logits"
+            return [*lines, f"  way: library: {packs}{multiply}"]
         fields = " ".join(f"{name}={value}" for name, value in vars(self.config).items())
         two = ": one launch pools, or puts in order, and another one multiplies and decides" * self.config.packs
         return [*lines, f"  way: {self.config.way}{two}", f"  {fields}"]

@@ -31,7 +31,8 @@ def config_by_rule(shape: HeadShape) -> LaunchConfig:
     many = features > _FEW_FEATURES or features * classes > _FEW_PRODUCTS
     if shape.view.turned and samples <= 2 and features <= 1 << 15 and classes <= _FEW_TURNED:
         return config_of_split(shape, replace(pools, block_c=16, block_p=16, block_a=1, num_warps=8))
-    if shape.view.in_order and shape.dtype == "float32" and samples == 1 and classes <= 16 and features <= 1 << 16:
+    vector = shape.view.in_order and shape.view.positions == 1
+    if vector and shape.dtype == "float32" and samples == 1 and classes <= 16 and features <= 1 << 16:
         return config_of_split(shape, replace(pools, block_c=512))
     if (shape.view.unpooled and many) or _packing_pays(shape):
         return config_of_reading(shape, _where(shape))
@@ -91,7 +92,7 @@ def _packing_pays(shape: HeadShape) -> bool:
 def config_of_norm(shape: HeadShape) -> LaunchConfig:
     """Choose the configuration of a head with a LayerNorm: programs have all features of a sample, or read them."""
     large = shape.samples * weight_bytes(shape) >= 2 * _LARGE_WEIGHT or shape.features >= 8192
-    if large or shape.classes > _MANY_CLASSES:
+    if large:
         return config_of_reading(shape, _where(shape))
     return _single(shape, pooling(shape, only_pools=True), shared=False)
 
@@ -186,7 +187,7 @@ def config_of_reading(shape: HeadShape, features: str) -> LaunchConfig:
     block_f = 32 if block_n * block_k >= most else 2 ** (min(_STEP_BYTES // step, 2 * line).bit_length() - 1)
     if _in_slices(shape) and size == 2 and total % 8 != 0:  # each number has an address of its own in registers
         block_f = min(block_f, 64 if block_n == 8 else 32)
-    while block_f > line and 2 * block_f > total // max(_PROGRAMS // tiles, 1):
+    if block_f > line and 2 * block_f > total // max(_PROGRAMS // tiles, 1):
         block_f //= 2
     block_c, block_p, programs = block_f, 1, _PROGRAMS
     fewest = 256 if rows >= 512 and size == 2 else 2 * block_f  # each share sends sums of all classes
@@ -204,7 +205,7 @@ def config_of_reading(shape: HeadShape, features: str) -> LaunchConfig:
     shares = 1
     while not _in_slices(shape) and 2 * shares * tiles <= programs and 2 * shares * fewest <= total:
         shares *= 2
-    stages = min(_SHARED_BYTES // (step * block_f), 4)
+    stages = max(min(_SHARED_BYTES // (step * block_f), 4), 2)
     block_j = min(next_power_of_2(rows), 512 if _in_slices(shape) else 8192)
     while shape.samples * -(-rows // block_j) > 3 * _PROGRAMS and block_j < min(next_power_of_2(rows), 8192):
         block_j *= 2
@@ -240,7 +241,8 @@ def _tile_of_reading(shape: HeadShape) -> tuple[int, int, int]:
 
 def _some_classes(shape: HeadShape) -> bool:
     """Return whether what many programs send of a tile of classes takes longer than its features."""
-    return 16 < shape.classes <= FEW_CLASSES and shape.element_size == 2
+    few = shape.samples <= 64 or shape.features % 8 == 0  # of more, and number by number, four warps have no registers
+    return 16 < shape.classes <= FEW_CLASSES and shape.element_size == 2 and few
 
 
 def _in_slices(shape: HeadShape) -> bool:

@@ -17,7 +17,7 @@ def pooling(shape: HeadShape, *, only_pools: bool) -> LaunchConfig:
     columns, features = view.window_h * window_w, shape.features
     enough = 64 if not only_pools else 128 if samples < 16 else 256
     if positions > 1:
-        pool, block_p = _windows(shape, columns, enough, only_pools)
+        pool, block_p = _windows(shape, columns, enough)
         window_w = columns  # its elements lie in one row for the kernel
     else:
         # wide blocks of channels read whole lines of memory, but leave fewer programs, each with more of the weight
@@ -51,7 +51,7 @@ def pooling(shape: HeadShape, *, only_pools: bool) -> LaunchConfig:
     return LaunchConfig(1, block_c, block_p, block_a, 1, 1, 1, block_j, window_parts, stages, pool.num_warps)
 
 
-def _windows(shape: HeadShape, columns: int, enough: int, only_pools: bool) -> "tuple[_Pool, int]":
+def _windows(shape: HeadShape, columns: int, enough: int) -> "tuple[_Pool, int]":
     """Choose how windows of so many elements are pooled, and how many a program has of each channel."""
     features = shape.samples * shape.features
     if shape.layout == "channels_last":  # half lines at least, whole ones where programs are enough
@@ -61,14 +61,17 @@ def _windows(shape: HeadShape, columns: int, enough: int, only_pools: bool) -> "
             block_c *= 2
     else:
         block_a, block_p = min(next_power_of_2(columns), 64), min(next_power_of_2(shape.view.positions), 16)
-        block_c, programs = max(4096 // (block_p * block_a), 1), shape.samples * -(-shape.view.positions // block_p)
+        block_c, programs = (
+            max(4096 // (block_p * max(block_a, 2)), 1),
+            shape.samples * -(-shape.view.positions // block_p),
+        )
         least = 32 if block_a <= 16 else 16  # sooner, if of many positions and in few steps
         while block_p == 16 and block_c < least and programs * shape.channels >= 200 * block_c:
             block_c *= 2
         while block_c * block_p * block_a > 8192:  # of more, a thread's registers do not hold all
             block_a //= 2
     small = shape.layout == "channels_last" and shape.samples >= 8 and shape.classes <= 16
-    num_warps = 2 if small else 4 if only_pools else 8
+    num_warps = 2 if small else 4
     return _Pool(block_c, block_a, num_warps, stages=1, enough=enough), block_p
 
 

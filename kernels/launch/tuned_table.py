@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from .head_shape import DTYPES, LAYOUTS, POOLS, HeadShape
 from .kernel_hash import is_measured_code, kernel_hash
-from .launch_config import FEATURES, LaunchConfig, next_power_of_2
+from .launch_config import FEATURES, LaunchConfig, by_library, next_power_of_2
 
 #: Format of a table; readers refuse others.
 SCHEMA = "auxhead tuned 2"
@@ -108,7 +108,7 @@ def table_for(device_name: str, place: str, samples: int) -> TunedTable | None:
     own = table_of(device_name)
     lender, sizes = BORROWERS.get(table_path(device_name).stem, ("", ()))
     borrows = place == "network" and samples in sizes and not (own and any(one.place == place for one in own.entries))
-    return table_of(lender) if borrows else own
+    return (table_of(lender) if borrows else None) or own
 
 
 def lookup(device_name: str, shape: HeadShape, place: str) -> LaunchConfig | None:
@@ -223,6 +223,9 @@ def config_from(values: Any, shape: HeadShape) -> LaunchConfig:
         value, (allowed, wanted) = values[field.name], _ALLOWED.get(field.name, _POWERS)
         _check(type(value) is field.type and value in allowed, field.name, value, wanted)
     config = LaunchConfig(**values)
+    for name, value in vars(by_library(shape.classes)).items() if config.by_library else ():
+        packs = name in ("block_c", "block_p", "block_a", "stages")
+        _check(packs or values[name] == value, name, values[name], f"{value} where a library multiplies")
     block_n, block_f, split, reads = config.block_n, config.block_f, not config.tiled, config.reads
     surveys = config.surveys_of(shape.classes)
     pooled, in_a_block = config.block_c * config.block_p, f"at most {MOST_ELEMENTS} elements in a block with it"
@@ -234,12 +237,7 @@ def config_from(values: Any, shape: HeadShape) -> LaunchConfig:
         ("num_warps", config.num_warps <= 32, "at most 32"),
         ("block_f", not reads or not split, f"16 or more where features are {config.features}"),
         ("window_parts", shape.pool != "max" or config.window_parts == 1, "1: a maximum is not added up"),
-        (
-            "window_parts",
-            config.window_parts == 1 or not (reads or config.by_library),
-            f"1 where features are {config.features}",
-        ),
-        ("block_f", not config.by_library or split, "1 where a library multiplies"),
+        ("window_parts", not reads or config.window_parts == 1, f"1 where features are {config.features}"),
         ("features", not config.in_place or view.unpooled, "another one: x is pooled"),
         ("weight_buffers", block_n > 1 or config.weight_buffers == 0, "0 where block_n is 1"),
         ("weight_buffers", not reads or config.weight_buffers > 0, f"2 to 5 where features are {config.features}"),
@@ -252,7 +250,6 @@ def config_from(values: Any, shape: HeadShape) -> LaunchConfig:
         ("block_f", split or block_f >= 16, "1, or 16 or more where other programs multiply than those that pool"),
         ("block_k", split or config.block_k >= 16, "16 or more where other programs multiply: rows are padded"),
         ("waits", split or not config.waits, "false where other programs multiply: they all wait"),
-        ("waits", not (config.by_library and config.waits), "false where a library multiplies"),
         ("block_p", pooled <= MOST_ELEMENTS, in_a_block),
         ("block_a", pooled * config.block_a <= MOST_ELEMENTS, in_a_block),
         ("block_k", config.block_k * (pooled if split else max(block_f, block_n)) <= MOST_ELEMENTS, in_a_block),

@@ -48,9 +48,9 @@ def test_a_table_may_say_of_one_linear_layer_that_a_library_multiplies_it(tables
     shape = head_shape((512, 1, 1), samples=8, classes=100)
     config = config_of_library(shape, 100)
     assert config_from(vars(config), shape) == config
-    for changed in ({"waits": True}, {"block_f": 16}, {"window_parts": 2}):
-        with pytest.raises(ValueError, match="library"):
-            config_from({**vars(config), **changed}, shape)
+    for name, value in {"waits": True, "block_f": 16, "window_parts": 2, "last_rows": 64, "num_warps": 32}.items():
+        with pytest.raises(ValueError, match=f"{name}: got {value}, wants .* where a library multiplies"):
+            config_from({**vars(config), name: value}, shape)
     write(tables, table(entry(shape, config=config), device="cpu"), "cpu.json")
 
     def chosen(classes, hidden=NO_LAYERS):

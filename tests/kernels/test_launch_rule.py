@@ -19,13 +19,13 @@ from hypothesis import strategies as st
 
 HALF = torch.float16
 SIZES = {
-    "samples": st.integers(1, 70_000) | st.sampled_from([1, 8, 32, 128]),
-    "channels": st.integers(1, 4096) | st.just(200_704),
-    "positions": st.integers(1, 100) | st.integers(1, 50_000),
-    "window_h": st.integers(1, 256) | st.just(1),
-    "window_w": st.integers(1, 50_000) | st.just(1),
+    "samples": st.sampled_from([1, 2, 8, 16, 32, 128]) | st.integers(1, 70_000),
+    "channels": st.sampled_from([16, 64, 256, 512, 2048, 200_704]) | st.integers(1, 4096),
+    "positions": st.just(1) | st.integers(1, 100) | st.integers(1, 50_000),
+    "window_h": st.just(1) | st.integers(1, 256),
+    "window_w": st.sampled_from([1, 4, 49, 64, 196, 784, 3136]) | st.integers(1, 50_000),
     "layout": st.sampled_from(LAYOUTS),
-    "classes": st.integers(1, 32_000),
+    "classes": st.sampled_from([2, 10, 100, 128, 200, 1000]) | st.integers(1, 32_000),
     "pool": st.sampled_from(POOLS),
     "dtype": st.sampled_from(DTYPES),
 }
@@ -142,9 +142,9 @@ def test_what_is_not_pooled_is_read_where_it_lies(dtype):
     """But for a map with channels side by side, which many classes turn once for all of them."""
     for head in (VECTORS, ROWS):
         found = ways((1, 8, 32, 256), (10, 1000, 20_000), dtype=dtype, **head)
-        # one sample's few sums of float32 are sooner done without tensor cores
-        assert found.pop((1, 10)) == ("split" if dtype == "float32" else "in place")
-        assert set(found.values()) == {"in place"}
+        # few sums of one vector in float32 are sooner done without tensor cores
+        one = "split" if dtype == "float32" and head is VECTORS else "in place"
+        assert found.pop((1, 10)) == one and set(found.values()) == {"in place"}
     assert set(ways((1, 8, 32, 256), (1000, 20_000), dtype=dtype, **TURNED).values()) == {"packed"}
     assert "awaited" not in ways((1, 8, 32, 256), (2, 10), dtype=dtype, **TURNED).values()
 

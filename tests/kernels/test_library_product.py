@@ -167,11 +167,18 @@ def test_the_rule(monkeypatch):
     assert rule_of((128, 1035, 14, 14), 948, pool="none") and not rule_of((128, 512, 7, 7), 255, pool="none")
     assert not rule_of((128, 96, 28, 28), 1107, pool="none", turned=True), "rows of logits of an odd length"
     assert rule_of((17, 197, 301), 51, pool="none") and not rule_of((128, 1549, 7, 7), 10, pool="none")
+    assert not rule_of((15, 197, 301), 51, pool="none")
     # few features before many classes, hidden layers, norms
     assert rule_of((128, 454), 21_843, pool="none") and not rule_of((32, 229), 21_843, pool="none")
+    assert not rule_of((128, 768), 21_843, pool="none")
+    assert rule_of((2, 512), 21_843, pool="none", hidden=512) and not rule_of((2, 512), 10_000, pool="none", hidden=512)
+    assert not rule_of((8, 25_088), 10_000, pool="none", hidden=512), "behind a large first layer"
     assert rule_of((19, 1024), 17543, pool="none", hidden=882) and not rule_of((128, 256), 2, pool="none", hidden=622)
     assert rule_of((47, 192, 8, 8), 371, hidden=512, norms=True) and not rule_of((5, 96), 1000, pool="none", hidden=40)
     assert rule_of((128, 32), 21843, pool="none", norms=True) and not rule_of((32, 397), 761, pool="none", norms=True)
+    assert not rule_of((8, 1280), 4096, pool="none", norms=True) and not rule_of(
+        (8, 1024), 10_000, pool="none", norms=True
+    )
     assert rule_of((193, 64, 8, 8), 10_320, size=3, norms=True) and not rule_of((42, 2048, 28, 7), 1000)
     for batch in (1, 8, 32, 128):
         for channels, side in ((64, 56), (128, 28), (256, 14), (512, 7), (1024, 14), (2048, 7)):

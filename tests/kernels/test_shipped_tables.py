@@ -6,7 +6,7 @@ import statistics
 import pytest
 from auxhead.autotune.records import tables
 from auxhead.autotune.records.comparison import Difference
-from auxhead.autotune.sweep import kinds
+from auxhead.autotune.sweep import search
 from auxhead.autotune.sweep.kinds import kind_tables
 from auxhead.autotune.tuned import promote as promotion
 from auxhead.kernels.launch.kernel_hash import is_measured_code
@@ -73,7 +73,7 @@ def test_the_rule_is_within_10_percent_of_it_in_the_median(table):
 def test_the_winners_are_published(monkeypatch):
     """All of them, and in the page of autotune/ what they come to."""
     read_once(monkeypatch, tables)
-    monkeypatch.setattr(kinds, "tuned_devices", lambda: [table_path("NVIDIA H200").stem])  # and not what others have
+    monkeypatch.setattr(search, "tuned_devices", lambda: [table_path("NVIDIA H200").stem])  # and not what others have
     published = (COMMITTED / "h200/winners.md").read_text()
     printed = tune("table", COMMITTED / SHIPPED["NVIDIA H200"][0], "--markdown").output
     assert [line.split("|")[:6] for line in printed.splitlines()] == [

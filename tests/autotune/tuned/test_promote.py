@@ -6,12 +6,13 @@ import math
 
 import pytest
 from auxhead.autotune.records.record import BadRecord, Record
+from auxhead.autotune.sweep.kinds import kind_tables
 from auxhead.autotune.tuned.promote import promote
 from auxhead.kernels.launch.kernel_hash import kernel_hash
 from auxhead.kernels.launch.launch_rule import config_by_rule
 from auxhead.kernels.launch.tuned_table import BadTable, lookup, read_table, table_path
 from support.command_line import assert_one_line_error, tune
-from support.example_tables import DEVICE, FILE_NAME, TAPS, entry, head_shape, table
+from support.example_tables import DEVICE, FILE_NAME, TAPS, entry, head_shape, table, write
 from support.written_records import written
 
 ENVIRONMENT = {
@@ -78,6 +79,20 @@ def promoted(tmp_path, tables):
         return {(one.shape, one.place): one for one in read_table(promotion.path).entries}
 
     return run
+
+
+def test_what_the_rule_takes_is_told_by_what_was_timed_most_often(tables):
+    """Of the entry, and of the rule's configuration of today, which may only have been looked at."""
+    write(tables, table(entry(SHAPE, config=configs()["narrow"])))
+    looked = [swept("narrow", 5.0, rounds=4), swept(us=11.0, rounds=4)]
+    (found,) = kind_tables([swept("narrow", 8.0), *looked, swept("parted", 9.0)])
+    assert found.rows[-1][:3] == ("all", "1", f"{11 / 8:.2f}")
+
+
+def test_a_table_that_cannot_be_read_is_named(tables, tmp_path):
+    (tables / FILE_NAME).write_text("{}")
+    done = tune("table", written(tmp_path / "a.jsonl", swept(), swept("narrow", 8.0)))
+    assert_one_line_error(done, f"{tables / FILE_NAME}: schema: got None, wants 'auxhead tuned 2'")
 
 
 def test_the_fastest_wins_and_is_launched_then(promoted, tables):
