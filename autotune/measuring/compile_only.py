@@ -15,7 +15,7 @@ from ...kernels import before_launch
 from ...kernels.reference.hidden_layers import HiddenLayers
 
 
-def _nothing(features: Tensor, _hidden: HiddenLayers, weight: Tensor) -> Tensor:
+def _nothing(features: Tensor, hidden: HiddenLayers, weight: Tensor) -> Tensor:
     return features.new_empty((len(features), len(weight)), dtype=torch.float32)
 
 
