@@ -107,7 +107,9 @@ def undrawn():
 def tiles_from_7(monkeypatch):
     """Multiply by groups wherever there are 7 samples: batches for which that pays are large to interpret."""
     module = importlib.import_module("auxhead.kernels.launch.choose_config")
-    monkeypatch.setattr("auxhead.kernels.launch.launch_rule._tiling_pays", lambda shape: shape.samples >= 7)
+    monkeypatch.setattr(
+        "auxhead.kernels.launch.launch_rule._tiling_pays", lambda shape: shape.samples >= 7 and shape.element_size == 2
+    )
     module._tuned_or_by_rule.cache_clear()
     yield
     module._tuned_or_by_rule.cache_clear()

@@ -79,7 +79,7 @@ def _packing_pays(shape: HeadShape) -> bool:
         return (large or pooled * classes >= 1 << 20) and not _few_features(shape)
     if shape.layout == "contiguous" and shape.view.window_w <= 64 and pooled >= 1 << 16:
         return True
-    if samples >= 32 and _tiling_pays(shape):
+    if samples >= 32 and classes >= FEW_CLASSES:
         if pooled * shape.view.window_w >= 1 << (22 if shape.features >= 512 and shape.view.window_w > 64 else 23):
             return True
         if shape.layout == "contiguous" and shape.dtype != "float32":
@@ -119,9 +119,11 @@ def waits_by_rule(classes: int) -> bool:
 
 def _tiling_pays(shape: HeadShape) -> bool:
     """Return whether to multiply 16 samples at a time: the weight is read once, not 16 times, but programs wait."""
+    if shape.element_size == 4:  # tensor cores take float32 from memory alone
+        return False
     if shape.samples >= 32:
         return shape.classes >= FEW_CLASSES
-    return shape.samples >= 4 and shape.classes >= 2 * FEW_CLASSES and shape.features > 256 and shape.element_size == 2
+    return shape.samples >= 4 and shape.classes >= 2 * FEW_CLASSES and shape.features > 256
 
 
 def _spreads_weight(shape: HeadShape) -> bool:
@@ -141,19 +143,15 @@ def _spreads_weight(shape: HeadShape) -> bool:
 
 
 def _tiled(shape: HeadShape, pools: LaunchConfig) -> LaunchConfig:
-    """Configure programs that multiply groups of 16 samples."""
-    samples, classes, features, element_size = shape.samples, shape.classes, shape.features, shape.element_size
+    """Configure programs that multiply groups of 16 samples, in half precision."""
+    samples, classes, features = shape.samples, shape.classes, shape.features
     block_k = min(max(next_power_of_2(classes), 16), 64)
-    block_f = max(min(256 // element_size, next_power_of_2(features)), 16)
+    block_f = max(min(128, next_power_of_2(features)), 16)
     sums = 1 if features < 256 else 2 if features < (512 if samples < 64 else 1024) else 4
-    if element_size == 4:  # added up one after another, 512 features leave 6 times the error of 8 parts
-        while 2 * sums * block_f <= features and sums < 8:
-            sums *= 2
-    else:
-        while sums > 1 and -(-samples // 16) * -(-classes // block_k) * sums > MOST_TILES:
-            sums //= 2
+    while sums > 1 and -(-samples // 16) * -(-classes // block_k) * sums > MOST_TILES:
+        sums //= 2
     # Triton reads ahead what it can read in vectors, and waits for maps in more parts in a loop of its own
-    in_vectors = element_size < 4 and features % ROW_UNIT == 0 and pools.window_parts <= 4
+    in_vectors = features % ROW_UNIT == 0 and pools.window_parts <= 4
     buffers = WEIGHT_BUFFERS if in_vectors and features > sums * block_f else 0
     num_warps = max(pools.num_warps, 4)
     return replace(
