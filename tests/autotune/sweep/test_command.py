@@ -68,7 +68,7 @@ def test_a_sweep_is_shown_kept_and_not_repeated(pretended):
     ]  # fmt: skip
     lines = done.stdout.splitlines()
     assert lines[0].lstrip().startswith("0% resnet18 float16, batch 8, 10 classes, 4 heads (stages)")
-    assert any("22 configurations alone, 4 rounds" in line for line in lines)
+    assert any("14 configurations alone, 4 rounds" in line for line in lines)
     in_situ = next(line for line in lines if "4 configurations in situ" in line)
     assert all(part in in_situ for part in (" left: ", "best so far n", "failed: ", " wrong answer"))
     assert "layer1, layer2" in done.stdout and "Not timed: " in done.stdout

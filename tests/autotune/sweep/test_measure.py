@@ -136,7 +136,7 @@ def test_without_a_baseline_nothing_is_timed(tmp_path):
     (found,), _, sweep = run(STRATEGIES["quick"], records_at(out), measurer)
     assert found.alone is found.network is found.over_rule is None and not measurer.timed
     assert [record.variant for record in read_records(out)] == [text(TARGET.rule)], "the others did not fail"
-    assert sweep.failures == {"out of resources": 1, "no baseline": 21}
+    assert sweep.failures == {"out of resources": 1, "no baseline": 13}
 
 
 class Killed(Synthetic):
@@ -180,7 +180,7 @@ def test_quick_finds_what_is_better_than_the_rule():
     )
     assert found.over_alone.high >= 1.0 or found.over_alone.median_ratio < 1.0, "it is never worse beyond noise"
     count = Counter(place for place, _, _ in measurer.timed)
-    steps, further = divmod(count[ALONE] - 22 - 7, 13)
+    steps, further = divmod(count[ALONE] - 14 - 7, 13)
     assert 2 <= steps <= 7 and not further and count[NETWORK] - 4 in (0, 2, 3), "each time beside the rule's"
     assert {rounds for place, _, rounds in measurer.timed if place == NETWORK} == {FINAL_ROUNDS}
     in_situ = {config for place, config, _ in measurer.timed if place == NETWORK}
