@@ -203,8 +203,8 @@ def quick(target: Target) -> Generator[Ask, Answers, None]:
     Three are measured in situ.
 
     A search of ten times that, by halving from 96 configurations on, found what takes 1.1 % less at most, on average
-    (20 heads, H200). A dozen spread out are enough: of 66 heads they had the way in which each winner of ours multiplies,
-    as 20 had (H200).
+    (20 heads, H200). A dozen spread out are enough: of 66 heads they had the way in which the winner multiplies,
+    as 20 had.
     """
     shape = target.shape
     ways = (config_by_rule(shape), config_of_library(shape, shape.classes))  # the rule's is one of them

@@ -135,7 +135,9 @@ def repeats(device, samples):
 def assert_counters_are_zero(launch, *, tiled):
     assert not any(counters.any() for counters in launch._counters)
     for space in launch._spaces.values():
-        assert space.constants.tiled in tiled
+        assert (
+            space.constants.tiled in tiled or space.constants.element_size == 4
+        )  # never by rule: tiles of half precision
         zeros = [part for part in space.arguments.workspace if part is not None and part.dtype == torch.int32]
         assert zeros and not any(part.any() for part in zeros), "what programs left for each other is taken and cleared"
 
