@@ -92,7 +92,7 @@ def _steps(sweeps: Path, randoms: Path) -> list[Step]:
     """Return the steps; the table comes before the random heads, which are launched by it."""
     shapes = {head.planned(torch.device("cpu")).shape for family in BROAD for head in family}
     broad = Step(
-        "Sweep of the broad set, alone", len(shapes), 28,
+        "Sweep of the broad set, alone", len(shapes), 34,
         lambda known: len({shape_of(one) for one in sweep_records(known)} & shapes),
         lambda: run_sweep(None, QUICK, sweeps),
     )  # fmt: skip

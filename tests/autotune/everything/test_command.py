@@ -51,7 +51,7 @@ def test_one_command_leaves_all_that_is_to_be_committed(steps, tables, tmp_path)
     assert steps == [*SWEEPS, (400, 50, True)], "random heads are launched by the new table"
     folder = tmp_path / "here" / "nvidia-h200-fake"
     assert (
-        f"{NAME}: about 101 minutes;" in done.stdout and "Ctrl-C at any time: the same command goes on." in done.stdout
+        f"{NAME}: about 99 minutes;" in done.stdout and "Ctrl-C at any time: the same command goes on." in done.stdout
     )
     assert f"here/{folder.name} has what is to be committed:" in done.stdout
     assert {path.name for path in folder.iterdir()} == {
@@ -70,8 +70,8 @@ def test_one_command_leaves_all_that_is_to_be_committed(steps, tables, tmp_path)
 
 def test_what_is_recorded_is_no_more_work(steps):
     first, again = (tune("everything").stdout for _ in range(2))
-    assert "  Sweep of the broad set, alone: 68 heads, about 41 minutes" in first
-    assert "  Sweep of the broad set, alone: 68 heads, about 40 minutes" in again
+    assert "  Sweep of the broad set, alone: 68 heads, about 39 minutes" in first
+    assert "  Sweep of the broad set, alone: 68 heads, about 38 minutes" in again
 
 
 def test_a_random_head_that_fails_is_told_by_the_exit_code(steps, monkeypatch):
