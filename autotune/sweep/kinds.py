@@ -57,7 +57,7 @@ def _alone(records: Iterable[Record]) -> dict[tuple[tuple[Any, ...], HeadShape],
 
 
 def _times(measured: Iterable[Measurement]) -> Answers:
-    """Return the times of all configurations beside the last rule's, of each those of the most rounds.
+    """Return times beside the rule that was measured last; of a configuration timed several times, of the most rounds.
 
     A winner is decided by those alone that were timed most often; the rule may since have another one, only looked at.
     """

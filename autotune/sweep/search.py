@@ -2,7 +2,7 @@
 
 A strategy is a generator that yields what to measure (``Ask``) and is sent the times (``Answers``). But for tables it
 sees nothing else, and it draws nothing at random, so that a sweep that was interrupted asks the same again and gets the
-recorded answers. To add one: a function of a target, and a row in ``STRATEGIES``.
+recorded answers. To add one: a function of a target, a row in ``STRATEGIES``, and what chooses it in command.py.
 """
 
 import dataclasses
@@ -91,7 +91,7 @@ def climb(
         asked: what is not to be asked for again, be it known or have it failed.
         leaders: the number, of each way to multiply, whose neighbours are asked for.
         at_once: neighbours in a step, at most.
-        steps: at most; there are fewer if no neighbour is left, or if ``PATIENCE`` in a row found nothing faster.
+        steps: at most; there are fewer if no neighbour is left, or if ``PATIENCE`` in a row gained too little.
         rounds: of each neighbour.
         shares: of the work that is done before and after.
     """

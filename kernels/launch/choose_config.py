@@ -16,7 +16,7 @@ from .head_view import HeadView
 from .launch_config import LaunchConfig, next_power_of_2
 from .launch_rule import config_by_rule, config_of_norm, config_of_reading
 from .library_rule import config_of_library, library_pays
-from .tuned_table import BadTable, lookup, table_for, table_of, table_path
+from .tuned_table import BadTable, table_for, table_of, table_path
 
 #: Configurations that come before the tables, by shape and place, in the current context; see ``overriding``.
 overrides: ContextVar[Mapping[tuple[HeadShape, str], LaunchConfig] | None] = ContextVar("overrides", default=None)
@@ -34,7 +34,7 @@ def choose_config(
     A table that cannot be read, or is of other kernels, is warned of once, and the rule decides. Both know the linear
     layer alone that reads the features, and what they say is then fitted to the others: a norm wants tiles of one
     sample or features in memory; a program that decides has all hidden features at once; and a large last layer gets
-    programs of its own. Where the rule decides, a library may multiply instead.
+    programs of its own. A library may multiply instead, by the rule or, of one linear layer, by a table.
 
     Args:
         view: the input as the kernel reads it.
@@ -102,16 +102,16 @@ def _tuned_or_by_rule(
 ) -> LaunchConfig:
     shape, name = HeadShape.of(view, rows, pool_max=pool_max, dtype=dtype), name_of(device)
     try:
-        tuned = lookup(name, shape, place)
         table = table_for(name, place, shape.samples)
-        if table is not None and (reason := table.why_void()) is not None:
-            _warn(f"{table_path(table.device)}, of {table.device}: {reason}: run auxhead-tune everything there")
     except BadTable as error:  # a forward goes on without it
         _warn(str(error))
-        tuned = None
-    if tuned is None or (tuned.by_library and layers != Layers.of_linear(shape.classes)):
+        table = None
+    if table is not None and (reason := table.why_void()) is not None:
+        _warn(f"{table_path(table.device)}, of {table.device}: {reason}: run auxhead-tune everything there")
+    entry = None if table is None else table.find(shape, place)
+    if entry is None or (entry.config.by_library and layers != Layers.of_linear(shape.classes)):
         return chosen_by_rule(shape, layers)
-    return _fitted(tuned, shape, layers)
+    return _fitted(entry.config, shape, layers)
 
 
 def chosen_by_rule(shape: HeadShape, layers: Layers | None = None, *, may_use_library: bool = True) -> LaunchConfig:

@@ -29,8 +29,7 @@ ROW_UNIT = 16
 MOST_TILES = 1024
 #: Where programs that multiply find features; see ``LaunchConfig.features``, which may be "library", too.
 FEATURES = ("awaited", "packed", "in place")
-#: ``weight_buffers`` where a tile takes several steps: with four, heads of ResNet-18 and -50 took as long (H200). By
-#: rule not of float32, whose multiply-adds from shared memory take all registers that a thread may have.
+#: ``weight_buffers`` where a tile takes several steps: with four, heads of ResNet-18 and -50 took as long (H200).
 WEIGHT_BUFFERS = 3
 
 

@@ -6,17 +6,17 @@ from .head_shape import HeadShape
 from .launch_config import MOST_TILES, ROW_UNIT, WEIGHT_BUFFERS, LaunchConfig, next_power_of_2
 from .pooling_rule import FEW_CLASSES, packing, pooling
 
-#: Bytes of a weight from which on reading it once for all samples pays for features that lie in memory first.
+#: Bytes of a weight from about which on reading it once for all samples pays for features that lie in memory first.
 _LARGE_WEIGHT = 2 << 20
 #: Features and products up to which a head that is not pooled is soonest done by those who read its features.
 _FEW_FEATURES, _FEW_PRODUCTS = 512, 16384
-#: Classes up to which blocks of a channels-last map of many samples are turned where they are read, by each tile.
+#: Classes up to which blocks of a channels-last map are turned by those who read them, of many samples or one or two.
 _FEW_TURNED = 64
-#: Classes from which on several programs decide about a sample.
+#: Classes of which several programs decide about a sample, if there are more; twice as many from 64 samples on.
 _MANY_CLASSES = 4096
 #: Programs that fill a GPU: an H100 or H200 has so many SMs.
 _PROGRAMS = 132
-#: Bytes of a step of the product, and of all steps that lie in shared memory: as much as small GPUs have.
+#: Bytes of a step of the product, and of all that lie in shared memory, as much as small GPUs have: four such steps.
 _STEP_BYTES, _SHARED_BYTES = 24 << 10, 98 << 10
 
 
@@ -34,7 +34,7 @@ def config_by_rule(shape: HeadShape) -> LaunchConfig:
     vector = shape.view.in_order and shape.view.positions == 1
     if vector and shape.dtype == "float32" and samples == 1 and classes <= 16 and features <= 1 << 16:
         return config_of_split(shape, replace(pools, block_c=512))
-    if (shape.view.unpooled and many) or _packing_pays(shape):
+    if (shape.view.unpooled and many) or _reading_pays(shape):
         return config_of_reading(shape, _where(shape))
     if _spreads_weight(shape):
         if shape.view.positions == 1 and shape.width <= 256:
@@ -52,19 +52,19 @@ def _few_features(shape: HeadShape) -> bool:
     if shape.view.unpooled or shape.dtype == "float32" or features % ROW_UNIT != 0 or shape.samples >= 32:
         return False
     if shape.view.positions > 1:
-        return features <= 1024 and 16 < shape.classes <= _MANY_CLASSES
-    return features <= 64 and shape.width <= 256 and shape.samples >= 4 and 512 <= shape.classes <= _MANY_CLASSES
+        return features <= 1024 and shape.classes > 16
+    return features <= 64 and shape.width <= 256 and shape.samples >= 4 and shape.classes >= 512
 
 
 def _where(shape: HeadShape) -> str:
-    """Return where features are read: packed if they are pooled, or turned for many classes or few samples."""
+    """Return where features are read: packed if they are pooled or float32, or are turned for more than a few."""
     turns = shape.samples > 64 and shape.classes <= _FEW_TURNED
     in_place = shape.view.in_order or (shape.view.turned and turns and shape.dtype != "float32")
     return "in place" if in_place else "packed"
 
 
-def _packing_pays(shape: HeadShape) -> bool:
-    """Return whether a launch of its own pools: where the weight is large it is then read once for all samples.
+def _reading_pays(shape: HeadShape) -> bool:
+    """Return whether features are to lie in memory first: where the weight is large it is read once for all samples.
 
     Windows are pooled sooner by programs that do nothing else. Tensor cores take float32 from memory alone.
     """
@@ -75,7 +75,7 @@ def _packing_pays(shape: HeadShape) -> bool:
     by_each = samples * weight >= (8 if classes > 64 else 32) * _LARGE_WEIGHT
     if shape.view.positions > 1:
         most_pooled = pooled > 1 << (18 if shape.layout == "channels_last" or samples < 32 else 16)
-        large = classes > FEW_CLASSES or weight >= _LARGE_WEIGHT // 2 or most_pooled or by_each
+        large = classes > FEW_CLASSES or weight >= _LARGE_WEIGHT // 2 or most_pooled
         return (large or pooled * classes >= 1 << 20) and not _few_features(shape)
     if shape.layout == "contiguous" and shape.view.window_w <= 64 and pooled >= 1 << 16:
         return True
@@ -106,14 +106,14 @@ def _single(shape: HeadShape, pools: LaunchConfig, *, shared: bool) -> LaunchCon
     block_f = min(
         max(next_power_of_2(shape.features) // halves, 16), 256 if shared and shape.classes <= FEW_CLASSES else 512
     )
-    block_k = min(max(8192 // block_f, 16), 64, max(next_power_of_2(shape.classes), 16))
+    block_k = min(8192 // block_f, 64, max(next_power_of_2(shape.classes), 16))
     shares = min(next_power_of_2(-(-shape.features // block_f)), 16) if shared else 1
     num_warps = max(pools.num_warps, 4)
     return replace(pools, block_f=block_f, block_k=block_k, block_s=shares, num_warps=num_warps)
 
 
 def waits_by_rule(classes: int) -> bool:
-    """Return whether the last of a sample's programs waits for the others, if several: not for very many numbers."""
+    """Return whether the last of a sample's programs waits for the others, if several: for few numbers alone."""
     return classes <= FEW_CLASSES
 
 
@@ -135,7 +135,7 @@ def _spreads_weight(shape: HeadShape) -> bool:
     samples, classes, features = shape.samples, shape.classes, shape.features
     if shape.view.positions > 1:
         return samples < 4 and classes > 16 and features >= 1024
-    if samples >= 4 and _few_features(shape):
+    if _few_features(shape):
         return False
     if samples < 4:
         return shape.width >= 16 and classes > (16 if shape.width > 1024 else FEW_CLASSES)
@@ -145,7 +145,7 @@ def _spreads_weight(shape: HeadShape) -> bool:
 def _tiled(shape: HeadShape, pools: LaunchConfig) -> LaunchConfig:
     """Configure programs that multiply groups of 16 samples, in half precision."""
     samples, classes, features = shape.samples, shape.classes, shape.features
-    block_k = min(max(next_power_of_2(classes), 16), 64)
+    block_k = min(next_power_of_2(classes), 64)
     block_f = max(min(128, next_power_of_2(features)), 16)
     sums = 1 if features < 256 else 2 if features < (512 if samples < 64 else 1024) else 4
     while sums > 1 and -(-samples // 16) * -(-classes // block_k) * sums > MOST_TILES:
@@ -161,10 +161,9 @@ def _tiled(shape: HeadShape, pools: LaunchConfig) -> LaunchConfig:
 
 def config_of_split(shape: HeadShape, pools: LaunchConfig) -> LaunchConfig:
     """Configure programs that multiply what they have pooled."""
-    view, classes, block_j, splits = shape.view, shape.classes, pools.block_j, pools.splits_of(shape.view)
+    classes, block_j, splits = shape.classes, pools.block_j, pools.splits_of(shape.view)
     block_features = pools.block_c * pools.block_p
-    has_all = shape.channels <= pools.block_c and view.positions <= pools.block_p and pools.window_parts == 1
-    if has_all and block_j * block_features <= 8192:
+    if splits == 1 and block_j * block_features <= 8192:
         block_k = block_j  # one program may multiply all of a sample
     else:
         block_k = min(max(next_power_of_2(classes), 16), max(16384 // max(block_features, 16), 16))
@@ -226,14 +225,10 @@ def _tile_of_reading(shape: HeadShape) -> tuple[int, int, int]:
         return block_n, block_k, 4
     large = weight_bytes(shape) >= 2 * _LARGE_WEIGHT and size == 2 and not misaligned
     block_k = min(max(next_power_of_2(rows), 16), 128 if large else 64)
-    if samples > 64 and size < 4:
-        if -(-samples // 128) * -(-rows // block_k) >= _PROGRAMS:
-            block_n = 128
-    turns = shape.view.turned and rows <= _FEW_TURNED
-    few_warps = (turns and block_n * block_k <= 2048) or (
-        size == 4 and block_n * block_k <= 4096 and not 8 < samples <= 32
-    )
-    few_warps = few_warps or (size == 2 and features <= 2048 and not misaligned and block_k <= 64)  # of few steps
+    if size < 4 and -(-samples // 128) * -(-rows // block_k) >= _PROGRAMS:
+        block_n = 128
+    # float32 of few or many samples; half precision of few steps
+    few_warps = not 8 < samples <= 32 if size == 4 else features <= 2048 and not misaligned and block_k <= 64
     return block_n, block_k, 4 if block_k < 64 or few_warps or _some_classes(shape) else 8
 
 
@@ -244,7 +239,7 @@ def _some_classes(shape: HeadShape) -> bool:
 
 
 def _in_slices(shape: HeadShape) -> bool:
-    """Return whether several programs decide about a sample: of many samples each has programs enough."""
+    """Return whether several programs share the decision about a sample; with many samples one each is enough."""
     return shape.classes > (_MANY_CLASSES if shape.samples < 64 else 2 * _MANY_CLASSES)
 
 

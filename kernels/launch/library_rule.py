@@ -1,7 +1,7 @@
 """The rule of heads whose logits a library computes sooner than programs of ours, which then only decide.
 
-Found by 2,148 random heads, each timed in both ways by ``auxhead-tune heads --random`` (H100 and H200; 400 of them are
-autotune/records/h100/random-heads.jsonl, the others in no record).
+Found by 2,148 random heads, each timed in both ways by ``auxhead-tune heads --random`` (H100 and H200); 400 of them are
+autotune/records/h100/random-heads.jsonl, measured before this rule, the others in no record.
 """
 
 from .head_shape import HeadShape
@@ -20,7 +20,7 @@ def config_of_library(shape: HeadShape, classes: int) -> LaunchConfig:
 def library_pays(shape: HeadShape, config: LaunchConfig, classes: int, *, hidden: bool, norms: bool) -> bool:
     """Return whether PyTorch's operations are to multiply; ``config`` is what programs would do.
 
-    It and ``shape`` are of the layer that reads the features, ``classes`` is K; the head has a hidden layer, a norm.
+    It and ``shape`` are of the first layer, ``classes`` of the last one; ``hidden``, ``norms``: the head has one.
     """
     samples, features, weight, rows = shape.samples, shape.features, weight_bytes(shape), shape.classes
     if hidden and rows * classes >= 1 << 15 and weight <= 16 * _MB:  # a large last layer behind no large first one

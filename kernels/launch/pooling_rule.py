@@ -11,7 +11,10 @@ FEW_CLASSES = 128
 
 
 def pooling(shape: HeadShape, *, only_pools: bool) -> LaunchConfig:
-    """Choose how programs pool, and the softmax's block; the product's fields are 1. only_pools: others multiply."""
+    """Choose how programs pool, and the softmax's block; the product's fields are 1.
+
+    only_pools: of programs that only pool, or do little else.
+    """
     view, samples, channels = shape.view, shape.samples, shape.channels
     positions, window_w = view.positions, view.window_w
     columns, features = view.window_h * window_w, shape.features
@@ -28,7 +31,7 @@ def pooling(shape: HeadShape, *, only_pools: bool) -> LaunchConfig:
         while block_f < 512 and features >= 512 * block_f:
             block_f *= 2
         block_c, num_warps = min(block_f, next_power_of_2(channels)), 4 if only_pools and columns <= 256 else 8
-        pool = _Pool(block_c, max(8192 // block_c, 1), num_warps, stages=1, enough=enough)
+        pool = _Pool(block_c, 8192 // block_c, num_warps, stages=1, enough=enough)
         if columns == 1:
             pool = _Pool(128, 1, 2 if shape.classes <= 16 else num_warps, stages=1, enough=0)
         elif shape.classes > FEW_CLASSES and only_pools and columns <= 64 and samples >= 4:
@@ -54,17 +57,15 @@ def pooling(shape: HeadShape, *, only_pools: bool) -> LaunchConfig:
 def _windows(shape: HeadShape, columns: int, enough: int) -> "tuple[_Pool, int]":
     """Choose how windows of so many elements are pooled, and how many a program has of each channel."""
     features = shape.samples * shape.features
-    if shape.layout == "channels_last":  # half lines at least, whole ones where programs are enough
+    if shape.layout == "channels_last":  # whole lines where programs are enough
         block_a, block_p = min(next_power_of_2(columns), 16), min(next_power_of_2(shape.view.positions), 4)
         block_c = 16 if features < 8192 else 64 // shape.element_size
         while block_c * block_p < 256 and features >= 512 * block_c * block_p:
             block_c *= 2
     else:
         block_a, block_p = min(next_power_of_2(columns), 64), min(next_power_of_2(shape.view.positions), 16)
-        block_c, programs = (
-            max(4096 // (block_p * max(block_a, 2)), 1),
-            shape.samples * -(-shape.view.positions // block_p),
-        )
+        block_c = 4096 // (block_p * max(block_a, 2))
+        programs = shape.samples * -(-shape.view.positions // block_p)
         least = 32 if block_a <= 16 else 16  # sooner, if of many positions and in few steps
         while block_p == 16 and block_c < least and programs * shape.channels >= 200 * block_c:
             block_c *= 2
@@ -141,7 +142,8 @@ class _Pool(NamedTuple):
 def _global_pool(shape: HeadShape, columns: int) -> _Pool | None:
     """Choose how maps are pooled to one position a channel: what was best, or near it, alone. None: as others.
 
-    But of 64 samples and more of few classes one program each: beside the trunk of ResNet-18 it meets no others.
+    But of 64 samples and more with up to 16 classes one program each of middling maps: beside the trunk of ResNet-18
+    it meets no others.
     """
     samples, channels = shape.samples, shape.channels
     if samples < 16 and shape.layout == "channels_last" and channels * shape.element_size % 16 != 0:

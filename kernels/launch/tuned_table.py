@@ -18,7 +18,7 @@ SCHEMA = "auxhead tuned 2"
 #: Places where a head is launched, no exit indices: alone by the operator, or by a runner beside a network's trunk.
 PLACES = ("alone", "network")
 #: Devices, by the names of their files, that go by another's table in networks while theirs has none of networks, and
-#: batch sizes for which that was sooner than the rule: autotune/records/h100/bench.jsonl.
+#: batch sizes for which that was sooner than an earlier rule: autotune/records/h100/bench.jsonl.
 BORROWERS = {"nvidia-h100-80gb-hbm3": ("NVIDIA H200", range(8, 33))}
 #: Folder of the package's tables, which ``auxhead-tune promote`` writes.
 FOLDER = Path(__file__).parent / "tuned"
@@ -101,7 +101,7 @@ def _distance(samples: int, asked: int) -> tuple[float, int]:
 
 
 def table_for(device_name: str, place: str, samples: int) -> TunedTable | None:
-    """Return the table by which a device launches heads in one of ``PLACES``: its own, else one that it borrows.
+    """Return the table by which a device launches heads in one of ``PLACES``: its own, or one that it borrows.
 
     It borrows in networks, at batch sizes of ``BORROWERS``, while its own table has no entries of networks.
     """
@@ -109,13 +109,6 @@ def table_for(device_name: str, place: str, samples: int) -> TunedTable | None:
     lender, sizes = BORROWERS.get(table_path(device_name).stem, ("", ()))
     borrows = place == "network" and samples in sizes and not (own and any(one.place == place for one in own.entries))
     return (table_of(lender) if borrows else None) or own
-
-
-def lookup(device_name: str, shape: HeadShape, place: str) -> LaunchConfig | None:
-    """Return the configuration tuned for a head on a device in one of ``PLACES``, or None."""
-    table = table_for(device_name, place, shape.samples)
-    entry = None if table is None else table.find(shape, place)
-    return None if entry is None else entry.config
 
 
 def table_path(device_name: str) -> Path:

@@ -10,11 +10,12 @@ from auxhead.autotune.sweep import search
 from auxhead.autotune.sweep.kinds import kind_tables
 from auxhead.autotune.tuned import promote as promotion
 from auxhead.kernels.launch.kernel_hash import is_measured_code
-from auxhead.kernels.launch.tuned_table import lookup, read_table, table_path
+from auxhead.kernels.launch.tuned_table import read_table, table_path
 from auxhead.plots.records import COMMITTED
 from support.command_line import tune
 from support.committed_records import read_once, records
 from support.documents import Document
+from support.example_tables import lookup
 
 PAGE = Document("autotune/README.md")
 #: The records that decide a device's table: of networks, and of the broad set.

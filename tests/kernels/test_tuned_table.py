@@ -12,14 +12,13 @@ from auxhead.kernels.launch.launch_rule import config_by_rule
 from auxhead.kernels.launch.tuned_table import (
     MOST_ELEMENTS,
     BadTable,
-    lookup,
     read_table,
     table_of,
     table_path,
     tuned_devices,
 )
 from support.damaged import UNREADABLE, damaged_bytes, damaged_json, make_unreadable, read_damaged
-from support.example_tables import DEVICE, FILE_NAME, TAPS, entry, head_shape, other, table, write
+from support.example_tables import DEVICE, FILE_NAME, TAPS, entry, head_shape, lookup, other, table, write
 
 
 def test_round_trip_an_entry_a_line_sorted(tables):

@@ -7,7 +7,7 @@ from auxhead.kernels.launch.head_shape import HeadShape
 from auxhead.kernels.launch.head_view import head_view
 from auxhead.kernels.launch.kernel_hash import kernel_hash
 from auxhead.kernels.launch.launch_rule import config_by_rule
-from auxhead.kernels.launch.tuned_table import Entry, TunedTable
+from auxhead.kernels.launch.tuned_table import Entry, TunedTable, table_for
 
 DEVICE = "ACME X-1 80GB"
 FILE_NAME = "acme-x-1-80gb.json"
@@ -60,3 +60,10 @@ def write(folder, made, name=FILE_NAME):
 def other(shape, **changed):
     """A configuration that the rule would not choose."""
     return dataclasses.replace(config_by_rule(shape), **{"num_warps": 1, **changed})
+
+
+def lookup(device_name, shape, place):
+    """The configuration tuned for a head on a device, or None."""
+    table = table_for(device_name, place, shape.samples)
+    found = None if table is None else table.find(shape, place)
+    return None if found is None else found.config

@@ -9,8 +9,9 @@ from auxhead.autotune.records.record import append_record, read_records
 from auxhead.autotune.sweep.broad import BROAD
 from auxhead.autotune.tuned.promote import promote
 from auxhead.kernels.launch.kernel_hash import kernel_hash
-from auxhead.kernels.launch.tuned_table import lookup, read_table, table_path
+from auxhead.kernels.launch.tuned_table import read_table, table_path
 from support.command_line import assert_one_line_error, assert_told_how_to_go_on, tune
+from support.example_tables import lookup
 from support.head_fakes import a_random_head
 from support.pretended_gpu import NAME
 from support.sweep_fakes import Synthetic, in_both_places, records_at, run, small_target

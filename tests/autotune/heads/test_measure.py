@@ -13,8 +13,8 @@ from auxhead.autotune.records.comparison import Paired
 from auxhead.autotune.sweep.space import neighbours
 from auxhead.kernels import HeadOutput
 from auxhead.kernels.launch.choose_config import choose_config
-from auxhead.kernels.launch.tuned_table import lookup
 from auxhead.model import FusedAuxHead
+from support.example_tables import lookup
 
 alone_head = importlib.import_module("auxhead.autotune.measuring.heads_alone")
 head_timing = importlib.import_module("auxhead.autotune.measuring.head_timing")

@@ -10,7 +10,7 @@ from auxhead.kernels.launch.kernel_hash import kernel_hash
 from auxhead.kernels.launch.launch_config import LaunchConfig
 from auxhead.kernels.launch.launch_rule import config_by_rule
 from support.command_line import assert_one_line_error, tune
-from support.example_tables import DEVICE, FILE_NAME, TAPS, entry, head_shape, table
+from support.example_tables import DEVICE, FILE_NAME, TAPS, entry, head_shape, lookup, table
 
 
 def other(shape):
@@ -126,16 +126,16 @@ def test_a_table_that_is_borrowed(tuned, monkeypatch):
     found = explain("Other GPU", shape, "network")
     assert found.config == other(shape)
     assert found.lines()[0] == f"{shape}, network, on Other GPU, which borrows the table of {DEVICE}"
-    assert tuned_table.lookup("Other GPU", shape, "network") == other(shape)
+    assert lookup("Other GPU", shape, "network") == other(shape)
     assert explain("other-gpu", shape, "network").config == other(shape), "by the name of its file"
     for asked, place in ((head_shape(samples=1), "network"), (shape, "alone")):
-        assert tuned_table.lookup("Other GPU", asked, place) is None
+        assert lookup("Other GPU", asked, place) is None
         assert "no table for Other GPU" in explain("Other GPU", asked, place).lines()[1]
     for place, found in (("alone", other(shape)), ("network", None)):
         own = table(entry(head_shape(samples=2), place=place), device="Other GPU")
         (tuned / tuned_table.table_path("Other GPU").name).write_text(own.as_text())
         tuned_table.table_of.cache_clear()
-        assert tuned_table.lookup("Other GPU", shape, "network") == found, "until it has some of networks itself"
+        assert lookup("Other GPU", shape, "network") == found, "until it has some of networks itself"
 
 
 def test_the_command(tuned):

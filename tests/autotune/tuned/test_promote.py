@@ -10,9 +10,9 @@ from auxhead.autotune.sweep.kinds import kind_tables
 from auxhead.autotune.tuned.promote import promote
 from auxhead.kernels.launch.kernel_hash import kernel_hash
 from auxhead.kernels.launch.launch_rule import config_by_rule
-from auxhead.kernels.launch.tuned_table import BadTable, lookup, read_table, table_path
+from auxhead.kernels.launch.tuned_table import BadTable, read_table, table_path
 from support.command_line import assert_one_line_error, tune
-from support.example_tables import DEVICE, FILE_NAME, TAPS, entry, head_shape, table, write
+from support.example_tables import DEVICE, FILE_NAME, TAPS, entry, head_shape, lookup, table, write
 from support.written_records import written
 
 ENVIRONMENT = {
