@@ -41,7 +41,9 @@ class Explanation(NamedTuple):
             measured = f"serves batch {low} to {high}: at both it was measured to lose at most 1 % to the winner"
             lines.append(f"  used: the entry of batch {self.entry.shape.samples}, which {measured}")
         else:
-            lines.append(f"  used: its own entry, {self.entry.margin:.1%} less time than the rule's configuration")
+            lines.append(
+                f"  used: its own entry, {self.entry.margin:.1%} less time than what the rule said when it was measured"
+            )
         if self.config.by_library:
             packs = "" if self.shape.view.in_order else "one launch pools, or puts in order, "
             multiply = "PyTorch's operations multiply, and one launch decides by the logits"

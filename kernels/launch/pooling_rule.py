@@ -46,7 +46,7 @@ def pooling(shape: HeadShape, *, only_pools: bool) -> LaunchConfig:
     most = 1 if shape.pool == "max" or positions > 1 else min(window_w // block_a, 64)
     while programs * window_parts < pool.enough and 2 * window_parts <= most:
         window_parts *= 2
-    # of one step nothing is read ahead, and number by number nothing should be: 32 x 257 x 561 in float32 took 89 us, and
+    # of one step nothing is read ahead, and number by number nothing should be: 32 x 257 x 561 in float32 took 89 us,
     # by a library behind a launch that pools 16 (H200)
     in_vectors = (channels if shape.layout == "channels_last" else shape.width) * shape.element_size % 16 == 0
     stages = pool.stages if block_a * window_parts < window_w and in_vectors else 1
