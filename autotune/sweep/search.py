@@ -69,8 +69,6 @@ def finalists(target: Target, answers: Answers, count: int) -> tuple[LaunchConfi
 NEAR = 1.1
 #: Logarithm of what a first step to other caps is expected to cost, so that such steps come late: few are any faster.
 CAPS_COST = 0.05
-
-
 #: A climb ends once so many steps in a row leave more than this share of the fastest's time before them.
 PATIENCE, WORTH_MORE_STEPS = 2, 0.99
 

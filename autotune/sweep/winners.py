@@ -13,7 +13,7 @@ from ..records.decisions import Decision, Measurement, by_setting, deciding, mea
 from ..records.record import Record, bad_record
 from ..records.tables import RecordTable
 from .config_text import changes, text
-from .search import Answers, decision
+from .search import decision
 
 
 class HeadWinners(NamedTuple):
@@ -63,11 +63,6 @@ def launchable(record: Record) -> Measurement:
 def shape_of(record: Record) -> HeadShape:
     """Return the shape of the head that a sweep's record is about."""
     return HeadShape(**{name: record.cell[name] for name in HeadShape._fields})
-
-
-def deciding_times(measured: Iterable[Measurement]) -> Answers:
-    """Return the times that decide in one setting, of ``launchable`` measurements; each configuration's last."""
-    return {one.config: one.paired for one in deciding(measured)}
 
 
 def recorded_winners(records: Iterable[Record]) -> list[tuple[str, list[HeadWinners]]]:
@@ -121,10 +116,11 @@ def _winners(target: Target, alone: Sequence[Record], in_situ: Sequence[Record])
     rule = last[0] if last else text(target.rule)
     configs = {one.variant: one.config for found in measured.values() for one in found}
     baseline = configs.get(rule, target.rule)
-    decided = {
-        place: decision(baseline, deciding_times(one for one in found if one.rule == rule))
+    times = {
+        place: {one.config: one.paired for one in deciding(one for one in found if one.rule == rule)}
         for place, found in measured.items()
     }
+    decided = {place: decision(baseline, its) for place, its in times.items()}
     return HeadWinners.of(target, decided[ALONE], decided[NETWORK])
 
 

@@ -164,6 +164,7 @@ def _global_pool(shape: HeadShape, columns: int) -> _Pool | None:
 
 
 def _pool_of_many_classes(shape: HeadShape, columns: int, line: int) -> _Pool | None:
+    """Choose for programs that others wait for, in groups of samples where there are several."""
     samples = shape.samples
     if shape.layout == "contiguous" and columns > 64 and (samples >= 32 or 4 <= samples < 16):
         return _Pool(16, 64, 4, 1, 256) if samples >= 32 else _Pool(16, 128, 4, 1, 16)
