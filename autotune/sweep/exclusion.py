@@ -45,7 +45,7 @@ READING: dict[str, tuple[int, ...]] = {
     "block_s": (*FURTHER["block_s"], 128),
     "block_j": FURTHER["block_j"],
     "num_warps": (2, 4, 8),
-    "weight_buffers": (2, 3, 4, 5),
+    "weight_buffers": (1, 2, 3, 4, 5),
 }
 
 #: Elements of a tile that a thread may hold: with float32 accumulators they take half of its 255 registers.

@@ -91,7 +91,8 @@ class LaunchConfig:
     "in place": they lie in x, of which nothing is pooled, in blocks of ``block_c`` channels by ``block_p`` positions.
     "packed": a launch of its own pools them before, or only puts them in order, in blocks of the fields that say how;
     see before_launch.py. These two multiply ``block_n`` samples of 8 or more, and ``weight_buffers`` steps lie in
-    shared memory. "library": PyTorch's operations multiply them, and a launch is given logits; see ``by_library``."""
+    shared memory, if more than one. "library": PyTorch's operations multiply them, and a launch is given logits; see
+    ``by_library``."""
     last_rows: int = 0
     """Behind a hidden layer: rows of the last layer that a program of its own multiplies, 16 or more; 0: the program
     that adds a sample's hidden features up multiplies all of them, and decides."""

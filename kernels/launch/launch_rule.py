@@ -76,7 +76,10 @@ def _reading_pays(shape: HeadShape) -> bool:
     if shape.view.positions > 1:
         most_pooled = pooled > 1 << (18 if shape.layout == "channels_last" or samples < 32 else 16)
         large = classes > FEW_CLASSES or weight >= _LARGE_WEIGHT // 2 or most_pooled
-        return (large or pooled * classes >= 1 << 20) and not _few_features(shape)
+        large |= pooled * classes >= 1 << (19 if classes > 64 else 20)
+        if samples < 4 and shape.layout == "contiguous" and shape.view.window_h * shape.view.window_w >= 256:
+            large |= classes > 16
+        return large and not _few_features(shape)
     if shape.layout == "contiguous" and shape.view.window_w <= 64 and pooled >= 1 << 16:
         return True
     if samples >= 32 and classes >= FEW_CLASSES:
@@ -123,7 +126,8 @@ def _tiling_pays(shape: HeadShape) -> bool:
         return False
     if shape.samples >= 32:
         return shape.classes >= FEW_CLASSES
-    return shape.samples >= 4 and shape.classes >= 2 * FEW_CLASSES and shape.features > 256
+    few = shape.samples < 4 or (shape.samples < 16 and shape.features <= 256)
+    return shape.classes >= 2 * FEW_CLASSES and not few
 
 
 def _spreads_weight(shape: HeadShape) -> bool:
@@ -145,12 +149,14 @@ def _spreads_weight(shape: HeadShape) -> bool:
 def _tiled(shape: HeadShape, pools: LaunchConfig) -> LaunchConfig:
     """Configure programs that multiply groups of 16 samples, in half precision."""
     samples, classes, features = shape.samples, shape.classes, shape.features
+    if shape.view.positions > 1:  # more parts of windows are waited for in a loop of its own, which takes longer
+        pools = replace(pools, window_parts=min(pools.window_parts, 4))
     block_k = min(next_power_of_2(classes), 64)
     block_f = max(min(128, next_power_of_2(features)), 16)
     sums = 1 if features < 256 else 2 if features < (512 if samples < 64 else 1024) else 4
     while sums > 1 and -(-samples // 16) * -(-classes // block_k) * sums > MOST_TILES:
         sums //= 2
-    # Triton reads ahead what it can read in vectors, and waits for maps in more parts in a loop of its own
+    # Triton reads ahead what it can read in vectors, and not past a loop that waits for parts
     in_vectors = features % ROW_UNIT == 0 and pools.window_parts <= 4
     buffers = WEIGHT_BUFFERS if in_vectors and features > sums * block_f else 0
     num_warps = max(pools.num_warps, 4)
@@ -184,6 +190,9 @@ def config_of_reading(shape: HeadShape, features: str) -> LaunchConfig:
     block_f = 32 if block_n * block_k >= most else 2 ** (min(_STEP_BYTES // step, 2 * line).bit_length() - 1)
     if _in_slices(shape) and size == 2 and total % 8 != 0:  # each number has an address of its own in registers
         block_f = min(block_f, 64 if block_n == 8 else 32)
+    few = size == 2 and total % 8 != 0 and total <= 512 and shape.samples >= 64 and rows > 64 and not _in_slices(shape)
+    if few or (size == 4 and total % 4 == 2):
+        block_f = min(block_f, 32)
     if block_f > line and 2 * block_f > total // max(_PROGRAMS // tiles, 1):
         block_f //= 2
     block_c, block_p, programs = block_f, 1, _PROGRAMS
@@ -202,7 +211,8 @@ def config_of_reading(shape: HeadShape, features: str) -> LaunchConfig:
     shares = 1
     while not _in_slices(shape) and 2 * shares * tiles <= programs and 2 * shares * fewest <= total:
         shares *= 2
-    stages = max(min(_SHARED_BYTES // (step * block_f), 4), 2)
+    # float32 read number by number takes three times as long if it is read ahead
+    stages = 1 if size == 4 and total % 2 != 0 else max(min(_SHARED_BYTES // (step * block_f), 4), 2)
     block_j = min(next_power_of_2(rows), 512 if _in_slices(shape) else 8192)
     while shape.samples * -(-rows // block_j) > 3 * _PROGRAMS and block_j < min(next_power_of_2(rows), 8192):
         block_j *= 2
@@ -228,7 +238,7 @@ def _tile_of_reading(shape: HeadShape) -> tuple[int, int, int]:
     if size < 4 and -(-samples // 128) * -(-rows // block_k) >= _PROGRAMS:
         block_n = 128
     # float32 of few or many samples; half precision of few steps
-    few_warps = not 8 < samples <= 32 if size == 4 else features <= 2048 and not misaligned and block_k <= 64
+    few_warps = not 8 < samples <= 32 if size == 4 else features <= 1024 and not misaligned and block_k <= 64
     return block_n, block_k, 4 if block_k < 64 or few_warps or _some_classes(shape) else 8
 
 

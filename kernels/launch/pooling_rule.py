@@ -42,10 +42,14 @@ def pooling(shape: HeadShape, *, only_pools: bool) -> LaunchConfig:
     block_a = min(pool.block_a, next_power_of_2(window_w))
     # Programs enough to read a large map through many SMs at once, each with more than one step.
     window_parts = 1
+    parts = shape.pool == "avg" and (positions == 1 or columns >= 128)
+    most = min(window_w // block_a, 64) if parts else 1
     programs = -(-channels // block_c) * -(-positions // block_p) * samples
-    most = 1 if shape.pool == "max" or positions > 1 else min(window_w // block_a, 64)
     while programs * window_parts < pool.enough and 2 * window_parts <= most:
         window_parts *= 2
+    if shape.pool == "max" and positions == 1 and columns > 1024:  # of which there are no parts: fewer channels
+        while programs < pool.enough and block_c > 1:
+            block_c, block_a, programs = block_c // 2, min(2 * block_a, 512), 2 * programs
     # of one step nothing is read ahead, and number by number nothing should be: 32 x 257 x 561 in float32 took 89 us,
     # by a library behind a launch that pools 16 (H200)
     in_vectors = (channels if shape.layout == "channels_last" else shape.width) * shape.element_size % 16 == 0

@@ -199,7 +199,7 @@ def _shape(values: Any) -> HeadShape:
 _ALLOWED: dict[str, tuple[Container[Any], str]] = {
     "max_programs": (range(2**31), "a whole number, 0 for no limit"),
     "max_registers": ((0, *range(32, 256)), "0 for no limit, or 32 to 255"),
-    "weight_buffers": ((0, 2, 3, 4, 5), "0, or 2 to 5"),
+    "weight_buffers": (range(6), "0 to 5"),
     "last_rows": ((0, 16, 32, 64, 128, 256), "0, or a power of two from 16 to 256"),
     "features": ((*FEATURES, "library"), f"one of {', '.join(FEATURES)}, library"),
     "waits": ((False, True), "true or false"),
@@ -233,7 +233,7 @@ def config_from(values: Any, shape: HeadShape) -> LaunchConfig:
         ("window_parts", not reads or config.window_parts == 1, f"1 where features are {config.features}"),
         ("features", not config.in_place or view.unpooled, "another one: x is pooled"),
         ("weight_buffers", block_n > 1 or config.weight_buffers == 0, "0 where block_n is 1"),
-        ("weight_buffers", not reads or config.weight_buffers > 0, f"2 to 5 where features are {config.features}"),
+        ("weight_buffers", not reads or config.weight_buffers > 0, f"1 to 5 where features are {config.features}"),
         ("block_n", not split or block_n == 1, "1 where the programs that pool multiply (block_f is 1)"),
         ("block_n", split or reads or block_n == 1 or block_n >= 16, "1, or 16 or more for tensor cores"),
         ("block_n", not reads or block_n >= 8, f"8 or more where features are {config.features}"),

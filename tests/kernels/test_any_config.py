@@ -269,7 +269,7 @@ def reading_heads(draw):
         num_warps=4,
         max_programs=draw(st.sampled_from([0, 0, 2])),
         last_rows=draw(st.sampled_from([0, 16])),
-        weight_buffers=draw(st.integers(2, 5)),
+        weight_buffers=draw(st.integers(1, 5)),
         features="packed",
     )
     if head in UNPOOLED and draw(st.booleans()):

@@ -11,7 +11,7 @@ from auxhead.kernels.launch.constants import HeadConstants
 from auxhead.kernels.launch.head_shape import DTYPES, LAYOUTS, POOLS, HeadShape
 from auxhead.kernels.launch.head_view import HeadView
 from auxhead.kernels.launch.launch_config import most_registers, next_power_of_2
-from auxhead.kernels.launch.launch_rule import config_by_rule, config_of_norm
+from auxhead.kernels.launch.launch_rule import config_by_rule, config_of_norm, config_of_reading
 from auxhead.kernels.launch.tuned_table import config_from
 from auxhead.kernels.reference.hidden_layers import NO_LAYERS
 from hypothesis import example, given, settings
@@ -267,3 +267,19 @@ def test_one_program_alone_takes_all_features_and_classes():
     changes = ({"block_k": 128}, {"block_j": 128}, {"block_c": 64}, {"window_parts": 2}, {"block_f": 16})
     for changed in changes:
         assert not is_alone(dataclasses.replace(one, **changed), 5, 64), changed
+
+
+def test_large_maps_are_read_by_many_programs():
+    """An average in parts; a maximum, of which there are none, in blocks of fewer channels."""
+    average = config_by_rule(shape_of(1, 72, 9, 18, 18, "channels_last", 2))
+    assert average.window_parts > 1 and average.splits_of(shape_of(1, 72, 9, 18, 18, "channels_last", 2).view) >= 64
+    assert config_by_rule(shape_of(1, 72, 9, 6, 6, "channels_last", 2)).window_parts == 1, "small windows"
+    for samples, channels, side in ((1, 51, 33), (8, 121, 56)):
+        shape = shape_of(samples, channels, 1, 1, side * side, "contiguous", 10, pool="max")
+        assert samples * config_by_rule(shape).splits_of(shape.view) >= 51
+
+
+def test_float32_is_not_read_ahead_number_by_number():
+    for features, buffers in ((261, 1), (262, 4), (264, 4)):
+        shape = shape_of(32, features, 1, 1, 1, "contiguous", 266, dtype="float32")
+        assert config_of_reading(shape, "in place").weight_buffers == buffers

@@ -163,6 +163,12 @@ def test_the_rule(monkeypatch):
     assert rule_of((1, 1302, 8, 32), 21_843, dtype=single) and not rule_of((1, 768), 21_843, dtype=single, pool="none")
     assert not rule_of((8, 128, 8, 8), 507, dtype=single, pool="none", turned=True)
     assert not rule_of((1, 25_088), 10, dtype=single, pool="none"), "programs of ours are sooner done with few sums"
+    # float32 of odd rows, of few steps, and of so many classes that tiles leave SMs idle
+    assert rule_of((32, 41, 565), 1429, dtype=single, pool="none") and not rule_of((32, 577, 262), 1429, dtype=single)
+    assert not rule_of((32, 261), 266, dtype=single, pool="none"), "as few as are soon read number by number"
+    assert rule_of((118, 128, 8, 8), 21_843, dtype=single) and not rule_of((37, 512, 8, 8), 21_843, dtype=single)
+    assert rule_of((32, 96, 56, 56), 5823, dtype=single, size=7, pool="max", turned=True)
+    assert not rule_of((32, 2304), 21_843, dtype=single, pool="none")
     # a large weight before a large batch, rows that are read number by number
     assert rule_of((128, 1035, 14, 14), 948, pool="none") and not rule_of((128, 512, 7, 7), 255, pool="none")
     assert not rule_of((128, 96, 28, 28), 1107, pool="none", turned=True), "rows of logits of an odd length"
@@ -171,7 +177,9 @@ def test_the_rule(monkeypatch):
     # few features before many classes, hidden layers, norms
     assert rule_of((128, 454), 21_843, pool="none") and not rule_of((32, 229), 21_843, pool="none")
     assert not rule_of((128, 768), 21_843, pool="none")
-    assert rule_of((2, 512), 21_843, pool="none", hidden=512) and not rule_of((2, 512), 10_000, pool="none", hidden=512)
+    assert rule_of((128, 128), 21_843, pool="none") and not rule_of((152, 384), 21_843, pool="none"), "odd counts"
+    assert rule_of((128, 384), 21_842, pool="none") and rule_of((53, 419), 5904, pool="none"), "even ones, odd rows"
+    assert rule_of((2, 512), 21_843, pool="none", hidden=512) and not rule_of((2, 512), 8_000, pool="none", hidden=512)
     assert not rule_of((8, 25_088), 10_000, pool="none", hidden=512), "behind a large first layer"
     assert rule_of((19, 1024), 17543, pool="none", hidden=882) and not rule_of((128, 256), 2, pool="none", hidden=622)
     assert rule_of((47, 192, 8, 8), 371, hidden=512, norms=True) and not rule_of((5, 96), 1000, pool="none", hidden=40)

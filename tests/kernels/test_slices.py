@@ -209,7 +209,7 @@ def heads(draw):
         stages=1,
         num_warps=4,
         max_programs=draw(st.sampled_from([0, 0, 2])),
-        weight_buffers=draw(st.integers(2, 5)),
+        weight_buffers=draw(st.integers(1, 5)),
         features="in place" if in_place else "packed",
     )
     samples, classes = draw(st.sampled_from([1, 3, 9])), draw(st.integers(block_j + 1, 70))

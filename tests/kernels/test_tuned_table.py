@@ -77,7 +77,7 @@ BAD = {
     "packed ones that are split": (reading(PACKED, block_f=1), "block_f: got 1, wants 16 or more where features"),
     "packed ones of 4 samples": (reading(PACKED, block_n=4), "entry 1: block_n: got 4, wants 8 or more where"),
     "packed ones in parts of windows": (reading(PACKED, window_parts=2), "entry 1: window_parts: got 2, wants 1 where"),
-    "packed ones without buffers": (reading(PACKED, weight_buffers=0), "weight_buffers: got 0, wants 2 to 5 where"),
+    "packed ones without buffers": (reading(PACKED, weight_buffers=0), "weight_buffers: got 0, wants 1 to 5 where"),
     "packed ones that are waited for": (reading(PACKED, waits=True), "entry 1: waits: got True, wants false"),
     "another step in place": (reading(IN_PLACE, block_f=64), "entry 1: block_f: got 64, wants block_c times block_p"),
     "few channels of a turned map": (reading(IN_PLACE, block_c=4, block_f=32), "entry 1: block_c: got 4, wants 8 or"),
