@@ -183,7 +183,7 @@ def graph_times(network: EarlyExitNetwork, segments: Sequence[Segment], x: Tenso
     return measure_segments(program.graphs, static.refill, trunk)
 
 
-def forks_of(part: Part, segment_us: Sequence[float], size: int, classes: int, *, polls: bool) -> list[int]:
+def forks_of(part: Part, segment_us: Sequence[float], *, polls: bool) -> list[int]:
     """Return after which of a part's segments a launch of heads leaves the trunk, by times of all segments.
 
     Where the host does not ask, nothing is gained by it but in the last part: heads of others run behind their trunk,
@@ -192,7 +192,7 @@ def forks_of(part: Part, segment_us: Sequence[float], size: int, classes: int, *
     own = segment_us[part.start : part.end]
     if polls:
         return stops_by_rule(own)
-    return forks_by_rule(own, size, classes) if part.is_last else []
+    return forks_by_rule(own) if part.is_last else []
 
 
 def capture_split(
@@ -207,7 +207,7 @@ def capture_split(
     size, heads = len(x), network.exit_heads
     classes, places = heads[0].num_classes, len(heads) + 1
     with_probs = all(head.return_probs for head in heads)
-    forks = [forks_of(part, segment_us, size, classes, polls=polls) for part in parts]
+    forks = [forks_of(part, segment_us, polls=polls) for part in parts]
     stops = sum(len(each) + 1 for each in forks) - 1
     open_samples = torch.zeros(stops, dtype=torch.int64, device="cpu").pin_memory() if polls else None
     static = StaticInput(x)
