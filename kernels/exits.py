@@ -252,7 +252,7 @@ class _Space(NamedTuple):
         weight, hidden, pool_max = head.weight, head.hidden, head.pool == "max"
         assert weight is not None
         chosen = choose_config(
-            view, weight.shape[0], pool_max=pool_max, dtype=x.dtype, device=x.device, place="network", hidden=hidden
+            view, weight.shape[0], pool_max=pool_max, dtype=x.dtype, device=x.device, hidden=hidden, beside_trunk=True
         )
         read, config, hidden, pool_max = head_that_reads(view, chosen, hidden, pool_max=pool_max)
         constants = HeadConstants.of(config, read, weight, pool_max=pool_max, criterion=head.criterion, hidden=hidden)

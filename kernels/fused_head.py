@@ -163,9 +163,7 @@ def _fused_head(
     else:
         check_countable(x, hidden.first_weight(weight).shape[1])
         view, pool_max = head_view(x.shape, x.stride(), pool, grid), pool == "max"
-        config = choose_config(
-            view, weight.shape[0], pool_max=pool_max, dtype=x.dtype, device=x.device, place="alone", hidden=hidden
-        )
+        config = choose_config(view, weight.shape[0], pool_max=pool_max, dtype=x.dtype, device=x.device, hidden=hidden)
         output = launch_fused_head(
             x, view, weight, bias, divisor, limit, pool_max=pool_max, return_probs=return_probs, config=config,
             criterion=criterion, hidden=hidden,

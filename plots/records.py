@@ -20,7 +20,7 @@ class NoRecords(BadRecord):
     """No records that the figure could be drawn from."""
 
 
-#: What was read and found for other figures of one command, so that nothing is twice: by file, or by what and files.
+#: What was read for other figures of one command, so that nothing is twice: by file.
 Known = dict[Any, Any]
 
 

@@ -62,13 +62,13 @@ def test_they_hold_every_package_and_its_data_and_the_wheel_works_without_the_re
     code = (
         f"import importlib, sys\nsys.path.insert(0, {str(site)!r})\n"  # before the repository's
         f"for name in {modules}: print(importlib.import_module(name).__file__)\n"
-        f"from auxhead.plots.__main__ import app; app(['ranks', '--out', {str(out / 'ranks')!r}])"
+        f"from auxhead.plots.__main__ import app; app(['landscape', '--out', {str(out / 'landscape')!r}])"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=site, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     assert all(line.startswith(str(site)) for line in done.stdout.splitlines()[: len(modules)]), done.stdout
-    assert {path.name for path in out.iterdir()} == {"ranks.json", "ranks.png", "ranks.svg"}
-    assert (out / "ranks.json").read_text() == (ROOT / "plots" / "gallery" / "ranks.json").read_text()
+    assert {path.name for path in out.iterdir()} == {"landscape.json", "landscape.png", "landscape.svg"}
+    assert (out / "landscape.json").read_text() == (ROOT / "plots" / "gallery" / "landscape.json").read_text()
 
 
 def test_the_citation_is_of_this_version():

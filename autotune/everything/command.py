@@ -16,7 +16,7 @@ def everything(
         "autotune-records"
     ),
 ) -> None:
-    """Measure all that a GPU's table and pages need: sweeps, the table, random heads; one GPU, under two hours.
+    """Measure all that a GPU's table and pages need: sweeps, the table, random heads; one GPU, under an hour.
 
     Says before it starts about how long it takes, and at the end what to commit. A run that was stopped, at whatever
     moment, goes on where it was. The exit code is 1 if any random head failed or answered wrongly.

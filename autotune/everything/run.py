@@ -2,13 +2,14 @@
 
 import gzip
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 
 from ...kernels.launch.choose_config import forget_tables
+from ...kernels.launch.head_shape import HeadShape
 from ...kernels.launch.kernel_hash import is_measured_code, kernel_hash
 from ...kernels.launch.tuned_table import table_path
 from ...model.basics.files import writing
@@ -17,7 +18,7 @@ from ..heads.run_random import run_random_heads
 from ..measuring.environment import this_device
 from ..measuring.heads_alone import FUSED
 from ..measuring.options import NetworkChoice
-from ..records.decisions import by_setting, deciding, measurement, sweep_records
+from ..records.decisions import by_shape, deciding, measurement, sweep_records
 from ..records.heads import RANDOM, last_runs
 from ..records.record import Record, as_line, read_records, records_path
 from ..records.tables import wide_console
@@ -27,7 +28,7 @@ from ..sweep.search import QUICK
 from ..sweep.winners import shape_of
 from ..tuned.promote import run_promote
 
-#: Networks whose heads are swept, in situ too; further ones may be swept into the same file.
+#: ResNets whose heads are swept; further networks may be swept into the same file.
 NETWORKS = tuple(
     NetworkChoice.of(model, batch=(1, 8, 32, 128), classes=(10, 1000)) for model in ("resnet18", "resnet50")
 )
@@ -91,11 +92,7 @@ def run_everything(folder: Path) -> int:
 def _steps(sweeps: Path, randoms: Path) -> list[Step]:
     """Return the steps; the table comes before the random heads, which are launched by it."""
     shapes = {head.planned(torch.device("cpu")).shape for family in BROAD for head in family}
-    broad = Step(
-        "Sweep of the broad set, alone", len(shapes), 34,
-        lambda known: len({shape_of(one) for one in sweep_records(known)} & shapes),
-        lambda: run_sweep(None, QUICK, sweeps),
-    )  # fmt: skip
+    broad = _sweep_of("the broad set", shapes, lambda: run_sweep(None, QUICK, sweeps))
     randoms_step = Step(
         "Table, and random heads", RANDOM_HEADS, 1.5,
         lambda known: len({one.cell["number"] for one in known if one.kind == RANDOM}),
@@ -104,15 +101,27 @@ def _steps(sweeps: Path, randoms: Path) -> list[Step]:
     return [broad, *(_of_network(chosen, sweeps) for chosen in NETWORKS), randoms_step]
 
 
-def _of_network(chosen: NetworkChoice, sweeps: Path) -> Step:
+def _sweep_of(what: str, shapes: Set[HeadShape], run: Callable[[], object]) -> Step:
     def recorded(known: Sequence[Record]) -> int:
-        found = (one for one in sweep_records(known) if one.cell.get("model") == chosen.model)
-        return len({(shape_of(one), one.cell["tap"]) for one in found})
+        return len({shape_of(one) for one in sweep_records(known)} & shapes)
 
-    heads = sum(len(cell.taps) for cell in chosen.cells)
-    return Step(
-        f"Sweep of {chosen.model}, alone and in situ", heads, 47, recorded, lambda: run_sweep(chosen, QUICK, sweeps)
-    )  # fmt: skip
+    return Step(f"Sweep of {what}", len(shapes), 15, recorded, run)
+
+
+def _of_network(chosen: NetworkChoice, sweeps: Path) -> Step:
+    return _sweep_of(chosen.model, heads_of_resnet(chosen), lambda: run_sweep(chosen, QUICK, sweeps))
+
+
+def heads_of_resnet(chosen: NetworkChoice) -> set[HeadShape]:
+    """Return the shapes of heads after the stages of a ResNet: of 56x56 and 64 channels or 256, then half as wide."""
+    channels = 256 if chosen.model == "resnet50" else 64
+    return {
+        HeadShape(
+            cell.batch, channels << stage, 1, (56 >> stage) ** 2, 1, 1, "channels_last", "avg", cell.classes, cell.dtype
+        )
+        for cell in chosen.cells
+        for stage in range(len(cell.taps))
+    }
 
 
 def _promote_and_measure(sweeps: Path, randoms: Path) -> None:
@@ -128,7 +137,7 @@ def _is_of_this_kernel(record: Record) -> bool:
 
 def what_decides(records: Iterable[Record]) -> Iterator[Record]:
     """Yield, of records of sweeps, those that decide a winner: a third of the bytes that all of them take."""
-    for its in by_setting(one for one in sweep_records(records) if _is_of_this_kernel(one)).values():
+    for its in by_shape(one for one in sweep_records(records) if _is_of_this_kernel(one)).values():
         timed = [(measurement(record), record) for record in its if record.error is None]
         kept = {id(one) for one in deciding(one for one, _ in timed)}
         yield from (record for one, record in timed if id(one) in kept)

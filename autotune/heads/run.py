@@ -14,7 +14,7 @@ from ...model.basics.bad_input import BadInput
 from ..measuring.environment import clocks, release_memory
 from ..measuring.failures import DeviceLost, Failure
 from ..measuring.head_timing import COPIED, CopySpeed, HeadTiming, measure_copy_speed
-from ..measuring.heads_alone import ALONE, FUSED, PEERS
+from ..measuring.heads_alone import FUSED, PEERS
 from ..measuring.networks import find_networks
 from ..measuring.options import NetworkChoice
 from ..measuring.progress import Status, SweepProgress
@@ -145,9 +145,8 @@ def run_heads(chosen: NetworkChoice, out: Path | None) -> None:
                 progress.show(Status((number + of_cell) / len(networks.cells), doing, "", failures))
 
             tell(f"{cell}: building", 0.0)
-            timing = HeadTiming(networks.subject(cell), "as_is")
-            how = {"kernel": kernel_hash(), **timing.protocol, "place": ALONE}
-            how |= {"rounds": FINAL_ROUNDS, "captures": CAPTURES}
+            timing = HeadTiming.of_network(networks.subject(cell), "as_is")
+            how = {"kernel": kernel_hash(), **timing.protocol, "rounds": FINAL_ROUNDS, "captures": CAPTURES}
             kept = HeadRecords(networks.where, networks.environment, how)
             kind = {name: value for name, value in cell.as_json().items() if name == "heads"}
             for index, (target, alone) in enumerate(timing.heads.items()):

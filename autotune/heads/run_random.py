@@ -17,8 +17,8 @@ from ..measuring.captured import CHAIN
 from ..measuring.compile_pool import CompilePool, InputOf, compile_alone
 from ..measuring.environment import clocks, environment, release_memory, this_device
 from ..measuring.failures import DeviceLost, Failure
-from ..measuring.head_timing import AloneTiming, measure_copy_speed
-from ..measuring.heads_alone import ALONE, COMPILED, EAGER, FUSED, OTHER_WAY, Target
+from ..measuring.head_timing import HeadTiming, measure_copy_speed
+from ..measuring.heads_alone import COMPILED, EAGER, FUSED, OTHER_WAY, Target
 from ..measuring.progress import Status, SweepProgress
 from ..measuring.timers import CAPTURES, FINAL_ROUNDS
 from ..records.comparison import Paired, compare
@@ -64,8 +64,8 @@ def run_random_heads(count: int, seed: int, compiled_every: int, out: Path | Non
         BadRecord: ``out`` cannot be read.
     """
     console, device = wide_console(), this_device("heads --random")
-    where, timing = records_path(out, RANDOM, torch.cuda.get_device_name(device)), AloneTiming(device, {})
-    how = {"kernel": kernel_hash(), **timing.protocol, "place": ALONE, "rounds": _EFFORTS[0][0]}
+    where, timing = records_path(out, RANDOM, torch.cuda.get_device_name(device)), HeadTiming(device, {})
+    how = {"kernel": kernel_hash(), **timing.protocol, "rounds": _EFFORTS[0][0]}
     kept = HeadRecords(where, environment(device), how, RANDOM)
     asked = [_asked(draw(seed, number), compiled_every, device) for number in range(count)]
     missing, began = [one for one in asked if not kept.has(one.head)], time.monotonic()
@@ -86,7 +86,7 @@ def _asked(drawn: RandomHead, compiled_every: int, device: torch.device) -> _Ask
 
 
 def _measure_all(
-    missing: Sequence[_Asked], timing: AloneTiming, kept: HeadRecords, device: torch.device, console: Console
+    missing: Sequence[_Asked], timing: HeadTiming, kept: HeadRecords, device: torch.device, console: Console
 ) -> None:
     """Measure and record heads as their kernels get ready; last those that torch.compile needs the cores for, too."""
     failures: Counter[str] = Counter()
@@ -122,7 +122,7 @@ def _sample_last(heads: Iterable[_Asked]) -> Iterator[_Asked]:
 
 
 def _measured(
-    drawn: RandomHead, head: Head, timing: AloneTiming, device: torch.device
+    drawn: RandomHead, head: Head, timing: HeadTiming, device: torch.device
 ) -> tuple[Mapping[str, Paired | Failure], dict[str, int]]:
     """Make a head, compare its answers with the truth, and time it; return the results and what of the protocol is its.
 

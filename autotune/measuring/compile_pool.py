@@ -5,7 +5,7 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import BrokenExecutor, Future, ProcessPoolExecutor, as_completed
 from contextlib import suppress
 from functools import partial
@@ -14,14 +14,10 @@ from multiprocessing.connection import wait
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
 
-from ...kernels import ExitBuffers
-from ...kernels.launch.choose_config import overriding
-from ...kernels.launch.head_shape import HeadShape
 from ...kernels.launch.launch_config import LaunchConfig
 from ...model import FusedAuxHead
-from .heads_alone import AloneHead, head_launches
+from .heads_alone import AloneHead
 
 #: Cores that are left to the process that times, whose launches must not wait.
 _CORES_LEFT = 2
@@ -30,53 +26,31 @@ _MOST_PROCESSES = 32
 
 
 class InputOf(NamedTuple):
-    """A head and its input without any data; or, without a head, the network's logits alike."""
+    """A head and its input without any data."""
 
-    head: FusedAuxHead | None
+    head: FusedAuxHead
     size: Sequence[int]
     stride: Sequence[int]
     dtype: torch.dtype
 
     @classmethod
-    def of(cls, one: AloneHead | Tensor) -> "InputOf":
-        """Describe a head and its input, or logits."""
-        head, x = (one.head, one.x) if isinstance(one, AloneHead) else (None, one)
-        if head is not None:  # copied with parameters that are none, lest hundreds of megabytes are
-            bare = {id(each): torch.nn.Parameter(torch.empty_like(each, device="meta")) for each in head.parameters()}
-            head = copy.deepcopy(head, bare)
-        return cls(head, x.size(), x.stride(), x.dtype)
+    def of(cls, one: AloneHead) -> "InputOf":
+        """Describe a head and its input."""
+        # copied with parameters that are none, lest hundreds of megabytes are
+        bare = {id(each): torch.nn.Parameter(torch.empty_like(each, device="meta")) for each in one.head.parameters()}
+        return cls(copy.deepcopy(one.head, bare), one.x.size(), one.x.stride(), one.x.dtype)
 
-    def made(self) -> AloneHead | Tensor:
+    def made(self) -> AloneHead:
         """Make it on the CPU, where what nobody writes takes up addresses but no memory."""
         x = torch.empty_strided(self.size, self.stride, dtype=self.dtype)
-        return x if self.head is None else AloneHead(self.head.to_empty(device="cpu"), x)
+        return AloneHead(self.head.to_empty(device="cpu"), x)
 
 
 def compile_alone(one: InputOf, *configs: LaunchConfig) -> None:
     """Launch a head by itself; see ``AloneHead.launch``."""
     alone = one.made()
-    assert isinstance(alone, AloneHead)
     for config in configs:
         alone.launch(config)
-
-
-def compile_network(
-    exits: Sequence[InputOf], ends: Sequence[int], launched: Sequence[int],
-    configs: Mapping[tuple[HeadShape, str], LaunchConfig],
-) -> None:  # fmt: skip
-    """Launch a network's heads as ``head_launches`` divides them, all launches that one of some exits has a part in."""
-    made = [one.made() for one in exits]
-    heads = [one.head for one in made if isinstance(one, AloneHead)]
-    inputs = [one.x if isinstance(one, AloneHead) else one for one in made]
-    with_probs = all(head.return_probs for head in heads[: len(exits) - 1])
-    buffers = ExitBuffers.allocate(
-        len(exits), len(inputs[0]), heads[0].num_classes, with_probs=with_probs, device=inputs[0].device
-    )
-    as_heads = [one.head.as_exit_head() if isinstance(one, AloneHead) else None for one in made]
-    with overriding(configs):
-        for part, launch in head_launches(buffers, as_heads, ends):
-            if any(part.start <= index < part.stop for index in launched):
-                launch(inputs[part])
 
 
 class CompilePool:

@@ -1,4 +1,4 @@
-"""Timing of heads on a GPU: alone, as a chain of launches in a graph; in situ, in a captured network; and of copies."""
+"""Timing of heads on a GPU, each as a chain of launches in a graph; and of copies."""
 
 import atexit
 import os
@@ -8,7 +8,6 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -16,14 +15,13 @@ import torch
 
 from ...kernels.launch.head_shape import HeadShape
 from ...kernels.launch.launch_config import LaunchConfig
+from ...model import make_trunk
 from ..records.comparison import Paired
 from ..records.summaries import Timings
 from .captured import CHAIN, chain
-from .cells import NEVER
-from .compile_pool import CompilePool, InputOf, compile_alone, compile_network
+from .compile_pool import CompilePool, InputOf, compile_alone
 from .failures import DeviceLost, Failure, WrongAnswer, refuse
-from .heads_alone import ALONE, FUSED, LAUNCHES, PEERS, AloneHead, Launch, Target
-from .heads_in_situ import HeadsInSitu
+from .heads_alone import FUSED, LAUNCHES, PEERS, AloneHead, Launch, Target, heads_of
 from .subject import Subject
 from .timers import PROTOCOL, Key, block_length, time_rounds, time_those_that_run
 
@@ -52,8 +50,8 @@ def measure_copy_speed(device: torch.device, rounds: int) -> CopySpeed:
     return CopySpeed(times["copy"])
 
 
-class AloneTiming:
-    """Measures heads by themselves on one CUDA device, of a network or of none; ``place`` is always ``ALONE``.
+class HeadTiming:
+    """Measures heads by themselves on one CUDA device, of a network or of none.
 
     The first configuration of a call is the rule's, the baseline: where it fails, nothing is timed.
     """
@@ -68,6 +66,19 @@ class AloneTiming:
         self._pool = pool
         self._lost: str | None = None
 
+    @classmethod
+    def of_network(cls, subject: Subject, trunk: str = "cudnn", pool: CompilePool | None = None) -> "HeadTiming":
+        """Measure the heads of a network, one of each shape, with what a trunk of that kind gives them."""
+        network, example = subject.network, subject.example
+        made = make_trunk(network.backbone, network.taps, example, trunk, network.reading)
+        by_shape: dict[HeadShape, dict[str, AloneHead]] = {}
+        for tap, head in zip(network.taps, heads_of(subject, made), strict=True):
+            by_shape.setdefault(head.shape, {})[tap] = head
+        heads = {
+            Target(shape, subject.cell.model, tuple(its)): next(iter(its.values())) for shape, its in by_shape.items()
+        }
+        return cls(example.device, heads, pool)
+
     @property
     def targets(self) -> list[Target]:
         """The shapes of heads, in the order of the heads."""
@@ -76,21 +87,18 @@ class AloneTiming:
     @property
     def protocol(self) -> dict[str, Any]:
         """Conditions of all times, as records keep them."""
-        return {"chain": CHAIN, **PROTOCOL}
+        return {"chain": CHAIN, "place": "alone", **PROTOCOL}
 
-    @property
-    def of_network(self) -> dict[str, Any]:
-        """Further conditions of times in situ: of heads alone there are none."""
-        return {}
-
-    def prepare(self, target: Target, place: str, configs: Sequence[LaunchConfig]) -> Mapping[LaunchConfig, Failure]:
+    def prepare(self, target: Target, configs: Sequence[LaunchConfig]) -> Mapping[LaunchConfig, Failure]:
         """Compile each configuration, if there is a pool, launch each once in threads, and check its answers."""
+        head = self.heads[target]
         if self._pool is not None:
-            self._pool.run(self._jobs(target, place, configs), wait_for=True)
-        return self._launch_and_check(self.heads[target], configs)
+            described = InputOf.of(head)
+            self._pool.run([partial(compile_alone, described, config) for config in configs], wait_for=True)
+        return self._launch_and_check(head, configs)
 
     def time(
-        self, target: Target, place: str, configs: Sequence[LaunchConfig], rounds: int, captures: int
+        self, target: Target, configs: Sequence[LaunchConfig], rounds: int, captures: int
     ) -> Mapping[LaunchConfig, Paired | Failure]:
         """Time chains of launches in graphs."""
         return self._time(target.rule, configs, self.heads[target].chain, rounds, captures, launches=CHAIN)
@@ -150,10 +158,6 @@ class AloneTiming:
                     failed[config] = self.failure_of(error)
         return failed
 
-    def _jobs(self, target: Target, place: str, configs: Sequence[LaunchConfig]) -> list[Callable[[], object]]:
-        head = InputOf.of(self.heads[target])
-        return [partial(compile_alone, head, config) for config in configs]
-
     def _time(
         self, baseline: Key, variants: Sequence[Key], build: Callable[[Key], Callable[[], object]], rounds: int,
         captures: int, launches: int,
@@ -207,61 +211,6 @@ class AloneTiming:
         """Raise ``DeviceLost`` if it takes no more work."""
         if self._lost is not None:
             raise DeviceLost(f"the CUDA context is lost ({self._lost})")
-
-
-class HeadTiming(AloneTiming):
-    """Measures the heads of one network on one CUDA device, in one place, ``ALONE`` or ``NETWORK``."""
-
-    def __init__(self, subject: Subject, trunk: str = "cudnn", pool: CompilePool | None = None) -> None:
-        """Measure the heads of ``subject``, in situ beside a trunk of that kind; a pool compiles before they launch."""
-        self._subject = subject
-        self._in_situ = HeadsInSitu(subject, trunk)
-        by_shape: dict[HeadShape, list[tuple[str, AloneHead]]] = {}
-        for tap, head in zip(subject.network.taps, self._in_situ.heads, strict=True):
-            by_shape.setdefault(head.shape, []).append((tap, head))
-        heads = {
-            Target(shape, subject.cell.model, tuple(tap for tap, _ in heads)): heads[0][1]
-            for shape, heads in by_shape.items()
-        }
-        super().__init__(subject.example.device, heads, pool)
-
-    @property
-    def of_network(self) -> dict[str, Any]:
-        """Further conditions of times in situ."""
-        return self._in_situ.protocol
-
-    def prepare(self, target: Target, place: str, configs: Sequence[LaunchConfig]) -> Mapping[LaunchConfig, Failure]:
-        """Compile, launch and check; in situ compile alone: the very captures that are timed are checked."""
-        if place == ALONE:
-            return super().prepare(target, place, configs)
-        if self._pool is not None:
-            self._pool.run(self._jobs(target, place, configs), wait_for=True)
-        return {}
-
-    def _jobs(self, target: Target, place: str, configs: Sequence[LaunchConfig]) -> list[Callable[[], object]]:
-        if place == ALONE:
-            return super()._jobs(target, place, configs)
-        exits, index = [*map(InputOf.of, self._in_situ.exits)], self._subject.network.taps.index
-        ends, launched = [*map(index, self._in_situ.forks)], [*map(index, target.taps)]
-        every = [self._in_situ.all_configs({target.shape: config}) for config in configs]
-        return [partial(compile_network, exits, ends, launched, one) for one in every]
-
-    def time(
-        self, target: Target, place: str, configs: Sequence[LaunchConfig], rounds: int, captures: int
-    ) -> Mapping[LaunchConfig, Paired | Failure]:
-        """Time chains of launches in graphs, or captured networks with all heads of the shape launched in that way."""
-        if place == ALONE:
-            return super().time(target, place, configs, rounds, captures)
-        with ExitStack() as opened, self._subject.exits(NEVER):
-
-            def build(config: LaunchConfig) -> Callable[[], object]:
-                with self._in_situ.launching({target.shape: config}):
-                    runner = self._in_situ.runner()
-                opened.callback(runner.close)
-                refuse(self._in_situ.wrong(target.taps, runner))
-                return lambda: runner(self._subject.example)
-
-            return self._time(target.rule, configs, build, rounds, captures, launches=1)
 
 
 #: Variants compiled at the same time, at most: each takes a core.

@@ -1,6 +1,6 @@
 """Heads by themselves on a GPU, a target of tuning for each shape: launched, chained, checked; and their peers."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cached_property, partial
 from math import prod
@@ -9,21 +9,18 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ...kernels import ExitBuffers, ExitHead, ExitLaunch, HeadOutput, fused_head_reference
+from ...kernels import HeadOutput, fused_head_reference
 from ...kernels.launch.choose_config import Layers, choose_config, chosen_by_rule
 from ...kernels.launch.head_shape import HeadShape
 from ...kernels.launch.head_view import HeadView, head_view
 from ...kernels.launch.launch_config import LaunchConfig
 from ...kernels.launch.library_rule import config_of_library
-from ...model import FusedAuxHead
+from ...model import FusedAuxHead, Trunk
 from ...model.basics.streams import stream_pair
+from ...model.listening.taps import listening
 from .captured import OwnGraph, chain
 from .peers import NaiveHead
-
-#: Launched by the operator, nothing beside it.
-ALONE = "alone"
-#: In the launch of a runner, beside the trunk of a captured network.
-NETWORK = "network"
+from .subject import Subject
 
 
 class Target(NamedTuple):
@@ -96,7 +93,7 @@ class AloneHead:
         """The configuration that the operator launches here: by the tuned table of the device, else by rule."""
         return choose_config(
             self.view, self.head.num_classes, pool_max=self.head.pool == "max", dtype=self.x.dtype, device=self.device,
-            place=ALONE, hidden=self.head.hidden_layers(),
+            hidden=self.head.hidden_layers(),
         )  # fmt: skip
 
     @property
@@ -184,19 +181,17 @@ class AloneHead:
         torch.cuda.synchronize(self.device)
 
 
-def head_launches(
-    buffers: ExitBuffers, heads: Sequence[ExitHead | None], ends: Sequence[int]
-) -> list[tuple[slice, ExitLaunch]]:
-    """Return the launches that serve all heads, and the exits of each; nothing is launched yet.
+def heads_of(subject: Subject, trunk: Trunk) -> list[AloneHead]:
+    """Return the heads of a network, each with what its tap gives it on a trunk, as it lies in memory there."""
+    features: list[Tensor] = []
+    x = subject.example.contiguous(memory_format=trunk.memory_format)
 
-    Args:
-        buffers: of the network.
-        heads: of its exits, or of the first ones; None is a classifier whose logits are given.
-        ends: index of the last exit of each launch beside the trunk; the exits behind share one more.
-    """
-    starts = [0, *(end + 1 for end in ends)]
-    exits = [slice(start, end + 1) for start, end in zip(starts, [*ends, len(heads) - 1], strict=True)]
-    return [(part, ExitLaunch(buffers, part.start, heads[part])) for part in exits if heads[part]]
+    def keep(_index: int, y: Tensor) -> None:
+        features.append(y.clone())
+
+    with torch.no_grad(), listening(trunk.module, subject.network.taps, keep, trunk.reading):
+        trunk.module(x)
+    return [AloneHead(head, x) for head, x in zip(subject.heads, features, strict=True)]
 
 
 #: Variants of a head alone: fused, the plain chain of operators that it replaces, that through torch.compile, and fused

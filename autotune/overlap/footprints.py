@@ -12,9 +12,10 @@ from typing import Any, NamedTuple
 
 import torch
 
+from ...kernels.launch.choose_config import overriding
 from ...kernels.launch.head_shape import HeadShape
 from ...kernels.launch.launch_config import LaunchConfig
-from ...kernels.launch.launch_rule import config_by_rule
+from ...kernels.launch.launch_rule import config_beside_trunk, config_by_rule
 from ...kernels.launch.residency import Residency, recording
 from ...model.runners.overlapped import OverlappedRunner
 from ...model.trunk.fused_convolution import fastest_convolutions
@@ -31,8 +32,9 @@ from ..records.summaries import Timings, as_json, network_record, percentiles, s
 from ..sweep.config_text import text
 from ..sweep.exclusion import excluded
 from ..sweep.space import neighbours
-from .measure import BARE, BOTH, HEADS, NetworkParts, paired_parts
+from .measure import paired_parts
 from .metrics import hiding_efficiency
+from .network_parts import BARE, BOTH, HEADS, NetworkParts
 from .replays import check_turns
 
 #: The kind of these records, and the footprint that all others are compared with.
@@ -72,12 +74,12 @@ def footprints_of(shapes: Sequence[HeadShape]) -> list[Footprint]:
     """
 
     def changed(shape: HeadShape, fields: Mapping[str, int]) -> LaunchConfig:
-        rule = config_by_rule(shape)
+        rule = _by_rule(shape)
         one = replace(rule, **fields)  # type: ignore[arg-type]
         # a cap of the programs is that of all heads of a launch together, few as those of one may be
         return one if "max_programs" in fields or excluded(one, shape) is None else rule
 
-    rule = {shape: config_by_rule(shape) for shape in shapes}
+    rule = {shape: _by_rule(shape) for shape in shapes}
     found = [Footprint(BY_RULE, rule)]
     found += [
         Footprint(f"programs x{2**steps}" if steps > 0 else f"programs /{2**-steps}", configs)
@@ -94,12 +96,16 @@ def footprints_of(shapes: Sequence[HeadShape]) -> list[Footprint]:
     return [*found, Footprint(same, rule, SamePriority), Footprint(f"{most.name}, {same}", most.configs, SamePriority)]
 
 
+def _by_rule(shape: HeadShape) -> LaunchConfig:
+    return config_beside_trunk(shape, config_by_rule(shape))
+
+
 def with_programs(shape: HeadShape, steps: int) -> LaunchConfig:
     """Return a configuration with more programs than the rule's, or with fewer if ``steps`` is negative.
 
     It multiplies in the same way with as many warps; each step goes to the neighbour with most or fewest programs.
     """
-    config = config_by_rule(shape)
+    config = _by_rule(shape)
     for _ in range(abs(steps)):
         same = [one for one in neighbours(config, shape) if all(getattr(one, f) == getattr(config, f) for f in _KEPT)]
         config = (max if steps > 0 else min)(
@@ -152,7 +158,7 @@ def measure_footprints(subject: Subject, begins: Begins) -> FootprintsMeasured:
         for index, (name, configs, runner) in enumerate(footprints):
             begins(f"captures of {name}", 0.2 + 0.4 * index / len(footprints))
             try:
-                with parts.launching(configs):
+                with overriding(configs):
                     both = [parts.both(runner) for _ in range(CAPTURES)]
                     alone = [parts.capture(HEADS) for _ in range(CAPTURES)]
                     with recording() as launches:

@@ -4,7 +4,6 @@ import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,93 +11,21 @@ import torch
 from torch import Tensor
 from torch.profiler import profile as torch_profile
 
-from ...kernels import ExitBuffers, HeadOutput
 from ...kernels.launch.residency import Residency, recording
-from ...model.runners.overlapped import OverlappedRunner
 from ...model.trunk.fused_convolution import fastest_convolutions
-from ..measuring.captured import CHAIN, chain
+from ..measuring.captured import CHAIN
 from ..measuring.cells import NEVER
-from ..measuring.failures import refuse
-from ..measuring.heads_alone import head_launches
-from ..measuring.heads_in_situ import HeadsInSitu
-from ..measuring.peers import GraphedPeer, bare, merged_answer
 from ..measuring.profiled_requests import activities, record_trace
 from ..measuring.progress import Begins
 from ..measuring.subject import Subject
 from ..measuring.timers import CAPTURES, FINAL_ROUNDS, block_length, time_rounds
 from ..records.comparison import compare
 from ..records.summaries import Timings, summary
+from .network_parts import BARE, BOTH, HEADS, NetworkParts
 from .replays import TRUNK, RecordedReplay, Replay, read_replays, recorded_replay
 
-#: The trunk that everything is captured with.
-TRUNK_KIND = "cudnn"
-#: The parts of a network that are timed.
-BARE, HEADS, BOTH = "trunk", "heads", "both"
 #: Profiled replays of the bare trunk and of the whole network.
 REPLAYS = 20
-
-
-class NetworkParts(HeadsInSitu):
-    """A subject whose trunk, heads and whole are captured, each time afresh, and checked.
-
-    Heads are launched as the project chooses, by the device's tuned table where it has one.
-    """
-
-    def __init__(self, subject: Subject, opened: ExitStack) -> None:
-        """Capture on the subject's device; what was captured is freed when ``opened`` closes."""
-        super().__init__(subject, TRUNK_KIND)
-        self._opened = opened
-
-    @property
-    def trunk_notes(self) -> tuple[str, ...]:
-        """Changes made to the backbone, in sentences."""
-        return self._trunk.notes
-
-    def capture(self, part: str) -> Callable[[], object]:
-        """Capture a part and return its replay; that of ``HEADS`` runs ``CHAIN`` times."""
-        return {BARE: self._bare, HEADS: self._heads_alone, BOTH: self.both}[part]()
-
-    def _bare(self) -> Callable[[], object]:
-        """Capture the trunk with its classifier, as the benchmark does: on a stream of high priority."""
-        function = partial(bare, self._trunk, self._network.taps)
-        graph = GraphedPeer(function, self.subject.example, self._trunk.memory_format)
-        check(BARE, self.wrong((), lambda x: merged_answer(graph(x))))
-        return partial(graph, self.subject.example)
-
-    def both(self, kind: type[OverlappedRunner] = OverlappedRunner) -> Callable[[], object]:
-        """Capture the network as a kind of runner, and return its replay."""
-        runner = self.runner(kind)
-        self._opened.callback(runner.close)
-        check(BOTH, self.wrong(self._network.taps, runner))
-        return partial(runner, self.subject.example)
-
-    def _heads_alone(self) -> Callable[[], object]:
-        """Capture the runner's head launches one after another on one stream, without the network's classifier."""
-        heads, features = [one.head.as_exit_head() for one in self.heads], [one.x for one in self.heads]
-        example, classes = self.subject.example, self.subject.heads[0].num_classes
-        buffers = ExitBuffers.allocate(
-            len(heads) + 1, len(example), classes, device=example.device,
-            with_probs=all(head.return_probs for head in self.subject.heads),
-        )  # fmt: skip
-        launches = head_launches(buffers, heads, [self._network.taps.index(tap) for tap in self.forks])
-
-        def launch() -> list[HeadOutput]:
-            for part, one in launches:
-                one(features[part])
-            answers = zip(buffers.label, buffers.confidence, buffers.exits, strict=True)
-            return [HeadOutput(None, *answer) for answer in answers][: len(heads)]
-
-        torch.cuda.synchronize(example.device)  # buffers and counters are zero before another stream uses them
-        captured = chain(launch, example.device)
-        captured()
-        for head, answer in zip(self.heads, captured.answer, strict=True):
-            check(HEADS, head.wrong_answer(answer, peer=True))
-        return captured
-
-
-def check(name: str, wrong: str | None) -> None:
-    """Raise ``WrongAnswer`` if anything is wrong, in words, with what is called ``name``."""
-    refuse(None if wrong is None else f"{name}: {wrong}; not timed")
 
 
 def paired_parts(trunk: Timings, heads: Timings, both: Timings) -> list[dict[str, Any]]:

@@ -18,8 +18,9 @@ from ..records.record import Record, append_record
 from ..records.summaries import as_json, network_record, percentiles, summary
 from ..records.tables import print_tables, wide_console
 from .footprints import FOOTPRINT, footprint_records, measure_footprints
-from .measure import BARE, BOTH, HEADS, REPLAYS, TRUNK_KIND, OverlapMeasured, measure_overlap, paired_parts
+from .measure import REPLAYS, OverlapMeasured, measure_overlap, paired_parts
 from .metrics import KernelStretch, hiding_efficiency, kernel_stretches, median_replay, overlap_of, spreads
+from .network_parts import BARE, BOTH, HEADS, TRUNK_KIND
 from .replays import Replay
 from .tables import footprint_tables, overlap_tables
 

@@ -1,6 +1,5 @@
 """Decisions by records of sweeps: the measurements that count, the winner, and the simpler ones tied with it."""
 
-import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from operator import itemgetter
@@ -14,20 +13,7 @@ Key = TypeVar("Key")
 #: Fields of a launch configuration and their values.
 Fields = Mapping[str, Any]
 
-_SHAPE = frozenset(SHAPE)
 _shape_of = itemgetter(*SHAPE)
-_NOTHING_AROUND = json.dumps([{}, None])
-
-
-class Setting(NamedTuple):
-    """One head alone, or in one network: measurements in other settings say nothing about each other."""
-
-    shape: tuple[Any, ...]
-    """Values of ``SHAPE``."""
-    place: str
-    """"alone" or "network"."""
-    network: str
-    """Name of the network around the head, its taps and its trunk; the same for all heads alone."""
 
 
 class Measurement(NamedTuple):
@@ -40,8 +26,6 @@ class Measurement(NamedTuple):
     config: Any
     """``Fields``, as the record has them."""
     paired: Paired
-    forks: tuple[str, ...] | None
-    """In a network: the taps after which launches left the trunk."""
     median_us: float
 
     @property
@@ -55,14 +39,13 @@ def measurement(record: Record) -> Measurement:
     (rule,) = (pair for pair in record.paired if pair["role"] == "rule")
     assert record.device_us is not None
     paired = Paired(record.device_us["samples"], rule["samples"], record.run)
-    config, forks = record.protocol.get("config"), record.protocol.get("forks")
-    forks = None if forks is None else tuple(forks)
-    return Measurement(record.variant, rule["variant"], config, paired, forks, record.device_us["median"])
+    config = record.protocol.get("config")
+    return Measurement(record.variant, rule["variant"], config, paired, record.device_us["median"])
 
 
 def sweep_records(records: Iterable[Record]) -> list[Record]:
-    """Return the records of sweeps."""
-    return [record for record in records if record.kind == "sweep"]
+    """Return the records of sweeps, but for those of heads in captured networks: tuning there gained nothing."""
+    return [record for record in records if record.kind == "sweep" and record.protocol["place"] == "alone"]
 
 
 def of_last_kernel(records: Iterable[Record]) -> list[Record]:
@@ -71,33 +54,23 @@ def of_last_kernel(records: Iterable[Record]) -> list[Record]:
     return [record for record in swept if record.protocol["kernel"] == swept[-1].protocol["kernel"]]
 
 
-def by_setting(records: Iterable[Record]) -> dict[Setting, list[Record]]:
-    """Group records of sweeps, failures included; settings in order of their first record."""
-    found: dict[Setting, list[Record]] = {}
+def by_shape(records: Iterable[Record]) -> dict[tuple[Any, ...], list[Record]]:
+    """Group records of sweeps, failures included, by the values of ``SHAPE``, in order of each one's first record."""
+    found: dict[tuple[Any, ...], list[Record]] = {}
     for record in records:
-        found.setdefault(setting_of(record), []).append(record)
+        found.setdefault(_shape_of(record.cell), []).append(record)
     return found
 
 
-def setting_of(record: Record) -> Setting:
-    """Return the setting of a sweep's record."""
-    around = {name: record.cell[name] for name in record.cell.keys() - _SHAPE}
-    trunk = record.protocol.get("trunk")
-    network = json.dumps([around, trunk], sort_keys=True) if around or trunk is not None else _NOTHING_AROUND
-    return Setting(_shape_of(record.cell), record.protocol["place"], network)
-
-
 def deciding(measured: Iterable[Measurement]) -> list[Measurement]:
-    """Return, of the measurements in one setting, those that decide: the ones timed most often.
+    """Return, of the measurements of one head, those that decide: the ones timed most often.
 
-    Of these only the ones beside the last one's rule, since times over different baselines cannot be compared, and with
-    its forks: these go by times of the trunk, so that a later sweep may have others, which cost something else.
+    Of these only the ones beside the last one's rule, since times over different baselines cannot be compared.
     """
     found = list(measured)
     beside = [one for one in found if one.rule == found[-1].rule]
     most = max((one.rounds for one in beside), default=0)
-    often = [one for one in beside if one.rounds == most]
-    return [one for one in often if one.forks == often[-1].forks]
+    return [one for one in beside if one.rounds == most]
 
 
 def simplicity(config: Fields) -> tuple[int, ...]:
@@ -128,7 +101,7 @@ def joint_confidence(count: int) -> float:
 
 
 class Decision(Generic[Key]):
-    """The winner among configurations of one head that were timed in one setting, beside one rule's."""
+    """The winner among configurations of one head that were timed beside one rule's."""
 
     def __init__(self, times: Mapping[Key, Paired], rule: Key, fields: Callable[[Key], Fields]) -> None:
         """Decide between ``times``; ``fields`` gives those of a configuration, and ``rule`` wins ties."""

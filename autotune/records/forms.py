@@ -33,8 +33,6 @@ WORDS = {
     "pool": ("avg", "max"),
     "dtype": ("float16", "bfloat16", "float32"),
 }
-#: Where heads are launched.
-PLACES = ("alone", "network")
 #: Kinds of footprints, one of which is in each name; those of the trunk's conditions go before others.
 FOOTPRINTS = ("priority", "SMs", "registers", "warps", "programs", "by rule")
 
@@ -63,10 +61,7 @@ _KINDS: dict[str, tuple[Form, Form]] = {
     "sweep": (
         {
             "cell": {name: one_of(*WORDS[name]) if name in WORDS else COUNT for name in SHAPE},
-            "protocol": {
-                **{"rounds": COUNT, "captures": COUNT, "place": one_of(*PLACES), "kernel": TEXT},
-                **{"trunk": Maybe(TEXT), "forks": Maybe([TEXT])},
-            },
+            "protocol": {"rounds": COUNT, "captures": COUNT, "place": TEXT, "kernel": TEXT},
         },
         {
             "device_us": {"median": POSITIVE, "samples": SAMPLES},
@@ -91,7 +86,6 @@ _KINDS: dict[str, tuple[Form, Form]] = {
 }
 _check_all = checker(_RECORD)
 _CHECKS = {kind: tuple(map(checker, forms)) for kind, forms in _KINDS.items()}
-_check_in_network = checker({"cell": {"model": TEXT, "tap": TEXT}})
 
 
 def check_record(values: Mapping[str, Any]) -> None:
@@ -105,8 +99,6 @@ def check_record(values: Mapping[str, Any]) -> None:
     for check in _CHECKS.get(kind, ())[: 1 if failed else 2]:
         check(values)
     if kind == "sweep":
-        if values["protocol"]["place"] == "network":
-            _check_in_network(values)
         samples = [] if failed else [one["samples"] for one in (values["device_us"], *values["paired"])]
         if samples and (len(samples) != 2 or len({len(one[0]) for one in samples}) > 1):
             rounds = [len(one[0]) for one in samples]

@@ -47,9 +47,9 @@ class Record:
     several devices "pipeline", and "gpus", one request."""
     cell: dict[str, Any]
     """The network: model, dtype, batch, classes, placement (of the heads), taps (their names), input (the shape of one
-    sample), and heads (their kind) unless each is one linear layer. Of a sweep: the fields of a HeadShape, and in situ
-    model and tap (all that have a head of that shape, separated by commas). Of heads: all of these.
-    Of random-heads: the fields of a RandomHead."""
+    sample), and heads (their kind) unless each is one linear layer. Of a sweep: the fields of a HeadShape. Of heads:
+    all of these, and tap (all that have a head of that shape, separated by commas). Of random-heads: the fields of a
+    RandomHead."""
     exits: str
     """Exits at which samples leave: "never", the name of a tap, the percent that leave at each tap and at the
     classifier ("40/30/20/10"), "own" for the thresholds that a model came with, or of pareto "calibrated 0.5 %", by
@@ -67,9 +67,8 @@ class Record:
     """rounds, warm_up, repeat, captures, order, l2, samples_by_exit (how many of all inputs leave where, by the eager
     network on the same trunk) and whatever else says how the numbers came about.
 
-    - sweep: place ("alone" or "network"), config (the fields of the LaunchConfig that ``variant`` names), rule (the
-      variant of the baseline), kernel (its hash), and in situ trunk (its fingerprint) and forks (the taps after which
-      launches leave it)
+    - sweep: place "alone", config (the fields of the LaunchConfig that ``variant`` names), rule (the variant of the
+      baseline) and kernel (its hash)
     - heads: place "alone", config and kernel, those of "fused", and for "bytes" the bytes that a head has to move and
       bytes_per_second, what a copy read and wrote
     - random-heads: the same, and chain, the launches of one graph
@@ -84,7 +83,7 @@ class Record:
     the rounds, and captures: the median of each fresh capture."""
     device_us: dict[str, Any] | None = None
     """The same of the time one call takes on the device when calls follow back to back. Of a sweep and of heads the
-    only time, of one head alone or of the whole network in situ, with samples: all rounds of each capture."""
+    only time, of one head alone, with samples: all rounds of each capture."""
     paired: list[dict[str, Any]] = field(default_factory=list)
     """Baselines of the same run: role ("bare", "truncated", "segments", or for auto "plain"), variant, host_us and
     device_us (medians), host_ratio and device_ratio (this variant's over the baseline's).
@@ -117,7 +116,8 @@ class Record:
     - gpus: span_us, and of each GPU computes and exchanges: intervals with kernels or copies, and with NCCL's
     - doctor: the verdict, findings, and streams with their work
 
-    Older files hold further kinds ("network", "retune") and fields, which nothing reads any more.
+    Older files hold further kinds ("network", "retune"), sweeps of heads in a captured network (place "network") and
+    fields, which nothing reads any more.
     """
     correctness: dict[str, Any] | None = None
     """samples compared with the eager truth; differing: those with another label or exit; differing_near: how many of

@@ -1,4 +1,4 @@
-"""``auxhead-tune sweep``: searches launch configurations of heads, a network's alone and in situ, the broad ones alone.
+"""``auxhead-tune sweep``: searches launch configurations of heads, each alone.
 
 In: a network, or the ``broad`` set of heads. Out: a record of every configuration measured, and tables of the winners.
 

@@ -26,7 +26,7 @@ def sweep(
     ] = False,
     out: Annotated[Path | None, out_option("sweep")] = None,
 ) -> None:
-    """Tune the launches of a network's heads, alone and in the captured network, or of the broad set, alone.
+    """Tune the launches of a network's heads, or of the broad set, each head alone.
 
     Options that choose networks may be given several times; winners of batch sizes given together are measured at each
     other's, too. What is recorded is not measured again: a run that was stopped, at whatever moment, goes on where it

@@ -8,8 +8,7 @@ from ...kernels.launch.choose_config import chosen_by_rule
 from ...kernels.launch.head_shape import HeadShape
 from ...kernels.launch.launch_rule import FEW_CLASSES
 from ...kernels.launch.tuned_table import TunedTable
-from ..measuring.heads_alone import ALONE
-from ..records.decisions import Measurement, by_setting, of_last_kernel
+from ..records.decisions import Measurement, by_shape, of_last_kernel
 from ..records.record import Record
 from ..records.tables import RecordTable
 from .search import Answers, shipped_tables
@@ -40,19 +39,19 @@ def kind_tables(records: Iterable[Record]) -> list[RecordTable]:
     """Return for each environment and each shipped table a table by kind of head; none where no entry was measured."""
     tables = shipped_tables()
     heads: dict[tuple[Any, ...], dict[HeadShape, Answers]] = {}
-    for (where, shape), its in _alone(records).items():
+    for (where, shape), its in _timed(records).items():
         heads.setdefault(where, {})[shape] = _times(map(launchable, its))
     found = [_kind_table(where[0], measured, table) for where, measured in heads.items() for table in tables]
     return [one for one in found if one.rows]
 
 
-def _alone(records: Iterable[Record]) -> dict[tuple[tuple[Any, ...], HeadShape], list[Record]]:
-    """Group what was timed alone with the last kernel, by environment and head."""
+def _timed(records: Iterable[Record]) -> dict[tuple[tuple[Any, ...], HeadShape], list[Record]]:
+    """Group what was timed with the last kernel, by environment and head."""
     found: dict[tuple[tuple[Any, ...], HeadShape], list[Record]] = {}
-    for setting, its in by_setting(of_last_kernel(records)).items():
-        for record in its if setting.place == ALONE else ():
+    for shape, its in by_shape(of_last_kernel(records)).items():
+        for record in its:
             if record.error is None:
-                found.setdefault((record.environment_key, HeadShape(*setting.shape)), []).append(record)
+                found.setdefault((record.environment_key, HeadShape(*shape)), []).append(record)
     return found
 
 
@@ -69,7 +68,7 @@ def _kind_table(gpu: object, heads: Mapping[HeadShape, Answers], table: TunedTab
     ratios: dict[str, list[float]] = {}
     unknown = 0
     for shape, times in heads.items():
-        entry, rule = table.find(shape, ALONE), chosen_by_rule(shape)
+        entry, rule = table.find(shape), chosen_by_rule(shape)
         if entry is not None and entry.config in times and rule in times:
             ratios.setdefault(kind_of(shape), []).append(times[rule].over_baseline / times[entry.config].over_baseline)
         else:

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 from ...kernels.launch.launch_config import LaunchConfig
 from ..measuring.failures import Failure
-from ..measuring.head_timing import AloneTiming
-from ..measuring.heads_alone import ALONE, NETWORK, Target
+from ..measuring.head_timing import HeadTiming
+from ..measuring.heads_alone import Target
 from ..measuring.progress import Status
 from ..records.comparison import Paired
 from ..records.decisions import Decision
@@ -16,17 +16,15 @@ from .exclusion import excluded
 from .records import SweepRecords
 from .search import Answers, Ask, Search, decision, fastest_first
 
-#: Configurations beside the rule's that are measured in the same rounds, alone and in the network, where each is
-#: captured with all its activations.
-TOGETHER = {ALONE: 32, NETWORK: 8}
-_WHERE = {ALONE: "alone", NETWORK: "in situ"}
+#: Configurations beside the rule's that are measured in the same rounds.
+TOGETHER = 32
 
 
 @dataclass
 class Sweep:
     """A search over targets with one strategy."""
 
-    measurer: AloneTiming
+    measurer: HeadTiming
     search: Search
     records: SweepRecords
     watch: Callable[[Status], None] = lambda status: None
@@ -44,7 +42,7 @@ class Sweep:
 
 @dataclass
 class Tuning:
-    """The search for one target: questions of the strategy, and decisions by the last answers in each place."""
+    """The search for one target: questions of the strategy, and the decision by the last answers."""
 
     sweep: Sweep
     target: Target
@@ -53,12 +51,12 @@ class Tuning:
     """It is the ``number``-th of so many targets, from 0."""
     _done: float = 0.0
     """Share of the work, from 0 to 1."""
-    _asked: dict[str, Ask] = field(default_factory=dict)
-    """The last question, by place."""
-    _decisions: dict[str, Decision[LaunchConfig]] = field(default_factory=dict)
-    """Decision by its answers; kept until there are others, since each bootstrap takes its time."""
+    _asked: Ask | None = None
+    """The last question."""
+    _decision: Decision[LaunchConfig] | None = None
+    """By its answers; kept until there are others, since each bootstrap takes its time."""
     _best: str = ""
-    _failed: set[tuple[str, LaunchConfig]] = field(default_factory=set)
+    _failed: set[LaunchConfig] = field(default_factory=set)
 
     def run(self) -> None:
         """Answer all questions of the strategy."""
@@ -67,7 +65,7 @@ class Tuning:
         while ask is not None:
             answers = self._answer(ask)
             self._decide(ask, answers)
-            self._done, self._best = ask.share, _best(ask.place, answers) or self._best
+            self._done, self._best = ask.share, _best(answers) or self._best
             try:
                 ask = steps.send(answers)
             except StopIteration:
@@ -75,23 +73,24 @@ class Tuning:
         self._show("done", 1.0)
 
     def _decide(self, ask: Ask, answers: Answers) -> None:
-        self._asked[ask.place], self._decisions[ask.place] = ask, decision(self.target.rule, answers)
+        self._asked, self._decision = ask, decision(self.target.rule, answers)
 
-    def add_candidates(self, place: str, configs: Iterable[LaunchConfig | None]) -> bool:
+    def add_candidates(self, configs: Iterable[LaunchConfig | None]) -> bool:
         """Measure further configurations, to be decided between, too; return whether any was new and not excluded."""
-        last = self._asked.get(place)
-        if last is None or not self.decision(place).times:
+        last = self._asked
+        if last is None or not self.decision.times:
             return False
         others = [one for one in dict.fromkeys(configs) if one is not None and one not in last.configs]
         new = tuple(config for config in others if excluded(config, self.target.shape) is None)
         if new:
-            answers = {**self.decision(place).times, **self._answer(last._replace(configs=new))}
+            answers = {**self.decision.times, **self._answer(last._replace(configs=new))}
             self._decide(last._replace(configs=(*last.configs, *new)), answers)
         return bool(new)
 
-    def decision(self, place: str) -> Decision[LaunchConfig]:
-        """Return the decision by the last answers."""
-        return self._decisions.get(place) or decision(self.target.rule, {})
+    @property
+    def decision(self) -> Decision[LaunchConfig]:
+        """The decision by the last answers."""
+        return self._decision or decision(self.target.rule, {})
 
     def _show(self, doing: str, done: float) -> None:
         self._done = max(done, self._done)
@@ -99,32 +98,29 @@ class Tuning:
         self.sweep.watch(Status(share, f"{self.target}: {doing}", self._best, self.sweep.failures))
 
     def _answer(self, ask: Ask) -> Answers:
-        """Return what is known of the configurations, after measuring what is not; of no network nothing in situ."""
-        if ask.place == NETWORK and not self.target.taps:
-            return {}
+        """Return what is known of the configurations, after measuring what is not."""
         records = self.sweep.records
         found = {one: records.find(records.blank(self.target, ask, one)) for one in dict.fromkeys(ask.configs)}
         known = {config: result for config, result in found.items() if result is not None}
         missing = [config for config in found if config not in known]
-        together = TOGETHER[ask.place]
-        for start in range(0, len(missing), together):
+        for start in range(0, len(missing), TOGETHER):
             done = self._done + max(ask.share - self._done, 0.0) * start / len(missing)
-            self._show(f"{len(missing)} configurations {_WHERE[ask.place]}, {ask.rounds} rounds", done)
-            known |= self._measure(ask, missing[start : start + together])
+            self._show(f"{len(missing)} configurations, {ask.rounds} rounds", done)
+            known |= self._measure(ask, missing[start : start + TOGETHER])
         for config, result in known.items():
-            if isinstance(result, Failure) and (ask.place, config) not in self._failed:  # several asks may name it
+            if isinstance(result, Failure) and config not in self._failed:  # several asks may name it
                 self.sweep.failures[result.kind] += 1
-                self._failed.add((ask.place, config))
+                self._failed.add(config)
         return {config: result for config, result in known.items() if not isinstance(result, Failure)}
 
     def _measure(self, ask: Ask, missing: Sequence[LaunchConfig]) -> dict[LaunchConfig, Paired | Failure]:
         """Check and time configurations beside the rule's, and record each."""
         target, measurer, records = self.target, self.sweep.measurer, self.sweep.records
         batch = list(dict.fromkeys([target.rule, *missing]))
-        results: dict[LaunchConfig, Paired | Failure] = {**measurer.prepare(target, ask.place, batch)}
+        results: dict[LaunchConfig, Paired | Failure] = {**measurer.prepare(target, batch)}
         if target.rule not in results:
             left = [config for config in batch if config not in results]
-            results |= measurer.time(target, ask.place, left, ask.rounds, ask.captures)
+            results |= measurer.time(target, left, ask.rounds, ask.captures)
         # not recorded: it is no fault of theirs
         nothing = Failure("no baseline", "the rule's configuration failed")
         return {
@@ -133,19 +129,18 @@ class Tuning:
         }
 
 
-def _best(place: str, answers: Answers) -> str:
+def _best(answers: Answers) -> str:
     if not answers:
         return ""
     config = fastest_first(answers)[0]
-    return f"{text(config)}, {answers[config].over_baseline:.3f} of the rule's time {_WHERE[place]}"
+    return f"{text(config)}, {answers[config].over_baseline:.3f} of the rule's time"
 
 
 def measure_winners_at_neighbours(tunings: Iterable[Tuning]) -> None:
-    """Measure the winner of each batch size at the next smaller and the next larger one, alone and in situ.
+    """Measure the winner of each batch size at the next smaller and the next larger one.
 
-    In situ also the winner alone, since the winner in situ is compared with it. Repeated until no winner changes, so
-    that in the end every winner was measured at its neighbours, the next sizes among ``tunings``, unless the rules of
-    the space exclude it.
+    Repeated until no winner changes, so that in the end every winner was measured at its neighbours, the next sizes
+    among ``tunings``, unless the rules of the space exclude it.
     """
     heads: dict[tuple[object, ...], list[Tuning]] = {}
     for tuning in tunings:
@@ -159,7 +154,4 @@ def measure_winners_at_neighbours(tunings: Iterable[Tuning]) -> None:
     while new:
         new = False
         for here, others in beside:
-            for place in (ALONE, NETWORK):
-                found = [other.decision(place).winner for other in others]
-                alone = [here.decision(ALONE).winner] if place == NETWORK else []
-                new |= here.add_candidates(place, [*found, *alone])
+            new |= here.add_candidates([other.decision.winner for other in others])

@@ -8,7 +8,7 @@ from typing import Any
 
 from ...kernels.launch.launch_config import LaunchConfig
 from ..measuring.failures import Failure
-from ..measuring.heads_alone import NETWORK, Target
+from ..measuring.heads_alone import Target
 from ..records.comparison import Paired, typical
 from ..records.decisions import sweep_records
 from ..records.record import Record, append_record, read_records
@@ -32,8 +32,6 @@ class SweepRecords:
     """See :class:`~auxhead.autotune.records.record.Record`, and sm_count."""
     protocol: dict[str, Any]
     """kernel (its hash) and what else says how the numbers come about."""
-    network: dict[str, Any]
-    """trunk (its fingerprint) and what else of a network only times in situ depend on."""
     _found: dict[str, list[Record]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -69,13 +67,11 @@ class SweepRecords:
 
     def blank(self, target: Target, ask: Ask, config: LaunchConfig) -> Record:
         """Return the record of one of the configurations that were asked for, without any result."""
-        cell: dict[str, Any] = target.shape._asdict()
-        protocol: dict[str, Any] = {**self.protocol, "place": ask.place, "config": dataclasses.asdict(config)}
-        if ask.place == NETWORK:
-            cell |= {"model": target.model, "tap": ", ".join(target.taps)}
-            protocol |= self.network
+        protocol: dict[str, Any] = {**self.protocol, "config": dataclasses.asdict(config)}
         protocol |= {"captures": ask.captures, "rounds": ask.rounds, "rule": text(target.rule)}
-        return network_record("sweep", cell, text(config), self.environment, run="", protocol=protocol)
+        return network_record(
+            "sweep", target.shape._asdict(), text(config), self.environment, run="", protocol=protocol
+        )
 
 
 def result_of(record: Record) -> Paired | Failure:

@@ -15,10 +15,11 @@ from ..measuring.cells import Cell
 from ..measuring.compile_pool import CompilePool
 from ..measuring.environment import release_memory
 from ..measuring.failures import DeviceLost
-from ..measuring.head_timing import AloneTiming, HeadTiming
+from ..measuring.head_timing import HeadTiming
 from ..measuring.networks import Networks, find_networks
 from ..measuring.options import NetworkChoice
 from ..measuring.progress import Status, SweepProgress, failures_in_words
+from ..records.decisions import sweep_records
 from ..records.record import read_records
 from ..records.tables import print_tables, wide_console
 from .broad import BROAD, Family, family_name, made
@@ -33,7 +34,7 @@ class _Part(NamedTuple):
     """Heads that are made, measured and given up together: those of a network, or of the broad set one."""
 
     name: str
-    measurer: Callable[[CompilePool], AloneTiming]
+    measurer: Callable[[CompilePool], HeadTiming]
 
 
 def run_sweep(chosen: NetworkChoice | None, strategy: str, out: Path | None) -> None:
@@ -61,7 +62,7 @@ def run_sweep(chosen: NetworkChoice | None, strategy: str, out: Path | None) -> 
             show(Status(0.0, f"{part.name}: building", "", failures))
             measurer = part.measurer(pool)
             protocol = {"kernel": kernel_hash(), **measurer.protocol}
-            records = SweepRecords(networks.where, networks.environment, protocol, measurer.of_network)
+            records = SweepRecords(networks.where, networks.environment, protocol)
             sweep = Sweep(measurer, STRATEGIES[strategy], records, show, failures)
             asked.update(target.shape for target in measurer.targets)
             sweep.run(measurer.targets)
@@ -77,9 +78,7 @@ def run_sweep(chosen: NetworkChoice | None, strategy: str, out: Path | None) -> 
             done += len(family)
             del sweeps  # and the heads
             release_memory()
-    model = networks.cells[0].model if networks.cells else None
-    found = [record for record in read_records(networks.where) if record.kind == "sweep"]
-    found = [record for record in found if shape_of(record) in asked and record.cell.get("model", model) == model]
+    found = [record for record in sweep_records(read_records(networks.where)) if shape_of(record) in asked]
     print_tables(console, [*sweep_tables(found), *kind_tables(found)])
     if failures:
         console.print(f"Not timed: {failures_in_words(failures)}", soft_wrap=True)
@@ -88,14 +87,14 @@ def run_sweep(chosen: NetworkChoice | None, strategy: str, out: Path | None) -> 
 
 def _broad(family: Family, networks: Networks) -> _Part:
     device = networks.device
-    return _Part(family_name(family), lambda pool: AloneTiming(device, made(family, device), pool))
+    return _Part(family_name(family), lambda pool: HeadTiming(device, made(family, device), pool))
 
 
 def _families(networks: Networks) -> list[list[_Part]]:
     """Group networks that differ in the batch size alone."""
 
     def part(cell: Cell) -> _Part:
-        return _Part(str(cell), lambda pool: HeadTiming(networks.subject(cell), pool=pool))
+        return _Part(str(cell), lambda pool: HeadTiming.of_network(networks.subject(cell), pool=pool))
 
     found: dict[Cell, list[_Part]] = {}
     for cell in networks.cells:

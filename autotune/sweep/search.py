@@ -16,7 +16,7 @@ from ...kernels.launch.launch_config import LaunchConfig
 from ...kernels.launch.launch_rule import config_by_rule
 from ...kernels.launch.library_rule import config_of_library
 from ...kernels.launch.tuned_table import BadTable, TunedTable, table_of, tuned_devices
-from ..measuring.heads_alone import ALONE, NETWORK, Target
+from ..measuring.heads_alone import Target
 from ..measuring.timers import CAPTURES, FINAL_ROUNDS
 from ..records.comparison import Paired
 from ..records.decisions import Decision, simplicity
@@ -30,8 +30,6 @@ AGAIN_CAPTURES = 12
 class Ask(NamedTuple):
     """Configurations to measure."""
 
-    place: str
-    """``ALONE`` or ``NETWORK``."""
     configs: tuple[LaunchConfig, ...]
     rounds: int
     """Timed rounds of each capture."""
@@ -56,10 +54,7 @@ def decision(rule: LaunchConfig, answers: Answers) -> Decision[LaunchConfig]:
 
 
 def finalists(target: Target, answers: Answers, count: int) -> tuple[LaunchConfig, ...]:
-    """Return the rule's configuration, the winner, and the fastest others, so that there are ``count`` and the rule's.
-
-    The winner is among them, so that it can be compared in situ with what wins there.
-    """
+    """Return the rule's configuration and ``count`` others: the winner, then the fastest."""
     best = [decision(target.rule, answers).winner, *fastest_first(answers)]
     others = dict.fromkeys(config for config in best if config is not None and config != target.rule)
     return (target.rule, *list(others)[:count])
@@ -77,7 +72,7 @@ def climb(
     target: Target, known: Answers, asked: Iterable[LaunchConfig], *, leaders: int, at_once: int, steps: int,
     rounds: int, shares: tuple[float, float],
 ) -> Generator[Ask, Answers, Answers]:  # fmt: skip
-    """Ask for neighbours of the fastest alone, which may be others after each step; return all that is known then.
+    """Ask for neighbours of the fastest, which may be others after each step; return all that is known then.
 
     Those come first that are fast if what leads to them, as from four warps to eight, changes the time as it did
     elsewhere. The ways to multiply take turns, if the fastest of one is near that of all: the best of a way that looks
@@ -85,7 +80,7 @@ def climb(
 
     Args:
         target: what is tuned.
-        known: what was measured alone.
+        known: what was measured.
         asked: what is not to be asked for again, be it known or have it failed.
         leaders: the number, of each way to multiply, whose neighbours are asked for.
         at_once: neighbours in a step, at most.
@@ -104,7 +99,7 @@ def climb(
         if not new:
             break
         seen.update(new)
-        answers = yield Ask(ALONE, new, rounds, share=before + (after - before) * step / steps)
+        answers = yield Ask(new, rounds, share=before + (after - before) * step / steps)
         leaders_of = {one: expected.leader for way in ways for one, expected in way.items()}
         for one, answer in answers.items():
             leader = leaders_of[one]
@@ -174,7 +169,7 @@ def _move(here: LaunchConfig, there: LaunchConfig) -> tuple[tuple[str, int, int]
     return tuple((name, one[name], other[name]) for name in one if one[name] != other[name])
 
 
-#: Leaders of each way to multiply whose neighbours are timed alone: others may lead by then.
+#: Leaders of each way to multiply whose neighbours are timed: others may lead by then.
 LEADERS = 12
 
 
@@ -191,14 +186,12 @@ def shipped_tables() -> list[TunedTable]:
 
 
 def tabled(shape: HeadShape) -> list[LaunchConfig]:
-    """Return what the tables of all devices have for a head alone."""
-    return [entry.config for table in shipped_tables() if (entry := table.find(shape, ALONE)) is not None]
+    """Return what the tables of all devices have for a head."""
+    return [entry.config for table in shipped_tables() if (entry := table.find(shape)) is not None]
 
 
 def quick(target: Target) -> Generator[Ask, Answers, None]:
-    """Search for half a minute: around the rule's configuration and tables', a library's, then beside the fastest.
-
-    Three are measured in situ.
+    """Search for 15 seconds: around the rule's configuration and tables', a library's, then beside the fastest.
 
     A search of ten times that, by halving from 96 configurations on, found what takes 1.1 % less at most, on average
     (20 heads, H200). A dozen spread out are enough: of 66 heads they had the way in which the winner multiplies,
@@ -208,34 +201,19 @@ def quick(target: Target) -> Generator[Ask, Answers, None]:
     ways = (config_by_rule(shape), config_of_library(shape, shape.classes))  # the rule's is one of them
     configs = tuple(dict.fromkeys([target.rule, *tabled(shape), *ways, *spread_out(shape, 12)]))
     # only looked at in few rounds, since the fastest ones are timed again; captures differ more than rounds do
-    looked = yield Ask(ALONE, configs, rounds=4, share=0.2)
+    looked = yield Ask(configs, rounds=4, share=0.4)
     if not looked:
         return
     looked = yield from climb(
-        target, looked, configs, leaders=LEADERS, at_once=12, steps=7, rounds=4, shares=(0.2, 0.4)
+        target, looked, configs, leaders=LEADERS, at_once=12, steps=7, rounds=4, shares=(0.4, 0.8)
     )  # fmt: skip
-    last = finalists(target, looked, 6)
-    alone = yield Ask(ALONE, last, FINAL_ROUNDS, share=0.5, captures=AGAIN_CAPTURES)
-    best_alone = decision(target.rule, alone).winner
-    if best_alone is None:
-        return
-    in_situ = yield Ask(NETWORK, finalists(target, alone, 3), FINAL_ROUNDS, share=0.9)
-    if in_situ:
-        fastest = fastest_first(in_situ)[0]
-        if in_situ[fastest].over_baseline < LOOKS_FASTER:
-            again = dict.fromkeys([target.rule, fastest, best_alone])
-            yield Ask(NETWORK, tuple(again), FINAL_ROUNDS, share=1.0, captures=AGAIN_CAPTURES)
-
-
-#: Share of the rule's time in situ below which ``quick`` measures the fastest again, in more captures: chance does
-#: that, too.
-LOOKS_FASTER = 0.99
+    yield Ask(finalists(target, looked, 6), FINAL_ROUNDS, share=1.0, captures=AGAIN_CAPTURES)
 
 
 def tables(target: Target) -> Generator[Ask, Answers, None]:
-    """Ask for what the tables of all devices have for a head, alone."""
+    """Ask for what the tables of all devices have for a head."""
     configs = tuple(dict.fromkeys([target.rule, *tabled(target.shape)]))
-    yield Ask(ALONE, configs, FINAL_ROUNDS, share=1.0, captures=AGAIN_CAPTURES)
+    yield Ask(configs, FINAL_ROUNDS, share=1.0, captures=AGAIN_CAPTURES)
 
 
 #: Names of strategies; the first finds nothing new, so that there are no winners to be measured elsewhere.

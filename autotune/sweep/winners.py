@@ -1,43 +1,36 @@
-"""Winners of heads, alone and in situ, by the records of sweeps; and tables of them."""
+"""Winners of heads by the records of sweeps; and tables of them."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
+from ...kernels.launch.choose_config import chosen_by_rule
 from ...kernels.launch.head_shape import HeadShape
 from ...kernels.launch.launch_config import LaunchConfig
 from ...kernels.launch.tuned_table import config_from
-from ..measuring.heads_alone import ALONE, NETWORK, Target
 from ..measuring.timers import CAPTURES
 from ..records.comparison import DECIDING, Difference, tie
-from ..records.decisions import Decision, Measurement, by_setting, deciding, measurement, of_last_kernel, sweep_records
+from ..records.decisions import Decision, Measurement, by_shape, deciding, measurement, of_last_kernel, sweep_records
 from ..records.record import Record, bad_record
 from ..records.tables import RecordTable
 from .config_text import changes, text
 from .search import decision
 
 
-class HeadWinners(NamedTuple):
-    """Winners of one target."""
+class HeadWinner(NamedTuple):
+    """The winner of one head."""
 
-    target: Target
+    shape: HeadShape
     rule: LaunchConfig
     """The baseline of all times."""
-    alone: LaunchConfig | None
-    """The winner alone; None if nothing could be measured."""
-    alone_over_rule: Difference | None
-    network: LaunchConfig | None
-    """The winner in situ."""
+    config: LaunchConfig | None
+    """The winner; None if nothing could be measured."""
     over_rule: Difference | None
-    """Times of the whole network: the winner in situ against the rule's configuration."""
-    over_alone: Difference | None
-    """And against the winner alone."""
+    """Its times against those of the rule's configuration."""
 
     @classmethod
-    def of(cls, target: Target, alone: Decision[LaunchConfig], network: Decision[LaunchConfig]) -> "HeadWinners":
-        """Collect the winners in both places, decided beside the same rule's configuration."""
-        over_rule, over_alone = (network.compare(network.winner, other) for other in (alone.rule, alone.winner))
-        alone_over_rule = alone.compare(alone.winner, alone.rule)
-        return cls(target, alone.rule, alone.winner, alone_over_rule, network.winner, over_rule, over_alone)
+    def of(cls, shape: HeadShape, decided: Decision[LaunchConfig]) -> "HeadWinner":
+        """Take over what was decided."""
+        return cls(shape, decided.rule, decided.winner, decided.compare(decided.winner, decided.rule))
 
 
 #: Configurations by how records write them: a sweep has each of them many times, and a check takes 30 us.
@@ -65,10 +58,8 @@ def shape_of(record: Record) -> HeadShape:
     return HeadShape(**{name: record.cell[name] for name in HeadShape._fields})
 
 
-def recorded_winners(records: Iterable[Record]) -> list[tuple[str, list[HeadWinners]]]:
-    """Return the winners of the kernel that was swept last, with a title for each network, dtype, batch and classes.
-
-    Heads that were measured in no network come last, under one title.
+def recorded_winners(records: Iterable[Record]) -> list[tuple[str, list[HeadWinner]]]:
+    """Return the winners of the kernel that was swept last, by shape, with a title for each environment.
 
     Raises:
         BadRecord: a record of a sweep that lacks something.
@@ -77,131 +68,57 @@ def recorded_winners(records: Iterable[Record]) -> list[tuple[str, list[HeadWinn
     for record in of_last_kernel(records):
         environment = (*record.environment_key, record.environment.get("sm_count"))
         by_environment.setdefault(environment, []).append(record)
-    found: list[tuple[str, list[HeadWinners]]] = []
+    found = []
     for its in by_environment.values():
-        settings = by_setting(its)
-        alone = {setting.shape: measured for setting, measured in settings.items() if setting.place == ALONE}
-        networks: dict[tuple[Any, ...], tuple[str, list[HeadWinners]]] = {}
-        for setting, in_situ in settings.items():
-            if setting.place == NETWORK:
-                record, shape = in_situ[0], HeadShape(*setting.shape)
-                target = Target(shape, record.cell["model"], tuple(record.cell["tap"].split(", ")))
-                network = (record.protocol.get("trunk"), target.model, shape.samples, shape.dtype, shape.classes)
-                _, winners = networks.setdefault(network, (_title(record), []))
-                winners.append(_winners(target, alone.get(setting.shape, []), in_situ))
-        found += networks.values()
-        in_networks = {setting.shape for setting in settings if setting.place == NETWORK}
-        others = {shape: measured for shape, measured in alone.items() if shape not in in_networks}
-        if others:
-            winners = [_winners(Target(HeadShape(*shape)), measured, []) for shape, measured in others.items()]
-            found.append((f"Heads alone; {_where(its[-1])}", winners))
+        heads = sorted(by_shape(its).items(), key=lambda head: (head[0][1:], head[0][0]))
+        found.append((_title(its[-1]), [_winner(HeadShape(*shape), measured) for shape, measured in heads]))
     return found
 
 
 def _title(record: Record) -> str:
-    cell = record.cell
-    return f"{cell['model']} {cell['dtype']}, batch {cell['samples']}, {cell['classes']} classes; {_where(record)}"
-
-
-def _where(record: Record) -> str:
     environment = record.environment
-    return f"{environment.get('gpu')}, torch {environment.get('torch')}, kernel {record.protocol['kernel']}"
+    where = f"{environment.get('gpu')}, torch {environment.get('torch')}, kernel {record.protocol['kernel']}"
+    return f"Heads, each alone; {where}"
 
 
-def _winners(target: Target, alone: Sequence[Record], in_situ: Sequence[Record]) -> HeadWinners:
-    """Decide by records of one target; what was timed beside another rule than the last, in situ if any, is left."""
-    places: Mapping[str, Sequence[Record]] = {ALONE: alone, NETWORK: in_situ}
-    measured = {place: [launchable(one) for one in its if one.error is None] for place, its in places.items()}
-    last = [one.rule for place in (ALONE, NETWORK) for one in measured[place]][-1:]
-    rule = last[0] if last else text(target.rule)
-    configs = {one.variant: one.config for found in measured.values() for one in found}
-    baseline = configs.get(rule, target.rule)
-    times = {
-        place: {one.config: one.paired for one in deciding(one for one in found if one.rule == rule)}
-        for place, found in measured.items()
-    }
-    decided = {place: decision(baseline, its) for place, its in times.items()}
-    return HeadWinners.of(target, decided[ALONE], decided[NETWORK])
+def _winner(shape: HeadShape, records: Sequence[Record]) -> HeadWinner:
+    """Decide by records of one head, beside the rule's configuration as it was at the last of them."""
+    measured = [launchable(one) for one in records if one.error is None]
+    rules = [one.config for one in measured if one.variant == measured[-1].rule]
+    times = {one.config: one.paired for one in deciding(measured)}
+    return HeadWinner.of(shape, decision(rules[0] if rules else chosen_by_rule(shape), times))
 
 
-#: Columns of every table; the last two compare times of the whole network with the winner in situ.
-COLUMNS = (
-    "taps",
-    "by rule",
-    "winner alone",
-    "winner in situ",
-    "outcome",
-    "its time / rule's, alone",
-    "network's time / with rule's",
-    "network's time / with winner alone",
-)
+COLUMNS = ("head", "by rule", "winner", "outcome", "its time / rule's")
 #: Number of them that are text.
-_TEXT_COLUMNS = 5
+_TEXT_COLUMNS = 4
 
 
 def sweep_tables(records: Sequence[Record]) -> list[RecordTable]:
-    """Return the tables of winners by records, one for each network; none if there are no records of sweeps."""
+    """Return the tables of winners by records, one for each environment; none if there are no records of sweeps."""
     tables = winner_tables(recorded_winners(records))
     if tables:
         tables[-1].remarks.extend(self_comparison(records))
     return tables
 
 
-def winner_tables(found: Sequence[tuple[str, Sequence[HeadWinners]]]) -> list[RecordTable]:
-    """Return a table for each title and the winners under it, a shape of heads a row, below the last the count of all.
+def winner_tables(found: Sequence[tuple[str, Sequence[HeadWinner]]]) -> list[RecordTable]:
+    """Return a table for each title and the winners under it, a head a row.
 
     Winners are told by what of the rule's configuration they change.
     """
-    tables = [RecordTable(title, COLUMNS, _TEXT_COLUMNS, [*map(_row, winners)], []) for title, winners in found]
-    if tables:
-        tables[-1].remarks.extend(summary([one for _, winners in found for one in winners]))
-    return tables
+    return [RecordTable(title, COLUMNS, _TEXT_COLUMNS, [*map(_row, winners)], []) for title, winners in found]
 
 
-def _row(found: HeadWinners) -> tuple[str, ...]:
-    winners, taps = (found.alone, found.network), found.target.taps
-    decided = found.network if taps else found.alone
-    return (
-        ", ".join(taps) or str(found.target.shape),
-        text(found.rule),
-        *("-" if config is None else changes(config, found.rule) for config in winners),
-        "failed" if decided is None else "tie" if decided == found.rule else "win",
-        _ratio_in_words(found.alone_over_rule, found.alone == found.rule),
-        _ratio_in_words(found.over_rule, found.network == found.rule),
-        _ratio_in_words(found.over_alone, found.network == found.alone),
-    )
-
-
-def _ratio_in_words(difference: Difference | None, same: bool) -> str:
-    """Write a ratio with its interval, and whether that is a difference; ``same``: of one thing to itself."""
-    if difference is None:
-        return "-"
-    if same:
-        return "the same"
-    ratio = f"{difference.median_ratio:.3f} ({difference.low:.3f}-{difference.high:.3f})"
-    return f"{ratio}, no difference" if difference.is_tie else ratio
-
-
-def summary(winners: Sequence[HeadWinners]) -> list[str]:
-    """Count, in a line each, how winners in situ compare with winners alone and with the rule's configurations."""
-    winners = [found for found in winners if found.target.taps]
-    against = {
-        "the winner alone": [(found.over_alone, found.network == found.alone) for found in winners],
-        "the rule's configuration": [(found.over_rule, found.network == found.rule) for found in winners],
-    }
-    return [
-        f"Whole network, winner in situ against {what}: {_counts(found)}." for what, found in against.items() if found
-    ]
-
-
-def _counts(found: Sequence[tuple[Difference | None, bool]]) -> str:
-    compared = [(difference, same) for difference, same in found if difference is not None]
-    differing = [difference.median_ratio for difference, _ in compared if not difference.is_tie]
-    faster = sum(ratio < 1.0 for ratio in differing)
-    same = sum(same for _, same in compared)
-    counts = f"of {len(found)} heads {faster} faster, {len(compared) - len(differing)} no difference "
-    counts += f"({same} the same configuration), {len(differing) - faster} slower"
-    return counts + (f", {len(found) - len(compared)} not compared" if len(compared) < len(found) else "")
+def _row(found: HeadWinner) -> tuple[str, ...]:
+    config, rule, over_rule = found.config, found.rule, found.over_rule
+    if config is None or over_rule is None:
+        return (str(found.shape), text(rule), "-", "failed", "-")
+    if config == rule:
+        return (str(found.shape), text(rule), "as by rule", "tie", "the same")
+    ratio = f"{over_rule.median_ratio:.3f} ({over_rule.low:.3f}-{over_rule.high:.3f})"
+    ratio += ", no difference" if over_rule.is_tie else ""
+    return (str(found.shape), text(rule), changes(config, rule), "win", ratio)
 
 
 def self_comparison(records: Iterable[Record]) -> list[str]:

@@ -7,7 +7,7 @@ import typer
 
 from ...model.basics.bad_input import BadInput
 from ...model.commands.errors import one_line_errors
-from ..records.forms import PLACES, WORDS
+from ..records.forms import WORDS
 from ..records.record import BadRecord
 
 
@@ -47,7 +47,6 @@ def explain(
     layout: Annotated[str, typer.Option(help=f"Of a map: {', '.join(WORDS['layout'])}.")] = "channels_last",
     pool: Annotated[str, typer.Option(help="avg, max, first or none.")] = "avg",
     pool_size: Annotated[str, typer.Option(help="Windows of a map: 1, or 3x2 for 3 rows of 2.")] = "1",
-    place: Annotated[str, typer.Option(help="alone: launched by fused_head; network: by a runner.")] = "network",
     device: Annotated[
         str | None, typer.Option(help="Name of a GPU, which need not be here.", show_default="the one here")
     ] = None,
@@ -58,17 +57,16 @@ def explain(
     other are one, and where nothing is pooled each element is a window.
     """
     with one_line_errors():
-        asked = {"dtype": (dtype, WORDS["dtype"]), "layout": (layout, WORDS["layout"]), "place": (place, PLACES)}
-        for name, (value, allowed) in asked.items():
-            if value not in allowed:
-                raise BadInput(f"--{name}: got {value}, wants one of {', '.join(allowed)}")
+        for name, value in (("dtype", dtype), ("layout", layout)):
+            if value not in WORDS[name]:
+                raise BadInput(f"--{name}: got {value}, wants one of {', '.join(WORDS[name])}")
         sizes = [(batch, *_sizes("SHAPE", one)) for one in shapes]
         windows = _sizes("--pool-size", pool_size)
     from ...kernels.launch.tuned_table import BadTable
     from .explain import run_explain
 
     with one_line_errors(BadTable):
-        run_explain(sizes, classes, dtype, layout, pool, windows, place, device)
+        run_explain(sizes, classes, dtype, layout, pool, windows, device)
 
 
 def _sizes(name: str, written: str) -> tuple[int, ...]:

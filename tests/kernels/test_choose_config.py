@@ -11,8 +11,14 @@ from auxhead.kernels import ExitBuffers, ExitHead, ExitLaunch, LaunchConfig, fus
 from auxhead.kernels.launch.choose_config import choose_config, overriding
 from auxhead.kernels.launch.head_shape import HeadShape
 from auxhead.kernels.launch.head_view import head_view
-from auxhead.kernels.launch.launch_rule import config_by_rule
+from auxhead.kernels.launch.launch_rule import (
+    config_beside_trunk,
+    config_by_rule,
+    config_of_reading,
+    config_of_split,
+)
 from auxhead.kernels.launch.library_rule import config_of_library
+from auxhead.kernels.launch.pooling_rule import pooling
 from auxhead.kernels.launch.tuned_table import config_from, table_path
 from auxhead.kernels.reference.hidden_layers import NO_LAYERS, HiddenLayers
 from support.example_tables import DEVICE, TAPS, entry, head_shape, other, table, write
@@ -21,26 +27,19 @@ from support.head_cases import check_head, make_head
 CPU = torch.device("cpu")
 
 
-def choose(shape, place="alone", device=CPU):
-    return choose_config(
-        shape.view,
-        shape.classes,
-        pool_max=shape.pool == "max",
-        dtype=getattr(torch, shape.dtype),
-        device=device,
-        place=place,
-    )
+def choose(shape, device=CPU, **options):
+    dtype, pool_max = getattr(torch, shape.dtype), shape.pool == "max"
+    return choose_config(shape.view, shape.classes, pool_max=pool_max, dtype=dtype, device=device, **options)
 
 
 def test_the_table_comes_before_the_rule(tables, monkeypatch):
     shape, missing = head_shape(classes=1000), head_shape(classes=999)
-    write(tables, table(entry(shape, config=other(shape), place="network")))
+    write(tables, table(entry(shape, config=other(shape))))
     device = torch.device("cuda", 0)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda asked: {device: DEVICE}[asked])
-    assert choose(shape, "network", device) == other(shape)
-    assert choose(shape, "alone", device) == config_by_rule(shape)
-    assert choose(missing, "network", device) == config_by_rule(missing)
-    assert choose(shape, "network") == config_by_rule(shape), "another device"
+    assert choose(shape, device) == choose(shape, device, beside_trunk=True) == other(shape)
+    assert choose(missing, device) == config_by_rule(missing)
+    assert choose(shape) == config_by_rule(shape), "another device"
 
 
 def test_a_table_may_say_of_one_linear_layer_that_a_library_multiplies_it(tables):
@@ -54,8 +53,7 @@ def test_a_table_may_say_of_one_linear_layer_that_a_library_multiplies_it(tables
     write(tables, table(entry(shape, config=config), device="cpu"), "cpu.json")
 
     def chosen(classes, hidden=NO_LAYERS):
-        options = {"pool_max": False, "dtype": torch.float16, "device": CPU, "place": "alone"}
-        return choose_config(shape.view, classes, hidden=hidden, **options)
+        return choose(shape._replace(classes=classes), hidden=hidden)
 
     assert chosen(100) == config and not chosen(101).by_library
     assert not chosen(100, HiddenLayers(eps=1e-5)).by_library
@@ -67,14 +65,13 @@ def test_overrides_come_first_and_are_forgotten(tables):
     write(tables, table(entry(shape, config=other(shape)), device="cpu"), "cpu.json")
     forced, inner = other(shape, num_warps=1), other(shape, num_warps=8)
     assert choose(elsewhere) == config_by_rule(elsewhere)  # remembered before anything is overridden
-    with overriding({(shape, "alone"): forced, (elsewhere, "network"): inner}):
-        assert choose(shape) == forced
-        assert choose(elsewhere) == config_by_rule(elsewhere) and choose(elsewhere, "network") == inner
-        with overriding({(elsewhere, "alone"): inner}):
+    with overriding({shape: forced}):
+        assert choose(shape) == forced and choose(elsewhere) == config_by_rule(elsewhere)
+        with overriding({elsewhere: inner}):
             assert choose(shape) == forced and choose(elsewhere) == inner
         assert choose(elsewhere) == config_by_rule(elsewhere)
-    assert choose(shape) == other(shape) and choose(elsewhere, "network") == config_by_rule(elsewhere)
-    with pytest.raises(RuntimeError, match="stop"), overriding({(shape, "alone"): forced}):
+    assert choose(shape) == other(shape)
+    with pytest.raises(RuntimeError, match="stop"), overriding({shape: forced}):
         raise RuntimeError("stop")
     assert choose(shape) == other(shape)
 
@@ -82,7 +79,7 @@ def test_overrides_come_first_and_are_forgotten(tables):
 def test_overrides_are_those_of_a_thread(tables):
     shape = head_shape()
     found = []
-    with overriding({(shape, "alone"): other(shape)}):
+    with overriding({shape: other(shape)}):
         thread = threading.Thread(target=lambda: found.append(choose(shape)), name="other")
         thread.start()
         thread.join()
@@ -90,8 +87,41 @@ def test_overrides_are_those_of_a_thread(tables):
     assert found == [config_by_rule(shape)] and inherited == other(shape)
 
 
-@pytest.mark.parametrize("place", ["alone", "network"])
-def test_a_head_is_launched_as_the_table_says_of_its_place(place, tables, device, monkeypatch):
+#: Of one sample programs that multiply what others pool, tiles of 16, and programs that multiply what they pool.
+SINGLE = LaunchConfig(1, 32, 1, 16, 64, 64, 1, 1024, 1, 1, 4)
+TILES, SPLIT = (dataclasses.replace(SINGLE, **changes) for changes in ({"block_n": 16}, {"block_f": 1}))
+
+
+@pytest.mark.parametrize("classes", [10, 1000])
+@pytest.mark.parametrize("samples", [3, 4, 15, 16])
+def test_programs_that_wait_to_multiply_for_one_sample_are_none_beside_a_trunk(samples, classes, tables):
+    """Of 4 to 15 samples, by table or rule; all else is launched there as alone."""
+    shape = head_shape(TAPS[3], samples, classes=classes)
+    split = config_of_split(shape, pooling(shape, only_pools=classes <= 128))
+    replaced = split if 4 <= samples < 16 else SINGLE
+    assert config_beside_trunk(shape, SINGLE) == replaced
+    for config in (TILES, SPLIT, config_of_library(shape, classes), config_of_reading(shape, "packed")):
+        assert config_beside_trunk(shape, config) == config
+    write(tables, table(entry(shape, config=SINGLE), device="cpu"), "cpu.json")
+    assert choose(shape) == SINGLE and choose(shape, beside_trunk=True) == replaced
+    with overriding({shape: SINGLE}):
+        assert choose(shape, beside_trunk=True) == SINGLE, "taken as given"
+
+
+def test_heads_by_rule_hidden_layers_and_norms_beside_a_trunk(tables):
+    shape = head_shape(samples=8, classes=1000)
+    alone, beside = (choose(shape, beside_trunk=trunk) for trunk in (False, True))
+    assert (alone.block_n, alone.way, beside.way) == (1, "tiled", "split")
+    hidden = HiddenLayers(weight=torch.empty(1000, 64))  # the weight that reads the features is as large
+    alone, beside = (choose(shape._replace(classes=10), hidden=hidden, beside_trunk=trunk) for trunk in (False, True))
+    assert (alone.way, beside.way) == ("tiled", "split")
+    assert beside.block_j == 1024 and beside.num_warps <= 4, "fitted to all hidden features at once"
+    norm = HiddenLayers(eps=1e-5)
+    alone, beside = (choose(shape, hidden=norm, beside_trunk=trunk) for trunk in (False, True))
+    assert alone == beside and (alone.block_n, alone.way) == (1, "tiled")
+
+
+def test_a_head_is_launched_as_the_table_says_alone_and_in_a_network(tables, device, monkeypatch):
     x, weight, bias = make_head((3, 12, 5, 4), 7, device=device)
     if not runs_triton(x):
         pytest.skip("needs the kernel")
@@ -99,7 +129,7 @@ def test_a_head_is_launched_as_the_table_says_of_its_place(place, tables, device
     tuned = dataclasses.replace(config_by_rule(shape), block_c=2, block_a=2, num_warps=1)
     assert tuned != config_by_rule(shape)
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
-    write(tables, table(entry(shape, config=tuned, place=place), device=name), table_path(name).name)
+    write(tables, table(entry(shape, config=tuned), device=name), table_path(name).name)
     used, programs = [], LaunchConfig.programs
     monkeypatch.setattr(LaunchConfig, "programs", lambda *arguments: used.append(arguments[0]) or programs(*arguments))
 
@@ -109,8 +139,7 @@ def test_a_head_is_launched_as_the_table_says_of_its_place(place, tables, device
     one = torch.ones(1, device=device)
     buffers = ExitBuffers.allocate(1, 3, 7, with_probs=True, device=device)
     ExitLaunch(buffers, 0, [ExitHead(weight, bias, one, one, "avg", (1, 1))])([x])
-    rule = config_by_rule(shape)
-    assert (alone, set(used)) == (({tuned}, {rule}) if place == "alone" else ({rule}, {tuned}))
+    assert alone == set(used) == {tuned}
     assert torch.equal(buffers.label[0], expected.label)
 
 

@@ -135,7 +135,7 @@ def test_heads_of_all_kinds_share_the_launch_that_decides(device):
             inputs.append(x.contiguous(memory_format=torch.channels_last) if x.ndim == 4 else x)
             heads.append(ExitHead(weight, bias, heat, limit, pool, (1, 1)))
             if config is not None:
-                stack.enter_context(launched_as(config, inputs[-1], classes, pool, place="network"))
+                stack.enter_context(launched_as(config, inputs[-1], classes, pool))
         buffers = ExitBuffers.allocate(5, 9, classes, with_probs=True, device=device)
         launch, logits = ExitLaunch(buffers, 0, [*heads, None]), torch.randn(9, classes, device=device)
         assert launch.packed == []

@@ -41,7 +41,7 @@ class Heads:
 
     def launch(self):
         launch = ExitLaunch(self.buffers, 0, self.heads)
-        with overriding({(self.shape, "network"): self.config}):
+        with overriding({self.shape: self.config}):
             launch([self.x])
         return launch
 
@@ -82,7 +82,7 @@ def test_every_program_of_a_launch_is_recorded_and_the_answers_stay(device, way)
 @pytest.mark.parametrize("way", ["split, the last one waits", "tiled"])
 def test_every_program_of_the_operator_is_recorded(device, way):
     heads = Heads(device, WAYS[way])
-    with overriding({(heads.shape, "alone"): WAYS[way]}):
+    with overriding({heads.shape: WAYS[way]}):
         usual = fused_head(heads.x, heads.weight, heads.bias)
         with recording() as recorded:
             out = [fused_head(heads.x, heads.weight, heads.bias) for _ in range(2)]

@@ -37,10 +37,10 @@ PACKED = replace(IN_PLACE, block_c=8, block_p=2, block_a=2, features="packed")
 CLASSES = (33, 64, 81)
 
 
-def sliced(config, x, classes, pool="none", pool_size=(1, 1), place="alone"):
+def sliced(config, x, classes, pool="none", pool_size=(1, 1)):
     """Launch a head as given, which is in slices."""
     assert config.surveys_of(classes)
-    return launched_as(config, x, classes, pool, pool_size, place)
+    return launched_as(config, x, classes, pool, pool_size)
 
 
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
@@ -262,7 +262,7 @@ def test_heads_of_a_network_are_merged(programs, device):
             x, weight, bias, hidden = make(shape, classes, norm=norm, pool=pool, pool_size=1, device=device)
             weight, bias = make_linear(feature_count(shape, pool), classes, device=device, seed=number)
             config = replace(config, max_programs=programs)
-            stack.enter_context(launched_as(config, x, classes, pool, (1, 1), "network"))
+            stack.enter_context(launched_as(config, x, classes, pool))
             alone = fused_head_reference(
                 x, weight, bias, pool=pool, pool_size=(1, 1), temperature=1.0, threshold=1.0, criterion=criterion,
                 hidden=hidden,

@@ -130,11 +130,7 @@ def test_in_turn_into_memory_that_shows_what_was_not_written(name, count):
         parts, one = [made(name, seed=seed)[0] for seed in range(2 * count)], torch.ones((), device=DEVICE)
         inputs = [[x for x, _, _ in parts[:count]], [x for x, _, _ in parts[count:]]]
         heads = [ExitHead(weight, bias, one, one, pool, size, "margin") for _, weight, bias in parts[:count]]
-        alone, network = (
-            nullcontext() if config is None else launched_as(config, parts[0][0], classes, pool, size, place)
-            for place in ("alone", "network")
-        )
-        with alone, network:
+        with nullcontext() if config is None else launched_as(config, parts[0][0], classes, pool, size):
             wanted = [
                 [
                     fused_head(x, head.weight, head.bias, pool=pool, pool_size=size, criterion="margin")

@@ -23,8 +23,7 @@ from support.example_tables import DEVICE, FILE_NAME, TAPS, entry, head_shape, l
 
 def test_round_trip_an_entry_a_line_sorted(tables):
     entries = [
-        entry(head_shape(tap, samples, classes=classes, layout=layout), place=place, serves=(samples, 2 * samples))
-        for place in ("network", "alone")
+        entry(head_shape(tap, samples, classes=classes, layout=layout), serves=(samples, 2 * samples))
         for tap in reversed(TAPS)
         for samples in (32, 8)
         for classes in (1000, 10)
@@ -36,7 +35,7 @@ def test_round_trip_an_entry_a_line_sorted(tables):
     assert found.as_text() == path.read_text() == table(*reversed(entries)).as_text()
     lines = path.read_text().splitlines()
     assert sum(line.startswith('{"shape"') for line in lines) == len(entries)
-    assert [one.shape.samples for one in found.entries[:4]] == [8, 8, 32, 32], "batch sizes of one head are neighbours"
+    assert [one.shape.samples for one in found.entries[:4]] == [8, 32, 8, 32], "batch sizes of one head are neighbours"
     assert json.loads(path.read_text())["entries"][0]["shape"]["channels"] == 64
 
 
@@ -91,11 +90,11 @@ BAD = {
     ),
     "no JSON": ("{", "is not JSON"),
     "a field more": (changed_table("host", to="x"), "table: unknown host, wants"),
-    "an earlier format": (changed_table("schema", to="auxhead tuned 1"), "schema: got 'auxhead tuned 1', wants"),
+    "an earlier format": (changed_table("schema", to="auxhead tuned 2"), "schema: got 'auxhead tuned 2', wants"),
     "a capability that is a number": (changed_table("capability", to=9.0), "capability: got 9.0, wants text or null"),
     "a version that is a number": (changed_table("cudnn", to=91900), "cudnn: got 91900, wants text or null"),
     "entries by name": (changed_table("entries", to={}), "entries: got {}, wants a list"),
-    "another place": (changed_table("entries", 0, "place", to="x"), "entry 1: place: got 'x', wants one of alone"),
+    "a place": (changed_table("entries", 0, "place", to="network"), "entry 1: entry: unknown place, wants config,"),
     "no channels": (changed_table("entries", 1, "shape", "channels", to=0), "entry 2: channels: got 0, wants"),
     "a shape without layout": (changed_table("entries", 0, "shape", "layout", without=True), "entry 1: shape: missing"),
     "no power of two": (changed_table(*CONFIG, "block_c", to=3), "entry 1: block_c: got 3, wants a power of two"),
@@ -152,7 +151,7 @@ def test_a_bad_file_is_named_with_its_entry(text, message, tables):
     assert str(path) in str(caught.value) and "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("keys", [("schema",), ("entries", 0, "place"), (*CONFIG, "block_c"), (*CONFIG, "x" * 9999)])
+@pytest.mark.parametrize("keys", [("schema",), ("entries", 0, "serves"), (*CONFIG, "block_c"), (*CONFIG, "x" * 9999)])
 def test_a_message_does_not_repeat_all_of_a_long_value(keys, tables):
     path = tables / "cpu.json"
     path.write_text(changed_table(*keys, to="é" * 10_000))
@@ -207,7 +206,7 @@ def test_what_a_table_written_before_does_not_say(name, tables):
 def test_a_file_that_is_not_there_or_that_of_another_device(tables):
     with pytest.raises(BadTable, match="cannot be read"):
         read_table(tables / FILE_NAME)
-    assert table_of(DEVICE) is None and lookup(DEVICE, head_shape(), "alone") is None
+    assert table_of(DEVICE) is None and lookup(DEVICE, head_shape()) is None
     assert table_path(DEVICE) == tables / FILE_NAME and tuned_devices() == []
     write(tables, table(), "nvidia-h200.json")
     assert tuned_devices() == ["nvidia-h200"]
@@ -220,19 +219,18 @@ def test_a_table_of_an_earlier_kernel_is_not_used(tables):
     old = json.loads(table(entry(head_shape()), kernel="0" * 16).as_text())
     del old["entries"][0]["config"]["stages"]
     (tables / FILE_NAME).write_text(json.dumps(old))
-    assert lookup(DEVICE, head_shape(), "alone") is None
+    assert lookup(DEVICE, head_shape()) is None
     assert table_of(DEVICE).kernel == "0" * 16
 
 
 def test_every_key_but_the_batch_must_be_the_same(tables):
     shape = head_shape(TAPS[3], 8, classes=100)
     write(tables, table(entry(shape, config=other(shape), serves=(1, 64))))
-    assert lookup(DEVICE, shape, "alone") == other(shape)
-    assert lookup(DEVICE, shape, "network") is None
-    assert lookup("ACME X-2", shape, "alone") is None
+    assert lookup(DEVICE, shape) == other(shape)
+    assert lookup("ACME X-2", shape) is None
     for name, value in shape._asdict().items():
         changed = {"layout": "contiguous", "pool": "max", "dtype": "bfloat16"}.get(name) or value + 1
-        found = lookup(DEVICE, shape._replace(**{name: changed}), "alone")
+        found = lookup(DEVICE, shape._replace(**{name: changed}))
         assert (found == other(shape)) == (name == "samples"), name
 
 
@@ -246,7 +244,7 @@ def test_batches_in_between_take_the_nearest_that_was_measured_to_serve_them(sam
     configs = {batch: other(shape, block_c=batch) for batch in ranges}
     entries = [entry(shape._replace(samples=b), config=configs[b], serves=ranges[b]) for b in ranges]
     write(tables, table(*entries))
-    found = lookup(DEVICE, shape._replace(samples=samples), "alone")
+    found = lookup(DEVICE, shape._replace(samples=samples))
     assert found == (None if taken is None else configs[taken])
 
 
@@ -254,7 +252,7 @@ def test_the_nearest_batch_is_that_of_the_smaller_ratio(tables):
     shape = head_shape()
     configs = {batch: other(shape, block_c=batch) for batch in (4, 32)}
     write(tables, table(*(entry(shape._replace(samples=b), config=configs[b], serves=(1, 64)) for b in configs)))
-    nearest = {samples: lookup(DEVICE, shape._replace(samples=samples), "alone") for samples in (1, 11, 12, 16, 64)}
+    nearest = {samples: lookup(DEVICE, shape._replace(samples=samples)) for samples in (1, 11, 12, 16, 64)}
     assert nearest == {
         samples: configs[4 if samples < 12 else 32] for samples in nearest
     }  # 11 / 4 and 32 / 12 are less
@@ -265,7 +263,7 @@ def test_no_group_that_is_mostly_empty(samples, served, tables):
     shape = head_shape(samples=128, classes=1000)
     tiles = dataclasses.replace(config_by_rule(shape), block_n=64)
     write(tables, table(entry(shape, config=tiles, serves=(16, 128))))
-    assert (lookup(DEVICE, shape._replace(samples=samples), "alone") == tiles) == served
+    assert (lookup(DEVICE, shape._replace(samples=samples)) == tiles) == served
 
 
 # Damaged files are read, or refused in one line

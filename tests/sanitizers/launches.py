@@ -113,7 +113,7 @@ def run_head(
     heat, limit = (torch.tensor(1.5, device=DEVICE), torch.tensor(0.3, device=DEVICE)) if rules else (1.5, 0.3)
     view = head_view(tuple(x.shape), x.stride(), pool, grid)
     shape = HeadShape.of(view, classes, pool_max=pool == "max", dtype=x.dtype)
-    with overriding({} if config is None else {(shape, "alone"): config}):
+    with overriding({} if config is None else {shape: config}):
         for _ in range(2):
             host(*fused_head(x, weight, shift, pool=pool, pool_size=grid, temperature=heat, threshold=limit, **options))
 
@@ -126,7 +126,7 @@ def run_way(config: LaunchConfig, samples: int) -> None:
     view = head_view(tuple(x.shape), x.stride(), "avg", (1, 1))
     buffers = ExitBuffers.allocate(1, samples, 77, with_probs=True, device=DEVICE)
     launch = ExitLaunch(buffers, 0, [head])
-    with overriding({(HeadShape.of(view, 77, pool_max=False, dtype=FP16), "network"): config}):
+    with overriding({HeadShape.of(view, 77, pool_max=False, dtype=FP16): config}):
         for _ in range(2):
             launch([x])
     host(buffers.packed_answer, buffers.probs, buffers.label, buffers.exits)

@@ -51,7 +51,7 @@ def launch_alone(
     width = features if hidden.weight is None else hidden.weight.shape[0]
     weight, bias = torch.zeros(classes, width, dtype=x.dtype), torch.zeros(classes, dtype=x.dtype)
     view, pool_max = head_view(tuple(x.shape), x.stride(), pool, (size, size)), pool == "max"
-    options = {"dtype": x.dtype, "device": x.device, "place": "alone", "hidden": hidden}
+    options = {"dtype": x.dtype, "device": x.device, "hidden": hidden}
     config = config or choose_config(view, classes, pool_max=pool_max, **options)
     launch_fused_head(
         x, view, weight, bias, 1.0, 0.5, pool_max=pool_max, return_probs=True, config=config, hidden=hidden
@@ -71,7 +71,7 @@ def launch_network(x: torch.Tensor, classes: int, config: LaunchConfig | None, *
     ]  # fmt: skip
     buffers = ExitBuffers.allocate(4, len(x), classes, with_probs=True, device=x.device)
     told = torch.zeros(1, dtype=torch.int64)
-    with overriding({} if config is None else {(shape, "network"): config}):
+    with overriding({} if config is None else {shape: config}):
         ExitLaunch(buffers, 1, heads, open_samples=told, condition=told)([x] * len(heads))
 
 

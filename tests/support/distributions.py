@@ -12,7 +12,6 @@ DATA = (
     "*/py.typed",
     "*/__init__.pyi",
     "kernels/launch/tuned/*.json",
-    "plots/gallery/ranks.json",
     "plots/gallery/landscape.json",
     "plots/gallery/random-heads.json",
     "autotune/records/cpu/*",

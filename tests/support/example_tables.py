@@ -31,8 +31,8 @@ def head_shape(tap=TAPS[0], samples=1, *, classes=10, layout="channels_last", po
     return HeadShape.of(view, classes, pool_max=pool == "max", dtype=dtype)
 
 
-def entry(shape, *, place="alone", config=None, serves=None, margin=0.1):
-    return Entry(shape, place, config or config_by_rule(shape), serves or (shape.samples, shape.samples), margin)
+def entry(shape, *, config=None, serves=None, margin=0.1):
+    return Entry(shape, config or config_by_rule(shape), serves or (shape.samples, shape.samples), margin)
 
 
 def table(*entries, **changed):
@@ -62,8 +62,8 @@ def other(shape, **changed):
     return dataclasses.replace(config_by_rule(shape), **{"num_warps": 1, **changed})
 
 
-def lookup(device_name, shape, place):
+def lookup(device_name, shape):
     """The configuration tuned for a head on a device, or None."""
-    table = table_for(device_name, place, shape.samples)
-    found = None if table is None else table.find(shape, place)
+    table = table_for(device_name)
+    found = None if table is None else table.find(shape)
     return None if found is None else found.config

@@ -120,10 +120,10 @@ def check_head(
 
 
 @contextmanager
-def launched_as(config, x, rows, pool, pool_size=(1, 1), place="alone"):
+def launched_as(config, x, rows, pool, pool_size=(1, 1)):
     """Let a head with so many rows of the weight be launched as given."""
     view = head_view(tuple(x.shape), x.stride(), pool, pool_size)
-    with overriding({(HeadShape.of(view, rows, pool_max=pool == "max", dtype=x.dtype), place): config}):
+    with overriding({HeadShape.of(view, rows, pool_max=pool == "max", dtype=x.dtype): config}):
         yield
 
 

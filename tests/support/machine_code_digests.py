@@ -31,10 +31,10 @@ HEADS = (
 )
 
 
-def measured(shape: HeadShape, place: str) -> LaunchConfig:
+def measured(shape: HeadShape) -> LaunchConfig:
     """Return the table's configuration, whatever kernel it is of."""
     rows = json.loads(Path(table_path("NVIDIA H200")).read_text())["entries"]
-    (config,) = [row["config"] for row in rows if HeadShape(**row["shape"]) == shape and row["place"] == place]
+    (config,) = [row["config"] for row in rows if HeadShape(**row["shape"]) == shape]
     return config_from(config, shape)
 
 
@@ -62,18 +62,19 @@ def main() -> dict[str, str]:
             head = ExitHead(weight, bias, one, one, "avg", (1, 1))
             buffers = ExitBuffers.allocate(3, samples, classes, with_probs=True, device=x.device)
             told = torch.zeros(1, dtype=torch.int64)
-            with overriding({(shape, "network"): measured(shape, "network")}):
+            with overriding({shape: measured(shape)}):
                 ExitLaunch(buffers, 0, [head, head], open_samples=told, condition=told)([x, x])
         else:
-            config = measured(shape, "alone")
-            launch_fused_head(x, view, weight, bias, one, one, pool_max=False, return_probs=True, config=config)
+            launch_fused_head(
+                x, view, weight, bias, one, one, pool_max=False, return_probs=True, config=measured(shape)
+            )
         place = "two of a network" if in_network else "alone"
         keep(f"{place}: {samples} x {channels} x {size} x {size}, {classes} classes, {dtype}")
     x = image(8, 256, 14, torch.float16)
     head = ExitHead(torch.zeros(10, 256).half(), None, torch.ones(1), torch.ones(1), "avg", (1, 1))
     buffers = ExitBuffers.allocate(2, 8, 10, with_probs=False, device=x.device)
     shape = HeadShape.of(head_view(tuple(x.shape), x.stride(), "avg", (1, 1)), 10, pool_max=False, dtype=x.dtype)
-    with overriding({(shape, "network"): measured(shape, "network")}):
+    with overriding({shape: measured(shape)}):
         ExitLaunch(buffers, 0, [head, None])([x, torch.zeros(8, 10).half()])
     keep("the last head of a network and its classifier")
     return found

@@ -37,7 +37,7 @@ def timing(simulated):
     heads, example = plain_heads(), torch.randn(1, 3, 8, 8)
     del heads["block0"]  # what is interpreted takes its time
     network = EarlyExitNetwork(SmallNet(), heads, example_input=example).eval()
-    return head_timing.HeadTiming(subject_of("tests:small", network, example), "as_is")
+    return head_timing.HeadTiming.of_network(subject_of("tests:small", network, example), "as_is")
 
 
 @pytest.fixture

@@ -21,13 +21,17 @@ class Timing:
     measured = []
     results = timed()
     stopped_by = None
-    protocol = {"chain": 20}
+    protocol = {"chain": 20, "place": "alone"}
 
-    def __init__(self, cell, trunk):
-        assert trunk == "as_is"
+    def __init__(self, cell):
         sizes = ((64, 49, ("layer1", "layer2")), (32, 25, ("layer3",)))
         targets = [small_target(cell.batch, *size, cell.classes, taps) for *size, taps in sizes]
         self.heads = {target: SimpleNamespace(chosen=target.rule, bytes_moved=10_000) for target in targets}
+
+    @classmethod
+    def of_network(cls, cell, trunk):
+        assert trunk == "as_is"
+        return cls(cell)
 
     def against_peers(self, target, rounds, captures, begins):
         assert (rounds, captures) == (20, 5) and target in self.heads

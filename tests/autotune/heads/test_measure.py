@@ -7,18 +7,14 @@ from types import SimpleNamespace
 import pytest
 import torch
 from auxhead.autotune.measuring.failures import DeviceLost, Failure
-from auxhead.autotune.measuring.heads_alone import ALONE, NETWORK
 from auxhead.autotune.measuring.timers import VariantFailed, time_rounds
 from auxhead.autotune.records.comparison import Paired
 from auxhead.autotune.sweep.space import neighbours
 from auxhead.kernels import HeadOutput
-from auxhead.kernels.launch.choose_config import choose_config
 from auxhead.model import FusedAuxHead
-from support.example_tables import lookup
 
 alone_head = importlib.import_module("auxhead.autotune.measuring.heads_alone")
 head_timing = importlib.import_module("auxhead.autotune.measuring.head_timing")
-heads_in_situ = importlib.import_module("auxhead.autotune.measuring.heads_in_situ")
 
 
 def called_once(variants, device, *, rounds, repeat):
@@ -28,7 +24,7 @@ def called_once(variants, device, *, rounds, repeat):
     return {name: [[1.0] * rounds for _ in captures] for name, captures in variants.items()}
 
 
-def test_a_network_is_measured(timing, timed_by, monkeypatch):
+def test_the_heads_of_a_network_are_measured(timing, timed_by):
     targets = timing.targets
     assert [target.taps for target in targets] == [("block1",), ("block2",)]
     assert [target.shape.channels for target in targets] == [12, 16] and targets[0].shape.layout == "contiguous"
@@ -37,25 +33,12 @@ def test_a_network_is_measured(timing, timed_by, monkeypatch):
     other = neighbours(target.rule, target.shape)[0]
     configs = [target.rule, other]
     timed_by(called_once)
-    asked = []
-
-    def spy(view, *arguments, **options):
-        asked.append((view.shape[1], choose_config(view, *arguments, **options)))
-        return asked[-1][1]
-
-    monkeypatch.setattr("auxhead.kernels.exits.choose_config", spy)
-    for place in (ALONE, NETWORK):
-        assert timing.prepare(target, place, configs) == {}
-        found = timing.time(target, place, configs, 3, 2 if place == ALONE else 1)
-        assert list(found) == configs and all(isinstance(result, Paired) for result in found.values())
-        (rule, tried) = found.values()
-        assert rule.own == rule.baseline == tried.baseline and rule.run == tried.run != ""
-        assert [len(rounds) for rounds in tried.own] == ([3, 3] if place == ALONE else [3])
-    assert (12, other) in asked and (12, target.rule) in asked, "the network was captured with each"
-    by_channels = {one.shape.channels: one.rule for one in targets}
-    assert all(config == by_channels[channels] for channels, config in asked if channels != 12), "the others by rule"
-    assert lookup("cpu", target.shape, NETWORK) is None, "and nothing is left of it"
-    assert timing.of_network["forks"] and len(timing.of_network["trunk"]) == 16
+    assert timing.prepare(target, configs) == {}
+    found = timing.time(target, configs, 3, 2)
+    assert list(found) == configs and all(isinstance(result, Paired) for result in found.values())
+    (rule, tried) = found.values()
+    assert rule.own == rule.baseline == tried.baseline and rule.run == tried.run != ""
+    assert [len(rounds) for rounds in tried.own] == [3, 3] and timing.protocol["place"] == "alone"
 
 
 def test_variants_are_captured_in_turns(timing, timed_by, monkeypatch):
@@ -69,7 +52,7 @@ def test_variants_are_captured_in_turns(timing, timed_by, monkeypatch):
         return {name: [[1.0] * rounds] * len(captures) for name, captures in variants.items()}
 
     timed_by(timed)
-    assert set(timing.time(target, ALONE, configs, 3, 4)) == set(configs)
+    assert set(timing.time(target, configs, 3, 4)) == set(configs)
     turns = [tuple(captured[start : start + 4]) for start in range(0, 16, 4)]
     assert all(set(turn) == set(configs) for turn in turns) and len(captured) == 16
     assert len(set(turns)) > 1, "in another order"
@@ -85,7 +68,7 @@ def test_wrong_answers_are_not_timed(timing, monkeypatch):
 
     monkeypatch.setattr(alone_head.AloneHead, "launch", off)
     other = neighbours(target.rule, target.shape)[0]
-    failures = timing.prepare(target, ALONE, [target.rule, other])
+    failures = timing.prepare(target, [target.rule, other])
     assert list(failures) == [other] and failures[other].kind == "wrong answer"
     assert "probabilities are off by 0.01" in failures[other].detail
 
@@ -147,17 +130,6 @@ def test_probabilities_of_other_classes_are_wrong_however_small_they_are():
     assert "probabilities are off by" in alone.wrong_answer(said._replace(probs=None, confidence=half))
 
 
-def test_wrong_answers_in_situ_are_not_timed(timing, monkeypatch):
-    target = timing.targets[0]
-    runner = heads_in_situ.OverlappedRunner
-    call = runner.__call__
-    monkeypatch.setattr(
-        runner, "__call__", lambda self, x: (said := call(self, x))._replace(label=(said.label + 1) % 5)
-    )
-    failures = timing.time(target, NETWORK, [target.rule], 1, 1)
-    assert failures[target.rule].kind == "wrong answer" and "answers differ" in failures[target.rule].detail
-
-
 def test_what_raises_is_a_failure_and_the_rest_is_timed(timing, timed_by, monkeypatch):
     target = timing.targets[0]
     rule, bad, worse = target.rule, *neighbours(target.rule, target.shape)[:2]
@@ -170,8 +142,8 @@ def test_what_raises_is_a_failure_and_the_rest_is_timed(timing, timed_by, monkey
 
     monkeypatch.setattr(alone_head.AloneHead, "launch", raising)
     reason = Failure("RuntimeError", "out of resource: shared memory")
-    assert timing.prepare(target, ALONE, [rule, bad, worse]) == {bad: reason}
-    chains = timing.time(target, ALONE, [rule, bad, worse], 1, 1)
+    assert timing.prepare(target, [rule, bad, worse]) == {bad: reason}
+    chains = timing.time(target, [rule, bad, worse], 1, 1)
     assert chains[bad] == reason and isinstance(chains[worse], Paired)
 
     def failing(variants, device, *, rounds, repeat):
@@ -180,7 +152,7 @@ def test_what_raises_is_a_failure_and_the_rest_is_timed(timing, timed_by, monkey
         return time_rounds(variants, device, rounds=rounds, repeat=repeat)
 
     timed_by(failing)
-    found = timing.time(target, ALONE, [rule, worse], 1, 1)
+    found = timing.time(target, [rule, worse], 1, 1)
     assert found[worse] == Failure("RuntimeError", "launch failed") and isinstance(found[rule], Paired)
 
 
@@ -193,9 +165,9 @@ def test_a_lost_device_ends_the_sweep_after_its_failure_is_told(timing, monkeypa
     monkeypatch.setattr(alone_head.AloneHead, "wrong", lost)
     monkeypatch.setattr(torch.cuda, "synchronize", lost)
     with pytest.raises(DeviceLost, match="illegal memory access"):
-        timing.prepare(target, ALONE, [target.rule, target.rule])
+        timing.prepare(target, [target.rule, target.rule])
     with pytest.raises(DeviceLost):
-        timing.time(target, ALONE, [target.rule], 1, 1)
+        timing.time(target, [target.rule], 1, 1)
 
 
 def test_waiting_for_a_launch_comes_to_an_end(monkeypatch):
@@ -212,7 +184,7 @@ def test_a_launch_that_does_not_end_is_told_and_nothing_waits_for_it(timing, mon
     monkeypatch.setattr(head_timing, "_ends", lambda stream: next(ends))
     monkeypatch.setattr(head_timing.atexit, "register", at_exit.append)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda *_: pytest.fail("waits for the device"))
-    failed = timing.prepare(target, ALONE, [rule, endless, other])
+    failed = timing.prepare(target, [rule, endless, other])
     assert failed == {endless: Failure("does not end", "a launch was not done after 20 s")}
     assert at_exit == [head_timing._leave]
     ended = []
@@ -220,4 +192,4 @@ def test_a_launch_that_does_not_end_is_told_and_nothing_waits_for_it(timing, mon
     head_timing._leave()
     assert ended == [1], "at once: what takes CUDA down would wait for the device"
     with pytest.raises(DeviceLost, match="does not end: a launch was not done after 20 s"):
-        timing.prepare(target, ALONE, [rule, other])
+        timing.prepare(target, [rule, other])

@@ -11,7 +11,6 @@ from auxhead.autotune.measuring.cells import Cell, resnet_cell
 from auxhead.autotune.measuring.compile_pool import CompilePool
 from auxhead.autotune.measuring.environment import clocks, environment
 from auxhead.autotune.measuring.head_timing import HeadTiming, measure_copy_speed
-from auxhead.autotune.measuring.heads_alone import ALONE, NETWORK
 from auxhead.autotune.measuring.subject import build_subject
 from auxhead.autotune.records.comparison import Paired, compare
 from auxhead.autotune.records.record import read_records
@@ -36,20 +35,20 @@ def test_quick_sweep(subject, tmp_path: Path):
     """With processes that compile; asked again, all is known."""
     device, out = torch.device("cuda", 0), tmp_path / "records.jsonl"
     with CompilePool(torch.cuda.get_device_capability(device)) as pool:
-        measurer = HeadTiming(subject, pool=pool)
+        measurer = HeadTiming.of_network(subject, pool=pool)
         targets = measurer.targets
         assert [target.taps for target in targets] == [("layer1.0", "layer1.1"), ("layer4.0",)]
         assert targets[0].shape.layout == "channels_last" and targets[0].shape.dtype == "float16"
         protocol = {"kernel": kernel_hash(), **measurer.protocol}
         winners, written = [], []
         for _ in range(2):
-            kept = SweepRecords(out, environment(device), protocol, measurer.of_network)
+            kept = SweepRecords(out, environment(device), protocol)
             sweep = Sweep(measurer, STRATEGIES["quick"], kept)
             sweep.run(targets[:1])
             (tuning,) = sweep.tunings
-            winners.append([tuning.decision(place).winner for place in (ALONE, NETWORK)])
+            winners.append(tuning.decision.winner)
             written.append(out.read_bytes())
-    assert None not in winners[0] and winners[0] == winners[1] and written[0] == written[1]
+    assert winners[0] is not None and winners[0] == winners[1] and written[0] == written[1]
     found = read_records(out)
     assert sum(record.error is None for record in found) >= 10, [record.error for record in found]
     assert not [record.error for record in found if record.error and "wrong answer" in record.error]
@@ -60,26 +59,26 @@ def test_quick_sweep(subject, tmp_path: Path):
 def test_float32_by_rule_is_as_accurate_as_pytorch(model, batch):
     """Pooled features are positive and logits large, so that sums of one feature after another are off by more."""
     subject = build_subject(resnet_cell(model, "float32", batch, 1000, "stages"), torch.device("cuda", 0))
-    heads = HeadTiming(subject).heads
+    heads = HeadTiming.of_network(subject).heads
     assert {target.taps: head.wrong(target.rule) for target, head in heads.items()} == {
         target.taps: None for target in heads
     }
 
 
 def test_candidates_and_their_neighbours_answer_rightly(subject):
-    measurer = HeadTiming(subject)
+    measurer = HeadTiming.of_network(subject)
     for target in measurer.targets:
         candidates = spread_out(target.shape, 6)
         configs = list(dict.fromkeys([target.rule, *candidates, *neighbours(target.rule, target.shape)]))
         assert all(excluded(config, target.shape) is None for config in configs[1:])
-        assert measurer.prepare(target, ALONE, configs) == {}
+        assert measurer.prepare(target, configs) == {}
 
 
 def test_the_same_thing_twice_takes_as_long(subject):
     """Times of two sets of captures of one configuration, alone; a third of the launches is another thing."""
-    measurer = HeadTiming(subject)
+    measurer = HeadTiming.of_network(subject)
     target = measurer.targets[0]
-    first, second = (measurer.time(target, ALONE, [target.rule], 10, 3)[target.rule] for _ in range(2))
+    first, second = (measurer.time(target, [target.rule], 10, 3)[target.rule] for _ in range(2))
     assert isinstance(first, Paired) and isinstance(second, Paired)
     assert 0.5 < compare(first.own, second.own).median_ratio < 2.0
 
@@ -87,7 +86,8 @@ def test_the_same_thing_twice_takes_as_long(subject):
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 def test_heads_are_measured_against_their_peers(dtype, tmp_path: Path):
     taps, device = ("layer1.0", "layer4.0"), torch.device("cuda", 0)
-    timing = HeadTiming(build_subject(Cell("resnet18", dtype, 16, 100, "own", taps, (3, 64, 64)), device), "as_is")
+    cell = Cell("resnet18", dtype, 16, 100, "own", taps, (3, 64, 64))
+    timing = HeadTiming.of_network(build_subject(cell, device), "as_is")
     path = tmp_path / "heads.jsonl"
     protocol = {"kernel": kernel_hash(), **timing.protocol, "rounds": 20, "captures": 2}
     kept = HeadRecords(path, environment(device), protocol)

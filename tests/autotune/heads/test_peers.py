@@ -45,8 +45,8 @@ def test_a_head_is_measured_against_its_peers(timing, timed_by, monkeypatch):
 def test_a_head_of_no_network_is_measured_against_some_peers(simulated, timed_by):
     alone = alone_head.AloneHead(FusedAuxHead(12, 5).eval(), torch.randn(2, 12, 4, 4))
     target = alone_head.Target(alone.shape, "none", ("mine",))
-    timing = head_timing.AloneTiming(torch.device("cpu"), {target: alone})
-    assert timing.targets == [target] and timing.prepare(target, "alone", [target.rule]) == {}
+    timing = head_timing.HeadTiming(torch.device("cpu"), {target: alone})
+    assert timing.targets == [target] and timing.prepare(target, [target.rule]) == {}
     timed_by(timed_by_name)
     found = timing.against_peers(target, 3, 2, lambda _variant: None, ("fused", "eager"), launches=1)
     assert list(found) == ["fused", "eager"] and found["fused"].own == [[5.0] * 3] * 2, "a chain of one"

@@ -117,7 +117,7 @@ class Pool:
 @pytest.fixture
 def pretended(pretended_gpu, monkeypatch):
     compute_on_the_cpu(monkeypatch, running)
-    monkeypatch.setattr(running, "AloneTiming", Timing)
+    monkeypatch.setattr(running, "HeadTiming", Timing)
     monkeypatch.setattr(running, "CompilePool", Pool)
     monkeypatch.setattr(running, "draw", lambda seed, number: SMALL[number]._replace(number=number, seed=seed))
     monkeypatch.setattr(running, "measure_copy_speed", lambda device, rounds: SPEED)
@@ -209,7 +209,7 @@ def test_one_is_measured_by_what_measures_a_networks_heads(simulated, timed_by):
     timed_by(lambda variants, device, *, rounds, repeat: {  # of all launches of a graph
         name: [[us[name]] * rounds] * len(captures) for name, captures in variants.items()
     })  # fmt: skip
-    (_, head, *_), timing = running._asked(drawn, 1, device), head_timing.AloneTiming(device, {})
+    (_, head, *_), timing = running._asked(drawn, 1, device), head_timing.HeadTiming(device, {})
     results, effort = running._measured(drawn, head, timing, device)
     assert head.variants == ("fused", "other way", "eager", "compiled") and not timing.heads
     assert all(isinstance(result, Paired) for result in results.values()), results

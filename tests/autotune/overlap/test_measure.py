@@ -10,17 +10,18 @@ import torch
 from auxhead.autotune.measuring.cells import NEVER
 from auxhead.autotune.measuring.failures import WrongAnswer
 from auxhead.autotune.measuring.subject import subject_of
-from auxhead.autotune.overlap.measure import BARE, BOTH, HEADS, NetworkParts
+from auxhead.autotune.overlap.network_parts import BARE, BOTH, HEADS, NetworkParts
 from auxhead.kernels import runs_triton
 from auxhead.kernels.launch.residency import is_recording, new_turns
 from auxhead.model import EarlyExitNetwork
+from auxhead.model.runners.overlapped import OverlappedRunner
 from support.example_models import SmallNet, plain_heads
 from support.example_traces import replay, trace_of
 from support.simulated_cuda import simulated_chains
 
 alone_head = importlib.import_module("auxhead.autotune.measuring.heads_alone")
-heads_in_situ = importlib.import_module("auxhead.autotune.measuring.heads_in_situ")
 measurement = importlib.import_module("auxhead.autotune.overlap.measure")
+network_parts = importlib.import_module("auxhead.autotune.overlap.network_parts")
 timers = importlib.import_module("auxhead.autotune.measuring.timers")
 
 
@@ -31,8 +32,8 @@ def subject(monkeypatch):
         pytest.skip("needs the interpreter")
 
     with simulated_chains(monkeypatch, 1):
-        monkeypatch.setattr(measurement, "GraphedPeer", lambda function, example, memory_format: function)
-        monkeypatch.setattr(measurement, "TRUNK_KIND", "as_is")
+        monkeypatch.setattr(network_parts, "GraphedPeer", lambda function, example, memory_format: function)
+        monkeypatch.setattr(network_parts, "TRUNK_KIND", "as_is")
         torch.manual_seed(0)
         heads, example = plain_heads(), torch.randn(1, 3, 8, 8)
         del heads["block1"]  # what is interpreted takes its time
@@ -42,13 +43,13 @@ def subject(monkeypatch):
 
 def test_the_parts_are_captured_and_answer_rightly(subject, monkeypatch):
     launched = []
-    exit_launch = alone_head.ExitLaunch
+    exit_launch = network_parts.ExitLaunch
 
     def spy(buffers, place, heads):
         launched.append((place, len(heads)))
         return exit_launch(buffers, place, heads)
 
-    monkeypatch.setattr(alone_head, "ExitLaunch", spy)
+    monkeypatch.setattr(network_parts, "ExitLaunch", spy)
     answers = []
 
     def wrong(self, which, runner):
@@ -87,6 +88,26 @@ def test_launches_leave_the_trunk_where_they_do_by_rule(subject, monkeypatch):
         parts.both(Runner)
         parts.both(Runner)
     assert made == [*[((1,), parts.trunk_notes, ("block2",))] * 2, "closed", "closed"]
+
+
+def test_forks_by_rule_are_those_of_all_captures_and_of_records(subject):
+    with ExitStack() as opened:
+        parts = NetworkParts(subject, opened)
+        protocol = parts.protocol
+    assert protocol["forks"] == [*parts.forks] != [] and set(parts.forks) <= set(subject.network.taps)
+    assert protocol["trunk_kind"] == "as_is" and len(protocol["trunk"]) == 16
+
+
+def test_other_answers_than_the_eager_networks_are_wrong(subject, monkeypatch):
+    call = OverlappedRunner.__call__
+
+    def other(self, x):
+        said = call(self, x)
+        return said._replace(label=(said.label + 1) % 5)
+
+    monkeypatch.setattr(OverlappedRunner, "__call__", other)
+    with ExitStack() as opened, pytest.raises(WrongAnswer, match="^both: answers differ .*; not timed$"):
+        NetworkParts(subject, opened).both()
 
 
 @pytest.mark.parametrize("part", [BARE, HEADS, BOTH])

@@ -6,12 +6,13 @@ import pytest
 from auxhead.autotune.records.comparison import Paired, compare
 from auxhead.autotune.records.decisions import (
     Decision,
-    by_setting,
+    by_shape,
     deciding,
     joint_confidence,
     measurement,
     of_last_kernel,
     simplicity,
+    sweep_records,
     winner,
 )
 from auxhead.autotune.records.record import Record
@@ -96,30 +97,26 @@ def test_the_more_variants_the_surer_each_interval(count, confidence):
     assert joint_confidence(count) == pytest.approx(confidence)
 
 
-def swept(variant="a", rule="rule", *, rounds=4, forks=None, kernel="k", place="network", us=90.0, **changed):
-    """A sweep's record of a configuration beside the rule's; ``changed`` are fields of its cell and its trunk."""
+def swept(variant="a", rule="rule", *, rounds=4, kernel="k", place="alone", us=90.0, **changed):
+    """A sweep's record of a configuration beside the rule's; ``changed`` are fields of its cell."""
     shape = HeadShape(8, 64, 1, 49, 1, 1, "channels_last", "avg", 10, "float16")
-    around = {"model": "resnet18", "tap": "layer1"} if place == "network" else {}
-    protocol = {"place": place, "kernel": kernel, "config": {"name": variant}, "trunk": changed.pop("trunk", None)}
-    if forks is not None:
-        protocol["forks"] = forks
+    protocol = {"place": place, "kernel": kernel, "config": {"name": variant}}
     pairs = [
         {"role": "other", "variant": "x", "samples": [[1.0]]},
         {"role": "rule", "variant": rule, "samples": [[100.0] * rounds] * 2},
     ]
     return Record(
-        kind=changed.pop("kind", "sweep"), cell={**shape._asdict(), **around, **changed}, exits="never", run="r",
+        kind=changed.pop("kind", "sweep"), cell={**shape._asdict(), **changed}, exits="never", run="r",
         variant=variant, utc="", environment={}, protocol=protocol, paired=pairs,
         device_us={"median": us, "samples": [[us] * rounds] * 2},
     )  # fmt: skip
 
 
 def test_a_measurement_is_read_with_the_baseline_of_its_rule():
-    found = measurement(swept("a", "default", rounds=3, forks=["layer1", "layer2"]))
+    found = measurement(swept("a", "default", rounds=3))
     assert (found.variant, found.rule, found.config) == ("a", "default", {"name": "a"})
     assert found.paired == Paired([[90.0] * 3] * 2, [[100.0] * 3] * 2, "r")
-    assert found.forks == ("layer1", "layer2") and found.median_us == 90.0 and found.rounds == 6
-    assert measurement(swept()).forks is None
+    assert found.median_us == 90.0 and found.rounds == 6
 
 
 def test_sweeps_of_the_last_kernel_count():
@@ -128,21 +125,19 @@ def test_sweeps_of_the_last_kernel_count():
     assert of_last_kernel([]) == [] and of_last_kernel([swept(kind="bench")]) == []
 
 
-def test_settings_are_told_apart_by_shape_place_network_and_trunk():
+def test_records_are_grouped_by_shape():
     turned = swept("turned")
     turned = Record(**{**vars(turned), "cell": dict(reversed(turned.cell.items()))})
-    records = [
-        swept("first"), swept("alone", place="alone"), swept("batch", samples=16), swept("tap", tap="layer2"), turned,
-        swept("trunk", trunk="feed"), swept("model", model="resnet50"), swept("alone too", place="alone"),
-    ]  # fmt: skip
-    found = by_setting(records)
+    found = by_shape([swept("first"), swept("batch", samples=16), turned, swept("classes", classes=9), swept("last")])
     assert [[one.variant for one in its] for its in found.values()] == [
-        ["first", "turned"], ["alone", "alone too"], ["batch"], ["tap"], ["trunk"], ["model"],
+        ["first", "turned", "last"], ["batch"], ["classes"],
     ]  # fmt: skip
-    assert [setting.place for setting in found][:2] == ["network", "alone"]
-    assert len({setting.network for setting in found}) == 5, "of the first and of the batch it is one"
-    (setting,) = by_setting([swept(place="alone", model="resnet18")])
-    assert setting.network != next(iter(by_setting([swept(place="alone")]))).network
+    assert next(iter(found)) == tuple(swept().cell.values())
+
+
+def test_what_was_swept_in_networks_is_passed_over():
+    records = [swept("a"), swept("b", place="network", kernel="later"), swept("c", kind="heads")]
+    assert [one.variant for one in sweep_records(records)] == [one.variant for one in of_last_kernel(records)] == ["a"]
 
 
 def variants(*records):
@@ -150,16 +145,12 @@ def variants(*records):
 
 
 def test_measurements_that_decide():
-    """Timed most often, beside the last one's rule, with the forks of the last of them."""
+    """Timed most often, beside the last one's rule."""
     assert variants() == []
     assert variants(swept("a"), swept("b")) == ["a", "b"]
     assert variants(swept("a", rounds=9), swept("b"), swept("c", rounds=9), swept("d", rounds=2)) == ["a", "c"]
     assert variants(swept("a", "old", rounds=9), swept("b"), swept("c", "old"), swept("d")) == ["b", "d"]
     assert variants(swept("a", "old"), swept("b", "old"), swept("c"), swept("d")) == ["c", "d"]
-    assert variants(*(swept(name, forks=[tap]) for name, tap in zip("abcd", "xxyy", strict=True))) == ["c", "d"]
-    forked = [swept(name, forks=[tap]) for name, tap in zip("abcd", ("x", "y", "x", "y"), strict=True)]
-    assert variants(*forked) == ["b", "d"]
-    assert variants(*forked, swept("e", rounds=1, forks=["x"])) == ["b", "d"]
 
 
 def test_what_was_timed_is_compared():

@@ -26,7 +26,6 @@ from auxhead.autotune.records.record import (
     records_path,
 )
 from auxhead.kernels.launch.head_shape import DTYPES, LAYOUTS, POOLS, HeadShape
-from auxhead.kernels.launch.tuned_table import PLACES
 
 ENVIRONMENT = {"gpu": "H200", "driver": "580", "torch": "2.11", "triton": "3.6", "cudnn": 91900, "cuda": "13.0"}
 
@@ -179,10 +178,10 @@ SWEPT = {
     "kind": "sweep",
     "cell": {
         "samples": 8, "channels": 64, "height": 1, "width": 49, "grid_h": 1, "grid_w": 1, "layout": "channels_last",
-        "pool": "avg", "classes": 10, "dtype": "float16", "model": "resnet18", "tap": "layer1",
+        "pool": "avg", "classes": 10, "dtype": "float16",
     },
     "exits": "never", "variant": "a", "run": "r", "utc": "", "environment": {},
-    "protocol": {"place": "network", "kernel": "0", "captures": 2, "rounds": 1},
+    "protocol": {"place": "alone", "kernel": "0", "captures": 2, "rounds": 1},
     "device_us": {"median": 1.5, "samples": [[1.0], [2.0]]},
     "paired": [{"role": "rule", "variant": "a", "samples": [[1.0], [2.0]]}],
 }  # fmt: skip
@@ -190,12 +189,9 @@ DAMAGED = [
     (("cell", "samples"), 0, "cell.samples: got 0, wants a positive whole number"),
     (("cell", "width"), "49", "cell.width: got '49', wants a positive whole number"),
     (("cell", "layout"), None, "cell.layout: got None, wants one of channels_last, contiguous, strided"),
-    (("cell", "tap"), 1, "cell.tap: got 1, wants text"),
-    (("protocol", "place"), None, "protocol.place: got None, wants one of alone, network"),
+    (("protocol", "place"), None, "protocol.place: got None, wants text"),
     (("protocol", "rounds"), 1.5, "protocol.rounds: got 1.5, wants a positive whole number"),
     (("protocol", "kernel"), 1, "protocol.kernel: got 1, wants text"),
-    (("protocol", "forks"), 7, "protocol.forks: got 7, wants a list"),
-    (("protocol", "trunk"), {}, "protocol.trunk: got {}, wants text"),
     (("environment",), {"sm_count": {}}, "environment.sm_count: got {}, wants text, a number or null"),
     (("device_us", "samples"), [[1.0], [-1.0]], "device_us.samples: got [[1.0], [-1.0]], wants [captures]"),
     (("device_us", "samples"), [[1.0], [math.nan]], "device_us.samples: got [[1.0], [nan]], wants [captures]"),
@@ -235,7 +231,6 @@ def test_all_that_tells_heads_apart_is_checked():
     """Written out where it is checked, since what knows it imports torch."""
     assert forms.SHAPE == HeadShape._fields
     assert forms.WORDS == {"layout": LAYOUTS, "pool": POOLS, "dtype": DTYPES}
-    assert forms.PLACES == PLACES
 
 
 def test_everybody_may_read_a_file_and_its_owner_write_it(tmp_path):

@@ -5,7 +5,7 @@ from contextlib import nullcontext
 
 import pytest
 import torch
-from auxhead.autotune.measuring.heads_alone import ALONE, Target
+from auxhead.autotune.measuring.heads_alone import Target
 from auxhead.autotune.records.record import read_records
 from auxhead.autotune.sweep.broad import BROAD, family_name, made
 from auxhead.autotune.sweep.kinds import kind_of
@@ -47,7 +47,7 @@ def test_a_family_is_made(without_interpreter):
 class Timing(Synthetic):
     """Made-up times of the heads of a family."""
 
-    protocol, of_network = {"chain": 20}, {}
+    protocol = {"chain": 20, "place": "alone"}
 
     def __init__(self, device, heads, pool):
         super().__init__()
@@ -56,7 +56,7 @@ class Timing(Synthetic):
 
 @pytest.fixture
 def pretended(pretended_gpu, tables, monkeypatch):
-    monkeypatch.setattr(running, "AloneTiming", Timing)
+    monkeypatch.setattr(running, "HeadTiming", Timing)
     monkeypatch.setattr(running, "CompilePool", nullcontext)
     monkeypatch.setattr(running, "BROAD", [BROAD[-3]])
     monkeypatch.setattr(running, "made", lambda family, device: {Target(one.planned(CPU).shape): one for one in family})
@@ -67,17 +67,16 @@ def pretended(pretended_gpu, tables, monkeypatch):
 def test_they_are_swept_alone_promoted_and_not_swept_again(pretended, tables):
     done = tune("sweep", "broad")
     assert done.exit_code == 0, done.output
-    assert "512 float16; 10 classes: building" in done.stdout and "Heads alone; H200" in done.stdout
-    assert "batch 8, 512x1x1, avg, 10 classes, float16" in done.stdout and "Whole network" not in done.stdout
+    assert "512 float16; 10 classes: building" in done.stdout and "Heads, each alone; H200" in done.stdout
+    assert "batch 8, 512x1x1, avg, 10 classes, float16" in done.stdout
     records = read_records(pretended)
-    assert {record.protocol["place"] for record in records} == {ALONE}
+    assert {record.protocol["place"] for record in records} == {"alone"}
     assert {record.cell["samples"] for record in records} == {1, 8, 32, 128}
     kept = pretended.read_bytes()
     again = tune("sweep", "broad")
     assert again.exit_code == 0 and pretended.read_bytes() == kept
     assert tune("promote", pretended).exit_code == 0
-    promoted = read_table(table_path("H200"))
-    assert len(promoted.entries) == 4 and all(one.place == ALONE for one in promoted.entries)
+    assert len(read_table(table_path("H200")).entries) == 4
 
 
 def test_what_tables_have_for_them_is_measured_in_seconds(pretended, tables):
@@ -89,7 +88,7 @@ def test_what_tables_have_for_them_is_measured_in_seconds(pretended, tables):
     said = tune("table", pretended, "--markdown").output
     assert "On H200: the rule's time over that of the entries of the table of ACME X-1 80GB" in said
     (row,) = [line.split(" | ") for line in said.splitlines() if line.startswith("| vectors; up to 128")]
-    times = [[true_us(Target(one), ALONE, config(one)) for config in (config_by_rule, other)] for one in shapes[:3]]
+    times = [[true_us(Target(one), config(one)) for config in (config_by_rule, other)] for one in shapes[:3]]
     assert row[1] == "3" and float(row[2]) == pytest.approx(sorted(rule / its for rule, its in times)[1], abs=0.02)
 
 

@@ -19,7 +19,7 @@ def test_a_family_is_swept_and_promoted(options, tables, tmp_path, monkeypatch):
     monkeypatch.setattr(importlib.import_module("auxhead.autotune.sweep.run"), "BROAD", [smallest])
     out = tmp_path / "sweep.jsonl"
     done = tune("sweep", "broad", "--out", out, *options)
-    assert done.exit_code == 0 and "Heads alone; " in done.stdout, done.output
+    assert done.exit_code == 0 and "Heads, each alone; " in done.stdout, done.output
     records = read_records(out)
     assert {one.cell["samples"] for one in records if one.error is None} == {head.input[0] for head in smallest}
     if not options:

@@ -7,7 +7,7 @@ from contextlib import nullcontext
 import pytest
 import torch
 from auxhead.autotune.measuring.failures import DeviceLost
-from auxhead.autotune.measuring.heads_alone import ALONE, NETWORK
+from auxhead.autotune.measuring.timers import FINAL_ROUNDS
 from auxhead.autotune.records.record import read_records
 from auxhead.autotune.sweep.config_text import text
 from auxhead.autotune.sweep.exclusion import excluded
@@ -29,13 +29,14 @@ class Measurer(Synthetic):
 
     cells = []
     stopped_by = None
-    protocol = {"chain": 20}
-    of_network = {"trunk": "feedfacecafebeef", "forks": []}
+    protocol = {"chain": 20, "place": "alone"}
 
-    def __init__(self, subject, pool):
-        super().__init__(fails=lambda config: config.stages == 2 and ("prepare", "wrong answer", "off by 2"))
-        self.cell = subject
+    @classmethod
+    def of_network(cls, subject, pool):
+        made = cls(fails=lambda config: config.stages == 2 and ("prepare", "wrong answer", "off by 2"))
+        made.cell = subject
         Measurer.cells.append(subject)
+        return made
 
     @property
     def targets(self):
@@ -44,10 +45,10 @@ class Measurer(Synthetic):
         made = [small_target(cell.batch, *size, cell.classes, taps) for *size, taps in sizes]
         return [one._replace(shape=one.shape._replace(dtype=cell.dtype)) for one in made]
 
-    def time(self, target, place, *arguments):
-        if place == NETWORK and Measurer.stopped_by is not None:
+    def time(self, target, configs, rounds, captures):
+        if rounds == FINAL_ROUNDS and Measurer.stopped_by is not None:
             raise Measurer.stopped_by
-        return super().time(target, place, *arguments)
+        return super().time(target, configs, rounds, captures)
 
 
 @pytest.fixture
@@ -68,10 +69,10 @@ def test_a_sweep_is_shown_kept_and_not_repeated(pretended):
     ]  # fmt: skip
     lines = done.stdout.splitlines()
     assert lines[0].lstrip().startswith("0% resnet18 float16, batch 8, 10 classes, 4 heads (stages)")
-    assert any("14 configurations alone, 4 rounds" in line for line in lines)
-    in_situ = next(line for line in lines if "4 configurations in situ" in line)
-    assert all(part in in_situ for part in (" left: ", "best so far n", "failed: ", " wrong answer"))
-    assert "layer1, layer2" in done.stdout and "Not timed: " in done.stdout
+    assert any("layer1, layer2: 14 configurations, 4 rounds" in line for line in lines)
+    last = next(line for line in lines if "7 configurations, 20 rounds" in line)
+    assert all(part in last for part in (" left: ", "best so far n", "failed: ", " wrong answer"))
+    assert "batch 8, 64x1x49, avg, 10 classes" in done.stdout and "Not timed: " in done.stdout
     assert "win" in done.stdout or "tie" in done.stdout
     assert "Records: autotune-records/sweep-nvidia-h200-fake.jsonl" in done.stdout
     records = read_records(pretended)
@@ -81,20 +82,20 @@ def test_a_sweep_is_shown_kept_and_not_repeated(pretended):
     assert_winners_were_exchanged(records)
     kept = pretended.read_bytes()
     again = sweep("resnet18", "--batch", 8, "--batch", 1, "--classes", 10)
-    assert again.exit_code == 0 and pretended.read_bytes() == kept and "configurations alone" not in again.stdout
+    assert again.exit_code == 0 and pretended.read_bytes() == kept and " configurations, " not in again.stdout
     assert tables(again) == tables(done)
 
 
 def assert_winners_were_exchanged(records):
-    large, small = (sorted(found, key=lambda one: one.target.shape.channels) for _, found in recorded_winners(records))
-    measured = {(one.cell["samples"], one.cell["channels"], one.protocol["place"], one.variant) for one in records}
+    ((_, found),) = recorded_winners(records)
+    measured = {(one.cell["samples"], one.cell["channels"], one.variant) for one in records}
     exchanged = 0
-    for here, there in [*zip(large, small, strict=True), *zip(small, large, strict=True)]:
-        shape = here.target.shape
-        for place, config in ((ALONE, there.alone), (NETWORK, there.network)):
-            known = (shape.samples, shape.channels, place, text(config)) in measured
-            assert known == (excluded(config, shape) is None), f"{text(config)} at {shape}"
-            exchanged += known and config not in (here.rule, there.rule)
+    for small, large in (found[:2], found[2:]):
+        assert small.shape[1:] == large.shape[1:]
+        for here, there in ((small, large), (large, small)):
+            known = (here.shape.samples, here.shape.channels, text(there.config)) in measured
+            assert known == (excluded(there.config, here.shape) is None), f"{text(there.config)} at {here.shape}"
+            exchanged += known and there.config not in (here.rule, there.rule)
     assert exchanged
 
 
@@ -107,7 +108,7 @@ def tables(result):
 def test_a_lost_device_is_one_line_and_what_was_measured_is_there(pretended, monkeypatch):
     monkeypatch.setattr(Measurer, "stopped_by", DeviceLost("the CUDA context is lost (RuntimeError: illegal access)"))
     assert_one_line_error(sweep("resnet18"), "the CUDA context is lost (RuntimeError: illegal access)")
-    assert {record.protocol["place"] for record in read_records(pretended)} == {"alone"}
+    assert {record.protocol["rounds"] for record in read_records(pretended)} == {4}
 
 
 def test_an_interrupt_is_one_line_and_what_was_measured_is_there(pretended, monkeypatch):
@@ -121,11 +122,8 @@ def test_an_interrupt_is_one_line_and_what_was_measured_is_there(pretended, monk
 def test_what_was_found_is_what_is_promoted(pretended, tmp_path):
     done = sweep("resnet18", "--classes", 10)
     assert done.exit_code == 0, done.output
-    (found,) = Measurer.cells
     promoted = tune("promote", pretended, "--out", tmp_path / "table.json")
     assert promoted.exit_code == 0, promoted.output
     table = read_table(tmp_path / "table.json")
-    for _, outcomes in recorded_winners(read_records(pretended)):
-        for outcome in outcomes:
-            for place, config in ((ALONE, outcome.alone), (NETWORK, outcome.network)):
-                assert table.find(outcome.target.shape, place).config == config, f"{place} of {found}"
+    ((_, found),) = recorded_winners(read_records(pretended))
+    assert len(found) == 2 and all(table.find(one.shape).config == one.config for one in found)

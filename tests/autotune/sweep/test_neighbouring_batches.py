@@ -1,7 +1,6 @@
 """Winners of one batch size, measured at the next ones."""
 
 import pytest
-from auxhead.autotune.measuring.heads_alone import ALONE, NETWORK
 from auxhead.autotune.records.record import read_records
 from auxhead.autotune.sweep.config_text import text
 from auxhead.autotune.sweep.exclusion import excluded
@@ -24,15 +23,14 @@ US = {BEST: 1.0, GOOD: 2.0, FAIR: 3.0}
 
 @pytest.fixture
 def fixed(monkeypatch):
-    monkeypatch.setattr(sweep_fakes, "true_us", lambda target, place, config: US.get(config, 5.0))
+    monkeypatch.setattr(sweep_fakes, "true_us", lambda target, config: US.get(config, 5.0))
 
 
 def swept(asks, kept, measurer=None, targets=TARGETS):
     """Sweep heads, asking for some configurations of each, and exchange winners; return the sweep."""
 
     def search(target):
-        for place in (ALONE, NETWORK):
-            yield Ask(place, (target.rule, *asks[target.shape.samples]), 4, 1.0)
+        yield Ask((target.rule, *asks[target.shape.samples]), 4, 1.0)
 
     sweep = Sweep(measurer or Synthetic(noise=0.0), search, kept)
     sweep.run(targets)
@@ -41,14 +39,14 @@ def swept(asks, kept, measurer=None, targets=TARGETS):
 
 
 def winners(sweep):
-    return [(found.alone, found.network) for found in sweep_fakes.winners(sweep)]
+    return [found.config for found in sweep_fakes.winners(sweep)]
 
 
 def test_a_winner_goes_from_size_to_size_while_it_wins(fixed, tmp_path):
     out = tmp_path / "records.jsonl"
     asks = {4: [BEST], 8: [GOOD], 12: [FAIR]}
     sweep = swept(asks, records_at(out))
-    assert winners(sweep) == [(BEST, BEST)] * 3, "at 12 it is measured since it wins at 8"
+    assert winners(sweep) == [BEST] * 3, "at 12 it is measured since it wins at 8"
     records = read_records(out)
     kept = out.read_bytes()
     again = swept(asks, records_at(out))
@@ -65,28 +63,18 @@ def test_a_winner_is_measured_at_the_next_sizes_only(fixed, tmp_path):
     assert {samples for samples, variant in measured if variant == text(FAIR)} == {8, 12}, "next to where it won"
 
 
-def test_what_wins_alone_by_then_is_compared_in_situ(monkeypatch):
-    slow_in_situ = {(NETWORK, BEST): 6.0}
-    monkeypatch.setattr(
-        sweep_fakes, "true_us", lambda target, place, config: slow_in_situ.get((place, config), US.get(config, 5.0))
-    )
-    sweep = swept({4: [BEST], 8: [FAIR]}, records_at(None), targets=TARGETS[:2])
-    assert winners(sweep) == [(BEST, FAIR), (BEST, FAIR)]
-    assert [found.over_alone.median_ratio for found in sweep_fakes.winners(sweep)] == pytest.approx([0.5, 0.5])
-
-
 def test_what_is_excluded_or_fails_is_no_harm(fixed):
     def fails(config):
         return ("prepare", "wrong answer", "") if config == BEST else None
 
     class FailsAtEight(Synthetic):
-        def prepare(self, target, place, configs):
-            failed = super().prepare(target, place, configs)
+        def prepare(self, target, configs):
+            failed = super().prepare(target, configs)
             return failed if target.shape.samples == 8 else {}
 
     sweep = swept({4: [BEST], 8: [GOOD], 12: []}, records_at(None), FailsAtEight(noise=0.0, fails=fails))
-    assert winners(sweep) == [(BEST, BEST), (GOOD, GOOD), (GOOD, GOOD)]
-    assert sweep.failures == {"wrong answer": 2}, "counted once a place"
+    assert winners(sweep) == [BEST, GOOD, GOOD]
+    assert sweep.failures == {"wrong answer": 1}, "counted once"
 
 
 def test_after_a_real_strategy_nothing_is_measured_twice(tmp_path):
@@ -94,11 +82,11 @@ def test_after_a_real_strategy_nothing_is_measured_twice(tmp_path):
     sweep = Sweep(Synthetic(), STRATEGIES["quick"], records_at(out))
     sweep.run(TARGETS[:2])
     measure_winners_at_neighbours(sweep.tunings)
-    measured = [(one.key, one.protocol["place"], one.protocol["captures"]) for one in read_records(out)]
+    measured = [(one.key, one.protocol["captures"]) for one in read_records(out)]
     assert len(measured) == len(set(measured))
 
 
 def test_heads_that_differ_in_more_are_none_of_its_business(fixed):
     others = [small_target(8, classes=11), small_target(8, taps=("layer2",)), small_target(8, model="own:net")]
     sweep = swept({4: [BEST], 8: [GOOD]}, records_at(None), targets=[TARGETS[0], *others])
-    assert winners(sweep) == [(BEST, BEST), *[(GOOD, GOOD)] * 3]
+    assert winners(sweep) == [BEST, *[GOOD] * 3]

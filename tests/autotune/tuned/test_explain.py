@@ -21,7 +21,7 @@ def other(shape):
 def tuned(tables):
     """A table for two taps, 10 and 100 classes and batches of 1, 8 and 32, of which 8 serves up to 16."""
     entries = [
-        entry(shape, place="network", config=other(shape), serves=(samples, 16 if samples == 8 else samples))
+        entry(shape, config=other(shape), serves=(samples, 16 if samples == 8 else samples))
         for tap in TAPS[:2]
         for classes in (10, 100)
         for samples in (1, 8, 32)
@@ -33,22 +33,22 @@ def tuned(tables):
 
 def test_an_entry_of_its_own(tuned):
     shape = head_shape(TAPS[1], 8, classes=100)
-    found = explain(DEVICE, shape, "network")
+    found = explain(DEVICE, shape)
     assert (found.missed, found.entry.shape, found.config) == ((), shape, other(shape))
     assert "  used: its own entry, 10.0% less time than what the rule said when it was measured" in found.lines()
 
 
 def test_a_head_of_two_launches_is_named(tables):
     packed = LaunchConfig(8, 16, 8, 1, 128, 16, 1, 16, 1, 1, 4, weight_buffers=2, features="packed")
-    (tables / FILE_NAME).write_text(table(entry(head_shape(), place="network", config=packed)).as_text())
-    way, fields = explain(DEVICE, head_shape(), "network").lines()[-2:]
+    (tables / FILE_NAME).write_text(table(entry(head_shape(), config=packed)).as_text())
+    way, fields = explain(DEVICE, head_shape()).lines()[-2:]
     assert way == "  way: read, packed: one launch pools, or puts in order, and another one multiplies and decides"
     assert "features=packed" in fields
 
 
 def test_a_neighbour(tuned):
     asked = head_shape(samples=12)
-    found = explain(DEVICE, asked, "network")
+    found = explain(DEVICE, asked)
     assert found.missed == ("samples: 12 asked, table has 1, 8 (serves 8 to 16), 32",)
     assert found.entry.shape.samples == 8 and found.config == other(head_shape(samples=8))
     assert found.lines()[2] == (
@@ -58,27 +58,26 @@ def test_a_neighbour(tuned):
 
 
 MISSED = [
-    (head_shape(samples=24), "network", ["samples: 24 asked, table has 1, 8 (serves 8 to 16), 32"]),
-    (head_shape(classes=1000), "network", ["classes: 1000 asked, table has 10, 100"]),
-    (head_shape(layout="contiguous"), "network", ["layout: contiguous asked, table has channels_last"]),
-    (head_shape(pool="max"), "network", ["pool: max asked, table has avg"]),
-    (head_shape(dtype=torch.float32), "network", ["dtype: float32 asked, table has float16"]),
-    (head_shape(), "alone", ["place: alone asked, table has network"]),
-    (head_shape((65, 56, 56)), "network", ["channels: 65 asked, table has 64"]),
+    (head_shape(samples=24), ["samples: 24 asked, table has 1, 8 (serves 8 to 16), 32"]),
+    (head_shape(classes=1000), ["classes: 1000 asked, table has 10, 100"]),
+    (head_shape(layout="contiguous"), ["layout: contiguous asked, table has channels_last"]),
+    (head_shape(pool="max"), ["pool: max asked, table has avg"]),
+    (head_shape(dtype=torch.float32), ["dtype: float32 asked, table has float16"]),
+    (head_shape((65, 56, 56)), ["channels: 65 asked, table has 64"]),
     (
-        head_shape(TAPS[3]), "network",
+        head_shape(TAPS[3]),
         ["channels: 512 asked, table has 64, 128", "width: 49 asked, table has 784, 3136"],
     ),
     (
-        head_shape(TAPS[1], classes=7, layout="contiguous"), "network",
+        head_shape(TAPS[1], classes=7, layout="contiguous"),
         ["layout: contiguous asked, table has channels_last", "classes: 7 asked, table has 10, 100"],
     ),
 ]  # fmt: skip
 
 
 def test_the_key_that_differs(tuned):
-    for shape, place, missed in MISSED:
-        found = explain(DEVICE, shape, place)
+    for shape, missed in MISSED:
+        found = explain(DEVICE, shape)
         assert list(found.missed) == missed
         assert found.entry is None and found.config == config_by_rule(shape)
         lines = found.lines()
@@ -89,14 +88,14 @@ def test_the_key_that_differs(tuned):
 
 def test_no_table(tables):
     shape = head_shape()
-    found = explain("ACME Y", shape, "alone")
+    found = explain("ACME Y", shape)
     assert found.missed == (
         "device: no table for ACME Y, there is none at all; `auxhead-tune everything` makes one there",
     )
     assert found.config == config_by_rule(shape)
     for name in ("nvidia-h200", "acme-x"):
         (tables / f"{name}.json").touch()
-    assert explain("ACME Z", shape, "alone").missed == (
+    assert explain("ACME Z", shape).missed == (
         "device: no table for ACME Z, there are tables for acme-x, nvidia-h200; "
         "`auxhead-tune everything` makes one there",
     )
@@ -105,11 +104,11 @@ def test_no_table(tables):
 def test_a_table_of_another_kernel_and_one_without_entries(tables):
     shape = head_shape()
     (tables / FILE_NAME).write_text(table(entry(shape, config=other(shape)), kernel="0" * 16).as_text())
-    found = explain(DEVICE, shape, "alone")
+    found = explain(DEVICE, shape)
     assert found.missed == (f"kernel: table tuned for another kernel, {'0' * 16}; the one here is {kernel_hash()}",)
     assert found.config == config_by_rule(shape)
     (tables / "acme-y.json").write_text(table(device="ACME Y").as_text())
-    assert explain("ACME Y", shape, "alone").missed == ("entries: the table has none",)
+    assert explain("ACME Y", shape).missed == ("entries: the table has none",)
 
 
 # --- the command
@@ -120,29 +119,42 @@ def explained(*arguments):
 
 
 def test_a_table_that_is_borrowed(tuned, monkeypatch):
-    """In networks, for the batch sizes for which that was measured, by a device that has none."""
-    monkeypatch.setattr(tuned_table, "BORROWERS", {"other-gpu": (DEVICE, range(8, 33))})
+    """By a device that has none."""
+    monkeypatch.setattr(tuned_table, "BORROWERS", {"other-gpu": DEVICE})
     shape = head_shape(samples=8)
-    found = explain("Other GPU", shape, "network")
+    found = explain("Other GPU", shape)
     assert found.config == other(shape)
-    assert found.lines()[0] == f"{shape}, network, on Other GPU, which borrows the table of {DEVICE}"
-    assert lookup("Other GPU", shape, "network") == other(shape)
-    assert explain("other-gpu", shape, "network").config == other(shape), "by the name of its file"
-    for asked, place in ((head_shape(samples=1), "network"), (shape, "alone")):
-        assert lookup("Other GPU", asked, place) is None
-        assert "no table for Other GPU" in explain("Other GPU", asked, place).lines()[1]
-    for place, found in (("alone", other(shape)), ("network", None)):
-        own = table(entry(head_shape(samples=2), place=place), device="Other GPU")
-        (tuned / tuned_table.table_path("Other GPU").name).write_text(own.as_text())
-        tuned_table.table_of.cache_clear()
-        assert lookup("Other GPU", shape, "network") == found, "until it has some of networks itself"
+    assert found.lines()[0] == f"{shape}, on Other GPU, which borrows the table of {DEVICE}"
+    assert lookup("Other GPU", shape) == other(shape)
+    assert explain("other-gpu", shape).config == other(shape), "by the name of its file"
+    own = table(entry(head_shape(samples=2)), device="Other GPU")
+    (tuned / tuned_table.table_path("Other GPU").name).write_text(own.as_text())
+    tuned_table.table_of.cache_clear()
+    assert lookup("Other GPU", shape) is None, "until it has its own"
+    assert explain("Other GPU", shape).lines()[0] == f"{shape}, on Other GPU"
+
+
+def test_h100s_borrow_the_table_of_the_h200():
+    """Of the same compute capability; no other GPU does."""
+    for name in ("NVIDIA H100 80GB HBM3", "NVIDIA H100 PCIe", "NVIDIA H100 NVL"):
+        assert tuned_table.table_for(name) is tuned_table.table_for("NVIDIA H200") is not None
+    assert tuned_table.table_for("NVIDIA A100-SXM4-80GB") is None
+
+
+def test_what_is_another_in_a_network_is_told(tables):
+    shape = head_shape(TAPS[3], 8, classes=1000)
+    single = LaunchConfig(1, 32, 1, 16, 64, 64, 1, 1024, 1, 1, 4)
+    (tables / FILE_NAME).write_text(table(entry(shape, config=single)).as_text())
+    way, fields, in_network, others = explain(DEVICE, shape).lines()[-4:]
+    assert (way, in_network) == ("  way: tiled", "  in a network: split")
+    assert "block_f=64" in fields.split() and "block_f=1" in others.split()
 
 
 def test_the_command(tuned):
     done = explained("64x56x56", "128x28x28", "--batch", 8, "--classes", 100, "--device", DEVICE)
     assert done.exit_code == 0, done.output
     lines = done.output.splitlines()
-    assert lines[0] == f"batch 8, 64x1x3136, avg, 100 classes, float16, channels_last, network, on {DEVICE}"
+    assert lines[0] == f"batch 8, 64x1x3136, avg, 100 classes, float16, channels_last, on {DEVICE}"
     assert lines[4].startswith("batch 8, 128x1x784, avg, 100 classes") and "num_warps=1" in lines[3]
     assert [line.split(",")[0].strip() for line in lines[1::4]] == 2 * ["used: its own entry"]
     assert lines[2].strip() in ("way: split", "way: tiled")
@@ -151,13 +163,13 @@ def test_the_command(tuned):
 
 
 INPUTS = [
-    (("64x7x5", "--layout", "contiguous"), "batch 1, 64x1x35, avg, 1000 classes, float16, contiguous, network"),
+    (("64x7x5", "--layout", "contiguous"), "batch 1, 64x1x35, avg, 1000 classes, float16, contiguous, on ACME Y"),
     (("3x4x5", "--pool-size", "2x3", "--pool", "max"), "batch 1, 3x4x5 in 2x3 windows, max, 1000 classes"),
     (
         ("3x4x5", "--layout", "strided", "--dtype", "float32"),
         "batch 1, 3x1x20, avg, 1000 classes, float32, strided",
     ),
-    (("197x768", "--place", "alone"), "batch 1, 768x1x197, avg, 1000 classes, float16, channels_last, alone"),
+    (("197x768",), "batch 1, 768x1x197, avg, 1000 classes, float16, channels_last"),
     (("197x768", "--pool", "first"), "batch 1, 768x1x1, avg"),
     (("64x4x4", "--pool", "none", "--layout", "contiguous"), "batch 1, 1024x1x1, avg"),
     (("512",), "batch 1, 512x1x1, avg"),
@@ -176,7 +188,6 @@ REFUSED = [
     (("1x2x3x4", "--device", "Y"), "x: got rank 5"),
     (("512", "--dtype", "int8", "--device", "Y"), "--dtype: got int8, wants one of float16, bfloat16, float32"),
     (("512", "--layout", "x", "--device", "Y"), "--layout: got x, wants one of channels_last"),
-    (("512", "--place", "x", "--device", "Y"), "--place: got x, wants one of alone, network"),
     (("512", "--pool", "x", "--device", "Y"), "pool: got 'x', wants one of"),
     (("3x4x5", "--pool", "first", "--device", "Y"), "pool: got 'first' for x of shape"),
     (("3x4x5", "--pool-size", "2x2x2", "--device", "Y"), "pool_size: got (2, 2, 2), wants"),

@@ -53,7 +53,7 @@ def swept(name="rule", us=10.0, shape=SHAPE, *, place="alone", rounds=20, enviro
     }
     made = Record(
         kind="sweep",
-        cell={**shape._asdict(), **({"model": "resnet18", "tap": "layer1"} if place == "network" else {})},
+        cell=shape._asdict(),
         exits="never",
         variant=name,
         run="r",
@@ -68,7 +68,7 @@ def swept(name="rule", us=10.0, shape=SHAPE, *, place="alone", rounds=20, enviro
 
 @pytest.fixture
 def promoted(tmp_path, tables):
-    """Promote records and return the table's entries by shape and place."""
+    """Promote records and return the table's entries by shape."""
 
     def run(*records):
         number = len(list(tmp_path.glob("*.jsonl")))
@@ -76,7 +76,7 @@ def promoted(tmp_path, tables):
         assert read_table(promotion.path) == dataclasses.replace(
             promotion.table, entries=read_table(promotion.path).entries
         )
-        return {(one.shape, one.place): one for one in read_table(promotion.path).entries}
+        return {one.shape: one for one in read_table(promotion.path).entries}
 
     return run
 
@@ -92,7 +92,7 @@ def test_what_the_rule_takes_is_told_by_what_was_timed_most_often(tables):
 def test_a_table_that_cannot_be_read_is_named(tables, tmp_path):
     (tables / FILE_NAME).write_text("{}")
     done = tune("table", written(tmp_path / "a.jsonl", swept(), swept("narrow", 8.0)))
-    assert_one_line_error(done, f"{tables / FILE_NAME}: schema: got None, wants 'auxhead tuned 2'")
+    assert_one_line_error(done, f"{tables / FILE_NAME}: schema: got None, wants 'auxhead tuned 3'")
 
 
 def test_the_fastest_wins_and_is_launched_then(promoted, tables):
@@ -100,10 +100,10 @@ def test_the_fastest_wins_and_is_launched_then(promoted, tables):
     (one,) = found.values()
     assert one == entry(SHAPE, config=configs()["narrow"], margin=one.margin)
     assert one.margin == pytest.approx(0.2, abs=0.01)
-    assert lookup(DEVICE, SHAPE, "alone") == configs()["narrow"]
+    assert lookup(DEVICE, SHAPE) == configs()["narrow"]
     values = json.loads((tables / FILE_NAME).read_text())
     assert values | {"entries": []} == {
-        "schema": "auxhead tuned 2",
+        "schema": "auxhead tuned 3",
         "device": DEVICE,
         "sm_count": 100,
         "capability": "9.0",
@@ -119,33 +119,19 @@ def test_the_fastest_wins_and_is_launched_then(promoted, tables):
     assert not [path for path in tables.iterdir() if path.name != FILE_NAME], "nothing unfinished is left"
 
 
-def test_places_and_shapes_are_decided_apart(promoted):
+def test_shapes_are_decided_apart(promoted):
     others = [head_shape(tap, 8, layout=layout) for tap in TAPS for layout in ("contiguous", "channels_last")]
     odd = head_shape((7, 5, 3), 3, classes=13, layout="contiguous", pool="avg")
     records = [swept(name, us, shape) for shape in (*others, odd) for name, us in (("rule", 10), ("narrow", 8))]
-    network = {"cell": {**SHAPE._asdict(), "model": "resnet18", "tap": "layer1.0, layer1.1"}}
-    records += [swept(place="network", **network), swept("narrow", 10.5, place="network", **network)]
     found = promoted(*records)
-    assert {shape for shape, place in found if place == "alone"} == {*others, odd}
-    assert all(one.config == configs(shape)["narrow"] for (shape, place), one in found.items() if place == "alone")
-    assert found[SHAPE, "network"].config == configs()["rule"] and found[SHAPE, "network"].margin == 0
+    assert {*found} == {*others, odd}
+    assert all(one.config == configs(shape)["narrow"] for shape, one in found.items())
 
 
-def inside(model, **us):
-    """Records of configurations in a network; those of "resnet34" are timed in few rounds."""
-    cell, rounds = {**SHAPE._asdict(), "model": model, "tap": "layer1.0"}, 3 if model == "resnet34" else 20
-    return [swept(name, time, place="network", cell=cell, rounds=rounds) for name, time in us.items()]
-
-
-def test_of_several_networks_the_one_with_most_rounds_decides_and_then_with_more_configurations(promoted):
-    """A sweep that was interrupted leaves many configurations, timed a few rounds each."""
-    small, large = inside("resnet18", rule=10.0, capped=7.0), inside("resnet50", rule=10.0, narrow=9.0, parted=8.0)
-    for records in ([*small, *large], [*large, *small]):
-        (one,) = promoted(*records).values()
-        assert one.config == configs()["parted"]
-    screened = inside("resnet34", rule=10.0, capped=5.0, parted=6.0)
-    (one,) = promoted(*screened, *inside("resnet18", rule=10.0, narrow=9.0)).values()
-    assert one.config == configs()["narrow"]
+def test_what_was_measured_in_a_network_is_passed_over(promoted):
+    """By earlier versions, as heads of its captured graph."""
+    in_network = [swept(name, us, place="network", rounds=30) for name, us in (("rule", 10.0), ("parted", 1.0))]
+    assert promoted(*in_network, swept(), swept("narrow", 8.0), *in_network)[SHAPE].config == configs()["narrow"]
 
 
 #: Microseconds of "rule" (always 10), "narrow" and "parted" by batch size; what of it is None was not measured.
@@ -162,7 +148,7 @@ def test_serves_batches_where_it_was_measured_to_lose_at_most_1_percent(promoted
             if us is not None:
                 protocol = {**swept().protocol, "config": dataclasses.asdict(same[batch][name])}
                 records.append(swept(name, us, shapes[batch], protocol=protocol))
-    found = {shape.samples: one for (shape, _), one in promoted(*records).items()}
+    found = {shape.samples: one for shape, one in promoted(*records).items()}
     assert found[8].config == same[8]["narrow"]
     assert found[8].serves == (1, 32), "at 32 it takes 0.4 % longer than the best, at 128 nobody knows"
     assert found[128].config == same[8]["parted"] and found[128].serves == (32, 128), "at 8 it loses 12 %"
@@ -178,16 +164,16 @@ def test_a_batch_is_served_up_to_1_percent(promoted, more, serves):
         same = {**swept().protocol, "config": dataclasses.asdict(configs()[name])}
         records.append(swept(name, us, large, protocol=same))
     records.append(swept("narrow", 5.0 * more, large, protocol=protocol))
-    assert promoted(*records)[SHAPE, "alone"].serves == serves
+    assert promoted(*records)[SHAPE].serves == serves
 
 
 def test_other_entries_of_the_table_stay(promoted, tables):
-    before = entry(head_shape(TAPS[2]), place="network", margin=0.3)
+    before = entry(head_shape(TAPS[2]), margin=0.3)
     outdated = entry(SHAPE, config=configs()["capped"])
     (tables / FILE_NAME).write_text(table(before, outdated).as_text())
     found = promoted(swept(), swept("narrow", 8.0))
-    assert set(found) == {(before.shape, "network"), (SHAPE, "alone")}
-    assert found[before.shape, "network"] == before and found[SHAPE, "alone"].config == configs()["narrow"]
+    assert set(found) == {before.shape, SHAPE}
+    assert found[before.shape] == before and found[SHAPE].config == configs()["narrow"]
 
 
 def test_the_same_records_give_the_same_file(tmp_path, tables):
@@ -206,7 +192,7 @@ def test_a_head_that_could_not_be_measured_is_left_out_and_said(tmp_path, tables
     path = written(tmp_path / "a.jsonl", swept(), swept("narrow", 8.0), swept(shape=failed, error="wrong answer: x"))
     said = tune("promote", path)
     assert said.exit_code == 0, said.output
-    assert f"Left out: {failed}, alone: got 0 measured configurations, wants two or more" in said.output
+    assert f"Left out: {failed}: got 0 measured configurations, wants two or more" in said.output
     (one,) = read_table(table_path(DEVICE)).entries
     assert (one.shape, one.serves) == (SHAPE, (8, 8))
 
@@ -227,8 +213,9 @@ BAD = {
         [swept("narrow", protocol={**swept().protocol, "kernel": "0123"})],
         f"kernel: got records of 0123, wants {kernel_hash()}, the one here",
     ),
-    "one configuration": ([swept(), swept()], "batch 8, 64x1x3136, .* alone: got 1 measured"),
-    "failures alone": ([swept(error="x"), swept("narrow", error="x")], "alone: got 0 measured configurations, wants"),
+    "one configuration": ([swept(), swept()], "batch 8, 64x1x3136, .* channels_last: got 1 measured"),
+    "failures alone": ([swept(error="x"), swept("narrow", error="x")], "_last: got 0 measured configurations, wants"),
+    "networks alone": ([swept(place="network")], "got no records of kind 'sweep', wants"),
     "no configuration": (
         [swept(protocol={**swept().protocol, "config": None})],
         ", line 1: protocol: config: got None",
@@ -292,7 +279,7 @@ def test_the_command(tmp_path, tables):
     rows = {
         line.split()[1].rstrip(","): line for line in done.output.splitlines() if "64x1x3136" in line or "128x" in line
     }
-    assert "narrow" in rows["8"] and "0.800" in rows["8"] and "  fastest of 3" in rows["8"] and "alone" in rows["8"]
+    assert "narrow" in rows["8"] and "0.800" in rows["8"] and "  fastest of 3" in rows["8"]
     assert "the rule's: rule" in rows["32"] and "1.000" in rows["32"] and "tied with the fastest of 2" in rows["32"]
     assert f"{tables / FILE_NAME}, 3 entries, 1 of them from before" in done.output
 
@@ -318,10 +305,10 @@ def test_who_serves_is_told_by_the_winner_and_not_by_a_faster_one_that_is_tied_w
 
     at_8 = [swept(), swept("narrow", 8.0), swept("parted", 9.0)]
     found = promoted(*at_8, at_32("rule", 10.0), at_32("narrow", 10.05), at_32("parted", 9.85))
-    assert found[large, "alone"].config == same["rule"]
-    assert found[small, "alone"].serves == (8, 32)
+    assert found[large].config == same["rule"]
+    assert found[small].serves == (8, 32)
 
 
 def test_entries_of_another_kernel_do_not_stay(promoted, tables):
     (tables / FILE_NAME).write_text(table(entry(head_shape(TAPS[2])), kernel="0" * 16).as_text())
-    assert set(promoted(swept(), swept("narrow", 8.0))) == {(SHAPE, "alone")}
+    assert set(promoted(swept(), swept("narrow", 8.0))) == {SHAPE}

@@ -6,9 +6,7 @@ import json
 import pytest
 from auxhead.autotune.records.record import BadRecord, Record
 from auxhead.plots.figures.registry import FIGURES
-from auxhead.plots.figures.sweep import FASTER, SAME, SLOWER
 from auxhead.plots.records import NoRecords
-from auxhead.plots.sweep_heads import Swept
 from support.command_line import plot
 from support.pretended_gpu import ENVIRONMENT
 from support.written_records import written
@@ -25,52 +23,38 @@ def record(kind, cell, variant, us, protocol, exits="never", **changed):
     return Record(kind, cell, exits, variant, "r", utc, ENVIRONMENT, protocol, us, us, **changed)
 
 
-def swept(variant, place, us, warps=4, kernel="k"):
+def swept(variant, us, warps=4, kernel="k", place="alone"):
     """Timed in five captures, two percent apart, of four rounds, beside a rule that takes 10 us."""
     capture = [0.99, 0.995, 1.0, 1.005, 1.01]
     samples, baseline = ([[factor * mean] * 4 for factor in capture] for mean in (us, 10.0))
-    cell = SHAPE if place == "alone" else {**SHAPE, "model": "m", "tap": "early"}
     config = {"num_warps": warps, "block_c": 16}
     protocol = {"place": place, "kernel": kernel, "config": config, "rounds": 4, "captures": 5}
     pair = {"role": "rule", "variant": "rule", "samples": baseline}
     times = {"median": us, "p20": us, "p80": us, "samples": samples}
-    return record("sweep", cell, variant, times, protocol, paired=[pair])
+    return record("sweep", SHAPE, variant, times, protocol, paired=[pair])
 
 
-def sweep(**in_network):
-    """Alone, a is the fastest; in the network, what is said."""
-    alone = {"a": 8.0, "rule": 10.0, "b": 12.0}
-    records = [swept(name, "alone", us, warps) for warps, (name, us) in zip((2, 4, 8), alone.items(), strict=True)]
-    return records + [swept(name, "network", us) for name, us in in_network.items()]
+def sweep():
+    """The records of three configurations, of which a is the fastest."""
+    return [swept("a", 8.0, 2), swept("rule", 10.0, 4), swept("b", 12.0, 8)]
 
 
-def test_a_winner_alone_that_surely_loses_in_the_network():
-    drawn = FIGURES["ranks"].numbers(Swept.of(sweep(a=10.0, rule=9.0, b=10.0)))
-    (head,) = drawn["heads"]
-    assert [(one["config"], one["rank_network"]) for one in head["configs"]][:2] == [("a", 2), ("rule", 1)]
-    assert [one["verdict"] for one in head["configs"]] == [SAME, FASTER, SAME]
-    assert drawn["title"].startswith("In 1 of 1 heads") and "1 of 2 differences" in drawn["title"]
-
-
-def test_a_difference_within_the_noise_is_none():
-    drawn = FIGURES["ranks"].numbers(Swept.of(sweep(a=10.0, rule=9.9, b=13.0)))
-    assert [one["verdict"] for one in drawn["heads"][0]["configs"]] == [SAME, SAME, SLOWER]
-    assert drawn["title"].startswith("In 0 of 1 heads")
-
-
-def test_only_the_kernel_that_was_swept_last_counts():
-    old = [swept("old", place, 1.0, kernel="before") for place in ("alone", "network")]
-    (head,) = FIGURES["ranks"].numbers(Swept.of(old + sweep(a=9.0, rule=10.0)))["heads"]
-    assert [one["config"] for one in head["configs"]] == ["a", "rule"]
+def test_only_the_kernel_that_was_swept_last_counts_and_no_network():
+    old, in_network = swept("old", 1.0, kernel="before"), swept("beside a trunk", 1.0, place="network")
+    (head,) = FIGURES["landscape"].numbers([old, *sweep(), in_network])["heads"]
+    assert [one["config"] for one in head["configs"]] == ["a", "rule", "b"]
 
 
 def test_the_landscape_has_what_was_tried_and_what_ties():
-    drawn = FIGURES["landscape"].numbers(Swept.of([*sweep(), swept("c", "alone", 8.02, warps=16)]))
+    drawn = FIGURES["landscape"].numbers([*sweep(), swept("c", 8.02, warps=16)])
     configs = drawn["heads"][0]["configs"]
     assert [(one["config"], one["num_warps"], one["within_noise"]) for one in configs] == [
         ("a", 2, True), ("c", 16, True), ("rule", 4, False), ("b", 8, False),
     ]  # fmt: skip
     assert configs[-1]["over_fastest"] == pytest.approx(1.5) and "in 0 of 1 heads" in drawn["title"]
+    assert drawn["kind"] == "float16, 10 classes" and drawn["heads"][0]["head"] == "64x49, batch 8"
+    with pytest.raises(NoRecords, match="no head of which two configurations were measured"):
+        FIGURES["landscape"].numbers(sweep()[:1])
 
 
 def benched(variant, batch, us, exits="never", bare=None):
@@ -81,9 +65,14 @@ def benched(variant, batch, us, exits="never", bare=None):
     return record("bench", {**CELL, "batch": batch}, variant, times, protocol, exits, paired=paired)
 
 
-def test_latency_says_what_heads_add():
+def latencies():
+    """The records of two batch sizes, without heads and with."""
     records = [benched("graph-bare@cudnn", batch, 100.0) for batch in (1, 8)]
-    records += [benched("overlapped@cudnn", batch, us, bare=100.0) for batch, us in ((1, 103.0), (8, 107.0))]
+    return records + [benched("overlapped@cudnn", batch, us, bare=100.0) for batch, us in ((1, 103.0), (8, 107.0))]
+
+
+def test_latency_says_what_heads_add():
+    records = latencies()
     drawn = FIGURES["latency"].numbers([*records, benched("overlapped@cudnn", 1, 50.0, "early", bare=100.0)])
     assert "1 overlapped heads of 10 classes add 3 to 7 % of device time" in drawn["title"]
     assert [point["batch"] for point in drawn["classes"]["10"]["overlapped@cudnn"]] == [1, 8]
@@ -101,12 +90,9 @@ def test_time_to_answer_is_compared_with_the_floor_and_the_whole():
 
 
 def test_a_record_of_a_sweep_that_lacks_something():
-    broken = sweep(a=1.0, rule=1.0)[0]
+    broken = sweep()[0]
     with pytest.raises(BadRecord, match="config"):
-        Swept.of([dataclasses.replace(broken, protocol={**broken.protocol, "config": None})])
-
-
-BY_SWEEP = [kind.name for kind in FIGURES.values() if "sweep" in kind.kinds]
+        FIGURES["landscape"].numbers([dataclasses.replace(broken, protocol={**broken.protocol, "config": None})])
 
 
 def test_every_command_says_what_makes_a_file_that_is_not_there(tmp_path):
@@ -123,21 +109,22 @@ def test_every_command_says_what_makes_a_file_that_is_not_there(tmp_path):
 
 
 def test_figures_of_one_file_read_it_once(tmp_path):
-    path = written(tmp_path / "sweep.jsonl", *sweep(a=10.0, rule=9.0))
-    kinds, known = [FIGURES[name] for name in BY_SWEEP], {}
-    first = kinds[0].make([path], known)[1]
+    path = written(tmp_path / "bench.jsonl", *latencies())
+    latency, known = FIGURES["latency"], {}
+    first = latency.make([path], known)[1]
     path.unlink()
     path.touch()  # where there was something to read, and is nothing
-    assert all(kind.make([path], known)[1]["heads"] for kind in kinds)
-    assert kinds[0].make([path], known)[1] == first and len(known) == 2, "the records, and the heads in them"
+    assert latency.make([path], known)[1] == first and len(known) == 1
+    with pytest.raises(NoRecords, match="samples that leave at a tap"):
+        FIGURES["time-to-answer"].make([path], known)
 
 
 def test_all_says_what_is_missing_and_draws_the_rest(tmp_path):
-    path = written(tmp_path / "sweep.jsonl", *sweep(a=10.0, rule=9.0))
+    path = written(tmp_path / "sweep.jsonl", *sweep())
     result = plot("all", "--records", path, "--out", tmp_path / "out")
     assert result.exit_code == 0, result.output
-    assert {file.stem for file in (tmp_path / "out").iterdir()} == set(BY_SWEEP)
+    assert {file.stem for file in (tmp_path / "out").iterdir()} == {"landscape"}
     left_out = [line for line in result.output.splitlines() if line.startswith("Left out: ")]
-    assert len(left_out) == len(FIGURES) - len(BY_SWEEP)
+    assert len(left_out) == len(FIGURES) - 1
     assert any("latency" in line and "`auxhead-tune bench` makes it" in line for line in left_out)
-    assert json.loads((tmp_path / "out" / "ranks.json").read_text())["heads"]
+    assert json.loads((tmp_path / "out" / "landscape.json").read_text())["heads"]

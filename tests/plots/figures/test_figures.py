@@ -128,24 +128,7 @@ def test_a_latency_without_its_tail_is_not_drawn():
     assert [(one["batch"], one["host_us"]["p99"]) for one in points] == [(1, 9e9), (32, 9e9), (128, 9e9)]
 
 
-def test_ranks_are_those_of_the_ratios_that_records_have():
-    fields = ("model", "dtype", "tap", "classes")
-    ratios = {  # of those that were measured again, the last
-        (one.variant, one.cell["samples"], *(one.cell[name] for name in fields)): one.paired[0]["device_ratio"]
-        for one in records("h200/sweep.jsonl.gz")
-        if (one.kind, one.error) == ("sweep", None) and one.protocol["place"] == "network"
-    }
-    heads = drawn("ranks")["heads"]
-    for head in heads:
-        where = (head["batch"], *(head[name] for name in fields))
-        by_network = sorted(head["configs"], key=lambda one: ratios[(one["config"], *where)])
-        assert [one["rank_network"] for one in by_network] == list(range(1, len(by_network) + 1))
-        assert [one["rank_alone"] for one in head["configs"]] == list(range(1, len(by_network) + 1))
-    configs = sum(len(head["configs"]) for head in heads)
-    assert sum(map(sum, drawn("ranks")["rank_counts"])) == configs <= len(ratios)
-
-
-REDRAWN = [FIGURES[name] for name in ("ranks", "landscape", "random-heads")]
+REDRAWN = [FIGURES[name] for name in ("landscape", "random-heads")]
 
 
 def test_the_numbers_of_the_gallery_are_drawn_where_the_records_are_not_there(monkeypatch, tmp_path):
