@@ -26,6 +26,8 @@ def library_pays(shape: HeadShape, config: LaunchConfig, classes: int, *, hidden
     if hidden and rows * classes >= 1 << 15 and weight <= 16 * _MB:  # a large last layer behind no large first one
         if classes > 8192 or (samples >= 8 and rows >= 512):
             return True
+    if hidden and rows * classes >= 20_000 and weight <= _MB and samples >= 64:
+        return True
     if not config.reads:
         return False
     if shape.dtype == "float32":
@@ -47,10 +49,10 @@ def library_pays(shape: HeadShape, config: LaunchConfig, classes: int, *, hidden
 def _pays_in_float32(shape: HeadShape) -> bool:
     """Return whether a library is sooner done with float32, which tensor cores multiply in three products."""
     samples, features, weight, rows = shape.samples, shape.features, weight_bytes(shape), shape.classes
+    if features % 2 != 0 and not 1 < samples < 24 and weight >= 8 * _MB:  # rows are read number by number
+        return True
     if samples == 1:
         return features >= 1 << 15 or (features >= 1 << 10 and weight >= 4 * _MB)
-    if features % 2 != 0 and samples >= 24 and weight >= 8 * _MB:  # rows are read number by number
-        return True
     if samples >= 64 and features <= 256 and rows > 16_384:
         return True
     return samples >= 32 and 4096 < rows <= 8192 and weight >= 64 * _MB  # tiles of ours leave SMs idle

@@ -109,7 +109,7 @@ def packing(shape: HeadShape, config: LaunchConfig) -> LaunchConfig:
         if features < 1 << 15:
             block_c, block_p, block_a = 16, 4, 16
         elif channels <= 64:
-            block_c, block_p, block_a = 64, 16, 4
+            block_c, block_p, block_a = (64, 8, 16) if columns >= 32 else (64, 16, 4)
         elif channels * size % 16 != 0 or (size == 4 and columns < 100):
             block_c, block_p, block_a = 64, 8, 8
         elif size == 4:

@@ -15,10 +15,8 @@ from auxhead.kernels.launch.launch_rule import (
     config_beside_trunk,
     config_by_rule,
     config_of_reading,
-    config_of_split,
 )
 from auxhead.kernels.launch.library_rule import config_of_library
-from auxhead.kernels.launch.pooling_rule import pooling
 from auxhead.kernels.launch.tuned_table import config_from, table_path
 from auxhead.kernels.reference.hidden_layers import NO_LAYERS, HiddenLayers
 from support.example_tables import DEVICE, TAPS, entry, head_shape, other, table, write
@@ -97,9 +95,12 @@ TILES, SPLIT = (dataclasses.replace(SINGLE, **changes) for changes in ({"block_n
 def test_programs_that_wait_to_multiply_for_one_sample_are_none_beside_a_trunk(samples, classes, tables):
     """Of 4 to 15 samples, by table or rule; all else is launched there as alone."""
     shape = head_shape(TAPS[3], samples, classes=classes)
-    split = config_of_split(shape, pooling(shape, only_pools=classes <= 128))
-    replaced = split if 4 <= samples < 16 else SINGLE
-    assert config_beside_trunk(shape, SINGLE) == replaced
+    replaced = config_beside_trunk(shape, SINGLE)
+    if 4 <= samples < 16:
+        assert replaced.way == "split" and config_from(vars(replaced), shape) == replaced
+        assert samples * replaced.splits_of(shape.view) >= 16
+    else:
+        assert replaced == SINGLE
     for config in (TILES, SPLIT, config_of_library(shape, classes), config_of_reading(shape, "packed")):
         assert config_beside_trunk(shape, config) == config
     write(tables, table(entry(shape, config=SINGLE), device="cpu"), "cpu.json")

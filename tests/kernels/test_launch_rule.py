@@ -283,3 +283,10 @@ def test_float32_is_not_read_ahead_number_by_number():
     for features, buffers in ((261, 1), (262, 4), (264, 4)):
         shape = shape_of(32, features, 1, 1, 1, "contiguous", 266, dtype="float32")
         assert config_of_reading(shape, "in place").weight_buffers == buffers
+
+
+def test_odd_channels_of_many_samples_are_packed():
+    """A launch that only pools reads them soonest, which no vector can hold."""
+    for channels, packs in ((583, True), (584, False)):
+        config = config_by_rule(shape_of(128, channels, 1, 1, 49, "channels_last", 111, dtype="bfloat16"))
+        assert config.packs is packs

@@ -166,6 +166,7 @@ def test_the_rule(monkeypatch):
     # float32 of odd rows, of few steps, and of so many classes that tiles leave SMs idle
     assert rule_of((32, 41, 565), 1429, dtype=single, pool="none") and not rule_of((32, 577, 262), 1429, dtype=single)
     assert not rule_of((32, 261), 266, dtype=single, pool="none"), "as few as are soon read number by number"
+    assert rule_of((1, 257, 787), 21_843, dtype=single) and not rule_of((10, 213, 5, 5), 12_015, dtype=single)
     assert rule_of((118, 128, 8, 8), 21_843, dtype=single) and not rule_of((37, 512, 8, 8), 21_843, dtype=single)
     assert rule_of((32, 96, 56, 56), 5823, dtype=single, size=7, pool="max", turned=True)
     assert not rule_of((32, 2304), 21_843, dtype=single, pool="none")
@@ -181,6 +182,7 @@ def test_the_rule(monkeypatch):
     assert rule_of((128, 384), 21_842, pool="none") and rule_of((53, 419), 5904, pool="none"), "even ones, odd rows"
     assert rule_of((2, 512), 21_843, pool="none", hidden=512) and not rule_of((2, 512), 8_000, pool="none", hidden=512)
     assert not rule_of((8, 25_088), 10_000, pool="none", hidden=512), "behind a large first layer"
+    assert rule_of((147, 17, 21), 100, pool="max", hidden=241) and not rule_of((128, 384, 8, 8), 17, hidden=256)
     assert rule_of((19, 1024), 17543, pool="none", hidden=882) and not rule_of((128, 256), 2, pool="none", hidden=622)
     assert rule_of((47, 192, 8, 8), 371, hidden=512, norms=True) and not rule_of((5, 96), 1000, pool="none", hidden=40)
     assert rule_of((128, 32), 21843, pool="none", norms=True) and not rule_of((32, 397), 761, pool="none", norms=True)
