@@ -49,18 +49,19 @@ def config_by_rule(shape: HeadShape) -> LaunchConfig:
 def config_beside_trunk(shape: HeadShape, config: LaunchConfig) -> LaunchConfig:
     """Return what takes the place of a configuration where a network's trunk runs beside the head: mostly the same.
 
-    But of 4 to 15 samples, programs that multiply for one sample what others pool wait for these, and take room from
-    the trunk: eight heads of 1,000 classes, most of them such, added 4.6 % to ResNet-18 at batch 8, and 2.4 % in few
-    programs of 64 channels that multiply what they pool (of 32 channels: 4.2 %; H200, in no record).
+    But of 4 to 15 samples and many classes, in half precision, programs that multiply for one sample what others pool
+    wait for these, and take room from the trunk: eight heads of 1,000 classes, most of them such, added 4.6 % to
+    ResNet-18 in float16 at batch 8, and 2.4 % in few programs of 64 channels that multiply what they pool (of 32
+    channels: 4.2 %; H200, in no record).
     """
-    if not (4 <= shape.samples < 16 and config.tiled and config.block_n == 1):
+    many = shape.classes > 2 * FEW_CLASSES and shape.element_size == 2  # float32 takes more registers
+    if not (many and 4 <= shape.samples < 16 and config.tiled and config.block_n == 1):
         return config
-    pools = pooling(shape, only_pools=shape.classes <= FEW_CLASSES)
-    if shape.view.positions == 1:
+    pools = pooling(shape, only_pools=False)
+    if shape.view.positions == 1 and shape.pool == "avg":
         block_c, block_a = min(64, next_power_of_2(shape.channels)), min(128, next_power_of_2(shape.width))
         enough = 16 // (shape.samples * -(-shape.channels // block_c))
-        most = shape.width // block_a if shape.pool == "avg" else 1
-        parts = 1 << max(min(enough, most), 1).bit_length() - 1
+        parts = 1 << max(min(enough, shape.width // block_a), 1).bit_length() - 1
         pools = replace(pools, block_c=block_c, block_a=block_a, window_parts=parts, stages=1, num_warps=8)
     return config_of_split(shape, pools)
 
@@ -169,8 +170,8 @@ def _spreads_weight(shape: HeadShape) -> bool:
 def _tiled(shape: HeadShape, pools: LaunchConfig) -> LaunchConfig:
     """Configure programs that multiply groups of 16 samples, in half precision."""
     samples, classes, features = shape.samples, shape.classes, shape.features
-    if shape.view.positions > 1:  # more parts of windows are waited for in a loop of its own, which takes longer
-        pools = replace(pools, window_parts=min(pools.window_parts, 4))
+    if shape.view.positions > 1:  # to add parts of windows up takes more registers than a thread has
+        pools = replace(pools, window_parts=1)
     block_k = min(next_power_of_2(classes), 64)
     block_f = max(min(128, next_power_of_2(features)), 16)
     sums = 1 if features < 256 else 2 if features < (512 if samples < 64 else 1024) else 4
@@ -231,8 +232,9 @@ def config_of_reading(shape: HeadShape, features: str) -> LaunchConfig:
     shares = 1
     while not _in_slices(shape) and 2 * shares * tiles <= programs and 2 * shares * fewest <= total:
         shares *= 2
-    # float32 read number by number takes three times as long if it is read ahead
-    stages = 1 if size == 4 and total % 2 != 0 else max(min(_SHARED_BYTES // (step * block_f), 4), 2)
+    stages = max(min(_SHARED_BYTES // (step * block_f), 4), 2)
+    if size == 4 and total % 2 != 0 and block_n <= 32:  # number by number takes three times as long if read ahead
+        stages = 1
     block_j = min(next_power_of_2(rows), 512 if _in_slices(shape) else 8192)
     while shape.samples * -(-rows // block_j) > 3 * _PROGRAMS and block_j < min(next_power_of_2(rows), 8192):
         block_j *= 2

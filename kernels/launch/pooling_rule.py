@@ -47,7 +47,7 @@ def pooling(shape: HeadShape, *, only_pools: bool) -> LaunchConfig:
     programs = -(-channels // block_c) * -(-positions // block_p) * samples
     while programs * window_parts < pool.enough and 2 * window_parts <= most:
         window_parts *= 2
-    if shape.pool == "max" and positions == 1 and columns > 1024:  # of which there are no parts: fewer channels
+    if shape.pool == "max" and positions == 1 and window_w > 1024:  # of which there are no parts: fewer channels
         while programs < pool.enough and block_c > 1:
             block_c, block_a, programs = block_c // 2, min(2 * block_a, 512), 2 * programs
     # of one step nothing is read ahead, and number by number nothing should be: 32 x 257 x 561 in float32 took 89 us,

@@ -139,7 +139,7 @@ def read_table(path: Path) -> TunedTable:
     schema = values.get("schema") if isinstance(values, dict) else None
     where, entries = str(path), dict[HeadShape, Entry]()
     try:
-        _check(schema == SCHEMA, "schema", schema, repr(SCHEMA))
+        _check(schema == SCHEMA, "schema", schema, f"{SCHEMA!r}: delete that of another version, and measure anew")
         names = {field.name for field in dataclasses.fields(TunedTable)}
         _check_names("table", values, names | {"schema"})
         head = {name: values[name] for name in names - {"entries"}}

@@ -274,14 +274,17 @@ def test_large_maps_are_read_by_many_programs():
     average = config_by_rule(shape_of(1, 72, 9, 18, 18, "channels_last", 2))
     assert average.window_parts > 1 and average.splits_of(shape_of(1, 72, 9, 18, 18, "channels_last", 2).view) >= 64
     assert config_by_rule(shape_of(1, 72, 9, 6, 6, "channels_last", 2)).window_parts == 1, "small windows"
+    assert config_by_rule(shape_of(2, 180, 4, 12, 13, "channels_last", 40)).window_parts == 1, "tiles have no registers"
     for samples, channels, side in ((1, 51, 33), (8, 121, 56)):
         shape = shape_of(samples, channels, 1, 1, side * side, "contiguous", 10, pool="max")
         assert samples * config_by_rule(shape).splits_of(shape.view) >= 51
+    rows = shape_of(1, 64, 1, 112, 12, "channels_last", 1000, pool="max")
+    assert config_by_rule(rows).block_a <= 16, "no block reaches beyond a row"
 
 
 def test_float32_is_not_read_ahead_number_by_number():
-    for features, buffers in ((261, 1), (262, 4), (264, 4)):
-        shape = shape_of(32, features, 1, 1, 1, "contiguous", 266, dtype="float32")
+    for samples, features, buffers in ((32, 261, 1), (32, 262, 4), (32, 264, 4), (64, 261, 4)):
+        shape = shape_of(samples, features, 1, 1, 1, "contiguous", 266, dtype="float32")
         assert config_of_reading(shape, "in place").weight_buffers == buffers
 
 
