@@ -3,15 +3,15 @@
 Features are packed pooled, or in the weight's order. Logits are a library's where it multiplies sooner.
 """
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .launch.constants import PackConstants
+from .launch.constants import PackConstants, PackLaunchConstants
 from .launch.head_view import HeadView
 from .launch.launch_config import LaunchConfig
 from .noted import launch
@@ -25,21 +25,36 @@ except ImportError:  # no Triton for this platform
 #: Warps of a program: two or eight were hardly ever sooner (blocks by rule of 112 heads, H100, in no record).
 WARPS = 4
 #: Constants and compiled kernel of launches, by all that they depend on.
-_compiled: dict[tuple[Hashable, ...], tuple[PackConstants, Any]] = {}
+_compiled: dict[tuple[Hashable, ...], tuple[PackLaunchConstants, Any]] = {}
 
 
-def run_before_launch(
-    x: Tensor, view: HeadView, weight: Tensor, hidden: HiddenLayers, config: LaunchConfig, *, pool_max: bool
-) -> Tensor:
-    """Run what comes before a head's launch; return what that reads: x, packed features, or a library's logits.
+class HeadInput(NamedTuple):
+    """A head and its input, as far as work before its launch depends on them."""
 
-    ``view`` is that of x, ``weight`` the last layer's.
+    x: Tensor
+    view: HeadView
+    """Of x."""
+    weight: Tensor
+    """The last layer's."""
+    hidden: HiddenLayers
+    config: LaunchConfig
+    pool_max: bool
+
+    @property
+    def packs(self) -> bool:
+        """Whether its features are packed, for programs that multiply or for a library."""
+        return self.config.packs or (self.config.by_library and not self.view.in_order)
+
+
+def run_before_launch(heads: Sequence[HeadInput]) -> list[Tensor]:
+    """Run what comes before a launch of heads; return what it reads of each: x, packed features, or a library's logits.
+
+    One launch packs the features of all heads that want it.
     """
-    if config.by_library:
-        return logits_by_library(x, view, weight, hidden, config, pool_max=pool_max)
-    if config.packs:
-        return packed_features(x, view, config, pool_max=pool_max, rectifies=hidden.rectifies)
-    return x
+    packing = [head for head in heads if head.packs]
+    packed = iter(packed_features(packing) if packing else [])
+    read = [next(packed) if head.packs else head.x for head in heads]
+    return [logits_by_library(head, x) if head.config.by_library else x for head, x in zip(heads, read, strict=True)]
 
 
 def head_that_reads(
@@ -54,40 +69,49 @@ def head_that_reads(
     return vectors, config, hidden._replace(rectifies=False), False
 
 
-def packed_features(x: Tensor, view: HeadView, config: LaunchConfig, *, pool_max: bool, rectifies: bool) -> Tensor:
-    """Launch what packs a head's features [N, features] in x's dtype, and return them.
+def packed_features(heads: Sequence[HeadInput]) -> list[Tensor]:
+    """Launch what packs features of heads on one device, and return those of each, [N, features] in x's dtype.
 
-    ``view`` is that of x; features are of its ReLU if the head ``rectifies``.
+    They are of the ReLU of x if the head ``rectifies``.
     """
-    samples, channels = view.shape[:2]
-    features = torch.empty(samples, channels * view.positions, dtype=x.dtype, device=x.device)
-    key = (x.device, x.dtype, view, x.data_ptr() % 16, config, pool_max, rectifies)
+    device = heads[0].x.device
+    found, packed, starts = [], [], [0]
+    for x, view, _, _, config, _ in heads:
+        samples, channels = view.shape[:2]
+        found.append(torch.empty(samples, channels * view.positions, dtype=x.dtype, device=device))
+        packed.append(((x, *view.strides), found[-1], view.sizes))
+        programs = samples * -(-channels // config.block_c) * -(-view.positions // config.block_p)
+        starts.append(starts[-1] + programs)
+    key = (
+        device,
+        *((x.dtype, view, x.data_ptr() % 16, config, pool_max, hidden.rectifies)
+          for x, view, _, hidden, config, pool_max in heads),
+    )  # fmt: skip
     constants, compiled = _compiled.get(key) or (None, None)
     if constants is None:
-        constants = PackConstants.of(config, view, pool_max=pool_max, rectifies=rectifies)
-    programs = samples * -(-channels // config.block_c) * -(-view.positions // config.block_p)
-    with torch.cuda.device_of(x):
+        each = [
+            PackConstants.of(one.config, one.view, pool_max=one.pool_max, rectifies=one.hidden.rectifies)
+            for one in heads
+        ]
+        constants = PackLaunchConstants(tuple(each))
+    with torch.cuda.device_of(heads[0].x):
         options = {} if compiled else {"num_warps": WARPS}
-        arguments = ((x, *view.strides), features, view.sizes, constants)
-        _compiled[key] = constants, launch(kernel.pack_kernel, (programs, 1, 1), arguments, options, compiled)
-    return features
+        arguments = (tuple(packed), tuple(starts) if heads[1:] else None, constants)
+        _compiled[key] = constants, launch(kernel.pack_kernel, (starts[-1], 1, 1), arguments, options, compiled)
+    return found
 
 
 @torch.no_grad()
-def logits_by_library(
-    x: Tensor, view: HeadView, weight: Tensor, hidden: HiddenLayers, config: LaunchConfig, *, pool_max: bool
-) -> Tensor:
-    """Return what a head's logits [N, K] are without their bias, float32; features that are pooled are packed.
+def logits_by_library(head: HeadInput, x: Tensor) -> Tensor:
+    """Return what a head's logits [N, K] are without their bias, float32; x is its input, or its packed features.
 
     Whatever is between the head's layers is rounded to x's dtype, as in PyTorch; the logits are not.
     """
     with torch.autocast(x.device.type, enabled=False):
-        if view.in_order:
-            features = x.as_strided(view.shape, view.strides).flatten(1)
-            features = F.relu(features) if hidden.rectifies else features
-        else:
-            features = packed_features(x, view, config, pool_max=pool_max, rectifies=hidden.rectifies)
-        return multiply(features, hidden, weight)
+        if not head.packs:
+            x = x.as_strided(head.view.shape, head.view.strides).flatten(1)
+            x = F.relu(x) if head.hidden.rectifies else x
+        return multiply(x, head.hidden, head.weight)
 
 
 def multiply(features: Tensor, hidden: HiddenLayers, weight: Tensor) -> Tensor:

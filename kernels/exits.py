@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor
 
-from .before_launch import head_that_reads, run_before_launch
+from .before_launch import HeadInput, head_that_reads, run_before_launch
 from .launch.choose_config import choose_config
 from .launch.constants import HeadConstants, LaunchConstants, LogitsConstants
 from .launch.head_view import HeadView, head_view
@@ -225,15 +225,17 @@ class ExitLaunch:
 
     def run_before(self, inputs: Sequence[Tensor]) -> list[Tensor]:
         """Run what comes before a launch for ``inputs``; return what that reads: these, packed features, or logits."""
-        read = list(inputs)
+        read, before = list(inputs), {}
         for i, (head, x) in enumerate(zip(self._heads, inputs, strict=True)):
             if head is None or head.weight is None:
                 continue
             view = head_view(x.shape, x.stride(), head.pool, head.pool_size)
             if i not in self._spaces or self._spaces[i].view != view:  # or an input of another layout
                 self._spaces[i] = _Space.allocate(view, head, x)
-            config, pool_max = self._spaces[i].config, head.pool == "max"
-            read[i] = run_before_launch(x, view, head.weight, head.hidden, config, pool_max=pool_max)
+            config = self._spaces[i].config
+            before[i] = HeadInput(x, view, head.weight, head.hidden, config, head.pool == "max")
+        for i, one in zip(before, run_before_launch([*before.values()]), strict=True):
+            read[i] = one
         return read
 
 

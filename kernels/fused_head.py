@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from .before_launch import head_that_reads, run_before_launch
+from .before_launch import HeadInput, head_that_reads, run_before_launch
 from .launch.arrival_counters import arrival_counters
 from .launch.choose_config import choose_config
 from .launch.constants import HeadConstants, LaunchConstants, LogitsConstants
@@ -188,7 +188,7 @@ def launch_fused_head(
     ``view`` is that of x; the other arguments are those of :func:`auxhead.kernels.fused_head`.
     """
     samples, classes = view.shape[0], weight.shape[0]
-    read = run_before_launch(x, view, weight, hidden, config, pool_max=pool_max)
+    (read,) = run_before_launch([HeadInput(x, view, weight, hidden, config, pool_max)])
     view, config, hidden, pool_max = head_that_reads(view, config, hidden, pool_max=pool_max)
     programs = config.programs(view, classes, hidden)
     probs, label, confidence, exits = _empty_output(x, classes, return_probs)

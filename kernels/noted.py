@@ -28,7 +28,7 @@ class NotedLaunch(NamedTuple):
     @property
     def packs(self) -> bool:
         """Whether it packs features for the launch behind it, by ``pack_kernel``."""
-        return "features" in self.names
+        return "packed" in self.names
 
     def given(self) -> dict[str, Any]:
         """Return the arguments by name, in their order."""

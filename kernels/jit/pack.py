@@ -1,4 +1,4 @@
-"""Triton kernel that packs features: pools a map, or puts its elements in the weight's order, for a launch behind it.
+"""Triton kernel that packs features of heads: pools maps, or puts their elements in the weights' order, for a launch.
 
     features[n, (c * GRID_H + i) * GRID_W + j] = pool of x[n, c] over window (i, j)
 
@@ -16,17 +16,30 @@ from .read_product import position_offsets, step_blocks
 
 @triton.jit
 def pack_kernel(
-    x,  # a map and its strides, see ``HeadArguments``
-    features,  # [N, C * GRID_H * GRID_W]
-    sizes,
-    CONFIG: tl.constexpr,  # PackConstants
+    packed,  # of each head: a map and its strides, see ``HeadArguments``; features [N, C * GRID_H * GRID_W]; sizes
+    starts,  # of each its first program, and their number; None if there is one head
+    PACKS: tl.constexpr,  # PackLaunchConstants
 ):
     """See the module's docstring; ``packed_features`` has sized everything."""
+    pid = tl.program_id(0)
+    if len(PACKS.heads) == 1:
+        pack_block(pid, packed[0], 0, PACKS)
+    else:
+        for i in tl.static_range(len(PACKS.heads)):
+            if (pid >= starts[i]) & (pid < starts[i + 1]):
+                pack_block(pid - starts[i], packed[i], i, PACKS)
+
+
+@triton.jit
+def pack_block(pid, packed, i: tl.constexpr, PACKS: tl.constexpr):
+    """Pack the block of features of program ``pid`` of a head."""
+    x, features, sizes = packed
+    CONFIG: tl.constexpr = PACKS.heads[i]
     C, _, _, GRID_H, GRID_W, _, _ = sizes
     positions = GRID_H * GRID_W
     blocks = tl.cdiv(C, CONFIG.block_c) * tl.cdiv(positions, CONFIG.block_p)
-    pid_n = tl.program_id(0) // blocks
-    pid_block = tl.program_id(0) % blocks
+    pid_n = pid // blocks
+    pid_block = pid % blocks
     row = features + tl.cast(pid_n, tl.int64) * (C * positions)
     if CONFIG.transposes:
         put_in_order(x, pid_n, pid_block, row, sizes, CONFIG)

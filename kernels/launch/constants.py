@@ -34,14 +34,13 @@ class MapConstants:
 
 @dataclass(frozen=True, kw_only=True)
 class PackConstants(MapConstants):
-    """Constants of a launch that packs features; the first ones are a ``LaunchConfig``'s."""
+    """Constants of a head whose features are packed; the first ones are a ``LaunchConfig``'s."""
 
     block_c: int
     block_p: int
     block_a: int
     stages: int
     window_parts: ClassVar[int] = 1
-    code: str = field(default_factory=kernel_hash)  # as of ``LaunchConstants``
 
     @classmethod
     def of(cls, config: LaunchConfig, view: HeadView, *, pool_max: bool, rectifies: bool) -> "PackConstants":
@@ -50,6 +49,14 @@ class PackConstants(MapConstants):
             block_c=config.block_c, block_p=config.block_p, block_a=config.block_a, stages=config.stages,
             pool_max=pool_max, rectifies=rectifies, **_of_map(config, view),
         )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class PackLaunchConstants:
+    """Constants of a launch that packs features of heads."""
+
+    heads: tuple[PackConstants, ...]
+    code: str = field(default_factory=kernel_hash)  # as of ``LaunchConstants``
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -180,7 +180,7 @@ class HeadRepeat:
         given = noted.given()
         ((arguments, _),) = given["places"]
         x = arguments[0][0]  # the input, or packed features
-        self._pack = repeated(packs[0], [packs[0].given()["x"][0], x], stream) if packs else None
+        self._pack = repeated(packs[0], [packs[0].given()["packed"][0][0][0], x], stream) if packs else None
         self._features = x.new_empty(1)
         self._shape = x.shape
         probs, label, confidence, exits = given["output"]

@@ -143,7 +143,7 @@ def test_heads_of_all_kinds_share_the_launch_that_decides(device):
             buffers.probs.fill_(float("nan"))
             with noting() as launches:
                 launch([*inputs, logits])
-            assert [one.packs for one in launches] == [True, True, False]
+            assert [one.packs for one in launches] == [True, False], "one launch packs for both"
             assert (launch.packed, launch.by_library) == ([1, 3], [2])
             for place, (x, head) in enumerate(zip(inputs, heads, strict=True)):
                 said = (getattr(buffers, name)[place] for name in ("probs", "label", "confidence", "exits"))

@@ -125,6 +125,10 @@ def _kernel_accesses(executor: Any, args: tuple[Any, ...]) -> tuple[list[torch.T
     if kernel == "gather_kernel" and not given["destinations"][int((given["exit_index"] < 0).sum())].any():
         return [given["destinations"], given["exit_index"]], []  # nothing is moved
     reads, writes = [], []
+    if kernel == "pack_kernel":
+        for x, features, _ in given.pop("packed"):
+            reads.append(x)
+            writes.append(features)
     if kernel == "exit_kernel":
         if given["LAUNCH"].first > 0 and not (given["answer"][3] < 0).any():
             not_written |= {"answer"}  # all have left
