@@ -29,13 +29,11 @@ _compiled: dict[tuple[Hashable, ...], tuple[PackLaunchConstants, Any]] = {}
 
 
 class HeadInput(NamedTuple):
-    """A head and its input, as far as work before its launch depends on them."""
+    """A head, with the last layer's weight, and its input x with its view: what work before its launch depends on."""
 
     x: Tensor
     view: HeadView
-    """Of x."""
     weight: Tensor
-    """The last layer's."""
     hidden: HiddenLayers
     config: LaunchConfig
     pool_max: bool
@@ -47,10 +45,7 @@ class HeadInput(NamedTuple):
 
 
 def run_before_launch(heads: Sequence[HeadInput]) -> list[Tensor]:
-    """Run what comes before a launch of heads; return what it reads of each: x, packed features, or a library's logits.
-
-    One launch packs the features of all heads that want it.
-    """
+    """Run what comes before a launch; return what it reads of each head: x, packed features or a library's logits."""
     packing = [head for head in heads if head.packs]
     packed = iter(packed_features(packing) if packing else [])
     read = [next(packed) if head.packs else head.x for head in heads]
@@ -70,30 +65,24 @@ def head_that_reads(
 
 
 def packed_features(heads: Sequence[HeadInput]) -> list[Tensor]:
-    """Launch what packs features of heads on one device, and return those of each, [N, features] in x's dtype.
-
-    They are of the ReLU of x if the head ``rectifies``.
-    """
-    device = heads[0].x.device
-    found, packed, starts = [], [], [0]
-    for x, view, _, _, config, _ in heads:
+    """Pack features of heads, of the ReLU of x if a head ``rectifies``, by one launch; return each, [N, F] like x."""
+    found, packed, starts, device = [], [], [0], heads[0].x.device
+    key: tuple[Hashable, ...] = (device,)
+    for x, view, _, hidden, config, pool_max in heads:
         samples, channels = view.shape[:2]
         found.append(torch.empty(samples, channels * view.positions, dtype=x.dtype, device=device))
         packed.append(((x, *view.strides), found[-1], view.sizes))
         programs = samples * -(-channels // config.block_c) * -(-view.positions // config.block_p)
         starts.append(starts[-1] + programs)
-    key = (
-        device,
-        *((x.dtype, view, x.data_ptr() % 16, config, pool_max, hidden.rectifies)
-          for x, view, _, hidden, config, pool_max in heads),
-    )  # fmt: skip
+        key += (x.dtype, view, x.data_ptr() % 16, config, pool_max, hidden.rectifies)
     constants, compiled = _compiled.get(key) or (None, None)
     if constants is None:
-        each = [
-            PackConstants.of(one.config, one.view, pool_max=one.pool_max, rectifies=one.hidden.rectifies)
-            for one in heads
-        ]
-        constants = PackLaunchConstants(tuple(each))
+        constants = PackLaunchConstants(
+            tuple(
+                PackConstants.of(config, view, pool_max=pool_max, rectifies=hidden.rectifies)
+                for _, view, _, hidden, config, pool_max in heads
+            )
+        )
     with torch.cuda.device_of(heads[0].x):
         options = {} if compiled else {"num_warps": WARPS}
         arguments = (tuple(packed), tuple(starts) if heads[1:] else None, constants)

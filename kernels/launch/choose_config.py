@@ -58,13 +58,8 @@ class Layers(NamedTuple):
     """Layers of a head, as far as a configuration is fitted to them: K classes, a hidden linear layer, a norm."""
 
     classes: int
-    hidden: bool
-    norms: bool
-
-    @classmethod
-    def of_linear(cls, classes: int) -> "Layers":
-        """Return those of one linear layer."""
-        return cls(classes, False, False)
+    hidden: bool = False
+    norms: bool = False
 
 
 def _fitted(config: LaunchConfig, shape: HeadShape, layers: Layers) -> LaunchConfig:
@@ -109,7 +104,7 @@ def _tuned_or_by_rule(
     if table is not None and (reason := table.why_void()) is not None:
         _warn(f"{table_path(table.device)}, of {table.device}: {reason}: run auxhead-tune everything there")
     entry = None if table is None else table.find(shape)
-    if entry is None or (entry.config.by_library and layers != Layers.of_linear(shape.classes)):
+    if entry is None or (entry.config.by_library and layers != Layers(shape.classes)):
         config = chosen_by_rule(shape, layers)
     else:
         config = _fitted(entry.config, shape, layers)
@@ -119,7 +114,7 @@ def _tuned_or_by_rule(
 
 def chosen_by_rule(shape: HeadShape, layers: Layers | None = None, *, may_use_library: bool = True) -> LaunchConfig:
     """Choose for a head of which no table knows; ``layers`` None: it is one linear layer."""
-    layers = layers or Layers.of_linear(shape.classes)
+    layers = layers or Layers(shape.classes)
     config = _fitted(config_by_rule(shape), shape, layers)
     if may_use_library and library_pays(shape, config, layers.classes, hidden=layers.hidden, norms=layers.norms):
         return config_of_library(shape, layers.classes)

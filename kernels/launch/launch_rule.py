@@ -50,9 +50,8 @@ def config_beside_trunk(shape: HeadShape, config: LaunchConfig) -> LaunchConfig:
     """Return what takes the place of a configuration where a network's trunk runs beside the head: mostly the same.
 
     But of 4 to 15 samples and many classes, in half precision, programs that multiply for one sample what others pool
-    wait for these, and take room from the trunk: eight heads of 1,000 classes, most of them such, added 4.6 % to
-    ResNet-18 in float16 at batch 8, and 2.4 % in few programs of 64 channels that multiply what they pool (of 32
-    channels: 4.2 %; H200, in no record).
+    take room from the trunk while they wait: eight heads of 1,000 classes added 4.6 % to ResNet-18 at batch 8, and 2.4
+    % where few programs of 64 channels multiply what they pool (of 32 channels: 4.2 %; float16, H200, in no record).
     """
     many = shape.classes > 2 * FEW_CLASSES and shape.element_size == 2  # float32 takes more registers
     if not (many and 4 <= shape.samples < 16 and config.tiled and config.block_n == 1):
@@ -97,16 +96,14 @@ def _reading_pays(shape: HeadShape) -> bool:
         most_pooled = pooled > 1 << (18 if shape.layout == "channels_last" or samples < 32 else 16)
         large = classes > FEW_CLASSES or weight >= _LARGE_WEIGHT // 2 or most_pooled
         large |= pooled * classes >= 1 << (19 if classes > 64 else 20)
-        if samples < 4 and shape.layout == "contiguous" and shape.view.window_h * shape.view.window_w >= 256:
-            large |= classes > 16
+        few_large = samples < 4 and shape.layout == "contiguous" and shape.view.window_h * shape.view.window_w >= 256
+        large |= few_large and classes > 16
         return large and not _few_features(shape)
     if shape.layout == "contiguous" and shape.view.window_w <= 64 and pooled >= 1 << 16:
         return True
-    odd = (
-        shape.layout == "channels_last" and shape.channels * shape.element_size % 16 != 0
-    )  # who packs reads them soonest
-    if odd and samples >= 64 and classes > 16 and shape.features >= 256:
-        return True
+    if shape.layout == "channels_last" and shape.channels * shape.element_size % 16 != 0 and samples >= 64:
+        if classes > 16 and shape.features >= 256:  # who only packs reads odd channels soonest
+            return True
     if samples >= 32 and classes >= FEW_CLASSES:
         if pooled * shape.view.window_w >= 1 << (22 if shape.features >= 512 and shape.view.window_w > 64 else 23):
             return True
@@ -119,8 +116,7 @@ def _reading_pays(shape: HeadShape) -> bool:
 
 def config_of_norm(shape: HeadShape) -> LaunchConfig:
     """Choose the configuration of a head with a LayerNorm: programs have all features of a sample, or read them."""
-    large = shape.samples * weight_bytes(shape) >= 2 * _LARGE_WEIGHT or shape.features >= 8192
-    if large:
+    if shape.samples * weight_bytes(shape) >= 2 * _LARGE_WEIGHT or shape.features >= 8192:
         return config_of_reading(shape, _where(shape))
     return _single(shape, pooling(shape, only_pools=True), shared=False)
 
@@ -147,12 +143,9 @@ def waits_by_rule(classes: int) -> bool:
 
 def _tiling_pays(shape: HeadShape) -> bool:
     """Return whether to multiply 16 samples at a time: the weight is read once, not 16 times, but programs wait."""
-    if shape.element_size == 4:  # tensor cores take float32 from memory alone
-        return False
-    if shape.samples >= 32:
-        return shape.classes >= FEW_CLASSES
     few = shape.samples < 4 or (shape.samples < 16 and shape.features <= 256)
-    return shape.classes >= 2 * FEW_CLASSES and not few
+    enough = shape.classes >= FEW_CLASSES if shape.samples >= 32 else shape.classes >= 2 * FEW_CLASSES and not few
+    return enough and shape.element_size == 2  # tensor cores take float32 from memory alone
 
 
 def _spreads_weight(shape: HeadShape) -> bool:

@@ -1,7 +1,6 @@
 """The rule of heads whose logits a library computes sooner than programs of ours, which then only decide.
 
-Found by some 3,000 random heads, each timed in both ways by ``auxhead-tune heads --random`` (H100 and H200); those that
-autotune/records keeps are of other seeds.
+Found by some 3,000 random heads, each timed in both ways by ``auxhead-tune heads --random`` (H100, H200; in no record).
 """
 
 from .head_shape import HeadShape
@@ -23,25 +22,21 @@ def library_pays(shape: HeadShape, config: LaunchConfig, classes: int, *, hidden
     It and ``shape`` are of the first layer, ``classes`` of the last one; ``hidden``, ``norms``: the head has one.
     """
     samples, features, weight, rows = shape.samples, shape.features, weight_bytes(shape), shape.classes
-    if hidden and rows * classes >= 1 << 15 and weight <= 16 * _MB:  # a large last layer behind no large first one
-        if classes > 8192 or (samples >= 8 and rows >= 512):
+    if hidden and rows * classes >= 20_000 and weight <= 16 * _MB:  # a large last layer behind no large first one
+        if classes > 8192 or (samples >= 8 and rows >= 512) or (samples >= 64 and weight <= _MB):
             return True
-    if hidden and rows * classes >= 20_000 and weight <= _MB and samples >= 64:
-        return True
     if not config.reads:
         return False
     if shape.dtype == "float32":
         return _pays_in_float32(shape)
-    if hidden:
-        return False
-    if norms:  # programs wait for its statistics, too
-        return features <= 1024 and weight <= 16 * _MB and classes > 2048
+    if hidden or norms:  # programs wait for a norm's statistics, too
+        return not hidden and features <= 1024 and weight <= 16 * _MB and classes > 2048
     if features % 2 != 0:  # rows are read number by number
         large = samples >= 16 and rows > 16 and features >= 1 << 15
         if large or (samples >= 48 and classes > 4096 and features >= 256):
             return True
-    most = 192 if classes % 2 != 0 and features % 8 == 0 else 512  # a library, too, is slow where nothing is aligned
-    if samples >= 128 and classes > 4096 and features <= most:
+    few = features <= (192 if classes % 2 != 0 and features % 8 == 0 else 512)  # of odd counts a library is slow, too
+    if samples >= 128 and classes > 4096 and few:
         return True
     return samples >= 96 and classes > 64 and classes % 4 == 0 and weight >= 32 * _MB
 

@@ -76,8 +76,7 @@ def _windows(shape: HeadShape, columns: int, enough: int) -> "tuple[_Pool, int]"
         while block_c * block_p * block_a > 8192:  # of more, a thread's registers do not hold all
             block_a //= 2
     small = shape.layout == "channels_last" and shape.samples >= 8 and shape.classes <= 16
-    num_warps = 2 if small else 4
-    return _Pool(block_c, block_a, num_warps, stages=1, enough=enough), block_p
+    return _Pool(block_c, block_a, 2 if small else 4, stages=1, enough=enough), block_p
 
 
 def packing(shape: HeadShape, config: LaunchConfig) -> LaunchConfig:
@@ -158,8 +157,12 @@ def _global_pool(shape: HeadShape, columns: int) -> _Pool | None:
     line = 128 // shape.element_size  # channels that a line of memory holds
     if shape.classes > FEW_CLASSES:
         return _pool_of_many_classes(shape, columns, line)
+    if shape.layout == "contiguous" and columns <= 64:  # each channel has lines of its own
+        return _Pool(64, 8, 4, 1, 0)
+    if shape.layout == "contiguous" and columns <= 1024 and samples >= 64:
+        return _Pool(64, 32 if columns <= 256 else 64, 4, 4, 0)
     if shape.layout == "contiguous" and columns <= 1024:
-        return _pool_of_rows(shape, columns)
+        return _pool_of_few_samples(shape, columns)
     if samples >= 64 and shape.classes <= 16 and 128 <= channels <= 512 and columns <= 1024:
         return _Pool(512, 64 if channels <= 128 else 32 if channels <= 256 else 8, 4, 4, 0)
     if samples >= 16:
@@ -179,15 +182,6 @@ def _pool_of_many_classes(shape: HeadShape, columns: int, line: int) -> _Pool | 
     if samples >= 32:
         return _Pool(line, 64, 8, 1, 128) if columns <= 256 else _Pool(32, 128, 4, 4, 128)
     return _Pool(32, 64, 8, 1, 16) if samples >= 4 else None
-
-
-def _pool_of_rows(shape: HeadShape, columns: int) -> _Pool:
-    """Choose for few classes of maps in rows: each channel has lines of its own."""
-    if columns <= 64:
-        return _Pool(64, 8, 4, 1, 0)
-    if shape.samples >= 64:
-        return _Pool(64, 32 if columns <= 256 else 64, 4, 4, 0)
-    return _pool_of_few_samples(shape, columns)
 
 
 def _pool_of_few_samples(shape: HeadShape, columns: int) -> _Pool:

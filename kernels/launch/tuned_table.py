@@ -72,8 +72,11 @@ class TunedTable:
 
     def find(self, shape: HeadShape) -> Entry | None:
         """Return the entry for a head: its own, else that of the nearest batch size which serves it, else None."""
-        serving = [one for one in self.entries if one.shape[1:] == shape[1:] and one.serves_batch(shape.samples)]
-        return min(serving, key=lambda entry: _distance(entry.shape.samples, shape.samples), default=None)
+        asked = shape.samples
+        sizes = {
+            one.shape.samples: one for one in self.entries if one.shape[1:] == shape[1:] and one.serves_batch(asked)
+        }
+        return sizes[min(sizes, key=lambda size: (max(size / asked, asked / size), size))] if sizes else None
 
     def as_text(self) -> str:
         """Return the file's content, an entry a line."""
@@ -85,11 +88,6 @@ class TunedTable:
         ]
         listed = "[\n" + ",\n".join(rows) + "\n]" if rows else "[]"
         return "{\n" + ",\n".join([f'"schema": "{SCHEMA}"', *lines, f'"entries": {listed}']) + "\n}\n"
-
-
-def _distance(samples: int, asked: int) -> tuple[float, int]:
-    """Return a sort key: the ratio of two batch sizes, at least 1, then the smaller size first."""
-    return (max(samples / asked, asked / samples), samples)
 
 
 def table_for(device_name: str) -> TunedTable | None:
