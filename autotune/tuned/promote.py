@@ -64,7 +64,7 @@ def promote(paths: Sequence[Path], out: Path | None = None) -> Promotion:
     swept = [record for path in paths for record in sweep_records(read_records(path))]
     names = ", ".join(map(str, paths))
     if not swept:
-        raise BadRecord(f"{names}: got no records of kind 'sweep', wants those of `auxhead-tune sweep`")
+        raise BadRecord(f"{names}: got no records of heads swept alone, wants those of `auxhead-tune sweep`")
     device, sm_count = _device(names, swept)
     records = [record for record in swept if is_measured_code(record.protocol["kernel"])]
     if not records:

@@ -198,8 +198,8 @@ def test_a_head_that_could_not_be_measured_is_left_out_and_said(tmp_path, tables
 
 
 BAD = {
-    "nothing": ([], "got no records of kind 'sweep', wants"),
-    "other kinds": ([swept(kind="network")], "got no records of kind 'sweep', wants"),
+    "nothing": ([], "got no records of heads swept alone, wants"),
+    "other kinds": ([swept(kind="network")], "got no records of heads swept alone, wants"),
     "two devices": (
         [swept(), swept("narrow", environment={**ENVIRONMENT, "gpu": "ACME Y"})],
         r"device: got records of ACME X-1 80GB \(100 SMs\) and ACME Y \(100 SMs\), wants",
@@ -215,7 +215,7 @@ BAD = {
     ),
     "one configuration": ([swept(), swept()], "batch 8, 64x1x3136, .* channels_last: got 1 measured"),
     "failures alone": ([swept(error="x"), swept("narrow", error="x")], "_last: got 0 measured configurations, wants"),
-    "networks alone": ([swept(place="network")], "got no records of kind 'sweep', wants"),
+    "networks alone": ([swept(place="network")], "got no records of heads swept alone, wants"),
     "no configuration": (
         [swept(protocol={**swept().protocol, "config": None})],
         ", line 1: protocol: config: got None",
