@@ -144,7 +144,7 @@ def not_by_one_launch(request):
     request.getfixturevalue(request.param)
     return {
         "by_library": "A library multiplies heads of ",
-        "packs_features": "A launch of its own pools, or puts in order, the features of each head of ",
+        "packs_features": "A launch before pools, or puts in order, the features of heads of ",
     }[request.param]
 
 

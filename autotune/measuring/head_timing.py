@@ -53,7 +53,7 @@ def measure_copy_speed(device: torch.device, rounds: int) -> CopySpeed:
 class HeadTiming:
     """Measures heads by themselves on one CUDA device, of a network or of none.
 
-    The first configuration of a call is the rule's, the baseline: where it fails, nothing is timed.
+    The baseline is the rule's configuration: where it fails, nothing is timed.
     """
 
     def __init__(

@@ -30,7 +30,7 @@ class Networks(NamedTuple):
 
 def find_networks(
     kind: str, own: str | None, cells: Sequence[Cell], out: Path | None, *,
-    otherwise: str = "; `auxhead-tune table` needs none", check: Callable[[Sequence[Cell]], None] = lambda cells: None,
+    check: Callable[[Sequence[Cell]], None] = lambda cells: None,
 ) -> Networks:  # fmt: skip
     """Find networks for the command that measures records of a kind; wrong names are told whatever the machine lacks.
 
@@ -39,7 +39,6 @@ def find_networks(
         own: the user's factory; None: ``cells`` of ResNets.
         cells: of ResNets.
         out: file of the records; None: the usual one.
-        otherwise: what can be done without a CUDA device.
         check: refuses what of the options does not fit the cells.
 
     Raises:
@@ -48,7 +47,7 @@ def find_networks(
     make = None if own is None else find_subject(own)
     if make is None:
         check(cells)
-    device = this_device(kind, otherwise)
+    device = this_device(kind)
     subject = None if make is None else make()
     if subject is not None:
         cells = [subject.cell]

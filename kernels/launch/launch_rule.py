@@ -23,8 +23,8 @@ _STEP_BYTES, _SHARED_BYTES = 24 << 10, 98 << 10
 def config_by_rule(shape: HeadShape) -> LaunchConfig:
     """Choose the configuration of a head from its sizes, pool and dtype; a pure function.
 
-    The constants are what was best, or near it, in sweeps of ResNets' heads and of the broad set, alone, on an H200
-    (autotune/records/h200/sweep.jsonl.gz and broad.jsonl.gz), and for some hundred heads drawn at random on an H100.
+    The constants are what was best, or near it, in sweeps of ResNets' heads (autotune/records/h200/sweep.jsonl.gz) and
+    of the broad set on an H200, and for heads drawn at random, 1,200 on H200s and some hundred on an H100.
     """
     samples, classes, features = shape.samples, shape.classes, shape.features
     pools = pooling(shape, only_pools=True)

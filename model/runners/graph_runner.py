@@ -186,7 +186,7 @@ class GraphRunner(SerialRunner):
             if captured.by_library:
                 lines[-1] += f" A library multiplies heads of {library}; a launch decides."
             if captured.packed:
-                lines[-1] += f" A launch of its own pools, or puts in order, the features of each head of {packed}."
+                lines[-1] += f" A launch before pools, or puts in order, the features of heads of {packed}."
         return "\n".join(lines)
 
     def _refresh(self) -> None:

@@ -11,7 +11,7 @@ from ..trunk.trunk import Trunk
 from .graph_runner import GraphRunner
 from .program import CapturedBatch, HeadLaunches, StaticInput
 
-#: A launch beside the trunk starts while at least this share of the trunk's time is left to hide it.
+#: By rule the launch beside the trunk starts while at least this share of the trunk's time is left to hide it.
 _SHARE_TO_HIDE_BEHIND = 0.2
 
 

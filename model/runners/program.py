@@ -112,7 +112,7 @@ class CapturedBatch:
 
     @property
     def packed(self) -> list[int]:
-        """Indices of heads whose features a launch of their own packs, before one that decides."""
+        """Indices of heads whose features are packed by a launch before the one that decides."""
         return [index for launch in self._launches for index in launch.packed]
 
     def fill(self, x: Tensor, stream: torch.cuda.Stream) -> None:

@@ -270,7 +270,7 @@ def _process(pid: int, timeline: Timeline) -> Iterator[dict[str, Any]]:
         name = kernel["name"]
         if kernel["role"] != TRUNK:
             arguments = {"kernel": name, **arguments}
-            name = "features of a head" if name.startswith(_PACKS) else next(names)
+            name = "features of heads" if name.startswith(_PACKS) else next(names)
         yield _complete(pid, _LANES[kernel["role"]], name, kernel["start_us"], kernel["duration_us"], arguments)
     for tid, (sm, of_lane) in enumerate(programs, start=_FIRST_SM_LANE):
         for launch, _, begin, end in of_lane:

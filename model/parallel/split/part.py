@@ -152,13 +152,11 @@ class PartGraphs:
         """Capture a part for batches of a size, on its device, which is current.
 
         The graphs read what is ``taken``, which holds an example. ``forks`` are indices of segments, but for the last,
-        after which a launch leaves the trunk, with all heads since the one before. With ``open_samples`` ([launches]
-        int64 in pinned memory, one less for the last part; see :class:`ExitLaunch`) the trunk is cut at every fork,
-        else at the first alone.
+        after which a launch leaves the trunk, which is cut there, with all heads since the one before. For
+        ``open_samples`` ([launches] int64 in pinned memory, one less for the last part) see :class:`ExitLaunch`.
         """
         self.part, self.taken, self.buffers = part, taken, buffers
         self._forks, self._size = forks, size
-        self._cuts = forks if open_samples is not None else forks[:1]
         exits = [*(head.as_exit_head() for head in part.heads), *[None] * part.is_last]
         self.heads = HeadLaunches(buffers, exits, part.heads, forks, first=part.start, open_samples=open_samples)
         program = capture_program(self._forward, None, taken, part.trunk, part.captures.memory, [part.modules])
@@ -176,7 +174,7 @@ class PartGraphs:
             outputs.append(output.resolve_neg())
             if index in self._forks:
                 launch = self._forks.index(index)
-                self.heads.launch_beside(launch, outputs, side, cut if index in self._cuts else None)
+                self.heads.launch_beside(launch, outputs, side, cut)
         if self._forks:
             trunk.wait_stream(side)
         handed = [_dense(each) for each in values]

@@ -117,9 +117,9 @@ def test_launches_that_pack_features_belong_to_those_that_decide():
     assert shown[2:8] == [
         "heads of layer1.0, layer1.1",
         CONV,
-        *2 * ["features of a head"],
+        *2 * ["features of heads"],
         "heads of layer2.0, layer2.1, layer3.0",
-        "features of a head",
+        "features of heads",
     ]
 
 
