@@ -89,7 +89,7 @@ def _winner(shape: HeadShape, records: Sequence[Record]) -> HeadWinner:
     return HeadWinner.of(shape, decision(rules[0] if rules else chosen_by_rule(shape), times))
 
 
-COLUMNS = ("head", "by rule", "winner", "outcome", "its time / rule's")
+COLUMNS = ("head", "rule when measured", "winner", "outcome", "its time / rule's")
 #: Number of them that are text.
 _TEXT_COLUMNS = 4
 

@@ -167,11 +167,11 @@ def promotion_table(promotion: Promotion) -> RecordTable:
     rows: list[tuple[str, ...]] = []
     for winner in sorted(promotion.winners, key=lambda one: (one.entry.shape[1:], one.entry.shape.samples)):
         shape, config, (low, high), margin = winner.entry
-        whose = "the rule's: " if config == chosen_by_rule(shape) else ""
+        whose = "today's rule: " if config == chosen_by_rule(shape) else ""
         verdict = f"{'fastest' if winner.fastest else 'tied with the fastest'} of {winner.configs}"
         served = str(low) if low == high else f"{low} to {high}"
         rows.append((str(shape), f"{whose}{winner.variant}", verdict, served, f"{1 - margin:.3f}"))
-    columns = ("head", "winner", "", "serves batch", "time / rule's")
+    columns = ("head", "winner", "", "serves batch", "time / rule's when measured")
     remarks = [f"Left out: {one}" for one in promotion.left_out]
     return RecordTable(f"{promotion.table.device}: what the records decide", columns, 4, rows, remarks)
 

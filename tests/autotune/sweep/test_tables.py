@@ -61,7 +61,7 @@ def test_nulls_are_called_so():
 
     assert dict(zip(COLUMNS, row_of(FIRST, FASTER), strict=True)) == {
         "head": str(SHAPE),
-        "by rule": text(RULE),
+        "rule when measured": text(RULE),
         "winner": changes(FIRST, RULE),
         "outcome": "win",
         "its time / rule's": "0.900 (0.890-0.910)",
@@ -85,7 +85,7 @@ def test_the_command(swept, tmp_path):
     assert TITLE in drawn.stdout and "batch 8, 64x1x49, avg" in drawn.stdout
     printed = tune("table", swept[0], "--markdown")
     (table,) = winner_tables([(TITLE, swept[1])])
-    assert f"**{TITLE}**\n\n| head | by rule |" in printed.stdout and "| --- | ---: |" in printed.stdout
+    assert f"**{TITLE}**\n\n| head | rule when measured |" in printed.stdout and "| --- | ---: |" in printed.stdout
     assert all(f"| {' | '.join(row)} |" in printed.stdout for row in table.rows)
     bad = written(tmp_path / "bad.jsonl", dataclasses.replace(read_records(swept[0])[0], cell={}))
     assert_one_line_error(tune("table", bad), "samples")

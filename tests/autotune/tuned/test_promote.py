@@ -280,7 +280,7 @@ def test_the_command(tmp_path, tables):
         line.split()[1].rstrip(","): line for line in done.output.splitlines() if "64x1x3136" in line or "128x" in line
     }
     assert "narrow" in rows["8"] and "0.800" in rows["8"] and "  fastest of 3" in rows["8"]
-    assert "the rule's: rule" in rows["32"] and "1.000" in rows["32"] and "tied with the fastest of 2" in rows["32"]
+    assert "today's rule: rule" in rows["32"] and "1.000" in rows["32"] and "tied with the fastest of 2" in rows["32"]
     assert f"{tables / FILE_NAME}, 3 entries, 1 of them from before" in done.output
 
     named = written(tmp_path / "c.jsonl", swept(), swept("narrow", 8.0, variant="Z" * 300))
