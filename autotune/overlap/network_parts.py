@@ -1,6 +1,5 @@
 """NetworkParts: captures of a network's trunk, of its heads and of both, as an overlapped runner does, and checked."""
 
-import hashlib
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import cached_property, partial
@@ -10,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ...kernels import ExitBuffers, ExitLaunch, HeadOutput
-from ...model import ExitResult, Trunk, make_trunk
+from ...model import ExitResult, make_trunk
 from ...model.runners.overlapped import OverlappedRunner
 from ...model.runners.program import CapturedBatch, StaticInput
 from ..measuring.captured import chain
@@ -45,12 +44,7 @@ class NetworkParts:
     @property
     def protocol(self) -> dict[str, Any]:
         """Conditions of times of a network, as records keep them."""
-        return {
-            "trunk": trunk_fingerprint(self._trunk, self._network.taps, self.subject.example),
-            "trunk_kind": TRUNK_KIND,
-            "forks": list(self.forks),
-            "cudnn_benchmark": torch.backends.cudnn.benchmark,
-        }
+        return {"trunk_kind": TRUNK_KIND, "forks": list(self.forks)}
 
     @property
     def trunk_notes(self) -> tuple[str, ...]:
@@ -130,14 +124,6 @@ class _ForksByRule(OverlappedRunner):
     def _capture(self, example: Tensor, buffers: ExitBuffers) -> CapturedBatch:
         self._choose_forks(example)
         return CapturedBatch(StaticInput(example), buffers, (), (), "")
-
-
-def trunk_fingerprint(trunk: Trunk, taps: Sequence[str], example: Tensor) -> str:
-    """Name a trunk by its layers, their sizes and types and its input: 16 hexadecimal digits."""
-    parts = [f"{name} {list(one.shape)} {one.dtype}" for name, one in trunk.module.state_dict().items()]
-    layers = [f"{name} {type(layer).__qualname__} {layer.extra_repr()}" for name, layer in trunk.module.named_modules()]
-    around = [str(list(example.shape)), str(example.dtype), str(trunk.memory_format), *taps, *trunk.notes]
-    return hashlib.sha256("\n".join([*parts, *layers, *around]).encode()).hexdigest()[:16]
 
 
 def check(name: str, wrong: str | None) -> None:

@@ -51,7 +51,7 @@ def config_beside_trunk(shape: HeadShape, config: LaunchConfig) -> LaunchConfig:
 
     But of 4 to 15 samples and many classes, in half precision, programs that multiply for one sample what others pool
     take room from the trunk while they wait: eight heads of 1,000 classes added 4.6 % to ResNet-18 at batch 8, and 2.4
-    % where few programs of 64 channels multiply what they pool (of 32 channels: 4.2 %; float16, H200, in no record).
+    % by an earlier table, whose programs of 64 channels, as here, multiplied what they pooled (float16, H200).
     """
     many = shape.classes > 2 * FEW_CLASSES and shape.element_size == 2  # float32 takes more registers
     if not (many and 4 <= shape.samples < 16 and config.tiled and config.block_n == 1):

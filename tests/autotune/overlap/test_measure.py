@@ -95,7 +95,7 @@ def test_forks_by_rule_are_those_of_all_captures_and_of_records(subject):
         parts = NetworkParts(subject, opened)
         protocol = parts.protocol
     assert protocol["forks"] == [*parts.forks] != [] and set(parts.forks) <= set(subject.network.taps)
-    assert protocol["trunk_kind"] == "as_is" and len(protocol["trunk"]) == 16
+    assert protocol["trunk_kind"] == "as_is"
 
 
 def test_other_answers_than_the_eager_networks_are_wrong(subject, monkeypatch):
