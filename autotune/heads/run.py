@@ -29,8 +29,8 @@ from .tables import head_tables
 KIND = "heads"
 #: The variant that is no head: the least that its bytes take.
 BYTES = "bytes"
-#: Digits of microseconds: the bytes of a small head take hundredths of one.
-_DIGITS = 4
+#: Digits of microseconds, and of those of a head's bytes, which are a hundred at least.
+_DIGITS, _BYTES_DIGITS = 4, 7
 
 
 class Head(NamedTuple):
@@ -110,7 +110,7 @@ class HeadRecords:
                 own, baseline = rounded(result.own, _DIGITS), rounded(result.baseline, _DIGITS)
                 append(variant, device_us=with_samples(own), paired=[] if variant == FUSED else [_pair(own, baseline)])
         rate = {"bytes": head.bytes_moved, "bytes_per_second": round(2 * COPIED / typical(speed.us) * 1e6)}
-        least = with_samples(rounded(speed.floor(head.bytes_moved), _DIGITS))
+        least = with_samples(rounded(speed.floor(head.bytes_moved), _BYTES_DIGITS))
         append(BYTES, {**protocol, **rate, "captures": 1}, device_us=least)
 
     def _protocol(self, head: Head) -> dict[str, Any]:

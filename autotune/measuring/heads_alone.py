@@ -46,10 +46,10 @@ class Target(NamedTuple):
 _CHECKED_LAUNCHES = 5
 #: Roundings of an answer's dtype that it may be off by, however exact PyTorch's logits are by luck.
 _FLOOR_ROUNDINGS = 4
-#: Roundings of x's dtype, times its sample's largest probability, that it may be off by as well; that of one logit of 1
-#: to 2 makes a quarter of one where there are two classes. Sums in float32 of thousands of features are off by a
-#: millionth, and PyTorch's float16 logits of one sample by luck less.
-_FLOOR_OF_LOGITS = 1 / 64
+#: It may be off as well by what one rounding to x's dtype of its sample's largest logit comes to, or of a logit of this
+#: size: PyTorch's few logits that count may by luck lose less (twelve heads of one sample in bfloat16 0.2 to 1.9
+#: thousandths of a probability), and sums in float32 of thousands of features are off by a millionth.
+_LEAST_LOGIT = 1 / 32
 #: Error that a peer may have in float32, over a fused head's: torch.compile's kernels add one product after another
 #: and were off by 2.4 times that (512 features, 100 classes, H200). That is a peer less exact, not a wrong one.
 _PEERS_ROUNDING = 4
@@ -132,10 +132,11 @@ class AloneHead:
 
     def wrong_answer(self, answer: HeadOutput, *, peer: bool = False) -> str | None:
         """Check one answer, the fused head's or a peer's, which may be less exact; return what is wrong, or None."""
-        exact, off_by_pytorch = self._truth
+        exact, off_by_pytorch, largest_logit = self._truth
         assert exact.probs is not None
         least = max(2.0 * off_by_pytorch, _FLOOR_ROUNDINGS * torch.finfo(answer.confidence.dtype).eps)
-        allowed = (exact.confidence * _FLOOR_OF_LOGITS * torch.finfo(self.x.dtype).eps).clamp(min=least)
+        rounding = largest_logit.clamp(min=_LEAST_LOGIT) * torch.finfo(self.x.dtype).eps
+        allowed = (exact.confidence * (1 - exact.confidence) * rounding).clamp(min=least)
         if peer and answer.confidence.dtype == torch.float32:
             allowed *= _PEERS_ROUNDING
         off = (answer.confidence.double() - exact.confidence).abs()
@@ -150,8 +151,8 @@ class AloneHead:
         return None
 
     @cached_property
-    def _truth(self) -> tuple[HeadOutput, float]:
-        """The answer in float64, and by how much probabilities are off that follow from PyTorch's logits."""
+    def _truth(self) -> tuple[HeadOutput, float, Tensor]:
+        """The answer in float64, how far PyTorch's probabilities are off, and each sample's largest logit over T."""
         head, x = self.head, self.x
         bias = head.linear.bias
         with torch.no_grad():
@@ -161,9 +162,10 @@ class AloneHead:
                 temperature=head.rule.temperature, threshold=head.rule.threshold,
                 hidden=head.hidden_layers().to(torch.float64),
             )  # fmt: skip
-            own = torch.softmax(head.logits(x).double() / head.rule.temperature, dim=1)
+            logits = head.logits(x).double() / head.rule.temperature
         assert exact.probs is not None
-        return exact, (own - exact.probs).abs().max().item()
+        off_by_pytorch = (torch.softmax(logits, dim=1) - exact.probs).abs().max().item()
+        return exact, off_by_pytorch, logits.abs().amax(1)
 
     @contextmanager
     def _busy(self) -> Iterator[None]:

@@ -12,7 +12,7 @@ from ...kernels.launch.head_shape import HeadShape
 from ...kernels.launch.head_view import head_view
 from ...kernels.launch.launch_config import LaunchConfig
 from ...kernels.launch.launch_rule import config_beside_trunk
-from ...kernels.launch.tuned_table import Entry, TunedTable, table_for, table_path, tuned_devices
+from ...kernels.launch.tuned_table import Entry, TunedTable, table_path, tables_for, tuned_devices
 from ...model.basics.bad_input import BadInput
 from ..records.tables import wide_console
 
@@ -66,12 +66,13 @@ def explain(device_name: str, shape: HeadShape) -> Explanation:
     Raises:
         BadTable: the table cannot be read.
     """
-    table = table_for(device_name)
-    if table is None:
+    tables = tables_for(device_name)
+    if not tables:
         others = ", ".join(tuned_devices())
         there_are = f"there are tables for {others}" if others else "there is none at all"
         no_table = f"device: no table for {device_name}, {there_are}; `auxhead-tune everything` makes one there"
         return Explanation(device_name, shape, (no_table,), None, chosen_by_rule(shape))
+    table = next((one for one in tables if one.find(shape) is not None), tables[0])
     entry = table.find(shape)
     missed = () if entry is not None and entry.shape == shape else tuple(_differences(table, shape))
     config = chosen_by_rule(shape) if entry is None else entry.config

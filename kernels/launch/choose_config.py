@@ -16,7 +16,7 @@ from .head_view import HeadView
 from .launch_config import LaunchConfig, next_power_of_2
 from .launch_rule import config_beside_trunk, config_by_rule, config_of_norm, config_of_reading
 from .library_rule import config_of_library, library_pays
-from .tuned_table import BadTable, table_for, table_of, table_path
+from .tuned_table import BadTable, table_of, table_path, tables_for
 
 #: Configurations that come before the tables, by shape, in the current context; see ``overriding``.
 overrides: ContextVar[Mapping[HeadShape, LaunchConfig] | None] = ContextVar("overrides", default=None)
@@ -97,13 +97,14 @@ def _tuned_or_by_rule(
 ) -> LaunchConfig:
     shape, name = HeadShape.of(view, rows, pool_max=pool_max, dtype=dtype), name_of(device)
     try:
-        table = table_for(name)
+        tables = tables_for(name)
     except BadTable as error:  # a forward goes on without it
         _warn(str(error))
-        table = None
-    if table is not None and (reason := table.why_void()) is not None:
-        _warn(f"{table_path(table.device)}, of {table.device}: {reason}: run auxhead-tune everything there")
-    entry = None if table is None else table.find(shape)
+        tables = []
+    for table in tables:
+        if (reason := table.why_void()) is not None:
+            _warn(f"{table_path(table.device)}, of {table.device}: {reason}: run auxhead-tune everything there")
+    entry = next((found for table in tables if (found := table.find(shape)) is not None), None)
     if entry is None or (entry.config.by_library and layers != Layers(shape.classes)):
         config = chosen_by_rule(shape, layers)
     else:

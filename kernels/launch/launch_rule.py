@@ -203,7 +203,8 @@ def config_of_reading(shape: HeadShape, features: str) -> LaunchConfig:
     line = 128 // size  # elements of a line of memory
     block_f = 32 if block_n * block_k >= most else 2 ** (min(_STEP_BYTES // step, 2 * line).bit_length() - 1)
     if _in_slices(shape) and size == 2 and total % 8 != 0:  # each number has an address of its own in registers
-        block_f = min(block_f, 64 if block_n == 8 else 32)
+        small_tile = total % 2 != 0 and block_n * block_k <= 1024
+        block_f = min(block_f, 128 if small_tile else 64 if block_n == 8 else 32)
     few = size == 2 and total % 8 != 0 and total <= 512 and shape.samples >= 64 and rows > 64 and not _in_slices(shape)
     if few or (size == 4 and total % 4 == 2):
         block_f = min(block_f, 32)
@@ -217,7 +218,7 @@ def config_of_reading(shape: HeadShape, features: str) -> LaunchConfig:
         programs *= 2
     elif size == 4 and (rows <= 16 or not 8 < shape.samples <= 32):
         programs *= 2
-    elif _some_classes(shape):
+    elif _some_classes(shape) and total % 2 == 0 and weight_bytes(shape) < 8 * _LARGE_WEIGHT:
         programs //= 2
     if not shape.view.turned and shape.view.positions > 1:
         block_p = min(block_f, max(next_power_of_2(shape.view.positions), 16 // size))  # fewer do not compile
@@ -226,7 +227,7 @@ def config_of_reading(shape: HeadShape, features: str) -> LaunchConfig:
     while not _in_slices(shape) and 2 * shares * tiles <= programs and 2 * shares * fewest <= total:
         shares *= 2
     stages = max(min(_SHARED_BYTES // (step * block_f), 4), 2)
-    if size == 4 and total % 2 != 0 and block_n <= 32:  # number by number takes three times as long if read ahead
+    if size == 4 and total % 2 != 0:  # number by number takes up to three times as long if read ahead
         stages = 1
     block_j = min(next_power_of_2(rows), 512 if _in_slices(shape) else 8192)
     while shape.samples * -(-rows // block_j) > 3 * _PROGRAMS and block_j < min(next_power_of_2(rows), 8192):

@@ -31,13 +31,14 @@ def library_pays(shape: HeadShape, config: LaunchConfig, classes: int, *, hidden
     if shape.dtype == "float32":
         return _pays_in_float32(shape)
     if hidden or norms:  # programs wait for a norm's statistics, too
-        return not hidden and features <= 1024 and weight <= 16 * _MB and classes > 2048
+        few, many = features <= 1024 and weight <= 16 * _MB, features >= 1 << 14 and classes > 4096
+        return not hidden and (many or (few and classes > 2048))
     if features % 2 != 0:  # rows are read number by number
-        large = samples >= 16 and rows > 16 and features >= 1 << 15
-        if large or (samples >= 48 and classes > 4096 and features >= 256):
+        large = features >= 1 << 15 and (samples >= 16 or (samples == 1 and weight >= 64 * _MB))
+        if (large and rows > 16) or (samples >= 48 and classes > 4096 and features >= 256):
             return True
     few = features <= (192 if classes % 2 != 0 and features % 8 == 0 else 512)  # of odd counts a library is slow, too
-    if samples >= 128 and classes > 4096 and few:
+    if samples >= 96 and classes > 4096 and few:
         return True
     return samples >= 96 and classes > 64 and classes % 4 == 0 and weight >= 32 * _MB
 
@@ -45,7 +46,7 @@ def library_pays(shape: HeadShape, config: LaunchConfig, classes: int, *, hidden
 def _pays_in_float32(shape: HeadShape) -> bool:
     """Return whether a library is sooner done with float32, which tensor cores multiply in three products."""
     samples, features, weight, rows = shape.samples, shape.features, weight_bytes(shape), shape.classes
-    if features % 2 != 0 and not 1 < samples < 24 and weight >= 8 * _MB:  # rows are read number by number
+    if features % 2 != 0 and not 1 < samples < 24 and rows > 64 and weight >= 8 * _MB:  # read number by number
         return True
     if samples == 1:
         return features >= 1 << 15 or (features >= 1 << 10 and weight >= 4 * _MB)

@@ -93,7 +93,9 @@ def packing(shape: HeadShape, config: LaunchConfig) -> LaunchConfig:
         block_c, block_p = (16, 64) if features >= 1 << 24 else (64, 64) if features >= 1 << 20 else (32, 32)
     elif positions == 1 and shape.layout == "channels_last":
         in_vectors = channels >= 64 and channels * size % 16 == 0
-        if columns >= 512 and shape.pool == "avg" and in_vectors and maps >= 512:
+        if columns >= 512 and channels <= 32:  # more programs, and each its whole sectors
+            block_c, block_a = 8, 256
+        elif columns >= 512 and shape.pool == "avg" and in_vectors and maps >= 512:
             block_c, block_a, stages = 64, 32, 4
         else:
             block_c, block_a = (64, 64) if maps >= 1 << 16 else (32, 128)

@@ -15,7 +15,7 @@ from .launch_config import FEATURES, LaunchConfig, by_library, next_power_of_2
 
 #: Format of a table; readers refuse others.
 SCHEMA = "auxhead tuned 3"
-#: Devices that go by another's table while they have none, by the names of their files: of its compute capability.
+#: Devices that go by another's table where they have no entry, by the names of their files: of its compute capability.
 BORROWERS = dict.fromkeys(("nvidia-h100-80gb-hbm3", "nvidia-h100-nvl", "nvidia-h100-pcie"), "NVIDIA H200")
 #: Folder of the package's tables, which ``auxhead-tune promote`` writes.
 FOLDER = Path(__file__).parent / "tuned"
@@ -90,9 +90,10 @@ class TunedTable:
         return "{\n" + ",\n".join([f'"schema": "{SCHEMA}"', *lines, f'"entries": {listed}']) + "\n}\n"
 
 
-def table_for(device_name: str) -> TunedTable | None:
-    """Return the table by which a device launches heads: its own, else the one that it borrows, if any."""
-    return table_of(device_name) or table_of(BORROWERS.get(table_path(device_name).stem, device_name))
+def tables_for(device_name: str) -> list[TunedTable]:
+    """Return the tables by which a device launches heads, the first that has an entry: its own, that it borrows."""
+    names = (device_name, BORROWERS.get(table_path(device_name).stem))
+    return [table for name in names if name is not None and (table := table_of(name)) is not None]
 
 
 def table_path(device_name: str) -> Path:

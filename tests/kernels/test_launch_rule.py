@@ -10,8 +10,9 @@ from auxhead.kernels import HiddenLayers, LaunchConfig
 from auxhead.kernels.launch.constants import HeadConstants
 from auxhead.kernels.launch.head_shape import DTYPES, LAYOUTS, POOLS, HeadShape
 from auxhead.kernels.launch.head_view import HeadView
-from auxhead.kernels.launch.launch_config import most_registers, next_power_of_2
+from auxhead.kernels.launch.launch_config import by_library, most_registers, next_power_of_2
 from auxhead.kernels.launch.launch_rule import config_by_rule, config_of_norm, config_of_reading
+from auxhead.kernels.launch.pooling_rule import packing
 from auxhead.kernels.launch.tuned_table import config_from
 from auxhead.kernels.reference.hidden_layers import NO_LAYERS
 from hypothesis import example, given, settings
@@ -283,9 +284,31 @@ def test_large_maps_are_read_by_many_programs():
 
 
 def test_float32_is_not_read_ahead_number_by_number():
-    for samples, features, buffers in ((32, 261, 1), (32, 262, 4), (32, 264, 4), (64, 261, 4)):
+    for samples, features, buffers in ((32, 261, 1), (32, 262, 4), (32, 264, 4), (64, 261, 1)):
         shape = shape_of(samples, features, 1, 1, 1, "contiguous", 266, dtype="float32")
         assert config_of_reading(shape, "in place").weight_buffers == buffers
+
+
+def test_few_channels_are_packed_by_many_programs():
+    """Of one a sample each waits for memory 25 times: 27 x 56 x 56 and its product took 56 us, for 38 (H100)."""
+    for channels, blocks in ((27, (8, 256)), (96, (64, 32))):
+        shape = shape_of(128, channels, 1, 1, 3136, "channels_last", 21_843)
+        config = packing(shape, by_library(21_843))
+        assert (config.block_c, config.block_a) == blocks
+
+
+def test_small_tiles_of_odd_rows_are_read_in_long_steps():
+    """Which nothing reads ahead: each step waits for memory once."""
+    for samples, features, classes, block_f in ((1, 2019, 21843, 128), (1, 2020, 21843, 64), (32, 505, 21843, 32)):
+        shape = shape_of(samples, features, 1, 1, 1, "contiguous", classes)
+        assert config_of_reading(shape, "in place").block_f == block_f
+
+
+def test_a_large_weight_of_some_classes_or_odd_rows_are_read_by_all_multiprocessors():
+    for features, programs in ((70_200, 64), (602_112, 128), (21_315, 128)):
+        shape = shape_of(8, features, 1, 1, 1, "contiguous", 100)
+        config = config_of_reading(shape, "in place")
+        assert config.block_s * -(-100 // config.block_k) == programs
 
 
 def test_odd_channels_of_many_samples_are_packed():

@@ -175,10 +175,12 @@ def test_the_rule(monkeypatch):
     assert not rule_of((128, 96, 28, 28), 1107, pool="none", turned=True), "rows of logits of an odd length"
     assert rule_of((17, 197, 301), 51, pool="none") and not rule_of((128, 1549, 7, 7), 10, pool="none")
     assert not rule_of((15, 197, 301), 51, pool="none")
+    assert rule_of((1, 577, 221), 1000, pool="none") and not rule_of((1, 197, 463), 300, pool="none"), "of one sample"
+    assert not rule_of((32, 577, 221), 62, dtype=single, pool="none"), "float32 before few classes"
     # few features before many classes, hidden layers, norms
     assert rule_of((128, 454), 21_843, pool="none") and not rule_of((32, 229), 21_843, pool="none")
     assert not rule_of((128, 768), 21_843, pool="none")
-    assert rule_of((128, 128), 21_843, pool="none") and not rule_of((152, 384), 21_843, pool="none"), "odd counts"
+    assert rule_of((103, 64), 21_843, pool="none") and not rule_of((152, 384), 21_843, pool="none"), "odd counts"
     assert rule_of((128, 384), 21_842, pool="none") and rule_of((53, 419), 5904, pool="none"), "even ones, odd rows"
     assert rule_of((2, 512), 21_843, pool="none", hidden=512) and not rule_of((2, 512), 8_000, pool="none", hidden=512)
     assert not rule_of((8, 25_088), 10_000, pool="none", hidden=512), "behind a large first layer"
@@ -189,6 +191,7 @@ def test_the_rule(monkeypatch):
     assert not rule_of((8, 1280), 4096, pool="none", norms=True) and not rule_of(
         (8, 1024), 10_000, pool="none", norms=True
     )
+    assert rule_of((18, 1024, 8, 8), 4322, size=7, norms=True, turned=True), "each tile would norm all features"
     assert rule_of((193, 64, 8, 8), 10_320, size=3, norms=True) and not rule_of((42, 2048, 28, 7), 1000)
     for batch in (1, 8, 32, 128):
         for channels, side in ((64, 56), (128, 28), (256, 14), (512, 7), (1024, 14), (2048, 7)):

@@ -7,7 +7,7 @@ from auxhead.kernels.launch.head_shape import HeadShape
 from auxhead.kernels.launch.head_view import head_view
 from auxhead.kernels.launch.kernel_hash import kernel_hash
 from auxhead.kernels.launch.launch_rule import config_by_rule
-from auxhead.kernels.launch.tuned_table import Entry, TunedTable, table_for
+from auxhead.kernels.launch.tuned_table import Entry, TunedTable, tables_for
 
 DEVICE = "ACME X-1 80GB"
 FILE_NAME = "acme-x-1-80gb.json"
@@ -64,6 +64,5 @@ def other(shape, **changed):
 
 def lookup(device_name, shape):
     """The configuration tuned for a head on a device, or None."""
-    table = table_for(device_name)
-    found = None if table is None else table.find(shape)
-    return None if found is None else found.config
+    found = [entry for table in tables_for(device_name) if (entry := table.find(shape)) is not None]
+    return found[0].config if found else None

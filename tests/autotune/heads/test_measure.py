@@ -116,6 +116,21 @@ def test_lucky_logits_of_pytorch_in_float16_do_not_make_sums_in_float32_wrong():
     assert "7.6e-06 being allowed" in alone.wrong_answer(said._replace(confidence=said.confidence + 3e-5))
 
 
+def test_nor_lucky_ones_of_large_logits_others_that_are_rounded_as_they_are():
+    """PyTorch's largest logit, 8, loses nothing to bfloat16; that of others may lose half of a rounding, 1/64."""
+    head = FusedAuxHead(16, num_classes=2).bfloat16()
+    torch.nn.init.zeros_(head.linear.weight)
+    with torch.no_grad():
+        head.linear.bias.copy_(torch.tensor([8.0, 7.0]))
+    said = head(x := torch.randn(1, 16).bfloat16())
+    alone = alone_head.AloneHead(head, x)
+    rounded = torch.tensor([[8 + 1 / 64, 7.0]]).softmax(1)
+    assert alone.wrong_answer(said._replace(probs=rounded, confidence=rounded[:, 0])) is None
+    twice_too_far = torch.tensor([[8 + 1 / 8, 7.0]]).softmax(1)
+    wrong = alone.wrong_answer(said._replace(probs=twice_too_far, confidence=twice_too_far[:, 0]))
+    assert wrong == "probabilities are off by 0.024, 0.012 being allowed"
+
+
 def test_probabilities_of_other_classes_are_wrong_however_small_they_are():
     """Of thousands of classes none is larger than what a rounding of bfloat16 may do to one of two."""
     torch.manual_seed(0)

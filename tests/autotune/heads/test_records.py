@@ -34,9 +34,17 @@ def test_a_line_a_variant(path):
     assert pair["role"] == "fused" and pair["device_us"] == pytest.approx(4.0, rel=1e-3)
     assert pair["device_ratio"] == pytest.approx(4.5) and 4.3 < pair["low"] < 4.5 < pair["high"] < 4.7
     least = records["bytes"]
-    assert least.device_us["median"] == 0.5  # a thousandth of COPIED bytes, of which 2,000 thousandths take 1,000 us
+    assert least.device_us["median"] == pytest.approx(
+        0.5
+    )  # a thousandth of COPIED bytes, of which 2,000 thousandths take 1,000 us
     assert least.protocol["bytes"] == COPIED // 1000 and least.protocol["captures"] == 1
     assert least.protocol["bytes_per_second"] == pytest.approx(2 * COPIED * 1000)
+
+
+def test_no_bytes_take_no_time(path):
+    """Tables divide by it."""
+    records_at(path).add(head_of()._replace(bytes_moved=100), timed(), SPEED, None)
+    assert read_records(path)[-1].device_us["median"] > 0
 
 
 def test_what_is_there_is_not_measured_again(path):

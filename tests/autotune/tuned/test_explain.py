@@ -119,7 +119,7 @@ def explained(*arguments):
 
 
 def test_a_table_that_is_borrowed(tuned, monkeypatch):
-    """By a device that has none."""
+    """By a device that has no entry of its own for the head."""
     monkeypatch.setattr(tuned_table, "BORROWERS", {"other-gpu": DEVICE})
     shape = head_shape(samples=8)
     found = explain("Other GPU", shape)
@@ -130,15 +130,17 @@ def test_a_table_that_is_borrowed(tuned, monkeypatch):
     own = table(entry(head_shape(samples=2)), device="Other GPU")
     (tuned / tuned_table.table_path("Other GPU").name).write_text(own.as_text())
     tuned_table.table_of.cache_clear()
-    assert lookup("Other GPU", shape) is None, "until it has its own"
-    assert explain("Other GPU", shape).lines()[0] == f"{shape}, on Other GPU"
+    assert lookup("Other GPU", shape) == other(shape), "its own table has no such head"
+    assert explain("Other GPU", shape).lines()[0] == f"{shape}, on Other GPU, which borrows the table of {DEVICE}"
+    assert explain("Other GPU", head_shape(samples=2)).lines()[0] == f"{head_shape(samples=2)}, on Other GPU"
+    assert explain("Other GPU", head_shape(classes=7)).lines()[0].endswith("on Other GPU"), "neither has this one"
 
 
 def test_h100s_borrow_the_table_of_the_h200():
     """Of the same compute capability; no other GPU does."""
     for name in ("NVIDIA H100 80GB HBM3", "NVIDIA H100 PCIe", "NVIDIA H100 NVL"):
-        assert tuned_table.table_for(name) is tuned_table.table_for("NVIDIA H200") is not None
-    assert tuned_table.table_for("NVIDIA A100-SXM4-80GB") is None
+        assert tuned_table.tables_for(name)[-1] is tuned_table.table_of("NVIDIA H200")
+    assert tuned_table.tables_for("NVIDIA A100-SXM4-80GB") == []
 
 
 def test_what_is_another_in_a_network_is_told(tables):
