@@ -74,10 +74,8 @@ def run_everything(folder: Path) -> int:
     table, kept = table_path(gpu), folder / table_path(gpu).stem
     heads = last_runs(read_records(randoms), RANDOM)
     made = {
-        f"autotune/records/{kept.name}/sweep.jsonl.gz": gzip.compress(
-            _lines(what_decides(read_records(sweeps))), mtime=0
-        ),
-        f"autotune/records/{kept.name}/{RANDOM}.jsonl": _lines(one for run in heads for one in run.values()),
+        f"autotune/records/{kept.name}/sweep.jsonl.gz": _compressed(what_decides(read_records(sweeps))),
+        f"autotune/records/{kept.name}/{RANDOM}.jsonl.gz": _compressed(one for run in heads for one in run.values()),
         f"kernels/launch/tuned/{table.name}": table.read_bytes(),
     }
     kept.mkdir(exist_ok=True)
@@ -143,8 +141,8 @@ def what_decides(records: Iterable[Record]) -> Iterator[Record]:
         yield from (record for one, record in timed if id(one) in kept)
 
 
-def _lines(records: Iterable[Record]) -> bytes:
-    return "".join(map(as_line, records)).encode()
+def _compressed(records: Iterable[Record]) -> bytes:
+    return gzip.compress("".join(map(as_line, records)).encode(), mtime=0)
 
 
 def _minutes(seconds: float) -> str:

@@ -1,7 +1,7 @@
 """The rule of heads whose logits a library computes sooner than programs of ours, which then only decide.
 
-Found by some 3,000 random heads, each timed in both ways by ``auxhead-tune heads --random`` (H100, H200); 400 of them
-are autotune/records/h100/random-heads.jsonl, measured before this rule, the others in no record.
+Found by some 4,000 random heads, each timed in both ways by ``auxhead-tune heads --random`` (H100, H200); 800 of them
+are in autotune/records, random-heads.jsonl.gz of either GPU, the others in no record.
 """
 
 from .head_shape import HeadShape

@@ -106,7 +106,7 @@ _ROWS: tuple[tuple[str, str, tuple[str, ...], str, str, str], ...] = (
      "How much sooner answers come for how much accuracy, by runner and batch size."),
     ("roofline", "roofline", ("heads",), "h200/heads.jsonl", "auxhead-tune heads resnet18",
      "How far heads alone are from the memory's bandwidth, and which wait for latency instead."),
-    ("random-heads", "random_heads", ("random-heads",), "h100/random-heads.jsonl", "auxhead-tune heads --random 400",
+    ("random-heads", "random_heads", ("random-heads",), "h100/random-heads.jsonl.gz", "auxhead-tune heads --random 400",
      "Heads drawn at random against plain PyTorch, and some against torch.compile: where a fused head is slower."),
     ("profile", "profile", ("profile",), "h200/profile.jsonl", "auxhead-tune profile --checkpoint DIR",
      "Launches and CUDA API time of one request, naive early exit before and a runner after."),

@@ -52,19 +52,33 @@ def test_how_heads_compare_is_that_of_the_record():
 
 
 def test_how_random_heads_compare_is_that_of_the_record():
-    heads = last_runs(records("h100/random-heads.jsonl"), RANDOM)
-    found = summary_of([ratio_to(one, "eager") for one in heads])
-    share = f"{100 * found.as_fast / found.heads:.1f} % are at least as fast as plain PyTorch"
-    KERNELS.says(f"Of {found.heads} heads on an H100, of a seed that nothing was tuned by, {share};")
-    Document("README.md").says(f"of {found.heads} [random heads](kernels/README.md#any-head) {share}")
-    KERNELS.says(f"the median is {found.median:.2f} times as fast, the slowest {found.worst:.2f} times.")
-    us = [{variant: one.device_us["median"] for variant, one in measured.items()} for measured in heads]
-    slower = [one for one in us if one["eager"] < one["fused"]]
-    sooner = sum(one["other way"] < one["fused"] for one in slower)
-    KERNELS.says(f"Of the {len(slower)} that are slower {sooner} are sooner in the other way")
-    found = summary_of([ratio_to(one, "compiled") for one in heads if "compiled" in one])
-    said = f"Of the {found.heads} that torch.compile has, too, {found.as_fast} are at least as fast as it"
-    KERNELS.says(f"{said}, the slowest {found.worst:.2f} times.")
+    columns = []
+    for gpu, seed in (("H100", 73), ("H200", 71)):
+        every = last_runs(records(f"{gpu.lower()}/random-heads.jsonl.gz"), RANDOM)
+        assert {one["fused"].cell["seed"] for one in every} == {seed}
+        heads = [one for one in every if one["fused"].error is None]
+        assert len(heads) == 399 and len(every) in (399, 400)
+        eager, compiled = (
+            summary_of([ratio_to(one, peer) for one in heads if peer in one]) for peer in ("eager", "compiled")
+        )
+        share = f"{100 * eager.as_fast / eager.heads:.1f} %"
+        if gpu == "H100":
+            said = f"of {eager.heads} [random heads](kernels/README.md#any-head) {share} are at least as fast"
+            Document("README.md").says(f"{said} as plain PyTorch")
+        us = [{variant: one.device_us["median"] for variant, one in measured.items()} for measured in heads]
+        slower = [one for one in us if one["eager"] < one["fused"]]
+        columns.append([
+            f"{eager.as_fast} of {eager.heads}, {share}", f"{eager.worst:.2f}, {eager.median:.2f}",
+            f"{compiled.as_fast} of {compiled.heads}", f"{compiled.worst:.2f}, {compiled.median:.2f}",
+            f"{sum(one['other way'] < one['fused'] for one in slower)} of {len(slower)}",
+        ])  # fmt: skip
+    names = (
+        "at least as fast as plain PyTorch", "plain PyTorch: slowest, median",
+        "at least as fast as torch.compile, of a sample", "torch.compile: slowest, median",
+        "slower than plain PyTorch and sooner in the other way",
+    )  # fmt: skip
+    rows = [f"| {name} | {first} | {second} |" for name, first, second in zip(names, *columns, strict=True)]
+    KERNELS.has_table("| | H100, seed 73 | H200, seed 71 |\n", rows)
 
 
 def test_what_a_borrowed_table_gains_is_that_of_the_record():

@@ -19,7 +19,10 @@ from support.example_tables import lookup
 
 PAGE = Document("autotune/README.md")
 #: The records that decide a device's table: of networks, and of the broad set.
-SHIPPED = {"NVIDIA H200": ("h200/sweep.jsonl.gz", "h200/broad.jsonl.gz")}
+SHIPPED = {
+    "NVIDIA H200": ("h200/sweep.jsonl.gz", "h200/broad.jsonl.gz"),
+    "NVIDIA H100 80GB HBM3": ("h100/broad.jsonl.gz",),
+}
 
 
 @pytest.fixture(params=SHIPPED, scope="module")

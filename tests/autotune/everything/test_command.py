@@ -60,7 +60,7 @@ def test_one_command_leaves_all_that_is_to_be_committed(steps, tables, tmp_path)
     )
     assert f"here/{folder.name} has what is to be committed:" in done.stdout
     assert {path.name for path in folder.iterdir()} == {
-        "nvidia-h200-fake.json", "sweep.jsonl.gz", "random-heads.jsonl"
+        "nvidia-h200-fake.json", "sweep.jsonl.gz", "random-heads.jsonl.gz"
     }  # fmt: skip
     for place in (f"autotune/records/{folder.name}/sweep.jsonl.gz", f"kernels/launch/tuned/{folder.name}.json"):
         assert f"  {place}, 0.0" in done.stdout
