@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import torch
 
-from ...kernels.launch.choose_config import forget_tables
+from ...kernels.launch.choose_config import chosen_by_rule, forget_tables
 from ...kernels.launch.head_shape import HeadShape
 from ...kernels.launch.kernel_hash import is_measured_code, kernel_hash
 from ...kernels.launch.tuned_table import table_path
@@ -23,6 +23,7 @@ from ..records.heads import RANDOM, last_runs
 from ..records.record import Record, as_line, read_records, records_path
 from ..records.tables import wide_console
 from ..sweep.broad import BROAD
+from ..sweep.config_text import text
 from ..sweep.run import run_sweep
 from ..sweep.search import QUICK
 from ..sweep.winners import shape_of
@@ -101,7 +102,9 @@ def _steps(sweeps: Path, randoms: Path) -> list[Step]:
 
 def _sweep_of(what: str, shapes: Set[HeadShape], run: Callable[[], object]) -> Step:
     def recorded(known: Sequence[Record]) -> int:
-        return len({shape_of(one) for one in sweep_records(known)} & shapes)
+        """Those that were tuned beside another rule are tuned again."""
+        swept = {(shape_of(one), one.protocol["rule"]) for one in sweep_records(known)}
+        return sum((shape, text(chosen_by_rule(shape))) in swept for shape in shapes)
 
     return Step(f"Sweep of {what}", len(shapes), 15, recorded, run)
 

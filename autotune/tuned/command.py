@@ -41,7 +41,10 @@ def explain(
             show_default=False,
         ),
     ],
-    batch: Annotated[int, typer.Option(min=1, help="Samples a call.")] = 1,
+    batch: Annotated[
+        list[int] | None,
+        typer.Option(min=1, help="Samples a call; may be given several times.", show_default="1"),
+    ] = None,
     classes: Annotated[int, typer.Option(min=2, help="Of the head.")] = 1000,
     dtype: Annotated[str, typer.Option(help=f"{', '.join(WORDS['dtype'])}.")] = "float16",
     layout: Annotated[str, typer.Option(help=f"Of a map: {', '.join(WORDS['layout'])}.")] = "channels_last",
@@ -60,7 +63,7 @@ def explain(
         for name, value in (("dtype", dtype), ("layout", layout)):
             if value not in WORDS[name]:
                 raise BadInput(f"--{name}: got {value}, wants one of {', '.join(WORDS[name])}")
-        sizes = [(batch, *_sizes("SHAPE", one)) for one in shapes]
+        sizes = [(samples, *_sizes("SHAPE", one)) for one in shapes for samples in batch or [1]]
         windows = _sizes("--pool-size", pool_size)
     from ...kernels.launch.tuned_table import BadTable
     from .explain import run_explain

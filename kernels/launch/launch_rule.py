@@ -50,8 +50,7 @@ def config_beside_trunk(shape: HeadShape, config: LaunchConfig) -> LaunchConfig:
     """Return what takes the place of a configuration where a network's trunk runs beside the head: mostly the same.
 
     But of 4 to 15 samples and many classes, in half precision, programs that multiply for one sample what others pool
-    take room from the trunk while they wait: eight heads of 1,000 classes added 4.6 % to ResNet-18 at batch 8, and 2.4
-    % by an earlier table, whose programs of 64 channels, as here, multiplied what they pooled (float16, H200).
+    take room from the trunk while they wait: eight heads of 1,000 classes added 4.6 % to ResNet-18 at batch 8 (H200).
     """
     many = shape.classes > 2 * FEW_CLASSES and shape.element_size == 2  # float32 takes more registers
     if not (many and 4 <= shape.samples < 16 and config.tiled and config.block_n == 1):
@@ -132,8 +131,7 @@ def _single(shape: HeadShape, pools: LaunchConfig, *, shared: bool) -> LaunchCon
     )
     block_k = min(8192 // block_f, 64, max(next_power_of_2(shape.classes), 16))
     shares = min(next_power_of_2(-(-shape.features // block_f)), 16) if shared else 1
-    num_warps = max(pools.num_warps, 4)
-    return replace(pools, block_f=block_f, block_k=block_k, block_s=shares, num_warps=num_warps)
+    return replace(pools, block_f=block_f, block_k=block_k, block_s=shares, num_warps=max(pools.num_warps, 4))
 
 
 def waits_by_rule(classes: int) -> bool:
@@ -173,10 +171,8 @@ def _tiled(shape: HeadShape, pools: LaunchConfig) -> LaunchConfig:
     # Triton reads ahead what it can read in vectors, and not past a loop that waits for parts
     in_vectors = features % ROW_UNIT == 0 and pools.window_parts <= 4
     buffers = WEIGHT_BUFFERS if in_vectors and features > sums * block_f else 0
-    num_warps = max(pools.num_warps, 4)
-    return replace(
-        pools, block_n=16, block_f=block_f, block_k=block_k, block_s=sums, num_warps=num_warps, weight_buffers=buffers
-    )  # fmt: skip
+    pools = replace(pools, num_warps=max(pools.num_warps, 4), weight_buffers=buffers)
+    return replace(pools, block_n=16, block_f=block_f, block_k=block_k, block_s=sums)
 
 
 def config_of_split(shape: HeadShape, pools: LaunchConfig) -> LaunchConfig:

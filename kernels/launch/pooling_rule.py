@@ -80,11 +80,7 @@ def _windows(shape: HeadShape, columns: int, enough: int) -> "tuple[_Pool, int]"
 
 
 def packing(shape: HeadShape, config: LaunchConfig) -> LaunchConfig:
-    """Choose the blocks of a launch that packs features, in a configuration of what multiplies them.
-
-    Of 413 random heads it takes 1.03 to 1.06 times what the best of twelve blocks does, in the mean of a kind (H100, in
-    no record).
-    """
+    """Choose the blocks of a launch that packs features, in a configuration of what multiplies them."""
     view, channels, size = shape.view, shape.channels, shape.element_size
     maps, positions, columns = shape.samples * channels, view.positions, view.window_h * view.window_w
     features = maps * positions

@@ -111,7 +111,7 @@ def landscape_numbers(records: Sequence[Record]) -> dict[str, Any]:
     return {
         "title": (
             f"Alone, a configuration tried takes {typical:.1f} times as long as its head's fastest (median);\n"
-            f"the rule's is the fastest, or ties with it, in {rule_best} of {len(heads)} heads"
+            f"that of the rule of then is the fastest, or ties with it, in {rule_best} of {len(heads)} heads"
         ),
         "stamp": stamp(
             swept,

@@ -80,6 +80,13 @@ def test_what_is_recorded_is_no_more_work(steps):
     assert f"{NAME}: about 43 minutes;" in first and f"{NAME}: about 42 minutes;" in again
 
 
+def test_what_was_tuned_beside_another_rule_is_work_again(steps, monkeypatch):
+    tune("everything")
+    rule = running.chosen_by_rule
+    monkeypatch.setattr(running, "chosen_by_rule", lambda shape: dataclasses.replace(rule(shape), num_warps=16))
+    assert f"{NAME}: about 43 minutes;" in tune("everything").stdout
+
+
 @pytest.mark.parametrize("chosen", running.NETWORKS, ids=lambda one: one.model)
 def test_the_heads_of_resnets_are_known_without_running_them(chosen):
     cell, found = chosen.cells[0], []

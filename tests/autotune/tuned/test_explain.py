@@ -160,6 +160,8 @@ def test_the_command(tuned):
     assert lines[4].startswith("batch 8, 128x1x784, avg, 100 classes") and "num_warps=1" in lines[3]
     assert [line.split(",")[0].strip() for line in lines[1::4]] == 2 * ["used: its own entry"]
     assert lines[2].strip() in ("way: split", "way: tiled")
+    both = explained("64x56x56", "--batch", 1, "--batch", 8, "--classes", 100, "--device", DEVICE).output.splitlines()
+    assert both[0].startswith("batch 1,") and both[-4:] == lines[:4]
     by_file = explained("64x56x56", "--batch", 8, "--classes", 100, "--device", FILE_NAME.removesuffix(".json"))
     assert by_file.output.splitlines() == lines[:4]
 
