@@ -17,11 +17,6 @@ from .launch.launch_config import LaunchConfig
 from .noted import launch
 from .reference.hidden_layers import HiddenLayers
 
-try:
-    from .jit import pack as kernel
-except ImportError:  # no Triton for this platform
-    kernel = None  # type: ignore[assignment]
-
 #: Warps of a program: two or eight were hardly ever sooner (blocks by rule of 112 heads, H100, in no record).
 WARPS = 4
 #: Constants and compiled kernel of launches, by all that they depend on.
@@ -66,6 +61,8 @@ def head_that_reads(
 
 def packed_features(heads: Sequence[HeadInput]) -> list[Tensor]:
     """Pack features of heads, of the ReLU of x if a head ``rectifies``, by one launch; return each, [N, F] like x."""
+    from .jit import pack as kernel  # there is no Triton for some platforms
+
     found, packed, starts, device = [], [], [0], heads[0].x.device
     key: tuple[Hashable, ...] = (device,)
     for x, view, _, hidden, config, pool_max in heads:

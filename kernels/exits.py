@@ -39,7 +39,7 @@ class ExitHead(NamedTuple):
     hidden: HiddenLayers = NO_LAYERS
 
 
-#: Label [N] int64, exit [N] int64, confidence [N] float32, probs [N, K] float32 or None.
+#: Label [N] int64, exit_index [N] int64, confidence [N] float32, probs [N, K] float32 or None.
 Answer = tuple[Tensor, Tensor, Tensor, Tensor | None]
 
 
@@ -52,7 +52,7 @@ class AnswerLayout(NamedTuple):
     def view(self, index: int, packed: Tensor, samples: int) -> Tensor | None:
         """View a part for the first samples.
 
-        The index is 0 for the label [N] int64, 1 for the exit [N] int64, 2 for the confidence [N] float32, 3 for the
+        The index is 0 for the label [N] int64, 1 for exit_index [N] int64, 2 for the confidence [N] float32, 3 for the
         probabilities [N, K] float32, which is None where there are none.
         """
         classes = self.classes or 0
@@ -81,7 +81,7 @@ class ExitBuffers:
     valid: Tensor
     """[1] int32: how many samples of the batch, the first ones, are no padding."""
     requests: Tensor
-    """[1] int64: requests so far, counted by a launch at place 0 if it has ``open_samples``."""
+    """[1] int64: requests so far, counted at place 0 if it has ``open_samples``, or by what fills a smaller batch."""
     tallies: Tensor | None
     """[places, TALLY_BINS] int64: answers of each exit so far, in bins of their confidence, or None not to count."""
 
@@ -188,7 +188,8 @@ class ExitLaunch:
                 places.append((tuple(arguments), tuple(starts[: len(own)])))
                 constants.append(space.constants)
             starts = [start + count for start, count in zip_longest(starts, own, fillvalue=0)]
-        # A launch has one number of warps, cap of registers and of programs: the largest that a head of it asks for.
+        # A launch has one number of warps, and one limit of registers and of programs: the largest of any head that has
+        # one, which binds those without, too.
         configs = [space.constants for space in spaces if space]
         for_logits = 4 if configs else warps_for_logits(classes)
         num_warps = max([for_logits if None in spaces else 1, *(config.num_warps for config in configs)])

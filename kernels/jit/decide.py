@@ -77,7 +77,7 @@ def decide(
     """Decide about samples [BLOCK_N]: softmax, class, confidence, exit. WAITS: parts may not be there yet.
 
     One pass for the largest logit, its class and the sum of exponentials, a second one for the probabilities. Distances
-    from the largest logit are divided by the temperature, not the logits, of which a division may make equals.
+    from the largest logit are multiplied by 1 / temperature, not the logits, of which that may make equals.
     """
     probs, _, _, _ = output
     mask_n = off_n < N
@@ -95,13 +95,13 @@ def decide(
         new_top = tl.maximum(top, block_top)
         exps = heated_exp(logits, new_top, cold)
         best = tl.where(block_top > top, first, best)
+        decay = tl.sum(heated_exp(top[:, None], new_top, cold), axis=1)
         if CRITERION != MAX_PROB:
-            decay = tl.sum(heated_exp(top[:, None], new_top, cold), axis=1)
             state = update_state(
                 state, logits, exps, off_j, first, block_top, top, new_top, total, decay, cold, CRITERION
             )  # fmt: skip
         # 0 at first, which a temperature that is no positive number makes NaN, and with it all later totals
-        total = total * tl.sum(heated_exp(top[:, None], new_top, cold), axis=1) + tl.sum(exps, axis=1)
+        total = total * decay + tl.sum(exps, axis=1)
         top = new_top
         if probs is not None and BLOCK_J < K:  # kept for write_probs
             pointer = probs + off_n.to(tl.int64)[:, None] * K + off_j[None, :]

@@ -1,4 +1,4 @@
-"""Passes numbers between the programs of one launch, through memory that is 0 until a number is there."""
+"""Passes numbers between the programs of one launch, through memory that is 0 until one is there; and multiplies."""
 
 import triton
 import triton.language as tl

@@ -24,6 +24,7 @@ multiplies the last layer before it decides, or, if that is large, only sends hi
 with some rows each, and 4 decides. Of many classes whose features are read, 1 sends no sums but finds out about its own
 rows; see slices.py.
 
+These are numbers within the head: a launch of several has stage 0 of all, then stage 1 of all (``number_in_head``).
 Nothing may wait for a program that cannot start. Programs start in the order of their numbers, and those that are
 waited for have the smaller ones. CUDA's documentation does not promise that order, but NVIDIA's own scan waits on it
 ("blocks are launched in increasing order", ``cub/agent/agent_scan.cuh``), as in ``torch.cumsum`` of a vector.
@@ -188,7 +189,7 @@ def split_program(pid, x, weight, workspace, sizes, N, CONFIG: tl.constexpr):
 def tiled_program(pid, head, rule, probs, N, CONFIG: tl.constexpr):
     """Pool, if among the first programs, or multiply a tile; returns whether to decide now, and about which sample.
 
-    Where CONFIG.surveys, as which of all programs that finish; see slices.py.
+    Where CONFIG.surveys, as which of the programs that finish, of which ``finish`` makes a sample.
     """
     x, weight, _, _, workspace, sizes, norm, _ = head
     features, partial, _, _ = workspace

@@ -44,7 +44,7 @@ def merge(output, answer, tallies, patience, is_open, off_n, N, LAUNCH: tl.const
             count, before = heads_in_a_row(count, before, place_label, place_confidence)
             if patience[i] is not None:
                 place_confidence = tl.where(place_confidence == place_confidence, count, place_confidence)
-                sure = place_confidence > tl.load(patience[i])
+                sure |= place_confidence > tl.load(patience[i])  # the last place is in any case
         first = (chosen < 0) & sure
         chosen = tl.where(first, FIRST + i, chosen)
         chosen_label = tl.where(first, place_label, chosen_label)

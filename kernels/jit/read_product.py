@@ -31,7 +31,8 @@ def read_product(pid_tile, x, weight, norm, statistics, sizes, N, CONFIG: tl.con
         statistics += off_n
         mean = awaited(seen(statistics, mask_n), statistics, mask_n)
         scale = awaited(seen(statistics + N, mask_n), statistics + N, mask_n)
-        tl.debug_barrier()  # all warps have read them before sums, even of no step, are sent: who has these clears them
+        # Who decides clears them as soon as all sums are there, and a share without steps sends its own at once.
+        tl.debug_barrier()
     row = weight + off_k.to(tl.int64)[:, None] * known_multiple(stride_wk, CONFIG.unit)
     tile = tl.full((CONFIG.block_k, CONFIG.block_n), 0.0, tl.float32)
     for step in tl.range(pid_s * share, tl.minimum(pid_s * share + share, steps), num_stages=CONFIG.weight_buffers):

@@ -16,7 +16,7 @@ from .head_view import HeadView
 from .launch_config import LaunchConfig, next_power_of_2
 from .launch_rule import config_beside_trunk, config_by_rule, config_of_norm, config_of_reading
 from .library_rule import config_of_library, library_pays
-from .tuned_table import BadTable, table_of, table_path, tables_for
+from .tuned_table import BadTable, owners, table_of, table_path
 
 #: Configurations that come before the tables, by shape, in the current context; see ``overriding``.
 overrides: ContextVar[Mapping[HeadShape, LaunchConfig] | None] = ContextVar("overrides", default=None)
@@ -31,7 +31,7 @@ def choose_config(
 ) -> LaunchConfig:  # fmt: skip
     """Choose how a head is launched; every launch asks, so that what table or rule say is remembered.
 
-    A table that cannot be read, or is of other kernels, is warned of once, and the rule decides. Both know the linear
+    A table that cannot be read, or is of other kernels, is warned of once, and is none. Table and rule know the linear
     layer alone that reads the features, and what they say is then fitted to the others: a norm wants tiles of one
     sample or features in memory; a program that decides has all hidden features at once; and a large last layer gets
     programs of its own. A library may multiply instead, by the rule or, of one linear layer, by a table.
@@ -96,20 +96,21 @@ def _tuned_or_by_rule(
     view: HeadView, rows: int, layers: Layers, pool_max: bool, dtype: torch.dtype, device: torch.device, beside: bool
 ) -> LaunchConfig:
     shape, name = HeadShape.of(view, rows, pool_max=pool_max, dtype=dtype), name_of(device)
-    try:
-        tables = tables_for(name)
-    except BadTable as error:  # a forward goes on without it
-        _warn(str(error))
-        tables = []
-    for table in tables:
-        if (reason := table.why_void()) is not None:
-            _warn(f"{table_path(table.device)}, of {table.device}: {reason}: run auxhead-tune everything there")
-    entry = next((found for table in tables if (found := table.find(shape)) is not None), None)
+    entry = None
+    for owner in owners(name):
+        try:
+            table = table_of(owner)
+            if table is not None and (reason := table.why_void()) is not None:
+                raise BadTable(f"{table_path(owner)}, of {owner}: {reason}: run auxhead-tune everything there")
+        except BadTable as error:  # a forward goes on without it
+            _warn(str(error))
+        else:
+            entry = entry or (None if table is None else table.find(shape))
     if entry is None or (entry.config.by_library and layers != Layers(shape.classes)):
         config = chosen_by_rule(shape, layers)
     else:
         config = _fitted(entry.config, shape, layers)
-    # a norm wants all features of a sample in one program
+    # a norm's statistics are of all features, for which each tile of one sample waits: it is not split
     return _fitted(config_beside_trunk(shape, config), shape, layers) if beside and not layers.norms else config
 
 
@@ -136,4 +137,4 @@ def name_of(device: torch.device) -> str:
 @lru_cache
 def _warn(message: str) -> None:
     """Warn once of each thing, whatever the filters."""
-    warnings.warn(f"{message}; launches are chosen by rule", stacklevel=2)
+    warnings.warn(f"{message}; launches go by what is left: a table that it borrows, or the rule", stacklevel=2)

@@ -21,9 +21,9 @@ class MapConstants:
     channels_last: bool  # channels lie side by side in x
     transposes: bool  # as ``HeadView.turned``: blocks of x are transposed
     unit: int
-    """A sample has so many features, or a multiple of it, and so far apart lie what is multiplied: samples and rows.
+    """Largest divisor, up to 16, of a sample's features and of the strides of the weight's rows and of samples in x.
 
-    Triton knows that of multiples of 16 alone, and would read anything else number by number.
+    Triton sees it of 16 alone, and would read anything else number by number; see ``known_multiple``.
     """
     map_unit: int
     """Of maps in rows of one window, and channels last: rows or channels, samples and steps have so many elements, or a

@@ -71,7 +71,7 @@ def check_countable(x: Tensor, features: int) -> None:
 
     Samples may be larger, and so may batches: offsets are int64.
     """
-    positions = math.prod(x.shape[2:]) if x.ndim == 4 else 1
+    positions = math.prod(x.shape[2:]) if x.ndim == 4 else x.shape[1] if x.ndim == 3 else 1  # of tokens each is one
     if max(features, positions) > MOST_COUNTED:
         raise ValueError(
             f"x: got shape {list(x.shape)}, of {features} features a sample and {positions} elements a channel, wants "

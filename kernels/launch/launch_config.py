@@ -116,7 +116,7 @@ class LaunchConfig:
 
     @property
     def packs(self) -> bool:
-        """True if a launch of its own packs the features before."""
+        """True if a launch packs the features for programs of ours; ``HeadInput.packs`` says it of a library's, too."""
         return self.features == "packed"
 
     @property
@@ -145,7 +145,7 @@ class LaunchConfig:
         return -(-view.shape[1] // self.block_c) * -(-view.positions // self.block_p) * self.window_parts
 
     def shares_of(self, view: HeadView, classes: int, hidden: HiddenLayers = NO_LAYERS) -> tuple[tuple[int, int], ...]:
-        """Return of each stage, in the order of the programs' numbers, how many samples how many programs share.
+        """Return of each stage, in the order of programs' numbers, a number of samples and how many programs share it.
 
         Stages pool, multiply and add up, or decide; of a last layer with programs of its own they multiply and decide.
         """
@@ -189,8 +189,7 @@ def warps_for_logits(classes: int) -> int:
 
 def by_library(classes: int) -> LaunchConfig:
     """Return the configuration of a library's product and a launch that decides by its logits, with blocks of 1."""
-    num_warps = warps_for_logits(classes)
-    return LaunchConfig(1, 1, 1, 1, 1, 1, 1, 1, 1, stages=1, num_warps=num_warps, features="library")
+    return LaunchConfig(1, 1, 1, 1, 1, 1, 1, 1, 1, 1, warps_for_logits(classes), features="library")
 
 
 def padded_row(count: int) -> int:

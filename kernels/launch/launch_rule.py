@@ -8,9 +8,10 @@ from .pooling_rule import FEW_CLASSES, packing, pooling
 
 #: Bytes of a weight from about which on reading it once for all samples pays for features that lie in memory first.
 _LARGE_WEIGHT = 2 << 20
-#: Features and products up to which a head that is not pooled is soonest done by those who read its features.
+#: Features and products up to which a head of which nothing is pooled is split; of more of either it is read.
 _FEW_FEATURES, _FEW_PRODUCTS = 512, 16384
-#: Classes up to which blocks of a channels-last map are turned by those who read them, of many samples or one or two.
+#: Classes up to which no launch puts a channels-last map in order first: of one or two samples it is split, of more
+#: than 64 read in place.
 _FEW_TURNED = 64
 #: Classes of which several programs decide about a sample, if there are more; twice as many from 64 samples on.
 _MANY_CLASSES = 4096
@@ -75,7 +76,7 @@ def _few_features(shape: HeadShape) -> bool:
 
 
 def _where(shape: HeadShape) -> str:
-    """Return where features are read: packed if they are pooled or float32, or are turned for more than a few."""
+    """Return where features are read: in place if they lie in order, or in blocks that are turned while they are."""
     turns = shape.samples > 64 and shape.classes <= _FEW_TURNED
     in_place = shape.view.in_order or (shape.view.turned and turns and shape.dtype != "float32")
     return "in place" if in_place else "packed"

@@ -92,8 +92,12 @@ class TunedTable:
 
 def tables_for(device_name: str) -> list[TunedTable]:
     """Return the tables by which a device launches heads, the first that has an entry: its own, that it borrows."""
-    names = (device_name, BORROWERS.get(table_path(device_name).stem))
-    return [table for name in names if name is not None and (table := table_of(name)) is not None]
+    return [table for name in owners(device_name) if (table := table_of(name)) is not None]
+
+
+def owners(device_name: str) -> list[str]:
+    """Return the devices whose tables a device goes by, in this order: itself, and the one that it borrows from."""
+    return [device_name, *filter(None, [BORROWERS.get(table_path(device_name).stem)])]
 
 
 def table_path(device_name: str) -> Path:

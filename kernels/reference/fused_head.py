@@ -45,7 +45,7 @@ def decide(
 ) -> HeadOutput:
     """Turn logits [N, K] into a :class:`HeadOutput` under a criterion, in float32 or better.
 
-    Divided is the distance from the largest logit, as in the kernel: a logit divided by the temperature may overflow.
+    Divided is the distance from the largest logit, as the kernel's is: a logit divided by the temperature may overflow.
     A temperature on a device, which nobody has checked, gives NaN unless it is finite and greater than 0.
     """
     if isinstance(temperature, Tensor):

@@ -2,12 +2,14 @@
 
 import contextvars
 import dataclasses
+import importlib
 import re
 import threading
 
 import pytest
 import torch
 from auxhead.kernels import ExitBuffers, ExitHead, ExitLaunch, LaunchConfig, fused_head, runs_triton
+from auxhead.kernels.launch import tuned_table
 from auxhead.kernels.launch.choose_config import choose_config, overriding
 from auxhead.kernels.launch.head_shape import HeadShape
 from auxhead.kernels.launch.head_view import head_view
@@ -19,9 +21,10 @@ from auxhead.kernels.launch.launch_rule import (
 from auxhead.kernels.launch.library_rule import config_of_library
 from auxhead.kernels.launch.tuned_table import config_from, table_path
 from auxhead.kernels.reference.hidden_layers import NO_LAYERS, HiddenLayers
-from support.example_tables import DEVICE, TAPS, entry, head_shape, other, table, write
+from support.example_tables import DEVICE, FILE_NAME, TAPS, entry, head_shape, other, table, write
 from support.head_cases import check_head, make_head
 
+choosing = importlib.import_module("auxhead.kernels.launch.choose_config")
 CPU = torch.device("cpu")
 
 
@@ -149,12 +152,29 @@ def test_a_head_is_launched_as_the_table_says_alone_and_in_a_network(tables, dev
 OTHER_KERNEL = table(entry(head_shape()), device="cpu", kernel="0" * 16).as_text()
 
 
+def test_what_is_left_is_used_where_a_table_is_not(tables, monkeypatch):
+    """Of its own and one that it borrows, whichever can be read and is of this kernel."""
+    shape = head_shape()
+    monkeypatch.setattr(tuned_table, "BORROWERS", {"cpu": DEVICE})
+    (tables / FILE_NAME).write_text(table(entry(shape, config=other(shape))).as_text())
+    for text in ("{", OTHER_KERNEL):
+        (tables / "cpu.json").write_text(text)
+        choosing.forget_tables()
+        with pytest.warns(UserWarning, match=r"cpu\.json.*; launches go by what is left: a table that it borrows"):
+            assert choose(shape) == other(shape)
+    (tables / FILE_NAME).write_text("{")
+    (tables / "cpu.json").write_text(table(entry(shape, config=other(shape)), device="cpu").as_text())
+    choosing.forget_tables()
+    with pytest.warns(UserWarning, match=FILE_NAME):
+        assert choose(shape) == other(shape)
+
+
 @pytest.mark.parametrize(
     "text, message",
     [
         ("{", "cpu.json: is not JSON"),
         (OTHER_KERNEL, "cpu.json, of cpu: tuned for another kernel, 0000000000000000; the one here is"),
-        (OTHER_KERNEL, "run auxhead-tune everything there; launches are chosen by rule"),
+        (OTHER_KERNEL, "run auxhead-tune everything there; launches go by what is left"),
     ],
     ids=["no JSON", "another kernel", "what to run"],
 )

@@ -204,6 +204,18 @@ def test_heads_of_logits_have_rules(device, samples, classes, criterion):
     assert exit_index.tolist() == expected_exits(outputs, samples)
 
 
+@pytest.mark.parametrize("criterion", ["patience", "max_prob"])
+def test_the_last_place_answers_whoever_is_not_sure_whatever_its_rule(device, criterion):
+    """A classifier that has a rule, too, as a head has; see reference/merge.py."""
+    heads, inputs = make_heads(3, 4, device)
+    heads = [head._replace(criterion=criterion, threshold=torch.full((1,), 5.0, device=device)) for head in heads]
+    buffers = ExitBuffers.allocate(len(heads), 3, 4, with_probs=True, device=device)
+    ExitLaunch(buffers, 0, heads)(inputs)
+    label, exit_index, _, probs = buffers.answer(buffers.packed_answer)
+    assert exit_index.tolist() == [len(heads) - 1] * 3
+    assert torch.equal(label, buffers.label[-1]) and torch.equal(probs, buffers.probs[-1])
+
+
 # Fuzzed: one to three heads of any shape and layout in one launch
 
 SMALL_NETWORKS = Bounds((3, 1, 7), 4, 4, 2, (3, 1, 10), 100, 1000)

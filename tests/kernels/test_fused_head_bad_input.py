@@ -114,6 +114,15 @@ def test_more_than_int32_counts(options, classes, device):
     refused(lambda: fused_head(x, weight, **options), ValueError, "x", "[1, 1, 65536, 32768]", 2**31)
 
 
+def test_more_tokens_than_int32_counts(device):
+    """Pooled tokens are a channel's elements, and were answered wrongly."""
+    x = torch.zeros(1, 1, 1, device=device).expand(1, 2**31 - 1, 1)
+    if not runs_triton(x):
+        pytest.skip("the reference counts in int64")
+    weight = torch.zeros(2, 1, device=device)
+    refused(lambda: fused_head(x, weight, pool="avg"), ValueError, "x", "[1, 2147483647, 1]", 2**31 - 1, "a channel")
+
+
 @pytest.mark.parametrize("name, value", [("temperature", NAN), ("threshold", 1.5)])
 @pytest.mark.parametrize("around", [torch.vmap, torch.func.jacrev], ids=["vmap", "jacrev"])
 def test_numbers_within_transforms(around, name, value, device):
