@@ -17,24 +17,24 @@ def pooling(shape: HeadShape, *, only_pools: bool) -> LaunchConfig:
     """
     view, samples, channels = shape.view, shape.samples, shape.channels
     positions, window_w = view.positions, view.window_w
-    columns, features = view.window_h * window_w, shape.features
+    elements, features = view.window_h * window_w, shape.features  # of a window
     enough = 64 if not only_pools else 128 if samples < 16 else 256
     if positions > 1:
-        pool, block_p = _windows(shape, columns, enough)
-        window_w = columns  # its elements lie in one row for the kernel
+        pool, block_p = _windows(shape, elements, enough)
+        window_w = elements  # its elements lie in one row for the kernel
     else:
         # wide blocks of channels read whole lines of memory, but leave fewer programs, each with more of the weight
         block_f, block_p = 16, 1
         least = 64 if only_pools else 256
-        while block_f < 64 and (only_pools or columns <= 1024) and samples * features >= least * block_f:
+        while block_f < 64 and (only_pools or elements <= 1024) and samples * features >= least * block_f:
             block_f *= 2
         while block_f < 512 and features >= 512 * block_f:
             block_f *= 2
-        block_c, num_warps = min(block_f, next_power_of_2(channels)), 4 if only_pools and columns <= 256 else 8
+        block_c, num_warps = min(block_f, next_power_of_2(channels)), 4 if only_pools and elements <= 256 else 8
         pool = _Pool(block_c, 8192 // block_c, num_warps, stages=1, enough=enough)
-        if columns == 1:
+        if elements == 1:
             pool = _Pool(128, 1, 2 if shape.classes <= 16 else num_warps, stages=1, enough=0)
-        elif shape.classes > FEW_CLASSES and only_pools and columns <= 64 and samples >= 4:
+        elif shape.classes > FEW_CLASSES and only_pools and elements <= 64 and samples >= 4:
             pool = _Pool(32, 16, 8, stages=1, enough=0)
         if window_w >= 16 and block_f <= 64:
             pool = _global_pool(shape, window_w) or pool
@@ -42,7 +42,7 @@ def pooling(shape: HeadShape, *, only_pools: bool) -> LaunchConfig:
     block_a = min(pool.block_a, next_power_of_2(window_w))
     # Programs enough to read a large map through many SMs at once, each with more than one step.
     window_parts = 1
-    parts = shape.pool == "avg" and (positions == 1 or columns >= 128)
+    parts = shape.pool == "avg" and (positions == 1 or elements >= 128)
     most = min(window_w // block_a, 64) if parts else 1
     programs = -(-channels // block_c) * -(-positions // block_p) * samples
     while programs * window_parts < pool.enough and 2 * window_parts <= most:
@@ -58,16 +58,16 @@ def pooling(shape: HeadShape, *, only_pools: bool) -> LaunchConfig:
     return LaunchConfig(1, block_c, block_p, block_a, 1, 1, 1, block_j, window_parts, stages, pool.num_warps)
 
 
-def _windows(shape: HeadShape, columns: int, enough: int) -> "tuple[_Pool, int]":
+def _windows(shape: HeadShape, elements: int, enough: int) -> "tuple[_Pool, int]":
     """Choose how windows of so many elements are pooled, and how many a program has of each channel."""
     features = shape.samples * shape.features
     if shape.layout == "channels_last":  # whole lines where programs are enough
-        block_a, block_p = min(next_power_of_2(columns), 16), min(next_power_of_2(shape.view.positions), 4)
+        block_a, block_p = min(next_power_of_2(elements), 16), min(next_power_of_2(shape.view.positions), 4)
         block_c = 16 if features < 8192 else 64 // shape.element_size
         while block_c * block_p < 256 and features >= 512 * block_c * block_p:
             block_c *= 2
     else:
-        block_a, block_p = min(next_power_of_2(columns), 64), min(next_power_of_2(shape.view.positions), 16)
+        block_a, block_p = min(next_power_of_2(elements), 64), min(next_power_of_2(shape.view.positions), 16)
         block_c = 4096 // (block_p * max(block_a, 2))
         programs = shape.samples * -(-shape.view.positions // block_p)
         least = 32 if block_a <= 16 else 16  # sooner, if of many positions and in few steps
@@ -82,32 +82,32 @@ def _windows(shape: HeadShape, columns: int, enough: int) -> "tuple[_Pool, int]"
 def packing(shape: HeadShape, config: LaunchConfig) -> LaunchConfig:
     """Choose the blocks of a launch that packs features, in a configuration of what multiplies them."""
     view, channels, size = shape.view, shape.channels, shape.element_size
-    maps, positions, columns = shape.samples * channels, view.positions, view.window_h * view.window_w
+    maps, positions, elements = shape.samples * channels, view.positions, view.window_h * view.window_w
     features = maps * positions
     stages = block_p = block_a = 1
     if view.unpooled:  # put in order
         block_c, block_p = (16, 64) if features >= 1 << 24 else (64, 64) if features >= 1 << 20 else (32, 32)
     elif positions == 1 and shape.layout == "channels_last":
         in_vectors = channels >= 64 and channels * size % 16 == 0
-        if columns >= 512 and channels <= 32:  # more programs, and each its whole sectors
+        if elements >= 512 and channels <= 32:  # more programs, and each its whole sectors
             block_c, block_a = 8, 256
-        elif columns >= 512 and shape.pool == "avg" and in_vectors and maps >= 512:
+        elif elements >= 512 and shape.pool == "avg" and in_vectors and maps >= 512:
             block_c, block_a, stages = 64, 32, 4
         else:
             block_c, block_a = (64, 64) if maps >= 1 << 16 else (32, 128)
-    elif positions == 1 and columns > 512 and (maps < 1 << 13 or maps * columns * size >= 48 << 20):
+    elif positions == 1 and elements > 512 and (maps < 1 << 13 or maps * elements * size >= 48 << 20):
         block_c, block_a, stages = 8, 256, 4
     elif positions == 1:
-        small = columns > 64 or maps < 1 << 13
+        small = elements > 64 or maps < 1 << 13
         block_c, block_a = (16, 64) if small else (128, 32) if maps < 1 << 16 else (128, 16)
-        block_a = block_a if small or columns % block_a == 0 else 4  # of 49 elements 52 are read, and not 64
+        block_a = block_a if small or elements % block_a == 0 else 4  # of 49 elements 52 are read, and not 64
     elif shape.layout == "channels_last":
-        few = positions <= 4 or columns >= 100
+        few = positions <= 4 or elements >= 100
         if features < 1 << 15:
             block_c, block_p, block_a = 16, 4, 16
         elif channels <= 64:
-            block_c, block_p, block_a = (64, 8, 16) if columns >= 32 else (64, 16, 4)
-        elif channels * size % 16 != 0 or (size == 4 and columns < 100):
+            block_c, block_p, block_a = (64, 8, 16) if elements >= 32 else (64, 16, 4)
+        elif channels * size % 16 != 0 or (size == 4 and elements < 100):
             block_c, block_p, block_a = 64, 8, 8
         elif size == 4:
             block_c, block_p, block_a = 32, 4, 16
@@ -125,7 +125,7 @@ def packing(shape: HeadShape, config: LaunchConfig) -> LaunchConfig:
         config,
         block_c=min(block_c, next_power_of_2(channels)),
         block_p=block_p if view.unpooled else min(block_p, next_power_of_2(positions)),
-        block_a=min(block_a, next_power_of_2(columns if positions > 1 else view.window_w)),
+        block_a=min(block_a, next_power_of_2(elements if positions > 1 else view.window_w)),
         stages=stages,
     )
 
