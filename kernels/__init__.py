@@ -10,8 +10,7 @@ or from ``ExitLaunch`` one answer per sample, merged over the exits of a network
                    layers, merge (what an answer of a network is)
     launch/        checked arguments, the sizes that decide, the chosen LaunchConfig (an override, a tuned table or the
                    rule, by which a library may multiply), memory of programs, residency (where and when they run)
-    before_launch  what comes before the launch of a head that only decides: a launch that pools for it, or logits by
-                   PyTorch's operations
+    before_launch  what may come before the launch of a head: one that packs its features, or PyTorch's operations
     noted          remembers a launch, which model/heads/driver_launch.py makes again by CUDA's driver
     cuda/          CUDA's runtime, and lifetimes of what it gives
     fused_head     the operator: one head, one launch, and what may come before it

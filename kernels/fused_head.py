@@ -17,7 +17,7 @@ from .launch.launch_config import LaunchConfig, most_registers
 from .launch.memory import HeadArguments, strided
 from .launch.residency import new_turns
 from .noted import launch
-from .reference.criteria import check_temperature, check_threshold, number_of
+from .reference.criteria import check_criterion, check_temperature, check_threshold, number_of
 from .reference.fused_head import HeadOutput, backward, fused_head_reference, save_for_backward
 from .reference.hidden_layers import NO_LAYERS, HiddenLayers, check_hidden_types
 
@@ -100,11 +100,17 @@ def fused_head(
     """
     layers = NO_LAYERS if hidden is None else hidden
     check_hidden_types(layers)
+    check_criterion(criterion)
+    if not isinstance(return_probs, bool):
+        raise TypeError(f"return_probs: got {type(return_probs).__name__}, wants a bool")
     parameters = [("weight", weight), ("bias", bias), *layers.tensors()]
     for name, one in (("x", x), *parameters):
-        if not isinstance(one, Tensor) and (one is not None or name in ("x", "weight")):
-            wants = "a torch.Tensor" if name in ("x", "weight") else "a torch.Tensor or None"
-            raise TypeError(f"{name}: got {type(one).__name__}, wants {wants}")
+        dense = isinstance(one, Tensor) and one.layout is torch.strided and not one.is_nested
+        if not dense and (one is not None or name in ("x", "weight")):
+            got = type(one).__name__ if not isinstance(one, Tensor) else "nested" if one.is_nested else one.layout
+            raise TypeError(
+                f"{name}: got {got}, wants a strided torch.Tensor{' or None' * (name not in ('x', 'weight'))}"
+            )
     for name, value in (*parameters, ("temperature", temperature), ("threshold", threshold)):
         # here, not in the op: a tensor on "meta" would send the whole call to the fake implementation
         if isinstance(value, Tensor) and value.device != x.device:
@@ -125,7 +131,7 @@ def _split_number(name: str, value: Tensor | float) -> tuple[Tensor | None, floa
         return value, 1.0
     if not isinstance(value, (int, float)):
         raise TypeError(f"{name}: got {type(value).__name__}, wants a float or a torch.Tensor of one element")
-    return None, float(value)
+    return None, float(max(min(value, 10**300), -(10**300)))  # a larger int is no float; each is refused
 
 
 # define and impl, not custom_op, whose wrappers cost the host 10 us more a call

@@ -43,9 +43,9 @@ def explain(
     ],
     batch: Annotated[
         list[int] | None,
-        typer.Option(min=1, help="Samples a call; may be given several times.", show_default="1"),
+        typer.Option(min=1, max=2**31 - 1, help="Samples a call; may be given several times.", show_default="1"),
     ] = None,
-    classes: Annotated[int, typer.Option(min=2, help="Of the head.")] = 1000,
+    classes: Annotated[int, typer.Option(min=2, max=2**31 - 1, help="Of the head.")] = 1000,
     dtype: Annotated[str, typer.Option(help=f"{', '.join(WORDS['dtype'])}.")] = "float16",
     layout: Annotated[str, typer.Option(help=f"Of a map: {', '.join(WORDS['layout'])}.")] = "channels_last",
     pool: Annotated[str, typer.Option(help="avg, max, first or none.")] = "avg",
@@ -65,15 +65,14 @@ def explain(
                 raise BadInput(f"--{name}: got {value}, wants one of {', '.join(WORDS[name])}")
         sizes = [(samples, *_sizes("SHAPE", one)) for one in shapes for samples in batch or [1]]
         windows = _sizes("--pool-size", pool_size)
-    from ...kernels.launch.tuned_table import BadTable
     from .explain import run_explain
 
-    with one_line_errors(BadTable):
+    with one_line_errors():
         run_explain(sizes, classes, dtype, layout, pool, windows, device)
 
 
 def _sizes(name: str, written: str) -> tuple[int, ...]:
     parts = written.split("x")
-    if not all(part.isdecimal() and int(part) > 0 for part in parts):
-        raise BadInput(f"{name}: got {written}, wants sizes such as 64x56x56")
+    if not all(part.isdecimal() and 0 < int(part) < 2**31 for part in parts):
+        raise BadInput(f"{name}: got {written}, wants sizes such as 64x56x56, below 2 ** 31")
     return tuple(map(int, parts))

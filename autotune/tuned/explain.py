@@ -1,13 +1,13 @@
 """Explanation of a head's launch: the entry of the tuned table that serves it, or the key that the table lacks."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
 from ...kernels.launch.choose_config import chosen_by_rule, name_of
-from ...kernels.launch.head_arguments import check_input, check_pool
+from ...kernels.launch.head_arguments import check_countable, check_input, check_pool
 from ...kernels.launch.head_shape import HeadShape
 from ...kernels.launch.head_view import head_view
 from ...kernels.launch.launch_config import LaunchConfig
@@ -22,6 +22,8 @@ class Explanation(NamedTuple):
 
     device: str
     shape: HeadShape
+    unused: tuple[str, ...]
+    """Tables that the device would go by but for this."""
     missed: tuple[str, ...]
     """Keys that differ from the nearest entry's, each with what was asked and what the table has; empty if the head has
     an entry of its own."""
@@ -33,6 +35,7 @@ class Explanation(NamedTuple):
     def lines(self) -> list[str]:
         """Return the explanation in lines for a terminal."""
         lines = [f"{self.shape}, on {self.device}"]
+        lines += [f"  not used: {reason}" for reason in self.unused]
         lines += [f"  not in the table: {reason}" for reason in self.missed]
         if self.entry is None:
             lines.append("  used: the rule's configuration")
@@ -62,29 +65,32 @@ def explain(device_name: str, shape: HeadShape) -> Explanation:
     """Look up how a head is launched on a device, which need not be there, and explain it.
 
     The device has the name that ``torch.cuda.get_device_name`` says, or that of its table's file.
-
-    Raises:
-        BadTable: the table cannot be read.
     """
-    tables = tables_for(device_name)
-    if not tables:
+    tables, unused = tables_for(device_name)
+    if not tables and not unused:
         others = ", ".join(tuned_devices())
         there_are = f"there are tables for {others}" if others else "there is none at all"
         no_table = f"device: no table for {device_name}, {there_are}; `auxhead-tune everything` makes one there"
-        return Explanation(device_name, shape, (no_table,), None, chosen_by_rule(shape))
-    table = next((one for one in tables if one.find(shape) is not None), tables[0])
+        return Explanation(device_name, shape, (), (no_table,), None, chosen_by_rule(shape))
+    if not tables:
+        return Explanation(device_name, shape, tuple(unused), (), None, chosen_by_rule(shape))
+    table = next((one for one in tables if one.find(shape) is not None), None) or min(tables, key=_distance_from(shape))
     entry = table.find(shape)
     missed = () if entry is not None and entry.shape == shape else tuple(_differences(table, shape))
     config = chosen_by_rule(shape) if entry is None else entry.config
     borrows = table_path(table.device) != table_path(device_name)
     device = f"{device_name}, which borrows the table of {table.device}" if borrows else table.device
-    return Explanation(device, shape, missed, entry, config)
+    return Explanation(device, shape, tuple(unused), missed, entry, config)
+
+
+def _distance_from(shape: HeadShape) -> Callable[[TunedTable], tuple[int, float]]:
+    """Return a key of tables: how far the nearest entry of each is from a head."""
+    asked = shape._asdict()
+    return lambda table: min((_distance(one.shape._asdict(), asked) for one in table.entries), default=(99, 0.0))
 
 
 def _differences(table: TunedTable, shape: HeadShape) -> list[str]:
     """Name the keys in which the nearest entry differs: the one with the fewest, and the nearest sizes."""
-    if (reason := table.why_void()) is not None:
-        return [f"kernel: table {reason}"]
     if not table.entries:
         return ["entries: the table has none"]
     asked = shape._asdict()
@@ -124,7 +130,6 @@ def run_explain(
 
     Raises:
         BadInput: no CUDA device here, or an input that no head reads.
-        BadTable: the device's table cannot be read.
     """
     heads = [_head(one, classes, dtype, layout, pool, windows) for one in shapes]
     here = _device_here() if device is None else device
@@ -142,7 +147,7 @@ def _head(sizes: tuple[int, ...], classes: int, dtype: str, layout: str, pool: s
         if layout == "channels_last" and x.ndim == 4:
             x = x.contiguous(memory_format=torch.channels_last)
         window_grid = check_pool(pool, grid if len(grid) > 1 else grid[0])
-        check_input(x, pool, window_grid)
+        check_countable(x, check_input(x, pool, window_grid))
     except (ValueError, RuntimeError, TypeError) as error:  # the last two of sizes beyond 64 bits
         raise BadInput(str(error).partition("\n")[0]) from None
     view = head_view(tuple(x.shape), x.stride(), pool, window_grid)

@@ -16,7 +16,7 @@ from .head_view import HeadView
 from .launch_config import LaunchConfig, next_power_of_2
 from .launch_rule import config_beside_trunk, config_by_rule, config_of_norm, config_of_reading
 from .library_rule import config_of_library, library_pays
-from .tuned_table import BadTable, owners, table_of, table_path
+from .tuned_table import table_of, tables_for
 
 #: Configurations that come before the tables, by shape, in the current context; see ``overriding``.
 overrides: ContextVar[Mapping[HeadShape, LaunchConfig] | None] = ContextVar("overrides", default=None)
@@ -96,16 +96,10 @@ def _tuned_or_by_rule(
     view: HeadView, rows: int, layers: Layers, pool_max: bool, dtype: torch.dtype, device: torch.device, beside: bool
 ) -> LaunchConfig:
     shape, name = HeadShape.of(view, rows, pool_max=pool_max, dtype=dtype), name_of(device)
-    entry = None
-    for owner in owners(name):
-        try:
-            table = table_of(owner)
-            if table is not None and (reason := table.why_void()) is not None:
-                raise BadTable(f"{table_path(owner)}, of {owner}: {reason}: run auxhead-tune everything there")
-        except BadTable as error:  # a forward goes on without it
-            _warn(str(error))
-        else:
-            entry = entry or (None if table is None else table.find(shape))
+    tables, unused = tables_for(name)
+    for why in unused:
+        _warn(why)
+    entry = next((found for table in tables if (found := table.find(shape)) is not None), None)
     if entry is None or (entry.config.by_library and layers != Layers(shape.classes)):
         config = chosen_by_rule(shape, layers)
     else:

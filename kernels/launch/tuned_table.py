@@ -64,12 +64,6 @@ class TunedTable:
     commit: str | None
     entries: tuple[Entry, ...]  # sorted; none of an earlier kernel, whose configurations may have other fields
 
-    def why_void(self) -> str | None:
-        """Return why no entry is used, of a table of other kernels than those here; None if it is not."""
-        if is_measured_code(self.kernel):
-            return None
-        return f"tuned for another kernel, {self.kernel}; the one here is {kernel_hash()}"
-
     def find(self, shape: HeadShape) -> Entry | None:
         """Return the entry for a head: its own, else that of the nearest batch size which serves it, else None."""
         asked = shape.samples
@@ -90,14 +84,21 @@ class TunedTable:
         return "{\n" + ",\n".join([f'"schema": "{SCHEMA}"', *lines, f'"entries": {listed}']) + "\n}\n"
 
 
-def tables_for(device_name: str) -> list[TunedTable]:
-    """Return the tables by which a device launches heads, the first that has an entry: its own, that it borrows."""
-    return [table for name in owners(device_name) if (table := table_of(name)) is not None]
-
-
-def owners(device_name: str) -> list[str]:
-    """Return the devices whose tables a device goes by, in this order: itself, and the one that it borrows from."""
-    return [device_name, *filter(None, [BORROWERS.get(table_path(device_name).stem)])]
+def tables_for(device_name: str) -> tuple[list[TunedTable], list[str]]:
+    """Return the tables by which a device launches heads, its own before one that it borrows; and why not by others."""
+    tables, unused = [], []
+    for owner in (device_name, BORROWERS.get(table_path(device_name).stem)):
+        try:
+            table = None if owner is None else table_of(owner)
+        except BadTable as error:  # a forward goes on without it
+            unused.append(str(error))
+            continue
+        if table is not None and is_measured_code(table.kernel):
+            tables.append(table)
+        elif table is not None:
+            why = f"tuned for another kernel, {table.kernel}; the one here is {kernel_hash()}"
+            unused.append(f"{table_path(table.device)}, of {table.device}: {why}: run auxhead-tune everything there")
+    return tables, unused
 
 
 def table_path(device_name: str) -> Path:

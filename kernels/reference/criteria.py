@@ -86,7 +86,7 @@ def number_of(criterion: str) -> int:
 
 def check_criterion(criterion: str) -> None:
     """Raise ``ValueError`` unless ``criterion`` is a known one."""
-    if criterion not in CRITERIA:
+    if not isinstance(criterion, str) or criterion not in CRITERIA:
         raise ValueError(f"criterion: got {criterion!r}, wants one of {sorted(CRITERIA)}")
 
 

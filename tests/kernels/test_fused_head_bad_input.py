@@ -5,7 +5,15 @@ import re
 
 import pytest
 import torch
-from auxhead.kernels import check_input, check_pool, check_temperature, check_threshold, fused_head, runs_triton
+from auxhead.kernels import (
+    HiddenLayers,
+    check_input,
+    check_pool,
+    check_temperature,
+    check_threshold,
+    fused_head,
+    runs_triton,
+)
 from auxhead.kernels.launch.head_arguments import MOST_WINDOWS, head_dtypes_in_words
 
 NAN, INF = float("nan"), float("inf")
@@ -168,6 +176,33 @@ def test_types(name, device):
     for value in ([[1.0] * 4], "1.0", object(), 1j, *([None] if name != "bias" else [])):
         call = lambda value=value: fused_head(**arguments(device, **{name: value}))  # noqa: E731
         refused(call, TypeError, name, type(value).__name__, "Tensor")
+
+
+@pytest.mark.parametrize("name", ["x", "weight", "bias"])
+def test_tensors_without_strides(name, device):
+    good = arguments(device, x=torch.zeros(2, 4, device=device))
+    changes = good | {name: good[name].to_sparse()}
+    refused(lambda: fused_head(**changes), TypeError, name, "torch.sparse_coo", "strided")
+    if name == "x":
+        parts = [torch.zeros(3, 4, device=device), torch.zeros(2, 4, device=device)]
+        for layout in (torch.strided, torch.jagged):
+            nested = torch.nested.nested_tensor(parts, layout=layout)
+            refused(lambda one=nested: fused_head(**good | {"x": one}), TypeError, name, "nested")
+
+
+def test_what_the_operator_would_refuse_in_words_of_its_own(device):
+    for criterion in (None, 1, ["max_prob"]):
+        refused(
+            lambda one=criterion: fused_head(**arguments(device), criterion=one), ValueError, "criterion", criterion
+        )
+    for given in ("no", None, 0, torch.tensor(False)):
+        call = lambda given=given: fused_head(**arguments(device), return_probs=given)  # noqa: E731
+        refused(call, TypeError, "return_probs", type(given).__name__, "a bool")
+    for name in ("temperature", "threshold"):
+        for value in (10**400, -(10**400)):
+            refused(lambda n=name, v=value: fused_head(**arguments(device), **{n: v}), ValueError, name)
+    huge = HiddenLayers(eps=10**400)
+    refused(lambda: fused_head(**arguments(device), hidden=huge), TypeError, "hidden.eps", "int", "a float or None")
 
 
 @pytest.mark.parametrize("as_tensor", [False, True], ids=["float", "tensor"])

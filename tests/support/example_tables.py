@@ -64,5 +64,6 @@ def other(shape, **changed):
 
 def lookup(device_name, shape):
     """The configuration tuned for a head on a device, or None."""
-    found = [entry for table in tables_for(device_name) if (entry := table.find(shape)) is not None]
+    tables, _ = tables_for(device_name)
+    found = [entry for table in tables if (entry := table.find(shape)) is not None]
     return found[0].config if found else None

@@ -105,8 +105,10 @@ def test_a_table_of_another_kernel_and_one_without_entries(tables):
     shape = head_shape()
     (tables / FILE_NAME).write_text(table(entry(shape, config=other(shape)), kernel="0" * 16).as_text())
     found = explain(DEVICE, shape)
-    assert found.missed == (f"kernel: table tuned for another kernel, {'0' * 16}; the one here is {kernel_hash()}",)
+    why = f"tuned for another kernel, {'0' * 16}; the one here is {kernel_hash()}: run auxhead-tune everything there"
+    assert found.unused == (f"{tables / FILE_NAME}, of {DEVICE}: {why}",) and found.missed == ()
     assert found.config == config_by_rule(shape)
+    assert f"  not used: {found.unused[0]}" in found.lines() and "  used: the rule's configuration" in found.lines()
     (tables / "acme-y.json").write_text(table(device="ACME Y").as_text())
     assert explain("ACME Y", shape).missed == ("entries: the table has none",)
 
@@ -127,20 +129,28 @@ def test_a_table_that_is_borrowed(tuned, monkeypatch):
     assert found.lines()[0] == f"{shape}, on Other GPU, which borrows the table of {DEVICE}"
     assert lookup("Other GPU", shape) == other(shape)
     assert explain("other-gpu", shape).config == other(shape), "by the name of its file"
-    own = table(entry(head_shape(samples=2)), device="Other GPU")
+    own = table(entry(head_shape(TAPS[3], samples=2)), device="Other GPU")
     (tuned / tuned_table.table_path("Other GPU").name).write_text(own.as_text())
     tuned_table.table_of.cache_clear()
     assert lookup("Other GPU", shape) == other(shape), "its own table has no such head"
     assert explain("Other GPU", shape).lines()[0] == f"{shape}, on Other GPU, which borrows the table of {DEVICE}"
-    assert explain("Other GPU", head_shape(samples=2)).lines()[0] == f"{head_shape(samples=2)}, on Other GPU"
-    assert explain("Other GPU", head_shape(classes=7)).lines()[0].endswith("on Other GPU"), "neither has this one"
+    its = head_shape(TAPS[3], samples=2)
+    assert explain("Other GPU", its).lines()[0] == f"{its}, on Other GPU"
+    for asked, has, whose in ((300, "1, 8", f", which borrows the table of {DEVICE}"), (3, "2", "")):
+        found = explain("Other GPU", head_shape(TAPS[0] if asked == 300 else TAPS[3], samples=asked))
+        assert found.device == f"Other GPU{whose}", "that of the nearest entry"
+        assert [line.split(":")[0] for line in found.missed] == ["samples"] and f"table has {has}" in found.missed[0]
+    (tuned / FILE_NAME).write_text("{")
+    tuned_table.table_of.cache_clear()
+    left = explain("Other GPU", its)
+    assert left.entry is not None and "is not JSON" in left.unused[0], "as a launch takes what is left"
 
 
 def test_h100s_borrow_the_table_of_the_h200():
     """Of the same compute capability; no other GPU does."""
     for name in ("NVIDIA H100 80GB HBM3", "NVIDIA H100 PCIe", "NVIDIA H100 NVL"):
-        assert tuned_table.tables_for(name)[-1] is tuned_table.table_of("NVIDIA H200")
-    assert tuned_table.tables_for("NVIDIA A100-SXM4-80GB") == []
+        assert tuned_table.tables_for(name)[0][-1] is tuned_table.table_of("NVIDIA H200")
+    assert tuned_table.tables_for("NVIDIA A100-SXM4-80GB") == ([], [])
 
 
 def test_what_is_another_in_a_network_is_told(tables):
@@ -195,13 +205,14 @@ REFUSED = [
     (("512", "--pool", "x", "--device", "Y"), "pool: got 'x', wants one of"),
     (("3x4x5", "--pool", "first", "--device", "Y"), "pool: got 'first' for x of shape"),
     (("3x4x5", "--pool-size", "2x2x2", "--device", "Y"), "pool_size: got (2, 2, 2), wants"),
-    (("512", "--device", "cpu"), "cpu.json: is not JSON"),
-    (("99999999999x99999999999x9", "--device", "Y"), "Storage size calculation overflowed"),
-    (("512", "--batch", "9" * 20, "--device", "Y"), "Overflow"),
+    (("99999999999x9x9", "--device", "Y"), "SHAPE: got 99999999999x9x9, wants sizes such as 64x56x56, below 2 ** 31"),
+    (
+        ("64x1x2147483647", "--device", "Y"),
+        "x: got shape [1, 64, 1, 2147483647], of 64 features a sample and 2147483647",
+    ),
 ]
 
 
-def test_refuses(tables):
-    (tables / "cpu.json").write_text("{")
+def test_refuses():
     for arguments, message in REFUSED:
         assert_one_line_error(explained(*arguments), message)
