@@ -18,9 +18,7 @@ or from ``ExitLaunch`` one answer per sample, merged over the exits of a network
     compaction     open samples move into a smaller batch
     max_pool       max-pooling of channels_last maps
 
-To add a criterion: see reference/criteria.py. It changes kernel_hash, but not what is compiled for heads without it, as
-tests/kernels/test_machine_code.py shows: then ``SAME_MACHINE_CODE`` is of the new hash, the earlier one is among those
-that it names, and tables hold.
+To add a criterion: see model/guides/adding.md. Tables hold, since heads without it compile to the same as before.
 """
 
 from .compaction import collect, destination, gather_open, moves_rows, new_destinations
@@ -36,8 +34,8 @@ from .reference.merge import Merged, decide_in_order, heads_in_a_row, in_order, 
 
 __all__ = [
     "ACTIVATIONS", "CRITERIA", "Answer", "ExitBuffers", "ExitHead", "ExitLaunch", "HeadOutput", "HiddenLayers",
-    "LaunchConfig", "Merged", "check_criterion", "check_input", "check_pool", "check_temperature",
-    "check_threshold", "collect", "decide", "decide_in_order", "destination", "fused_head", "fused_head_reference",
-    "gather_open", "heads_in_a_row", "in_order", "max_pool2d", "merge", "moves_rows", "new_destinations", "number_of",
+    "LaunchConfig", "Merged", "check_criterion", "check_input", "check_pool", "check_temperature", "check_threshold",
+    "collect", "decide", "decide_in_order", "destination", "fused_head", "fused_head_reference", "gather_open",
+    "heads_in_a_row", "in_order", "max_pool2d", "merge", "moves_rows", "new_destinations", "number_of",
     "pooled_features", "runs_triton",
 ]  # fmt: skip
