@@ -24,7 +24,7 @@ To add a criterion: see model/guides/adding.md. Tables hold, since heads without
 from .compaction import collect, destination, gather_open, moves_rows, new_destinations
 from .exits import Answer, ExitBuffers, ExitHead, ExitLaunch
 from .fused_head import fused_head, runs_triton
-from .launch.head_arguments import check_input, check_pool
+from .launch.check_arguments import check_input, check_pool
 from .launch.launch_config import LaunchConfig
 from .max_pool import max_pool2d
 from .reference.criteria import CRITERIA, check_criterion, check_temperature, check_threshold, number_of

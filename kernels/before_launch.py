@@ -36,7 +36,7 @@ class HeadInput(NamedTuple):
     @property
     def packs(self) -> bool:
         """Whether its features are packed, for programs that multiply or for a library."""
-        return self.config.packs or (self.config.by_library and not self.view.in_order)
+        return self.config.packs or (self.config.by_library and not self.view.in_weight_order)
 
 
 def run_before_launch(heads: Sequence[HeadInput]) -> list[Tensor]:

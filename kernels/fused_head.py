@@ -9,9 +9,9 @@ from torch.autograd import forward_ad
 
 from .before_launch import HeadInput, head_that_reads, run_before_launch
 from .launch.arrival_counters import arrival_counters
+from .launch.check_arguments import FLOAT_DTYPES, check_countable, check_head_arguments, check_pool, check_rule_tensors
 from .launch.choose_config import choose_config
 from .launch.constants import HeadConstants, LaunchConstants, LogitsConstants
-from .launch.head_arguments import FLOAT_DTYPES, check_countable, check_head_arguments, check_pool, check_rule_tensors
 from .launch.head_view import HeadView, head_view
 from .launch.launch_config import LaunchConfig, most_registers
 from .launch.memory import HeadArguments, strided

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from ..kernels.cuda.runtime import beside_captures
-from ..kernels.launch.head_arguments import check_classes
+from ..kernels.launch.check_arguments import check_classes
 from .heads.fused_aux_head import FusedAuxHead
 from .listening.batches import Batch, call_with, check_input_batch, first_taken, first_tensor, map_tensors, two_samples
 from .listening.dry_run import Flow, layers_in_words

@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from ...kernels.launch.check_arguments import check_countable, check_input, check_pool
 from ...kernels.launch.choose_config import chosen_by_rule, name_of
-from ...kernels.launch.head_arguments import check_countable, check_input, check_pool
 from ...kernels.launch.head_shape import HeadShape
 from ...kernels.launch.head_view import head_view
 from ...kernels.launch.launch_config import LaunchConfig
@@ -48,7 +48,7 @@ class Explanation(NamedTuple):
                 f"  used: its own entry, {self.entry.margin:.1%} less time than what the rule said when it was measured"
             )
         if self.config.by_library:
-            packs = "" if self.shape.view.in_order else "one launch pools, or puts in order, "
+            packs = "" if self.shape.view.in_weight_order else "one launch pools, or puts in order, "
             multiply = "PyTorch's operations multiply, and one launch decides by the logits"
             return [*lines, f"  way: library: {packs}{multiply}"]
         two = ": one launch pools, or puts in order, and another one multiplies and decides" * self.config.packs

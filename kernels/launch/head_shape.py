@@ -11,14 +11,14 @@ LAYOUTS = ("channels_last", "contiguous", "strided")
 #: Dtypes of x and weight.
 DTYPES = ("float16", "bfloat16", "float32")
 #: Reductions of a window.
-POOLS = ("avg", "max")
+REDUCTIONS = ("avg", "max")
 
 
 class HeadShape(NamedTuple):
     """A head as tables and the launch rule know it; sizes are those of its ``HeadView``.
 
     ``classes`` are the rows of the weight that reads the features: K, or those of a hidden layer. ``layout``, ``pool``
-    ("avg" if nothing is pooled) and ``dtype`` are of ``LAYOUTS``, ``POOLS`` and ``DTYPES``.
+    ("avg" if nothing is pooled) and ``dtype`` are of ``LAYOUTS``, ``REDUCTIONS`` and ``DTYPES``.
     """
 
     samples: int

@@ -38,7 +38,7 @@ class HeadView(NamedTuple):
         return self.unpooled and self.positions > 1 and self.strides[1] == 1 and self.shape[1] > 1
 
     @property
-    def in_order(self) -> bool:
+    def in_weight_order(self) -> bool:
         """True if every element is a feature, and no block of them is to be turned for the weight."""
         return self.unpooled and not self.turned
 

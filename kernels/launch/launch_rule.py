@@ -32,7 +32,7 @@ def config_by_rule(shape: HeadShape) -> LaunchConfig:
     many = features > _FEW_FEATURES or features * classes > _FEW_PRODUCTS
     if shape.view.turned and samples <= 2 and features <= 1 << 15 and classes <= _FEW_TURNED:
         return config_of_split(shape, replace(pools, block_c=16, block_p=16, block_a=1, num_warps=8))
-    vector = shape.view.in_order and shape.view.positions == 1
+    vector = shape.view.in_weight_order and shape.view.positions == 1
     if vector and shape.dtype == "float32" and samples == 1 and classes <= 16 and features <= 1 << 16:
         return config_of_split(shape, replace(pools, block_c=512))
     if (shape.view.unpooled and many) or _reading_pays(shape):
@@ -78,7 +78,7 @@ def _few_features(shape: HeadShape) -> bool:
 def _where(shape: HeadShape) -> str:
     """Return where features are read: in place if they lie in order, or in blocks that are turned while they are."""
     turns = shape.samples > 64 and shape.classes <= _FEW_TURNED
-    in_place = shape.view.in_order or (shape.view.turned and turns and shape.dtype != "float32")
+    in_place = shape.view.in_weight_order or (shape.view.turned and turns and shape.dtype != "float32")
     return "in place" if in_place else "packed"
 
 

@@ -14,7 +14,7 @@ _MB = 1 << 20
 
 def config_of_library(shape: HeadShape, classes: int) -> LaunchConfig:
     """Configure a library's product; a launch of its own packs the features of ``shape`` before, if they are pooled."""
-    return by_library(classes) if shape.view.in_order else packing(shape, by_library(classes))
+    return by_library(classes) if shape.view.in_weight_order else packing(shape, by_library(classes))
 
 
 def library_pays(shape: HeadShape, config: LaunchConfig, classes: int, *, hidden: bool, norms: bool) -> bool:

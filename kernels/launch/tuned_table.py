@@ -9,7 +9,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from .head_shape import DTYPES, LAYOUTS, POOLS, HeadShape
+from .head_shape import DTYPES, LAYOUTS, REDUCTIONS, HeadShape
 from .kernel_hash import is_measured_code, kernel_hash
 from .launch_config import FEATURES, LaunchConfig, by_library, next_power_of_2
 
@@ -177,7 +177,7 @@ def _entry(row: Any) -> Entry:
 
 def _shape(values: Any) -> HeadShape:
     _check_names("shape", values, set(HeadShape._fields))
-    for name, allowed in (("layout", LAYOUTS), ("pool", POOLS), ("dtype", DTYPES)):
+    for name, allowed in (("layout", LAYOUTS), ("pool", REDUCTIONS), ("dtype", DTYPES)):
         _check(values[name] in allowed, name, values[name], f"one of {', '.join(allowed)}")
     for name in set(HeadShape._fields) - {"layout", "pool", "dtype"}:
         _check_count(name, values[name])

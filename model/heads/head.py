@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from ...kernels import ExitHead, HeadOutput, check_input
-from ...kernels.launch.head_arguments import check_classes
+from ...kernels.launch.check_arguments import check_classes
 from ..answers.exit_rule import ExitRule, own_rule
 from ..basics.arguments import tensor_in_words
 from ..listening.hooks import has_hooks, overridden

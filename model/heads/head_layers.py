@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ...kernels import ACTIVATIONS, HiddenLayers
-from ...kernels.launch.head_arguments import head_dtypes, head_dtypes_in_words
+from ...kernels.launch.check_arguments import head_dtypes, head_dtypes_in_words
 from ...kernels.reference.hidden_layers import MOST_HIDDEN, check_hidden_layers
 from ..basics.arguments import is_plain, tensor_in_words
 

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from ...kernels.launch.head_arguments import ONE_LOGIT, head_dtypes, head_dtypes_in_words
+from ...kernels.launch.check_arguments import ONE_LOGIT, head_dtypes, head_dtypes_in_words
 from ...kernels.reference.hidden_layers import MOST_HIDDEN
 from ..listening.hooks import put_on_state, why_not_plain
 from .head_layers import HiddenStack

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ...kernels.launch.head_arguments import head_dtypes, head_dtypes_in_words
+from ...kernels.launch.check_arguments import head_dtypes, head_dtypes_in_words
 from ..basics.arguments import close_names, is_plain
 from .batches import Batch
 from .reading import BY_CHANNELS, LOGITS, AnyExtract, has_logits, logits_of, parts_in_words, parts_to_name

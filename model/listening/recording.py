@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.flop_counter import flop_registry
 
-from ...kernels.launch.head_arguments import head_dtypes
+from ...kernels.launch.check_arguments import head_dtypes
 from ..basics.arguments import is_plain
 from .reading import part_of
 

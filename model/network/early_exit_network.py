@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ...kernels.cuda.runtime import beside_captures
-from ...kernels.launch.head_arguments import check_classes
+from ...kernels.launch.check_arguments import check_classes
 from ..answers.exit_monitor import ExitMonitor
 from ..answers.exit_result import ExitResult
 from ..answers.exit_rule import ExitRule, as_exit_rule

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ...kernels import ExitBuffers, ExitHead, ExitLaunch
-from ...kernels.launch.head_arguments import check_countable, check_head_arguments
+from ...kernels.launch.check_arguments import check_countable, check_head_arguments
 from ...kernels.noted import NotedLaunch, noting
 from ..heads.driver_launch import repeated
 from ..heads.repeats import ALIGNED, TensorForms

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, NoReturn
 import torch
 from torch import Tensor, nn
 
-from ...kernels.launch.head_arguments import check_classes
+from ...kernels.launch.check_arguments import check_classes
 from ..basics.arguments import kind_of, tensor_in_words
 from ..basics.bad_input import BadInput
 from ..listening.hooks import has_hooks

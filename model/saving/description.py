@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ...kernels import ACTIVATIONS
-from ...kernels.launch.head_arguments import POOLS
+from ...kernels.launch.check_arguments import POOLS
 from ...kernels.reference.hidden_layers import MOST_HIDDEN
 from ..answers.exit_rule import ExitRule
 from ..basics.arguments import kind_of

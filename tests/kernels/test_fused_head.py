@@ -9,7 +9,7 @@ import pytest
 import torch
 from auxhead.kernels import CRITERIA, HeadOutput, fused_head, runs_triton
 from auxhead.kernels.launch.arrival_counters import arrival_counters
-from auxhead.kernels.launch.head_arguments import MOST_WINDOWS
+from auxhead.kernels.launch.check_arguments import MOST_WINDOWS
 from auxhead.kernels.reference.fused_head import fused_head_reference
 from auxhead.kernels.reference.hidden_layers import NO_LAYERS
 from auxhead.model.heads.repeats import cpu_head

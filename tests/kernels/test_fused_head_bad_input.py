@@ -1,4 +1,4 @@
-"""head_arguments.py, fused_head.py: bad input raises, naming argument, value and wish, and nothing is launched."""
+"""check_arguments.py, fused_head.py: bad input raises, naming argument, value and wish, and nothing is launched."""
 
 import importlib
 import re
@@ -14,7 +14,7 @@ from auxhead.kernels import (
     fused_head,
     runs_triton,
 )
-from auxhead.kernels.launch.head_arguments import MOST_WINDOWS, head_dtypes_in_words
+from auxhead.kernels.launch.check_arguments import MOST_WINDOWS, head_dtypes_in_words
 
 NAN, INF = float("nan"), float("inf")
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from auxhead.kernels import HiddenLayers, LaunchConfig
 from auxhead.kernels.launch.constants import HeadConstants
-from auxhead.kernels.launch.head_shape import DTYPES, LAYOUTS, POOLS, HeadShape
+from auxhead.kernels.launch.head_shape import DTYPES, LAYOUTS, REDUCTIONS, HeadShape
 from auxhead.kernels.launch.head_view import HeadView
 from auxhead.kernels.launch.launch_config import by_library, most_registers, next_power_of_2
 from auxhead.kernels.launch.launch_rule import config_by_rule, config_of_norm, config_of_reading
@@ -27,7 +27,7 @@ SIZES = {
     "window_w": st.sampled_from([1, 4, 49, 64, 196, 784, 3136]) | st.integers(1, 50_000),
     "layout": st.sampled_from(LAYOUTS),
     "classes": st.sampled_from([2, 10, 100, 128, 200, 1000]) | st.integers(1, 32_000),
-    "pool": st.sampled_from(POOLS),
+    "pool": st.sampled_from(REDUCTIONS),
     "dtype": st.sampled_from(DTYPES),
 }
 #: Bytes of shared memory that a program has on GPUs that have least of it, compute capability 8.6, 8.9 and 12.0.

@@ -25,7 +25,7 @@ from auxhead.autotune.records.record import (
     read_records,
     records_path,
 )
-from auxhead.kernels.launch.head_shape import DTYPES, LAYOUTS, POOLS, HeadShape
+from auxhead.kernels.launch.head_shape import DTYPES, LAYOUTS, REDUCTIONS, HeadShape
 
 ENVIRONMENT = {"gpu": "H200", "driver": "580", "torch": "2.11", "triton": "3.6", "cudnn": 91900, "cuda": "13.0"}
 
@@ -230,7 +230,7 @@ def test_what_sweeps_must_hold_is_checked_where_it_is_read(tmp_path):
 def test_all_that_tells_heads_apart_is_checked():
     """Written out where it is checked, since what knows it imports torch."""
     assert forms.SHAPE == HeadShape._fields
-    assert forms.WORDS == {"layout": LAYOUTS, "pool": POOLS, "dtype": DTYPES}
+    assert forms.WORDS == {"layout": LAYOUTS, "pool": REDUCTIONS, "dtype": DTYPES}
 
 
 def test_everybody_may_read_a_file_and_its_owner_write_it(tmp_path):
