@@ -29,6 +29,8 @@ class Explanation(NamedTuple):
     an entry of its own."""
     entry: Entry | None
     """The entry that serves the head: its own, or that of another batch size; None: the rule does."""
+    owner: str | None
+    """The device whose table has the entry, or the nearest one; None: there is no table."""
     config: LaunchConfig
     """By ``fused_head``; in a network ``config_beside_trunk`` of it."""
 
@@ -44,14 +46,14 @@ class Explanation(NamedTuple):
             measured = f"serves batch {low} to {high}: at both it was measured to lose at most 1 % to the winner"
             lines.append(f"  used: the entry of batch {self.entry.shape.samples}, which {measured}")
         else:
-            lines.append(
-                f"  used: its own entry, {self.entry.margin:.1%} less time than what the rule said when it was measured"
-            )
+            of_then = f"{self.entry.margin:.1%} less time on {self.owner} than what the rule said when it was measured"
+            lines.append(f"  used: its own entry, {of_then}")
+        packing = "one launch " + ("puts the map in order" if self.shape.view.unpooled else "pools")
         if self.config.by_library:
-            packs = "" if self.shape.view.in_weight_order else "one launch pools, or puts in order, "
+            packs = "" if self.shape.view.in_weight_order else f"{packing}, "
             multiply = "PyTorch's operations multiply, and one launch decides by the logits"
             return [*lines, f"  way: library: {packs}{multiply}"]
-        two = ": one launch pools, or puts in order, and another one multiplies and decides" * self.config.packs
+        two = f": {packing}, and another one multiplies and decides" * self.config.packs
         lines += [f"  way: {self.config.way}{two}", _fields(self.config)]
         beside = config_beside_trunk(self.shape, self.config)
         return lines if beside == self.config else [*lines, f"  in a network: {beside.way}", _fields(beside)]
@@ -71,16 +73,16 @@ def explain(device_name: str, shape: HeadShape) -> Explanation:
         others = ", ".join(tuned_devices())
         there_are = f"there are tables for {others}" if others else "there is none at all"
         no_table = f"device: no table for {device_name}, {there_are}; `auxhead-tune everything` makes one there"
-        return Explanation(device_name, shape, (), (no_table,), None, chosen_by_rule(shape))
+        return Explanation(device_name, shape, (), (no_table,), None, None, chosen_by_rule(shape))
     if not tables:
-        return Explanation(device_name, shape, tuple(unused), (), None, chosen_by_rule(shape))
+        return Explanation(device_name, shape, tuple(unused), (), None, None, chosen_by_rule(shape))
     table = next((one for one in tables if one.find(shape) is not None), None) or min(tables, key=_distance_from(shape))
     entry = table.find(shape)
     missed = () if entry is not None and entry.shape == shape else tuple(_differences(table, shape))
     config = chosen_by_rule(shape) if entry is None else entry.config
     borrows = table_path(table.device) != table_path(device_name)
     device = f"{device_name}, which borrows the table of {table.device}" if borrows else table.device
-    return Explanation(device, shape, tuple(unused), missed, entry, config)
+    return Explanation(device, shape, tuple(unused), missed, entry, table.device, config)
 
 
 def _distance_from(shape: HeadShape) -> Callable[[TunedTable], tuple[int, float]]:
