@@ -1,7 +1,7 @@
 """Explanation of a head's launch: the entry of the tuned table that serves it, or the key that the table lacks."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -69,14 +69,15 @@ def explain(device_name: str, shape: HeadShape) -> Explanation:
     The device has the name that ``torch.cuda.get_device_name`` says, or that of its table's file.
     """
     tables, unused = tables_for(device_name)
-    if not tables and not unused:
+    if not tables:
         others = ", ".join(tuned_devices())
         there_are = f"there are tables for {others}" if others else "there is none at all"
         no_table = f"device: no table for {device_name}, {there_are}; `auxhead-tune everything` makes one there"
-        return Explanation(device_name, shape, (), (no_table,), None, None, chosen_by_rule(shape))
-    if not tables:
-        return Explanation(device_name, shape, tuple(unused), (), None, None, chosen_by_rule(shape))
-    table = next((one for one in tables if one.find(shape) is not None), None) or min(tables, key=_distance_from(shape))
+        return Explanation(
+            device_name, shape, tuple(unused), () if unused else (no_table,), None, None, chosen_by_rule(shape)
+        )
+    serving = [one for one in tables if one.find(shape) is not None]  # a launch goes by the first
+    table = serving[0] if serving else min(tables, key=lambda one: _nearest(one, shape))
     entry = table.find(shape)
     missed = () if entry is not None and entry.shape == shape else tuple(_differences(table, shape))
     config = chosen_by_rule(shape) if entry is None else entry.config
@@ -85,10 +86,10 @@ def explain(device_name: str, shape: HeadShape) -> Explanation:
     return Explanation(device, shape, tuple(unused), missed, entry, table.device, config)
 
 
-def _distance_from(shape: HeadShape) -> Callable[[TunedTable], tuple[int, float]]:
-    """Return a key of tables: how far the nearest entry of each is from a head."""
+def _nearest(table: TunedTable, shape: HeadShape) -> tuple[float, float]:
+    """Return how far a table's nearest entry is from a head."""
     asked = shape._asdict()
-    return lambda table: min((_distance(one.shape._asdict(), asked) for one in table.entries), default=(99, 0.0))
+    return min((_distance(one.shape._asdict(), asked) for one in table.entries), default=(math.inf, math.inf))
 
 
 def _differences(table: TunedTable, shape: HeadShape) -> list[str]:
@@ -150,7 +151,7 @@ def _head(sizes: tuple[int, ...], classes: int, dtype: str, layout: str, pool: s
             x = x.contiguous(memory_format=torch.channels_last)
         window_grid = check_pool(pool, grid if len(grid) > 1 else grid[0])
         check_countable(x, check_input(x, pool, window_grid))
-    except (ValueError, RuntimeError, TypeError) as error:  # the last two of sizes beyond 64 bits
+    except (ValueError, RuntimeError) as error:  # the last of more elements than 64 bits count
         raise BadInput(str(error).partition("\n")[0]) from None
     view = head_view(tuple(x.shape), x.stride(), pool, window_grid)
     return HeadShape.of(view, classes, pool_max=pool == "max", dtype=x.dtype)

@@ -92,7 +92,7 @@ def check_hidden_types(hidden: HiddenLayers) -> None:
         raise TypeError(f"hidden: got {type(hidden).__name__}, wants a HiddenLayers or None")
     if not isinstance(hidden.rectifies, bool):
         raise TypeError(f"hidden.rectifies: got {type(hidden.rectifies).__name__}, wants a bool")
-    if not (hidden.eps is None or isinstance(hidden.eps, float) or (type(hidden.eps) is int and hidden.eps < 10**300)):
+    if not (hidden.eps is None or isinstance(hidden.eps, float) or type(hidden.eps) is int and abs(hidden.eps) < 1e300):
         raise TypeError(f"hidden.eps: got {type(hidden.eps).__name__}, wants a float or None")
     if not isinstance(hidden.activation, str):
         raise TypeError(f"hidden.activation: got {type(hidden.activation).__name__}, wants one of {list(ACTIVATIONS)}")

@@ -201,8 +201,9 @@ def test_what_the_operator_would_refuse_in_words_of_its_own(device):
     for name in ("temperature", "threshold"):
         for value in (10**400, -(10**400)):
             refused(lambda n=name, v=value: fused_head(**arguments(device), **{n: v}), ValueError, name)
-    huge = HiddenLayers(eps=10**400)
-    refused(lambda: fused_head(**arguments(device), hidden=huge), TypeError, "hidden.eps", "int", "a float or None")
+    for huge in (HiddenLayers(eps=10**400), HiddenLayers(eps=-(10**400))):
+        call = lambda huge=huge: fused_head(**arguments(device), hidden=huge)  # noqa: E731
+        refused(call, TypeError, "hidden.eps", "int", "a float or None")
 
 
 @pytest.mark.parametrize("as_tensor", [False, True], ids=["float", "tensor"])

@@ -149,6 +149,15 @@ def test_a_table_that_is_borrowed(tuned, monkeypatch):
     assert left.entry is not None and "is not JSON" in left.unused[0], "as a launch takes what is left"
 
 
+def test_an_entry_of_its_own_that_serves_comes_before_a_nearer_one_that_is_borrowed(tuned, monkeypatch):
+    monkeypatch.setattr(tuned_table, "BORROWERS", {"other-gpu": DEVICE})
+    asked, its = head_shape(samples=8), head_shape(samples=4)
+    own = table(entry(its, config=dataclasses.replace(other(its), num_warps=2), serves=(4, 8)), device="Other GPU")
+    (tuned / tuned_table.table_path("Other GPU").name).write_text(own.as_text())
+    assert explain("Other GPU", asked).config == lookup("Other GPU", asked) == own.entries[0].config
+    assert explain("Other GPU", asked).device == "Other GPU"
+
+
 def test_h100s_borrow_the_table_of_the_h200():
     """Of the same compute capability; no other GPU does."""
     for name in ("NVIDIA H100 80GB HBM3", "NVIDIA H100 PCIe", "NVIDIA H100 NVL"):
