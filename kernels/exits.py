@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor
 
-from .before_launch import HeadInput, head_that_reads, run_before_launch
+from .before_launch import HeadInput, head_that_reads, library_adds_bias, run_before_launch
 from .launch.choose_config import choose_config
 from .launch.constants import HeadConstants, LaunchConstants, LogitsConstants
 from .launch.head_view import HeadView, head_view
@@ -177,11 +177,11 @@ class ExitLaunch:
         stages = [(samples,) if space is None else space.stages for space in spaces]
         starts = [0, *accumulate(map(sum, zip_longest(*stages, fillvalue=0)))]
         total = starts.pop()
-        for head, x, space, own in zip(self._heads, read, spaces, stages, strict=True):
+        for i, (head, x, space, own) in enumerate(zip(self._heads, read, spaces, stages, strict=True)):
             if head is None or space is None:  # logits
                 rule = (None, None) if head is None else (head.temperature, head.threshold)
-                bias = strided(None if head is None else head.bias)
-                places.append(((strided(x), bias, rule), starts[0]))
+                bias = self._spaces[i].bias if i in self._spaces else head.bias if head else None
+                places.append(((strided(x), strided(bias), rule), starts[0]))
                 constants.append(LogitsConstants(number_of("max_prob" if head is None else head.criterion)))
             else:
                 arguments = space.arguments._replace(x=(x, *space.read.strides))
@@ -233,8 +233,8 @@ class ExitLaunch:
             view = head_view(x.shape, x.stride(), head.pool, head.pool_size)
             if i not in self._spaces or self._spaces[i].view != view:  # or an input of another layout
                 self._spaces[i] = _Space.allocate(view, head, x)
-            config = self._spaces[i].config
-            before[i] = HeadInput(x, view, head.weight, head.hidden, config, head.pool == "max")
+            config, pool_max = self._spaces[i].config, head.pool == "max"
+            before[i] = HeadInput(x, view, head.weight, head.bias, head.hidden, config, pool_max)
         for i, one in zip(before, run_before_launch([*before.values()]), strict=True):
             read[i] = one
         return read
@@ -245,6 +245,7 @@ class _Space(NamedTuple):
 
     view: HeadView  # of the input
     config: LaunchConfig
+    bias: Tensor | None  # that a launch of logits adds
     read: HeadView  # of what the launch that decides reads: the input, or packed features
     constants: HeadConstants
     stages: tuple[int, ...]
@@ -264,4 +265,5 @@ class _Space(NamedTuple):
         arguments = HeadArguments.of(
             x, read, weight, head.bias, hidden, (head.temperature, head.threshold), config, programs, zeros
         )
-        return cls(view, chosen, read, constants, programs.stages, arguments._replace(x=()))
+        bias = None if library_adds_bias(chosen, x) else head.bias
+        return cls(view, chosen, bias, read, constants, programs.stages, arguments._replace(x=()))

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from .before_launch import HeadInput, head_that_reads, run_before_launch
+from .before_launch import HeadInput, head_that_reads, library_adds_bias, run_before_launch
 from .launch.arrival_counters import arrival_counters
 from .launch.check_arguments import FLOAT_DTYPES, check_countable, check_head_arguments, check_pool, check_rule_tensors
 from .launch.choose_config import choose_config
@@ -194,7 +194,7 @@ def launch_fused_head(
     ``view`` is that of x; the other arguments are those of :func:`auxhead.kernels.fused_head`.
     """
     samples, classes = view.shape[0], weight.shape[0]
-    (read,) = run_before_launch([HeadInput(x, view, weight, hidden, config, pool_max)])
+    (read,) = run_before_launch([HeadInput(x, view, weight, bias, hidden, config, pool_max)])
     view, config, hidden, pool_max = head_that_reads(view, config, hidden, pool_max=pool_max)
     programs = config.programs(view, classes, hidden)
     probs, label, confidence, exits = _empty_output(x, classes, return_probs)
@@ -206,7 +206,7 @@ def launch_fused_head(
     rule: tuple[Any, Any] = (temperature, threshold)
     with torch.cuda.device_of(x):
         if config.by_library:
-            place: tuple[Any, ...] = ((strided(read), strided(bias), rule), 0)
+            place: tuple[Any, ...] = ((strided(read), strided(None if library_adds_bias(config, x) else bias), rule), 0)
         else:
             of_head = HeadArguments.of(read, view, weight, bias, hidden, rule, config, programs, zeros[:-1])
             place = (tuple(of_head), None)

@@ -13,8 +13,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ...model.basics.garbage import no_garbage_collection
 from ..measuring.cuda_calls import ANNOTATION, GRAPH_LAUNCHES, HEAD, plain_name
-from ..records.record import MOST_BYTES, no_garbage_collection
+from ..records.record import MOST_BYTES
 from .trace import KEY, ApiCall, BadTrace, Trace, TracedRequest, Wait, Watched, Work
 from .user_code import profiled_line
 

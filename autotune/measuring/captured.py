@@ -6,6 +6,7 @@ from typing import Generic, TypeVar
 import torch
 from torch import Tensor
 
+from ...model.basics.garbage import no_garbage_collection
 from ...model.basics.streams import stream_pair
 
 #: What a program returns: it lies in the graph's memory, and each replay writes it anew.
@@ -31,7 +32,7 @@ class OwnGraph(Generic[Answered]):
             for _ in range(_WARM_UP):
                 (warm_up or program)()
         torch.cuda.synchronize(stream.device)
-        with torch.no_grad(), torch.cuda.graph(self._graph, stream=stream):
+        with torch.no_grad(), no_garbage_collection(), torch.cuda.graph(self._graph, stream=stream):
             self.answer = program()
             """What the program returned, after a replay."""
 

@@ -12,11 +12,10 @@ from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 from ...kernels import before_launch
-from ...kernels.reference.hidden_layers import HiddenLayers
 
 
-def _nothing(features: Tensor, hidden: HiddenLayers, weight: Tensor) -> Tensor:
-    return features.new_empty((len(features), len(weight)), dtype=torch.float32)
+def _nothing(head: before_launch.HeadInput, x: Tensor) -> Tensor:
+    return x.new_empty((len(x), len(head.weight)), dtype=torch.float32)
 
 
 def compile_only(capability: int) -> list[Any]:
@@ -44,7 +43,7 @@ def compile_only(capability: int) -> list[Any]:
         "get_current_stream": lambda _device: 0,
     }
     driver.set_active(SimpleNamespace(**compiling_asks_for))
-    before_launch.multiply = _nothing  # PyTorch compiles nothing, and on the CPU may take minutes
+    before_launch.logits_by_library = _nothing  # PyTorch compiles nothing, and on the CPU may take minutes
     JITFunction.run = compile_launch
     CompiledKernel.__getitem__ = launch_compiled  # by heads that know what theirs was compiled to
     return compiled

@@ -5,7 +5,6 @@ Nothing here imports torch, so that figures and tables are made from records any
 
 import dataclasses
 import datetime
-import gc
 import gzip
 import io
 import json
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ...model.basics.files import parse_json
+from ...model.basics.garbage import no_garbage_collection
 from .forms import check_record
 
 #: Format of every line; readers refuse others.
@@ -160,21 +160,6 @@ def made_of(paths: Iterable[Path | str]) -> Iterator[None]:
     except Exception as error:
         names = ", ".join(map(str, paths))
         raise BadRecord(f"{names}: nothing can be made of what it holds ({error!r:.200})") from error
-
-
-@contextmanager
-def no_garbage_collection() -> Iterator[None]:
-    """Collect no garbage meanwhile: among millions of numbers that are kept, to look for it takes as long as the rest.
-
-    What is not in a circle of references is freed all the same.
-    """
-    collected = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collected:
-            gc.enable()
 
 
 #: Fields of a line of JSON.

@@ -10,9 +10,10 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from ...model.basics.garbage import no_garbage_collection
 from ...model.commands.console import activity, plain_console
 from ...model.commands.errors import one_line_errors
-from .record import BadRecord, Record, latest, made_of, no_garbage_collection, read_records
+from .record import BadRecord, Record, latest, made_of, read_records
 
 #: Columns of a terminal that the widest tables need.
 WIDTH = 200

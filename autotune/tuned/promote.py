@@ -12,9 +12,10 @@ from ...kernels.launch.kernel_hash import is_measured_code, kernel_hash
 from ...kernels.launch.launch_config import LaunchConfig
 from ...kernels.launch.tuned_table import VERSIONS, BadTable, Entry, TunedTable, read_table, table_path
 from ...model.basics.files import writing
+from ...model.basics.garbage import no_garbage_collection
 from ...model.commands.console import activity
 from ..records.decisions import Decision, Measurement, by_shape, deciding, sweep_records
-from ..records.record import BadRecord, Record, no_garbage_collection, read_records
+from ..records.record import BadRecord, Record, read_records
 from ..records.tables import RecordTable, print_tables, wide_console
 from ..sweep.search import decision
 from ..sweep.winners import launchable

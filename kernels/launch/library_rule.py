@@ -1,8 +1,7 @@
-"""The rule of heads whose logits a library computes sooner than programs of ours, which then only decide.
+"""The rule of heads whose logits a library computes sooner than programs of ours, which then only decide."""
 
-Found by some 4,000 random heads, each timed in both ways by ``auxhead-tune heads --random`` (H100, H200); 800 of them
-are in autotune/records, random-heads.jsonl.gz of either GPU, the others in no record.
-"""
+# Found by some 5,000 random heads, each timed in both ways by ``auxhead-tune heads --random`` (H100, H200); 800 of them
+# are in autotune/records, random-heads.jsonl.gz of either GPU, the others in no record.
 
 from .head_shape import HeadShape
 from .launch_config import LaunchConfig, by_library
@@ -24,17 +23,19 @@ def library_pays(shape: HeadShape, config: LaunchConfig, classes: int, *, hidden
     """
     samples, features, weight, rows = shape.samples, shape.features, weight_bytes(shape), shape.classes
     if hidden and rows * classes >= 20_000 and weight <= 16 * _MB:  # a large last layer behind no large first one
-        if classes > 8192 or (samples >= 8 and rows >= 512) or (samples >= 64 and weight <= _MB):
+        # of an odd length, rows of either layer are read number by number
+        odd = samples == 1 and rows >= 512 and features >= 128 and (features % 2 != 0 or rows % 2 != 0)
+        if classes > 8192 or (samples >= 8 and rows >= 512) or (samples >= 64 and weight <= _MB) or odd:
             return True
     if not config.reads:
         return False
     if shape.dtype == "float32":
-        return _pays_in_float32(shape)
+        return _pays_in_float32(shape, norms)
     if hidden or norms:  # programs wait for a norm's statistics, too
         few, many = features <= 1024 and weight <= 16 * _MB, features >= 1 << 14 and classes > 4096
         return not hidden and (many or (few and classes > 2048))
     if features % 2 != 0:  # rows are read number by number
-        large = features >= 1 << 15 and (samples >= 16 or (samples == 1 and weight >= 64 * _MB))
+        large = weight >= 64 * _MB if samples == 1 else features >= 1 << 15 and samples >= 16
         if (large and rows > 16) or (samples >= 48 and classes > 4096 and features >= 256):
             return True
     few = features <= (192 if classes % 2 != 0 and features % 8 == 0 else 512)  # of odd counts a library is slow, too
@@ -43,13 +44,13 @@ def library_pays(shape: HeadShape, config: LaunchConfig, classes: int, *, hidden
     return samples >= 96 and classes > 64 and classes % 4 == 0 and weight >= 32 * _MB
 
 
-def _pays_in_float32(shape: HeadShape) -> bool:
+def _pays_in_float32(shape: HeadShape, norms: bool) -> bool:
     """Return whether a library is sooner done with float32, which tensor cores multiply in three products."""
     samples, features, weight, rows = shape.samples, shape.features, weight_bytes(shape), shape.classes
     if features % 2 != 0 and not 1 < samples < 24 and rows > 64 and weight >= 8 * _MB:  # read number by number
         return True
-    if samples == 1:
-        return features >= 1 << 15 or (features >= 1 << 10 and weight >= 4 * _MB)
+    if samples == 1:  # whose norm a library computes in one block of threads
+        return not norms and (features >= 1 << 15 or (features >= 1 << 10 and weight >= 4 * _MB))
     if samples >= 64 and features <= 256 and rows > 16_384:
         return True
     return samples >= 32 and 4096 < rows <= 8192 and weight >= 64 * _MB  # tiles of ours leave SMs idle

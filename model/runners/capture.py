@@ -5,7 +5,6 @@ are captured through CUDA's own calls, with memory from a pool of their own. See
 Graphs" and "Conditional Graph Nodes".
 """
 
-import gc
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -19,6 +18,7 @@ from torch.utils._pytree import tree_leaves
 
 from ...kernels.cuda.lifetimes import MemoryPool, empty_cache, keep_in_children
 from ...kernels.cuda.runtime import checked, runtime
+from ..basics.garbage import no_garbage_collection
 from ..basics.streams import OwnedLock
 from ..listening.hooks import ThreadHook
 from ..listening.recording import OperatorMode
@@ -178,9 +178,7 @@ class Capture:
         """
         with ExitStack() as stack:
             stack.callback(torch.cuda.set_stream, torch.cuda.current_stream(self._device))
-            if gc.isenabled():
-                stack.callback(gc.enable)
-                gc.disable()  # what it finds may wait for the device, or free memory, which would break the capture
+            stack.enter_context(no_garbage_collection())
             self.reads = CapturedReads([backbone, *others])
             stack.enter_context(self._memory.allocating())
             stack.enter_context(naming_layers(backbone, *others))

@@ -6,7 +6,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ...autotune.records.record import made_of, no_garbage_collection
+from ...autotune.records.record import made_of
+from ...model.basics.garbage import no_garbage_collection
 from ..records import COMMITTED, Known, NoRecords, read_kinds
 
 #: The figures that come with the package, each with its numbers.

@@ -95,16 +95,21 @@ TILES, SPLIT = (dataclasses.replace(SINGLE, **changes) for changes in ({"block_n
 
 @pytest.mark.parametrize("classes", [10, 1000])
 @pytest.mark.parametrize("samples", [3, 4, 15, 16])
-def test_programs_that_wait_to_multiply_for_one_sample_are_none_beside_a_trunk(samples, classes, tables):
-    """Of 4 to 15 samples and many classes, by table or rule; all else is launched there as alone."""
+def test_programs_that_wait_to_multiply_are_few_beside_a_trunk(samples, classes, tables):
+    """Of 4 to 15 samples and many classes none for one sample, of 16 none, by table or rule; all else is as alone."""
     shape = head_shape(TAPS[3], samples, classes=classes)
     replaced = config_beside_trunk(shape, SINGLE)
-    if 4 <= samples < 16 and classes == 1000:
+    packed = config_of_reading(shape, "packed")
+    if samples < 4 or classes == 10:
+        assert replaced == SINGLE
+    elif samples < 16:
         assert replaced.way == "split" and config_from(vars(replaced), shape) == replaced
         assert samples * replaced.splits_of(shape.view) >= 16
     else:
-        assert replaced == SINGLE
-    for config in (TILES, SPLIT, config_of_library(shape, classes), config_of_reading(shape, "packed")):
+        assert replaced == packed
+    assert config_beside_trunk(shape, TILES) == (packed if samples == 16 and classes == 1000 else TILES)
+    in_steps = dataclasses.replace(packed, block_s=4)
+    for config in (SPLIT, config_of_library(shape, classes), packed, in_steps):
         assert config_beside_trunk(shape, config) == config
     single = shape._replace(dtype="float32")
     assert config_beside_trunk(single, SINGLE) == SINGLE, "it would take more registers"

@@ -115,10 +115,11 @@ def test_a_module_that_is_asked_again(device):
             assert_same_bits(head(x), fused_head(x, head.linear.weight, head.linear.bias))
 
 
-def test_heads_of_both_kinds_share_a_launch(device, monkeypatch):
-    """A library's logits, programs of ours, and a classifier's logits."""
+@pytest.mark.parametrize("samples", [1, 3])
+def test_heads_of_both_kinds_share_a_launch(samples, device, monkeypatch):
+    """A library's logits, to which it adds the bias of one sample, programs of ours, and a classifier's logits."""
     heads, inputs = [], []
-    samples, classes = 3, 70
+    classes = 70
     for width in (48, 16):
         x = make_input((samples, width, 4, 4), device=device, seed=width)
         _, weight, bias = make_head((1, width), classes, device=device, seed=width)
@@ -177,6 +178,8 @@ def test_the_rule(monkeypatch):
     assert not rule_of((15, 197, 301), 51, pool="none")
     assert rule_of((1, 577, 221), 1000, pool="none") and not rule_of((1, 197, 463), 300, pool="none"), "of one sample"
     assert not rule_of((32, 577, 221), 62, dtype=single, pool="none"), "float32 before few classes"
+    assert rule_of((1, 1403, 14, 14), 6218, size=3) and rule_of((1, 2019), 21_843, pool="none")
+    assert not rule_of((1, 665, 28, 28), 1000, size=3), "a small weight"
     # few features before many classes, hidden layers, norms
     assert rule_of((128, 454), 21_843, pool="none") and not rule_of((32, 229), 21_843, pool="none")
     assert not rule_of((128, 768), 21_843, pool="none")
@@ -186,6 +189,11 @@ def test_the_rule(monkeypatch):
     assert not rule_of((8, 25_088), 10_000, pool="none", hidden=512), "behind a large first layer"
     assert rule_of((147, 17, 21), 100, pool="max", hidden=241) and not rule_of((128, 384, 8, 8), 17, hidden=256)
     assert rule_of((19, 1024), 17543, pool="none", hidden=882) and not rule_of((128, 256), 2, pool="none", hidden=622)
+    assert rule_of((1, 233), 1462, pool="none", hidden=941) and rule_of((1, 791), 109, pool="none", hidden=1024)
+    assert rule_of((1, 50, 192), 100, dtype=single, pool="first", hidden=763, norms=True), "rows of an odd length"
+    assert not rule_of((1, 512), 2, pool="none", hidden=509) and not rule_of((2, 233), 1462, pool="none", hidden=941)
+    assert not rule_of((1, 577, 64), 2, dtype=single, pool="none", norms=True), "a norm of one sample"
+    assert not rule_of((1, 128, 7, 28), 2, dtype=single, pool="none", hidden=256, norms=True, turned=True)
     assert rule_of((47, 192, 8, 8), 371, hidden=512, norms=True) and not rule_of((5, 96), 1000, pool="none", hidden=40)
     assert rule_of((128, 32), 21843, pool="none", norms=True) and not rule_of((32, 397), 761, pool="none", norms=True)
     assert not rule_of((8, 1280), 4096, pool="none", norms=True) and not rule_of(
