@@ -169,6 +169,7 @@ class ExitLaunch:
         last = self._heads[-1]
         classes = inputs[-1].shape[1] if last is None or last.weight is None else last.weight.shape[0]
         read = self.run_before(inputs)
+        biases = {i: space.bias for i, space in self._spaces.items()}
         fused = {i: space for i, space in self._spaces.items() if not space.config.by_library}
         spaces = [fused.get(i) for i in range(len(inputs))]
         places: list[tuple[Any, ...]] = []
@@ -180,7 +181,7 @@ class ExitLaunch:
         for i, (head, x, space, own) in enumerate(zip(self._heads, read, spaces, stages, strict=True)):
             if head is None or space is None:  # logits
                 rule = (None, None) if head is None else (head.temperature, head.threshold)
-                bias = self._spaces[i].bias if i in self._spaces else head.bias if head else None
+                bias = biases.get(i, None if head is None else head.bias)
                 places.append(((strided(x), strided(bias), rule), starts[0]))
                 constants.append(LogitsConstants(number_of("max_prob" if head is None else head.criterion)))
             else:
@@ -226,7 +227,7 @@ class ExitLaunch:
 
     def run_before(self, inputs: Sequence[Tensor]) -> list[Tensor]:
         """Run what comes before a launch for ``inputs``; return what that reads: these, packed features, or logits."""
-        read, before = list(inputs), {}
+        read, before = dict(enumerate(inputs)), {}
         for i, (head, x) in enumerate(zip(self._heads, inputs, strict=True)):
             if head is None or head.weight is None:
                 continue
@@ -235,9 +236,8 @@ class ExitLaunch:
                 self._spaces[i] = _Space.allocate(view, head, x)
             config, pool_max = self._spaces[i].config, head.pool == "max"
             before[i] = HeadInput(x, view, head.weight, head.bias, head.hidden, config, pool_max)
-        for i, one in zip(before, run_before_launch([*before.values()]), strict=True):
-            read[i] = one
-        return read
+        read |= zip(before, run_before_launch([*before.values()]), strict=True)
+        return [*read.values()]
 
 
 class _Space(NamedTuple):

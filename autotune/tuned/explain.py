@@ -53,10 +53,12 @@ class Explanation(NamedTuple):
             packs = "" if self.shape.view.in_weight_order else f"{packing}, "
             multiply = "PyTorch's operations multiply, and one launch decides by the logits"
             return [*lines, f"  way: library: {packs}{multiply}"]
-        two = f": {packing}, and another one multiplies and decides" * self.config.packs
-        lines += [f"  way: {self.config.way}{two}", _fields(self.config)]
         beside = config_beside_trunk(self.shape, self.config)
-        return lines if beside == self.config else [*lines, f"  in a network: {beside.way}", _fields(beside)]
+        launched = {"way": self.config} | ({"in a network": beside} if beside != self.config else {})
+        for where, config in launched.items():
+            two = f": {packing}, and another one multiplies and decides" * config.packs
+            lines += [f"  {where}: {config.way}{two}", _fields(config)]
+        return lines
 
 
 def _fields(config: LaunchConfig) -> str:

@@ -102,16 +102,18 @@ def test_autocast_and_gradients_change_nothing(device):
     assert_same_bits(out._replace(probs=out.probs.detach(), confidence=out.confidence.detach()), plain)
 
 
-def test_a_module_that_is_asked_again(device):
+@pytest.mark.parametrize("samples", [1, 3])
+def test_a_module_that_is_asked_again(samples, device):
     """No launch is repeated with the logits of an earlier input."""
     head = FusedAuxHead(16, 5).eval().to(device)
-    inputs = [make_input((3, 16), device=device, seed=seed) for seed in (1, 2)]
+    inputs = [make_input((samples, 16), device=device, seed=seed) for seed in (1, 2)]
     if not runs_triton(inputs[0]):
         pytest.skip("needs the kernel")
     with torch.no_grad():
         for x in (*inputs, *inputs):
             assert_same_bits(head(x), fused_head(x, head.linear.weight, head.linear.bias))
             head.linear.weight.mul_(-0.5)
+            head.linear.bias.add_(1.0)
             assert_same_bits(head(x), fused_head(x, head.linear.weight, head.linear.bias))
 
 

@@ -5,7 +5,7 @@ from functools import partial
 
 import pytest
 import torch
-from auxhead.kernels import ExitBuffers, ExitHead, ExitLaunch, HeadOutput, fused_head, runs_triton
+from auxhead.kernels import ExitBuffers, ExitHead, ExitLaunch, HeadOutput, before_launch, fused_head, runs_triton
 from auxhead.kernels.launch.launch_config import LaunchConfig, by_library
 from auxhead.kernels.noted import noting
 from auxhead.model import FusedAuxHead
@@ -124,9 +124,11 @@ TOGETHER = [
 ]  # fmt: skip
 
 
+@pytest.mark.parametrize("last_first", [False, True])
 @torch.no_grad()
-def test_heads_of_all_kinds_share_the_launch_that_decides(device):
-    """Behind those that pack, and a library; a classifier's logits are beside them."""
+def test_heads_of_all_kinds_share_the_launch_that_decides(last_first, device, monkeypatch):
+    """Behind one that packs, the last map first if they are large, and a library; beside a classifier's logits."""
+    monkeypatch.setattr(before_launch, "_LARGE_MAPS", 0 if last_first else 1 << 30)
     heads, inputs, classes = [], [], 33
     heat, limit = torch.full((), 1.5, device=device), torch.full((), 0.3, device=device)
     with ExitStack() as stack:

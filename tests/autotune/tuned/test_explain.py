@@ -172,6 +172,8 @@ def test_what_is_another_in_a_network_is_told(tables):
     way, fields, in_network, others = explain(DEVICE, shape).lines()[-4:]
     assert (way, in_network) == ("  way: tiled", "  in a network: split")
     assert "block_f=64" in fields.split() and "block_f=1" in others.split()
+    *_, in_network, _ = explain(DEVICE, shape._replace(samples=32)).lines()
+    assert in_network == "  in a network: read, packed: one launch pools, and another one multiplies and decides"
 
 
 def test_the_command(tuned):
