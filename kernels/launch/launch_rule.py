@@ -81,9 +81,8 @@ def _few_features(shape: HeadShape) -> bool:
 
 def _where(shape: HeadShape) -> str:
     """Return where features are read: in place if they lie in order, or in blocks that are turned while they are."""
-    turns = shape.samples > 64 and shape.classes <= _FEW_TURNED
-    in_place = shape.view.in_weight_order or (shape.view.turned and turns and shape.dtype != "float32")
-    return "in place" if in_place else "packed"
+    many = shape.samples > 64 and shape.classes <= _FEW_TURNED and shape.dtype != "float32"
+    return "in place" if shape.view.in_weight_order or (shape.view.turned and many) else "packed"
 
 
 def _reading_pays(shape: HeadShape) -> bool:
@@ -95,7 +94,6 @@ def _reading_pays(shape: HeadShape) -> bool:
     pooled = samples * shape.features
     if classes > _MANY_CLASSES:
         return True
-    by_each = samples * weight >= (8 if classes > 64 else 32) * _LARGE_WEIGHT
     if shape.view.positions > 1:
         most_pooled = pooled > 1 << (18 if shape.layout == "channels_last" or samples < 32 else 16)
         large = classes > FEW_CLASSES or weight >= _LARGE_WEIGHT // 2 or most_pooled
@@ -115,7 +113,7 @@ def _reading_pays(shape: HeadShape) -> bool:
             return shape.view.window_w <= 64 and samples >= 64 and samples * weight >= 48 * _LARGE_WEIGHT
         return shape.dtype == "float32" or weight >= _LARGE_WEIGHT
     large = weight >= (_LARGE_WEIGHT if samples >= 2 or classes > 1024 else 8 * _LARGE_WEIGHT)
-    return by_each or large or classes > _MANY_CLASSES // 2
+    return large or classes > _MANY_CLASSES // 2 or samples * weight >= (8 if classes > 64 else 32) * _LARGE_WEIGHT
 
 
 def config_of_norm(shape: HeadShape) -> LaunchConfig:
@@ -200,7 +198,7 @@ def config_of_reading(shape: HeadShape, features: str) -> LaunchConfig:
     block_n, block_k, num_warps = _tile_of_reading(shape)
     tiles = -(-shape.samples // block_n) * -(-rows // block_k)
     step = size * (block_n + block_k)  # bytes of a feature of the weight and the samples
-    most = 64 * 128 if num_warps == 4 else 128 * 128
+    most = 64 * 128 if num_warps == 4 and not (_in_slices(shape) and total % 8 == 0) else 128 * 128
     line = 128 // size  # elements of a line of memory
     block_f = 32 if block_n * block_k >= most else 2 ** (min(_STEP_BYTES // step, 2 * line).bit_length() - 1)
     if _in_slices(shape) and size == 2 and total % 8 != 0:  # each number has an address of its own in registers
@@ -217,7 +215,7 @@ def config_of_reading(shape: HeadShape, features: str) -> LaunchConfig:
         block_c, block_p = (64 if step <= 192 else 32) // size, 8
         block_f = fewest = block_c * block_p
         programs *= 2
-    elif size == 4 and (rows <= 16 or not 8 < shape.samples <= 32):
+    elif size == 4 or (rows <= 16 and total >= 1 << 18):
         programs *= 2
     elif _some_classes(shape) and total % 2 == 0 and weight_bytes(shape) < 8 * _LARGE_WEIGHT:
         programs //= 2
@@ -227,7 +225,7 @@ def config_of_reading(shape: HeadShape, features: str) -> LaunchConfig:
     shares = 1
     while not _in_slices(shape) and 2 * shares * tiles <= programs and 2 * shares * fewest <= total:
         shares *= 2
-    stages = max(min(_SHARED_BYTES // (step * block_f), 4), 2)
+    stages = max(min(_SHARED_BYTES // (step * block_f), 5 if num_warps == 8 else 4), 2)
     if size == 4 and total % 2 != 0:  # number by number takes up to three times as long if read ahead
         stages = 1
     block_j = min(next_power_of_2(rows), 512 if _in_slices(shape) else 8192)
@@ -245,7 +243,7 @@ def _tile_of_reading(shape: HeadShape) -> tuple[int, int, int]:
     misaligned = size == 2 and features % 8 != 0  # read in vectors of 8 bytes, or in none
     block_n = min(max(next_power_of_2(samples), 8), 64)
     if _in_slices(shape):  # what a tile finds out about its rows takes registers, and time
-        block_n = min(block_n, 64 if size == 2 and (features > 1024 or samples > 128) else 32)
+        block_n = min(block_n, 64 if size == 2 and not 0 < samples % 64 <= 16 else 32)
         block_k = 64 if size == 4 or misaligned else 128
         while block_k > 16 and -(-samples // block_n) * -(-rows // block_k) < 3 * _PROGRAMS // 4:
             block_k //= 2
@@ -254,8 +252,7 @@ def _tile_of_reading(shape: HeadShape) -> tuple[int, int, int]:
     block_k = min(max(next_power_of_2(rows), 16), 128 if large else 64)
     if size < 4 and -(-samples // 128) * -(-rows // block_k) >= _PROGRAMS:
         block_n = 128
-    # float32 of few or many samples; half precision of few steps
-    few_warps = not 8 < samples <= 32 if size == 4 else features <= 1024 and not misaligned and block_k <= 64
+    few_warps = size == 4 or (features <= 1024 and not misaligned and block_k <= 64)  # half precision of few steps
     return block_n, block_k, 4 if block_k < 64 or few_warps or _some_classes(shape) else 8
 
 
@@ -267,7 +264,8 @@ def _some_classes(shape: HeadShape) -> bool:
 
 def _in_slices(shape: HeadShape) -> bool:
     """Return whether several programs share the decision about a sample; with many samples one each is enough."""
-    return shape.classes > (_MANY_CLASSES if shape.samples < 64 else 2 * _MANY_CLASSES)
+    # and of float32, whose features several then share: 16 x 25,088 before 5,000 classes 206 us and not 382 (H200)
+    return shape.classes > (_MANY_CLASSES if shape.samples < 64 and shape.element_size == 2 else 2 * _MANY_CLASSES)
 
 
 def weight_bytes(shape: HeadShape) -> int:

@@ -53,4 +53,4 @@ def _pays_in_float32(shape: HeadShape, norms: bool) -> bool:
         return not norms and (features >= 1 << 15 or (features >= 1 << 10 and weight >= 4 * _MB))
     if samples >= 64 and features <= 256 and rows > 16_384:
         return True
-    return samples >= 32 and 4096 < rows <= 8192 and weight >= 64 * _MB  # tiles of ours leave SMs idle
+    return samples > 32 and 4096 < rows <= 8192 and weight >= 64 * _MB  # tiles of ours leave SMs idle

@@ -94,7 +94,7 @@ def packing(shape: HeadShape, config: LaunchConfig) -> LaunchConfig:
         elif elements >= 512 and shape.pool == "avg" and in_vectors and maps >= 512:
             block_c, block_a, stages = 64, 32, 4
         else:
-            block_c, block_a = (64, 64) if maps >= 1 << 16 else (32, 128)
+            block_c, block_a = (64, 64) if maps >= 1 << 16 else (32, 512 if maps < 512 else 128)
     elif positions == 1 and elements > 512 and (maps < 1 << 13 or maps * elements * size >= 48 << 20):
         block_c, block_a, stages = 8, 256, 4
     elif positions == 1:
@@ -157,6 +157,8 @@ def _global_pool(shape: HeadShape, columns: int) -> _Pool | None:
         return _pool_of_many_classes(shape, columns, line)
     if shape.layout == "contiguous" and columns <= 64:  # each channel has lines of its own
         return _Pool(64, 8, 4, 1, 0)
+    if shape.layout == "contiguous" and columns > 256 and samples >= 64 and shape.width * shape.element_size % 16 != 0:
+        return _Pool(16, 256, 4, 1, 0)  # number by number, in long pieces
     if shape.layout == "contiguous" and columns <= 1024 and samples >= 64:
         return _Pool(64, 32 if columns <= 256 else 64, 4, 4, 0)
     if shape.layout == "contiguous" and columns <= 1024:

@@ -171,7 +171,8 @@ def test_the_rule(monkeypatch):
     assert not rule_of((32, 261), 266, dtype=single, pool="none"), "as few as are soon read number by number"
     assert rule_of((1, 257, 787), 21_843, dtype=single) and not rule_of((10, 213, 5, 5), 12_015, dtype=single)
     assert rule_of((118, 128, 8, 8), 21_843, dtype=single) and not rule_of((37, 512, 8, 8), 21_843, dtype=single)
-    assert rule_of((32, 96, 56, 56), 5823, dtype=single, size=7, pool="max", turned=True)
+    assert rule_of((48, 256, 14, 14), 5000, dtype=single, pool="none")
+    assert not rule_of((32, 96, 56, 56), 5823, dtype=single, size=7, pool="max", turned=True)
     assert not rule_of((32, 2304), 21_843, dtype=single, pool="none")
     # a large weight before a large batch, rows that are read number by number
     assert rule_of((128, 1035, 14, 14), 948, pool="none") and not rule_of((128, 512, 7, 7), 255, pool="none")

@@ -131,6 +131,21 @@ def test_nor_lucky_ones_of_large_logits_others_that_are_rounded_as_they_are():
     assert wrong == "probabilities are off by 0.024, 0.012 being allowed"
 
 
+def test_nor_a_sample_of_small_logits_whose_features_are_rounded_as_those_of_others_are():
+    """Many features that cancel out in one sample are off as much as in another."""
+    head = FusedAuxHead(1, num_classes=2, pool="none").bfloat16()
+    with torch.no_grad():
+        head.linear.weight.copy_(torch.tensor([[1.0], [0.0]]))
+        head.linear.bias.zero_()
+    said = head(x := torch.tensor([[8.0], [0.25]]).bfloat16())
+    alone = alone_head.AloneHead(head, x)
+    rounded = torch.tensor([[8.0, 0.0], [0.25 + 1 / 64, 0.0]]).softmax(1)
+    assert alone.wrong_answer(said._replace(probs=rounded, confidence=rounded[:, 0])) is None
+    far = torch.tensor([[8.0, 0.0], [0.25 + 1 / 8, 0.0]]).softmax(1)
+    wrong = alone.wrong_answer(said._replace(probs=far, confidence=far[:, 0]))
+    assert wrong == "probabilities are off by 0.03, 0.015 being allowed"
+
+
 def test_probabilities_of_other_classes_are_wrong_however_small_they_are():
     """Of thousands of classes none is larger than what a rounding of bfloat16 may do to one of two."""
     torch.manual_seed(0)
