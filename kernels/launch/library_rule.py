@@ -35,7 +35,8 @@ def library_pays(shape: HeadShape, config: LaunchConfig, classes: int, *, hidden
         few, many = features <= 1024 and weight <= 16 * _MB, features >= 1 << 14 and classes > 4096
         return not hidden and (many or (few and classes > 2048))
     if features % 2 != 0:  # rows are read number by number
-        large = weight >= 64 * _MB if samples == 1 else features >= 1 << 15 and samples >= 16
+        long = features >= (1 << 15 if weight < 128 * _MB else 1 << 14)
+        large = weight >= 64 * _MB if samples == 1 else long and samples >= 16
         if (large and rows > 16) or (samples >= 48 and classes > 4096 and features >= 256):
             return True
     few = features <= (192 if classes % 2 != 0 and features % 8 == 0 else 512)  # of odd counts a library is slow, too
@@ -51,6 +52,6 @@ def _pays_in_float32(shape: HeadShape, norms: bool) -> bool:
         return True
     if samples == 1:  # whose norm a library computes in one block of threads
         return not norms and (features >= 1 << 15 or (features >= 1 << 10 and weight >= 4 * _MB))
-    if samples >= 64 and features <= 256 and rows > 16_384:
-        return True
-    return samples > 32 and 4096 < rows <= 8192 and weight >= 64 * _MB  # tiles of ours leave SMs idle
+    few_steps = samples >= 64 and features <= 256 and rows > 16_384
+    # tiles of ours leave SMs idle
+    return few_steps or (samples > 32 and 4096 < rows <= 8192 and weight >= 64 * _MB)

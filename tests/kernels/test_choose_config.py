@@ -132,6 +132,16 @@ def test_heads_by_rule_hidden_layers_and_norms_beside_a_trunk(tables):
     assert alone == beside and (alone.block_n, alone.way) == (1, "tiled")
 
 
+@pytest.mark.parametrize(
+    "dtype, width, classes, rows",
+    [("float32", 65, 17, 64), ("float32", 64, 17, 0), ("float32", 512, 16, 0), ("float16", 512, 17, 0)],
+)
+def test_long_sums_of_float32_behind_a_hidden_layer_are_added_up_in_steps(dtype, width, classes, rows, tables):
+    """By tiles, as those of a large last layer; of few classes all threads of a program add up."""
+    shape = head_shape(samples=8, classes=classes)._replace(dtype=dtype)
+    assert choose(shape, hidden=HiddenLayers(weight=torch.empty(width, 64))).last_rows == rows
+
+
 def test_a_head_is_launched_as_the_table_says_alone_and_in_a_network(tables, device, monkeypatch):
     x, weight, bias = make_head((3, 12, 5, 4), 7, device=device)
     if not runs_triton(x):

@@ -179,6 +179,7 @@ def test_the_rule(monkeypatch):
     assert not rule_of((128, 96, 28, 28), 1107, pool="none", turned=True), "rows of logits of an odd length"
     assert rule_of((17, 197, 301), 51, pool="none") and not rule_of((128, 1549, 7, 7), 10, pool="none")
     assert not rule_of((15, 197, 301), 51, pool="none")
+    assert rule_of((32, 393, 7, 7), 4544, size=7) and not rule_of((32, 393, 7, 7), 1000, size=7), "a very large weight"
     assert rule_of((1, 577, 221), 1000, pool="none") and not rule_of((1, 197, 463), 300, pool="none"), "of one sample"
     assert not rule_of((32, 577, 221), 62, dtype=single, pool="none"), "float32 before few classes"
     assert rule_of((1, 1403, 14, 14), 6218, size=3) and rule_of((1, 2019), 21_843, pool="none")
