@@ -72,8 +72,8 @@ def _fitted(config: LaunchConfig, shape: HeadShape, layers: Layers) -> LaunchCon
     if layers.hidden:
         # few warps hand hidden features over sooner (seen on an H100, in no record)
         block_j, warps = max(config.block_j, next_power_of_2(shape.classes)), min(config.num_warps, 4)
-        # Tensor cores round each sum toward zero. Of 512 products of float32 in one step logits are six times as far off as
-        # of 64 (by a model of them, and one answer of 800 was called wrong on an H100): so tiles multiply, in such steps.
+        # Tensor cores round each sum toward zero: of 512 products of float32 in one step logits are six times as far
+        # off as of 64 (by a model of them; on an H100 one answer was called wrong). So tiles multiply, in steps of 64.
         inexact = shape.element_size == 4 and block_j > 64 and layers.classes > 16
         large = inexact or block_j * next_power_of_2(layers.classes) > _LARGE_LAST_LAYER
         config = replace(config, block_j=block_j, num_warps=warps, last_rows=config.last_rows or (64 if large else 0))
