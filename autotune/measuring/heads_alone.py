@@ -9,12 +9,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ...kernels import HeadOutput, fused_head_reference
+from ...kernels import HeadOutput
 from ...kernels.launch.choose_config import Layers, choose_config, chosen_by_rule
 from ...kernels.launch.head_shape import HeadShape
 from ...kernels.launch.head_view import HeadView, head_view
 from ...kernels.launch.launch_config import LaunchConfig
 from ...kernels.launch.library_rule import config_of_library
+from ...kernels.reference.fused_head import decide, logits_of
 from ...model import FusedAuxHead, Trunk
 from ...model.basics.streams import stream_pair
 from ...model.listening.taps import listening
@@ -46,11 +47,10 @@ class Target(NamedTuple):
 _CHECKED_LAUNCHES = 5
 #: Roundings of an answer's dtype that it may be off by, however exact PyTorch's logits are by luck.
 _FLOOR_ROUNDINGS = 4
-#: It may be off as well by what one rounding to x's dtype of the largest logit comes to, or of a logit of this size:
-#: PyTorch's few logits that count may by luck lose less (twelve heads of one sample in bfloat16 0.2 to 1.9 thousandths
-#: of a probability), and sums in float32 of thousands of features are off by a millionth. The largest of any sample:
-#: what rounding features costs does not shrink with a sample's own logits (1.8 million normed ones in float16, rounded
-#: once and multiplied in float64: 0.0006 of a probability of a sample with logits 0.30 and 0.26, beside others of 5).
+#: It may be off as well by what logits come to that are twice as far off as PyTorch's, of all samples and classes: its
+#: few probabilities that count may by luck all be nearer. And by what one rounding to x's dtype of the largest logit
+#: does, or of a logit of this size: the few logits of one sample may be exact (twelve heads in bfloat16 were off by 0.2
+#: to 1.9 thousandths of a probability), and sums in float32 of thousands of features are off by a millionth.
 _LEAST_LOGIT = 1 / 32
 #: Error that a peer may have in float32, over a fused head's: torch.compile's kernels add one product after another
 #: and were off by 2.4 times that (512 features, 100 classes, H200). That is a peer less exact, not a wrong one.
@@ -134,11 +134,10 @@ class AloneHead:
 
     def wrong_answer(self, answer: HeadOutput, *, peer: bool = False) -> str | None:
         """Check one answer, the fused head's or a peer's, which may be less exact; return what is wrong, or None."""
-        exact, off_by_pytorch, largest_logit = self._truth
+        exact, off_by_pytorch, logits_off = self._truth
         assert exact.probs is not None
         least = max(2.0 * off_by_pytorch, _FLOOR_ROUNDINGS * torch.finfo(answer.confidence.dtype).eps)
-        rounding = max(largest_logit, _LEAST_LOGIT) * torch.finfo(self.x.dtype).eps
-        allowed = (exact.confidence * (1 - exact.confidence) * rounding).clamp(min=least)
+        allowed = (exact.confidence * (1 - exact.confidence) * logits_off).clamp(min=least)
         if peer and answer.confidence.dtype == torch.float32:
             allowed *= _PEERS_ROUNDING
         off = (answer.confidence.double() - exact.confidence).abs()
@@ -154,20 +153,20 @@ class AloneHead:
 
     @cached_property
     def _truth(self) -> tuple[HeadOutput, float, float]:
-        """The answer in float64, how far PyTorch's probabilities are off, and the largest logit over T."""
-        head, x = self.head, self.x
+        """The answer in float64, how far PyTorch's probabilities are off, and how far logits over T may be."""
+        head, x, heat = self.head, self.x, self.head.rule.temperature
         bias = head.linear.bias
         with torch.no_grad():
-            exact = fused_head_reference(
+            exact = logits_of(
                 x.double(), head.linear.weight.double(), None if bias is None else bias.double(),
-                pool=head.pool, pool_size=head.pool_size,
-                temperature=head.rule.temperature, threshold=head.rule.threshold,
-                hidden=head.hidden_layers().to(torch.float64),
+                head.pool, head.pool_size, head.hidden_layers().to(torch.float64),
             )  # fmt: skip
-            logits = head.logits(x).double() / head.rule.temperature
-        assert exact.probs is not None
-        off_by_pytorch = (torch.softmax(logits, dim=1) - exact.probs).abs().max().item()
-        return exact, off_by_pytorch, logits.abs().max().item()
+            logits = head.logits(x).double()
+            answer = decide(exact, heat, head.rule.threshold)
+            assert answer.probs is not None
+            off_by_pytorch = (torch.softmax(logits / heat, dim=1) - answer.probs).abs().max().item()
+            off, largest = ((logits - exact) / heat).abs().max().item(), (logits / heat).abs().max().item()
+        return answer, off_by_pytorch, max(2.0 * off, max(largest, _LEAST_LOGIT) * torch.finfo(x.dtype).eps)
 
     @contextmanager
     def _busy(self) -> Iterator[None]:

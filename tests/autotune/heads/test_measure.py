@@ -146,6 +146,19 @@ def test_nor_a_sample_of_small_logits_whose_features_are_rounded_as_those_of_oth
     assert wrong == "probabilities are off by 0.03, 0.015 being allowed"
 
 
+def test_nor_answers_that_are_twice_as_far_off_as_pytorchs_logits(monkeypatch):
+    """Those of a class that has no probability are off, so that none of PyTorch's probabilities is."""
+    head = FusedAuxHead(16, num_classes=3)
+    torch.nn.init.zeros_(head.linear.weight)
+    with torch.no_grad():
+        head.linear.bias.copy_(torch.tensor([0.0, 0.0, -50.0]))
+    said = head(x := torch.randn(1, 16))
+    monkeypatch.setattr(head, "logits", lambda x: head.linear(x) + torch.tensor([0.0, 0.0, 1e-4]))
+    alone = alone_head.AloneHead(head, x)
+    assert alone.wrong_answer(said._replace(confidence=said.confidence + 4e-5)) is None
+    assert "5e-05 being allowed" in alone.wrong_answer(said._replace(confidence=said.confidence + 6e-5))
+
+
 def test_probabilities_of_other_classes_are_wrong_however_small_they_are():
     """Of thousands of classes none is larger than what a rounding of bfloat16 may do to one of two."""
     torch.manual_seed(0)
