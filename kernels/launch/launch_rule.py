@@ -215,7 +215,7 @@ def config_of_reading(shape: HeadShape, features: str) -> LaunchConfig:
         block_c, block_p = (64 if step <= 192 else 32) // size, 8
         block_f = fewest = block_c * block_p
         programs *= 2
-    elif size == 4 or (rows <= 16 and total >= 1 << 18):
+    elif size == 4 or (rows <= 16 and total >= 1 << 18):  # of few warps, or of steps that are small
         programs *= 2
     elif _some_classes(shape) and total % 2 == 0 and weight_bytes(shape) < 8 * _LARGE_WEIGHT:
         programs //= 2
@@ -243,6 +243,7 @@ def _tile_of_reading(shape: HeadShape) -> tuple[int, int, int]:
     misaligned = size == 2 and features % 8 != 0  # read in vectors of 8 bytes, or in none
     block_n = min(max(next_power_of_2(samples), 8), 64)
     if _in_slices(shape):  # what a tile finds out about its rows takes registers, and time
+        # a second group of 64 is not worth while for up to 16 samples
         block_n = min(block_n, 64 if size == 2 and not 0 < samples % 64 <= 16 else 32)
         block_k = 64 if size == 4 or misaligned else 128
         while block_k > 16 and -(-samples // block_n) * -(-rows // block_k) < 3 * _PROGRAMS // 4:
