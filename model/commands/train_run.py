@@ -48,7 +48,7 @@ def run_training(console: Console, asked: SimpleNamespace, device: torch.device)
         accumulate=asked.accumulate, patience=asked.patience,
     )  # fmt: skip
     _check_options(asked)
-    source = load_source(asked.data, asked.dataset and asked.dataset.value, asked.root)
+    source = load_source(asked.data, asked.dataset, asked.root)
     agree(lambda: {"images": source.facts()})
     network, image_size = _make_network(asked, len(source.classes))
     network.to(device)
