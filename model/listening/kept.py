@@ -53,12 +53,21 @@ def kept(model: nn.Module, device: torch.device) -> Iterator[None]:
         for buffer in {*model.buffers()}:  # some forwards count in them
             if not is_lazy(buffer) and is_plain(buffer) and not buffer.is_meta:
                 stack.callback(_put_back, buffer, buffer.detach().clone())
-        stack.enter_context(torch.random.fork_rng([device] if device.type == "cuda" else [], device_type="cuda"))
-        python, numpy = generators()
-        stack.callback(random.setstate, python)
-        if numpy is not None:
-            stack.callback(sys.modules["numpy"].random.set_state, numpy)
+        stack.enter_context(own_random_numbers(device))
         yield
+
+
+@contextmanager
+def own_random_numbers(device: torch.device) -> Iterator[None]:
+    """While open, seeding and drawing leave the random numbers outside as they are: Python's, NumPy's, PyTorch's."""
+    python, numpy = generators()
+    try:
+        with torch.random.fork_rng([device] if device.type == "cuda" else [], device_type="cuda"):
+            yield
+    finally:
+        random.setstate(python)
+        if numpy is not None:
+            sys.modules["numpy"].random.set_state(numpy)
 
 
 def generators() -> tuple[Any, Any]:
