@@ -19,12 +19,10 @@ Batch = Tensor | tuple[Any, ...] | Mapping[str, Any]
 def check_input_batch(name: str, x: object, *, may_be_empty: bool = False) -> None:
     """Raise ``TypeError`` unless an argument is a batch, ``ValueError`` unless there is a sample in it."""
     if isinstance(x, (tuple, Mapping)):
-        tensors = _tensors(x)
-        if not tensors:
+        if not (tensors := _tensors(x)):
             raise TypeError(f"{name}: got {kind_of(x)} without a tensor, wants one of the backbone's arguments")
-        check_batch(name, tensors[0], may_be_empty=may_be_empty)
-    else:
-        check_batch(name, x, may_be_empty=may_be_empty)
+        x = tensors[0]
+    check_batch(name, x, may_be_empty=may_be_empty)
 
 
 def first_tensor(x: Batch) -> Tensor:
