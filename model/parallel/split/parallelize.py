@@ -1,7 +1,6 @@
 """``parallelize``: a network over several devices in one process: checks, cuts, places by measured times, captures."""
 
 import copy
-import dataclasses
 from collections.abc import Sequence
 
 import torch
@@ -10,8 +9,9 @@ from torch import Tensor
 from ....kernels.cuda.runtime import beside_captures
 from ...answers.exit_monitor import uncounted
 from ...answers.rule_order import wait_for_writes
-from ...basics.arguments import check_batch, check_mode
+from ...basics.arguments import check_batch
 from ...basics.bad_input import BadInput
+from ...make_runner import eager_runner
 from ...network.early_exit_network import EarlyExitNetwork, check_network
 from ...runners.capture import CAPTURE_LOCK
 from ...runners.checks import check_capturable, check_device, sizes_of
@@ -79,12 +79,9 @@ def parallelize(
     if where[0].type == "cuda":
         check_capturable(network, x)
         return _captured(network, x, where, starts, sizes, exits, trunk)
-    check_mode(network)
     check_device(network, x.device)
-    network.check_taps(x)
-    made = make_trunk(network.backbone, network.taps, x, trunk, network.reading)
     note = "On CPUs there are no parts: the network runs as a whole, eagerly."
-    return EagerRunner(network, trunk=dataclasses.replace(made, notes=(note, *made.notes)))
+    return eager_runner(network, x, None, trunk, note)
 
 
 def _captured(
