@@ -13,6 +13,7 @@ from rich.table import Table
 from torch import Tensor
 
 from ...kernels.reference.criteria import CRITERIA
+from ..answers.exit_result import joined
 from ..basics.files import replacing
 from ..basics.images import MEAN, STD
 from ..basics.machine import package_version
@@ -182,7 +183,7 @@ def _lost_held_out(scores: Tensor, correct: Tensor, rate: float) -> int:
 def _evaluate(network: EarlyExitNetwork, test: Split) -> dict[str, Any]:
     """Return what the report says of the test split: in total, and a row for each head and, last, the classifier."""
     of_all = collect_logits(network, in_order(test, network)).logits.argmax(2) == test.labels  # [E + 1, M]
-    label, exit_index = early_exit_answers(network, test)
+    label, _, _, exit_index = joined([network(x) for x, _ in in_order(test, network)]).cpu()
     right = label == test.labels
     exits = []
     for index, name in enumerate([*network.taps, "classifier"]):
@@ -204,13 +205,6 @@ def _evaluate(network: EarlyExitNetwork, test: Split) -> dict[str, Any]:
         "left_before_last_block": (exit_index < len(BLOCKS) - 1).double().mean().item(),
         "mean_blocks": (exit_index + 1).clamp(max=len(BLOCKS)).double().mean().item(),
     }
-
-
-@torch.no_grad()
-def early_exit_answers(network: EarlyExitNetwork, images: Split) -> tuple[Tensor, Tensor]:
-    """Run the network with early exit; returns label and exit index, each [M] int64 on the CPU."""
-    results = [network(x) for x, _ in in_order(images, network)]
-    return torch.cat([r.label for r in results]).cpu(), torch.cat([r.exit_index for r in results]).cpu()
 
 
 def _environment(device: torch.device) -> dict[str, Any]:
