@@ -11,6 +11,7 @@ from ...answers.exit_monitor import uncounted
 from ...answers.rule_order import wait_for_writes
 from ...basics.arguments import check_batch
 from ...basics.bad_input import BadInput
+from ...listening.batches import of_size
 from ...make_runner import eager_runner
 from ...network.early_exit_network import EarlyExitNetwork, check_network
 from ...runners.capture import CAPTURE_LOCK
@@ -118,7 +119,7 @@ def _captured(
             polls = exits == "polled"
             with uncounted(network.monitor):
                 captured = {
-                    size: capture_split(network, parts, _batch(x, size), us[size], polls=polls)
+                    size: capture_split(network, parts, of_size(x, size), us[size], polls=polls)
                     for size in reversed(sizes)
                 }
             wait_for_current_streams(devices)
@@ -133,15 +134,10 @@ def _captured(
             raise
 
 
-def _batch(x: Tensor, size: int) -> Tensor:
-    """Return a batch of a size of the example's samples, which may be in it several times."""
-    return torch.cat([x[:size]] * -(-size // len(x)))[:size]
-
-
 def _on_device(
     network: EarlyExitNetwork, x: Tensor, sizes: Sequence[int], device: torch.device, trunk: str
 ) -> OnDevice:
-    batches = {size: _batch(x, size).to(device) for size in sizes}
+    batches = {size: of_size(x, size).to(device) for size in sizes}
     made = make_trunk(network.backbone, network.taps, batches[sizes[-1]], trunk, network.reading)
     segments = {
         size: segments_of(network, made, batch.contiguous(memory_format=made.memory_format), device)
@@ -157,7 +153,7 @@ def _times(there: OnDevice, x: Tensor, sizes: Sequence[int]) -> dict[int, list[f
         found = {}
         for size in sizes:
             with there.trunk.choosing(size):
-                found[size] = graph_times(there.network, there.segments[size], _batch(x, size), captures)
+                found[size] = graph_times(there.network, there.segments[size], of_size(x, size), captures)
         return found
     finally:
         captures.free_or_leave()
