@@ -50,12 +50,12 @@ def run_demo(
     *,
     image_size: int,
     device: torch.device,
-    seed: int = 0,
-    epochs: int | None = None,
-    max_accuracy_drop: float = 0.005,
-    skip_damaged: bool = False,
-    tell: Callable[[str], object] = lambda lines: None,
-    start_phase: StartPhase = lambda name, total: lambda images, remark: None,
+    seed: int,
+    epochs: int | None,
+    max_accuracy_drop: float,
+    skip_damaged: bool,
+    tell: Callable[[str], object],
+    start_phase: StartPhase,
 ) -> DemoRun:
     """Train ``resnet18_small`` with a head behind every block, calibrate it, and evaluate it on the test split.
 
