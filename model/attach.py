@@ -80,8 +80,7 @@ def attach(
     with first_taken("example_input", two):
         flow = Flow(model, two)
     if taps == "auto" and _has_own_exits(flow.recording.output, logits):
-        assert isinstance(example_input, Tensor)
-        return attach_exits(model, example_input)
+        return attach_exits(model, example_input)  # type: ignore[arg-type]  # which refuses several arguments by name
     classes = _classes(flow.recording.output, logits)
     check_classes("model", classes)
     if num_classes is not None and num_classes != classes:

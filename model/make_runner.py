@@ -90,7 +90,7 @@ def make_runner(
     trunk = "as_is" if trunk is None else trunk
     kind = kind_of_runner(exits, compact=compact)
     if not kind.graphs:
-        return _eager(network, example_input, batch_sizes, trunk, kind=kind.imported_class())
+        return eager_runner(network, example_input, batch_sizes, trunk, kind=kind.imported_class())
     options = {} if forks is None else {"forks": forks}
     made: Runner = kind.imported_class()(
         network, example_input, batch_sizes=sizes_of(batch_sizes, example_input), trunk=trunk, **options
@@ -120,10 +120,10 @@ def _measured(
     check_batch("example_input", example_input)
     check_device(network, example_input.device)
     sizes = None if isinstance(batch_sizes, str) and batch_sizes == ON_DEMAND else batch_sizes
-    return _eager(network, example_input, sizes, "as_is" if trunk == ANY_TRUNK else trunk, f"Eager: {why}")
+    return eager_runner(network, example_input, sizes, "as_is" if trunk == ANY_TRUNK else trunk, f"Eager: {why}")
 
 
-def _eager(
+def eager_runner(
     network: EarlyExitNetwork,
     example_input: Tensor,
     batch_sizes: Sequence[int] | str | None,

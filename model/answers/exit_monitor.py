@@ -153,12 +153,8 @@ class ExitMonitor:
             )
         return drifted
 
-    def __deepcopy__(self, _memo: dict[int, Any]) -> "ExitMonitor":
-        """Copy what is expected; a copy counts for itself."""
-        return ExitMonitor(self.shares, self.samples, confidence=self.confidence)
-
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle what is expected."""
+        """Copy or pickle what is expected; a copy counts for itself."""
         return _monitor, (self.shares, self.samples, self.confidence)
 
 

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..basics.bad_input import one_line
 from ..basics.files import led_to, read_json, write_json
 from ..basics.machine import driver_version, package_version, processor_name
 from ..network.early_exit_network import EarlyExitNetwork
@@ -210,7 +211,7 @@ class PlanFile:
         except FileNotFoundError:
             return {}
         except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-            why = f"{type(error).__name__}: {' '.join(str(error).split()):.200}"
+            why = f"{type(error).__name__}: {one_line(error)}"
             warnings.warn(f"{self.path} holds no plan ({why}); measuring anew", stacklevel=2)
             return {}
         return {} if self.differing else plans

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
-from .bad_input import BadInput
+from .bad_input import BadInput, one_line
 
 #: Mean and standard deviation of each channel that the demo normalises with, pixels scaled to 0 to 1. They put pixels
 #: in [-1, 1]; batch normalisation does the rest.
@@ -49,7 +49,7 @@ def open_image(path: str | os.PathLike[str]) -> Image.Image:
         what = "its format is not known" if os.path.getsize(path) else "it is empty"
         raise BadInput(f"{path}: cannot be read as an image ({what})") from None
     except Exception as error:  # Pillow's plugins raise what they come across: struct.error, TypeError, KeyError
-        raise BadInput(f"{path}: cannot be read as an image ({' '.join(str(error).split()):.200})") from None
+        raise BadInput(f"{path}: cannot be read as an image ({one_line(error)})") from None
 
 
 def to_rgb(image: Image.Image) -> Image.Image:

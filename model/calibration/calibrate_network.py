@@ -118,7 +118,16 @@ def calibrate_network(
         {'temperature': 40, 'thresholds': 100, 'test': 60}
     """
     budget = one_budget(max_accuracy_drop, max_latency_ms, max_work, latencies)
-    _check(network, latencies, confidence, seed, static_model)
+    check_network(network)
+    check_mode(network)
+    if latencies is not None:
+        check_latencies(latencies, len(network.taps))
+    check_number("confidence", confidence, math.ulp(0.0), math.nextafter(1.0, 0.0), "a number between 0 and 1")
+    if type(seed) is not int:
+        raise TypeError(f"seed: got {seed!r}, wants a whole number")
+    if static_model is not None:
+        check_module("static_model", static_model)
+        check_mode(static_model, "static_model")
     agree(lambda: _facts(network, budget, latencies, confidence, seed))
     collected, parts = _collect(network, data, splits, static_model)
     by_index = not isinstance(data, Mapping)
@@ -226,25 +235,6 @@ def _calibrated(
         for rule, threshold, temperature in zip(rules, path[chosen].tolist(), temperatures[:-1], strict=True)
     ]
     return report, found
-
-
-def _check(
-    network: EarlyExitNetwork,
-    latencies: ExitLatencies | None,
-    confidence: float,
-    seed: int,
-    static_model: nn.Module | None,
-) -> None:
-    check_network(network)
-    check_mode(network)
-    if latencies is not None:
-        check_latencies(latencies, len(network.taps))
-    check_number("confidence", confidence, math.ulp(0.0), math.nextafter(1.0, 0.0), "a number between 0 and 1")
-    if type(seed) is not int:
-        raise TypeError(f"seed: got {seed!r}, wants a whole number")
-    if static_model is not None:
-        check_module("static_model", static_model)
-        check_mode(static_model, "static_model")
 
 
 def _facts(

@@ -70,7 +70,7 @@ _LAST_STEP = 0.01
 class _Tried(NamedTuple):
     shares: list[float]
     """Of the log that each head is open for, by its own scores."""
-    thresholds: torch.Tensor
+    thresholds: Tensor
     milliseconds: float
     """Until the last sample of a batch leaves, on average."""
     cost: float
@@ -113,31 +113,26 @@ def retune_thresholds(
     steps = [_FIRST_STEP] * len(heads)
     while max(steps) >= _LAST_STEP and now.milliseconds > enough:
         better: dict[int, _Tried] = {}
+        worth: dict[int, float] = {}  # time saved for each sample more that gets another answer
         for head in heads:
             if steps[head] < _LAST_STEP:
                 continue
             shares = [min(1.0, share + steps[head] * (head == one)) for one, share in enumerate(now.shares)]
             tried = _try(log, falling, shares, latencies)
             if tried.disagreement <= max_disagreement and tried.cost < now.cost:
-                better[head] = tried
+                added = max(0.0, tried.disagreement - now.disagreement)
+                better[head], worth[head] = tried, (now.cost - tried.cost) / (added + 1e-6)
             else:
                 steps[head] /= 2
         if better:
-            before = now
-
-            def worth(head: int, before: _Tried = before, better: dict[int, _Tried] = better) -> float:
-                """Return the time saved for each sample more that gets another answer."""
-                added = max(0.0, better[head].disagreement - before.disagreement)
-                return (before.cost - better[head].cost) / (added + 1e-6)
-
-            best = max(better, key=worth)
+            best = max(worth, key=worth.__getitem__)
             now = better[best]
             steps[best] *= 2
     found = now if now.milliseconds < nobody.milliseconds else nobody
     return tuple(found.thresholds.tolist())
 
 
-def _try(log: ExitLog, falling: torch.Tensor, shares: Sequence[float], latencies: ExitLatencies) -> _Tried:
+def _try(log: ExitLog, falling: Tensor, shares: Sequence[float], latencies: ExitLatencies) -> _Tried:
     """Return what thresholds do that let these shares of the samples go, each head by itself; equals go together."""
     samples = falling.shape[1]
     thresholds, gone = torch.empty_like(falling[:, 0]), []

@@ -15,6 +15,8 @@ import math
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import accumulate
+from operator import and_
 from typing import NamedTuple
 
 import torch
@@ -44,17 +46,6 @@ def p_value(lost: int, samples: int, budget: float) -> float:
     ]
     most = max(terms)
     return min(1.0, math.exp(most) * math.fsum(math.exp(term - most) for term in terms))
-
-
-def holding(lost: Sequence[int], samples: int, budget: float, confidence: float) -> int:
-    """Return how many candidates, from the first on, drop accuracy by at most ``budget``, all with ``confidence``.
-
-    ``lost`` has a count for each candidate, in an order fixed on other samples than these.
-    """
-    for count, one in enumerate(lost):
-        if p_value(one, samples, budget) > 1.0 - confidence:
-            return count
-    return len(lost)
 
 
 def smallest_budget(lost: int, samples: int, confidence: float) -> float:
@@ -166,12 +157,14 @@ def expected_work(exits: Tensor, work: Sequence[float]) -> float:
 
 
 def judged(curve: Sequence[CurvePoint], samples: int, budget: float, confidence: float) -> list[CurvePoint]:
-    """Return the curve with the test of each candidate; the first, under which nobody leaves, needs none."""
-    count = 1 + holding([point.lost for point in curve[1:]], samples, budget, confidence)
-    return [
-        replace(point, p_value=p_value(point.lost, samples, budget) if index else 0.0, holds=index < count)
-        for index, point in enumerate(curve)
-    ]
+    """Return the curve with the test of each candidate, in an order that was fixed on other samples than these.
+
+    Those hold that drop accuracy by at most ``budget``, as do all before them, all with ``confidence``. The first,
+    under which nobody leaves, needs no test.
+    """
+    found = [0.0, *(p_value(point.lost, samples, budget) for point in curve[1:])]
+    holds = accumulate((one <= 1.0 - confidence for one in found), and_)
+    return [replace(point, p_value=p, holds=held) for point, p, held in zip(curve, found, holds, strict=True)]
 
 
 def within_accuracy(

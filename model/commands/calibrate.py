@@ -16,7 +16,6 @@ from .options import (
     CheckpointOption,
     DataOption,
     DatasetOption,
-    Device,
     DeviceOption,
     Draw,
     ModulesOption,
@@ -72,7 +71,7 @@ def calibrate_command(beyond: Callable[[], tuple[Draw, SaveFigure]]) -> Callable
         out: Annotated[Path, typer.Option(help="Where the calibrated checkpoint, report and figure go.")] = Path(
             "auxhead-calibrated"
         ),
-        device: DeviceOption = Device.auto,
+        device: DeviceOption = "auto",
     ) -> None:
         """Fit temperatures and thresholds to images that the network has not seen, with a bound on what they cost.
 

@@ -47,7 +47,7 @@ def run_calibration(
     loaded = load_network(asked.checkpoint, asked.backbone, asked.modules)
     if loaded.image_size is None:
         raise BadInput("--checkpoint: was saved without image_size, wants one to turn image files into input")
-    source = load_source(asked.data, asked.dataset and asked.dataset.value, asked.root)
+    source = load_source(asked.data, asked.dataset, asked.root)
     agree(lambda: {"images": source.facts()})
     network = loaded.network.to(device)
     if asked.train_data is not None and asked.train_data != Path("none"):

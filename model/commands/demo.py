@@ -11,9 +11,7 @@ from .console import plain_console
 from .errors import one_line_errors
 from .options import (
     DataOption,
-    Dataset,
     DatasetOption,
-    Device,
     DeviceOption,
     Draw,
     EpochsOption,
@@ -56,7 +54,7 @@ def demo_command(beyond: Callable[[], BeyondDemo]) -> Callable[..., None]:
             typer.Option(min=0.0, max=1.0, help="What leaving early may cost on the validation split, as a fraction."),
         ] = 0.005,
         seed: SeedOption = 0,
-        device: DeviceOption = Device.auto,
+        device: DeviceOption = "auto",
     ) -> None:
         """Train a small ResNet-18 with a head after every block, and see real images leave it early."""
         from torch import channels_last
@@ -72,9 +70,9 @@ def demo_command(beyond: Callable[[], BeyondDemo]) -> Callable[..., None]:
         console = plain_console()
         with one_line_errors():
             check_output_directory(out)
-            source = load_source(data, dataset.value if dataset else None, root)
+            source = load_source(data, dataset, root)
             where = torch_device(device)
-            size = image_size or (16 if data is None and dataset in (None, Dataset.digits) else 32)
+            size = image_size or (16 if data is None and dataset in (None, "digits") else 32)
             console.print(
                 f"{len(source.labels):,} images of {source.name}, {len(source.classes)} classes, {size}x{size} pixels; "
                 f"ResNet-18 with 8 heads on {where}",

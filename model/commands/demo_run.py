@@ -13,6 +13,7 @@ from rich.table import Table
 from torch import Tensor
 
 from ...kernels.reference.criteria import CRITERIA
+from ..answers.exit_result import joined
 from ..basics.files import replacing
 from ..basics.images import MEAN, STD
 from ..basics.machine import package_version
@@ -22,11 +23,10 @@ from ..calibration.thresholds import exit_indices, exit_scores, thresholds_at_er
 from ..network.early_exit_network import EarlyExitNetwork
 from ..network.learned_from import LearnedFrom, fingerprint
 from ..saving.checkpoint import save_checkpoint
-from ..training.batches import PixelBatches
 from ..training.data_sets import LabelledImages, Split, Splits, read_splits
 from ..training.plan import TrainingPlan, epochs_for
 from .small_resnet import BACKBONE, BLOCKS, small_early_exit_network
-from .train_run import StartPhase, train_on_pixels
+from .train_run import StartPhase, in_order, train_on_pixels
 
 #: The value of ``format`` in ``report.json``; figures refuse others.
 REPORT_FORMAT = "auxhead demo report 1"
@@ -50,12 +50,12 @@ def run_demo(
     *,
     image_size: int,
     device: torch.device,
-    seed: int = 0,
-    epochs: int | None = None,
-    max_accuracy_drop: float = 0.005,
-    skip_damaged: bool = False,
-    tell: Callable[[str], object] = lambda lines: None,
-    start_phase: StartPhase = lambda name, total: lambda images, remark: None,
+    seed: int,
+    epochs: int | None,
+    max_accuracy_drop: float,
+    skip_damaged: bool,
+    tell: Callable[[str], object],
+    start_phase: StartPhase,
 ) -> DemoRun:
     """Train ``resnet18_small`` with a head behind every block, calibrate it, and evaluate it on the test split.
 
@@ -114,7 +114,7 @@ def _timed(seconds: dict[str, float], phase: str) -> Iterator[None]:
 
 def calibrate_demo(network: EarlyExitNetwork, validation: Split, max_accuracy_drop: float) -> dict[str, float]:
     """Set thresholds that a validation split allows; returns its accuracies, of early exit and of the classifier."""
-    found = collect_logits(network, _batches(network, validation))
+    found = collect_logits(network, in_order(validation, network))
     heads = len(network.taps)
     scores = exit_scores(found.logits[:-1], ["max_prob"] * heads, [1.0] * heads)
     correct = found.logits.argmax(2) == found.labels
@@ -182,8 +182,8 @@ def _lost_held_out(scores: Tensor, correct: Tensor, rate: float) -> int:
 
 def _evaluate(network: EarlyExitNetwork, test: Split) -> dict[str, Any]:
     """Return what the report says of the test split: in total, and a row for each head and, last, the classifier."""
-    of_all = collect_logits(network, _batches(network, test)).logits.argmax(2) == test.labels  # [E + 1, M]
-    label, exit_index = early_exit_answers(network, test)
+    of_all = collect_logits(network, in_order(test, network)).logits.argmax(2) == test.labels  # [E + 1, M]
+    label, _, _, exit_index = joined([network(x) for x, _ in in_order(test, network)]).cpu()
     right = label == test.labels
     exits = []
     for index, name in enumerate([*network.taps, "classifier"]):
@@ -205,17 +205,6 @@ def _evaluate(network: EarlyExitNetwork, test: Split) -> dict[str, Any]:
         "left_before_last_block": (exit_index < len(BLOCKS) - 1).double().mean().item(),
         "mean_blocks": (exit_index + 1).clamp(max=len(BLOCKS)).double().mean().item(),
     }
-
-
-@torch.no_grad()
-def early_exit_answers(network: EarlyExitNetwork, images: Split) -> tuple[Tensor, Tensor]:
-    """Run the network with early exit; returns label and exit index, each [M] int64 on the CPU."""
-    results = [network(x) for x, _ in _batches(network, images)]
-    return torch.cat([r.label for r in results]).cpu(), torch.cat([r.exit_index for r in results]).cpu()
-
-
-def _batches(network: EarlyExitNetwork, images: Split) -> PixelBatches:
-    return PixelBatches(images, min(256, len(images.labels)), device=network.device)
 
 
 def _environment(device: torch.device) -> dict[str, Any]:

@@ -1,23 +1,14 @@
 """The command ``auxhead infer``."""
 
-from enum import Enum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
 from ..runners.table import EXITS
 from .console import plain_console
 from .errors import one_line_errors
-from .options import BackboneOption, CheckpointOption, Device, DeviceOption, ModulesOption
-
-
-class RunnerName(str, Enum):
-    """Ways to run the network, as of ``make_runner``."""
-
-    _ignore_ = "exits"
-    for exits in EXITS:
-        vars()[exits] = exits
+from .options import BackboneOption, CheckpointOption, DeviceOption, ModulesOption
 
 
 def infer(
@@ -28,9 +19,9 @@ def infer(
     backbone: BackboneOption = None,
     modules: ModulesOption = None,
     runner: Annotated[
-        RunnerName,
+        Literal[EXITS],  # type: ignore[valid-type]
         typer.Option(help="How the network is run; auto measures for ten seconds first, and pays for thousands."),
-    ] = RunnerName.eager,  # type: ignore[attr-defined]
+    ] = "eager",
     batch: Annotated[int, typer.Option(min=1, help="Images that are read and answered together.")] = 64,
     json_lines: Annotated[
         Path | None,
@@ -38,7 +29,7 @@ def infer(
             "--json", help="Write a JSON object a line to this file, - for standard output.", show_default=False
         ),
     ] = None,
-    device: DeviceOption = Device.auto,
+    device: DeviceOption = "auto",
 ) -> None:
     """Answer for image files, and say which exit answered; several processes of torchrun share the batches."""
     from ..processes.dealing import agree, checkpoint_facts
@@ -55,4 +46,4 @@ def infer(
             loaded = load_network(checkpoint, backbone, modules)
             loaded.network.to(where)
             console = plain_console()
-            run_infer(loaded, images, exits=runner.value, batch=batch, out=json_lines, console=console)
+            run_infer(loaded, images, exits=runner, batch=batch, out=json_lines, console=console)

@@ -2,9 +2,8 @@
 
 import os
 from collections.abc import Callable, Mapping
-from enum import Enum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -14,22 +13,8 @@ from ..basics.bad_input import BadInput
 RUNS_YOUR_CODE = (
     "This runs your code: the module, of the current directory or installed, is imported and the function called."
 )
-
-
-class Device(str, Enum):
-    """Devices to run on, by name."""
-
-    auto = "auto"
-    cpu = "cpu"
-    cuda = "cuda"
-
-
-class Dataset(str, Enum):
-    """Data sets by name."""
-
-    digits = "digits"
-    cifar10 = "cifar10"
-
+#: Devices to run on.
+Device = Literal["auto", "cpu", "cuda"]
 
 BackboneOption = Annotated[
     str | None,
@@ -51,7 +36,8 @@ DataOption = Annotated[
     Path | None, typer.Option(help="Your own images: a directory with one folder of images a class.")
 ]
 DatasetOption = Annotated[
-    Dataset | None, typer.Option(help="A data set by name; the digits (shipped with scikit-learn) by default.")
+    Literal["digits", "cifar10"] | None,
+    typer.Option(help="A data set by name; the digits (shipped with scikit-learn) by default."),
 ]
 RootOption = Annotated[
     Path | None,

@@ -19,8 +19,8 @@ def torch_device(wanted: Device, local_rank: int | None = None) -> torch.device:
     Of several processes of this machine each gets its own, which becomes the current one. ``BadInput`` for "cuda"
     without enough CUDA devices.
     """
-    if wanted is Device.cpu or not torch.cuda.is_available():
-        if wanted is Device.cuda:
+    if wanted == "cpu" or not torch.cuda.is_available():
+        if wanted == "cuda":
             raise BadInput("--device: got cuda, but torch sees no CUDA device here; wants auto or cpu")
         return torch.device("cpu")
     if local_rank is not None:
@@ -54,7 +54,7 @@ def process_group(
     facts = {
         **{f"version of {name}": str(package_version(name)) for name in ("auxhead", "torch")},
         "arguments": " ".join(sys.argv[1:]),
-        "device": "cpu" if device is Device.cpu or not torch.cuda.is_available() else "cuda",
+        "device": "cpu" if device == "cpu" or not torch.cuda.is_available() else "cuda",
     }
     backend = "nccl" if gradients else "gloo"
     with joined_processes(lambda own: backend if own.type == "cuda" else "gloo", own_device, facts) as where:

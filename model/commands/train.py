@@ -12,7 +12,6 @@ from .options import (
     RUNS_YOUR_CODE,
     DataOption,
     DatasetOption,
-    Device,
     DeviceOption,
     EpochsOption,
     RootOption,
@@ -72,7 +71,7 @@ def train(
         ),
     ] = None,
     seed: SeedOption = 0,
-    device: DeviceOption = Device.auto,
+    device: DeviceOption = "auto",
     out: Annotated[Path, typer.Option(help="Where the checkpoint goes.")] = Path("auxhead-train"),
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with what the same command left in --out when it was stopped.")

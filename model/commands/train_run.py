@@ -48,7 +48,7 @@ def run_training(console: Console, asked: SimpleNamespace, device: torch.device)
         accumulate=asked.accumulate, patience=asked.patience,
     )  # fmt: skip
     _check_options(asked)
-    source = load_source(asked.data, asked.dataset and asked.dataset.value, asked.root)
+    source = load_source(asked.data, asked.dataset, asked.root)
     agree(lambda: {"images": source.facts()})
     network, image_size = _make_network(asked, len(source.classes))
     network.to(device)
@@ -65,10 +65,17 @@ def run_training(console: Console, asked: SimpleNamespace, device: torch.device)
         )  # fmt: skip
         if own_rank() == 0:  # which alone reads and writes there; another host has another disk
             make_output_directory(asked.out)
+        images = len(splits.train.labels)
+        batch_size = min(asked.batch_size, images // ranks() * ranks())
+        plan = replace(plan, epochs=asked.epochs or epochs_for(images, batch_size))
         failed = None
         with _log(asked, network) as on_epoch:
             try:
-                done = _train(asked, plan, network, splits, image_size, start_phase, on_epoch)
+                done = train_on_pixels(
+                    network, splits.train, plan, batch_size, image_size, asked.seed, start_phase,
+                    validation=in_order(splits.validation, network), state=asked.out / STATE, resume=asked.resume,
+                    on_epoch=on_epoch,
+                )  # fmt: skip
             except LossNotFinite as error:
                 done, failed = error.done, error
     if own_rank() == 0 and done.epochs:
@@ -157,25 +164,6 @@ def _attach(name: str, taps: list[str] | None, classes: int, size: int) -> Early
     return network
 
 
-def _train(
-    asked: SimpleNamespace,
-    plan: TrainingPlan,
-    network: EarlyExitNetwork,
-    splits: Splits,
-    image_size: int,
-    start_phase: StartPhase,
-    on_epoch: Callable[[Epoch], object],
-) -> Training:
-    images = len(splits.train.labels)
-    batch_size = min(asked.batch_size, images // ranks() * ranks())
-    plan = replace(plan, epochs=asked.epochs or epochs_for(images, batch_size))
-    return train_on_pixels(
-        network, splits.train, plan, batch_size, image_size, asked.seed, start_phase,
-        validation=_in_order(splits.validation, network), state=asked.out / STATE, resume=asked.resume,
-        on_epoch=on_epoch,
-    )  # fmt: skip
-
-
 def train_on_pixels(
     network: EarlyExitNetwork,
     split: Split,
@@ -203,7 +191,8 @@ def train_on_pixels(
     return train(network, batches, plan, seed=seed, on_step=show_steps(advance, plan.epochs, images), **more)
 
 
-def _in_order(split: Split, network: EarlyExitNetwork) -> PixelBatches:
+def in_order(split: Split, network: EarlyExitNetwork) -> PixelBatches:
+    """Return all images of a split in order, in batches of 256 at most."""
     return PixelBatches(split, min(256, len(split.labels)), device=network.device)
 
 
@@ -217,7 +206,7 @@ def _save(
     done: Training,
 ) -> None:
     """Write the checkpoint, and print the accuracy of every exit on the validation split."""
-    found = accuracy_of_exits(network, _in_order(splits.validation, network))
+    found = accuracy_of_exits(network, in_order(splits.validation, network))
     accuracy = dict(zip([*network.taps, "classifier"], found, strict=True))
     made_by = asked.model or f"torchvision.models:{asked.backbone}"
     save_checkpoint(

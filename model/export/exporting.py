@@ -128,9 +128,7 @@ def _beside(path: Path) -> Path:
 
 def _example(images: Tensor) -> Tensor:
     """Return two samples of a batch: a program made of one takes one alone, and of a view it keeps the sizes behind."""
-    x = two_samples(images)
-    assert isinstance(x, Tensor)
-    return x.clone(memory_format=torch.preserve_format)
+    return two_samples(images).clone(memory_format=torch.preserve_format)
 
 
 def _checked(network: EarlyExitNetwork, example_images: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.export import ExportedProgram
 
-from ..basics.bad_input import BadInput
+from ..basics.bad_input import BadInput, one_line
 from ..listening.rounding import relative_error
 from ..network.early_exit_network import EarlyExitNetwork
 from .program import one_line_of_exporter, quietly
@@ -166,7 +166,7 @@ def check_files(
             try:
                 returned = file.run(handed)
             except Exception as error:  # of many kinds
-                said = f"{type(error).__name__}: {' '.join(str(error).split()):.200}"
+                said = f"{type(error).__name__}: {one_line(error)}"
                 if by == "onnx.reference" and size == _SIZES[0]:
                     return None, f"onnx.checker alone, since onnx.reference cannot run it ({said})"
                 raise RuntimeError(f"file: {by} cannot run it on a batch of {size}: {said}") from error

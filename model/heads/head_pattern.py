@@ -173,12 +173,12 @@ def _unknown_option(step: str, part: Any) -> str | None:
     if step == "flatten" and (part.start_dim, part.end_dim) != (1, -1):
         return f"flattens dimensions {part.start_dim} to {part.end_dim}, not 1 to -1"
     if isinstance(part, nn.AvgPool2d):
-        window, stride, padding = map(_pair, (part.kernel_size, part.stride, part.padding))
+        window, stride, padding = map(pair, (part.kernel_size, part.stride, part.padding))
         if stride != window or padding != (0, 0) or part.divisor_override is not None:
             return "strides, pads or divides otherwise than by its window, which is to be the whole map"
     elif step == "pool" and getattr(part, "return_indices", False):
         return "returns indices too"
-    elif step == "pool" and None in _pair(part.output_size):
+    elif step == "pool" and None in pair(part.output_size):
         return "takes a size of its grid from the input"
     return None
 
@@ -188,11 +188,12 @@ def _pool_of(part: Any) -> tuple[str, tuple[int, int], tuple[int, int] | None]:
     if part is None:
         return "none", (1, 1), None
     if isinstance(part, nn.AvgPool2d):
-        return "avg", (1, 1), _pair(part.kernel_size)
-    return "avg" if isinstance(part, nn.AdaptiveAvgPool2d) else "max", _pair(part.output_size), None
+        return "avg", (1, 1), pair(part.kernel_size)
+    return "avg" if isinstance(part, nn.AdaptiveAvgPool2d) else "max", pair(part.output_size), None
 
 
-def _pair(size: Any) -> tuple[int, int]:
+def pair(size: Any) -> tuple[int, int]:
+    """Return rows and columns of a size, which may be one number for both."""
     return (size, size) if isinstance(size, int) else (size[0], size[-1])
 
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from inspect import Parameter, signature
 from itertools import takewhile
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -14,17 +14,16 @@ from ..basics.arguments import check_batch, kind_of, tensor_in_words
 
 #: What a backbone takes for a batch of samples: its argument, or all of them, by place or by name.
 Batch = Tensor | tuple[Any, ...] | Mapping[str, Any]
+BatchT = TypeVar("BatchT", bound=Batch)
 
 
 def check_input_batch(name: str, x: object, *, may_be_empty: bool = False) -> None:
     """Raise ``TypeError`` unless an argument is a batch, ``ValueError`` unless there is a sample in it."""
     if isinstance(x, (tuple, Mapping)):
-        tensors = _tensors(x)
-        if not tensors:
+        if not (tensors := _tensors(x)):
             raise TypeError(f"{name}: got {kind_of(x)} without a tensor, wants one of the backbone's arguments")
-        check_batch(name, tensors[0], may_be_empty=may_be_empty)
-    else:
-        check_batch(name, x, may_be_empty=may_be_empty)
+        x = tensors[0]
+    check_batch(name, x, may_be_empty=may_be_empty)
 
 
 def first_tensor(x: Batch) -> Tensor:
@@ -32,15 +31,12 @@ def first_tensor(x: Batch) -> Tensor:
     return x if isinstance(x, Tensor) else _tensors(x)[0]
 
 
-def map_tensors(x: Batch, change: Callable[[Tensor], Tensor]) -> Batch:
+def map_tensors(x: BatchT, change: Callable[[Tensor], Tensor]) -> BatchT:
     """Return a batch whose tensors are what ``change`` makes of them."""
-    if isinstance(x, Tensor):
-        return change(x)
-    changed: Batch = tree_map(lambda each: change(each) if isinstance(each, Tensor) else each, _plain(x))
-    return changed
+    return cast(BatchT, tree_map(lambda each: change(each) if isinstance(each, Tensor) else each, _plain(x)))
 
 
-def two_samples(x: Batch) -> Batch:
+def two_samples(x: BatchT) -> BatchT:
     """Return two samples of a batch, the first one twice if there is no other, to tell a batch from a constant."""
     samples = first_tensor(x).shape[0]
 
@@ -48,6 +44,11 @@ def two_samples(x: Batch) -> Batch:
         return torch.cat([tensor[:2]] * 2)[:2] if tensor.ndim and tensor.shape[0] == samples else tensor
 
     return map_tensors(x, cut)
+
+
+def of_size(x: Tensor, size: int) -> Tensor:
+    """Return a batch of so many of an example's samples, which may be in it several times."""
+    return torch.cat([x[:size]] * -(-size // len(x)))[:size]
 
 
 def call_with(backbone: nn.Module, x: Batch) -> Any:

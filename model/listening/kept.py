@@ -53,12 +53,21 @@ def kept(model: nn.Module, device: torch.device) -> Iterator[None]:
         for buffer in {*model.buffers()}:  # some forwards count in them
             if not is_lazy(buffer) and is_plain(buffer) and not buffer.is_meta:
                 stack.callback(_put_back, buffer, buffer.detach().clone())
-        stack.enter_context(torch.random.fork_rng([device] if device.type == "cuda" else [], device_type="cuda"))
-        python, numpy = generators()
-        stack.callback(random.setstate, python)
-        if numpy is not None:
-            stack.callback(sys.modules["numpy"].random.set_state, numpy)
+        stack.enter_context(own_random_numbers(device))
         yield
+
+
+@contextmanager
+def own_random_numbers(device: torch.device) -> Iterator[None]:
+    """While open, seeding and drawing leave the random numbers outside as they are: Python's, NumPy's, PyTorch's."""
+    python, numpy = generators()
+    try:
+        with torch.random.fork_rng([device] if device.type == "cuda" else [], device_type="cuda"):
+            yield
+    finally:
+        random.setstate(python)
+        if numpy is not None:
+            sys.modules["numpy"].random.set_state(numpy)
 
 
 def generators() -> tuple[Any, Any]:
@@ -119,8 +128,8 @@ def shallow_copy(module: nn.Module, source_of: dict[nn.Module, nn.Module]) -> nn
     ``source_of`` gets the original of each copy; one original has one copy, however often it occurs.
     """
     before = set(source_of)
-    duplicate = _copy_tree(module, source_of)
     copies = {original: its for its, original in source_of.items()}
+    duplicate = _copy_tree(module, source_of, copies)
     memo: dict[int, Any] = {}
     fresh = [each for each in source_of if each not in before and not isinstance(each, torch.jit.ScriptModule)]
     for are_functions in (False, True):  # last: their closures may hold what a module holds
@@ -133,12 +142,13 @@ def shallow_copy(module: nn.Module, source_of: dict[nn.Module, nn.Module]) -> nn
     return duplicate
 
 
-def _copy_tree(module: nn.Module, source_of: dict[nn.Module, nn.Module]) -> nn.Module:
-    copies = {original: duplicate for duplicate, original in source_of.items()}
+def _copy_tree(
+    module: nn.Module, source_of: dict[nn.Module, nn.Module], copies: dict[nn.Module, nn.Module]
+) -> nn.Module:
     if module in copies:
         return copies[module]
     if isinstance(module, torch.jit.ScriptModule):  # compiled: there is nothing in it that could be changed
-        source_of[module] = module
+        source_of[module] = copies[module] = module
         return module
     duplicate = object.__new__(type(module))  # fx.GraphModule would make another class
     # its own dictionaries of parameters, buffers, modules and hooks; another thread may be changing the module's,
@@ -152,9 +162,9 @@ def _copy_tree(module: nn.Module, source_of: dict[nn.Module, nn.Module]) -> nn.M
     for hooks in (duplicate._forward_hooks, duplicate._forward_pre_hooks):
         for key in [key for key, hook in hooks.items() if isinstance(hook, ThreadHook)]:
             del hooks[key]  # of another thread that runs the original
-    source_of[duplicate] = module
+    source_of[duplicate], copies[module] = module, duplicate
     for name, child in duplicate._modules.items():
-        duplicate._modules[name] = None if child is None else _copy_tree(child, source_of)
+        duplicate._modules[name] = None if child is None else _copy_tree(child, source_of, copies)
     return duplicate
 
 

@@ -12,6 +12,7 @@ from torch.nn.parameter import is_lazy
 from ..answers.exit_rule import ExitRule
 from ..basics.arguments import check_batch, check_mode
 from ..basics.bad_input import BadInput
+from ..listening.batches import two_samples
 from ..listening.hooks import is_earlyon
 from ..listening.kept import kept, shallow_copy
 from ..listening.reading import AnyExtract
@@ -86,7 +87,7 @@ def attach_exits(
     check_mode(model, "model")
     if lazy := [name for name, each in model.named_parameters() if is_lazy(each)]:
         raise ValueError(f"model: {lazy[0]!r} has no shape before a first batch; wants model(example) once, before")
-    two = torch.cat([example[:2]] * 2)[:2]  # two samples, to tell a batch from a constant
+    two = two_samples(example)
     if is_earlyon(model):
         from .unhooked_exits import attach_unhooked  # which nobody else needs
 

@@ -74,7 +74,7 @@ class HeadChooser:
                 where that one waits for the whole model, as this one then does.
         """
         if after is None:
-            return self._late(one, "the exit before it waits for the whole model")
+            return _late("the exit before it waits for the whole model")
         self.after, self.before = after, self.early[: self.early.index(one)]
         why = one.chain if isinstance(one.chain, str) else ""
         for self.in_time in (True, False):
@@ -88,7 +88,7 @@ class HeadChooser:
                 return branch
             if self.in_time and (answer := self._answer(one, its, why)) is not None:
                 return answer
-        return self._late(one, f"{why}; and {branch}")
+        return _late(f"{why}; and {branch}")
 
     def _fused(self, one: FoundExit, chain: HeadChain, its: FoundExit) -> ChosenHead | str:
         """Return a fused head for an exit, or for its last layers behind others in line; or why there is none."""
@@ -173,11 +173,6 @@ class HeadChooser:
                 return self._chosen(one, module, tap, "its own code runs in line", _item_of(tap), frozenset())
         return None
 
-    def _late(self, one: FoundExit, why: str) -> ChosenHead:
-        """Return a head for logits that are known when the model returns."""
-        module = BranchHead([], [], {}, {}, is_log=(False, False))  # the backbone makes logits of probabilities
-        return ChosenHead(_as_it_is(module, why), None, f"behind the whole model: {why}", skips=False)
-
     def _chosen(
         self, one: FoundExit, head: AuxHead, tap: Tap, how: str, extract: Extract | None, silenced: frozenset[str]
     ) -> ChosenHead:
@@ -199,6 +194,12 @@ class HeadChooser:
         """Return the layers of a branch that need not run any more, in both modes; all, or those after a value."""
         needed, its_needed = (set(), set()) if until is None else map(ancestors, until)
         return frozenset(self.answering.silenced(one, needed, runs) & self.training.silenced(its, its_needed, runs))
+
+
+def _late(why: str) -> ChosenHead:
+    """Return a head for logits that are known when the model returns."""
+    module = BranchHead([], [], {}, {}, is_log=(False, False))  # the backbone makes logits of probabilities
+    return ChosenHead(_as_it_is(module, why), None, f"behind the whole model: {why}", skips=False)
 
 
 def _item_of(tap: Tap) -> Extract | None:

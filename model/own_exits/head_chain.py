@@ -11,6 +11,7 @@ from math import prod
 from torch import Tensor, arange, equal, nn
 
 from ...kernels.reference.hidden_layers import MOST_HIDDEN
+from ..heads.head_pattern import pair
 from ..listening.hooks import has_hooks
 from ..listening.recording import Operation, Value
 
@@ -264,9 +265,9 @@ def _pool_of(features: Value) -> tuple[Value, str, tuple[int, int], str, tuple[i
         layout = by_dims.get((len(x.shape), tuple(sorted(dim % len(x.shape) for dim in dims))))
         return None if layout is None else (x, "avg" if name == "mean" else "max", (1, 1), layout, None)
     if name in ("_adaptive_avg_pool2d", "adaptive_max_pool2d") and len(x.shape) == 4:
-        return x, "avg" if "avg" in name else "max", _pair(args[1]), "NCHW", None
+        return x, "avg" if "avg" in name else "max", pair(args[1]), "NCHW", None
     if name in ("avg_pool2d", "max_pool2d_with_indices") and len(x.shape) == 4:
-        window, stride = _pair(args[1]), _pair(args[2] if len(args) > 2 and args[2] else args[1])
+        window, stride = pair(args[1]), pair(args[2] if len(args) > 2 and args[2] else args[1])
         padding, dilation = (args[3] if len(args) > 3 else []), (args[4] if len(args) > 4 and name[0] == "m" else [])
         others = any(padding) or any(step != 1 for step in dilation) or len(args) > 6 and args[6] is not None
         rows, columns = (size // step for size, step in zip(x.shape[2:], window, strict=True))
@@ -276,10 +277,6 @@ def _pool_of(features: Value) -> tuple[Value, str, tuple[int, int], str, tuple[i
     if name == "select" and len(x.shape) == 3 and tuple(args[1:]) == (1, 0):
         return x, "first", (1, 1), "NTD", None
     return None
-
-
-def _pair(size: list[int]) -> tuple[int, int]:
-    return (size[0], size[-1])
 
 
 def is_move(operation: Operation, *, backwards: bool = True) -> bool:

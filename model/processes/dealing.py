@@ -156,19 +156,14 @@ def agree(facts: Callable[[], Mapping[str, str]]) -> None:
         raise BadInput(difference)
 
 
-def file_digest(path: Path) -> str:
-    """Return a hash of a file's content, or "none" where there is no file, for facts to agree on."""
-    return content_hash(path)[:16] if path.is_file() else "none"
-
-
 def checkpoint_facts(directory: Path) -> dict[str, str]:
-    """Return hashes of a checkpoint's files, by name."""
+    """Return hashes of a checkpoint's files, by name, or "none" where there is no file, to agree on."""
     try:
         weights = weights_name(read_description(directory))
     except BadInput:  # which every process says that has none
         weights = WEIGHTS
-    files = {DESCRIPTION: DESCRIPTION, "parameters": weights}
-    return {f"checkpoint: {name}": file_digest(directory / file) for name, file in files.items()}
+    files = {f"checkpoint: {DESCRIPTION}": directory / DESCRIPTION, "checkpoint: parameters": directory / weights}
+    return {name: content_hash(path)[:16] if path.is_file() else "none" for name, path in files.items()}
 
 
 def tensor_digest(tensor: Tensor) -> str:

@@ -11,7 +11,7 @@ from itertools import count
 import torch
 import torch.distributed as dist
 
-from ..basics.bad_input import BadInput
+from ..basics.bad_input import BadInput, one_line
 from .rank_failures import RankFailed, Watch
 
 #: Seconds within which all processes have to come.
@@ -133,7 +133,7 @@ class Processes:
             cause = self.watch.cause_elsewhere(error)
             if cause is not None:
                 raise RankFailed(cause) from error
-            raise BadInput(f"{apart} ({' '.join(str(error).split()):.200})") from error
+            raise BadInput(f"{apart} ({one_line(error)})") from error
 
 
 def unused_part(store: dist.Store, name: str) -> dist.Store:

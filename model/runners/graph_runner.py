@@ -15,6 +15,7 @@ from ..answers.exit_monitor import uncounted
 from ..answers.exit_result import ExitResult
 from ..answers.rule_order import note_reader, wait_for_writes
 from ..basics.streams import CallersStream
+from ..listening.batches import of_size
 from ..listening.taps import list_taps, listening
 from ..network.early_exit_network import EarlyExitNetwork
 from ..trunk.trunk import Trunk, check_kind, make_trunk
@@ -103,8 +104,7 @@ class GraphRunner(SerialRunner):
                 tallies = None if monitor is None else monitor.tallies_on(self._device)
                 with uncounted(monitor):
                     for size in reversed(self._sizes):
-                        repeats = -(-size // len(example_input))
-                        example = torch.cat([example_input[:size]] * repeats)[:size]
+                        example = of_size(example_input, size)
                         example = example.contiguous(memory_format=self._trunk.memory_format)
                         buffers = ExitBuffers.allocate(
                             len(self._exits), size, self._classes, with_probs=with_probs, device=self._device,

@@ -14,8 +14,6 @@ class RunnerKind(NamedTuple):
     module: str
     """File in this folder that has the class."""
     class_name: str
-    help: str
-    """What it does, in a sentence."""
     graphs: bool = True
     """Whether it replays CUDA graphs: it then derives from ``GraphRunner``, needs a GPU, and "auto" measures it, too;
     else from ``EagerRunner``, and runs on any device."""
@@ -27,13 +25,13 @@ class RunnerKind(NamedTuple):
 
 #: By the name that ``make_runner(exits=...)`` takes; those of graphs from the simplest on.
 RUNNERS: Mapping[str, RunnerKind] = {
-    "eager": RunnerKind("runner", "EagerRunner", "No graph, any device.", graphs=False),
-    "overlapped": RunnerKind("overlapped", "OverlappedRunner", "One graph, every head computed."),
-    "polled": RunnerKind("polled", "PolledRunner", "A graph a segment; the host stops launching."),
-    "gated": RunnerKind("gated", "GatedRunner", "One graph with conditional nodes, and no host."),
+    "eager": RunnerKind("runner", "EagerRunner", graphs=False),
+    "overlapped": RunnerKind("overlapped", "OverlappedRunner"),
+    "polled": RunnerKind("polled", "PolledRunner"),
+    "gated": RunnerKind("gated", "GatedRunner"),
 }
 #: The option of "polled" that gathers what stays open into smaller batches.
-COMPACTING = RunnerKind("compacting", "CompactingRunner", "Polled, and what stays open goes on in smaller batches.")
+COMPACTING = RunnerKind("compacting", "CompactingRunner")
 #: Names that ``make_runner`` takes: "auto" chooses among the runners of graphs.
 EXITS = ("auto", *RUNNERS)
 

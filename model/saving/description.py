@@ -97,9 +97,9 @@ def make_heads(
     heads: dict[str, AuxHead] = {}
     for number, (tap, arguments) in enumerate(described.items()):
         rest = {name: value for name, value in arguments.items() if name != "extract"}  # which is the network's
-        rule = saved_rule(path, tap, arguments)
+        rest["rule"] = saved_rule(path, tap, arguments)
         if tap in modules:
-            heads[tap] = ModuleHead(**{**rest, "module": modules[tap], "rule": rule})
+            heads[tap] = ModuleHead(**{**rest, "module": modules[tap]})
             continue
         try:
             heads[tap] = _make_fused_head(rest, f"heads.{number}.", tensors)
@@ -122,7 +122,7 @@ def _make_fused_head(fields: Mapping[str, Any], prefix: str, tensors: Mapping[st
         saved = list(tensors[prefix + name].shape) if prefix + name in tensors else None
         if size != saved:
             raise ValueError(f"its '{prefix}{name}' is {size}, saved was {saved}")
-    options |= {"pool_size": tuple(options["pool_size"]), "rule": ExitRule(**options["rule"])}
+    options["pool_size"] = tuple(options["pool_size"])
     if hidden is not None:
         options |= {
             "hidden_features": hidden["features"], "activation": hidden["activation"], "hidden_bias": hidden["bias"],

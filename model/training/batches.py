@@ -1,7 +1,7 @@
 """Batches on their way to the network: counted, checked, moved, made of pixels, and noted by their contents."""
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -20,8 +20,6 @@ from .data_sets import Split
 def count_batches(name: str, batches: Any) -> int:
     """Return the number of batches; raises ``TypeError`` where it is not known, ``ValueError`` where it is 0."""
     try:
-        if not isinstance(batches, Sized):
-            raise TypeError
         count = len(batches)
     except TypeError:
         raise TypeError(

@@ -16,6 +16,7 @@ from torch.nn.parameter import is_lazy
 
 from ..basics.arguments import kind_of
 from ..basics.bad_input import BadInput
+from ..listening.kept import own_random_numbers
 from ..network.early_exit_network import EarlyExitNetwork, check_network
 from ..network.learned_from import fingerprint, learned_by
 from ..processes.process_group import own_rank, ranks
@@ -27,7 +28,6 @@ from .training_state import (
     averaged,
     from_rank_0,
     generators_of,
-    own_random_numbers,
     seed_all,
     seed_of,
     set_epoch,

@@ -6,8 +6,6 @@ each other by ``torch.distributed``; without a process group there is one.
 
 import json
 import random
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -197,18 +195,6 @@ def _check_same(path: Path, saved: dict[str, Any], wanted: dict[str, Any]) -> No
 def seed_of(*parts: int) -> int:
     """Return a seed that differs wherever one of the parts (a seed, an epoch, a rank, each from 0) does."""
     return int(np.random.SeedSequence(parts).generate_state(1, np.uint64)[0] >> np.uint64(1))
-
-
-@contextmanager
-def own_random_numbers(device: torch.device) -> Iterator[None]:
-    """While open, seeding and drawing leave the random numbers outside as they are: Python's, NumPy's, PyTorch's."""
-    python, numpy = random.getstate(), np.random.get_state()
-    try:
-        with torch.random.fork_rng([device] if device.type == "cuda" else []):
-            yield
-    finally:
-        random.setstate(python)
-        np.random.set_state(numpy)
 
 
 def seed_all(seed: int) -> None:

@@ -128,10 +128,11 @@ def check_kind(name: str, kind: object, more: Sequence[str] = ()) -> None:
 
 
 def _as_is(backbone: nn.Module, example_input: Tensor, reading: Reading | None, note: str) -> Trunk:
-    return Trunk(backbone, None, _format_of(example_input), (note,), reading)
+    return Trunk(backbone, None, format_of(example_input), (note,), reading)
 
 
-def _format_of(x: Tensor) -> torch.memory_format:
+def format_of(x: Tensor) -> torch.memory_format:
+    """Return channels_last for a map that lies so and in no other way, else contiguous."""
     last = x.ndim == 4 and x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
     return torch.channels_last if last else torch.contiguous_format
 
@@ -139,7 +140,7 @@ def _format_of(x: Tensor) -> torch.memory_format:
 def _cudnn(backbone: nn.Module, taps: Sequence[str], example_input: Tensor) -> Trunk:
     rewriter = BackboneRewriter(backbone, taps, example_input)
     module, classifier, notes = rewriter.fused()
-    memory_format = torch.channels_last if example_input.ndim == 4 else _format_of(example_input)
+    memory_format = torch.channels_last if example_input.ndim == 4 else format_of(example_input)
     notes += _choose(module, example_input.contiguous(memory_format=memory_format))
     if copies := _copies(_fused(module)):
         with ordered_write(module, copies):  # which is done
@@ -180,7 +181,7 @@ def _choose(module: nn.Module, x: Tensor) -> list[str]:
 
 def _inductor(backbone: nn.Module, taps: Sequence[str], example_input: Tensor) -> Trunk:
     module, notes = BackboneRewriter(backbone, taps, example_input).compiled()
-    return Trunk(module, None, _format_of(example_input), tuple(notes))
+    return Trunk(module, None, format_of(example_input), tuple(notes))
 
 
 @contextmanager

@@ -293,6 +293,8 @@ def test_a_model_that_returns_a_list_of_logits_keeps_its_heads(taps: Any) -> Non
         network = attach(model, taps, example_input=x)
         torch.testing.assert_close(network.logits(x), [*model(x)])
         assert network.heads[0].linear.weight is model.exits[0][2].weight
+        with pytest.raises(TypeError, match="example: got tuple"):  # whose heads take one tensor
+            attach(model, taps, example_input=(x,))
     else:
         network = attach(model, taps, example_input=x, logits=-1)
         torch.testing.assert_close(network.logits(x)[-1], model(x)[-1])

@@ -14,7 +14,7 @@ from ...answers.exit_result import ExitResult
 from ...answers.exit_rule import ExitRule
 from ...heads.head import AuxHead
 from ...network.early_exit_network import EarlyExitNetwork
-from ...trunk.trunk import Trunk, make_trunk
+from ...trunk.trunk import Trunk, format_of, make_trunk
 from ..segments import Segment, segments_of
 
 #: Columns of an answer, before those of the probabilities. Its numbers are floats, which hold each of these exactly.
@@ -157,16 +157,12 @@ def cut(network: EarlyExitNetwork, micro_batch: Tensor, device: torch.device, tr
 
 def to_wire(x: Tensor, like: Tensor) -> Tensor:
     """Return an activation as it is sent: dense in memory, in the order in which ``like``, of the same shape, lies."""
-    return (x.permute(0, 2, 3, 1) if _is_channels_last(like) else x).contiguous()
+    return (x.permute(0, 2, 3, 1) if format_of(like) is torch.channels_last else x).contiguous()
 
 
 def from_wire(x: Tensor, like: Tensor) -> Tensor:
     """Return an activation as the segment takes it that ``to_wire`` has sent."""
-    return x.permute(0, 3, 1, 2) if _is_channels_last(like) else x
-
-
-def _is_channels_last(x: Tensor) -> bool:
-    return x.ndim == 4 and x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
+    return x.permute(0, 3, 1, 2) if format_of(like) is torch.channels_last else x
 
 
 def wires_like(handed: Sequence[Tensor], device: torch.device | str) -> tuple[Tensor, ...]:

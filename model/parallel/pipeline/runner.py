@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from ...answers.exit_result import ExitResult
+from ...basics.bad_input import one_line
 from ...network.early_exit_network import EarlyExitNetwork
 from ...processes.process_group import Processes
 from ...processes.rank_failures import RankFailed
@@ -275,8 +276,7 @@ class PipelinedRunner(Runner):
             raise
         except RuntimeError as error:  # a lost connection, of any wording
             cause = self._processes.watch.cause_elsewhere(error)
-            first = " ".join(str(error).split())[:200]
-            named = StageFailed(f"{self._stage.name}: {first}") if cause is None else RankFailed(cause)
+            named = StageFailed(f"{self._stage.name}: {one_line(error)}") if cause is None else RankFailed(cause)
             self._fail(named)
             raise named from error
         except BaseException as error:

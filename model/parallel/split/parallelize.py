@@ -1,7 +1,6 @@
 """``parallelize``: a network over several devices in one process: checks, cuts, places by measured times, captures."""
 
 import copy
-import dataclasses
 from collections.abc import Sequence
 
 import torch
@@ -10,8 +9,10 @@ from torch import Tensor
 from ....kernels.cuda.runtime import beside_captures
 from ...answers.exit_monitor import uncounted
 from ...answers.rule_order import wait_for_writes
-from ...basics.arguments import check_batch, check_mode
+from ...basics.arguments import check_batch
 from ...basics.bad_input import BadInput
+from ...listening.batches import of_size
+from ...make_runner import eager_runner
 from ...network.early_exit_network import EarlyExitNetwork, check_network
 from ...runners.capture import CAPTURE_LOCK
 from ...runners.checks import check_capturable, check_device, sizes_of
@@ -79,12 +80,9 @@ def parallelize(
     if where[0].type == "cuda":
         check_capturable(network, x)
         return _captured(network, x, where, starts, sizes, exits, trunk)
-    check_mode(network)
     check_device(network, x.device)
-    network.check_taps(x)
-    made = make_trunk(network.backbone, network.taps, x, trunk, network.reading)
     note = "On CPUs there are no parts: the network runs as a whole, eagerly."
-    return EagerRunner(network, trunk=dataclasses.replace(made, notes=(note, *made.notes)))
+    return eager_runner(network, x, None, trunk, note)
 
 
 def _captured(
@@ -121,7 +119,7 @@ def _captured(
             polls = exits == "polled"
             with uncounted(network.monitor):
                 captured = {
-                    size: capture_split(network, parts, _batch(x, size), us[size], polls=polls)
+                    size: capture_split(network, parts, of_size(x, size), us[size], polls=polls)
                     for size in reversed(sizes)
                 }
             wait_for_current_streams(devices)
@@ -136,15 +134,10 @@ def _captured(
             raise
 
 
-def _batch(x: Tensor, size: int) -> Tensor:
-    """Return a batch of a size of the example's samples, which may be in it several times."""
-    return torch.cat([x[:size]] * -(-size // len(x)))[:size]
-
-
 def _on_device(
     network: EarlyExitNetwork, x: Tensor, sizes: Sequence[int], device: torch.device, trunk: str
 ) -> OnDevice:
-    batches = {size: _batch(x, size).to(device) for size in sizes}
+    batches = {size: of_size(x, size).to(device) for size in sizes}
     made = make_trunk(network.backbone, network.taps, batches[sizes[-1]], trunk, network.reading)
     segments = {
         size: segments_of(network, made, batch.contiguous(memory_format=made.memory_format), device)
@@ -160,7 +153,7 @@ def _times(there: OnDevice, x: Tensor, sizes: Sequence[int]) -> dict[int, list[f
         found = {}
         for size in sizes:
             with there.trunk.choosing(size):
-                found[size] = graph_times(there.network, there.segments[size], _batch(x, size), captures)
+                found[size] = graph_times(there.network, there.segments[size], of_size(x, size), captures)
         return found
     finally:
         captures.free_or_leave()

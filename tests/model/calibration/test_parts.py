@@ -2,17 +2,17 @@
 
 import io
 import math
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 import torch
 from auxhead.model import EarlyExitNetwork, FusedAuxHead, calibrate_network, sample_identities
-from auxhead.model.calibration.report import CalibratedClass, exits_by_class, most_telling
+from auxhead.model.calibration.report import CalibratedClass, CurvePoint, exits_by_class, most_telling
 from auxhead.model.calibration.samples import draw_splits, refuse_shared
 from auxhead.model.calibration.search import (
     ScoredSamples,
     curve_of,
-    holding,
     judged,
     p_value,
     samples_needed,
@@ -132,14 +132,17 @@ def test_p_value_is_the_tail_of_the_binomial(lost, samples, budget):
 @pytest.mark.parametrize("lost, samples", [(0, 230), (3, 200), (200, 200)])
 def test_the_smallest_budget_is_on_the_edge_and_samples_needed_are_just_enough(lost, samples):
     found = smallest_budget(lost, samples, 0.9)
-    assert holding([lost], samples, min(1.0, found * 1.001), 0.9) == (1 if lost < samples else 0)
-    assert holding([lost], samples, found * 0.999, 0.9) == 0
+    assert (p_value(lost, samples, min(1.0, found * 1.001)) <= 1.0 - 0.9) == (lost < samples)
+    assert p_value(lost, samples, found * 0.999) > 1.0 - 0.9
     needed = samples_needed(0.2, 0.5)
-    assert holding([0], needed, 0.2, 0.5) == 1 > holding([0], needed - 1, 0.2, 0.5)
+    assert p_value(0, needed, 0.2) <= 0.5 < p_value(0, needed - 1, 0.2)
 
 
 def test_what_comes_after_the_first_that_fails_does_not_hold():
-    assert holding([0, 0, 9, 0], 300, 0.01, 0.9) == 2
+    point = CurvePoint([None], 0, None, None, accuracy=1.0, shares=[0.0, 1.0], mean_exit=1.0, work=1.0, latency_ms=None)
+    curve = judged([replace(point, lost=lost) for lost in (0, 0, 0, 9, 0)], 300, 0.01, 0.9)
+    assert [one.holds for one in curve] == [True, True, True, False, False]
+    assert [one.p_value for one in curve] == [0.0, *(p_value(lost, 300, 0.01) for lost in (0, 0, 9, 0))]
 
 
 def made_of(rate, samples, generator):

@@ -11,7 +11,6 @@ import torch
 import torch.distributed as dist
 from auxhead.model import ExitResult
 from auxhead.model.commands import processes
-from auxhead.model.commands.options import Device
 from auxhead.model.parallel.pipeline import pipelined as set_up
 from auxhead.model.parallel.pipeline.answered import cut
 from auxhead.model.parallel.segments import balanced
@@ -181,7 +180,7 @@ def test_a_host_that_fails_ends_the_other(hosts, function, faults, survivor, cau
 
 @pytest.mark.parametrize(
     "own_device",
-    [lambda: set_up._own_device("cuda", None), lambda: processes.torch_device(Device.cuda, 1)],
+    [lambda: set_up._own_device("cuda", None), lambda: processes.torch_device("cuda", 1)],
     ids=["pipelined", "commands"],
 )
 def test_cuda_is_the_gpu_of_the_local_rank(monkeypatch, own_device):
