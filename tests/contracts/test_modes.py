@@ -7,11 +7,6 @@ from support.example_models import SmallNet, assert_as_exact, in_double, plain_h
 from support.head_sequentials import ALL, MAP
 
 
-@pytest.fixture(autouse=True)
-def _seed() -> None:
-    torch.manual_seed(0)
-
-
 @pytest.mark.parametrize("mode", [torch.float16, torch.bfloat16], ids=["autocast to fp16", "autocast to bf16"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 def test_a_head_under_autocast_is_as_exact_as_the_sequential(

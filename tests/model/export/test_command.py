@@ -16,7 +16,6 @@ from torch import nn
 
 @pytest.fixture
 def network() -> EarlyExitNetwork:
-    torch.manual_seed(0)
     return EarlyExitNetwork(SmallNet(), {"block0": FusedAuxHead(8, 5)}, rules=0.25).eval()
 
 

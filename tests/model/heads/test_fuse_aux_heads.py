@@ -31,11 +31,6 @@ class Branchy(nn.Module):
         return [head(x) for head in heads]
 
 
-@pytest.fixture(autouse=True)
-def _seed() -> None:
-    torch.manual_seed(0)
-
-
 def test_replaces_heads_at_every_depth(device: torch.device) -> None:
     model = Branchy().to(device).eval()
     original = copy.deepcopy(model)

@@ -25,11 +25,6 @@ def inputs_of(kind: str, **options: object) -> torch.Tensor:
     return torch.randn((3, 6) if kind in OF_VECTORS else MAP, **options)
 
 
-@pytest.fixture(autouse=True)
-def _seed() -> None:
-    torch.manual_seed(0)
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_answers_as_the_sequential(kind: str, device: torch.device) -> None:
     source = KINDS[kind]().to(device).eval()
@@ -353,7 +348,6 @@ def test_a_window_of_the_whole_map(made: nn.AvgPool2d) -> None:
 
 
 def test_a_network_runs_a_window_of_part_of_the_map_as_a_module() -> None:
-    torch.manual_seed(0)
     part, whole = (seq(nn.AvgPool2d(2), flat(), nn.Linear(width, 5)) for width in (48, 16))
     network = EarlyExitNetwork(SmallNet(), {"block1": part, "block2": whole}, rules=0.3).eval()
     x = torch.randn(4, 3, 8, 8)

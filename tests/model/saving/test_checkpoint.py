@@ -28,7 +28,6 @@ ABOUT = {
 
 @pytest.fixture
 def network() -> EarlyExitNetwork:
-    torch.manual_seed(0)
     network = saved_network()
     for module in network.modules():
         if isinstance(module, nn.BatchNorm2d):  # not what a fresh network has

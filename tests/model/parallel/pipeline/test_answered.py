@@ -21,7 +21,6 @@ from torch import nn
 @pytest.mark.parametrize("cuts", [(1, 2, 3), (2,), ()])
 @pytest.mark.parametrize("criteria", [("max_prob",) * 3, ("patience",) * 3, ("margin", "patience", "patience")])
 def test_stages_answer_as_all_exits_do(cuts, criteria):
-    torch.manual_seed(0)
     logits = [torch.randn(64, 4) for _ in range(4)]
     logits[1][:8] = float("nan")
     rules = [ExitRule({"max_prob": 0.6, "margin": 0.5, "patience": 1.0}[name], criterion=name) for name in criteria]
@@ -59,7 +58,6 @@ def test_stages_answer_as_all_exits_do(cuts, criteria):
 
 def test_rows_behind_the_samples_are_nobodys():
     """The last micro-batch may have fewer samples than its size."""
-    torch.manual_seed(0)
     saying = ExitDecisions(first_state(5), torch.float32, with_probs=False)
     saying.add(decide(torch.randn(5, 4), 1.0, 1.0), None, 2)
     assert settle(7, 3, saying.result()[0])[:, [0, 3]].tolist() == [[7, 2], [8, 2], [9, 2]]
