@@ -212,6 +212,12 @@ def every_move_pays(monkeypatch):
 
 
 @pytest.fixture
+def without_gradients():
+    with torch.no_grad():
+        yield
+
+
+@pytest.fixture
 def repeatable():
     """Algorithms of cuDNN that give the same bits again; nothing runs on when the test ends."""
     with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=False):
