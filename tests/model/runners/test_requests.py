@@ -234,8 +234,11 @@ def test_another_thread_is_refused_while_a_request_is_under_way(network: EarlyEx
         (X[0, 0], ValueError, r"wants \[N, 4\]"),
         (X[:0], ValueError, "N >= 1"),
         (X.to("meta"), ValueError, "x: got device meta, wants cpu or"),
+        (X.to_sparse(), TypeError, "x: got a torch.sparse_coo tensor, wants a dense one"),
+        (X.to_mkldnn(), TypeError, "x: got a torch._mkldnn tensor, wants a dense one"),
+        (torch.nested.nested_tensor([*X]), TypeError, "x: got a nested tensor, wants a dense one"),
     ],
-    ids=["no tensor", "dtype", "shape", "a number", "empty", "device"],
+    ids=["no tensor", "dtype", "shape", "a number", "empty", "device", "sparse", "opaque", "nested"],
 )
 def test_bad_requests_launch_nothing(
     network: EarlyExitNetwork, idle: None, x: object, error: type[Exception], message: str
