@@ -261,13 +261,6 @@ def test_looking_at_taps_and_heads_is_no_call_that_counts(wrong: bool) -> None:
     assert backbone.calls == head.calls == 0
 
 
-def test_a_network_made_in_inference_mode_may_be_given_other_rules() -> None:
-    with torch.inference_mode():
-        net = network()
-    net.set_rules(0.3)
-    assert all(head.rule.threshold_tensor.item() == pytest.approx(0.3) for head in net.fused_heads)
-
-
 @pytest.mark.parametrize("mode", [True, False])
 def test_a_network_takes_over_its_backbones_mode(mode: bool) -> None:
     backbone = SmallNet().train(mode)
@@ -423,15 +416,6 @@ def test_transforms_want_checked_taps(checked: bool) -> None:
             with pytest.raises(RuntimeError, match="^network: its taps are not checked yet, .*network.check_taps"):
                 torch.func.vmap(of_one)(x)
     assert len(net(x).label) == 4
-
-
-@pytest.mark.parametrize("layout", ["sparse", "nested"])
-def test_batches_of_other_layouts_are_refused_by_name(layout: str) -> None:
-    x, net = images(3), network(example_input=images(3))
-    x = x.to_sparse() if layout == "sparse" else torch.nested.nested_tensor(list(x))
-    for name, call in (("x", net), ("x", net.logits), ("x", network()), ("example_input", network().check_taps)):
-        with pytest.raises(TypeError, match=f"^{name}: got a .* tensor, wants a dense one"):
-            call(x)
 
 
 # Rules: given to all heads or by tap, as rules or as thresholds
