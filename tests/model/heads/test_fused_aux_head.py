@@ -97,20 +97,6 @@ def test_dropouts_act_in_training_where_they_stood(kind: str) -> None:
     assert torch.equal(head(x).probs, head.eval()(x).probs)
 
 
-@pytest.mark.parametrize("kind", ["avg-2x3", "hidden-all"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_runs_under_autocast_as_the_sequential(kind: str, dtype: torch.dtype, device: torch.device) -> None:
-    source = KINDS[kind]().to(device)
-    head, x = FusedAuxHead.from_module(source), torch.randn(MAP, device=device, dtype=dtype)
-    with torch.autocast(device.type, torch.bfloat16):
-        wanted = softmax_of(source, x)
-        out = head(x)
-        assert head.logits(x).dtype == torch.bfloat16
-        out.probs.sum().backward()
-    assert head.linear.weight.dtype == head.linear.weight.grad.dtype == torch.float32
-    assert_as_exact(out.probs, wanted, softmax_of(in_double(source), x.double()))
-
-
 @pytest.mark.parametrize("options", [{}, {"hidden_features": 4, "rectifies": True}], ids=["plain", "hidden"])
 def test_lazy_width_comes_from_the_first_input(options: dict[str, Any], device: torch.device) -> None:
     head = FusedAuxHead(None, 5, pool="max", pool_size=(2, 3), device=device, **options)
