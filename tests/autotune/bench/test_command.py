@@ -108,8 +108,6 @@ import torch
 from auxhead.model import EarlyExitNetwork
 from support.example_models import SmallNet, plain_heads
 
-def nothing(): pass
-def swapped(): return torch.zeros(1), None
 def on_cpu(): return EarlyExitNetwork(SmallNet(), plain_heads()).eval(), torch.zeros(2, 3, 16, 16)
 """
 
@@ -118,9 +116,6 @@ def on_cpu(): return EarlyExitNetwork(SmallNet(), plain_heads()).eval(), torch.z
 BAD_OPTIONS = [
     (["--model", "resnet19"], "--model: got resnet19, wants one of resnet18, resnet34, resnet50 or"),
     (["--model", "no_such:thing"], "--model: no module 'no_such'"),
-    (["--model", "factories_of_tests:absent"], "which it does not have; wants a function"),
-    (["--model", "factories_of_tests:nothing"], "returned (NoneType), wants (EarlyExitNetwork, Tensor)"),
-    (["--model", "factories_of_tests:swapped"], "returned (Tensor, NoneType), wants"),
     (["--model", "factories_of_tests:on_cpu"], "returned tensors on cpu; wants"),
     (["--model", "a:b", "--model", "resnet18"], "--model: got 2 of them, wants a factory alone"),
     (["--model", "a:b", "--batch", "8"], "--batch: is that of the network which a:b returns"),
