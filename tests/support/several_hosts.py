@@ -25,7 +25,6 @@ def launch_hosts(
     *,
     way: str = "static",
     ranks: Sequence[int] = (1, 1),
-    options: Sequence[str] = (),
     faults: Mapping[int, str] | None = None,
     main: str = "auxhead.model.__main__:app",
 ) -> list[Ended]:
@@ -36,7 +35,6 @@ def launch_hosts(
         arguments: of the command, the same for all.
         way: one of ``WAYS``.
         ranks: how many processes each host has.
-        options: of torchrun, beside those.
         faults: by rank, a function of ``support.rank_faults`` that is called before.
         main: the module and the function of the command.
 
@@ -50,7 +48,7 @@ def launch_hosts(
     agents = []
     for host, (folder, count) in enumerate(zip(folders, ranks, strict=True)):
         found = [one.format(port=port) for one in WAYS[way]] + (["--node-rank", str(host)] if way == "static" else [])
-        given = ["--nnodes", str(len(folders)), *found, "--nproc-per-node", str(count), *options]
+        given = ["--nnodes", str(len(folders)), *found, "--nproc-per-node", str(count)]
         agents.append(
             context.Process(target=_run_host, args=(folder, given, [str(one) for one in arguments], faults or {}, main))
         )
