@@ -46,6 +46,19 @@ class Skipping(SmallNet):
         return self.fc(x.mean((2, 3)) + 0.5 * torch.cat([beside, beside], 1))
 
 
+class Counting(nn.Module):
+    """Counts the calls of a layer in a buffer."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return self.layer(x)
+
+
 class Wide(nn.Module):
     """Its activations are large, so that little of what it needs is in the cache of PyTorch's allocator."""
 

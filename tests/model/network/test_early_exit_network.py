@@ -18,7 +18,7 @@ from auxhead.model import (
     train,
 )
 from auxhead.model.calibration.samples import collect_logits
-from support.example_models import SmallNet, answer_slowly, branch, plain_head, plain_heads
+from support.example_models import Counting, SmallNet, answer_slowly, branch, plain_head, plain_heads
 from torch import Tensor, nn
 
 #: Kernels are interpreted in test_network_repeats.py and in tests of heads.
@@ -237,17 +237,6 @@ def test_a_refused_network_leaves_heads_as_they_were() -> None:
     with pytest.raises(ValueError, match="takes 99 features"):
         EarlyExitNetwork(SmallNet(), {first: lazy, second: wrong}, rules=0.25, example_input=images(2))
     assert isinstance(lazy.linear, nn.LazyLinear) and lazy.rule.threshold == wrong.rule.threshold == 1.0
-
-
-class Counting(nn.Module):
-    def __init__(self, layer: nn.Module) -> None:
-        super().__init__()
-        self.layer = layer
-        self.register_buffer("calls", torch.zeros(()))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.calls += 1
-        return self.layer(x)
 
 
 @pytest.mark.parametrize("wrong", [False, True], ids=["taken", "refused"])

@@ -13,7 +13,6 @@ from threading import Event
 import pytest
 import torch
 from auxhead.model import EarlyExitNetwork, ExitRule, FusedAuxHead, OverlappedRunner, make_runner, make_trunk
-from auxhead.model.runners import compacting
 from auxhead.model.runners.captures import Captures
 from support.example_models import SmallNet, plain_heads
 from torch import Tensor, nn
@@ -88,12 +87,9 @@ class Shifting(nn.Module):
         return self.last(self.embedding(x))
 
 
+@pytest.mark.usefixtures("simulation", "every_move_pays")
 @pytest.mark.parametrize("options", [{"exits": "overlapped"}, {"exits": "polled", "compact": True}])
-def test_the_padding_of_a_batch_that_the_backbone_changes_is_filled_anew(
-    options: dict[str, object], simulation: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("_BUBBLE_US", "_MOVE_US"):  # every move pays
-        monkeypatch.setattr(compacting, name, -1e6)
+def test_the_padding_of_a_batch_that_the_backbone_changes_is_filled_anew(options: dict[str, object]) -> None:
     x = torch.zeros(4, dtype=torch.int64)
     network = EarlyExitNetwork(Shifting(), {"embedding": FusedAuxHead(8, 5)}, 1.0, example_input=x).eval()
     runner = make_runner(network, x, batch_sizes=(2, 4), **options)

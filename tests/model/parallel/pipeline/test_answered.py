@@ -15,7 +15,7 @@ from auxhead.model.parallel.pipeline.answered import ExitDecisions, as_result, c
 from auxhead.model.parallel.pipeline.stage import Stage
 from auxhead.model.parallel.segments import NETWORK, run_segments
 from support import pipeline_ranks
-from torch import nn
+from support.example_models import Counting
 
 
 @pytest.mark.parametrize("cuts", [(1, 2, 3), (2,), ()])
@@ -97,19 +97,8 @@ def test_a_stage_keeps_no_memory_of_other_segments():
     assert len(kept.modules_run) == 2
 
 
-class _Counting(nn.Module):
-    def __init__(self, layer):
-        super().__init__()
-        self.layer = layer
-        self.register_buffer("runs", torch.zeros(()))
-
-    def forward(self, x):
-        self.runs += 1
-        return self.layer(x)
-
-
 def test_a_network_with_a_state_is_refused():
     network, x = pipeline_ranks.plain(), pipeline_ranks.batch_of("plain", 4)
-    network.backbone[1] = _Counting(network.backbone[1])
-    with pytest.raises(BadInput, match="network: a forward writes to 'backbone.1.runs', wants none that does"):
+    network.backbone[1] = Counting(network.backbone[1])
+    with pytest.raises(BadInput, match="network: a forward writes to 'backbone.1.calls', wants none that does"):
         cut(network, x, x.device, "as_is")
