@@ -113,38 +113,35 @@ def undrawn():
 
 
 @pytest.fixture
-def tiles_from_7(monkeypatch):
-    """Multiply by groups wherever there are 7 samples: batches for which that pays are large to interpret."""
+def choosing():
+    """The module that chooses configs, which remembers no choices of before, nor those of a test that changes it."""
     module = importlib.import_module("auxhead.kernels.launch.choose_config")
+    module._tuned_or_by_rule.cache_clear()
+    yield module
+    module._tuned_or_by_rule.cache_clear()
+
+
+@pytest.fixture
+def tiles_from_7(choosing, monkeypatch):
+    """Multiply by groups wherever there are 7 samples: batches for which that pays are large to interpret."""
     monkeypatch.setattr(
         "auxhead.kernels.launch.launch_rule._tiling_pays", lambda shape: shape.samples >= 7 and shape.element_size == 2
     )
-    module._tuned_or_by_rule.cache_clear()
-    yield
-    module._tuned_or_by_rule.cache_clear()
 
 
 @pytest.fixture
-def by_library(monkeypatch):
+def by_library(choosing, monkeypatch):
     """A library multiplies every head of which no table knows."""
-    module = importlib.import_module("auxhead.kernels.launch.choose_config")
-    monkeypatch.setattr(module, "library_pays", lambda *_, **__: True)
-    module._tuned_or_by_rule.cache_clear()
-    yield
-    module._tuned_or_by_rule.cache_clear()
+    monkeypatch.setattr(choosing, "library_pays", lambda *_, **__: True)
 
 
 @pytest.fixture
-def packs_features(monkeypatch):
+def packs_features(choosing, monkeypatch):
     """A launch of its own packs the features of every head of which no table knows."""
-    module = importlib.import_module("auxhead.kernels.launch.choose_config")
     reading = importlib.import_module("auxhead.kernels.launch.launch_rule").config_of_reading
     for name in ("config_by_rule", "config_of_norm"):
-        monkeypatch.setattr(module, name, lambda shape: reading(shape, "packed"))
-    monkeypatch.setattr(module, "library_pays", lambda *_, **__: False)
-    module._tuned_or_by_rule.cache_clear()
-    yield
-    module._tuned_or_by_rule.cache_clear()
+        monkeypatch.setattr(choosing, name, lambda shape: reading(shape, "packed"))
+    monkeypatch.setattr(choosing, "library_pays", lambda *_, **__: False)
 
 
 @pytest.fixture(params=["by_library", "packs_features"])
