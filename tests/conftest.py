@@ -4,6 +4,7 @@ import gc
 import importlib
 import importlib.util
 import os
+import sys
 import warnings
 
 import pytest
@@ -168,6 +169,19 @@ def tables(tmp_path, monkeypatch):
     yield folder
     for one in remembered:
         one.cache_clear()
+
+
+@pytest.fixture
+def users_folder(tmp_path, monkeypatch):
+    """The current folder, which is nowhere in sys.path; modules that are imported from it are forgotten afterwards."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
+    before = set(sys.modules)
+    yield tmp_path
+    here = {path.stem for path in tmp_path.iterdir()}
+    for name in set(sys.modules) - before:
+        if name.partition(".")[0] in here:
+            del sys.modules[name]
 
 
 @pytest.fixture(autouse=True)

@@ -1,6 +1,5 @@
 """Commands tell wrong arguments before the missing GPU, in one line, and nothing is left behind."""
 
-import sys
 from pathlib import Path
 
 import pytest
@@ -62,11 +61,9 @@ NO_DEVICE = [
 
 
 @pytest.fixture(autouse=True)
-def no_device(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
+def no_device(monkeypatch: pytest.MonkeyPatch, users_folder: Path) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    (tmp_path / "file").touch()
+    (users_folder / "file").touch()
 
 
 @pytest.mark.parametrize(("arguments", "message"), [*TUNE, *NO_DEVICE, *AUXHEAD], ids=lambda value: value)

@@ -2,7 +2,6 @@
 
 import importlib
 import json
-import sys
 from pathlib import Path
 
 import pytest
@@ -112,10 +111,8 @@ def on_cpu(): return EarlyExitNetwork(SmallNet(), plain_heads()).eval(), torch.z
 """
 
 
-def test_a_network_that_is_not_on_the_gpu_is_one_line(pretended_gpu, tmp_path, monkeypatch):
-    (tmp_path / "factories_of_tests.py").write_text(FACTORIES)
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    monkeypatch.delitem(sys.modules, "factories_of_tests", raising=False)
+def test_a_network_that_is_not_on_the_gpu_is_one_line(pretended_gpu, users_folder):
+    (users_folder / "factories_of_tests.py").write_text(FACTORIES)
     assert_one_line_error(tune("bench", "--model", "factories_of_tests:on_cpu"), "returned tensors on cpu; wants")
 
 

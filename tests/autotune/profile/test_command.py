@@ -2,7 +2,6 @@
 
 import importlib
 import json
-import sys
 from io import StringIO
 
 import pytest
@@ -231,12 +230,9 @@ def test_numbers_that_are_too_small_are_told():
 
 
 @pytest.fixture
-def users_model(tmp_path, monkeypatch):
+def users_model(users_folder):
     """A factory in the current directory; returns how it is named."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.delitem(sys.modules, "a_users_model", raising=False)
-    (tmp_path / "a_users_model.py").write_text(
+    (users_folder / "a_users_model.py").write_text(
         "import torch\n"
         "from auxhead.model import EarlyExitNetwork\n"
         "from support.example_models import SmallNet, plain_heads\n"

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import sys
 
 import pytest
 import torch
@@ -30,13 +29,10 @@ def made_once(tmp_path_factory):
 
 
 @pytest.fixture
-def own(made_once, tmp_path, monkeypatch):
+def own(made_once, users_folder):
     """A checkpoint of a network that tells stripes apart by their first convolution, and pictures of them."""
-    shutil.copytree(made_once, tmp_path, dirs_exist_ok=True)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
-    monkeypatch.delitem(sys.modules, "own_stripes", raising=False)
-    return tmp_path
+    shutil.copytree(made_once, users_folder, dirs_exist_ok=True)
+    return users_folder
 
 
 def calibrated(own, *options, out="new"):

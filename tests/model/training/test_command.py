@@ -40,13 +40,10 @@ def grey():
 
 
 @pytest.fixture
-def module(tmp_path, monkeypatch):
+def module(users_folder):
     """A module of the user's in the current directory; returns its name."""
-    (tmp_path / "my_model.py").write_text(SOURCE)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
-    yield "my_model"
-    sys.modules.pop("my_model", None)
+    (users_folder / "my_model.py").write_text(SOURCE)
+    return "my_model"
 
 
 def trained(*options, out="out"):
