@@ -9,6 +9,7 @@ from support.command_line import assert_one_line_error, auxhead, tune
 MODEL = "got nosuch, wants one of resnet18, resnet34, resnet50 or package.module:function"
 MODULE = "--model: no module 'no_such' in "
 GZ = "x.jsonl.gz: compressed records are only read, wants a file that lines are added to: x.jsonl"
+NO_GPU = "torch sees no CUDA device here"
 OF_NETWORKS = ("sweep", "heads", "overlap")
 TUNE = [
     *((f"{command} nosuch", f"MODEL: {MODEL}") for command in (*OF_NETWORKS, "plan")),
@@ -53,10 +54,10 @@ AUXHEAD = [
 ]
 #: The same with nothing wrong but that.
 NO_DEVICE = [
-    *((f"{command} resnet18", f"{command}: torch sees no CUDA device here") for command in (*OF_NETWORKS, "plan")),
-    ("heads --random 3", "heads --random: torch sees no CUDA device here"),
-    ("bench --quick", "bench: torch sees no CUDA device here"),
-    ("explain 512", "--device: torch sees no CUDA device here, wants a name"),
+    *((f"{command} resnet18", f"{command}: {NO_GPU}, wants one") for command in (*OF_NETWORKS, "plan")),
+    ("heads --random 3", f"heads --random: {NO_GPU}"),
+    ("bench --quick", f"bench: {NO_GPU}"),
+    ("explain 512", f"--device: {NO_GPU}, wants a name"),
 ]
 
 

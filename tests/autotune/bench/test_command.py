@@ -116,12 +116,6 @@ def test_a_network_that_is_not_on_the_gpu_is_one_line(pretended_gpu, users_folde
     assert_one_line_error(tune("bench", "--model", "factories_of_tests:on_cpu"), "returned tensors on cpu; wants")
 
 
-def test_table_errors(tmp_path):
-    assert_one_line_error(tune("table", tmp_path / "absent.jsonl"), "absent.jsonl: no such file")
-    (tmp_path / "bad.jsonl").write_text("{}\n")
-    assert_one_line_error(tune("table", tmp_path / "bad.jsonl"), "bad.jsonl, line 1: got schema None")
-
-
 def test_records_of_the_repository_can_be_read():
     for path in (Path(__file__).parents[3] / "autotune" / "records").rglob("*.jsonl"):
         records = read_records(path)

@@ -1,7 +1,6 @@
 """The command ``auxhead-tune plan`` without a GPU: what it prints, keeps and refuses."""
 
 import importlib
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -137,15 +136,3 @@ def test_a_layer_that_a_network_of_ones_own_has_not_is_one_line(gpu: FakeGpu) ->
     wrong = plan("tests:small", "--exits", "layer5")
     assert_one_line_error(wrong, "--exits: got layer5, wants names or globs of: never, block0")
     assert gpu.measured == 0
-
-
-def test_a_factory_that_there_is_not(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    compute_on_the_cpu(monkeypatch, running)
-    assert_one_line_error(plan("no_such:thing"), "no module 'no_such'")
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
-def test_without_a_device() -> None:
-    assert_one_line_error(plan("resnet18"), "plan: torch sees no CUDA device here, wants one")

@@ -30,6 +30,7 @@ def commands(path):
 
 DAMAGED = {
     "no-cell": ((LINE + "\n" + without_cell("sweep") + "\n").encode(), ", line 2: cell: got nothing, wants an object"),
+    "no-schema": (b"{}\n", ", line 1: got schema None"),
     "no-json": (f"{LINE}\n{LINE[:100]}\n{LINE}\n".encode(), ", line 2: is not JSON ("),
     "no-text": (f"{LINE}\n".encode() + b"\xff\xfe\n", ", line 2: is not JSON ('utf-8' codec"),
     "no-gzip": (b"not compressed at all\n", ", line 1: is not JSON ("),
