@@ -289,9 +289,6 @@ class WithNotes(SmallNet):
     def get_extra_state(self) -> dict[str, int]:
         return {"epochs": 3}
 
-    def set_extra_state(self, state: dict[str, int]) -> None:
-        pass
-
 
 def changed(change: Callable[[Any], object], make: Callable[[], Any] = saved_network) -> Callable[[], Any]:
     def make_it() -> Any:

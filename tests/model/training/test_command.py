@@ -186,7 +186,7 @@ def test_a_picture_that_cannot_be_read_leaves_no_folder_for_results(module, tmp_
     assert not (tmp_path / "out").exists()
 
 
-def test_torchruns_processes_find_each_other(monkeypatch, tmp_path):
+def test_torchruns_processes_find_each_other(monkeypatch):
     """As it starts them: by variables of the environment; the group is gone at the end."""
     if not torch.distributed.is_gloo_available():
         pytest.skip("needs gloo")
