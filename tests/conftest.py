@@ -4,6 +4,7 @@ import gc
 import importlib
 import importlib.util
 import os
+import sys
 import warnings
 
 import pytest
@@ -113,38 +114,35 @@ def undrawn():
 
 
 @pytest.fixture
-def tiles_from_7(monkeypatch):
-    """Multiply by groups wherever there are 7 samples: batches for which that pays are large to interpret."""
+def choosing():
+    """The module that chooses configs, which remembers no choices of before, nor those of a test that changes it."""
     module = importlib.import_module("auxhead.kernels.launch.choose_config")
+    module._tuned_or_by_rule.cache_clear()
+    yield module
+    module._tuned_or_by_rule.cache_clear()
+
+
+@pytest.fixture
+def tiles_from_7(choosing, monkeypatch):
+    """Multiply by groups wherever there are 7 samples: batches for which that pays are large to interpret."""
     monkeypatch.setattr(
         "auxhead.kernels.launch.launch_rule._tiling_pays", lambda shape: shape.samples >= 7 and shape.element_size == 2
     )
-    module._tuned_or_by_rule.cache_clear()
-    yield
-    module._tuned_or_by_rule.cache_clear()
 
 
 @pytest.fixture
-def by_library(monkeypatch):
+def by_library(choosing, monkeypatch):
     """A library multiplies every head of which no table knows."""
-    module = importlib.import_module("auxhead.kernels.launch.choose_config")
-    monkeypatch.setattr(module, "library_pays", lambda *_, **__: True)
-    module._tuned_or_by_rule.cache_clear()
-    yield
-    module._tuned_or_by_rule.cache_clear()
+    monkeypatch.setattr(choosing, "library_pays", lambda *_, **__: True)
 
 
 @pytest.fixture
-def packs_features(monkeypatch):
+def packs_features(choosing, monkeypatch):
     """A launch of its own packs the features of every head of which no table knows."""
-    module = importlib.import_module("auxhead.kernels.launch.choose_config")
     reading = importlib.import_module("auxhead.kernels.launch.launch_rule").config_of_reading
     for name in ("config_by_rule", "config_of_norm"):
-        monkeypatch.setattr(module, name, lambda shape: reading(shape, "packed"))
-    monkeypatch.setattr(module, "library_pays", lambda *_, **__: False)
-    module._tuned_or_by_rule.cache_clear()
-    yield
-    module._tuned_or_by_rule.cache_clear()
+        monkeypatch.setattr(choosing, name, lambda shape: reading(shape, "packed"))
+    monkeypatch.setattr(choosing, "library_pays", lambda *_, **__: False)
 
 
 @pytest.fixture(params=["by_library", "packs_features"])
@@ -171,6 +169,19 @@ def tables(tmp_path, monkeypatch):
     yield folder
     for one in remembered:
         one.cache_clear()
+
+
+@pytest.fixture
+def users_folder(tmp_path, monkeypatch):
+    """The current folder, which is nowhere in sys.path; modules that are imported from it are forgotten afterwards."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
+    before = set(sys.modules)
+    yield tmp_path
+    here = {path.stem for path in tmp_path.iterdir()}
+    for name in set(sys.modules) - before:
+        if name.partition(".")[0] in here:
+            del sys.modules[name]
 
 
 @pytest.fixture(autouse=True)
@@ -209,6 +220,12 @@ def every_move_pays(monkeypatch):
     from auxhead.model.runners.graph_runner import GraphRunner
 
     monkeypatch.setattr(GraphRunner, "_segment_times", lambda runner, x: [1000.0 * len(x)] * (len(runner._heads) + 1))
+
+
+@pytest.fixture
+def without_gradients():
+    with torch.no_grad():
+        yield
 
 
 @pytest.fixture

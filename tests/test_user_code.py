@@ -149,16 +149,13 @@ def says_so(parameter):
 
 
 @pytest.fixture
-def probe(tmp_path, monkeypatch):
+def probe(users_folder):
     """What a module in the current directory, which is a checkpoint as well, leaves behind when it is imported."""
-    save_checkpoint(tmp_path, small_network())
-    (tmp_path / "probe.py").write_text(
+    save_checkpoint(users_folder, small_network())
+    (users_folder / "probe.py").write_text(
         "from pathlib import Path\nPath('imported').touch()\n\n\ndef make():\n    return 1\n"
     )
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    yield tmp_path / "imported"
-    sys.modules.pop("probe", None)
+    return users_folder / "imported"
 
 
 @pytest.mark.parametrize(("app", "name", "command", "texts"), list(commands()))

@@ -1,6 +1,5 @@
 """Commands tell wrong arguments before the missing GPU, in one line, and nothing is left behind."""
 
-import sys
 from pathlib import Path
 
 import pytest
@@ -10,6 +9,7 @@ from support.command_line import assert_one_line_error, auxhead, tune
 MODEL = "got nosuch, wants one of resnet18, resnet34, resnet50 or package.module:function"
 MODULE = "--model: no module 'no_such' in "
 GZ = "x.jsonl.gz: compressed records are only read, wants a file that lines are added to: x.jsonl"
+NO_GPU = "torch sees no CUDA device here"
 OF_NETWORKS = ("sweep", "heads", "overlap")
 TUNE = [
     *((f"{command} nosuch", f"MODEL: {MODEL}") for command in (*OF_NETWORKS, "plan")),
@@ -17,18 +17,31 @@ TUNE = [
     *((f"{command} a:b --classes 10", "--classes: is that of the network which a:b ret") for command in OF_NETWORKS),
     *((f"{command} resnet18 --out x.jsonl.gz", GZ) for command in OF_NETWORKS),
     *((f"{command} resnet18 --out .", ".: is a folder, wants a file") for command in OF_NETWORKS),
+    ("sweep broad --batch 8", "--batch: chooses networks, wants no value here"),
+    ("heads", "MODEL: got none, wants a network; or --random 400"),
+    ("heads resnet18 --random 3", "MODEL: got resnet18 with --random"),
+    ("heads --random 3 --batch 1 --batch 8", "--batch: got 1, 8 with --random"),
+    ("everything --out file", "--out: got file, which is a file, wants a folder"),
     ("bench --model nosuch", f"--model: {MODEL}"),
     ("bench --model no_such:thing", MODULE),
-    ("bench --model a:b --model resnet18", "--model: got 2 of them"),
+    ("bench --model a:b --model resnet18", "--model: got 2 of them, wants a factory alone"),
+    ("bench --model a:b --batch 8", "--batch: is that of the network which a:b returns"),
+    ("bench --model a:b --quick", "--quick: chooses cells of the core matrix"),
     ("bench --variant poled@*", "--variant: got poled@*, wants names or globs of: eager-bare@as_is"),
-    ("bench --exits layer5", "--exits: got layer5, wants names or globs of: never"),
+    ("bench --exits layer5", "--exits: got layer5, wants names or globs of: never, layer1.0"),
     ("bench --out x.jsonl.gz", GZ),
-    ("plan resnet18 --exits layer5", "--exits: got layer5, wants names or globs of: never"),
+    ("plan resnet18 --exits layer5", "--exits: got layer5, wants names or globs of: never, layer1"),
     ("plan resnet18 --trunk fast", "--trunk: got fast, wants one of as_is, cudnn, inductor, auto"),
-    ("profile", "--model, --checkpoint: got neither"),
+    ("plan resnet18 --budget all", "--budget: got all, wants one of quick, thorough"),
+    ("profile", "--model, --checkpoint: got neither, wants exactly one of the two"),
+    ("profile --model a:b --checkpoint x", "--model, --checkpoint: got both, wants exactly one of the two"),
+    ("profile --model a:b --backbone c:d", "--backbone, --modules: belong to --checkpoint"),
+    ("profile --model a", "--model: got 'a', wants package.module:function"),
     ("profile --model no_such:thing", MODULE),
     ("profile --checkpoint absent", "checkpoint: absent has no model.json"),
     ("profile --model a:b --out file", "--out: file is a file, wants a directory"),
+    ("profile --model a:b --exits eager", "--exits: got eager, wants one of overlapped, polled, gated"),
+    ("profile --model a:b --trunk x", "--trunk: got x, wants one of as_is, cudnn, inductor"),
     ("explain 512 --dtype int8", "--dtype: got int8, wants one of float16, bfloat16, float32"),
     ("explain 64x", "SHAPE: got 64x, wants sizes such as 64x56x56"),
     ("explain 3x4x5 --pool first", "pool: got 'first' for x of shape"),
@@ -41,18 +54,17 @@ AUXHEAD = [
 ]
 #: The same with nothing wrong but that.
 NO_DEVICE = [
-    *((f"{command} resnet18", f"{command}: torch sees no CUDA device here") for command in (*OF_NETWORKS, "plan")),
-    ("bench --quick", "bench: torch sees no CUDA device here"),
-    ("explain 512", "--device: torch sees no CUDA device here, wants a name"),
+    *((f"{command} resnet18", f"{command}: {NO_GPU}, wants one") for command in (*OF_NETWORKS, "plan")),
+    ("heads --random 3", f"heads --random: {NO_GPU}"),
+    ("bench --quick", f"bench: {NO_GPU}"),
+    ("explain 512", f"--device: {NO_GPU}, wants a name"),
 ]
 
 
 @pytest.fixture(autouse=True)
-def no_device(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
+def no_device(monkeypatch: pytest.MonkeyPatch, users_folder: Path) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    (tmp_path / "file").touch()
+    (users_folder / "file").touch()
 
 
 @pytest.mark.parametrize(("arguments", "message"), [*TUNE, *NO_DEVICE, *AUXHEAD], ids=lambda value: value)

@@ -108,25 +108,6 @@ def test_a_network_is_one_graph_and_follows_its_rules(heads: Callable[[], dict[s
     assert counter.frame_count == 1
 
 
-class Named(nn.Module):
-    """Returns more than its logits."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.net = SmallNet()
-
-    def forward(self, x: Tensor) -> dict[str, Tensor]:
-        return {"scores": self.net(x), "mean": x.mean()}
-
-
-def test_a_network_whose_backbone_returns_more_than_logits_is_one_graph() -> None:
-    heads = {f"net.{tap}": head for tap, head in plain_heads().items()}
-    net = EarlyExitNetwork(Named(), heads, 0.3, logits="scores", example_input=images()).eval()
-    x, counter = images(6), CompileCounter()
-    assert_same(torch.compile(net, backend=counter, fullgraph=True)(x), net(x))
-    assert counter.frame_count == 1
-
-
 class Breaking(nn.Module):
     """Dynamo cannot trace it in one go."""
 

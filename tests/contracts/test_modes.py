@@ -1,33 +1,34 @@
 """Autocast and inference mode around making, calling, training and ruling heads."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from auxhead.model import EarlyExitNetwork, ExitRule, FusedAuxHead
 from support.example_models import SmallNet, assert_as_exact, in_double, plain_heads, softmax_of
-from support.head_sequentials import ALL, MAP
-
-
-@pytest.fixture(autouse=True)
-def _seed() -> None:
-    torch.manual_seed(0)
+from support.head_sequentials import ALL, HIDDEN, MAP
+from torch import nn
 
 
 @pytest.mark.parametrize("mode", [torch.float16, torch.bfloat16], ids=["autocast to fp16", "autocast to bf16"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("make", [ALL["avg-2x3"], HIDDEN["all"]], ids=["linear", "hidden layers"])
 def test_a_head_under_autocast_is_as_exact_as_the_sequential(
-    dtype: torch.dtype, mode: torch.dtype, device: torch.device
+    make: Callable[[], nn.Sequential], dtype: torch.dtype, mode: torch.dtype, device: torch.device
 ) -> None:
-    source = ALL["avg-2x3"]().to(device)
+    source = make().to(device)
     head, x = FusedAuxHead.from_module(source, rule=ExitRule(0.3)), torch.randn(MAP, device=device, dtype=dtype)
     exact = softmax_of(in_double(source), x.double())
     with torch.autocast(device.type, mode):
         wanted, found = softmax_of(source, x), head(x)
         assert head.logits(x).dtype == mode
+        found.probs.sum().backward()
         with torch.autocast(device.type, enabled=False):
             assert torch.equal(head(x.float()).label, exact.argmax(1)), "in float32 again"
     assert_as_exact(found.probs, wanted, exact)
     assert found.probs.dtype == found.confidence.dtype == head.rule.threshold_tensor.dtype == torch.float32
     assert torch.equal(found.exit, found.confidence > 0.3)
+    assert head.linear.weight.dtype == head.linear.weight.grad.dtype == torch.float32
 
 
 @pytest.mark.usefixtures("without_interpreter")

@@ -11,13 +11,11 @@ from torch.func import functional_call, grad, hessian, jacrev, jvp, stack_module
 
 @pytest.fixture
 def head(device: torch.device) -> FusedAuxHead:
-    torch.manual_seed(0)
     return FusedAuxHead(6, 5, pool="max", pool_size=(1, 2), rule=ExitRule(0.25, temperature=1.5)).to(device).eval()
 
 
 @pytest.fixture
 def head_of_means(device: torch.device) -> FusedAuxHead:
-    torch.manual_seed(0)
     head = FusedAuxHead(3, 5, rule=ExitRule(0.25, temperature=1.5)).to(device).eval().requires_grad_(False)
     head.linear.weight.mul_(8)  # for derivatives of order 0.1
     return head
@@ -81,7 +79,6 @@ def test_an_ensemble_of_heads_by_vmap(head: FusedAuxHead) -> None:
 
 @pytest.mark.usefixtures("without_interpreter")
 def test_a_network_is_called_with_other_parameters(device: torch.device) -> None:
-    torch.manual_seed(0)
     networks = [EarlyExitNetwork(SmallNet(), plain_heads(), 0.6).to(device).eval() for _ in range(2)]
     x = torch.randn(4, 3, 8, 8, device=device)
     found = functional_call(networks[0], networks[1].state_dict(), (x,))

@@ -29,6 +29,9 @@ NO_BATCH: dict[str, tuple[object, type[Exception], str]] = {
     "dict": ({"x": 1.0}, TypeError, "got dict"),
     "number": (torch.tensor(1.0), ValueError, "got shape [], wants [N, ...]"),
     "empty": (images(0), ValueError, "got shape [0, 3, 8, 8], wants [N, ...] with at least one sample"),
+    "sparse": (images().to_sparse(), TypeError, "got a torch.sparse_coo tensor, wants a dense one"),
+    "opaque": (images().to_mkldnn(), TypeError, "got a torch._mkldnn tensor, wants a dense one"),
+    "nested": (torch.nested.nested_tensor([*images()]), TypeError, "got a nested tensor, wants a dense one"),
 }
 
 CALLS: dict[str, tuple[str, Callable[[object], object]]] = {

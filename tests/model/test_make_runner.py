@@ -1,7 +1,6 @@
 """``make_runner`` without a GPU: the eager runner on every trunk, and what the others say; see test_runners_gpu.py."""
 
 import re
-from collections.abc import Callable
 
 import pytest
 import torch
@@ -14,7 +13,6 @@ from auxhead.model import (
     PolledRunner,
     make_runner,
 )
-from auxhead.model.runners.checks import check_request
 from auxhead.model.runners.table import EXITS
 from support.example_models import SmallNet, plain_heads
 from torch import Tensor
@@ -68,20 +66,6 @@ def test_graphs_need_a_gpu(exits: str, recwarn: pytest.WarningsRecorder) -> None
             make(net, images(1))
     assert not any(part._forward_hooks or part._forward_pre_hooks for part in net.modules())
     assert not recwarn.list
-
-
-SPARSE = (torch.Tensor.to_sparse, torch.Tensor.to_mkldnn, lambda x: torch.nested.nested_tensor([*x]))
-
-
-@pytest.mark.parametrize("to_sparse", SPARSE)
-def test_examples_and_requests_are_dense(to_sparse: Callable[[Tensor], Tensor]) -> None:
-    x = to_sparse(images(2))
-    kinds = "(torch._mkldnn|torch.sparse_coo|nested)"
-    for exits in RUNNERS:
-        with pytest.raises(TypeError, match=rf"^example_input: got a {kinds} tensor, wants"):
-            make_runner(network(1.0), x, exits=exits)
-    with pytest.raises(TypeError, match=r"^x: got a (torch._mkldnn|torch.sparse_coo|nested) tensor, wants a dense one"):
-        check_request(x, torch.Size((3, 8, 8)), torch.float32, torch.device("cpu"))
 
 
 @pytest.mark.parametrize("exits", EXITS)

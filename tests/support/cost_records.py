@@ -45,10 +45,10 @@ def pareto_records(run="r1", weights="w1", batches=(1, 64), faster=1.0):
 TAPS = {"layer1": (64, 56), "layer2": (128, 28), "layer3": (256, 14), "layer4": (512, 7)}
 
 
-def head_records(batches=(1, 8, 32, 128), floor=3.0, bandwidth=4.0e12, run="r1"):
+def head_records(floor=3.0, run="r1"):
     """The heads of a ResNet-18 in float16; the fused one takes a floor and 1.5 times what its bytes take."""
-    found = []
-    for batch in batches:
+    found, bandwidth = [], 4.0e12
+    for batch in (1, 8, 32, 128):
         for classes in (10, 1000):
             for tap, (channels, side) in TAPS.items():
                 cell = {

@@ -46,6 +46,19 @@ class Skipping(SmallNet):
         return self.fc(x.mean((2, 3)) + 0.5 * torch.cat([beside, beside], 1))
 
 
+class Counting(nn.Module):
+    """Counts the calls of a layer in a buffer."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return self.layer(x)
+
+
 class Wide(nn.Module):
     """Its activations are large, so that little of what it needs is in the cache of PyTorch's allocator."""
 
@@ -60,11 +73,11 @@ class Wide(nn.Module):
         return self.fc(self.c(self.b(self.a(x))).mean((2, 3)))
 
 
-def plain_head(channels: int, classes: int = 5, scale: float = 20.0) -> nn.Sequential:
+def plain_head(channels: int, classes: int = 5) -> nn.Sequential:
     """An ordinary classifier whose weights are large enough to be sure now and then."""
     linear = nn.Linear(channels, classes)
     with torch.no_grad():
-        linear.weight.mul_(scale)
+        linear.weight.mul_(20.0)
     return nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), linear)
 
 

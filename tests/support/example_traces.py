@@ -160,9 +160,9 @@ class Program:
         for name, stream, us in kernels:
             self.work("kernel", name, us, stream, correlation, **SMALL)
 
-    def synchronise(self, name="cudaStreamSynchronize", stream=7):
-        """The host waits until that stream is done."""
-        end = max(self.now + 2.0, self.free.get(stream, 0.0) + 2.0)
+    def synchronise(self, name="cudaStreamSynchronize"):
+        """The host waits until the default stream is done."""
+        end = max(self.now + 2.0, self.free.get(7, 0.0) + 2.0)
         self.call(name, end - self.now)
 
     def item(self, line="probe.py(32): forward"):

@@ -36,12 +36,12 @@ def images(samples: int, side: int = 4) -> Tensor:
     return torch.randn(64, 3, side, side, generator=generator)[:samples] * 2
 
 
-def make_network(device: torch.device | str = "cpu", backbone: nn.Module | None = None) -> EarlyExitNetwork:
+def make_network(device: torch.device | str = "cpu") -> EarlyExitNetwork:
     """Every exit answers for some of the first 8 images, none of which is near a threshold."""
     with torch.random.fork_rng():
         torch.manual_seed(3)
         heads = {tap: FusedAuxHead(8, CLASSES, pool_size=2) for tap in TAPS}
-        net = EarlyExitNetwork(backbone or Steps(), heads, example_input=images(2)).eval()
+        net = EarlyExitNetwork(Steps(), heads, example_input=images(2)).eval()
     with torch.no_grad():
         for head in net.fused_heads:
             head.linear.weight.mul_(8)
@@ -54,9 +54,9 @@ def make_network(device: torch.device | str = "cpu", backbone: nn.Module | None 
     return net.to(device)
 
 
-def unplanned(net: EarlyExitNetwork, x: Tensor, *, stop: bool = False) -> ExitResult:
+def unplanned(net: EarlyExitNetwork, x: Tensor) -> ExitResult:
     """The answer of heads that are called one by one."""
-    return run_eagerly(net.backbone, net.taps, net.fused_heads, x, stop=stop)
+    return run_eagerly(net.backbone, net.taps, net.fused_heads, x, stop=False)
 
 
 def assert_same(found: ExitResult, wanted: ExitResult) -> None:

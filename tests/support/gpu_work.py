@@ -1,4 +1,4 @@
-"""What a GPU does for a call, from a trace of torch.profiler; and a stream that has run what is done only once."""
+"""What a GPU does for a call, from a trace of torch.profiler; a stream of others, and a stream that is warm."""
 
 import json
 
@@ -19,6 +19,15 @@ def work_on_the_gpu(call, directory):
     trace.export_chrome_trace(str(path))
     events = json.loads(path.read_text())["traceEvents"]
     return [event["name"] for event in events if event.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset")]
+
+
+def new_stream():
+    """A stream that PyTorch has not made."""
+    from cuda.bindings import runtime
+
+    status, handle = runtime.cudaStreamCreateWithPriority(runtime.cudaStreamNonBlocking, 0)
+    assert not status
+    return torch.cuda.ExternalStream(int(handle))
 
 
 def warm_stream():

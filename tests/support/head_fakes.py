@@ -24,9 +24,9 @@ def timed(us=US):
     return {variant: Paired(times_of(us[variant]), times_of(us["fused"]), "run") for variant in PEERS}
 
 
-def head_of(moved=COPIED // 1000, **target):
+def head_of(**target):
     one = small_target(**target)
-    return Head({**one.shape._asdict(), "model": one.model, "tap": ", ".join(one.taps)}, one.rule, moved)
+    return Head({**one.shape._asdict(), "model": one.model, "tap": ", ".join(one.taps)}, one.rule, COPIED // 1000)
 
 
 def records_at(out, environment=None, protocol=None):
@@ -65,7 +65,7 @@ def a_head(run="r1", fused=3.5, **cell):
     ]
 
 
-def a_random_head(number=0, run=None, *, fused=4.0, ratio=2.0, sure=0.05, compiled=None, error=None, **cell):
+def a_random_head(number=0, run=None, *, fused=4.0, ratio=2.0, compiled=None, error=None, **cell):
     """The records of one random head, as they would stand in a file."""
     cell = {
         "seed": 0, "number": number, "kind": "pooled", "input": [8, 64, 7, 7], "memory_format": "contiguous",
@@ -77,7 +77,7 @@ def a_random_head(number=0, run=None, *, fused=4.0, ratio=2.0, sure=0.05, compil
 
     def one(variant, us):
         protocol = {"bytes": 1000, "bytes_per_second": 1e9, "config": {"block_f": 1}}
-        pair = [(peers[variant], (1 - sure) * peers[variant], (1 + sure) * peers[variant])] if variant in peers else []
+        pair = [(peers[variant], 0.95 * peers[variant], 1.05 * peers[variant])] if variant in peers else []
         if error is not None and variant != "bytes":
             us, pair = None, []
         return Record(

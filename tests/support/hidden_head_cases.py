@@ -35,9 +35,9 @@ HIDDEN_CHANGES: dict[str, Callable[[FusedAuxHead], object]] = {
 }  # fmt: skip
 
 
-def hidden_head(width: int, activation: nn.Module, hidden: int, classes: int = 5) -> nn.Sequential:
+def hidden_head(width: int, activation: nn.Module, hidden: int) -> nn.Sequential:
     """A head with a ReLU, a norm and a hidden layer, sure now and then."""
-    last = nn.Linear(hidden, classes)
+    last = nn.Linear(hidden, 5)
     with torch.no_grad():
         last.weight.mul_(12.0)
     shape = nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()

@@ -113,14 +113,15 @@ def _wait(processes: Sequence[multiprocessing.process.BaseProcess], limit_s: flo
             told = True
             for process in processes:
                 process.terminate()  # which passes over one that has ended meanwhile
-        stopped = told and [process for process in processes if process.is_alive() and _is_stopped(process.pid)]
+        stopped = told and [process for process in processes if process.is_alive() and is_stopped(process.pid)]
         if time.monotonic() > until or (stopped and len(stopped) == sum(one.is_alive() for one in processes)):
             for process in processes:
                 process.kill()
         time.sleep(0.02)
 
 
-def _is_stopped(pid: int) -> bool:
+def is_stopped(pid: int) -> bool:
+    """Return whether a process is frozen by a signal."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
     except OSError:

@@ -35,9 +35,9 @@ def measured(images, split_size):
     return found
 
 
-def pipeline_records(batches=(120, 512)):
+def pipeline_records():
     made = []
-    for batch in batches:
+    for batch in (120, 512):
         rows = [(variant, "never", images, None) for variant, images in LEVELS.items()]
         rows += [
             (f"{variant}@{size}", exits, images, size)
@@ -49,7 +49,7 @@ def pipeline_records(batches=(120, 512)):
             made.append(
                 network_record("pipeline", cell(batch), variant, ENVIRONMENT, measured=measured(images, size), **what)
             )
-    return made + timelines(batches[0])
+    return made + timelines(120)
 
 
 def timelines(batch):

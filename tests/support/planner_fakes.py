@@ -12,7 +12,7 @@ from auxhead.model.auto.candidates import Candidate
 from auxhead.model.auto.pass_times import PassTimes
 from auxhead.model.runners import checks
 from support.example_models import SmallNet, plain_heads
-from torch import Tensor
+from support.spread_exits import images
 
 #: Candidates of a :class:`SmallNet` whose last head is followed by too little, in their order.
 NAMES = ("serial", "overlapped (1 fork)", "overlapped (2 forks)", "polled", "gated")
@@ -20,10 +20,6 @@ NAMES = ("serial", "overlapped (1 fork)", "overlapped (2 forks)", "polled", "gat
 AS_MADE = ("overlapped (1 fork)", "polled", "gated", "serial", "overlapped (2 forks)")
 #: Name of the graph that ``exits="overlapped"`` captures of it.
 PLAIN = "overlapped (1 fork)"
-
-
-def images(samples: int) -> Tensor:
-    return torch.randn(samples, 3, 8, 8) * torch.rand(samples, 1, 1, 1) * 4
 
 
 def small_network(seed: int = 0, threshold: float = 0.6) -> EarlyExitNetwork:

@@ -68,7 +68,7 @@ def write_case(folder: Path, per_class: int = 15) -> Path:
     scope: dict = {}
     exec(OWN, scope)
     network = EarlyExitNetwork(scope["make"](), {"0": FusedAuxHead(8, 2)})
-    _train(network)
+    train_on_stripes(network)
     network.set_rules(0.96)
     save_checkpoint(
         folder / "net",
@@ -97,15 +97,15 @@ def left_over(folder: Path) -> list[Path]:
     return [path for path in folder.rglob(".*")]
 
 
-def _train(network: EarlyExitNetwork) -> None:
-    """On stripes with much noise, so that some samples leave and some do not; class 0 is "lying"."""
+def train_on_stripes(network: EarlyExitNetwork, steps: int = 25) -> None:
+    """With much noise, so that some samples leave and some do not; class 0 is "lying"."""
     generator = torch.Generator().manual_seed(0)
     wave = torch.where(torch.arange(16) // 2 % 2 > 0, 0.57, -0.69)
     lying = wave[:, None].expand(3, 16, 16)
     x = torch.stack([lying, lying.transpose(1, 2)]) + 0.2 * torch.randn(32, 2, 3, 16, 16, generator=generator)
     x, y = x.flatten(0, 1), torch.arange(2).repeat(32)
     optimizer = torch.optim.Adam(network.parameters(), 1e-2)
-    for _ in range(25):
+    for _ in range(steps):
         loss = sum(nn.functional.cross_entropy(logits, y) for logits in network.logits(x))
         optimizer.zero_grad()
         loss.backward()

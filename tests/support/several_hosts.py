@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from support.launched_ranks import LIMIT_S, Ended, run_main, write_to_files
+from support.launched_ranks import LIMIT_S, Ended, is_stopped, run_main, write_to_files
 
 #: How hosts find each other: options of torchrun, the same on all of them.
 WAYS = {
@@ -25,7 +25,6 @@ def launch_hosts(
     *,
     way: str = "static",
     ranks: Sequence[int] = (1, 1),
-    options: Sequence[str] = (),
     faults: Mapping[int, str] | None = None,
     main: str = "auxhead.model.__main__:app",
 ) -> list[Ended]:
@@ -36,7 +35,6 @@ def launch_hosts(
         arguments: of the command, the same for all.
         way: one of ``WAYS``.
         ranks: how many processes each host has.
-        options: of torchrun, beside those.
         faults: by rank, a function of ``support.rank_faults`` that is called before.
         main: the module and the function of the command.
 
@@ -50,13 +48,13 @@ def launch_hosts(
     agents = []
     for host, (folder, count) in enumerate(zip(folders, ranks, strict=True)):
         found = [one.format(port=port) for one in WAYS[way]] + (["--node-rank", str(host)] if way == "static" else [])
-        given = ["--nnodes", str(len(folders)), *found, "--nproc-per-node", str(count), *options]
+        given = ["--nnodes", str(len(folders)), *found, "--nproc-per-node", str(count)]
         agents.append(
             context.Process(target=_run_host, args=(folder, given, [str(one) for one in arguments], faults or {}, main))
         )
         agents[-1].start()
     until = time.monotonic() + 2 * LIMIT_S
-    while any(agent.is_alive() and not _is_frozen(agent.pid) for agent in agents) and time.monotonic() < until:
+    while any(agent.is_alive() and not is_stopped(agent.pid) for agent in agents) and time.monotonic() < until:
         time.sleep(0.02)
     for agent, folder in zip(agents, folders, strict=True):
         if agent.is_alive():
@@ -69,13 +67,6 @@ def launch_hosts(
         Ended(agent.exitcode or 0, *((folder / f"host.{name}").read_text() for name in ("out", "err")))
         for agent, folder in zip(agents, folders, strict=True)
     ]
-
-
-def _is_frozen(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
-    except OSError:
-        return False
 
 
 def _run_host(folder: Path, options: list[str], arguments: list[str], faults: Mapping[int, str], main: str) -> None:

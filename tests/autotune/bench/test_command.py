@@ -2,7 +2,6 @@
 
 import importlib
 import json
-import sys
 from pathlib import Path
 
 import pytest
@@ -108,40 +107,13 @@ import torch
 from auxhead.model import EarlyExitNetwork
 from support.example_models import SmallNet, plain_heads
 
-def nothing(): pass
-def swapped(): return torch.zeros(1), None
 def on_cpu(): return EarlyExitNetwork(SmallNet(), plain_heads()).eval(), torch.zeros(2, 3, 16, 16)
 """
 
 
-#: Options that are refused, and what is said.
-BAD_OPTIONS = [
-    (["--model", "resnet19"], "--model: got resnet19, wants one of resnet18, resnet34, resnet50 or"),
-    (["--model", "no_such:thing"], "--model: no module 'no_such'"),
-    (["--model", "factories_of_tests:absent"], "which it does not have; wants a function"),
-    (["--model", "factories_of_tests:nothing"], "returned (NoneType), wants (EarlyExitNetwork, Tensor)"),
-    (["--model", "factories_of_tests:swapped"], "returned (Tensor, NoneType), wants"),
-    (["--model", "factories_of_tests:on_cpu"], "returned tensors on cpu; wants"),
-    (["--model", "a:b", "--model", "resnet18"], "--model: got 2 of them, wants a factory alone"),
-    (["--model", "a:b", "--batch", "8"], "--batch: is that of the network which a:b returns"),
-    (["--model", "a:b", "--quick"], "--quick: chooses cells of the core matrix"),
-    (["--variant", "poled@*"], "--variant: got poled@*, wants names or globs of: eager-bare@as_is"),
-    (["--exits", "layer5"], "--exits: got layer5, wants names or globs of: never, layer1.0"),
-]  # fmt: skip
-
-
-def test_bad_options_are_one_line_and_status_2(pretended_gpu, tmp_path, monkeypatch):
-    (tmp_path / "factories_of_tests.py").write_text(FACTORIES)
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    for arguments, message in BAD_OPTIONS:
-        sys.modules.pop("factories_of_tests", None)
-        assert_one_line_error(tune("bench", *arguments), message)
-
-
-def test_table_errors(tmp_path):
-    assert_one_line_error(tune("table", tmp_path / "absent.jsonl"), "absent.jsonl: no such file")
-    (tmp_path / "bad.jsonl").write_text("{}\n")
-    assert_one_line_error(tune("table", tmp_path / "bad.jsonl"), "bad.jsonl, line 1: got schema None")
+def test_a_network_that_is_not_on_the_gpu_is_one_line(pretended_gpu, users_folder):
+    (users_folder / "factories_of_tests.py").write_text(FACTORIES)
+    assert_one_line_error(tune("bench", "--model", "factories_of_tests:on_cpu"), "returned tensors on cpu; wants")
 
 
 def test_records_of_the_repository_can_be_read():

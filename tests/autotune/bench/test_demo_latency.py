@@ -16,7 +16,6 @@ VARIANTS += [(GRAPH, name) for name in (BACKBONE, HEADS)]
 
 @pytest.fixture
 def network(without_interpreter):
-    torch.manual_seed(0)
     return EarlyExitNetwork(SmallNet(), plain_heads(), rules=0.6).eval()
 
 

@@ -186,7 +186,7 @@ def test_work_that_runs_beside_the_trunk_or_waits_for_it_is_not_kept_out(tmp_pat
         assert not [*find_full_device(trace_of(make, tmp_path))], make
 
 
-def test_wrong_answers_come_first_then_what_costs_most_and_last_what_nobody_knows(tmp_path, monkeypatch):
+def test_wrong_answers_come_first_then_what_costs_most_and_last_what_nobody_knows(monkeypatch):
     given = [("priority", None), ("host-wait", 5.0), ("mixed-devices", None), ("allocation", 90.0), ("race", None)]
 
     def find(_trace):

@@ -1,7 +1,6 @@
 """Errors of the user's own code: status 2, its traceback from its first frame on, and last one line with the place."""
 
 import contextlib
-import sys
 from pathlib import Path
 
 import pytest
@@ -50,17 +49,13 @@ def may_take(size=1):
 
 
 @pytest.fixture
-def folder(tmp_path, monkeypatch):
+def folder(users_folder):
     """The current directory, with modules of a user's."""
-    (tmp_path / "errs_mod.py").write_text(MODULE)
-    (tmp_path / "errs_import.py").write_text("import torch\nimport no_module_of_that_name\n")
-    (tmp_path / "errs_syntax.py").write_text("x = 1\ndef f(:\n")
-    (tmp_path / "errs_outer.py").write_text("\n\nimport errs_syntax\n")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    yield tmp_path
-    for name in [name for name in sys.modules if name.startswith("errs_")]:
-        del sys.modules[name]
+    (users_folder / "errs_mod.py").write_text(MODULE)
+    (users_folder / "errs_import.py").write_text("import torch\nimport no_module_of_that_name\n")
+    (users_folder / "errs_syntax.py").write_text("x = 1\ndef f(:\n")
+    (users_folder / "errs_outer.py").write_text("\n\nimport errs_syntax\n")
+    return users_folder
 
 
 def test_a_module_that_cannot_be_imported(folder):

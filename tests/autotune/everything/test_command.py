@@ -13,7 +13,7 @@ from auxhead.kernels.launch.head_shape import HeadShape
 from auxhead.kernels.launch.head_view import head_view
 from auxhead.kernels.launch.kernel_hash import kernel_hash
 from auxhead.kernels.launch.tuned_table import read_table, table_path
-from support.command_line import assert_one_line_error, assert_told_how_to_go_on, tune
+from support.command_line import assert_told_how_to_go_on, tune
 from support.example_tables import lookup
 from support.head_fakes import a_random_head
 from support.pretended_gpu import NAME
@@ -127,8 +127,3 @@ def test_an_interrupt_is_one_line(steps, monkeypatch):
     monkeypatch.setattr(running, "run_random_heads", stopped)
     assert_told_how_to_go_on(tune("everything"))
     assert steps == SWEEPS
-
-
-def test_refuses_a_file_in_place_of_the_folder(steps, tmp_path):
-    (tmp_path / "file").touch()
-    assert_one_line_error(tune("everything", "--out", "file"), "--out: got file, which is a file, wants a folder")

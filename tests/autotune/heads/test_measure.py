@@ -161,7 +161,6 @@ def test_nor_answers_that_are_twice_as_far_off_as_pytorchs_logits(monkeypatch):
 
 def test_probabilities_of_other_classes_are_wrong_however_small_they_are():
     """Of thousands of classes none is larger than what a rounding of bfloat16 may do to one of two."""
-    torch.manual_seed(0)
     head = FusedAuxHead(16, num_classes=21843).bfloat16()
     with torch.no_grad():
         head.linear.weight.mul_(0.25)

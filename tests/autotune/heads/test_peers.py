@@ -71,20 +71,18 @@ def timed_by_name(variants, device, *, rounds, repeat):
     return {name: [[float(len(name))] * rounds for _ in captures] for name, captures in variants.items()}
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda said: said._replace(confidence=said.confidence - 0.01), "probabilities are off by 0.01"),
-        (lambda said: said._replace(label=(said.label + 1) % 5), "a label is not that of the largest probability"),
-    ],
-)
-def test_a_peer_that_answers_wrongly_is_not_timed(change, message, timing, monkeypatch):
+def test_a_peer_that_answers_wrongly_is_not_timed(timing, monkeypatch):
     eager = NaiveHead.forward
-    monkeypatch.setattr(NaiveHead, "forward", lambda self, x: change(eager(self, x)))
+
+    def off(self, x):
+        said = eager(self, x)
+        return said._replace(confidence=said.confidence - 0.01)
+
+    monkeypatch.setattr(NaiveHead, "forward", off)
     found = timing.against_peers(timing.targets[0], 2, 2, lambda _variant: None)
     assert isinstance(found["fused"], Paired)
     for variant in ("eager", "compiled"):
-        assert found[variant].kind == "wrong answer" and message in found[variant].detail
+        assert found[variant].kind == "wrong answer" and "probabilities are off by 0.01" in found[variant].detail
 
 
 def test_a_peer_that_fails_is_a_failure_and_the_rest_is_timed(timing, monkeypatch):

@@ -189,19 +189,6 @@ def test_no_memory_is_a_failure_and_a_lost_device_the_end(pretended, monkeypatch
     assert_one_line_error(tune(*COMMAND), "the CUDA context is lost; it is recorded: the same command goes on")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("heads",), "MODEL: got none, wants a network; or --random 400"),
-        (("heads", "resnet18", "--random", 3), "MODEL: got resnet18 with --random"),
-        (("heads", "--random", 3, "--batch", 1, "--batch", 8), "--batch: got 1, 8 with --random"),
-        (("heads", "--random", 3), "heads --random: torch sees no CUDA device here"),
-    ],
-)
-def test_what_does_not_go_together_is_refused(arguments, message):
-    assert_one_line_error(tune(*arguments), message)
-
-
 def test_one_is_measured_by_what_measures_a_networks_heads(simulated, timed_by):
     maps, device = [head for head in DRAWN if len(head.input) == 4], torch.device("cpu")
     drawn = min(maps, key=lambda head: sum(head.bytes))

@@ -32,7 +32,6 @@ def test_truth_says_what_lies_within_rounding():
 
 
 def test_rounding_is_the_largest_error_of_an_exit_over_the_inputs(without_interpreter):
-    torch.manual_seed(0)
     inputs = [scale * torch.randn(4, 3, 8, 8) for scale in (1.0, 30.0, 0.1)]
     rule = ExitRule(0.5, temperature=5.0)
     network = EarlyExitNetwork(SmallNet(), plain_heads(), rule, example_input=inputs[0]).eval()
@@ -52,7 +51,6 @@ def test_rounding_is_the_largest_error_of_an_exit_over_the_inputs(without_interp
 
 
 def test_truths_follow_the_rules_and_every_wrong_answer_is_counted(without_interpreter):
-    torch.manual_seed(0)
     network = EarlyExitNetwork(SmallNet(), plain_heads(), example_input=torch.randn(2, 3, 16, 16)).eval()
     inputs = [torch.randn(4, 3, 16, 16) for _ in range(3)]
     truth = EagerTruth(network, make_trunk(network.backbone, network.taps, inputs[0]), inputs)

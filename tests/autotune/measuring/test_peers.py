@@ -64,7 +64,6 @@ def test_what_people_write_leaves_once_every_sample_was_sure_at_some_head():
     ids=str,
 )
 def test_heads_as_people_write_them_answer_as_fused_ones(pool, temperature, layers, without_interpreter):
-    torch.manual_seed(0)
     rule = ExitRule(0.3, temperature=temperature)
     head = FusedAuxHead(12, 5, pool=pool, pool_size=(2, 1), rule=rule, **layers).eval()
     x = torch.randn(40, 6, 4, 3)

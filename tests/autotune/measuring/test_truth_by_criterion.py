@@ -78,7 +78,6 @@ def test_truths_are_those_of_a_plain_loop(criteria):
 
 
 def test_truths_follow_a_criterion_that_is_assigned(without_interpreter):
-    torch.manual_seed(0)
     x = torch.randn(8, 3, 16, 16)
     network = EarlyExitNetwork(SmallNet(), plain_heads(), 0.9785, example_input=x).eval()
     truth = EagerTruth(network, make_trunk(network.backbone, network.taps, x), [x])
@@ -92,7 +91,6 @@ def test_truths_follow_a_criterion_that_is_assigned(without_interpreter):
 
 @pytest.mark.parametrize("criterion", CRITERIA)
 def test_rounding_is_that_of_the_criterion(criterion, without_interpreter):
-    torch.manual_seed(0)
     inputs = [scale * torch.randn(4, 3, 8, 8) for scale in (1.0, 30.0)]
     network = EarlyExitNetwork(SmallNet(), mixed_heads(), ExitRule(criterion=criterion), example_input=inputs[0]).eval()
     found = measure_rounding(network, inputs)

@@ -2,7 +2,6 @@
 
 import importlib
 import json
-import sys
 from io import StringIO
 
 import pytest
@@ -22,7 +21,7 @@ from auxhead.model.basics.images import MEAN, STD
 from auxhead.model.commands.small_resnet import BACKBONE, small_early_exit_network
 from PIL import Image
 from rich.console import Console
-from support.command_line import assert_one_line_error, tune
+from support.command_line import tune
 from support.example_models import SmallNet, needs_gpu, plain_heads
 from support.example_traces import request, runtime, trace_of, two_unequal_requests
 from support.pretended_gpu import NAME, compute_on_the_cpu
@@ -224,35 +223,16 @@ def test_a_batch_of_any_size_from_one():
         assert y.is_contiguous(memory_format=torch.channels_last)
 
 
-def test_bad_input_is_one_line_and_status_2(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    compute_on_the_cpu(monkeypatch, running)
-    (tmp_path / "file").write_text("")
-    for arguments, message in (
-        ([], "--model, --checkpoint: got neither, wants exactly one of the two"),
-        (["--model", "a:b", "--checkpoint", "x"], "--model, --checkpoint: got both, wants exactly one of the two"),
-        (["--model", "a:b", "--backbone", "c:d"], "--backbone, --modules: belong to --checkpoint"),
-        (["--model", "a"], "--model: got 'a', wants package.module:function"),
-        (["--model", "nowhere:b"], "--model: no module 'nowhere' in "),
-        (["--checkpoint", "nowhere"], "checkpoint: nowhere has no model.json"),
-        (["--model", "a:b", "--out", "file"], "--out: file is a file, wants a directory"),
-        (["--model", "a:b", "--exits", "eager"], "--exits: got eager, wants one of overlapped, polled, gated"),
-        (["--model", "a:b", "--trunk", "x"], "--trunk: got x, wants one of as_is, cudnn, inductor"),
-    ):
-        assert_one_line_error(tune("profile", *arguments), message)
+def test_numbers_that_are_too_small_are_told():
     for arguments in (["--requests", "1"], ["--batch", "0"]):
         result = tune("profile", "--model", "a:b", *arguments)
         assert result.exit_code == 2 and f"Invalid value for '{arguments[0]}'" in result.stderr
 
 
 @pytest.fixture
-def users_model(tmp_path, monkeypatch):
+def users_model(users_folder):
     """A factory in the current directory; returns how it is named."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.delitem(sys.modules, "a_users_model", raising=False)
-    (tmp_path / "a_users_model.py").write_text(
+    (users_folder / "a_users_model.py").write_text(
         "import torch\n"
         "from auxhead.model import EarlyExitNetwork\n"
         "from support.example_models import SmallNet, plain_heads\n"

@@ -12,7 +12,7 @@ from auxhead.autotune.sweep.kinds import kind_of
 from auxhead.autotune.sweep.search import quick
 from auxhead.kernels.launch.launch_rule import config_by_rule
 from auxhead.kernels.launch.tuned_table import read_table, table_path
-from support.command_line import assert_one_line_error, tune
+from support.command_line import tune
 from support.example_tables import entry, other, table, write
 from support.sweep_fakes import Synthetic, true_us
 
@@ -97,7 +97,3 @@ def test_a_search_begins_with_what_tables_have(tables):
     write(tables, table(entry(shape, config=other(shape))))
     assert next(quick(Target(shape))).configs[:2] == (config_by_rule(shape), other(shape))
     assert next(quick(Target(shape))).configs[2].by_library
-
-
-def test_refuses_options_that_choose_networks(pretended):
-    assert_one_line_error(tune("sweep", "broad", "--batch", 8), "--batch: chooses networks, wants no value here")

@@ -35,7 +35,7 @@ def test_records_say_what_the_sweep_found(swept):
     assert title == TITLE
 
 
-def test_what_was_measured_elsewhere_is_another_table(swept, tmp_path):
+def test_what_was_measured_elsewhere_is_another_table(swept):
     records = read_records(swept[0])
     other = [dataclasses.replace(one, environment={**one.environment, "torch": "0.1"}) for one in records]
     (title, _), (later, outcomes) = recorded_winners([*records, *other])

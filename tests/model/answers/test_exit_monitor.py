@@ -10,20 +10,45 @@ from contextlib import nullcontext
 
 import pytest
 import torch
-from auxhead.model import AutoRunner, DriftWarning, EarlyExitNetwork, ExitMonitor, make_runner
+from auxhead.kernels.reference.criteria import TALLY_BINS
+from auxhead.model import AutoRunner, DriftWarning, EarlyExitNetwork, ExitMonitor, ExitResult, make_runner
 from auxhead.model.auto.pass_times import BUDGETS
-from support.exits_plan_cases import as_on_a_gpu, images, unplanned
+from support.exits_plan_cases import as_on_a_gpu, images, make_network, unplanned
 from support.graph_runner_cases import WAYS
-from support.monitored import SHARES, counted_again, histogram_of, monitored
 from support.planner_fakes import FakeGpu, small_network
 from support.planner_fakes import images as planned_images
 from support.simulated_cuda import simulated_cuda
 from torch import nn
 
+SHARES = (0.25, 0.25, 0.25, 0.25)
+
+
+def monitored(device: str = "cpu") -> EarlyExitNetwork:
+    """Two of the first eight images leave at each of its exits."""
+    net = make_network(device)
+    net.monitor = ExitMonitor(SHARES, 1000)
+    return net
+
 
 @pytest.fixture
 def net() -> EarlyExitNetwork:
     return monitored()
+
+
+def histogram_of(*answers: ExitResult) -> torch.Tensor:
+    """One by one."""
+    counted = torch.zeros(4, TALLY_BINS, dtype=torch.int64)
+    for answer in answers:
+        for index, confidence in zip(answer.exit_index.tolist(), answer.confidence.tolist(), strict=True):
+            counted[index, min(TALLY_BINS - 1, int(confidence * TALLY_BINS))] += 1
+    return counted
+
+
+def counted_again(net: EarlyExitNetwork) -> torch.Tensor:
+    found = net.monitor.histogram()
+    net.monitor.reset()
+    assert net.monitor.counts().tolist() == [0, 0, 0, 0]
+    return found
 
 
 @pytest.mark.parametrize("stop", [False, True], ids=["all run", "stop"])

@@ -70,7 +70,7 @@ def test_a_trunk_whose_plain_graph_cannot_be_captured_is_left_out(gpu: FakeGpu) 
     assert plan.left_out["trunk cudnn"] == "no memory" and not plan.trunk_times and plan.chosen.name == PLAIN
 
 
-def test_trunks_are_shared_by_batch_sizes_and_chosen_for_each(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trunks_are_shared_by_batch_sizes_and_chosen_for_each(gpu: FakeGpu) -> None:
     gpu.times_as_long["cudnn"] = 0.5
     runner = first_call(batch_sizes=(1, 2))
     assert gpu.trunks == {"as_is": 1, "cudnn": 1} and gpu.open == 2

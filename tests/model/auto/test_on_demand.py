@@ -84,7 +84,6 @@ def test_a_network_put_into_training_mode_is_not_run_to_add_a_size(gpu: FakeGpu)
 
 
 def test_what_the_example_is_later_is_all_the_same(gpu: FakeGpu) -> None:
-    torch.manual_seed(0)
     x = images(4)
     runner = make_runner(small_network(), x, batch_sizes="on_demand")
     before = runner.plans[4].shares

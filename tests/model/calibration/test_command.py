@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import sys
 
 import pytest
 import torch
@@ -12,19 +11,9 @@ from auxhead.model.network.learned_from import LearnedFrom, Samples, fingerprint
 from support.checkpoint_files import weights_of
 from support.command_line import assert_one_line_error, auxhead, plot
 from support.pictures import write_image_folder
-from torch import nn
+from support.replica_cases import OWN, train_on_stripes
 
 pytestmark = pytest.mark.usefixtures("without_interpreter", "undrawn")
-
-OWN = """
-import torch
-from torch import nn
-
-def make():
-    torch.manual_seed(0)
-    first = nn.Sequential(nn.Conv2d(3, 8, 3, stride=2), nn.ReLU())
-    return nn.Sequential(first, nn.Sequential(nn.Conv2d(8, 8, 3), nn.ReLU()), nn.Flatten(), nn.Linear(8 * 25, 2))
-"""
 
 
 @pytest.fixture(scope="module")
@@ -34,33 +23,16 @@ def made_once(tmp_path_factory):
     write_image_folder(folder / "pictures", per_class=120)
     exec(OWN, scope)
     network = EarlyExitNetwork(scope["make"](), {"0": FusedAuxHead(8, 2)})
-    _train(network)
+    train_on_stripes(network, steps=40)
     save_checkpoint(folder / "own", network.eval(), backbone="own_stripes:make", classes=CLASSES, **IMAGES)
     return folder
 
 
 @pytest.fixture
-def own(made_once, tmp_path, monkeypatch):
+def own(made_once, users_folder):
     """A checkpoint of a network that tells stripes apart by their first convolution, and pictures of them."""
-    shutil.copytree(made_once, tmp_path, dirs_exist_ok=True)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
-    monkeypatch.delitem(sys.modules, "own_stripes", raising=False)
-    return tmp_path
-
-
-def _train(network):
-    """On stripes without noise; class 0 is "lying"."""
-    wave = torch.where(torch.arange(16) // 2 % 2 > 0, 0.57, -0.69)
-    lying = wave[:, None].expand(3, 16, 16)
-    x = torch.stack([lying, lying.transpose(1, 2)]) + 0.2 * torch.randn(32, 2, 3, 16, 16)
-    x, y = x.flatten(0, 1), torch.arange(2).repeat(32)
-    optimizer = torch.optim.Adam(network.parameters(), 1e-2)
-    for _ in range(40):
-        loss = sum(nn.functional.cross_entropy(logits, y) for logits in network.logits(x))
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+    shutil.copytree(made_once, users_folder, dirs_exist_ok=True)
+    return users_folder
 
 
 def calibrated(own, *options, out="new"):

@@ -27,7 +27,6 @@ NAMES = ("cat", "dog", "fox")
 
 @pytest.fixture
 def network() -> EarlyExitNetwork:
-    torch.manual_seed(0)
     heads = {"maxpool": FusedAuxHead(24, 3), "stage2": FusedAuxHead(48, 3)}
     backbone = torchvision.models.shufflenet_v2_x0_5(num_classes=3)
     return EarlyExitNetwork(backbone, heads, rules=0.36, example_input=torch.zeros(2, 3, 32, 32)).eval()
@@ -148,10 +147,8 @@ TABLE = [sys.executable, "-m", "auxhead.autotune", "table", str(COMMITTED / "h20
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(users_folder: Path) -> Path:
     """The current one, with a checkpoint and a picture whose name holds what terminals obey."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
     torch.manual_seed(0)
     network = EarlyExitNetwork(SmallNet(), {"block0": FusedAuxHead(8, 5)}).eval()
     save_checkpoint(
@@ -159,7 +156,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     )
     Path("outputs_net.py").write_text(MAKE)
     Image.new("RGB", (8, 8)).save("a\x1b[31m\nb.png")
-    return tmp_path
+    return users_folder
 
 
 def picture() -> str:

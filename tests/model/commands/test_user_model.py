@@ -1,7 +1,6 @@
 """The user's model and modules found by name, in commands as well, and the errors if they are not."""
 
 import json
-import sys
 
 import pytest
 import torch
@@ -53,17 +52,13 @@ def takes(i, *, o):
 
 
 @pytest.fixture
-def package(tmp_path, monkeypatch):
-    """A package in the current directory, which is nowhere in sys.path; returns its name."""
-    folder = tmp_path / "my_package"
+def package(users_folder):
+    """A package in the current directory; returns its name."""
+    folder = users_folder / "my_package"
     folder.mkdir()
     (folder / "my_model.py").write_text(SOURCE)
     (folder / "lacks.py").write_text("import a_module_that_is_not_there\n")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
-    yield "my_package"
-    for name in [name for name in sys.modules if name.split(".")[0] == "my_package"]:
-        del sys.modules[name]
+    return "my_package"
 
 
 def test_a_factory_in_the_current_directory(package):
@@ -175,19 +170,16 @@ IMAGES = {"classes": ("lying", "standing"), "mean": MEAN, "std": STD}
 
 
 @pytest.fixture
-def own(tmp_path, monkeypatch):
+def own(users_folder):
     """A folder with pictures, a checkpoint "own" with a module and a fused head, and the code that makes its parts."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
-    monkeypatch.delitem(sys.modules, "own_parts", raising=False)
-    (tmp_path / "own_parts.py").write_text(OWN)
-    write_image_folder(tmp_path / "pictures", per_class=60)
+    (users_folder / "own_parts.py").write_text(OWN)
+    write_image_folder(users_folder / "pictures", per_class=60)
     scope: dict = {}
     exec(OWN, scope)
     torch.manual_seed(0)
     heads = {"0": scope["branch"](), "1": FusedAuxHead(8, 2)}
     network = EarlyExitNetwork(scope["backbone"](), heads, 0.51, example_input=torch.zeros(2, 3, 16, 16)).eval()
-    save_checkpoint(tmp_path / "own", network, backbone="own_parts:backbone", image_size=16, **IMAGES)
+    save_checkpoint(users_folder / "own", network, backbone="own_parts:backbone", image_size=16, **IMAGES)
     return scope
 
 

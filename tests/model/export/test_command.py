@@ -1,7 +1,6 @@
 """``auxhead export``: files of a checkpoint's network, and what is refused."""
 
 import logging
-import sys
 from pathlib import Path
 
 import pytest
@@ -16,19 +15,15 @@ from torch import nn
 
 @pytest.fixture
 def network() -> EarlyExitNetwork:
-    torch.manual_seed(0)
     return EarlyExitNetwork(SmallNet(), {"block0": FusedAuxHead(8, 5)}, rules=0.25).eval()
 
 
 @pytest.fixture
-def checkpoint(network: EarlyExitNetwork, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def checkpoint(network: EarlyExitNetwork, users_folder: Path) -> Path:
     """Of a network whose backbone ``small_nets:make`` makes, in the current directory."""
-    save_checkpoint(tmp_path / "net", network, backbone="small_nets:make", image_size=16, mean=MEAN, std=STD)
-    (tmp_path / "small_nets.py").write_text("from support.example_models import SmallNet\n\n\nmake = SmallNet\n")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.delitem(sys.modules, "small_nets", raising=False)
-    return tmp_path / "net"
+    save_checkpoint(users_folder / "net", network, backbone="small_nets:make", image_size=16, mean=MEAN, std=STD)
+    (users_folder / "small_nets.py").write_text("from support.example_models import SmallNet\n\n\nmake = SmallNet\n")
+    return users_folder / "net"
 
 
 def test_stages(network, checkpoint, tmp_path):

@@ -10,12 +10,6 @@ import torch.utils._pytree as pytree
 from auxhead.model import ExitRule, FusedAuxHead, HeadOutput
 from torch import Tensor, nn
 
-
-@pytest.fixture(autouse=True)
-def _seed() -> None:
-    torch.manual_seed(0)
-
-
 HIDDEN = {"hidden_features": 9, "activation": "gelu", "norm": True, "rectifies": True}
 
 

@@ -33,8 +33,7 @@ BATCHES = (1, 2, 5)
 
 
 @pytest.fixture(autouse=True)
-def _seed(request: pytest.FixtureRequest) -> None:
-    torch.manual_seed(0)
+def _with_onnx(request: pytest.FixtureRequest) -> None:
     if "onnx" in request.node.name:
         pytest.importorskip("onnx")
         pytest.importorskip("onnxscript")

@@ -9,6 +9,7 @@ import torch
 import torchvision
 from auxhead.model import EarlyExitNetwork, ExitRule, FusedAuxHead, fuse_aux_heads
 from support.example_models import SmallNet, assert_as_exact, in_double, plain_head, softmax_of
+from support.head_sequentials import seq
 from torch import Tensor, nn
 
 avg, flat, linear = nn.AdaptiveAvgPool2d, nn.Flatten, nn.Linear
@@ -29,11 +30,6 @@ class Branchy(nn.Module):
         x = self.stem(x)
         heads = [*self.exits, self.by_name["deep"]["aux"], self.classifier]
         return [head(x) for head in heads]
-
-
-@pytest.fixture(autouse=True)
-def _seed() -> None:
-    torch.manual_seed(0)
 
 
 def test_replaces_heads_at_every_depth(device: torch.device) -> None:
@@ -77,10 +73,6 @@ def hooked() -> nn.Module:
 
 def mlp() -> list[nn.Module]:
     return [linear(120, 7), nn.ReLU(), linear(7, 8)]
-
-
-def seq(*parts: nn.Module) -> nn.Sequential:
-    return nn.Sequential(*parts)
 
 
 OUT_OF_PLACE = "is out of place: a fused head has ReLU, pool, Flatten"

@@ -13,7 +13,7 @@ from auxhead.kernels.launch.launch_rule import config_by_rule
 from auxhead.model.heads.driver_launch import DriverLaunch
 from cuda.bindings import runtime
 from support.example_models import needs_gpu
-from support.gpu_work import work_on_the_gpu
+from support.gpu_work import new_stream, work_on_the_gpu
 from support.graph_runner_cases import hold_up, spoil
 from support.head_cases import DTYPES, assert_same_bits
 from support.head_cases import make_input as noise
@@ -111,12 +111,6 @@ def test_a_repeated_call_of_a_head_whose_features_are_packed_is_two_kernels(tmp_
 
 
 # Streams, threads and captures
-
-
-def new_stream() -> torch.cuda.Stream:
-    status, handle = runtime.cudaStreamCreateWithPriority(runtime.cudaStreamNonBlocking, 0)
-    assert not status
-    return torch.cuda.ExternalStream(int(handle))
 
 
 @pytest.mark.parametrize("make", [torch.cuda.Stream, new_stream], ids=["PyTorch's", "external"])

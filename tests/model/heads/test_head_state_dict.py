@@ -23,11 +23,6 @@ KINDS = {**ALL, **{f"hidden-{kind}": make for kind, make in HIDDEN.items()}}
 without_rules = pytest.mark.filterwarnings("ignore:state_dict. has no exit rule")
 
 
-@pytest.fixture(autouse=True)
-def _seed() -> None:
-    torch.manual_seed(0)
-
-
 def network() -> EarlyExitNetwork:
     return EarlyExitNetwork(SmallNet(), plain_heads(), ExitRule(0.4, temperature=1.5)).eval()
 

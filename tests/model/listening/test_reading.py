@@ -112,9 +112,11 @@ def test_every_runner_reads_what_the_network_reads(device: str) -> None:
 
 def test_a_compiled_network_reads_the_same() -> None:
     x = images()
-    network = network_of(Mixed(wrap=lambda y: (y.sum(), y)), x, logits=1, extract={"stage": Extract(layout="NHWC")})
-    compiled = torch.compile(lambda x: network.logits(x), fullgraph=True, backend="eager")
-    torch.testing.assert_close([*compiled(x)], [*wanted(network, x)])
+    backbone, extract = Mixed(wrap=lambda y: {"scores": y, "mean": x.mean()}), {"stage": Extract(layout="NHWC")}
+    network = network_of(backbone, x, logits="scores", extract=extract)
+    said, logits = torch.compile(lambda x: (network(x), network.logits(x)), fullgraph=True, backend="eager")(x)
+    torch.testing.assert_close([*said], [*network(x)])
+    torch.testing.assert_close([*logits], [*wanted(network, x)])
 
 
 def test_tokens_before_samples_are_read_where_that_is_said() -> None:

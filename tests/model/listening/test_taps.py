@@ -67,11 +67,6 @@ def assert_no_hooks(module: nn.Module) -> None:
         assert not part._forward_hooks and not part._forward_pre_hooks
 
 
-@pytest.fixture(autouse=True)
-def _seed() -> None:
-    torch.manual_seed(0)
-
-
 def straight(net: Flow, x: Tensor) -> Tensor:
     return net.relu(net.norm(net.conv(x)))
 

@@ -1,6 +1,5 @@
 """Taps on torchvision's networks: layers that people tap, and layers that cannot be tapped."""
 
-import re
 from collections.abc import Callable
 
 import pytest
@@ -53,22 +52,14 @@ def test_torchvision_backbones(name: str) -> None:
         dry_run(net, [tap], x)
 
 
-@pytest.mark.parametrize("tap", ["layer1.0.bn3", "layer5", "features.1"])
-def test_an_unknown_layer_of_a_resnet_is_answered_with_names_that_work(tap: str) -> None:
-    with torch.device("meta"):
-        net = torchvision.models.resnet18()
-    with pytest.raises(ValueError) as caught:
-        dry_run(net, [tap], image().to("meta"))
-    names = {name for name in re.findall(r"[\w.]+", str(caught.value)) if name in dict(net.named_modules())}
-    assert names
-    dry_run(net, sorted(names)[:1], image().to("meta"))
-
-
 @pytest.mark.parametrize(
     ("name", "tap", "match"),
     [
         ("resnet18", "layer1.0.bn1", "changed in place"),
         ("resnet18", "layer1.0.relu", "2 times"),
+        ("resnet18", "layer1.0.bn3", "no layer"),
+        ("resnet18", "layer5", "no layer"),
+        ("resnet18", "features.1", "no layer"),
         ("vgg11", "features.0", "changed in place"),
         ("vit", "encoder.layers.encoder_layer_0.self_attention", "tuple"),
         ("swin", "features.1.0.attn.qkv", "never runs"),

@@ -18,7 +18,6 @@ from support.stream_order import OfOthers, OfPyTorch, Stream, Watching
 
 @pytest.fixture
 def network() -> EarlyExitNetwork:
-    torch.manual_seed(0)
     return EarlyExitNetwork(SmallNet(), plain_heads(), 0.5, example_input=torch.randn(2, 3, 8, 8)).eval()
 
 

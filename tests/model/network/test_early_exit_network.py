@@ -18,7 +18,7 @@ from auxhead.model import (
     train,
 )
 from auxhead.model.calibration.samples import collect_logits
-from support.example_models import SmallNet, answer_slowly, branch, plain_head, plain_heads
+from support.example_models import Counting, SmallNet, answer_slowly, branch, plain_head, plain_heads
 from torch import Tensor, nn
 
 #: Kernels are interpreted in test_network_repeats.py and in tests of heads.
@@ -239,17 +239,6 @@ def test_a_refused_network_leaves_heads_as_they_were() -> None:
     assert isinstance(lazy.linear, nn.LazyLinear) and lazy.rule.threshold == wrong.rule.threshold == 1.0
 
 
-class Counting(nn.Module):
-    def __init__(self, layer: nn.Module) -> None:
-        super().__init__()
-        self.layer = layer
-        self.register_buffer("calls", torch.zeros(()))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.calls += 1
-        return self.layer(x)
-
-
 @pytest.mark.parametrize("wrong", [False, True], ids=["taken", "refused"])
 def test_looking_at_taps_and_heads_is_no_call_that_counts(wrong: bool) -> None:
     first, second, *_ = plain_heads()
@@ -259,13 +248,6 @@ def test_looking_at_taps_and_heads_is_no_call_that_counts(wrong: bool) -> None:
     with pytest.raises(ValueError, match="takes 99 features") if wrong else nullcontext():
         EarlyExitNetwork(backbone, heads, example_input=images(2))
     assert backbone.calls == head.calls == 0
-
-
-def test_a_network_made_in_inference_mode_may_be_given_other_rules() -> None:
-    with torch.inference_mode():
-        net = network()
-    net.set_rules(0.3)
-    assert all(head.rule.threshold_tensor.item() == pytest.approx(0.3) for head in net.fused_heads)
 
 
 @pytest.mark.parametrize("mode", [True, False])
@@ -423,15 +405,6 @@ def test_transforms_want_checked_taps(checked: bool) -> None:
             with pytest.raises(RuntimeError, match="^network: its taps are not checked yet, .*network.check_taps"):
                 torch.func.vmap(of_one)(x)
     assert len(net(x).label) == 4
-
-
-@pytest.mark.parametrize("layout", ["sparse", "nested"])
-def test_batches_of_other_layouts_are_refused_by_name(layout: str) -> None:
-    x, net = images(3), network(example_input=images(3))
-    x = x.to_sparse() if layout == "sparse" else torch.nested.nested_tensor(list(x))
-    for name, call in (("x", net), ("x", net.logits), ("x", network()), ("example_input", network().check_taps)):
-        with pytest.raises(TypeError, match=f"^{name}: got a .* tensor, wants a dense one"):
-            call(x)
 
 
 # Rules: given to all heads or by tap, as rules or as thresholds

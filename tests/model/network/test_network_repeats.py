@@ -52,12 +52,6 @@ def where(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 @pytest.fixture
-def without_gradients() -> Iterator[None]:
-    with torch.no_grad():
-        yield
-
-
-@pytest.fixture
 def net(where: None) -> EarlyExitNetwork:
     return make_network(Where.device)
 

@@ -8,21 +8,15 @@ from contextlib import nullcontext
 import pytest
 import torch
 from auxhead.model import EarlyExitNetwork, ExitResult
-from cuda.bindings import runtime
 from support.example_models import needs_gpu
 from support.exits_plan_cases import assert_same as assert_exactly
 from support.exits_plan_cases import heads_called, make_network, unplanned
 from support.exits_plan_cases import images as few_images
+from support.gpu_work import new_stream
 from support.graph_runner_cases import assert_identical, assert_same, clear_batches, exits_at, hold_up, network, spoil
 from torch import Tensor
 
 pytestmark = [*needs_gpu, pytest.mark.usefixtures("repeatable", "without_gradients")]
-
-
-@pytest.fixture
-def without_gradients():
-    with torch.no_grad():
-        yield
 
 
 @pytest.fixture
@@ -52,12 +46,6 @@ def follows(net: EarlyExitNetwork, *batches: Tensor) -> None:
 
 
 stops = pytest.mark.parametrize("stop", [False, True], ids=["all run", "stop"])
-
-
-def new_stream() -> torch.cuda.Stream:
-    status, handle = runtime.cudaStreamCreateWithPriority(runtime.cudaStreamNonBlocking, 0)
-    assert not status
-    return torch.cuda.ExternalStream(int(handle))
 
 
 @stops

@@ -29,11 +29,6 @@ from torch import Tensor, nn
 pytestmark = pytest.mark.usefixtures("without_interpreter")
 
 
-@pytest.fixture(autouse=True)
-def _seed() -> None:
-    torch.manual_seed(0)
-
-
 def images(samples: int = 3) -> Tensor:
     return torch.randn(samples, 3, 16, 16)
 

@@ -162,29 +162,6 @@ def test_other_masks_are_no_dropout() -> None:
     assert not heads
 
 
-@pytest.mark.parametrize(
-    ("kind", "message"),
-    [
-        (
-            variant(one=lambda net, a: Net.one(net, a).sigmoid()),
-            r"exit 0 is a sigmoid, .* at test_own_exits.py:\d+; wants logits",
-        ),
-        (
-            variant(parts(g=parameter(1)), one=lambda net, a: net.f1(a.mean((2, 3)) if net.g > 0 else a.amax((2, 3)))),
-            r"depends on the parameters, .* at test_own_exits.py:\d+",
-        ),
-        (
-            variant(lambda net: net.b2.compile(backend="eager")),
-            "its layer 'b2' is a compiled Sequential, .* wants the module behind it",
-        ),
-    ],
-    ids=["sigmoids", "a parameter that the host reads", "a compiled layer"],
-)
-def test_what_cannot_be_taken_over_is_refused(kind: type[Net], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        attach_exits(kind().eval(), images())
-
-
 @pytest.mark.parametrize("name", TAKEN)
 def test_what_is_taken_over_stays_right_in_both_modes(name: str) -> None:
     kind, is_whole = TAKEN[name]

@@ -16,7 +16,7 @@ from auxhead.model import (
     train,
 )
 from support.multi_exit_models import CLASSES
-from support.own_exit_models import Halved, Net, change, images, seeded, variant
+from support.own_exit_models import Halved, Net, change, images, parameter, parts, seeded, variant
 from torch import Tensor, nn
 
 pytestmark = pytest.mark.usefixtures("without_interpreter")
@@ -307,6 +307,18 @@ MEAN = variant(answers=lambda net, *said: list(said) if net.training else sum(sa
         (
             variant(answers=lambda net, *said: torch.stack(said).softmax(2)),
             r"\[3, 2, 7\] .* at the top, made by _softmax at test_own_exits_modes.py:\d+",
+        ),
+        (
+            variant(one=lambda net, a: Net.one(net, a).sigmoid()),
+            r"exit 0 is a sigmoid, .* at test_own_exits_modes.py:\d+; wants logits",
+        ),
+        (
+            variant(parts(g=parameter(1)), one=lambda net, a: net.f1(a.mean((2, 3)) if net.g > 0 else a.amax((2, 3)))),
+            r"depends on the parameters, .* at test_own_exits_modes.py:\d+",
+        ),
+        (
+            variant(lambda net: net.b2.compile(backend="eager")),
+            "its layer 'b2' is a compiled Sequential, .* wants the module behind it",
         ),
     ],
 )

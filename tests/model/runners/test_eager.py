@@ -14,11 +14,6 @@ from support.example_models import SmallNet, plain_heads
 from torch import Tensor
 
 
-@pytest.fixture(autouse=True)
-def _seed() -> None:
-    torch.manual_seed(0)
-
-
 def images(samples: int) -> Tensor:
     return torch.randn(samples, 3, 8, 8)
 

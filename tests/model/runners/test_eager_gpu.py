@@ -1,7 +1,7 @@
 """Eager passes on a GPU: few launches, right answers and lifetimes of tensors, under conditions made to break them."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,16 +13,9 @@ from support.example_models import needs_gpu
 from support.one_by_one import one_by_one
 from torch import Tensor
 
-pytestmark = needs_gpu
+pytestmark = [*needs_gpu, pytest.mark.usefixtures("repeatable")]
 TAPS = ("layer1.0", "layer2.1", "layer3.0", "layer4.0")
 DELAY = 2_000_000  # cycles, about 1 ms: longer than the whole forward takes
-
-
-@pytest.fixture(autouse=True)
-def _repeatable() -> Iterator[None]:
-    torch.manual_seed(0)
-    with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=False):
-        yield
 
 
 def images(samples: int, side: int = 64) -> Tensor:

@@ -12,8 +12,8 @@ from auxhead.kernels import ExitLaunch, runs_triton
 from auxhead.model import EarlyExitNetwork, ExitResult, Runner, make_runner
 from auxhead.model.runners import compacting, graph_runner
 from auxhead.model.runners.capture import CAPTURE_LOCK
+from support import graph_runner_cases, stream_order
 from support import simulated_cuda as simulation
-from support import stream_order
 from support.example_models import SmallNet, plain_head
 from support.failing import Call, Failure, Made, allocations, fails_at, out_of_memory_at, steps
 from support.interrupts import interrupted_at, lines_of
@@ -26,12 +26,7 @@ pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="simulates CUD
 #: One place in so many fails, each in its turn: all take minutes.
 EVERY = 36
 
-WAYS: dict[str, dict[str, object]] = {
-    "overlapped": {"exits": "overlapped", "forks": ("block0",)},
-    "polled": {"exits": "polled"},
-    "gated": {"exits": "gated"},
-    "compact": {"exits": "polled", "compact": True},
-}
+WAYS = {**graph_runner_cases.WAYS, "overlapped": {"exits": "overlapped", "forks": ("block0",)}}
 LAUNCHERS = ((ExitLaunch, "__call__"), (simulation._Graph, "launch"))
 
 

@@ -14,16 +14,12 @@ from support.hidden_head_cases import with_hidden_heads
 from support.one_by_one import one_by_one
 from support.patience_cases import RULES, assert_answers, set_rules
 from support.simulated_cuda import CaptureStreams, simulated_cuda
-from torch import Tensor
+from support.spread_exits import images
 
 pytestmark = [
     pytest.mark.skipif(not runs_triton(torch.empty(0)), reason="kernels are not interpreted here"),
     pytest.mark.usefixtures("without_interpreter"),  # what the eager runner answers with
 ]
-
-
-def images(samples: int) -> Tensor:
-    return torch.randn(samples, 3, 8, 8) * torch.rand(samples, 1, 1, 1) * 4
 
 
 def network_of(kind: str) -> EarlyExitNetwork:

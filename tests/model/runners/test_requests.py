@@ -13,7 +13,6 @@ from threading import Event
 import pytest
 import torch
 from auxhead.model import EarlyExitNetwork, ExitRule, FusedAuxHead, OverlappedRunner, make_runner, make_trunk
-from auxhead.model.runners import compacting
 from auxhead.model.runners.captures import Captures
 from support.example_models import SmallNet, plain_heads
 from torch import Tensor, nn
@@ -88,12 +87,9 @@ class Shifting(nn.Module):
         return self.last(self.embedding(x))
 
 
+@pytest.mark.usefixtures("simulation", "every_move_pays")
 @pytest.mark.parametrize("options", [{"exits": "overlapped"}, {"exits": "polled", "compact": True}])
-def test_the_padding_of_a_batch_that_the_backbone_changes_is_filled_anew(
-    options: dict[str, object], simulation: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("_BUBBLE_US", "_MOVE_US"):  # every move pays
-        monkeypatch.setattr(compacting, name, -1e6)
+def test_the_padding_of_a_batch_that_the_backbone_changes_is_filled_anew(options: dict[str, object]) -> None:
     x = torch.zeros(4, dtype=torch.int64)
     network = EarlyExitNetwork(Shifting(), {"embedding": FusedAuxHead(8, 5)}, 1.0, example_input=x).eval()
     runner = make_runner(network, x, batch_sizes=(2, 4), **options)
@@ -234,8 +230,11 @@ def test_another_thread_is_refused_while_a_request_is_under_way(network: EarlyEx
         (X[0, 0], ValueError, r"wants \[N, 4\]"),
         (X[:0], ValueError, "N >= 1"),
         (X.to("meta"), ValueError, "x: got device meta, wants cpu or"),
+        (X.to_sparse(), TypeError, "x: got a torch.sparse_coo tensor, wants a dense one"),
+        (X.to_mkldnn(), TypeError, "x: got a torch._mkldnn tensor, wants a dense one"),
+        (torch.nested.nested_tensor([*X]), TypeError, "x: got a nested tensor, wants a dense one"),
     ],
-    ids=["no tensor", "dtype", "shape", "a number", "empty", "device"],
+    ids=["no tensor", "dtype", "shape", "a number", "empty", "device", "sparse", "opaque", "nested"],
 )
 def test_bad_requests_launch_nothing(
     network: EarlyExitNetwork, idle: None, x: object, error: type[Exception], message: str

@@ -13,7 +13,7 @@ from auxhead.model.answers import rule_order
 from auxhead.model.runners.graph_runner import GraphRunner
 from auxhead.model.runners.overlapped import OverlappedRunner
 from auxhead.model.runners.polled import PolledRunner
-from support import stream_order
+from support import graph_runner_cases, stream_order
 from support.example_models import SmallNet, plain_heads
 from support.stream_order import OfOthers, Stream
 from torch import Tensor
@@ -21,13 +21,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 pytestmark = pytest.mark.usefixtures("simulation")
 
-WAYS = {
-    "overlapped": {"exits": "overlapped"},
-    "forks": {"exits": "overlapped", "forks": SmallNet.taps[:2]},
-    "polled": {"exits": "polled"},
-    "gated": {"exits": "gated"},
-    "compact": {"exits": "polled", "compact": True},
-}
+WAYS = {**graph_runner_cases.WAYS, "forks": {"exits": "overlapped", "forks": SmallNet.taps[:2]}}
 
 
 def others_get_what_is_free() -> None:

@@ -8,6 +8,7 @@ from auxhead.kernels import fused_head
 from auxhead.model import EarlyExitNetwork, FusedAuxHead, make_runner
 from cuda.bindings import runtime
 from support.example_models import SmallNet, needs_gpu
+from support.gpu_work import new_stream
 from support.graph_runner_cases import assert_same, clear_batches, exits_at, hold_up, images, made, network
 from torch import Tensor
 from torch.testing._internal.two_tensor import TwoTensor
@@ -86,12 +87,6 @@ def test_a_rule_assigned_on_one_stream_holds_on_all_others(kind: str) -> None:
 
 
 # Streams that are destroyed and made anew
-
-
-def new_stream() -> torch.cuda.Stream:
-    status, handle = runtime.cudaStreamCreateWithPriority(runtime.cudaStreamNonBlocking, 0)
-    assert not status
-    return torch.cuda.ExternalStream(int(handle))
 
 
 def namesake_of(stream: torch.cuda.Stream) -> torch.cuda.Stream | None:

@@ -28,7 +28,6 @@ ABOUT = {
 
 @pytest.fixture
 def network() -> EarlyExitNetwork:
-    torch.manual_seed(0)
     network = saved_network()
     for module in network.modules():
         if isinstance(module, nn.BatchNorm2d):  # not what a fresh network has
@@ -289,9 +288,6 @@ def parametrized() -> FusedAuxHead:
 class WithNotes(SmallNet):
     def get_extra_state(self) -> dict[str, int]:
         return {"epochs": 3}
-
-    def set_extra_state(self, state: dict[str, int]) -> None:
-        pass
 
 
 def changed(change: Callable[[Any], object], make: Callable[[], Any] = saved_network) -> Callable[[], Any]:

@@ -39,13 +39,10 @@ def grey():
 
 
 @pytest.fixture
-def module(tmp_path, monkeypatch):
+def module(users_folder):
     """A module of the user's in the current directory; returns its name."""
-    (tmp_path / "my_model.py").write_text(SOURCE)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
-    yield "my_model"
-    sys.modules.pop("my_model", None)
+    (users_folder / "my_model.py").write_text(SOURCE)
+    return "my_model"
 
 
 def trained(*options, out="out"):
@@ -79,9 +76,9 @@ def test_a_network_of_yours_on_a_folder_of_pictures(module, tmp_path):
     assert "No head exits yet" in result.output
 
 
-def test_the_digits_by_another_method(module, method="heads"):
-    result = trained("--model", f"{module}:make", "--method", method, "--epochs", 1, "--precision", "bfloat16")
-    assert f"2 heads, {method}, on cpu" in result.output
+def test_the_digits_by_another_method(module):
+    result = trained("--model", f"{module}:make", "--method", "heads", "--epochs", 1, "--precision", "bfloat16")
+    assert "2 heads, heads, on cpu" in result.output
     assert list(rows(result)) == ["first", "second", "classifier"]
 
 
@@ -188,7 +185,7 @@ def test_a_picture_that_cannot_be_read_leaves_no_folder_for_results(module, tmp_
     assert not (tmp_path / "out").exists()
 
 
-def test_torchruns_processes_find_each_other(monkeypatch, tmp_path):
+def test_torchruns_processes_find_each_other(monkeypatch):
     """As it starts them: by variables of the environment; the group is gone at the end."""
     if not torch.distributed.is_gloo_available():
         pytest.skip("needs gloo")

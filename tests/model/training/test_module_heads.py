@@ -20,7 +20,6 @@ def samples(count: int) -> tuple[Tensor, Tensor]:
 
 @pytest.fixture
 def network() -> EarlyExitNetwork:
-    torch.manual_seed(0)
     return EarlyExitNetwork(SmallNet(), mixed_heads(), example_input=torch.zeros(2, 3, 8, 8))
 
 
@@ -85,7 +84,6 @@ class ChannelsLast(nn.Module):
 
 def test_heads_alone_learn_from_what_they_read() -> None:
     """Of maps whose channels come last, and of an item; a head comes as near as one wants."""
-    torch.manual_seed(0)
     network = EarlyExitNetwork(
         ChannelsLast(), {"block": FusedAuxHead(None, 4)}, example_input=torch.zeros(2, 3, 8, 6),
         extract={"block": Extract(item=0)},

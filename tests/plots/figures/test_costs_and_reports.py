@@ -13,7 +13,7 @@ from support.committed_records import records as committed
 from support.cost_records import head_records, pareto_records, profile_records
 from support.pipeline_records import pipeline_records
 
-LATENCY, PARETO, PROFILE, ROOFLINE = FIGURES["latency"], FIGURES["pareto"], FIGURES["profile"], FIGURES["roofline"]
+PARETO, PROFILE, ROOFLINE = FIGURES["pareto"], FIGURES["profile"], FIGURES["roofline"]
 
 
 def test_pareto_front_and_title():

@@ -15,13 +15,12 @@ from auxhead.model.parallel.pipeline.answered import ExitDecisions, as_result, c
 from auxhead.model.parallel.pipeline.stage import Stage
 from auxhead.model.parallel.segments import NETWORK, run_segments
 from support import pipeline_ranks
-from torch import nn
+from support.example_models import Counting
 
 
 @pytest.mark.parametrize("cuts", [(1, 2, 3), (2,), ()])
 @pytest.mark.parametrize("criteria", [("max_prob",) * 3, ("patience",) * 3, ("margin", "patience", "patience")])
 def test_stages_answer_as_all_exits_do(cuts, criteria):
-    torch.manual_seed(0)
     logits = [torch.randn(64, 4) for _ in range(4)]
     logits[1][:8] = float("nan")
     rules = [ExitRule({"max_prob": 0.6, "margin": 0.5, "patience": 1.0}[name], criterion=name) for name in criteria]
@@ -59,7 +58,6 @@ def test_stages_answer_as_all_exits_do(cuts, criteria):
 
 def test_rows_behind_the_samples_are_nobodys():
     """The last micro-batch may have fewer samples than its size."""
-    torch.manual_seed(0)
     saying = ExitDecisions(first_state(5), torch.float32, with_probs=False)
     saying.add(decide(torch.randn(5, 4), 1.0, 1.0), None, 2)
     assert settle(7, 3, saying.result()[0])[:, [0, 3]].tolist() == [[7, 2], [8, 2], [9, 2]]
@@ -99,19 +97,8 @@ def test_a_stage_keeps_no_memory_of_other_segments():
     assert len(kept.modules_run) == 2
 
 
-class _Counting(nn.Module):
-    def __init__(self, layer):
-        super().__init__()
-        self.layer = layer
-        self.register_buffer("runs", torch.zeros(()))
-
-    def forward(self, x):
-        self.runs += 1
-        return self.layer(x)
-
-
 def test_a_network_with_a_state_is_refused():
     network, x = pipeline_ranks.plain(), pipeline_ranks.batch_of("plain", 4)
-    network.backbone[1] = _Counting(network.backbone[1])
-    with pytest.raises(BadInput, match="network: a forward writes to 'backbone.1.runs', wants none that does"):
+    network.backbone[1] = Counting(network.backbone[1])
+    with pytest.raises(BadInput, match="network: a forward writes to 'backbone.1.calls', wants none that does"):
         cut(network, x, x.device, "as_is")
