@@ -154,9 +154,9 @@ class EagerTruth:
         for x, truth in list(zip(self._inputs, self.truths(), strict=True))[:inputs]:
             comparison.add(answer(x), truth)
 
-    def samples_by_exit(self, samples: int | None = None) -> dict[str, int]:
-        """Count how many of the first ``samples`` (None: of all) leave at each tap, and at "classifier"."""
-        exits = torch.cat([truth.answer.exit_index for truth in self.truths()])[:samples]
+    def samples_by_exit(self) -> dict[str, int]:
+        """Count how many samples leave at each tap, and at "classifier"."""
+        exits = torch.cat([truth.answer.exit_index for truth in self.truths()])
         names = [*self._taps, "classifier"]
         return dict(zip(names, torch.bincount(exits, minlength=len(names)).tolist(), strict=True))
 
