@@ -96,7 +96,7 @@ def measure_overlap(subject: Subject, begins: Begins) -> OverlapMeasured:
             recorded=_recorded_replays(recorded, launches, example),
             forks=parts.forks,
             repeat=repeat,
-            notes=parts.trunk_notes,
+            notes=parts.trunk.notes,
         )
 
 

@@ -21,6 +21,7 @@ from ..measuring.cells import OWN, Cell
 from ..measuring.cuda_calls import ALLOCATIONS, GRAPH_LAUNCHES, LAUNCHES, SYNCHRONISATIONS
 from ..measuring.eager_truth import Answer, Comparison, EagerTruth, wrong_in_words
 from ..measuring.environment import clocks, environment, this_device
+from ..measuring.failures import refuse
 from ..measuring.peers import NaiveHead, merged_answer, with_item
 from ..measuring.profiled_requests import WARM_UP, RequestProfile, profile_requests, steady_state_problems
 from ..measuring.subject import own_cell
@@ -66,7 +67,7 @@ def compare(
 
     Raises:
         BadInput: the network cannot be run like this; says why.
-        RuntimeError: an answer differs from the eager runner's by more than rounding; nothing is timed then.
+        WrongAnswer: an answer differs from the eager runner's by more than rounding; nothing is timed then.
     """
     try:
         network.check_taps(x)
@@ -88,9 +89,7 @@ def compare(
             comparison = Comparison()
             truth.compare(answer, comparison)
             counts[name] = comparison.counts()
-            wrong = wrong_in_words(counts[name])
-            if wrong is not None:
-                raise RuntimeError(f"{name}: {wrong}; not timed")
+            refuse(wrong_in_words(counts[name]), name)
         captures = {name: [call] for name, call in calls.items()}
         times = time_captures(captures, [x], rounds=requests, warm_up=WARM_UP, repeat=1)
         profiles = {name: profile_requests(call, x, requests, out / f"{name}.json") for name, call in calls.items()}
