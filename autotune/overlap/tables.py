@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ..records.record import Record, latest
-from ..records.tables import RecordTable, network_in_words
+from ..records.tables import RecordTable, latest_by_network, network_in_words
 
 #: Columns of tables of overlap.
 _COLUMNS = ("measured", "what", "unit", "median", "20th to 80th percentile")
@@ -127,10 +127,7 @@ def _added(kernel: Mapping[str, Any]) -> float:
 
 def footprint_tables(records: Iterable[Record]) -> list[RecordTable]:
     """Return a table for each network and environment, of the last measurement of each footprint."""
-    groups: dict[str, list[Record]] = {}
-    for record in latest(one for one in records if one.kind == "footprint"):
-        groups.setdefault(f"{network_in_words(record)} {record.environment_key}", []).append(record)
-    return [*map(_footprint_table, groups.values())]
+    return [*map(_footprint_table, latest_by_network(records, "footprint"))]
 
 
 def _footprint_table(records: Sequence[Record]) -> RecordTable:

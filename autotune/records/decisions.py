@@ -7,7 +7,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from .comparison import DECIDING, Difference, Paired, compare_runs, runs_tie
 from .forms import SHAPE
-from .record import Record
+from .record import Record, grouped
 
 Key = TypeVar("Key")
 #: Fields of a launch configuration and their values.
@@ -56,10 +56,7 @@ def of_last_kernel(records: Iterable[Record]) -> list[Record]:
 
 def by_shape(records: Iterable[Record]) -> dict[tuple[Any, ...], list[Record]]:
     """Group records of sweeps, failures included, by the values of ``SHAPE``, in order of each one's first record."""
-    found: dict[tuple[Any, ...], list[Record]] = {}
-    for record in records:
-        found.setdefault(_shape_of(record.cell), []).append(record)
-    return found
+    return grouped(records, lambda record: _shape_of(record.cell))
 
 
 def deciding(measured: Iterable[Measurement]) -> list[Measurement]:

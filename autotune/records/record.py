@@ -11,11 +11,11 @@ import json
 import os
 import re
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from ...model.basics.files import parse_json
 from ...model.basics.garbage import no_garbage_collection
@@ -292,6 +292,17 @@ def _record_of(line: str, place: str) -> Record:
         raise ValueError(f"got schema {schema!r}, wants {SCHEMA!r}")
     check_record(values)
     return Record(**{name: values[name] for name in values.keys() & _FIELDS}, place=place)
+
+
+Thing, Key = TypeVar("Thing"), TypeVar("Key", bound=Hashable)
+
+
+def grouped(things: Iterable[Thing], key: Callable[[Thing], Key]) -> dict[Key, list[Thing]]:
+    """Return things by their keys, in order of each one's first."""
+    found: dict[Key, list[Thing]] = {}
+    for one in things:
+        found.setdefault(key(one), []).append(one)
+    return found
 
 
 def latest(records: Iterable[Record]) -> list[Record]:

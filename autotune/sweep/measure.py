@@ -11,6 +11,7 @@ from ..measuring.heads_alone import Target
 from ..measuring.progress import Status
 from ..records.comparison import Paired
 from ..records.decisions import Decision
+from ..records.record import grouped
 from .config_text import text
 from .exclusion import excluded
 from .records import SweepRecords
@@ -142,10 +143,7 @@ def measure_winners_at_neighbours(tunings: Iterable[Tuning]) -> None:
     Repeated until no winner changes, so that in the end every winner was measured at its neighbours, the next sizes
     among ``tunings``, unless the rules of the space exclude it.
     """
-    heads: dict[tuple[object, ...], list[Tuning]] = {}
-    for tuning in tunings:
-        target = tuning.target
-        heads.setdefault((target.model, target.taps, *target.shape[1:]), []).append(tuning)
+    heads = grouped(tunings, lambda one: (one.target.model, one.target.taps, *one.target.shape[1:]))
     beside: list[tuple[Tuning, list[Tuning]]] = []
     for sizes in heads.values():
         sizes.sort(key=lambda tuning: tuning.target.shape.samples)

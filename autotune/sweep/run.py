@@ -20,7 +20,7 @@ from ..measuring.networks import Networks, find_networks
 from ..measuring.options import NetworkChoice
 from ..measuring.progress import Status, SweepProgress, failures_in_words
 from ..records.decisions import sweep_records
-from ..records.record import read_records
+from ..records.record import grouped, read_records
 from ..records.tables import print_tables, wide_console
 from .broad import BROAD, Family, family_name, made
 from .kinds import kind_tables
@@ -96,7 +96,5 @@ def _families(networks: Networks) -> list[list[_Part]]:
     def part(cell: Cell) -> _Part:
         return _Part(str(cell), lambda pool: HeadTiming.of_network(networks.subject(cell), pool=pool))
 
-    found: dict[Cell, list[_Part]] = {}
-    for cell in networks.cells:
-        found.setdefault(dataclasses.replace(cell, batch=0), []).append(part(cell))
-    return list(found.values())
+    families = grouped(networks.cells, lambda cell: dataclasses.replace(cell, batch=0))
+    return [list(map(part, cells)) for cells in families.values()]

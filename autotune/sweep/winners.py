@@ -1,7 +1,7 @@
 """Winners of heads by the records of sweeps; and tables of them."""
 
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ...kernels.launch.choose_config import chosen_by_rule
 from ...kernels.launch.head_shape import HeadShape
@@ -10,7 +10,7 @@ from ...kernels.launch.tuned_table import config_from
 from ..measuring.timers import CAPTURES
 from ..records.comparison import DECIDING, Difference, tie
 from ..records.decisions import Decision, Measurement, by_shape, deciding, measurement, of_last_kernel, sweep_records
-from ..records.record import Record, bad_record
+from ..records.record import Record, bad_record, grouped
 from ..records.tables import RecordTable
 from .config_text import changes, text
 from .search import decision
@@ -64,10 +64,9 @@ def recorded_winners(records: Iterable[Record]) -> list[tuple[str, list[HeadWinn
     Raises:
         BadRecord: a record of a sweep that lacks something.
     """
-    by_environment: dict[tuple[Any, ...], list[Record]] = {}
-    for record in of_last_kernel(records):
-        environment = (*record.environment_key, record.environment.get("sm_count"))
-        by_environment.setdefault(environment, []).append(record)
+    by_environment = grouped(
+        of_last_kernel(records), lambda one: (*one.environment_key, one.environment.get("sm_count"))
+    )
     found = []
     for its in by_environment.values():
         heads = sorted(by_shape(its).items(), key=lambda head: (head[0][1:], head[0][0]))
