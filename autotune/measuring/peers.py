@@ -9,12 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from ...kernels import HeadOutput, decide
-from ...model import EarlyExitNetwork, FusedAuxHead, Trunk
+from ...model import EarlyExitNetwork, ExitResult, FusedAuxHead, Trunk
 from ...model.basics.streams import stream_pair
 from ...model.heads.head_pattern import module_of_activation
 from ...model.listening.taps import ForwardLeft, listening
 from .captured import CapturedFunction
-from .eager_truth import Answer, merge
+from .eager_truth import merge
 
 
 class PeerAnswer(NamedTuple):
@@ -205,8 +205,10 @@ class _HeadsInForward(nn.Module):
         return answers, logits
 
 
-def merged_answer(peer: PeerAnswer) -> Answer:
-    """Merge the exits of a peer; not part of what is timed."""
+def merged_answer(peer: PeerAnswer | ExitResult) -> ExitResult:
+    """Merge the exits of a peer, or return a runner's answer; not part of what is timed."""
+    if isinstance(peer, ExitResult):
+        return peer
     last = peer.last
     if isinstance(last, Tensor):
         last = decide(last.double(), 1.0, 1.0)

@@ -14,7 +14,7 @@ from ...model.runners.overlapped import OverlappedRunner
 from ...model.runners.program import CapturedBatch, StaticInput
 from ..measuring.captured import chain
 from ..measuring.cells import NEVER
-from ..measuring.eager_truth import Answer, Comparison, EagerTruth, wrong_in_words
+from ..measuring.eager_truth import Comparison, EagerTruth, wrong_in_words
 from ..measuring.failures import refuse
 from ..measuring.heads_alone import heads_of
 from ..measuring.peers import GraphedPeer, bare, merged_answer
@@ -102,7 +102,7 @@ class NetworkParts:
     def _truth(self) -> EagerTruth:
         return EagerTruth(self._network, self.trunk, self.subject.inputs)
 
-    def wrong(self, which: Sequence[str], runner: Callable[[Tensor], ExitResult | Answer]) -> str | None:
+    def wrong(self, which: Sequence[str], runner: Callable[[Tensor], ExitResult]) -> str | None:
         """Compare a captured network's answers with the truth, where nothing and where all leaves at each of some taps.
 
         Two inputs a pattern: an answer for the one before shows. Return in words what is wrong, or None.
@@ -110,7 +110,7 @@ class NetworkParts:
         comparison = Comparison()
         for pattern in (NEVER, *which):
             with self.subject.exits(pattern):
-                self._truth.compare(lambda x: Answer.of(runner(x)), comparison, inputs=2)
+                self._truth.compare(runner, comparison, inputs=2)
         return wrong_in_words(comparison.counts())
 
 

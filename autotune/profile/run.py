@@ -19,7 +19,7 @@ from ...model.own_exits.silenced_model import SilencedModel
 from ...model.saving.checkpoint_files import own_file, read_description
 from ..measuring.cells import OWN, Cell
 from ..measuring.cuda_calls import ALLOCATIONS, GRAPH_LAUNCHES, LAUNCHES, SYNCHRONISATIONS
-from ..measuring.eager_truth import Answer, Comparison, EagerTruth, wrong_in_words
+from ..measuring.eager_truth import Comparison, EagerTruth, wrong_in_words
 from ..measuring.environment import clocks, environment, this_device
 from ..measuring.failures import refuse
 from ..measuring.peers import NaiveHead, merged_answer, with_item
@@ -78,16 +78,12 @@ def compare(
     try:
         heads = [NaiveHead(head) for head in network.fused_heads]
         before = torch.no_grad()(partial(with_item, backbone, network.taps, heads))
-        calls: dict[str, Callable[[Tensor], object]] = {BEFORE: before, AFTER: runner}
+        calls: dict[str, Callable[[Tensor], Any]] = {BEFORE: before, AFTER: runner}
         own = EagerTruth(network, make_trunk(network.backbone, network.taps, x, trunk, network.reading), [x])
-        compared: dict[str, tuple[EagerTruth, Callable[[Tensor], Answer]]] = {
-            BEFORE: (EagerTruth(network, backbone, [x]), lambda x: merged_answer(before(x))),
-            AFTER: (own, lambda x: Answer.of(runner(x))),
-        }
         counts = {}
-        for name, (truth, answer) in compared.items():
-            comparison = Comparison()
-            truth.compare(answer, comparison)
+        for name, truth in {BEFORE: EagerTruth(network, backbone, [x]), AFTER: own}.items():
+            comparison, (expected,) = Comparison(), truth.truths()
+            comparison.add(merged_answer(calls[name](x)), expected)
             counts[name] = comparison.counts()
             refuse(wrong_in_words(counts[name]), name)
         captures = {name: [call] for name, call in calls.items()}

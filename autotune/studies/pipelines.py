@@ -23,14 +23,14 @@ import torch.distributed as dist
 import typer
 from torch import Tensor, nn
 
-from ...model import pipelined
+from ...model import ExitResult, pipelined
 from ...model.commands.errors import one_line_errors
 from ...model.parallel.pipeline.runner import PipelinedRunner
 from ...model.processes.process_group import joined_processes
 from ...model.trunk.fused_convolution import fastest_convolutions
 from ...model.trunk.trunk import make_trunk
 from ..measuring.cells import AS_IS, NEVER, Cell, resnet_cell
-from ..measuring.eager_truth import Answer, Comparison, EagerTruth, measure_rounding, wrong_in_words
+from ..measuring.eager_truth import Comparison, EagerTruth, measure_rounding, wrong_in_words
 from ..measuring.environment import clocks, environment
 from ..measuring.failures import refuse
 from ..measuring.peers import GraphedPeer, PeerAnswer, bare, merged_answer
@@ -158,12 +158,12 @@ class Study:
             return self.graphs.get((case.batch, case.trunk), partial(self._alone, case.trunk))
         return self.tutorial[case.split_size]
 
-    def answer_of(self, case: Case, x: Tensor) -> Answer:
+    def answer_of(self, case: Case, x: Tensor) -> ExitResult:
         """Return the answer of the first process in a case, on the device of ``x``."""
         found = self.call_of(case)(x)
         if isinstance(found, Tensor):
             found = PeerAnswer([], found.to(x.device).clone(), len(self.subject.network.taps))
-        return merged_answer(found) if isinstance(found, PeerAnswer) else Answer.of(found)
+        return merged_answer(found)
 
     def check(self) -> dict[Case, dict[str, int]]:
         """Compare answers with the eager network's; raises ``WrongAnswer``, and returns counts in the first process."""
