@@ -24,10 +24,9 @@ from .tuned.command import explain, promote
 
 
 def _sweep_tables(records: Sequence[Record]) -> list[RecordTable]:
-    from .sweep.kinds import kind_tables  # configurations are named, for which PyTorch is imported
-    from .sweep.winners import sweep_tables
+    from .sweep.winners import sweep_tables  # configurations are named, for which PyTorch is imported
 
-    return [*sweep_tables(records), *kind_tables(records)]
+    return sweep_tables(records)
 
 
 app = typer.Typer(
