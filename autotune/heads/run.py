@@ -21,7 +21,7 @@ from ..measuring.progress import Status, SweepProgress
 from ..measuring.timers import CAPTURES, FINAL_ROUNDS
 from ..records.comparison import Paired, compare, typical
 from ..records.record import Record, append_record, is_settled, read_records
-from ..records.summaries import Timings, network_record, rounded, with_samples
+from ..records.summaries import Timings, rounded, with_samples
 from ..records.tables import print_tables, wide_console
 from .tables import head_tables
 
@@ -99,7 +99,7 @@ class HeadRecords:
         protocol = {**self._protocol(head), **how}
 
         def append(variant: str, protocol: Mapping[str, Any] = protocol, **rest: Any) -> None:
-            record = network_record(self.kind, head.cell, variant, around, run=run, protocol=dict(protocol), **rest)
+            record = Record(self.kind, head.cell, variant, run, around, dict(protocol), **rest)
             append_record(self.out, record)
             self._remember(record)
 

@@ -2,7 +2,7 @@
 
 import secrets
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from ..measuring.options import NetworkChoice
 from ..measuring.progress import SweepProgress
 from ..measuring.timers import CAPTURES, FINAL_ROUNDS, PROTOCOL, VariantFailed
 from ..records.record import Record, append_record
-from ..records.summaries import as_json, network_record, percentiles, summary
+from ..records.summaries import as_json, percentiles, summary
 from ..records.tables import print_tables, wide_console
 from .footprints import FOOTPRINT, footprint_records, measure_footprints
 from .measure import REPLAYS, OverlapMeasured, measure_overlap, paired_parts
@@ -30,7 +30,7 @@ KIND, TIMELINE = "overlap", "timeline"
 VARIANT = f"overlapped@{TRUNK_KIND}"
 
 
-def overlap_records(cell: Cell, measured: OverlapMeasured, environment: Mapping[str, Any]) -> list[Record]:
+def overlap_records(cell: Cell, measured: OverlapMeasured, environment: dict[str, Any]) -> list[Record]:
     """Return the summary and the timeline of one network, two records of one run."""
     replays = measured.replays[BOTH]
     # the replay shown is one whose heads recorded their programs, so that all of it is of one replay
@@ -72,15 +72,15 @@ def overlap_records(cell: Cell, measured: OverlapMeasured, environment: Mapping[
     common: dict[str, Any] = {"run": secrets.token_hex(6), "protocol": how, "notes": notes}
     timed = as_json({"device_us": summary(both), "paired": paired_parts(trunk, heads, both), "measured": details})
     return [
-        network_record(KIND, cell.as_json(), VARIANT, environment, **timed, **common),
-        network_record(TIMELINE, cell.as_json(), VARIANT, environment, measured=as_json(timeline), **common),
+        Record(KIND, cell.as_json(), VARIANT, environment=environment, **timed, **common),
+        Record(TIMELINE, cell.as_json(), VARIANT, environment=environment, measured=as_json(timeline), **common),
     ]
 
 
-def failed_record(kind: str, cell: Cell, error: str, environment: Mapping[str, Any]) -> Record:
+def failed_record(kind: str, cell: Cell, error: str, environment: dict[str, Any]) -> Record:
     """Return the record, of one of the command's kinds, of a network that could not be measured."""
     run, how = secrets.token_hex(6), {"trunk_kind": TRUNK_KIND}
-    return network_record(kind, cell.as_json(), VARIANT, environment, run=run, protocol=how, error=error)
+    return Record(kind, cell.as_json(), VARIANT, run, environment, how, error=error)
 
 
 def _inflation(measured: OverlapMeasured, part: str) -> float:

@@ -27,7 +27,7 @@ from ..measuring.profiled_requests import WARM_UP, RequestProfile, profile_reque
 from ..measuring.subject import own_cell
 from ..measuring.timers import PROTOCOL, Samples, time_captures
 from ..records.record import Record, append_record
-from ..records.summaries import network_record, percentiles, summary
+from ..records.summaries import percentiles, summary
 from .tables import exits_table, print_comparison
 
 BEFORE, AFTER = "before", "after"
@@ -134,13 +134,13 @@ def profile_records(found: BeforeAndAfter, cell: Cell, runner: str, environment:
     before = {"role": BEFORE, "variant": NAIVE, "host_us": answers[BEFORE]["median"]}
     before["host_ratio"] = answers[AFTER]["median"] / answers[BEFORE]["median"]
     return [
-        network_record(
+        Record(
             KIND,
             cell.as_json(),
             variant,
+            run,
             environment,
             exits=OWN,
-            run=run,
             protocol={
                 "requests": found.profiles[name].requests,
                 "warm_up": WARM_UP,

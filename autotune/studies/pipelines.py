@@ -37,7 +37,7 @@ from ..measuring.peers import GraphedPeer, PeerAnswer, bare, merged_answer
 from ..measuring.subject import Subject, build_subject
 from ..measuring.timers import time_request
 from ..records.record import BadRecord, Record, append_record, check_out
-from ..records.summaries import as_json, network_record, summary
+from ..records.summaries import as_json, summary
 
 #: The tap where each network is cut, as in PyTorch's tutorial, and the trunk of our pipelines.
 CUT, FUSED = "layer2", "cudnn"
@@ -215,8 +215,8 @@ def measure(
     run, around = secrets.token_hex(6), {**environment(device), "clocks": clocks(device)}
     for case in cases if rank == 0 else ():
         images_s = summary([[case.batch / one * 1e6 for one in times] for times in us[case]])
-        yield network_record(
-            "pipeline", dataclasses.replace(cell, batch=case.batch).as_json(), case.name, around, run=run,
+        yield Record(
+            "pipeline", dataclasses.replace(cell, batch=case.batch).as_json(), case.name, run, around,
             protocol={**protocol, "processes": 2 if case.variant == "pipelined-heads" else 1},
             host_us=as_json(summary(us[case])), correctness=counts[case],
             measured=as_json({"images_s": images_s, "batch": case.batch, "split_size": case.split_size}),
