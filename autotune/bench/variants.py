@@ -12,13 +12,13 @@ from ...model import AutoRunner, ExitResult, Trunk, make_runner, make_trunk
 from ..measuring.cells import AS_IS, MIXED, MORE_TRUNKS, NEVER, RUNNERS, TRUNKS, Cell
 from ..measuring.eager_truth import EagerTruth, Rounding, measure_rounding
 from ..measuring.peers import (
-    Compiled,
     GraphedPeer,
-    HeadsAlone,
     NaiveHead,
     PeerAnswer,
     bare,
+    compiled,
     forked,
+    heads_alone,
     in_line,
     merged_answer,
     truncated,
@@ -233,7 +233,7 @@ def _peer(
 
 def _heads_alone(heads: str, captures: VariantCaptures, _pattern: str) -> BuiltVariant:
     subject = captures.subject
-    alone = HeadsAlone(captures.trunk(AS_IS), subject.network.taps, captures.heads(heads), subject.inputs)
+    alone = heads_alone(captures.trunk(AS_IS), subject.network.taps, captures.heads(heads), subject.inputs)
     return BuiltVariant(torch.no_grad()(alone))
 
 
@@ -246,7 +246,7 @@ def _truncated(trunk: str, captures: VariantCaptures, pattern: str) -> BuiltVari
 
 def _compiled(heads: str | None, mode: str, captures: VariantCaptures, _pattern: str) -> BuiltVariant:
     subject = captures.subject
-    call = Compiled(subject.network, [] if heads is None else captures.naive_heads, mode)
+    call = compiled(subject.network, [] if heads is None else captures.naive_heads, mode)
     for _ in range(3):  # compiles, then warms up, then records its graph
         call(subject.example)
     return BuiltVariant(call)
