@@ -1,6 +1,7 @@
 """Decisions by records of sweeps: the measurements that count, the winner, and the simpler ones tied with it."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from operator import itemgetter
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -97,21 +98,20 @@ def joint_confidence(count: int) -> float:
     return 1.0 - (1.0 - DECIDING) / max(count - 1, 1)
 
 
+@dataclass(eq=False)
 class Decision(Generic[Key]):
     """The winner among configurations of one head that were timed beside one rule's."""
 
-    def __init__(self, times: Mapping[Key, Paired], rule: Key, fields: Callable[[Key], Fields]) -> None:
-        """Decide between ``times``; ``fields`` gives those of a configuration, and ``rule`` wins ties."""
-        self.times = times
-        self.rule = rule
-        self._fields = fields
+    times: Mapping[Key, Paired]
+    rule: Key
+    """The rule's configuration, which wins ties."""
 
     @cached_property
     def winner(self) -> Key | None:
         """The fastest, or what is tied with it: first the rule's, then the simplest; None if nothing was timed."""
         if not self.times:
             return None
-        return winner(self.times, sorted(self.times, key=lambda one: (one != self.rule, simplicity(self._fields(one)))))
+        return winner(self.times, sorted(self.times, key=lambda one: (one != self.rule, simplicity(vars(one)))))
 
     @property
     def winner_is_fastest(self) -> bool:

@@ -48,14 +48,9 @@ def fastest_first(answers: Answers) -> list[LaunchConfig]:
     return sorted(answers, key=lambda config: (answers[config].over_baseline, simplicity(vars(config))))
 
 
-def decision(rule: LaunchConfig, answers: Answers) -> Decision[LaunchConfig]:
-    """Decide between configurations by their times."""
-    return Decision(answers, rule, vars)
-
-
 def finalists(target: Target, answers: Answers, count: int) -> tuple[LaunchConfig, ...]:
     """Return the rule's configuration and ``count`` others: the winner, then the fastest."""
-    best = [decision(target.rule, answers).winner, *fastest_first(answers)]
+    best = [Decision(answers, target.rule).winner, *fastest_first(answers)]
     others = dict.fromkeys(config for config in best if config is not None and config != target.rule)
     return (target.rule, *list(others)[:count])
 

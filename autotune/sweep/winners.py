@@ -15,7 +15,7 @@ from ..records.decisions import Decision, Measurement, by_shape, deciding, measu
 from ..records.record import Record, bad_record, grouped
 from ..records.tables import RecordTable
 from .config_text import changes, text
-from .search import Answers, decision, shipped_tables
+from .search import Answers, shipped_tables
 
 
 class HeadWinner(NamedTuple):
@@ -87,7 +87,7 @@ def _winner(shape: HeadShape, records: Sequence[Record]) -> HeadWinner:
     measured = [launchable(one) for one in records if one.error is None]
     rules = [one.config for one in measured if one.variant == measured[-1].rule]
     times = {one.config: one.paired for one in deciding(measured)}
-    return HeadWinner.of(shape, decision(rules[0] if rules else chosen_by_rule(shape), times))
+    return HeadWinner.of(shape, Decision(times, rules[0] if rules else chosen_by_rule(shape)))
 
 
 COLUMNS = ("head", "rule when measured", "winner", "outcome", "its time / rule's")
