@@ -1,9 +1,9 @@
 """Runs ``auxhead-tune overlap``, network after network: records of a summary and of one replay, and their tables."""
 
 import secrets
-import statistics
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from ...model.basics.bad_input import BadInput
@@ -44,11 +44,13 @@ def overlap_records(cell: Cell, measured: OverlapMeasured, environment: dict[str
     except ValueError as error:
         notes.append(f"No stretch by kernel: {error}.")
     trunk, heads, both = (measured.times[part] for part in (BARE, HEADS, BOTH))
+    # the time of a capture under the profiler over its time without
+    inflation = {name: median(measured.profiled[name]) / median(measured.times[name][0]) for name in (BARE, BOTH)}
     details = {
         **spreads([overlap_of(replay) for replay in replays]),
         "bare_span_us": percentiles([overlap_of(replay).span_us for replay in measured.replays[BARE]]),
         "hiding_efficiency": hiding_efficiency(trunk, heads, both),
-        "inflation": {name: _inflation(measured, name) for name in (BARE, BOTH)},
+        "inflation": inflation,
         "kernels": kernels,
     }
     timeline = {
@@ -83,13 +85,8 @@ def failed_record(kind: str, cell: Cell, error: str, environment: dict[str, Any]
     return Record(kind, cell.as_json(), VARIANT, run, environment, how, error=error)
 
 
-def _inflation(measured: OverlapMeasured, part: str) -> float:
-    """The time of a capture under the profiler over its time without."""
-    return statistics.median(measured.profiled[part]) / statistics.median(measured.times[part][0])
-
-
 def _span_us(replays: Sequence[Replay]) -> float:
-    return statistics.median(overlap_of(replay).span_us for replay in replays)
+    return median(overlap_of(replay).span_us for replay in replays)
 
 
 def run_overlap(chosen: NetworkChoice, out: Path | None, *, footprints: bool) -> None:
