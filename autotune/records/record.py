@@ -294,7 +294,8 @@ def _record_of(line: str, place: str) -> Record:
     return Record(**{name: values[name] for name in values.keys() & _FIELDS}, place=place)
 
 
-Thing, Key = TypeVar("Thing"), TypeVar("Key", bound=Hashable)
+Thing = TypeVar("Thing")
+Key = TypeVar("Key", bound=Hashable)
 
 
 def grouped(things: Iterable[Thing], key: Callable[[Thing], Key]) -> dict[Key, list[Thing]]:
