@@ -2,9 +2,7 @@
 
 from collections.abc import Sequence
 
-import typer
-
-from ..model.commands.errors import Subcommands, version_option
+from ..model.commands.errors import command_group
 from .bench.command import bench
 from .bench.tables import bench_tables, pipeline_tables
 from .doctor.command import doctor
@@ -29,14 +27,7 @@ def _sweep_tables(records: Sequence[Record]) -> list[RecordTable]:
     return sweep_tables(records)
 
 
-app = typer.Typer(
-    help="Benchmarks and tuning on your GPU, kept as records.",
-    cls=Subcommands,
-    callback=version_option,
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-)
+app = command_group("Benchmarks and tuning on your GPU, kept as records.")
 
 for command in (sweep, bench, heads, overlap, profile):
     app.command()(command)
