@@ -2,9 +2,7 @@
 
 from collections.abc import Sequence
 
-import typer
-
-from ..model.commands.errors import Subcommands, version_option
+from ..model.commands.errors import command_group
 from .bench.command import bench
 from .bench.tables import bench_tables, pipeline_tables
 from .doctor.command import doctor
@@ -24,20 +22,12 @@ from .tuned.command import explain, promote
 
 
 def _sweep_tables(records: Sequence[Record]) -> list[RecordTable]:
-    from .sweep.kinds import kind_tables  # configurations are named, for which PyTorch is imported
-    from .sweep.winners import sweep_tables
+    from .sweep.winners import sweep_tables  # configurations are named, for which PyTorch is imported
 
-    return [*sweep_tables(records), *kind_tables(records)]
+    return sweep_tables(records)
 
 
-app = typer.Typer(
-    help="Benchmarks and tuning on your GPU, kept as records.",
-    cls=Subcommands,
-    callback=version_option,
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-)
+app = command_group("Benchmarks and tuning on your GPU, kept as records.")
 
 for command in (sweep, bench, heads, overlap, profile):
     app.command()(command)

@@ -1,10 +1,8 @@
 """The command ``auxhead``: registers its subcommands, and hands them what other packages measure and draw."""
 
-import typer
-
 from .commands.calibrate import calibrate_command
 from .commands.demo import BeyondDemo, demo_command
-from .commands.errors import Subcommands, version_option
+from .commands.errors import command_group
 from .commands.export import export
 from .commands.infer import infer
 from .commands.options import Draw, SaveFigure
@@ -28,14 +26,7 @@ def _calibration_figure() -> tuple[Draw, SaveFigure]:
     return FIGURES["calibration"].draw, save_figure
 
 
-app = typer.Typer(
-    help="Early-exit heads that cost next to nothing on a GPU.",
-    cls=Subcommands,
-    callback=version_option,
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-)
+app = command_group("Early-exit heads that cost next to nothing on a GPU.")
 
 app.command()(demo_command(_beyond_demo))
 app.command()(train)

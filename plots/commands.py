@@ -9,7 +9,7 @@ import typer
 from ..autotune.records.record import BadRecord, made_of
 from ..model.basics.files import is_standard_output
 from ..model.commands.console import activity, plain_console
-from ..model.commands.errors import Subcommands, one_line_errors, version_option
+from ..model.commands.errors import command_group, one_line_errors
 from .figures.registry import FIGURES, FigureKind
 from .records import Known, NoRecords
 
@@ -20,14 +20,7 @@ Records = Annotated[
 _WRITTEN = "Where the figure goes, without an ending: OUT.png, OUT.svg and OUT.json are written."
 Stem = Annotated[Path | None, typer.Option(help=_WRITTEN, show_default="the figure's name")]
 
-app = typer.Typer(
-    help="Figures from records; needs no GPU.",
-    cls=Subcommands,
-    callback=version_option,
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-)
+app = command_group("Figures from records; needs no GPU.")
 
 
 @app.command(name="all")

@@ -68,7 +68,7 @@ def bench(
                 raise BadInput("--quick: chooses cells of the core matrix, wants no network of your own beside it")
             if len(models) > 1:
                 raise BadInput(f"--model: got {len(models)} of them, wants a factory alone")
-            check_own(own, **asked)
+            check_own(own, asked)
         check_out(out)
         from .run import run_bench
 

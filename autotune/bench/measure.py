@@ -16,8 +16,8 @@ from ..measuring.failures import DeviceLost, Failure
 from ..measuring.progress import Begins
 from ..measuring.subject import Subject
 from ..measuring.timers import PROTOCOL, Samples, time_captures, time_those_that_run
-from ..records.record import append_record
-from ..records.summaries import network_record, p99, percentiles, summary
+from ..records.record import Record, append_record
+from ..records.summaries import p99, percentiles, summary
 from .variants import BuiltVariant, Variant, VariantCaptures, bare_name, truncated_name
 
 
@@ -221,9 +221,9 @@ class _CellBench:
             "rounds": self.options.rounds, **how, "requests": REQUESTS, "captures": variant.captures,
             "inputs": len(self.subject.inputs), **PROTOCOL, "cudnn_benchmark": torch.backends.cudnn.benchmark,
         }  # fmt: skip
-        record = network_record(
-            "bench", run.cell.as_json(), variant.name, {**self.options.environment, "clocks": clocks_found},
-            exits=run.pattern, run=run.id, protocol=protocol, notes=[*notes, *(trunk.notes if trunk else ())], **fields,
+        record = Record(
+            "bench", run.cell.as_json(), variant.name, run.id, {**self.options.environment, "clocks": clocks_found},
+            protocol, exits=run.pattern, notes=[*notes, *(trunk.notes if trunk else ())], **fields,
         )  # fmt: skip
         append_record(self.options.out, record)
 

@@ -42,8 +42,8 @@ def pattern_runs(cell: Cell, options: BenchOptions, records: Iterable[Record]) -
     for pattern in chosen_patterns(cell, options.exits):
         chosen = chosen_variants(cell, pattern, options.wanted)
         if not options.fresh:
-            keys = {one.name: Record("bench", cell.as_json(), pattern, one.name, "", "", {}, {}).key for one in chosen}
-            found = {name: settled.get(key) for name, key in keys.items()}
+            blank = [Record("bench", cell.as_json(), one.name, "", {}, {}, exits=pattern) for one in chosen]
+            found = {one.variant: settled.get(one.key) for one in blank}
             if all(found.values()):
                 continue
             chosen = [variant for variant in chosen if not ((record := found[variant.name]) and record.error)]

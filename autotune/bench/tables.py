@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Sequence
 
 from ..records.record import Record
-from ..records.summaries import Percentiles
 from ..records.tables import RecordTable, latest_by_network, network_in_words, percentiles_in_words
 
 #: Headings; the last five compare with baselines of the same run.
@@ -106,7 +105,7 @@ def _pipeline_row(record: Record, base: dict[str, float]) -> tuple[str, ...]:
     return (
         record.variant,
         leaves,
-        percentiles_in_words({name: images[name] for name in Percentiles._fields}),
+        percentiles_in_words(images),
         *over,
         f"{images['median'] / bound:.2f}" if bound else "-",
         *(_list(pieces.get(name)) for name in ("graph_ms", "link_ms")),

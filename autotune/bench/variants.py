@@ -8,17 +8,17 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ...model import AutoRunner, Trunk, make_runner, make_trunk
+from ...model import AutoRunner, ExitResult, Trunk, make_runner, make_trunk
 from ..measuring.cells import AS_IS, MIXED, MORE_TRUNKS, NEVER, RUNNERS, TRUNKS, Cell
-from ..measuring.eager_truth import Answer, EagerTruth, Rounding, measure_rounding
+from ..measuring.eager_truth import EagerTruth, Rounding, measure_rounding
 from ..measuring.peers import (
-    Compiled,
     GraphedPeer,
-    HeadsAlone,
     NaiveHead,
     PeerAnswer,
     bare,
+    compiled,
     forked,
+    heads_alone,
     in_line,
     merged_answer,
     truncated,
@@ -39,15 +39,13 @@ class BuiltVariant(NamedTuple):
     """One capture of a variant, ready to be called."""
 
     call: Callable[[Tensor], Any]
-    answer: Callable[[Any], Answer]
-    """Turns what ``call`` returns into what is compared."""
     close: Callable[[], None] = lambda: None
     note: str | None = None
     """A sentence on what other captures of the variant may not share."""
 
-    def answer_to(self, x: Tensor) -> Answer:
+    def answer_to(self, x: Tensor) -> ExitResult:
         """Call for one input and return what is compared."""
-        return self.answer(self.call(x))
+        return merged_answer(self.call(x))
 
 
 @dataclass
@@ -220,7 +218,7 @@ def catalogue(cell: Cell) -> list[Variant]:
 
 def _in_graph(function: Callable[[Tensor], PeerAnswer], trunk: str, captures: VariantCaptures) -> BuiltVariant:
     graph = GraphedPeer(function, captures.subject.example, captures.trunk(trunk).memory_format)
-    return BuiltVariant(graph, merged_answer)
+    return BuiltVariant(graph)
 
 
 def _peer(
@@ -230,13 +228,13 @@ def _peer(
     function = partial(peer, captures.trunk(trunk), captures.subject.network.taps)
     if heads is not None:
         function = partial(function, captures.heads(heads))
-    return _in_graph(function, trunk, captures) if in_graph else BuiltVariant(torch.no_grad()(function), merged_answer)
+    return _in_graph(function, trunk, captures) if in_graph else BuiltVariant(torch.no_grad()(function))
 
 
 def _heads_alone(heads: str, captures: VariantCaptures, _pattern: str) -> BuiltVariant:
     subject = captures.subject
-    alone = HeadsAlone(captures.trunk(AS_IS), subject.network.taps, captures.heads(heads), subject.inputs)
-    return BuiltVariant(torch.no_grad()(alone), merged_answer)
+    alone = heads_alone(captures.trunk(AS_IS), subject.network.taps, captures.heads(heads), subject.inputs)
+    return BuiltVariant(torch.no_grad()(alone))
 
 
 def _truncated(trunk: str, captures: VariantCaptures, pattern: str) -> BuiltVariant:
@@ -248,10 +246,10 @@ def _truncated(trunk: str, captures: VariantCaptures, pattern: str) -> BuiltVari
 
 def _compiled(heads: str | None, mode: str, captures: VariantCaptures, _pattern: str) -> BuiltVariant:
     subject = captures.subject
-    call = Compiled(subject.network, [] if heads is None else captures.naive_heads, mode)
+    call = compiled(subject.network, [] if heads is None else captures.naive_heads, mode)
     for _ in range(3):  # compiles, then warms up, then records its graph
         call(subject.example)
-    return BuiltVariant(call, merged_answer)
+    return BuiltVariant(call)
 
 
 def _runner(trunk: str, exits: str, captures: VariantCaptures, _pattern: str, **compact: Any) -> BuiltVariant:
@@ -259,12 +257,12 @@ def _runner(trunk: str, exits: str, captures: VariantCaptures, _pattern: str, **
     batch = subject.cell.batch
     sizes = smaller_sizes(batch) if compact else (batch,)
     runner = make_runner(subject.network, subject.example, exits=exits, batch_sizes=sizes, trunk=trunk, **compact)
-    return BuiltVariant(runner, Answer.of, runner.close)
+    return BuiltVariant(runner, runner.close)
 
 
 def _stopping(captures: VariantCaptures, _pattern: str) -> BuiltVariant:
     """Call the network as people first do, who leave it as soon as all are sure."""
-    return BuiltVariant(partial(captures.subject.network, stop=True), Answer.of)
+    return BuiltVariant(partial(captures.subject.network, stop=True))
 
 
 def _auto(trunk: str, captures: VariantCaptures, _pattern: str) -> BuiltVariant:
@@ -274,4 +272,4 @@ def _auto(trunk: str, captures: VariantCaptures, _pattern: str) -> BuiltVariant:
     # Every candidate is measured, whatever time that takes on a slower GPU.
     runner = AutoRunner(subject.network, samples, batch_sizes=sizes, trunk=trunk, budget="thorough")
     note = f"Batch {subject.cell.batch}: {runner.plans[subject.cell.batch].describe()}"
-    return BuiltVariant(runner, Answer.of, runner.close, note=note)
+    return BuiltVariant(runner, runner.close, note)

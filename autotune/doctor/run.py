@@ -14,7 +14,7 @@ from ...model.commands.console import plain_console
 from ..measuring.cuda_calls import ALLOCATIONS, LAUNCHES, SYNCHRONISATIONS
 from ..records.forms import check_record
 from ..records.record import Record, append_record
-from ..records.summaries import network_record, summary
+from ..records.summaries import summary
 from .diagnosis import Verdict, find_all, weigh
 from .findings.finding import Finding
 from .load_trace import load_trace
@@ -150,12 +150,14 @@ def doctor_record(target: str, trace: Trace, findings: Sequence[Finding], verdic
     ]
     device = trace.devices[0] if trace.devices else {}
     unknown = dict.fromkeys(("driver", "torch", "triton", "cudnn", "cuda"))
-    return network_record(
+    return Record(
         KIND,
         {"target": target},
         "doctor",
-        dict(trace.seen.environment or {"gpu": device.get("name"), "sm_count": device.get("numSms"), **unknown}),
         run=secrets.token_hex(6),
+        environment=dict(
+            trace.seen.environment or {"gpu": device.get("name"), "sm_count": device.get("numSms"), **unknown}
+        ),
         host_us=summary([trace.seen.samples_us]) if trace.seen.samples_us else None,
         protocol={"requests": len(trace.requests), "cut_by": trace.cut_by, "stacks": trace.has_stacks},
         measured={

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from ..records.record import Record
+from ..records.record import Record, grouped
 from ..records.tables import RecordTable
 
 COLUMNS = ("target", "findings", "a request, us", "trunk (t1), us", "the rest (t2), us", "both at once, us")
@@ -12,11 +12,8 @@ _TEXT_COLUMNS = 2
 
 def doctor_tables(records: Iterable[Record]) -> list[RecordTable]:
     """Return a table for each environment, of all its diagnoses: one target may have been changed between two."""
-    groups: dict[tuple[Any, ...], list[Record]] = {}
-    for record in records:
-        if record.kind == "doctor" and record.error is None:
-            groups.setdefault(record.environment_key, []).append(record)
-    return [_table(group) for group in groups.values()]
+    found = (record for record in records if record.kind == "doctor" and record.error is None)
+    return [_table(group) for group in grouped(found, lambda record: record.environment_key).values()]
 
 
 def _table(records: Sequence[Record]) -> RecordTable:

@@ -13,7 +13,7 @@ from ...kernels.launch.launch_config import LaunchConfig
 from ...model.basics.bad_input import BadInput
 from ..measuring.environment import clocks, release_memory
 from ..measuring.failures import DeviceLost, Failure
-from ..measuring.head_timing import COPIED, CopySpeed, HeadTiming, measure_copy_speed
+from ..measuring.head_timing import COPIED, HeadTiming, floor_of, time_copies
 from ..measuring.heads_alone import FUSED, PEERS
 from ..measuring.networks import find_networks
 from ..measuring.options import NetworkChoice
@@ -21,7 +21,7 @@ from ..measuring.progress import Status, SweepProgress
 from ..measuring.timers import CAPTURES, FINAL_ROUNDS
 from ..records.comparison import Paired, compare, typical
 from ..records.record import Record, append_record, is_settled, read_records
-from ..records.summaries import Timings, network_record, rounded, with_samples
+from ..records.summaries import Timings, rounded, with_samples
 from ..records.tables import print_tables, wide_console
 from .tables import head_tables
 
@@ -83,15 +83,15 @@ class HeadRecords:
         )
 
     def add(
-        self, head: Head, results: Mapping[str, Paired | Failure], speed: CopySpeed, clocks: dict[str, float] | None,
+        self, head: Head, results: Mapping[str, Paired | Failure], copies: Timings, clocks: dict[str, float] | None,
         **how: int,
     ) -> None:  # fmt: skip
-        """Append a line for each variant, and one for the bytes at a speed.
+        """Append a line for each variant, and one for the bytes at the speed of copies.
 
         Args:
             head: what was measured.
             results: by variant.
-            speed: of copies.
+            copies: see ``time_copies``.
             clocks: as found after the measurement.
             **how: what of the protocol is of this head alone.
         """
@@ -99,7 +99,7 @@ class HeadRecords:
         protocol = {**self._protocol(head), **how}
 
         def append(variant: str, protocol: Mapping[str, Any] = protocol, **rest: Any) -> None:
-            record = network_record(self.kind, head.cell, variant, around, run=run, protocol=dict(protocol), **rest)
+            record = Record(self.kind, head.cell, variant, run, around, dict(protocol), **rest)
             append_record(self.out, record)
             self._remember(record)
 
@@ -109,8 +109,8 @@ class HeadRecords:
             else:
                 own, baseline = rounded(result.own, _DIGITS), rounded(result.baseline, _DIGITS)
                 append(variant, device_us=with_samples(own), paired=[] if variant == FUSED else [_pair(own, baseline)])
-        rate = {"bytes": head.bytes_moved, "bytes_per_second": round(2 * COPIED / typical(speed.us) * 1e6)}
-        least = with_samples(rounded(speed.floor(head.bytes_moved), _BYTES_DIGITS))
+        rate = {"bytes": head.bytes_moved, "bytes_per_second": round(2 * COPIED / typical(copies) * 1e6)}
+        least = with_samples(rounded(floor_of(head.bytes_moved, copies), _BYTES_DIGITS))
         append(BYTES, {**protocol, **rate, "captures": 1}, device_us=least)
 
     def _protocol(self, head: Head) -> dict[str, Any]:
@@ -137,7 +137,7 @@ def run_heads(chosen: NetworkChoice, out: Path | None) -> None:
     console, networks = wide_console(), find_networks(KIND, chosen.own, chosen.cells, out)
     asked: list[dict[str, Any]] = []
     failures: Counter[str] = Counter()
-    speed: CopySpeed | None = None
+    copies: Timings | None = None
     with SweepProgress(console) as progress:
         for number, cell in enumerate(networks.cells):
 
@@ -155,7 +155,7 @@ def run_heads(chosen: NetworkChoice, out: Path | None) -> None:
                 asked.append(head.cell)
                 if kept.has(head):
                     continue
-                speed = speed or measure_copy_speed(networks.device, FINAL_ROUNDS)
+                copies = copies or time_copies(networks.device, FINAL_ROUNDS)
 
                 def begins(variant: str, at: int = index, what: object = target, of: int = len(timing.heads)) -> None:
                     tell(f"{what}: {variant}", (at + PEERS.index(variant) / len(PEERS)) / of)
@@ -163,10 +163,10 @@ def run_heads(chosen: NetworkChoice, out: Path | None) -> None:
                 try:
                     results = timing.against_peers(target, FINAL_ROUNDS, CAPTURES, begins)
                 except DeviceLost as error:
-                    kept.add(head, dict.fromkeys(PEERS, Failure("DeviceLost", str(error))), speed, None)
+                    kept.add(head, dict.fromkeys(PEERS, Failure("DeviceLost", str(error))), copies, None)
                     raise BadInput(f"{error}; it is recorded: the same command goes on with the rest") from None
                 failures.update(result.kind for result in results.values() if isinstance(result, Failure))
-                kept.add(head, results, speed, clocks(networks.device))
+                kept.add(head, results, copies, clocks(networks.device))
             del timing, alone
             release_memory()
     found = [record for record in read_records(networks.where) if record.cell in asked]

@@ -17,7 +17,7 @@ from ..measuring.captured import CHAIN
 from ..measuring.compile_pool import CompilePool, InputOf, compile_alone
 from ..measuring.environment import clocks, environment, release_memory, this_device
 from ..measuring.failures import DeviceLost, Failure
-from ..measuring.head_timing import HeadTiming, measure_copy_speed
+from ..measuring.head_timing import HeadTiming, time_copies
 from ..measuring.heads_alone import COMPILED, EAGER, FUSED, OTHER_WAY, Target
 from ..measuring.progress import Status, SweepProgress
 from ..measuring.timers import CAPTURES, FINAL_ROUNDS
@@ -90,7 +90,7 @@ def _measure_all(
 ) -> None:
     """Measure and record heads as their kernels get ready; last those that torch.compile needs the cores for, too."""
     failures: Counter[str] = Counter()
-    speed = measure_copy_speed(device, FINAL_ROUNDS)
+    copies = time_copies(device, FINAL_ROUNDS)
     jobs = [partial(compile_alone, one.description, *one.configs) for one in missing]
     with CompilePool(torch.cuda.get_device_capability(device)) as pool, SweepProgress(console) as progress:
         progress.show(Status(0.0, f"compiling {len(missing)} heads", "", failures))
@@ -102,11 +102,11 @@ def _measure_all(
                 results, effort = _measured(drawn, head, timing, device)
             except DeviceLost as error:
                 lost = Failure("DeviceLost", str(error))
-                kept.add(head, dict.fromkeys(head.variants, lost), speed, None)
+                kept.add(head, dict.fromkeys(head.variants, lost), copies, None)
                 raise BadInput(f"{error}; it is recorded: the same command goes on with the rest") from None
             failures.update(result.kind for result in results.values() if isinstance(result, Failure))
             now = clocks(device) if done % _CLOCKS_EVERY == 0 else None
-            kept.add(head, results, speed, now, **effort)
+            kept.add(head, results, copies, now, **effort)
             if torch.cuda.memory_allocated(device) > _MUCH_MEMORY:
                 release_memory()
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ..records.heads import KINDS, RANDOM, Measured, Ratio, finding, head_in_words, last_runs, ratio_to, summary_of
-from ..records.record import Record
+from ..records.record import Record, grouped
 from ..records.tables import RecordTable
 
 #: Columns of every table. Where a peer took k times as long as the fused head, that is k times faster.
@@ -40,17 +40,16 @@ def head_tables(records: Iterable[Record]) -> list[RecordTable]:
 
     A row has the last run in which the fused head was timed: ratios are those of one run, with their 99 % intervals.
     """
-    tables: dict[tuple[Any, ...], list[Measured]] = {}
-    for measured in last_runs(records):
-        record = next(iter(measured.values()))
-        kind = tuple(record.cell.get(name) for name in ("model", "dtype", "layout", "pool", "heads"))
-        tables.setdefault((kind, record.environment_key), []).append(measured)
-    return [_table(heads) for heads in tables.values()]
+
+    def table_of(measured: Measured) -> tuple[Any, ...]:
+        kind = (_cell(measured).get(name) for name in ("model", "dtype", "layout", "pool", "heads"))
+        return (*kind, _first(measured).environment_key)
+
+    return [_table(heads) for heads in grouped(last_runs(records), table_of).values()]
 
 
 def _table(heads: list[Measured]) -> RecordTable:
-    first = next(iter(heads[0].values()))
-    cell, environment = first.cell, first.environment
+    cell, environment = _cell(heads[0]), _first(heads[0]).environment
     kind = f"{cell['heads']} heads" if "heads" in cell else "heads"
     title = (
         f"{kind.capitalize()} of {cell['model']} alone, {cell['dtype']}, {cell['layout']}, {cell['pool']}; "
@@ -62,8 +61,12 @@ def _table(heads: list[Measured]) -> RecordTable:
     return RecordTable(title, COLUMNS, _TEXT_COLUMNS, [_row(measured) for measured in ordered], failed)
 
 
+def _first(measured: Measured) -> Record:
+    return next(iter(measured.values()))
+
+
 def _cell(measured: Measured) -> dict[str, Any]:
-    return next(iter(measured.values())).cell
+    return _first(measured).cell
 
 
 def _remark(record: Record) -> str:
@@ -95,16 +98,14 @@ def _ratio(measured: Measured, variant: str) -> str:
 
 def random_head_tables(records: Iterable[Record]) -> list[RecordTable]:
     """Return for each environment a table of the random heads that gain least, and one of all by kind."""
-    environments: dict[tuple[Any, ...], list[Measured]] = {}
-    for measured in last_runs(records, RANDOM):
-        environments.setdefault(next(iter(measured.values())).environment_key, []).append(measured)
+    environments = grouped(last_runs(records, RANDOM), lambda measured: _first(measured).environment_key)
     return [table for heads in environments.values() for table in (_worst(heads), _by_kind(heads))]
 
 
 def _by_kind(heads: list[Measured]) -> RecordTable:
     kinds = [(kind, [one for one in heads if _cell(one)["kind"] == kind]) for kind in KINDS]
     rows = [_row_of_kind(kind, found) for kind, found in [*kinds, ("all", heads)] if found]
-    environment = next(iter(heads[0].values())).environment
+    environment = _first(heads[0]).environment
     title = f"{len(heads):,} random heads by kind; {environment.get('gpu')}, torch {environment.get('torch')}"
     failed = [
         f"FAILED: number {_cell(one)['number']} of seed {_cell(one)['seed']}, {head_in_words(_cell(one))}: "

@@ -67,14 +67,12 @@ class CompilePool:
         self._pool = ProcessPoolExecutor(
             count, context, initializer=_begin, initargs=(10 * capability[0] + capability[1],)
         )
-        self.run([partial(int)] * count)  # they import meanwhile
+        self._begin([partial(int)] * count)  # they import meanwhile
 
-    def run(self, jobs: Sequence[Callable[[], object]], *, wait_for: bool = False) -> None:
-        """Have jobs done, partials of functions of this module, in any order, and wait for all if told so."""
-        begun = self._begin(jobs)
-        if wait_for:
-            for one in begun:
-                one.exception()
+    def run(self, jobs: Sequence[Callable[[], object]]) -> None:
+        """Have jobs done, partials of functions of this module, in any order, and wait for all."""
+        for one in self._begin(jobs):
+            one.exception()
 
     def as_done(self, jobs: Sequence[Callable[[], object]]) -> Iterator[int]:
         """Have jobs done, and name each by its number as soon as it is over; last those that nobody will do."""

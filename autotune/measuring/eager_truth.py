@@ -15,26 +15,11 @@ from ...model.listening.reading import Reading
 from ...model.listening.taps import listening
 
 
-class Answer(NamedTuple):
-    """A variant's answer for a batch of N."""
-
-    label: Tensor
-    """[N] int64."""
-    confidence: Tensor
-    """[N] floating point."""
-    exit_index: Tensor
-    """[N] int64; the number of taps for the classifier."""
-
-    @classmethod
-    def of(cls, result: "ExitResult | Answer") -> "Answer":
-        """Return the answer in a runner's result, confidences in float64."""
-        return cls(result.label, result.confidence.double(), result.exit_index)
-
-
 class Expected(NamedTuple):
     """The eager network's answer for a batch of N, and by how much rounding may change it."""
 
-    answer: Answer
+    answer: ExitResult
+    """Without probabilities, confidences in float64."""
     near_threshold: Tensor
     """[N] bool: within rounding of a threshold on the way, so that it may leave at another exit."""
     possible: Tensor
@@ -55,7 +40,7 @@ class Comparison:
         self._samples = 0
         self._counted: list[Tensor] = []
 
-    def add(self, found: Answer, expected: Expected) -> None:
+    def add(self, found: ExitResult, expected: Expected) -> None:
         """Compare one batch.
 
         Raises:
@@ -144,19 +129,23 @@ class EagerTruth:
             # of all samples at once: a test split has hundreds of batches of one
             answer, *others = truth_of_logits(self._logits, self._heads, self._rounding)
             batch = len(self._inputs[0])
-            answers = zip(*(field.split(batch) for field in answer), strict=True)
-            rest = zip(*(field.split(batch) for field in others), strict=True)
-            self._known[rules] = [Expected(Answer(*one), *more) for one, more in zip(answers, rest, strict=True)]
+            parts = (answer.label, answer.confidence, answer.exit_index, *others)
+            self._known[rules] = [
+                Expected(ExitResult(label, confidence, None, exit_index), *rest)
+                for label, confidence, exit_index, *rest in zip(*(part.split(batch) for part in parts), strict=True)
+            ]
         return self._known[rules]
 
-    def compare(self, answer: Callable[[Tensor], Answer], comparison: Comparison, inputs: int | None = None) -> None:
+    def compare(
+        self, answer: Callable[[Tensor], ExitResult], comparison: Comparison, inputs: int | None = None
+    ) -> None:
         """Compare answers for the first ``inputs`` (None: for all) under the rules as they are now."""
         for x, truth in list(zip(self._inputs, self.truths(), strict=True))[:inputs]:
             comparison.add(answer(x), truth)
 
-    def samples_by_exit(self, samples: int | None = None) -> dict[str, int]:
-        """Count how many of the first ``samples`` (None: of all) leave at each tap, and at "classifier"."""
-        exits = torch.cat([truth.answer.exit_index for truth in self.truths()])[:samples]
+    def samples_by_exit(self) -> dict[str, int]:
+        """Count how many samples leave at each tap, and at "classifier"."""
+        exits = torch.cat([truth.answer.exit_index for truth in self.truths()])
         names = [*self._taps, "classifier"]
         return dict(zip(names, torch.bincount(exits, minlength=len(names)).tolist(), strict=True))
 
@@ -199,10 +188,10 @@ def measure_rounding(network: EarlyExitNetwork, inputs: Sequence[Tensor]) -> Rou
     return Rounding(logit, confidence)
 
 
-def merge(outputs: Sequence[HeadOutput]) -> Answer:
+def merge(outputs: Sequence[HeadOutput]) -> ExitResult:
     """Let the first sure exit answer for each sample, else the last; in float64."""
     wide = [HeadOutput(None, one.label, one.confidence.double(), one.exit) for one in outputs]
-    return Answer.of(first_sure(wide, with_probs=False))
+    return first_sure(wide, with_probs=False)
 
 
 def truth_of_logits(logits: Sequence[Tensor], heads: Sequence[AuxHead], rounding: Rounding) -> Expected:

@@ -26,8 +26,7 @@ def this_device(command: str, otherwise: str = "; `auxhead-tune table` needs non
 def release_memory() -> None:
     """Give the device back what nothing holds any more, for whatever is built next."""
     gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
+    torch.cuda.empty_cache()
 
 
 def environment(device: torch.device) -> dict[str, Any]:

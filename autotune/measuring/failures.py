@@ -19,10 +19,10 @@ class WrongAnswer(RuntimeError):
     """Something answers wrongly, so that it is not timed."""
 
 
-def refuse(wrong: str | None) -> None:
-    """Raise ``WrongAnswer`` if anything is wrong, in words."""
+def refuse(wrong: str | None, name: str | None = None) -> None:
+    """Raise ``WrongAnswer`` if anything is wrong, in words, with what is called ``name``."""
     if wrong is not None:
-        raise WrongAnswer(wrong)
+        raise WrongAnswer(wrong if name is None else f"{name}: {wrong}; not timed")
 
 
 class Failure(NamedTuple):

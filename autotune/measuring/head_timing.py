@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -31,23 +31,17 @@ COPIED = 2**30
 _REPEAT = 4
 
 
-class CopySpeed(NamedTuple):
-    """Copies within one device's memory, as they were timed."""
-
-    us: Timings
-    """Microseconds of a copy of ``COPIED`` bytes, which are read once and written once, [1][rounds]."""
-
-    def floor(self, moved: int) -> Timings:
-        """Return the microseconds that ``moved`` bytes, read or written, take at that speed, copy by copy."""
-        return [[us * moved / (2 * COPIED) for us in rounds] for rounds in self.us]
-
-
-def measure_copy_speed(device: torch.device, rounds: int) -> CopySpeed:
-    """Time copies on a CUDA device; takes twice ``COPIED`` of its memory meanwhile."""
+def time_copies(device: torch.device, rounds: int) -> Timings:
+    """Return microseconds, [1][rounds], of copies of ``COPIED`` bytes within a CUDA device, which has room for two."""
     source = torch.empty(COPIED, dtype=torch.uint8, device=device).random_()  # zeros may be faster
     target = torch.empty_like(source)
     times = time_rounds({"copy": [lambda: target.copy_(source)]}, device, rounds=rounds, repeat=_REPEAT)
-    return CopySpeed(times["copy"])
+    return times["copy"]
+
+
+def floor_of(moved: int, copies: Timings) -> Timings:
+    """Return the microseconds that ``moved`` bytes, read or written, take at the speed of copies, one by one."""
+    return [[us * moved / (2 * COPIED) for us in rounds] for rounds in copies]
 
 
 class HeadTiming:
@@ -94,7 +88,7 @@ class HeadTiming:
         head = self.heads[target]
         if self._pool is not None:
             described = InputOf.of(head)
-            self._pool.run([partial(compile_alone, described, config) for config in configs], wait_for=True)
+            self._pool.run([partial(compile_alone, described, config) for config in configs])
         return self._launch_and_check(head, configs)
 
     def time(

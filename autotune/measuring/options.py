@@ -53,7 +53,7 @@ class NetworkChoice:
         chosen = cls(model, values_of(options))
         check_model("MODEL", model)
         if is_factory(model):
-            check_own(model, **chosen.asked)
+            check_own(model, chosen.asked)
         return chosen
 
     @property
@@ -83,11 +83,10 @@ def check_model(option: str, model: str) -> None:
         raise BadInput(f"{option}: got {model}, wants one of {', '.join(STAGES)} or package.module:function")
 
 
-def check_own(model: str, **chosen: Sequence[object]) -> None:
-    """Refuse, with ``BadInput``, an option, by its name in ``chosen``, that has a value beside a user's factory."""
-    for option, values in chosen.items():
-        if values:
-            raise BadInput(f"--{option}: is that of the network which {model} returns, wants no value here")
+def check_own(model: str, chosen: Iterable[str]) -> None:
+    """Refuse, with ``BadInput``, options that have values beside a user's factory."""
+    for option in chosen:
+        raise BadInput(f"--{option}: is that of the network which {model} returns, wants no value here")
 
 
 def chosen_patterns(cell: Cell, wanted: Sequence[str]) -> list[str]:

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from ...kernels import HeadOutput, decide
-from ...model import EarlyExitNetwork, FusedAuxHead, Trunk
+from ...model import EarlyExitNetwork, ExitResult, FusedAuxHead, Trunk
 from ...model.basics.streams import stream_pair
 from ...model.heads.head_pattern import module_of_activation
 from ...model.listening.taps import ForwardLeft, listening
 from .captured import CapturedFunction
-from .eager_truth import Answer, merge
+from .eager_truth import merge
 
 
 class PeerAnswer(NamedTuple):
@@ -92,22 +92,18 @@ def in_line(
     return PeerAnswer(answers, _last(trunk, y), len(taps))
 
 
-class HeadsAlone:
-    """The heads of a network one after another, without the network: what its taps return is there."""
+def heads_alone(
+    trunk: Trunk, taps: Sequence[str], heads: Heads, inputs: Sequence[Tensor]
+) -> Callable[[Tensor], PeerAnswer]:
+    """Return what runs heads one after another for one of the inputs, of which it keeps what the taps return."""
+    with torch.no_grad():
+        given: dict[int, Any] = {x.data_ptr(): in_line(trunk, taps, [lambda y: y] * len(taps), x) for x in inputs}
 
-    def __init__(self, trunk: Trunk, taps: Sequence[str], heads: Heads, inputs: Sequence[Tensor]) -> None:
-        """Keep what the taps return for each of the inputs, which alone can be asked about."""
-        self._heads = heads
-        self._given: dict[int, tuple[Sequence[Any], Tensor | HeadOutput]] = {}
-        for x in inputs:
-            with torch.no_grad():
-                answer = in_line(trunk, taps, [lambda y: y] * len(taps), x)
-            self._given[x.data_ptr()] = answer.heads, answer.last
+    def call(x: Tensor) -> PeerAnswer:
+        there = given[x.data_ptr()]
+        return PeerAnswer([head(y) for head, y in zip(heads, there.heads, strict=True)], there.last, there.last_exit)
 
-    def __call__(self, x: Tensor) -> PeerAnswer:
-        """Answer for one of the inputs."""
-        features, last = self._given[x.data_ptr()]
-        return PeerAnswer([head(y) for head, y in zip(self._heads, features, strict=True)], last, len(features))
+    return call
 
 
 def forked(trunk: Trunk, taps: Sequence[str], heads: Heads, x: Tensor) -> PeerAnswer:
@@ -163,25 +159,24 @@ class GraphedPeer(CapturedFunction[PeerAnswer]):
         return answer._replace(last=last._replace(probs=last.probs.clone()))
 
 
-class Compiled:
-    """The backbone through ``torch.compile``, whose modes "reduce-overhead" and "max-autotune" replay graphs too."""
+def compiled(network: EarlyExitNetwork, heads: Sequence[NaiveHead], mode: str) -> Callable[[Tensor], PeerAnswer]:
+    """Return the backbone through ``torch.compile``, which compiles at the first call; without ``heads`` the bare one.
 
-    def __init__(self, network: EarlyExitNetwork, heads: Sequence[NaiveHead], mode: str) -> None:
-        """Compile at the first call; without ``heads`` the bare backbone."""
-        # Not _HeadsInForward without heads: what is compiled for one is reused for the other, as hooks are not guarded.
-        module = _HeadsInForward(network, heads) if heads else copy.deepcopy(network.backbone)
-        self._compiled = torch.compile(module, mode=mode, dynamic=False)
-        self._heads = len(heads)
-        self._last_exit = len(network.taps)
+    The modes "reduce-overhead" and "max-autotune" replay graphs too: answers of heads are valid until the next call.
+    """
+    # Not _HeadsInForward without heads: what is compiled for one is reused for the other, as hooks are not guarded.
+    module = _HeadsInForward(network, heads) if heads else copy.deepcopy(network.backbone)
+    run = torch.compile(module, mode=mode, dynamic=False)
 
     @torch.no_grad()
-    def __call__(self, x: Tensor) -> PeerAnswer:
-        """Answer for a batch like the first; answers of the heads are valid until the next call."""
+    def call(x: Tensor) -> PeerAnswer:
         torch.compiler.cudagraph_mark_step_begin()
-        heads, logits = self._compiled(x) if self._heads else ([], self._compiled(x))
-        if len(heads) != self._heads:  # samples that leave at the classifier would not show it
-            raise RuntimeError(f"torch.compile left out heads: {len(heads)} of {self._heads} answered")
-        return PeerAnswer(heads, logits.clone(), self._last_exit)
+        answers, logits = run(x) if heads else ([], run(x))
+        if len(answers) != len(heads):  # samples that leave at the classifier would not show it
+            raise RuntimeError(f"torch.compile left out heads: {len(answers)} of {len(heads)} answered")
+        return PeerAnswer(answers, logits.clone(), len(network.taps))
+
+    return call
 
 
 class _HeadsInForward(nn.Module):
@@ -205,8 +200,10 @@ class _HeadsInForward(nn.Module):
         return answers, logits
 
 
-def merged_answer(peer: PeerAnswer) -> Answer:
-    """Merge the exits of a peer; not part of what is timed."""
+def merged_answer(peer: PeerAnswer | ExitResult) -> ExitResult:
+    """Merge the exits of a peer, or return a runner's answer; not part of what is timed."""
+    if isinstance(peer, ExitResult):
+        return peer
     last = peer.last
     if isinstance(last, Tensor):
         last = decide(last.double(), 1.0, 1.0)

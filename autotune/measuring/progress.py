@@ -35,22 +35,18 @@ class SweepProgress:
         self._console = console
         self._began = time.monotonic()
         self._done = 0.0
-        self._progress = (
-            Progress(
-                TextColumn("{task.percentage:3.0f} %"), BarColumn(20), TextColumn("{task.description}"), console=console
-            )
-            if console.is_terminal
-            else None
+        self._progress = Progress(
+            TextColumn("{task.percentage:3.0f} %"), BarColumn(20), TextColumn("{task.description}"), console=console
         )
-        self._task = None if self._progress is None else self._progress.add_task("", total=1.0)
+        self._task = self._progress.add_task("", total=1.0)
 
     def __enter__(self) -> "SweepProgress":
-        if self._progress is not None:
+        if self._console.is_terminal:
             self._progress.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._progress is not None:
+        if self._console.is_terminal:
             self._progress.stop()
 
     def show(self, status: Status) -> None:
@@ -63,7 +59,7 @@ class SweepProgress:
         line = "; ".join(parts)
         self._done = max(self._done, status.done)  # some work goes back to what was done with
         left = self._left()
-        if self._progress is not None and self._task is not None:
+        if self._console.is_terminal:
             self._progress.update(self._task, completed=self._done, description=escape(f"{left}{line}"))
         else:
             self._console.print(f"{self._done:4.0%} {left}{line}", highlight=False, markup=False, soft_wrap=True)

@@ -62,16 +62,15 @@ class Subject:
             ]
         return thresholds_of_shares(torch.cat(by_input, dim=1), [int(share) for share in SHARES.split("/")])
 
-    def _thresholds(self, pattern: str) -> list[float]:
-        if pattern == SHARES:
-            return self.share_thresholds
-        ranges = [CRITERIA[head.rule.criterion] for head in self.heads]
-        # every confidence exceeds the low end, none the high one
-        return [one.low if tap == pattern else one.high for tap, one in zip(self.network.taps, ranges, strict=True)]
-
     def exits(self, pattern: str) -> AbstractContextManager[None]:
         """Let samples leave as ``pattern`` says until the context ends."""
-        return nullcontext() if pattern == OWN else self.thresholds(self._thresholds(pattern))
+        if pattern == OWN:
+            return nullcontext()
+        if pattern == SHARES:
+            return self.thresholds(self.share_thresholds)
+        ranges = zip(self.network.taps, (CRITERIA[head.rule.criterion] for head in self.heads), strict=True)
+        # every confidence exceeds the low end, none the high one
+        return self.thresholds([one.low if tap == pattern else one.high for tap, one in ranges])
 
     @contextmanager
     def thresholds(self, values: Sequence[float]) -> Iterator[None]:

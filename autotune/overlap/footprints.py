@@ -28,7 +28,7 @@ from ..measuring.timers import PROTOCOL, block_length, time_rounds
 from ..records.comparison import typical
 from ..records.intervals import Interval, length, merged
 from ..records.record import Record
-from ..records.summaries import Timings, as_json, network_record, percentiles, summary
+from ..records.summaries import Timings, as_json, percentiles, summary
 from ..sweep.config_text import text
 from ..sweep.exclusion import excluded
 from ..sweep.space import neighbours
@@ -230,7 +230,7 @@ def residency(launches: Sequence[Residency], sm_count: int, sm_warps: int, span_
     }
 
 
-def footprint_records(cell: Cell, measured: FootprintsMeasured, environment: Mapping[str, Any]) -> list[Record]:
+def footprint_records(cell: Cell, measured: FootprintsMeasured, environment: dict[str, Any]) -> list[Record]:
     """Return a record of each footprint of a network, the one by rule first."""
     run, found = secrets.token_hex(6), []
     for name, configs, runner in measured.footprints:
@@ -252,5 +252,5 @@ def footprint_records(cell: Cell, measured: FootprintsMeasured, environment: Map
             }
             paired = paired_parts(measured.bare, heads, both)
             rest = as_json({"device_us": summary(both), "paired": paired, "measured": details})
-        found.append(network_record(FOOTPRINT, cell.as_json(), name, environment, run=run, protocol=protocol, **rest))
+        found.append(Record(FOOTPRINT, cell.as_json(), name, run, environment, protocol, **rest))
     return found

@@ -15,7 +15,7 @@ from ...kernels.launch.residency import Residency, recording
 from ...model.trunk.fused_convolution import fastest_convolutions
 from ..measuring.captured import CHAIN
 from ..measuring.cells import NEVER
-from ..measuring.profiled_requests import activities, record_trace
+from ..measuring.profiled_requests import record_trace
 from ..measuring.progress import Begins
 from ..measuring.subject import Subject
 from ..measuring.timers import CAPTURES, FINAL_ROUNDS, block_length, time_rounds
@@ -83,26 +83,21 @@ def measure_overlap(subject: Subject, begins: Begins) -> OverlapMeasured:
         traced = {name: calls[name][0] for name in (BARE, BOTH)}
         with recording() as launches:
             recorded = parts.capture(BOTH)
-        with torch_profile(activities=activities(example)):
+        with torch_profile():
             under = {name: [call] for name, call in traced.items()}
             profiled = time_rounds(under, example.device, rounds=FINAL_ROUNDS, repeat=repeat)
+        bare = _profiled_replays(BARE, traced[BARE], example)
+        # all of it is the trunk's, whose own classifier runs in the heads' kernel
+        bare = [tuple(one._replace(role=TRUNK) for one in replay) for replay in bare]
         return OverlapMeasured(
             times={**times, HEADS: chained},
             profiled={name: rounds for name, (rounds,) in profiled.items()},
-            replays={
-                BARE: [_all_of_the_trunk(replay) for replay in _profiled_replays(BARE, traced[BARE], example)],
-                BOTH: _profiled_replays(BOTH, traced[BOTH], example),
-            },
+            replays={BARE: bare, BOTH: _profiled_replays(BOTH, traced[BOTH], example)},
             recorded=_recorded_replays(recorded, launches, example),
             forks=parts.forks,
             repeat=repeat,
-            notes=parts.trunk_notes,
+            notes=parts.trunk.notes,
         )
-
-
-def _all_of_the_trunk(replay: Replay) -> Replay:
-    """Return a bare trunk's replay, whose own classifier runs in the heads' kernel."""
-    return tuple(one._replace(role=TRUNK) for one in replay)
 
 
 def _profiled_replays(name: str, call: Callable[[], object], example: Tensor) -> list[Replay]:

@@ -39,11 +39,6 @@ class KernelStretch(NamedTuple):
     bare_us: float
     both_us: float
 
-    @property
-    def ratio(self) -> float:
-        """Time with heads over time without."""
-        return self.both_us / self.bare_us
-
 
 def overlap_of(replay: Replay) -> Overlap:
     """Measure one replay.

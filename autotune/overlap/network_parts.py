@@ -14,7 +14,7 @@ from ...model.runners.overlapped import OverlappedRunner
 from ...model.runners.program import CapturedBatch, StaticInput
 from ..measuring.captured import chain
 from ..measuring.cells import NEVER
-from ..measuring.eager_truth import Answer, Comparison, EagerTruth, wrong_in_words
+from ..measuring.eager_truth import Comparison, EagerTruth, wrong_in_words
 from ..measuring.failures import refuse
 from ..measuring.heads_alone import heads_of
 from ..measuring.peers import GraphedPeer, bare, merged_answer
@@ -36,8 +36,9 @@ class NetworkParts:
         """Capture on the subject's device; what was captured is freed when ``opened`` closes."""
         self.subject = subject
         self._network = network = subject.network
-        self._trunk = make_trunk(network.backbone, network.taps, subject.example, TRUNK_KIND, network.reading)
-        self.heads = heads_of(subject, self._trunk)
+        self.trunk = make_trunk(network.backbone, network.taps, subject.example, TRUNK_KIND, network.reading)
+        """That everything is captured with."""
+        self.heads = heads_of(subject, self.trunk)
         """Those of the taps, each with what its tap gives it."""
         self._opened = opened
 
@@ -46,16 +47,11 @@ class NetworkParts:
         """Conditions of times of a network, as records keep them."""
         return {"trunk_kind": TRUNK_KIND, "forks": list(self.forks)}
 
-    @property
-    def trunk_notes(self) -> tuple[str, ...]:
-        """Changes made to the backbone, in sentences."""
-        return self._trunk.notes
-
     @cached_property
     def forks(self) -> tuple[str, ...]:
         """Taps after which a launch leaves the trunk, by rule: the same ones in all captures."""
         example = self.subject.example
-        with _ForksByRule(self._network, example, batch_sizes=(len(example),), trunk=self._trunk) as runner:
+        with _ForksByRule(self._network, example, batch_sizes=(len(example),), trunk=self.trunk) as runner:
             return runner.forks[len(example)]
 
     def capture(self, part: str) -> Callable[[], object]:
@@ -64,17 +60,17 @@ class NetworkParts:
 
     def _bare(self) -> Callable[[], object]:
         """Capture the trunk with its classifier, as the benchmark does: on a stream of high priority."""
-        function = partial(bare, self._trunk, self._network.taps)
-        graph = GraphedPeer(function, self.subject.example, self._trunk.memory_format)
-        check(BARE, self.wrong((), lambda x: merged_answer(graph(x))))
+        function = partial(bare, self.trunk, self._network.taps)
+        graph = GraphedPeer(function, self.subject.example, self.trunk.memory_format)
+        refuse(self.wrong((), lambda x: merged_answer(graph(x))), BARE)
         return partial(graph, self.subject.example)
 
     def both(self, kind: type[OverlappedRunner] = OverlappedRunner) -> Callable[[], object]:
         """Capture the network as a kind of runner, and return its replay."""
         example = self.subject.example
-        runner = kind(self._network, example, batch_sizes=(len(example),), trunk=self._trunk, forks=self.forks)
+        runner = kind(self._network, example, batch_sizes=(len(example),), trunk=self.trunk, forks=self.forks)
         self._opened.callback(runner.close)
-        check(BOTH, self.wrong(self._network.taps, runner))
+        refuse(self.wrong(self._network.taps, runner), BOTH)
         return partial(runner, example)
 
     def _heads_alone(self) -> Callable[[], object]:
@@ -99,14 +95,14 @@ class NetworkParts:
         captured = chain(launch, example.device)
         captured()
         for head, answer in zip(self.heads, captured.answer, strict=True):
-            check(HEADS, head.wrong_answer(answer, peer=True))
+            refuse(head.wrong_answer(answer, peer=True), HEADS)
         return captured
 
     @cached_property
     def _truth(self) -> EagerTruth:
-        return EagerTruth(self._network, self._trunk, self.subject.inputs)
+        return EagerTruth(self._network, self.trunk, self.subject.inputs)
 
-    def wrong(self, which: Sequence[str], runner: Callable[[Tensor], ExitResult | Answer]) -> str | None:
+    def wrong(self, which: Sequence[str], runner: Callable[[Tensor], ExitResult]) -> str | None:
         """Compare a captured network's answers with the truth, where nothing and where all leaves at each of some taps.
 
         Two inputs a pattern: an answer for the one before shows. Return in words what is wrong, or None.
@@ -114,7 +110,7 @@ class NetworkParts:
         comparison = Comparison()
         for pattern in (NEVER, *which):
             with self.subject.exits(pattern):
-                self._truth.compare(lambda x: Answer.of(runner(x)), comparison, inputs=2)
+                self._truth.compare(runner, comparison, inputs=2)
         return wrong_in_words(comparison.counts())
 
 
@@ -124,8 +120,3 @@ class _ForksByRule(OverlappedRunner):
     def _capture(self, example: Tensor, buffers: ExitBuffers) -> CapturedBatch:
         self._choose_forks(example)
         return CapturedBatch(StaticInput(example), buffers, (), (), "")
-
-
-def check(name: str, wrong: str | None) -> None:
-    """Raise ``WrongAnswer`` if anything is wrong, in words, with what is called ``name``."""
-    refuse(None if wrong is None else f"{name}: {wrong}; not timed")

@@ -1,9 +1,9 @@
 """Runs ``auxhead-tune overlap``, network after network: records of a summary and of one replay, and their tables."""
 
 import secrets
-import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from ...model.basics.bad_input import BadInput
@@ -15,7 +15,7 @@ from ..measuring.options import NetworkChoice
 from ..measuring.progress import SweepProgress
 from ..measuring.timers import CAPTURES, FINAL_ROUNDS, PROTOCOL, VariantFailed
 from ..records.record import Record, append_record
-from ..records.summaries import as_json, network_record, percentiles, summary
+from ..records.summaries import as_json, percentiles, summary
 from ..records.tables import print_tables, wide_console
 from .footprints import FOOTPRINT, footprint_records, measure_footprints
 from .measure import REPLAYS, OverlapMeasured, measure_overlap, paired_parts
@@ -30,7 +30,7 @@ KIND, TIMELINE = "overlap", "timeline"
 VARIANT = f"overlapped@{TRUNK_KIND}"
 
 
-def overlap_records(cell: Cell, measured: OverlapMeasured, environment: Mapping[str, Any]) -> list[Record]:
+def overlap_records(cell: Cell, measured: OverlapMeasured, environment: dict[str, Any]) -> list[Record]:
     """Return the summary and the timeline of one network, two records of one run."""
     replays = measured.replays[BOTH]
     # the replay shown is one whose heads recorded their programs, so that all of it is of one replay
@@ -44,11 +44,13 @@ def overlap_records(cell: Cell, measured: OverlapMeasured, environment: Mapping[
     except ValueError as error:
         notes.append(f"No stretch by kernel: {error}.")
     trunk, heads, both = (measured.times[part] for part in (BARE, HEADS, BOTH))
+    # the time of a capture under the profiler over its time without
+    inflation = {name: median(measured.profiled[name]) / median(measured.times[name][0]) for name in (BARE, BOTH)}
     details = {
         **spreads([overlap_of(replay) for replay in replays]),
         "bare_span_us": percentiles([overlap_of(replay).span_us for replay in measured.replays[BARE]]),
         "hiding_efficiency": hiding_efficiency(trunk, heads, both),
-        "inflation": {name: _inflation(measured, name) for name in (BARE, BOTH)},
+        "inflation": inflation,
         "kernels": kernels,
     }
     timeline = {
@@ -72,24 +74,19 @@ def overlap_records(cell: Cell, measured: OverlapMeasured, environment: Mapping[
     common: dict[str, Any] = {"run": secrets.token_hex(6), "protocol": how, "notes": notes}
     timed = as_json({"device_us": summary(both), "paired": paired_parts(trunk, heads, both), "measured": details})
     return [
-        network_record(KIND, cell.as_json(), VARIANT, environment, **timed, **common),
-        network_record(TIMELINE, cell.as_json(), VARIANT, environment, measured=as_json(timeline), **common),
+        Record(KIND, cell.as_json(), VARIANT, environment=environment, **timed, **common),
+        Record(TIMELINE, cell.as_json(), VARIANT, environment=environment, measured=as_json(timeline), **common),
     ]
 
 
-def failed_record(kind: str, cell: Cell, error: str, environment: Mapping[str, Any]) -> Record:
+def failed_record(kind: str, cell: Cell, error: str, environment: dict[str, Any]) -> Record:
     """Return the record, of one of the command's kinds, of a network that could not be measured."""
     run, how = secrets.token_hex(6), {"trunk_kind": TRUNK_KIND}
-    return network_record(kind, cell.as_json(), VARIANT, environment, run=run, protocol=how, error=error)
-
-
-def _inflation(measured: OverlapMeasured, part: str) -> float:
-    """The time of a capture under the profiler over its time without."""
-    return statistics.median(measured.profiled[part]) / statistics.median(measured.times[part][0])
+    return Record(kind, cell.as_json(), VARIANT, run, environment, how, error=error)
 
 
 def _span_us(replays: Sequence[Replay]) -> float:
-    return statistics.median(overlap_of(replay).span_us for replay in replays)
+    return median(overlap_of(replay).span_us for replay in replays)
 
 
 def run_overlap(chosen: NetworkChoice, out: Path | None, *, footprints: bool) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ..records.record import Record, latest
-from ..records.tables import RecordTable, network_in_words
+from ..records.tables import RecordTable, latest_by_network, network_in_words
 
 #: Columns of tables of overlap.
 _COLUMNS = ("measured", "what", "unit", "median", "20th to 80th percentile")
@@ -75,16 +75,12 @@ def _share(measured: str, what: str, share: Mapping[str, float] | None) -> tuple
     return (measured, what, "%", f"{median:.1f}", f"{low:.1f} to {high:.1f}")
 
 
-def heads_beside(record: Record) -> int:
-    """Return how many of a network's heads run beside its trunk: those up to the last tap after which it forks."""
-    taps, forks = record.cell["taps"], record.protocol["forks"]
-    return taps.index(forks[-1]) + 1 if forks else 0
-
-
 def _launches(record: Record) -> str:
-    heads, beside, forks = len(record.cell["taps"]), heads_beside(record), record.protocol["forks"]
-    if not beside:
+    taps, forks = record.cell["taps"], record.protocol["forks"]
+    heads = len(taps)
+    if not forks:
         return f"None of the {heads} heads runs beside the trunk: all of them run with the classifier at its end."
+    beside = taps.index(forks[-1]) + 1
     rest = "" if beside == heads else f"; the other {heads - beside} with the classifier at its end"
     launches = f"{len(forks)} launch{'es' if len(forks) > 1 else ''}"
     return f"{beside} of {heads} heads run beside the trunk, in {launches} after {', '.join(forks)}{rest}."
@@ -127,10 +123,7 @@ def _added(kernel: Mapping[str, Any]) -> float:
 
 def footprint_tables(records: Iterable[Record]) -> list[RecordTable]:
     """Return a table for each network and environment, of the last measurement of each footprint."""
-    groups: dict[str, list[Record]] = {}
-    for record in latest(one for one in records if one.kind == "footprint"):
-        groups.setdefault(f"{network_in_words(record)} {record.environment_key}", []).append(record)
-    return [*map(_footprint_table, groups.values())]
+    return [*map(_footprint_table, latest_by_network(records, "footprint"))]
 
 
 def _footprint_table(records: Sequence[Record]) -> RecordTable:

@@ -8,12 +8,10 @@ import typer
 from ...model.basics.bad_input import BadInput
 from ...model.commands.errors import one_line_errors
 from ...model.commands.options import RUNS_YOUR_CODE, BackboneOption, ModulesOption, check_output_directory
-from ...model.runners.table import RUNNERS
-from ..measuring.cells import MORE_TRUNKS, TRUNKS
+from ..measuring.cells import MORE_TRUNKS, RUNNERS, TRUNKS
 from ..records.record import BadRecord
 
-#: Runners that can be profiled as "after", and their trunks.
-_EXITS = [name for name, kind in RUNNERS.items() if kind.graphs]
+#: Trunks of the runners that can be profiled as "after".
 _KINDS = (*TRUNKS, *MORE_TRUNKS)
 
 
@@ -33,7 +31,7 @@ def profile(
     exits: Annotated[
         str,
         typer.Option(
-            metavar=f"<{'|'.join(_EXITS)}>",
+            metavar=f"<{'|'.join(RUNNERS)}>",
             help="The runner: overlapped computes every head, polled and gated skip what nobody needs.",
         ),
     ] = "overlapped",
@@ -61,7 +59,7 @@ def profile(
             raise BadInput(f"--model, --checkpoint: got {got}, wants exactly one of the two")
         if checkpoint is None and (backbone or modules):
             raise BadInput("--backbone, --modules: belong to --checkpoint; the network of --model has its heads")
-        for name, value, known in (("exits", exits, _EXITS), ("trunk", trunk, _KINDS)):
+        for name, value, known in (("exits", exits, RUNNERS), ("trunk", trunk, _KINDS)):
             if value not in known:
                 raise BadInput(f"--{name}: got {value}, wants one of {', '.join(known)}")
         check_output_directory(out)

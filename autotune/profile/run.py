@@ -19,14 +19,15 @@ from ...model.own_exits.silenced_model import SilencedModel
 from ...model.saving.checkpoint_files import own_file, read_description
 from ..measuring.cells import OWN, Cell
 from ..measuring.cuda_calls import ALLOCATIONS, GRAPH_LAUNCHES, LAUNCHES, SYNCHRONISATIONS
-from ..measuring.eager_truth import Answer, Comparison, EagerTruth, wrong_in_words
+from ..measuring.eager_truth import Comparison, EagerTruth, wrong_in_words
 from ..measuring.environment import clocks, environment, this_device
+from ..measuring.failures import refuse
 from ..measuring.peers import NaiveHead, merged_answer, with_item
 from ..measuring.profiled_requests import WARM_UP, RequestProfile, profile_requests, steady_state_problems
 from ..measuring.subject import own_cell
 from ..measuring.timers import PROTOCOL, Samples, time_captures
 from ..records.record import Record, append_record
-from ..records.summaries import network_record, percentiles, summary
+from ..records.summaries import percentiles, summary
 from .tables import exits_table, print_comparison
 
 BEFORE, AFTER = "before", "after"
@@ -66,7 +67,7 @@ def compare(
 
     Raises:
         BadInput: the network cannot be run like this; says why.
-        RuntimeError: an answer differs from the eager runner's by more than rounding; nothing is timed then.
+        WrongAnswer: an answer differs from the eager runner's by more than rounding; nothing is timed then.
     """
     try:
         network.check_taps(x)
@@ -77,20 +78,14 @@ def compare(
     try:
         heads = [NaiveHead(head) for head in network.fused_heads]
         before = torch.no_grad()(partial(with_item, backbone, network.taps, heads))
-        calls: dict[str, Callable[[Tensor], object]] = {BEFORE: before, AFTER: runner}
+        calls: dict[str, Callable[[Tensor], Any]] = {BEFORE: before, AFTER: runner}
         own = EagerTruth(network, make_trunk(network.backbone, network.taps, x, trunk, network.reading), [x])
-        compared: dict[str, tuple[EagerTruth, Callable[[Tensor], Answer]]] = {
-            BEFORE: (EagerTruth(network, backbone, [x]), lambda x: merged_answer(before(x))),
-            AFTER: (own, lambda x: Answer.of(runner(x))),
-        }
         counts = {}
-        for name, (truth, answer) in compared.items():
-            comparison = Comparison()
-            truth.compare(answer, comparison)
+        for name, truth in {BEFORE: EagerTruth(network, backbone, [x]), AFTER: own}.items():
+            comparison, (expected,) = Comparison(), truth.truths()
+            comparison.add(merged_answer(calls[name](x)), expected)
             counts[name] = comparison.counts()
-            wrong = wrong_in_words(counts[name])
-            if wrong is not None:
-                raise RuntimeError(f"{name}: {wrong}; not timed")
+            refuse(wrong_in_words(counts[name]), name)
         captures = {name: [call] for name, call in calls.items()}
         times = time_captures(captures, [x], rounds=requests, warm_up=WARM_UP, repeat=1)
         profiles = {name: profile_requests(call, x, requests, out / f"{name}.json") for name, call in calls.items()}
@@ -139,13 +134,13 @@ def profile_records(found: BeforeAndAfter, cell: Cell, runner: str, environment:
     before = {"role": BEFORE, "variant": NAIVE, "host_us": answers[BEFORE]["median"]}
     before["host_ratio"] = answers[AFTER]["median"] / answers[BEFORE]["median"]
     return [
-        network_record(
+        Record(
             KIND,
             cell.as_json(),
             variant,
+            run,
             environment,
             exits=OWN,
-            run=run,
             protocol={
                 "requests": found.profiles[name].requests,
                 "warm_up": WARM_UP,

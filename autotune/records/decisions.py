@@ -1,13 +1,14 @@
 """Decisions by records of sweeps: the measurements that count, the winner, and the simpler ones tied with it."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from operator import itemgetter
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from .comparison import DECIDING, Difference, Paired, compare_runs, runs_tie
 from .forms import SHAPE
-from .record import Record
+from .record import Record, grouped
 
 Key = TypeVar("Key")
 #: Fields of a launch configuration and their values.
@@ -56,10 +57,7 @@ def of_last_kernel(records: Iterable[Record]) -> list[Record]:
 
 def by_shape(records: Iterable[Record]) -> dict[tuple[Any, ...], list[Record]]:
     """Group records of sweeps, failures included, by the values of ``SHAPE``, in order of each one's first record."""
-    found: dict[tuple[Any, ...], list[Record]] = {}
-    for record in records:
-        found.setdefault(_shape_of(record.cell), []).append(record)
-    return found
+    return grouped(records, lambda record: _shape_of(record.cell))
 
 
 def deciding(measured: Iterable[Measurement]) -> list[Measurement]:
@@ -100,21 +98,20 @@ def joint_confidence(count: int) -> float:
     return 1.0 - (1.0 - DECIDING) / max(count - 1, 1)
 
 
+@dataclass(eq=False)
 class Decision(Generic[Key]):
     """The winner among configurations of one head that were timed beside one rule's."""
 
-    def __init__(self, times: Mapping[Key, Paired], rule: Key, fields: Callable[[Key], Fields]) -> None:
-        """Decide between ``times``; ``fields`` gives those of a configuration, and ``rule`` wins ties."""
-        self.times = times
-        self.rule = rule
-        self._fields = fields
+    times: Mapping[Key, Paired]
+    rule: Key
+    """The rule's configuration, which wins ties."""
 
     @cached_property
     def winner(self) -> Key | None:
         """The fastest, or what is tied with it: first the rule's, then the simplest; None if nothing was timed."""
         if not self.times:
             return None
-        return winner(self.times, sorted(self.times, key=lambda one: (one != self.rule, simplicity(self._fields(one)))))
+        return winner(self.times, sorted(self.times, key=lambda one: (one != self.rule, simplicity(vars(one)))))
 
     @property
     def winner_is_fastest(self) -> bool:

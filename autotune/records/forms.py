@@ -33,8 +33,6 @@ WORDS = {
     "pool": ("avg", "max"),
     "dtype": ("float16", "bfloat16", "float32"),
 }
-#: Kinds of footprints, one of which is in each name; those of the trunk's conditions go before others.
-FOOTPRINTS = ("priority", "SMs", "registers", "warps", "programs", "by rule")
 
 _PLAIN = Value("text, a number or null", lambda value: value is None or isinstance(value, (str, int, float)))
 #: Every record; see :class:`~auxhead.autotune.records.record.Record`.

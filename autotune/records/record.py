@@ -11,11 +11,11 @@ import json
 import os
 import re
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from ...model.basics.files import parse_json
 from ...model.basics.garbage import no_garbage_collection
@@ -38,6 +38,11 @@ class BadRecord(ValueError):
     """A file of records that cannot be read or written: names file and line, in one line."""
 
 
+def utc_now() -> str:
+    """Return the time, as records have it."""
+    return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+
+
 @dataclass(frozen=True)
 class Record:
     """One variant measured, or failed, in one cell."""
@@ -50,7 +55,7 @@ class Record:
     sample), and heads (their kind) unless each is one linear layer. Of a sweep: the fields of a HeadShape. Of heads:
     all of these, and tap (all that have a head of that shape, separated by commas). Of random-heads: the fields of a
     RandomHead."""
-    exits: str
+    exits: str = field(default="never", kw_only=True)
     """Exits at which samples leave: "never", the name of a tap, the percent that leave at each tap and at the
     classifier ("40/30/20/10"), "own" for the thresholds that a model came with, or of pareto "calibrated 0.5 %", by
     thresholds chosen for at most so many points of accuracy on a validation split; of pipeline the percent that leave
@@ -58,7 +63,7 @@ class Record:
     variant: str
     run: str
     """Equal for records that were measured interleaved, whose ratios are meaningful."""
-    utc: str
+    utc: str = field(default_factory=utc_now, kw_only=True)
     """Time at which it was appended, ISO 8601."""
     environment: dict[str, Any]
     """gpu, sm_count, capability, driver, torch, triton, cudnn, cuda, python, auxhead, commit (its end "-dirty" says
@@ -164,11 +169,6 @@ def made_of(paths: Iterable[Path | str]) -> Iterator[None]:
 
 #: Fields of a line of JSON.
 _FIELDS = frozenset(Record.__dataclass_fields__) - {"place"}
-
-
-def utc_now() -> str:
-    """Return the time, as records have it."""
-    return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
 
 
 def records_path(out: Path | None, kind: str, gpu: str) -> Path:
@@ -292,6 +292,18 @@ def _record_of(line: str, place: str) -> Record:
         raise ValueError(f"got schema {schema!r}, wants {SCHEMA!r}")
     check_record(values)
     return Record(**{name: values[name] for name in values.keys() & _FIELDS}, place=place)
+
+
+Thing = TypeVar("Thing")
+Key = TypeVar("Key", bound=Hashable)
+
+
+def grouped(things: Iterable[Thing], key: Callable[[Thing], Key]) -> dict[Key, list[Thing]]:
+    """Return things by their keys, in order of each one's first."""
+    found: dict[Key, list[Thing]] = {}
+    for one in things:
+        found.setdefault(key(one), []).append(one)
+    return found
 
 
 def latest(records: Iterable[Record]) -> list[Record]:

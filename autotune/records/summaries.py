@@ -1,10 +1,8 @@
-"""Parts of records that several kinds share: spreads and summaries of timings, and records of whole networks."""
+"""Parts of records that several kinds share: spreads and summaries of timings, and values as they are kept."""
 
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
-
-from .record import Record, utc_now
 
 #: Microseconds of one variant, [captures][rounds].
 Timings = Sequence[Sequence[float]]
@@ -59,19 +57,3 @@ def as_json(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {name: as_json(one) for name, one in value.items()}
     return [as_json(one) for one in value] if isinstance(value, (list, tuple)) else value
-
-
-def network_record(
-    kind: str,
-    cell: Mapping[str, Any],
-    variant: str,
-    environment: Mapping[str, Any],
-    *,
-    exits: str = "never",
-    **rest: Any,
-) -> Record:
-    """Return a record, of now, of a network or its heads; see :class:`Record` for the fields."""
-    return Record(
-        kind=kind, cell=dict(cell), exits=exits, variant=variant, utc=utc_now(), environment=dict(environment),
-        **rest,
-    )  # fmt: skip

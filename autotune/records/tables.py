@@ -13,7 +13,7 @@ from rich.table import Table
 from ...model.basics.garbage import no_garbage_collection
 from ...model.commands.console import activity, plain_console
 from ...model.commands.errors import one_line_errors
-from .record import BadRecord, Record, latest, made_of, read_records
+from .record import BadRecord, Record, grouped, latest, made_of, read_records
 
 #: Columns of a terminal that the widest tables need.
 WIDTH = 200
@@ -86,9 +86,8 @@ def _line(cells: Sequence[str]) -> str:
 
 def latest_by_network(records: Iterable[Record], kind: str) -> list[list[Record]]:
     """Return the last record of each thing measured, of one kind, grouped by cell and environment."""
-    groups: dict[tuple[Any, ...], list[Record]] = {}
-    for record in latest(record for record in records if record.kind == kind):
-        groups.setdefault((json.dumps(record.cell, sort_keys=True), record.environment_key), []).append(record)
+    last = latest(record for record in records if record.kind == kind)
+    groups = grouped(last, lambda record: (json.dumps(record.cell, sort_keys=True), record.environment_key))
     return list(groups.values())
 
 

@@ -23,21 +23,21 @@ import torch.distributed as dist
 import typer
 from torch import Tensor, nn
 
-from ...model import pipelined
+from ...model import ExitResult, pipelined
 from ...model.commands.errors import one_line_errors
 from ...model.parallel.pipeline.runner import PipelinedRunner
 from ...model.processes.process_group import joined_processes
 from ...model.trunk.fused_convolution import fastest_convolutions
 from ...model.trunk.trunk import make_trunk
 from ..measuring.cells import AS_IS, NEVER, Cell, resnet_cell
-from ..measuring.eager_truth import Answer, Comparison, EagerTruth, measure_rounding, wrong_in_words
+from ..measuring.eager_truth import Comparison, EagerTruth, measure_rounding, wrong_in_words
 from ..measuring.environment import clocks, environment
 from ..measuring.failures import refuse
 from ..measuring.peers import GraphedPeer, PeerAnswer, bare, merged_answer
 from ..measuring.subject import Subject, build_subject
 from ..measuring.timers import time_request
 from ..records.record import BadRecord, Record, append_record, check_out
-from ..records.summaries import as_json, network_record, summary
+from ..records.summaries import as_json, summary
 
 #: The tap where each network is cut, as in PyTorch's tutorial, and the trunk of our pipelines.
 CUT, FUSED = "layer2", "cudnn"
@@ -158,12 +158,12 @@ class Study:
             return self.graphs.get((case.batch, case.trunk), partial(self._alone, case.trunk))
         return self.tutorial[case.split_size]
 
-    def answer_of(self, case: Case, x: Tensor) -> Answer:
+    def answer_of(self, case: Case, x: Tensor) -> ExitResult:
         """Return the answer of the first process in a case, on the device of ``x``."""
         found = self.call_of(case)(x)
         if isinstance(found, Tensor):
             found = PeerAnswer([], found.to(x.device).clone(), len(self.subject.network.taps))
-        return merged_answer(found) if isinstance(found, PeerAnswer) else Answer.of(found)
+        return merged_answer(found)
 
     def check(self) -> dict[Case, dict[str, int]]:
         """Compare answers with the eager network's; raises ``WrongAnswer``, and returns counts in the first process."""
@@ -215,8 +215,8 @@ def measure(
     run, around = secrets.token_hex(6), {**environment(device), "clocks": clocks(device)}
     for case in cases if rank == 0 else ():
         images_s = summary([[case.batch / one * 1e6 for one in times] for times in us[case]])
-        yield network_record(
-            "pipeline", dataclasses.replace(cell, batch=case.batch).as_json(), case.name, around, run=run,
+        yield Record(
+            "pipeline", dataclasses.replace(cell, batch=case.batch).as_json(), case.name, run, around,
             protocol={**protocol, "processes": 2 if case.variant == "pipelined-heads" else 1},
             host_us=as_json(summary(us[case])), correctness=counts[case],
             measured=as_json({"images_s": images_s, "batch": case.batch, "split_size": case.split_size}),

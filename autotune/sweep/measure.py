@@ -11,10 +11,11 @@ from ..measuring.heads_alone import Target
 from ..measuring.progress import Status
 from ..records.comparison import Paired
 from ..records.decisions import Decision
+from ..records.record import grouped
 from .config_text import text
 from .exclusion import excluded
 from .records import SweepRecords
-from .search import Answers, Ask, Search, decision, fastest_first
+from .search import Answers, Ask, Search, fastest_first
 
 #: Configurations beside the rule's that are measured in the same rounds.
 TOGETHER = 32
@@ -53,10 +54,13 @@ class Tuning:
     """Share of the work, from 0 to 1."""
     _asked: Ask | None = None
     """The last question."""
-    _decision: Decision[LaunchConfig] | None = None
+    decision: Decision[LaunchConfig] = field(init=False)
     """By its answers; kept until there are others, since each bootstrap takes its time."""
     _best: str = ""
     _failed: set[LaunchConfig] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.decision = Decision({}, self.target.rule)
 
     def run(self) -> None:
         """Answer all questions of the strategy."""
@@ -73,7 +77,7 @@ class Tuning:
         self._show("done", 1.0)
 
     def _decide(self, ask: Ask, answers: Answers) -> None:
-        self._asked, self._decision = ask, decision(self.target.rule, answers)
+        self._asked, self.decision = ask, Decision(answers, self.target.rule)
 
     def add_candidates(self, configs: Iterable[LaunchConfig | None]) -> bool:
         """Measure further configurations, to be decided between, too; return whether any was new and not excluded."""
@@ -86,11 +90,6 @@ class Tuning:
             answers = {**self.decision.times, **self._answer(last._replace(configs=new))}
             self._decide(last._replace(configs=(*last.configs, *new)), answers)
         return bool(new)
-
-    @property
-    def decision(self) -> Decision[LaunchConfig]:
-        """The decision by the last answers."""
-        return self._decision or decision(self.target.rule, {})
 
     def _show(self, doing: str, done: float) -> None:
         self._done = max(done, self._done)
@@ -142,10 +141,7 @@ def measure_winners_at_neighbours(tunings: Iterable[Tuning]) -> None:
     Repeated until no winner changes, so that in the end every winner was measured at its neighbours, the next sizes
     among ``tunings``, unless the rules of the space exclude it.
     """
-    heads: dict[tuple[object, ...], list[Tuning]] = {}
-    for tuning in tunings:
-        target = tuning.target
-        heads.setdefault((target.model, target.taps, *target.shape[1:]), []).append(tuning)
+    heads = grouped(tunings, lambda one: (one.target.model, one.target.taps, *one.target.shape[1:]))
     beside: list[tuple[Tuning, list[Tuning]]] = []
     for sizes in heads.values():
         sizes.sort(key=lambda tuning: tuning.target.shape.samples)

@@ -12,7 +12,7 @@ from ..measuring.heads_alone import Target
 from ..records.comparison import Paired, typical
 from ..records.decisions import sweep_records
 from ..records.record import Record, append_record, read_records
-from ..records.summaries import network_record, rounded, with_samples
+from ..records.summaries import rounded, with_samples
 from .config_text import text
 from .search import Ask
 
@@ -69,9 +69,7 @@ class SweepRecords:
         """Return the record of one of the configurations that were asked for, without any result."""
         protocol: dict[str, Any] = {**self.protocol, "config": dataclasses.asdict(config)}
         protocol |= {"captures": ask.captures, "rounds": ask.rounds, "rule": text(target.rule)}
-        return network_record(
-            "sweep", target.shape._asdict(), text(config), self.environment, run="", protocol=protocol
-        )
+        return Record("sweep", target.shape._asdict(), text(config), "", self.environment, protocol)
 
 
 def result_of(record: Record) -> Paired | Failure:

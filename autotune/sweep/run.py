@@ -20,10 +20,9 @@ from ..measuring.networks import Networks, find_networks
 from ..measuring.options import NetworkChoice
 from ..measuring.progress import Status, SweepProgress, failures_in_words
 from ..records.decisions import sweep_records
-from ..records.record import read_records
+from ..records.record import grouped, read_records
 from ..records.tables import print_tables, wide_console
 from .broad import BROAD, Family, family_name, made
-from .kinds import kind_tables
 from .measure import Sweep, measure_winners_at_neighbours
 from .records import SweepRecords
 from .search import STRATEGIES, TABLES
@@ -79,7 +78,7 @@ def run_sweep(chosen: NetworkChoice | None, strategy: str, out: Path | None) -> 
             del sweeps  # and the heads
             release_memory()
     found = [record for record in sweep_records(read_records(networks.where)) if shape_of(record) in asked]
-    print_tables(console, [*sweep_tables(found), *kind_tables(found)])
+    print_tables(console, sweep_tables(found))
     if failures:
         console.print(f"Not timed: {failures_in_words(failures)}", soft_wrap=True)
     console.print(f"Records: {networks.where}", soft_wrap=True)
@@ -96,7 +95,5 @@ def _families(networks: Networks) -> list[list[_Part]]:
     def part(cell: Cell) -> _Part:
         return _Part(str(cell), lambda pool: HeadTiming.of_network(networks.subject(cell), pool=pool))
 
-    found: dict[Cell, list[_Part]] = {}
-    for cell in networks.cells:
-        found.setdefault(dataclasses.replace(cell, batch=0), []).append(part(cell))
-    return list(found.values())
+    families = grouped(networks.cells, lambda cell: dataclasses.replace(cell, batch=0))
+    return [list(map(part, cells)) for cells in families.values()]

@@ -20,7 +20,7 @@ from ..measuring.heads_alone import Target
 from ..measuring.timers import CAPTURES, FINAL_ROUNDS
 from ..records.comparison import Paired
 from ..records.decisions import Decision, simplicity
-from ..records.record import BadRecord
+from ..records.record import BadRecord, grouped
 from .space import neighbours, spread_out, way
 
 #: Captures of what is measured again: what is 2 % faster is then told from what is not.
@@ -48,14 +48,9 @@ def fastest_first(answers: Answers) -> list[LaunchConfig]:
     return sorted(answers, key=lambda config: (answers[config].over_baseline, simplicity(vars(config))))
 
 
-def decision(rule: LaunchConfig, answers: Answers) -> Decision[LaunchConfig]:
-    """Decide between configurations by their times."""
-    return Decision(answers, rule, vars)
-
-
 def finalists(target: Target, answers: Answers, count: int) -> tuple[LaunchConfig, ...]:
     """Return the rule's configuration and ``count`` others: the winner, then the fastest."""
-    best = [decision(target.rule, answers).winner, *fastest_first(answers)]
+    best = [Decision(answers, target.rule).winner, *fastest_first(answers)]
     others = dict.fromkeys(config for config in best if config is not None and config != target.rule)
     return (target.rule, *list(others)[:count])
 
@@ -138,9 +133,7 @@ def _beside(
 
 def _near_ways(known: Answers) -> list[list[LaunchConfig]]:
     """Return what is known by the way to multiply, the fastest first, of the ways whose fastest is near that of all."""
-    ways: dict[tuple[str, bool, bool], list[LaunchConfig]] = {}
-    for one in fastest_first(known):
-        ways.setdefault(way(one), []).append(one)
+    ways = grouped(fastest_first(known), way)
     fastest = [known[its[0]].over_baseline for its in ways.values()]
     return [its for its, first in zip(ways.values(), fastest, strict=True) if first <= NEAR * min(fastest)]
 

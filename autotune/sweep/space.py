@@ -18,6 +18,7 @@ from ...kernels.launch.head_shape import HeadShape
 from ...kernels.launch.launch_config import FEATURES, MOST_TILES, WEIGHT_BUFFERS, LaunchConfig, next_power_of_2
 from ...kernels.launch.launch_rule import config_by_rule, config_of_reading, config_of_split, waits_by_rule
 from ...kernels.launch.pooling_rule import pooling
+from ..records.record import grouped
 from .exclusion import (
     ELEMENTS_PER_THREAD,
     FIELDS,
@@ -273,9 +274,7 @@ def spread_out(shape: HeadShape, count: int) -> tuple[LaunchConfig, ...]:
     around = [one for one in dict.fromkeys(around) if one != rule]
     random.Random(0).shuffle(around)
     # the ways to multiply take turns, that of the rule first
-    ways: dict[tuple[str, bool, bool], list[LaunchConfig]] = {way(rule): []}
-    for config in around:
-        ways.setdefault(way(config), []).append(config)
+    ways = {way(rule): [], **grouped(around, way)}
     near = [config for turn in zip_longest(*ways.values()) for config in turn if config is not None]
     bits = torch.tensor(
         [[FEATURES.index(one.features), *(getattr(one, name).bit_length() for name in GRID)] for one in near]

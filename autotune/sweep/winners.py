@@ -1,19 +1,21 @@
-"""Winners of heads by the records of sweeps; and tables of them."""
+"""Winners of heads by the records of sweeps; and tables of them, and of what a GPU without such a table loses."""
 
-from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 from ...kernels.launch.choose_config import chosen_by_rule
 from ...kernels.launch.head_shape import HeadShape
 from ...kernels.launch.launch_config import LaunchConfig
-from ...kernels.launch.tuned_table import config_from
+from ...kernels.launch.launch_rule import FEW_CLASSES
+from ...kernels.launch.tuned_table import TunedTable, config_from
 from ..measuring.timers import CAPTURES
 from ..records.comparison import DECIDING, Difference, tie
 from ..records.decisions import Decision, Measurement, by_shape, deciding, measurement, of_last_kernel, sweep_records
-from ..records.record import Record, bad_record
+from ..records.record import Record, bad_record, grouped
 from ..records.tables import RecordTable
 from .config_text import changes, text
-from .search import decision
+from .search import Answers, shipped_tables
 
 
 class HeadWinner(NamedTuple):
@@ -64,10 +66,9 @@ def recorded_winners(records: Iterable[Record]) -> list[tuple[str, list[HeadWinn
     Raises:
         BadRecord: a record of a sweep that lacks something.
     """
-    by_environment: dict[tuple[Any, ...], list[Record]] = {}
-    for record in of_last_kernel(records):
-        environment = (*record.environment_key, record.environment.get("sm_count"))
-        by_environment.setdefault(environment, []).append(record)
+    by_environment = grouped(
+        of_last_kernel(records), lambda one: (*one.environment_key, one.environment.get("sm_count"))
+    )
     found = []
     for its in by_environment.values():
         heads = sorted(by_shape(its).items(), key=lambda head: (head[0][1:], head[0][0]))
@@ -86,7 +87,7 @@ def _winner(shape: HeadShape, records: Sequence[Record]) -> HeadWinner:
     measured = [launchable(one) for one in records if one.error is None]
     rules = [one.config for one in measured if one.variant == measured[-1].rule]
     times = {one.config: one.paired for one in deciding(measured)}
-    return HeadWinner.of(shape, decision(rules[0] if rules else chosen_by_rule(shape), times))
+    return HeadWinner.of(shape, Decision(times, rules[0] if rules else chosen_by_rule(shape)))
 
 
 COLUMNS = ("head", "rule when measured", "winner", "outcome", "its time / rule's")
@@ -95,11 +96,11 @@ _TEXT_COLUMNS = 4
 
 
 def sweep_tables(records: Sequence[Record]) -> list[RecordTable]:
-    """Return the tables of winners by records, one for each environment; none if there are no records of sweeps."""
+    """Return tables of the winners by records, one for each environment; and of what the rule loses to tables."""
     tables = winner_tables(recorded_winners(records))
     if tables:
         tables[-1].remarks.extend(self_comparison(records))
-    return tables
+    return [*tables, *kind_tables(records)]
 
 
 def winner_tables(found: Sequence[tuple[str, Sequence[HeadWinner]]]) -> list[RecordTable]:
@@ -140,3 +141,66 @@ def self_comparison(records: Iterable[Record]) -> list[str]:
         f"A/A: of {compared:,} configurations {differing} ({differing / compared:.2%}) look different from themselves, "
         f"the first half of their captures against the second."
     ]
+
+
+#: What the rule may take of the time of a table's entry where it serves well enough by itself.
+WELL = 1.1
+_KIND_COLUMNS = ("features", "number", "median", "least", "most", f"up to {WELL}")
+
+
+def kind_of(shape: HeadShape) -> str:
+    """Name the kind of a head by its features and the number of its classes.
+
+    A contiguous map that is not pooled is a vector, and so is a first token.
+    """
+    if shape.height == shape.width == 1:
+        features = "vectors"
+    elif (shape.grid_h, shape.grid_w) == (shape.height, shape.width):
+        features = f"{shape.layout} maps, flattened"
+    elif shape.pool == "max":
+        features = "maxima"
+    else:
+        features = "means of all" if shape.grid_h == shape.grid_w == 1 else "means of windows"
+    return f"{features}; {'up to' if shape.classes <= FEW_CLASSES else 'more than'} {FEW_CLASSES} classes"
+
+
+def kind_tables(records: Iterable[Record]) -> list[RecordTable]:
+    """Return for each environment and each shipped table a table by kind of head; none where no entry was measured."""
+    timed = [one for one in of_last_kernel(records) if one.error is None]
+    heads = {
+        where: {HeadShape(*shape): _times(of_head) for shape, of_head in by_shape(its).items()}
+        for where, its in grouped(timed, lambda one: one.environment_key).items()
+    }
+    tables = shipped_tables()
+    found = [_kind_table(where[0], measured, table) for where, measured in heads.items() for table in tables]
+    return [one for one in found if one.rows]
+
+
+def _times(records: Iterable[Record]) -> Answers:
+    """Return times beside the rule that was measured last; of a configuration timed several times, of the most rounds.
+
+    A winner is decided by those alone that were timed most often; the rule may since have another one, only looked at.
+    """
+    by_rounds = sorted(found := [*map(launchable, records)], key=lambda one: one.rounds)
+    return {one.config: one.paired for one in by_rounds if one.rule == found[-1].rule}
+
+
+def _kind_table(gpu: object, heads: Mapping[HeadShape, Answers], table: TunedTable) -> RecordTable:
+    ratios: dict[str, list[float]] = {}
+    unknown = 0
+    for shape, times in heads.items():
+        entry, rule = table.find(shape), chosen_by_rule(shape)
+        if entry is not None and entry.config in times and rule in times:
+            ratios.setdefault(kind_of(shape), []).append(times[rule].over_baseline / times[entry.config].over_baseline)
+        else:
+            unknown += entry is not None
+    rows = [_kind_row(kind, of_kind) for kind, of_kind in sorted(ratios.items())]
+    every = [ratio for of_kind in ratios.values() for ratio in of_kind]
+    title = f"On {gpu}: the rule's time over that of the entries of the table of {table.device}"
+    remarks = [f"Left out: {unknown} heads whose entry or rule's configuration was not measured"] if unknown else []
+    return RecordTable(title, _KIND_COLUMNS, 1, [*rows, _kind_row("all", every)] if every else [], remarks)
+
+
+def _kind_row(kind: str, ratios: Sequence[float]) -> tuple[str, ...]:
+    numbers = (f"{one:.2f}" for one in (statistics.median(ratios), min(ratios), max(ratios)))
+    return (kind, str(len(ratios)), *numbers, f"{sum(one <= WELL for one in ratios) / len(ratios):.0%}")

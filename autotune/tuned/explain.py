@@ -57,12 +57,9 @@ class Explanation(NamedTuple):
         launched = {"way": self.config} | ({"in a network": beside} if beside != self.config else {})
         for where, config in launched.items():
             two = f": {packing}, and another one multiplies and decides" * config.packs
-            lines += [f"  {where}: {config.way}{two}", _fields(config)]
+            fields = " ".join(f"{name}={value}" for name, value in vars(config).items())
+            lines += [f"  {where}: {config.way}{two}", f"  {fields}"]
         return lines
-
-
-def _fields(config: LaunchConfig) -> str:
-    return "  " + " ".join(f"{name}={value}" for name, value in vars(config).items())
 
 
 def explain(device_name: str, shape: HeadShape) -> Explanation:

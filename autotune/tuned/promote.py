@@ -17,7 +17,6 @@ from ...model.commands.console import activity
 from ..records.decisions import Decision, Measurement, by_shape, deciding, sweep_records
 from ..records.record import BadRecord, Record, read_records
 from ..records.tables import RecordTable, print_tables, wide_console
-from ..sweep.search import decision
 from ..sweep.winners import launchable
 
 #: By how much a configuration may be slower than the winner of another batch size to serve that one, too.
@@ -132,7 +131,7 @@ def _winners(candidates: Mapping[HeadShape, Mapping[LaunchConfig, Measurement]])
     for shape, measured in candidates.items():  # beside the rule's as it was then: all times are over its
         rules = [config for config, one in measured.items() if one.variant == one.rule]
         times = {config: one.paired for config, one in measured.items()}
-        decisions[shape] = decision(rules[0] if rules else chosen_by_rule(shape), times)
+        decisions[shape] = Decision(times, rules[0] if rules else chosen_by_rule(shape))
     found = []
     for shape, decided in decisions.items():
         config, measured = decided.winner, candidates[shape]

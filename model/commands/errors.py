@@ -98,3 +98,11 @@ def version_option(
     ] = False,
 ) -> None:
     """Take the options that stand before a command, as the callback of a Typer app."""
+
+
+def command_group(help: str) -> typer.Typer:
+    """Return a command of subcommands, which are registered with it."""
+    return typer.Typer(
+        help=help, cls=Subcommands, callback=version_option, no_args_is_help=True, add_completion=False,
+        pretty_exceptions_enable=False,
+    )  # fmt: skip

@@ -10,7 +10,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter
 
-from ...autotune.records.forms import FOOTPRINTS
 from ...autotune.records.record import Record, latest
 from ..records import NoRecords, network_of, rounds, stamp
 from ..style import (
@@ -41,7 +40,7 @@ _PANELS = 3
 _LEAST_HIDDEN = -100.0
 #: Additions to the trunk's time above this, percent, are drawn at the upper edge.
 _MOST_ADDED = 12.0
-#: Changes to the rule's launch, named within a footprint's name, and their looks.
+#: Changes to the rule's launch, named within a footprint's name, those of the trunk's conditions last; and their looks.
 KINDS = {
     "programs": Line("programs, /4 to x8", BLUE, "-", "o"),
     "warps": Line("warps a program", AMBER, "", "^"),
@@ -92,7 +91,7 @@ def _point(record: Record) -> dict[str, Any]:
     trunk = next(pair for pair in record.paired if pair["role"] == "trunk")
     return {
         "footprint": record.variant,
-        "kind": next(kind for kind in FOOTPRINTS if kind in record.variant),
+        "kind": next(kind for kind in reversed(KINDS) if kind in record.variant),
         "programs": details["programs"],
         **_in_percent("occupancy", details["occupancy"]["residency"]["warps_share"]),
         "added_percent": 100 * (trunk["device_ratio"] - 1),

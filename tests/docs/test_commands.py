@@ -98,8 +98,8 @@ class Checked(Exception):
 def checks_alone(monkeypatch):
     """Let commands that measure a network of the user's own end once they have checked the options beside it."""
 
-    def check(model, **chosen):
-        check_own(model, **chosen)
+    def check(model, chosen):
+        check_own(model, chosen)
         raise Checked
 
     for module in ("measuring.options", "bench.command"):

@@ -7,7 +7,7 @@ import pytest
 from auxhead.autotune.records import tables
 from auxhead.autotune.records.comparison import Difference
 from auxhead.autotune.sweep import search
-from auxhead.autotune.sweep.kinds import kind_tables
+from auxhead.autotune.sweep.winners import kind_tables
 from auxhead.autotune.tuned import promote as promotion
 from auxhead.kernels.launch.kernel_hash import is_measured_code
 from auxhead.kernels.launch.tuned_table import read_table, table_path

@@ -7,7 +7,6 @@ import torch
 from auxhead.autotune.bench.measure import BenchOptions, run_cell
 from auxhead.autotune.bench.run import unsettled
 from auxhead.autotune.bench.variants import BuiltVariant
-from auxhead.autotune.measuring.peers import merged_answer
 from auxhead.autotune.measuring.subject import subject_of
 from auxhead.autotune.measuring.timers import Samples
 from auxhead.autotune.records.record import read_records
@@ -84,7 +83,7 @@ def faked_plan(out, monkeypatch):
         }
 
     monkeypatch.setattr(bench, "time_captures", time_captures)
-    monkeypatch.setattr(variants, "_in_graph", lambda function, trunk, context: BuiltVariant(function, merged_answer))
+    monkeypatch.setattr(variants, "_in_graph", lambda function, trunk, context: BuiltVariant(function))
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: None)
     monkeypatch.setattr(Runner, "open", 0)
     monkeypatch.setattr(Runner, "shift", 0)

@@ -2,7 +2,8 @@
 
 from auxhead.autotune.measuring.cells import resnet_cell
 from auxhead.autotune.records.comparison import compare
-from auxhead.autotune.records.summaries import as_json, network_record, percentiles, summary
+from auxhead.autotune.records.record import Record
+from auxhead.autotune.records.summaries import as_json, percentiles, summary
 from support.pretended_gpu import ENVIRONMENT
 
 TRUNK_US = 160.0
@@ -16,7 +17,7 @@ SHARES = {
 
 def failed_record(variant="by rule", batch=1):
     cell = resnet_cell("resnet18", "float16", batch, 10, "stages").as_json()
-    return network_record("footprint", cell, variant, ENVIRONMENT, run="r", protocol={}, error="OutOfResources: no")
+    return Record("footprint", cell, variant, "r", ENVIRONMENT, {}, error="OutOfResources: no")
 
 
 def records(batch=1, fails=None, added=lambda share: 0.5 + 4000.0 * share):
@@ -25,8 +26,8 @@ def records(batch=1, fails=None, added=lambda share: 0.5 + 4000.0 * share):
     return [
         failed_record(name, batch)
         if name == fails
-        else network_record(
-            "footprint", cell, name, ENVIRONMENT, run="r",
+        else Record(
+            "footprint", cell, name, "r", ENVIRONMENT,
             **as_json(_measured(name, share, added(share) * (3.0 if "priority" in name else 1.0))),
         )
         for name, share in SHARES.items()

@@ -1,7 +1,7 @@
 """Fakes for heads alone: a measurer with made-up times, and records of it."""
 
 from auxhead.autotune.heads.run import Head, HeadRecords
-from auxhead.autotune.measuring.head_timing import COPIED, CopySpeed
+from auxhead.autotune.measuring.head_timing import COPIED
 from auxhead.autotune.measuring.heads_alone import PEERS
 from auxhead.autotune.records.comparison import Paired
 from auxhead.autotune.records.record import Record
@@ -9,7 +9,7 @@ from support.pretended_gpu import ENVIRONMENT
 from support.sweep_fakes import PROTOCOL, small_target
 
 #: Speed of copies of ``COPIED`` bytes.
-SPEED = CopySpeed([[1000.0] * 3])
+COPIES = [[1000.0] * 3]
 HOW = {**PROTOCOL, "rounds": 20, "captures": 5}
 US = {"fused": 4.0, "eager": 18.0, "compiled": 8.0}
 

@@ -1,6 +1,6 @@
 """Made-up records of pipelines over two GPUs: two batches, two split sizes, every variant, and timelines."""
 
-from auxhead.autotune.records.summaries import network_record
+from auxhead.autotune.records.record import Record
 
 TAPS = ["layer1", "layer2", "layer3", "layer4"]
 ENVIRONMENT = {"gpu": "X", "driver": "1", "torch": "2", "triton": "3", "cudnn": 9, "cuda": "13"}
@@ -45,10 +45,8 @@ def pipeline_records():
             for size, images in zip((20, 40), by_size, strict=True)
         ]
         for variant, exits, images, size in rows:
-            what = {"exits": exits, "run": f"run {batch}", "protocol": PROTOCOL}
-            made.append(
-                network_record("pipeline", cell(batch), variant, ENVIRONMENT, measured=measured(images, size), **what)
-            )
+            of_batch = ("pipeline", cell(batch), variant, f"run {batch}", ENVIRONMENT, PROTOCOL)
+            made.append(Record(*of_batch, exits=exits, measured=measured(images, size)))
     return made + timelines(120)
 
 
@@ -63,8 +61,8 @@ def timelines(batch):
         ),
     }
     return [
-        network_record(
-            "gpus", cell(batch), variant, ENVIRONMENT, exits=exits, run=f"run {batch}", protocol=PROTOCOL,
+        Record(
+            "gpus", cell(batch), variant, f"run {batch}", ENVIRONMENT, PROTOCOL, exits=exits,
             measured={"span_us": span, "computes": computes, "exchanges": exchanges},
         )
         for (variant, exits), (span, computes, exchanges) in shown.items()

@@ -8,7 +8,7 @@ from auxhead.autotune.measuring.failures import DeviceLost, Failure
 from auxhead.autotune.measuring.heads_alone import PEERS
 from auxhead.autotune.records.record import read_records
 from support.command_line import assert_one_line_error, tune
-from support.head_fakes import SPEED, a_head, timed
+from support.head_fakes import COPIES, a_head, timed
 from support.sweep_fakes import small_target
 from support.written_records import written
 
@@ -47,7 +47,7 @@ class Timing:
 def pretended(pretended_gpu, monkeypatch):
     monkeypatch.setattr(running, "HeadTiming", Timing)
     copies = []
-    monkeypatch.setattr(running, "measure_copy_speed", lambda device, rounds: copies.append(device) or SPEED)
+    monkeypatch.setattr(running, "time_copies", lambda device, rounds: copies.append(device) or COPIES)
     for name, value in (("measured", []), ("results", timed()), ("stopped_by", None)):
         monkeypatch.setattr(Timing, name, value)
     return SimpleNamespace(path=pretended_gpu / "heads-nvidia-h200-fake.jsonl", copies=copies)

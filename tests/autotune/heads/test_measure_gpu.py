@@ -10,7 +10,7 @@ from auxhead.autotune.heads.tables import head_tables
 from auxhead.autotune.measuring.cells import Cell, resnet_cell
 from auxhead.autotune.measuring.compile_pool import CompilePool
 from auxhead.autotune.measuring.environment import clocks, environment
-from auxhead.autotune.measuring.head_timing import HeadTiming, measure_copy_speed
+from auxhead.autotune.measuring.head_timing import HeadTiming, time_copies
 from auxhead.autotune.measuring.subject import build_subject
 from auxhead.autotune.records.comparison import Paired, compare
 from auxhead.autotune.records.record import read_records
@@ -91,13 +91,13 @@ def test_heads_are_measured_against_their_peers(dtype, tmp_path: Path):
     path = tmp_path / "heads.jsonl"
     protocol = {"kernel": kernel_hash(), **timing.protocol, "rounds": 20, "captures": 2}
     kept = HeadRecords(path, environment(device), protocol)
-    speed = measure_copy_speed(device, 3)
+    copies = time_copies(device, 3)
     for target, alone in timing.heads.items():
         results = timing.against_peers(target, 20, 2, lambda _variant: None)
         assert all(isinstance(result, Paired) for result in results.values()), results
         cell = {**target.shape._asdict(), "model": target.model, "tap": ", ".join(target.taps)}
         head = Head(cell, alone.chosen, alone.bytes_moved)
-        kept.add(head, results, speed, clocks(device))
+        kept.add(head, results, copies, clocks(device))
         assert HeadRecords(path, kept.environment, protocol).has(head)
     assert {record.error for record in read_records(path)} == {None}
     (table,) = head_tables(read_records(path))

@@ -102,7 +102,7 @@ def test_a_peer_that_fails_is_a_failure_and_the_rest_is_timed(timing, monkeypatc
 
 def test_a_floor_is_that_of_copies(simulated, monkeypatch):
     monkeypatch.setattr(head_timing, "COPIED", 64)
-    speed = head_timing.measure_copy_speed(torch.device("cpu"), 3)  # four copies take a simulated millisecond
-    assert speed.us == [[250.0] * 3] and speed.floor(32) == [[62.5] * 3]
-    other = head_timing.CopySpeed([[100.0, 200.0]])  # of COPIED bytes read and as many written
-    assert other.floor(128) == [[100.0, 200.0]] and other.floor(16) == [[12.5, 25.0]]
+    copies = head_timing.time_copies(torch.device("cpu"), 3)  # four copies take a simulated millisecond
+    assert copies == [[250.0] * 3] and head_timing.floor_of(32, copies) == [[62.5] * 3]
+    other = [[100.0, 200.0]]  # of COPIED bytes read and as many written
+    assert head_timing.floor_of(128, other) == other and head_timing.floor_of(16, other) == [[12.5, 25.0]]

@@ -18,7 +18,7 @@ from auxhead.autotune.records.record import read_records
 from auxhead.kernels import LaunchConfig
 from auxhead.kernels.launch.launch_config import by_library
 from support.command_line import assert_one_line_error, tune
-from support.head_fakes import SPEED, a_random_head, times_of
+from support.head_fakes import COPIES, a_random_head, times_of
 from support.pretended_gpu import ENVIRONMENT, compute_on_the_cpu
 
 running = importlib.import_module("auxhead.autotune.heads.run_random")
@@ -120,7 +120,7 @@ def pretended(pretended_gpu, monkeypatch):
     monkeypatch.setattr(running, "HeadTiming", Timing)
     monkeypatch.setattr(running, "CompilePool", Pool)
     monkeypatch.setattr(running, "draw", lambda seed, number: SMALL[number]._replace(number=number, seed=seed))
-    monkeypatch.setattr(running, "measure_copy_speed", lambda device, rounds: SPEED)
+    monkeypatch.setattr(running, "time_copies", lambda device, rounds: COPIES)
     for name, value in (("measured", []), ("results", {}), ("stopped_by", None), ("eager_us", 8.0)):
         monkeypatch.setattr(Timing, name, value)
     return SimpleNamespace(path=pretended_gpu / "random-heads-nvidia-h200-fake.jsonl")

@@ -8,7 +8,7 @@ from auxhead.autotune.measuring.failures import Failure
 from auxhead.autotune.measuring.head_timing import COPIED
 from auxhead.autotune.records.heads import last_runs
 from auxhead.autotune.records.record import read_records
-from support.head_fakes import SPEED, a_head, head_of, head_record, records_at, timed
+from support.head_fakes import COPIES, a_head, head_of, head_record, records_at, timed
 
 VARIANTS = ["fused", "eager", "compiled", "bytes"]
 
@@ -20,7 +20,7 @@ def path(tmp_path):
 
 def test_a_line_a_variant(path):
     head = head_of(taps=("layer1", "layer2"))
-    records_at(path).add(head, timed(), SPEED, {"sm_mhz": 1980.0})
+    records_at(path).add(head, timed(), COPIES, {"sm_mhz": 1980.0})
     records = {record.variant: record for record in read_records(path)}
     assert list(records) == VARIANTS and len({record.run for record in records.values()}) == 1
     for record in records.values():
@@ -43,7 +43,7 @@ def test_a_line_a_variant(path):
 
 def test_no_bytes_take_no_time(path):
     """Tables divide by it."""
-    records_at(path).add(head_of()._replace(bytes_moved=100), timed(), SPEED, None)
+    records_at(path).add(head_of()._replace(bytes_moved=100), timed(), COPIES, None)
     assert read_records(path)[-1].device_us["median"] > 0
 
 
@@ -51,7 +51,7 @@ def test_what_is_there_is_not_measured_again(path):
     head = head_of()
     assert not records_at(path).has(head)
     kept = records_at(path)
-    kept.add(head, timed(), SPEED, None)
+    kept.add(head, timed(), COPIES, None)
     assert kept.has(head) and records_at(path).has(head)
     assert records_at(path, {"commit": "another", "clocks": None}).has(head)
     for changed in (head_of(classes=100), head_of(samples=1), head_of(taps=("layer2",)), head_of(model="resnet34")):
@@ -64,13 +64,13 @@ def test_what_is_there_is_not_measured_again(path):
 def test_failures_are_records_and_tried_again_when_the_code_has_changed(path):
     head = head_of()
     results = {**timed(), "compiled": Failure("RuntimeError", "out of resource: shared memory")}
-    records_at(path).add(head, results, SPEED, None)
+    records_at(path).add(head, results, COPIES, None)
     failed = read_records(path)[2]
     assert (failed.variant, failed.error) == ("compiled", "RuntimeError: out of resource: shared memory")
     assert failed.device_us is None and failed.paired == []
     assert records_at(path).has(head)
     assert not records_at(path, {"commit": "another"}).has(head)
-    records_at(path, {"commit": "c-dirty"}).add(head, results, SPEED, None)
+    records_at(path, {"commit": "c-dirty"}).add(head, results, COPIES, None)
     assert not records_at(path, {"commit": "c-dirty"}).has(head)
 
 

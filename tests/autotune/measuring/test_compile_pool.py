@@ -37,7 +37,7 @@ def main():
     if len(sys.argv) > 1:  # nothing to compile
         jobs = []
     with CompilePool((9, 0)) as pool:
-        pool.run(jobs, wait_for=True)
+        pool.run(jobs)
         there = made()
         compile_only(90)
         for job in jobs:
@@ -95,7 +95,7 @@ def test_a_pool_whose_processes_were_killed_leaves_it_to_the_launches(monkeypatc
 
     monkeypatch.setattr(compile_pool, "ProcessPoolExecutor", Broken)
     with compile_pool.CompilePool((9, 0)) as pool:
-        pool.run([int], wait_for=True)
+        pool.run([int])
         assert pool._pool.submitted == 2
 
 

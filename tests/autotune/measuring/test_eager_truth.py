@@ -5,7 +5,6 @@ import copy
 import pytest
 import torch
 from auxhead.autotune.measuring.eager_truth import (
-    Answer,
     Comparison,
     EagerTruth,
     Expected,
@@ -14,7 +13,7 @@ from auxhead.autotune.measuring.eager_truth import (
     truth_of_logits,
     wrong_in_words,
 )
-from auxhead.model import EarlyExitNetwork, ExitRule, FusedAuxHead, make_trunk
+from auxhead.model import EarlyExitNetwork, ExitResult, ExitRule, FusedAuxHead, make_trunk
 from support.example_models import SmallNet, plain_heads
 
 
@@ -56,10 +55,10 @@ def test_truths_follow_the_rules_and_every_wrong_answer_is_counted(without_inter
     truth = EagerTruth(network, make_trunk(network.backbone, network.taps, inputs[0]), inputs)
     assert truth.samples_by_exit() == {"block0": 0, "block1": 0, "block2": 0, "classifier": 12}
     network.fused_heads[1].rule.threshold = 0.0
-    assert truth.samples_by_exit(samples=10) == {"block0": 0, "block1": 10, "block2": 0, "classifier": 0}
+    assert truth.samples_by_exit() == {"block0": 0, "block1": 12, "block2": 0, "classifier": 0}
     right, shifted = Comparison(), Comparison()
-    truth.compare(lambda x: Answer.of(network(x)), right)
-    truth.compare(lambda x: Answer.of(network(x.flip(0))), shifted, inputs=2)
+    truth.compare(network, right)
+    truth.compare(lambda x: network(x.flip(0)), shifted, inputs=2)
     assert wrong_in_words(right.counts()) is None and right.counts()["samples"] == 12
     assert wrong_in_words(shifted.counts()) is not None and shifted.counts()["samples"] == 8
     known = truth.truths()
@@ -73,7 +72,7 @@ def test_truths_follow_the_rules_and_every_wrong_answer_is_counted(without_inter
 
 
 def test_comparison():
-    right = Answer(torch.tensor([1, 2, 3, 0]), torch.full((4,), 0.5).double(), torch.tensor([0, 0, 1, 1]))
+    right = ExitResult(torch.tensor([1, 2, 3, 0]), torch.full((4,), 0.5).double(), None, torch.tensor([0, 0, 1, 1]))
     possible = torch.eye(4, dtype=torch.bool)[right.label]
     possible[1, 0] = True  # the second sample's label may be 0 as well, the third may leave elsewhere
     truth = Expected(right, torch.tensor([False, False, True, False]), possible, torch.full((4,), 0.01))
@@ -98,4 +97,4 @@ def test_comparison():
         assert off["confidence_off"] == 1 and wrong_in_words(off).startswith("confidences differ")
     assert wrong_in_words(Comparison().counts()) == "nothing was compared"
     with pytest.raises(ValueError, match=r"answers for \(3,\) samples"):
-        Comparison().add(Answer(*(field[:3] for field in right)), truth)
+        Comparison().add(right._replace(label=right.label[:3]), truth)

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from auxhead.autotune.measuring.peers import Compiled, NaiveHead, PeerAnswer, in_line, merged_answer, with_item
+from auxhead.autotune.measuring.peers import NaiveHead, PeerAnswer, compiled, in_line, merged_answer, with_item
 from auxhead.kernels import ACTIVATIONS, HeadOutput
 from auxhead.model import ExitRule, FusedAuxHead, make_trunk
 from support.bench_fakes import (
@@ -25,10 +25,10 @@ def test_compiled_heads_answer_as_hooked_ones(subject, monkeypatch):
 
     monkeypatch.setattr(torch, "compile", without_inductor)
     network, heads = subject.network, [NaiveHead(head) for head in subject.heads]
-    bare, compiled = (Compiled(network, some, "reduce-overhead") for some in ([], heads))
+    bare, beside = (compiled(network, some, "reduce-overhead") for some in ([], heads))
     for x in subject.inputs:
         assert not bare(x).heads
-        said = compiled(x)
+        said = beside(x)
         with torch.no_grad():
             wanted = in_line(make_trunk(network.backbone, network.taps, x), network.taps, heads, x)
         assert len(said.heads) == 3 and torch.allclose(said.last, wanted.last, atol=1e-5, rtol=0.0)
@@ -40,9 +40,9 @@ def test_compiled_heads_answer_as_hooked_ones(subject, monkeypatch):
 
 def test_compiled_heads_must_not_get_lost(subject, monkeypatch):
     monkeypatch.setattr(torch, "compile", lambda module, **_: lambda x: ([], module.backbone(x)))
-    compiled = Compiled(subject.network, [NaiveHead(head) for head in subject.heads], "reduce-overhead")
+    call = compiled(subject.network, [NaiveHead(head) for head in subject.heads], "reduce-overhead")
     with pytest.raises(RuntimeError, match="left out heads: 0 of 3"):
-        compiled(subject.example)
+        call(subject.example)
 
 
 def test_what_people_write_leaves_once_every_sample_was_sure_at_some_head():

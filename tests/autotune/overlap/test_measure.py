@@ -87,7 +87,7 @@ def test_launches_leave_the_trunk_where_they_do_by_rule(subject, monkeypatch):
         parts.forks = ("block2",)
         parts.both(Runner)
         parts.both(Runner)
-    assert made == [*[((1,), parts.trunk_notes, ("block2",))] * 2, "closed", "closed"]
+    assert made == [*[((1,), parts.trunk.notes, ("block2",))] * 2, "closed", "closed"]
 
 
 def test_forks_by_rule_are_those_of_all_captures_and_of_records(subject):
@@ -129,7 +129,7 @@ def test_a_measurement_from_end_to_end(subject, monkeypatch):
     profiling, asked, begun = [], [], []
 
     @contextmanager
-    def profiler(activities):
+    def profiler():
         profiling.append(True)
         yield
         profiling.pop()
@@ -170,7 +170,7 @@ def test_a_measurement_from_end_to_end(subject, monkeypatch):
     monkeypatch.setattr(NetworkParts, "__init__", lambda self, subject, opened: None)
     monkeypatch.setattr(NetworkParts, "capture", lambda self, part: captured[part]())
     monkeypatch.setattr(NetworkParts, "forks", ("block0",))
-    monkeypatch.setattr(NetworkParts, "trunk_notes", ("as it is",))
+    monkeypatch.setattr(NetworkParts, "trunk", SimpleNamespace(notes=("as it is",)), raising=False)
     found = measurement.measure_overlap(subject, lambda what, share: begun.append((what, share)))
     assert asked == [
         ([BARE], [1], False, 2),

@@ -104,8 +104,6 @@ def test_the_median_replay_is_the_one_in_the_middle():
     [
         (trace_of(request(0.0, 5.0), runtime("cudaGraphLaunch", 1.0, 2.0)), "got no GPU kernels, wants"),
         (trace_of(kernel(1.0, 2.0), kernel(5.0, 2.0)), "got 2 GPU kernels and none with the correlation of"),
-        ({"events": []}, "has no list of traceEvents"),
-        ([], "has no list of traceEvents"),
     ],
 )
 def test_a_trace_without_replays_says_what_is_missing(trace, message):
@@ -123,8 +121,7 @@ def test_stretch_kernel_by_kernel():
     both = [run(3, 100, 5, 12, *heads), run(4, 200, 5, 11, *heads), run(5, 300, 9, 14, *heads)]
     alone, beside = (read_replays(trace_of(*(one for each in runs for one in each))) for runs in (bare, both))
     first, second = kernel_stretches(alone, beside)
-    assert first == ("pool", 5.0, 5.0) and first.ratio == 1.0
-    assert second == (CONV, 10.0, 12.0) and second.ratio == 1.2
+    assert first == ("pool", 5.0, 5.0) and second == (CONV, 10.0, 12.0)
     assert kernel_stretches(alone[:1], beside[1:2]) == [("pool", 4.0, 5.0), (CONV, 10.0, 11.0)], "of one replay each"
     with pytest.raises(ValueError, match="other kernels without heads"):
         kernel_stretches(beside, alone)

@@ -57,8 +57,15 @@ SMALL |= {"stages": 1, "num_warps": 4, "waits": False, "max_registers": 0, "max_
 FIELDS = {"rule": SMALL, "narrow": {**SMALL, "num_warps": 8}, "capped": {**SMALL, "max_registers": 64}}
 
 
+class Named(str):
+    """A configuration of ``FIELDS``, which are its attributes, by its name."""
+
+    def __init__(self, name):
+        vars(self).update(FIELDS[name])
+
+
 def decision(**us):
-    return Decision({name: constant(one) for name, one in us.items()}, "rule", FIELDS.__getitem__)
+    return Decision({Named(name): constant(one) for name, one in us.items()}, Named("rule"))
 
 
 def test_ties_go_to_the_rule_and_then_to_the_simplest():

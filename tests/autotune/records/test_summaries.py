@@ -9,7 +9,6 @@ from auxhead.autotune.records.intervals import common, length, merged
 from auxhead.autotune.records.record import Record
 from auxhead.autotune.records.summaries import (
     as_json,
-    network_record,
     p99,
     percentiles,
     rounded,
@@ -56,7 +55,7 @@ def test_values_become_what_json_holds():
 
 
 def made(variant="overlapped", kind="bench", cell=CELL, **rest) -> Record:
-    return network_record(kind, cell, variant, rest.pop("environment", ENVIRONMENT), run="r", protocol={}, **rest)
+    return Record(kind, cell, variant, "r", rest.pop("environment", ENVIRONMENT), {}, **rest)
 
 
 def test_the_last_record_of_each_thing_is_grouped_by_network_and_environment():
@@ -70,7 +69,7 @@ def test_the_last_record_of_each_thing_is_grouped_by_network_and_environment():
     assert network_in_words(newer) == (
         "resnet18 float16, batch 8, 10 classes, 2 heads (blocks), 3x224x224; NVIDIA X100, torch 2.11.0"
     )
-    assert newer.exits == "never" and newer.cell is not turned
+    assert newer.exits == "never"
 
 
 def test_spread():

@@ -8,8 +8,8 @@ import torch
 from auxhead.autotune.measuring.heads_alone import Target
 from auxhead.autotune.records.record import read_records
 from auxhead.autotune.sweep.broad import BROAD, family_name, made
-from auxhead.autotune.sweep.kinds import kind_of
 from auxhead.autotune.sweep.search import quick
+from auxhead.autotune.sweep.winners import kind_of
 from auxhead.kernels.launch.launch_rule import config_by_rule
 from auxhead.kernels.launch.tuned_table import read_table, table_path
 from support.command_line import tune

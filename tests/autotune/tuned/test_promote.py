@@ -6,7 +6,7 @@ import math
 
 import pytest
 from auxhead.autotune.records.record import BadRecord, Record
-from auxhead.autotune.sweep.kinds import kind_tables
+from auxhead.autotune.sweep.winners import kind_tables
 from auxhead.autotune.tuned.promote import promote
 from auxhead.kernels.launch.kernel_hash import kernel_hash
 from auxhead.kernels.launch.launch_rule import config_by_rule

@@ -20,7 +20,7 @@ CELL = {"model": "m", "dtype": "float16", "classes": 10, "placement": "stages", 
 
 def record(kind, cell, variant, us, protocol, exits="never", **changed):
     utc = "2026-01-01T00:00:00+00:00"
-    return Record(kind, cell, exits, variant, "r", utc, ENVIRONMENT, protocol, us, us, **changed)
+    return Record(kind, cell, variant, "r", ENVIRONMENT, protocol, us, us, exits=exits, utc=utc, **changed)
 
 
 def swept(variant, us, warps=4, kernel="k", place="alone"):
