@@ -178,9 +178,9 @@ def users_folder(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
     before = set(sys.modules)
     yield tmp_path
-    here = {path.stem for path in tmp_path.iterdir()}
-    for name in set(sys.modules) - before:
-        if name.partition(".")[0] in here:
+    for name in set(sys.modules) - before:  # by where they lie: a file of results may have the name of a library
+        lies = (getattr(sys.modules[name], where, "") for where in ("__file__", "__path__"))
+        if any(str(tmp_path) in str(one) for one in lies):
             del sys.modules[name]
 
 
