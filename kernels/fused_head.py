@@ -129,7 +129,7 @@ def _split_number(name: str, value: Tensor | float) -> tuple[Tensor | None, floa
     """Split a number into the operator's two arguments: a tensor or None, and a float that counts if it is None."""
     if isinstance(value, Tensor):
         return value, 1.0
-    if not isinstance(value, (int, float)):
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise TypeError(f"{name}: got {type(value).__name__}, wants a float or a torch.Tensor of one element")
     return None, float(max(min(value, 10**300), -(10**300)))  # a larger int is no float; each is refused
 

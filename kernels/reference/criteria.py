@@ -92,7 +92,7 @@ def check_criterion(criterion: str) -> None:
 
 def check_temperature(temperature: float) -> None:
     """Raise ``TypeError`` for no number, ``ValueError`` unless it is a finite float32 greater than 0."""
-    if not isinstance(temperature, (int, float)):
+    if isinstance(temperature, bool) or not isinstance(temperature, (int, float)):
         raise TypeError(f"temperature: got {temperature!r}, wants a number")
     if not _SMALLEST <= temperature <= _LARGEST:
         raise ValueError(f"temperature: got {temperature}, wants a finite float32 greater than 0")
@@ -101,7 +101,7 @@ def check_temperature(temperature: float) -> None:
 def check_threshold(criterion: str, threshold: float) -> None:
     """Raise ``TypeError`` for no number, ``ValueError`` unless it lies in the range of ``criterion``."""
     low, high = CRITERIA[criterion].range
-    if not isinstance(threshold, (int, float)):
+    if isinstance(threshold, bool) or not isinstance(threshold, (int, float)):
         raise TypeError(f"threshold: got {threshold!r}, wants a number")
     if not low <= threshold <= high:
         raise ValueError(f"threshold: got {threshold}, wants a number in [{low}, {high}] for criterion {criterion!r}")

@@ -104,6 +104,8 @@ def test_checks_by_themselves():
         check_temperature(value)
     for value in (0, 0.5, 1.0):
         check_threshold("max_prob", value)
+    refused(lambda: check_temperature(True), TypeError, "temperature", "True", "a number")
+    refused(lambda: check_threshold("max_prob", True), TypeError, "threshold", "True", "a number")
     refused(lambda: check_temperature(0), ValueError, "temperature", "0")
     refused(lambda: check_threshold("max_prob", 2), ValueError, "threshold", "2")
     refused(lambda: check_pool("mean", 1), ValueError, "pool", "'mean'")
@@ -224,6 +226,7 @@ def test_numbers(name, fact, samples, as_tensor, device):
 
 @pytest.mark.parametrize("name", ["temperature", "threshold"])
 def test_dtypes_of_rules(name, device):
+    refused(lambda: fused_head(**{**arguments(device), name: True}), TypeError, name, "bool", "a float")
     for dtype in (torch.float64, torch.float16, torch.int64, torch.bool):
         changes = arguments(device, **{name: torch.ones((), dtype=dtype, device=device)})
         refused(lambda changes=changes: fused_head(**changes), TypeError, name, dtype, "torch.float32")

@@ -68,8 +68,8 @@ def test_a_rule_on_the_meta_device_has_its_values_elsewhere() -> None:
 
 
 BAD = {
-    "threshold": [-1e-6, 1.0001, float("nan"), float("inf"), -float("inf"), "0.5"],
-    "temperature": [0, -1.0, float("nan"), float("inf"), "1", None],
+    "threshold": [-1e-6, 1.0001, float("nan"), float("inf"), -float("inf"), "0.5", True],
+    "temperature": [0, -1.0, float("nan"), float("inf"), "1", None, True],
     "enabled": ["no", 0, None],  # which Python takes for a bool
     "criterion": ["entropies", "", None],
 }
