@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.profiler import ProfilerActivity, record_function, schedule
 from torch.profiler import profile as torch_profile
-from torch.profiler import record_function, schedule
 
 from ...model.basics.files import replacing
 from ..records.intervals import length, merged
@@ -83,7 +83,7 @@ def record_trace(call: Callable[[Tensor], object], x: Tensor, requests: int, tra
     """Profile requests as ``profile_requests`` does, and return the content of the Chrome trace."""
     # The first requests under a profiler pay for its own set-up: its warm-up phase records them and throws them away.
     phases = schedule(wait=0, warmup=1, active=1, repeat=1)
-    with torch_profile(schedule=phases, acc_events=True) as profiler:
+    with torch_profile(activities=activities(x), schedule=phases, acc_events=True) as profiler:
         for _ in range(WARM_UP):
             call(x)
         _wait_for_device(x.device)
@@ -110,6 +110,11 @@ def exported_trace(profiler: torch_profile, file: Path) -> dict[str, Any]:
     except ValueError:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(file)) from None
     return content
+
+
+def activities(x: Tensor) -> list[ProfilerActivity]:
+    """Return the profiler's activities for calls with such an input."""
+    return [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if x.is_cuda else [])]
 
 
 def _wait_for_device(device: torch.device) -> None:

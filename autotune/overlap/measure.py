@@ -15,7 +15,7 @@ from ...kernels.launch.residency import Residency, recording
 from ...model.trunk.fused_convolution import fastest_convolutions
 from ..measuring.captured import CHAIN
 from ..measuring.cells import NEVER
-from ..measuring.profiled_requests import record_trace
+from ..measuring.profiled_requests import activities, record_trace
 from ..measuring.progress import Begins
 from ..measuring.subject import Subject
 from ..measuring.timers import CAPTURES, FINAL_ROUNDS, block_length, time_rounds
@@ -83,7 +83,7 @@ def measure_overlap(subject: Subject, begins: Begins) -> OverlapMeasured:
         traced = {name: calls[name][0] for name in (BARE, BOTH)}
         with recording() as launches:
             recorded = parts.capture(BOTH)
-        with torch_profile():
+        with torch_profile(activities=activities(example)):
             under = {name: [call] for name, call in traced.items()}
             profiled = time_rounds(under, example.device, rounds=FINAL_ROUNDS, repeat=repeat)
         bare = _profiled_replays(BARE, traced[BARE], example)

@@ -129,7 +129,7 @@ def test_a_measurement_from_end_to_end(subject, monkeypatch):
     profiling, asked, begun = [], [], []
 
     @contextmanager
-    def profiler():
+    def profiler(activities):
         profiling.append(True)
         yield
         profiling.pop()
