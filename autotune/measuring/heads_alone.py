@@ -9,13 +9,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ...kernels import HeadOutput
+from ...kernels import HeadOutput, decide
 from ...kernels.launch.choose_config import Layers, choose_config, chosen_by_rule
 from ...kernels.launch.head_shape import HeadShape
 from ...kernels.launch.head_view import HeadView, head_view
 from ...kernels.launch.launch_config import LaunchConfig
 from ...kernels.launch.library_rule import config_of_library
-from ...kernels.reference.fused_head import decide, logits_of
+from ...kernels.reference.fused_head import logits_of
 from ...model import FusedAuxHead, Trunk
 from ...model.basics.streams import stream_pair
 from ...model.listening.taps import listening

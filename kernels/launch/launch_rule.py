@@ -25,7 +25,7 @@ def config_by_rule(shape: HeadShape) -> LaunchConfig:
     """Choose the configuration of a head from its sizes, pool and dtype; a pure function.
 
     The constants are what was best, or near it, in sweeps of ResNets' heads (autotune/records/h200/sweep.jsonl.gz) and
-    of the broad set on an H200, and for heads drawn at random, 2,000 on H200s and some hundred on an H100.
+    of the broad set on an H200, and for some 4,000 heads drawn at random, on H100s and H200s.
     """
     samples, classes, features = shape.samples, shape.classes, shape.features
     pools = pooling(shape, only_pools=True)

@@ -1,6 +1,6 @@
 """The rule of heads whose logits a library computes sooner than programs of ours, which then only decide."""
 
-# Found by some 5,000 random heads, each timed in both ways by ``auxhead-tune heads --random`` (H100, H200); 800 of them
+# Found by some 4,000 random heads, each timed in both ways by ``auxhead-tune heads --random`` (H100, H200); 800 of them
 # are in autotune/records, random-heads.jsonl.gz of either GPU, the others in no record.
 
 from .head_shape import HeadShape
