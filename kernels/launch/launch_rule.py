@@ -71,12 +71,11 @@ def config_beside_trunk(shape: HeadShape, config: LaunchConfig) -> LaunchConfig:
 
 def _few_features(shape: HeadShape) -> bool:
     """Return whether tensor cores multiply features that are sent to them, since these are few beside the classes."""
-    features = shape.features
-    if shape.view.unpooled or shape.dtype == "float32" or features % ROW_UNIT != 0 or shape.samples >= 32:
+    if shape.view.unpooled or shape.dtype == "float32" or shape.features % ROW_UNIT != 0 or shape.samples >= 32:
         return False
     if shape.view.positions > 1:
-        return features <= 1024 and shape.classes > 16
-    return features <= 64 and shape.width <= 256 and shape.samples >= 4 and shape.classes >= 512
+        return shape.features <= 1024 and shape.classes > 16
+    return shape.features <= 64 and shape.width <= 256 and shape.samples >= 4 and shape.classes >= 512
 
 
 def _where(shape: HeadShape) -> str:
@@ -215,9 +214,9 @@ def config_of_reading(shape: HeadShape, features: str) -> LaunchConfig:
         block_c, block_p = (64 if step <= 192 else 32) // size, 8
         block_f = fewest = block_c * block_p
         programs *= 2
-    elif size == 4 or (rows <= 16 and total >= 1 << 18):  # of few warps, or of steps that are small
+    elif size == 4 or (rows <= 16 and total >= 1 << 18 and shape.samples < 32):  # of few warps, or of small steps
         programs *= 2
-    elif _some_classes(shape) and total % 2 == 0 and weight_bytes(shape) < 8 * _LARGE_WEIGHT:
+    elif _some_classes(shape) and (total % 2 == 0 or total < 1 << 14) and weight_bytes(shape) < 8 * _LARGE_WEIGHT:
         programs //= 2
     if not shape.view.turned and shape.view.positions > 1:
         block_p = min(block_f, max(next_power_of_2(shape.view.positions), 16 // size))  # fewer do not compile
@@ -244,13 +243,14 @@ def _tile_of_reading(shape: HeadShape) -> tuple[int, int, int]:
     block_n = min(max(next_power_of_2(samples), 8), 64)
     if _in_slices(shape):  # what a tile finds out about its rows takes registers, and time
         # a second group of 64 is not worth while for up to 16 samples
-        block_n = min(block_n, 64 if size == 2 and not 0 < samples % 64 <= 16 else 32)
+        block_n = min(block_n, 32 if size == 4 or 0 < samples % 64 <= 16 or (misaligned and samples < 64) else 64)
         block_k = 64 if size == 4 or misaligned else 128
         while block_k > 16 and -(-samples // block_n) * -(-rows // block_k) < 3 * _PROGRAMS // 4:
             block_k //= 2
         return block_n, block_k, 4
     large = weight_bytes(shape) >= 2 * _LARGE_WEIGHT and size == 2 and not misaligned
-    block_k = min(max(next_power_of_2(rows), 16), 128 if large else 64)
+    small = FEW_CLASSES < rows <= _MANY_CLASSES // 2 and features < 512 and size == 2 and not misaligned
+    block_k = min(max(next_power_of_2(rows), 16), 128 if large else 32 if small else 64)
     if size < 4 and -(-samples // 128) * -(-rows // block_k) >= _PROGRAMS:
         block_n = 128
     few_warps = size == 4 or (features <= 1024 and not misaligned and block_k <= 64)  # half precision of few steps
@@ -266,7 +266,8 @@ def _some_classes(shape: HeadShape) -> bool:
 def _in_slices(shape: HeadShape) -> bool:
     """Return whether several programs share the decision about a sample; with many samples one each is enough."""
     # and of float32, whose features several then share: 16 x 25,088 before 5,000 classes 206 us and not 382 (H200)
-    return shape.classes > (_MANY_CLASSES if shape.samples < 64 and shape.element_size == 2 else 2 * _MANY_CLASSES)
+    few = shape.samples < 64 if shape.element_size == 2 else shape.samples <= 8 and shape.features <= 256
+    return shape.classes > (_MANY_CLASSES if few else 2 * _MANY_CLASSES)
 
 
 def weight_bytes(shape: HeadShape) -> int:

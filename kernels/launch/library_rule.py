@@ -40,9 +40,8 @@ def library_pays(shape: HeadShape, config: LaunchConfig, classes: int, *, hidden
         if (large and rows > 16) or (samples >= 48 and classes > 4096 and features >= 256):
             return True
     few = features <= (192 if classes % 2 != 0 and features % 8 == 0 else 512)  # of odd counts a library is slow, too
-    if samples >= 96 and classes > 4096 and few:
-        return True
-    return samples >= 96 and classes > 64 and classes % 4 == 0 and weight >= 32 * _MB
+    large = classes > 64 and classes % 4 == 0 and weight >= 32 * _MB
+    return samples >= 96 and (large or (classes > 4096 and few))
 
 
 def _pays_in_float32(shape: HeadShape, norms: bool) -> bool:

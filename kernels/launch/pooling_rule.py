@@ -157,7 +157,7 @@ def _global_pool(shape: HeadShape, columns: int) -> _Pool | None:
         return _pool_of_many_classes(shape, columns, line)
     if shape.layout == "contiguous" and columns <= 64:  # each channel has lines of its own
         return _Pool(64, 8, 4, 1, 0)
-    if shape.layout == "contiguous" and columns > 256 and samples >= 64 and shape.width * shape.element_size % 16 != 0:
+    if shape.layout == "contiguous" and columns > 256 and samples >= 64 and shape.width % 2 != 0:
         return _Pool(16, 256, 4, 1, 0)  # number by number, in long pieces
     if shape.layout == "contiguous" and columns <= 1024 and samples >= 64:
         return _Pool(64, 32 if columns <= 256 else 64, 4, 4, 0)

@@ -232,6 +232,8 @@ def test_plain_and_hidden_heads_of_a_network_in_one_launch(samples, classes, dev
     heads, inputs, spoken = [], [], []
     for kind in ({}, LAYERS["linear"], LAYERS["norm"], LAYERS["all"]):
         x, weight, bias, hidden = make((samples, 21, 3, 5), classes, device=device, **kind)
+        if not runs_triton(x):
+            pytest.skip("needs the kernel")
         heat, limit = torch.ones((), device=device), torch.zeros((), device=device)
         options = {"pool": "avg", "pool_size": (1, 1), "temperature": heat, "hidden": hidden}
         ordered = fused_head_reference(x, weight, bias, threshold=limit, **options).confidence.sort().values
