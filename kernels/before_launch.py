@@ -71,8 +71,7 @@ def packed_features(heads: Sequence[HeadInput]) -> list[Tensor]:
         samples, channels = view.shape[:2]
         found.append(torch.empty(samples, channels * view.positions, dtype=x.dtype, device=device))
         packed.append(((x, *view.strides), found[-1], view.sizes))
-        programs = samples * -(-channels // config.block_c) * -(-view.positions // config.block_p)
-        starts.append(starts[-1] + programs)
+        starts.append(starts[-1] + samples * -(-channels // config.block_c) * -(-view.positions // config.block_p))
         key += (x.dtype, view, x.data_ptr() % 16, config, pool_max, hidden.rectifies)
     constants, compiled = _compiled.get(key) or (None, None)
     if constants is None:

@@ -49,8 +49,7 @@ def destination(features: Tensor, origin: Tensor, buffers: ExitBuffers) -> list[
 
     The arguments are those of :func:`gather_open` for the smaller batch.
     """
-    exit_index = buffers.answer(buffers.packed_answer)[1]
-    tensors = (features, origin, exit_index, buffers.requests)
+    tensors = (features, origin, buffers.answer(buffers.packed_answer)[1], buffers.requests)
     return [*(tensor.data_ptr() for tensor in tensors), len(features)]
 
 

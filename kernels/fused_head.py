@@ -250,8 +250,7 @@ def _empty_output(x: Tensor, classes: int, return_probs: bool) -> tuple[Tensor, 
 @torch.library.register_fake("auxhead::fused_head")
 def _(*arguments: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     x, weight, bias, _, _, _, _, pool, pool_size, criterion, return_probs, *layers = arguments
-    grid = check_pool(pool, tuple(pool_size))
-    check_head_arguments(x, weight, bias, pool, grid, criterion, HiddenLayers(*layers))
+    check_head_arguments(x, weight, bias, pool, check_pool(pool, tuple(pool_size)), criterion, HiddenLayers(*layers))
     return _empty_output(x, weight.shape[0], return_probs)
 
 

@@ -13,7 +13,7 @@ _FEW_FEATURES, _FEW_PRODUCTS = 512, 16384
 #: Classes up to which no launch puts a channels-last map in order first: of one or two samples it is split, of more
 #: than 64 read in place.
 _FEW_TURNED = 64
-#: Classes of which several programs decide about a sample, if there are more; twice as many from 64 samples on.
+#: Classes of which several programs decide about a sample, if there are more; twice as many beyond 8 samples.
 _MANY_CLASSES = 4096
 #: Programs that fill a GPU: an H100 or H200 has so many SMs.
 _PROGRAMS = 132
@@ -100,16 +100,15 @@ def _reading_pays(shape: HeadShape) -> bool:
         few_large = samples < 4 and shape.layout == "contiguous" and shape.view.window_h * shape.view.window_w >= 256
         large |= few_large and classes > 16
         return large and not _few_features(shape)
-    if shape.layout == "contiguous" and shape.view.window_w <= 64 and pooled >= 1 << 16:
-        return True
-    if shape.layout == "channels_last" and shape.channels * shape.element_size % 16 != 0 and samples >= 64:
-        if classes > 16 and shape.features >= 256:  # who only packs reads odd channels soonest
-            return True
+    small = shape.layout == "contiguous" and shape.view.window_w <= 64
+    odd = shape.layout == "channels_last" and shape.channels * shape.element_size % 16 != 0 and samples >= 64
+    if (small and pooled >= 1 << 16) or (odd and classes > 16 and shape.features >= 256):
+        return True  # of odd channels, too, who only packs reads soonest
     if samples >= 32 and classes >= FEW_CLASSES:
         if pooled * shape.view.window_w >= 1 << (22 if shape.features >= 512 and shape.view.window_w > 64 else 23):
             return True
         if shape.layout == "contiguous" and shape.dtype != "float32":
-            return shape.view.window_w <= 64 and samples >= 64 and samples * weight >= 48 * _LARGE_WEIGHT
+            return small and samples >= 64 and samples * weight >= 48 * _LARGE_WEIGHT
         return shape.dtype == "float32" or weight >= _LARGE_WEIGHT
     large = weight >= (_LARGE_WEIGHT if samples >= 2 or classes > 1024 else 8 * _LARGE_WEIGHT)
     return large or classes > _MANY_CLASSES // 2 or samples * weight >= (8 if classes > 64 else 32) * _LARGE_WEIGHT
@@ -265,8 +264,9 @@ def _some_classes(shape: HeadShape) -> bool:
 
 def _in_slices(shape: HeadShape) -> bool:
     """Return whether several programs share the decision about a sample; with many samples one each is enough."""
-    # and of float32, whose features several then share: 16 x 25,088 before 5,000 classes 206 us and not 382 (H200)
-    few = shape.samples < 64 if shape.element_size == 2 else shape.samples <= 8 and shape.features <= 256
+    # 32 x 192 before 6,126 classes take 7.6 us, and shared 12.2 (H100); of float32 features are shared instead: 16 x
+    # 25,088 before 5,000 classes take 206 us and not 382 (H200)
+    few = shape.samples <= 8 and (shape.element_size == 2 or shape.features <= 256)
     return shape.classes > (_MANY_CLASSES if few else 2 * _MANY_CLASSES)
 
 

@@ -27,21 +27,21 @@ def library_pays(shape: HeadShape, config: LaunchConfig, classes: int, *, hidden
         odd = samples == 1 and rows >= 512 and features >= 128 and (features % 2 != 0 or rows % 2 != 0)
         if classes > 8192 or (samples >= 8 and rows >= 512) or (samples >= 64 and weight <= _MB) or odd:
             return True
-    if not config.reads:
-        return False
-    if shape.dtype == "float32":
-        return _pays_in_float32(shape, norms)
+    if not config.reads or shape.dtype == "float32":
+        return config.reads and _pays_in_float32(shape, norms)
     if hidden or norms:  # programs wait for a norm's statistics, too
-        few, many = features <= 1024 and weight <= 16 * _MB, features >= 1 << 14 and classes > 4096
-        return not hidden and (many or (few and classes > 2048))
+        most = 100 if samples < 96 or classes <= 4096 else 640 if classes % 2 == 0 else 384 if classes > 8192 else 100
+        few = samples >= 16 and classes > 2048 and features <= most
+        middling = 512 < classes <= 8192 and features > 1024 and samples >= (24 if features <= 8192 else 128)
+        return not hidden and (few or middling or (features >= 1 << 14 and classes > 4096))
     if features % 2 != 0:  # rows are read number by number
         long = features >= (1 << 15 if weight < 128 * _MB else 1 << 14)
         large = weight >= 64 * _MB if samples == 1 else long and samples >= 16
         if (large and rows > 16) or (samples >= 48 and classes > 4096 and features >= 256):
             return True
-    few = features <= (192 if classes % 2 != 0 and features % 8 == 0 else 512)  # of odd counts a library is slow, too
-    large = classes > 64 and classes % 4 == 0 and weight >= 32 * _MB
-    return samples >= 96 and (large or (classes > 4096 and few))
+    few = features <= (192 if samples < 96 or (classes % 2 != 0 and features % 8 == 0) else 512)
+    large = classes > 64 and classes % 4 == 0 and weight >= (32 if samples <= 128 else 8) * _MB  # odd: slow
+    return (samples > 32 and classes > 4096 and few) or (samples >= 96 and large)
 
 
 def _pays_in_float32(shape: HeadShape, norms: bool) -> bool:
@@ -51,6 +51,6 @@ def _pays_in_float32(shape: HeadShape, norms: bool) -> bool:
         return True
     if samples == 1:  # whose norm a library computes in one block of threads
         return not norms and (features >= 1 << 15 or (features >= 1 << 10 and weight >= 4 * _MB))
-    few_steps = samples >= 64 and features <= 256 and rows > 16_384
-    # tiles of ours leave SMs idle
-    return few_steps or (samples > 32 and 4096 < rows <= 8192 and weight >= 64 * _MB)
+    if rows > 8192:
+        return (samples > 32 and features <= 256) or (samples >= 128 and features >= 2048)
+    return samples > 32 and rows > 4096 and weight >= 64 * _MB  # tiles of ours leave SMs idle

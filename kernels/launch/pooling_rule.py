@@ -66,6 +66,8 @@ def _windows(shape: HeadShape, elements: int, enough: int) -> "tuple[_Pool, int]
         block_c = 16 if features < 8192 else 64 // shape.element_size
         while block_c * block_p < 256 and features >= 512 * block_c * block_p:
             block_c *= 2
+    elif elements >= 256 and 4 < shape.view.positions < 16 and shape.samples > 1 and features < 1 << 16:
+        block_c, block_p, block_a = 16, 1, 64  # in a block of 16 windows some idle
     else:
         block_a, block_p = min(next_power_of_2(elements), 64), min(next_power_of_2(shape.view.positions), 16)
         block_c = 4096 // (block_p * max(block_a, 2))
@@ -102,7 +104,6 @@ def packing(shape: HeadShape, config: LaunchConfig) -> LaunchConfig:
         block_c, block_a = (16, 64) if small else (128, 32) if maps < 1 << 16 else (128, 16)
         block_a = block_a if small or elements % block_a == 0 else 4  # of 49 elements 52 are read, and not 64
     elif shape.layout == "channels_last":
-        few = positions <= 4 or elements >= 100
         if features < 1 << 15:
             block_c, block_p, block_a = 16, 4, 16
         elif channels <= 64:
@@ -112,7 +113,10 @@ def packing(shape: HeadShape, config: LaunchConfig) -> LaunchConfig:
         elif size == 4:
             block_c, block_p, block_a = 32, 4, 16
         else:
+            few = positions <= 4 or elements >= 100
             block_c, block_p, block_a = (128, 4, 16) if few or features < 1 << 17 else (128, 8, 8)
+    elif elements >= 256 and 4 < positions < 16 and shape.samples > 1 and features < 1 << 16:  # see ``_windows``
+        block_c, block_a = 16, 64
     else:
         block_p, blocks = 4 if positions <= 4 else 16, maps * -(-positions // 16)
         if blocks < 1 << 10:
@@ -159,10 +163,9 @@ def _global_pool(shape: HeadShape, columns: int) -> _Pool | None:
         return _Pool(64, 8, 4, 1, 0)
     if shape.layout == "contiguous" and columns > 256 and samples >= 64 and shape.width % 2 != 0:
         return _Pool(16, 256, 4, 1, 0)  # number by number, in long pieces
-    if shape.layout == "contiguous" and columns <= 1024 and samples >= 64:
-        return _Pool(64, 32 if columns <= 256 else 64, 4, 4, 0)
     if shape.layout == "contiguous" and columns <= 1024:
-        return _pool_of_few_samples(shape, columns)
+        many = _Pool(64, 32 if columns <= 256 else 64, 4, 4, 0)
+        return many if samples >= 64 else _pool_of_few_samples(shape, columns)
     if samples >= 64 and shape.classes <= 16 and 128 <= channels <= 512 and columns <= 1024:
         return _Pool(512, 64 if channels <= 128 else 32 if channels <= 256 else 8, 4, 4, 0)
     if samples >= 16:

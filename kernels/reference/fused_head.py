@@ -36,8 +36,7 @@ def pooled_features(x: Tensor, pool: str, pool_size: tuple[int, int]) -> Tensor:
         return x.flatten(1)
     if x.ndim == 3:  # [N, T, D]
         return {"avg": lambda: x.mean(1), "max": lambda: x.amax(1), "first": lambda: x[:, 0]}[pool]()
-    adaptive_pool = F.adaptive_avg_pool2d if pool == "avg" else F.adaptive_max_pool2d
-    return adaptive_pool(x, pool_size).flatten(1)
+    return (F.adaptive_avg_pool2d if pool == "avg" else F.adaptive_max_pool2d)(x, pool_size).flatten(1)
 
 
 def decide(

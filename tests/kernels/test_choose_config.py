@@ -133,6 +133,15 @@ def test_heads_by_rule_hidden_layers_and_norms_beside_a_trunk(tables):
 
 
 @pytest.mark.parametrize(
+    "samples, classes, shared",
+    [(8, 4096, False), (8, 4097, True), (9, 8192, False), (9, 8193, True)],
+)
+def test_programs_share_decisions_about_few_samples_of_many_classes(samples, classes, shared):
+    shape = head_shape((192, 1, 1), samples=samples, classes=classes)
+    assert config_by_rule(shape).surveys_of(classes) == shared
+
+
+@pytest.mark.parametrize(
     "dtype, width, classes, rows",
     [("float32", 65, 17, 64), ("float32", 64, 17, 0), ("float32", 512, 16, 0), ("float16", 512, 17, 0)],
 )

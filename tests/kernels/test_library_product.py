@@ -205,6 +205,13 @@ def test_the_rule(monkeypatch):
     )
     assert rule_of((18, 1024, 8, 8), 4322, size=7, norms=True, turned=True), "each tile would norm all features"
     assert rule_of((193, 64, 8, 8), 10_320, size=3, norms=True) and not rule_of((42, 2048, 28, 7), 1000)
+    assert not rule_of((128, 512), 6293, pool="none", norms=True), "an odd count"
+    assert not rule_of((8, 620), 7418, pool="none", norms=True), "few samples"
+    assert rule_of((146, 50, 2048), 1000, norms=True) and not rule_of((21, 768, 8, 8), 1000, size=7, norms=True)
+    # groups of samples that programs of ours pad, and batches that one program each decides about
+    assert rule_of((169, 11_328), 1000, pool="none") and not rule_of((128, 192, 7, 7), 1000, pool="none")
+    assert rule_of((58, 82), 21_843, pool="none") and not rule_of((32, 192), 6126, pool="none")
+    assert rule_of((128, 2048), 21_843, dtype=single, pool="none") and not rule_of((128, 706), 21_843, dtype=single)
     for batch in (1, 8, 32, 128):
         for channels, side in ((64, 56), (128, 28), (256, 14), (512, 7), (1024, 14), (2048, 7)):
             for classes in (10, 1000):
