@@ -19,6 +19,7 @@ from ..measuring.head_timing import HeadTiming
 from ..measuring.networks import Networks, find_networks
 from ..measuring.options import NetworkChoice
 from ..measuring.progress import Status, SweepProgress, failures_in_words
+from ..measuring.subject import Subject
 from ..records.decisions import sweep_records
 from ..records.record import grouped, read_records
 from ..records.tables import print_tables, wide_console
@@ -40,12 +41,14 @@ def run_sweep(chosen: NetworkChoice | None, strategy: str, out: Path | None) -> 
     """Measure what the strategy named ``strategy`` asks for of networks, or of the broad set, and print the winners.
 
     Raises:
-        BadInput: no CUDA device, no such network, or a device that was lost.
+        BadInput: no CUDA device, no such network, heads of more than one layer, or a device that was lost.
         BadRecord: ``out`` cannot be read.
     """
     console = wide_console()
     own, cells = (None, []) if chosen is None else (chosen.own, chosen.cells)
     networks = find_networks("sweep", own, cells, out)
+    if networks.own is not None:
+        _check_heads(networks.own)
     families = [[_broad(heads, networks)] for heads in BROAD] if chosen is None else _families(networks)
     count = sum(map(len, families))
     asked: set[HeadShape] = set()
@@ -82,6 +85,17 @@ def run_sweep(chosen: NetworkChoice | None, strategy: str, out: Path | None) -> 
     if failures:
         console.print(f"Not timed: {failures_in_words(failures)}", soft_wrap=True)
     console.print(f"Records: {networks.where}", soft_wrap=True)
+
+
+def _check_heads(subject: Subject) -> None:
+    """Refuse heads that tables do not have: what a table says of one linear layer is fitted to those of several."""
+    for tap, head in zip(subject.network.taps, subject.heads, strict=True):
+        if head.hidden is not None:
+            rows = head.hidden_layers().rows(head.num_classes)
+            raise BadInput(
+                f"model: the head of {tap} in {subject.cell.model} has layers before its last one, wants one linear layer "
+                f"alone, FusedAuxHead(None, {rows}) in its place: it is launched by what a table says of that"
+            )
 
 
 def _broad(family: Family, networks: Networks) -> _Part:

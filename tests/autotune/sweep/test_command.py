@@ -7,6 +7,7 @@ from contextlib import nullcontext
 import pytest
 import torch
 from auxhead.autotune.measuring.failures import DeviceLost
+from auxhead.autotune.measuring.subject import subject_of
 from auxhead.autotune.measuring.timers import FINAL_ROUNDS
 from auxhead.autotune.records.record import read_records
 from auxhead.autotune.sweep.config_text import text
@@ -14,7 +15,9 @@ from auxhead.autotune.sweep.exclusion import excluded
 from auxhead.autotune.sweep.winners import recorded_winners
 from auxhead.kernels.launch.kernel_hash import kernel_hash
 from auxhead.kernels.launch.tuned_table import read_table
+from auxhead.model import EarlyExitNetwork, FusedAuxHead
 from support.command_line import assert_one_line_error, assert_told_how_to_go_on, tune
+from support.example_models import SmallNet, plain_heads
 from support.sweep_fakes import Synthetic, small_target
 
 running = importlib.import_module("auxhead.autotune.sweep.run")
@@ -103,6 +106,16 @@ def tables(result):
     """What is printed at the end."""
     lines = [line.rstrip() for line in result.stdout.splitlines()]
     return [line for line in lines if not re.match(r" *\d+% ", line)]
+
+
+def test_heads_of_several_layers_are_refused_before_anything_is_measured(pretended, monkeypatch):
+    example = torch.randn(2, 3, 8, 8)
+    heads = plain_heads() | {"block0": FusedAuxHead(SmallNet.widths[0], 5, hidden_features=6)}
+    subject = subject_of("tests:small", EarlyExitNetwork(SmallNet(), heads, example_input=example).eval(), example)
+    monkeypatch.setattr("auxhead.autotune.measuring.networks.find_subject", lambda model: lambda: subject)
+    refused = sweep("tests:small")
+    assert_one_line_error(refused, "the head of block0 in tests:small has layers before its last one")
+    assert "FusedAuxHead(None, 6) in its place" in refused.stderr and not Measurer.cells
 
 
 def test_a_lost_device_is_one_line_and_what_was_measured_is_there(pretended, monkeypatch):
