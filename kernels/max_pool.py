@@ -37,7 +37,7 @@ def max_pool2d(
     kernel_pair = _pair(kernel_size)
     stride_pair = kernel_pair if stride is None else _pair(stride)
     padding_pair = _pair(padding)
-    if kernel is None or not _takes(x, kernel_pair, stride_pair, padding_pair):
+    if not _takes(x, kernel_pair, stride_pair, padding_pair):
         return F.max_pool2d(x, kernel_size, stride, padding)
     (samples, channels, height, width), pairs = x.shape, (padding_pair, kernel_pair, stride_pair)
     out_h, out_w = (

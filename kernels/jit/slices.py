@@ -8,7 +8,7 @@ write some of its probabilities each; the last of them writes its answer.
 import triton
 import triton.language as tl
 
-from .criteria import ENTROPY, MARGIN
+from .criteria import ENERGY, ENTROPY, MARGIN, MAX_PROB, PATIENCE
 from .decide import first_maximum, heat_of, heated_exp, largest_probability, write_answer, write_probs
 from .hand_over import INTERPRETED, wait_for_samples
 
@@ -101,6 +101,8 @@ def all_findings(findings, cold, CONFIG: tl.constexpr):
         else:
             below = (tops - top[:, None]) * cold * totals
             state = tl.sum(tl.where(decays > 0, rounded_product(states + below, decays), 0.0), axis=1)
+    else:  # those without a state; another one's would be left out in silence
+        tl.static_assert(CONFIG.criterion == MAX_PROB or CONFIG.criterion == ENERGY or CONFIG.criterion == PATIENCE)
     return top, total, best, state
 
 

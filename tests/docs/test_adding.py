@@ -17,6 +17,7 @@ PATCHES = ROOT / "model" / "guides" / "adding"
 #: Files of which most tests take seconds and see nothing of a patch, and what is run of them; of all others everything.
 FEW = {
     "test_criteria.py": "purity",
+    "test_slices.py": "purity",
     "test_shipped_tables.py": "kernel_here",
     "test_figures.py": "gallery_lists or lead_somewhere",
     "test_fuse_aux_heads.py": "left_alone",
