@@ -18,7 +18,7 @@ or from ``ExitLaunch`` one answer per sample, merged over the exits of a network
     compaction     open samples move into a smaller batch
     max_pool       max-pooling of channels_last maps
 
-To add a criterion: see model/guides/adding.md. Tables hold, since heads without it compile to the same as before.
+To add a criterion: see model/guides/adding.md; tables hold then, by a line there, since other heads compile as before.
 """
 
 from .compaction import collect, destination, gather_open, moves_rows, new_destinations

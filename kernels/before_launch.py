@@ -16,8 +16,9 @@ from .reference.hidden_layers import HiddenLayers
 
 #: Warps of a program: two or eight were hardly ever sooner (blocks by rule of 112 heads, H100, in no record).
 WARPS = 4
-#: Bytes of maps, more than a cache holds, from which on the last one is packed first, of which some is in the cache
-#: still: 192 MB of ResNet-18 at batch 128 cost 4.7 % of its time and not 6.6, 48 MB at batch 32 7.4 for 4.2 (H100).
+#: Bytes of maps beyond which the last one is packed first: the trunk has just written it, so that some of it is in
+#: the cache still. 192 MB of ResNet-18 at batch 128 then cost 4.7 % of its time and not 6.6; of fewer it is a loss, 48
+#: MB at batch 32 cost 7.4 and not 4.2 (H100, in no record).
 _LARGE_MAPS = 64 << 20
 #: Constants and compiled kernel of launches, by all that they depend on.
 _compiled: dict[tuple[Hashable, ...], tuple[PackLaunchConstants, Any]] = {}

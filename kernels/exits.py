@@ -39,7 +39,8 @@ class ExitHead(NamedTuple):
     hidden: HiddenLayers = NO_LAYERS
 
 
-#: Label [N] int64, exit_index [N] int64, confidence [N] float32, probs [N, K] float32 or None.
+#: Label [N] int64, exit_index [N] int64, confidence [N] float32, probs [N, K] float32 or None: so that int64 come first.
+#: A kernel takes them in the order of a ``HeadOutput``.
 Answer = tuple[Tensor, Tensor, Tensor, Tensor | None]
 
 
@@ -196,12 +197,11 @@ class ExitLaunch:
         num_warps = max([for_logits if None in spaces else 1, *(config.num_warps for config in configs)])
         max_registers = max((config.max_registers for config in configs), default=0)
         most = max((config.max_programs for config in configs), default=0)
-        bounded = 0 < most < total
-        grid = most if bounded else total
+        grid = min(most or total, total)
         if total not in self._turns:
             self._turns[total] = new_turns(total, grid, num_warps, buffers.label.device)
         launch_constants = LaunchConstants(
-            tuple(constants), classes, bounded, True, self._place, self._last, self._patience is not None
+            tuple(constants), classes, grid < total, True, self._place, self._last, self._patience is not None
         )
         packed_answer = buffers.packed_answer if packed_answer is None else packed_answer
         answer_label, answer_exit, answer_confidence, answer_probs = buffers.answer(packed_answer)
@@ -246,7 +246,7 @@ class _Space(NamedTuple):
     view: HeadView  # of the input
     config: LaunchConfig
     bias: Tensor | None  # that a launch of logits adds
-    read: HeadView  # of what the launch that decides reads: the input, or packed features
+    read: HeadView  # of what programs that multiply read: the input, or packed features
     constants: HeadConstants
     stages: tuple[int, ...]
     arguments: HeadArguments

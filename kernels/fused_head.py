@@ -200,8 +200,7 @@ def launch_fused_head(
     probs, label, confidence, exits = _empty_output(x, classes, return_probs)
     output = HeadOutput(probs if return_probs else None, label, confidence, exits)
     zeros = arrival_counters(x.device).take(programs.zeroed + 1)
-    bounded = 0 < config.max_programs < programs.total
-    grid = config.max_programs if bounded else programs.total
+    grid = min(config.max_programs or programs.total, programs.total)
     residency = new_turns(programs.total, grid, config.num_warps, x.device)
     rule: tuple[Any, Any] = (temperature, threshold)
     with torch.cuda.device_of(x):
@@ -225,7 +224,7 @@ def launch_fused_head(
             own: HeadConstants | LogitsConstants = LogitsConstants(number_of(criterion))
             if not config.by_library:
                 own = HeadConstants.of(config, view, weight, pool_max=pool_max, criterion=criterion, hidden=hidden)
-            constants = LaunchConstants((own,), classes, bounded)
+            constants = LaunchConstants((own,), classes, grid < programs.total)
         arguments = (
             (place,), tuple(output),
             None, None, (None, None, zeros[-1:]), None, None, None,  # nothing is merged

@@ -45,6 +45,7 @@ def waiting_loop(count):
     Four that lie side by side and were all absent are loaded as one: a quarter of the traffic, which slows down the
     programs that still send. A number that was not absent may be masked, and must not be loaded.
     """
+    # operands: from $0 on results, from ${count} on the numbers as first read, from ${2 count} on their addresses
     numbers, groups = range(count), range(count // 4)
     lines = [
         "{",

@@ -14,7 +14,7 @@ Programs come to the logits in three ways, and the configuration chooses; in a f
     number, which waits for the others' sums, or else whichever arrives last.
 *   tiled, for batches or many classes: the first programs pool, and send features number by number; the next ones wait
     for a sample, or a group of them, and multiply it with some rows of the weight, a tile, a group on tensor cores
-    (float32 is not); the last ones wait for the sums of a sample, and decide.
+    (float32, which only tables choose, is not); the last ones wait for the sums of a sample, and decide.
 *   read, for large weights: features lie in memory, in x itself where nothing is pooled, or packed by a launch before
     (pack.py), and stream with the weight through shared memory. CONFIG.tiled is true here, too: others multiply.
 
@@ -31,14 +31,13 @@ waited for have the smaller ones. CUDA's documentation does not promise that ord
 Numbers drawn in the order of starting would not need it; they cost 1 to 3 us of a head's 6 to 20 (1,000 classes, batch
 32 and 128, H200).
 
-What is sent lies in memory that is 0 before the launch and after it, and so do counters of a sample's arrivals, where
-the last to arrive goes on (``Workspace``, in launch/memory.py). Whoever adds a sample's sums up puts 0 in their place,
-and in that of what their senders have read for them; the last to arrive, in that of the counter.
+What is sent lies in memory that is 0 before the launch and after it (``Workspace``, in launch/memory.py; below).
 
 Sums are float32 and their order is fixed, so that results repeat bit for bit. A part is one of a window
 (``window_parts``) or of a sum, over some features. Prefixes: ``pid_`` program, ``off_`` index along a dimension,
-``mask_`` True for indices that exist, ``acc_`` float32 accumulator. CONFIG is the head's ``HeadConstants``; the
-arguments that are tuples are described at ``HeadArguments``, in launch/memory.py, and ``output`` at ``exit_kernel``.
+``mask_`` True for indices that exist, ``acc_`` float32 accumulator; ``heat`` is the temperature, ``cold`` 1 over it,
+``sure`` the largest probability. CONFIG is the head's ``HeadConstants``; the arguments that are tuples are described at
+``HeadArguments``, in launch/memory.py, and ``output`` at ``exit_kernel``.
 """
 
 import triton
@@ -54,10 +53,19 @@ from .product import split_product, tile_product, weight_block
 from .read_product import read_product, send_statistics
 from .slices import finish, survey_tile
 
+# memory      sent in stage   awaited in   set back to 0 by
+# features    0               1            who decides (clear_features)
+# sums        0 or 1          2            who adds them up (logits_block)
+# statistics  1               1            who decides (first_program)
+# arrived     0 or 1          2            the last to arrive at that counter of a sample, who goes on
+# hidden      2               3            who decides (decide_by_logits)
+# logits      3               4            who decides (logits_block)
+
 
 @triton.jit
 def head_program(pid, head, output, N, CONFIG: tl.constexpr):
     """Do the work of program ``pid`` of a head; returns whether it decided about a sample, and which."""
+    # head: x, weight, bias, rule, workspace (features, sums or findings, arrived, statistics), sizes, norm, last layer
     if CONFIG.last_n > 0:
         _, _, _, rule, _, _, _, last = head
         first_last = first_of_stage(3, N, CONFIG)
@@ -101,7 +109,7 @@ def first_program(pid, head, output, N, CONFIG: tl.constexpr):
     rule = read_rule(rule)  # before anything waits
     if CONFIG.tiled:
         decides, pid_n = tiled_program(pid, head, rule, output[0], N, CONFIG)
-        product = None
+        product = None  # a constexpr, by which ``decide`` compiles to what reads sums
     else:
         decides, pid_n, product = split_program(pid, x, weight, workspace, sizes, N, CONFIG)
         if not CONFIG.one_program:
@@ -124,7 +132,7 @@ def first_program(pid, head, output, N, CONFIG: tl.constexpr):
             decide_by_hidden(product, sums, bias, rule, last, output, off_n, N, CONFIG)
         # all tiles have taken what they were sent, since their products are here
         if CONFIG.reads and CONFIG.norms:
-            if decides:
+            if decides:  # still, after ``finish``
                 tl.store(statistics + pid_n, 0)
                 tl.store(statistics + N + pid_n, 0)
         elif CONFIG.tiled and not CONFIG.reads:
@@ -200,7 +208,7 @@ def tiled_program(pid, head, rule, probs, N, CONFIG: tl.constexpr):
     decides = pid >= first_decision
     pid_n = 0
     if pools:
-        if not CONFIG.reads:
+        if not CONFIG.reads:  # which has no such programs, and compiles nothing here
             pid_n = pid // CONFIG.splits
             send_features(pid_n, pid % CONFIG.splits, x, features, F, sizes, N, CONFIG)
     elif decides:

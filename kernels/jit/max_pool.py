@@ -19,7 +19,7 @@ def max_pool_kernel(
     PADDING_H: tl.constexpr, PADDING_W: tl.constexpr,
     BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """See the module's docstring; the launcher has sized everything."""
+    """Max-pool a block of positions by a block of channels; the launcher has sized everything."""
     channel_blocks = tl.cdiv(C, BLOCK_C)
     pid_c = tl.program_id(0) % channel_blocks
     pid_p = tl.program_id(0) // channel_blocks

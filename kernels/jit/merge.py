@@ -86,7 +86,7 @@ def copy_probs(probs, source, answer_probs, off_n, answers, LAUNCH: tl.constexpr
 @triton.jit
 def tell(still_open, tally, told, N, LAUNCH: tl.constexpr):
     """Count a merged sample; the last one of all tells the host, the graph or both how many samples stay open."""
-    open_samples, requests, condition = told  # [1] int64: the handle of a conditional node, or None
+    open_samples, requests, condition = told  # condition: [1] int64, the handle of a conditional node, or None
     if N == 1:
         before = tl.zeros((), tl.int64)
     else:  # one number counts merged samples (above) and open ones (below), so that the last program knows both

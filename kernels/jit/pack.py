@@ -10,8 +10,9 @@ import triton
 import triton.language as tl
 
 from .hidden_layers import rectified
+from .norm import position_offsets
 from .pool import pooled_block, pooled_features
-from .read_product import position_offsets, step_blocks
+from .read_product import step_blocks
 
 
 @triton.jit
@@ -20,7 +21,7 @@ def pack_kernel(
     starts,  # of each its first program, and their number; None if there is one head
     PACKS: tl.constexpr,  # PackLaunchConstants
 ):
-    """See the module's docstring; ``packed_features`` has sized everything."""
+    """Pack a block of features of one head, or find the head among several; ``packed_features`` has sized all."""
     pid = tl.program_id(0)
     if len(PACKS.heads) == 1:
         pack_block(pid, packed[0], 0, PACKS)

@@ -47,8 +47,9 @@ def tile_product(pid_tile, weight, norm, features, partial, F, sizes, N, CONFIG:
         tile = sample_tile(features, pid_group, weight, norm, off_k, first_f, last_f, sizes, N, CONFIG)
     else:
         tile = group_tile(features, off_n, weight, off_k, first_f, last_f, F, N, CONFIG)
-    # Features are cleared once all sums are there. Where a step has no fewer of them than there are threads, as of all
-    # tables and rules, one thread alone waits for each, and a sum needs those of all warps: none is sent before.
+    # Features are cleared once all sums are there. A step has no fewer of them than there are threads, which
+    # ``rows_waited_for`` sees to: so one thread alone waits for each, a sum needs those of all warps, and none is sent
+    # before.
     row = tl.cast(pid_s, tl.int64) * N + off_n.to(tl.int64)
     pointer = partial + row[:, None] * CONFIG.row_width + off_k[None, :]
     send(pointer, tile, mask_n[:, None] & (off_k < CONFIG.sent)[None, :])

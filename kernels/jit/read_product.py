@@ -3,7 +3,7 @@
     sum[k, n] = sum_f weight[k, f] * feature[n, f]
 
 A tile has ``block_k`` rows of the weight by ``block_n`` samples, on tensor cores, of float32 in three products of its
-upper and lower halves, as exact as float32. Steps lie in shared memory ahead of the product, the weight is read once.
+upper and lower halves, as exact as float32. Steps lie in shared memory ahead of it; a group reads the weight once.
 """
 
 import triton
@@ -17,7 +17,8 @@ from .pool import feature_count, known_multiple
 
 @triton.jit
 def read_product(pid_tile, x, weight, norm, statistics, sizes, N, CONFIG: tl.constexpr):
-    """Multiply features in ``x`` by rows of the weight; returns sums, samples, tile of rows, part of sums."""
+    """Multiply features in ``x`` by rows of the weight; returns sums, samples, and which rows, which share."""
+    # sums are [block_k, block_n] here, [block_n, block_k] in product.py
     weight, stride_wk, stride_wf = weight
     groups = tl.cdiv(N, CONFIG.block_n)  # side by side, so that they find the weight in the cache
     off_n = pid_tile % groups * CONFIG.block_n + tl.arange(0, CONFIG.block_n)

@@ -63,7 +63,7 @@ def finish(number, rule, output, workspace, N, CONFIG: tl.constexpr):
     off_n = pid_n + tl.arange(0, 1)
     mask_n = off_n < N
     heat, cold = heat_of(rule, off_n)
-    # there is no answer under another temperature, even if its exponentials have a sum
+    # under a temperature that is not finite and positive there is no answer, even if its exponentials have a sum
     cold = tl.where(((heat > 0) & (heat < float("inf")))[:, None], cold, float("nan"))
     wait_for_samples(arrived, off_n, mask_n, SLICES)
     top, total, best, state = all_findings(findings + tl.cast(pid_n, tl.int64) * (4 * SLICES), cold, CONFIG)

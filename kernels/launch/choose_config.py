@@ -63,6 +63,7 @@ class Layers(NamedTuple):
 
 
 def _fitted(config: LaunchConfig, shape: HeadShape, layers: Layers) -> LaunchConfig:
+    """Return a configuration of one linear layer as a head wants it that has others, too."""
     if config.by_library:
         return config
     if layers.norms and not (config.reads or config.tiled and config.block_n == 1):

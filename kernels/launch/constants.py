@@ -34,7 +34,7 @@ class MapConstants:
 
 @dataclass(frozen=True, kw_only=True)
 class PackConstants(MapConstants):
-    """Constants of a head whose features are packed; the first ones are a ``LaunchConfig``'s."""
+    """Constants of a head whose features are packed; blocks and stages are a ``LaunchConfig``'s."""
 
     block_c: int
     block_p: int
@@ -64,8 +64,8 @@ class HeadConstants(LaunchConfig, MapConstants):
     """Constants of a fused head: its configuration, and what else its code depends on."""
 
     is_fused: ClassVar[bool] = True
-    rows: int  # of the weight that reads the features: K, or of a head with a hidden linear layer its features
-    classes: int
+    rows: int  # of the weight that reads the features, ``HeadShape.classes``: K, or those of a hidden linear layer
+    classes: int  # K, of the last layer
     shares: tuple[tuple[int, int], ...]  # samples and programs of each stage; see ``LaunchConfig.shares_of``
     criterion: int
     activation: int  # of the hidden layer; ``NO_ACTIVATION`` if there is none

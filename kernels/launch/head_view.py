@@ -34,12 +34,12 @@ class HeadView(NamedTuple):
 
     @property
     def turned(self) -> bool:
-        """True if every element is a feature, and channels lie side by side, as positions do in the weight."""
+        """True if unpooled and channels-last: to be transposed to the weight's order (``MapConstants.transposes``)."""
         return self.unpooled and self.positions > 1 and self.strides[1] == 1 and self.shape[1] > 1
 
     @property
     def in_weight_order(self) -> bool:
-        """True if every element is a feature, and no block of them is to be turned for the weight."""
+        """True if unpooled and not ``turned``: features lie in the order of the weight's columns."""
         return self.unpooled and not self.turned
 
     @property

@@ -15,7 +15,7 @@ class Programs(NamedTuple):
     zeroed: int  # elements of int32 memory that a launch needs to be 0, and sets back to 0
     findings: int  # what programs that multiply leave about their classes in place of sums; see ``surveys_of``
     arrivals: int  # counters of samples that are so decided about
-    last_sums: int  # the first of ``zeroed``: hidden features and logits, left for programs of the last layer
+    last_sums: int  # the first of ``zeroed``: logits and hidden features, left for programs of the last layer
 
     @property
     def total(self) -> int:
@@ -82,7 +82,7 @@ class LaunchConfig:
     max_registers: int = 0
     """Registers of a thread, at most; 0 for no cap."""
     max_programs: int = 0
-    """Programs of the launch, at most, so that it uses at most that many SMs; 0 for as many as there is work."""
+    """Programs of the launch, at most, and so SMs, for ``auxhead-tune overlap --footprints``; 0: as many as needed."""
     weight_buffers: int = 0
     """Tiled, groups of samples: Triton's ``num_stages`` of the product, whose weight is read so many steps less one
     ahead, into shared memory, while features are waited for; 0: one step ahead, into registers."""
@@ -188,7 +188,7 @@ def warps_for_logits(classes: int) -> int:
 
 
 def by_library(classes: int) -> LaunchConfig:
-    """Return the configuration of a library's product and a launch that decides by its logits, with blocks of 1."""
+    """Return the configuration of a library's product and a launch that decides by its logits, nothing being packed."""
     return LaunchConfig(1, 1, 1, 1, 1, 1, 1, 1, 1, 1, warps_for_logits(classes), features="library")
 
 

@@ -13,7 +13,8 @@ _FEW_FEATURES, _FEW_PRODUCTS = 512, 16384
 #: Classes up to which no launch puts a channels-last map in order first: of one or two samples it is split, of more
 #: than 64 read in place.
 _FEW_TURNED = 64
-#: Classes of which several programs decide about a sample, if there are more; twice as many beyond 8 samples.
+#: Classes beyond which features are read and, of up to 8 samples, several programs decide about each; see
+#: ``_in_slices``. Half as many are enough for some of both.
 _MANY_CLASSES = 4096
 #: Programs that fill a GPU: an H100 or H200 has so many SMs.
 _PROGRAMS = 132
@@ -50,8 +51,8 @@ def config_by_rule(shape: HeadShape) -> LaunchConfig:
 def config_beside_trunk(shape: HeadShape, config: LaunchConfig) -> LaunchConfig:
     """Return what takes the place of a configuration where a network's trunk runs beside the head: mostly the same.
 
-    But before many classes, in half precision, programs that multiply what others pool take room from the trunk while
-    they wait: of 16 samples and more features are packed, by one launch for all heads; of fewer who pools multiplies.
+    But before many classes, in half precision, programs that multiply what others pool (tiled) take room from the trunk
+    while they wait: features of 16 samples and more are packed instead, and of 4 to 15 multiplied by who pools.
     """
     # eight heads of 1,000 classes add to ResNet-18 at batch 128 6.6 % and not 8.7, sixteen to ResNet-50 at 32 13.2 and
     # not 19.6 (H100; without, in no record)

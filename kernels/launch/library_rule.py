@@ -19,7 +19,7 @@ def config_of_library(shape: HeadShape, classes: int) -> LaunchConfig:
 def library_pays(shape: HeadShape, config: LaunchConfig, classes: int, *, hidden: bool, norms: bool) -> bool:
     """Return whether PyTorch's operations are to multiply; ``config`` is what programs would do.
 
-    It and ``shape`` are of the first layer, ``classes`` of the last one; ``hidden``, ``norms``: the head has one.
+    It and ``shape`` are of the first layer, ``classes`` of the last; ``hidden``, ``norms``: it has such a layer before.
     """
     samples, features, weight, rows = shape.samples, shape.features, weight_bytes(shape), shape.classes
     if hidden and rows * classes >= 20_000 and weight <= 16 * _MB:  # a large last layer behind no large first one
@@ -31,17 +31,18 @@ def library_pays(shape: HeadShape, config: LaunchConfig, classes: int, *, hidden
         return config.reads and _pays_in_float32(shape, norms)
     if hidden or norms:  # programs wait for a norm's statistics, too
         most = 100 if samples < 96 or classes <= 4096 else 640 if classes % 2 == 0 else 384 if classes > 8192 else 100
-        few = samples >= 16 and classes > 2048 and features <= most
+        few_features = samples >= 16 and classes > 2048 and features <= most
         middling = 512 < classes <= 8192 and features > 1024 and samples >= (24 if features <= 8192 else 128)
-        return not hidden and (few or middling or (features >= 1 << 14 and classes > 4096))
+        return not hidden and (few_features or middling or (features >= 1 << 14 and classes > 4096))
     if features % 2 != 0:  # rows are read number by number
-        long = features >= (1 << 15 if weight < 128 * _MB else 1 << 14)
-        large = weight >= 64 * _MB if samples == 1 else long and samples >= 16
-        if (large and rows > 16) or (samples >= 48 and classes > 4096 and features >= 256):
+        long_rows = samples >= 16 and features >= (1 << 15 if weight < 128 * _MB else 1 << 14)
+        many_bytes = rows > 16 and (weight >= 64 * _MB if samples == 1 else long_rows)
+        if many_bytes or (samples >= 48 and classes > 4096 and features >= 256):
             return True
-    few = features <= (192 if samples < 96 or (classes % 2 != 0 and features % 8 == 0) else 512)
-    large = classes > 64 and classes % 4 == 0 and weight >= (32 if samples <= 128 else 8) * _MB  # odd: slow
-    return (samples > 32 and classes > 4096 and few) or (samples >= 96 and large)
+    few_features = features <= (192 if samples < 96 or (classes % 2 != 0 and features % 8 == 0) else 512)
+    # logits of a number of classes that 4 does not divide a library writes slowly
+    large_weight = classes > 64 and classes % 4 == 0 and weight >= (32 if samples <= 128 else 8) * _MB
+    return (samples > 32 and classes > 4096 and few_features) or (samples >= 96 and large_weight)
 
 
 def _pays_in_float32(shape: HeadShape, norms: bool) -> bool:

@@ -87,7 +87,7 @@ def number_of_activation(activation: str) -> int:
 
 
 def check_hidden_types(hidden: HiddenLayers) -> None:
-    """Raise ``TypeError`` for a field that is no tensor, and of another type than declared."""
+    """Raise ``TypeError`` for a field of another type than declared; ``fused_head`` checks those that are tensors."""
     if not isinstance(hidden, HiddenLayers):
         raise TypeError(f"hidden: got {type(hidden).__name__}, wants a HiddenLayers or None")
     if not isinstance(hidden.rectifies, bool):
