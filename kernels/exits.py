@@ -39,7 +39,7 @@ class ExitHead(NamedTuple):
     hidden: HiddenLayers = NO_LAYERS
 
 
-#: Label [N] int64, exit_index [N] int64, confidence [N] float32, probs [N, K] float32 or None: so that int64 come first.
+#: Label [N] int64, exit_index [N] int64, confidence [N] float32, probs [N, K] float32 or None: int64 come first.
 #: A kernel takes them in the order of a ``HeadOutput``.
 Answer = tuple[Tensor, Tensor, Tensor, Tensor | None]
 
