@@ -114,9 +114,10 @@ def _size(entry: Entry) -> str:
 
 
 def _distance(row: dict[str, Any], asked: dict[str, Any]) -> tuple[int, float]:
+    """Return how many keys differ, another batch size not counted, whose entry may serve; then how far sizes do."""
     differing = [name for name in asked if row[name] != asked[name]]
     sizes = [name for name in differing if isinstance(asked[name], int)]
-    return len(differing), sum(abs(math.log(row[name] / asked[name])) for name in sizes)
+    return len({*differing} - {"samples"}), sum(abs(math.log(row[name] / asked[name])) for name in sizes)
 
 
 def run_explain(
@@ -136,7 +137,9 @@ def run_explain(
     heads = [_head(one, classes, dtype, layout, pool, windows) for one in shapes]
     here = _device_here() if device is None else device
     printed = wide_console()
-    for head in heads:
+    for sizes, head in zip(shapes, heads, strict=True):
+        if pool in ("none", "first"):  # of which nothing is left in the sizes that the kernel reads
+            printed.print(f"{'x'.join(map(str, sizes[1:]))}, pool {pool}, is read as", soft_wrap=True)
         for line in explain(here, head).lines():
             printed.print(line, soft_wrap=True)
 

@@ -89,6 +89,14 @@ def test_the_key_that_differs(tuned):
         assert all(f"{name}={value}" in lines[-1].split() for name, value in fields.items())
 
 
+def test_a_batch_size_that_lacks_is_named_and_not_the_dtype_of_others(tables):
+    shapes = [head_shape(samples=8)._replace(dtype="float16"), *(head_shape(samples=n) for n in (1, 32))]
+    shapes[1:] = [one._replace(dtype="float32") for one in shapes[1:]]
+    (tables / FILE_NAME).write_text(table(*[entry(one, config=other(one)) for one in shapes]).as_text())
+    found = explain(DEVICE, head_shape(samples=8)._replace(dtype="float32"))
+    assert found.missed == ("samples: 8 asked, table has 1, 32",)
+
+
 def test_no_table(tables):
     shape = head_shape()
     found = explain("ACME Y", shape)
@@ -198,8 +206,11 @@ INPUTS = [
         "batch 1, 3x1x20, avg, 1000 classes, float32, strided",
     ),
     (("197x768",), "batch 1, 768x1x197, avg, 1000 classes, float16, channels_last"),
-    (("197x768", "--pool", "first"), "batch 1, 768x1x1, avg"),
-    (("64x4x4", "--pool", "none", "--layout", "contiguous"), "batch 1, 1024x1x1, avg"),
+    (("197x768", "--pool", "first"), "197x768, pool first, is read as\nbatch 1, 768x1x1, avg"),
+    (
+        ("64x4x4", "--pool", "none", "--layout", "contiguous"),
+        "64x4x4, pool none, is read as\nbatch 1, 1024x1x1, avg",
+    ),
     (("512",), "batch 1, 512x1x1, avg"),
 ]
 
