@@ -3,7 +3,8 @@
 import copy
 import re
 from collections.abc import Sequence
-from itertools import groupby
+from itertools import groupby, pairwise
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -36,13 +37,15 @@ _FOLDED = "o?(msv|s?o?v)(ov)?o?"
 
 
 def _fold(module: nn.Sequential) -> nn.Sequential | None:
-    """Return a head without the steps that its linear layers have taken over; None if there is nothing to fold."""
+    """Return a head without the steps that its linear layers have taken over; None if none is to be folded, or fits."""
     parts = [part for _, part in plain_parts(module)]
     if any((why_not_plain(part) or put_on_state(part)) is not None for part in (module, *parts)):
         return None
     steps = [part for part in parts if type(part) not in (nn.Identity, nn.Dropout)]
     runs = [(letter, [*run]) for letter, run in groupby(steps, _letter)]
     if re.fullmatch(_FOLDED, "".join(letter for letter, _ in runs)) is None:
+        return None
+    if not any(letter == "m" or (letter == "v" and len(run) > 1) for letter, run in runs):
         return None
     folded: list[nn.Module] = []
     maps: list[nn.Module] = []
@@ -51,12 +54,29 @@ def _fold(module: nn.Sequential) -> nn.Sequential | None:
             maps = run
         elif letter != "v":
             folded += copy.deepcopy(run)
-        elif not any(type(part) is nn.Linear for part in run):
+        elif not any(type(part) is nn.Linear for part in run) or not _fits(maps, run):
             return None
         else:
             folded.append(_as_one(run, maps))
             maps = []
     return nn.Sequential(*folded).eval()
+
+
+def _fits(maps: Sequence[nn.Module], vectors: Sequence[nn.Module]) -> bool:
+    """Return whether each step makes as many channels, or features, as the next takes: else it may be of tokens."""
+    widths = [_widths(part) for part in (*maps, *vectors)]
+    at = len(maps)  # where channels become features, each of as many pixels
+    fits = [made == taken for (_, made), (taken, _) in pairwise(widths)]
+    if at:
+        fits[at - 1] = widths[at][0] % widths[at - 1][1] == 0
+    return all(fits)
+
+
+def _widths(part: Any) -> tuple[int, int]:
+    """Return how many channels or features a step takes, and makes."""
+    if isinstance(part, nn.Conv2d):
+        return part.in_channels, part.out_channels
+    return (part.in_features, part.out_features) if isinstance(part, nn.Linear) else (part.num_features,) * 2
 
 
 def _letter(part: nn.Module) -> str:
@@ -69,7 +89,9 @@ def _letter(part: nn.Module) -> str:
         return "m" if plain and part.padding in ((0, 0), "valid", "same") else "o"
     if type(part) is nn.Linear:
         return "v"
-    return "s" if type(part) in (nn.AdaptiveAvgPool2d, nn.AvgPool2d, nn.Flatten) else "o"
+    if type(part) is nn.Flatten:
+        return "s" if (part.start_dim, part.end_dim) == (1, -1) else "o"
+    return "s" if type(part) in (nn.AdaptiveAvgPool2d, nn.AvgPool2d) else "o"
 
 
 def _as_one(vectors: Sequence[nn.Module], maps: Sequence[nn.Module]) -> nn.Linear:
@@ -110,7 +132,6 @@ def _scale_and_shift(norm: nn.Module) -> tuple[Tensor, Tensor]:
     assert isinstance(norm, (nn.BatchNorm1d, nn.BatchNorm2d))
     assert norm.running_mean is not None and norm.running_var is not None
     scale = (norm.running_var.double() + norm.eps).rsqrt()
-    if not norm.affine:
-        return scale, -norm.running_mean.double() * scale
-    scale = scale * norm.weight.detach()
-    return scale, norm.bias.detach() - norm.running_mean.double() * scale
+    scale = scale if norm.weight is None else scale * norm.weight.detach()
+    shift = -norm.running_mean.double() * scale
+    return scale, shift if norm.bias is None else shift + norm.bias.detach()

@@ -121,8 +121,9 @@ class FusedAuxHead(AuxHead):
         and ``logits`` stops short of the Softmax. AvgPool2d is known whose window is the whole map: maps of another
         size are refused when they come.
 
-        In eval mode more is known, whose steps are folded into parameters that are new: BatchNorm1d and further Linears
-        without activations between them, Conv2d of 1x1 and BatchNorm2d before an average pool.
+        In eval mode more is known, whose steps are folded into parameters that are new, Dropouts being left out:
+        BatchNorm1d and further Linears without activations between them, Conv2d of 1x1 and BatchNorm2d before an
+        average pool.
 
         Raises:
             ValueError: the module is not of a known shape; the message says why, and of a class with a forward of its

@@ -27,6 +27,12 @@ def norm2(channels: int) -> nn.Module:
     return norm(nn.BatchNorm2d, channels)
 
 
+def without(name: str, head: nn.Sequential) -> nn.Sequential:
+    """A head whose batch norm has lost a parameter, without which PyTorch runs it."""
+    setattr(head[2], name, None)
+    return head
+
+
 FOLDED = {
     "batch norm": lambda: seq(avg(1), flat(), norm1(6), nn.Linear(6, 5)),
     "batch norm without parameters": lambda: seq(avg(1), flat(), norm1(6, affine=False), nn.Linear(6, 5)),
@@ -54,6 +60,8 @@ FOLDED = {
         norm2(6), nn.Conv2d(6, 4, 1), avg(1), flat(), nn.Linear(4, 9), nn.Hardswish(), nn.Linear(9, 5), nn.Softmax(1)
     ),
     "a convolution after a ReLU": lambda: seq(nn.ReLU(), nn.Conv2d(6, 4, 1), avg(1), flat(), nn.Linear(4, 5)),
+    "a batch norm without a bias": lambda: without("bias", seq(avg(1), flat(), norm1(6), nn.Linear(6, 5))),
+    "a batch norm without a weight": lambda: without("weight", seq(avg(1), flat(), norm1(6), nn.Linear(6, 5))),
     "a batch norm after a layer norm": lambda: seq(
         avg((2, 3)), flat(), nn.LayerNorm(36), norm1(36), nn.Linear(36, 9), nn.ReLU(), nn.Linear(9, 5)
     ),
@@ -103,6 +111,43 @@ NOT_LINEAR = {
     "a maximum of a convolution": lambda: seq(nn.Conv2d(6, 4, 1), maximum(1), flat(), nn.Linear(4, 5)),
     "a norm of the batch": lambda: seq(avg(1), flat(), nn.BatchNorm1d(6, track_running_stats=False), nn.Linear(6, 5)),
 }
+
+
+#: Steps of tokens, of patches or of nothing: their sizes are no chain of one sample's features.
+OTHER_SIZES = {
+    "a batch norm of tokens": lambda: seq(norm1(16), nn.Linear(8, 12)),
+    "a batch norm behind a layer of tokens": lambda: seq(nn.Linear(8, 12), norm1(16)),
+    "patches": lambda: seq(nn.Conv2d(3, 8, 1), nn.Flatten(2), nn.Linear(49, 12)),
+    "a norm of patches": lambda: seq(nn.Flatten(2), norm1(3), nn.Linear(49, 12)),
+    "channels that no pool leaves": lambda: seq(nn.Conv2d(8, 6, 1), avg(1), flat(), nn.Linear(8, 5)),
+    "a norm that stretches": lambda: seq(flat(), norm1(8), nn.Linear(1, 5)),
+    "two linears": lambda: seq(avg(1), flat(), nn.Linear(6, 9), nn.Linear(8, 5)),
+}
+
+
+@pytest.mark.parametrize("make", OTHER_SIZES.values(), ids=OTHER_SIZES)
+@pytest.mark.parametrize("training", [False, True])
+def test_steps_whose_sizes_are_no_chain_are_left_alone(make, training):
+    model = nn.ModuleDict({"mix": make(), "exit": seq(flat(), nn.Linear(9, 10))}).train(training)
+    with pytest.raises(ValueError, match="^module: "):
+        FusedAuxHead.from_module(model["mix"])
+    report = fuse_aux_heads(model)
+    assert [*report.replaced] == ["exit"]
+
+
+MISPLACED = {
+    "before the pool": lambda: seq(drop(0.5), avg(1), flat(), nn.Linear(6, 5)),
+    "behind the last layer": lambda: seq(avg(1), flat(), nn.Linear(6, 5), drop(0.5)),
+    "before a norm": lambda: seq(flat(), drop(0.5), nn.LayerNorm(6), nn.Linear(6, 5)),
+    "before an activation": lambda: seq(flat(), nn.Linear(6, 9), drop(0.5), nn.ReLU(), nn.Linear(9, 5)),
+}
+
+
+def test_a_dropout_alone_is_not_folded_away():
+    """It would be lost, and so would be the parameters that a head shares with its module."""
+    for make in MISPLACED.values():
+        with pytest.raises(ValueError, match="is out of place"):
+            FusedAuxHead.from_module(make().eval())
 
 
 def test_what_is_not_linear_is_refused():
