@@ -104,14 +104,14 @@ def fused_head(
     if not isinstance(return_probs, bool):
         raise TypeError(f"return_probs: got {type(return_probs).__name__}, wants a bool")
     parameters = [("weight", weight), ("bias", bias), *layers.tensors()]
-    for name, one in (("x", x), *parameters):
+    rule = [one for one in (("temperature", temperature), ("threshold", threshold)) if isinstance(one[1], Tensor)]
+    for name, one in (("x", x), *rule, *parameters):
         dense = isinstance(one, Tensor) and one.layout is torch.strided and not one.is_nested
         if not dense and (one is not None or name in ("x", "weight")):
             got = type(one).__name__ if not isinstance(one, Tensor) else "nested" if one.is_nested else one.layout
-            raise TypeError(
-                f"{name}: got {got}, wants a strided torch.Tensor{' or None' * (name not in ('x', 'weight'))}"
-            )
-    for name, value in (*parameters, ("temperature", temperature), ("threshold", threshold)):
+            other = "" if name in ("x", "weight") else " or a number" if name in dict(rule) else " or None"
+            raise TypeError(f"{name}: got {got}, wants a strided torch.Tensor{other}")
+    for name, value in (*parameters, *rule):
         # here, not in the op: a tensor on "meta" would send the whole call to the fake implementation
         if isinstance(value, Tensor) and value.device != x.device:
             raise ValueError(f"{name}: got device {value.device}, wants {x.device}, the device of x")
@@ -131,7 +131,8 @@ def _split_number(name: str, value: Tensor | float) -> tuple[Tensor | None, floa
         return value, 1.0
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise TypeError(f"{name}: got {type(value).__name__}, wants a float or a torch.Tensor of one element")
-    return None, float(max(min(value, 10**300), -(10**300)))  # a larger int is no float; each is refused
+    # a larger int is no float; each is refused
+    return None, value if isinstance(value, float) else float(max(min(value, 10**300), -(10**300)))
 
 
 # define and impl, not custom_op, whose wrappers cost the host 10 us more a call

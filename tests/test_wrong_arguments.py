@@ -21,6 +21,8 @@ TUNE = [
     ("heads", "MODEL: got none, wants a network; or --random 400"),
     ("heads resnet18 --random 3", "MODEL: got resnet18 with --random"),
     ("heads --random 3 --batch 1 --batch 8", "--batch: got 1, 8 with --random"),
+    ("heads resnet18 --seed 4", "--seed: got 4 without --random, wants --random 400 beside it, or neither"),
+    ("heads resnet18 --compiled-sample 0", "--compiled-sample: got 0 without --random"),
     ("everything --out file", "--out: got file, which is a file, wants a folder"),
     ("bench --model nosuch", f"--model: {MODEL}"),
     ("bench --model no_such:thing", MODULE),
@@ -44,6 +46,7 @@ TUNE = [
     ("profile --model a:b --trunk x", "--trunk: got x, wants one of as_is, cudnn, inductor"),
     ("explain 512 --dtype int8", "--dtype: got int8, wants one of float16, bfloat16, float32"),
     ("explain 64x", "SHAPE: got 64x, wants sizes such as 64x56x56"),
+    (f"explain {'9' * 5000}", "SHAPE: got 999"),
     ("explain 3x4x5 --pool first", "pool: got 'first' for x of shape"),
 ]
 AUXHEAD = [
@@ -72,3 +75,9 @@ def test_what_is_wrong_is_told_before_the_missing_gpu(arguments: str, message: s
     run = auxhead if (arguments, message) in AUXHEAD else tune
     assert_one_line_error(run(*arguments.split()), message)
     assert [path.name for path in tmp_path.iterdir()] == ["file"], "nothing is left behind"
+
+
+def test_one_class_is_refused_before_anything_is_measured():
+    for command in OF_NETWORKS:
+        refused = tune(command, "resnet18", "--classes", 10, "--classes", 1)
+        assert refused.exit_code == 2 and "--classes" in refused.stderr and "x>=2" in refused.stderr

@@ -33,10 +33,18 @@ def heads(
     placement: Placements = None,
     heads: HeadKinds = None,
     random: Annotated[int | None, typer.Option(min=1, help="Measure so many random heads, of no network.")] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Of random heads: the first are the same, however many.")] = 0,
+    seed: Annotated[
+        int | None,
+        typer.Option(min=0, help="Of random heads: the first are the same, however many.", show_default="0"),
+    ] = None,
     compiled_sample: Annotated[
-        int, typer.Option(min=0, help="One in so many random heads also through torch.compile; 0: none.")
-    ] = COMPILED_EVERY,
+        int | None,
+        typer.Option(
+            min=0,
+            help="One in so many random heads also through torch.compile; 0: none.",
+            show_default=f"{COMPILED_EVERY}",
+        ),
+    ] = None,
     out: Annotated[Path | None, out_option("heads", "random-heads")] = None,
 ) -> None:
     """Measure a network's heads, or random ones, alone: fused, in plain PyTorch, and by torch.compile's max-autotune.
@@ -51,6 +59,9 @@ def heads(
         if random is None:
             if model is None:
                 raise BadInput("MODEL: got none, wants a network; or --random 400 for heads of none")
+            for name, value in (("--seed", seed), ("--compiled-sample", compiled_sample)):
+                if value is not None:
+                    raise BadInput(f"{name}: got {value} without --random, wants --random 400 beside it, or neither")
             chosen = NetworkChoice.of(model, **asked)
             from .run import run_heads
 
@@ -62,5 +73,5 @@ def heads(
             raise BadInput(f"{name}: got {got} with --random, which draws heads of no network; leave one of them out")
         from .run_random import run_random_heads
 
-        if run_random_heads(random, seed, compiled_sample, out):
+        if run_random_heads(random, seed or 0, COMPILED_EVERY if compiled_sample is None else compiled_sample, out):
             raise typer.Exit(1)

@@ -18,7 +18,7 @@ MODEL_HELP = (
 Model = Annotated[str, typer.Argument(help=MODEL_HELP, show_default=False)]
 Batches = Annotated[list[int] | None, typer.Option(min=1, help="Images a call.", show_default="1")]
 Dtypes = Annotated[list[Dtype] | None, typer.Option(help="Of weights and inputs.", show_default="float16")]
-Classes = Annotated[list[int] | None, typer.Option(min=1, help="Of every exit.", show_default="1000")]
+Classes = Annotated[list[int] | None, typer.Option(min=2, help="Of every exit.", show_default="1000")]
 Placements = Annotated[
     list[Placement] | None,
     typer.Option(help="A head after every block, every stage, or every stage but the last.", show_default="stages"),

@@ -73,6 +73,6 @@ def explain(
 
 def _sizes(name: str, written: str) -> tuple[int, ...]:
     parts = written.split("x")
-    if not all(part.isdecimal() and 0 < int(part) < 2**31 for part in parts):
+    if not all(part.isdecimal() and len(part) <= 10 and 0 < int(part) < 2**31 for part in parts):
         raise BadInput(f"{name}: got {written}, wants sizes such as 64x56x56, below 2 ** 31")
     return tuple(map(int, parts))

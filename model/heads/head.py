@@ -65,6 +65,8 @@ class AuxHead(nn.Module):
         """Take a copy of a rule on a device, and the number of classes if it is known before the dry run."""
         super().__init__()
         check_classes("num_classes", num_classes or 2)
+        if not isinstance(return_probs, bool):
+            raise TypeError(f"return_probs: got {return_probs!r}, wants a bool")
         self._num_classes = num_classes
         self.rule = own_rule(rule, device)
         self.return_probs = return_probs

@@ -180,10 +180,15 @@ def test_types(name, device):
         refused(call, TypeError, name, type(value).__name__, "Tensor")
 
 
-@pytest.mark.parametrize("name", ["x", "weight", "bias"])
+def test_an_infinite_number_is_named_as_it_is(device):
+    for name in ("temperature", "threshold"):
+        refused(lambda name=name: fused_head(**arguments(device, **{name: float("inf")})), ValueError, name, "got inf")
+
+
+@pytest.mark.parametrize("name", ["x", "weight", "bias", "temperature", "threshold"])
 def test_tensors_without_strides(name, device):
     good = arguments(device, x=torch.zeros(2, 4, device=device))
-    changes = good | {name: good[name].to_sparse()}
+    changes = good | {name: good.get(name, torch.ones(1, device=device)).to_sparse()}
     refused(lambda: fused_head(**changes), TypeError, name, "torch.sparse_coo", "strided")
     if name == "x":
         parts = [torch.zeros(3, 4, device=device), torch.zeros(2, 4, device=device)]

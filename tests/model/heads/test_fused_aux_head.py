@@ -117,6 +117,9 @@ def test_lazy_width_comes_from_the_first_input(options: dict[str, Any], device: 
     [
         ({"in_features": 0}, BAD, "in_features: got"),
         ({"in_features": 2.5}, BAD, "in_features: got"),
+        ({"in_features": True}, ValueError, "in_features: got True, wants a positive int"),
+        ({"bias": "no"}, TypeError, "bias: got 'no', wants a bool"),
+        ({"return_probs": None}, TypeError, "return_probs: got None, wants a bool"),
         ({"in_features": None, "norm": True}, ValueError, "in_features: got None with norm=True"),
         ({"num_classes": -1}, BAD, "num_classes: got"),
         ({"num_classes": None}, BAD, "num_classes: got"),
