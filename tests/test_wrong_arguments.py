@@ -7,13 +7,13 @@ import torch
 from support.command_line import assert_one_line_error, auxhead, tune
 
 MODEL = "got nosuch, wants one of resnet18, resnet34, resnet50 or package.module:function"
-MODULE = "--model: no module 'no_such' in "
+MODULE = "no module 'no_such' in "
 GZ = "x.jsonl.gz: compressed records are only read, wants a file that lines are added to: x.jsonl"
 NO_GPU = "torch sees no CUDA device here"
 OF_NETWORKS = ("sweep", "heads", "overlap")
 TUNE = [
     *((f"{command} nosuch", f"MODEL: {MODEL}") for command in (*OF_NETWORKS, "plan")),
-    *((f"{command} no_such:thing", MODULE) for command in (*OF_NETWORKS, "plan")),
+    *((f"{command} no_such:thing", f"MODEL: {MODULE}") for command in (*OF_NETWORKS, "plan")),
     *((f"{command} a:b --classes 10", "--classes: is that of the network which a:b ret") for command in OF_NETWORKS),
     *((f"{command} resnet18 --out x.jsonl.gz", GZ) for command in OF_NETWORKS),
     *((f"{command} resnet18 --out .", ".: is a folder, wants a file") for command in OF_NETWORKS),
@@ -25,7 +25,7 @@ TUNE = [
     ("heads resnet18 --compiled-sample 0", "--compiled-sample: got 0 without --random"),
     ("everything --out file", "--out: got file, which is a file, wants a folder"),
     ("bench --model nosuch", f"--model: {MODEL}"),
-    ("bench --model no_such:thing", MODULE),
+    ("bench --model no_such:thing", f"--model: {MODULE}"),
     ("bench --model a:b --model resnet18", "--model: got 2 of them, wants a factory alone"),
     ("bench --model a:b --batch 8", "--batch: is that of the network which a:b returns"),
     ("bench --model a:b --quick", "--quick: chooses cells of the core matrix"),
@@ -39,7 +39,7 @@ TUNE = [
     ("profile --model a:b --checkpoint x", "--model, --checkpoint: got both, wants exactly one of the two"),
     ("profile --model a:b --backbone c:d", "--backbone, --modules: belong to --checkpoint"),
     ("profile --model a", "--model: got 'a', wants package.module:function"),
-    ("profile --model no_such:thing", MODULE),
+    ("profile --model no_such:thing", f"--model: {MODULE}"),
     ("profile --checkpoint absent", "checkpoint: absent has no model.json"),
     ("profile --model a:b --out file", "--out: file is a file, wants a directory"),
     ("profile --model a:b --exits eager", "--exits: got eager, wants one of overlapped, polled, gated"),

@@ -79,7 +79,7 @@ def run_bench(
         check_globs("--variant", variants, (variant.name for cell in cells for variant in catalogue(cell)))
         check_patterns(exits, cells)
 
-    networks = find_networks("bench", own_model, cells, out, check=check)
+    networks = find_networks("bench", own_model, cells, out, option="--model", check=check)
     options = BenchOptions(networks.where, networks.environment, rounds, variants, fresh, exits)
     left, failed = unsettled(networks.cells, options), []
     with SweepProgress(console) as progress:

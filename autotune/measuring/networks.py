@@ -29,7 +29,7 @@ class Networks(NamedTuple):
 
 
 def find_networks(
-    kind: str, own: str | None, cells: Sequence[Cell], out: Path | None, *,
+    kind: str, own: str | None, cells: Sequence[Cell], out: Path | None, *, option: str = "MODEL",
     check: Callable[[Sequence[Cell]], None] = lambda cells: None,
 ) -> Networks:  # fmt: skip
     """Find networks for the command that measures records of a kind; wrong names are told whatever the machine lacks.
@@ -39,12 +39,13 @@ def find_networks(
         own: the user's factory; None: ``cells`` of ResNets.
         cells: of ResNets.
         out: file of the records; None: the usual one.
+        option: that names the factory.
         check: refuses what of the options does not fit the cells.
 
     Raises:
         BadInput: no such function, no CUDA device, or a network that is none; see ``find_subject``.
     """
-    make = None if own is None else find_subject(own)
+    make = None if own is None else find_subject(own, option)
     if make is None:
         check(cells)
     device = this_device(kind)

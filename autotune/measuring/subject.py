@@ -174,8 +174,8 @@ def _inputs_for(cell: Cell) -> int:
     return -(-inputs // 10) * 10 if MIXED.get(cell.placement) == SHARES else inputs
 
 
-def find_subject(model: str) -> Callable[[], Subject]:
-    """Find a user's factory, see :func:`auxhead.model.commands.user_model.load_factory`.
+def find_subject(model: str, option: str = "MODEL") -> Callable[[], Subject]:
+    """Find a user's factory that an option names, see :func:`auxhead.model.commands.user_model.load_factory`.
 
     Returns:
         A function that calls it; raises ``BadInput`` where it returns something else than an :class:`EarlyExitNetwork`
@@ -184,27 +184,27 @@ def find_subject(model: str) -> Callable[[], Subject]:
     Raises:
         BadInput: there is no such function.
     """
-    factory = load_factory(model)
+    factory = load_factory(model, option)
 
     def make() -> Subject:
         network, example = factory()
-        _check_own(model, network, example)
+        _check_own(f"{option}: {model}", network, example)
         return subject_of(model, network, example)
 
     return make
 
 
-def _check_own(model: str, network: EarlyExitNetwork, example: Tensor) -> None:
+def _check_own(whose: str, network: EarlyExitNetwork, example: Tensor) -> None:
     wants = "wants (network, example_input): an EarlyExitNetwork in eval mode and a batch [N, ...], on one CUDA device"
     elsewhere = {str(tensor.device) for tensor in (*network.parameters(), *network.buffers(), example)}
     if example.device.type != "cuda" or len(elsewhere) > 1:
-        raise BadInput(f"--model: {model} returned tensors on {', '.join(sorted(elsewhere))}; {wants}")
+        raise BadInput(f"{whose} returned tensors on {', '.join(sorted(elsewhere))}; {wants}")
     if any(part.training for part in network.modules()):
-        raise BadInput(f"--model: {model} returned a network in training mode; {wants}")
+        raise BadInput(f"{whose} returned a network in training mode; {wants}")
     try:
         network.check_taps(example)
     except (ValueError, TypeError, RuntimeError) as error:
-        raise BadInput(f"--model: {model} returned a network that does not run on its example: {error}") from error
+        raise BadInput(f"{whose} returned a network that does not run on its example: {error}") from error
 
 
 def subject_of(model: str, network: EarlyExitNetwork, example: Tensor) -> Subject:

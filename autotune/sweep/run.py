@@ -93,7 +93,7 @@ def _check_heads(subject: Subject) -> None:
         if head.hidden is not None:
             rows = head.hidden_layers().rows(head.num_classes)
             raise BadInput(
-                f"model: the head of {tap} in {subject.cell.model} has layers before its last one, wants one linear "
+                f"MODEL: the head of {tap} in {subject.cell.model} has layers before its last one, wants one linear "
                 f"layer, FusedAuxHead(None, {rows}) in its place: it is launched by what a table says of that"
             )
 

@@ -70,13 +70,13 @@ def import_function(option: str, spec: str) -> Callable[[], Any]:
     return partial(call_users, function)
 
 
-def load_factory(spec: str) -> Callable[[], UserModel]:
-    """Find the factory that ``--model`` names, a function that returns a network and a batch that it takes.
+def load_factory(spec: str, option: str = "--model") -> Callable[[], UserModel]:
+    """Find the factory that an option names, a function that returns a network and a batch that it takes.
 
     The network is an :class:`EarlyExitNetwork`, or a model with exits of its own (see :func:`attach_exits`). Calling
     the factory raises ``BadInput`` when it returns anything else, or a model whose exits are not found.
     """
-    factory = import_function("--model", spec)
+    factory = import_function(option, spec)
 
     def checked() -> UserModel:
         made = factory()
@@ -88,18 +88,18 @@ def load_factory(spec: str) -> Callable[[], UserModel]:
         ):
             got = ", ".join(type(part).__name__ for part in made) if isinstance(made, tuple) else type(made).__name__
             raise BadInput(
-                f"--model: {spec} returned ({got}), wants (EarlyExitNetwork, Tensor), or any model with exits"
+                f"{option}: {spec} returned ({got}), wants (EarlyExitNetwork, Tensor), or any model with exits"
             )
         model, x = made
         if x.ndim < 1 or len(x) == 0:
-            raise BadInput(f"--model: {spec} returned an input of shape {list(x.shape)}, wants a batch of samples")
+            raise BadInput(f"{option}: {spec} returned an input of shape {list(x.shape)}, wants a batch of samples")
         if isinstance(model, EarlyExitNetwork):
             return UserModel(model, x)
         try:
             model.eval()
             return UserModel(attach_exits(model, x), x)
         except ValueError as error:
-            raise BadInput(f"--model: {spec}: {error}") from None
+            raise BadInput(f"{option}: {spec}: {error}") from None
 
     return checked
 
@@ -147,7 +147,7 @@ def load_network(directory: Path, backbone: str | None, modules: str | None) -> 
     if backbone is not None:
         made = import_function("--backbone", backbone)()
         if isinstance(made, tuple):  # a factory of `auxhead train --model`
-            made = load_factory(backbone)().network
+            made = load_factory(backbone, "--backbone")().network
         if isinstance(made, EarlyExitNetwork):  # which may have other heads
             network, made = made, made.backbone
     given = None if modules is None else load_modules(modules)

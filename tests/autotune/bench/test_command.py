@@ -59,7 +59,7 @@ def test_the_command(subject, plan, monkeypatch, tmp_path):
     running = importlib.import_module("auxhead.autotune.bench.run")
     monkeypatch.chdir(tmp_path)
     compute_on_the_cpu(monkeypatch, importlib.import_module("auxhead.autotune.measuring.networks"))
-    monkeypatch.setattr("auxhead.autotune.measuring.networks.find_subject", lambda model: lambda: subject)
+    monkeypatch.setattr("auxhead.autotune.measuring.networks.find_subject", lambda model, option: lambda: subject)
     arguments = (
         "bench",
         "--model",

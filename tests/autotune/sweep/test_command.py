@@ -112,7 +112,7 @@ def test_heads_of_several_layers_are_refused_before_anything_is_measured(pretend
     example = torch.randn(2, 3, 8, 8)
     heads = plain_heads() | {"block0": FusedAuxHead(SmallNet.widths[0], 5, hidden_features=6)}
     subject = subject_of("tests:small", EarlyExitNetwork(SmallNet(), heads, example_input=example).eval(), example)
-    monkeypatch.setattr("auxhead.autotune.measuring.networks.find_subject", lambda model: lambda: subject)
+    monkeypatch.setattr("auxhead.autotune.measuring.networks.find_subject", lambda model, option: lambda: subject)
     refused = sweep("tests:small")
     assert_one_line_error(refused, "the head of block0 in tests:small has layers before its last one")
     assert "FusedAuxHead(None, 6) in its place" in refused.stderr and not Measurer.cells
