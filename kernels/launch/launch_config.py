@@ -42,6 +42,20 @@ def most_registers(num_warps: int, cap: int = 0) -> int:
     return cap or min(255, 65_536 // (32 * num_warps))
 
 
+# What a field is of, by the way of ``LaunchConfig.way``; "pools", "multiplies" and "decides" are kinds of programs:
+#
+#                     split                  tiled                  read, packed           read, in place
+# block_c, block_p    pools and multiplies   pools                  packs (before_launch)  a step of multiplies
+# block_a, stages     pools                  pools                  packs                  1
+# window_parts        pools                  pools                  1                      1
+# block_n             1                      multiplies             multiplies             multiplies
+# block_f             1                      multiplies, a step     multiplies, a step     block_c * block_p
+# block_k             a step of the product  multiplies, a tile     multiplies, a tile     multiplies, a tile
+# block_s             sums read at a time    shares of features     shares of features     shares of features
+# block_j             decides                decides                decides                decides
+# weight_buffers      0                      multiplies             multiplies             multiplies
+
+
 @dataclass(frozen=True)
 class LaunchConfig:
     """Launch choices of one fused head: how its work is cut into programs, in one of the ways of ``jit/head.py``.
