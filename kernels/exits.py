@@ -165,12 +165,10 @@ class ExitLaunch:
         """
         from .jit import exits as exit_kernel
 
-        buffers = self._buffers
+        buffers, last = self._buffers, self._heads[-1]
         samples = buffers.label.shape[1]
-        last = self._heads[-1]
         classes = inputs[-1].shape[1] if last is None or last.weight is None else last.weight.shape[0]
         read = self.run_before(inputs)
-        biases = {i: space.bias for i, space in self._spaces.items()}
         fused = {i: space for i, space in self._spaces.items() if not space.config.by_library}
         spaces = [fused.get(i) for i in range(len(inputs))]
         places: list[tuple[Any, ...]] = []
@@ -182,7 +180,7 @@ class ExitLaunch:
         for i, (head, x, space, own) in enumerate(zip(self._heads, read, spaces, stages, strict=True)):
             if head is None or space is None:  # logits
                 rule = (None, None) if head is None else (head.temperature, head.threshold)
-                bias = biases.get(i, None if head is None else head.bias)
+                bias = self._spaces[i].bias if i in self._spaces else None if head is None else head.bias
                 places.append(((strided(x), strided(bias), rule), starts[0]))
                 constants.append(LogitsConstants(number_of("max_prob" if head is None else head.criterion)))
             else:
@@ -204,11 +202,11 @@ class ExitLaunch:
             tuple(constants), classes, grid < total, True, self._place, self._last, self._patience is not None
         )
         packed_answer = buffers.packed_answer if packed_answer is None else packed_answer
-        answer_label, answer_exit, answer_confidence, answer_probs = buffers.answer(packed_answer)
+        label, exit_index, confidence, probs = buffers.answer(packed_answer)
         with torch.cuda.device_of(buffers.label):
             given = (
                 tuple(places), (buffers.probs, buffers.label, buffers.confidence, buffers.exits),
-                (answer_probs, answer_label, answer_confidence, answer_exit),
+                (probs, label, confidence, exit_index),
                 buffers.valid, self._counters, (self._open_samples, buffers.requests, self._condition),
                 buffers.tallies, self._patience, total, self._turns[total], samples, launch_constants,
             )  # fmt: skip

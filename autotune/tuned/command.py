@@ -45,7 +45,7 @@ def explain(
         list[int] | None,
         typer.Option(min=1, max=2**31 - 1, help="Samples a call; may be given several times.", show_default="1"),
     ] = None,
-    classes: Annotated[int, typer.Option(min=2, max=2**31 - 1, help="Of the head.")] = 1000,
+    classes: Annotated[int, typer.Option(min=2, max=2**26, help="Of the head.")] = 1000,
     dtype: Annotated[str, typer.Option(help=f"{', '.join(WORDS['dtype'])}.")] = "float16",
     layout: Annotated[str, typer.Option(help=f"Of a map: {', '.join(WORDS['layout'])}.")] = "channels_last",
     pool: Annotated[str, typer.Option(help="avg, max, first or none.")] = "avg",

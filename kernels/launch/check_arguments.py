@@ -88,9 +88,11 @@ ONE_LOGIT = (
 
 
 def check_classes(name: str, classes: int) -> None:
-    """Raise ``ValueError`` for one logit, as binary classifiers have that are read by a sigmoid."""
+    """Raise ``ValueError`` for one logit, as binary classifiers have that are read by a sigmoid, or far too many."""
     if classes == 1:
         raise ValueError(f"{name}: {ONE_LOGIT}")
+    if classes > 1 << 26:  # slices of 64 that a block of Triton, 2 ** 20 elements, can hold
+        raise ValueError(f"{name}: got {classes} classes, wants at most {1 << 26}")
 
 
 def check_head_arguments(

@@ -180,6 +180,11 @@ def test_types(name, device):
         refused(call, TypeError, name, type(value).__name__, "Tensor")
 
 
+def test_more_classes_than_programs_can_decide_about(device):
+    weight = torch.zeros(1, 4, device=device).expand(2**26 + 1, 4)
+    refused(lambda: fused_head(**arguments(device, weight=weight, bias=None)), ValueError, "weight", 2**26 + 1, 2**26)
+
+
 def test_an_infinite_number_is_named_as_it_is(device):
     for name in ("temperature", "threshold"):
         refused(lambda name=name: fused_head(**arguments(device, **{name: float("inf")})), ValueError, name, "got inf")
