@@ -165,8 +165,7 @@ def _tiled(shape: HeadShape, pools: LaunchConfig) -> LaunchConfig:
     samples, classes, features = shape.samples, shape.classes, shape.features
     if shape.view.positions > 1:  # to add parts of windows up takes more registers than a thread has
         pools = replace(pools, window_parts=1)
-    block_k = min(next_power_of_2(classes), 64)
-    block_f = max(min(128, next_power_of_2(features)), 16)
+    block_k, block_f = min(next_power_of_2(classes), 64), max(min(128, next_power_of_2(features)), 16)
     sums = 1 if features < 256 else 2 if features < (512 if samples < 64 else 1024) else 4
     while sums > 1 and -(-samples // 16) * -(-classes // block_k) * sums > MOST_TILES:
         sums //= 2

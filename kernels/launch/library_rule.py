@@ -25,7 +25,8 @@ def library_pays(shape: HeadShape, config: LaunchConfig, classes: int, *, hidden
     if hidden and rows * classes >= 20_000 and weight <= 16 * _MB:  # a large last layer behind no large first one
         # of an odd length, rows of either layer are read number by number
         odd = samples == 1 and rows >= 512 and features >= 128 and (features % 2 != 0 or rows % 2 != 0)
-        if classes > 8192 or (samples >= 8 and rows >= 512) or (samples >= 64 and weight <= _MB) or odd:
+        batch = samples >= 64 and weight <= _MB and (rows >= 96 or classes > 4096)
+        if classes > 8192 or (rows >= 512 and samples * rows >= 8192) or batch or odd:
             return True
     if not config.reads or shape.dtype == "float32":
         return config.reads and _pays_in_float32(shape, norms)

@@ -191,6 +191,8 @@ def test_the_rule(monkeypatch):
     assert rule_of((128, 384), 21_842, pool="none") and rule_of((53, 419), 5904, pool="none"), "even ones, odd rows"
     assert rule_of((2, 512), 21_843, pool="none", hidden=512) and not rule_of((2, 512), 8_000, pool="none", hidden=512)
     assert not rule_of((8, 25_088), 10_000, pool="none", hidden=512), "behind a large first layer"
+    assert rule_of((16, 128), 1000, pool="none", hidden=512) and not rule_of((9, 128), 1000, pool="none", hidden=512)
+    assert rule_of((8, 103), 1000, pool="none", hidden=1024) and not rule_of((229, 64), 1337, pool="none", hidden=64)
     assert rule_of((147, 17, 21), 100, pool="max", hidden=241) and not rule_of((128, 384, 8, 8), 17, hidden=256)
     assert rule_of((19, 1024), 17543, pool="none", hidden=882) and not rule_of((128, 256), 2, pool="none", hidden=622)
     assert rule_of((1, 233), 1462, pool="none", hidden=941) and rule_of((1, 791), 109, pool="none", hidden=1024)
