@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ...kernels.launch.check_arguments import head_dtypes
 from ..listening.hooks import put_on_state, why_not_plain
 from .head_pattern import HeadPattern, match_head, plain_parts
 
@@ -23,10 +24,11 @@ def match_or_fold(module: nn.Module) -> HeadPattern | str:
     pattern = match_head(module)
     if not isinstance(pattern, str) or type(module) is not nn.Sequential:
         return pattern
-    folded = _fold(module)
-    found = pattern if folded is None else match_head(folded)
+    with torch.inference_mode(False):  # whose parameters could not be trained
+        folded = _fold(module)
+    found = pattern if folded is None else folded if isinstance(folded, str) else match_head(folded)
     if isinstance(found, str):
-        return pattern
+        return f"{pattern}; {found}" if isinstance(folded, str) else pattern
     if any(part.training for part in module.modules()):
         return f"{pattern}; in eval mode it could be folded into the Linear"
     return found._replace(paths={})  # no layer of the classifier has its parameters
@@ -36,10 +38,17 @@ def match_or_fold(module: nn.Module) -> HeadPattern | str:
 _FOLDED = "o?(msv|s?o?v)(ov)?o?"
 
 
-def _fold(module: nn.Sequential) -> nn.Sequential | None:
-    """Return a head without the steps that its linear layers have taken over; None if none is to be folded, or fits."""
+def _fold(module: nn.Sequential) -> nn.Sequential | str | None:
+    """Return a head without the steps that its linear layers have taken over, or the reason against it.
+
+    None if none is to be folded, or fits.
+    """
     parts = [part for _, part in plain_parts(module)]
     if any((why_not_plain(part) or put_on_state(part)) is not None for part in (module, *parts)):
+        return None
+    if any(one.dtype not in head_dtypes(one.device) for one in module.parameters()):
+        return None
+    if any(one.layout is not torch.strided for one in (*module.parameters(), *module.buffers())):
         return None
     steps = [part for part in parts if type(part) not in (nn.Identity, nn.Dropout)]
     runs = [(letter, [*run]) for letter, run in groupby(steps, _letter)]
@@ -56,10 +65,25 @@ def _fold(module: nn.Sequential) -> nn.Sequential | None:
             folded += copy.deepcopy(run)
         elif not any(type(part) is nn.Linear for part in run) or not _fits(maps, run):
             return None
+        elif _cancels(maps, run):
+            return "folded in half precision its batch norm would be rounded off: make it a head in float32"
         else:
             folded.append(_as_one(run, maps))
             maps = []
     return nn.Sequential(*folded).eval()
+
+
+def _cancels(maps: Sequence[nn.Module], vectors: Sequence[nn.Module]) -> bool:
+    """Return whether, in half precision, a batch norm before a Linear takes off more than it leaves.
+
+    PyTorch does so in float32. A folded weight is rounded before, and multiplies what is taken off, too.
+    """
+    at = max(index for index, part in enumerate(vectors) if type(part) is nn.Linear)
+    norms = [part for part in (*maps, *vectors[:at]) if isinstance(part, (nn.BatchNorm1d, nn.BatchNorm2d))]
+    return vectors[at].weight.element_size() == 2 and any(  # type: ignore[operator]
+        bool((norm.running_mean.float().square() > norm.running_var.float() + norm.eps).any())  # type: ignore[union-attr]
+        for norm in norms
+    )
 
 
 def _fits(maps: Sequence[nn.Module], vectors: Sequence[nn.Module]) -> bool:
@@ -82,7 +106,8 @@ def _widths(part: Any) -> tuple[int, int]:
 def _letter(part: nn.Module) -> str:
     """Return which kind of step a layer is: of maps, the same at each pixel, of vectors, between both, or another."""
     if isinstance(part, (nn.BatchNorm1d, nn.BatchNorm2d)):
-        linear = type(part) in (nn.BatchNorm1d, nn.BatchNorm2d) and part.running_mean is not None
+        statistics = part.running_mean is not None and part.running_var is not None
+        linear = type(part) in (nn.BatchNorm1d, nn.BatchNorm2d) and statistics
         return "o" if not linear else "v" if type(part) is nn.BatchNorm1d else "m"
     if type(part) is nn.Conv2d:
         plain = part.kernel_size == part.stride == (1, 1) and part.groups == 1

@@ -49,7 +49,7 @@ def fuse_aux_heads(
     class scores or is included by name; others may be features, which other layers of the model read. state_dicts of
     the original model load into the changed one, with a warning that they have no rules. A replaced head returns a
     ``HeadOutput`` where the original returned a tensor. Heads whose steps are folded in eval mode have parameters of
-    their own.
+    their own, which no state_dict of the original has.
 
     The report also names candidates: modules that look like heads and could not be replaced. A candidate has at most
     three convolutions and Linears, and the last of them is a Linear that gives class scores; a Linear by itself is one
@@ -90,12 +90,16 @@ def fuse_aux_heads(
         found = _only(found, included, modules)
     report = FuseReport({}, {})
     made: dict[nn.Module, FusedAuxHead] = {}  # a head that occurs twice stays one head
+    for path, _, _, head, reason in found:  # all of them before any is replaced
+        if reason is None and not isinstance(head, AuxHead) and head not in made:
+            try:
+                made[head] = FusedAuxHead.from_module(head, rule=rule, return_probs=return_probs)
+            except ValueError as error:
+                raise ValueError(f"{path}: {error}") from error
     for path, parent, name, head, reason in found:
         if reason is not None:
             report.left_alone[path] = reason
         elif not isinstance(head, AuxHead):
-            if head not in made:
-                made[head] = FusedAuxHead.from_module(head, rule=rule, return_probs=return_probs)
             parent._modules[name] = report.replaced[path] = made[head]
     return report
 

@@ -134,6 +134,8 @@ def match_head(module: nn.Module) -> HeadPattern | str:
         if norm[1].normalized_shape != (first.in_features,):
             got = list(norm[1].normalized_shape)
             return f"'{norm[0]}' (LayerNorm) is over {got}, not over all {first.in_features} features of a sample"
+        if norm[1].weight is not None and norm[1].weight.dtype != first.weight.dtype:
+            return f"'{norm[0]}' (LayerNorm) is {norm[1].weight.dtype}, and the Linear behind it {first.weight.dtype}"
         paths["hidden.norm"] = norm[0]
     if hidden:
         paths["hidden.linear"] = hidden[0][0]

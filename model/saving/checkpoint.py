@@ -228,7 +228,9 @@ def load_checkpoint(
     for name, value in saved.items():
         if value.dtype != tensors[name].dtype:
             value.data = value.data.to(tensors[name].dtype)
-    network.load_state_dict({**network.state_dict(), **tensors})
+    state = network.state_dict()  # with the versions of modules, which some of torchvision's want
+    state.update(tensors)
+    network.load_state_dict(state)
     network.own_exits = description["own_exits"]
     backbone.eval()
     network.learned_from = learned_from

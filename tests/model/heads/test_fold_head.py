@@ -135,6 +135,36 @@ def test_steps_whose_sizes_are_no_chain_are_left_alone(make, training):
     assert [*report.replaced] == ["exit"]
 
 
+def test_a_norm_that_takes_off_more_than_it_leaves_is_folded_in_float32_alone():
+    module = seq(avg(1), flat(), norm1(6), nn.Linear(6, 5)).eval()
+    module[2].running_mean.fill_(3.0)
+    module[2].running_var.fill_(0.01)
+    assert FusedAuxHead.from_module(module).linear.weight.dtype == torch.float32
+    for dtype in (torch.bfloat16, torch.float16):
+        with pytest.raises(ValueError, match="folded in half precision its batch norm would be rounded off"):
+            FusedAuxHead.from_module(module.to(dtype))
+        module[2].running_mean.zero_()
+        assert FusedAuxHead.from_module(module).linear.weight.dtype == dtype
+        module[2].running_mean.fill_(3.0)
+
+
+def test_what_is_folded_in_inference_mode_can_be_trained():
+    with torch.inference_mode():
+        head = FusedAuxHead.from_module(FOLDED["batch norm"]().eval())
+    head.logits(torch.randn(MAP)).sum().backward()
+    assert head.linear.weight.grad is not None
+
+
+def test_dtypes_and_layouts_that_no_head_has_are_refused():
+    two = seq(avg(1), flat(), nn.Linear(6, 9), nn.Linear(9, 5)).eval()
+    sparse, lost = (FOLDED["batch norm"]().eval() for _ in range(2))
+    sparse[3].weight = nn.Parameter(sparse[3].weight.detach().to_sparse_csr())
+    lost[2].running_var = None
+    for module in (two.to(torch.float8_e4m3fn), sparse, lost):
+        with pytest.raises(ValueError, match="^module: "):
+            FusedAuxHead.from_module(module)
+
+
 MISPLACED = {
     "before the pool": lambda: seq(drop(0.5), avg(1), flat(), nn.Linear(6, 5)),
     "behind the last layer": lambda: seq(avg(1), flat(), nn.Linear(6, 5), drop(0.5)),

@@ -450,3 +450,18 @@ def test_names_that_choose_nothing_good_are_refused_and_change_nothing(
         fuse_aux_heads(model, **options)
     assert "\n" not in str(caught.value)
     assert list(model.modules()) == before
+
+
+def test_a_head_that_cannot_be_made_is_named_and_none_is_replaced() -> None:
+    model = nn.ModuleDict({"good": plain_head(6, 4), "bad": plain_head(6, 4)})
+    model["bad"][0].output_size = 0
+    good = model["good"]
+    with pytest.raises(ValueError, match=r"^bad: pool_size: got \(0, 0\)"):
+        fuse_aux_heads(model)
+    assert model["good"] is good
+
+
+def test_a_norm_of_another_dtype_is_left_alone() -> None:
+    head = seq(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.LayerNorm(6), nn.Linear(6, 4).bfloat16())
+    report = fuse_aux_heads(nn.ModuleDict({"head": head.eval()}))
+    assert "(LayerNorm) is torch.float32, and the Linear behind it torch.bfloat16" in report.left_alone["head"]

@@ -451,3 +451,19 @@ def test_a_calibration_is_kept_and_a_checkpoint_without_one_is_read(saved: Path)
     assert [head.rule.threshold for head in older.network.fused_heads] == [
         head.rule.threshold for head in loaded.network.fused_heads
     ]
+
+
+class Versioned(SmallNet):
+    """A backbone that reads its version from a state_dict, as torchvision's MnasNet does."""
+
+    _version = 2
+
+    def _load_from_state_dict(self, state: dict, prefix: str, metadata: dict, *rest: object) -> None:
+        assert metadata.get("version") == 2
+        super()._load_from_state_dict(state, prefix, metadata, *rest)
+
+
+def test_modules_find_their_versions(tmp_path: Path) -> None:
+    network = EarlyExitNetwork(Versioned(), plain_heads(), example_input=torch.randn(2, 3, 8, 8)).eval()
+    save_checkpoint(tmp_path / "saved", network)
+    assert load_checkpoint(tmp_path / "saved", Versioned()).network.taps == network.taps
