@@ -13,7 +13,7 @@ from ..basics.arguments import close_names, is_plain
 from .batches import Batch
 from .reading import BY_CHANNELS, LOGITS, AnyExtract, has_logits, logits_of, parts_in_words, parts_to_name
 from .recorder import record
-from .recording import Call, Operation, Recording, Value, ancestors, value_like
+from .recording import Call, Operation, Recording, Value, ancestors, at_place, value_like
 
 #: Dimension of the channels in the first argument, and in the first output, of an operator with this name.
 _CHANNELS_SECOND = {
@@ -68,7 +68,7 @@ def dry_run(
     Raises:
         ValueError: a tap that does not exist, runs never, more than once or out of order, is not a tensor [N, ...] of
             rank 2 to 4, or is changed in place later in the forward; the message names layers that would have worked.
-            Or a backbone whose output is not [N, K].
+            Or a backbone whose output is not [N, K], or no logits but probabilities.
     """
     recording = example_input
     if not isinstance(recording, Recording):
@@ -84,6 +84,9 @@ def dry_run(
     if not (is_plain(picked) and picked.ndim == 2 and picked.shape[0] == batch):
         name = "" if isinstance(output, Tensor) else f"; if they are a part of that, name it: {parts_to_name(output)}"
         raise ValueError(f"backbone: returned {parts_in_words(picked)}, wants logits [{batch}, num_classes]{name}")
+    values = [value for place, value in recording.returned.items() if at_place(output, place) is picked]
+    if any(one.made_by is not None and one.made_by.name in ("_softmax", "softmax") for one in values):
+        raise ValueError("backbone: returns probabilities, wants logits: leave out its last softmax")
     return DryRun(read, [channels.dims_of(value_like(y)) for y in read], picked, logits)
 
 

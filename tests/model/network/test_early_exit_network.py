@@ -179,6 +179,16 @@ def test_training_leaves_a_frozen_backbone_in_eval_mode() -> None:
     assert net.train().backbone.block0.training and not net.eval().training and not net.backbone.training
 
 
+def test_a_backbone_that_returns_probabilities_is_refused() -> None:
+    """They would go through a softmax twice; the logarithms of probabilities are logits as good as any."""
+    x = torch.randn(2, 3, 8, 8)
+    for last, error in ((nn.Softmax(1), "backbone: returns probabilities, wants logits"), (nn.LogSoftmax(1), None)):
+        backbone = nn.Sequential(SmallNet(), last).eval()
+        with nullcontext() if error is None else pytest.raises(ValueError, match=f"^{error}"):
+            network = EarlyExitNetwork(backbone, {"0.block1": plain_head(12, 5)}, example_input=x).eval()
+            torch.testing.assert_close(network(x).probs, backbone(x).exp())
+
+
 def test_a_backbone_whose_classifier_was_fused_is_refused_by_name() -> None:
     backbone = nn.Sequential(nn.Conv2d(3, 8, 3), plain_head(8))
     fuse_aux_heads(backbone)
