@@ -14,7 +14,7 @@ _FEW_FEATURES, _FEW_PRODUCTS = 512, 16384
 #: than 64 read in place.
 _FEW_TURNED = 64
 #: Classes beyond which features are read and, of up to 8 samples, several programs decide about each; see
-#: ``_in_slices``. Half as many are enough for some of both.
+#: ``_in_slices``. Beyond half as many pooled maps are read, and tiles are not of 32 rows.
 _MANY_CLASSES = 4096
 #: Programs that fill a GPU: an H100 or H200 has so many SMs.
 _PROGRAMS = 132

@@ -76,13 +76,16 @@ def _fold(module: nn.Sequential) -> nn.Sequential | str | None:
 def _cancels(maps: Sequence[nn.Module], vectors: Sequence[nn.Module]) -> bool:
     """Return whether, in half precision, a batch norm before a Linear takes off more than it leaves.
 
-    PyTorch does so in float32. A folded weight is rounded before, and multiplies what is taken off, too.
+    PyTorch does so in float32. A folded weight is rounded before, and multiplies what is taken off, too. Of a norm on
+    "meta" it is not known.
     """
     at = max(index for index, part in enumerate(vectors) if type(part) is nn.Linear)
-    norms = [part for part in (*maps, *vectors[:at]) if isinstance(part, (nn.BatchNorm1d, nn.BatchNorm2d))]
-    return vectors[at].weight.element_size() == 2 and any(  # type: ignore[operator]
-        bool((norm.running_mean.float().square() > norm.running_var.float() + norm.eps).any())  # type: ignore[union-attr]
-        for norm in norms
+    linear: Any = vectors[at]
+    before: list[Any] = [*maps, *vectors[:at]]
+    return linear.weight.element_size() == 2 and any(
+        bool((norm.running_mean.float().square() > norm.running_var.float() + norm.eps).any())
+        for norm in before
+        if type(norm) in (nn.BatchNorm1d, nn.BatchNorm2d) and not norm.running_mean.is_meta
     )
 
 

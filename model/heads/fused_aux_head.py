@@ -85,8 +85,7 @@ class FusedAuxHead(AuxHead):
             dtype: of the parameters.
         """
         for name, value in (("in_features", in_features), ("num_classes", num_classes)):
-            positive = isinstance(value, int) and not isinstance(value, bool) and value > 0
-            if not positive and not (name == "in_features" and value is None):
+            if not (type(value) is int and value > 0) and not (name == "in_features" and value is None):
                 raise ValueError(f"{name}: got {value!r}, wants a positive int")
         if not isinstance(bias, bool):
             raise TypeError(f"bias: got {bias!r}, wants a bool")

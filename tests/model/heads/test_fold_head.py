@@ -148,6 +148,13 @@ def test_a_norm_that_takes_off_more_than_it_leaves_is_folded_in_float32_alone():
         module[2].running_mean.fill_(3.0)
 
 
+def test_a_norm_on_meta_is_folded_in_any_dtype():
+    """What it takes off is not known there."""
+    for dtype in (torch.float32, torch.float16):
+        module = FOLDED["batch norm"]().eval().to("meta", dtype)
+        assert FusedAuxHead.from_module(module).linear.weight.dtype == dtype
+
+
 def test_what_is_folded_in_inference_mode_can_be_trained():
     with torch.inference_mode():
         head = FusedAuxHead.from_module(FOLDED["batch norm"]().eval())
