@@ -1,7 +1,7 @@
 """``EarlyExitNetwork``: any backbone with early-exit heads behind some of its layers."""
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from functools import partial
 from typing import Any
@@ -252,6 +252,17 @@ class EarlyExitNetwork(nn.Module):
             if not self._is_checked():
                 self._check_taps(example_input, recorded)
 
+    def _keeps_compiler_out(self) -> bool:
+        """Return whether Dynamo traces this, and would have a head read before a user's hook has changed an output."""
+        if not torch.compiler.is_dynamo_compiling():
+            return False
+        layers = [self.backbone.get_submodule(tap) for tap in self.taps]
+        return any(len(layer._forward_hooks) > 0 for layer in (self.backbone, *layers))
+
+    @torch.compiler.disable(reason="a layer that is read carries forward hooks, which have to come before its heads")
+    def _uncompiled(self, call: Callable[..., Any], x: Batch, **options: bool) -> Any:
+        return call(x, **options)
+
     def _check_first(self, x: Batch) -> None:
         """Check a batch, and by the first one the taps; an empty one gets an empty answer and says nothing of them."""
         check_input_batch("x", x, may_be_empty=True)
@@ -322,6 +333,8 @@ class EarlyExitNetwork(nn.Module):
                 tensor of which tells samples and device.
             stop: leave the forward as soon as every sample is sure; see :func:`run_eagerly`.
         """
+        if self._keeps_compiler_out():
+            return self._uncompiled(self.forward, x, stop=stop)
         self._check_first(x)
         return run_eagerly(
             self.backbone,
@@ -344,6 +357,8 @@ class EarlyExitNetwork(nn.Module):
             ValueError: a tap's output is changed in place later in the forward, as by a dropout in training mode alone;
                 or a head has hooks, or a forward of its own, that its answers alone would follow.
         """
+        if self._keeps_compiler_out():
+            return self._uncompiled(self.logits, x)
         self._check_first(x)
         check_followed(self.taps, self.exit_heads)
         features: list[tuple[Tensor, torch.autocast, int | None]] = []

@@ -121,6 +121,17 @@ class Breaking(nn.Module):
         return self.second(torch.relu(x))
 
 
+class NamedLogits(nn.Module):
+    """Its logits are in a dict."""
+
+    def __init__(self, body: nn.Module) -> None:
+        super().__init__()
+        self.body = body
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        return {"logits": self.body(x)}
+
+
 def test_graph_breaks_between_taps_change_nothing() -> None:
     net, x = (
         EarlyExitNetwork(Breaking(), {"first": FusedAuxHead(6, 5), "second": FusedAuxHead(5, 5)}),
@@ -142,3 +153,21 @@ def test_a_backbone_that_was_compiled_by_itself_keeps_its_taps() -> None:
     net = EarlyExitNetwork(torch.compile(backbone, backend="eager"), {"_orig_mod.0": FusedAuxHead(6, 5)})
     for _ in range(2):
         assert_same(net.logits(x), [net.heads[0].logits(backbone[0](x)), backbone(x)])
+
+
+@pytest.mark.parametrize("of_backbone", [False, True], ids=["of a tap", "of the backbone"])
+def test_hooks_of_users_come_before_heads_and_logits_compiled_too(of_backbone: bool) -> None:
+    backbone, x = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 5)), torch.randn(3, 6)
+    net = EarlyExitNetwork(NamedLogits(backbone), {"body.0": FusedAuxHead(6, 5)}, example_input=x, logits="logits")
+    if of_backbone:
+        net.backbone.register_forward_hook(lambda _module, _inputs, found: {"logits": 2 * found["logits"]})
+    else:
+        backbone[0].register_forward_hook(lambda _module, _inputs, y: 2 * y)
+    for way in (net.logits, net):
+        wanted = way(x)
+        for _ in range(2):
+            assert_same(torch.compile(way, backend="eager")(x), wanted)
+        torch._dynamo.reset()
+        with pytest.raises(torch._dynamo.exc.Unsupported, match="forward hooks, which have to come before its heads"):
+            torch.compile(way, backend="eager", fullgraph=True)(x)
+    assert not torch.nn.modules.module._global_forward_hooks
