@@ -44,7 +44,7 @@ def rules(kind):
 
 
 #: Map, tokens and vectors; groups of samples; more classes than a block.
-ONE_KERNEL = [((2, 64, 14, 14), 10), ((60, 512, 7, 7), 1000), ((16, 50, 192), 2), ((33, 100), 32000)]
+ONE_KERNEL = [((2, 64, 14, 14), 10), ((60, 512, 7, 7), 1000), ((16, 50, 192), 2), ((32, 100), 32000)]
 
 
 @pytest.mark.parametrize("kind", ["floats", "tensors"])

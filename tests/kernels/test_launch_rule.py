@@ -79,7 +79,7 @@ def test_choice_by_rule(samples, channels, positions, window_h, window_w, layout
     programs = config.programs(shape.view, classes)
     blocks_c, blocks_p = -(-channels // config.block_c), -(-positions // config.block_p)
     splits = config.splits_of(shape.view)
-    in_slices = classes > (4096 if samples < 64 and size < 4 else 8192)
+    in_slices = classes > (4096 if samples <= 8 and (size < 4 or channels * positions <= 256) else 8192)
     assert splits == (0 if config.reads else blocks_c * blocks_p * config.window_parts)
     assert shape.view.unpooled or not config.in_place
     if not config.reads:

@@ -189,8 +189,10 @@ def test_the_rule(monkeypatch):
     assert not rule_of((128, 768), 21_843, pool="none")
     assert rule_of((103, 64), 21_843, pool="none") and not rule_of((152, 384), 21_843, pool="none"), "odd counts"
     assert rule_of((128, 384), 21_842, pool="none") and rule_of((53, 419), 5904, pool="none"), "even ones, odd rows"
+    assert not rule_of((128, 246), 4245, pool="none"), "few features, of not so many classes"
     assert rule_of((2, 512), 21_843, pool="none", hidden=512) and not rule_of((2, 512), 8_000, pool="none", hidden=512)
     assert not rule_of((8, 25_088), 10_000, pool="none", hidden=512), "behind a large first layer"
+    assert rule_of((128, 16_368), 1000, pool="none", hidden=632) and not rule_of((32, 16_368), 1000, hidden=632)
     assert rule_of((16, 128), 1000, pool="none", hidden=512) and not rule_of((9, 128), 1000, pool="none", hidden=512)
     assert rule_of((8, 103), 1000, pool="none", hidden=1024) and not rule_of((229, 64), 1337, pool="none", hidden=64)
     assert rule_of((147, 17, 21), 100, pool="max", hidden=241) and not rule_of((128, 384, 8, 8), 17, hidden=256)
@@ -209,6 +211,9 @@ def test_the_rule(monkeypatch):
     assert rule_of((193, 64, 8, 8), 10_320, size=3, norms=True) and not rule_of((42, 2048, 28, 7), 1000)
     assert not rule_of((128, 512), 6293, pool="none", norms=True), "an odd count"
     assert not rule_of((8, 620), 7418, pool="none", norms=True), "few samples"
+    assert rule_of((128, 4531), 21_843, pool="none", norms=True) and not rule_of((6, 837), 21_843, norms=True), (
+        "odd rows"
+    )
     assert rule_of((146, 50, 2048), 1000, norms=True) and not rule_of((21, 768, 8, 8), 1000, size=7, norms=True)
     # groups of samples that programs of ours pad, and batches that one program each decides about
     assert rule_of((169, 11_328), 1000, pool="none") and not rule_of((128, 192, 7, 7), 1000, pool="none")

@@ -29,10 +29,10 @@ PACKED = replace(IN_PLACE, block_c=16, block_p=2, block_a=16, features="packed")
 HEADS = {
     "one vector": ((1, 64), "none", (1, 1), 5000, (IN_PLACE, replace(IN_PLACE, block_n=8, block_k=16, block_j=4))),
     "vectors": ((70, 600), "none", (1, 1), 21843, (IN_PLACE, replace(IN_PLACE, block_n=64, block_k=128))),
-    "few programs": ((33, 200), "none", (1, 1), 5001, (replace(IN_PLACE, max_programs=20),)),
+    "few programs": ((32, 200), "none", (1, 1), 9001, (replace(IN_PLACE, max_programs=20),)),
     "pooled": ((20, 512, 7, 7), "avg", (1, 1), 10000, (PACKED, replace(PACKED, num_warps=8, block_j=512))),
-    "windows": ((9, 48, 15, 11), "avg", (5, 3), 4999, (PACKED, replace(PACKED, block_p=4))),
-    "maxima": ((9, 48, 15, 11), "max", (5, 3), 8192, (replace(PACKED, max_programs=7),)),
+    "windows": ((8, 48, 15, 11), "avg", (5, 3), 4999, (PACKED, replace(PACKED, block_p=4))),
+    "maxima": ((8, 48, 15, 11), "max", (5, 3), 8192, (replace(PACKED, max_programs=7),)),
 }
 every_head = pytest.mark.parametrize("name", HEADS)
 
