@@ -76,7 +76,7 @@ def finding(heads: Sequence[Measured]) -> str:
     peers = {"plain PyTorch": "eager", "torch.compile": "compiled"}
     found = {name: [one for head in heads if (one := ratio_to(head, peer))] for name, peer in peers.items()}
     said = [f"as {name} {summary_of(ratios)}" for name, ratios in found.items() if ratios]
-    return f"At least as fast {'; '.join(said)}" if said else "No head was timed"
+    return f"Fused heads are at least as fast {'; '.join(said)}" if said else "No head was timed"
 
 
 def head_in_words(cell: Mapping[str, Any]) -> str:

@@ -25,7 +25,7 @@ def library_pays(shape: HeadShape, config: LaunchConfig, classes: int, *, hidden
     middling_weight = weight <= (32 if samples >= 64 and rows >= 512 else 16) * _MB
     if hidden and rows * classes >= 20_000 and middling_weight:  # a large last layer behind no large first one
         # of an odd length, rows of either layer are read number by number
-        odd = samples == 1 and rows >= 512 and features >= 128 and (features % 2 != 0 or rows % 2 != 0)
+        odd = samples == 1 and rows >= 512 and features >= 96 and (features % 2 != 0 or rows % 2 != 0)
         batch = samples >= 64 and weight <= _MB and (rows >= 96 or classes > 4096)
         if classes > 8192 or (rows >= 512 and samples * rows >= 8192) or batch or odd:
             return True

@@ -1,5 +1,6 @@
 """Figure "random-heads": plain PyTorch's time over the fused head's, of heads drawn at random, kind by kind."""
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -27,7 +28,7 @@ def random_heads_numbers(records: Sequence[Record]) -> dict[str, Any]:
     seeds = sorted({run["fused"].cell["seed"] for run in heads})
     fused = [run["fused"] for run in heads]
     return {
-        "title": finding(heads).replace("; ", ";\n"),
+        "title": re.sub(r" \(.*?\)", "", finding(heads)).replace("; ", ",\nand "),
         "kinds": {kind: sorted(points, key=lambda one: one["ratio"]) for kind, points in by_kind.items() if points},
         "stamp": stamp(
             fused,

@@ -53,7 +53,7 @@ def test_how_heads_compare_is_that_of_the_record():
 
 def test_how_random_heads_compare_is_that_of_the_record():
     columns = []
-    for gpu, seed, drawn, right in (("H100", 103, 398, 397), ("H200", 101, 400, 400)):
+    for gpu, seed, drawn, right in (("H100", 127, 400, 400), ("H200", 101, 400, 400)):
         every = last_runs(records(f"{gpu.lower()}/random-heads.jsonl.gz"), RANDOM)
         assert {one["fused"].cell["seed"] for one in every} == {seed}
         heads = [one for one in every if one["fused"].error is None]
@@ -78,7 +78,7 @@ def test_how_random_heads_compare_is_that_of_the_record():
         "slower than plain PyTorch: of these the other way is sooner", "and is sooner than plain PyTorch",
     )  # fmt: skip
     rows = [f"| {name} | {first} | {second} |" for name, first, second in zip(names, *columns, strict=True)]
-    KERNELS.has_table("| | H100, seed 103 | H200, seed 101 |\n", rows)
+    KERNELS.has_table("| | H100, seed 127 | H200, seed 101 |\n", rows)
 
 
 def test_what_heads_add_to_a_trunk_is_that_of_the_record():

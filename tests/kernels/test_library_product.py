@@ -198,6 +198,7 @@ def test_the_rule(monkeypatch):
     assert rule_of((147, 17, 21), 100, pool="max", hidden=241) and not rule_of((128, 384, 8, 8), 17, hidden=256)
     assert rule_of((19, 1024), 17543, pool="none", hidden=882) and not rule_of((128, 256), 2, pool="none", hidden=622)
     assert rule_of((1, 233), 1462, pool="none", hidden=941) and rule_of((1, 791), 109, pool="none", hidden=1024)
+    assert rule_of((1, 257, 96), 4403, pool="first", hidden=635, norms=True), "rows of an odd length"
     assert rule_of((1, 50, 192), 100, dtype=single, pool="first", hidden=763, norms=True), "rows of an odd length"
     assert not rule_of((1, 512), 2, pool="none", hidden=509) and not rule_of((2, 233), 1462, pool="none", hidden=941)
     assert not rule_of((1, 577, 64), 2, dtype=single, pool="none", norms=True), "a norm of one sample"
