@@ -19,6 +19,8 @@ from .records.record import Record
 from .records.tables import RecordTable, table_command
 from .sweep.command import sweep
 from .tuned.command import explain, promote
+from .zoo.command import zoo
+from .zoo.tables import zoo_tables
 
 
 def _sweep_tables(records: Sequence[Record]) -> list[RecordTable]:
@@ -29,10 +31,10 @@ def _sweep_tables(records: Sequence[Record]) -> list[RecordTable]:
 
 app = command_group("Benchmarks and tuning on your GPU, kept as records.")
 
-for command in (sweep, bench, heads, overlap, profile):
+for command in (sweep, bench, zoo, heads, overlap, profile):
     app.command()(command)
 tables = {"bench": bench_tables, "heads": head_tables, RANDOM: random_head_tables, "overlap": overlap_tables}
-tables |= {"footprint": footprint_tables, "pipeline": pipeline_tables, "doctor": doctor_tables}
+tables |= {"footprint": footprint_tables, "pipeline": pipeline_tables, "doctor": doctor_tables, "zoo": zoo_tables}
 app.command()(table_command(**tables, sweep=_sweep_tables))
 app.command(context_settings={"allow_interspersed_args": False})(doctor)  # what follows a script is its own
 app.command()(everything)

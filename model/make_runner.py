@@ -8,8 +8,8 @@ from torch import Tensor
 
 from .auto.auto_runner import ON_DEMAND, AutoRunner
 from .auto.candidates import ANY_TRUNK
-from .auto.pass_times import check_budget
-from .auto.plan import PlanFile
+from .auto.pass_times import STANDARD, check_budget
+from .auto.plan import REMEMBERED, PlanFile
 from .basics.arguments import check_batch, check_mode
 from .network.early_exit_network import EarlyExitNetwork, check_network
 from .runners.capture import NotCapturable
@@ -26,15 +26,16 @@ def make_runner(
     exits: str = "auto",
     batch_sizes: Sequence[int] | str | None = None,
     trunk: str | None = None,
-    budget: str = "quick",
+    budget: str = STANDARD,
     compact: bool = False,
     forks: Sequence[str] | None = None,
-    plan: str | os.PathLike[str] | None = None,
+    plan: str | os.PathLike[str] | None = REMEMBERED,
 ) -> Runner:
-    """Make a runner for a network; without options, the fastest that is found within ten seconds.
+    """Make a runner for a network; without options, the fastest that is found within half a minute.
 
-    That is never slower, beyond noise, than the plain graph: ``exits="overlapped"`` on the backbone as it is.
-    ``describe()`` says what it is, and by how much it is faster.
+    That is never slower, beyond noise, than the plain graph: ``exits="overlapped"`` on the backbone as it is, or
+    compiled by ``torch.compile``. ``describe()`` says what it is, and by how much it is faster. What was chosen is
+    remembered, and the next time made at once.
 
     Args:
         network: in eval mode.
@@ -47,14 +48,15 @@ def make_runner(
             other one at its first request; see :class:`AutoRunner`.
         trunk: how the backbone is run, see :func:`make_trunk`; for "auto" also "auto": the fastest of them. None is
             "auto" there, and "as_is" otherwise.
-        budget: for "auto", the time to measure in: "quick", 10 s, or "thorough", 60 s, in which the trunk "inductor" is
-            compiled and measured, too.
+        budget: for "auto", the time to measure in: "standard", 30 s; "quick", 10 s, without the trunk "inductor",
+            which has to be compiled; or "thorough", 60 s. What is under way then is not cut short.
         compact: for "polled", gather the samples that stay open into the captured batch sizes below, where that pays;
             see :class:`CompactingRunner`.
         forks: for "overlapped", the taps after which a launch of heads leaves the trunk, ``()`` for no overlap; None is
             by rule. See :class:`OverlappedRunner`.
         plan: for "auto", path of a JSON file that keeps what was measured, and is used where its conditions are still
-            the same; see :class:`AutoRunner`. None measures, and keeps nothing.
+            the same; see :class:`AutoRunner`. "auto" is one for this network in the user's cache folder
+            (``$XDG_CACHE_HOME`` or ``~/.cache``, in ``auxhead/plans``). None measures, and keeps nothing.
 
     Raises:
         ValueError, TypeError: an argument that does not fit.
@@ -77,8 +79,8 @@ def make_runner(
     for name, given, default, its, why in (
         ("compact", compact, False, "polled", "gathers samples"),
         ("forks", forks, None, "overlapped", "has forks"),
-        ("plan", plan, None, "auto", "has a plan"),
-        ("budget", budget, "quick", "auto", "measures"),
+        ("plan", REMEMBERED if plan is None else plan, REMEMBERED, "auto", "has a plan"),
+        ("budget", budget, STANDARD, "auto", "measures"),
     ):
         if given != default and exits != its:
             raise ValueError(f"{name}: got {given!r} with exits={exits!r}, wants {default!r}: only {its!r} {why}")
@@ -115,7 +117,7 @@ def _measured(
             why, batch_sizes = str(error), None  # which were checked, and cannot be read again if they are a generator
     check_kind("trunk", trunk, more=(ANY_TRUNK,))
     check_budget(budget)
-    if plan is not None:
+    if plan is not None and plan != REMEMBERED:
         PlanFile(plan, {})  # which checks the path
     check_batch("example_input", example_input)
     check_device(network, example_input.device)

@@ -3,6 +3,7 @@
 import gc
 import importlib
 import importlib.util
+import itertools
 import os
 import sys
 import warnings
@@ -187,6 +188,15 @@ def users_folder(tmp_path, monkeypatch):
 @pytest.fixture(autouse=True)
 def fixed_seed():
     torch.manual_seed(0)
+
+
+_caches = itertools.count()
+
+
+@pytest.fixture(autouse=True)
+def no_plans_remembered(monkeypatch, tmp_path_factory):
+    """Keep plans in a folder for each test, which is made if any are."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / f"caches-{next(_caches)}"))
 
 
 @pytest.fixture

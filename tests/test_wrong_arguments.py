@@ -34,7 +34,7 @@ TUNE = [
     ("bench --out x.jsonl.gz", GZ),
     ("plan resnet18 --exits layer5", "--exits: got layer5, wants names or globs of: never, layer1"),
     ("plan resnet18 --trunk fast", "--trunk: got fast, wants one of as_is, cudnn, inductor, auto"),
-    ("plan resnet18 --budget all", "--budget: got all, wants one of quick, thorough"),
+    ("plan resnet18 --budget all", "--budget: got all, wants one of quick, standard, thorough"),
     ("profile", "--model, --checkpoint: got neither, wants exactly one of the two"),
     ("profile --model a:b --checkpoint x", "--model, --checkpoint: got both, wants exactly one of the two"),
     ("profile --model a:b --backbone c:d", "--backbone, --modules: belong to --checkpoint"),

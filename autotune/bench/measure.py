@@ -34,6 +34,8 @@ class BenchOptions:
     """Measure again what is already recorded."""
     exits: tuple[str, ...] = ()
     """Globs of exit patterns; none: all of a cell."""
+    kind: str = "bench"
+    """Of the records."""
 
 
 @dataclass
@@ -221,9 +223,12 @@ class _CellBench:
             "rounds": self.options.rounds, **how, "requests": REQUESTS, "captures": variant.captures,
             "inputs": len(self.subject.inputs), **PROTOCOL, "cudnn_benchmark": torch.backends.cudnn.benchmark,
         }  # fmt: skip
+        first = [one.first_answer_s for one in built if one.first_answer_s is not None]
+        measured = {"first_answer_s": [round(seconds, 3) for seconds in first]} if first else None
         record = Record(
-            "bench", run.cell.as_json(), variant.name, run.id, {**self.options.environment, "clocks": clocks_found},
-            protocol, exits=run.pattern, notes=[*notes, *(trunk.notes if trunk else ())], **fields,
+            self.options.kind, run.cell.as_json(), variant.name, run.id,
+            {**self.options.environment, "clocks": clocks_found}, protocol, exits=run.pattern,
+            notes=[*notes, *(trunk.notes if trunk else ())], measured=measured, **fields,
         )  # fmt: skip
         append_record(self.options.out, record)
 

@@ -1,5 +1,6 @@
 """The benchmark's variants of a cell: how each is built, where it is measured, and its baselines."""
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -31,6 +32,8 @@ from ..measuring.timers import CAPTURES
 MAX_AUTOTUNE_BATCHES = (1, 32)
 #: Largest batch of which all taps' outputs are kept, for all inputs, to call heads by themselves.
 HEADS_ALONE_BATCH = 8
+#: What ``make_runner`` makes without options, and how often: first as on a new machine, then by what it remembers.
+DEFAULT, DEFAULT_CAPTURES = "default@auto", 2
 #: Fresh captures of "auto", fewer than of the others: each captures and measures several runners.
 AUTO_CAPTURES = 2
 
@@ -42,6 +45,8 @@ class BuiltVariant(NamedTuple):
     close: Callable[[], None] = lambda: None
     note: str | None = None
     """A sentence on what other captures of the variant may not share."""
+    first_answer_s: float | None = None
+    """Seconds from the call that makes it until its first answer was there, of what is made by one call."""
 
     def answer_to(self, x: Tensor) -> ExitResult:
         """Call for one input and return what is compared."""
@@ -210,6 +215,7 @@ def catalogue(cell: Cell) -> list[Variant]:
             variants.append(add(f"polled-compact@{trunk}", compact, mixed=True))
         auto = partial(add, captures=AUTO_CAPTURES, per_pattern=True, plain=f"overlapped@{trunk}")
         variants.append(auto(f"auto@{trunk}", partial(_auto, trunk), exits=True, mixed=True))
+    variants.append(Variant(DEFAULT, _default, captures=DEFAULT_CAPTURES, per_pattern=True, by_default=False))
     eager = partial(_runner, AS_IS, "eager")
     variants.append(Variant("eager@as_is", eager, captures=1, exits=True, mixed=True))
     variants.append(Variant("eager-stop@as_is", _stopping, captures=1, exits=True, mixed=True))
@@ -246,10 +252,15 @@ def _truncated(trunk: str, captures: VariantCaptures, pattern: str) -> BuiltVari
 
 def _compiled(heads: str | None, mode: str, captures: VariantCaptures, _pattern: str) -> BuiltVariant:
     subject = captures.subject
+    began = time.monotonic()
     call = compiled(subject.network, [] if heads is None else captures.naive_heads, mode)
+    took = []
     for _ in range(3):  # compiles, then warms up, then records its graph
-        call(subject.example)
-    return BuiltVariant(call)
+        last = call(subject.example).last
+        torch.cuda.synchronize(subject.example.device)
+        took.append(time.monotonic() - began)
+        del last
+    return BuiltVariant(call, first_answer_s=took[0])
 
 
 def _runner(trunk: str, exits: str, captures: VariantCaptures, _pattern: str, **compact: Any) -> BuiltVariant:
@@ -258,6 +269,17 @@ def _runner(trunk: str, exits: str, captures: VariantCaptures, _pattern: str, **
     sizes = smaller_sizes(batch) if compact else (batch,)
     runner = make_runner(subject.network, subject.example, exits=exits, batch_sizes=sizes, trunk=trunk, **compact)
     return BuiltVariant(runner, runner.close)
+
+
+def _default(captures: VariantCaptures, _pattern: str) -> BuiltVariant:
+    """Make a runner as people first do."""
+    subject = captures.subject
+    began = time.monotonic()
+    runner = make_runner(subject.network, subject.example)
+    runner(subject.example).label.cpu()
+    took, size = time.monotonic() - began, len(subject.example)
+    said = f"Batch {size}: {runner.plans[size].describe()}" if isinstance(runner, AutoRunner) else runner.describe()
+    return BuiltVariant(runner, runner.close, said, took)
 
 
 def _stopping(captures: VariantCaptures, _pattern: str) -> BuiltVariant:

@@ -106,25 +106,35 @@ def build_subject(cell: Cell, device: torch.device) -> Subject:
             if last is not None:
                 last.weight.fill_(RESIDUAL_SCALE)
         pictures = random_pictures(SAMPLES, cell.input, device)
-        norms = [layer for layer in backbone.modules() if isinstance(layer, nn.BatchNorm2d)]
-        for norm in norms:
-            norm.momentum = None  # the mean over all batches seen
-        backbone.train()(pictures)
-        for norm in norms:
-            norm.momentum = 0.1
+        settle_norms(backbone, pictures)
         heads = {tap: _head(cell, backbone.get_submodule(tap), device) for tap in cell.taps}
         network = EarlyExitNetwork(backbone.eval(), heads, example_input=pictures[:2]).eval()
-        linears = [*(head.linear for head in heads.values()), backbone.fc]
-        for linear, logits in zip(linears, network.logits(pictures), strict=True):
-            scale = LOGIT_SPREAD / logits.std(dim=0).mean()
-            linear.weight.mul_(scale)
-            linear.bias.sub_(logits.mean(dim=0)).mul_(scale)
+        spread_logits(network, [*(head.linear for head in heads.values()), backbone.fc], pictures)
         network = network.to(dtype).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         inputs = [
             random_pictures(cell.batch, cell.input, device).to(dtype=dtype, memory_format=torch.channels_last)
             for _ in range(_inputs_for(cell))
         ]
     return Subject(cell, network, tuple(inputs))
+
+
+def settle_norms(backbone: nn.Module, pictures: Tensor) -> None:
+    """Give the batch norms of random weights the statistics of some pictures; leaves the backbone in training mode."""
+    norms = [layer for layer in backbone.modules() if isinstance(layer, nn.BatchNorm2d)]
+    for norm in norms:
+        norm.momentum = None  # the mean over all batches seen
+    backbone.train()(pictures)
+    for norm in norms:
+        norm.momentum = 0.1
+
+
+def spread_logits(network: EarlyExitNetwork, linears: Sequence[nn.Linear], pictures: Tensor) -> None:
+    """Shift and scale each exit's logits to mean 0 and ``LOGIT_SPREAD`` over some pictures, by its last layer."""
+    for linear, logits in zip(linears, network.logits(pictures), strict=True):
+        logits = logits.float()
+        scale = LOGIT_SPREAD / logits.std(dim=0).mean()
+        linear.weight.mul_(scale)
+        linear.bias.sub_(logits.mean(dim=0)).mul_(scale)
 
 
 def _head(cell: Cell, layer: nn.Module, device: torch.device) -> FusedAuxHead:

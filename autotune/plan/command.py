@@ -12,7 +12,7 @@ from ..measuring.options import MODEL_HELP, check_model, check_patterns, is_fact
 
 #: As ``make_runner`` names them; nothing of it is imported to show the help.
 _KINDS = (*TRUNKS, *MORE_TRUNKS, "auto")
-_BUDGETS = ("quick", "thorough")
+_BUDGETS = ("quick", "standard", "thorough")
 
 
 def plan(
@@ -38,7 +38,10 @@ def plan(
         str, typer.Option(help=f"How the backbone is run: {', '.join(_KINDS)}; auto measures them, too.")
     ] = "auto",
     budget: Annotated[
-        str, typer.Option(help="Time to measure in: quick, 10 s, or thorough, 60 s, which compiles the backbone, too.")
+        str,
+        typer.Option(
+            help="Time to measure in: quick, 10 s, which compiles no backbone; standard, 30 s; thorough, 60 s."
+        ),
     ] = "thorough",
     plan_file: Annotated[
         Path | None,

@@ -1,12 +1,15 @@
 """``AutoRunner``: ``exits="auto"``, which answers with the fastest runner for each batch size."""
 
 import os
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from types import MappingProxyType
 from typing import Any
 
 import torch
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
 from torch import Tensor
 
 from ...kernels.cuda.lifetimes import refuse_forked
@@ -19,8 +22,8 @@ from ..runners.checks import check_capturable, check_no_outer_capture, check_req
 from ..runners.runner import Runner
 from ..trunk.trunk import check_kind
 from .candidates import ANY_TRUNK, MeasuredRunner, SharedTrunks
-from .pass_times import Deadline, batches_of, check_budget, exits_of
-from .plan import Plan, PlanFile, conditions_of
+from .pass_times import STANDARD, Deadline, batches_of, check_budget, exits_of
+from .plan import REMEMBERED, Plan, PlanFile, conditions_of, remembered
 from .planner import Planner
 
 #: Batch sizes: that of the example, and each other one once it is asked for.
@@ -45,7 +48,7 @@ class AutoRunner(Runner):
         *,
         batch_sizes: Sequence[int] | str | None = None,
         trunk: str = ANY_TRUNK,
-        budget: str = "quick",
+        budget: str = STANDARD,
         plan: str | os.PathLike[str] | None = None,
     ) -> None:
         """Make the runners that a plan names, or make, check and measure every candidate and close what is not chosen.
@@ -55,10 +58,10 @@ class AutoRunner(Runner):
         or split, and ``describe`` says why. What does not fit into the budget is left out, and ``describe`` says so;
         the plain graph is always measured. The first time on a machine compiling the kernels takes most of it.
 
-        A plan file is used if device, versions, network, rules, trunk, batch sizes, samples and, in steps of 5 %, the
-        shares of samples that leave at each exit are those that it was measured with, and the budget was no smaller;
-        else all is measured, and the file written. A damaged file is replaced, and one that cannot be written left out,
-        each with a warning.
+        A plan file, with "auto" one in the user's cache folder, is used if device, versions, network, rules, trunk,
+        batch sizes, samples and, in steps of 5 %, the shares of samples that leave at each exit are those that it was
+        measured with, and the budget was no smaller; else all is measured, and the file written. A damaged file is
+        replaced, and one that cannot be written left out, each with a warning.
 
         Raises:
             ValueError, TypeError, RuntimeError: as :class:`GraphRunner` does, and for a path that no file can have; a
@@ -102,26 +105,29 @@ class AutoRunner(Runner):
         stored: dict[int, Plan] = {}
         if self._path is not None:
             of_first = {size: exits[size] for size in first_sizes}
-            self._file = PlanFile(self._path, conditions_of(network, example_input, asked, of_first))
-            stored = self._file.read()
+            conditions = conditions_of(network, example_input, asked, of_first)
+            self._file = remembered(conditions) if self._path == REMEMBERED else PlanFile(self._path, conditions)
+            stored = {} if self._file is None else self._file.read()
         # Those of other batch sizes hold the weights as of the last refresh.
         made = {self._plans[size].chosen.trunk: runner.trunk for size, runner in self._runners.items()}
         trunks = SharedTrunks(network, batches[max(sizes)][0], asked["trunk"], made)
         plans: dict[int, Plan] = {}
-        for index, size in enumerate(sizes):
-            smaller = sizes[:index]
-            if size in stored:
-                with suppress(RuntimeError, ValueError):  # there may be less memory than then
-                    chosen = stored[size].chosen
-                    trunk = trunks.get(chosen.trunk)
-                    runner = chosen.make(network, example_input, size, smaller, trunk)
-                    self._plans[size] = plans[size] = stored[size]
-                    self._runners[size] = runner
-                    continue
-            planner = Planner(network, example_input, size, trunks, deadline)
-            plans[size], runner = planner.plan(batches[size], exits[size], smaller, len(sizes) - index)
-            self._plans[size] = plans[size]
-            self._runners[size] = runner
+        with _shown_on_terminal() as say:
+            for index, size in enumerate(sizes):
+                smaller = sizes[:index]
+                if size in stored:
+                    with suppress(RuntimeError, ValueError):  # there may be less memory than then
+                        chosen = stored[size].chosen
+                        say(f"batch {size}: {chosen.name}, as before")
+                        trunk = trunks.get(chosen.trunk)
+                        runner = chosen.make(network, example_input, size, smaller, trunk)
+                        self._plans[size] = plans[size] = stored[size]
+                        self._runners[size] = runner
+                        continue
+                planner = Planner(network, example_input, size, trunks, deadline, say)
+                plans[size], runner = planner.plan(batches[size], exits[size], smaller, len(sizes) - index)
+                self._plans[size] = plans[size]
+                self._runners[size] = runner
         if self._file is not None and not all(plan.from_file for plan in plans.values()):
             self._file.write({**stored, **plans})
 
@@ -226,6 +232,17 @@ class AutoRunner(Runner):
             raise RuntimeError("this runner is in a call of this thread, which close() would wait for")
         for runner in [*self._runners.values()]:
             runner.check_closable()
+
+
+@contextmanager
+def _shown_on_terminal() -> Iterator[Callable[[str], None]]:
+    """Show what is under way, if standard error is a terminal; without a thread, which measuring would feel."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield lambda what: None
+        return
+    with Live(console=console, auto_refresh=False, transient=True) as live:
+        yield lambda what: live.update(Text(f"make_runner: {what}"), refresh=True)
 
 
 def _samples(x: object) -> int:

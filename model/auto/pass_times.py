@@ -49,8 +49,9 @@ def shares_of(exits: Tensor, taps: int) -> tuple[float, ...]:
     return tuple((exits.flatten().bincount(minlength=taps + 1) / exits.numel()).tolist())
 
 
-#: Seconds that making a runner may take, by the name of the budget.
-BUDGETS = {"quick": 10.0, "thorough": 60.0}
+#: Seconds that making a runner may take, by the name of the budget, and the usual one.
+BUDGETS = {"quick": 10.0, "standard": 30.0, "thorough": 60.0}
+STANDARD = "standard"
 
 
 def check_budget(budget: object) -> None:

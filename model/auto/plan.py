@@ -4,6 +4,7 @@
 """
 
 import dataclasses
+import hashlib
 import json
 import os
 import statistics
@@ -23,7 +24,7 @@ from ..network.early_exit_network import EarlyExitNetwork
 from ..runners.table import RUNNERS
 from ..trunk.trunk import check_kind
 from .candidates import Candidate
-from .pass_times import PassTimes, shares_of
+from .pass_times import BUDGETS, PassTimes, shares_of
 
 #: No request takes less or more microseconds: a nanosecond, a day.
 _US = (1e-3, 86_400e6)
@@ -160,8 +161,6 @@ def _number(name: str, value: Any, least: float, most: float) -> float:
 
 
 FORMAT = 2
-#: A plan made within it is as good where less is asked for.
-_BEST_BUDGET = ("budget", "thorough")
 #: Shares are told apart in steps of 5 %: a few samples more or less at an exit change no choice.
 _STEPS = 20
 
@@ -199,11 +198,7 @@ class PlanFile:
                 raise ValueError(f"format {content['format']!r:.60}, wants {FORMAT}")
             measured = content["conditions"]
             names = dict.fromkeys((*self._conditions, *measured))
-            self.differing = [
-                name
-                for name in names
-                if measured.get(name) != self._conditions.get(name) and (name, measured.get(name)) != _BEST_BUDGET
-            ]
+            self.differing = [name for name in names if not _fits(name, measured.get(name), self._conditions.get(name))]
             plans = {
                 int(size): dataclasses.replace(Plan.from_json(plan), from_file=True)
                 for size, plan in content["plans"].items()
@@ -224,6 +219,31 @@ class PlanFile:
             write_json(led_to(self.path), content)  # a link stays one
         except OSError as error:
             warnings.warn(f"{self.path}: the plan is not kept ({error.strerror or error})", stacklevel=2)
+
+
+def _fits(name: str, measured: Any, asked: Any) -> bool:
+    """Return whether a condition is that of a file, or a smaller budget: a plan made within more is as good."""
+    if name == "budget" and measured in BUDGETS:
+        return BUDGETS[measured] >= BUDGETS[asked]
+    return bool(measured == asked)
+
+
+#: In place of a path: plans are kept in the user's cache folder.
+REMEMBERED = "auto"
+#: Conditions by which such a file is named; the others are in it.
+_NAMES = ("GPU", "taps", "layers", "parameters", "trunk", "batch sizes", "samples")
+
+
+def remembered(conditions: Mapping[str, Any]) -> PlanFile | None:
+    """Return the file in the user's cache folder, one for a network and its batches; None if there can be no folder."""
+    caches = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    folder = Path(caches) / "auxhead" / "plans"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return None
+    name = json.dumps([conditions[name] for name in _NAMES])
+    return PlanFile(folder / f"{hashlib.sha256(name.encode()).hexdigest()[:32]}.json", conditions)
 
 
 def conditions_of(

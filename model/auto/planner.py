@@ -2,7 +2,7 @@
 
 import datetime
 import time
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Container, Sequence
 
 from torch import Tensor
 
@@ -23,9 +23,19 @@ class Planner:
     """Measures for one batch size: runners that are open, and the reasons why others are not."""
 
     def __init__(
-        self, network: EarlyExitNetwork, example_input: Tensor, size: int, trunks: SharedTrunks, deadline: Deadline
+        self,
+        network: EarlyExitNetwork,
+        example_input: Tensor,
+        size: int,
+        trunks: SharedTrunks,
+        deadline: Deadline,
+        say: Callable[[str], None],
     ) -> None:
-        """Plan for samples like those of the example; sizes share trunks and the time until a deadline."""
+        """Plan for samples like those of the example; sizes share trunks and the time until a deadline.
+
+        ``say`` is told what begins, in a few words.
+        """
+        self._say = say
         self._network, self._example, self._size = network, example_input, size
         self._trunks, self._deadline = trunks, deadline
         self._plain: dict[str, Candidate] = {}  # by the kind of its trunk, what others have to beat first
@@ -90,6 +100,7 @@ class Planner:
             elif deadline.left < deadline.seconds * _SHARE_FOR_A_TRUNK[kind]:
                 why = deadline.too_late()
         if why is None:
+            self._tell(f"{'compiling' if kind == 'inductor' else 'making'} the trunk {kind!r}")
             try:
                 self._trunks.get(kind)
             except RuntimeError as error:
@@ -98,8 +109,13 @@ class Planner:
             self._left_out[f"trunk {kind}"] = why
         return why is None
 
+    def _tell(self, what: str) -> None:
+        """Say what begins."""
+        self._say(f"batch {self._size}: {what}; {self._deadline.left:.0f} s left of {self._deadline}")
+
     def _add_plain(self, kind: str) -> Candidate:
         """Make the plain graph on a trunk that was made."""
+        self._tell(f"the plain graph on the trunk {kind!r}")
         began = time.monotonic()
         runner = OverlappedRunner(self._network, self._example, batch_sizes=(self._size,), trunk=self._trunks.get(kind))
         self._plain[kind] = candidate = Candidate("overlapped", runner.forks[self._size], trunk=kind)
@@ -158,6 +174,7 @@ class Planner:
             if not self._has_time():
                 self._left_out[name] = self._deadline.too_late()
                 continue
+            self._tell(name)
             began = time.monotonic()
             try:
                 runner = candidate.make(self._network, self._example, self._size, smaller, trunk)
@@ -170,6 +187,7 @@ class Planner:
                 self._left_out[name] = f"it answered otherwise than {plain.name}"
         simplest_first = dict.fromkeys([candidate.name for candidate in known])
         names = [*(self._runners.keys() - simplest_first), *(name for name in simplest_first if name in self._runners)]
+        self._tell(f"measuring {len(names)} runners")
         return measure({name: self._runners[name] for name in names}, batches, self._deadline)
 
     def _close_all_but(self, names: Container[str]) -> None:

@@ -87,7 +87,7 @@ def main(device: str) -> None:
         )
         loaded = load_checkpoint(folder, make_backbone().to(device))
 
-    # On a GPU the fastest of what is measured on these images, within ten seconds; elsewhere the network as it is.
+    # On a GPU the fastest of what is measured on these images, within half a minute; elsewhere the network as it is.
     with make_runner(loaded.network, images[:32]) as runner:
         answer = runner(images)
         print(runner.describe())

@@ -125,5 +125,5 @@ def test_the_table_command(tmp_path):
     (tmp_path / "empty.jsonl").touch()
     assert_one_line_error(
         tune("table", tmp_path / "empty.jsonl"),
-        "empty.jsonl holds none of bench, heads, random-heads, overlap, footprint, pipeline, doctor or sweep",
+        "empty.jsonl holds none of bench, heads, random-heads, overlap, footprint, pipeline, doctor, zoo or sweep",
     )

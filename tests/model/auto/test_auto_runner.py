@@ -16,7 +16,9 @@ pytestmark = pytest.mark.usefixtures("without_interpreter")
 def auto(x: torch.Tensor | None = None, network: object = None, **options: object) -> AutoRunner:
     torch.manual_seed(0)
     x = images(8) if x is None else x
-    return make_runner(network or small_network(), x, **{"batch_sizes": (2,), "trunk": "as_is", **options})
+    return make_runner(
+        network or small_network(), x, **{"batch_sizes": (2,), "trunk": "as_is", "plan": None, **options}
+    )
 
 
 def test_all_candidates_share_a_trunk_and_all_but_the_chosen_are_closed(gpu: FakeGpu) -> None:

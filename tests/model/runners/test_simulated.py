@@ -81,7 +81,7 @@ def test_the_planner_can_make_every_candidate_and_each_answers_as_the_plain_grap
     monkeypatch.setattr("auxhead.model.auto.planner.measure", measure)
     x = images(2)
     with simulated_cuda():
-        planner = Planner(network, x, 2, SharedTrunks(network, x, trunk, {}), Deadline("quick", 600.0, math.inf))
+        planner = Planner(network, x, 2, SharedTrunks(network, x, trunk, {}), Deadline("quick", 600.0, math.inf), print)
         plan, runner = planner.plan([x], network(x).exit_index[None], smaller=(1,), parts=1)
         found = runner(x)
     names = [
