@@ -20,7 +20,7 @@ def infer(
     modules: ModulesOption = None,
     runner: Annotated[
         Literal[EXITS],  # type: ignore[valid-type]
-        typer.Option(help="How the network is run; auto measures for half a minute the first time, and pays for thousands."),
+        typer.Option(help="How the network is run; auto first measures for half a minute, and pays for thousands."),
     ] = "eager",
     batch: Annotated[int, typer.Option(min=1, help="Images that are read and answered together.")] = 64,
     json_lines: Annotated[
