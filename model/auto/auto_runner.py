@@ -22,7 +22,7 @@ from ..runners.checks import check_capturable, check_no_outer_capture, check_req
 from ..runners.runner import Runner
 from ..trunk.trunk import check_kind
 from .candidates import ANY_TRUNK, MeasuredRunner, SharedTrunks
-from .pass_times import STANDARD, Deadline, batches_of, check_budget, exits_of
+from .pass_times import STANDARD, Deadline, batches_of, check_budget, done_of, exits_of
 from .plan import REMEMBERED, Plan, PlanFile, conditions_of, remembered
 from .planner import Planner
 
@@ -120,7 +120,8 @@ class AutoRunner(Runner):
                         chosen = stored[size].chosen
                         say(f"batch {size}: {chosen.name}, as before")
                         trunk = trunks.get(chosen.trunk)
-                        runner = chosen.make(network, example_input, size, smaller, trunk)
+                        done = done_of(exits[size], len(network.taps))
+                        runner = chosen.make(network, example_input, size, smaller, trunk, done)
                         self._plans[size] = plans[size] = stored[size]
                         self._runners[size] = runner
                         continue

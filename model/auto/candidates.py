@@ -4,7 +4,7 @@ import math
 import statistics
 import time
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -44,15 +44,26 @@ class Candidate(NamedTuple):
         return self.exits + (" (compact)" if self.compact else "")
 
     def make(
-        self, network: EarlyExitNetwork, example_input: Tensor, size: int, smaller: Sequence[int], trunk: Trunk
+        self,
+        network: EarlyExitNetwork,
+        example_input: Tensor,
+        size: int,
+        smaller: Sequence[int],
+        trunk: Trunk,
+        done: Sequence[float],
     ) -> MeasuredRunner:
-        """Make the runner for a batch size, on a trunk of its kind; samples may be gathered into the smaller ones."""
+        """Make the runner for a batch size, on a trunk of its kind; samples may be gathered into the smaller ones.
+
+        For ``done``, by which it stops, see :class:`GraphRunner`.
+        """
         kind = kind_of_runner(self.exits, compact=self.compact)
         if not kind.graphs:
             eager: EagerRunner = kind.imported_class()(network, trunk=trunk)
             return eager
         sizes = (*smaller, size) if self.compact else (size,)
-        options = {"forks": self.forks} if self.exits == "overlapped" else {}
+        options: dict[str, Any] = {"forks": self.forks} if self.exits == "overlapped" else {"done": done}
+        if self.compact:
+            options = {}
         made: GraphRunner = kind.imported_class()(network, example_input, batch_sizes=sizes, trunk=trunk, **options)
         return made
 

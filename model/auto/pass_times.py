@@ -49,6 +49,15 @@ def shares_of(exits: Tensor, taps: int) -> tuple[float, ...]:
     return tuple((exits.flatten().bincount(minlength=taps + 1) / exits.numel()).tolist())
 
 
+def done_of(exits: Tensor, taps: int) -> list[float]:
+    """Return the shares of batches [B, N] all of whose samples leave by each tap, as one would bet on those to come.
+
+    Half a batch more is counted as done and half a one as not (Jeffreys' prior): of a single batch little is known.
+    """
+    last = exits.amax(dim=1)
+    return [(int((last <= tap).sum()) + 0.5) / (len(last) + 1.0) for tap in range(taps)]
+
+
 #: Seconds that making a runner may take, by the name of the budget, and the usual one.
 BUDGETS = {"quick": 10.0, "standard": 30.0, "thorough": 60.0}
 STANDARD = "standard"

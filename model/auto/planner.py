@@ -10,7 +10,7 @@ from ..network.early_exit_network import EarlyExitNetwork
 from ..runners.overlapped import OverlappedRunner
 from ..runners.runner import Runner
 from .candidates import Candidate, MeasuredRunner, SharedTrunks, candidates, choose
-from .pass_times import Deadline, PassTimes, least_requests, measure, shares_of
+from .pass_times import Deadline, PassTimes, done_of, least_requests, measure, shares_of
 from .plan import Plan
 
 #: Part of the time for a batch size that measuring one runner may take: ten are measured, and made before.
@@ -63,9 +63,10 @@ class Planner:
             self._deadline = self._deadline.part(parts)
             batches = self._within_time(batches)
             trunk_times = self._measure_trunks(kinds, batches)
-            best = choose({kind: times.host for kind, times in trunk_times.items()}, plain.trunk)
+            # of one runner on several trunks; the host's part, which is the same for all, would only add noise
+            best = choose({kind: times.device for kind, times in trunk_times.items()}, plain.trunk)
             self._close_all_but((plain.name, self._plain[best].name))
-            times = self._measure_runners(best, smaller, batches)
+            times = self._measure_runners(best, smaller, batches, done_of(exits, len(self._network.taps)))
             chosen = choose({name: passes.host for name, passes in times.items()}, plain.name)
         finally:
             self._close_all_but((chosen,))
@@ -162,7 +163,9 @@ class Planner:
         times = measure({each.name: self._runners[each.name] for each in self._plain.values()}, batches, self._deadline)
         return {kind: times[candidate.name] for kind, candidate in self._plain.items()}
 
-    def _measure_runners(self, kind: str, smaller: Sequence[int], batches: Sequence[Tensor]) -> dict[str, PassTimes]:
+    def _measure_runners(
+        self, kind: str, smaller: Sequence[int], batches: Sequence[Tensor], done: Sequence[float]
+    ) -> dict[str, PassTimes]:
         """Make all candidates on a trunk, compare them with the plain graph on it, and measure all that is open."""
         plain, trunk = self._plain[kind], self._trunks.get(kind)
         known = candidates(self._network.taps, plain.forks, smaller, kind)
@@ -177,7 +180,7 @@ class Planner:
             self._tell(name)
             began = time.monotonic()
             try:
-                runner = candidate.make(self._network, self._example, self._size, smaller, trunk)
+                runner = candidate.make(self._network, self._example, self._size, smaller, trunk, done)
             except RuntimeError as error:
                 self._left_out[name] = str(error)
                 continue

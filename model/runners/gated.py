@@ -12,19 +12,19 @@ from .graph_runner import GraphRunner
 from .program import CapturedBatch, HeadLaunches, StaticInput
 from .segment_times import choose_stops
 
-#: A gate skips at least this much of the trunk, in microseconds: each costs about 10 even if it stays open (H200).
-_LEAST_GATED_US = 21.0
+#: A gate costs about so much, in microseconds, even if it stays open, and skips at least so much of the trunk (H200).
+_GATE_US, _LEAST_GATED_US = 10.0, 21.0
 
 
 class GatedRunner(GraphRunner):
     """Stops the network on the GPU alone; the host launches one graph and need not wait.
 
-    There is a gate at every tap that is followed by enough of the trunk; other heads share the launch of the next gate.
-    The trunk after a gate waits for its heads.
+    There is a gate at every tap that is followed by enough of the trunk, or where it is known where samples leave, at
+    those that pay; other heads share the launch of the next gate. The trunk after a gate waits for its heads.
     """
 
     def _capture(self, example: Tensor, buffers: ExitBuffers) -> CapturedBatch:
-        stops = choose_stops(self._segment_times(example), _LEAST_GATED_US)
+        stops = choose_stops(self._segment_times(example), _LEAST_GATED_US, _GATE_US, self._shares_done(len(example)))
         static = StaticInput(example)
         conditions = torch.zeros(len(stops), dtype=torch.int64, device=self._device)
         launches = HeadLaunches(buffers, self._exits, self.network.exit_heads, stops, conditions=conditions)

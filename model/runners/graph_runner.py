@@ -3,6 +3,7 @@
 import weakref
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 from typing import TypeVar
 
 import torch
@@ -50,6 +51,7 @@ class GraphRunner(SerialRunner):
         *,
         batch_sizes: Sequence[int] = (1,),
         trunk: str | Trunk = "as_is",
+        done: Sequence[float] | None = None,
     ) -> None:
         """Capture ``network``.
 
@@ -59,6 +61,9 @@ class GraphRunner(SerialRunner):
             example_input: a batch of any size on that device; requests have its dtype and the shape of its samples.
             batch_sizes: to capture.
             trunk: how the backbone is run, see :func:`make_trunk`; or what that has made of it.
+            done: shares, 0 to 1, of batches all of whose samples have left by each tap: who can stop does so where that
+                pays. None is by the shares that the network's monitor expects, as calibration leaves them there; where
+                there is none, stops are wherever they may pay.
 
         Raises:
             ValueError, TypeError: an argument that does not fit.
@@ -70,6 +75,7 @@ class GraphRunner(SerialRunner):
             check_kind("trunk", trunk)
         check_capturable(network, example_input)
         super().__init__(network, example_input, sizes)
+        self._done_by_tap = done
         self._heads = [head.as_exit_head() for head in network.exit_heads]
         self._classes = network.exit_heads[0].num_classes
         with_probs = all(head.return_probs for head in network.exit_heads)
@@ -142,6 +148,12 @@ class GraphRunner(SerialRunner):
 
         program = self._capture_program(forward, static, MemoryPool(self._device))
         return measure_segments(program.graphs, static.refill, self._captures.streams.trunk)
+
+    def _shares_done(self, size: int) -> Sequence[float] | None:
+        """Return the shares of batches of a size that are done by each tap; None if nobody knows."""
+        if self._done_by_tap is not None or self.network.monitor is None:
+            return self._done_by_tap
+        return [min(share, 1.0) ** size for share in accumulate(self.network.monitor.shares[:-1])]
 
     def _run_trunk(self, x: Tensor, stops: Sequence[int], at_stop: Callable[[int, list[Tensor]], None]) -> list[Tensor]:
         """Run the trunk once and return the outputs of all taps and, last, its own.

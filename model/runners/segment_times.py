@@ -54,13 +54,35 @@ def _between(events: Sequence[torch.cuda.Event]) -> list[float]:
     return [start.elapsed_time(end) * 1e3 for start, end in pairwise(events)]
 
 
-def choose_stops(segment_us: Sequence[float], least_us: float) -> list[int]:
-    """Choose the taps at which to stop, by index: as many as can be, with ``least_us`` of the trunk after each."""
-    stops: list[int] = []
-    left = 0.0
-    for tap_index, us in reversed(list(enumerate(segment_us[1:]))):
-        left += us
-        if left >= least_us:
-            stops.insert(0, tap_index)
-            left = 0.0
-    return stops
+def choose_stops(
+    segment_us: Sequence[float], least_us: float, stop_us: float = 0.0, done: Sequence[float] | None = None
+) -> list[int]:
+    """Choose the taps at which to stop, by index, with ``least_us`` of the trunk after each: as many as can be.
+
+    Where it is known how many batches are ``done`` by each tap, shares from 0 to 1, it is those with which a batch
+    takes least in the mean: a stop that is come to takes ``stop_us``, and of what follows those are spared that are
+    done; with none where that never pays.
+    """
+    if done is None:
+        stops: list[int] = []
+        left = 0.0
+        for tap_index, us in reversed(list(enumerate(segment_us[1:]))):
+            left += us
+            if left >= least_us:
+                stops.insert(0, tap_index)
+                left = 0.0
+        return stops
+    # The best way on from each tap if there is a stop, from the last one back; -1 is the beginning.
+    best: dict[int, tuple[float, list[int]]] = {}
+    for stop in range(len(done) - 1, -2, -1):
+        open_still = 1.0 if stop < 0 else 1.0 - done[stop]
+        left = sum(segment_us[stop + 1 :])
+        ways: list[tuple[float, list[int]]] = [(open_still * left, [])] if stop < 0 or left >= least_us else []
+        for following in range(stop + 1, len(done)):
+            us = sum(segment_us[stop + 1 : following + 1])
+            if following in best and (stop < 0 or us >= least_us):
+                rest_us, stops = best[following]
+                ways.append((open_still * (us + stop_us) + rest_us, [following, *stops]))
+        if ways:
+            best[stop] = min(ways)
+    return best[-1][1]

@@ -86,7 +86,7 @@ class FakeGpu:
         self.making_s_of = {}
         """Time by runner, where it takes another than ``making_s``."""
 
-        def make(candidate, network, _example, size, smaller, trunk):
+        def make(candidate, network, _example, size, smaller, trunk, _done=()):
             assert candidate.trunk == trunk.kind
             if set(candidate.forks) - set(network.taps):
                 raise ValueError("forks: wants taps of the network")

@@ -1,14 +1,18 @@
 """Times of segments, by a clock that moves only while a graph runs; forks and stops, by them or as asked for."""
 
 from contextlib import nullcontext
+from itertools import combinations, pairwise
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from auxhead.model import EarlyExitNetwork, OverlappedRunner
+from auxhead.model.auto.pass_times import done_of
 from auxhead.model.runners.overlapped import fork_choices, forks_by_rule
 from auxhead.model.runners.segment_times import choose_stops, measure_segments
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from support.example_models import SmallNet, plain_heads
 
 
@@ -57,6 +61,57 @@ def test_forks_are_taps(forks: object, kind: type[Exception], message: str) -> N
 )
 def test_stops_are_as_many_as_leave_enough_of_the_trunk_after_each(segments: list[float], stops: list[int]) -> None:
     assert choose_stops(segments, 25.0) == stops
+
+
+def mean_us(segments: list[float], stops: tuple[int, ...], stop_us: float, done: list[float]) -> float:
+    """What a batch takes in the mean, segment by segment: it is still open with what the last stop before it left."""
+    us, left = segments[0], 1.0
+    for tap, after in enumerate(segments[1:]):
+        if tap in stops:
+            us += left * stop_us
+            left = 1.0 - done[tap]
+        us += left * after
+    return us
+
+
+@settings(max_examples=200)
+@given(
+    st.lists(st.floats(0.0, 100.0), min_size=2, max_size=7).flatmap(
+        lambda segments: st.tuples(
+            st.just(segments), st.lists(st.floats(0.0, 1.0), min_size=len(segments) - 1, max_size=len(segments) - 1)
+        )
+    ),
+    st.sampled_from([0.0, 5.0, 20.0]),
+    st.sampled_from([0.0, 10.0, 40.0]),
+)
+def test_where_it_is_known_who_leaves_stops_are_the_best_of_all_choices(
+    given_: tuple[list[float], list[float]], stop_us: float, least_us: float
+) -> None:
+    segments, done = given_[0], sorted(given_[1])
+    taps = range(len(done))
+    choices = [
+        choice
+        for count in range(len(done) + 1)
+        for choice in combinations(taps, count)
+        if all(sum(segments[start + 1 : end + 1]) >= least_us for start, end in pairwise((*choice, len(segments) - 1)))
+    ]
+    found = tuple(choose_stops(segments, least_us, stop_us, done))
+    assert found in choices
+    best = min(mean_us(segments, choice, stop_us, done) for choice in choices)
+    assert mean_us(segments, found, stop_us, done) <= best + 1e-6
+
+
+def test_nobody_stops_where_nobody_leaves_nor_where_it_does_not_pay() -> None:
+    assert choose_stops([40.0] * 5, 20.0, 10.0, [0.0] * 4) == []
+    assert choose_stops([40.0] * 5, 20.0, 10.0, [0.0, 0.0, 0.9, 0.9]) == [2]
+    assert choose_stops([40.0] * 5, 20.0, 10.0, [0.5, 0.5, 0.5, 1.0]) == [0, 3]
+    assert choose_stops([40.0] * 5, 20.0, 10.0, [0.04, 0.04, 0.04, 0.04]) == [], "what it spares is less than it takes"
+
+
+def test_a_batch_is_done_where_its_last_sample_leaves() -> None:
+    exits = torch.tensor([[0, 2], [0, 0], [1, 3]])
+    assert done_of(exits, 3) == [1.5 / 4, 1.5 / 4, 2.5 / 4]
+    assert done_of(torch.full((1, 8), 3), 3) == [0.25] * 3, "of one batch little is known"
 
 
 def test_segments_run_in_their_order_and_their_times_are_in_microseconds(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,10 +5,11 @@ import math
 import pytest
 import torch
 from auxhead.kernels import runs_triton
-from auxhead.model import CompactingRunner, EarlyExitNetwork, PolledRunner, make_runner
+from auxhead.model import CompactingRunner, EarlyExitNetwork, ExitMonitor, PolledRunner, make_runner
 from auxhead.model.auto.candidates import SharedTrunks
 from auxhead.model.auto.pass_times import Deadline, PassTimes
 from auxhead.model.auto.planner import Planner
+from auxhead.model.runners.graph_runner import GraphRunner
 from auxhead.model.runners.table import RUNNERS
 from support.example_models import SmallNet
 from support.exits_plan_cases import assert_same
@@ -62,6 +63,32 @@ def test_heads_leave_the_trunk_where_they_are_told_to(network, forks, said):
     assert_same(found, make_runner(network, x, exits="eager")(x))
 
 
+@pytest.mark.parametrize("exits", ["polled", "gated"])
+@pytest.mark.parametrize(
+    ("shares", "said"),
+    [
+        ((0.0, 0.0, 0.0, 1.0), {"polled": "1 graph, cut after no tap.", "gated": "gated after no tap."}),
+        ((0.0, 0.9, 0.0, 0.1), {"polled": "2 graphs, cut after block1.", "gated": "gated after block1."}),
+        ((0.5, 0.5, 0.0, 0.0), {"polled": "3 graphs, cut after block0, block1.", "gated": "after block0, block1."}),
+    ],
+    ids=["nobody", "one", "two"],
+)
+def test_who_can_stop_does_so_where_calibration_has_samples_leave(network, monkeypatch, exits, shares, said):
+    """Each segment of the simulated GPU takes 100 us. Whatever is expected, answers are those of the rules."""
+    monkeypatch.setattr(GraphRunner, "_segment_times", lambda *_: [100.0] * 4)
+    network.monitor = ExitMonitor(shares, 100)
+    x, wanted = images(1), []
+    for threshold in (0.0, 0.5, 1.0):
+        network.set_rules(threshold)
+        wanted.append(network(x))
+    with simulated_cuda():
+        runner = make_runner(network, x, exits=exits)
+        assert said[exits] in runner.describe()
+        for threshold, one in zip((0.0, 0.5, 1.0), wanted, strict=True):
+            network.set_rules(threshold)
+            assert_same(runner(x), one)
+
+
 def test_runners_may_share_a_trunk(network):
     x = images(3)
     with simulated_cuda():
@@ -76,7 +103,8 @@ def test_runners_may_share_a_trunk(network):
 @pytest.mark.parametrize("trunk", ["as_is", "auto"])
 def test_the_planner_can_make_every_candidate_and_each_answers_as_the_plain_graph(network, monkeypatch, trunk):
     def measure(runners, _batches, _deadline):
-        return {name: PassTimes([len(runners) - index] * 8, [1.0] * 8) for index, name in enumerate(runners)}
+        times = {name: [len(runners) - index] * 8 for index, name in enumerate(runners)}
+        return {name: PassTimes(us, us) for name, us in times.items()}
 
     monkeypatch.setattr("auxhead.model.auto.planner.measure", measure)
     x = images(2)
