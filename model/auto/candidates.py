@@ -50,7 +50,7 @@ class Candidate(NamedTuple):
         size: int,
         smaller: Sequence[int],
         trunk: Trunk,
-        done: Sequence[float],
+        done: Sequence[float] | None = None,
     ) -> MeasuredRunner:
         """Make the runner for a batch size, on a trunk of its kind; samples may be gathered into the smaller ones.
 
