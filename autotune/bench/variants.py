@@ -223,7 +223,7 @@ def catalogue(cell: Cell) -> list[Variant]:
 
 
 def _in_graph(function: Callable[[Tensor], PeerAnswer], trunk: str, captures: VariantCaptures) -> BuiltVariant:
-    graph = GraphedPeer(function, captures.subject.example, captures.trunk(trunk).memory_format)
+    graph = GraphedPeer(function, captures.trunk(trunk).memory_for(captures.subject.example))
     return BuiltVariant(graph)
 
 

@@ -59,15 +59,18 @@ class CapturedFunction(Generic[Answered]):
         self,
         function: Callable[[Tensor], Answered],
         example: Tensor,
-        memory_format: torch.memory_format = torch.preserve_format,
         stream: torch.cuda.Stream | None = None,
     ) -> None:
-        """Warm up and capture for inputs like the example, in ``memory_format``, on the trunk's or another stream."""
-        self._input = example.clone(memory_format=memory_format)
+        """Warm up and capture for inputs like the example, in memory like its, on the trunk's or another stream.
+
+        The example may have more channels than the inputs; see :meth:`Trunk.memory_for`.
+        """
+        self._input = example.clone(memory_format=torch.preserve_format)
         self._captured = OwnGraph(lambda: function(self._input), stream or stream_pair(example.device).trunk)
 
     def __call__(self, x: Tensor) -> Answered:
         """Answer for a batch like the example; the answer is valid until the next call."""
-        self._input.copy_(x)
+        into = self._input if x.shape == self._input.shape else self._input[:, : x.shape[1]]
+        into.copy_(x)
         self._captured()
         return self._captured.answer

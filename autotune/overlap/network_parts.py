@@ -61,7 +61,7 @@ class NetworkParts:
     def _bare(self) -> Callable[[], object]:
         """Capture the trunk with its classifier, as the benchmark does: on a stream of high priority."""
         function = partial(bare, self.trunk, self._network.taps)
-        graph = GraphedPeer(function, self.subject.example, self.trunk.memory_format)
+        graph = GraphedPeer(function, self.trunk.memory_for(self.subject.example))
         refuse(self.wrong((), lambda x: merged_answer(graph(x))), BARE)
         return partial(graph, self.subject.example)
 

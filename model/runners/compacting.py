@@ -161,7 +161,7 @@ class CompactingRunner(PolledRunner):
         memory = (
             MemoryPool(self._device) if self._captured else self._captures.memory
         )  # no batch may use what another one reads
-        static = StaticInput(example)
+        static = self._static(example)
         destinations = {
             tap_index: new_destinations(buffers)
             for stop, tap_index in enumerate(stops)

@@ -9,7 +9,7 @@ from ...kernels import ExitBuffers
 from ..listening.taps import list_taps
 from .capture import nest_in_conditions
 from .graph_runner import GraphRunner
-from .program import CapturedBatch, HeadLaunches, StaticInput
+from .program import CapturedBatch, HeadLaunches
 from .segment_times import choose_stops
 
 #: A gate costs about so much, in microseconds, even if it stays open, and skips at least so much of the trunk (H200).
@@ -25,7 +25,7 @@ class GatedRunner(GraphRunner):
 
     def _capture(self, example: Tensor, buffers: ExitBuffers) -> CapturedBatch:
         stops = choose_stops(self._segment_times(example), _LEAST_GATED_US, _GATE_US, self._shares_done(len(example)))
-        static = StaticInput(example)
+        static = self._static(example)
         conditions = torch.zeros(len(stops), dtype=torch.int64, device=self._device)
         launches = HeadLaunches(buffers, self._exits, self.network.exit_heads, stops, conditions=conditions)
 
@@ -34,7 +34,7 @@ class GatedRunner(GraphRunner):
                 launches.launch(gate, outputs)
                 cut()
 
-            outputs = self._run_trunk(static.x, stops, at_stop)
+            outputs = self._run_trunk(static.read, stops, at_stop)
             launches.launch(len(stops), outputs)
 
         program = self._capture_program(forward, static, self._captures.memory)

@@ -141,13 +141,17 @@ class GraphRunner(SerialRunner):
 
     def _segment_times(self, example: Tensor) -> list[float]:
         """Measure what each segment of the trunk takes for a batch, without heads, in microseconds."""
-        static, taps = StaticInput(example), range(len(self.network.taps))
+        static, taps = self._static(example), range(len(self.network.taps))
 
         def forward(cut: Callable[[], None]) -> None:  # what it returned would be kept, with the pool it lies in
-            self._run_trunk(static.x, taps, lambda _tap, _outputs: cut())
+            self._run_trunk(static.read, taps, lambda _tap, _outputs: cut())
 
         program = self._capture_program(forward, static, MemoryPool(self._device))
         return measure_segments(program.graphs, static.refill, self._captures.streams.trunk)
+
+    def _static(self, example: Tensor) -> StaticInput:
+        """Make the memory of a batch that graphs read."""
+        return StaticInput(example, self._trunk.memory_for(example))
 
     def _shares_done(self, size: int) -> Sequence[float] | None:
         """Return the shares of batches of a size that are done by each tap; None if nobody knows."""

@@ -9,7 +9,7 @@ from ..listening.taps import list_taps
 from ..network.early_exit_network import EarlyExitNetwork
 from ..trunk.trunk import Trunk
 from .graph_runner import GraphRunner
-from .program import CapturedBatch, HeadLaunches, StaticInput
+from .program import CapturedBatch, HeadLaunches
 
 #: By rule the launch beside the trunk starts while at least this share of the trunk's time is left to hide it.
 _SHARE_TO_HIDE_BEHIND = 0.2
@@ -54,14 +54,14 @@ class OverlappedRunner(GraphRunner):
     def _capture(self, example: Tensor, buffers: ExitBuffers) -> CapturedBatch:
         streams, taps = self._captures.streams, self.network.taps
         forks = self._choose_forks(example)
-        static = StaticInput(example)
+        static = self._static(example)
         launches = HeadLaunches(buffers, self._exits, self.network.exit_heads, forks)
 
         def forward(_cut: Callable[[], None]) -> None:
             def at_fork(fork: int, outputs: list[Tensor]) -> None:
                 launches.launch_beside(fork, outputs, streams.side)
 
-            outputs = self._run_trunk(static.x, forks, at_fork)
+            outputs = self._run_trunk(static.read, forks, at_fork)
             if forks:
                 streams.trunk.wait_stream(streams.side)
             launches.launch(len(forks), outputs)

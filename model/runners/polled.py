@@ -109,7 +109,7 @@ class PolledRunner(GraphRunner):
 
     def _capture(self, example: Tensor, buffers: ExitBuffers) -> CapturedBatch:
         stops = stops_by_rule(self._segment_times(example), self._shares_done(len(example)))
-        static = StaticInput(example)
+        static = self._static(example)
         segments = self._capture_segments(static, buffers, stops, self._captures.memory)
         graphs = f"{len(segments.graphs)} graph{'s' * (len(segments.graphs) > 1)}"
         description = f"{graphs}, cut after {list_taps(stops, self.network.taps)}."
@@ -142,7 +142,7 @@ class PolledRunner(GraphRunner):
             def beside(stop: int, outputs: list[Tensor]) -> None:
                 launches.launch_beside(stop, outputs, streams.side, cut)
 
-            outputs = self._run_trunk(static.x, stops, beside if gather is None else in_line)
+            outputs = self._run_trunk(static.read, stops, beside if gather is None else in_line)
             if stops and gather is None:
                 streams.trunk.wait_stream(streams.side)
             launches.launch(len(stops), outputs)

@@ -23,10 +23,12 @@ _T = TypeVar("_T")
 class StaticInput:
     """A batch at the address that graphs read, and the example that it holds while they are made."""
 
-    def __init__(self, example: Tensor) -> None:
-        """Copy the example, which must not change."""
+    def __init__(self, example: Tensor, read: Tensor | None = None) -> None:
+        """Copy the example, which must not change; or take a copy in memory that a trunk reads sooner."""
         self.example = example
-        self.x = example.clone(memory_format=torch.preserve_format)
+        self.read = example.clone(memory_format=torch.preserve_format) if read is None else read
+        """What the graphs read: further channels than the batch has are zeros, which nobody writes."""
+        self.x = self.read if self.read.shape == example.shape else self.read[:, : example.shape[1]]
         self._version = self.x._version
         self.changes = False
         """True if the backbone changes it in place."""
@@ -104,6 +106,8 @@ class CapturedBatch:
         self._valid = len(static.x)
         self._layout = buffers.layout
         self._into = static.x
+        self._is_whole = static.x is static.read
+        self._staged: Tensor | None = None
 
     @property
     def by_library(self) -> list[int]:
@@ -125,7 +129,16 @@ class CapturedBatch:
                 self.buffers.valid.fill_(n)
             self._valid = n
         into = self._into
-        if type(x) is Tensor and x.is_cuda and x.stride() == into.stride() and not x.is_neg() and not x.is_conj():
+        if not self._is_whole and x.is_cpu:  # which PyTorch copies to strided memory by way of the host's
+            x = self._on_device(x, stream)
+        if (
+            self._is_whole
+            and type(x) is Tensor
+            and x.is_cuda
+            and x.stride() == into.stride()
+            and not x.is_neg()
+            and not x.is_conj()
+        ):
             # What copy_ does in the end, at half of its time for the host, for which the device is waiting.
             copy_memory(into.data_ptr(), x.data_ptr(), into.nbytes, stream.cuda_stream)
         else:
@@ -136,6 +149,15 @@ class CapturedBatch:
         if self._padding is not None and n < len(self.x):
             with torch.cuda.stream(stream):
                 self.x[n:].copy_(self._padding[n:])
+
+    def _on_device(self, x: Tensor, stream: torch.cuda.Stream) -> Tensor:
+        """Copy a batch from the host as it is, to memory that is there from the first such batch on."""
+        if x.is_pinned():
+            keep_in_children(x)
+        with torch.cuda.stream(stream):
+            if self._staged is None:
+                self._staged = torch.empty_like(self.x, memory_format=torch.channels_last)
+            return self._staged[: len(x)].copy_(x, non_blocking=True)
 
     def copied_answer(self) -> ExitResult:
         """Copy the answer out on the current stream."""

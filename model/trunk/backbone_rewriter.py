@@ -11,7 +11,13 @@ from torch.fx.passes.utils.fuser_utils import fuse_by_partitions
 from ..heads.fused_aux_head import FusedAuxHead
 from ..listening.kept import shallow_copy
 from .fused_convolution import FusedConvolution
-from .graph_passes import drop_no_ops, fuse_convolutions, replace_max_pools, take_off_classifier
+from .graph_passes import (
+    drop_no_ops,
+    fuse_convolutions,
+    pad_first_convolution,
+    replace_max_pools,
+    take_off_classifier,
+)
 from .layer_graph import LayerGraph, runs_on_one_tensor, trace
 
 
@@ -31,6 +37,8 @@ class BackboneRewriter:
         self._alone: set[nn.Module] | None = None
         self._compiles = False
         self._classifier: FusedAuxHead | None = None
+        self.stem: FusedConvolution | None = None
+        """The convolution that reads an input of more channels than the backbone has, if there is one."""
         self._notes: list[str] = []
         self._counts: Counter[str] = Counter()
 
@@ -98,6 +106,7 @@ class BackboneRewriter:
                 self._counts["batch norm"] += layer.folds_norm
                 self._counts["sum"] += len(node.args) == 2
         if is_backbone:
+            self.stem = pad_first_convolution(layers)
             classifier = take_off_classifier(layers)
             if isinstance(classifier, str):
                 self._notes.append(f"The classifier stays in the trunk: {classifier}.")

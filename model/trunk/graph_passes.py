@@ -10,7 +10,7 @@ from torch.fx import Node
 
 from ...kernels import max_pool2d
 from ..heads.fused_aux_head import FusedAuxHead
-from .fused_convolution import FusedConvolution
+from .fused_convolution import PADDED_CHANNELS, FusedConvolution
 from .layer_graph import LayerGraph, only_user
 
 RELU_FUNCTIONS = (F.relu, F.relu_, torch.relu, torch.relu_)
@@ -54,6 +54,20 @@ def fuse_convolutions(layers: LayerGraph) -> list[str]:
         if _is_relu(layers, node):
             _fuse_relu(layers, node)
     return notes
+
+
+def pad_first_convolution(layers: LayerGraph) -> FusedConvolution | None:
+    """Let the convolution of three channels that alone reads the input, in half precision, read four; returns it."""
+    placeholder = next(node for node in layers.graph.nodes if node.op == "placeholder")
+    node = only_user(placeholder)
+    conv = layers.layer(node)
+    if not isinstance(conv, FusedConvolution) or node is None or node.args != (placeholder,):
+        return None
+    halves = conv.weight.dtype in (torch.float16, torch.bfloat16)
+    if not halves or conv.groups != 1 or conv.weight.shape[1] != PADDED_CHANNELS - 1:
+        return None
+    conv.pad()
+    return conv
 
 
 def _fuse_relu(layers: LayerGraph, relu: Node) -> None:

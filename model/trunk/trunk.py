@@ -15,7 +15,7 @@ from ..listening.reading import Reading
 from ..listening.rounding import double_copy, in_double, relative_error, truth_of
 from ..listening.taps import listening
 from .backbone_rewriter import BackboneRewriter
-from .fused_convolution import FusedConvolution, fastest_convolutions
+from .fused_convolution import PADDED_CHANNELS, FusedConvolution, fastest_convolutions
 from .layer_graph import first_line
 
 #: "as_is" is the backbone itself; "cudnn" folds batch norms and uses cuDNN's fused convolutions; "inductor" compiles.
@@ -37,6 +37,17 @@ class Trunk:
     """Sentences on what was done to the backbone, and on what was not and why."""
     reading: Reading | None = None
     """How outputs of the taps and of the module are read, for whoever listens; None as they are."""
+    channels: int | None = None
+    """As many channels the module reads sooner than the backbone's, if the further ones are zeros; None: no others."""
+
+    def memory_for(self, example: Tensor) -> Tensor:
+        """Return a copy of a batch in the memory that the module reads soonest, with ``channels``, zeros behind it."""
+        if self.channels is None:
+            return example.clone(memory_format=self.memory_format)
+        padded = example.new_zeros(len(example), self.channels, *example.shape[2:])
+        padded = padded.contiguous(memory_format=self.memory_format)
+        padded[:, : example.shape[1]] = example
+        return padded
 
     def choosing(self, samples: int) -> AbstractContextManager[None]:
         """Let a "cudnn" trunk that runs for the first time with a batch of that size take the fastest algorithms.
@@ -112,10 +123,12 @@ def make_trunk(
                 made = (_cudnn if kind == "cudnn" else _inductor)(backbone, taps, example_input)
                 trunk = replace(made, reading=reading)
                 x = example_input.contiguous(memory_format=trunk.memory_format)
-                outputs = _run(trunk.module, taps, x, reading, trunk.classifier)
+                read = [x] if trunk.channels is None else [x, trunk.memory_for(x)]
+                outputs = [_run(trunk.module, taps, each, reading, trunk.classifier) for each in read]
             except Exception as error:  # of the user's code in an unusual place, or of a compiler
                 return _as_is(backbone, example_input, reading, f"Not {kind}: it failed with {first_line(error)}")
-        wrong = _too_far_off(backbone, taps, example_input, as_it_is, outputs, reading)
+        judged = (_too_far_off(backbone, taps, example_input, as_it_is, each, reading) for each in outputs)
+        wrong = next(filter(None, judged), None)
     return trunk if wrong is None else _as_is(backbone, example_input, reading, f"Not {kind}: {wrong}")
 
 
@@ -141,11 +154,18 @@ def _cudnn(backbone: nn.Module, taps: Sequence[str], example_input: Tensor) -> T
     rewriter = BackboneRewriter(backbone, taps, example_input)
     module, classifier, notes = rewriter.fused()
     memory_format = torch.channels_last if example_input.ndim == 4 else format_of(example_input)
-    notes += _choose(module, example_input.contiguous(memory_format=memory_format))
+    x = example_input.contiguous(memory_format=memory_format)
+    notes += _choose(module, x)
+    trunk = Trunk(module, classifier, memory_format, tuple(notes))
+    if rewriter.stem is not None:
+        padded = replace(trunk, channels=PADDED_CHANNELS)
+        if _is_as_fused(rewriter.stem, padded.memory_for(x)):
+            note = f"Graphs read batches in {PADDED_CHANNELS} channels, which the first convolution takes sooner."
+            trunk = replace(padded, notes=(*trunk.notes, note))
     if copies := _copies(_fused(module)):
         with ordered_write(module, copies):  # which is done
             pass
-    return Trunk(module, classifier, memory_format, tuple(notes))
+    return trunk
 
 
 def _fused(module: nn.Module) -> list[FusedConvolution]:
@@ -177,6 +197,14 @@ def _choose(module: nn.Module, x: Tensor) -> list[str]:
     fused = sum(conv.fused for conv in convolutions)
     notes = [f"Convolutions that run with their ReLU as one launch of cuDNN: {fused}."] if fused else []
     return notes + [f"Convolutions whose ReLU runs by itself: {count}, since {why}." for why, count in refused.items()]
+
+
+def _is_as_fused(conv: FusedConvolution, x: Tensor) -> bool:
+    """Return whether a convolution that runs with its ReLU as one launch does so of another input, too."""
+    fused = conv.fused
+    conv.choose(x)
+    of_this, conv.fused = conv.fused, fused
+    return of_this or not fused
 
 
 def _inductor(backbone: nn.Module, taps: Sequence[str], example_input: Tensor) -> Trunk:

@@ -32,7 +32,7 @@ def subject(monkeypatch):
         pytest.skip("needs the interpreter")
 
     with simulated_chains(monkeypatch, 1):
-        monkeypatch.setattr(network_parts, "GraphedPeer", lambda function, example, memory_format: function)
+        monkeypatch.setattr(network_parts, "GraphedPeer", lambda function, example: function)
         monkeypatch.setattr(network_parts, "TRUNK_KIND", "as_is")
         torch.manual_seed(0)
         heads, example = plain_heads(), torch.randn(1, 3, 8, 8)

@@ -45,6 +45,28 @@ def test_two_streams_of_callers_alternate(way: str, first: bool) -> None:
     assert_streams_may_alternate(runner, batches, wanted)
 
 
+@pytest.mark.parametrize("where", ["beside others", "channels_last", "contiguous", "host", "pinned"])
+def test_three_channels_of_half_precision_are_read_in_four(way: str, where: str) -> None:
+    """Of a request's own memory, which may have anything in a fourth channel, only the three are read."""
+    net = network()
+    eager = make_runner(net, images(2), exits="eager", trunk="cudnn")
+    batches = clear_batches(net, [8, 3, 8], make_trunk(net.backbone, net.taps, images(2), "cudnn"))
+    beside = torch.full((8, 4, *images(1).shape[2:]), float("nan"), dtype=torch.float16, device="cuda")
+    beside = beside.contiguous(memory_format=torch.channels_last)
+    with made(net, way, trunk="cudnn") as runner:
+        assert "Graphs read batches in 4 channels" in runner.describe()
+        for x in batches:
+            beside[: len(x), :3] = x
+            given = {
+                "beside others": beside[: len(x), :3],
+                "channels_last": x.contiguous(memory_format=torch.channels_last),
+                "contiguous": x.contiguous(),
+                "host": x.cpu().contiguous(memory_format=torch.channels_last),
+                "pinned": x.cpu().contiguous(memory_format=torch.channels_last).pin_memory(),
+            }[where]
+            assert_same(runner(given), eager(x))
+
+
 @pytest.mark.parametrize("way", ["overlapped", "gated"])
 def test_the_host_does_not_wait(way: str) -> None:
     net = network()

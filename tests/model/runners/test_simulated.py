@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 from auxhead.kernels import runs_triton
-from auxhead.model import CompactingRunner, EarlyExitNetwork, ExitMonitor, PolledRunner, make_runner
+from auxhead.model import CompactingRunner, EarlyExitNetwork, ExitMonitor, FusedAuxHead, PolledRunner, make_runner
 from auxhead.model.auto.candidates import SharedTrunks
 from auxhead.model.auto.pass_times import Deadline, PassTimes
 from auxhead.model.auto.planner import Planner
@@ -16,11 +16,24 @@ from support.exits_plan_cases import assert_same
 from support.simulated_cuda import simulated_cuda
 from support.spread_exits import images
 from support.spread_exits import network as network_of
+from torch import nn
 
 pytestmark = [
     pytest.mark.skipif(not runs_triton(torch.empty(0)), reason="kernels are not interpreted here"),
     pytest.mark.usefixtures("without_interpreter"),  # what the eager runner answers with
 ]
+
+
+class HalfStem(nn.Module):
+    """Its first convolution has three channels, as pictures have."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU())
+        self.fc = nn.Linear(4, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.fc(self.body(x).mean((2, 3)))
 
 
 @pytest.fixture(params=[name for name, kind in RUNNERS.items() if kind.graphs])
@@ -151,3 +164,22 @@ def test_a_classifier_whose_parameters_are_lazily_negated_stays_in_the_trunk(net
     with simulated_cuda():
         found = make_runner(network, x, batch_sizes=(2,), trunk="cudnn", exits="overlapped")(x)
     assert_same(found, network(x))
+
+
+@pytest.mark.parametrize("exits", [name for name, kind in RUNNERS.items() if kind.graphs])
+def test_what_lies_beside_a_batch_in_its_memory_is_not_read(exits):
+    """Graphs read three channels of half precision in four; those of a request may have anything in the fourth."""
+    backbone, x = HalfStem().eval(), images(3).half()
+    network = EarlyExitNetwork(backbone, {"body": FusedAuxHead(4, 5)}, 0.4).half().eval()
+    wanted = make_runner(network, x, exits="eager", trunk="cudnn")(x)
+    beside = torch.full((3, 4, *x.shape[2:]), float("nan"), dtype=torch.float16)
+    beside = beside.contiguous(memory_format=torch.channels_last)
+    beside[:, :3] = x
+    with simulated_cuda():
+        runner = make_runner(network, x, exits=exits, trunk="cudnn", batch_sizes=(2, 4))
+        assert "Graphs read batches in 4 channels" in runner.describe()
+        for given in (x, beside[:, :3], x.contiguous(memory_format=torch.channels_last)):
+            for samples in (3, 1):
+                found = runner(given[:samples])
+                assert torch.equal(found.label, wanted.label[:samples])
+                torch.testing.assert_close(found.confidence, wanted.confidence[:samples], atol=2e-3, rtol=0.0)

@@ -186,7 +186,7 @@ def peer(function: Callable[..., PeerAnswer], *, naive_heads: bool) -> Made:
         for _ in range(3):
             called(x.clone(memory_format=trunk.memory_format))
     torch.cuda.synchronize()
-    return GraphedPeer(called, x, trunk.memory_format), x
+    return GraphedPeer(called, trunk.memory_for(x)), x
 
 
 def example_swap_heads() -> Made:
