@@ -109,7 +109,10 @@ def _measured(
     plan: str | os.PathLike[str] | None,
 ) -> Runner:
     """Make the fastest runner; where there can be no graphs, the eager one, whose description says so."""
-    why = f"the network is on {getattr(example_input, 'device', None)}, and CUDA graphs need a GPU."
+    device = getattr(example_input, "device", None)
+    why = f"the network is on {device}, and CUDA graphs need a GPU."
+    if getattr(device, "type", None) == "cpu":
+        why += " A batch leaves it as soon as all samples are sure."
     if is_on_cuda(example_input):
         try:
             return AutoRunner(network, example_input, batch_sizes=batch_sizes, trunk=trunk, budget=budget, plan=plan)

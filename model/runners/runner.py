@@ -20,7 +20,7 @@ from ...kernels.cuda.runtime import beside_captures
 from ..answers.exit_result import ExitResult, joined
 from ..answers.rule_order import count_writes, note_pass, wait_for_write, wait_for_writes
 from ..basics.arguments import check_batch
-from ..basics.streams import CallersStream, OwnedLock
+from ..basics.streams import CallersStream, OwnedLock, has_streams
 from ..network.eager_pass import ExitsRepeats, run_eagerly
 from ..network.early_exit_network import EarlyExitNetwork
 from ..trunk.trunk import Trunk
@@ -117,8 +117,11 @@ class EagerRunner(Runner):
         network = self.network
         return self._trunk or Trunk(network.backbone, None, torch.contiguous_format, (), network.reading)
 
-    def __call__(self, x: Tensor, *, stop: bool = False) -> ExitResult:
-        """Answer for a batch of at least one sample that the backbone takes; ``stop`` as in :func:`run_eagerly`."""
+    def __call__(self, x: Tensor, *, stop: bool | None = None) -> ExitResult:
+        """Answer for a batch of at least one sample that the backbone takes.
+
+        ``stop`` is as in :func:`run_eagerly`; None stops where the host computes by itself, and so waits for nobody.
+        """
         network, trunk = self.network, self._trunk
         check_batch("x", x)
         network.check_taps(x)
@@ -134,7 +137,7 @@ class EagerRunner(Runner):
                 network.exit_heads,
                 x,
                 classifier=classifier,
-                stop=stop,
+                stop=not has_streams(x) if stop is None else stop,
                 repeats=self._repeats,
                 monitor=network.monitor,
                 reading=reading,

@@ -226,7 +226,8 @@ def test_on_the_cpu_the_eager_runner_answers_and_says_why(path: Path, options: d
         x = images(samples)
         found, wanted = runner(x), network(x)
         assert torch.equal(found.label, wanted.label) and torch.equal(found.exit_index, wanted.exit_index)
-    assert runner.describe().startswith("Eager: the network is on cpu, and CUDA graphs need a GPU.\n")
+    said = "the network is on cpu, and CUDA graphs need a GPU. A batch leaves it as soon as all samples are sure."
+    assert runner.describe().startswith(f"Eager: {said}\n")
 
 
 def test_a_network_elsewhere_than_the_example_is_refused() -> None:

@@ -11,6 +11,7 @@ import pytest
 import torch
 from auxhead.model import EarlyExitNetwork, ExitResult, make_runner
 from support.example_models import SmallNet, plain_heads
+from support.exits_plan_cases import assert_same
 from torch import Tensor
 
 
@@ -38,6 +39,24 @@ def test_a_network_within_a_network() -> None:
     net.backbone.block1.register_forward_pre_hook(lambda *_: inner(x, stop=True) and None)
     assert all(torch.equal(a, b) for a, b in zip(net(x), wanted, strict=True))
     assert not any(part._forward_hooks for part in [*net.modules(), *inner.modules()])
+
+
+@pytest.mark.parametrize("trunk", ["as_is", "cudnn"])
+def test_on_a_cpu_a_runner_stops_once_all_samples_are_sure(trunk: str) -> None:
+    """And says the same as the whole network; who wants that run asks for it, and where samples stay open it is."""
+    net, x, ran = network({"block0": 0.0, "block1": 1.0, "block2": 1.0}), images(3), []
+    runner = make_runner(net, x, exits="eager", trunk=trunk)
+    wanted = net(x)
+    runner.trunk.module.get_submodule("block1").register_forward_hook(lambda *_: ran.append("block1"))
+    assert_same(runner(x), wanted)
+    assert ran == []
+    assert_same(runner(x, stop=False), wanted)
+    assert ran == ["block1"]
+    net.set_rules(1.0)
+    assert_same(runner(x), net(x))
+    assert "block1" in ran[1:]
+    measured = make_runner(net, x)
+    assert "A batch leaves it as soon as all samples are sure." in measured.describe()
 
 
 class Detour(SmallNet):
