@@ -28,6 +28,7 @@ class GatedRunner(GraphRunner):
         static = self._static(example)
         conditions = torch.zeros(len(stops), dtype=torch.int64, device=self._device)
         launches = HeadLaunches(buffers, self._exits, self.network.exit_heads, stops, conditions=conditions)
+        self._compile(static, launches)
 
         def forward(cut: Callable[[], None]) -> None:
             def at_stop(gate: int, outputs: list[Tensor]) -> None:

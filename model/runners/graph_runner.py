@@ -24,7 +24,7 @@ from .capture import CAPTURE_LOCK
 from .captured_network import CapturedNetwork
 from .captures import Captures
 from .checks import check_capturable, check_sizes
-from .program import CapturedBatch, CapturedProgram, StaticInput, capture_program
+from .program import CapturedBatch, CapturedProgram, HeadLaunches, StaticInput, capture_program
 from .runner import SerialRunner
 from .segment_times import measure_segments
 
@@ -174,6 +174,17 @@ class GraphRunner(SerialRunner):
         with listening(self._trunk.module, self.network.taps, on_tap, self._trunk.reading):
             outputs.append(self._trunk.module(x).resolve_neg())
         return outputs
+
+    def _compile(self, static: StaticInput, launches: HeadLaunches) -> None:
+        """Compile launches side by side, before they warm up one after another; see :meth:`HeadLaunches.compile`."""
+        if len(launches.launches) == 1 or not static.x.is_cuda:
+            return
+        stream = self._captures.streams.trunk
+        stream.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(stream):
+            outputs = self._run_trunk(static.read, (), lambda _stop, _outputs: None)
+        launches.compile(outputs, stream)
+        stream.synchronize()
 
     def _capture_program(
         self, forward: Callable[[Callable[[], None]], _T], static: StaticInput, memory: MemoryPool

@@ -56,6 +56,7 @@ class OverlappedRunner(GraphRunner):
         forks = self._choose_forks(example)
         static = self._static(example)
         launches = HeadLaunches(buffers, self._exits, self.network.exit_heads, forks)
+        self._compile(static, launches)
 
         def forward(_cut: Callable[[], None]) -> None:
             def at_fork(fork: int, outputs: list[Tensor]) -> None:

@@ -131,6 +131,7 @@ class PolledRunner(GraphRunner):
         streams = self._captures.streams
         open_samples = torch.zeros(len(stops), dtype=torch.int64, device="cpu").pin_memory()
         launches = HeadLaunches(buffers, self._exits, self.network.exit_heads, stops, open_samples=open_samples)
+        self._compile(static, launches)
 
         def forward(cut: Callable[[], None]) -> list[Tensor]:
             def in_line(stop: int, outputs: list[Tensor]) -> None:

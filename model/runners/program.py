@@ -4,6 +4,9 @@ A forward becomes graphs that read a static input. A captured batch takes reques
 """
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from contextvars import copy_context
 from itertools import zip_longest
 from typing import Generic, NamedTuple, TypeVar
 
@@ -205,10 +208,34 @@ class HeadLaunches:
 
         Modules of heads that are not fused run before it, on this stream.
         """
+        self.launches[index](self._inputs(index, outputs))
+
+    def _inputs(self, index: int, outputs: Sequence[Tensor]) -> list[Tensor]:
+        """Return what a launch reads of the outputs of all taps so far."""
         part = self._exits_of[index]
         outputs = outputs[part]
         reads = [head.launch_input(x).resolve_neg() for head, x in zip(self._heads[part], outputs, strict=False)]
-        self.launches[index]([*reads, *outputs[len(reads) :]])
+        return [*reads, *outputs[len(reads) :]]
+
+    def compile(self, outputs: Sequence[Tensor], stream: torch.cuda.Stream | None) -> None:
+        """Launch all of them once on a stream, from a thread each, given the outputs of all taps and of the trunk.
+
+        What Triton has not compiled yet it then compiles side by side: a launch takes one to three seconds, most of
+        which is spent outside of Python.
+        """
+
+        def launch_once(launch: ExitLaunch, inputs: Sequence[Tensor]) -> None:
+            with torch.no_grad(), nullcontext() if stream is None else torch.cuda.stream(stream):
+                launch(inputs)
+
+        with ThreadPoolExecutor(len(self.launches)) as pool:
+            begun = [
+                # by what is set for this thread: how heads are launched, say
+                pool.submit(copy_context().run, launch_once, one, self._inputs(index, outputs))
+                for index, one in enumerate(self.launches)
+            ]
+        for one in begun:
+            one.result()
 
     def launch_beside(
         self, index: int, outputs: Sequence[Tensor], side: torch.cuda.Stream, cut: Callable[[], None] | None = None

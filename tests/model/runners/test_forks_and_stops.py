@@ -2,6 +2,7 @@
 
 from contextlib import nullcontext
 from itertools import combinations, pairwise
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,6 +14,7 @@ from auxhead.model.runners.overlapped import fork_choices, forks_by_rule
 from auxhead.model.runners.segment_times import choose_stops, measure_segments
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.compiler_process import printed
 from support.example_models import SmallNet, plain_heads
 
 
@@ -149,3 +151,8 @@ def test_segments_run_in_their_order_and_their_times_are_in_microseconds(monkeyp
     stream: Any = SimpleNamespace(synchronize=lambda: None)
     assert measure_segments(graphs, refill, stream) == pytest.approx([82.0, 32.0])
     assert launched == ["refilled", "first", "second"] * 12
+
+
+def test_launches_of_a_runner_are_compiled_side_by_side(tmp_path: Path) -> None:
+    """And by what is set where they are asked for, as whether a launch records where its programs run."""
+    assert printed("compile_side_by_side.py", tmp_path) == {"made": 4, "distinct": 8, "noted": 4}
