@@ -19,7 +19,7 @@ MAX_POOL_FUNCTIONS = (F.max_pool2d, torch.max_pool2d)
 
 
 def drop_no_ops(layers: LayerGraph) -> None:
-    """Take out Identity, and Dropout where it does nothing."""
+    """Take out Identity, Dropout where it does nothing, and assertions that a convolution makes maps."""
     for node in list(layers.graph.nodes):
         layer = layers.layer(node)
         does_nothing = (
@@ -29,6 +29,22 @@ def drop_no_ops(layers: LayerGraph) -> None:
         )
         if does_nothing and isinstance(node.args[0], Node):
             layers.replace(node, node.args[0])
+    for node in reversed(list(layers.graph.nodes)):
+        asserts = node.target is torch._assert and _says_that_maps_are_maps(layers, node.args[0])
+        if asserts or (not node.users and (node.target is operator.eq or _is_rank(node))):
+            layers.graph.erase_node(node)
+
+
+def _says_that_maps_are_maps(layers: LayerGraph, condition: Any) -> bool:
+    """Return whether a node is ``y.ndim == 4`` for the output y of a convolution, as timm's batch norms assert."""
+    if not isinstance(condition, Node) or condition.target is not operator.eq or condition.args[1] != 4:
+        return False
+    rank = condition.args[0]
+    return _is_rank(rank) and type(layers.layer(rank.args[0])) is nn.Conv2d
+
+
+def _is_rank(node: Any) -> bool:
+    return isinstance(node, Node) and node.target is getattr and node.args[1] == "ndim"
 
 
 def fuse_convolutions(layers: LayerGraph) -> list[str]:
@@ -39,9 +55,9 @@ def fuse_convolutions(layers: LayerGraph) -> list[str]:
         if type(conv) is not nn.Conv2d or conv.padding_mode != "zeros" or not isinstance(node.args[0], Node):
             continue
         user = only_user(node)
-        norm = layers.layer(user)
+        norm = _norm(layers, user)
         last = node
-        if type(norm) is nn.BatchNorm2d and user is not None:
+        if norm is not None and user is not None:
             if norm.training or norm.running_mean is None or norm.running_var is None:
                 why = "is in training mode" if norm.training else "has no running statistics"
                 notes.append(f"The batch norm {user.target!r} is not folded: it {why}.")
@@ -54,6 +70,24 @@ def fuse_convolutions(layers: LayerGraph) -> list[str]:
         if _is_relu(layers, node):
             _fuse_relu(layers, node)
     return notes
+
+
+def _norm(layers: LayerGraph, node: Node | None) -> nn.BatchNorm2d | None:
+    """Return the batch norm that a node computes, as a module or, within one of timm's, as a function."""
+    layer = layers.layer(node)
+    if type(layer) is nn.BatchNorm2d:
+        return layer
+    if node is None or node.target is not F.batch_norm or len(node.args) != 3:
+        return None
+    given = dict(zip(("running_mean", "running_var"), node.args[1:], strict=True)) | dict(node.kwargs)
+    owner = str(getattr(given["running_mean"], "target", "")).rpartition(".")[0]
+    own = all(
+        isinstance(one := given.get(name), Node) and (one.op, one.target) == ("get_attr", f"{owner}.{name}")
+        for name in ("running_mean", "running_var", "weight", "bias")
+    )
+    norm = layers.root.get_submodule(owner) if own else None
+    is_norm = isinstance(norm, nn.BatchNorm2d) and given.get("training") is False and given.get("eps") == norm.eps
+    return norm if is_norm else None  # type: ignore[return-value]  # which mypy does not see
 
 
 def pad_first_convolution(layers: LayerGraph) -> FusedConvolution | None:
@@ -130,7 +164,8 @@ def _max_pool_arguments(layers: LayerGraph, node: Node) -> tuple[Any, Any, Any] 
     else:
         return None
     plain = given.get("dilation", 1) in (1, (1, 1), [1, 1])
-    plain &= given.get("ceil_mode", False) is False and given.get("return_indices", False) is False
+    exact = given.get("stride") in (1, (1, 1), [1, 1])  # no window is left over, which ceil_mode would take
+    plain &= (given.get("ceil_mode", False) is False or exact) and given.get("return_indices", False) is False
     arguments = given.get("kernel_size"), given.get("stride") or None, given.get("padding", 0)
     return arguments if plain and arguments[0] is not None else None
 

@@ -171,7 +171,11 @@ def test_a_grid_before_the_classifier() -> None:
 
 
 def test_max_pools_that_stay() -> None:
-    pools = [nn.MaxPool2d(2), nn.MaxPool2d(2, ceil_mode=True), nn.MaxPool2d(2, stride=1, dilation=2)]
+    pools = [
+        nn.MaxPool2d(3, stride=1, padding=1, ceil_mode=True),  # nothing is left over
+        nn.MaxPool2d(2, ceil_mode=True),
+        nn.MaxPool2d(2, stride=1, dilation=2),
+    ]
     backbone = nn.Sequential(conv(), *pools, nn.Flatten(), nn.LazyLinear(3))
     x = torch.randn(2, 4, 17, 17)
     backbone(x)
@@ -300,6 +304,74 @@ def test_cudnn_s_operators_take_these_arguments() -> None:
             conv(*[x if inputs == 1 else torch.randn(1, 64, 8, 8)] * inputs)
 
 
+# Batch norms of timm
+
+
+def logits(trunk: Trunk, x: Tensor) -> Tensor:
+    y = trunk.module(x)
+    return y if trunk.classifier is None else trunk.classifier.logits(y)
+
+
+class NormAct(nn.BatchNorm2d):
+    """A batch norm with the ReLU behind it, as timm has them."""
+
+    def __init__(self, channels: int, changed: str = "") -> None:
+        super().__init__(channels)
+        self.changed = changed
+        self.drop, self.act = nn.Identity(), nn.ReLU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        torch._assert(x.ndim == 4, f"expected 4D input (got {x.ndim}D input)")
+        weight, bias = (self.bias, self.weight) if self.changed == "swapped" else (self.weight, self.bias)
+        eps = 0.5 if self.changed == "eps" else self.eps
+        mean = self.running_mean * 2 if self.changed == "mean" else self.running_mean
+        trains = self.training or self.changed == "training"
+        return self.act(self.drop(F.batch_norm(x, mean, self.running_var, weight, bias, trains, 0.1, eps)))
+
+
+def with_norm_act(changed: str) -> tuple[nn.Module, Trunk, Tensor]:
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(3, 8, 3, bias=False), NormAct(8, changed), nn.Conv2d(8, 8, 1), NormAct(8, changed)]
+    backbone = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 5)).eval()
+    for norm in (backbone[1], backbone[3]):
+        nn.init.uniform_(norm.running_mean, -0.5, 0.5)
+        nn.init.uniform_(norm.running_var, 0.5, 2.0)
+        nn.init.uniform_(norm.weight, 0.5, 2.0)
+        nn.init.uniform_(norm.bias, -0.5, 0.5)
+    x = torch.randn(2, 3, 9, 9)
+    return backbone, make_trunk(backbone, ("0",), x, "cudnn"), x
+
+
+def test_batch_norms_that_are_functions_within_a_layer_are_folded() -> None:
+    backbone, trunk, x = with_norm_act("")
+    fused = convolutions(trunk)
+    assert len(fused) == 2 and [one.folds_norm for one in fused] == [False, True], "the first is tapped before its norm"
+    assert fused[1].relu and "1 batch norm " in " ".join(trunk.notes)
+    torch.testing.assert_close(logits(trunk, x), backbone(x))
+    with torch.no_grad():
+        backbone[3].running_mean.add_(0.3)
+    trunk.refresh()
+    torch.testing.assert_close(logits(trunk, x), backbone(x))
+
+
+@pytest.mark.parametrize("changed", ["swapped", "eps", "mean"])
+def test_what_is_not_a_layers_own_batch_norm_is_not_folded(changed: str) -> None:
+    backbone, trunk, x = with_norm_act(changed)
+    assert not any(one.folds_norm for one in convolutions(trunk))
+    torch.testing.assert_close(logits(trunk, x), backbone(x))
+
+
+@pytest.mark.parametrize("name", ["mobilenetv4_conv_small", "efficientnet_lite0", "resnet10t"])
+def test_networks_of_timm(name: str) -> None:
+    backbone = pytest.importorskip("timm").create_model(name, num_classes=7).eval()
+    with_odd_norms(backbone)
+    x = torch.randn(2, 3, 64, 64)
+    trunk = make_trunk(backbone, (), x, "cudnn")
+    norms = sum(isinstance(layer, nn.BatchNorm2d) for layer in backbone.modules())
+    assert f"{norms} batch norms" in " ".join(trunk.notes), trunk.notes
+    torch.testing.assert_close(logits(trunk, x), backbone(x), atol=1e-4, rtol=1e-4)
+
+
 # Four channels for three
 
 
@@ -327,11 +399,6 @@ def of_stem(dtype: torch.dtype = torch.float16, **options: Any) -> tuple[Stem, T
     backbone = Stem(**options).eval().to(dtype)
     x = torch.randn(2, options.get("channels", 3), 12, 12, dtype=dtype)
     return backbone, make_trunk(backbone, Stem.taps, x, "cudnn"), x
-
-
-def logits(trunk: Trunk, x: Tensor) -> Tensor:
-    y = trunk.module(x)
-    return y if trunk.classifier is None else trunk.classifier.logits(y)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
