@@ -39,7 +39,7 @@ def _says_that_maps_are_maps(layers: LayerGraph, condition: Any) -> bool:
     """Return whether a node is ``y.ndim == 4`` for the output y of a convolution, as timm's batch norms assert."""
     if not isinstance(condition, Node) or condition.target is not operator.eq or condition.args[1] != 4:
         return False
-    rank = condition.args[0]
+    rank: Any = condition.args[0]
     return _is_rank(rank) and type(layers.layer(rank.args[0])) is nn.Conv2d
 
 
