@@ -15,7 +15,14 @@ from ..measuring.environment import clocks, release_memory
 from ..measuring.failures import DeviceLost, Failure
 from ..measuring.progress import Begins
 from ..measuring.subject import Subject
-from ..measuring.timers import PROTOCOL, Samples, time_captures, time_those_that_run
+from ..measuring.timers import (
+    PROTOCOL,
+    Samples,
+    energy_counter,
+    joules_a_call,
+    time_captures,
+    time_those_that_run,
+)
 from ..records.record import Record, append_record
 from ..records.summaries import p99, percentiles, summary
 from .variants import BuiltVariant, Variant, VariantCaptures, bare_name, truncated_name
@@ -196,11 +203,14 @@ class _CellBench:
             name: ({**summary(one.host), "p99": p99([us for of in one.host for us in of])}, summary(one.device))
             for name, one in samples.items()
         }
+        read = energy_counter(self.subject.example.device)
         for name, one in checked.items():
             truth = self.captures.truth(one.variant.trunk)
             host, device = times[name]
+            call, inputs = one.captures[0].call, self.subject.inputs
+            joules = None if read is None else joules_a_call(call, inputs, device["median"], read)
             self._append(
-                run, one.variant, {**how, "samples_by_exit": truth.samples_by_exit()}, clocks_found,
+                run, one.variant, {**how, "samples_by_exit": truth.samples_by_exit()}, clocks_found, joules,
                 host_us=host, device_us=device, paired=paired_with(one.variant, times), correctness=one.counts,
             )  # fmt: skip
 
@@ -214,7 +224,7 @@ class _CellBench:
 
     def _append(
         self, run: PatternRun, variant: Variant, how: Mapping[str, Any] = _TOO_EARLY,
-        clocks_found: dict[str, float] | None = None, **fields: Any,
+        clocks_found: dict[str, float] | None = None, joules: float | None = None, **fields: Any,
     ) -> None:  # fmt: skip
         built, trunk = self.captures.built.get(variant.name, []), self.captures.trunks.get(variant.trunk)
         notes = [variant.note] if variant.note else []
@@ -224,11 +234,13 @@ class _CellBench:
             "inputs": len(self.subject.inputs), **PROTOCOL, "cudnn_benchmark": torch.backends.cudnn.benchmark,
         }  # fmt: skip
         first = [one.first_answer_s for one in built if one.first_answer_s is not None]
-        measured = {"first_answer_s": [round(seconds, 3) for seconds in first]} if first else None
+        measured: dict[str, Any] = {"first_answer_s": [round(seconds, 3) for seconds in first]} if first else {}
+        if joules is not None:
+            measured["joules"] = round(joules, 6)
         record = Record(
             self.options.kind, run.cell.as_json(), variant.name, run.id,
             {**self.options.environment, "clocks": clocks_found}, protocol, exits=run.pattern,
-            notes=[*notes, *(trunk.notes if trunk else ())], measured=measured, **fields,
+            notes=[*notes, *(trunk.notes if trunk else ())], measured=measured or None, **fields,
         )  # fmt: skip
         append_record(self.options.out, record)
 

@@ -48,8 +48,8 @@ class Record:
     """One variant measured, or failed, in one cell."""
 
     kind: str
-    """The command that measured it; of overlap also "timeline", one replay; of heads also "random-heads"; of bench on
-    several devices "pipeline", and "gpus", one request."""
+    """The command that measured it; zoo, in the form of bench; of overlap also "timeline", one replay; of heads also
+    "random-heads"; of bench on several devices "pipeline", and "gpus", one request."""
     cell: dict[str, Any]
     """The network: model, dtype, batch, classes, placement (of the heads), taps (their names), input (the shape of one
     sample), and heads (their kind) unless each is one linear layer. Of a sweep: the fields of a HeadShape. Of heads:
@@ -105,6 +105,8 @@ class Record:
     measured: dict[str, Any] | None = None
     """Further measurements.
 
+    - bench and zoo: joules of a call among calls back to back, where the driver counts them; and first_answer_s,
+      seconds from the call that makes a variant until its first answer, of each capture that is made by one call
     - profile, a request each: call_us (until the call returned) and, under the profiler, launches, graph_launches,
       kernels, copies, memsets, kernel_us (summed), busy_us (their union), api (each CUDA function), and allocations and
       waits of all requests together

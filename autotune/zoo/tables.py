@@ -23,6 +23,7 @@ _COLUMNS = (
     "first answer, s: ours",
     "next process",
     "torch.compile",
+    "joules / torch.compile",
     "eager / bare",
 )
 
@@ -61,12 +62,14 @@ def _row(model: str, batch: int, found: Mapping[str, Record]) -> tuple[str, ...]
     device = [_us(found, name) for name in (DEFAULT, COMPILED, graph)]
     host = [_us(found, name, "host") for name in (DEFAULT, COMPILED)]
     eager = _ratio(*(_us(found, name, "host") for name in ("eager@as_is", "eager-bare@as_is")))
-    first = [_first_answer(found, name) for name in (DEFAULT, AGAIN, COMPILED)]
+    first = [_measured(found, name, "first_answer_s") for name in (DEFAULT, AGAIN, COMPILED)]
     ratios = [_ratio(device[0], other) for other in device[1:]]
+    joules = _ratio(*(_measured(found, name, "joules") for name in (DEFAULT, COMPILED)))
     return (
         model, f"{batch}", _chosen(found), *(_number(one, ",.1f") for one in device),
         *(_number(one, ".2f") for one in ratios), *(_number(one, ",.1f") for one in host),
-        _number(_ratio(*host), ".2f"), *(_number(one, ".1f") for one in first), _number(eager, ".2f"),
+        _number(_ratio(*host), ".2f"), *(_number(one, ".1f") for one in first),
+        _number(joules, ".2f"), _number(eager, ".2f"),
     )  # fmt: skip
 
 
@@ -77,9 +80,10 @@ def _chosen(found: Mapping[str, Record]) -> str:
     return said.partition(": ")[2].partition(", measured")[0] or "-"
 
 
-def _first_answer(found: Mapping[str, Record], variant: str) -> float | None:
-    measured = found[variant].measured if variant in found else None
-    return float(measured["first_answer_s"][0]) if measured else None
+def _measured(found: Mapping[str, Record], variant: str, name: str) -> float | None:
+    """Return a further measurement of a variant, of several captures the first one's."""
+    value = ((found[variant].measured if variant in found else None) or {}).get(name)
+    return value[0] if isinstance(value, list) else value
 
 
 def _number(value: float | None, form: str) -> str:

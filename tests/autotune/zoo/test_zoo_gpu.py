@@ -3,6 +3,8 @@
 from pathlib import Path
 
 import pytest
+import torch
+from auxhead.autotune.measuring.timers import energy_counter
 from auxhead.autotune.records.record import read_records
 from auxhead.autotune.zoo.run import VARIANTS
 from auxhead.autotune.zoo.tables import AGAIN, COMPILED, DEFAULT
@@ -36,4 +38,6 @@ def test_a_network_of_ones_own_is_measured_in_two_processes(tmp_path: Path, monk
     assert {*records} == {*VARIANTS, AGAIN} and not [one.error for one in records.values() if one.error]
     for name in (DEFAULT, COMPILED, AGAIN):
         assert records[name].measured["first_answer_s"][0] > 0.0
+    if energy_counter(torch.device("cuda", torch.cuda.current_device())) is not None:
+        assert all(0.0 < records[name].measured["joules"] < 10.0 for name in VARIANTS)
     assert "measured on" in records[AGAIN].notes[0], "the plan of the first process is found"
