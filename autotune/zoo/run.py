@@ -62,18 +62,23 @@ def run_zoo(models: list[str], batches: Sequence[int], max_autotune: bool, out: 
                 if not _in_own_process(measure, model, batch, wanted, where, caches):
                     failed.append(what)
                     break
-    found = read_records(where) if where.exists() else []
-    print_tables(console, zoo_tables([one for one in found if not models or one.cell["model"] in models]), where)
+    print_tables(
+        console, zoo_tables(one for one in _read(where) if not models or one.cell.get("model") in models), where
+    )
     if failed:
         raise BadInput(f"{len(failed)} of {len(cells)} could not be measured: {'; '.join(failed)}")
 
 
 def _is_measured(model: str, batch: int, wanted: Sequence[str], where: Path, here: dict[str, Any]) -> bool:
     """Return whether a cell has records of all variants; ``batch`` 0 is that of a factory's example."""
-    found = read_records(where) if where.exists() else []
-    its = [one for one in found if one.cell["model"] == model and batch in (0, one.cell["batch"])]
+    its = [one for one in _read(where) if one.cell.get("model") == model and batch in (0, one.cell.get("batch"))]
     settled = {one.variant for one in its if is_settled(one, here, ROUNDS)}
     return settled >= {*wanted, AGAIN}
+
+
+def _read(where: Path) -> list[Record]:
+    """Return the records of zoos in a file, none if there is no file."""
+    return [one for one in (read_records(where) if where.exists() else []) if one.kind == KIND]
 
 
 def _in_own_process(measure: Callable[..., None], *arguments: Any) -> bool:

@@ -32,7 +32,7 @@ def zoo_tables(records: Iterable[Record]) -> list[RecordTable]:
     """Return a table for each environment, of the last run of each network and batch."""
     tables = []
     for its in grouped((one for one in records if one.kind == KIND), lambda one: one.environment_key).values():
-        cells = grouped(its, lambda one: (one.cell["model"], one.cell["batch"]))
+        cells = grouped(its, lambda one: (f"{one.cell['model']}", f"{one.cell['batch']}"))
         last = {cell: {one.variant: one for one in found} for cell, found in cells.items()}
         rows = [_row(*cell, found) for cell, found in last.items()]
         where = its[-1].environment
@@ -57,7 +57,7 @@ def _ratio(one: float | None, other: float | None) -> float | None:
     return None if one is None or other is None else one / other
 
 
-def _row(model: str, batch: int, found: Mapping[str, Record]) -> tuple[str, ...]:
+def _row(model: str, batch: str, found: Mapping[str, Record]) -> tuple[str, ...]:
     graph = "graph-bare@as_is"
     device = [_us(found, name) for name in (DEFAULT, COMPILED, graph)]
     host = [_us(found, name, "host") for name in (DEFAULT, COMPILED)]
@@ -66,7 +66,7 @@ def _row(model: str, batch: int, found: Mapping[str, Record]) -> tuple[str, ...]
     ratios = [_ratio(device[0], other) for other in device[1:]]
     joules = _ratio(*(_measured(found, name, "joules") for name in (DEFAULT, COMPILED)))
     return (
-        model, f"{batch}", _chosen(found), *(_number(one, ",.1f") for one in device),
+        model, batch, _chosen(found), *(_number(one, ",.1f") for one in device),
         *(_number(one, ".2f") for one in ratios), *(_number(one, ",.1f") for one in host),
         _number(_ratio(*host), ".2f"), *(_number(one, ".1f") for one in first),
         _number(joules, ".2f"), _number(eager, ".2f"),
@@ -90,7 +90,7 @@ def _number(value: float | None, form: str) -> str:
     return "-" if value is None else format(value, form)
 
 
-def _in_words(cells: Mapping[tuple[str, int], Mapping[str, Record]]) -> list[str]:
+def _in_words(cells: Mapping[tuple[str, str], Mapping[str, Record]]) -> list[str]:
     """Say how the runner compares with torch.compile over all cells."""
     ratios = [one for found in cells.values() if (one := _ratio(_us(found, DEFAULT), _us(found, COMPILED)))]
     if not ratios:

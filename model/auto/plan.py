@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from ..answers.exit_rule import ExitRule
 from ..basics.bad_input import one_line
 from ..basics.files import led_to, read_json, write_json
 from ..basics.machine import driver_version, package_version, processor_name
@@ -118,7 +119,8 @@ class Plan:
             ValueError, TypeError, KeyError, AttributeError: content of any other form.
         """
         chosen = Candidate(**{**content["chosen"], "forks": tuple(content["chosen"]["forks"])})
-        if type(chosen.compact) is not bool or not all(isinstance(fork, str) for fork in chosen.forks):
+        gathers = type(chosen.compact) is bool and (chosen.exits == "polled" or not chosen.compact)
+        if not gathers or not all(isinstance(fork, str) for fork in chosen.forks):
             raise ValueError(f"chosen: got {chosen!r:.100}")
         plan = cls(
             chosen,
@@ -176,6 +178,8 @@ class PlanFile:
         """
         if not isinstance(path, (str, os.PathLike)):
             raise TypeError(f"plan: got {type(path).__name__}, wants the path of a JSON file")
+        if "\0" in os.fsdecode(path):
+            raise ValueError(f"plan: got {os.fsdecode(path)!r}, with a null character, wants the path of a JSON file")
         self.path = Path(path)
         if self.path.is_dir() or not self.path.parent.is_dir():
             why = "a folder" if self.path.is_dir() else "in a folder that does not exist"
@@ -236,14 +240,19 @@ _NAMES = ("GPU", "taps", "layers", "parameters", "trunk", "batch sizes", "sample
 
 def remembered(conditions: Mapping[str, Any]) -> PlanFile | None:
     """Return the file in the user's cache folder, one for a network and its batches; None if there can be no folder."""
-    caches = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    folder = Path(caches) / "auxhead" / "plans"
+    caches = Path(os.environ.get("XDG_CACHE_HOME") or "")  # which its specification wants absolute
+    if not caches.is_absolute():
+        caches = Path(os.path.expanduser("~")) / ".cache"
+    if not caches.is_absolute():  # nobody knows the user's home
+        return None
+    sizes = list(conditions["exit shares"])
+    name = hashlib.sha256(json.dumps([*(conditions[name] for name in _NAMES), sizes]).encode()).hexdigest()[:32]
+    folder = caches / "auxhead" / "plans"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError:
+        return PlanFile(folder / f"{name}.json", conditions)
+    except (OSError, ValueError):  # it is somebody else's, or no folder
         return None
-    name = json.dumps([conditions[name] for name in _NAMES])
-    return PlanFile(folder / f"{hashlib.sha256(name.encode()).hexdigest()[:32]}.json", conditions)
 
 
 def conditions_of(
@@ -262,7 +271,8 @@ def conditions_of(
         "cuDNN": torch.backends.cudnn.version(),
         "auxhead": package_version("auxhead"),
         "taps": list(network.taps),
-        "layers": [type(layer).__qualname__ for layer in network.modules()],
+        "layers": [_in_words(layer) for layer in network.modules() if not isinstance(layer, ExitRule)],
+        "code": _code_of(network),
         "parameters": [
             f"{name} {list(parameter.shape)} {parameter.dtype}" for name, parameter in network.named_parameters()
         ],
@@ -280,6 +290,27 @@ def conditions_of(
             for size, of_samples in exits.items()
         },
     }
+
+
+def _in_words(layer: nn.Module) -> str:
+    """Return a layer's class and options: strides and sizes of pools, say, which no parameter shows."""
+    try:
+        options = layer.extra_repr()
+    except Exception:  # of the user's
+        options = ""
+    return f"{type(layer).__module__}.{type(layer).__qualname__}({options})"
+
+
+def _code_of(network: nn.Module) -> str:
+    """Return a hash of what the forwards of all layers do: of another one, another runner may be the best."""
+    code = hashlib.sha256()
+    forwards = [getattr(layer.forward, "__func__", layer.forward) for layer in network.modules()]
+    for forward in {id(forward): forward for forward in forwards}.values():
+        compiled = getattr(forward, "__code__", None)
+        if compiled is not None:
+            numbers = [one for one in compiled.co_consts if isinstance(one, (int, float))]
+            code.update(repr((compiled.co_code, compiled.co_names, compiled.co_varnames, numbers)).encode())
+    return code.hexdigest()
 
 
 def _device_conditions(device: torch.device) -> dict[str, Any]:

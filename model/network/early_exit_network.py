@@ -261,7 +261,7 @@ class EarlyExitNetwork(nn.Module):
 
     @torch.compiler.disable(reason="a layer that is read carries forward hooks, which have to come before its heads")
     def _uncompiled(self, call: Callable[..., Any], x: Batch, **options: bool) -> Any:
-        return call(x, **options)
+        return call(self, x, **options)
 
     def _check_first(self, x: Batch) -> None:
         """Check a batch, and by the first one the taps; an empty one gets an empty answer and says nothing of them."""
@@ -334,7 +334,7 @@ class EarlyExitNetwork(nn.Module):
             stop: leave the forward as soon as every sample is sure; see :func:`run_eagerly`.
         """
         if self._keeps_compiler_out():
-            return self._uncompiled(self.forward, x, stop=stop)
+            return self._uncompiled(EarlyExitNetwork.forward, x, stop=stop)  # of a subclass that calls this one
         self._check_first(x)
         return run_eagerly(
             self.backbone,
@@ -358,7 +358,7 @@ class EarlyExitNetwork(nn.Module):
                 or a head has hooks, or a forward of its own, that its answers alone would follow.
         """
         if self._keeps_compiler_out():
-            return self._uncompiled(self.logits, x)
+            return self._uncompiled(EarlyExitNetwork.logits, x)
         self._check_first(x)
         check_followed(self.taps, self.exit_heads)
         features: list[tuple[Tensor, torch.autocast, int | None]] = []

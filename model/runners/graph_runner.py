@@ -74,6 +74,8 @@ class GraphRunner(SerialRunner):
         if not isinstance(trunk, Trunk):
             check_kind("trunk", trunk)
         check_capturable(network, example_input)
+        if done is not None and (len(done) != len(network.taps) or not all(0.0 <= share <= 1.0 for share in done)):
+            raise ValueError(f"done: got {done!r:.100}, wants {len(network.taps)} shares, 0 to 1, one for each tap")
         super().__init__(network, example_input, sizes)
         self._done_by_tap = done
         self._heads = [head.as_exit_head() for head in network.exit_heads]

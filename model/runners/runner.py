@@ -20,7 +20,7 @@ from ...kernels.cuda.runtime import beside_captures
 from ..answers.exit_result import ExitResult, joined
 from ..answers.rule_order import count_writes, note_pass, wait_for_write, wait_for_writes
 from ..basics.arguments import check_batch
-from ..basics.streams import CallersStream, OwnedLock, has_streams
+from ..basics.streams import CallersStream, OwnedLock
 from ..network.eager_pass import ExitsRepeats, run_eagerly
 from ..network.early_exit_network import EarlyExitNetwork
 from ..trunk.trunk import Trunk
@@ -120,7 +120,8 @@ class EagerRunner(Runner):
     def __call__(self, x: Tensor, *, stop: bool | None = None) -> ExitResult:
         """Answer for a batch of at least one sample that the backbone takes.
 
-        ``stop`` is as in :func:`run_eagerly`; None stops where the host computes by itself, and so waits for nobody.
+        ``stop`` is as in :func:`run_eagerly`; None stops on a CPU, where the host waits for nobody. A forward of the
+        backbone is then left where it is: what it puts back at its end wants a ``finally``.
         """
         network, trunk = self.network, self._trunk
         check_batch("x", x)
@@ -128,6 +129,8 @@ class EagerRunner(Runner):
         backbone, classifier, reading, read = network.backbone, None, network.reading, None
         if trunk is not None:
             backbone, classifier, reading = trunk.module, trunk.classifier, trunk.reading
+            if trunk.channels is not None and x.shape[1] == trunk.channels:
+                raise ValueError(f"x: got {x.shape[1]} channels, wants as many as the backbone takes")
             read = wait_for_write(backbone, x)
             x = x.contiguous(memory_format=trunk.memory_format)
         with IN_REQUEST:
@@ -137,7 +140,7 @@ class EagerRunner(Runner):
                 network.exit_heads,
                 x,
                 classifier=classifier,
-                stop=not has_streams(x) if stop is None else stop,
+                stop=(x.device.type == "cpu" and type(x) is Tensor) if stop is None else stop,
                 repeats=self._repeats,
                 monitor=network.monitor,
                 reading=reading,

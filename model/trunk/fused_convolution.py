@@ -142,7 +142,7 @@ class FusedConvolution(nn.Module):
     @torch.no_grad()
     def refresh(self) -> None:
         """Fold again, in place, from what the sources hold now."""
-        with torch.inference_mode(False):
+        with torch.inference_mode(False), torch.no_grad():  # the first switches gradients on
             for mine, now in zip((self.weight, self.bias), self._folded(), strict=True):
                 if mine is not None and now is not None and now is not mine:
                     mine.copy_(now)

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from auxhead.model import EarlyExitNetwork, ExitRule, FusedAuxHead, HeadOutput
+from auxhead.model import EarlyExitNetwork, ExitResult, ExitRule, FusedAuxHead, HeadOutput
 from support.example_models import SmallNet, plain_heads
 from support.hidden_head_cases import hidden_heads
 from torch import Tensor, nn
@@ -171,3 +171,21 @@ def test_hooks_of_users_come_before_heads_and_logits_compiled_too(of_backbone: b
         with pytest.raises(torch._dynamo.exc.Unsupported, match="forward hooks, which have to come before its heads"):
             torch.compile(way, backend="eager", fullgraph=True)(x)
     assert not torch.nn.modules.module._global_forward_hooks
+
+
+class Scaled(EarlyExitNetwork):
+    """A subclass that changes its input, once."""
+
+    def forward(self, x: Tensor, *, stop: bool = False) -> ExitResult:
+        return super().forward(x / 4, stop=stop)
+
+    def logits(self, x: Tensor) -> list[Tensor]:
+        return super().logits(x / 4)
+
+
+def test_the_forward_of_a_subclass_runs_once_where_hooks_keep_the_compiler_out() -> None:
+    backbone, x = nn.Sequential(nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 5)), torch.randn(3, 6)
+    net = Scaled(backbone, {"1": FusedAuxHead(6, 5)}, example_input=x).eval()
+    backbone[1].register_forward_hook(lambda _module, _inputs, y: 2 * y)
+    for way in (net, net.logits):
+        assert_same(torch.compile(way, backend="eager")(x), way(x))

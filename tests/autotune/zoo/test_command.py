@@ -67,6 +67,15 @@ def test_networks_and_batches_are_measured_once(gpu: list[tuple[str, int]]) -> N
     assert tune("zoo", "resnet18").exit_code == 0 and gpu[4:] == [("resnet18", 32)]
 
 
+def test_records_of_others_in_the_file_are_no_matter(gpu: list[tuple[str, int]], pretended_gpu: Path) -> None:
+    path = pretended_gpu / "zoo-nvidia-h200-fake.jsonl"
+    append_record(path, Record("footprint", {"tap": "a"}, "fused", "r", ENVIRONMENT, {}))
+    append_record(path, Record("zoo", {"tap": "a"}, "fused", "r", {**ENVIRONMENT, "gpu": "other"}, {}))
+    for name in (*running.VARIANTS, AGAIN):
+        append_record(path, Record("bench", record("resnet18", 1, name).cell, name, "r", ENVIRONMENT, {"rounds": 50}))
+    assert tune("zoo", "resnet18", "--batch", "1").exit_code == 0 and gpu == [("resnet18", 1)]
+
+
 def test_a_network_that_could_not_be_measured_is_told_at_the_end(gpu: list[tuple[str, int]]) -> None:
     done = tune("zoo", "swin_t", "resnet18", "--batch", "1")
     assert_one_line_error(done, "1 of 2 could not be measured: swin_t, batch 1")

@@ -11,6 +11,7 @@ from auxhead.model.auto import planner
 from auxhead.model.auto.pass_times import PassTimes
 from auxhead.model.runners.capture import NotCapturable
 from auxhead.model.runners.table import RUNNERS, RunnerKind
+from support.example_models import SmallNet
 from support.planner_fakes import AS_MADE, NAMES, PLAIN, FakeGpu, Runner, first_call, images, small_network
 
 pytestmark = pytest.mark.usefixtures("without_interpreter")
@@ -244,6 +245,7 @@ BAD = [
     ({"batch_sizes": (0,)}, ValueError, "batch_sizes: got [0], wants positive ints"),
     ({"plan": 1}, TypeError, "plan: got int, wants the path of a JSON file"),
     ({"plan": "."}, ValueError, "plan: got '.', a folder, wants"),
+    ({"plan": "a\0b"}, ValueError, "plan: got 'a\\x00b', with a null character, wants"),
 ]
 
 
@@ -317,6 +319,37 @@ def test_each_network_and_batch_has_a_plan_of_its_own(gpu: FakeGpu) -> None:
     assert gpu.measured == 3
     default(threshold=0.7)
     assert gpu.measured == 4 and len(plans_remembered()) == 3, "of other rules: measured anew, in the same file"
+
+
+@pytest.mark.parametrize("change", ["stride", "forward"])
+def test_another_network_of_the_same_layers_and_parameters_has_a_plan_of_its_own(gpu: FakeGpu, change: str) -> None:
+    class Other(SmallNet):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x) + 1.0
+
+    Other.__qualname__, Other.__module__ = SmallNet.__qualname__, SmallNet.__module__
+    torch.manual_seed(0)
+    network = small_network()
+    make_runner(network, images(4))
+    if change == "stride":
+        network.backbone.block2[0].stride = (3, 3)
+    else:
+        network.backbone.__class__ = Other
+    torch.manual_seed(0)
+    assert not make_runner(network, images(4)).plans[4].from_file and gpu.measured == 2
+
+
+def test_what_lies_where_plans_are_kept_ends_no_call(gpu: FakeGpu, tmp_path: Path, monkeypatch) -> None:
+    default(budget="quick")
+    (path,) = plans_remembered()
+    path.unlink()
+    path.mkdir()
+    assert default(budget="quick").describe().endswith("Measured now.") and path.is_dir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative")
+    monkeypatch.setenv("HOME", "")
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path)
+    assert default(budget="quick").describe().endswith("Measured now.") and not [*tmp_path.iterdir()]
 
 
 def test_nothing_is_remembered_if_not_wanted_or_where_nothing_can_be(gpu: FakeGpu, tmp_path: Path, monkeypatch) -> None:

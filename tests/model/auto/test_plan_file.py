@@ -246,7 +246,7 @@ def test_what_is_run() -> None:
         *(({"network": ruled(*rule)}, {"rules"}) for rule in [("criterion", "margin"), ("enabled", False)]),
         ({"network": fewer_taps()}, {"taps", "layers", "parameters", "rules"}),
         ({"network": small_network().bfloat16()}, {"parameters"}),
-        ({"network": with_another_activation()}, {"layers"}),
+        ({"network": with_another_activation()}, {"layers", "code"}),
     ):
         assert differing(**other) == parts
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from auxhead.model import EarlyExitNetwork, OverlappedRunner
+from auxhead.model import EarlyExitNetwork, OverlappedRunner, PolledRunner
 from auxhead.model.auto.pass_times import done_of
 from auxhead.model.runners.overlapped import fork_choices, forks_by_rule
 from auxhead.model.runners.segment_times import choose_stops, measure_segments
@@ -108,6 +108,13 @@ def test_nobody_stops_where_nobody_leaves_nor_where_it_does_not_pay() -> None:
     assert choose_stops([40.0] * 5, 20.0, 10.0, [0.0, 0.0, 0.9, 0.9]) == [2]
     assert choose_stops([40.0] * 5, 20.0, 10.0, [0.5, 0.5, 0.5, 1.0]) == [0, 3]
     assert choose_stops([40.0] * 5, 20.0, 10.0, [0.04, 0.04, 0.04, 0.04]) == [], "what it spares is less than it takes"
+
+
+@pytest.mark.parametrize("done", [[0.5], [0.5, 0.5, 1.5], [0.1, float("nan"), 0.2]])
+def test_shares_of_batches_are_one_for_each_tap(done: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("auxhead.model.runners.graph_runner.check_capturable", lambda *_: None)
+    with pytest.raises(ValueError, match=r"done: got .*, wants 3 shares, 0 to 1, one for each tap"):
+        PolledRunner(EarlyExitNetwork(SmallNet(), plain_heads(), 1.0).eval(), torch.randn(1, 3, 8, 8), done=done)
 
 
 def test_a_batch_is_done_where_its_last_sample_leaves() -> None:

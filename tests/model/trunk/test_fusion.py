@@ -1,12 +1,13 @@
 """Layers of a backbone that a trunk folds, fuses and replaces, and those that it leaves alone."""
 
+import copy
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from auxhead.kernels import max_pool2d
-from auxhead.model import Trunk, make_trunk
+from auxhead.model import EarlyExitNetwork, FusedAuxHead, Trunk, make_runner, make_trunk
 from auxhead.model.trunk.fused_convolution import FusedConvolution
 from support.example_models import SmallNet
 from support.trunk_cases import (
@@ -435,14 +436,26 @@ def test_the_weight_for_four_channels_is_brought_up_to_date() -> None:
     assert not torch.allclose(before, after, atol=0.02)
 
 
-def test_a_weight_that_is_the_users_own_is_copied_for_four_channels() -> None:
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_a_weight_that_is_the_users_own_is_copied_for_four_channels(layout: torch.memory_format) -> None:
     torch.manual_seed(0)
     backbone = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 5))
-    backbone, x = backbone.eval().half(), torch.randn(2, 3, 9, 9, dtype=torch.float16)
+    backbone, x = backbone.eval().half().to(memory_format=layout), torch.randn(2, 3, 9, 9, dtype=torch.float16)
     trunk = make_trunk(backbone, ("1",), x, "cudnn")
     with torch.no_grad():
         backbone[0].weight.mul_(2.0)
     trunk.refresh()
-    found = logits(trunk, trunk.memory_for(x))
-    wanted = logits(trunk, x)
+    assert not any(one.requires_grad for one in trunk.module.buffers()), "a refresh is no step of a computation"
+    with torch.no_grad():
+        found, wanted = logits(trunk, trunk.memory_for(x)), backbone(x)
     torch.testing.assert_close(found, wanted, atol=0.02, rtol=0.02)
+    copy.deepcopy(trunk)
+
+
+def test_an_eager_runner_takes_pictures_of_as_many_channels_as_the_backbone() -> None:
+    backbone, _, x = of_stem()
+    network = EarlyExitNetwork(backbone, {"rest": FusedAuxHead(8, 5).half()}, example_input=x).eval()
+    runner = make_runner(network, x, exits="eager", trunk="cudnn")
+    runner(x)
+    with pytest.raises(ValueError, match="x: got 4 channels, wants as many as the backbone takes"):
+        runner(torch.randn(2, 4, 12, 12, dtype=torch.float16))
