@@ -5,7 +5,7 @@ A forward becomes graphs that read a static input. A captured batch takes reques
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
+from contextlib import ExitStack
 from contextvars import copy_context
 from itertools import zip_longest
 from typing import Generic, NamedTuple, TypeVar
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from ...kernels import ExitBuffers, ExitHead, ExitLaunch
 from ...kernels.cuda.lifetimes import MemoryPool, keep_in_children
+from ...kernels.cuda.runtime import beside_captures
 from ..answers.exit_result import ExitResult
 from ..heads.head import AuxHead
 from .capture import Capture, Graph, copy_memory, warm_up
@@ -225,7 +226,11 @@ class HeadLaunches:
         """
 
         def launch_once(launch: ExitLaunch, inputs: Sequence[Tensor]) -> None:
-            with torch.no_grad(), nullcontext() if stream is None else torch.cuda.stream(stream):
+            with ExitStack() as stack:
+                stack.enter_context(torch.no_grad())
+                if stream is not None:  # modes of captures, too, are those of a thread
+                    stack.enter_context(torch.cuda.stream(stream))
+                    stack.enter_context(beside_captures())
                 launch(inputs)
 
         with ThreadPoolExecutor(len(self.launches)) as pool:
