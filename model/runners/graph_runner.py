@@ -185,7 +185,7 @@ class GraphRunner(SerialRunner):
         stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(stream):
             outputs = self._run_trunk(static.read, (), lambda _stop, _outputs: None)
-        launches.compile(outputs, stream)
+            launches.compile(outputs, stream)  # modules of heads run on it, too
         stream.synchronize()
 
     def _capture_program(
