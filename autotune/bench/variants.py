@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ...model import AutoRunner, ExitResult, Trunk, make_runner, make_trunk
-from ..measuring.cells import AS_IS, MIXED, MORE_TRUNKS, NEVER, RUNNERS, TRUNKS, Cell
+from ..measuring.cells import AS_IS, DEFAULT, MIXED, MORE_TRUNKS, NEVER, RUNNERS, TRUNKS, Cell
 from ..measuring.eager_truth import EagerTruth, Rounding, measure_rounding
 from ..measuring.peers import (
     GraphedPeer,
@@ -32,8 +32,8 @@ from ..measuring.timers import CAPTURES
 MAX_AUTOTUNE_BATCHES = (1, 32)
 #: Largest batch of which all taps' outputs are kept, for all inputs, to call heads by themselves.
 HEADS_ALONE_BATCH = 8
-#: What ``make_runner`` makes without options, and how often: first as on a new machine, then by what it remembers.
-DEFAULT, DEFAULT_CAPTURES = "default@auto", 2
+#: Runners that are made without options: the first as on a new machine, the second by what is remembered.
+DEFAULT_CAPTURES = 2
 #: Fresh captures of "auto", fewer than of the others: each captures and measures several runners.
 AUTO_CAPTURES = 2
 
@@ -254,13 +254,12 @@ def _compiled(heads: str | None, mode: str, captures: VariantCaptures, _pattern:
     subject = captures.subject
     began = time.monotonic()
     call = compiled(subject.network, [] if heads is None else captures.naive_heads, mode)
-    took = []
-    for _ in range(3):  # compiles, then warms up, then records its graph
-        last = call(subject.example).last
-        torch.cuda.synchronize(subject.example.device)
-        took.append(time.monotonic() - began)
-        del last
-    return BuiltVariant(call, first_answer_s=took[0])
+    call(subject.example)  # compiles
+    torch.cuda.synchronize(subject.example.device)
+    took = time.monotonic() - began
+    for _ in range(2):  # warms up, then records its graph
+        call(subject.example)
+    return BuiltVariant(call, first_answer_s=took)
 
 
 def _runner(trunk: str, exits: str, captures: VariantCaptures, _pattern: str, **compact: Any) -> BuiltVariant:

@@ -13,8 +13,8 @@ import torch
 
 from ...model.basics.bad_input import BadInput
 from ..bench.measure import BenchOptions, PatternRun, run_cell
-from ..bench.variants import DEFAULT, MAX_AUTOTUNE_BATCHES, VariantCaptures, catalogue
-from ..measuring.cells import NEVER
+from ..bench.variants import MAX_AUTOTUNE_BATCHES, VariantCaptures, catalogue
+from ..measuring.cells import DEFAULT, NEVER
 from ..measuring.environment import environment, this_device
 from ..measuring.failures import Failure
 from ..measuring.options import is_factory
@@ -122,12 +122,10 @@ def _answer_again(model: str, batch: int, wanted: Sequence[str], where: Path, ca
     subject = zoo_subject(model, batch, device)
     known = {variant.name: variant for variant in catalogue(subject.cell)}
     error, measured, notes = None, None, []
-    began = time.monotonic()
     try:
         with subject.exits(NEVER):
             built = known[DEFAULT].build(VariantCaptures(subject), NEVER)
-        measured = {"first_answer_s": [round(built.first_answer_s or time.monotonic() - began, 3)]}
-        notes = [built.note] if built.note else []
+        measured, notes = {"first_answer_s": [built.first_answer_s]}, [f"{built.note}"]
         built.close()
     except Exception as failure:
         error = str(Failure.of(failure))

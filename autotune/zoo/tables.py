@@ -2,11 +2,12 @@
 
 from collections.abc import Iterable, Mapping
 
+from ..measuring.cells import DEFAULT
 from ..records.record import Record, grouped
 from ..records.tables import RecordTable
 
 KIND = "zoo"
-DEFAULT, AGAIN = "default@auto", "default@auto, next process"
+AGAIN = f"{DEFAULT}, next process"
 COMPILED = "compile-bare-reduce-overhead@as_is"
 _COLUMNS = (
     "network",

@@ -46,6 +46,11 @@ def trunk_outputs(trunk, taps, x) -> list[Tensor]:
     return outputs(trunk.module, taps, x.contiguous(memory_format=trunk.memory_format), trunk.classifier)
 
 
+def logits(trunk, x) -> Tensor:
+    """What the trunk says of a batch as it lies."""
+    return outputs(trunk.module, (), x, trunk.classifier)[-1]
+
+
 def assert_same(trunk, backbone, taps, x) -> None:
     roundings = 512 if x.is_cuda else 64  # cuDNN may choose algorithms that round more often
     exact = outputs(copy.deepcopy(backbone).double(), taps, x.double())

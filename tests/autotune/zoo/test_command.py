@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 import torch
+from auxhead.autotune.measuring.cells import DEFAULT
 from auxhead.autotune.records.record import Record, append_record, read_records
 from auxhead.autotune.zoo.networks import LIBRARIES, zoo_subject
-from auxhead.autotune.zoo.tables import AGAIN, COMPILED, DEFAULT, zoo_tables
+from auxhead.autotune.zoo.tables import AGAIN, COMPILED, zoo_tables
 from support.command_line import assert_one_line_error, tune
 from support.pretended_gpu import ENVIRONMENT
 

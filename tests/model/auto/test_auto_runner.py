@@ -7,7 +7,7 @@ import pytest
 import torch
 from auxhead.model import AutoRunner, make_runner
 from auxhead.model.auto import planner
-from auxhead.model.auto.pass_times import Deadline, PassTimes
+from auxhead.model.auto.pass_times import Deadline
 from support.planner_fakes import AS_MADE, NAMES, PLAIN, FakeGpu, Runner, images, small_network
 
 pytestmark = pytest.mark.usefixtures("without_interpreter")
@@ -89,14 +89,8 @@ def test_an_interrupt_closes_all(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch, 
     assert gpu.open == 0 and not list(path.parent.iterdir())
 
 
-def test_what_counts_is_the_time_to_the_answer(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
-    measure = planner.measure
-
-    def other_way_round_on_the_device(*arguments: object) -> dict[str, PassTimes]:
-        times = measure(*arguments)
-        return {name: PassTimes(one.host, [100.0 - us for us in one.host]) for name, one in times.items()}
-
-    monkeypatch.setattr(planner, "measure", other_way_round_on_the_device)
+def test_what_counts_is_the_time_to_the_answer(gpu: FakeGpu) -> None:
+    gpu.on_device = lambda us: 100.0 - us
     gpu.us |= {"polled": 60.0, "gated": 90.0}
     assert auto().plans[2].chosen.name == "polled"
 

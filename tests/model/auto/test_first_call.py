@@ -8,7 +8,6 @@ import pytest
 import torch
 from auxhead.model import AutoRunner, EagerRunner, make_runner
 from auxhead.model.auto import planner
-from auxhead.model.auto.pass_times import PassTimes
 from auxhead.model.runners.capture import NotCapturable
 from auxhead.model.runners.table import RUNNERS, RunnerKind
 from support.example_models import SmallNet
@@ -51,15 +50,9 @@ def test_a_trunk_no_faster_beyond_noise_is_not_taken(gpu: FakeGpu) -> None:
     assert gpu.open == 1
 
 
-def test_trunks_are_compared_by_their_time_on_the_device(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trunks_are_compared_by_their_time_on_the_device(gpu: FakeGpu) -> None:
     """The host's part is the same for all trunks, and only adds noise."""
-    measure = planner.measure
-
-    def longer_on_the_device(*arguments: object) -> dict[str, PassTimes]:
-        times = measure(*arguments)
-        return {name: PassTimes(one.host, [200.0 - us for us in one.host]) for name, one in times.items()}
-
-    monkeypatch.setattr(planner, "measure", longer_on_the_device)
+    gpu.on_device = lambda us: 200.0 - us
     gpu.times_as_long["cudnn"] = 0.8
     assert first_call().plans[4].chosen.trunk == "as_is"
 
