@@ -19,6 +19,7 @@ from .graph_passes import (
     take_off_classifier,
 )
 from .layer_graph import LayerGraph, runs_on_one_tensor, trace
+from .self_attention import replace_self_attentions
 
 
 class BackboneRewriter:
@@ -28,41 +29,54 @@ class BackboneRewriter:
     it is, down to its own layers, which are traced one by one.
     """
 
-    def __init__(self, backbone: nn.Module, taps: Sequence[str], example_input: Tensor) -> None:
-        """Copy ``backbone``; the example shows which layers may be rewritten one by one."""
+    def __init__(self, backbone: nn.Module, taps: Sequence[str], example_input: Tensor, *, compiles: bool) -> None:
+        """Copy ``backbone``; the example shows which layers may be rewritten one by one.
+
+        Where it ``compiles``, :meth:`compile` is to follow once the convolutions have chosen how they run.
+        """
         self._source_of: dict[nn.Module, nn.Module] = {}
         self._root = shallow_copy(backbone, self._source_of)
         self._taps = {self._root.get_submodule(tap): tap for tap in taps}
         self._example = example_input
         self._alone: set[nn.Module] | None = None
-        self._compiles = False
+        self._compiles = compiles
+        self._parts: list[nn.Module] = []
         self._classifier: FusedAuxHead | None = None
         self.stem: FusedConvolution | None = None
         """The convolution that reads an input of more channels than the backbone has, if there is one."""
         self._notes: list[str] = []
         self._counts: Counter[str] = Counter()
 
-    def fused(self) -> tuple[nn.Module, FusedAuxHead | None, list[str]]:
-        """The copy with fused convolutions and Triton's max-pools; its classifier, if it was taken off; and notes."""
-        module = self._rewritten(self._root, "")
-        norms, sums, pools = (_counted(self._counts, each) for each in ("batch norm", "sum", "max-pool"))
-        done = f"Folded or fused into convolutions: {norms} and {sums}; {pools} replaced by a Triton kernel."
-        return module, self._classifier, [done, *self._notes]
+    def rewritten(self) -> tuple[nn.Module, FusedAuxHead | None, list[str]]:
+        """The copy with fused convolutions and Triton's max-pools; its classifier, if it was taken off; and notes.
 
-    def compiled(self) -> tuple[nn.Module, list[str]]:
-        """The copy compiled between the taps, and notes."""
-        self._compiles = True
+        Where it compiles, max-pools are left to the compiler.
+        """
         module = self._rewritten(self._root, "")
-        return module, [f"Compiled between the taps: {_counted(self._counts, 'part')}.", *self._notes]
+        norms, sums, pools, attentions, parts = (
+            _counted(self._counts, each) for each in ("batch norm", "sum", "max-pool", "self-attention", "part")
+        )
+        done = [f"Folded or fused into convolutions: {norms} and {sums}; {pools} replaced by a Triton kernel."]
+        if self._compiles:
+            done = [f"Compiled between the taps: {parts}, in which {norms} and {sums} are folded into convolutions."]
+        if self._counts["self-attention"]:
+            done.append(f"Attending without copies: {attentions}.")
+        return module, self._classifier, [*done, *self._notes]
+
+    def compile(self) -> None:
+        """Have what lies between the taps compiled when it first runs; hooks on taps stay outside, in eager code."""
+        options: dict[str, Any] = {"triton.cudagraphs": False}  # the runner captures the graphs
+        for part in self._parts:
+            part.forward = torch.compile(part.forward, dynamic=False, options=options)
 
     def _rewritten(self, module: nn.Module, path: str) -> nn.Module:
         begins = f"{path}." if path else ""
         taps = {layer: self._taps[layer].removeprefix(begins) for layer in module.modules() if layer in self._taps}
         taps.pop(module, None)  # its own hooks fire where it is called
-        if self._compiles and not taps:
-            self._compile(module)
-            return module
         traced = trace(module, taps)
+        if isinstance(traced, str) and self._compiles and not taps:
+            self._add_part(module)
+            return module
         if isinstance(traced, str):
             what = f"The layer {path!r} ({type(module).__name__})" if path else "The forward of the backbone"
             self._notes.append(f"{what} runs as it is: {traced}.")
@@ -76,11 +90,10 @@ class BackboneRewriter:
             self._notes.append(f"The layer {begins + name!r} ({type(layer).__name__}) runs as it is: {reason}.")
             self._rewrite_children(layer, begins + name)
         layers = LayerGraph(graph, module, self._source_of)
-        if not self._compiles:
-            self._fuse(layers, is_backbone=not path)
-            return layers.assemble()
+        self._fuse(layers, is_backbone=not path)
         graph_module = layers.assemble()
-        self._compile_between(graph_module, list(taps.values()))
+        if self._compiles:
+            self._part_between(graph_module, list(taps.values()))
         return graph_module
 
     def _rewrite_children(self, module: nn.Module, path: str) -> None:
@@ -99,7 +112,9 @@ class BackboneRewriter:
     def _fuse(self, layers: LayerGraph, *, is_backbone: bool) -> None:
         drop_no_ops(layers)
         self._notes += fuse_convolutions(layers)
-        self._counts["max-pool"] += replace_max_pools(layers)
+        self._counts["self-attention"] += replace_self_attentions(layers)
+        if not self._compiles:
+            self._counts["max-pool"] += replace_max_pools(layers)
         for node in layers.graph.nodes:
             layer = layers.layer(node)
             if isinstance(layer, FusedConvolution):
@@ -113,8 +128,8 @@ class BackboneRewriter:
             else:
                 self._classifier = classifier
 
-    def _compile_between(self, graph_module: fx.GraphModule, taps: Sequence[str]) -> None:
-        """Compile what lies between the nodes that are, or hold, taps: those run eagerly, and so do their hooks."""
+    def _part_between(self, graph_module: fx.GraphModule, taps: Sequence[str]) -> None:
+        """Make modules of what lies between the nodes that are, or hold, taps: those, and their hooks, run eagerly."""
         parts: list[dict[fx.Node, int | None]] = [{}]
         for node in graph_module.graph.nodes:
             holds_tap = node.op == "call_module" and any(f"{tap}.".startswith(f"{node.target}.") for tap in taps)
@@ -126,12 +141,11 @@ class BackboneRewriter:
         fuse_by_partitions(graph_module, computing, prefix="segment_")
         for node in graph_module.graph.nodes:
             if node.op == "call_module" and str(node.target).startswith("segment_"):
-                self._compile(graph_module.get_submodule(str(node.target)))
+                self._add_part(graph_module.get_submodule(str(node.target)))
 
-    def _compile(self, module: nn.Module) -> None:
-        """Compile the forward of a module of ours; hooks on the module itself stay outside, in eager code."""
-        options: dict[str, Any] = {"triton.cudagraphs": False}  # the runner captures the graphs
-        module.forward = torch.compile(module.forward, dynamic=False, options=options)
+    def _add_part(self, module: nn.Module) -> None:
+        """Note a module of ours as one to compile."""
+        self._parts.append(module)
         self._counts["part"] += 1
 
 

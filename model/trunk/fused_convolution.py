@@ -17,6 +17,8 @@ COARSE_TOLERANCE = 2**-5
 #: Channels in which the first convolution of three reads a batch sooner: ResNet's takes 12, 21, 61 and 208 us at batch
 #: 1, 8, 32 and 128, and not 16, 50, 84 and 302 (H100).
 PADDED_CHANNELS = 4
+#: Samples, at most, of which a compiler is given products and sums for a convolution of one position.
+MOST_PRODUCTS = 32
 #: Samples of a batch from which on cuDNN's algorithms are timed.
 LEAST_TIMED_BATCH = 16
 #: Who has cuDNN time its algorithms just now, and the user's own setting: ``cudnn.benchmark`` is one for all threads.
@@ -181,15 +183,60 @@ class FusedConvolution(nn.Module):
         others: tuple[Any, ...] = (bias, self.stride, self.padding, self.dilation, self.groups)
         # as many channels as a plain convolution would refuse
         weight = self.weight if self.padded is None or x.shape[1] != PADDED_CHANNELS else self.padded
+        compiles = torch.compiler.is_compiling()
         if self.fused:
-            if z is None:
-                return torch.cudnn_convolution_relu(x, weight, *others)
-            return torch.cudnn_convolution_add_relu(x, weight, z, 1.0, *others)
-        y = F.conv2d(x, weight, *others)
+            if compiles:
+                return _fused_operator(x, weight, z, bias, *map(list, others[1:4]), self.groups)
+            return _fused(x, weight, z, *others)
+        if compiles and (*x.shape[2:], *weight.shape[2:]) == (1, 1, 1, 1) and self.groups == 1:
+            y = self._of_one_position(x, bias)
+        else:
+            y = F.conv2d(x, weight, *others)
         if z is not None:
             y = y + z
         return F.relu(y) if self.relu else y
 
+    def _of_one_position(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        """Return the convolution of maps of one position by windows of one, as in a squeeze-and-excitation.
+
+        Of few samples as products and sums, which Inductor fuses with what is before and behind them; else as a matrix
+        product.
+        """
+        x, weight = x.flatten(1), self.weight.flatten(1)
+        if len(x) > MOST_PRODUCTS:
+            return F.linear(x, weight, bias)[:, :, None, None]
+        wide = torch.promote_types(x.dtype, torch.float32)
+        y = (x.to(wide)[:, None] * weight.to(wide)).sum(2)
+        return (y if bias is None else y + bias.to(wide)).to(x.dtype)[:, :, None, None]
+
     def extra_repr(self) -> str:
         """Show what is in it."""
         return f"norm={self.folds_norm}, relu={self.relu}, fused={self.fused}, stride={self.stride}"
+
+
+def _fused(x: Tensor, weight: Tensor, z: Tensor | None, *others: Any) -> Tensor:
+    """Launch cuDNN's convolution with bias, sum and ReLU."""
+    if z is None:
+        return torch.cudnn_convolution_relu(x, weight, *others)
+    return torch.cudnn_convolution_add_relu(x, weight, z, 1.0, *others)
+
+
+@torch.library.custom_op("auxhead::fused_convolution", mutates_args=())
+def _fused_operator(
+    x: Tensor,
+    weight: Tensor,
+    z: Tensor | None,
+    bias: Tensor | None,
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    groups: int,
+) -> Tensor:
+    """Launch as :func:`_fused`: what a compiler is given, which has no rule for cuDNN's own operators."""
+    return _fused(x, weight, z, bias, stride, padding, dilation, groups)
+
+
+@_fused_operator.register_fake
+def _(x, weight, z, bias, stride, padding, dilation, groups):  # type: ignore[no-untyped-def]
+    y = F.conv2d(x, weight, bias, stride, padding, dilation, groups)
+    return torch.empty_like(y, memory_format=torch.channels_last)

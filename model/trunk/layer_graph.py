@@ -127,6 +127,10 @@ class LayerGraph:
         """Return the layer that a node calls with one or two arguments, unless it has hooks or a forward of its own."""
         if not isinstance(node, Node) or node.op != "call_module" or node.kwargs or len(node.args) not in (1, 2):
             return None
+        return self.plain(node)
+
+    def plain(self, node: Node) -> nn.Module | None:
+        """Return the layer that a ``call_module`` node calls, unless it has hooks or a forward of its own."""
         layer = self.called(node)
         return layer if why_not_plain(layer) is None else None
 

@@ -64,10 +64,51 @@ def test_compiled_between_the_taps(device) -> None:
             backbone.fc.weight.mul_(2.0)
         trunk.refresh()
         assert_same(trunk, backbone, taps, x)
-    assert trunk.classifier is None and trunk.notes == ("Compiled between the taps: 3 parts.",)
-    assert called(trunk.module)[nn.Identity] == 2
+    assert trunk.notes[0] == (
+        "Compiled between the taps: 3 parts, in which 3 batch norms and 0 sums are folded into convolutions."
+    )
+    assert trunk.classifier is not None and called(trunk.module)[nn.Identity] == 2
     parts = [m for name, m in trunk.module.named_children() if name.startswith("segment_")]
     assert len(parts) == 3 and all("forward" in vars(part) for part in parts)
+
+
+class Mobile(nn.Sequential):
+    """An inverted residual block as MobileNetV3 has it: depthwise, squeezed and excited."""
+
+    taps = ("expand",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.expand = nn.Sequential(nn.Conv2d(3, 16, 1, bias=False), nn.BatchNorm2d(16), nn.Hardswish())
+        self.depthwise = nn.Sequential(nn.Conv2d(16, 16, 5, 2, 2, groups=16, bias=False), nn.BatchNorm2d(16), nn.SiLU())
+        self.squeeze = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Conv2d(16, 4, 1), nn.ReLU(), nn.Conv2d(4, 16, 1))
+        self.project = nn.Conv2d(16, 8, 1)
+        self.fc = nn.Linear(8, 5)
+
+    def forward(self, x):
+        x = self.depthwise(self.expand(x))
+        return self.fc(self.project(x * self.squeeze(x).sigmoid()).mean((2, 3)))
+
+
+@pytest.mark.parametrize("samples", [1, 33])
+def test_squeezing_convolutions_are_written_out(samples, monkeypatch) -> None:
+    """For the compiler: those that are left in what it is given are cuDNN's."""
+    given = []
+
+    def compiler(graph, _inputs):
+        given.append(sum(node.target is torch.conv2d for node in graph.graph.nodes))
+        return graph
+
+    compiles = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda f, *, options, **rest: compiles(f, backend=compiler, **rest))
+    backbone, x = with_odd_norms(Mobile()), torch.randn(samples, 3, 11, 9)
+    trunk = made(backbone, Mobile.taps, x, "inductor")
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        assert_same(trunk, backbone, Mobile.taps, x)
+    assert sum(given) == 3, "expand, depthwise and project"
+    with_odd_norms(backbone)
+    trunk.refresh()
+    assert_same(trunk, backbone, Mobile.taps, x)
 
 
 @pytest.mark.usefixtures("uncompiled_on_the_cpu")

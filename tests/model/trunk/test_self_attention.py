@@ -1,0 +1,81 @@
+"""Self-attentions of a backbone, which trunks run without copies of queries, keys and values."""
+
+import pytest
+import torch
+from auxhead.model.trunk.self_attention import SelfAttention
+from support.trunk_cases import assert_same, made
+from torch import Tensor, nn
+
+
+class Block(nn.Module):
+    """Tokens that attend to each other, and a classifier."""
+
+    taps = ("norm",)
+
+    def __init__(self, attention: nn.Module, **options: object) -> None:
+        super().__init__()
+        self.norm, self.attention, self.fc = nn.LayerNorm(12), attention, nn.Linear(12, 5)
+        self.options = options
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.norm(x)
+        y, _ = self.attention(x, x, x, **self.options)
+        return self.fc((x + y).mean(1))
+
+
+def attentions(trunk) -> int:
+    return sum(isinstance(layer, SelfAttention) for layer in trunk.module.modules())
+
+
+@pytest.mark.parametrize("kind", ["cudnn", "inductor"])
+@pytest.mark.parametrize("batch_first", [True, False])
+@pytest.mark.parametrize("bias", [True, False])
+def test_attends_as_pytorch_does(kind, batch_first, bias, monkeypatch) -> None:
+    compiles = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda f, *, options, **rest: compiles(f, backend="eager", **rest))
+    attention = nn.MultiheadAttention(12, 3, bias=bias, batch_first=batch_first)
+    backbone, x = Block(attention, need_weights=False).eval(), torch.randn(2, 7, 12)
+    trunk = made(backbone, Block.taps, x, kind)
+    assert attentions(trunk) == 1 and "Attending without copies: 1 self-attention." in trunk.notes
+    assert_same(trunk, backbone, Block.taps, x)
+    with torch.no_grad():
+        backbone.attention.in_proj_weight.mul_(2.0)
+    assert_same(trunk, backbone, Block.taps, x)
+
+
+class Weighing(Block):
+    """It uses the weights of its attention, too."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.norm(x)
+        y, weights = self.attention(x, x, x)
+        return self.fc(y.mean(1)) + weights.mean()
+
+
+def plain() -> nn.MultiheadAttention:
+    return nn.MultiheadAttention(12, 3, batch_first=True)
+
+
+@pytest.mark.parametrize(
+    "backbone",
+    [
+        Block(plain(), attn_mask=torch.ones(7, 7).triu(1).bool()),
+        Block(nn.MultiheadAttention(12, 3, batch_first=True, add_bias_kv=True)),
+        Block(nn.MultiheadAttention(12, 3, batch_first=True, add_zero_attn=True)),
+        Weighing(plain()),
+    ],
+    ids=["masked", "with biases", "with zeros", "weights wanted"],
+)
+def test_all_others_are_pytorchs(backbone) -> None:
+    x = torch.randn(2, 7, 12)
+    trunk = made(backbone.eval(), Block.taps, x, "cudnn")
+    assert attentions(trunk) == 0
+    assert_same(trunk, backbone, Block.taps, x)
+
+
+def test_hooks_keep_an_attention_as_it_is() -> None:
+    backbone, x = Block(plain()).eval(), torch.randn(2, 7, 12)
+    backbone.attention.register_forward_hook(lambda _layer, _inputs, output: (2 * output[0], output[1]))
+    trunk = made(backbone, Block.taps, x, "cudnn")
+    assert attentions(trunk) == 0
+    assert_same(trunk, backbone, Block.taps, x)
