@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ...model import AutoRunner, ExitResult, Trunk, make_runner, make_trunk
-from ..measuring.cells import AS_IS, DEFAULT, MIXED, MORE_TRUNKS, NEVER, RUNNERS, TRUNKS, Cell
+from ..measuring.cells import AS_IS, MIXED, MORE_TRUNKS, NEVER, RUNNERS, TRUNKS, Cell
 from ..measuring.eager_truth import EagerTruth, Rounding, measure_rounding
 from ..measuring.peers import (
     GraphedPeer,
@@ -27,6 +27,7 @@ from ..measuring.peers import (
 )
 from ..measuring.subject import Subject
 from ..measuring.timers import CAPTURES
+from ..records.zoo import DEFAULT
 
 #: Batch sizes at which max-autotune is compiled, which takes minutes.
 MAX_AUTOTUNE_BATCHES = (1, 32)

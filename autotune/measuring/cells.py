@@ -15,8 +15,6 @@ AS_IS = "as_is"
 TRUNKS = (AS_IS, "cudnn")
 #: Further trunks that ``--variant`` may name.
 MORE_TRUNKS = ("inductor",)
-#: The variant that ``make_runner`` makes without options.
-DEFAULT = "default@auto"
 #: Runners that are measured on every trunk, as ``make_runner`` names them.
 RUNNERS = tuple(name for name, kind in table.RUNNERS.items() if kind.graphs)
 

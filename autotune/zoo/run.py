@@ -14,14 +14,15 @@ import torch
 from ...model.basics.bad_input import BadInput
 from ..bench.measure import BenchOptions, PatternRun, run_cell
 from ..bench.variants import MAX_AUTOTUNE_BATCHES, VariantCaptures, catalogue
-from ..measuring.cells import DEFAULT, NEVER
+from ..measuring.cells import NEVER
 from ..measuring.environment import environment, this_device
 from ..measuring.failures import Failure
 from ..measuring.options import is_factory
 from ..records.record import Record, append_record, is_settled, read_records, records_path
 from ..records.tables import print_tables, wide_console
+from ..records.zoo import AGAIN, COMPILED, DEFAULT, GRAPH, KIND, MAX_AUTOTUNE
 from .networks import LIBRARIES, check_networks, zoo_subject
-from .tables import AGAIN, COMPILED, KIND, zoo_tables
+from .tables import zoo_tables
 
 #: Timed rounds of each variant.
 ROUNDS = 20
@@ -29,13 +30,12 @@ ROUNDS = 20
 VARIANTS = (
     DEFAULT,
     COMPILED,
-    "graph-bare@as_is",
+    GRAPH,
     "eager-bare@as_is",
     "eager-naive-item@as_is",
     "eager@as_is",
     "eager-stop@as_is",
 )
-MAX_AUTOTUNE = "compile-bare-max-autotune@as_is"
 
 
 def run_zoo(models: list[str], batches: Sequence[int], max_autotune: bool, out: Path | None) -> None:

@@ -62,8 +62,9 @@ class FigureKind(NamedTuple):
             NoRecords: there is nothing to draw; names the command that measures it.
             BadRecord: a file that does not hold records, or records of several devices or versions.
         """
-        if paths is None and not (COMMITTED / self.file).exists():
-            numbers = json.loads((GALLERY / f"{self.name}.json").read_text(encoding="utf-8"))
+        kept = GALLERY / f"{self.name}.json"
+        if paths is None and not (COMMITTED / self.file).exists() and kept.exists():
+            numbers = json.loads(kept.read_text(encoding="utf-8"))
             return self._function("figure")(numbers), numbers
         try:
             ending = Path(self.file.removesuffix(".gz")).suffix
@@ -99,6 +100,8 @@ _ROWS: tuple[tuple[str, str, tuple[str, ...], str, str, str], ...] = (
      "Latency against batch size with all baselines, and what heads add to the network without."),
     ("time-to-answer", "bench", ("bench",), "h200/bench.jsonl", "auxhead-tune bench",
      "Time to the answer against the exit where all samples leave, with the network cut off there as the floor."),
+    ("zoo", "zoo", ("zoo",), "h100/zoo.jsonl", "auxhead-tune zoo",
+     "What make_runner chooses by default against torch.compile, on many networks: where it is slower."),
     ("timeline", "timeline", ("timeline", "overlap"), "h200/overlap.jsonl", "auxhead-tune overlap MODEL",
      "What runs beside what in one replay: trunk and heads over time, and the SMs that the heads' programs are on."),
     ("landscape", "sweep", ("sweep",), "h200/sweep.jsonl.gz", "auxhead-tune sweep resnet18",

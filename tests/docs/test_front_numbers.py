@@ -5,6 +5,9 @@ from itertools import product
 from statistics import mean
 
 import pytest
+from auxhead.autotune.zoo.tables import front_page
+from auxhead.plots.figures.registry import FIGURES
+from auxhead.plots.records import COMMITTED
 from support.committed_records import BATCHES, benched, figure, records, report
 from support.documents import ROOT, Document
 
@@ -59,6 +62,14 @@ def test_a_first_call_helps():
     FRONT.says(
         f"Eight heads without a backbone take the host {alone[1]:.0f} us at batch 1, eight plain ones {alone[0]:.0f}."
     )
+
+
+@pytest.mark.skipif(not [*COMMITTED.glob("*/zoo.jsonl")], reason="no records of the zoo yet")
+def test_the_table_of_networks_is_that_of_the_records():
+    found = records(FIGURES["zoo"].file)
+    assert not [one for one in found if one.environment["commit"].endswith("-dirty")]
+    table = front_page(found)
+    assert table in FRONT.text, f"{FRONT.name} wants:\n{table}"
 
 
 def test_what_early_exit_saves_is_that_of_the_figure():

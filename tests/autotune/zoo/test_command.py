@@ -1,5 +1,6 @@
 """The command ``auxhead-tune zoo`` without a GPU: what it refuses, measures, skips and prints."""
 
+import dataclasses
 import importlib
 import sys
 from collections.abc import Callable
@@ -8,35 +9,16 @@ from typing import Any
 
 import pytest
 import torch
-from auxhead.autotune.measuring.cells import DEFAULT
-from auxhead.autotune.records.record import Record, append_record, read_records
+from auxhead.autotune.records.record import BadRecord, Record, append_record, read_records
+from auxhead.autotune.records.zoo import AGAIN, COMPILED, DEFAULT
 from auxhead.autotune.zoo.networks import LIBRARIES, zoo_subject
-from auxhead.autotune.zoo.tables import AGAIN, COMPILED, zoo_tables
+from auxhead.autotune.zoo.tables import front_page, zoo_tables
 from support.command_line import assert_one_line_error, tune
 from support.pretended_gpu import ENVIRONMENT
+from support.zoo_records import failed, zoo_record, zoo_records
 
 pytestmark = pytest.mark.usefixtures("without_interpreter")
 running = importlib.import_module("auxhead.autotune.zoo.run")
-
-
-def record(model: str, batch: int, variant: str, device: float | None = None, **fields: Any) -> Record:
-    cell = {
-        "model": model, "dtype": "float16", "batch": batch, "classes": 1000, "placement": "own", "taps": ["a"],
-        "input": [3, 224, 224],
-    }  # fmt: skip
-    times = None if device is None else {"median": device, "p20": device, "p80": device, "captures": [device]}
-    host = None if device is None else {**times, "median": device + 40.0}
-    return Record("zoo", cell, variant, "r", ENVIRONMENT, {"rounds": 20}, device_us=times, host_us=host, **fields)
-
-
-def measured(model: str, batch: int, ours: float, compiled: float) -> list[Record]:
-    notes = ["capture 1: Batch 1: overlapped (1 fork) on cudnn, measured 203.6 us to the answer: 48.1% less than it."]
-    return [
-        record(model, batch, DEFAULT, ours, notes=notes, measured={"first_answer_s": [28.4, 0.1], "joules": 0.02}),
-        record(model, batch, COMPILED, compiled, measured={"first_answer_s": [9.5], "joules": 0.025}),
-        *(record(model, batch, name, 200.0) for name in running.VARIANTS[2:]),
-        record(model, batch, AGAIN, measured={"first_answer_s": [1.25]}),
-    ]
 
 
 @pytest.fixture
@@ -47,7 +29,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch, pretended_gpu: Path) -> list[tuple[str,
     def in_own_process(measure: Callable[..., None], model: str, batch: int, wanted: Any, where: Path, _: str) -> bool:
         if measure is running._measure:
             cells.append((model, batch))
-            for one in measured(model, batch, 80.0, 100.0):
+            for one in zoo_records(model, batch, 80.0, 100.0):
                 append_record(where, one)
         return model != "swin_t"
 
@@ -73,7 +55,8 @@ def test_records_of_others_in_the_file_are_no_matter(gpu: list[tuple[str, int]],
     append_record(path, Record("footprint", {"tap": "a"}, "fused", "r", ENVIRONMENT, {}))
     append_record(path, Record("zoo", {"tap": "a"}, "fused", "r", {**ENVIRONMENT, "gpu": "other"}, {}))
     for name in (*running.VARIANTS, AGAIN):
-        append_record(path, Record("bench", record("resnet18", 1, name).cell, name, "r", ENVIRONMENT, {"rounds": 50}))
+        cell = zoo_record("resnet18", 1, name).cell
+        append_record(path, Record("bench", cell, name, "r", ENVIRONMENT, {"rounds": 50}))
     assert tune("zoo", "resnet18", "--batch", "1").exit_code == 0 and gpu == [("resnet18", 1)]
 
 
@@ -91,7 +74,7 @@ def test_names_are_checked_before_the_device(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_row_says_how_the_runner_compares() -> None:
-    (table,) = zoo_tables([*measured("resnet18", 1, 80.0, 100.0), *measured("vit_b_16", 1, 105.0, 100.0)])
+    (table,) = zoo_tables([*zoo_records("resnet18", 1, 80.0, 100.0), *zoo_records("vit_b_16", 1, 105.0, 100.0)])
     assert table.rows[0] == (
         "resnet18", "1", "overlapped (1 fork) on cudnn", "80.0", "100.0", "200.0", "0.80", "0.40", "120.0", "140.0",
         "0.86", "28.4", "1.2", "9.5", "0.80", "1.00",
@@ -103,10 +86,40 @@ def test_a_row_says_how_the_runner_compares() -> None:
 
 
 def test_what_failed_has_no_times_and_is_told() -> None:
-    failed = [record("resnet18", 1, DEFAULT, error="no memory"), *measured("resnet18", 1, 80.0, 100.0)[1:]]
-    (table,) = zoo_tables(failed)
-    assert table.rows[0][2:7] == ("-", "-", "100.0", "200.0", "-")
+    (table,) = zoo_tables(failed(zoo_records("resnet18", 1, 80.0, 100.0), DEFAULT, "no memory"))
+    assert table.rows[0][3:7] == ("-", "100.0", "200.0", "-")
     assert table.remarks == ["resnet18, batch 1, default@auto: no memory", "No network was timed beside torch.compile."]
+
+
+def test_a_run_that_was_stopped_does_not_take_the_place_of_one_that_came_to_its_end() -> None:
+    whole, later = zoo_records("resnet18", 1, 80.0, 100.0), zoo_records("resnet18", 1, 70.0, 100.0, "later")
+    stopped = zoo_record("resnet18", 1, COMPILED, run="stopped", error="no memory")
+    assert [table.rows[0][6] for table in zoo_tables([*whole, stopped])] == ["0.80"]
+    (table,) = zoo_tables([*whole, *failed(later, DEFAULT, "wrong answer")])
+    assert table.rows[0][3:7] == ("-", "100.0", "200.0", "-") and "default@auto: wrong answer" in table.remarks[0]
+
+
+def test_the_table_of_the_front_page_has_networks_by_ratio_and_medians() -> None:
+    broken = failed(zoo_records("swin_t", 1, 1.0, 1.0), DEFAULT, "no memory")
+    alone = failed(zoo_records("vit_b_16", 8, 1100.0, 1.0), COMPILED, "no memory")
+    timed = [*zoo_records("resnet50", 1, 90.0, 100.0), *zoo_records("resnet18", 1, 80.0, 100.0)]
+    title, _, *rows, _, remark = front_page([*broken, *alone, *timed]).splitlines()
+    assert title.startswith("**make_runner by default") and title.endswith("; H200, torch 2.11**")
+    assert rows == [
+        "| network | batch 1 | batch 8 | first answer at batch 1, s | next process at batch 1, s |",
+        "| --- | ---: | ---: | ---: | ---: |",
+        "| resnet18 | 0.80, 80 us | - | 28.4 | 1.2 |",
+        "| resnet50 | 0.90, 90 us | - | 28.4 | 1.2 |",
+        "| swin_t | failed | - | - | - |",
+        "| vit_b_16 | - | -, 1,100 us | - | - |",
+        "| median | 0.85 | - | 28.4 | 1.2 |",
+    ]
+    assert remark.startswith("- At least as fast") and "in 2 of 2; 0.85 of its time in the median" in remark
+    elsewhere = dataclasses.replace(timed[0], environment={**ENVIRONMENT, "gpu": "H100"})
+    with pytest.raises(BadRecord, match="got records of 2 devices and versions, wants those of one"):
+        front_page([*timed, elsewhere])
+    with pytest.raises(BadRecord, match="got records of 0 devices"):
+        front_page([])
 
 
 @pytest.mark.parametrize("model", ["mobilenet_v3_large", "deit_tiny_patch16_224"])
