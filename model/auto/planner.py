@@ -51,7 +51,8 @@ class Planner:
 
         The ``batches`` are cut from the example, all of one size; ``exits`` is what :func:`exits_of` says of them.
         Samples may be gathered into ``smaller`` batches. Of the time that is left this takes one of so many equal
-        ``parts``, once all trunks are made; what does not fit is left out, but for the plain graph.
+        ``parts``, once all trunks are made; what does not fit is left out, but for the plain graph: it is measured on
+        each trunk that was made, unless that has to be compiled anew for this size.
 
         Raises:
             RuntimeError: the plain graph cannot be captured.
@@ -112,7 +113,7 @@ class Planner:
 
     def _tell(self, what: str) -> None:
         """Say what begins."""
-        self._say(f"batch {self._size}: {what}; {self._deadline.left:.0f} s left of {self._deadline}")
+        self._say(f"batch {self._size}: {what}; {max(self._deadline.left, 0.0):.0f} s left of {self._deadline}")
 
     def _add_plain(self, kind: str) -> Candidate:
         """Make the plain graph on a trunk that was made."""
@@ -151,7 +152,8 @@ class Planner:
     def _measure_trunks(self, kinds: Sequence[str], batches: Sequence[Tensor]) -> dict[str, PassTimes]:
         """Measure the plain graph on the trunks of those kinds, too; by kind, and none if there is no other trunk."""
         for kind in kinds:
-            if not self._has_time(self._trunks.seconds_for(kind, self._size)):
+            anew_s = self._trunks.seconds_for(kind, self._size)
+            if anew_s and not self._has_time(anew_s):
                 self._left_out[f"trunk {kind}"] = self._deadline.too_late()
                 continue
             try:

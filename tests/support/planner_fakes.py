@@ -86,7 +86,7 @@ class FakeGpu:
         """Time, which passes only where these say so: in making a runner (the first), a trunk, in a request."""
         self.making_s = self.first_s = self.trunk_s = self.request_s = 0.0
         self.making_s_of = {}
-        """Time by runner, where it takes another than ``making_s``."""
+        """Time by runner or kind of trunk, where it takes another than ``making_s`` or ``trunk_s``."""
 
         def make(candidate, network, _example, size, smaller, trunk, _done=()):
             assert candidate.trunk == trunk.kind
@@ -102,7 +102,7 @@ class FakeGpu:
 
         def make_trunk(backbone, _taps, _example, kind, _reading):
             self.trunks[kind] += 1
-            self.seconds += self.trunk_s
+            self.seconds += self.making_s_of.get(kind, self.trunk_s)
             refused = kind in self.fails
             notes = (f"Not {kind}: {self.fails[kind]}",) if refused else ()
             return SimpleNamespace(module=backbone if refused else object(), kind=kind, notes=notes)

@@ -155,6 +155,27 @@ def test_no_trunk_is_made_once_half_of_the_budget_is_over(gpu: FakeGpu) -> None:
     assert list(plan.trunk_times) == ["as_is", "cudnn"]
 
 
+def test_a_trunk_that_was_made_is_measured_however_long_it_took(gpu: FakeGpu) -> None:
+    gpu.times_as_long |= {"cudnn": 0.8, "inductor": 0.5}
+    gpu.making_s, gpu.making_s_of = 1.0, {"inductor": 40.0}
+    runner = first_call(budget="standard")
+    plan = runner.plans[4]
+    assert gpu.seconds == 43.0 and list(plan.trunk_times) == ["as_is", "cudnn", "inductor"]
+    assert plan.chosen.name == f"{PLAIN} on inductor" and list(plan.times) == [PLAIN, plan.chosen.name]
+    assert {name for name in plan.left_out if "polled" not in name and "gated" not in name} == {
+        "serial on inductor", "overlapped (2 forks) on inductor",
+    }  # fmt: skip
+
+
+def test_of_several_sizes_each_is_measured_on_the_trunks_that_it_need_not_compile_anew(gpu: FakeGpu) -> None:
+    gpu.times_as_long |= {"cudnn": 0.8, "inductor": 0.5}
+    gpu.making_s, gpu.making_s_of = 1.0, {"inductor": 40.0}
+    plans = first_call(batch_sizes=(1, 4), budget="standard").plans
+    assert list(plans[1].trunk_times) == ["as_is", "cudnn"] and plans[1].chosen.trunk == "cudnn"
+    assert plans[1].left_out["trunk inductor"] == TOO_LATE.replace("10 s", "30 s").replace("quick", "standard")
+    assert list(plans[4].trunk_times) == ["as_is", "cudnn", "inductor"] and plans[4].chosen.trunk == "inductor"
+
+
 def test_batch_sizes_share_the_budget(gpu: FakeGpu) -> None:
     """And what one does not need the next ones have."""
     gpu.making_s = 0.6
