@@ -43,6 +43,19 @@ class Candidate(NamedTuple):
             return f"overlapped ({count} fork{'s' if count > 1 else ''})" if count else "serial"
         return self.exits + (" (compact)" if self.compact else "")
 
+    def needless(self, exits: Tensor, taps: int) -> str | None:
+        """Say why it can only be slower than what never stops, on batches of those exits [B, N]; None if it may win.
+
+        A choice is by times on the example. Where none of its batches stops, no runner wins by stopping, whatever is
+        expected of batches to come: that decides where a runner stops, and not which one is chosen.
+        """
+        if not kind_of_runner(self.exits, compact=self.compact).stops:
+            return None
+        early = exits < taps
+        if self.compact:  # a part of the samples is enough
+            return None if early.any() else "no sample of the example leaves early"
+        return None if early.all(dim=1).any() else "no batch of the example leaves early"
+
     def make(
         self,
         network: EarlyExitNetwork,

@@ -67,7 +67,7 @@ class Planner:
             # of one runner on several trunks; the host's part, which is the same for all, would only add noise
             best = choose({kind: times.device for kind, times in trunk_times.items()}, plain.trunk)
             self._close_all_but((plain.name, self._plain[best].name))
-            times = self._measure_runners(best, smaller, batches, done_of(exits, len(self._network.taps)))
+            times = self._measure_runners(best, smaller, batches, exits)
             chosen = choose({name: passes.host for name, passes in times.items()}, plain.name)
         finally:
             self._close_all_but((chosen,))
@@ -166,18 +166,25 @@ class Planner:
         return {kind: times[candidate.name] for kind, candidate in self._plain.items()}
 
     def _measure_runners(
-        self, kind: str, smaller: Sequence[int], batches: Sequence[Tensor], done: Sequence[float]
+        self, kind: str, smaller: Sequence[int], batches: Sequence[Tensor], exits: Tensor
     ) -> dict[str, PassTimes]:
-        """Make all candidates on a trunk, compare them with the plain graph on it, and measure all that is open."""
-        plain, trunk = self._plain[kind], self._trunks.get(kind)
+        """Make all candidates on a trunk, compare them with the plain graph on it, and measure all that is open.
+
+        Those that stop early are made where batches of such ``exits`` do.
+        """
+        plain, trunk, taps = self._plain[kind], self._trunks.get(kind), len(self._network.taps)
+        done = done_of(exits, taps)
         known = candidates(self._network.taps, plain.forks, smaller, kind)
         # Should there be too little time, then for those that make the least difference.
         for candidate in sorted(known, key=lambda candidate: candidate.exits == "overlapped"):
             name = candidate.name
             if name in self._runners:
                 continue
-            if not self._has_time():
-                self._left_out[name] = self._deadline.too_late()
+            why = candidate.needless(exits, taps)
+            if why is None and not self._has_time():
+                why = self._deadline.too_late()
+            if why is not None:
+                self._left_out[name] = why
                 continue
             self._tell(name)
             began = time.monotonic()

@@ -133,7 +133,7 @@ class FakeGpu:
 
 def first_call(samples: int = 4, **options: object) -> AutoRunner:
     """Make a runner within ten seconds, unless options say otherwise, and remember nothing."""
-    torch.manual_seed(0)
+    torch.manual_seed(2)  # of which a batch of four leaves early
     runner = make_runner(small_network(), images(samples), **{"budget": "quick", "plan": None, **options})
     assert isinstance(runner, AutoRunner)
     return runner

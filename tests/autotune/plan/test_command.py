@@ -87,7 +87,7 @@ def test_a_plan_is_kept_for_the_command_and_for_make_runner(gpu: FakeGpu, tmp_pa
     assert gpu.measured == 4 and sum(line.startswith("From the plan file, measured at 20") for line in again) == 2
     of = subject()
     runner = make_runner(of.network, of.example, batch_sizes=(2, 4), plan=path)
-    assert gpu.measured == 4 and "Batch 4: gated, trunk as_is.\n" in runner.describe()
+    assert gpu.measured == 4 and "Batch 2: gated, trunk as_is.\n" in runner.describe()
     runner.close()
     other = printed("tests:small", "--batch", 2, "--plan", path)
     assert gpu.measured == 5 and other.count("Measured now.") == 1 and gpu.open == 0

@@ -25,6 +25,7 @@ def test_a_plan_is_measured_and_kept(trunk: str, tmp_path: Path) -> None:
     eager_trunk = make_trunk(net.backbone, net.taps, images(2), trunk)
     eager = partial(one_by_one, net, trunk=eager_trunk)
     example, *batches = clear_batches(net, [64, 8, 1, 5, 17], eager_trunk)
+    example = example[eager(example).exit_index.argsort()]  # some batches leave early, of either size
     # "thorough", and with kernels that are compiled already, so that nothing is left out for lack of time.
     options = {"batch_sizes": (2, 8), "trunk": trunk, "budget": "thorough", "plan": None}
     make_runner(net, example, **options).close()

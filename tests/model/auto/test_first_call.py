@@ -106,6 +106,25 @@ def test_what_says_nothing_of_the_network_is_raised(gpu: FakeGpu, error: Runtime
     assert gpu.open == 0
 
 
+def test_what_stops_early_is_not_made_where_no_batch_leaves_early(gpu: FakeGpu) -> None:
+    """It could only be slower on the example, whose time decides."""
+    gpu.us |= {"polled": 10.0, "gated": 10.0, "polled (compact)": 50.0}
+    torch.manual_seed(0)
+    network = small_network()
+    exits = network(x := images(4)).exit_index
+    assert 0 < int((exits == 3).sum()) < 4
+    with make_runner(network, x, batch_sizes=(2, 4), trunk="as_is", plan=None) as runner:
+        for_all = dict.fromkeys(("polled", "gated"), "no batch of the example leaves early")
+        assert runner.plans[4].chosen.name == "polled (compact)" and runner.plans[4].left_out == for_all
+        assert "gated left out: no batch of the example leaves early." in runner.plans[4].describe()
+    network.set_rules(1.0)
+    gpu.made = []
+    with make_runner(network, x, batch_sizes=(2, 4), trunk="as_is", plan=None) as runner:
+        assert {name for name, _ in gpu.made} == {*NAMES} - {*for_all}
+        nobody = {"polled (compact)": "no sample of the example leaves early"}
+        assert runner.plans[2].left_out == for_all and runner.plans[4].left_out == for_all | nobody
+
+
 # The budget
 
 TOO_LATE = "too little was left of the 10 s of budget='quick'"
@@ -162,9 +181,7 @@ def test_a_trunk_that_was_made_is_measured_however_long_it_took(gpu: FakeGpu) ->
     plan = runner.plans[4]
     assert gpu.seconds == 43.0 and list(plan.trunk_times) == ["as_is", "cudnn", "inductor"]
     assert plan.chosen.name == f"{PLAIN} on inductor" and list(plan.times) == [PLAIN, plan.chosen.name]
-    assert {name for name in plan.left_out if "polled" not in name and "gated" not in name} == {
-        "serial on inductor", "overlapped (2 forks) on inductor",
-    }  # fmt: skip
+    assert {*plan.left_out} == {f"{name} on inductor" for name in NAMES} - {plan.chosen.name}
 
 
 def test_of_several_sizes_each_is_measured_on_the_trunks_that_it_need_not_compile_anew(gpu: FakeGpu) -> None:
