@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 import torch
 from auxhead.autotune.measuring.cells import DEFAULT
-from auxhead.autotune.measuring.timers import energy_counter
 from auxhead.autotune.records.record import read_records
 from auxhead.autotune.zoo.run import VARIANTS
 from auxhead.autotune.zoo.tables import AGAIN, COMPILED
+from auxhead.kernels.cuda.energy import energy_counter
 from support.command_line import tune
 from support.example_models import needs_gpu
 
