@@ -1,11 +1,13 @@
 """``Planner``: measures trunks and runners for a batch size, and keeps the chosen runner."""
 
 import datetime
+import statistics
 import time
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 
 from torch import Tensor
 
+from ...kernels.cuda.energy import energy_counter, joules_a_call
 from ..network.early_exit_network import EarlyExitNetwork
 from ..runners.overlapped import OverlappedRunner
 from ..runners.runner import Runner
@@ -17,6 +19,8 @@ from .plan import Plan
 _SHARE_OF_ONE = 1 / 32
 #: Part of a budget that has to be left for making a trunk, which is not cut short, where it is not the first.
 _SHARE_FOR_A_TRUNK = {"cudnn": 1 / 4, "inductor": 1 / 2}
+#: Seconds of requests back to back by which the energy of one is measured.
+_ENERGY_S = 0.5
 
 
 class Planner:
@@ -57,7 +61,7 @@ class Planner:
         Raises:
             RuntimeError: the plain graph cannot be captured.
         """
-        chosen = ""
+        kept = ""
         try:
             plain = self._add_first()
             kinds = [kind for kind in self._trunks.kinds[1:] if self._make_trunk(kind)]
@@ -69,8 +73,10 @@ class Planner:
             self._close_all_but((plain.name, self._plain[best].name))
             times = self._measure_runners(best, smaller, batches, exits)
             chosen = choose({name: passes.host for name, passes in times.items()}, plain.name)
+            joules = self._joules(dict.fromkeys((chosen, plain.name)), batches, times)
+            kept = chosen
         finally:
-            self._close_all_but((chosen,))
+            self._close_all_but((kept,))
         plan = Plan(
             chosen=self._candidates[chosen],
             plain=plain.name,
@@ -79,6 +85,7 @@ class Planner:
             left_out=self._left_out,
             shares=shares_of(exits[: len(batches)], len(self._network.taps)),
             utc=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+            joules=joules,
         )
         return plan, self._runners[chosen]
 
@@ -201,6 +208,17 @@ class Planner:
         names = [*(self._runners.keys() - simplest_first), *(name for name in simplest_first if name in self._runners)]
         self._tell(f"measuring {len(names)} runners")
         return measure({name: self._runners[name] for name in names}, batches, self._deadline)
+
+    def _joules(
+        self, names: Iterable[str], batches: Sequence[Tensor], times: Mapping[str, PassTimes]
+    ) -> dict[str, float]:
+        """Measure what a request to each of those runners takes of energy; none where the driver counts none."""
+        read = energy_counter(self._example.device)
+        if read is None:
+            return {}
+        self._tell("measuring energy")
+        us = {name: statistics.median(times[name].device) for name in names}
+        return {name: joules_a_call(self._runners[name], batches, us[name], read, _ENERGY_S) for name in us}
 
     def _close_all_but(self, names: Container[str]) -> None:
         for name in [name for name in self._runners if name not in names]:

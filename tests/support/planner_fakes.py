@@ -49,6 +49,8 @@ class Runner(EagerRunner):
         assert not self.closed
         self.asked += 1
         self.gpu.seconds += self.gpu.request_s
+        if self.gpu.counter is not None:
+            self.gpu.counter.joules += self.gpu.joules.get(self.candidate.name, 0.0)
         result = super().__call__(x)
         return result._replace(label=(result.label + 1) % 5) if self.candidate.name in self.gpu.wrong else result
 
@@ -85,6 +87,9 @@ class FakeGpu:
         self.seconds = 0.0
         """Time, which passes only where these say so: in making a runner (the first), a trunk, in a request."""
         self.making_s = self.first_s = self.trunk_s = self.request_s = 0.0
+        self.counter = None
+        """That of energy, which requests move by these joules, by name."""
+        self.joules = {}
         self.making_s_of = {}
         """Time by runner or kind of trunk, where it takes another than ``making_s`` or ``trunk_s``."""
 

@@ -30,7 +30,7 @@ def test_the_best_runner_on_the_best_trunk(gpu: FakeGpu) -> None:
         assert list(plan.times) == [PLAIN, *(f"{name} on cudnn" for name in NAMES)]
         assert runner.describe().splitlines() == [
             "Batch 4: gated, trunk cudnn.",
-            "  40.0 us to the answer: 60.0% less than the plain graph, overlapped (1 fork), 100.1 us.",
+            "  40.0 us to the answer: 60.0% less time than the plain graph, overlapped (1 fork), 100.1 us.",
             "  Also measured: serial on cudnn, overlapped (1 fork) on cudnn, overlapped (2 forks) on cudnn, polled on "
             "cudnn. Left out: trunk inductor. Measured now.",
         ]
