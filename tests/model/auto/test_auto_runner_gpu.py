@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from auxhead.kernels.cuda.energy import energy_counter
 from auxhead.model import AutoRunner, EagerRunner, ExitResult, make_runner, make_trunk
 from auxhead.model.auto.plan import Plan
 from support.example_models import SmallNet, needs_gpu
@@ -45,6 +46,11 @@ def test_a_plan_is_measured_and_kept(trunk: str, tmp_path: Path) -> None:
     assert {f"{name}{on}" for name in ("serial", "overlapped (1 fork)", "polled", "gated")} <= set(first[2].times)
     assert f"polled (compact){on}" in first[8].times and f"polled (compact){on}" not in first[2].times
     assert [plan.chosen for plan in first.values()] == [plan.chosen for plan in second.values()]
+    counted = energy_counter(example.device) is not None
+    for plan in first.values():
+        assert {*plan.joules} == ({plan.chosen.name, plan.plain} if counted else set())
+        assert all(0.0 < joules < 10.0 for joules in plan.joules.values()) and (" mJ " in plan.reason()) == counted
+    assert second[8].joules == first[8].joules
     assert all(0 < us < 1e5 for times in first[8].times.values() for us in (*times.host, *times.device))
 
 
