@@ -49,7 +49,8 @@ def make_runner(
         trunk: how the backbone is run, see :func:`make_trunk`; for "auto" also "auto": the fastest of them. None is
             "auto" there, and "as_is" otherwise.
         budget: for "auto", the time to measure in: "standard", 30 s; "quick", 10 s, without the trunk "inductor",
-            which has to be compiled; or "thorough", 60 s. What is under way then is not cut short.
+            which has to be compiled; or "thorough", 60 s. What is under way then is not cut short, and the plain graph
+            is measured on every trunk that was made.
         compact: for "polled", gather the samples that stay open into the captured batch sizes below, where that pays;
             see :class:`CompactingRunner`.
         forks: for "overlapped", the taps after which a launch of heads leaves the trunk, ``()`` for no overlap; None is

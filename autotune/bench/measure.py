@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from ...model.basics.energy import energy_counter, joules_a_call
 from ...model.trunk.fused_convolution import fastest_convolutions
 from ..measuring.cells import AS_IS, NEVER, Cell
 from ..measuring.eager_truth import Comparison, wrong_in_words
@@ -15,14 +16,7 @@ from ..measuring.environment import clocks, release_memory
 from ..measuring.failures import DeviceLost, Failure
 from ..measuring.progress import Begins
 from ..measuring.subject import Subject
-from ..measuring.timers import (
-    PROTOCOL,
-    Samples,
-    energy_counter,
-    joules_a_call,
-    time_captures,
-    time_those_that_run,
-)
+from ..measuring.timers import PROTOCOL, Samples, time_captures, time_those_that_run
 from ..records.record import Record, append_record
 from ..records.summaries import p99, percentiles, summary
 from .variants import BuiltVariant, Variant, VariantCaptures, bare_name, truncated_name
@@ -58,6 +52,8 @@ class PatternRun:
 
 #: Requests of each round for the host time: a 99th percentile needs many.
 REQUESTS = 20
+#: Calls whose energy is measured go on for so many seconds.
+_ENERGY_S = 1.0
 #: How a variant is timed that failed before.
 _TOO_EARLY = {"warm_up": None, "repeat": None}
 
@@ -208,7 +204,7 @@ class _CellBench:
             truth = self.captures.truth(one.variant.trunk)
             host, device = times[name]
             call, inputs = one.captures[0].call, self.subject.inputs
-            joules = None if read is None else joules_a_call(call, inputs, device["median"], read)
+            joules = None if read is None else joules_a_call(call, inputs, device["median"], read, _ENERGY_S)
             self._append(
                 run, one.variant, {**how, "samples_by_exit": truth.samples_by_exit()}, clocks_found, joules,
                 host_us=host, device_us=device, paired=paired_with(one.variant, times), correctness=one.counts,

@@ -13,8 +13,6 @@ from torch import Tensor
 CAPTURES = 5
 #: Rounds of each capture in measurements that decide between variants.
 FINAL_ROUNDS = 20
-#: Calls whose energy is measured go on for so many seconds: the driver counts it some ten to fifty times a second.
-ENERGY_S = 1.0
 #: Replays back to back of a head, or of a network with its heads, last about this long, microseconds.
 BLOCK_US = 500.0
 #: Facts of every measurement made with these timers, as records keep them.
@@ -144,38 +142,6 @@ def time_captures(
                 samples[name].call[index] += [us for us, _ in waited]
                 samples[name].device[index].append(start.elapsed_time(end) * 1e3 / repeat)
     return samples
-
-
-def joules_a_call(call: Callable[..., object], inputs: Sequence[Tensor], us: float, read: Callable[[], float]) -> float:
-    """Return what a call takes of energy among calls back to back, in joules, all of the device's power included.
-
-    Args:
-        call: takes one of the inputs.
-        inputs: in turns.
-        us: what a call takes on the device; calls go on for ``ENERGY_S`` seconds.
-        read: returns the joules so far; see :func:`energy_counter`.
-    """
-    calls = max(1, round(ENERGY_S * 1e6 / us))
-    device = inputs[0].device
-    torch.cuda.synchronize(device)
-    before = read()
-    for number in range(calls):
-        call(inputs[number % len(inputs)])
-    torch.cuda.synchronize(device)
-    return (read() - before) / calls
-
-
-def energy_counter(device: torch.device) -> Callable[[], float] | None:
-    """Return what reads the joules that a GPU has taken since its driver was loaded; None where the driver has none."""
-    try:
-        from cuda.bindings import nvml
-
-        nvml.init_v2()
-        gpu = nvml.device_get_handle_by_uuid(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
-        nvml.device_get_total_energy_consumption(gpu)
-    except Exception:  # an older package, no library, a GPU without it
-        return None
-    return lambda: nvml.device_get_total_energy_consumption(gpu) / 1000.0  # of millijoules
 
 
 def time_rounds(

@@ -56,7 +56,9 @@ class AutoRunner(Runner):
         See :func:`make_runner` for the arguments. With "on_demand" up to eight sizes are captured. A request that adds
         one takes as long as the budget allows; where it cannot be added, and beyond those eight, requests are padded
         or split, and ``describe`` says why. What does not fit into the budget is left out, and ``describe`` says so;
-        the plain graph is always measured. The first time on a machine compiling the kernels takes most of it.
+        the plain graph is measured on every trunk that was made, unless it has to be compiled anew for a size. What
+        stops early is left out where the example does not. The first time on a machine compiling the kernels takes most
+        of the budget.
 
         A plan file, with "auto" one in the user's cache folder, is used if device, versions, network, rules, trunk,
         batch sizes, samples and, in steps of 5 %, the shares of samples that leave at each exit are those that it was
@@ -112,6 +114,8 @@ class AutoRunner(Runner):
         made = {self._plans[size].chosen.trunk: runner.trunk for size, runner in self._runners.items()}
         trunks = SharedTrunks(network, batches[max(sizes)][0], asked["trunk"], made)
         plans: dict[int, Plan] = {}
+        if asked["budget"] != "quick" and not stored.keys() >= {*sizes}:
+            trunks.expect_compiling()
         with _shown_on_terminal() as say:
             for index, size in enumerate(sizes):
                 smaller = sizes[:index]

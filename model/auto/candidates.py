@@ -2,8 +2,11 @@
 
 import math
 import statistics
+import threading
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -42,6 +45,19 @@ class Candidate(NamedTuple):
             count = len(self.forks)
             return f"overlapped ({count} fork{'s' if count > 1 else ''})" if count else "serial"
         return self.exits + (" (compact)" if self.compact else "")
+
+    def needless(self, exits: Tensor, taps: int) -> str | None:
+        """Say why it can only be slower than what never stops, on batches of those exits [B, N]; None if it may win.
+
+        A choice is by times on the example. Where none of its batches stops, no runner wins by stopping, whatever is
+        expected of batches to come: that decides where a runner stops, and not which one is chosen.
+        """
+        if not kind_of_runner(self.exits, compact=self.compact).stops:
+            return None
+        early = exits < taps
+        if self.compact:  # a part of the samples is enough
+            return None if early.any() else "no sample of the example leaves early"
+        return None if early.all(dim=1).any() else "no batch of the example leaves early"
 
     def make(
         self,
@@ -112,8 +128,9 @@ def _beyond_chance(wins: int, passes: int) -> bool:
     return sum(math.comb(passes, count) for count in range(wins, passes + 1)) <= _LEVEL * 2**passes
 
 
-#: Name of the choice among all kinds of trunks.
+#: Name of the choice among all kinds of trunks, and the kind that is the trunk "cudnn", run otherwise.
 ANY_TRUNK = "auto"
+BRANCHED = "branched"
 
 
 class SharedTrunks:
@@ -121,12 +138,27 @@ class SharedTrunks:
 
     def __init__(self, network: EarlyExitNetwork, example: Tensor, asked: str, made: Mapping[str, Trunk]) -> None:
         """Make trunks of a network for batches like the example, but for those that runners have already ``made``."""
-        self.kinds = TRUNKS if asked == ANY_TRUNK else (asked,)
-        """Kinds to choose from, simplest first."""
+        self.kinds = tuple(kind for kind in TRUNKS if kind != BRANCHED) if asked == ANY_TRUNK else (asked,)
+        """Kinds to choose from, simplest first; "branched", too, where the trunk "cudnn" is found to have branches."""
         self._network, self._example = network, example
         self._made = dict(made)
         self._refused: dict[str, str] = {}
         self._seconds: dict[str, float] = {}
+
+    def expect_compiling(self) -> None:
+        """Begin, beside all else, what the first compilation begins with: imports, and processes that compile kernels.
+
+        Until these are there kernels would be compiled one by one; each of both takes seconds.
+        """
+
+        def begin() -> None:
+            with suppress(ImportError):  # it is no public name
+                from torch._inductor.async_compile import maybe_warm_pool
+
+                maybe_warm_pool()
+
+        if "inductor" in self.kinds and not self.is_known("inductor") and self._example.is_cuda:
+            threading.Thread(target=begin, name="auxhead begins to compile", daemon=True).start()
 
     def is_known(self, kind: str) -> bool:
         """Return whether asking for a trunk takes no time."""
@@ -147,6 +179,8 @@ class SharedTrunks:
                 self._refused[kind] = " ".join(trunk.notes).removeprefix(f"Not {kind}: ")
             else:
                 self._made[kind] = trunk
+                if trunk.branches and len(self.kinds) > 1:
+                    self._made[BRANCHED] = replace(trunk, side_by_side=True)
             self._seconds[kind] = time.monotonic() - began
         if kind in self._refused:
             raise RuntimeError(self._refused[kind])

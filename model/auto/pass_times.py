@@ -107,6 +107,8 @@ class Deadline:
 #: Passes through the batches at least, of which chance lets one runner win all once in 256; and requests of each.
 _LEAST_PASSES = 8
 _LEAST_REQUESTS = 40
+#: Seconds in which those requests are made after the deadline, too: by the least passes few runners are told apart.
+_LEAST_S = 1.0
 _WARM_UP_PASSES = 2
 
 
@@ -129,7 +131,7 @@ def measure(runners: Mapping[str, Runner], batches: Sequence[Tensor], deadline: 
 
     A pass of a runner sends every batch from an idle device and waits for its answer, then all of them back to back.
     Where samples leave early some batches take long and others do not; their mean is what a request costs. After the
-    deadline no more passes are begun than a choice needs.
+    deadline, and once this has taken a second, no more passes are begun than a choice needs.
     """
     with torch.cuda.device_of(batches[0]):  # events and streams are those of the current one
         return _measure(runners, batches, deadline)
@@ -140,8 +142,9 @@ def _measure(runners: Mapping[str, Runner], batches: Sequence[Tensor], deadline:
     device = batches[0].device
     start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     times = {name: PassTimes([], []) for name in names}
+    until = max(deadline.end, time.monotonic() + _LEAST_S)
     for turn in range(-_WARM_UP_PASSES, max(_LEAST_PASSES, -(-_LEAST_REQUESTS // len(batches)))):
-        if turn >= _LEAST_PASSES and deadline.left < 0:
+        if turn >= _LEAST_PASSES and time.monotonic() > until:
             break
         first = turn % len(names)
         for name in names[first:] + names[:first]:

@@ -10,7 +10,7 @@ import os
 import statistics
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,8 @@ from .pass_times import BUDGETS, PassTimes, shares_of
 
 #: No request takes less or more microseconds: a nanosecond, a day.
 _US = (1e-3, 86_400e6)
+#: Nor more joules: a day of ten kilowatts.
+_JOULES = (0.0, 1e9)
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,9 @@ class Plan:
     """Shares, 0 to 1, of the samples measured with that left at each tap and, last, at the classifier."""
     utc: str
     """Time of the measurement, ISO 8601."""
+    joules: Mapping[str, float] = field(default_factory=dict)
+    """Energy of a request to the chosen runner and to the plain graph, by name, among requests back to back, all of the
+    device's power included; none where the driver counts none."""
     from_file: bool = False
     """True if it was read from a file, False if it was measured for this runner."""
 
@@ -76,14 +81,14 @@ class Plan:
         return [f"{what}: {', '.join(names)}." for what, names in parts.items() if names]
 
     def reason(self) -> str:
-        """Say why it was chosen, beginning with the time of a request."""
+        """Say why it was chosen, beginning with the time of a request, and its energy where that was counted."""
         chosen, plain, fastest = self.chosen.name, self.plain, self._fastest
-        reason = f"{self._us(chosen)} us to the answer: "
+        reason = f"{self._cost(chosen)} to the answer: "
         if chosen == plain:
             reason += "nothing is faster than this plain graph" if fastest == plain else "this is the plain graph"
         else:
             less = 1 - self._host_us(chosen) / self._host_us(plain)
-            reason += f"{less:.1%} less than the plain graph, {plain}, {self._us(plain)} us"
+            reason += f"{less:.1%} less time than the plain graph, {plain}, {self._cost(plain)}"
         if fastest == chosen:
             return reason
         simpler = "" if chosen == plain else ", and less simple"
@@ -99,6 +104,12 @@ class Plan:
     def _us(self, name: str) -> str:
         return f"{self._host_us(name):,.1f}"
 
+    def _cost(self, name: str) -> str:
+        if name not in self.joules:
+            return f"{self._us(name)} us"
+        mj = 1000.0 * self.joules[name]
+        return f"{self._us(name)} us and {mj:,.{0 if mj >= 10 else 1}f} mJ"
+
     def as_json(self) -> dict[str, Any]:
         """Return what :meth:`from_json` takes."""
         return {
@@ -109,6 +120,7 @@ class Plan:
             "left_out": dict(self.left_out),
             "shares": list(self.shares),
             "utc": self.utc,
+            "joules": dict(self.joules),
         }
 
     @classmethod
@@ -130,6 +142,7 @@ class Plan:
             {str(name): str(why) for name, why in content["left_out"].items()},
             tuple(_number("shares", share, 0.0, 1.0) for share in content["shares"]),
             str(content["utc"]),
+            {str(name): _number("joules", joules, *_JOULES) for name, joules in content["joules"].items()},
         )
         check_kind("trunk", chosen.trunk)
         if chosen.exits not in RUNNERS:
@@ -162,7 +175,7 @@ def _number(name: str, value: Any, least: float, most: float) -> float:
     return float(value)
 
 
-FORMAT = 2
+FORMAT = 3
 #: Shares are told apart in steps of 5 %: a few samples more or less at an exit change no choice.
 _STEPS = 20
 

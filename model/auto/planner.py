@@ -1,15 +1,17 @@
 """``Planner``: measures trunks and runners for a batch size, and keeps the chosen runner."""
 
 import datetime
+import statistics
 import time
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 
 from torch import Tensor
 
+from ..basics.energy import energy_counter, joules_a_call
 from ..network.early_exit_network import EarlyExitNetwork
 from ..runners.overlapped import OverlappedRunner
 from ..runners.runner import Runner
-from .candidates import Candidate, MeasuredRunner, SharedTrunks, candidates, choose
+from .candidates import BRANCHED, Candidate, MeasuredRunner, SharedTrunks, candidates, choose
 from .pass_times import Deadline, PassTimes, done_of, least_requests, measure, shares_of
 from .plan import Plan
 
@@ -17,6 +19,8 @@ from .plan import Plan
 _SHARE_OF_ONE = 1 / 32
 #: Part of a budget that has to be left for making a trunk, which is not cut short, where it is not the first.
 _SHARE_FOR_A_TRUNK = {"cudnn": 1 / 4, "inductor": 1 / 2}
+#: Seconds of requests back to back by which the energy of one is measured.
+_ENERGY_S = 0.5
 
 
 class Planner:
@@ -51,25 +55,30 @@ class Planner:
 
         The ``batches`` are cut from the example, all of one size; ``exits`` is what :func:`exits_of` says of them.
         Samples may be gathered into ``smaller`` batches. Of the time that is left this takes one of so many equal
-        ``parts``, once all trunks are made; what does not fit is left out, but for the plain graph.
+        ``parts``, once all trunks are made; what does not fit is left out, but for the plain graph: it is measured on
+        each trunk that was made, unless that has to be compiled anew for this size.
 
         Raises:
             RuntimeError: the plain graph cannot be captured.
         """
-        chosen = ""
+        kept = ""
         try:
             plain = self._add_first()
             kinds = [kind for kind in self._trunks.kinds[1:] if self._make_trunk(kind)]
+            if "cudnn" in kinds and self._trunks.is_known(BRANCHED):
+                kinds.insert(kinds.index("cudnn") + 1, BRANCHED)
             self._deadline = self._deadline.part(parts)
             batches = self._within_time(batches)
             trunk_times = self._measure_trunks(kinds, batches)
             # of one runner on several trunks; the host's part, which is the same for all, would only add noise
             best = choose({kind: times.device for kind, times in trunk_times.items()}, plain.trunk)
             self._close_all_but((plain.name, self._plain[best].name))
-            times = self._measure_runners(best, smaller, batches, done_of(exits, len(self._network.taps)))
+            times = self._measure_runners(best, smaller, batches, exits)
             chosen = choose({name: passes.host for name, passes in times.items()}, plain.name)
+            joules = self._joules(dict.fromkeys((chosen, plain.name)), batches, times)
+            kept = chosen
         finally:
-            self._close_all_but((chosen,))
+            self._close_all_but((kept,))
         plan = Plan(
             chosen=self._candidates[chosen],
             plain=plain.name,
@@ -78,6 +87,7 @@ class Planner:
             left_out=self._left_out,
             shares=shares_of(exits[: len(batches)], len(self._network.taps)),
             utc=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+            joules=joules,
         )
         return plan, self._runners[chosen]
 
@@ -112,7 +122,7 @@ class Planner:
 
     def _tell(self, what: str) -> None:
         """Say what begins."""
-        self._say(f"batch {self._size}: {what}; {self._deadline.left:.0f} s left of {self._deadline}")
+        self._say(f"batch {self._size}: {what}; {max(self._deadline.left, 0.0):.0f} s left of {self._deadline}")
 
     def _add_plain(self, kind: str) -> Candidate:
         """Make the plain graph on a trunk that was made."""
@@ -151,7 +161,8 @@ class Planner:
     def _measure_trunks(self, kinds: Sequence[str], batches: Sequence[Tensor]) -> dict[str, PassTimes]:
         """Measure the plain graph on the trunks of those kinds, too; by kind, and none if there is no other trunk."""
         for kind in kinds:
-            if not self._has_time(self._trunks.seconds_for(kind, self._size)):
+            anew_s = self._trunks.seconds_for(kind, self._size)
+            if anew_s and not self._has_time(anew_s):
                 self._left_out[f"trunk {kind}"] = self._deadline.too_late()
                 continue
             try:
@@ -164,18 +175,25 @@ class Planner:
         return {kind: times[candidate.name] for kind, candidate in self._plain.items()}
 
     def _measure_runners(
-        self, kind: str, smaller: Sequence[int], batches: Sequence[Tensor], done: Sequence[float]
+        self, kind: str, smaller: Sequence[int], batches: Sequence[Tensor], exits: Tensor
     ) -> dict[str, PassTimes]:
-        """Make all candidates on a trunk, compare them with the plain graph on it, and measure all that is open."""
-        plain, trunk = self._plain[kind], self._trunks.get(kind)
+        """Make all candidates on a trunk, compare them with the plain graph on it, and measure all that is open.
+
+        Those that stop early are made where batches of such ``exits`` do.
+        """
+        plain, trunk, taps = self._plain[kind], self._trunks.get(kind), len(self._network.taps)
+        done = done_of(exits, taps)
         known = candidates(self._network.taps, plain.forks, smaller, kind)
         # Should there be too little time, then for those that make the least difference.
         for candidate in sorted(known, key=lambda candidate: candidate.exits == "overlapped"):
             name = candidate.name
             if name in self._runners:
                 continue
-            if not self._has_time():
-                self._left_out[name] = self._deadline.too_late()
+            why = candidate.needless(exits, taps)
+            if why is None and not self._has_time():
+                why = self._deadline.too_late()
+            if why is not None:
+                self._left_out[name] = why
                 continue
             self._tell(name)
             began = time.monotonic()
@@ -192,6 +210,17 @@ class Planner:
         names = [*(self._runners.keys() - simplest_first), *(name for name in simplest_first if name in self._runners)]
         self._tell(f"measuring {len(names)} runners")
         return measure({name: self._runners[name] for name in names}, batches, self._deadline)
+
+    def _joules(
+        self, names: Iterable[str], batches: Sequence[Tensor], times: Mapping[str, PassTimes]
+    ) -> dict[str, float]:
+        """Measure what a request to each of those runners takes of energy; none where the driver counts none."""
+        read = energy_counter(self._example.device)
+        if read is None:
+            return {}
+        self._tell("measuring energy")
+        us = {name: statistics.median(times[name].device) for name in names}
+        return {name: joules_a_call(self._runners[name], batches, us[name], read, _ENERGY_S) for name in us}
 
     def _close_all_but(self, names: Container[str]) -> None:
         for name in [name for name in self._runners if name not in names]:

@@ -8,6 +8,7 @@ import torch
 
 from ...kernels.cuda.lifetimes import MemoryPool, empty_cache, is_forked, new_event
 from ...kernels.cuda.runtime import beside_captures, new_stream
+from ..trunk.branches import MOST_BESIDE
 
 #: Pairs that no runner has now, by device and the trunk's priority, and their workspaces. They are kept: cuBLAS keeps
 #: its workspace of a stream until somebody clears all of them.
@@ -33,6 +34,14 @@ class CaptureStreams:
     def copies(self) -> torch.cuda.Stream:
         """Carries what goes to another device, for whoever has parts on several; not waited for by :meth:`wait`."""
         return new_stream(*self._kind)
+
+    @cached_property
+    def branches(self) -> list[torch.cuda.Stream]:
+        """Carry branches of a trunk, which join its stream before anybody waits."""
+        streams = [new_stream(*self._kind) for _ in range(MOST_BESIDE)]
+        for stream in streams:
+            self.allocate_workspaces(stream)
+        return streams
 
     def allocate_workspaces(self, stream: torch.cuda.Stream) -> None:
         """Let cuBLAS allocate what it has for one of the streams in memory that lives as long as they.

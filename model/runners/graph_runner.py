@@ -19,6 +19,7 @@ from ..basics.streams import CallersStream
 from ..listening.batches import of_size
 from ..listening.taps import list_taps, listening
 from ..network.early_exit_network import EarlyExitNetwork
+from ..trunk.branches import side_by_side
 from ..trunk.trunk import Trunk, check_kind, make_trunk
 from .capture import CAPTURE_LOCK
 from .captured_network import CapturedNetwork
@@ -173,7 +174,8 @@ class GraphRunner(SerialRunner):
             if index in stops:
                 at_stop(stops.index(index), outputs)
 
-        with listening(self._trunk.module, self.network.taps, on_tap, self._trunk.reading):
+        streams = self._captures.streams.branches if self._trunk.side_by_side else ()
+        with side_by_side(streams), listening(self._trunk.module, self.network.taps, on_tap, self._trunk.reading):
             outputs.append(self._trunk.module(x).resolve_neg())
         return outputs
 

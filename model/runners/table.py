@@ -17,6 +17,8 @@ class RunnerKind(NamedTuple):
     graphs: bool = True
     """Whether it replays CUDA graphs: it then derives from ``GraphRunner``, needs a GPU, and "auto" measures it, too;
     else from ``EagerRunner``, and runs on any device."""
+    stops: bool = False
+    """Whether it is made to run less where samples leave early: "auto" measures it only where the example's do."""
 
     def imported_class(self) -> Any:
         """Return the class."""
@@ -27,11 +29,11 @@ class RunnerKind(NamedTuple):
 RUNNERS: Mapping[str, RunnerKind] = {
     "eager": RunnerKind("runner", "EagerRunner", graphs=False),
     "overlapped": RunnerKind("overlapped", "OverlappedRunner"),
-    "polled": RunnerKind("polled", "PolledRunner"),
-    "gated": RunnerKind("gated", "GatedRunner"),
+    "polled": RunnerKind("polled", "PolledRunner", stops=True),
+    "gated": RunnerKind("gated", "GatedRunner", stops=True),
 }
 #: The option of "polled" that gathers what stays open into smaller batches.
-COMPACTING = RunnerKind("compacting", "CompactingRunner")
+COMPACTING = RunnerKind("compacting", "CompactingRunner", stops=True)
 #: Names that ``make_runner`` takes: "auto" chooses among the runners of graphs.
 EXITS = ("auto", *RUNNERS)
 

@@ -10,8 +10,10 @@ from torch.fx.passes.utils.fuser_utils import fuse_by_partitions
 
 from ..heads.fused_aux_head import FusedAuxHead
 from ..listening.kept import shallow_copy
+from .branches import BranchingForward, has_branches, plan_branches
 from .fused_convolution import FusedConvolution
 from .graph_passes import (
+    changed_in_place,
     drop_no_ops,
     fuse_convolutions,
     pad_first_convolution,
@@ -32,7 +34,7 @@ class BackboneRewriter:
     def __init__(self, backbone: nn.Module, taps: Sequence[str], example_input: Tensor, *, compiles: bool) -> None:
         """Copy ``backbone``; the example shows which layers may be rewritten one by one.
 
-        Where it ``compiles``, :meth:`compile` is to follow once the convolutions have chosen how they run.
+        :meth:`compile`, or :meth:`branch`, is to follow once the convolutions have chosen how they run.
         """
         self._source_of: dict[nn.Module, nn.Module] = {}
         self._root = shallow_copy(backbone, self._source_of)
@@ -40,6 +42,7 @@ class BackboneRewriter:
         self._example = example_input
         self._alone: set[nn.Module] | None = None
         self._compiles = compiles
+        self._changed: str | None = None  # by a node, in place
         self._parts: list[nn.Module] = []
         self._classifier: FusedAuxHead | None = None
         self.stem: FusedConvolution | None = None
@@ -62,6 +65,18 @@ class BackboneRewriter:
         if self._counts["self-attention"]:
             done.append(f"Attending without copies: {attentions}.")
         return module, self._classifier, [*done, *self._notes]
+
+    def branch(self, module: nn.Module) -> str | None:
+        """Let the copy run branches side by side where it is given streams; or return why it cannot."""
+        if not isinstance(module, fx.GraphModule):
+            return "the forward of the backbone could not be traced"
+        if self._changed is not None:
+            return f"{self._changed} may change in place what others read"
+        steps = plan_branches(module.graph, self._taps.values())
+        if not has_branches(steps):
+            return "no layers run beside each other"
+        module.forward = BranchingForward(module, steps)
+        return None
 
     def compile(self) -> None:
         """Have what lies between the taps compiled when it first runs; hooks on taps stay outside, in eager code."""
@@ -91,6 +106,7 @@ class BackboneRewriter:
             self._rewrite_children(layer, begins + name)
         layers = LayerGraph(graph, module, self._source_of)
         self._fuse(layers, is_backbone=not path)
+        self._changed = changed_in_place(layers)
         graph_module = layers.assemble()
         if self._compiles:
             self._part_between(graph_module, list(taps.values()))

@@ -11,7 +11,7 @@ from torch.fx import Node
 from ...kernels import max_pool2d
 from ..heads.fused_aux_head import FusedAuxHead
 from .fused_convolution import PADDED_CHANNELS, FusedConvolution
-from .layer_graph import LayerGraph, only_user
+from .layer_graph import LayerGraph, only_user, tap_mark
 
 RELU_FUNCTIONS = (F.relu, F.relu_, torch.relu, torch.relu_)
 ADD_FUNCTIONS = (operator.add, operator.iadd, torch.add)
@@ -204,6 +204,15 @@ def _undisturbed(layers: LayerGraph, first: Node, last: Node, passed: set[Node])
             return False
         node = node.next
     return True
+
+
+def changed_in_place(layers: LayerGraph) -> str | None:
+    """Name the first node that may change in place what others may read at the same time, or return None."""
+    for node in layers.graph.nodes:
+        if node.op in ("call_module", "call_function", "call_method") and node.target is not tap_mark:
+            if _may_change_its_input(layers, node) and not (node.args and _is_fresh(layers, node.args[0])):
+                return node.name
+    return None
 
 
 def _may_change_its_input(layers: LayerGraph, node: Node) -> bool:

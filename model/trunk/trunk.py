@@ -19,9 +19,9 @@ from .backbone_rewriter import BackboneRewriter
 from .fused_convolution import PADDED_CHANNELS, FusedConvolution, fastest_convolutions
 from .layer_graph import first_line
 
-#: "as_is" is the backbone itself; "cudnn" folds batch norms and uses cuDNN's fused convolutions; "inductor" compiles
-#: what is left.
-TRUNKS = ("as_is", "cudnn", "inductor")
+#: "as_is" is the backbone itself; "cudnn" folds batch norms and uses cuDNN's fused convolutions; "branched" runs its
+#: branches side by side, too; "inductor" compiles it.
+TRUNKS = ("as_is", "cudnn", "branched", "inductor")
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,10 @@ class Trunk:
     """How outputs of the taps and of the module are read, for whoever listens; None as they are."""
     channels: int | None = None
     """As many channels the module reads sooner than the backbone's, if the further ones are zeros; None: no others."""
+    branches: bool = False
+    """True if the module has branches that can run side by side."""
+    side_by_side: bool = False
+    """True if graphs of one GPU are to run them so, see :func:`side_by_side`."""
 
     def memory_for(self, example: Tensor) -> Tensor:
         """Return a copy of a batch in the memory that the module reads soonest, with ``channels``, zeros behind it."""
@@ -91,7 +95,8 @@ def make_trunk(
         example_input: a batch that the backbone takes, of the size, dtype and device that will be run.
         kind: one of ``TRUNKS``. "as_is": the backbone itself. "cudnn": batch norms folded into convolutions; on a CUDA
             device cuDNN's fused convolution, sum and ReLU where it takes them; channels_last max-pools in Triton; the
-            classifier as a fused head. "inductor": the same, but for the max-pools, compiled by ``torch.compile``
+            classifier as a fused head. "branched": the same, and layers that do not need each other run side by side
+            in graphs of one GPU. "inductor": as "cudnn", but for the max-pools, compiled by ``torch.compile``
             between the taps, without CUDA graphs.
         reading: of the network, how outputs of the taps and of the backbone are read.
 
@@ -123,7 +128,10 @@ def make_trunk(
             # The backbone itself chooses here, too, since what is chosen for a convolution stays chosen.
             as_it_is = _run(backbone, taps, example_input, reading)
             try:
-                trunk = replace(_rewritten(backbone, taps, example_input, kind == "inductor"), reading=reading)
+                made = _rewritten(backbone, taps, example_input, kind)
+                if isinstance(made, str):
+                    return _as_is(backbone, example_input, reading, f"Not {kind}: {made}.")
+                trunk = replace(made, reading=reading)
                 x = example_input.contiguous(memory_format=trunk.memory_format)
                 read = [x] if trunk.channels is None else [x, trunk.memory_for(x)]
                 if kind == "inductor":
@@ -154,8 +162,8 @@ def format_of(x: Tensor) -> torch.memory_format:
     return torch.channels_last if last else torch.contiguous_format
 
 
-def _rewritten(backbone: nn.Module, taps: Sequence[str], example_input: Tensor, compiles: bool) -> Trunk:
-    rewriter = BackboneRewriter(backbone, taps, example_input, compiles=compiles)
+def _rewritten(backbone: nn.Module, taps: Sequence[str], example_input: Tensor, kind: str) -> Trunk | str:
+    rewriter = BackboneRewriter(backbone, taps, example_input, compiles=kind == "inductor")
     module, classifier, notes = rewriter.rewritten()
     memory_format = torch.channels_last if example_input.ndim == 4 else format_of(example_input)
     x = example_input.contiguous(memory_format=memory_format)
@@ -170,8 +178,11 @@ def _rewritten(backbone: nn.Module, taps: Sequence[str], example_input: Tensor, 
     if copies := _copies(_fused(module)):
         with ordered_write(module, copies):  # which is done
             pass
-    rewriter.compile()
-    return trunk
+    if kind == "inductor":
+        rewriter.compile()
+        return trunk
+    why = rewriter.branch(module)
+    return why if kind == "branched" and why else replace(trunk, branches=not why, side_by_side=kind == "branched")
 
 
 def _fused(module: nn.Module) -> list[FusedConvolution]:

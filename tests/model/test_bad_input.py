@@ -163,7 +163,7 @@ def test_taps_of_a_wrapped_backbone_are_suggested_by_their_longer_names(wrapper:
 
 
 def test_a_trunk_is_refused_by_the_name_of_its_argument() -> None:
-    wants = "wants one of 'as_is', 'cudnn', 'inductor'"
+    wants = "wants one of 'as_is', 'cudnn', 'branched', 'inductor'"
     for exits in EXITS:
         for trunk, got in (("cuda", "'cuda'"), (SmallNet(), "SmallNet")):
             with pytest.raises((ValueError, TypeError), match=f"^trunk: got {got}, {wants}"):

@@ -1,4 +1,6 @@
-"""A host and a device with clocks that tests set: time passes where the host works or waits for the device."""
+"""A host, a device and its counter of energy, which tests set: time passes where the host works or waits."""
+
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -50,3 +52,37 @@ def pretended_device(patch: pytest.MonkeyPatch, timing_module: str) -> Clock:
     patch.setattr(torch.cuda, "synchronize", clock.synchronize)
     patch.setattr(torch.cuda, "current_stream", lambda _device: clock)
     return clock
+
+
+class EnergyCounter:
+    """The driver's counter of a GPU, which a test moves."""
+
+    joules = 0.0
+    waits = 0
+    """How often the host waited for the current stream."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        """What identified the GPU, each time that it was looked up."""
+
+    def init_v2(self) -> None:
+        pass
+
+    def device_get_handle_by_uuid(self, uuid: str) -> str:
+        self.asked.append(uuid)
+        return uuid
+
+    def device_get_total_energy_consumption(self, _gpu: str) -> int:
+        return round(self.joules * 1000)
+
+    def synchronize(self) -> None:
+        self.waits += 1
+
+
+def pretended_energy_counter(patch: pytest.MonkeyPatch) -> EnergyCounter:
+    """Let all devices be one GPU, whose driver counts its energy, until the test of ``patch`` ends."""
+    counter = EnergyCounter()
+    patch.setattr("cuda.bindings.nvml", counter, raising=False)
+    patch.setattr(torch.cuda, "get_device_properties", lambda _device: SimpleNamespace(uuid="0123"))
+    patch.setattr(torch.cuda, "current_stream", lambda _device: counter)
+    return counter

@@ -4,7 +4,6 @@ from functools import partial
 
 import pytest
 import torch
-from auxhead.autotune.measuring import timers
 from auxhead.autotune.measuring.timers import VariantFailed, time_captures, time_rounds, time_those_that_run
 from support.device_clock import pretended_device
 from support.simulated_cuda import simulated_events
@@ -95,22 +94,3 @@ def test_captures_take_turns():
         for call_us, host_us in zip(one.call, one.host, strict=True):
             assert all(0 < call <= answer for call, answer in zip(call_us, host_us, strict=True))
     assert found["b"].device == [[500.0] * 5]
-
-
-def test_the_energy_of_a_call_is_that_of_a_second_of_calls(monkeypatch):
-    counter, taken = [100.0], []
-
-    def call(x):
-        taken.append(x)
-        counter[0] += 0.02
-
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda _device: None)
-    inputs = [torch.zeros(1), torch.ones(1)]
-    found = timers.joules_a_call(call, inputs, 5000.0, lambda: counter[0])
-    assert len(taken) == 200 and taken[:3] == [inputs[0], inputs[1], inputs[0]]
-    assert found == pytest.approx(0.02)
-    assert timers.joules_a_call(call, inputs, 5e6, lambda: counter[0]) == pytest.approx(0.02), "one at least"
-
-
-def test_a_device_without_a_counter_has_no_energy():
-    assert timers.energy_counter(torch.device("cpu")) is None

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from auxhead.autotune.measuring.timers import energy_counter
 from auxhead.autotune.records.record import read_records
 from auxhead.autotune.records.zoo import AGAIN, COMPILED, DEFAULT
 from auxhead.autotune.zoo.run import VARIANTS
+from auxhead.model.basics.energy import energy_counter
 from support.command_line import tune
 from support.example_models import needs_gpu
 

@@ -8,9 +8,12 @@ import torch
 from auxhead.model import AutoRunner, make_runner
 from auxhead.model.auto import planner
 from auxhead.model.auto.pass_times import Deadline
+from support.device_clock import pretended_energy_counter
 from support.planner_fakes import AS_MADE, NAMES, PLAIN, FakeGpu, Runner, images, small_network
 
 pytestmark = pytest.mark.usefixtures("without_interpreter")
+#: Requests that check whether a runner answers alike: one of each batch of two samples of eight.
+CHECKED = 4
 
 
 def auto(x: torch.Tensor | None = None, network: object = None, **options: object) -> AutoRunner:
@@ -49,7 +52,7 @@ def test_each_batch_size_has_its_own_plan(gpu: FakeGpu) -> None:
         "  100.1 us to the answer: nothing is faster than this plain graph.",
         "  Also measured: serial, overlapped (2 forks), polled, gated. Measured now.",
         "Batch 4: polled (compact), trunk as_is.",
-        "  60.1 us to the answer: 40.0% less than the plain graph, overlapped (1 fork), 100.1 us.",
+        "  60.1 us to the answer: 40.0% less time than the plain graph, overlapped (1 fork), 100.1 us.",
         "  Also measured: serial, overlapped (2 forks), polled, gated. Measured now.",
     ]
 
@@ -89,6 +92,35 @@ def test_an_interrupt_closes_all(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch, 
     assert gpu.open == 0 and not list(path.parent.iterdir())
 
 
+def test_the_energy_of_a_request_is_told_where_the_driver_counts_it(gpu: FakeGpu, path: Path, monkeypatch) -> None:
+    gpu.us = dict.fromkeys(gpu.us, 1e5) | {"polled": 5e4}  # so that half a second has few requests
+    with auto() as runner:
+        assert not runner.plans[2].joules
+    gpu.counter = pretended_energy_counter(monkeypatch)
+    gpu.joules = {PLAIN: 20.0, "polled": 12.5}
+    runner = auto(plan=path)
+    assert runner.plans[2].joules == pytest.approx({PLAIN: 20.0, "polled": 12.5})
+    said = ",050.0 us and 12,500 mJ to the answer: 50.0% less time than the plain graph, overlapped (1 fork), "
+    assert f"{said}100,100.0 us and 20,000 mJ.\n" in runner.describe()
+    assert runner.runners[2].asked == 20 + CHECKED and gpu.open == 1
+    with monkeypatch.context() as patch:
+        patch.setattr(gpu.counter, "device_get_total_energy_consumption", None)
+        assert auto(plan=path).plans[2].joules == runner.plans[2].joules
+    gpu.us["polled"] = 1e5
+    assert auto().plans[2].joules == pytest.approx({PLAIN: 20.0})
+
+
+def test_what_is_interrupted_while_energy_is_measured_is_closed(gpu: FakeGpu, monkeypatch) -> None:
+    def interrupted(*_arguments: object) -> float:
+        raise KeyboardInterrupt
+
+    gpu.counter = pretended_energy_counter(monkeypatch)
+    monkeypatch.setattr(planner, "joules_a_call", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        auto()
+    assert gpu.open == 0
+
+
 def test_what_counts_is_the_time_to_the_answer(gpu: FakeGpu) -> None:
     gpu.on_device = lambda us: 100.0 - us
     gpu.us |= {"polled": 60.0, "gated": 90.0}
@@ -107,7 +139,7 @@ def test_a_plan_is_kept_in_a_file(gpu: FakeGpu, path: Path) -> None:
     day = first.plans[2].utc[:10]
     assert re.fullmatch(r"\d{4}-\d\d-\d\d", day)
     assert f"overlapped (2 forks), measured on {day} 80.1 us to the answer: 20.0% less" in second.plans[2].describe()
-    assert "\n  80.1 us to the answer: 20.0% less than the plain graph, " in second.describe()
+    assert "\n  80.1 us to the answer: 20.0% less time than the plain graph, " in second.describe()
     assert second.describe().endswith(f" From {path}, measured on {day}.")
     assert not first.plans[2].from_file and second.plans[2].from_file
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 from auxhead.model import AutoRunner, EagerRunner, ExitResult, make_runner, make_trunk
 from auxhead.model.auto.plan import Plan
+from auxhead.model.basics.energy import energy_counter
 from support.example_models import SmallNet, needs_gpu
 from support.graph_runner_cases import assert_same, captured_elsewhere, clear_batches, images, network
 from support.one_by_one import one_by_one
@@ -25,6 +26,7 @@ def test_a_plan_is_measured_and_kept(trunk: str, tmp_path: Path) -> None:
     eager_trunk = make_trunk(net.backbone, net.taps, images(2), trunk)
     eager = partial(one_by_one, net, trunk=eager_trunk)
     example, *batches = clear_batches(net, [64, 8, 1, 5, 17], eager_trunk)
+    example = example[eager(example).exit_index.argsort()]  # some batches leave early, of either size
     # "thorough", and with kernels that are compiled already, so that nothing is left out for lack of time.
     options = {"batch_sizes": (2, 8), "trunk": trunk, "budget": "thorough", "plan": None}
     make_runner(net, example, **options).close()
@@ -44,6 +46,11 @@ def test_a_plan_is_measured_and_kept(trunk: str, tmp_path: Path) -> None:
     assert {f"{name}{on}" for name in ("serial", "overlapped (1 fork)", "polled", "gated")} <= set(first[2].times)
     assert f"polled (compact){on}" in first[8].times and f"polled (compact){on}" not in first[2].times
     assert [plan.chosen for plan in first.values()] == [plan.chosen for plan in second.values()]
+    counted = energy_counter(example.device) is not None
+    for plan in first.values():
+        assert {*plan.joules} == ({plan.chosen.name, plan.plain} if counted else set())
+        assert all(0.0 < joules < 10.0 for joules in plan.joules.values()) and (" mJ " in plan.reason()) == counted
+    assert second[8].joules == first[8].joules
     assert all(0 < us < 1e5 for times in first[8].times.values() for us in (*times.host, *times.device))
 
 

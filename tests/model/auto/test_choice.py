@@ -3,6 +3,7 @@
 import random
 
 import pytest
+import torch
 from auxhead.model.auto.candidates import Candidate, candidates, choose, slower
 
 PLAIN = "overlapped (1 fork)"
@@ -92,3 +93,26 @@ def test_candidates_where_nothing_can_be_hidden_or_gathered() -> None:
     assert names == ["serial", "polled", "gated"]
     on_cudnn = [candidate.name for candidate in candidates(("a", "b"), ("a",), smaller=(), trunk="cudnn")]
     assert on_cudnn[:2] == ["serial on cudnn", "overlapped (1 fork) on cudnn"]
+
+
+@pytest.mark.parametrize(
+    ("exits", "stops", "moves"),
+    [
+        ([[3, 3], [3, 3]], "no batch of the example leaves early", "no sample of the example leaves early"),
+        ([[0, 3], [3, 2]], "no batch of the example leaves early", None),
+        ([[3, 3], [2, 0]], None, None),
+        ([[0, 0]], None, None),
+    ],
+    ids=str,
+)
+def test_what_stops_is_worth_making_where_a_batch_leaves_early(
+    exits: list[list[int]], stops: str | None, moves: str | None
+) -> None:
+    for found, why in (
+        (Candidate("polled"), stops),
+        (Candidate("gated", trunk="cudnn"), stops),
+        (Candidate("polled", compact=True), moves),
+        (Candidate("overlapped", ("a",)), None),
+        (Candidate("overlapped"), None),
+    ):
+        assert found.needless(torch.tensor(exits), taps=3) == why

@@ -30,7 +30,7 @@ def test_the_best_runner_on_the_best_trunk(gpu: FakeGpu) -> None:
         assert list(plan.times) == [PLAIN, *(f"{name} on cudnn" for name in NAMES)]
         assert runner.describe().splitlines() == [
             "Batch 4: gated, trunk cudnn.",
-            "  40.0 us to the answer: 60.0% less than the plain graph, overlapped (1 fork), 100.1 us.",
+            "  40.0 us to the answer: 60.0% less time than the plain graph, overlapped (1 fork), 100.1 us.",
             "  Also measured: serial on cudnn, overlapped (1 fork) on cudnn, overlapped (2 forks) on cudnn, polled on "
             "cudnn. Left out: trunk inductor. Measured now.",
         ]
@@ -63,6 +63,15 @@ def test_inductor_is_measured_within_the_large_budget(gpu: FakeGpu) -> None:
     assert runner.plans[4].chosen.name == "serial on inductor" and not runner.plans[4].left_out
     assert gpu.trunks == {"as_is": 1, "cudnn": 1, "inductor": 1}
     assert gpu.open == 1 and "Also measured: " in runner.describe() and "trunk cudnn. Measured" in runner.describe()
+
+
+def test_branches_are_measured_side_by_side_where_there_are_some(gpu: FakeGpu) -> None:
+    gpu.branches = True
+    gpu.times_as_long |= {"cudnn": 0.8, "branched": 0.6, "inductor": 0.7}
+    plan = first_call(budget="thorough").plans[4]
+    assert plan.chosen.trunk == "branched" and list(plan.trunk_times) == ["as_is", "cudnn", "branched", "inductor"]
+    assert gpu.trunks == {"as_is": 1, "cudnn": 1, "inductor": 1}, "it is the trunk cudnn"
+    assert not plan.left_out
 
 
 @pytest.mark.parametrize("kind", ["cudnn", "inductor"])
@@ -104,6 +113,25 @@ def test_what_says_nothing_of_the_network_is_raised(gpu: FakeGpu, error: Runtime
     with pytest.raises(type(error), match=str(error)):
         first_call()
     assert gpu.open == 0
+
+
+def test_what_stops_early_is_not_made_where_no_batch_leaves_early(gpu: FakeGpu) -> None:
+    """It could only be slower on the example, whose time decides."""
+    gpu.us |= {"polled": 10.0, "gated": 10.0, "polled (compact)": 50.0}
+    torch.manual_seed(0)
+    network = small_network()
+    exits = network(x := images(4)).exit_index
+    assert 0 < int((exits == 3).sum()) < 4
+    with make_runner(network, x, batch_sizes=(2, 4), trunk="as_is", plan=None) as runner:
+        for_all = dict.fromkeys(("polled", "gated"), "no batch of the example leaves early")
+        assert runner.plans[4].chosen.name == "polled (compact)" and runner.plans[4].left_out == for_all
+        assert "gated left out: no batch of the example leaves early." in runner.plans[4].describe()
+    network.set_rules(1.0)
+    gpu.made = []
+    with make_runner(network, x, batch_sizes=(2, 4), trunk="as_is", plan=None) as runner:
+        assert {name for name, _ in gpu.made} == {*NAMES} - {*for_all}
+        nobody = {"polled (compact)": "no sample of the example leaves early"}
+        assert runner.plans[2].left_out == for_all and runner.plans[4].left_out == for_all | nobody
 
 
 # The budget
@@ -153,6 +181,25 @@ def test_no_trunk_is_made_once_half_of_the_budget_is_over(gpu: FakeGpu) -> None:
     plan = first_call(budget="thorough").plans[4]
     assert plan.left_out == {"trunk inductor": TOO_LATE.replace("10 s", "60 s").replace("quick", "thorough")}
     assert list(plan.trunk_times) == ["as_is", "cudnn"]
+
+
+def test_a_trunk_that_was_made_is_measured_however_long_it_took(gpu: FakeGpu) -> None:
+    gpu.times_as_long |= {"cudnn": 0.8, "inductor": 0.5}
+    gpu.making_s, gpu.making_s_of = 1.0, {"inductor": 40.0}
+    runner = first_call(budget="standard")
+    plan = runner.plans[4]
+    assert gpu.seconds == 43.0 and list(plan.trunk_times) == ["as_is", "cudnn", "inductor"]
+    assert plan.chosen.name == f"{PLAIN} on inductor" and list(plan.times) == [PLAIN, plan.chosen.name]
+    assert {*plan.left_out} == {f"{name} on inductor" for name in NAMES} - {plan.chosen.name}
+
+
+def test_of_several_sizes_each_is_measured_on_the_trunks_that_it_need_not_compile_anew(gpu: FakeGpu) -> None:
+    gpu.times_as_long |= {"cudnn": 0.8, "inductor": 0.5}
+    gpu.making_s, gpu.making_s_of = 1.0, {"inductor": 40.0}
+    plans = first_call(batch_sizes=(1, 4), budget="standard").plans
+    assert list(plans[1].trunk_times) == ["as_is", "cudnn"] and plans[1].chosen.trunk == "cudnn"
+    assert plans[1].left_out["trunk inductor"] == TOO_LATE.replace("10 s", "30 s").replace("quick", "standard")
+    assert list(plans[4].trunk_times) == ["as_is", "cudnn", "inductor"] and plans[4].chosen.trunk == "inductor"
 
 
 def test_batch_sizes_share_the_budget(gpu: FakeGpu) -> None:
@@ -232,8 +279,8 @@ def test_a_network_elsewhere_than_the_example_is_refused() -> None:
 BAD = [
     ({"budget": "endless"}, ValueError, "budget: got 'endless', wants one of 'quick', 'standard', 'thorough'"),
     ({"budget": 10}, TypeError, "budget: got int, wants one of 'quick', 'standard', 'thorough'"),
-    ({"trunk": "fast"}, ValueError, "trunk: got 'fast', wants one of 'as_is', 'cudnn', 'inductor', 'auto'"),
-    ({"trunk": 1}, TypeError, "trunk: got int, wants one of 'as_is', 'cudnn', 'inductor', 'auto'"),
+    ({"trunk": "fast"}, ValueError, "trunk: got 'fast', wants one of 'as_is', 'cudnn', 'branched', 'inductor', 'auto'"),
+    ({"trunk": 1}, TypeError, "trunk: got int, wants one of 'as_is', 'cudnn', 'branched', 'inductor', 'auto'"),
     ({"batch_sizes": "often"}, ValueError, "batch_sizes: got 'often', wants positive ints; 'on_demand' goes with"),
     ({"batch_sizes": (0,)}, ValueError, "batch_sizes: got [0], wants positive ints"),
     ({"plan": 1}, TypeError, "plan: got int, wants the path of a JSON file"),
@@ -255,7 +302,10 @@ def test_bad_options(request: pytest.FixtureRequest, on_gpu: bool) -> None:
 ONLY_AUTO = [
     ({"plan": "plan.json"}, "plan: got 'plan.json' with exits='{}', wants 'auto': only 'auto' has a plan"),
     ({"budget": "thorough"}, "budget: got 'thorough' with exits='{}', wants 'standard': only 'auto' measures"),
-    ({"trunk": "auto"}, "trunk: got 'auto' with exits='{}', wants one of ['as_is', 'cudnn', 'inductor']: only"),
+    (
+        {"trunk": "auto"},
+        "trunk: got 'auto' with exits='{}', wants one of ['as_is', 'cudnn', 'branched', 'inductor']: only",
+    ),
     ({"batch_sizes": "on_demand"}, "batch_sizes: got 'on_demand', wants positive ints; 'on_demand' goes with"),
 ]
 

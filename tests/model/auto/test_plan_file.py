@@ -31,6 +31,7 @@ PLAN = Plan(
     left_out={"gated": "no conditional nodes"},
     shares=(0.25, 0.75),
     utc="2026-01-02T03:04:05+00:00",
+    joules={"overlapped (2 forks)": 0.182, "overlapped (1 fork)": 0.2},
 )
 
 
@@ -97,6 +98,10 @@ NONE = [
     changed("plan.chosen", {"exits": "polled", "forks": [], "compact": False}),
     changed("plan.shares", [None]),
     changed("plan.left_out", []),
+    changed("plan.joules", []),
+    changed("plan.joules", {"serial": None}),
+    changed("plan.joules", {"serial": -0.1}),
+    changed("plan.joules", {"serial": float("nan")}),
 ]
 
 
@@ -110,6 +115,12 @@ def test_what_is_no_plan_is_told_of_and_written_over(path: Path) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             assert file.read()
+
+
+def test_a_plan_of_an_older_format_is_measured_anew(path: Path) -> None:
+    path.write_text(changed("format", FORMAT - 1))
+    file = PlanFile(path, CONDITIONS)
+    assert file.read() == {} and file.differing == ["format"]
 
 
 def test_where_nothing_can_be_written_a_warning_says_so(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,6 +158,7 @@ def test_any_damage(path: Path) -> None:
             assert plan.describe()
             times = [us for passes in plan.times.values() for us in (*passes.host, *passes.device)]
             assert all(math.isfinite(us) and us > 0 for us in times) and all(0 <= one <= 1 for one in plan.shares)
+            assert all(math.isfinite(joules) and joules >= 0 for joules in plan.joules.values())
             assert isinstance(plan.chosen.compact, bool) and all(isinstance(fork, str) for fork in plan.chosen.forks)
     assert told > 200 and used > 12
 
@@ -287,13 +299,13 @@ def measured(chosen: str, **rest: float) -> Plan:
         ),
         (
             measured("polled", serial=101.0, plain=100.0, polled=75.0),
-            "polled, measured 75.0 us to the answer: 25.0% less than the plain graph, overlapped (1 fork), 100.0 us. "
-            "The others: serial 101.0 us.",
+            "polled, measured 75.0 us to the answer: 25.0% less time than the plain graph, overlapped (1 fork), 100.0 "
+            "us. The others: serial 101.0 us.",
         ),
         (
             measured("polled", plain=100.0, polled=75.0, gated=74.9),
-            "polled, measured 75.0 us to the answer: 25.0% less than the plain graph, overlapped (1 fork), 100.0 us; "
-            "gated, 74.9, is no faster beyond the noise, and less simple.",
+            "polled, measured 75.0 us to the answer: 25.0% less time than the plain graph, overlapped (1 fork), 100.0 "
+            "us; gated, 74.9, is no faster beyond the noise, and less simple.",
         ),
     ],
 )
@@ -306,6 +318,16 @@ def test_it_says_what_was_chosen_and_why(found: Plan, said: str) -> None:
     assert (
         found.reason() == said[said.index("measured ") + 9 : said.index(". The others")] if "others" in said else True
     )
+
+
+def test_it_says_what_a_request_takes_of_energy() -> None:
+    found = dataclasses.replace(measured("polled", plain=100.0, polled=75.0), joules={"polled": 0.1824, PLAIN: 1.2345})
+    assert found.reason() == (
+        "75.0 us and 182 mJ to the answer: 25.0% less time than the plain graph, overlapped (1 fork), "
+        "100.0 us and 1,234 mJ"
+    )
+    found = dataclasses.replace(measured(PLAIN, plain=90.0), joules={PLAIN: 0.00764})
+    assert found.reason() == "90.0 us and 7.6 mJ to the answer: nothing is faster than this plain graph"
 
 
 def test_it_is_not_changed_and_read_from_no_file_unless_it_says_so() -> None:

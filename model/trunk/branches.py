@@ -1,0 +1,165 @@
+"""Branches of a traced backbone, captured side by side: which node runs on which lane, behind which others.
+
+A lane is a stream of a capture: lane 0 the trunk's, where every tap returns, the others' beside it. The plan is made of
+the graph's data flow alone, once; the waits of a plan are all that orders lanes. The idea is that of Opara
+(arxiv.org/abs/2312.10351).
+"""
+
+import operator
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, fx
+from torch.fx import Node
+from torch.utils._pytree import tree_leaves
+
+#: Streams beside the trunk's, at most: more branches than these share them.
+MOST_BESIDE = 3
+#: What launches nothing: its output is its input, elsewhere or in part, or a number.
+_VIEWS = {
+    operator.getitem, getattr, torch.flatten, torch.transpose, torch.permute, torch.squeeze, torch.unsqueeze,
+    torch.chunk, torch.split, "flatten", "view", "transpose", "permute", "squeeze", "unsqueeze", "chunk", "split",
+    "size", "dim",
+}  # fmt: skip
+#: Streams that a forward in this context may run branches on.
+_beside: ContextVar[Sequence[torch.cuda.Stream]] = ContextVar("streams beside the trunk's", default=())
+
+
+class Step(NamedTuple):
+    """One node in the order of the graph."""
+
+    node: Node
+    lane: int
+    waits: tuple[int, ...]
+    """Steps on other lanes, by index, behind which it runs."""
+    joins: bool
+    """On lane 0: behind all that ran on any lane before it, so that all other lanes begin anew behind it."""
+
+
+def plan_branches(graph: fx.Graph, taps: Collection[str]) -> list[Step]:
+    """Plan nodes for lanes: one goes on where an input was made last, or else begins on a lane that nobody needs.
+
+    Modules named in ``taps`` join all lanes, since what listens there takes all that ran before it to be done.
+    """
+    steps: list[Step] = []
+    index = {node: number for number, node in enumerate(graph.nodes)}
+    lane_of: dict[Node, int] = {}
+    last = [-1] * (MOST_BESIDE + 1)  # step of each lane
+    newest: list[set[Node]] = [set() for _ in last]  # what a node may go on from: the last output and its views
+    seen = [[-1] * len(last) for _ in last]  # by lane and other lane: the last step that it has waited for
+    joined = -1
+    for number, node in enumerate(graph.nodes):
+        inputs = [each for each in node.all_input_nodes if each.op != "get_attr"]
+        is_tap = node.op == "call_module" and str(node.target) in taps
+        if is_tap or node.op in ("placeholder", "get_attr", "output"):
+            lane = 0
+        else:
+            lane = _lane_for(node, inputs, lane_of, newest, number, index)
+        waits: set[int] = set()
+        for other in range(len(last)):
+            needed = max((index[each] for each in inputs if lane_of[each] == other), default=-1)
+            if is_tap or node.op == "output":
+                needed = last[other]
+            if other != lane and needed > max(seen[lane][other], joined):
+                waits.add(needed)
+                seen[lane][other] = needed
+        if lane and not waits and last[lane] <= joined and joined >= 0:
+            waits.add(joined)  # memory that other lanes have given back may be what it gets
+        lane_of[node] = lane
+        if node.op != "get_attr":
+            last[lane] = number
+            is_view = node.target in _VIEWS and inputs and inputs[0] in newest[lane]
+            newest[lane] = {*newest[lane], node} if is_view else {node}
+        behind_all = all(last[other] <= max(seen[0][other], joined) for other in range(1, len(last)))
+        joins = lane == 0 and behind_all and (is_tap or any(each > joined for each in last[1:]))
+        if joins:
+            joined = number
+        steps.append(Step(node, lane, tuple(sorted(waits)), joins))
+    return steps
+
+
+def _lane_for(
+    node: Node,
+    inputs: Sequence[Node],
+    lane_of: dict[Node, int],
+    newest: Sequence[Collection[Node]],
+    number: int,
+    index: dict[Node, int],
+) -> int:
+    if not inputs:
+        return 0
+    goes_on = [lane for lane, nodes in enumerate(newest) if any(each in nodes for each in inputs)]
+    if goes_on:
+        return goes_on[0]
+    if node.target in _VIEWS:  # no launch, and no reason to leave
+        return lane_of[inputs[0]]
+    free = [
+        lane for lane, nodes in enumerate(newest) if all(index[user] < number for each in nodes for user in each.users)
+    ]
+    return free[0] if free else lane_of[inputs[-1]]
+
+
+def has_branches(steps: Sequence[Step]) -> bool:
+    """Return whether any step runs beside the trunk."""
+    return any(step.lane for step in steps)
+
+
+@contextmanager
+def side_by_side(streams: Sequence[torch.cuda.Stream]) -> Iterator[None]:
+    """Let the forwards of this context run branches on ``streams`` beside the current one, which they join again."""
+    token = _beside.set(streams)
+    try:
+        yield
+    finally:
+        _beside.reset(token)
+
+
+class BranchingForward:
+    """The forward of a traced module, which runs branches side by side where :func:`side_by_side` gives it streams."""
+
+    def __init__(self, module: fx.GraphModule, steps: Sequence[Step]) -> None:
+        """Run the steps of a plan for the graph of ``module``."""
+        self._module, self._steps = module, steps
+        self._plain: Callable[[Tensor], Any] = module.forward
+        self._awaited = {each for step in steps for each in step.waits}
+        self._last_use = {each: number for number, step in enumerate(steps) for each in step.node.all_input_nodes}
+
+    def __call__(self, x: Tensor) -> Any:
+        """Run for a batch."""
+        beside = _beside.get()
+        if not beside:
+            return self._plain(x)
+        streams = [torch.cuda.current_stream(x.device), *beside]
+        run = fx.Interpreter(self._module, garbage_collect_values=False)
+        homes: dict[Node, set[int]] = {}  # the lanes that gave each output its memory, and get that back
+        events: dict[int, torch.cuda.Event] = {}
+        shared: list[Any] = []  # what other lanes have read: nobody gets its memory before they join
+        for number, (node, lane, waits, joins) in enumerate(self._steps):
+            stream = streams[lane]
+            for awaited in waits:
+                stream.wait_event(events[awaited])
+            if node.op == "placeholder":
+                run.env[node] = x
+            else:
+                with torch.cuda.stream(stream):
+                    run.env[node] = run.run_node(node)
+            mine = _storages(run.env[node])
+            its = [each for each in node.all_input_nodes if mine & _storages(run.env[each])]
+            homes[node] = set().union(*(homes[each] for each in its)) or {lane}
+            if number in self._awaited:
+                events[number] = stream.record_event()
+            for each in node.all_input_nodes:
+                if homes[each] != {lane}:
+                    shared.append(run.env[each])
+                if self._last_use[each] == number:
+                    del run.env[each]
+            if joins:
+                shared.clear()
+        return run.env[node]
+
+
+def _storages(value: Any) -> set[int]:
+    return {each.untyped_storage().data_ptr() for each in tree_leaves(value) if isinstance(each, Tensor)}

@@ -1,0 +1,256 @@
+"""Branches of a backbone on lanes of their own: what a plan orders, by itself and on a GPU."""
+
+import pytest
+import torch
+from auxhead.kernels.cuda.lifetimes import MemoryPool
+from auxhead.model import EarlyExitNetwork, FusedAuxHead, Trunk, make_runner, make_trunk
+from auxhead.model.runners.capture import Capture, Graph, warm_up
+from auxhead.model.trunk.branches import MOST_BESIDE, Step, has_branches, plan_branches, side_by_side
+from hypothesis import given
+from hypothesis import strategies as st
+from support.example_models import SmallNet
+from support.trunk_cases import assert_same, made, trunk_outputs
+from torch import Tensor, fx, nn
+
+# Plans
+
+
+def ordered(steps: list[Step], without: tuple[int, int] | None = None) -> list[set[int]]:
+    """By step, all that has run before it begins; ``without`` the wait of one step for another."""
+    before: list[set[int]] = []
+    newest: dict[int, int] = {}
+    for number, step in enumerate(steps):
+        behind = [each for each in step.waits if (number, each) != without]
+        behind += [newest[step.lane]] if step.lane in newest else []
+        before.append(set().union(*(before[each] | {each} for each in behind)))
+        newest[step.lane] = number
+    return before
+
+
+def wrong(steps: list[Step], taps: set[str], without: tuple[int, int] | None = None) -> list[str]:
+    """What a plan does not order that has to be: uses behind what they use, memory behind its last reader, joins."""
+    before, found = ordered(steps, without), []
+    index = {step.node: number for number, step in enumerate(steps)}
+    joins = [number for number, step in enumerate(steps) if step.joins]
+    for number, step in enumerate(steps):
+        found += [
+            f"{step.node} before {each}" for each in step.node.all_input_nodes if index[each] not in before[number]
+        ]
+        joined = step.node.op == "output" or str(step.node.target) in taps or step.joins
+        if joined and len(before[number]) < number:
+            found.append(f"{step.node} before all")
+        users = [index[user] for user in step.node.users]
+        if not users or step.node.op == "placeholder":
+            continue
+        free = max(users)
+        if crossing := [user for user in users if steps[user].lane != step.lane]:
+            free = max(free, next((each for each in joins if each >= max(crossing)), len(steps)))
+        for later in range(free + 1, len(steps)):
+            if steps[later].lane == step.lane and not before[later].issuperset(users):
+                found.append(f"{steps[later].node} gets the memory of {step.node}")
+    return found
+
+
+def graph_of(inputs: list[list[int]], taps: set[int] = frozenset()) -> fx.Graph:  # type: ignore[assignment]
+    """A graph whose n-th layer sums what some earlier ones return (0: the input)."""
+    graph = fx.Graph()
+    nodes = [graph.placeholder("x")]
+    for number, each in enumerate(inputs, start=1):
+        node = graph.call_function(torch.stack, ([nodes[index % len(nodes)] for index in each],))
+        nodes.append(graph.call_module(f"tap{number}", (node,)) if number in taps else node)
+    graph.output(nodes[-1])
+    return graph
+
+
+INCEPTION = [[0], [1], [1], [3], [1], [5], [1], [7], [2, 4, 6, 8]]
+TWO_STREAMS = [[0], [1], [2], [0], [4], [5], [3, 6], [7]]
+
+
+@pytest.mark.parametrize("inputs", [INCEPTION, TWO_STREAMS, INCEPTION + [[9], [10], [10, 11]]], ids=str)
+@pytest.mark.parametrize("taps", [set(), {5}, {9}, {2, 9}], ids=str)
+def test_every_wait_of_a_plan_is_needed(inputs, taps) -> None:
+    names = {f"tap{number}" for number in taps}
+    steps = plan_branches(graph_of(inputs, taps), names)
+    assert has_branches(steps) and not wrong(steps, names)
+    waits = [(number, each) for number, step in enumerate(steps) for each in step.waits]
+    assert waits and all(wrong(steps, names, without=each) for each in waits)
+
+
+def test_branches_run_beside_each_other() -> None:
+    steps = plan_branches(graph_of(INCEPTION), set())
+    assert [step.lane for step in steps[2:11]] == [0, 1, 1, 2, 2, 3, 3, 0, 0]
+    steps = plan_branches(graph_of(TWO_STREAMS), set())
+    assert [step.lane for step in steps[1:]] == [0, 0, 0, 1, 1, 1, 0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    "inputs", [[[0], [1], [2]], [[0], [1], [2, 1], [3], [4, 3, 0]], [[0], [1, 0], [2, 1, 0]]], ids=str
+)
+def test_nothing_changes_for_chains(inputs) -> None:
+    """Residual sums and dense blocks are chains: what goes on from the newest output goes on where that is."""
+    steps = plan_branches(graph_of(inputs), set())
+    assert not has_branches(steps) and not any(step.waits for step in steps)
+
+
+def test_views_and_sizes_are_no_branches() -> None:
+    class Sized(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            y = x.exp()
+            return y.view(y.size(0), -1).sin().unsqueeze(1)[:, 0]
+
+    assert not has_branches(plan_branches(fx.symbolic_trace(Sized()).graph, set()))
+
+
+@given(st.data())
+def test_any_graph_is_ordered(data) -> None:
+    layers = data.draw(st.integers(1, 14))
+    inputs = [data.draw(st.lists(st.integers(0, number), min_size=1, max_size=3)) for number in range(layers)]
+    taps = data.draw(st.sets(st.integers(1, layers), max_size=2))
+    names = {f"tap{number}" for number in taps}
+    steps = plan_branches(graph_of(inputs, taps), names)
+    assert not wrong(steps, names)
+    assert max(step.lane for step in steps) <= MOST_BESIDE
+
+
+# Trunks
+
+
+class Inception(nn.Module):
+    """Four branches, as GoogLeNet has them, between a stem and a tap, and once more behind it."""
+
+    taps = ("first",)
+
+    def __init__(self, layer: type[nn.Module] = nn.Identity) -> None:
+        super().__init__()
+        self.stem, self.first, self.second = nn.Sequential(nn.Conv2d(3, 8, 3), layer()), Mixed(layer), Mixed(layer)
+        self.fc = nn.Linear(8, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(self.second(self.first(self.stem(x))).mean((2, 3)))
+
+
+class Mixed(nn.Module):
+    """8 channels of four branches."""
+
+    def __init__(self, layer: type[nn.Module]) -> None:
+        super().__init__()
+        self.one = nn.Conv2d(8, 2, 1)
+        self.two = nn.Sequential(nn.Conv2d(8, 2, 1), nn.ReLU(inplace=True), nn.Conv2d(2, 2, 3, padding=1), layer())
+        self.three = nn.Sequential(nn.Conv2d(8, 2, 1), nn.ReLU(), nn.Conv2d(2, 2, 5, padding=2), layer())
+        self.four = nn.Sequential(nn.MaxPool2d(3, 1, 1), nn.Conv2d(8, 2, 1), layer())
+        self.last = layer()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(torch.cat([self.one(x), self.two(x), self.three(x), self.four(x)], 1))
+
+
+def test_a_branched_trunk_answers_as_the_backbone() -> None:
+    backbone, x = Inception().eval(), torch.randn(2, 3, 12, 12)
+    trunk = made(backbone, Inception.taps, x, "branched")
+    assert trunk.side_by_side and not make_trunk(backbone, Inception.taps, x, "cudnn").side_by_side
+    assert_same(trunk, backbone, Inception.taps, x)
+
+
+class Changing(Inception):
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.stem(x)
+        return self.fc((self.first(y) + self.second(y) + y.relu_()).mean((2, 3)))
+
+
+class Untraceable(Inception):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x if x.sum() < 1e9 else -x)
+
+
+@pytest.mark.parametrize(
+    ("backbone", "taps", "why"),
+    [
+        (SmallNet(), SmallNet.taps, "no layers run beside each other"),
+        (Changing(), (), "relu_ may change in place what others read"),
+        (Untraceable(), (), "the forward of the backbone could not be traced"),
+    ],
+    ids=["a chain", "changes", "untraceable"],
+)
+def test_what_has_no_branches_is_as_it_is(backbone, taps, why) -> None:
+    trunk = make_trunk(backbone.eval(), taps, torch.randn(2, 3, 12, 12), "branched")
+    assert trunk.module is backbone and trunk.notes == (f"Not branched: {why}.",)
+
+
+# On a GPU
+
+
+class Slow(nn.Module):
+    """Takes a millisecond or two, so that who does not wait for it reads what was there before."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        torch.cuda._sleep(2_000_000)
+        return x.clone()
+
+
+def captured(trunk: Trunk, x: Tensor) -> tuple[Graph, list[Tensor]]:
+    """A graph of a trunk with its branches side by side, and what it writes."""
+    main, *streams = (torch.cuda.Stream() for _ in range(MOST_BESIDE + 1))
+    capture = Capture(x.device, MemoryPool(x.device))
+    with torch.no_grad(), side_by_side(streams):
+        warm_up(lambda: trunk_outputs(trunk, Inception.taps, x), lambda: None, main)
+        with capture.capturing(main, trunk.module):
+            found = trunk_outputs(trunk, Inception.taps, x)
+    return capture.graphs[0], found
+
+
+def answers(trunk: Trunk, x: Tensor) -> bool:
+    """Whether a graph that is captured anew answers for another batch as the trunk does in line."""
+    graph, found = captured(trunk, x)
+    x.normal_()
+    for each in found:
+        each.fill_(float("nan"))
+    graph.launch(torch.cuda.current_stream())
+    torch.cuda.synchronize()
+    return all(torch.equal(*pair) for pair in zip(found, trunk_outputs(trunk, Inception.taps, x), strict=True))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@torch.no_grad()
+def test_lanes_wait_for_each_other_in_a_graph() -> None:
+    """Without any one wait of the plan an answer is wrong, or the capture fails."""
+    torch.manual_seed(0)
+    backbone, x = Inception(Slow).cuda().eval(), torch.randn(2, 3, 12, 12, device="cuda")
+    trunk = made(backbone, Inception.taps, x, "branched")
+    with torch.backends.cudnn.flags(deterministic=True):
+        assert all(answers(trunk, x) for _ in range(3))
+        forward = trunk.module.forward
+        steps, waits = forward._steps, 0
+        for number, step in enumerate(steps):
+            for each in step.waits:
+                waits += 1
+                less = step._replace(waits=tuple(one for one in step.waits if one != each))
+                forward._steps = [*steps[:number], less, *steps[number + 1 :]]
+                try:
+                    assert not answers(trunk, x), (step, each)
+                except RuntimeError:  # a lane that does not capture
+                    torch.cuda.synchronize()
+        forward._steps = steps
+        assert waits > 8 and answers(trunk, x)
+
+
+@pytest.mark.parametrize("exits", ["overlapped", "polled", "gated"])
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_runners_on_branches(exits: str) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(4, 3, 12, 12, device="cuda")
+    heads = {"first": FusedAuxHead(8, 5), "stem": FusedAuxHead(8, 5)}
+    network = (
+        EarlyExitNetwork(Inception(), {tap: heads[tap] for tap in ("stem", "first")}, example_input=x).cuda().eval()
+    )
+    for threshold in (0.0, 1.0):
+        for head in network.exit_heads:
+            head.rule.threshold = threshold
+        with make_runner(network, x, exits=exits, batch_sizes=(4,), trunk="branched") as runner:
+            assert runner.trunk.side_by_side
+            for _ in range(3):
+                found, wanted = runner(x), network(x)
+                assert found.exit_index.equal(wanted.exit_index)
+                torch.testing.assert_close(found.confidence, wanted.confidence, atol=1e-2, rtol=1e-2)
+                x.normal_()
