@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
@@ -11,6 +10,7 @@ from torch.fx.passes.utils.fuser_utils import fuse_by_partitions
 from ..heads.fused_aux_head import FusedAuxHead
 from ..listening.kept import shallow_copy
 from .branches import BranchingForward, has_branches, plan_branches
+from .compiled_part import OPTIONS, CompiledPart, is_known
 from .fused_convolution import FusedConvolution
 from .graph_passes import (
     changed_in_place,
@@ -43,7 +43,8 @@ class BackboneRewriter:
         self._alone: set[nn.Module] | None = None
         self._compiles = compiles
         self._changed: str | None = None  # by a node, in place
-        self._parts: list[nn.Module] = []
+        self._parts: list[tuple[fx.GraphModule, str]] = []
+        self._untraced: list[nn.Module] = []
         self._classifier: FusedAuxHead | None = None
         self.stem: FusedConvolution | None = None
         """The convolution that reads an input of more channels than the backbone has, if there is one."""
@@ -79,10 +80,23 @@ class BackboneRewriter:
         return None
 
     def compile(self) -> None:
-        """Have what lies between the taps compiled when it first runs; hooks on taps stay outside, in eager code."""
-        options: dict[str, Any] = {"triton.cudagraphs": False}  # the runner captures the graphs
-        for part in self._parts:
-            part.forward = torch.compile(part.forward, dynamic=False, options=options)
+        """Have what lies between the taps compiled when it first runs; hooks on taps stay outside, in eager code.
+
+        What could not be traced Dynamo traces, as far as it can.
+        """
+        untraced = [*self._untraced]
+        for owner, name in self._parts:
+            part = owner.get_submodule(name)
+            assert isinstance(part, fx.GraphModule)
+            for layer in part.modules():
+                if isinstance(layer, FusedConvolution):
+                    layer.compiled = True
+            if is_known(part):
+                setattr(owner, name, CompiledPart(part))
+            else:
+                untraced.append(part)
+        for module in untraced:
+            module.forward = torch.compile(module.forward, dynamic=False, options=OPTIONS)
 
     def _rewritten(self, module: nn.Module, path: str) -> nn.Module:
         begins = f"{path}." if path else ""
@@ -90,7 +104,8 @@ class BackboneRewriter:
         taps.pop(module, None)  # its own hooks fire where it is called
         traced = trace(module, taps)
         if isinstance(traced, str) and self._compiles and not taps:
-            self._add_part(module)
+            self._untraced.append(module)
+            self._counts["part"] += 1
             return module
         if isinstance(traced, str):
             what = f"The layer {path!r} ({type(module).__name__})" if path else "The forward of the backbone"
@@ -157,12 +172,8 @@ class BackboneRewriter:
         fuse_by_partitions(graph_module, computing, prefix="segment_")
         for node in graph_module.graph.nodes:
             if node.op == "call_module" and str(node.target).startswith("segment_"):
-                self._add_part(graph_module.get_submodule(str(node.target)))
-
-    def _add_part(self, module: nn.Module) -> None:
-        """Note a module of ours as one to compile."""
-        self._parts.append(module)
-        self._counts["part"] += 1
+                self._parts.append((graph_module, str(node.target)))
+                self._counts["part"] += 1
 
 
 def _counted(counts: Counter[str], what: str) -> str:

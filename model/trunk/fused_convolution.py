@@ -80,6 +80,7 @@ class FusedConvolution(nn.Module):
         super().__init__()
         self.relu = False
         self.fused = False
+        self.compiled = False
         # In a tuple, lest the sources become submodules: they are the user's.
         self._sources = (conv, norm)
         self._bias_giver: tuple[FusedConvolution, ...] = ()
@@ -183,12 +184,11 @@ class FusedConvolution(nn.Module):
         others: tuple[Any, ...] = (bias, self.stride, self.padding, self.dilation, self.groups)
         # as many channels as a plain convolution would refuse
         weight = self.weight if self.padded is None or x.shape[1] != PADDED_CHANNELS else self.padded
-        compiles = torch.compiler.is_compiling()
         if self.fused:
-            if compiles:
+            if self.compiled:
                 return _fused_operator(x, weight, z, bias, *map(list, others[1:4]), self.groups)
             return _fused(x, weight, z, *others)
-        if compiles and (*x.shape[2:], *weight.shape[2:]) == (1, 1, 1, 1) and self.groups == 1:
+        if self.compiled and (*x.shape[2:], *weight.shape[2:]) == (1, 1, 1, 1) and self.groups == 1:
             y = self._of_one_position(x, bias)
         else:
             y = F.conv2d(x, weight, *others)

@@ -225,11 +225,12 @@ def _is_as_fused(conv: FusedConvolution, x: Tensor) -> bool:
 
 
 def _is_no_slower(conv: FusedConvolution, x: Tensor, other: Tensor) -> bool:
-    """Return whether a convolution takes no longer for an input than for another one, as far as can be told in a blink.
+    """Return whether a convolution takes not much longer for an input than for another one.
 
-    cuDNN's rules choose badly for some: 4 channels to 16 take MobileNetV3's 8 images 80 us longer than 3 (H200).
+    cuDNN's rules choose badly for some: 4 channels to 16 take MobileNetV3's 8 images 80 us longer than 3 (H200). Where
+    PyTorch is asked to be deterministic nothing is timed.
     """
-    if x.device.type != "cuda":
+    if x.device.type != "cuda" or torch.backends.cudnn.deterministic or torch.are_deterministic_algorithms_enabled():
         return True
     start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     fastest = [math.inf, math.inf]
@@ -242,7 +243,7 @@ def _is_no_slower(conv: FusedConvolution, x: Tensor, other: Tensor) -> bool:
             end.synchronize()
             if turn >= 0:
                 fastest[index] = min(fastest[index], start.elapsed_time(end))
-    return fastest[0] <= 1.15 * fastest[1]  # of small ones that is what launching them takes
+    return fastest[0] <= 1.5 * fastest[1]  # of small ones that is what launching them takes, which varies
 
 
 @contextmanager

@@ -86,8 +86,9 @@ def test_without_options() -> None:
         assert len(runner.describe().splitlines()) == 3
         eager = eager_on_the_trunk_of(runner, 8)
         for x in clear_batches(net, [8, 1, 5, 17], runner.runners[8].trunk):
-            assert_same(runner(x), eager(x))
-            assert_same(runner(x.cpu()), eager(x))
+            # on the trunk "inductor" another size is compiled for itself, and rounded otherwise
+            assert_same(runner(x), eager(x), 1e-2)
+            assert_same(runner(x.cpu()), eager(x), 1e-2)
     with make_runner(net, images(8)) as again:
         assert again.plans[8].from_file and again.plans[8].chosen == plan.chosen
 
@@ -102,7 +103,7 @@ def test_every_trunk_is_measured_within_the_large_budget() -> None:
         assert "budget" not in plan.left_out.get("trunk inductor", "")
         assert_never_slower(plan)
         for x in clear_batches(net, [8, 3], runner.runners[8].trunk):
-            assert_same(runner(x), eager_on_the_trunk_of(runner, 8)(x))
+            assert_same(runner(x), eager_on_the_trunk_of(runner, 8)(x), 1e-2)
 
 
 def test_sizes_on_demand(tmp_path: Path) -> None:
@@ -115,7 +116,7 @@ def test_sizes_on_demand(tmp_path: Path) -> None:
             with torch.autocast("cuda"):  # which was not captured, and is not for what is added
                 runner(images(samples))
             for x in clear_batches(net, [samples], runner.runners[samples].trunk):
-                assert_same(runner(x), eager_on_the_trunk_of(runner, samples)(x))
+                assert_same(runner(x), eager_on_the_trunk_of(runner, samples)(x), 1e-2)
         assert list(runner.plans) == [8, 3, 16] and len(runner.describe().splitlines()) == 9
         chosen = {size: plan.chosen for size, plan in runner.plans.items()}
         for plan in runner.plans.values():

@@ -179,12 +179,18 @@ def test_what_has_no_branches_is_as_it_is(backbone, taps, why) -> None:
 # On a GPU
 
 
+@fx.wrap
+def slowly(x: Tensor) -> Tensor:
+    """Take a millisecond or two, so that who does not wait for it reads what was there before."""
+    torch.cuda._sleep(2_000_000)
+    return x.clone()
+
+
 class Slow(nn.Module):
-    """Takes a millisecond or two, so that who does not wait for it reads what was there before."""
+    """An Identity that takes its time."""
 
     def forward(self, x: Tensor) -> Tensor:
-        torch.cuda._sleep(2_000_000)
-        return x.clone()
+        return slowly(x)
 
 
 def captured(trunk: Trunk, x: Tensor) -> tuple[Graph, list[Tensor]]:
@@ -240,10 +246,8 @@ def test_lanes_wait_for_each_other_in_a_graph() -> None:
 def test_runners_on_branches(exits: str) -> None:
     torch.manual_seed(0)
     x = torch.randn(4, 3, 12, 12, device="cuda")
-    heads = {"first": FusedAuxHead(8, 5), "stem": FusedAuxHead(8, 5)}
-    network = (
-        EarlyExitNetwork(Inception(), {tap: heads[tap] for tap in ("stem", "first")}, example_input=x).cuda().eval()
-    )
+    heads = {tap: FusedAuxHead(8, 5) for tap in ("stem", "first")}
+    network = EarlyExitNetwork(Inception().cuda(), heads, example_input=x).cuda().eval()
     for threshold in (0.0, 1.0):
         for head in network.exit_heads:
             head.rule.threshold = threshold
