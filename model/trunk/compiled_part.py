@@ -41,8 +41,11 @@ class CompiledPart(nn.Module):
     def _compile(
         self, names: Sequence[str], leaves: Sequence[Any], form: Any, tensors: Sequence[Tensor]
     ) -> Callable[..., Any]:
+        from torch._guards import TracingContext, tracing
         from torch._inductor import compile as inductor  # takes a second
+        from torch._subclasses import FakeTensorMode
         from torch.fx.experimental.proxy_tensor import make_fx
+        from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
         returned: list[Any] = []  # all that is returned, in which tensors stand for themselves, and its form
 
@@ -52,8 +55,12 @@ class CompiledPart(nn.Module):
             returned[:] = tree_flatten(functional_call(self.part, state, inputs))
             return [each for each in returned[0] if isinstance(each, Tensor)]
 
-        graph = make_fx(run, tracing_mode="fake")(*tensors)
-        compiled = inductor(graph, list(tensors), options=OPTIONS)
+        # As Dynamo hands graphs over: without an environment of shapes Inductor's caches are not used.
+        mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
+        fakes = [mode.from_tensor(each, static_shapes=True) for each in tensors]
+        graph = make_fx(run, tracing_mode="real")(*fakes)
+        with tracing(TracingContext(mode)):
+            compiled = inductor(graph, fakes, options=OPTIONS)
         others, returned_form = [None if isinstance(each, Tensor) else (each,) for each in returned[0]], returned[1]
 
         def call(*given: Tensor) -> Any:
