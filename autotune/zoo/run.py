@@ -26,16 +26,9 @@ from .tables import zoo_tables
 
 #: Timed rounds of each variant.
 ROUNDS = 20
-#: What each cell is measured with, the runner first: with nothing compiled.
-VARIANTS = (
-    DEFAULT,
-    COMPILED,
-    GRAPH,
-    "eager-bare@as_is",
-    "eager-naive-item@as_is",
-    "eager@as_is",
-    "eager-stop@as_is",
-)
+#: What each cell is measured with, the runner first: with nothing compiled; and of a network's smallest batch eagerly.
+VARIANTS = (DEFAULT, COMPILED, GRAPH)
+EAGER_VARIANTS = ("eager-bare@as_is", "eager-naive-item@as_is", "eager@as_is", "eager-stop@as_is")
 
 
 def run_zoo(models: list[str], batches: Sequence[int], max_autotune: bool, out: Path | None) -> None:
@@ -52,7 +45,9 @@ def run_zoo(models: list[str], batches: Sequence[int], max_autotune: bool, out: 
     cells = [(model, batch) for model in models or LIBRARIES for batch in ([0] if is_factory(model) else batches)]
     failed = []
     for number, (model, batch) in enumerate(cells, start=1):
-        wanted = (*VARIANTS, MAX_AUTOTUNE) if max_autotune and batch in MAX_AUTOTUNE_BATCHES else VARIANTS
+        wanted = (*VARIANTS, *(EAGER_VARIANTS if batch in (0, min(batches)) else ()))
+        if max_autotune and batch in MAX_AUTOTUNE_BATCHES:
+            wanted += (MAX_AUTOTUNE,)
         if _is_measured(model, batch, wanted, where, here):
             continue
         what = f"{model}, batch {batch}" if batch else model

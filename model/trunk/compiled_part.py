@@ -57,7 +57,7 @@ class CompiledPart(nn.Module):
 
         # As Dynamo hands graphs over: without an environment of shapes Inductor's caches are not used.
         mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
-        fakes = [mode.from_tensor(each, static_shapes=True) for each in tensors]
+        fakes: list[Any] = [mode.from_tensor(each, static_shapes=True) for each in tensors]
         graph = make_fx(run, tracing_mode="real")(*fakes)
         with tracing(TracingContext(mode)):
             compiled = inductor(graph, fakes, options=OPTIONS)

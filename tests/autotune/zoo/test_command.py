@@ -54,7 +54,7 @@ def test_records_of_others_in_the_file_are_no_matter(gpu: list[tuple[str, int]],
     path = pretended_gpu / "zoo-nvidia-h200-fake.jsonl"
     append_record(path, Record("footprint", {"tap": "a"}, "fused", "r", ENVIRONMENT, {}))
     append_record(path, Record("zoo", {"tap": "a"}, "fused", "r", {**ENVIRONMENT, "gpu": "other"}, {}))
-    for name in (*running.VARIANTS, AGAIN):
+    for name in (*running.VARIANTS, *running.EAGER_VARIANTS, AGAIN):
         cell = zoo_record("resnet18", 1, name).cell
         append_record(path, Record("bench", cell, name, "r", ENVIRONMENT, {"rounds": 50}))
     assert tune("zoo", "resnet18", "--batch", "1").exit_code == 0 and gpu == [("resnet18", 1)]
