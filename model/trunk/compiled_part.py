@@ -10,6 +10,8 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 #: The runner captures the graphs.
 OPTIONS: dict[str, Any] = {"triton.cudagraphs": False}
+#: Sizes, layouts and types that a part is compiled for, each of which takes seconds; further ones run uncompiled.
+MOST_KINDS = 8
 #: Where layers and functions are from that depend on nothing but their input and parameters.
 _KNOWN = ("torch", "torchvision", "_operator", "builtins", "math", __package__.partition(".")[0])
 
@@ -33,6 +35,8 @@ class CompiledPart(nn.Module):
         leaves, form = tree_flatten(inputs)
         kind = (str(form), *(_kind(each) for each in (*state.values(), *leaves)))
         tensors = [each.detach() for each in (*state.values(), *leaves) if isinstance(each, Tensor)]
+        if kind not in self._compiled and len(self._compiled) == MOST_KINDS:
+            return self.part(*inputs)
         if kind not in self._compiled:
             with torch.inference_mode(False), torch.no_grad():
                 self._compiled[kind] = self._compile(list(state), leaves, form, tensors)

@@ -35,7 +35,9 @@ def test_a_network_of_ones_own_is_measured_in_two_processes(tmp_path: Path, monk
     done = tune("zoo", "factory_of_the_zoo:small", "--out", "zoo.jsonl")
     assert done.exit_code == 0, done.output
     records = {one.variant: one for one in read_records(tmp_path / "zoo.jsonl")}
-    assert {*records} == {*VARIANTS, *EAGER_VARIANTS, AGAIN} and not [one.error for one in records.values() if one.error]
+    assert {*records} == {*VARIANTS, *EAGER_VARIANTS, AGAIN} and not [
+        one.error for one in records.values() if one.error
+    ]
     for name in (DEFAULT, COMPILED, AGAIN):
         assert records[name].measured["first_answer_s"][0] > 0.0
     if energy_counter(torch.device("cuda", torch.cuda.current_device())) is not None:

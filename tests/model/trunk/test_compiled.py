@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 from auxhead.model.listening.taps import listening
-from auxhead.model.trunk.compiled_part import CompiledPart
+from auxhead.model.trunk.compiled_part import MOST_KINDS, CompiledPart
 from auxhead.model.trunk.trunk import make_trunk
 from support.example_models import SmallNet
 from support.trunk_cases import (
@@ -87,6 +87,16 @@ class Odd(nn.Module):
         samples, halves = x.size(0), x.chunk(2, dim=1)
         y = self.first(torch.cat(halves[::-1], 1) * self.mask)
         return self.fc(self.second(y).view(samples, -1) + x + halves[0].sum())
+
+
+@pytest.mark.usefixtures("uncompiled_on_the_cpu")
+def test_a_part_is_compiled_for_a_few_sizes() -> None:
+    backbone = Odd().eval()
+    trunk = made(backbone, Odd.taps, torch.randn(1, 6), "inductor")
+    for size in range(1, MOST_KINDS + 4):
+        assert_same(trunk, backbone, Odd.taps, torch.randn(size, 6))
+    parts = [part for part in trunk.module.children() if isinstance(part, CompiledPart)]
+    assert len(parts) == 3 and all(len(part._compiled) == MOST_KINDS for part in parts)
 
 
 @pytest.mark.usefixtures("uncompiled_on_the_cpu")
