@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from types import MappingProxyType
 from typing import Any
 
@@ -114,9 +114,9 @@ class AutoRunner(Runner):
         made = {self._plans[size].chosen.trunk: runner.trunk for size, runner in self._runners.items()}
         trunks = SharedTrunks(network, batches[max(sizes)][0], asked["trunk"], made)
         plans: dict[int, Plan] = {}
-        if asked["budget"] != "quick" and not stored.keys() >= {*sizes}:
-            trunks.expect_compiling()
-        with _shown_on_terminal() as say:
+        with closing(trunks), _shown_on_terminal() as say:
+            if asked["budget"] != "quick" and not stored.keys() >= {*sizes}:
+                trunks.expect_compiling()
             for index, size in enumerate(sizes):
                 smaller = sizes[:index]
                 if size in stored:

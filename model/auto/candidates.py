@@ -1,11 +1,11 @@
 """The runners and trunks that a planner chooses from, simplest first, and the choice among those that were measured."""
 
+import importlib
 import math
 import statistics
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -17,6 +17,7 @@ from ..runners.graph_runner import GraphRunner
 from ..runners.overlapped import fork_choices
 from ..runners.runner import EagerRunner
 from ..runners.table import RUNNERS, kind_of_runner
+from ..trunk.compile_workers import CompileWorkers, compiling_beside, workers_for
 from ..trunk.trunk import TRUNKS, Trunk, make_trunk
 
 #: What "auto" runs: of graphs, or, where a plan file says so, without.
@@ -144,21 +145,24 @@ class SharedTrunks:
         self._made = dict(made)
         self._refused: dict[str, str] = {}
         self._seconds: dict[str, float] = {}
+        self._workers: CompileWorkers | None = None
 
     def expect_compiling(self) -> None:
-        """Begin, beside all else, what the first compilation begins with: imports, and processes that compile kernels.
+        """Begin, beside all else, what compiling begins with, which takes seconds: workers, imports."""
+        if "inductor" not in self.kinds or self.is_known("inductor"):
+            return
+        if count := workers_for(self._example.device):
+            self._workers = CompileWorkers(count)
+            imports = threading.Thread(
+                target=importlib.import_module, args=("torch._inductor.compile_fx",), daemon=True
+            )
+            imports.start()
 
-        Until these are there kernels would be compiled one by one; each of both takes seconds.
-        """
-
-        def begin() -> None:
-            with suppress(ImportError):  # it is no public name
-                from torch._inductor.async_compile import maybe_warm_pool
-
-                maybe_warm_pool()
-
-        if "inductor" in self.kinds and not self.is_known("inductor") and self._example.is_cuda:
-            threading.Thread(target=begin, name="auxhead begins to compile", daemon=True).start()
+    def close(self) -> None:
+        """End what was begun to compile."""
+        if self._workers is not None:
+            self._workers.close()
+            self._workers = None
 
     def is_known(self, kind: str) -> bool:
         """Return whether asking for a trunk takes no time."""
@@ -173,7 +177,7 @@ class SharedTrunks:
         if not self.is_known(kind):
             began = time.monotonic()
             backbone = self._network.backbone
-            with torch.cuda.device_of(self._example):
+            with torch.cuda.device_of(self._example), compiling_beside(self._workers):
                 trunk = make_trunk(backbone, self._network.taps, self._example, kind, self._network.reading)
             if kind != "as_is" and trunk.module is backbone:
                 self._refused[kind] = " ".join(trunk.notes).removeprefix(f"Not {kind}: ")

@@ -1,13 +1,18 @@
 """``CompiledPart``: a part of a traced backbone that Inductor compiles, without Dynamo, which would trace it again."""
 
-from collections.abc import Callable, Sequence
-from typing import Any
+import pickle
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, fx, nn
 from torch.func import functional_call
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+#: Shape, strides, dtype and device of a tensor.
+Kind = tuple[torch.Size, tuple[int, ...], torch.dtype, torch.device]
 #: The runner captures the graphs.
 OPTIONS: dict[str, Any] = {"triton.cudagraphs": False}
 #: Sizes, layouts and types that a part is compiled for, each of which takes seconds; further ones run uncompiled.
@@ -27,29 +32,31 @@ class CompiledPart(nn.Module):
         """Compile ``part``, which is run without gradients."""
         super().__init__()
         self.part = part
+        self._traced: dict[Any, Traced] = {}
         self._compiled: dict[Any, Callable[..., Any]] = {}
 
     def forward(self, *inputs: Any) -> Any:
-        """Run for inputs as ``part`` takes them."""
+        """Run for inputs as ``part`` takes them; within :func:`handing_over` uncompiled."""
         state = dict((*self.part.named_parameters(), *self.part.named_buffers()))
         leaves, form = tree_flatten(inputs)
-        kind = (str(form), *(_kind(each) for each in (*state.values(), *leaves)))
         tensors = [each.detach() for each in (*state.values(), *leaves) if isinstance(each, Tensor)]
-        if kind not in self._compiled and len(self._compiled) == MOST_KINDS:
-            return self.part(*inputs)
+        kinds = tuple((each.shape, each.stride(), each.dtype, each.device) for each in tensors)
+        kind = (str(form), kinds, *(each for each in leaves if not isinstance(each, Tensor)))
+        hand_over = _hand_over.get()
         if kind not in self._compiled:
+            if len(self._compiled) == MOST_KINDS:
+                return self.part(*inputs)
             with torch.inference_mode(False), torch.no_grad():
-                self._compiled[kind] = self._compile(list(state), leaves, form, tensors)
+                if kind not in self._traced:
+                    self._traced[kind] = self._trace(list(state), leaves, form, kinds)
+                if hand_over is not None:
+                    hand_over(self._traced[kind].graph, kinds)
+                    return self.part(*inputs)
+                self._compiled[kind] = self._traced.pop(kind).compiled(kinds)
         return self._compiled[kind](*tensors)
 
-    def _compile(
-        self, names: Sequence[str], leaves: Sequence[Any], form: Any, tensors: Sequence[Tensor]
-    ) -> Callable[..., Any]:
-        from torch._guards import TracingContext, tracing
-        from torch._inductor import compile as inductor  # takes a second
-        from torch._subclasses import FakeTensorMode
+    def _trace(self, names: Sequence[str], leaves: Sequence[Any], form: Any, kinds: Sequence[Kind]) -> "Traced":
         from torch.fx.experimental.proxy_tensor import make_fx
-        from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
         returned: list[Any] = []  # all that is returned, in which tensors stand for themselves, and its form
 
@@ -59,19 +66,66 @@ class CompiledPart(nn.Module):
             returned[:] = tree_flatten(functional_call(self.part, state, inputs))
             return [each for each in returned[0] if isinstance(each, Tensor)]
 
-        # As Dynamo hands graphs over: without an environment of shapes Inductor's caches are not used.
-        mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
-        fakes: list[Any] = [mode.from_tensor(each, static_shapes=True) for each in tensors]
-        graph = make_fx(run, tracing_mode="real")(*fakes)
-        with tracing(TracingContext(mode)):
-            compiled = inductor(graph, fakes, options=OPTIONS)
-        others, returned_form = [None if isinstance(each, Tensor) else (each,) for each in returned[0]], returned[1]
+        graph = make_fx(run, tracing_mode="real")(*_fakes(kinds)[1])
+        others = [None if isinstance(each, Tensor) else (each,) for each in returned[0]]
+        return Traced(pickle.dumps(graph), others, returned[1])
+
+
+class Traced(NamedTuple):
+    """A part, traced for inputs of some sizes."""
+
+    graph: bytes
+    """Of PyTorch's operators, pickled: caches know it again by what comes out of that, in any process."""
+    others: Sequence[Any]
+    """What else is returned, in a tuple each; None for tensors, which the graph returns."""
+    form: Any
+
+    def compiled(self, kinds: Sequence[Kind]) -> Callable[..., Any]:
+        """Compile it, or find it in Inductor's caches."""
+        compiled = compile_graph(self.graph, kinds)
 
         def call(*given: Tensor) -> Any:
             found = iter(compiled(*given))
-            return tree_unflatten([next(found) if one is None else one[0] for one in others], returned_form)
+            return tree_unflatten([next(found) if one is None else one[0] for one in self.others], self.form)
 
         return call
+
+
+def compile_graph(graph: bytes, kinds: Sequence[Kind]) -> Callable[..., Any]:
+    """Compile a pickled graph for tensors of these kinds by Inductor."""
+    from torch._guards import TracingContext, tracing
+    from torch._inductor import compile as inductor  # takes a second
+
+    mode, fakes = _fakes(kinds)
+    with torch.no_grad(), tracing(TracingContext(mode)):
+        compiled: Callable[..., Any] = inductor(pickle.loads(graph), fakes, options=OPTIONS)
+        return compiled
+
+
+def _fakes(kinds: Sequence[Kind]) -> tuple[Any, list[Any]]:
+    """Return tensors without memory, as Dynamo has them: without an environment of shapes nothing is cached."""
+    from torch._subclasses import FakeTensorMode
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
+    with mode:
+        return mode, [
+            torch.empty_strided(shape, stride, dtype=dtype, device=device) for shape, stride, dtype, device in kinds
+        ]
+
+
+#: Takes graphs with the kinds of their inputs, where these are to be compiled elsewhere first.
+_hand_over: ContextVar[Callable[[bytes, Sequence[Kind]], None] | None] = ContextVar("takes graphs", default=None)
+
+
+@contextmanager
+def handing_over(take: Callable[[bytes, Sequence[Kind]], None]) -> Iterator[None]:
+    """Let parts that would be compiled in this context be traced and given to ``take``, and run uncompiled."""
+    token = _hand_over.set(take)
+    try:
+        yield
+    finally:
+        _hand_over.reset(token)
 
 
 def is_known(part: fx.GraphModule) -> bool:
@@ -83,7 +137,3 @@ def is_known(part: fx.GraphModule) -> bool:
     kinds: list[Any] = [type(layer) for each in called for layer in each.modules()]
     kinds += [node.target for node in part.graph.nodes if node.op == "call_function"]
     return all((getattr(kind, "__module__", None) or "torch").partition(".")[0] in _KNOWN for kind in kinds)
-
-
-def _kind(value: Any) -> Any:
-    return (value.shape, value.stride(), value.dtype, value.device) if isinstance(value, Tensor) else value

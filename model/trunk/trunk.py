@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +17,7 @@ from ..listening.reading import Reading
 from ..listening.rounding import double_copy, in_double, relative_error, truth_of
 from ..listening.taps import listening
 from .backbone_rewriter import BackboneRewriter
+from .compile_workers import compile_beside
 from .fused_convolution import PADDED_CHANNELS, FusedConvolution, fastest_convolutions
 from .layer_graph import first_line
 
@@ -136,6 +138,8 @@ def make_trunk(
                 read = [x] if trunk.channels is None else [x, trunk.memory_for(x)]
                 if kind == "inductor":
                     del read[:-1]  # which would be compiled for themselves
+                    example = read[0].clone(memory_format=torch.preserve_format)  # which it may change in place
+                    compile_beside(partial(trunk.module, example))
                 outputs = [_run(trunk.module, taps, each, reading, trunk.classifier) for each in read]
             except Exception as error:  # of the user's code in an unusual place, or of a compiler
                 return _as_is(backbone, example_input, reading, f"Not {kind}: it failed with {first_line(error)}")

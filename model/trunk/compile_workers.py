@@ -1,0 +1,117 @@
+"""``CompileWorkers``: processes that compile graphs beside this one, which then finds them in Inductor's caches.
+
+Inductor compiles a backbone in ten to forty seconds, nearly all of it Python, of which threads run one at a time.
+"""
+
+import os
+import pickle
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from pathlib import Path
+
+import torch
+
+from .compiled_part import Kind, compile_graph, handing_over
+
+#: Workers at most, processors that each wants, and memory of the GPU that must be free: each takes half a gigabyte.
+_MOST, _PROCESSORS, _FREE_GB = 4, 4, 8.0
+
+
+def workers_for(device: torch.device) -> int:
+    """Return how many workers this machine has room for."""
+    processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    has_memory = device.type == "cuda" and torch.cuda.mem_get_info(device)[0] > _FREE_GB * 1e9
+    return min(_MOST, processors // _PROCESSORS) if has_memory else 0
+
+
+class CompileWorkers:
+    """Some processes with PyTorch of their own; what one of them cannot do is left undone, and not told."""
+
+    def __init__(self, count: int) -> None:
+        """Start them; they take seconds to begin."""
+        self._folder = tempfile.TemporaryDirectory(prefix="auxhead-compile-")
+        paths = os.pathsep.join(path or os.getcwd() for path in sys.path)
+        environment = {**os.environ, "PYTHONPATH": paths, "TORCHINDUCTOR_COMPILE_THREADS": str(2 * _PROCESSORS)}
+        self._workers = [
+            subprocess.Popen(
+                [sys.executable, "-m", __name__],
+                env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+            )
+            for _ in range(count)
+        ]  # fmt: skip
+        self._given = [0] * count
+
+    def take(self, graph: bytes, kinds: Sequence[Kind]) -> None:
+        """Give a graph to the worker that has the fewest."""
+        index = self._given.index(min(self._given))
+        path = Path(self._folder.name) / f"{index}-{self._given[index]}"
+        path.write_bytes(pickle.dumps((graph, kinds)))
+        self._given[index] += 1
+        stdin = self._workers[index].stdin
+        assert stdin is not None
+        with suppress(OSError):  # it has died
+            stdin.write(f"{path}\n".encode())
+            stdin.flush()
+
+    def wait(self) -> None:
+        """Wait until all that was given is compiled, or its worker has died."""
+        for worker, given in zip(self._workers, self._given, strict=True):
+            assert worker.stdout is not None
+            for _ in range(given):
+                if not worker.stdout.readline():
+                    break
+        self._given = [0] * len(self._workers)
+
+    def close(self) -> None:
+        """End them, whatever they do."""
+        for worker in self._workers:
+            worker.kill()
+            with suppress(OSError, ValueError):  # of what it was not given any more
+                worker.communicate()
+        self._folder.cleanup()
+
+
+_current: ContextVar[CompileWorkers | None] = ContextVar("who compiles beside this process", default=None)
+
+
+@contextmanager
+def compiling_beside(workers: CompileWorkers | None) -> Iterator[None]:
+    """Let workers compile what :func:`compile_beside` meets in this context."""
+    token = _current.set(workers)
+    try:
+        yield
+    finally:
+        _current.reset(token)
+
+
+def compile_beside(run: Callable[[], object]) -> None:
+    """Let workers, where there are some, compile the parts that a run would compile, and wait for them."""
+    workers = _current.get()
+    if workers is not None:
+        with handing_over(workers.take):
+            run()
+        workers.wait()
+
+
+def _work() -> None:
+    """Compile what lies in files whose names come, one a line, and write a line behind each."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # whatever libraries print
+    from torch._inductor.async_compile import maybe_warm_pool
+
+    from . import fused_convolution  # noqa: F401  # with all operators of ours that graphs may have
+
+    maybe_warm_pool()
+    for path in sys.stdin:
+        with suppress(Exception):  # of a compiler, or an operator of the user's: who asked sees what fails
+            compile_graph(*pickle.loads(Path(path.strip()).read_bytes()))
+        answers.write("\n")
+        answers.flush()
+
+
+if __name__ == "__main__":
+    _work()
