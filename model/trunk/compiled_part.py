@@ -11,6 +11,8 @@ from torch import Tensor, fx, nn
 from torch.func import functional_call
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from .layer_graph import TRACES
+
 #: Shape, strides, dtype and device of a tensor.
 Kind = tuple[torch.Size, tuple[int, ...], torch.dtype, torch.device]
 #: The runner captures the graphs.
@@ -66,7 +68,8 @@ class CompiledPart(nn.Module):
             returned[:] = tree_flatten(functional_call(self.part, state, inputs))
             return [each for each in returned[0] if isinstance(each, Tensor)]
 
-        graph = make_fx(run, tracing_mode="real")(*_fakes(kinds)[1])
+        with TRACES:
+            graph = make_fx(run, tracing_mode="real")(*_fakes(kinds)[1])
         others = [None if isinstance(each, Tensor) else (each,) for each in returned[0]]
         return Traced(pickle.dumps(graph), others, returned[1])
 
@@ -97,7 +100,7 @@ def compile_graph(graph: bytes, kinds: Sequence[Kind]) -> Callable[..., Any]:
     from torch._inductor import compile as inductor  # takes a second
 
     mode, fakes = _fakes(kinds)
-    with torch.no_grad(), tracing(TracingContext(mode)):
+    with TRACES, torch.no_grad(), tracing(TracingContext(mode)):  # it traces, too
         compiled: Callable[..., Any] = inductor(pickle.loads(graph), fakes, options=OPTIONS)
         return compiled
 

@@ -14,8 +14,9 @@ from torch.utils._pytree import tree_leaves
 from ..basics.streams import OwnedLock
 from ..listening.hooks import why_not_plain
 
-#: Two traces at once would each put back what it found of ``nn.Module``: the other's changes, for good.
-_TRACES = OwnedLock()
+#: For whoever traces or compiles: two traces at once would each put back what it found of ``nn.Module``: the other's
+#: changes, for good.
+TRACES = OwnedLock()
 
 
 def tap_mark(value: Any, tap: str) -> Any:
@@ -84,7 +85,7 @@ def trace(module: nn.Module, taps: Mapping[nn.Module, str]) -> tuple[fx.Graph, d
     kept: dict[str, str] = {}
     while True:
         try:
-            with _TRACES:
+            with TRACES:
                 return _TapTracer(taps, kept).trace(module), kept
         except _UntraceableLayerError as error:
             path, kept[path] = error.args
