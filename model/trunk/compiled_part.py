@@ -11,6 +11,7 @@ from torch import Tensor, fx, nn
 from torch.func import functional_call
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from ..listening.hooks import hooks_of
 from .layer_graph import TRACES
 
 #: Shape, strides, dtype and device of a tensor.
@@ -134,9 +135,12 @@ def handing_over(take: Callable[[bytes, Sequence[Kind]], None]) -> Iterator[None
 def is_known(part: fx.GraphModule) -> bool:
     """Return whether all layers and functions of a part are PyTorch's or ours, so that one trace holds for all values.
 
-    One of the user's may branch on what is in a tensor, or on what it counts.
+    One of the user's, a hook or a layer's own forward too, may branch on what is in a tensor, or on what it counts.
     """
     called = [part.get_submodule(str(node.target)) for node in part.graph.nodes if node.op == "call_module"]
-    kinds: list[Any] = [type(layer) for each in called for layer in each.modules()]
+    layers = [layer for each in called for layer in each.modules()]
+    kinds: list[Any] = [type(layer) for layer in layers]
+    kinds += [hook for layer in layers for hooks in hooks_of(layer) for hook in hooks.values()]
     kinds += [node.target for node in part.graph.nodes if node.op == "call_function"]
-    return all((getattr(kind, "__module__", None) or "torch").partition(".")[0] in _KNOWN for kind in kinds)
+    known = all((getattr(kind, "__module__", None) or "torch").partition(".")[0] in _KNOWN for kind in kinds)
+    return known and not any("forward" in vars(layer) for layer in layers)

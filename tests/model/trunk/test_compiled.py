@@ -134,6 +134,21 @@ def test_functions_of_the_user_are_left_to_dynamo(monkeypatch) -> None:
     assert given == ["Dynamo", "Inductor"]
 
 
+@pytest.mark.parametrize("what", ["hook", "forward"])
+@pytest.mark.usefixtures("uncompiled_on_the_cpu")
+def test_what_users_put_on_layers_runs_each_time(what) -> None:
+    backbone, x = nn.Sequential(nn.Linear(4, 4), nn.Sigmoid(), nn.Linear(4, 3)).eval(), torch.randn(2, 4)
+    factors = {"now": 1.0}
+    if what == "hook":
+        backbone[1].register_forward_hook(lambda _layer, _inputs, y: y * factors["now"])
+    else:
+        backbone[1].forward = lambda y: y.sigmoid() * factors["now"]
+    trunk = made(backbone, (), x, "inductor")
+    for factor in (1.0, 2.0, 3.0):
+        factors["now"] = factor
+        assert_same(trunk, backbone, (), x)
+
+
 class Mobile(nn.Sequential):
     """An inverted residual block as MobileNetV3 has it: depthwise, squeezed and excited."""
 
