@@ -186,6 +186,23 @@ def test_squeezing_convolutions_are_written_out(samples, monkeypatch) -> None:
     assert_same(trunk, backbone, Mobile.taps, x)
 
 
+@pytest.mark.parametrize("padding", [0, 1, (0, 1), "same", "valid"], ids=str)
+@pytest.mark.usefixtures("uncompiled_on_the_cpu")
+def test_squeezing_convolutions_with_padding(padding) -> None:
+    squeeze = [nn.AdaptiveAvgPool2d(1), nn.Conv2d(4, 6, 1, padding=padding), nn.ReLU(), nn.Conv2d(6, 4, 1)]
+    backbone = nn.Sequential(conv(3, 4), *squeeze, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3)).eval()
+    assert_same(made(backbone, (), x := torch.randn(2, 3, 6, 5), "inductor"), backbone, (), x)
+
+
+@pytest.mark.usefixtures("uncompiled_on_the_cpu")
+def test_images_of_one_position_in_four_channels() -> None:
+    backbone = nn.Sequential(nn.Conv2d(3, 4, 1), nn.ReLU(), nn.Flatten(), nn.Linear(4, 3)).bfloat16().eval()
+    x = torch.randn(2, 3, 1, 1, dtype=torch.bfloat16)
+    trunk = made(backbone, (), x, "inductor")
+    assert trunk.channels == 4
+    assert_same(trunk, backbone, (), x)
+
+
 @pytest.mark.usefixtures("uncompiled_on_the_cpu")
 def test_compiled_round_a_branch() -> None:
     backbone = branching_inside()
