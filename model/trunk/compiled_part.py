@@ -40,7 +40,7 @@ class CompiledPart(nn.Module):
 
     def forward(self, *inputs: Any) -> Any:
         """Run for inputs as ``part`` takes them; within :func:`handing_over` uncompiled."""
-        state = dict((*self.part.named_parameters(), *self.part.named_buffers()))
+        state = _state(self.part)
         leaves, form = tree_flatten(inputs)
         tensors = [each.detach() for each in (*state.values(), *leaves) if isinstance(each, Tensor)]
         kinds = tuple((each.shape, each.stride(), each.dtype, each.device) for each in tensors)
@@ -66,13 +66,26 @@ class CompiledPart(nn.Module):
         def run(*given: Tensor) -> list[Tensor]:
             state, rest = dict(zip(names, given, strict=False)), iter(given[len(names) :])
             inputs = tree_unflatten([next(rest) if isinstance(each, Tensor) else each for each in leaves], form)
-            returned[:] = tree_flatten(functional_call(self.part, state, inputs))
+            returned[:] = tree_flatten(functional_call(self.part, state, inputs, tie_weights=False))
             return [each for each in returned[0] if isinstance(each, Tensor)]
 
         with TRACES:
             graph = make_fx(run, tracing_mode="real")(*_fakes(kinds)[1])
         others = [None if isinstance(each, Tensor) else (each,) for each in returned[0]]
         return Traced(pickle.dumps(graph), others, returned[1])
+
+
+def _state(part: nn.Module) -> dict[str, Tensor]:
+    """Return parameters and buffers by one name for each layer that has them.
+
+    Under two names of a layer ``functional_call`` would take what it was given for what it has to put back.
+    """
+    found = {}
+    for path, layer in part.named_modules():
+        for name, tensor in (*layer._parameters.items(), *layer._buffers.items()):
+            if tensor is not None:
+                found[f"{path}.{name}" if path else name] = tensor
+    return found
 
 
 class Traced(NamedTuple):

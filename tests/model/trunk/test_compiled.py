@@ -113,6 +113,32 @@ def test_what_goes_from_part_to_part_and_other_sizes() -> None:
         assert_same(trunk, backbone, Odd.taps, torch.randn(7, 6).double())
 
 
+class Twice(nn.Module):
+    """Attends twice with the same weights, and encodes twice by one layer, which PyTorch's encoder holds twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+        self.encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 2)
+        self.encoder.layers[1] = self.encoder.layers[0]
+
+    def forward(self, x):
+        for _ in range(2):
+            x = self.attention(x, x, x)[0]
+        return self.encoder(x).mean(1)
+
+
+@pytest.mark.usefixtures("uncompiled_on_the_cpu")
+def test_layers_that_occur_twice() -> None:
+    backbone, x = Twice().eval(), torch.randn(2, 5, 8)
+    trunk = made(backbone, (), x, "inductor")
+    for size in (2, 2, 3):
+        assert_same(trunk, backbone, (), torch.randn(size, 5, 8))
+        with torch.no_grad():
+            for parameter in backbone.parameters():
+                parameter.mul_(1.1)
+
+
 @fx.wrap
 def users_own(x):
     """A function of the user's, which a trace calls as it is: it may do something else each time."""
