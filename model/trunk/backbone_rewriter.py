@@ -10,7 +10,7 @@ from torch.fx.passes.utils.fuser_utils import fuse_by_partitions
 from ..heads.fused_aux_head import FusedAuxHead
 from ..listening.kept import shallow_copy
 from .branches import BranchingForward, has_branches, plan_branches
-from .compiled_part import OPTIONS, CompiledPart, is_known
+from .compiled_part import OPTIONS, CompiledPart, is_all_known
 from .fused_convolution import FusedConvolution
 from .graph_passes import (
     changed_in_place,
@@ -91,7 +91,7 @@ class BackboneRewriter:
             for layer in part.modules():
                 if isinstance(layer, FusedConvolution):
                     layer.compiled = True
-            if is_known(part):
+            if is_all_known(part):
                 setattr(owner, name, CompiledPart(part))
             else:
                 untraced.append(part)

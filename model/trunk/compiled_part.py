@@ -11,8 +11,7 @@ from torch import Tensor, fx, nn
 from torch.func import functional_call
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from ..listening.hooks import hooks_of
-from .layer_graph import TRACES
+from .layer_graph import TRACES, is_known, runs_users_code
 
 #: Shape, strides, dtype and device of a tensor.
 Kind = tuple[torch.Size, tuple[int, ...], torch.dtype, torch.device]
@@ -20,8 +19,6 @@ Kind = tuple[torch.Size, tuple[int, ...], torch.dtype, torch.device]
 OPTIONS: dict[str, Any] = {"triton.cudagraphs": False}
 #: Sizes, layouts and types that a part is compiled for, each of which takes seconds; further ones run uncompiled.
 MOST_KINDS = 8
-#: Where layers and functions are from that depend on nothing but their input and parameters.
-_KNOWN = ("torch", "torchvision", "_operator", "builtins", "math", __package__.partition(".")[0])
 
 
 class CompiledPart(nn.Module):
@@ -145,15 +142,12 @@ def handing_over(take: Callable[[bytes, Sequence[Kind]], None]) -> Iterator[None
         _hand_over.reset(token)
 
 
-def is_known(part: fx.GraphModule) -> bool:
+def is_all_known(part: fx.GraphModule) -> bool:
     """Return whether all layers and functions of a part are PyTorch's or ours, so that one trace holds for all values.
 
     One of the user's, a hook or a layer's own forward too, may branch on what is in a tensor, or on what it counts.
     """
     called = [part.get_submodule(str(node.target)) for node in part.graph.nodes if node.op == "call_module"]
-    layers = [layer for each in called for layer in each.modules()]
-    kinds: list[Any] = [type(layer) for layer in layers]
-    kinds += [hook for layer in layers for hooks in hooks_of(layer) for hook in hooks.values()]
-    kinds += [node.target for node in part.graph.nodes if node.op == "call_function"]
-    known = all((getattr(kind, "__module__", None) or "torch").partition(".")[0] in _KNOWN for kind in kinds)
-    return known and not any("forward" in vars(layer) for layer in layers)
+    functions = [node.target for node in part.graph.nodes if node.op == "call_function"]
+    users = any(runs_users_code(layer) for each in called for layer in each.modules())
+    return not users and all(map(is_known, functions))

@@ -12,7 +12,7 @@ from torch.fx import Node
 from torch.utils._pytree import tree_leaves
 
 from ..basics.streams import OwnedLock
-from ..listening.hooks import why_not_plain
+from ..listening.hooks import hooks_of, why_not_plain
 
 #: For whoever traces or compiles: two traces at once would each put back what it found of ``nn.Module``: the other's
 #: changes, for good.
@@ -107,6 +107,21 @@ def runs_on_one_tensor(backbone: nn.Module, x: Tensor) -> set[nn.Module]:
                 stack.callback(module.register_forward_pre_hook(hook, with_kwargs=True).remove)
         backbone(x.clone(memory_format=torch.preserve_format))  # which it may change in place
     return {module for module, alone in called.items() if alone}
+
+
+#: Where layers and functions are from that depend on nothing but their input and parameters.
+_KNOWN = ("torch", "torchvision", "_operator", "builtins", "math", __package__.partition(".")[0])
+
+
+def is_known(kind: Any) -> bool:
+    """Return whether a function or a class is PyTorch's or ours."""
+    return (getattr(kind, "__module__", None) or "torch").partition(".")[0] in _KNOWN
+
+
+def runs_users_code(layer: nn.Module) -> bool:
+    """Return whether a layer, its hooks or a forward of its own are the user's."""
+    hooks = [hook for hooks in hooks_of(layer) for hook in hooks.values()]
+    return "forward" in vars(layer) or not all(map(is_known, [type(layer), *hooks]))
 
 
 def first_line(error: Exception) -> str:
