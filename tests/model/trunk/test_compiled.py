@@ -113,6 +113,19 @@ def test_what_goes_from_part_to_part_and_other_sizes() -> None:
         assert_same(trunk, backbone, Odd.taps, torch.randn(7, 6).double())
 
 
+@pytest.mark.usefixtures("uncompiled_on_the_cpu")
+def test_what_is_compiled_under_autocast_runs_under_autocast() -> None:
+    backbone, x = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 3), nn.Tanh()).eval(), torch.randn(2, 4)
+    casting = torch.autocast("cpu", torch.bfloat16)
+    with casting:
+        trunk = made(backbone, (), x, "inductor")
+    with torch.no_grad():
+        for _ in range(2):
+            assert trunk.module(x).dtype == torch.float32
+            with casting:
+                assert trunk.module(x).dtype == torch.bfloat16
+
+
 class Twice(nn.Module):
     """Attends twice with the same weights, and encodes twice by one layer, which PyTorch's encoder holds twice."""
 
