@@ -22,7 +22,7 @@ MOST_KINDS = 8
 
 
 class CompiledPart(nn.Module):
-    """Runs a graph of layers, compiled at the first call with new sizes, memory layouts or types of inputs, or autocast.
+    """Runs a graph of layers, compiled at the first call with new sizes, layouts or types of inputs, or under autocast.
 
     Of an EfficientNet Dynamo takes 1.5 s to trace what is a graph already, and this 0.15 s: in each process, since no
     cache keeps a trace.

@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 from ..basics.streams import OwnedLock
 from ..listening.hooks import hooks_of, why_not_plain
+from ..listening.recording import OperatorMode, has_memory, written_tensors
 
 #: For whoever traces or compiles: two traces at once would each put back what it found of ``nn.Module``: the other's
 #: changes, for good.
@@ -26,6 +27,21 @@ def tap_mark(value: Any, tap: str) -> Any:
 
 class _UntraceableLayerError(Exception):
     """Carries the innermost layer whose forward could not be traced, by name, and why."""
+
+
+class _StateKept(OperatorMode):
+    """Lets a forward fail that changes parameters or buffers while it is traced: no graph would do it again."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        state = [each for each in (*module.parameters(), *module.buffers()) if has_memory(each)]
+        self._memory = {each.untyped_storage()._cdata for each in state}
+
+    def __torch_dispatch__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        written = (each for each in written_tensors(func, args, kwargs or {}) if has_memory(each))
+        if any(each.untyped_storage()._cdata in self._memory for each in written):
+            raise RuntimeError("it changes a parameter or buffer in its forward")
+        return func(*args, **(kwargs or {}))
 
 
 class _TapTracer(fx.Tracer):
@@ -85,7 +101,7 @@ def trace(module: nn.Module, taps: Mapping[nn.Module, str]) -> tuple[fx.Graph, d
     kept: dict[str, str] = {}
     while True:
         try:
-            with TRACES:
+            with TRACES, _StateKept(module):
                 return _TapTracer(taps, kept).trace(module), kept
         except _UntraceableLayerError as error:
             path, kept[path] = error.args
