@@ -32,24 +32,31 @@ class CompileWorkers:
     """Some processes with PyTorch of their own; what one of them cannot do is left undone, and not told."""
 
     def __init__(self, count: int) -> None:
-        """Start them; they take seconds to begin."""
+        """Start as many, or as this machine lets; they take seconds to begin."""
         self._folder = tempfile.TemporaryDirectory(prefix="auxhead-compile-")
         paths = os.pathsep.join(path or os.getcwd() for path in sys.path)
         environment = {**os.environ, "PYTHONPATH": paths, "TORCHINDUCTOR_COMPILE_THREADS": str(2 * _PROCESSORS)}
-        self._workers = [
-            subprocess.Popen(
-                [sys.executable, "-m", __name__],
-                env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-            )
-            for _ in range(count)
-        ]  # fmt: skip
-        self._given = [0] * count
+        self._workers: list[subprocess.Popen[bytes]] = []
+        with suppress(OSError, TypeError):  # no memory for another one, no interpreter outside of this process
+            while len(self._workers) < count:
+                self._workers.append(
+                    subprocess.Popen(
+                        [sys.executable, "-m", __name__],
+                        env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+                    )
+                )  # fmt: skip
+        self._given = [0] * len(self._workers)
 
     def take(self, graph: bytes, kinds: Sequence[Kind]) -> None:
         """Give a graph to the worker that has the fewest."""
+        if not self._workers:
+            return
         index = self._given.index(min(self._given))
         path = Path(self._folder.name) / f"{index}-{self._given[index]}"
-        path.write_bytes(pickle.dumps((graph, kinds)))
+        try:
+            path.write_bytes(pickle.dumps((graph, kinds)))
+        except OSError:  # no room for it
+            return
         self._given[index] += 1
         stdin = self._workers[index].stdin
         assert stdin is not None

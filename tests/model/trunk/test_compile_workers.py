@@ -2,6 +2,9 @@
 
 import os
 import pickle
+import shutil
+import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -68,6 +71,34 @@ def test_what_a_worker_cannot_do_is_left_undone(worker) -> None:
     worker.take(b"", [])
     worker.take(b"", [])
     worker.wait()
+
+
+def test_graphs_that_cannot_be_handed_over_are_left(worker) -> None:
+    shutil.rmtree(worker._folder.name)
+    worker.take(b"", [])
+    worker.wait()
+
+
+@pytest.mark.parametrize("executable", ["", None, "once"], ids=str)
+def test_fewer_workers_than_wanted(executable, monkeypatch) -> None:
+    """A process that embeds Python has no interpreter to start, and memory may be too little for a second one."""
+    start = subprocess.Popen
+
+    def starts_one(*args, **options):
+        monkeypatch.setattr(sys, "executable", None)
+        return start(*args, **options)
+
+    if executable == "once":
+        monkeypatch.setattr(subprocess, "Popen", starts_one)
+    else:
+        monkeypatch.setattr(sys, "executable", executable)
+    workers = CompileWorkers(3)
+    try:
+        assert len(workers._workers) == (executable == "once")
+        workers.take(b"", [])
+        workers.wait()
+    finally:
+        workers.close()
 
 
 def test_workers_want_processors_and_memory(monkeypatch) -> None:
