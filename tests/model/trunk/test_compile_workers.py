@@ -16,6 +16,7 @@ from auxhead.model.trunk import compile_workers
 from auxhead.model.trunk.compile_workers import CompileWorkers, compiling_beside, workers_for
 from auxhead.model.trunk.compiled_part import Kind, compile_graph
 from support.example_models import SmallNet, needs_gpu
+from support.planner_fakes import FakeTrunk
 from support.trunk_cases import assert_same, made
 
 
@@ -127,7 +128,8 @@ def test_workers_are_for_who_compiles(monkeypatch) -> None:
     x = torch.randn(2, 3, 12, 12)
     for asked in ("as_is", "cudnn"):
         SharedTrunks(None, x, asked, {}).expect_compiling()  # type: ignore[arg-type]
-    SharedTrunks(None, x, "auto", {"inductor": None}).expect_compiling()  # type: ignore[arg-type]
+    known = {"inductor": FakeTrunk(None, "inductor", (), False)}
+    SharedTrunks(None, x, "auto", known).expect_compiling()  # type: ignore[arg-type]
     assert not begun
     trunks = SharedTrunks(None, x, "auto", {})  # type: ignore[arg-type]
     trunks.expect_compiling()
