@@ -179,6 +179,8 @@ class SharedTrunks:
             backbone = self._network.backbone
             with torch.cuda.device_of(self._example), compiling_beside(self._workers):
                 trunk = make_trunk(backbone, self._network.taps, self._example, kind, self._network.reading)
+            if kind == "inductor":
+                self.close()
             if kind != "as_is" and trunk.module is backbone:
                 self._refused[kind] = " ".join(trunk.notes).removeprefix(f"Not {kind}: ")
             else:
