@@ -173,5 +173,15 @@ class BackboneRewriter:
                 self._counts["part"] += 1
 
 
+def whole(backbone: nn.Module) -> CompiledPart | None:
+    """Return a backbone as it is, as one part to compile; None where one trace does not hold for all batches."""
+    root = shallow_copy(backbone, {})
+    traced = trace(root, {})
+    if isinstance(traced, str) or traced[1]:
+        return None
+    module = LayerGraph(traced[0], root, {}).assemble()
+    return CompiledPart(module) if is_known(module) else None
+
+
 def _counted(counts: Counter[str], what: str) -> str:
     return f"{counts[what]} {what}" + ("" if counts[what] == 1 else "s")

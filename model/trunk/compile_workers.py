@@ -3,14 +3,18 @@
 Inductor compiles a backbone in ten to forty seconds, nearly all of it Python, of which threads run one at a time.
 """
 
+import math
 import os
 import pickle
+import select
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
+from itertools import count as count_up
 from pathlib import Path
 
 import torch
@@ -40,31 +44,38 @@ class CompileWorkers:
             subprocess.Popen(
                 [sys.executable, "-m", __name__],
                 env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+                bufsize=0,
             )
             for _ in range(count)
         ]  # fmt: skip
         self._given = [0] * count
+        self._names = count_up()
 
     def take(self, graph: bytes, kinds: Sequence[Kind]) -> None:
         """Give a graph to the worker that has the fewest."""
         index = self._given.index(min(self._given))
-        path = Path(self._folder.name) / f"{index}-{self._given[index]}"
+        path = Path(self._folder.name) / str(next(self._names))
         path.write_bytes(pickle.dumps((graph, kinds)))
         self._given[index] += 1
         stdin = self._workers[index].stdin
         assert stdin is not None
         with suppress(OSError):  # it has died
             stdin.write(f"{path}\n".encode())
-            stdin.flush()
 
-    def wait(self) -> None:
-        """Wait until all that was given is compiled, or its worker has died."""
-        for worker, given in zip(self._workers, self._given, strict=True):
-            assert worker.stdout is not None
-            for _ in range(given):
-                if not worker.stdout.readline():
-                    break
-        self._given = [0] * len(self._workers)
+    def wait(self, until: float = math.inf) -> bool:
+        """Wait until all that was given is compiled, or its worker has died; returns False if time is over before.
+
+        ``until`` is by ``time.monotonic``.
+        """
+        for index, worker in enumerate(self._workers):
+            stdout = worker.stdout
+            assert stdout is not None
+            while self._given[index]:
+                seconds = None if until == math.inf else max(until - time.monotonic(), 0.0)
+                if not select.select([stdout], [], [], seconds)[0]:
+                    return False
+                self._given[index] = self._given[index] - 1 if stdout.read(1) else 0
+        return True
 
     def close(self) -> None:
         """End them, whatever they do."""
