@@ -21,14 +21,17 @@ import torch
 
 from .compiled_part import Kind, compile_graph, handing_over
 
-#: Workers at most, processors that each wants, and memory of the GPU that must be free: each takes half a gigabyte.
-_MOST, _PROCESSORS, _FREE_GB = 4, 4, 8.0
+#: Workers at most, and processors that each wants.
+_MOST, _PROCESSORS = 4, 4
+#: Gigabytes that the machine must have, and the GPU must have free: a worker takes two and half of one.
+_HOST_GB, _FREE_GB = 32.0, 8.0
 
 
 def workers_for(device: torch.device) -> int:
     """Return how many workers this machine has room for."""
     processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    has_memory = device.type == "cuda" and torch.cuda.mem_get_info(device)[0] > _FREE_GB * 1e9
+    host_gb = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9 if hasattr(os, "sysconf") else 0.0
+    has_memory = device.type == "cuda" and torch.cuda.mem_get_info(device)[0] > _FREE_GB * 1e9 and host_gb > _HOST_GB
     return min(_MOST, processors // _PROCESSORS) if has_memory else 0
 
 
