@@ -199,6 +199,13 @@ def no_plans_remembered(monkeypatch, tmp_path_factory):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / f"caches-{next(_caches)}"))
 
 
+@pytest.fixture(autouse=True)
+def nothing_compiled_beside(monkeypatch, request):
+    """On a GPU "auto" would begin processes that compile in every test that makes a runner."""
+    if request.node.get_closest_marker("gpu"):
+        monkeypatch.setattr("auxhead.model.auto.candidates.workers_for", lambda _device: 0)
+
+
 @pytest.fixture
 def poisoned_empty(monkeypatch):
     """Fill what torch.empty and its kin return with NaN, huge integers and True, so that an unwritten output shows."""

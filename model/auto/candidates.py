@@ -17,8 +17,11 @@ from ..runners.graph_runner import GraphRunner
 from ..runners.overlapped import fork_choices
 from ..runners.runner import EagerRunner
 from ..runners.table import RUNNERS, kind_of_runner
+from ..trunk.backbone_rewriter import whole
 from ..trunk.compile_workers import CompileWorkers, compiling_beside, workers_for
+from ..trunk.compiled_part import CompiledPart, handing_over
 from ..trunk.trunk import TRUNKS, Trunk, make_trunk
+from .compiled_backbone import CompiledBackbone
 
 #: What "auto" runs: of graphs, or, where a plan file says so, without.
 MeasuredRunner = GraphRunner | EagerRunner
@@ -146,6 +149,8 @@ class SharedTrunks:
         self._refused: dict[str, str] = {}
         self._seconds: dict[str, float] = {}
         self._workers: CompileWorkers | None = None
+        self._beside: CompileWorkers | None = None  # compiles the backbone alone, to compare with
+        self._whole: CompiledPart | None = None
         for kind, trunk in made.items():
             self._add(kind, trunk)
 
@@ -159,7 +164,7 @@ class SharedTrunks:
         if "inductor" not in self.kinds or self.is_known("inductor"):
             return
         if count := workers_for(self._example.device):
-            self._workers = CompileWorkers(count)
+            self._workers, self._beside = CompileWorkers(count), CompileWorkers(1)
             imports = threading.Thread(
                 target=importlib.import_module, args=("torch._inductor.compile_fx",), daemon=True
             )
@@ -167,9 +172,29 @@ class SharedTrunks:
 
     def close(self) -> None:
         """End what was begun to compile."""
-        if self._workers is not None:
-            self._workers.close()
-            self._workers = None
+        for workers in (self._workers, self._beside):
+            if workers is not None:
+                workers.close()
+        self._workers = self._beside = None
+
+    def compiled_backbone(self, example: Tensor, until: float) -> CompiledBackbone | None:
+        """Return the backbone alone, compiled, for a batch like that of the trunks; None if it is not there in time.
+
+        Raises:
+            RuntimeError: it cannot be captured.
+        """
+        if self._whole is None or self._beside is None or example.shape != self._example.shape:
+            return None
+        if not self._beside.wait(until):
+            return None
+        return CompiledBackbone(self._whole, self._network.backbone, example)
+
+    def _begin_whole(self) -> None:
+        """Let the backbone alone be compiled beside all else."""
+        self._whole = whole(self._network.backbone)
+        if self._whole is not None and self._beside is not None:
+            with handing_over(self._beside.take), torch.inference_mode(False), torch.no_grad():
+                self._whole(self._example.clone(memory_format=torch.preserve_format))
 
     def is_known(self, kind: str) -> bool:
         """Return whether asking for a trunk takes no time."""
@@ -185,7 +210,12 @@ class SharedTrunks:
             began = time.monotonic()
             backbone = self._network.backbone
             with torch.cuda.device_of(self._example), compiling_beside(self._workers):
+                if kind == "inductor" and self._beside is not None:
+                    self._begin_whole()
                 trunk = make_trunk(backbone, self._network.taps, self._example, kind, self._network.reading)
+            if kind == "inductor" and self._workers is not None:
+                self._workers.close()
+                self._workers = None
             if kind != "as_is" and trunk.module is backbone:
                 self._refused[kind] = " ".join(trunk.notes).removeprefix(f"Not {kind}: ")
             else:

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -14,7 +14,6 @@ from ..answers.rule_order import wait_for_writes
 from ..basics.arguments import kind_of
 from ..basics.streams import has_streams
 from ..network.early_exit_network import EarlyExitNetwork
-from ..runners.runner import Runner
 
 #: Different batches of the example that a measurement goes through.
 _MOST_BATCHES = 16
@@ -112,6 +111,16 @@ _LEAST_S = 1.0
 _WARM_UP_PASSES = 2
 
 
+class Timed(Protocol):
+    """What can be measured: a runner, or what is called as one."""
+
+    def __call__(self, x: Tensor) -> object:
+        """Answer for a batch on the current stream."""
+
+    def wait_until_idle(self) -> None:
+        """Let the host wait for what was launched on streams that no caller can wait for."""
+
+
 class PassTimes(NamedTuple):
     """Mean time of a request in each pass through the batches of the example, in microseconds; one number a pass."""
 
@@ -126,7 +135,7 @@ def least_requests(batches: int) -> int:
     return (_LEAST_PASSES + _WARM_UP_PASSES) * (2 * batches + 1)
 
 
-def measure(runners: Mapping[str, Runner], batches: Sequence[Tensor], deadline: Deadline) -> dict[str, PassTimes]:
+def measure(runners: Mapping[str, Timed], batches: Sequence[Tensor], deadline: Deadline) -> dict[str, PassTimes]:
     """Time passes through the batches, the runners taking turns in an order that rotates.
 
     A pass of a runner sends every batch from an idle device and waits for its answer, then all of them back to back.
@@ -137,7 +146,7 @@ def measure(runners: Mapping[str, Runner], batches: Sequence[Tensor], deadline: 
         return _measure(runners, batches, deadline)
 
 
-def _measure(runners: Mapping[str, Runner], batches: Sequence[Tensor], deadline: Deadline) -> dict[str, PassTimes]:
+def _measure(runners: Mapping[str, Timed], batches: Sequence[Tensor], deadline: Deadline) -> dict[str, PassTimes]:
     names = list(runners)
     device = batches[0].device
     start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)

@@ -25,6 +25,7 @@ from ..network.early_exit_network import EarlyExitNetwork
 from ..runners.table import RUNNERS
 from ..trunk.trunk import check_kind
 from .candidates import Candidate
+from .compiled_backbone import COMPILED
 from .pass_times import BUDGETS, PassTimes, shares_of
 
 #: No request takes less or more microseconds: a nanosecond, a day.
@@ -53,6 +54,9 @@ class Plan:
     joules: Mapping[str, float] = field(default_factory=dict)
     """Energy of a request to the chosen runner and to the plain graph, by name, among requests back to back, all of the
     device's power included; none where the driver counts none."""
+    compiled: Mapping[str, PassTimes] = field(default_factory=dict)
+    """Times of the chosen runner and, beside it, of the backbone alone through torch.compile; none if that was not
+    there in time."""
     from_file: bool = False
     """True if it was read from a file, False if it was measured for this runner."""
 
@@ -89,6 +93,10 @@ class Plan:
         else:
             less = 1 - self._host_us(chosen) / self._host_us(plain)
             reason += f"{less:.1%} less time than the plain graph, {plain}, {self._cost(plain)}"
+        if self.compiled:
+            mine, its = (statistics.median(self.compiled[name].host) for name in (chosen, COMPILED))
+            by = f"{1 - mine / its:.1%} less" if mine <= its else f"{mine / its - 1:.1%} more"
+            reason += f"; {by} than torch.compile of the backbone alone, in a graph, {its:,.1f} us"
         if fastest == chosen:
             return reason
         simpler = "" if chosen == plain else ", and less simple"
@@ -121,6 +129,7 @@ class Plan:
             "shares": list(self.shares),
             "utc": self.utc,
             "joules": dict(self.joules),
+            "compiled": _times_as_json(self.compiled),
         }
 
     @classmethod
@@ -143,12 +152,15 @@ class Plan:
             tuple(_number("shares", share, 0.0, 1.0) for share in content["shares"]),
             str(content["utc"]),
             {str(name): _number("joules", joules, *_JOULES) for name, joules in content["joules"].items()},
+            _times_from_json(content["compiled"]),
         )
         check_kind("trunk", chosen.trunk)
         if chosen.exits not in RUNNERS:
             raise ValueError(f"chosen: got {chosen!r:.100}")
         if chosen.name not in plan.times or plan.plain not in plan.times:
             raise ValueError(f"times: {chosen.name:.60} or {plan.plain!s:.60} is not among them")
+        if plan.compiled and plan.compiled.keys() != {chosen.name, COMPILED}:
+            raise ValueError(f"compiled: got {[*plan.compiled]!r:.100}, wants {chosen.name:.60} and {COMPILED}")
         return plan
 
 
@@ -175,7 +187,7 @@ def _number(name: str, value: Any, least: float, most: float) -> float:
     return float(value)
 
 
-FORMAT = 3
+FORMAT = 4
 #: Shares are told apart in steps of 5 %: a few samples more or less at an exit change no choice.
 _STEPS = 20
 

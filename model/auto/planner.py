@@ -12,6 +12,7 @@ from ..network.early_exit_network import EarlyExitNetwork
 from ..runners.overlapped import OverlappedRunner
 from ..runners.runner import Runner
 from .candidates import BRANCHED, Candidate, MeasuredRunner, SharedTrunks, candidates, choose
+from .compiled_backbone import COMPILED
 from .pass_times import Deadline, PassTimes, done_of, least_requests, measure, shares_of
 from .plan import Plan
 
@@ -76,6 +77,7 @@ class Planner:
             times = self._measure_runners(best, smaller, batches, exits)
             chosen = choose({name: passes.host for name, passes in times.items()}, plain.name)
             joules = self._joules(dict.fromkeys((chosen, plain.name)), batches, times)
+            compiled = self._beside_compiled(chosen, batches)
             kept = chosen
         finally:
             self._close_all_but((kept,))
@@ -88,6 +90,7 @@ class Planner:
             shares=shares_of(exits[: len(batches)], len(self._network.taps)),
             utc=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
             joules=joules,
+            compiled=compiled,
         )
         return plan, self._runners[chosen]
 
@@ -221,6 +224,20 @@ class Planner:
         self._tell("measuring energy")
         us = {name: statistics.median(times[name].device) for name in names}
         return {name: joules_a_call(self._runners[name], batches, us[name], read, _ENERGY_S) for name in us}
+
+    def _beside_compiled(self, chosen: str, batches: Sequence[Tensor]) -> dict[str, PassTimes]:
+        """Measure the chosen runner beside the backbone alone through torch.compile; nothing if that is not there."""
+        try:
+            compiled = self._trunks.compiled_backbone(batches[0], self._deadline.end)
+        except RuntimeError:  # it cannot be captured, say
+            return {}
+        if compiled is None:
+            return {}
+        self._tell("measuring torch.compile's backbone")
+        try:
+            return measure({chosen: self._runners[chosen], COMPILED: compiled}, batches, self._deadline)
+        finally:
+            compiled.close()
 
     def _close_all_but(self, names: Container[str]) -> None:
         for name in [name for name in self._runners if name not in names]:

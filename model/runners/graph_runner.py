@@ -19,7 +19,6 @@ from ..basics.streams import CallersStream
 from ..listening.batches import of_size
 from ..listening.taps import list_taps, listening
 from ..network.early_exit_network import EarlyExitNetwork
-from ..trunk.branches import side_by_side
 from ..trunk.trunk import Trunk, check_kind, make_trunk
 from .capture import CAPTURE_LOCK
 from .captured_network import CapturedNetwork
@@ -174,9 +173,9 @@ class GraphRunner(SerialRunner):
             if index in stops:
                 at_stop(stops.index(index), outputs)
 
-        streams = self._captures.streams.branches if self._trunk.side_by_side else ()
-        with side_by_side(streams), listening(self._trunk.module, self.network.taps, on_tap, self._trunk.reading):
-            outputs.append(self._trunk.module(x).resolve_neg())
+        beside = self._captures.streams.branches if self._trunk.side_by_side else ()
+        with listening(self._trunk.module, self.network.taps, on_tap, self._trunk.reading):
+            outputs.append(self._trunk.run(x, beside).resolve_neg())
         return outputs
 
     def _compile(self, static: StaticInput, launches: HeadLaunches) -> None:

@@ -9,7 +9,7 @@ from torch.fx.passes.utils.fuser_utils import fuse_by_partitions
 
 from ..heads.fused_aux_head import FusedAuxHead
 from ..listening.kept import shallow_copy
-from .branches import BranchingForward, has_branches, plan_branches
+from .branches import Step, has_branches, plan_branches
 from .compiled_part import OPTIONS, CompiledPart, is_all_known
 from .fused_convolution import FusedConvolution
 from .graph_passes import (
@@ -34,7 +34,7 @@ class BackboneRewriter:
     def __init__(self, backbone: nn.Module, taps: Sequence[str], example_input: Tensor, *, compiles: bool) -> None:
         """Copy ``backbone``; the example shows which layers may be rewritten one by one.
 
-        :meth:`compile`, or :meth:`branch`, is to follow once the convolutions have chosen how they run.
+        :meth:`compile` is to follow, where it ``compiles``, once the convolutions have chosen how they run.
         """
         self._source_of: dict[nn.Module, nn.Module] = {}
         self._root = shallow_copy(backbone, self._source_of)
@@ -67,17 +67,14 @@ class BackboneRewriter:
             done.append(f"Attending without copies: {attentions}.")
         return module, self._classifier, [*done, *self._notes]
 
-    def branch(self, module: nn.Module) -> str | None:
-        """Let the copy run branches side by side where it is given streams; or return why it cannot."""
+    def branches(self, module: nn.Module) -> list[Step] | str:
+        """Return the plan to run branches of the copy side by side; or why there is none."""
         if not isinstance(module, fx.GraphModule):
             return "the forward of the backbone could not be traced"
         if self._changed is not None:
             return f"{self._changed} may change in place what others read"
         steps = plan_branches(module.graph, self._taps.values())
-        if not has_branches(steps):
-            return "no layers run beside each other"
-        module.forward = BranchingForward(module, steps)
-        return None
+        return steps if has_branches(steps) else "no layers run beside each other"
 
     def compile(self) -> None:
         """Have what lies between the taps compiled when it first runs; hooks on taps stay outside, in eager code.
@@ -174,6 +171,16 @@ class BackboneRewriter:
             if node.op == "call_module" and str(node.target).startswith("segment_"):
                 self._parts.append((graph_module, str(node.target)))
                 self._counts["part"] += 1
+
+
+def whole(backbone: nn.Module) -> CompiledPart | None:
+    """Return a backbone as it is, as one part to compile; None where one trace does not hold for all batches."""
+    root = shallow_copy(backbone, {})
+    traced = trace(root, {})
+    if isinstance(traced, str) or traced[1]:
+        return None
+    module = LayerGraph(traced[0], root, {}).assemble()
+    return CompiledPart(module) if is_all_known(module) else None
 
 
 def _counted(counts: Counter[str], what: str) -> str:

@@ -6,9 +6,7 @@ the graph's data flow alone, once; the waits of a plan are all that orders lanes
 """
 
 import operator
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -24,8 +22,6 @@ _VIEWS = {
     torch.chunk, torch.split, "flatten", "view", "transpose", "permute", "squeeze", "unsqueeze", "chunk", "split",
     "size", "dim",
 }  # fmt: skip
-#: Streams that a forward in this context may run branches on.
-_beside: ContextVar[Sequence[torch.cuda.Stream]] = ContextVar("streams beside the trunk's", default=())
 
 
 class Step(NamedTuple):
@@ -107,58 +103,42 @@ def has_branches(steps: Sequence[Step]) -> bool:
     return any(step.lane for step in steps)
 
 
-@contextmanager
-def side_by_side(streams: Sequence[torch.cuda.Stream]) -> Iterator[None]:
-    """Let the forwards of this context run branches on ``streams`` beside the current one, which they join again."""
-    token = _beside.set(streams)
-    try:
-        yield
-    finally:
-        _beside.reset(token)
+def run_side_by_side(
+    module: fx.GraphModule, steps: Sequence[Step], x: Tensor, beside: Sequence[torch.cuda.Stream]
+) -> Any:
+    """Run the steps of a plan for the graph of ``module``, with lanes on ``beside`` and, the first, the current stream.
 
-
-class BranchingForward:
-    """The forward of a traced module, which runs branches side by side where :func:`side_by_side` gives it streams."""
-
-    def __init__(self, module: fx.GraphModule, steps: Sequence[Step]) -> None:
-        """Run the steps of a plan for the graph of ``module``."""
-        self._module, self._steps = module, steps
-        self._plain: Callable[[Tensor], Any] = module.forward
-        self._awaited = {each for step in steps for each in step.waits}
-        self._last_use = {each: number for number, step in enumerate(steps) for each in step.node.all_input_nodes}
-
-    def __call__(self, x: Tensor) -> Any:
-        """Run for a batch."""
-        beside = _beside.get()
-        if not beside:
-            return self._plain(x)
-        streams = [torch.cuda.current_stream(x.device), *beside]
-        run = fx.Interpreter(self._module, garbage_collect_values=False)
-        homes: dict[Node, set[int]] = {}  # the lanes that gave each output its memory, and get that back
-        events: dict[int, torch.cuda.Event] = {}
-        shared: list[Any] = []  # what other lanes have read: nobody gets its memory before they join
-        for number, (node, lane, waits, joins) in enumerate(self._steps):
-            stream = streams[lane]
-            for awaited in waits:
-                stream.wait_event(events[awaited])
-            if node.op == "placeholder":
-                run.env[node] = x
-            else:
-                with torch.cuda.stream(stream):
-                    run.env[node] = run.run_node(node)
-            mine = _storages(run.env[node])
-            its = [each for each in node.all_input_nodes if mine & _storages(run.env[each])]
-            homes[node] = set().union(*(homes[each] for each in its)) or {lane}
-            if number in self._awaited:
-                events[number] = stream.record_event()
-            for each in node.all_input_nodes:
-                if homes[each] != {lane}:
-                    shared.append(run.env[each])
-                if self._last_use[each] == number:
-                    del run.env[each]
-            if joins:
-                shared.clear()
-        return run.env[node]
+    When it returns the current stream is behind all of them.
+    """
+    streams = [torch.cuda.current_stream(x.device), *beside]
+    awaited = {each for step in steps for each in step.waits}
+    last_use = {each: number for number, step in enumerate(steps) for each in step.node.all_input_nodes}
+    run = fx.Interpreter(module, garbage_collect_values=False)
+    homes: dict[Node, set[int]] = {}  # the lanes that gave each output its memory, and get that back
+    events: dict[int, torch.cuda.Event] = {}
+    shared: list[Any] = []  # what other lanes have read: nobody gets its memory before they join
+    for number, (node, lane, waits, joins) in enumerate(steps):
+        stream = streams[lane]
+        for index in waits:
+            stream.wait_event(events[index])
+        if node.op == "placeholder":
+            run.env[node] = x
+        else:
+            with torch.cuda.stream(stream):
+                run.env[node] = run.run_node(node)
+        mine = _storages(run.env[node])
+        its = [each for each in node.all_input_nodes if mine & _storages(run.env[each])]
+        homes[node] = set().union(*(homes[each] for each in its)) or {lane}
+        if number in awaited:
+            events[number] = stream.record_event()
+        for each in node.all_input_nodes:
+            if homes[each] != {lane}:
+                shared.append(run.env[each])
+            if last_use[each] == number:
+                del run.env[each]
+        if joins:
+            shared.clear()
+    return run.env[node]
 
 
 def _storages(value: Any) -> set[int]:

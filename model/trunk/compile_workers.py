@@ -3,28 +3,35 @@
 Inductor compiles a backbone in ten to forty seconds, nearly all of it Python, of which threads run one at a time.
 """
 
+import math
 import os
 import pickle
+import select
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
+from itertools import count as count_up
 from pathlib import Path
 
 import torch
 
 from .compiled_part import Kind, compile_graph, handing_over
 
-#: Workers at most, processors that each wants, and memory of the GPU that must be free: each takes half a gigabyte.
-_MOST, _PROCESSORS, _FREE_GB = 4, 4, 8.0
+#: Workers at most, and processors that each wants.
+_MOST, _PROCESSORS = 4, 4
+#: Gigabytes that the machine must have, and the GPU must have free: a worker takes two and half of one.
+_HOST_GB, _FREE_GB = 32.0, 8.0
 
 
 def workers_for(device: torch.device) -> int:
     """Return how many workers this machine has room for."""
     processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    has_memory = device.type == "cuda" and torch.cuda.mem_get_info(device)[0] > _FREE_GB * 1e9
+    host_gb = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9 if hasattr(os, "sysconf") else 0.0
+    has_memory = device.type == "cuda" and torch.cuda.mem_get_info(device)[0] > _FREE_GB * 1e9 and host_gb > _HOST_GB
     return min(_MOST, processors // _PROCESSORS) if has_memory else 0
 
 
@@ -43,16 +50,18 @@ class CompileWorkers:
                     subprocess.Popen(
                         [sys.executable, "-m", __name__],
                         env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+                        bufsize=0,
                     )
                 )  # fmt: skip
         self._given = [0] * len(self._workers)
+        self._names = count_up()
 
     def take(self, graph: bytes, kinds: Sequence[Kind]) -> None:
         """Give a graph to the worker that has the fewest."""
         if not self._workers:
             return
         index = self._given.index(min(self._given))
-        path = Path(self._folder.name) / f"{index}-{self._given[index]}"
+        path = Path(self._folder.name) / str(next(self._names))
         try:
             path.write_bytes(pickle.dumps((graph, kinds)))
         except OSError:  # no room for it
@@ -62,16 +71,21 @@ class CompileWorkers:
         assert stdin is not None
         with suppress(OSError):  # it has died
             stdin.write(f"{path}\n".encode())
-            stdin.flush()
 
-    def wait(self) -> None:
-        """Wait until all that was given is compiled, or its worker has died."""
-        for worker, given in zip(self._workers, self._given, strict=True):
-            assert worker.stdout is not None
-            for _ in range(given):
-                if not worker.stdout.readline():
-                    break
-        self._given = [0] * len(self._workers)
+    def wait(self, until: float = math.inf) -> bool:
+        """Wait until all that was given is compiled, or its worker has died; returns False if time is over before.
+
+        ``until`` is by ``time.monotonic``.
+        """
+        for index, worker in enumerate(self._workers):
+            stdout = worker.stdout
+            assert stdout is not None
+            while self._given[index]:
+                seconds = None if until == math.inf else max(until - time.monotonic(), 0.0)
+                if not select.select([stdout], [], [], seconds)[0]:
+                    return False
+                self._given[index] = self._given[index] - 1 if stdout.read(1) else 0
+        return True
 
     def close(self) -> None:
         """End them, whatever they do."""

@@ -5,9 +5,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from ...kernels.cuda.runtime import beside_captures
 from ..answers.rule_order import ordered_write
@@ -17,6 +18,7 @@ from ..listening.reading import Reading
 from ..listening.rounding import double_copy, in_double, relative_error, truth_of
 from ..listening.taps import listening
 from .backbone_rewriter import BackboneRewriter
+from .branches import Step, run_side_by_side
 from .compile_workers import compile_beside
 from .fused_convolution import PADDED_CHANNELS, FusedConvolution, fastest_convolutions
 from .layer_graph import first_line
@@ -43,10 +45,17 @@ class Trunk:
     """How outputs of the taps and of the module are read, for whoever listens; None as they are."""
     channels: int | None = None
     """As many channels the module reads sooner than the backbone's, if the further ones are zeros; None: no others."""
-    branches: bool = False
-    """True if the module has branches that can run side by side."""
+    branches: Sequence[Step] = ()
+    """The plan to run branches of the module, a graph, side by side, if it has some."""
     side_by_side: bool = False
-    """True if graphs of one GPU are to run them so, see :func:`side_by_side`."""
+    """True if graphs of one GPU are to run them so."""
+
+    def run(self, x: Tensor, beside: Sequence[torch.cuda.Stream]) -> Any:
+        """Run the module; with streams beside the current one its branches on them, joined when it returns."""
+        if not beside:
+            return self.module(x)
+        assert isinstance(self.module, fx.GraphModule)
+        return run_side_by_side(self.module, self.branches, x, beside)
 
     def memory_for(self, example: Tensor) -> Tensor:
         """Return a copy of a batch in the memory that the module reads soonest, with ``channels``, zeros behind it."""
@@ -185,8 +194,10 @@ def _rewritten(backbone: nn.Module, taps: Sequence[str], example_input: Tensor, 
     if kind == "inductor":
         rewriter.compile()
         return trunk
-    why = rewriter.branch(module)
-    return why if kind == "branched" and why else replace(trunk, branches=not why, side_by_side=kind == "branched")
+    branches = rewriter.branches(module)
+    if isinstance(branches, str):
+        return branches if kind == "branched" else trunk
+    return replace(trunk, branches=branches, side_by_side=kind == "branched")
 
 
 def _fused(module: nn.Module) -> list[FusedConvolution]:

@@ -1,13 +1,18 @@
 """``make_runner(network, images)`` without a GPU: trunks, budgets, and where there are no graphs."""
 
+import json
 import os
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from auxhead.model import AutoRunner, EagerRunner, make_runner
 from auxhead.model.auto import planner
+from auxhead.model.auto.candidates import SharedTrunks
+from auxhead.model.auto.compiled_backbone import COMPILED
+from auxhead.model.auto.plan import Plan
 from auxhead.model.runners.capture import NotCapturable
 from auxhead.model.runners.table import RUNNERS, RunnerKind
 from support.example_models import SmallNet
@@ -72,6 +77,41 @@ def test_branches_are_measured_side_by_side_where_there_are_some(gpu: FakeGpu) -
     assert plan.chosen.trunk == "branched" and list(plan.trunk_times) == ["as_is", "cudnn", "branched", "inductor"]
     assert gpu.trunks == {"as_is": 1, "cudnn": 1, "inductor": 1}, "it is the trunk cudnn"
     assert not plan.left_out
+
+
+class Compiled:
+    """The backbone alone, compiled, for the fakes."""
+
+    candidate = SimpleNamespace(name=COMPILED, runner=COMPILED, trunk="as_is")
+    closed = False
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@pytest.mark.parametrize(("us", "said"), [(120.0, "37.5% less"), (60.0, "25.0% more")])
+def test_it_says_what_it_gains_over_torch_compile(gpu: FakeGpu, monkeypatch, us: float, said: str) -> None:
+    compiled = Compiled()
+    monkeypatch.setattr(SharedTrunks, "compiled_backbone", lambda *_: compiled)
+    gpu.us |= {COMPILED: us, "serial": 75.0}
+    runner = first_call()
+    plan = runner.plans[4]
+    assert compiled.closed and list(plan.compiled) == ["serial", COMPILED]
+    assert f"; {said} than torch.compile of the backbone alone, in a graph, {us * 1.001:.1f} us" in runner.describe()
+    content = json.loads(json.dumps(plan.as_json()))
+    assert Plan.from_json(content) == plan
+    content["compiled"].pop(COMPILED)
+    with pytest.raises(ValueError, match="^compiled: got "):
+        Plan.from_json(content)
+
+
+def test_a_backbone_that_cannot_be_captured_compiled_is_no_matter(gpu: FakeGpu, monkeypatch) -> None:
+    def fails(*_: object) -> None:
+        raise RuntimeError("no memory")
+
+    monkeypatch.setattr(SharedTrunks, "compiled_backbone", fails)
+    runner = first_call()
+    assert not runner.plans[4].compiled and "torch.compile" not in runner.describe() and gpu.open == 1
 
 
 @pytest.mark.parametrize("kind", ["cudnn", "inductor"])

@@ -1,13 +1,16 @@
 """Branches of a backbone on lanes of their own: what a plan orders, by itself and on a GPU."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import replace
 
 import pytest
 import torch
 from auxhead.kernels.cuda.lifetimes import MemoryPool
 from auxhead.model import EarlyExitNetwork, FusedAuxHead, Trunk, make_runner, make_trunk
+from auxhead.model.listening.taps import listening
 from auxhead.model.runners.capture import Capture, Graph, warm_up
-from auxhead.model.trunk.branches import MOST_BESIDE, Step, has_branches, plan_branches, side_by_side
+from auxhead.model.trunk.branches import MOST_BESIDE, Step, has_branches, plan_branches
 from hypothesis import given
 from hypothesis import strategies as st
 from support.example_models import SmallNet
@@ -185,6 +188,28 @@ def test_what_changes_nothing_of_others_is_branched(backbone) -> None:
     assert_same(made(backbone.eval(), (), x, "branched"), backbone, (), x)
 
 
+class Lane:
+    """A stream's part in a plan, without a GPU."""
+
+    def wait_event(self, event: object) -> None:
+        assert event == "recorded"
+
+    def record_event(self) -> str:
+        return "recorded"
+
+
+def test_steps_answer_as_the_graph(monkeypatch) -> None:
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _device: Lane())
+    monkeypatch.setattr(torch.cuda, "stream", lambda _stream: nullcontext())
+    backbone, x = Inception().eval(), torch.randn(2, 3, 12, 12)
+    trunk = made(backbone, Inception.taps, x, "branched")
+    heard = []
+    with listening(trunk.module, Inception.taps, lambda index, _y: heard.append(index)):
+        y = trunk.run(x, [Lane() for _ in range(MOST_BESIDE)])
+    assert heard == [0] and trunk.classifier is not None
+    assert torch.equal(trunk.classifier.logits(y), trunk.classifier.logits(trunk.module(x)))
+
+
 class Changing(Inception):
     def forward(self, x: Tensor) -> Tensor:
         y = self.stem(x)
@@ -267,12 +292,19 @@ class Slow(nn.Module):
 
 def captured(trunk: Trunk, x: Tensor) -> tuple[Graph, list[Tensor]]:
     """A graph of a trunk with its branches side by side, and what it writes."""
-    main, *streams = (torch.cuda.Stream() for _ in range(MOST_BESIDE + 1))
-    capture = Capture(x.device, MemoryPool(x.device))
-    with torch.no_grad(), side_by_side(streams):
-        warm_up(lambda: trunk_outputs(trunk, Inception.taps, x), lambda: None, main)
+    main, *beside = (torch.cuda.Stream() for _ in range(MOST_BESIDE + 1))
+    capture, found = Capture(x.device, MemoryPool(x.device)), []
+
+    def forward() -> None:
+        found.clear()
+        with listening(trunk.module, Inception.taps, lambda _index, y: found.append(y.clone()), trunk.reading):
+            y = trunk.run(x.contiguous(memory_format=trunk.memory_format), beside)
+        found.append(y if trunk.classifier is None else trunk.classifier.logits(y))
+
+    with torch.no_grad():
+        warm_up(forward, lambda: None, main)
         with capture.capturing(main, trunk.module):
-            found = trunk_outputs(trunk, Inception.taps, x)
+            forward()
     return capture.graphs[0], found
 
 
@@ -297,18 +329,16 @@ def test_lanes_wait_for_each_other_in_a_graph() -> None:
     trunk = made(backbone, Inception.taps, x, "branched")
     with torch.backends.cudnn.flags(deterministic=True):
         assert all(answers(trunk, x) for _ in range(3))
-        forward = trunk.module.forward
-        steps, waits = forward._steps, 0
+        steps, waits = trunk.branches, 0
         for number, step in enumerate(steps):
             for each in step.waits:
                 waits += 1
                 less = step._replace(waits=tuple(one for one in step.waits if one != each))
-                forward._steps = [*steps[:number], less, *steps[number + 1 :]]
+                mutant = replace(trunk, branches=[*steps[:number], less, *steps[number + 1 :]])
                 try:
-                    assert not answers(trunk, x), (step, each)
+                    assert not answers(mutant, x), (step, each)
                 except RuntimeError:  # a lane that does not capture
                     torch.cuda.synchronize()
-        forward._steps = steps
         assert waits > 8 and answers(trunk, x)
 
 

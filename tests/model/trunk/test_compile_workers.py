@@ -10,12 +10,15 @@ from pathlib import Path
 
 import pytest
 import torch
+from auxhead.model import EarlyExitNetwork, FusedAuxHead, make_runner
 from auxhead.model.auto import candidates
 from auxhead.model.auto.candidates import SharedTrunks
+from auxhead.model.auto.compiled_backbone import CompiledBackbone
 from auxhead.model.trunk import compile_workers
+from auxhead.model.trunk.backbone_rewriter import whole
 from auxhead.model.trunk.compile_workers import CompileWorkers, compiling_beside, workers_for
 from auxhead.model.trunk.compiled_part import Kind, compile_graph
-from support.example_models import SmallNet, needs_gpu
+from support.example_models import SmallNet
 from support.planner_fakes import FakeTrunk
 from support.trunk_cases import assert_same, made
 
@@ -65,8 +68,8 @@ def worker() -> Iterator[CompileWorkers]:
 def test_what_a_worker_cannot_do_is_left_undone(worker) -> None:
     worker.take(b"no graph", [])
     worker.take(pickle.dumps(os.getcwd), [])
-    worker.wait()
-    worker.wait()  # for nothing
+    assert worker.wait(0.0) is False, "it is still beginning"
+    assert worker.wait() and worker.wait(0.0), "for nothing more"
     worker._workers[0].kill()
     worker._workers[0].wait()
     worker.take(b"", [])
@@ -105,9 +108,13 @@ def test_fewer_workers_than_wanted(executable, monkeypatch) -> None:
 def test_workers_want_processors_and_memory(monkeypatch) -> None:
     assert workers_for(torch.device("cpu")) == 0
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (80e9, 80e9))
+    monkeypatch.setattr(os, "sysconf", {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 64 * 2**18}.get)
     for processors, count in ((range(2), 0), (range(9), 2), (range(64), 4)):
         monkeypatch.setattr(os, "sched_getaffinity", lambda _, processors=processors: set(processors), raising=False)
         assert workers_for(torch.device("cuda", 0)) == count
+    monkeypatch.setattr(os, "sysconf", {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 16 * 2**18}.get)
+    assert workers_for(torch.device("cuda", 0)) == 0
+    monkeypatch.setattr(os, "sysconf", {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 64 * 2**18}.get)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (2e9, 80e9))
     assert workers_for(torch.device("cuda", 0)) == 0
 
@@ -135,12 +142,54 @@ def test_workers_are_for_who_compiles(monkeypatch) -> None:
     trunks.expect_compiling()
     trunks.close()
     trunks.close()
-    assert begun == [3] and len(ended) == 1
+    assert begun == [3, 1] and len(ended) == 2
     SharedTrunks(None, x, "auto", {}).close()  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("mark", [pytest.param(None, marks=needs_gpu)])
-def test_what_workers_compile_is_found(mark, tmp_path, monkeypatch) -> None:
+class Late(Noting):
+    """Workers that come to no end."""
+
+    def wait(self, until: float = 0.0) -> bool:
+        return False
+
+    def close(self) -> None:
+        pass
+
+
+def test_the_backbone_alone_is_compiled_beside_if_one_trace_holds(monkeypatch) -> None:
+    x = torch.randn(2, 3, 12, 12)
+    network = EarlyExitNetwork(SmallNet(), {"block1": FusedAuxHead(12, 5)}, example_input=x).eval()
+    trunks = SharedTrunks(network, x, "auto", {})
+    trunks._beside = late = Late()  # type: ignore[assignment]
+    monkeypatch.setattr("torch._inductor.compile", lambda graph, _inputs, options: graph)
+    trunks.get("inductor")
+    assert len(late.given) == 1 and trunks.compiled_backbone(x, 0.0) is None
+    assert torch.equal(trunks._whole(x), network.backbone(x))
+    counting = SmallNet().eval()
+    counting.block1.register_forward_hook(lambda *_: None)
+    assert whole(network.backbone) is not None and whole(counting) is None
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.gpu
+def test_what_it_gains_over_torch_compile_is_measured(monkeypatch) -> None:
+    monkeypatch.setattr(candidates, "workers_for", lambda _: 1)
+    x = torch.randn(2, 3, 32, 32, device="cuda")
+    network = EarlyExitNetwork(SmallNet().cuda(), {"block1": FusedAuxHead(12, 5)}, example_input=x).cuda().eval()
+    with make_runner(network, x, plan=None, budget="thorough") as runner:
+        assert "than torch.compile of the backbone alone, in a graph, " in runner.describe()
+        torch.testing.assert_close(runner(x).confidence, network(x).confidence, atol=1e-2, rtol=1e-2)
+    alone = CompiledBackbone(torch.compile(network.backbone), network.backbone, x)
+    for _ in range(2):
+        torch.testing.assert_close(alone(x), network.backbone(x), atol=1e-2, rtol=1e-2)
+        x.normal_()
+    alone.wait_until_idle()
+    alone.close()
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.gpu
+def test_what_workers_compile_is_found(tmp_path, monkeypatch) -> None:
     from torch._dynamo.utils import counters
 
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
