@@ -190,11 +190,15 @@ class SharedTrunks:
         return CompiledBackbone(self._whole, self._network.backbone, example)
 
     def _begin_whole(self) -> None:
-        """Let the backbone alone be compiled beside all else."""
-        self._whole = whole(self._network.backbone)
-        if self._whole is not None and self._beside is not None:
-            with handing_over(self._beside.take), torch.inference_mode(False), torch.no_grad():
-                self._whole(self._example.clone(memory_format=torch.preserve_format))
+        """Let the backbone alone be compiled beside all else, if it can be."""
+        try:
+            found = whole(self._network.backbone)
+            if found is not None and self._beside is not None:
+                with handing_over(self._beside.take), torch.inference_mode(False), torch.no_grad():
+                    found(self._example.clone(memory_format=torch.preserve_format))
+                self._whole = found
+        except Exception:  # of PyTorch's tracer, which takes no branches on data, say
+            return
 
     def is_known(self, kind: str) -> bool:
         """Return whether asking for a trunk takes no time."""

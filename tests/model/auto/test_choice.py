@@ -1,9 +1,11 @@
 """The choice among measured runners, and the candidates there are."""
 
 import random
+from types import SimpleNamespace
 
 import pytest
 import torch
+from auxhead.model.auto import candidates as candidates_module
 from auxhead.model.auto.candidates import Candidate, SharedTrunks, candidates, choose, slower
 from support.planner_fakes import FakeTrunk
 
@@ -125,3 +127,18 @@ def test_a_trunk_that_another_batch_size_has_chosen_is_known_to_have_branches(br
     trunks = SharedTrunks(None, torch.zeros(2, 3), "auto", made)  # type: ignore[arg-type]
     assert trunks.is_known("branched") == branches
     assert not SharedTrunks(None, torch.zeros(2, 3), "cudnn", made).is_known("branched")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("fails", ["traced", "run"])
+def test_a_backbone_that_cannot_be_compiled_alone_is_not_compared_with(fails: str, monkeypatch) -> None:
+    def failing(*_args: object) -> None:
+        raise TypeError("unhashable type: non-nested SymInt")
+
+    made = FakeTrunk(object(), "inductor", (), branches=False)
+    monkeypatch.setattr(candidates_module, "make_trunk", lambda *_args: made)
+    monkeypatch.setattr(candidates_module, "whole", failing if fails == "traced" else lambda _backbone: failing)
+    network, x = SimpleNamespace(backbone=None, taps=(), reading=None), torch.zeros(2, 3)
+    trunks = SharedTrunks(network, x, "auto", {})  # type: ignore[arg-type]
+    trunks._beside = SimpleNamespace(take=None)  # type: ignore[assignment]
+    assert trunks.get("inductor") is made
+    assert trunks.compiled_backbone(x, 0.0) is None
