@@ -1,6 +1,5 @@
 """The runners and trunks that a planner chooses from, simplest first, and the choice among those that were measured."""
 
-import importlib
 import math
 import statistics
 import threading
@@ -165,10 +164,7 @@ class SharedTrunks:
             return
         if count := workers_for(self._example.device):
             self._workers, self._beside = CompileWorkers(count), CompileWorkers(1)
-            imports = threading.Thread(
-                target=importlib.import_module, args=("torch._inductor.compile_fx",), daemon=True
-            )
-            imports.start()
+            threading.Thread(target=_import_compiler, daemon=True).start()
 
     def close(self) -> None:
         """End what was begun to compile."""
@@ -232,3 +228,7 @@ class SharedTrunks:
     def seconds_for(self, kind: str, size: int) -> float:
         """Return the time to expect of compiling a trunk anew, for a batch of another size than the example's."""
         return self._seconds.get(kind, 0.0) if kind == "inductor" and size != len(self._example) else 0.0
+
+
+def _import_compiler() -> None:
+    import torch._inductor.compile_fx  # noqa: F401
