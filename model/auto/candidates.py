@@ -145,12 +145,19 @@ class SharedTrunks:
         self.kinds = tuple(kind for kind in TRUNKS if kind != BRANCHED) if asked == ANY_TRUNK else (asked,)
         """Kinds to choose from, simplest first; "branched", too, where the trunk "cudnn" is found to have branches."""
         self._network, self._example = network, example
-        self._made = dict(made)
+        self._made: dict[str, Trunk] = {}
         self._refused: dict[str, str] = {}
         self._seconds: dict[str, float] = {}
         self._workers: CompileWorkers | None = None
         self._beside: CompileWorkers | None = None  # compiles the backbone alone, to compare with
         self._whole: CompiledPart | None = None
+        for kind, trunk in made.items():
+            self._add(kind, trunk)
+
+    def _add(self, kind: str, trunk: Trunk) -> None:
+        self._made[kind] = trunk
+        if trunk.branches and len(self.kinds) > 1:
+            self._made[BRANCHED] = replace(trunk, side_by_side=True)
 
     def expect_compiling(self) -> None:
         """Begin, beside all else, what compiling begins with, which takes seconds: workers, imports."""
@@ -212,9 +219,7 @@ class SharedTrunks:
             if kind != "as_is" and trunk.module is backbone:
                 self._refused[kind] = " ".join(trunk.notes).removeprefix(f"Not {kind}: ")
             else:
-                self._made[kind] = trunk
-                if trunk.branches and len(self.kinds) > 1:
-                    self._made[BRANCHED] = replace(trunk, side_by_side=True)
+                self._add(kind, trunk)
             self._seconds[kind] = time.monotonic() - began
         if kind in self._refused:
             raise RuntimeError(self._refused[kind])

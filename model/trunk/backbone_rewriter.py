@@ -10,7 +10,7 @@ from torch.fx.passes.utils.fuser_utils import fuse_by_partitions
 from ..heads.fused_aux_head import FusedAuxHead
 from ..listening.kept import shallow_copy
 from .branches import Step, has_branches, plan_branches
-from .compiled_part import OPTIONS, CompiledPart, is_known
+from .compiled_part import OPTIONS, CompiledPart, is_all_known
 from .fused_convolution import FusedConvolution
 from .graph_passes import (
     changed_in_place,
@@ -88,7 +88,7 @@ class BackboneRewriter:
             for layer in part.modules():
                 if isinstance(layer, FusedConvolution):
                     layer.compiled = True
-            if is_known(part):
+            if is_all_known(part):
                 setattr(owner, name, CompiledPart(part))
             else:
                 untraced.append(part)
@@ -180,7 +180,7 @@ def whole(backbone: nn.Module) -> CompiledPart | None:
     if isinstance(traced, str) or traced[1]:
         return None
     module = LayerGraph(traced[0], root, {}).assemble()
-    return CompiledPart(module) if is_known(module) else None
+    return CompiledPart(module) if is_all_known(module) else None
 
 
 def _counted(counts: Counter[str], what: str) -> str:

@@ -23,6 +23,8 @@ from .compiled_part import Kind, compile_graph, handing_over
 
 #: Workers at most, and processors that each wants.
 _MOST, _PROCESSORS = 4, 4
+#: What a worker answers to a graph that it has compiled.
+_COMPILED = b"1"
 #: Gigabytes that the machine must have, and the GPU must have free: a worker takes two and half of one.
 _HOST_GB, _FREE_GB = 32.0, 8.0
 
@@ -39,26 +41,33 @@ class CompileWorkers:
     """Some processes with PyTorch of their own; what one of them cannot do is left undone, and not told."""
 
     def __init__(self, count: int) -> None:
-        """Start them; they take seconds to begin."""
+        """Start as many, or as this machine lets; they take seconds to begin."""
         self._folder = tempfile.TemporaryDirectory(prefix="auxhead-compile-")
         paths = os.pathsep.join(path or os.getcwd() for path in sys.path)
         environment = {**os.environ, "PYTHONPATH": paths, "TORCHINDUCTOR_COMPILE_THREADS": str(2 * _PROCESSORS)}
-        self._workers = [
-            subprocess.Popen(
-                [sys.executable, "-m", __name__],
-                env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-                bufsize=0,
-            )
-            for _ in range(count)
-        ]  # fmt: skip
-        self._given = [0] * count
+        self._workers: list[subprocess.Popen[bytes]] = []
+        with suppress(OSError, TypeError):  # no memory for another one, no interpreter outside of this process
+            while len(self._workers) < count:
+                self._workers.append(
+                    subprocess.Popen(
+                        [sys.executable, "-m", __name__],
+                        env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+                        bufsize=0,
+                    )
+                )  # fmt: skip
+        self._given = [0] * len(self._workers)
         self._names = count_up()
 
     def take(self, graph: bytes, kinds: Sequence[Kind]) -> None:
         """Give a graph to the worker that has the fewest."""
+        if not self._workers:
+            return
         index = self._given.index(min(self._given))
         path = Path(self._folder.name) / str(next(self._names))
-        path.write_bytes(pickle.dumps((graph, kinds)))
+        try:
+            path.write_bytes(pickle.dumps((graph, kinds)))
+        except OSError:  # no room for it
+            return
         self._given[index] += 1
         stdin = self._workers[index].stdin
         assert stdin is not None
@@ -66,10 +75,11 @@ class CompileWorkers:
             stdin.write(f"{path}\n".encode())
 
     def wait(self, until: float = math.inf) -> bool:
-        """Wait until all that was given is compiled, or its worker has died; returns False if time is over before.
+        """Wait until workers have done what they could with all that was given, and return whether they compiled it.
 
-        ``until`` is by ``time.monotonic``.
+        False if time is over before, too; ``until`` is by ``time.monotonic``.
         """
+        done = bool(self._workers)
         for index, worker in enumerate(self._workers):
             stdout = worker.stdout
             assert stdout is not None
@@ -77,8 +87,10 @@ class CompileWorkers:
                 seconds = None if until == math.inf else max(until - time.monotonic(), 0.0)
                 if not select.select([stdout], [], [], seconds)[0]:
                     return False
-                self._given[index] = self._given[index] - 1 if stdout.read(1) else 0
-        return True
+                answer = stdout.read(1)
+                self._given[index] = self._given[index] - 1 if answer else 0  # it has died
+                done &= answer == _COMPILED
+        return done
 
     def close(self) -> None:
         """End them, whatever they do."""
@@ -112,8 +124,8 @@ def compile_beside(run: Callable[[], object]) -> None:
 
 
 def _work() -> None:
-    """Compile what lies in files whose names come, one a line, and write a line behind each."""
-    answers = os.fdopen(os.dup(1), "w")
+    """Compile what lies in files whose names come, one a line, and answer each by whether that was done."""
+    answers = os.dup(1)
     os.dup2(2, 1)  # whatever libraries print
     from torch._inductor.async_compile import maybe_warm_pool
 
@@ -121,10 +133,11 @@ def _work() -> None:
 
     maybe_warm_pool()
     for path in sys.stdin:
+        answer = b"0"
         with suppress(Exception):  # of a compiler, or an operator of the user's: who asked sees what fails
             compile_graph(*pickle.loads(Path(path.strip()).read_bytes()))
-        answers.write("\n")
-        answers.flush()
+            answer = _COMPILED
+        os.write(answers, answer)
 
 
 if __name__ == "__main__":

@@ -11,18 +11,18 @@ from torch import Tensor, fx, nn
 from torch.func import functional_call
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from .layer_graph import TRACES, is_known, runs_users_code
+
 #: Shape, strides, dtype and device of a tensor.
 Kind = tuple[torch.Size, tuple[int, ...], torch.dtype, torch.device]
 #: The runner captures the graphs.
 OPTIONS: dict[str, Any] = {"triton.cudagraphs": False}
 #: Sizes, layouts and types that a part is compiled for, each of which takes seconds; further ones run uncompiled.
 MOST_KINDS = 8
-#: Where layers and functions are from that depend on nothing but their input and parameters.
-_KNOWN = ("torch", "torchvision", "_operator", "builtins", "math", __package__.partition(".")[0])
 
 
 class CompiledPart(nn.Module):
-    """Runs a graph of layers, compiled at the first call with inputs of new sizes, memory layouts or types.
+    """Runs a graph of layers, compiled at the first call with new sizes, layouts or types of inputs, or under autocast.
 
     Of an EfficientNet Dynamo takes 1.5 s to trace what is a graph already, and this 0.15 s: in each process, since no
     cache keeps a trace.
@@ -37,11 +37,12 @@ class CompiledPart(nn.Module):
 
     def forward(self, *inputs: Any) -> Any:
         """Run for inputs as ``part`` takes them; within :func:`handing_over` uncompiled."""
-        state = dict((*self.part.named_parameters(), *self.part.named_buffers()))
+        state = _state(self.part)
         leaves, form = tree_flatten(inputs)
         tensors = [each.detach() for each in (*state.values(), *leaves) if isinstance(each, Tensor)]
         kinds = tuple((each.shape, each.stride(), each.dtype, each.device) for each in tensors)
-        kind = (str(form), kinds, *(each for each in leaves if not isinstance(each, Tensor)))
+        casts = [torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device) for device in ("cpu", "cuda")]
+        kind = (str(form), kinds, *casts, *(each for each in leaves if not isinstance(each, Tensor)))
         hand_over = _hand_over.get()
         if kind not in self._compiled:
             if len(self._compiled) == MOST_KINDS:
@@ -63,12 +64,26 @@ class CompiledPart(nn.Module):
         def run(*given: Tensor) -> list[Tensor]:
             state, rest = dict(zip(names, given, strict=False)), iter(given[len(names) :])
             inputs = tree_unflatten([next(rest) if isinstance(each, Tensor) else each for each in leaves], form)
-            returned[:] = tree_flatten(functional_call(self.part, state, inputs))
+            returned[:] = tree_flatten(functional_call(self.part, state, inputs, tie_weights=False))
             return [each for each in returned[0] if isinstance(each, Tensor)]
 
-        graph = make_fx(run, tracing_mode="real")(*_fakes(kinds)[1])
+        with TRACES:
+            graph = make_fx(run, tracing_mode="real")(*_fakes(kinds)[1])
         others = [None if isinstance(each, Tensor) else (each,) for each in returned[0]]
         return Traced(pickle.dumps(graph), others, returned[1])
+
+
+def _state(part: nn.Module) -> dict[str, Tensor]:
+    """Return parameters and buffers by one name for each layer that has them.
+
+    Under two names of a layer ``functional_call`` would take what it was given for what it has to put back.
+    """
+    found = {}
+    for path, layer in part.named_modules():
+        for name, tensor in (*layer._parameters.items(), *layer._buffers.items()):
+            if tensor is not None:
+                found[f"{path}.{name}" if path else name] = tensor
+    return found
 
 
 class Traced(NamedTuple):
@@ -97,7 +112,7 @@ def compile_graph(graph: bytes, kinds: Sequence[Kind]) -> Callable[..., Any]:
     from torch._inductor import compile as inductor  # takes a second
 
     mode, fakes = _fakes(kinds)
-    with torch.no_grad(), tracing(TracingContext(mode)):
+    with TRACES, torch.no_grad(), tracing(TracingContext(mode)):  # it traces, too
         compiled: Callable[..., Any] = inductor(pickle.loads(graph), fakes, options=OPTIONS)
         return compiled
 
@@ -128,12 +143,12 @@ def handing_over(take: Callable[[bytes, Sequence[Kind]], None]) -> Iterator[None
         _hand_over.reset(token)
 
 
-def is_known(part: fx.GraphModule) -> bool:
+def is_all_known(part: fx.GraphModule) -> bool:
     """Return whether all layers and functions of a part are PyTorch's or ours, so that one trace holds for all values.
 
-    One of the user's may branch on what is in a tensor, or on what it counts.
+    One of the user's, a hook or a layer's own forward too, may branch on what is in a tensor, or on what it counts.
     """
     called = [part.get_submodule(str(node.target)) for node in part.graph.nodes if node.op == "call_module"]
-    kinds: list[Any] = [type(layer) for each in called for layer in each.modules()]
-    kinds += [node.target for node in part.graph.nodes if node.op == "call_function"]
-    return all((getattr(kind, "__module__", None) or "torch").partition(".")[0] in _KNOWN for kind in kinds)
+    functions = [node.target for node in part.graph.nodes if node.op == "call_function"]
+    users = any(runs_users_code(layer) for each in called for layer in each.modules())
+    return not users and all(map(is_known, functions))

@@ -188,30 +188,32 @@ class FusedConvolution(nn.Module):
             if self.compiled:
                 return _fused_operator(x, weight, z, bias, *map(list, others[1:4]), self.groups)
             return _fused(x, weight, z, *others)
-        if self.compiled and (*x.shape[2:], *weight.shape[2:]) == (1, 1, 1, 1) and self.groups == 1:
-            y = self._of_one_position(x, bias)
+        one_position = (*x.shape[2:], *weight.shape[2:]) == (1, 1, 1, 1) and self.padding in ((0, 0), "same", "valid")
+        if self.compiled and one_position and self.groups == 1:
+            y = _of_one_position(x, weight, bias)
         else:
             y = F.conv2d(x, weight, *others)
         if z is not None:
             y = y + z
         return F.relu(y) if self.relu else y
 
-    def _of_one_position(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        """Return the convolution of maps of one position by windows of one, as in a squeeze-and-excitation.
-
-        Of few samples as products and sums, which Inductor fuses with what is before and behind them; else as a matrix
-        product.
-        """
-        x, weight = x.flatten(1), self.weight.flatten(1)
-        if len(x) > MOST_PRODUCTS:
-            return F.linear(x, weight, bias)[:, :, None, None]
-        wide = torch.promote_types(x.dtype, torch.float32)
-        y = (x.to(wide)[:, None] * weight.to(wide)).sum(2)
-        return (y if bias is None else y + bias.to(wide)).to(x.dtype)[:, :, None, None]
-
     def extra_repr(self) -> str:
         """Show what is in it."""
         return f"norm={self.folds_norm}, relu={self.relu}, fused={self.fused}, stride={self.stride}"
+
+
+def _of_one_position(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Return the convolution of maps of one position by windows of one, as in a squeeze-and-excitation.
+
+    Of few samples as products and sums, which Inductor fuses with what is before and behind them; else as a matrix
+    product.
+    """
+    x, weight = x.flatten(1), weight.flatten(1)
+    if len(x) > MOST_PRODUCTS:
+        return F.linear(x, weight, bias)[:, :, None, None]
+    wide = torch.promote_types(x.dtype, torch.float32)
+    y = (x.to(wide)[:, None] * weight.to(wide)).sum(2)
+    return (y if bias is None else y + bias.to(wide)).to(x.dtype)[:, :, None, None]
 
 
 def _fused(x: Tensor, weight: Tensor, z: Tensor | None, *others: Any) -> Tensor:

@@ -1,17 +1,18 @@
 """Rewrites of a traced backbone: convolutions fused, max-pools replaced, no-ops dropped, the classifier taken off."""
 
 import operator
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import fx, nn
 from torch.fx import Node
 
 from ...kernels import max_pool2d
 from ..heads.fused_aux_head import FusedAuxHead
 from .fused_convolution import PADDED_CHANNELS, FusedConvolution
-from .layer_graph import LayerGraph, only_user, tap_mark
+from .layer_graph import LayerGraph, is_known, only_user, runs_users_code, tap_mark
 
 RELU_FUNCTIONS = (F.relu, F.relu_, torch.relu, torch.relu_)
 ADD_FUNCTIONS = (operator.add, operator.iadd, torch.add)
@@ -198,9 +199,7 @@ def _undisturbed(layers: LayerGraph, first: Node, last: Node, passed: set[Node])
     """
     node = first.next
     while node is not last:
-        if node.op == "root":
-            return False
-        if node not in passed and _may_change_its_input(layers, node) and not _is_fresh(layers, node.args[0]):
+        if node.op == "root" or (node not in passed and _changes_others(layers, node)):
             return False
         node = node.next
     return True
@@ -208,31 +207,39 @@ def _undisturbed(layers: LayerGraph, first: Node, last: Node, passed: set[Node])
 
 def changed_in_place(layers: LayerGraph) -> str | None:
     """Name the first node that may change in place what others may read at the same time, or return None."""
-    for node in layers.graph.nodes:
-        if node.op in ("call_module", "call_function", "call_method") and node.target is not tap_mark:
-            if _may_change_its_input(layers, node) and not (node.args and _is_fresh(layers, node.args[0])):
-                return node.name
-    return None
+    return next((node.name for node in layers.graph.nodes if _changes_others(layers, node)), None)
 
 
-def _may_change_its_input(layers: LayerGraph, node: Node) -> bool:
+def _changes_others(layers: LayerGraph, node: Node) -> bool:
+    """Return whether a node may change in place what it did not get for itself alone."""
+    return any(not _is_fresh(layers, each) for each in _changes(layers, node))
+
+
+def _changes(layers: LayerGraph, node: Node) -> Sequence[Any]:
+    """Return what a node may change in place: all that it reads, if it is the user's, a hook or a forward too."""
+    first = node.args[:1] or node.all_input_nodes
     if node.op == "call_module":
-        layer = layers.called(node)
-        known = type(layer).__module__.startswith(("torch.nn.", FusedConvolution.__module__))
-        return not known or bool(getattr(layer, "inplace", False))
+        within = [*layers.called(node).modules()]
+        known = all(type(layer).__module__.startswith(("torch.nn.", f"{__package__}.")) for layer in within)
+        if not known or any(map(runs_users_code, within)):
+            return node.all_input_nodes
+        return first if any(getattr(layer, "inplace", False) for layer in within) else ()
+    if node.op not in ("call_function", "call_method") or node.target is tap_mark:
+        return ()
+    if "out" in node.kwargs or (node.op == "call_function" and not is_known(node.target)):
+        return node.all_input_nodes
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
-    return bool(node.kwargs.get("inplace") or "out" in node.kwargs or (node.args and _names_in_place(name)))
+    return first if node.kwargs.get("inplace") or _names_in_place(name) else ()
 
 
 def _names_in_place(name: str) -> bool:
-    return (name.endswith("_") and not name.endswith("__")) or name in ("iadd", "isub", "imul", "itruediv", "setitem")
+    return (name.endswith("_") and not name.endswith("__")) or name.strip("_") in fx.graph.inplace_methods
 
 
 def _is_fresh(layers: LayerGraph, node: Any) -> bool:
     """Return whether a node makes a tensor of its own that one other node alone uses."""
-    return type(layers.layer(node)) in (FusedConvolution, nn.Conv2d, nn.BatchNorm2d, nn.Linear) and bool(
-        only_user(node)
-    )
+    makes_one = type(layers.layer(node)) in (FusedConvolution, nn.Conv2d, nn.BatchNorm2d, nn.Linear)
+    return only_user(node) is not None and (makes_one or node.target is torch.cat)
 
 
 ADAPTIVE_POOL_FUNCTIONS: dict[Any, type[nn.Module]] = {

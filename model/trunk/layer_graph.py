@@ -12,10 +12,12 @@ from torch.fx import Node
 from torch.utils._pytree import tree_leaves
 
 from ..basics.streams import OwnedLock
-from ..listening.hooks import why_not_plain
+from ..listening.hooks import hooks_of, why_not_plain
+from ..listening.recording import OperatorMode, has_memory, written_tensors
 
-#: Two traces at once would each put back what it found of ``nn.Module``: the other's changes, for good.
-_TRACES = OwnedLock()
+#: For whoever traces or compiles: two traces at once would each put back what it found of ``nn.Module``: the other's
+#: changes, for good.
+TRACES = OwnedLock()
 
 
 def tap_mark(value: Any, tap: str) -> Any:
@@ -25,6 +27,21 @@ def tap_mark(value: Any, tap: str) -> Any:
 
 class _UntraceableLayerError(Exception):
     """Carries the innermost layer whose forward could not be traced, by name, and why."""
+
+
+class _StateKept(OperatorMode):
+    """Lets a forward fail that changes parameters or buffers while it is traced: no graph would do it again."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        state = [each for each in (*module.parameters(), *module.buffers()) if has_memory(each)]
+        self._memory = {each.untyped_storage()._cdata for each in state}
+
+    def __torch_dispatch__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        written = (each for each in written_tensors(func, args, kwargs or {}) if has_memory(each))
+        if any(each.untyped_storage()._cdata in self._memory for each in written):
+            raise RuntimeError("it changes a parameter or buffer in its forward")
+        return func(*args, **(kwargs or {}))
 
 
 class _TapTracer(fx.Tracer):
@@ -84,7 +101,7 @@ def trace(module: nn.Module, taps: Mapping[nn.Module, str]) -> tuple[fx.Graph, d
     kept: dict[str, str] = {}
     while True:
         try:
-            with _TRACES:
+            with TRACES, _StateKept(module):
                 return _TapTracer(taps, kept).trace(module), kept
         except _UntraceableLayerError as error:
             path, kept[path] = error.args
@@ -106,6 +123,21 @@ def runs_on_one_tensor(backbone: nn.Module, x: Tensor) -> set[nn.Module]:
                 stack.callback(module.register_forward_pre_hook(hook, with_kwargs=True).remove)
         backbone(x.clone(memory_format=torch.preserve_format))  # which it may change in place
     return {module for module, alone in called.items() if alone}
+
+
+#: Where layers and functions are from that depend on nothing but their input and parameters.
+_KNOWN = ("torch", "torchvision", "_operator", "builtins", "math", __package__.partition(".")[0])
+
+
+def is_known(kind: Any) -> bool:
+    """Return whether a function or a class is PyTorch's or ours."""
+    return (getattr(kind, "__module__", None) or "torch").partition(".")[0] in _KNOWN
+
+
+def runs_users_code(layer: nn.Module) -> bool:
+    """Return whether a layer, its hooks or a forward of its own are the user's."""
+    hooks = [hook for hooks in hooks_of(layer) for hook in hooks.values()]
+    return "forward" in vars(layer) or not all(map(is_known, [type(layer), *hooks]))
 
 
 def first_line(error: Exception) -> str:

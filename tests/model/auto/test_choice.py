@@ -4,7 +4,8 @@ import random
 
 import pytest
 import torch
-from auxhead.model.auto.candidates import Candidate, candidates, choose, slower
+from auxhead.model.auto.candidates import Candidate, SharedTrunks, candidates, choose, slower
+from support.planner_fakes import FakeTrunk
 
 PLAIN = "overlapped (1 fork)"
 
@@ -116,3 +117,11 @@ def test_what_stops_is_worth_making_where_a_batch_leaves_early(
         (Candidate("overlapped"), None),
     ):
         assert found.needless(torch.tensor(exits), taps=3) == why
+
+
+@pytest.mark.parametrize("branches", [True, False])
+def test_a_trunk_that_another_batch_size_has_chosen_is_known_to_have_branches(branches: bool) -> None:
+    made = {"cudnn": FakeTrunk(object(), "cudnn", (), branches)}
+    trunks = SharedTrunks(None, torch.zeros(2, 3), "auto", made)  # type: ignore[arg-type]
+    assert trunks.is_known("branched") == branches
+    assert not SharedTrunks(None, torch.zeros(2, 3), "cudnn", made).is_known("branched")  # type: ignore[arg-type]

@@ -1,5 +1,6 @@
 """Branches of a backbone on lanes of their own: what a plan orders, by itself and on a GPU."""
 
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 
@@ -177,10 +178,75 @@ def test_steps_answer_as_the_graph(monkeypatch) -> None:
     assert torch.equal(trunk.classifier.logits(y), trunk.classifier.logits(trunk.module(x)))
 
 
+@fx.wrap
+def users_own(x: Tensor) -> Tensor:
+    """A copy of what branches have joined."""
+    return x.clone()
+
+
+class UsersOwn(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return users_own(x)
+
+
+def attending() -> nn.Module:
+    """Attends beside a branch; attention of ours changes nothing."""
+
+    class Attends(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attention, self.a, self.b, self.fc = nn.MultiheadAttention(12, 2), *(nn.Linear(12, 12) for _ in "abc")
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = x.flatten(1, 2).sin()
+            return self.fc((self.attention(y, y, y)[0] + self.b(self.a(y))).mean(1))
+
+    return Attends()
+
+
+@pytest.mark.parametrize("backbone", [Inception(UsersOwn), attending()], ids=["its own memory", "attention"])
+def test_what_changes_nothing_of_others_is_branched(backbone) -> None:
+    x = torch.randn(2, 3, 12, 12)
+    assert_same(made(backbone.eval(), (), x, "branched"), backbone, (), x)
+
+
 class Changing(Inception):
     def forward(self, x: Tensor) -> Tensor:
         y = self.stem(x)
         return self.fc((self.first(y) + self.second(y) + y.relu_()).mean((2, 3)))
+
+
+@fx.wrap
+def doubled(x: Tensor) -> Tensor:
+    """Twice x, in its memory."""
+    return x.mul_(2)
+
+
+class ChangingBy(Inception):
+    """Changes in place what two branches read: by a layer, or by what it is told to."""
+
+    def __init__(self, change: Callable[[Tensor], Tensor], layer: nn.Module | None = None) -> None:
+        super().__init__()
+        self.change, self.layer = change, layer
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.stem(x)
+        z = self.change(y) if self.layer is None else self.layer(y)
+        return self.fc((self.first(y) + self.second(y) + z).mean((2, 3)))
+
+
+def with_hook() -> nn.Module:
+    """A layer of PyTorch's that does nothing, but for a hook."""
+    layer = nn.Identity()
+    layer.register_forward_pre_hook(lambda _layer, inputs: inputs[0].mul_(2))
+    return layer
+
+
+def within() -> nn.Module:
+    """A layer of PyTorch's that is not traced through, with one in it that changes its input."""
+    layer = nn.Sequential(nn.ReLU(inplace=True))
+    layer.forward = layer[0].forward  # type: ignore[method-assign]
+    return layer
 
 
 class Untraceable(Inception):
@@ -193,9 +259,14 @@ class Untraceable(Inception):
     [
         (SmallNet(), SmallNet.taps, "no layers run beside each other"),
         (Changing(), (), "relu_ may change in place what others read"),
+        (ChangingBy(lambda y: doubled(y)), (), "doubled may change in place what others read"),
+        (ChangingBy(lambda y: y.__imul__(2)), (), "imul may change in place what others read"),
+        (ChangingBy(lambda y: torch.neg(y.exp(), out=y)), (), "neg may change in place what others read"),
+        (ChangingBy(torch.abs, with_hook()), (), "layer may change in place what others read"),
+        (ChangingBy(torch.abs, within()), (), "layer may change in place what others read"),
         (Untraceable(), (), "the forward of the backbone could not be traced"),
     ],
-    ids=["a chain", "changes", "untraceable"],
+    ids=["a chain", "relu_", "function", "imul", "out", "hook", "forward", "untraceable"],
 )
 def test_what_has_no_branches_is_as_it_is(backbone, taps, why) -> None:
     trunk = make_trunk(backbone.eval(), taps, torch.randn(2, 3, 12, 12), "branched")

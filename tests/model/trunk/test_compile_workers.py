@@ -2,6 +2,9 @@
 
 import os
 import pickle
+import shutil
+import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -16,6 +19,7 @@ from auxhead.model.trunk.backbone_rewriter import whole
 from auxhead.model.trunk.compile_workers import CompileWorkers, compiling_beside, workers_for
 from auxhead.model.trunk.compiled_part import Kind, compile_graph
 from support.example_models import SmallNet
+from support.planner_fakes import FakeTrunk
 from support.trunk_cases import assert_same, made
 
 
@@ -65,12 +69,41 @@ def test_what_a_worker_cannot_do_is_left_undone(worker) -> None:
     worker.take(b"no graph", [])
     worker.take(pickle.dumps(os.getcwd), [])
     assert worker.wait(0.0) is False, "it is still beginning"
-    assert worker.wait() and worker.wait(0.0), "for nothing more"
+    assert worker.wait() is False, "neither is a graph"
+    assert worker.wait(0.0), "for nothing"
     worker._workers[0].kill()
     worker._workers[0].wait()
     worker.take(b"", [])
     worker.take(b"", [])
     worker.wait()
+
+
+def test_graphs_that_cannot_be_handed_over_are_left(worker) -> None:
+    shutil.rmtree(worker._folder.name)
+    worker.take(b"", [])
+    worker.wait()
+
+
+@pytest.mark.parametrize("executable", ["", None, "once"], ids=str)
+def test_fewer_workers_than_wanted(executable, monkeypatch) -> None:
+    """A process that embeds Python has no interpreter to start, and memory may be too little for a second one."""
+    start = subprocess.Popen
+
+    def starts_one(*args, **options):
+        monkeypatch.setattr(sys, "executable", None)
+        return start(*args, **options)
+
+    if executable == "once":
+        monkeypatch.setattr(subprocess, "Popen", starts_one)
+    else:
+        monkeypatch.setattr(sys, "executable", executable)
+    workers = CompileWorkers(3)
+    try:
+        assert len(workers._workers) == (executable == "once")
+        workers.take(b"", [])
+        workers.wait()
+    finally:
+        workers.close()
 
 
 def test_workers_want_processors_and_memory(monkeypatch) -> None:
@@ -103,7 +136,8 @@ def test_workers_are_for_who_compiles(monkeypatch) -> None:
     x = torch.randn(2, 3, 12, 12)
     for asked in ("as_is", "cudnn"):
         SharedTrunks(None, x, asked, {}).expect_compiling()  # type: ignore[arg-type]
-    SharedTrunks(None, x, "auto", {"inductor": None}).expect_compiling()  # type: ignore[arg-type]
+    known = {"inductor": FakeTrunk(None, "inductor", (), False)}
+    SharedTrunks(None, x, "auto", known).expect_compiling()  # type: ignore[arg-type]
     assert not begun
     trunks = SharedTrunks(None, x, "auto", {})  # type: ignore[arg-type]
     trunks.expect_compiling()

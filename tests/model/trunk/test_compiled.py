@@ -113,6 +113,45 @@ def test_what_goes_from_part_to_part_and_other_sizes() -> None:
         assert_same(trunk, backbone, Odd.taps, torch.randn(7, 6).double())
 
 
+@pytest.mark.usefixtures("uncompiled_on_the_cpu")
+def test_what_is_compiled_under_autocast_runs_under_autocast() -> None:
+    backbone, x = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 3), nn.Tanh()).eval(), torch.randn(2, 4)
+    casting = torch.autocast("cpu", torch.bfloat16)
+    with casting:
+        trunk = made(backbone, (), x, "inductor")
+    with torch.no_grad():
+        for _ in range(2):
+            assert trunk.module(x).dtype == torch.float32
+            with casting:
+                assert trunk.module(x).dtype == torch.bfloat16
+
+
+class Twice(nn.Module):
+    """Attends twice with the same weights, and encodes twice by one layer, which PyTorch's encoder holds twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+        self.encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 2)
+        self.encoder.layers[1] = self.encoder.layers[0]
+
+    def forward(self, x):
+        for _ in range(2):
+            x = self.attention(x, x, x)[0]
+        return self.encoder(x).mean(1)
+
+
+@pytest.mark.usefixtures("uncompiled_on_the_cpu")
+def test_layers_that_occur_twice() -> None:
+    backbone, x = Twice().eval(), torch.randn(2, 5, 8)
+    trunk = made(backbone, (), x, "inductor")
+    for size in (2, 2, 3):
+        assert_same(trunk, backbone, (), torch.randn(size, 5, 8))
+        with torch.no_grad():
+            for parameter in backbone.parameters():
+                parameter.mul_(1.1)
+
+
 @fx.wrap
 def users_own(x):
     """A function of the user's, which a trace calls as it is: it may do something else each time."""
@@ -132,6 +171,21 @@ def test_functions_of_the_user_are_left_to_dynamo(monkeypatch) -> None:
     x = torch.randn(2, 3, 4, 4)
     assert_same(made(backbone.eval(), ("2",), x, "inductor"), backbone, ("2",), x)
     assert given == ["Dynamo", "Inductor"]
+
+
+@pytest.mark.parametrize("what", ["hook", "forward"])
+@pytest.mark.usefixtures("uncompiled_on_the_cpu")
+def test_what_users_put_on_layers_runs_each_time(what) -> None:
+    backbone, x = nn.Sequential(nn.Linear(4, 4), nn.Sigmoid(), nn.Linear(4, 3)).eval(), torch.randn(2, 4)
+    factors = {"now": 1.0}
+    if what == "hook":
+        backbone[1].register_forward_hook(lambda _layer, _inputs, y: y * factors["now"])
+    else:
+        backbone[1].forward = lambda y: y.sigmoid() * factors["now"]
+    trunk = made(backbone, (), x, "inductor")
+    for factor in (1.0, 2.0, 3.0):
+        factors["now"] = factor
+        assert_same(trunk, backbone, (), x)
 
 
 class Mobile(nn.Sequential):
@@ -169,6 +223,23 @@ def test_squeezing_convolutions_are_written_out(samples, monkeypatch) -> None:
     with_odd_norms(backbone)
     trunk.refresh()
     assert_same(trunk, backbone, Mobile.taps, x)
+
+
+@pytest.mark.parametrize("padding", [0, 1, (0, 1), "same", "valid"], ids=str)
+@pytest.mark.usefixtures("uncompiled_on_the_cpu")
+def test_squeezing_convolutions_with_padding(padding) -> None:
+    squeeze = [nn.AdaptiveAvgPool2d(1), nn.Conv2d(4, 6, 1, padding=padding), nn.ReLU(), nn.Conv2d(6, 4, 1)]
+    backbone = nn.Sequential(conv(3, 4), *squeeze, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3)).eval()
+    assert_same(made(backbone, (), x := torch.randn(2, 3, 6, 5), "inductor"), backbone, (), x)
+
+
+@pytest.mark.usefixtures("uncompiled_on_the_cpu")
+def test_images_of_one_position_in_four_channels() -> None:
+    backbone = nn.Sequential(nn.Conv2d(3, 4, 1), nn.ReLU(), nn.Flatten(), nn.Linear(4, 3)).bfloat16().eval()
+    x = torch.randn(2, 3, 1, 1, dtype=torch.bfloat16)
+    trunk = made(backbone, (), x, "inductor")
+    assert trunk.channels == 4
+    assert_same(trunk, backbone, (), x)
 
 
 @pytest.mark.usefixtures("uncompiled_on_the_cpu")

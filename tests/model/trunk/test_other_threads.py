@@ -41,6 +41,16 @@ class Meanwhile(nn.Module):
         return x + x
 
 
+class MeanwhileCompiled(Meanwhile):
+    """Calls ``act`` while it is traced for a compiler, which takes it for a layer of PyTorch's."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x if type(x) is Tensor else self.act() or x)
+
+
+MeanwhileCompiled.__module__ = "torch.nn"
+
+
 def outcome(act: Callable[[], object]) -> object:
     """Return what a call returns or raises."""
     try:
@@ -71,8 +81,12 @@ def test_a_module_is_called_while_another_thread_traces(whose: str) -> None:
     assert_same(trunk, backbone, taps, x)
 
 
-def test_a_trunk_is_made_while_another_thread_makes_one() -> None:
+@pytest.mark.parametrize(
+    ("kind", "layer"), [("cudnn", Meanwhile), ("inductor", MeanwhileCompiled)], ids=["cudnn", "inductor"]
+)
+def test_a_trunk_is_made_while_another_thread_makes_one(kind: str, layer: type[Meanwhile], monkeypatch) -> None:
     """The second would begin within the first, and end after it."""
+    monkeypatch.setattr("torch._inductor.compile", lambda graph, _inputs, options: graph)
     x, taps = torch.randn(2, 3, 12, 12), [f"1.{tap}" for tap in SmallNet.taps]
     began, ended = threading.Event(), threading.Event()
     trunks = {}
@@ -81,16 +95,16 @@ def test_a_trunk_is_made_while_another_thread_makes_one() -> None:
         began.set()
         ended.wait(WAITS_S)
 
-    second = nn.Sequential(Meanwhile(act), SmallNet()).eval()
-    thread = threading.Thread(target=lambda: trunks.update(second=make_trunk(second, taps, x, "cudnn")), daemon=True)
+    second = nn.Sequential(layer(act), SmallNet()).eval()
+    thread = threading.Thread(target=lambda: trunks.update(second=make_trunk(second, taps, x, kind)), daemon=True)
 
     def start() -> None:
         thread.start()
         began.wait(1)  # in vain, if the second waits for the first
 
-    first = nn.Sequential(Meanwhile(start), SmallNet()).eval()
+    first = nn.Sequential(layer(start), SmallNet()).eval()
     before = nn.Module.__call__, nn.Module.__getattr__, torch.fx._symbolic_trace.is_fx_symbolic_tracing()
-    trunks["first"] = make_trunk(first, taps, x, "cudnn")
+    trunks["first"] = make_trunk(first, taps, x, kind)
     ended.set()
     thread.join(WAITS_S)
     assert before == (nn.Module.__call__, nn.Module.__getattr__, torch.fx._symbolic_trace.is_fx_symbolic_tracing())

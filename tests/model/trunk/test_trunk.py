@@ -21,6 +21,7 @@ from support.trunk_cases import (
     conv,
     convolutions,
     fingerprint,
+    logits,
     made,
     outputs,
     torchvision_model,
@@ -395,3 +396,27 @@ def test_a_trunk_is_made_and_run_with_the_fastest(kind: str, samples: int) -> No
     with trunk.choosing(samples):
         assert cudnn.benchmark == timed
     assert not cudnn.benchmark
+
+
+class Counting(nn.Module):
+    """Counts its calls in a buffer, and answers by them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return x * self.calls.add_(1)
+
+
+@pytest.mark.parametrize("kind", TRUNKS)
+def test_a_forward_that_changes_its_state_does_so_each_time(kind, monkeypatch) -> None:
+    monkeypatch.setattr(torch, "compile", lambda f, **_options: f)
+    backbone = nn.Sequential(conv(3, 4), nn.BatchNorm2d(4), nn.ReLU(), Counting(), nn.Flatten(), nn.Linear(64, 3))
+    trunk = make_trunk(backbone.eval(), (), x := torch.randn(2, 3, 4, 4), kind)
+    calls = backbone[3].calls
+    for _ in range(2):
+        before = calls.clone()
+        logits(trunk, x)
+        assert calls - before == 2, trunk.notes
