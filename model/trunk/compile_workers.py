@@ -23,6 +23,8 @@ from .compiled_part import Kind, compile_graph, handing_over
 
 #: Workers at most, and processors that each wants.
 _MOST, _PROCESSORS = 4, 4
+#: What a worker answers to a graph that it has compiled.
+_COMPILED = b"1"
 #: Gigabytes that the machine must have, and the GPU must have free: a worker takes two and half of one.
 _HOST_GB, _FREE_GB = 32.0, 8.0
 
@@ -73,10 +75,11 @@ class CompileWorkers:
             stdin.write(f"{path}\n".encode())
 
     def wait(self, until: float = math.inf) -> bool:
-        """Wait until all that was given is compiled, or its worker has died; returns False if time is over before.
+        """Wait until workers have done what they could with all that was given, and return whether they compiled it.
 
-        ``until`` is by ``time.monotonic``.
+        False if time is over before, too; ``until`` is by ``time.monotonic``.
         """
+        done = bool(self._workers)
         for index, worker in enumerate(self._workers):
             stdout = worker.stdout
             assert stdout is not None
@@ -84,8 +87,10 @@ class CompileWorkers:
                 seconds = None if until == math.inf else max(until - time.monotonic(), 0.0)
                 if not select.select([stdout], [], [], seconds)[0]:
                     return False
-                self._given[index] = self._given[index] - 1 if stdout.read(1) else 0
-        return True
+                answer = stdout.read(1)
+                self._given[index] = self._given[index] - 1 if answer else 0  # it has died
+                done &= answer == _COMPILED
+        return done
 
     def close(self) -> None:
         """End them, whatever they do."""
@@ -119,8 +124,8 @@ def compile_beside(run: Callable[[], object]) -> None:
 
 
 def _work() -> None:
-    """Compile what lies in files whose names come, one a line, and write a line behind each."""
-    answers = os.fdopen(os.dup(1), "w")
+    """Compile what lies in files whose names come, one a line, and answer each by whether that was done."""
+    answers = os.dup(1)
     os.dup2(2, 1)  # whatever libraries print
     from torch._inductor.async_compile import maybe_warm_pool
 
@@ -128,10 +133,11 @@ def _work() -> None:
 
     maybe_warm_pool()
     for path in sys.stdin:
+        answer = b"0"
         with suppress(Exception):  # of a compiler, or an operator of the user's: who asked sees what fails
             compile_graph(*pickle.loads(Path(path.strip()).read_bytes()))
-        answers.write("\n")
-        answers.flush()
+            answer = _COMPILED
+        os.write(answers, answer)
 
 
 if __name__ == "__main__":

@@ -156,6 +156,28 @@ def test_a_branched_trunk_answers_as_the_backbone() -> None:
     assert_same(trunk, backbone, Inception.taps, x)
 
 
+class Lane:
+    """A stream's part in a plan, without a GPU."""
+
+    def wait_event(self, event: object) -> None:
+        assert event == "recorded"
+
+    def record_event(self) -> str:
+        return "recorded"
+
+
+def test_steps_answer_as_the_graph(monkeypatch) -> None:
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _device: Lane())
+    monkeypatch.setattr(torch.cuda, "stream", lambda _stream: nullcontext())
+    backbone, x = Inception().eval(), torch.randn(2, 3, 12, 12)
+    trunk = made(backbone, Inception.taps, x, "branched")
+    heard = []
+    with listening(trunk.module, Inception.taps, lambda index, _y: heard.append(index)):
+        y = trunk.run(x, [Lane() for _ in range(MOST_BESIDE)])
+    assert heard == [0] and trunk.classifier is not None
+    assert torch.equal(trunk.classifier.logits(y), trunk.classifier.logits(trunk.module(x)))
+
+
 @fx.wrap
 def users_own(x: Tensor) -> Tensor:
     """A copy of what branches have joined."""
@@ -186,28 +208,6 @@ def attending() -> nn.Module:
 def test_what_changes_nothing_of_others_is_branched(backbone) -> None:
     x = torch.randn(2, 3, 12, 12)
     assert_same(made(backbone.eval(), (), x, "branched"), backbone, (), x)
-
-
-class Lane:
-    """A stream's part in a plan, without a GPU."""
-
-    def wait_event(self, event: object) -> None:
-        assert event == "recorded"
-
-    def record_event(self) -> str:
-        return "recorded"
-
-
-def test_steps_answer_as_the_graph(monkeypatch) -> None:
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda _device: Lane())
-    monkeypatch.setattr(torch.cuda, "stream", lambda _stream: nullcontext())
-    backbone, x = Inception().eval(), torch.randn(2, 3, 12, 12)
-    trunk = made(backbone, Inception.taps, x, "branched")
-    heard = []
-    with listening(trunk.module, Inception.taps, lambda index, _y: heard.append(index)):
-        y = trunk.run(x, [Lane() for _ in range(MOST_BESIDE)])
-    assert heard == [0] and trunk.classifier is not None
-    assert torch.equal(trunk.classifier.logits(y), trunk.classifier.logits(trunk.module(x)))
 
 
 class Changing(Inception):
