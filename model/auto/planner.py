@@ -223,13 +223,16 @@ class Planner:
             return {}
         self._tell("measuring energy")
         us = {name: statistics.median(times[name].device) for name in names}
-        return {name: joules_a_call(self._runners[name], batches, us[name], read, _ENERGY_S) for name in us}
+        try:
+            return {name: joules_a_call(self._runners[name], batches, us[name], read, _ENERGY_S) for name in us}
+        except Exception:  # of the driver, which has counted a moment ago
+            return {}
 
     def _beside_compiled(self, chosen: str, batches: Sequence[Tensor]) -> dict[str, PassTimes]:
         """Measure the chosen runner beside the backbone alone through torch.compile; nothing if that is not there."""
         try:
             compiled = self._trunks.compiled_backbone(batches[0], self._deadline.end)
-        except RuntimeError:  # it cannot be captured, say
+        except Exception:  # of a compiler, or it cannot be captured: nothing is compared with it
             return {}
         if compiled is None:
             return {}

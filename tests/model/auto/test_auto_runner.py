@@ -121,6 +121,16 @@ def test_what_is_interrupted_while_energy_is_measured_is_closed(gpu: FakeGpu, mo
     assert gpu.open == 0
 
 
+def test_a_counter_that_fails_later_counts_nothing(gpu: FakeGpu, monkeypatch) -> None:
+    def fails(*_arguments: object) -> float:
+        raise OSError("the driver is gone")
+
+    gpu.counter = pretended_energy_counter(monkeypatch)
+    monkeypatch.setattr(planner, "joules_a_call", fails)
+    runner = auto()
+    assert not runner.plans[2].joules and "mJ" not in runner.describe() and gpu.open == 1
+
+
 def test_what_counts_is_the_time_to_the_answer(gpu: FakeGpu) -> None:
     gpu.on_device = lambda us: 100.0 - us
     gpu.us |= {"polled": 60.0, "gated": 90.0}
