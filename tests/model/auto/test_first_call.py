@@ -1,21 +1,19 @@
 """``make_runner(network, images)`` without a GPU: trunks, budgets, and where there are no graphs."""
 
 import json
-import os
 import re
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
-from auxhead.model import AutoRunner, EagerRunner, make_runner
+from auxhead.model import EagerRunner, make_runner
 from auxhead.model.auto import planner
 from auxhead.model.auto.candidates import SharedTrunks
 from auxhead.model.auto.compiled_backbone import COMPILED
 from auxhead.model.auto.plan import Plan
 from auxhead.model.runners.capture import NotCapturable
 from auxhead.model.runners.table import RUNNERS, RunnerKind
-from support.example_models import SmallNet
 from support.planner_fakes import AS_MADE, NAMES, PLAIN, FakeGpu, Runner, first_call, images, small_network
 
 pytestmark = pytest.mark.usefixtures("without_interpreter")
@@ -366,97 +364,3 @@ def test_an_explicit_runner_has_the_backbone_as_it_is_and_the_size_of_the_exampl
     monkeypatch.setattr(RunnerKind, "imported_class", lambda _kind: overlapped)
     make_runner(small_network(), images(4), exits="overlapped")
     assert asked == [{"batch_sizes": [4], "trunk": "as_is"}]
-
-
-# What is remembered
-
-
-def default(
-    samples: int = 4, dtype: torch.dtype = torch.float32, threshold: float = 0.5, **options: object
-) -> AutoRunner:
-    """Make a runner as people first do, of the same network each time."""
-    torch.manual_seed(0)
-    return make_runner(small_network(threshold=threshold).to(dtype), images(samples).to(dtype), **options)
-
-
-def plans_remembered() -> list[Path]:
-    return [*Path(os.environ["XDG_CACHE_HOME"]).rglob("*.json")]
-
-
-def test_by_default_half_a_minute_is_taken_once_and_what_was_chosen_is_remembered(gpu: FakeGpu) -> None:
-    gpu.times_as_long["inductor"] = 0.5
-    first = default()
-    assert first.plans[4].chosen.trunk == "inductor" and gpu.measured == 1
-    (path,) = plans_remembered()
-    assert path.parent.parts[-2:] == ("auxhead", "plans")
-    second = default()
-    assert gpu.measured == 1 and second.plans[4].from_file and f"From {path}, measured on " in second.describe()
-
-
-def test_each_network_and_batch_has_a_plan_of_its_own(gpu: FakeGpu) -> None:
-    default()
-    default(samples=2)
-    default(dtype=torch.float64)
-    assert gpu.measured == 3 and len(plans_remembered()) == 3
-    default()
-    assert gpu.measured == 3
-    default(threshold=0.7)
-    assert gpu.measured == 4 and len(plans_remembered()) == 3, "of other rules: measured anew, in the same file"
-
-
-@pytest.mark.parametrize("change", ["stride", "forward"])
-def test_another_network_of_the_same_layers_and_parameters_has_a_plan_of_its_own(gpu: FakeGpu, change: str) -> None:
-    class Other(SmallNet):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return super().forward(x) + 1.0
-
-    Other.__qualname__, Other.__module__ = SmallNet.__qualname__, SmallNet.__module__
-    torch.manual_seed(0)
-    network = small_network()
-    make_runner(network, images(4))
-    if change == "stride":
-        network.backbone.block2[0].stride = (3, 3)
-    else:
-        network.backbone.__class__ = Other
-    torch.manual_seed(0)
-    assert not make_runner(network, images(4)).plans[4].from_file and gpu.measured == 2
-
-
-def test_what_lies_where_plans_are_kept_ends_no_call(gpu: FakeGpu, tmp_path: Path, monkeypatch) -> None:
-    default(budget="quick")
-    (path,) = plans_remembered()
-    path.unlink()
-    path.mkdir()
-    assert default(budget="quick").describe().endswith("Measured now.") and path.is_dir()
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("XDG_CACHE_HOME", "relative")
-    monkeypatch.setenv("HOME", "")
-    monkeypatch.setattr(os.path, "expanduser", lambda path: path)
-    assert default(budget="quick").describe().endswith("Measured now.") and not [*tmp_path.iterdir()]
-
-
-def test_nothing_is_remembered_if_not_wanted_or_where_nothing_can_be(gpu: FakeGpu, tmp_path: Path, monkeypatch) -> None:
-    default(plan=None)
-    assert not plans_remembered()
-    (tmp_path / "file").touch()
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    for measured in (2, 3):
-        assert default().describe().endswith("Measured now.")
-        assert gpu.measured == measured
-
-
-def test_the_cache_folder_is_that_of_the_user(gpu: FakeGpu, tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    monkeypatch.setenv("HOME", str(tmp_path))
-    default()
-    assert len([*(tmp_path / ".cache" / "auxhead" / "plans").iterdir()]) == 1
-
-
-def test_a_terminal_shows_what_is_under_way_and_nothing_else_does(gpu: FakeGpu, monkeypatch, capsys) -> None:
-    first_call()
-    assert capsys.readouterr().err == ""
-    monkeypatch.setenv("FORCE_COLOR", "1")  # a console takes it for a terminal
-    first_call(budget="standard")
-    shown = capsys.readouterr().err
-    assert "make_runner: batch 4: compiling the trunk 'inductor'; " in shown and " s left of the 30 s of" in shown
-    assert "measuring 6 runners" in shown or "measuring 5 runners" in shown

@@ -188,7 +188,7 @@ def test_the_truth_is_computed_while_another_thread_listens() -> None:
         backbone.block0.register_forward_hook(Hook())
     logits = backbone(x)
     off = 2**-8 * logits.abs().max()
-    assert _too_far_off(backbone, [], x, [logits + off], [logits + 2 * off]) is None  # of the truth: not of the first
+    assert _too_far_off(backbone, [], x, [logits + off], [[logits + 2 * off]]) is None  # of the truth: not of the first
     assert len(backbone.block0._forward_hooks) > 2
 
 

@@ -314,7 +314,7 @@ def test_an_error_of_three_times_the_backbones_own_is_allowed_in_one_number(kind
 
     def judge(outputs: torch.Tensor) -> str | None:
         with torch.no_grad():
-            return _too_far_off(backbone, [], x, [found(own)], [outputs])
+            return _too_far_off(backbone, [], x, [found(own)], [[outputs]])
 
     assert judge(found(0.95 * allowed)) is None
     assert "it is off by" in judge(found(1.05 * allowed) if kind is nn.Linear else found(1.2 * allowed))
