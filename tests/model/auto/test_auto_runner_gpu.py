@@ -76,8 +76,8 @@ def assert_never_slower(plan: Plan) -> None:
 
 
 def test_without_options() -> None:
-    net = network()
-    with make_runner(net, images(8)) as runner:
+    net, example = network(), images(8)
+    with make_runner(net, example) as runner:
         assert isinstance(runner, AutoRunner)
         (plan,) = runner.plans.values()
         assert list(runner.plans) == [8] and not plan.from_file
@@ -89,7 +89,7 @@ def test_without_options() -> None:
             # on the trunk "inductor" another size is compiled for itself, and rounded otherwise
             assert_same(runner(x), eager(x), 1e-2)
             assert_same(runner(x.cpu()), eager(x), 1e-2)
-    with make_runner(net, images(8)) as again:
+    with make_runner(net, example) as again:
         assert again.plans[8].from_file and again.plans[8].chosen == plan.chosen
 
 
