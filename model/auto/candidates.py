@@ -4,7 +4,8 @@ import math
 import statistics
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -17,9 +18,9 @@ from ..runners.overlapped import fork_choices
 from ..runners.runner import EagerRunner
 from ..runners.table import RUNNERS, kind_of_runner
 from ..trunk.backbone_rewriter import whole
-from ..trunk.compile_workers import CompileWorkers, compiling_beside, workers_for
+from ..trunk.compile_workers import CompileWorkers, workers_for
 from ..trunk.compiled_part import CompiledPart, handing_over
-from ..trunk.trunk import TRUNKS, Trunk, make_trunk
+from ..trunk.trunk import TRUNKS, Trunk, begin_trunk
 from .compiled_backbone import CompiledBackbone
 
 #: What "auto" runs: of graphs, or, where a plan file says so, without.
@@ -148,6 +149,7 @@ class SharedTrunks:
         self._refused: dict[str, str] = {}
         self._seconds: dict[str, float] = {}
         self._workers: CompileWorkers | None = None
+        self._begun: Callable[[], Trunk] | None = None  # what goes on with the trunk that the workers compile
         self._beside: CompileWorkers | None = None  # compiles the backbone alone, to compare with
         self._whole: CompiledPart | None = None
         for kind, trunk in made.items():
@@ -166,12 +168,23 @@ class SharedTrunks:
             self._workers, self._beside = CompileWorkers(count), CompileWorkers(1)
             threading.Thread(target=_import_compiler, daemon=True).start()
 
+    def begin_compiling(self) -> None:
+        """Let workers, if there are some, compile what :meth:`get` of the trunk "inductor" will find then."""
+        if self._workers is not None and self._begun is None:
+            with suppress(RuntimeError), torch.cuda.device_of(self._example):  # for which it fails again in ``get``
+                self._begun = self._begin("inductor", self._workers.take)
+                self._begin_whole()
+
+    def is_compiled(self, until: float) -> bool:
+        """Wait for workers until then, by ``time.monotonic``; returns whether they compiled the trunk "inductor"."""
+        return self._begun is not None and self._workers is not None and self._workers.wait(until)
+
     def close(self) -> None:
         """End what was begun to compile."""
         for workers in (self._workers, self._beside):
             if workers is not None:
                 workers.close()
-        self._workers = self._beside = None
+        self._workers = self._beside = self._begun = None
 
     def compiled_backbone(self, example: Tensor, until: float) -> CompiledBackbone | None:
         """Return the backbone alone, compiled, for a batch like that of the trunks; None if it is not there in time.
@@ -208,15 +221,15 @@ class SharedTrunks:
         """
         if not self.is_known(kind):
             began = time.monotonic()
-            backbone = self._network.backbone
-            with torch.cuda.device_of(self._example), compiling_beside(self._workers):
-                if kind == "inductor" and self._beside is not None:
-                    self._begin_whole()
-                trunk = make_trunk(backbone, self._network.taps, self._example, kind, self._network.reading)
+            begun = None
             if kind == "inductor" and self._workers is not None:
+                if self._begun is not None:
+                    self._workers.wait()
                 self._workers.close()
-                self._workers = None
-            if kind != "as_is" and trunk.module is backbone:
+                begun, self._begun, self._workers = self._begun, None, None
+            with torch.cuda.device_of(self._example):
+                trunk = (begun or self._begin(kind))()
+            if kind != "as_is" and trunk.module is self._network.backbone:
                 self._refused[kind] = " ".join(trunk.notes).removeprefix(f"Not {kind}: ")
             else:
                 self._add(kind, trunk)
@@ -224,6 +237,10 @@ class SharedTrunks:
         if kind in self._refused:
             raise RuntimeError(self._refused[kind])
         return self._made[kind]
+
+    def _begin(self, kind: str, hand_over: Any = None) -> Callable[[], Trunk]:
+        network = self._network
+        return begin_trunk(network.backbone, network.taps, self._example, kind, network.reading, hand_over)
 
     def seconds_for(self, kind: str, size: int) -> float:
         """Return the time to expect of compiling a trunk anew, for a batch of another size than the example's."""

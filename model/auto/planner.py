@@ -18,8 +18,10 @@ from .plan import Plan
 
 #: Part of the time for a batch size that measuring one runner may take: ten are measured, and made before.
 _SHARE_OF_ONE = 1 / 32
-#: Part of a budget that has to be left for making a trunk, which is not cut short, where it is not the first.
+#: Part of a budget that has to be left for making a trunk, which is not cut short, where it is not the first; and for
+#: one that is compiled already.
 _SHARE_FOR_A_TRUNK = {"cudnn": 1 / 4, "inductor": 1 / 2}
+_SHARE_ONCE_COMPILED = 1 / 5
 #: Seconds of requests back to back by which the energy of one is measured.
 _ENERGY_S = 0.5
 
@@ -64,6 +66,8 @@ class Planner:
         """
         kept = ""
         try:
+            self._tell("rewriting the backbone")
+            self._trunks.begin_compiling()
             plain = self._add_first()
             kinds = [kind for kind in self._trunks.kinds[1:] if self._make_trunk(kind)]
             if "cudnn" in kinds and self._trunks.is_known(BRANCHED):
@@ -109,12 +113,15 @@ class Planner:
         """Return whether there is that trunk, made now if there is time; else the reason is noted."""
         deadline, why = self._deadline, None
         if not self._trunks.is_known(kind):
+            self._tell(f"{'compiling' if kind == 'inductor' else 'making'} the trunk {kind!r}")
+            share = _SHARE_FOR_A_TRUNK[kind]
+            if kind == "inductor" and self._trunks.is_compiled(deadline.end - deadline.seconds * _SHARE_ONCE_COMPILED):
+                share = 0.0
             if kind == "inductor" and deadline.budget == "quick":
                 why = f"compiling takes longer than {deadline}"
-            elif deadline.left < deadline.seconds * _SHARE_FOR_A_TRUNK[kind]:
+            elif deadline.left < deadline.seconds * share:
                 why = deadline.too_late()
         if why is None:
-            self._tell(f"{'compiling' if kind == 'inductor' else 'making'} the trunk {kind!r}")
             try:
                 self._trunks.get(kind)
             except RuntimeError as error:

@@ -11,15 +11,15 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from contextvars import ContextVar
 from itertools import count as count_up
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from .compiled_part import Kind, compile_graph, handing_over
+from .compiled_part import Kind, compile_graph
 
 #: Workers at most, and processors that each wants.
 _MOST, _PROCESSORS = 4, 4
@@ -65,8 +65,8 @@ class CompileWorkers:
         index = self._given.index(min(self._given))
         path = Path(self._folder.name) / str(next(self._names))
         try:
-            path.write_bytes(pickle.dumps((graph, kinds)))
-        except OSError:  # no room for it
+            path.write_bytes(pickle.dumps((settings(), graph, kinds)))
+        except (OSError, TypeError, AttributeError, pickle.PicklingError):  # no room; a setting that stays here
             return
         self._given[index] += 1
         stdin = self._workers[index].stdin
@@ -101,26 +101,37 @@ class CompileWorkers:
         self._folder.cleanup()
 
 
-_current: ContextVar[CompileWorkers | None] = ContextVar("who compiles beside this process", default=None)
+#: Those of deterministic algorithms and of matrix products, in order, and Inductor's by name.
+Settings = tuple[tuple[bool, bool, bool], tuple[str, Any, Any], dict[str, Any]]
+
+
+def settings() -> Settings:
+    """Return what Inductor's caches know a graph again by, beside the graph: settings of this process."""
+    from torch._inductor import config
+
+    deterministic: Any = torch.utils.deterministic
+    matmul = torch.backends.cuda.matmul
+    fills = deterministic.fill_uninitialized_memory
+    algorithms = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    reduced = matmul.allow_fp16_reduced_precision_reduction, matmul.allow_bf16_reduced_precision_reduction
+    kept = config.save_config_portable(ignore_private_configs=False)
+    return (*algorithms, fills), (matmul.fp32_precision, *reduced), kept
 
 
 @contextmanager
-def compiling_beside(workers: CompileWorkers | None) -> Iterator[None]:
-    """Let workers compile what :func:`compile_beside` meets in this context."""
-    token = _current.set(workers)
-    try:
+def set_as(given: Settings) -> Iterator[None]:
+    """Let settings be as in the process that has read them."""
+    from torch._inductor import config
+
+    (enabled, warn_only, fills), (precision, half, brain), kept = given
+    deterministic: Any = torch.utils.deterministic
+    matmul = torch.backends.cuda.matmul
+    torch.use_deterministic_algorithms(enabled, warn_only=warn_only)
+    deterministic.fill_uninitialized_memory = fills
+    matmul.fp32_precision = precision
+    matmul.allow_fp16_reduced_precision_reduction, matmul.allow_bf16_reduced_precision_reduction = half, brain
+    with config.patch(kept):
         yield
-    finally:
-        _current.reset(token)
-
-
-def compile_beside(run: Callable[[], object]) -> None:
-    """Let workers, where there are some, compile the parts that a run would compile, and wait for them."""
-    workers = _current.get()
-    if workers is not None:
-        with handing_over(workers.take):
-            run()
-        workers.wait()
 
 
 def _work() -> None:
@@ -135,7 +146,9 @@ def _work() -> None:
     for path in sys.stdin:
         answer = b"0"
         with suppress(Exception):  # of a compiler, or an operator of the user's: who asked sees what fails
-            compile_graph(*pickle.loads(Path(path.strip()).read_bytes()))
+            given, *graph = pickle.loads(Path(path.strip()).read_bytes())
+            with set_as(given):
+                compile_graph(*graph)
             answer = _COMPILED
         os.write(answers, answer)
 

@@ -1,6 +1,5 @@
 """``CompiledPart``: a part of a traced backbone that Inductor compiles, without Dynamo, which would trace it again."""
 
-import pickle
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -69,8 +68,31 @@ class CompiledPart(nn.Module):
 
         with TRACES:
             graph = make_fx(run, tracing_mode="real")(*_fakes(kinds)[1])
+        _move_numbers(graph)
         others = [None if isinstance(each, Tensor) else (each,) for each in returned[0]]
-        return Traced(pickle.dumps(graph), others, returned[1])
+        return Traced(_as_bytes(graph), others, returned[1])
+
+
+def _move_numbers(graph: fx.GraphModule) -> None:
+    """Let numbers be on the device of what takes them, where the trace has them in tensors on the CPU.
+
+    ``y[0] = 3`` is traced so, and Inductor would make a copy between devices of it, which no graph can capture.
+    """
+    for node in graph.graph.nodes:
+        if node.target is not torch.ops.aten.lift_fresh_copy.default:
+            continue
+        number = getattr(graph, node.args[0].target)
+        if number.ndim or number.device.type != "cpu":
+            continue
+        for user in list(node.users):
+            values = [each.meta.get("val") for each in user.all_input_nodes]
+            devices = {each.device for each in values if isinstance(each, Tensor)} - {number.device}
+            if len(devices) == 1:
+                options = {"dtype": number.dtype, "device": devices.pop()}
+                with graph.graph.inserting_before(user):
+                    moved = graph.graph.call_function(torch.ops.aten.full.default, ([], number.item()), options)
+                user.replace_input_with(node, moved)
+    graph.recompile()
 
 
 def _state(part: nn.Module) -> dict[str, Tensor]:
@@ -90,7 +112,7 @@ class Traced(NamedTuple):
     """A part, traced for inputs of some sizes."""
 
     graph: bytes
-    """Of PyTorch's operators, pickled: caches know it again by what comes out of that, in any process."""
+    """Of PyTorch's operators, as bytes: caches know it again by what comes out of them, in any process."""
     others: Sequence[Any]
     """What else is returned, in a tuple each; None for tensors, which the graph returns."""
     form: Any
@@ -107,14 +129,35 @@ class Traced(NamedTuple):
 
 
 def compile_graph(graph: bytes, kinds: Sequence[Kind]) -> Callable[..., Any]:
-    """Compile a pickled graph for tensors of these kinds by Inductor."""
+    """Compile a graph, as bytes, for tensors of these kinds by Inductor."""
     from torch._guards import TracingContext, tracing
     from torch._inductor import compile as inductor  # takes a second
 
     mode, fakes = _fakes(kinds)
     with TRACES, torch.no_grad(), tracing(TracingContext(mode)):  # it traces, too
-        compiled: Callable[..., Any] = inductor(pickle.loads(graph), fakes, options=OPTIONS)
+        compiled: Callable[..., Any] = inductor(_graph_of(graph, mode), fakes, options=OPTIONS)
         return compiled
+
+
+def _as_bytes(graph: fx.GraphModule) -> bytes:
+    """Return a graph as bytes, node by node.
+
+    Unpickled in the usual way it would be traced again: what has no inputs would run then, once for all calls, and a
+    tensor of zeros that is added to would hold the sum of all.
+    """
+    from torch.fx._graph_pickler import GraphPickler, Options
+
+    graph.meta = {}
+    return GraphPickler.dumps(graph, Options(ops_filter=None, node_metadata_key_filter=lambda key: False))
+
+
+def _graph_of(data: bytes, mode: Any) -> fx.GraphModule:
+    from torch.fx._graph_pickler import GraphPickler
+
+    graph = GraphPickler.loads(data, mode)
+    assert isinstance(graph, fx.GraphModule)
+    graph.recompile()
+    return graph
 
 
 def _fakes(kinds: Sequence[Kind]) -> tuple[Any, list[Any]]:

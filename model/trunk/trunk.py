@@ -1,7 +1,7 @@
 """``Trunk`` and ``make_trunk``: the ways to run a backbone under its heads, from as it is to compiled."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -19,7 +19,7 @@ from ..listening.rounding import double_copy, in_double, relative_error, truth_o
 from ..listening.taps import listening
 from .backbone_rewriter import BackboneRewriter
 from .branches import Step, run_side_by_side
-from .compile_workers import compile_beside
+from .compiled_part import Kind, handing_over
 from .fused_convolution import PADDED_CHANNELS, FusedConvolution, fastest_convolutions
 from .layer_graph import first_line
 
@@ -119,6 +119,21 @@ def make_trunk(
         TypeError: an argument of another type.
         RuntimeError: a tap that does not run once and in its place.
     """
+    return begin_trunk(backbone, taps, example_input, kind, reading)()
+
+
+def begin_trunk(
+    backbone: nn.Module,
+    taps: Sequence[str],
+    example_input: Tensor,
+    kind: str,
+    reading: Reading | None = None,
+    hand_over: Callable[[bytes, Sequence[Kind]], None] | None = None,
+) -> Callable[[], Trunk]:
+    """Do as :func:`make_trunk` until a trunk is rewritten; returns what compiles it, checks it and returns it.
+
+    Meanwhile others, whom ``hand_over`` gives the graphs that "inductor" compiles, may compile them.
+    """
     check_module("backbone", backbone)
     check_batch("example_input", example_input)
     check_kind("kind", kind)
@@ -128,32 +143,61 @@ def make_trunk(
     for tap in taps:
         if not tap or tap not in layers:
             raise ValueError(f"taps: the backbone has no layer {tap!r}{close_names(tap, layers)}")
+    as_is = partial(_as_is, backbone, example_input, reading)
     if kind == "as_is":
-        return _as_is(backbone, example_input, reading, "The backbone runs as it is.")
+        return partial(as_is, "The backbone runs as it is.")
     if backbone.training:
-        why = f"Not {kind}: the backbone is in training mode; call its eval()."
-        return _as_is(backbone, example_input, reading, why)
-    with torch.inference_mode(False), torch.no_grad(), _buffers_kept(backbone):
+        return partial(as_is, f"Not {kind}: the backbone is in training mode; call its eval().")
+    with _making(backbone, example_input):
         example_input = example_input.clone(memory_format=torch.preserve_format)  # made in inference mode, it may be
-        with fastest_convolutions(len(example_input)):
-            # The backbone itself chooses here, too, since what is chosen for a convolution stays chosen.
-            as_it_is = _run(backbone, taps, example_input, reading)
-            try:
-                made = _rewritten(backbone, taps, example_input, kind)
-                if isinstance(made, str):
-                    return _as_is(backbone, example_input, reading, f"Not {kind}: {made}.")
-                trunk = replace(made, reading=reading)
-                x = example_input.contiguous(memory_format=trunk.memory_format)
-                read = [x] if trunk.channels is None else [x, trunk.memory_for(x)]
-                if kind == "inductor":
-                    del read[:-1]  # which would be compiled for themselves
-                    example = read[0].clone(memory_format=torch.preserve_format)  # which it may change in place
-                    compile_beside(partial(trunk.module, example))
-                outputs = [_run(trunk.module, taps, each, reading, trunk.classifier) for each in read]
-            except Exception as error:  # of the user's code in an unusual place, or of a compiler
-                return _as_is(backbone, example_input, reading, f"Not {kind}: it failed with {first_line(error)}")
-        wrong = _too_far_off(backbone, taps, example_input, as_it_is, outputs, reading)
-    return trunk if wrong is None else _as_is(backbone, example_input, reading, f"Not {kind}: {wrong}")
+        # The backbone itself chooses here, too, since what is chosen for a convolution stays chosen.
+        as_it_is = _run(backbone, taps, example_input, reading)
+        try:
+            made = _rewritten(backbone, taps, example_input, kind)
+            if isinstance(made, str):
+                return partial(as_is, f"Not {kind}: {made}.")
+            trunk = replace(made, reading=reading)
+            if hand_over is not None:
+                example = _read(trunk, example_input, kind)[0].clone(memory_format=torch.preserve_format)
+                with handing_over(hand_over):
+                    trunk.module(example)  # which it may change in place
+        except Exception as error:  # of the user's code in an unusual place
+            return partial(as_is, f"Not {kind}: it failed with {first_line(error)}")
+    return partial(_finished, backbone, taps, example_input, as_it_is, trunk, kind)
+
+
+def _finished(
+    backbone: nn.Module, taps: Sequence[str], example_input: Tensor, as_it_is: list[Tensor], trunk: Trunk, kind: str
+) -> Trunk:
+    """Compile a trunk, if that is its kind, and return it; or else the backbone as it is, with a note why."""
+    as_is = partial(_as_is, backbone, example_input, trunk.reading)
+    with _making(backbone, example_input):
+        try:
+            read = _read(trunk, example_input, kind)
+            outputs = [_run(trunk.module, taps, each, trunk.reading, trunk.classifier) for each in read]
+        except Exception as error:  # of the user's code, or of a compiler
+            return as_is(f"Not {kind}: it failed with {first_line(error)}")
+        wrong = _too_far_off(backbone, taps, example_input, as_it_is, outputs, trunk.reading)
+    return trunk if wrong is None else as_is(f"Not {kind}: {wrong}")
+
+
+@contextmanager
+def _making(backbone: nn.Module, example_input: Tensor) -> Iterator[None]:
+    """Run what makes a trunk: without gradients, by the fastest algorithms, with buffers kept as they are."""
+    with (
+        torch.inference_mode(False),
+        torch.no_grad(),
+        _buffers_kept(backbone),
+        fastest_convolutions(len(example_input)),
+    ):
+        yield
+
+
+def _read(trunk: Trunk, example_input: Tensor, kind: str) -> list[Tensor]:
+    """Return the example as a trunk may read it: as it lies, and in more channels where it takes them."""
+    x = example_input.contiguous(memory_format=trunk.memory_format)
+    read = [x] if trunk.channels is None else [x, trunk.memory_for(x)]
+    return read[-1:] if kind == "inductor" else read  # each would be compiled for itself
 
 
 def check_kind(name: str, kind: object, more: Sequence[str] = ()) -> None:

@@ -121,12 +121,13 @@ class FakeGpu:
             candidate = Candidate("overlapped", network.taps[1:2], trunk=trunk.kind)
             return make(candidate, network, _example, *batch_sizes, (), trunk)
 
-        def make_trunk(backbone, _taps, _example, kind, _reading):
+        def begin_trunk(backbone, _taps, _example, kind, _reading, _hand_over):
             self.trunks[kind] += 1
             self.seconds += self.making_s_of.get(kind, self.trunk_s)
             refused = kind in self.fails
             notes = (f"Not {kind}: {self.fails[kind]}",) if refused else ()
-            return FakeTrunk(backbone if refused else object(), kind, notes, self.branches and kind == "cudnn")
+            made = FakeTrunk(backbone if refused else object(), kind, notes, self.branches and kind == "cudnn")
+            return lambda: made
 
         def measure(runners, batches, until):
             assert not any(runner.closed for runner in runners.values())
@@ -143,7 +144,7 @@ class FakeGpu:
         monkeypatch.setattr(Candidate, "make", make)
         monkeypatch.setattr(planner, "OverlappedRunner", plain)
         monkeypatch.setattr(planner, "measure", measure)
-        monkeypatch.setattr(candidates, "make_trunk", make_trunk)
+        monkeypatch.setattr(candidates, "begin_trunk", begin_trunk)
         for module in (pass_times, planner, candidates):
             monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: self.seconds))
         monkeypatch.setattr(sys.modules["auxhead.model.make_runner"], "is_on_cuda", lambda _x: True)

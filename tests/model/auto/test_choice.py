@@ -135,10 +135,11 @@ def test_a_backbone_that_cannot_be_compiled_alone_is_not_compared_with(fails: st
         raise TypeError("unhashable type: non-nested SymInt")
 
     made = FakeTrunk(object(), "inductor", (), branches=False)
-    monkeypatch.setattr(candidates_module, "make_trunk", lambda *_args: made)
+    monkeypatch.setattr(candidates_module, "begin_trunk", lambda *_args: lambda: made)
     monkeypatch.setattr(candidates_module, "whole", failing if fails == "traced" else lambda _backbone: failing)
     network, x = SimpleNamespace(backbone=None, taps=(), reading=None), torch.zeros(2, 3)
     trunks = SharedTrunks(network, x, "auto", {})  # type: ignore[arg-type]
-    trunks._beside = SimpleNamespace(take=None)  # type: ignore[assignment]
+    trunks._workers = trunks._beside = SimpleNamespace(take=None, wait=bool, close=bool)  # type: ignore[assignment]
+    trunks.begin_compiling()
     assert trunks.get("inductor") is made
     assert trunks.compiled_backbone(x, 0.0) is None

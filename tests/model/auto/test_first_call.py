@@ -1,6 +1,7 @@
 """``make_runner(network, images)`` without a GPU: trunks, budgets, and where there are no graphs."""
 
 import json
+import math
 import re
 from pathlib import Path
 from types import SimpleNamespace
@@ -8,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from auxhead.model import EagerRunner, make_runner
-from auxhead.model.auto import planner
+from auxhead.model.auto import candidates, planner
 from auxhead.model.auto.candidates import SharedTrunks
 from auxhead.model.auto.compiled_backbone import COMPILED
 from auxhead.model.auto.plan import Plan
@@ -66,6 +67,38 @@ def test_inductor_is_measured_within_the_large_budget(gpu: FakeGpu) -> None:
     assert runner.plans[4].chosen.name == "serial on inductor" and not runner.plans[4].left_out
     assert gpu.trunks == {"as_is": 1, "cudnn": 1, "inductor": 1}
     assert gpu.open == 1 and "Also measured: " in runner.describe() and "trunk cudnn. Measured" in runner.describe()
+
+
+@pytest.mark.parametrize(
+    ("compiled_s", "compiles", "left_out"),
+    [(20.0, True, False), (20.0, False, True), (3.0, False, False), (90.0, False, True)],
+    ids=["in time", "failed late", "failed soon", "too late"],
+)
+def test_what_workers_compile_meanwhile(gpu: FakeGpu, monkeypatch, compiled_s, compiles, left_out) -> None:
+    """They begin before all else, are waited for as long as what follows fits, and this process compiles in a hurry."""
+
+    class Workers:
+        def __init__(self, _count: int) -> None:
+            pass
+
+        def take(self) -> None:
+            raise AssertionError("of what the fakes make nothing is compiled")
+
+        def wait(self, until: float = math.inf) -> bool:
+            gpu.seconds = max(gpu.seconds, min(until, compiled_s))
+            return compiles and gpu.seconds <= until
+
+        def close(self) -> None:
+            pass
+
+    monkeypatch.setattr(candidates, "workers_for", lambda _device: 1)
+    monkeypatch.setattr(candidates, "CompileWorkers", Workers)
+    monkeypatch.setattr(candidates, "_import_compiler", lambda: None)
+    gpu.times_as_long["inductor"] = 0.5
+    plan = first_call(budget="standard").plans[4]
+    assert list(gpu.trunks) == ["inductor", "as_is", "cudnn"] and gpu.trunks["inductor"] == 1
+    assert ("trunk inductor" in plan.left_out) == left_out == (plan.chosen.trunk != "inductor")
+    assert gpu.seconds <= 24.0
 
 
 def test_branches_are_measured_side_by_side_where_there_are_some(gpu: FakeGpu) -> None:

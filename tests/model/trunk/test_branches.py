@@ -333,7 +333,7 @@ def test_lanes_wait_for_each_other_in_a_graph() -> None:
     torch.manual_seed(0)
     backbone, x = Inception(Slow).cuda().eval(), torch.randn(2, 3, 12, 12, device="cuda")
     trunk = made(backbone, Inception.taps, x, "branched")
-    with torch.backends.cudnn.flags(deterministic=True):
+    with torch.backends.cudnn.flags(enabled=True, deterministic=True, allow_tf32=False):
         assert all(answers(trunk, x, lane) for lane in range(MOST_BESIDE + 1))
         steps, waits = trunk.branches, 0
         for number, step in enumerate(steps):
@@ -351,6 +351,7 @@ def test_lanes_wait_for_each_other_in_a_graph() -> None:
 @pytest.mark.parametrize("exits", ["overlapped", "polled", "gated"])
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.usefixtures("repeatable")
 def test_runners_on_branches(exits: str) -> None:
     torch.manual_seed(0)
     x = torch.randn(4, 3, 12, 12, device="cuda")

@@ -14,13 +14,13 @@ from auxhead.model import EarlyExitNetwork, FusedAuxHead, make_runner
 from auxhead.model.auto import candidates
 from auxhead.model.auto.candidates import SharedTrunks
 from auxhead.model.auto.compiled_backbone import CompiledBackbone
-from auxhead.model.trunk import compile_workers
 from auxhead.model.trunk.backbone_rewriter import whole
-from auxhead.model.trunk.compile_workers import CompileWorkers, compiling_beside, workers_for
+from auxhead.model.trunk.compile_workers import CompileWorkers, set_as, settings, workers_for
 from auxhead.model.trunk.compiled_part import Kind, compile_graph
+from auxhead.model.trunk.trunk import begin_trunk
 from support.example_models import SmallNet
 from support.planner_fakes import FakeTrunk
-from support.trunk_cases import assert_same, made
+from support.trunk_cases import assert_same
 
 
 class Noting:
@@ -28,13 +28,9 @@ class Noting:
 
     def __init__(self) -> None:
         self.given: list[tuple[bytes, Sequence[Kind]]] = []
-        self.waited = 0
 
     def take(self, graph: bytes, kinds: Sequence[Kind]) -> None:
         self.given.append((graph, kinds))
-
-    def wait(self) -> None:
-        self.waited += 1
 
 
 def test_parts_are_given_away_before_they_are_compiled(monkeypatch) -> None:
@@ -46,14 +42,38 @@ def test_parts_are_given_away_before_they_are_compiled(monkeypatch) -> None:
 
     monkeypatch.setattr("torch._inductor.compile", compiler)
     workers, backbone, x = Noting(), SmallNet().eval(), torch.randn(2, 3, 12, 12)
-    with compiling_beside(workers):
-        trunk = made(backbone, SmallNet.taps, x, "inductor")
-    assert len(workers.given) == len(compiled) == 3 and workers.waited == 1
+    finish = begin_trunk(backbone, SmallNet.taps, x, "inductor", hand_over=workers.take)
+    assert len(workers.given) == 3 and not compiled
+    trunk = finish()
+    assert len(compiled) == 3 and trunk.module is not backbone
     for (graph, kinds), again in zip(workers.given, list(compiled), strict=True):
         assert list(kinds) == again
         compile_graph(graph, kinds)
         assert compiled.pop() == again, "a worker asks for the same"
     assert_same(trunk, backbone, SmallNet.taps, x)
+
+
+def test_settings_go_along() -> None:
+    """Or what workers have compiled would not be found, wherever one is not as a new process has it."""
+    from torch._inductor import config
+
+    here, matmul = settings(), torch.backends.cuda.matmul
+    try:
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+        torch.set_float32_matmul_precision("high")
+        matmul.allow_fp16_reduced_precision_reduction = False
+        with config.patch(epilogue_fusion=False):
+            given = pickle.loads(pickle.dumps(settings()))
+    finally:
+        torch.set_float32_matmul_precision("highest")
+        with set_as(here):
+            assert settings() == here
+    assert here != given
+    with set_as(given):
+        assert settings() == given and not config.epilogue_fusion
+    with set_as(here):
+        assert settings() == here and config.epilogue_fusion
 
 
 @pytest.fixture
@@ -161,8 +181,9 @@ def test_the_backbone_alone_is_compiled_beside_if_one_trace_holds(monkeypatch) -
     x = torch.randn(2, 3, 12, 12)
     network = EarlyExitNetwork(SmallNet(), {"block1": FusedAuxHead(12, 5)}, example_input=x).eval()
     trunks = SharedTrunks(network, x, "auto", {})
-    trunks._beside = late = Late()  # type: ignore[assignment]
+    trunks._workers, trunks._beside = Late(), (late := Late())  # type: ignore[assignment]
     monkeypatch.setattr("torch._inductor.compile", lambda graph, _inputs, options: graph)
+    trunks.begin_compiling()
     trunks.get("inductor")
     assert len(late.given) == 1 and trunks.compiled_backbone(x, 0.0) is None
     assert torch.equal(trunks._whole(x), network.backbone(x))
@@ -198,11 +219,12 @@ def test_what_workers_compile_is_found(tmp_path, monkeypatch) -> None:
     workers = CompileWorkers(2)
     counters.clear()
     try:
-        with compiling_beside(workers), torch.backends.cudnn.flags(allow_tf32=False):
-            trunk = made(backbone, SmallNet.taps, x, "inductor")
+        with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+            finish = begin_trunk(backbone, SmallNet.taps, x, "inductor", hand_over=workers.take)
+            assert workers.wait()
+            trunk = finish()
     finally:
         workers.close()
     assert counters["aot_autograd"]["autograd_cache_hit"] == 3
-    with torch.backends.cudnn.flags(allow_tf32=False):
+    with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
         assert_same(trunk, backbone, SmallNet.taps, x)
-    assert compile_workers._current.get() is None

@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 from auxhead.model.listening.taps import listening
-from auxhead.model.trunk.compiled_part import MOST_KINDS, CompiledPart
+from auxhead.model.trunk.compiled_part import MOST_KINDS, CompiledPart, _fakes, _graph_of
 from auxhead.model.trunk.trunk import make_trunk
 from support.example_models import SmallNet
 from support.trunk_cases import (
@@ -24,7 +24,8 @@ from support.trunk_cases import (
     trunk_outputs,
     with_odd_norms,
 )
-from torch import fx, nn
+from torch import Tensor, fx, nn
+from torch.utils._pytree import tree_flatten
 
 # Compiled
 
@@ -56,7 +57,7 @@ def test_compiled_between_the_taps(device) -> None:
     taps = ("block0.2", "block1")
     x = torch.randn(2, 3, 12, 12, device=device)
     before = fingerprint(backbone)
-    with torch.backends.cudnn.flags(allow_tf32=False):
+    with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
         trunk = made(backbone, taps, x, "inductor")
         assert_untouched(backbone, before)
         for _ in range(2):  # hooks come and go between the runs
@@ -315,12 +316,76 @@ def test_dtypes_layouts_and_replays(name, memory_format, dtype) -> None:
         static.normal_()
 
 
+@pytest.mark.usefixtures("uncompiled_on_the_cpu")
+def test_what_has_no_inputs_is_made_anew_at_each_call() -> None:
+    """And does not hold what the calls before have added to it."""
+
+    class Adds(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            y = torch.zeros(2, 3)
+            y += x
+            return y
+
+    graph = fx.Graph()
+    graph.output(graph.call_module("adds", (graph.placeholder("x"),)))
+    part = CompiledPart(fx.GraphModule(nn.ModuleDict({"adds": Adds()}), graph))
+    for _ in range(3):
+        x = torch.randn(2, 3)
+        assert torch.equal(part(x), x)
+
+
+class Sets(nn.Module):
+    """Puts numbers into a tensor, as torchvision's Swin does for its masks."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x.new_zeros(x.shape)
+        y[:, :, 0] = 3
+        y[:, :, :, 1] = 0.5
+        return x + y
+
+
+class SetsFirst(SmallNet):
+    """A backbone that does so, out of sight for fx."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.block0.insert(0, Hidden())
+
+
+class Hidden(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return set_numbers(x)
+
+
+@fx.wrap
+def set_numbers(x: Tensor) -> Tensor:
+    return Sets()(x)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_numbers_are_on_the_device_of_what_takes_them(device: str) -> None:
+    """Traced without a GPU, too: of tensors without memory."""
+    graph = fx.Graph()
+    graph.output(graph.call_module("sets", (graph.placeholder("x"),)))
+    x = torch.randn(2, 3, 4, 4)
+    leaves, form = tree_flatten((x,))
+    part = CompiledPart(fx.GraphModule(nn.ModuleDict({"sets": Sets()}), graph))
+    kinds = [(x.shape, x.stride(), x.dtype, torch.device(device))]
+    traced = _graph_of(part._trace([], leaves, form, kinds).graph, _fakes(kinds)[0])
+    fills = [node.args[1] for node in traced.graph.nodes if "fill_" in str(node.target)]
+    assert len(fills) == 2 and all(("full" in str(node.target)) == (device == "cuda") for node in fills)
+    assert all(node.kwargs["device"].type == "cuda" for node in fills if device == "cuda")
+    if device == "cpu":
+        assert torch.equal(traced(x)[0], Sets()(x))
+
+
 @needs_compiler
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("net", [SmallNet, SetsFirst])
 @torch.no_grad()
-def test_a_compiled_trunk_can_be_captured() -> None:
-    backbone = with_odd_norms(SmallNet()).to("cuda", torch.float16).to(memory_format=LAST)
+def test_a_compiled_trunk_can_be_captured(net: type[SmallNet]) -> None:
+    backbone = with_odd_norms(net()).to("cuda", torch.float16).to(memory_format=LAST)
     static = torch.randn(4, 3, 32, 32, device="cuda", dtype=torch.float16).contiguous(memory_format=LAST)
     trunk = made(backbone, SmallNet.taps, static, "inductor")
     seen = []

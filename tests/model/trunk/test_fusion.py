@@ -72,7 +72,7 @@ JOINS = [
 def test_what_is_fused_and_what_is_not(device, join, relus, sums) -> None:
     backbone = with_odd_norms(Net(join)).to(device)
     x = torch.randn(2, 4, 6, 6, device=device)
-    with torch.backends.cudnn.flags(allow_tf32=False):
+    with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
         trunk = made(backbone, [], x)
         assert_same(trunk, backbone, [], x)
     assert sum(conv.relu for conv in convolutions(trunk)) == relus
@@ -104,7 +104,7 @@ def test_convolutions_of_any_kind(device, options, affine) -> None:
                              nn.Linear(4, 3))  # fmt: skip
     backbone = with_odd_norms(backbone).to(device)
     x = torch.randn(2, 4, 8, 8, device=device)
-    with torch.backends.cudnn.flags(allow_tf32=False):
+    with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
         trunk = made(backbone, ["2"], x)
         assert_same(trunk, backbone, ["2"], x)
     assert convolutions(trunk)[0].relu and convolutions(trunk)[0].folds_norm
@@ -200,7 +200,7 @@ def test_max_pools_as_functions() -> None:
 def test_refresh_folds_again_in_place(device) -> None:
     backbone = with_odd_norms(SmallNet()).to(device)
     x = torch.randn(2, 3, 12, 12, device=device)
-    with torch.backends.cudnn.flags(allow_tf32=False):
+    with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
         trunk = made(backbone, ["block1"], x)
         pointers = [(conv.weight.data_ptr(), conv.bias.data_ptr()) for conv in convolutions(trunk)]
         with torch.no_grad():

@@ -36,7 +36,7 @@ def test_torchvision_models(device, case) -> None:
     backbone = torchvision_model(name).to(device)
     size = 32 if "vgg" in name or device.type == "cpu" else 64  # the interpreter takes long over max-pools
     x = torch.randn(2, 3, size, size, device=device)
-    with torch.backends.cudnn.flags(allow_tf32=False):
+    with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
         before = fingerprint(backbone)
         says = outputs(backbone, taps, x)
         trunk = made(backbone, taps, x)
