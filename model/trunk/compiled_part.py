@@ -134,9 +134,31 @@ def compile_graph(graph: bytes, kinds: Sequence[Kind]) -> Callable[..., Any]:
     from torch._inductor import compile as inductor  # takes a second
 
     mode, fakes = _fakes(kinds)
-    with TRACES, torch.no_grad(), tracing(TracingContext(mode)):  # it traces, too
+    with TRACES, torch.no_grad(), tracing(TracingContext(mode)), formats_by_name():  # it traces, too
         compiled: Callable[..., Any] = inductor(_graph_of(graph, mode), fakes, options=OPTIONS)
         return compiled
+
+
+@contextmanager
+def formats_by_name() -> Iterator[None]:
+    """Let Inductor's caches know memory formats by their names alone, in this context and all threads.
+
+    Python pickles them as what the first module has that imports torch, another one in each program: what a worker has
+    compiled would be found by none whose program has a module of its own.
+    """
+    from torch._inductor.codecache import FxGraphCachePickler
+
+    begin = FxGraphCachePickler.__init__
+
+    def begin_by_name(self: Any, *args: Any, **options: Any) -> None:
+        begin(self, *args, **options)
+        self.dispatch_table[torch.memory_format] = lambda memory_format: (str, (f"{memory_format}",))
+
+    FxGraphCachePickler.__init__ = begin_by_name  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        FxGraphCachePickler.__init__ = begin  # type: ignore[method-assign]
 
 
 def _as_bytes(graph: fx.GraphModule) -> bytes:
