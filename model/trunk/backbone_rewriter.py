@@ -21,7 +21,7 @@ from .graph_passes import (
     take_off_classifier,
 )
 from .layer_graph import LayerGraph, runs_on_one_tensor, trace
-from .self_attention import replace_self_attentions
+from .self_attention import replace_self_attentions, replace_window_attentions
 
 
 class BackboneRewriter:
@@ -140,7 +140,7 @@ class BackboneRewriter:
     def _fuse(self, layers: LayerGraph, *, is_backbone: bool) -> None:
         drop_no_ops(layers)
         self._notes += fuse_convolutions(layers)
-        self._counts["self-attention"] += replace_self_attentions(layers)
+        self._counts["self-attention"] += replace_self_attentions(layers) + replace_window_attentions(layers)
         if not self._compiles:
             self._counts["max-pool"] += replace_max_pools(layers)
         for node in layers.graph.nodes:

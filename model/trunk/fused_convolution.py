@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_weights
 
+from ...kernels import FOLLOWING, depthwise_conv2d, depthwise_operator, takes_depthwise
 from ..basics.streams import OwnedLock
 
 #: cuDNN's fused convolution has to agree with the plain one this well, relative to the largest output; the trunk as a
@@ -65,8 +66,9 @@ def fastest_convolutions(samples: int) -> Iterator[None]:
 class FusedConvolution(nn.Module):
     """``conv -> batch norm -> (+ z) -> ReLU`` with the batch norm folded into the weights.
 
-    Where cuDNN's fused convolution takes it (:meth:`choose`), sum, bias and ReLU cost no launch of their own; elsewhere
-    it is a plain convolution with what is left of the others behind it. Where nothing changes the weight, it is the
+    Where cuDNN's fused convolution takes it (:meth:`choose`), sum, bias and ReLU cost no launch of their own; nor do
+    bias and activation behind a depthwise one in Triton; elsewhere it is a plain convolution with what is left of the
+    others behind it. Where nothing changes the weight, it is the
     source's own parameter; otherwise weight and bias are copies, which :meth:`refresh` brings up to date.
     """
 
@@ -74,11 +76,15 @@ class FusedConvolution(nn.Module):
     bias: Tensor | None
     padded: Tensor | None
     """The weight for inputs of more channels, zeros there; None if it takes none."""
+    windows: Tensor | None
+    """The weight in the order in which a depthwise convolution in Triton reads it; None if it is none."""
 
     def __init__(self, conv: nn.Conv2d, norm: nn.BatchNorm2d | None = None) -> None:
         """Fold ``norm``, whose running statistics are used, into ``conv``; neither is changed."""
         super().__init__()
         self.relu = False
+        self.following = ""
+        """What follows a depthwise convolution, a name of ``FOLLOWING``."""
         self.fused = False
         self.compiled = False
         # In a tuple, lest the sources become submodules: they are the user's.
@@ -92,7 +98,8 @@ class FusedConvolution(nn.Module):
                 setattr(self, name, own)
             else:
                 self.register_buffer(name, folded, persistent=False)
-        self.register_buffer("padded", None, persistent=False)
+        for name in ("padded", "windows"):
+            self.register_buffer(name, None, persistent=False)
 
     def pad(self) -> None:
         """Take inputs of :data:`PADDED_CHANNELS`, too, of which those that the source does not have count for nothing.
@@ -107,6 +114,11 @@ class FusedConvolution(nn.Module):
     def folds_norm(self) -> bool:
         """True if a batch norm is in the weights."""
         return self._sources[1] is not None
+
+    @property
+    def is_depthwise(self) -> bool:
+        """True if each channel is convolved by itself."""
+        return 1 < self.groups == len(self.weight) and self.weight.shape[1] == 1
 
     def take_bias_of(self, other: "FusedConvolution") -> None:
         """Add the bias of ``other``, whose output is this one's summand, here, where it costs no launch."""
@@ -151,18 +163,32 @@ class FusedConvolution(nn.Module):
                     mine.copy_(now)
             if self.padded is not None:
                 self.padded[:, : self.weight.shape[1]].copy_(self.weight)
+            if self.windows is not None:
+                self.windows.copy_(self.weight)
 
     @torch.no_grad()
     def choose(self, x: Tensor, z: Tensor | None = None) -> str | None:
-        """Use cuDNN's fused convolution if it takes this input and agrees with the plain one; else return why not."""
-        self.fused = False
+        """Use Triton's depthwise or cuDNN's fused convolution if it takes this input and agrees with the plain one.
+
+        Returns:
+            Why neither is used; None if one is, or there is nothing to fuse.
+        """
+        self.fused, self.windows = False, None
+        if self.is_depthwise and z is None and not isinstance(self.padding, str):
+            windows = self.weight.detach().permute(2, 3, 1, 0).contiguous().permute(3, 2, 0, 1)
+            if takes_depthwise(x, windows, (self.stride, self.padding, self.dilation)):
+                plain, self.windows = self.forward(x), windows
+                error = (self.forward(x).float() - plain.float()).abs().max().item()
+                if error <= COARSE_TOLERANCE * plain.float().abs().max().item():
+                    return None
+                self.windows = None
         if not self.relu:
             return None
         if not has_cudnn(x):
             return "cuDNN's fused convolutions need cuDNN and a CUDA device"
         if isinstance(self.padding, str):
             return f"padding={self.padding!r} is not a number"
-        if 1 < self.groups == x.shape[1]:
+        if self.is_depthwise:
             return "depthwise convolutions are faster unfused"
         plain = self.forward(x, z)  # not __call__: this may be running in a hook of it
         if z is not None and (z.shape != plain.shape or z.dtype != plain.dtype):
@@ -188,6 +214,12 @@ class FusedConvolution(nn.Module):
             if self.compiled:
                 return _fused_operator(x, weight, z, bias, *map(list, others[1:4]), self.groups)
             return _fused(x, weight, z, *others)
+        if self.windows is not None and z is None:
+            sizes: Any = (self.stride, self.padding, self.dilation)
+            following = "relu" if self.relu else self.following
+            if self.compiled:
+                return depthwise_operator(x, self.windows, bias, *map(list, sizes), following)
+            return depthwise_conv2d(x, self.windows, bias, sizes, following)
         one_position = (*x.shape[2:], *weight.shape[2:]) == (1, 1, 1, 1) and self.padding in ((0, 0), "same", "valid")
         if self.compiled and one_position and self.groups == 1:
             y = _of_one_position(x, weight, bias)
@@ -195,7 +227,7 @@ class FusedConvolution(nn.Module):
             y = F.conv2d(x, weight, *others)
         if z is not None:
             y = y + z
-        return F.relu(y) if self.relu else y
+        return F.relu(y) if self.relu else FOLLOWING[self.following](y)
 
     def extra_repr(self) -> str:
         """Show what is in it."""

@@ -70,6 +70,8 @@ def fuse_convolutions(layers: LayerGraph) -> list[str]:
     for node in list(layers.graph.nodes):
         if _is_relu(layers, node):
             _fuse_relu(layers, node)
+        elif (following := _following(layers, node)) is not None:
+            _fuse_following(layers, node, following)
     return notes
 
 
@@ -134,11 +136,31 @@ def _fuse_relu(layers: LayerGraph, relu: Node) -> None:
         return
 
 
+def _following(layers: LayerGraph, node: Node) -> str | None:
+    """Return the name of an activation that may follow a depthwise convolution, if a node is one."""
+    names: dict[Any, str] = {nn.SiLU: "silu", nn.Hardswish: "hardswish", nn.ReLU6: "relu6"}
+    functions: dict[Any, str] = {F.silu: "silu", F.hardswish: "hardswish", F.relu6: "relu6"}
+    if node.op == "call_function" and len(node.args) == 1:
+        return functions.get(node.target)
+    return names.get(type(layers.layer(node)))
+
+
+def _fuse_following(layers: LayerGraph, node: Node, following: str) -> None:
+    """Move an activation into the depthwise convolution whose output it alone reads."""
+    value: Any = node.args[0]
+    conv = _open_convolution(layers, value)
+    if conv is None or not conv.is_depthwise or only_user(value) is not node or len(value.args) != 1:
+        return
+    if _undisturbed(layers, value, node, set()):
+        conv.following = following
+        layers.replace(node, layers.insert(node, str(value.target), *_nodes(value)), value)
+
+
 def _open_convolution(layers: LayerGraph, node: Node) -> FusedConvolution | None:
     """Return the convolution that a node calls, if one node alone uses its output and nothing is behind it yet."""
     layer = layers.layer(node)
     if isinstance(layer, FusedConvolution) and not layer.relu and only_user(node) is not None:
-        return None if layer.gives_bias else layer
+        return None if layer.gives_bias or layer.following else layer
     return None
 
 

@@ -1,8 +1,10 @@
-"""``SelfAttention``: a multi-head self-attention that reads queries, keys and values where one product leaves them."""
+"""Self-attentions that read queries, keys and values where one product leaves them, and attend in one kernel."""
 
 import operator
+from collections.abc import Sequence
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.fx import Node
@@ -63,3 +65,80 @@ def _self_attention(layers: LayerGraph, node: Any) -> nn.MultiheadAttention | No
     has_more = attention.bias_k is not None or attention.add_zero_attn
     drops = attention.training and attention.dropout > 0
     return None if changes or has_more or drops else attention
+
+
+def replace_window_attentions(layers: LayerGraph) -> int:
+    """Replace torchvision's attentions within windows by :func:`window_attention`; returns how many."""
+    replaced = 0
+    for node in layers.graph.nodes:
+        given = dict(zip(_OF_WINDOWS, node.args, strict=False)) | dict(node.kwargs)
+        drops = given.get("training", True) and (given.get("attention_dropout") or given.get("dropout"))
+        if _is_torchvisions(node) and not drops and given.get("logit_scale") is None:
+            known = _OF_WINDOWS[:7] + _OF_WINDOWS[9:11]
+            node.args, node.kwargs = (), {name: given[name] for name in known if name in given}
+            node.target = window_attention
+            replaced += 1
+    return replaced
+
+
+#: Arguments of torchvision's function, in order.
+_OF_WINDOWS = (
+    "input", "qkv_weight", "proj_weight", "relative_position_bias", "window_size", "num_heads", "shift_size",
+    "attention_dropout", "dropout", "qkv_bias", "proj_bias", "logit_scale", "training",
+)  # fmt: skip
+
+
+def _is_torchvisions(node: Node) -> bool:
+    name, module = (getattr(node.target, each, None) for each in ("__name__", "__module__"))
+    return (module, name) == ("torchvision.models.swin_transformer", "shifted_window_attention")
+
+
+def window_attention(
+    input: Tensor,
+    qkv_weight: Tensor,
+    proj_weight: Tensor,
+    relative_position_bias: Tensor,
+    window_size: Sequence[int],
+    num_heads: int,
+    shift_size: Sequence[int],
+    qkv_bias: Tensor | None = None,
+    proj_bias: Tensor | None = None,
+) -> Tensor:
+    """Attend within windows of a map [N, H, W, C], shifted or not, as torchvision's Swin does; in one kernel a block.
+
+    That multiplies, adds the bias, has its softmax and multiplies again, where torchvision's launches seven.
+    """
+    (samples, height, width, channels), (down, right) = input.shape, window_size
+    x = F.pad(input, (0, 0, 0, -width % right, 0, -height % down))
+    rows, columns = x.shape[1] // down, x.shape[2] // right
+    shifts = [0 if each == 1 else by for each, by in zip((rows, columns), shift_size, strict=True)]
+    x = torch.roll(x, [-by for by in shifts], (1, 2)) if any(shifts) else x
+    x = _windows(x, down, right)  # [N * windows, T, C]
+    heads = F.linear(x, qkv_weight, qkv_bias).unflatten(-1, (3, num_heads, -1)).unbind(2)
+    query, key, value = (each.transpose(1, 2) for each in heads)
+    bias = relative_position_bias  # [1, heads, T, T]
+    if any(shifts):
+        # What was rolled from the other side is another region: of each side there are the first, the last but what
+        # was rolled, and that.
+        region = x.new_zeros(1, rows * down, columns * right, 1)
+        for dim, (window, by) in enumerate(zip(window_size, shifts, strict=True), start=1):
+            at = torch.arange(region.shape[dim], device=x.device)
+            part = (at >= len(at) - window).to(x.dtype) + (at >= len(at) - by).to(x.dtype)
+            region = region + part.view([-1 if each == dim else 1 for each in range(4)]) * 3 ** (2 - dim)
+        region = _windows(region, down, right)  # [windows, T, 1]
+        bias = bias + torch.where(region == region.transpose(1, 2), 0.0, -100.0).to(bias.dtype)[:, None]
+        bias = bias.repeat(samples, 1, 1, 1)
+    tokens = bias.shape[-1]
+    bias = F.pad(bias, (0, -tokens % 8))[..., :tokens]  # in rows of 16 bytes, which the kernel wants
+    y = F.scaled_dot_product_attention(query, key, value, attn_mask=bias)
+    y = F.linear(y.transpose(1, 2).flatten(2), proj_weight, proj_bias)
+    y = y.view(samples, rows, columns, down, right, channels).transpose(2, 3)
+    y = y.reshape(samples, rows * down, columns * right, channels)
+    y = torch.roll(y, shifts, (1, 2)) if any(shifts) else y
+    return y[:, :height, :width].contiguous()
+
+
+def _windows(x: Tensor, down: int, right: int) -> Tensor:
+    """Cut a map [N, H, W, C] into windows, [N * windows, tokens, C]."""
+    x = x.unflatten(2, (-1, right)).unflatten(1, (-1, down))
+    return x.transpose(2, 3).reshape(-1, down * right, x.shape[-1])

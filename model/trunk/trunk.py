@@ -271,6 +271,8 @@ def _choose(module: nn.Module, x: Tensor) -> list[str]:
             hook.remove()
     fused = sum(conv.fused for conv in convolutions)
     notes = [f"Convolutions that run with their ReLU as one launch of cuDNN: {fused}."] if fused else []
+    if depthwise := sum(conv.windows is not None for conv in convolutions):
+        notes.append(f"Depthwise convolutions that run with what follows as one launch of Triton: {depthwise}.")
     return notes + [f"Convolutions whose ReLU runs by itself: {count}, since {why}." for why, count in refused.items()]
 
 

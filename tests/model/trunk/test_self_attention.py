@@ -78,3 +78,31 @@ def test_hooks_keep_an_attention_as_it_is() -> None:
     trunk = made(backbone, Block.taps, x, "cudnn")
     assert attentions(trunk) == 0
     assert_same(trunk, backbone, Block.taps, x)
+
+
+@pytest.mark.parametrize(("height", "samples"), [(24, 1), (28, 2), (12, 3)])
+@pytest.mark.parametrize("kind", ["cudnn", "inductor"])
+def test_attends_within_windows_as_torchvision_does(kind, height, samples, monkeypatch) -> None:
+    """Shifted or not, where windows fit and where they do not, and where one is the whole map."""
+    swin = pytest.importorskip("torchvision.models.swin_transformer")
+    monkeypatch.setattr("torch._inductor.compile", lambda graph, _inputs, options: graph)
+    sizes = {"patch_size": [2, 2], "embed_dim": 8, "depths": [2, 2], "num_heads": [2, 4], "window_size": [3, 4]}
+    backbone = swin.SwinTransformer(**sizes, num_classes=5).eval()
+    with torch.no_grad():
+        for name, parameter in backbone.named_parameters():
+            if "bias" in name:
+                parameter.normal_()
+    taps, x = ("features.1",), torch.randn(samples, 3, height, 30)
+    trunk = made(backbone, taps, x, kind)
+    assert "Attending without copies: 4 self-attentions." in trunk.notes
+    assert_same(trunk, backbone, taps, x)
+
+
+def test_other_attentions_within_windows_are_torchvisions() -> None:
+    swin = pytest.importorskip("torchvision.models.swin_transformer")
+    sizes = {"patch_size": [2, 2], "embed_dim": 8, "depths": [2], "num_heads": [2], "window_size": [3, 3]}
+    x = torch.randn(1, 3, 12, 12)
+    second = swin.SwinTransformer(**sizes, num_classes=5, block=swin.SwinTransformerBlockV2).eval()
+    trunk = made(second, ("features.1",), x)
+    assert not any("Attending" in note for note in trunk.notes)
+    assert_same(trunk, second, ("features.1",), x)
