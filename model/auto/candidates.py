@@ -161,12 +161,11 @@ class SharedTrunks:
             self._made[BRANCHED] = replace(trunk, side_by_side=True)
 
     def expect_compiling(self) -> None:
-        """Begin, beside all else, what compiling begins with, which takes seconds: workers, imports."""
+        """Begin workers, if what they would do is to be done: they take seconds to begin."""
         if "inductor" not in self.kinds or self.is_known("inductor"):
             return
         if count := workers_for(self._example.device):
-            self._workers, self._beside = CompileWorkers(count), CompileWorkers(1)
-            threading.Thread(target=_import_compiler, daemon=True).start()
+            self._workers, self._beside = CompileWorkers(count), CompileWorkers(1, patient=True)
 
     def begin_compiling(self) -> None:
         """Let workers, if there are some, compile what :meth:`get` of the trunk "inductor" will find then."""
@@ -174,6 +173,7 @@ class SharedTrunks:
             with suppress(RuntimeError), torch.cuda.device_of(self._example):  # for which it fails again in ``get``
                 self._begun = self._begin("inductor", self._workers.take)
                 self._begin_whole()
+            threading.Thread(target=_import_compiler, daemon=True).start()  # beside all else: it takes seconds
 
     def is_compiled(self, until: float) -> bool:
         """Wait for workers until then, by ``time.monotonic``; returns whether they compiled the trunk "inductor"."""

@@ -13,7 +13,7 @@ from ..runners.overlapped import OverlappedRunner
 from ..runners.runner import Runner
 from .candidates import BRANCHED, Candidate, MeasuredRunner, SharedTrunks, candidates, choose
 from .compiled_backbone import COMPILED
-from .pass_times import Deadline, PassTimes, done_of, least_requests, measure, shares_of
+from .pass_times import BUDGETS, Deadline, PassTimes, done_of, least_requests, measure, shares_of
 from .plan import Plan
 
 #: Part of the time for a batch size that measuring one runner may take: ten are measured, and made before.
@@ -22,6 +22,8 @@ _SHARE_OF_ONE = 1 / 32
 #: one that is compiled already.
 _SHARE_FOR_A_TRUNK = {"cudnn": 1 / 4, "inductor": 1 / 2}
 _SHARE_ONCE_COMPILED = 1 / 5
+#: And for comparing with torch.compile, which is captured for that.
+_SHARE_FOR_COMPARING = 1 / 10
 #: Seconds of requests back to back by which the energy of one is measured.
 _ENERGY_S = 0.5
 
@@ -69,9 +71,7 @@ class Planner:
             self._tell("rewriting the backbone")
             self._trunks.begin_compiling()
             plain = self._add_first()
-            kinds = [kind for kind in self._trunks.kinds[1:] if self._make_trunk(kind)]
-            if "cudnn" in kinds and self._trunks.is_known(BRANCHED):
-                kinds.insert(kinds.index("cudnn") + 1, BRANCHED)
+            kinds = self._make_trunks()
             self._deadline = self._deadline.part(parts)
             batches = self._within_time(batches)
             trunk_times = self._measure_trunks(kinds, batches)
@@ -108,6 +108,17 @@ class Planner:
                 raise
             self._left_out[f"trunk {kind}"], kind = str(error), "as_is"
         return self._add_plain(kind)
+
+    def _make_trunks(self) -> list[str]:
+        """Make the other trunks; while workers compile one, make the plain graphs on the others. Returns the kinds."""
+        kinds = []
+        for kind in self._trunks.kinds[1:]:
+            if self._make_trunk(kind):
+                kinds.append(kind)
+                if kind == "cudnn":
+                    kinds += [BRANCHED] if self._trunks.is_known(BRANCHED) else []
+                    self._add_plain_graphs(kinds)
+        return kinds
 
     def _make_trunk(self, kind: str) -> bool:
         """Return whether there is that trunk, made now if there is time; else the reason is noted."""
@@ -149,7 +160,7 @@ class Planner:
 
     def _within_time(self, batches: Sequence[Tensor]) -> Sequence[Tensor]:
         """Return as many of the batches as there is time for, by what the first runner takes for one."""
-        (runner,) = self._runners.values()
+        runner = next(iter(self._runners.values()))
         for _ in range(2):  # the first is slow
             began = time.monotonic()
             runner(batches[-1]).label.cpu()
@@ -165,12 +176,21 @@ class Planner:
 
         On a new machine most of that time is Triton's, which compiles for each way to share launches.
         """
-        made_s = max(self._made_s[1:], default=0.0)  # the first of all compiles for the first time, which takes longer
-        return made_s + more_s + self._one_s * (len(self._runners) + 1) <= self._deadline.left
+        return max(self._made_s) + more_s + self._one_s * (len(self._runners) + 1) <= self._deadline.left
 
     def _measure_trunks(self, kinds: Sequence[str], batches: Sequence[Tensor]) -> dict[str, PassTimes]:
         """Measure the plain graph on the trunks of those kinds, too; by kind, and none if there is no other trunk."""
+        self._add_plain_graphs(kinds)
+        if len(self._plain) == 1:
+            return {}
+        times = measure({each.name: self._runners[each.name] for each in self._plain.values()}, batches, self._deadline)
+        return {kind: times[candidate.name] for kind, candidate in self._plain.items()}
+
+    def _add_plain_graphs(self, kinds: Sequence[str]) -> None:
+        """Make the plain graph on trunks of those kinds on which there is none yet."""
         for kind in kinds:
+            if kind in self._plain or f"trunk {kind}" in self._left_out:
+                continue
             anew_s = self._trunks.seconds_for(kind, self._size)
             if anew_s and not self._has_time(anew_s):
                 self._left_out[f"trunk {kind}"] = self._deadline.too_late()
@@ -179,10 +199,6 @@ class Planner:
                 self._add_plain(kind)
             except RuntimeError as error:
                 self._left_out[f"trunk {kind}"] = str(error)
-        if len(self._plain) == 1:
-            return {}
-        times = measure({each.name: self._runners[each.name] for each in self._plain.values()}, batches, self._deadline)
-        return {kind: times[candidate.name] for kind, candidate in self._plain.items()}
 
     def _measure_runners(
         self, kind: str, smaller: Sequence[int], batches: Sequence[Tensor], exits: Tensor
@@ -237,6 +253,8 @@ class Planner:
 
     def _beside_compiled(self, chosen: str, batches: Sequence[Tensor]) -> dict[str, PassTimes]:
         """Measure the chosen runner beside the backbone alone through torch.compile; nothing if that is not there."""
+        if self._deadline.left < BUDGETS[self._deadline.budget] * _SHARE_FOR_COMPARING:
+            return {}
         try:
             compiled = self._trunks.compiled_backbone(batches[0], self._deadline.end)
         except Exception:  # of a compiler, or it cannot be captured: nothing is compared with it

@@ -25,6 +25,8 @@ from .compiled_part import Kind, compile_graph
 _MOST, _PROCESSORS = 4, 4
 #: What a worker answers to a graph that it has compiled.
 _COMPILED = b"1"
+#: The argument of one that is patient.
+_PATIENT = "patient"
 #: Gigabytes that the machine must have, and the GPU must have free: a worker takes two and half of one.
 _HOST_GB, _FREE_GB = 32.0, 8.0
 
@@ -40,8 +42,11 @@ def workers_for(device: torch.device) -> int:
 class CompileWorkers:
     """Some processes with PyTorch of their own; what one of them cannot do is left undone, and not told."""
 
-    def __init__(self, count: int) -> None:
-        """Start as many, or as this machine lets; they take seconds to begin."""
+    def __init__(self, count: int, patient: bool = False) -> None:
+        """Start as many, or as this machine lets; they take seconds to begin.
+
+        Patient ones leave the processors to all others.
+        """
         self._folder = tempfile.TemporaryDirectory(prefix="auxhead-compile-")
         paths = os.pathsep.join(path or os.getcwd() for path in sys.path)
         environment = {**os.environ, "PYTHONPATH": paths, "TORCHINDUCTOR_COMPILE_THREADS": str(2 * _PROCESSORS)}
@@ -50,7 +55,7 @@ class CompileWorkers:
             while len(self._workers) < count:
                 self._workers.append(
                     subprocess.Popen(
-                        [sys.executable, "-m", __name__],
+                        [sys.executable, "-m", __name__, *([_PATIENT] if patient else [])],
                         env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
                         bufsize=0,
                     )
@@ -138,6 +143,8 @@ def _work() -> None:
     """Compile what lies in files whose names come, one a line, and answer each by whether that was done."""
     answers = os.dup(1)
     os.dup2(2, 1)  # whatever libraries print
+    if _PATIENT in sys.argv:
+        os.nice(19)
     from torch._inductor.async_compile import maybe_warm_pool
 
     from . import fused_convolution  # noqa: F401  # with all operators of ours that graphs may have

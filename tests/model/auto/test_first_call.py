@@ -1,18 +1,12 @@
 """``make_runner(network, images)`` without a GPU: trunks, budgets, and where there are no graphs."""
 
-import json
-import math
 import re
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
 from auxhead.model import EagerRunner, make_runner
-from auxhead.model.auto import candidates, planner
-from auxhead.model.auto.candidates import SharedTrunks
-from auxhead.model.auto.compiled_backbone import COMPILED
-from auxhead.model.auto.plan import Plan
+from auxhead.model.auto import planner
 from auxhead.model.runners.capture import NotCapturable
 from auxhead.model.runners.table import RUNNERS, RunnerKind
 from support.planner_fakes import AS_MADE, NAMES, PLAIN, FakeGpu, Runner, first_call, images, small_network
@@ -69,38 +63,6 @@ def test_inductor_is_measured_within_the_large_budget(gpu: FakeGpu) -> None:
     assert gpu.open == 1 and "Also measured: " in runner.describe() and "trunk cudnn. Measured" in runner.describe()
 
 
-@pytest.mark.parametrize(
-    ("compiled_s", "compiles", "left_out"),
-    [(20.0, True, False), (20.0, False, True), (3.0, False, False), (90.0, False, True)],
-    ids=["in time", "failed late", "failed soon", "too late"],
-)
-def test_what_workers_compile_meanwhile(gpu: FakeGpu, monkeypatch, compiled_s, compiles, left_out) -> None:
-    """They begin before all else, are waited for as long as what follows fits, and this process compiles in a hurry."""
-
-    class Workers:
-        def __init__(self, _count: int) -> None:
-            pass
-
-        def take(self) -> None:
-            raise AssertionError("of what the fakes make nothing is compiled")
-
-        def wait(self, until: float = math.inf) -> bool:
-            gpu.seconds = max(gpu.seconds, min(until, compiled_s))
-            return compiles and gpu.seconds <= until
-
-        def close(self) -> None:
-            pass
-
-    monkeypatch.setattr(candidates, "workers_for", lambda _device: 1)
-    monkeypatch.setattr(candidates, "CompileWorkers", Workers)
-    monkeypatch.setattr(candidates, "_import_compiler", lambda: None)
-    gpu.times_as_long["inductor"] = 0.5
-    plan = first_call(budget="standard").plans[4]
-    assert list(gpu.trunks) == ["inductor", "as_is", "cudnn"] and gpu.trunks["inductor"] == 1
-    assert ("trunk inductor" in plan.left_out) == left_out == (plan.chosen.trunk != "inductor")
-    assert gpu.seconds <= 24.0
-
-
 def test_branches_are_measured_side_by_side_where_there_are_some(gpu: FakeGpu) -> None:
     gpu.branches = True
     gpu.times_as_long |= {"cudnn": 0.8, "branched": 0.6, "inductor": 0.7}
@@ -108,42 +70,6 @@ def test_branches_are_measured_side_by_side_where_there_are_some(gpu: FakeGpu) -
     assert plan.chosen.trunk == "branched" and list(plan.trunk_times) == ["as_is", "cudnn", "branched", "inductor"]
     assert gpu.trunks == {"as_is": 1, "cudnn": 1, "inductor": 1}, "it is the trunk cudnn"
     assert not plan.left_out
-
-
-class Compiled:
-    """The backbone alone, compiled, for the fakes."""
-
-    candidate = SimpleNamespace(name=COMPILED, runner=COMPILED, trunk="as_is")
-    closed = False
-
-    def close(self) -> None:
-        self.closed = True
-
-
-@pytest.mark.parametrize(("us", "said"), [(120.0, "37.5% less"), (60.0, "25.0% more")])
-def test_it_says_what_it_gains_over_torch_compile(gpu: FakeGpu, monkeypatch, us: float, said: str) -> None:
-    compiled = Compiled()
-    monkeypatch.setattr(SharedTrunks, "compiled_backbone", lambda *_: compiled)
-    gpu.us |= {COMPILED: us, "serial": 75.0}
-    runner = first_call()
-    plan = runner.plans[4]
-    assert compiled.closed and list(plan.compiled) == ["serial", COMPILED]
-    measured = f"75.1 us for {us * 1.001:.1f}, measured beside each other"
-    assert f"; {said} than torch.compile of the backbone alone, in a graph ({measured})" in runner.describe()
-    content = json.loads(json.dumps(plan.as_json()))
-    assert Plan.from_json(content) == plan
-    content["compiled"].pop(COMPILED)
-    with pytest.raises(ValueError, match="^compiled: got "):
-        Plan.from_json(content)
-
-
-def test_a_backbone_that_cannot_be_captured_compiled_is_no_matter(gpu: FakeGpu, monkeypatch) -> None:
-    def fails(*_: object) -> None:
-        raise RuntimeError("no memory")
-
-    monkeypatch.setattr(SharedTrunks, "compiled_backbone", fails)
-    runner = first_call()
-    assert not runner.plans[4].compiled and "torch.compile" not in runner.describe() and gpu.open == 1
 
 
 @pytest.mark.parametrize("kind", ["cudnn", "inductor"])

@@ -155,9 +155,9 @@ def test_workers_are_for_who_compiles(monkeypatch) -> None:
     begun, ended = [], []
 
     class Workers(Noting):
-        def __init__(self, count: int) -> None:
+        def __init__(self, count: int, patient: bool = False) -> None:
             super().__init__()
-            begun.append(count)
+            begun.append((count, patient))
 
         def close(self) -> None:
             ended.append(self)
@@ -174,7 +174,7 @@ def test_workers_are_for_who_compiles(monkeypatch) -> None:
     trunks.expect_compiling()
     trunks.close()
     trunks.close()
-    assert begun == [3, 1] and len(ended) == 2
+    assert begun == [(3, False), (1, True)] and len(ended) == 2
     SharedTrunks(None, x, "auto", {}).close()  # type: ignore[arg-type]
 
 
