@@ -1,4 +1,7 @@
-"""Measures the zoo: a process for each network and batch, with caches of its own, and a second one that finds them."""
+"""Measures the zoo: a process for each network and batch, with caches of its own.
+
+For a network's smallest batch there is a second process, which finds those caches.
+"""
 
 import multiprocessing
 import os
@@ -26,7 +29,8 @@ from .tables import zoo_tables
 
 #: Timed rounds of each variant.
 ROUNDS = 20
-#: What each cell is measured with, the runner first: with nothing compiled; and of a network's smallest batch eagerly.
+#: What each cell is measured with, the runner first: with nothing compiled; and of a network's smallest batch eagerly,
+#: and how soon the next process answers.
 VARIANTS = (DEFAULT, COMPILED, GRAPH)
 EAGER_VARIANTS = ("eager-bare@as_is", "eager-naive-item@as_is", "eager@as_is", "eager-stop@as_is")
 
@@ -45,15 +49,16 @@ def run_zoo(models: list[str], batches: Sequence[int], max_autotune: bool, out: 
     cells = [(model, batch) for model in models or LIBRARIES for batch in ([0] if is_factory(model) else batches)]
     failed = []
     for number, (model, batch) in enumerate(cells, start=1):
-        wanted = (*VARIANTS, *(EAGER_VARIANTS if batch in (0, min(batches)) else ()))
+        of_smallest = batch in (0, min(batches))
+        wanted = (*VARIANTS, *(EAGER_VARIANTS if of_smallest else ()))
         if max_autotune and batch in MAX_AUTOTUNE_BATCHES:
             wanted += (MAX_AUTOTUNE,)
-        if _is_measured(model, batch, wanted, where, here):
+        if _is_measured(model, batch, (*wanted, AGAIN) if of_smallest else wanted, where, here):
             continue
         what = f"{model}, batch {batch}" if batch else model
         console.print(f"{number} of {len(cells)}: {what}", soft_wrap=True)
         with tempfile.TemporaryDirectory(prefix="auxhead-zoo-") as caches:
-            for measure in (_measure, _answer_again):
+            for measure in (_measure, *([_answer_again] if of_smallest else [])):
                 if not _in_own_process(measure, model, batch, wanted, where, caches):
                     failed.append(what)
                     break
@@ -68,7 +73,7 @@ def _is_measured(model: str, batch: int, wanted: Sequence[str], where: Path, her
     """Return whether a cell has records of all variants; ``batch`` 0 is that of a factory's example."""
     its = [one for one in _read(where) if one.cell.get("model") == model and batch in (0, one.cell.get("batch"))]
     settled = {one.variant for one in its if is_settled(one, here, ROUNDS)}
-    return settled >= {*wanted, AGAIN}
+    return settled >= {*wanted}
 
 
 def _read(where: Path) -> list[Record]:

@@ -23,7 +23,10 @@ running = importlib.import_module("auxhead.autotune.zoo.run")
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch, pretended_gpu: Path) -> list[tuple[str, int]]:
-    """Of each cell the first process records what it is to record; returns the cells that were measured."""
+    """Of each cell the first process records what it is to record; returns the cells that were measured.
+
+    A second process is only for the smallest batch.
+    """
     cells: list[tuple[str, int]] = []
 
     def in_own_process(measure: Callable[..., None], model: str, batch: int, wanted: Any, where: Path, _: str) -> bool:
@@ -31,6 +34,8 @@ def gpu(monkeypatch: pytest.MonkeyPatch, pretended_gpu: Path) -> list[tuple[str,
             cells.append((model, batch))
             for one in zoo_records(model, batch, 80.0, 100.0):
                 append_record(where, one)
+        else:
+            assert measure is running._answer_again and cells[-1] == (model, batch) != (model, 8)
         return model != "swin_t"
 
     monkeypatch.setattr(running, "_in_own_process", in_own_process)
