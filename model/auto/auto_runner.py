@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
@@ -110,6 +111,9 @@ class AutoRunner(Runner):
             conditions = conditions_of(network, example_input, asked, of_first)
             self._file = remembered(conditions) if self._path == REMEMBERED else PlanFile(self._path, conditions)
             stored = {} if self._file is None else self._file.read()
+        hurried = [size for size in sizes if size in stored and stored[size].hurried]
+        for size in hurried:
+            del stored[size]
         # Those of other batch sizes hold the weights as of the last refresh.
         made = {self._plans[size].chosen.trunk: runner.trunk for size, runner in self._runners.items()}
         trunks = SharedTrunks(network, batches[max(sizes)][0], asked["trunk"], made)
@@ -130,8 +134,8 @@ class AutoRunner(Runner):
                         self._runners[size] = runner
                         continue
                 planner = Planner(network, example_input, size, trunks, deadline, say)
-                plans[size], runner = planner.plan(batches[size], exits[size], smaller, len(sizes) - index)
-                self._plans[size] = plans[size]
+                plan, runner = planner.plan(batches[size], exits[size], smaller, len(sizes) - index)
+                self._plans[size] = plans[size] = replace(plan, hurried=plan.hurried and size not in hurried)
                 self._runners[size] = runner
         if self._file is not None and not all(plan.from_file for plan in plans.values()):
             self._file.write({**stored, **plans})
@@ -210,9 +214,10 @@ class AutoRunner(Runner):
             return "Measured now."
         if plan.from_file:
             return f"From {self._file.path}, measured on {plan.utc[:10]}."
+        again = ", in a hurry: the next process looks once more" if plan.hurried else ""
         if self._file.differing:
-            return f"Measured now; not as in {self._file.path}: {', '.join(self._file.differing)}."
-        return f"Measured now; {self._file.path} held no plan that fits."
+            return f"Measured now{again}; not as in {self._file.path}: {', '.join(self._file.differing)}."
+        return f"Measured now{again}; {self._file.path} held no plan that fits."
 
     def refresh(self) -> None:
         """Take over parameters that were changed in place; see :meth:`GraphRunner.refresh`."""

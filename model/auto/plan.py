@@ -57,6 +57,9 @@ class Plan:
     compiled: Mapping[str, PassTimes] = field(default_factory=dict)
     """Times of the chosen runner and, beside it, of the backbone alone through torch.compile; none if that was not
     there in time."""
+    hurried: bool = False
+    """True if there was no time for a trunk, which the next process looks at once more, with caches of what this one
+    has compiled; what it finds stays."""
     from_file: bool = False
     """True if it was read from a file, False if it was measured for this runner."""
 
@@ -131,6 +134,7 @@ class Plan:
             "utc": self.utc,
             "joules": dict(self.joules),
             "compiled": _times_as_json(self.compiled),
+            "hurried": self.hurried,
         }
 
     @classmethod
@@ -154,7 +158,10 @@ class Plan:
             str(content["utc"]),
             {str(name): _number("joules", joules, *_JOULES) for name, joules in content["joules"].items()},
             _times_from_json(content["compiled"]),
+            content["hurried"],
         )
+        if type(plan.hurried) is not bool:
+            raise ValueError(f"hurried: got {plan.hurried!r:.60}")
         check_kind("trunk", chosen.trunk)
         if chosen.exits not in RUNNERS:
             raise ValueError(f"chosen: got {chosen!r:.100}")
@@ -188,7 +195,7 @@ def _number(name: str, value: Any, least: float, most: float) -> float:
     return float(value)
 
 
-FORMAT = 4
+FORMAT = 5
 #: Shares are told apart in steps of 5 %: a few samples more or less at an exit change no choice.
 _STEPS = 20
 

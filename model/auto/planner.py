@@ -95,6 +95,9 @@ class Planner:
             utc=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
             joules=joules,
             compiled=compiled,
+            hurried=any(
+                self._left_out.get(f"trunk {kind}") == self._deadline.too_late() for kind in self._trunks.kinds
+            ),
         )
         return plan, self._runners[chosen]
 

@@ -20,6 +20,7 @@ from auxhead.kernels import (
     HiddenLayers,
     LaunchConfig,
     collect,
+    depthwise_conv2d,
     destination,
     fused_head,
     gather_open,
@@ -235,6 +236,13 @@ def run_max_pool(shape: tuple[int, ...], dtype: torch.dtype, *arguments: int | t
     host(max_pool2d(x, *arguments))
 
 
+def run_depthwise(shape: tuple[int, ...], window: tuple[int, int], stride: tuple[int, int], following: str) -> None:
+    x = make_input(shape, dtype=FP16, device=DEVICE).contiguous(memory_format=torch.channels_last)
+    weight, (bias,) = (make_input(each, dtype=FP16, device=DEVICE) for each in ((shape[1], 1, *window), (1, shape[1])))
+    padding = tuple(each // 2 for each in window)
+    host(depthwise_conv2d(x, weight, bias, (stride, padding, (1, 1)), following))
+
+
 def cases() -> Iterator[tuple[str, Callable[[], None]]]:
     """All launches, by name."""
     for number, (layout, dtype, pool, size) in enumerate(MAPS):
@@ -276,6 +284,8 @@ def cases() -> Iterator[tuple[str, Callable[[], None]]]:
     yield "compaction, odd rows", partial(run_compaction, (7, 3, 5), FP32, 3)
     yield "compaction, bytes", partial(run_compaction, (1,), torch.uint8, None)
     yield "compaction, several blocks", partial(run_compaction, (5, 33, 13), FP16, 1030)
+    yield "depthwise, several blocks of channels", partial(run_depthwise, (1, 72, 13, 12), (5, 3), (2, 1), "silu")
+    yield "depthwise, past all sides", partial(run_depthwise, (3, 5, 4, 4), (7, 7), (1, 1), "")
     yield "max-pool, several blocks of channels", partial(run_max_pool, (1, 65, 13, 12), FP16, (5, 4), (3, 2), (2, 1))
     yield "max-pool, past both sides", partial(run_max_pool, (3, 5, 7, 7), FP32, 7, 7, 3)
     yield "max-pool, of a stem", partial(run_max_pool, (2, 64, 15, 17), BF16, 3, 2, 1)

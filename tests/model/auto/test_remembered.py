@@ -34,6 +34,20 @@ def test_by_default_half_a_minute_is_taken_once_and_what_was_chosen_is_remembere
     assert gpu.measured == 1 and second.plans[4].from_file and f"From {path}, measured on " in second.describe()
 
 
+@pytest.mark.parametrize("always", [False, True], ids=["in time at last", "never in time"])
+def test_a_plan_made_in_a_hurry_is_looked_at_once_more(gpu: FakeGpu, always: bool) -> None:
+    gpu.times_as_long["inductor"] = 0.5
+    gpu.making_s_of["cudnn"] = 20.0  # half of the time has to be left for compiling
+    first = default()
+    assert first.plans[4].hurried and "trunk inductor" in first.plans[4].left_out
+    assert "Measured now, in a hurry: the next process looks once more; " in first.describe()
+    gpu.making_s_of["cudnn"] = 20.0 if always else 0.0
+    second = default()
+    assert gpu.measured == 2 and not second.plans[4].hurried and "hurry" not in second.describe()
+    assert (second.plans[4].chosen.trunk == "inductor") != always
+    assert default().plans[4].from_file and gpu.measured == 2
+
+
 def test_each_network_and_batch_has_a_plan_of_its_own(gpu: FakeGpu) -> None:
     default()
     default(samples=2)
