@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
@@ -21,7 +22,7 @@ from .graph_passes import (
     take_off_classifier,
 )
 from .layer_graph import LayerGraph, runs_on_one_tensor, trace
-from .self_attention import replace_self_attentions, replace_window_attentions
+from .self_attention import replace_self_attentions, replace_window_attentions, window_attention
 
 
 class BackboneRewriter:
@@ -166,11 +167,35 @@ class BackboneRewriter:
             else:
                 parts[-1][node] = None
         computing = [part for part in parts if any(node.op != "get_attr" for node in part)]
-        fuse_by_partitions(graph_module, computing, prefix="segment_")
+        pieces = [dict.fromkeys(piece) for part in computing for piece in _pieces(list(part))]
+        fuse_by_partitions(graph_module, pieces, prefix="segment_")
         for node in graph_module.graph.nodes:
             if node.op == "call_module" and str(node.target).startswith("segment_"):
                 self._parts.append((graph_module, str(node.target)))
                 self._counts["part"] += 1
+
+
+#: Layers and functions of a part that is compiled, at most; Swin's attention within windows is as many.
+_MOST_OF_A_PART = 100
+_WEIGHTS: dict[Any, int] = {window_attention: 20}
+
+
+def _pieces(part: list[fx.Node]) -> list[list[fx.Node]]:
+    """Cut what takes long to compile into about equal pieces, which are compiled side by side.
+
+    A cut costs what is not fused across it: it is made where the fewest values cross, near to where they are equal.
+    """
+    place, weight = {node: at for at, node in enumerate(part)}, 0
+    weights = [weight := weight + _WEIGHTS.get(node.target, node.op != "get_attr") for node in part]
+    count = -(-weight // _MOST_OF_A_PART)
+    last = [max((place.get(user, len(part)) for user in node.users), default=at) for node, at in place.items()]
+    cuts = [0]
+    for number in range(1, count):
+        wanted, reach = weight * number / count, weight / count / 4
+        near = [(abs(so_far - wanted), at + 1) for at, so_far in enumerate(weights) if abs(so_far - wanted) <= reach]
+        crossing = [(sum(at >= cut for at in last[:cut]), *each) for each in near if (cut := each[1])]
+        cuts.append(min(crossing, default=(cuts[-1],))[-1])
+    return [piece for begin, end in zip(cuts, [*cuts[1:], len(part)], strict=True) if (piece := part[begin:end])]
 
 
 def whole(backbone: nn.Module) -> CompiledPart | None:

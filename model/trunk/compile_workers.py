@@ -60,20 +60,22 @@ class CompileWorkers:
                         bufsize=0,
                     )
                 )  # fmt: skip
-        self._given = [0] * len(self._workers)
+        self._given = [0] * len(self._workers)  # graphs that are not answered yet
+        self._bytes = [0] * len(self._workers)  # of all graphs
         self._names = count_up()
 
     def take(self, graph: bytes, kinds: Sequence[Kind]) -> None:
-        """Give a graph to the worker that has the fewest."""
+        """Give a graph to the worker that has the least."""
         if not self._workers:
             return
-        index = self._given.index(min(self._given))
+        index = self._bytes.index(min(self._bytes))
         path = Path(self._folder.name) / str(next(self._names))
         try:
             path.write_bytes(pickle.dumps((settings(), graph, kinds)))
         except (OSError, TypeError, AttributeError, pickle.PicklingError):  # no room; a setting that stays here
             return
         self._given[index] += 1
+        self._bytes[index] += len(graph)
         stdin = self._workers[index].stdin
         assert stdin is not None
         with suppress(OSError):  # it has died

@@ -3,6 +3,7 @@
 import copy
 import shutil
 from collections import Counter
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -170,3 +171,11 @@ class Branching(nn.Module):
 def branching_inside() -> nn.Module:
     blocks = [nn.Sequential(conv(3, 4), nn.BatchNorm2d(4), nn.ReLU()), Branching(4)]
     return with_odd_norms(nn.Sequential(*blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3)))
+
+
+def replayed(f: Callable[[], Tensor]) -> tuple[torch.cuda.CUDAGraph, Tensor]:
+    """A graph of f(), and what it writes to."""
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = f()
+    return graph, y

@@ -4,8 +4,7 @@ import copy
 
 import pytest
 import torch
-from auxhead.model.listening.taps import listening
-from auxhead.model.trunk.compiled_part import MOST_KINDS, CompiledPart, _fakes, _graph_of
+from auxhead.model.trunk.compiled_part import MOST_KINDS, CompiledPart
 from auxhead.model.trunk.trunk import make_trunk
 from support.example_models import SmallNet
 from support.trunk_cases import (
@@ -20,23 +19,14 @@ from support.trunk_cases import (
     made,
     needs_compiler,
     outputs,
+    replayed,
     torchvision_model,
     trunk_outputs,
     with_odd_norms,
 )
-from torch import Tensor, fx, nn
-from torch.utils._pytree import tree_flatten
+from torch import fx, nn
 
 # Compiled
-
-
-@pytest.fixture
-def uncompiled_on_the_cpu(request, monkeypatch):
-    """The parts of a trunk run as they were traced: C++ takes ten seconds a part, and one part is enough of it."""
-    if "device" not in request.fixturenames or request.getfixturevalue("device").type == "cpu":
-        compiles = torch.compile
-        monkeypatch.setattr(torch, "compile", lambda f, *, options, **rest: compiles(f, backend="eager", **rest))
-        monkeypatch.setattr("torch._inductor.compile", lambda graph, _inputs, options: graph)
 
 
 @needs_compiler
@@ -268,14 +258,6 @@ def test_a_compiler_that_fails_leaves_the_backbone_as_it_is(monkeypatch) -> None
 # On a GPU
 
 
-def replayed(f):
-    """A graph of f(), and what it writes to."""
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        y = f()
-    return graph, y
-
-
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize(
@@ -313,86 +295,4 @@ def test_dtypes_layouts_and_replays(name, memory_format, dtype) -> None:
         assert torch.equal(y, trunk.module(static))
         with_odd_norms(backbone)  # and the graph sees what they are now
         trunk.refresh()
-        static.normal_()
-
-
-@pytest.mark.usefixtures("uncompiled_on_the_cpu")
-def test_what_has_no_inputs_is_made_anew_at_each_call() -> None:
-    """And does not hold what the calls before have added to it."""
-
-    class Adds(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            y = torch.zeros(2, 3)
-            y += x
-            return y
-
-    graph = fx.Graph()
-    graph.output(graph.call_module("adds", (graph.placeholder("x"),)))
-    part = CompiledPart(fx.GraphModule(nn.ModuleDict({"adds": Adds()}), graph))
-    for _ in range(3):
-        x = torch.randn(2, 3)
-        assert torch.equal(part(x), x)
-
-
-class Sets(nn.Module):
-    """Puts numbers into a tensor, as torchvision's Swin does for its masks."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = x.new_zeros(x.shape)
-        y[:, :, 0] = 3
-        y[:, :, :, 1] = 0.5
-        return x + y
-
-
-class SetsFirst(SmallNet):
-    """A backbone that does so, out of sight for fx."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.block0.insert(0, Hidden())
-
-
-class Hidden(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return set_numbers(x)
-
-
-@fx.wrap
-def set_numbers(x: Tensor) -> Tensor:
-    return Sets()(x)
-
-
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_numbers_are_on_the_device_of_what_takes_them(device: str) -> None:
-    """Traced without a GPU, too: of tensors without memory."""
-    graph = fx.Graph()
-    graph.output(graph.call_module("sets", (graph.placeholder("x"),)))
-    x = torch.randn(2, 3, 4, 4)
-    leaves, form = tree_flatten((x,))
-    part = CompiledPart(fx.GraphModule(nn.ModuleDict({"sets": Sets()}), graph))
-    kinds = [(x.shape, x.stride(), x.dtype, torch.device(device))]
-    traced = _graph_of(part._trace([], leaves, form, kinds).graph, _fakes(kinds)[0])
-    fills = [node.args[1] for node in traced.graph.nodes if "fill_" in str(node.target)]
-    assert len(fills) == 2 and all(("full" in str(node.target)) == (device == "cuda") for node in fills)
-    assert all(node.kwargs["device"].type == "cuda" for node in fills if device == "cuda")
-    if device == "cpu":
-        assert torch.equal(traced(x)[0], Sets()(x))
-
-
-@needs_compiler
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("net", [SmallNet, SetsFirst])
-@torch.no_grad()
-def test_a_compiled_trunk_can_be_captured(net: type[SmallNet]) -> None:
-    backbone = with_odd_norms(net()).to("cuda", torch.float16).to(memory_format=LAST)
-    static = torch.randn(4, 3, 32, 32, device="cuda", dtype=torch.float16).contiguous(memory_format=LAST)
-    trunk = made(backbone, SmallNet.taps, static, "inductor")
-    seen = []
-    with listening(trunk.module, SmallNet.taps, lambda index, _y: seen.append(index)):
-        graph, y = replayed(lambda: trunk.module(static))
-    assert seen == [0, 1, 2]
-    for _ in range(2):
-        graph.replay()
-        assert torch.equal(y, trunk.module(static))
         static.normal_()
