@@ -57,6 +57,8 @@ def depthwise_conv2d(
     """
     if not takes_depthwise(x, weight, sizes):
         return depthwise_reference(x, weight, bias, sizes, following)
+    if torch.compiler.is_exporting():  # a launch cannot be traced
+        return depthwise_operator(x, weight, bias, *map(list, sizes), following)
     (samples, channels, height, width), (out_h, out_w) = x.shape, _out_shape(x, weight, sizes)
     shape, memory_format = (samples, channels, out_h, out_w), torch.channels_last
     out = torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=memory_format)

@@ -122,3 +122,14 @@ def test_all_others_are_pytorchs(device, launches, monkeypatch, odd) -> None:
             odd == "gradient"
         )
     assert not launches
+
+
+def test_an_exported_program_calls_the_operator(device, launches) -> None:
+    class Layer(torch.nn.Module):
+        def forward(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+            return depthwise_conv2d(x, weight, None, ((1, 1), (1, 1), (1, 1)), "silu")
+
+    x, weight, *_ = layer(CASES[0], torch.float16, device)
+    program = torch.export.export(Layer(), (x, weight))
+    assert not launches and any("depthwise_conv2d" in str(node.target) for node in program.graph.nodes)
+    assert torch.equal(program.module()(x, weight), Layer()(x, weight))
