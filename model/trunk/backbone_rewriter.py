@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, fx, nn
-from torch.fx.passes.utils.fuser_utils import fuse_by_partitions
+from torch.fx.passes.utils.fuser_utils import erase_nodes, fuse_as_graphmodule, insert_subgm
 
 from ..heads.fused_aux_head import FusedAuxHead
 from ..listening.kept import shallow_copy
@@ -166,7 +166,14 @@ class BackboneRewriter:
             else:
                 parts[-1][node] = None
         computing = [part for part in parts if any(node.op != "get_attr" for node in part)]
-        fuse_by_partitions(graph_module, computing, prefix="segment_")
+        for number, part in enumerate(computing):
+            # In the order that they have, which fuse_by_partitions would change: some change in place what others read.
+            nodes = [*part]
+            fused, inputs, outputs = fuse_as_graphmodule(graph_module, nodes, f"segment_{number}", part)
+            insert_subgm(graph_module, fused, inputs, outputs)
+            erase_nodes(graph_module, nodes)
+        graph_module.graph.lint()
+        graph_module.recompile()
         for node in graph_module.graph.nodes:
             if node.op == "call_module" and str(node.target).startswith("segment_"):
                 self._parts.append((graph_module, str(node.target)))
