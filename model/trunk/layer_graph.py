@@ -50,6 +50,9 @@ class _TapTracer(fx.Tracer):
     Modules of other threads come here, too, since a trace changes ``nn.Module`` itself; they run as ever.
     """
 
+    #: What is computed from a buffer is computed at each call, and not once for all: weights may be loaded meanwhile.
+    proxy_buffer_attributes = True
+
     def __init__(self, taps: Mapping[nn.Module, str], kept: Mapping[str, str]) -> None:
         super().__init__()
         self._taps = taps

@@ -420,3 +420,24 @@ def test_a_forward_that_changes_its_state_does_so_each_time(kind, monkeypatch) -
         before = calls.clone()
         logits(trunk, x)
         assert calls - before == 2, trunk.notes
+
+
+class Scaled(nn.Module):
+    """Scales by what it computes from buffers, as torchvision's FrozenBatchNorm2d does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("scale", torch.rand(4) + 0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.scale.rsqrt().reshape(1, -1, 1, 1)
+
+
+@pytest.mark.parametrize("kind", ["cudnn", "inductor"])
+def test_what_is_computed_from_buffers_follows_them(kind, monkeypatch) -> None:
+    monkeypatch.setattr("torch._inductor.compile", lambda graph, _inputs, options: graph)
+    backbone = nn.Sequential(conv(3, 4), Scaled(), nn.ReLU(), nn.Flatten(), nn.Linear(64, 3)).eval()
+    trunk = made(backbone, ("1",), x := torch.randn(2, 3, 4, 4), kind)
+    backbone.load_state_dict({name: 2 * value for name, value in backbone.state_dict().items()})
+    trunk.refresh()
+    assert_same(trunk, backbone, ("1",), x)
