@@ -20,7 +20,7 @@ from .graph_passes import (
     replace_max_pools,
     take_off_classifier,
 )
-from .layer_graph import LayerGraph, runs_on_one_tensor, trace
+from .layer_graph import LayerGraph, constants_of, runs_on_one_tensor, trace
 from .self_attention import replace_self_attentions, replace_window_attentions
 
 
@@ -48,6 +48,8 @@ class BackboneRewriter:
         self._classifier: FusedAuxHead | None = None
         self.stem: FusedConvolution | None = None
         """The convolution that reads an input of more channels than the backbone has, if there is one."""
+        self.constants: list[Tensor] = []
+        """What forwards made while they were traced: made once, it would hold what all calls have written to it."""
         self._notes: list[str] = []
         self._counts: Counter[str] = Counter()
 
@@ -110,6 +112,7 @@ class BackboneRewriter:
             self._rewrite_children(module, path)
             return module
         graph, kept = traced
+        self.constants += constants_of(graph, module)
         for name, reason in kept.items():
             layer = module.get_submodule(name)
             if self._compiles and self._taps.keys().isdisjoint(layer.modules()):
