@@ -86,8 +86,9 @@ def depthwise_operator(
     x: Tensor, weight: Tensor, bias: Tensor | None, stride: list[int], padding: list[int], dilation: list[int],
     following: str,
 ) -> Tensor:  # fmt: skip
-    """Convolve as :func:`depthwise_conv2d`: what a compiler is given."""
-    return depthwise_conv2d(x, weight, bias, (stride, padding, dilation), following)
+    """Convolve as :func:`depthwise_conv2d`: what a compiler is given, whose output lies in one way whoever made it."""
+    y = depthwise_conv2d(x, weight, bias, (stride, padding, dilation), following)
+    return y.contiguous(memory_format=torch.channels_last)
 
 
 @depthwise_operator.register_fake

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
-from torch.fx.passes.utils.fuser_utils import fuse_by_partitions
+from torch.fx.passes.utils.fuser_utils import erase_nodes, fuse_as_graphmodule, insert_subgm
 
 from ..heads.fused_aux_head import FusedAuxHead
 from ..listening.kept import shallow_copy
@@ -21,7 +21,7 @@ from .graph_passes import (
     replace_max_pools,
     take_off_classifier,
 )
-from .layer_graph import LayerGraph, runs_on_one_tensor, trace
+from .layer_graph import LayerGraph, constants_of, runs_on_one_tensor, trace
 from .self_attention import replace_self_attentions, replace_window_attentions, window_attention
 
 
@@ -49,6 +49,8 @@ class BackboneRewriter:
         self._classifier: FusedAuxHead | None = None
         self.stem: FusedConvolution | None = None
         """The convolution that reads an input of more channels than the backbone has, if there is one."""
+        self.constants: list[Tensor] = []
+        """What forwards made while they were traced: made once, it would hold what all calls have written to it."""
         self._notes: list[str] = []
         self._counts: Counter[str] = Counter()
 
@@ -111,6 +113,7 @@ class BackboneRewriter:
             self._rewrite_children(module, path)
             return module
         graph, kept = traced
+        self.constants += constants_of(graph, module)
         for name, reason in kept.items():
             layer = module.get_submodule(name)
             if self._compiles and self._taps.keys().isdisjoint(layer.modules()):
@@ -168,7 +171,14 @@ class BackboneRewriter:
                 parts[-1][node] = None
         computing = [part for part in parts if any(node.op != "get_attr" for node in part)]
         pieces = [dict.fromkeys(piece) for part in computing for piece in _pieces(list(part))]
-        fuse_by_partitions(graph_module, pieces, prefix="segment_")
+        for number, piece in enumerate(pieces):
+            # In the order that they have, which fuse_by_partitions would change: some change in place what others read.
+            nodes = [*piece]
+            fused, inputs, outputs = fuse_as_graphmodule(graph_module, nodes, f"segment_{number}", piece)
+            insert_subgm(graph_module, fused, inputs, outputs)
+            erase_nodes(graph_module, nodes)
+        graph_module.graph.lint()
+        graph_module.recompile()
         for node in graph_module.graph.nodes:
             if node.op == "call_module" and str(node.target).startswith("segment_"):
                 self._parts.append((graph_module, str(node.target)))

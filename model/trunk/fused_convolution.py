@@ -267,7 +267,8 @@ def _fused_operator(
     groups: int,
 ) -> Tensor:
     """Launch as :func:`_fused`: what a compiler is given, which has no rule for cuDNN's own operators."""
-    return _fused(x, weight, z, bias, stride, padding, dilation, groups)
+    y = _fused(x, weight, z, bias, stride, padding, dilation, groups)
+    return y.contiguous(memory_format=torch.channels_last)  # of a map that lies otherwise it is not
 
 
 @_fused_operator.register_fake

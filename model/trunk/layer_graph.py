@@ -1,7 +1,7 @@
 """``LayerGraph``: a traced graph with the layers that it calls, while it is rewritten."""
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from itertools import count
 from typing import Any
@@ -29,19 +29,32 @@ class _UntraceableLayerError(Exception):
     """Carries the innermost layer whose forward could not be traced, by name, and why."""
 
 
-class _StateKept(OperatorMode):
-    """Lets a forward fail that changes parameters or buffers while it is traced: no graph would do it again."""
+class Unwritten(OperatorMode):
+    """Lets what changes some tensors in place fail, and says why."""
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, tensors: Iterable[Tensor], why: str) -> None:
         super().__init__()
-        state = [each for each in (*module.parameters(), *module.buffers()) if has_memory(each)]
-        self._memory = {each.untyped_storage()._cdata for each in state}
+        self._memory = {each.untyped_storage()._cdata for each in tensors if has_memory(each)}
+        self._why = why
 
     def __torch_dispatch__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
         written = (each for each in written_tensors(func, args, kwargs or {}) if has_memory(each))
         if any(each.untyped_storage()._cdata in self._memory for each in written):
-            raise RuntimeError("it changes a parameter or buffer in its forward")
+            raise RuntimeError(self._why)
         return func(*args, **(kwargs or {}))
+
+
+class _NothingFrozen(Unwritten):
+    """Lets a forward fail that does while it is traced what no graph would do again: changes its state, or draws."""
+
+    def __init__(self, module: nn.Module) -> None:
+        state = (*module.parameters(), *module.buffers())
+        super().__init__(state, "it changes a parameter or buffer in its forward")
+
+    def __torch_dispatch__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if torch.Tag.nondeterministic_seeded in getattr(func, "tags", ()):
+            raise RuntimeError("it draws random numbers in its forward")
+        return super().__torch_dispatch__(func, _types, args, kwargs)
 
 
 class _TapTracer(fx.Tracer):
@@ -49,6 +62,9 @@ class _TapTracer(fx.Tracer):
 
     Modules of other threads come here, too, since a trace changes ``nn.Module`` itself; they run as ever.
     """
+
+    #: What is computed from a buffer is computed at each call, and not once for all: weights may be loaded meanwhile.
+    proxy_buffer_attributes = True
 
     def __init__(self, taps: Mapping[nn.Module, str], kept: Mapping[str, str]) -> None:
         super().__init__()
@@ -101,12 +117,18 @@ def trace(module: nn.Module, taps: Mapping[nn.Module, str]) -> tuple[fx.Graph, d
     kept: dict[str, str] = {}
     while True:
         try:
-            with TRACES, _StateKept(module):
+            with TRACES, _NothingFrozen(module):
                 return _TapTracer(taps, kept).trace(module), kept
         except _UntraceableLayerError as error:
             path, kept[path] = error.args
         except Exception as error:  # as above, in the forward of the module itself
             return first_line(error)
+
+
+def constants_of(graph: fx.Graph, module: nn.Module) -> list[Tensor]:
+    """Return the tensors that the forward of ``module`` made while it was traced, of nothing that it was given."""
+    names = {str(node.target) for node in graph.nodes if node.op == "get_attr"}
+    return [getattr(module, name) for name in names if name.startswith("_tensor_constant")]
 
 
 def runs_on_one_tensor(backbone: nn.Module, x: Tensor) -> set[nn.Module]:

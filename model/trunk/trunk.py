@@ -21,7 +21,7 @@ from .backbone_rewriter import BackboneRewriter
 from .branches import Step, run_side_by_side
 from .compiled_part import Kind, handing_over
 from .fused_convolution import PADDED_CHANNELS, FusedConvolution, fastest_convolutions
-from .layer_graph import first_line
+from .layer_graph import Unwritten, first_line
 
 #: "as_is" is the backbone itself; "cudnn" folds batch norms and uses cuDNN's fused convolutions; "branched" runs its
 #: branches side by side, too; "inductor" compiles it.
@@ -223,7 +223,9 @@ def _rewritten(backbone: nn.Module, taps: Sequence[str], example_input: Tensor, 
     module, classifier, notes = rewriter.rewritten()
     memory_format = torch.channels_last if example_input.ndim == 4 else format_of(example_input)
     x = example_input.contiguous(memory_format=memory_format)
-    notes += _choose(module, x)
+    why = "it changes in place a tensor that its forward makes anew each time"
+    with Unwritten(rewriter.constants, why) if rewriter.constants else nullcontext():
+        notes += _choose(module, x)
     trunk = Trunk(module, classifier, memory_format, tuple(notes))
     if rewriter.stem is not None:
         padded = replace(trunk, channels=PADDED_CHANNELS)

@@ -69,6 +69,14 @@ def test_is_as_exact_as_pytorchs(device, launches, poisoned_empty, case, followi
     assert torch.equal(found, depthwise_operator(x, weight, bias, *map(list, sizes), following))
 
 
+@pytest.mark.parametrize("memory_format", [LAST, torch.contiguous_format], ids=str)
+def test_the_operators_output_lies_as_compilers_are_told(device, memory_format) -> None:
+    x, weight, bias, sizes = layer(CASES[0], torch.float32, device)
+    given = x.contiguous(memory_format=memory_format), weight, bias, *map(list, sizes), "relu"
+    torch.library.opcheck(depthwise_operator, given, test_utils="test_faketensor")
+    assert depthwise_operator(*given).is_contiguous(memory_format=LAST)
+
+
 @given(data=st.data())
 def test_any_sizes(device, data) -> None:
     n, c, h, w = (data.draw(st.integers(1, most)) for most in (3, 70, 13, 13))

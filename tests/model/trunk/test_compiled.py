@@ -117,6 +117,29 @@ def test_what_is_compiled_under_autocast_runs_under_autocast() -> None:
                 assert trunk.module(x).dtype == torch.bfloat16
 
 
+class Limits(nn.Module):
+    """Changes in place, through a view, what is read behind it; in examples there is nothing to change."""
+
+    taps = ("first",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.fc = nn.Linear(6, 6), nn.Linear(6, 3)
+
+    def forward(self, x):
+        y = self.first(x)
+        y[:, :4].clamp_(max=9.0)
+        return self.fc(y * 2)
+
+
+@pytest.mark.usefixtures("uncompiled_on_the_cpu")
+def test_what_is_changed_in_place_is_read_behind_that() -> None:
+    backbone, x = Limits().eval(), torch.randn(2, 6)
+    trunk = made(backbone, Limits.taps, x, "inductor")
+    for size in (1.0, 100.0):
+        assert_same(trunk, backbone, Limits.taps, size * x)
+
+
 class Twice(nn.Module):
     """Attends twice with the same weights, and encodes twice by one layer, which PyTorch's encoder holds twice."""
 

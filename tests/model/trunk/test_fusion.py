@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from auxhead.kernels import max_pool2d
 from auxhead.model import Trunk, make_trunk
-from auxhead.model.trunk.fused_convolution import FusedConvolution
+from auxhead.model.trunk.fused_convolution import FusedConvolution, _fused_operator
 from support.example_models import SmallNet
 from support.trunk_cases import (
     Net,
@@ -279,6 +279,15 @@ def test_what_cudnn_does_not_do_right_runs_plain(cudnn, add_relu, why) -> None:
     assert sum(conv.fused for conv in convolutions(trunk)) == 1
     assert trunk.notes[2] == f"Convolutions whose ReLU runs by itself: 1, since {why}."
     assert_same(trunk, backbone, [], x)
+
+
+@pytest.mark.parametrize("memory_format", [torch.channels_last, torch.contiguous_format], ids=str)
+def test_what_compilers_are_told_of_cudnn_s_output_holds(cudnn, memory_format) -> None:
+    cudnn(convolve_relu, convolve_add_relu)
+    x = torch.randn(2, 4, 6, 6).contiguous(memory_format=memory_format)
+    given = x, torch.randn(4, 4, 3, 3), None, None, [1, 1], [1, 1], [1, 1], 1
+    torch.library.opcheck(_fused_operator, given, test_utils="test_faketensor")
+    assert _fused_operator(*given).is_contiguous(memory_format=torch.channels_last)
 
 
 def test_convolutions_that_cudnn_is_not_asked_for(cudnn) -> None:

@@ -420,3 +420,66 @@ def test_a_forward_that_changes_its_state_does_so_each_time(kind, monkeypatch) -
         before = calls.clone()
         logits(trunk, x)
         assert calls - before == 2, trunk.notes
+
+
+def marks(y: Tensor) -> Tensor:
+    """The largest number of each sample sets one in what is made anew."""
+    marked = torch.zeros(4)
+    marked.index_fill_(0, y.argmax(1), 1.0)
+    return y * marked
+
+
+def marks_in_part(y: Tensor) -> Tensor:
+    marked = torch.zeros(8)
+    marked[:4].index_fill_(0, y.argmax(1), 1.0)
+    return y * marked[:4]
+
+
+class Marking(nn.Module):
+    def __init__(self, mark) -> None:
+        super().__init__()
+        self.first, self.fc, self.mark = nn.Linear(4, 4), nn.Linear(4, 3), mark
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(self.mark(self.first(x)))
+
+
+@pytest.mark.parametrize("kind", ["cudnn", "inductor"])
+@pytest.mark.parametrize("mark", [marks, marks_in_part])
+def test_what_a_forward_makes_anew_does_not_hold_what_calls_before_have_written(kind, mark, monkeypatch) -> None:
+    """Which no example shows that is run again and again."""
+    monkeypatch.setattr("torch._inductor.compile", lambda graph, _inputs, options: graph)
+    backbone = Marking(mark).eval()
+    trunk = make_trunk(backbone, (), x := torch.eye(4)[:2], kind)
+    for each in (x, -x, x.flip(1), x):
+        assert torch.allclose(logits(trunk, each), logits(make_trunk(backbone, (), x), each), atol=1e-5)
+    assert trunk.module is backbone and "makes anew" in trunk.notes[0]
+
+
+@pytest.mark.parametrize("kind", ["cudnn", "inductor"])
+def test_random_numbers_are_drawn_each_time(kind, monkeypatch) -> None:
+    monkeypatch.setattr(torch, "compile", lambda f, **_options: f)
+    backbone = Marking(lambda y: y * torch.rand(4)).eval()
+    trunk = make_trunk(backbone, (), x := torch.randn(2, 4), kind)
+    assert not torch.equal(logits(trunk, x), logits(trunk, x))
+
+
+class Scaled(nn.Module):
+    """Scales by what it computes from buffers, as torchvision's FrozenBatchNorm2d does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("scale", torch.rand(4) + 0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.scale.rsqrt().reshape(1, -1, 1, 1)
+
+
+@pytest.mark.parametrize("kind", ["cudnn", "inductor"])
+def test_what_is_computed_from_buffers_follows_them(kind, monkeypatch) -> None:
+    monkeypatch.setattr("torch._inductor.compile", lambda graph, _inputs, options: graph)
+    backbone = nn.Sequential(conv(3, 4), Scaled(), nn.ReLU(), nn.Flatten(), nn.Linear(64, 3)).eval()
+    trunk = made(backbone, ("1",), x := torch.randn(2, 3, 4, 4), kind)
+    backbone.load_state_dict({name: 2 * value for name, value in backbone.state_dict().items()})
+    trunk.refresh()
+    assert_same(trunk, backbone, ("1",), x)
