@@ -40,6 +40,8 @@ class CompiledPart(nn.Module):
         """Run for inputs as ``part`` takes them; within :func:`handing_over` uncompiled."""
         state = _state(self.part)
         leaves, form = tree_flatten(inputs)
+        if any(isinstance(each, Tensor) and (each.is_neg() or each.is_conj()) for each in leaves):
+            return self.part(*inputs)  # compiled code reads the memory as it is
         tensors = [each.detach() for each in (*state.values(), *leaves) if isinstance(each, Tensor)]
         kinds = tuple((each.shape, each.stride(), each.dtype, each.device) for each in tensors)
         casts = [torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device) for device in ("cpu", "cuda")]

@@ -189,6 +189,17 @@ def test_what_shares_memory_with_what_is_changed_in_place_sees_that(monkeypatch)
         assert_same(trunk, backbone, LimitsBehind.taps, size * x)
 
 
+def test_numbers_that_lie_in_memory_with_the_other_sign(monkeypatch) -> None:
+    def reads_memory(graph, _inputs, options):
+        return lambda *given: graph(*(torch._neg_view(each) if each.is_neg() else each for each in given))
+
+    monkeypatch.setattr("torch._inductor.compile", reads_memory)
+    backbone, x = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 3), nn.Tanh()).eval(), torch.randn(2, 4)
+    trunk = made(backbone, (), x, "inductor")
+    assert_same(trunk, backbone, (), x)
+    assert_same(trunk, backbone, (), torch._neg_view(x))
+
+
 class Twice(nn.Module):
     """Attends twice with the same weights, and encodes twice by one layer, which PyTorch's encoder holds twice."""
 
