@@ -1,5 +1,6 @@
 """``CompiledPart``: a part of a traced backbone that Inductor compiles, without Dynamo, which would trace it again."""
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -33,11 +34,14 @@ class CompiledPart(nn.Module):
         self.part = part
         self._traced: dict[Any, Traced] = {}
         self._compiled: dict[Any, Callable[..., Any]] = {}
+        self._written: dict[Any, Sequence[int]] = {}
 
     def forward(self, *inputs: Any) -> Any:
         """Run for inputs as ``part`` takes them; within :func:`handing_over` uncompiled."""
         state = _state(self.part)
         leaves, form = tree_flatten(inputs)
+        if any(isinstance(each, Tensor) and (each.is_neg() or each.is_conj()) for each in leaves):
+            return self.part(*inputs)  # compiled code reads the memory as it is
         tensors = [each.detach() for each in (*state.values(), *leaves) if isinstance(each, Tensor)]
         kinds = tuple((each.shape, each.stride(), each.dtype, each.device) for each in tensors)
         casts = [torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device) for device in ("cpu", "cuda")]
@@ -52,25 +56,39 @@ class CompiledPart(nn.Module):
                 if hand_over is not None:
                     hand_over(self._traced[kind].graph, kinds)
                     return self.part(*inputs)
-                self._compiled[kind] = self._traced.pop(kind).compiled(kinds)
+                traced = self._traced.pop(kind)
+                self._compiled[kind], self._written[kind] = traced.compiled(kinds), traced.written
+        if _overlap(tensors, self._written[kind]):
+            return self.part(*inputs)
         return self._compiled[kind](*tensors)
 
     def _trace(self, names: Sequence[str], leaves: Sequence[Any], form: Any, kinds: Sequence[Kind]) -> "Traced":
         from torch.fx.experimental.proxy_tensor import make_fx
 
         returned: list[Any] = []  # all that is returned, in which tensors stand for themselves, and its form
+        written: list[int] = []
 
         def run(*given: Tensor) -> list[Tensor]:
             state, rest = dict(zip(names, given, strict=False)), iter(given[len(names) :])
             inputs = tree_unflatten([next(rest) if isinstance(each, Tensor) else each for each in leaves], form)
+            before = [each._version for each in given]
             returned[:] = tree_flatten(functional_call(self.part, state, inputs, tie_weights=False))
+            written[:] = [index for index, each in enumerate(given) if each._version != before[index]]
             return [each for each in returned[0] if isinstance(each, Tensor)]
 
         with TRACES:
             graph = make_fx(run, tracing_mode="real")(*_fakes(kinds)[1])
         _move_numbers(graph)
         others = [None if isinstance(each, Tensor) else (each,) for each in returned[0]]
-        return Traced(_as_bytes(graph), others, returned[1])
+        return Traced(_as_bytes(graph), others, returned[1], written)
+
+
+def _overlap(tensors: Sequence[Tensor], written: Sequence[int]) -> bool:
+    """Return whether any that is written to shares memory with another, of which a compiler knows nothing."""
+    if not written:
+        return False
+    memory = Counter(each.untyped_storage()._cdata for each in tensors)
+    return any(memory[tensors[index].untyped_storage()._cdata] > 1 for index in written)
 
 
 def _move_numbers(graph: fx.GraphModule) -> None:
@@ -116,6 +134,8 @@ class Traced(NamedTuple):
     others: Sequence[Any]
     """What else is returned, in a tuple each; None for tensors, which the graph returns."""
     form: Any
+    written: Sequence[int]
+    """Inputs that are changed in place, by index."""
 
     def compiled(self, kinds: Sequence[Kind]) -> Callable[..., Any]:
         """Compile it, or find it in Inductor's caches."""

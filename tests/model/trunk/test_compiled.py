@@ -140,6 +140,56 @@ def test_what_is_changed_in_place_is_read_behind_that() -> None:
         assert_same(trunk, backbone, Limits.taps, size * x)
 
 
+class LimitsBehind(Limits):
+    """Two parts have the tensor and its view."""
+
+    taps = ("tap",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tap = nn.Identity()
+
+    def forward(self, x):
+        y = self.first(x)
+        part = y[:, :4]
+        y = self.tap(y)
+        part.clamp_(max=9.0)
+        return self.fc(y * 2)
+
+
+def changes_at_the_end(graph, _inputs, options):
+    """What compilers make of a graph: what it changes in place is written once all is read."""
+
+    def run(*given):
+        own = [each.clone() for each in given]
+        outputs = graph(*own)
+        for each, changed in zip(given, own, strict=True):
+            if not torch.equal(each, changed):
+                each.copy_(changed)
+        return outputs
+
+    return run
+
+
+def test_what_shares_memory_with_what_is_changed_in_place_sees_that(monkeypatch) -> None:
+    monkeypatch.setattr("torch._inductor.compile", changes_at_the_end)
+    backbone, x = LimitsBehind().eval(), torch.randn(2, 6)
+    trunk = made(backbone, LimitsBehind.taps, x, "inductor")
+    for size in (1.0, 100.0):
+        assert_same(trunk, backbone, LimitsBehind.taps, size * x)
+
+
+def test_numbers_that_lie_in_memory_with_the_other_sign(monkeypatch) -> None:
+    def reads_memory(graph, _inputs, options):
+        return lambda *given: graph(*(torch._neg_view(each) if each.is_neg() else each for each in given))
+
+    monkeypatch.setattr("torch._inductor.compile", reads_memory)
+    backbone, x = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 3), nn.Tanh()).eval(), torch.randn(2, 4)
+    trunk = made(backbone, (), x, "inductor")
+    assert_same(trunk, backbone, (), x)
+    assert_same(trunk, backbone, (), torch._neg_view(x))
+
+
 class Twice(nn.Module):
     """Attends twice with the same weights, and encodes twice by one layer, which PyTorch's encoder holds twice."""
 
