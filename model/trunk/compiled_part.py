@@ -33,8 +33,7 @@ class CompiledPart(nn.Module):
         super().__init__()
         self.part = part
         self._traced: dict[Any, Traced] = {}
-        self._compiled: dict[Any, Callable[..., Any]] = {}
-        self._written: dict[Any, Sequence[int]] = {}
+        self._compiled: dict[Any, tuple[Callable[..., Any], Sequence[int]]] = {}  # with the inputs that it changes
 
     def forward(self, *inputs: Any) -> Any:
         """Run for inputs as ``part`` takes them; within :func:`handing_over` uncompiled."""
@@ -51,16 +50,14 @@ class CompiledPart(nn.Module):
             if len(self._compiled) == MOST_KINDS:
                 return self.part(*inputs)
             with torch.inference_mode(False), torch.no_grad():
-                if kind not in self._traced:
-                    self._traced[kind] = self._trace(list(state), leaves, form, kinds)
+                traced = self._traced.pop(kind, None) or self._trace(list(state), leaves, form, kinds)
                 if hand_over is not None:
-                    hand_over(self._traced[kind].graph, kinds)
+                    self._traced[kind] = traced
+                    hand_over(traced.graph, kinds)
                     return self.part(*inputs)
-                traced = self._traced.pop(kind)
-                self._compiled[kind], self._written[kind] = traced.compiled(kinds), traced.written
-        if _overlap(tensors, self._written[kind]):
-            return self.part(*inputs)
-        return self._compiled[kind](*tensors)
+                self._compiled[kind] = traced.compiled(kinds), traced.written
+        compiled, written = self._compiled[kind]
+        return self.part(*inputs) if _overlap(tensors, written) else compiled(*tensors)
 
     def _trace(self, names: Sequence[str], leaves: Sequence[Any], form: Any, kinds: Sequence[Kind]) -> "Traced":
         from torch.fx.experimental.proxy_tensor import make_fx

@@ -1,5 +1,6 @@
 """``LayerGraph``: a traced graph with the layers that it calls, while it is rewritten."""
 
+import operator
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
@@ -57,6 +58,19 @@ class _NothingFrozen(Unwritten):
         return super().__torch_dispatch__(func, _types, args, kwargs)
 
 
+class _Changed(fx.Proxy):
+    """What a traced forward may change in place by ``+=`` and its like, which fx would take for a new value."""
+
+
+def _in_place(name: str) -> Callable[[_Changed, Any], fx.Proxy]:
+    change = getattr(operator, name)
+    return lambda self, other: self.tracer.create_proxy("call_function", change, (self, other), {})
+
+
+for _name in fx.graph.inplace_methods.keys() - {"setitem"}:
+    setattr(_Changed, f"__{_name}__", _in_place(_name))
+
+
 class _TapTracer(fx.Tracer):
     """Marks the outputs of tapped layers, and calls in the graph the layers of ``kept`` as they are.
 
@@ -98,6 +112,9 @@ class _TapTracer(fx.Tracer):
         if m in self._taps and path not in self._kept:
             return self.create_proxy("call_function", tap_mark, (output, self._taps[m]), {})
         return output
+
+    def proxy(self, node: fx.Node) -> fx.Proxy:
+        return _Changed(node, self)
 
     def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Any]) -> Any:
         if threading.get_ident() != self._thread:

@@ -1,0 +1,123 @@
+"""Trunks of forwards that do more than compute: they change in place, count, make, draw."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from auxhead.model.trunk.trunk import TRUNKS, make_trunk
+from support.trunk_cases import Net, assert_same, conv, logits, made, with_odd_norms
+from torch import Tensor, nn
+
+
+def changed_input(net: Net, x: Tensor) -> Tensor:
+    y = x
+    y += 1.0
+    return F.relu(net.first(x))
+
+
+def changed_skip(net: Net, x: Tensor) -> Tensor:
+    skip = y = net.first(x)
+    y += net.second(x)
+    y *= 0.5
+    return F.relu(y + skip)
+
+
+@pytest.mark.usefixtures("uncompiled_on_the_cpu")
+@pytest.mark.parametrize("kind", ["cudnn", "inductor"])
+@pytest.mark.parametrize("join", [changed_input, changed_skip])
+def test_an_alias_that_is_changed_in_place_is_changed_in_a_trunk(kind, join) -> None:
+    """Of a branch that is zero at first, as residual ones are made, the example does not show it."""
+    backbone = with_odd_norms(Net(join))
+    with torch.no_grad():
+        backbone.norm_b.weight.zero_()
+        backbone.norm_b.bias.zero_()
+    trunk = made(backbone, [], torch.randn(2, 4, 6, 6), kind)
+    with_odd_norms(backbone)
+    trunk.refresh()
+    assert_same(trunk, backbone, [], torch.randn(2, 4, 6, 6))
+
+
+class Counting(nn.Module):
+    """Counts its calls in a buffer, and answers by them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return x * self.calls.add_(1)
+
+
+@pytest.mark.parametrize("kind", TRUNKS)
+def test_a_forward_that_changes_its_state_does_so_each_time(kind, monkeypatch) -> None:
+    monkeypatch.setattr(torch, "compile", lambda f, **_options: f)
+    backbone = nn.Sequential(conv(3, 4), nn.BatchNorm2d(4), nn.ReLU(), Counting(), nn.Flatten(), nn.Linear(64, 3))
+    trunk = make_trunk(backbone.eval(), (), x := torch.randn(2, 3, 4, 4), kind)
+    calls = backbone[3].calls
+    for _ in range(2):
+        before = calls.clone()
+        logits(trunk, x)
+        assert calls - before == 2, trunk.notes
+
+
+def marks(y: Tensor) -> Tensor:
+    """The largest number of each sample sets one in what is made anew."""
+    marked = torch.zeros(4)
+    marked.index_fill_(0, y.argmax(1), 1.0)
+    return y * marked
+
+
+def marks_in_part(y: Tensor) -> Tensor:
+    marked = torch.zeros(8)
+    marked[:4].index_fill_(0, y.argmax(1), 1.0)
+    return y * marked[:4]
+
+
+class Marking(nn.Module):
+    def __init__(self, mark) -> None:
+        super().__init__()
+        self.first, self.fc, self.mark = nn.Linear(4, 4), nn.Linear(4, 3), mark
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(self.mark(self.first(x)))
+
+
+@pytest.mark.parametrize("kind", ["cudnn", "inductor"])
+@pytest.mark.parametrize("mark", [marks, marks_in_part])
+def test_what_a_forward_makes_anew_does_not_hold_what_calls_before_have_written(kind, mark, monkeypatch) -> None:
+    """Which no example shows that is run again and again."""
+    monkeypatch.setattr("torch._inductor.compile", lambda graph, _inputs, options: graph)
+    backbone = Marking(mark).eval()
+    trunk = make_trunk(backbone, (), x := torch.eye(4)[:2], kind)
+    for each in (x, -x, x.flip(1), x):
+        assert torch.allclose(logits(trunk, each), logits(make_trunk(backbone, (), x), each), atol=1e-5)
+    assert trunk.module is backbone and "makes anew" in trunk.notes[0]
+
+
+@pytest.mark.parametrize("kind", ["cudnn", "inductor"])
+def test_random_numbers_are_drawn_each_time(kind, monkeypatch) -> None:
+    monkeypatch.setattr(torch, "compile", lambda f, **_options: f)
+    backbone = Marking(lambda y: y * torch.rand(4)).eval()
+    trunk = make_trunk(backbone, (), x := torch.randn(2, 4), kind)
+    assert not torch.equal(logits(trunk, x), logits(trunk, x))
+
+
+class Scaled(nn.Module):
+    """Scales by what it computes from buffers, as torchvision's FrozenBatchNorm2d does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("scale", torch.rand(4) + 0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.scale.rsqrt().reshape(1, -1, 1, 1)
+
+
+@pytest.mark.parametrize("kind", ["cudnn", "inductor"])
+def test_what_is_computed_from_buffers_follows_them(kind, monkeypatch) -> None:
+    monkeypatch.setattr("torch._inductor.compile", lambda graph, _inputs, options: graph)
+    backbone = nn.Sequential(conv(3, 4), Scaled(), nn.ReLU(), nn.Flatten(), nn.Linear(64, 3)).eval()
+    trunk = made(backbone, ("1",), x := torch.randn(2, 3, 4, 4), kind)
+    backbone.load_state_dict({name: 2 * value for name, value in backbone.state_dict().items()})
+    trunk.refresh()
+    assert_same(trunk, backbone, ("1",), x)
