@@ -2,8 +2,11 @@
 
 import dataclasses
 import importlib
+import json
+import os
 import sys
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +18,7 @@ from auxhead.autotune.zoo.networks import LIBRARIES, zoo_subject
 from auxhead.autotune.zoo.tables import front_page, zoo_tables
 from support.command_line import assert_one_line_error, tune
 from support.pretended_gpu import ENVIRONMENT
-from support.zoo_records import failed, zoo_record, zoo_records
+from support.zoo_records import failed, noting, zoo_record, zoo_records
 
 pytestmark = pytest.mark.usefixtures("without_interpreter")
 running = importlib.import_module("auxhead.autotune.zoo.run")
@@ -29,7 +32,9 @@ def gpu(monkeypatch: pytest.MonkeyPatch, pretended_gpu: Path) -> list[tuple[str,
     """
     cells: list[tuple[str, int]] = []
 
-    def in_own_process(measure: Callable[..., None], model: str, batch: int, wanted: Any, where: Path, _: str) -> bool:
+    def run(
+        _: Any, measure: Callable[..., None], model: str, batch: int, wanted: Any, where: Path, caches: str
+    ) -> bool:
         if measure is running._measure:
             cells.append((model, batch))
             for one in zoo_records(model, batch, 80.0, 100.0):
@@ -38,7 +43,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch, pretended_gpu: Path) -> list[tuple[str,
             assert measure is running._answer_again and cells[-1] == (model, batch) != (model, 8)
         return model != "swin_t"
 
-    monkeypatch.setattr(running, "_in_own_process", in_own_process)
+    monkeypatch.setattr(running._Processes, "run", run)
     monkeypatch.setattr(running, "environment", lambda _device: ENVIRONMENT)
     return cells
 
@@ -63,6 +68,16 @@ def test_records_of_others_in_the_file_are_no_matter(gpu: list[tuple[str, int]],
         cell = zoo_record("resnet18", 1, name).cell
         append_record(path, Record("bench", cell, name, "r", ENVIRONMENT, {"rounds": 50}))
     assert tune("zoo", "resnet18", "--batch", "1").exit_code == 0 and gpu == [("resnet18", 1)]
+
+
+def test_each_cell_has_a_process_of_its_own_which_has_imported_all(tmp_path: Path) -> None:
+    with closing(running._Processes()) as processes:
+        assert processes.run(noting, tmp_path / "first", None)
+        assert not processes.run(noting, tmp_path / "second", "failed, as it was told to")
+        waiting, _ = processes._ready
+    assert waiting.exitcode is not None
+    (first, *imported), (second, *_) = (json.loads((tmp_path / name).read_text()) for name in ("first", "second"))
+    assert len({first, second, os.getpid(), waiting.pid}) == 4 and imported == [True]
 
 
 def test_a_network_that_could_not_be_measured_is_told_at_the_end(gpu: list[tuple[str, int]]) -> None:
