@@ -12,10 +12,10 @@ from torch.fx import Node
 from ...kernels import max_pool2d
 from ..heads.fused_aux_head import FusedAuxHead
 from .fused_convolution import PADDED_CHANNELS, FusedConvolution
-from .layer_graph import LayerGraph, is_known, only_user, runs_users_code, tap_mark
+from .layer_graph import IN_PLACE, LayerGraph, is_known, only_user, runs_users_code, tap_mark
 
 RELU_FUNCTIONS = (F.relu, F.relu_, torch.relu, torch.relu_)
-ADD_FUNCTIONS = (operator.add, operator.iadd, torch.add)
+ADD_FUNCTIONS = (operator.add, IN_PLACE["iadd"], torch.add)
 MAX_POOL_FUNCTIONS = (F.max_pool2d, torch.max_pool2d)
 
 
@@ -120,7 +120,7 @@ def _fuse_relu(layers: LayerGraph, relu: Node) -> None:
     operands = _summands(value)
     if operands is None:
         return
-    changed_in_place = value.op == "call_method" and value.target == "add_" or value.target is operator.iadd
+    changed_in_place = value.op == "call_method" and value.target == "add_" or value.target is IN_PLACE["iadd"]
     # With two convolutions the first one in the graph takes the sum; in a residual block that is the main branch.
     order = list(layers.graph.nodes)
     for node in operands[:1] if changed_in_place else sorted(operands, key=order.index):

@@ -58,17 +58,41 @@ class _NothingFrozen(Unwritten):
         return super().__torch_dispatch__(func, _types, args, kwargs)
 
 
+def _in_place(name: str) -> Callable[[Any, Any], Any]:
+    """Return a function of ``operator`` as one of ours.
+
+    Of one of its own fx writes ``n += 1``, by which a number, or a shape, is another one for all who read it later.
+    """
+    change = getattr(operator, name)
+
+    def changed(value: Any, other: Any) -> Any:
+        return change(value, other)
+
+    changed.__name__ = changed.__qualname__ = name
+    return changed
+
+
+#: What a traced forward computes by ``+=`` and its like, by name.
+IN_PLACE = {name: _in_place(name) for name in fx.graph.inplace_methods.keys() - {"setitem"}}
+
+
 class _Changed(fx.Proxy):
     """What a traced forward may change in place by ``+=`` and its like, which fx would take for a new value."""
 
+    def __getattr__(self, name: str) -> fx.proxy.Attribute:
+        return _ChangedAttribute(self, name)
 
-def _in_place(name: str) -> Callable[[_Changed, Any], fx.Proxy]:
-    change = getattr(operator, name)
+
+class _ChangedAttribute(fx.proxy.Attribute, _Changed):
+    """An attribute of such a value: of a tensor ``data`` and ``mT`` are in its memory."""
+
+
+def _recorded(change: Callable[[Any, Any], Any]) -> Callable[[_Changed, Any], fx.Proxy]:
     return lambda self, other: self.tracer.create_proxy("call_function", change, (self, other), {})
 
 
-for _name in fx.graph.inplace_methods.keys() - {"setitem"}:
-    setattr(_Changed, f"__{_name}__", _in_place(_name))
+for _name, _change in IN_PLACE.items():
+    setattr(_Changed, f"__{_name}__", _recorded(_change))
 
 
 class _TapTracer(fx.Tracer):

@@ -21,9 +21,40 @@ def changed_skip(net: Net, x: Tensor) -> Tensor:
     return F.relu(y + skip)
 
 
+def changed_in_another_order(net: Net, x: Tensor) -> Tensor:
+    y = net.first(x)
+    turned = y.mT
+    turned += net.second(x)
+    return F.relu(y)
+
+
+def changed_data(net: Net, x: Tensor) -> Tensor:
+    y = net.first(x)
+    data = y.data
+    data += net.second(x)
+    return F.relu(y)
+
+
+def counted_on(net: Net, x: Tensor) -> Tensor:
+    """A number is none that is changed in place."""
+    y = net.first(x)
+    more = channels = y.size(1)
+    more += 1
+    return F.relu(y + more) + net.second(x) * channels
+
+
+def multiplied(net: Net, x: Tensor) -> Tensor:
+    """Nor is a tensor by a product of matrices."""
+    skip = y = net.second(x)
+    y @= net.first(x)
+    return F.relu(y + skip + net.first(x))
+
+
 @pytest.mark.usefixtures("uncompiled_on_the_cpu")
 @pytest.mark.parametrize("kind", ["cudnn", "inductor"])
-@pytest.mark.parametrize("join", [changed_input, changed_skip])
+@pytest.mark.parametrize(
+    "join", [changed_input, changed_skip, changed_in_another_order, changed_data, counted_on, multiplied]
+)
 def test_an_alias_that_is_changed_in_place_is_changed_in_a_trunk(kind, join) -> None:
     """Of a branch that is zero at first, as residual ones are made, the example does not show it."""
     backbone = with_odd_norms(Net(join))
