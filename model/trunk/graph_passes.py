@@ -295,6 +295,8 @@ def take_off_classifier(layers: LayerGraph) -> FusedAuxHead | str:
         tail.append(value)
         parts[:] = [pool, nn.Flatten(), linear]
         value = value.args[0]
+    if not _undisturbed(layers, tail[-1], output, set(tail)):
+        return "what comes behind it may change in place what it reads"
     try:
         head = FusedAuxHead.from_module(nn.Sequential(*parts).eval())
     except ValueError as error:

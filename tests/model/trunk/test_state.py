@@ -67,6 +67,30 @@ def test_an_alias_that_is_changed_in_place_is_changed_in_a_trunk(kind, join) -> 
     assert_same(trunk, backbone, [], torch.randn(2, 4, 6, 6))
 
 
+class ChangedBehind(Net):
+    """Changes its last map once that is pooled."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.first(x)
+        pooled = y.mean((2, 3))
+        y += self.second(x)
+        return self.fc(pooled)
+
+
+@pytest.mark.usefixtures("uncompiled_on_the_cpu")
+@pytest.mark.parametrize("kind", ["cudnn", "inductor"])
+def test_a_classifier_reads_what_it_reads_in_the_backbone(kind) -> None:
+    """Taken off, it would read that behind the change."""
+    backbone = with_odd_norms(ChangedBehind(None))
+    with torch.no_grad():
+        backbone.norm_b.weight.zero_()
+        backbone.norm_b.bias.zero_()
+    trunk = made(backbone, [], torch.randn(2, 4, 6, 6), kind)
+    with_odd_norms(backbone)
+    trunk.refresh()
+    assert_same(trunk, backbone, [], torch.randn(2, 4, 6, 6))
+
+
 class Counting(nn.Module):
     """Counts its calls in a buffer, and answers by them."""
 
