@@ -172,6 +172,8 @@ class BackboneRewriter:
         computing = [part for part in parts if any(node.op != "get_attr" for node in part)]
         pieces = [dict.fromkeys(piece) for part in computing for piece in _pieces(list(part))]
         for number, piece in enumerate(pieces):
+            if all(user in piece for node in piece for user in node.users):
+                continue  # nothing is left of it but what it changes in place, if that: a part has to return something
             # In the order that they have, which fuse_by_partitions would change: some change in place what others read.
             nodes = [*piece]
             fused, inputs, outputs = fuse_as_graphmodule(graph_module, nodes, f"segment_{number}", piece)

@@ -25,6 +25,29 @@ def test_what_takes_long_to_compile_is_cut_into_pieces(monkeypatch, name: str) -
     assert_same(trunk, backbone, [], torch.randn(2, 3, 64, 64))
 
 
+class Writing(nn.Module):
+    """Writes to what it reads later, in pieces that return nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.fc = nn.Conv2d(3, 4, 3), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.first(x)
+        for channel in range(4):
+            y[:, channel].mul_(channel).add_(1.0)
+        return self.fc(y.relu().mean((2, 3)))
+
+
+@pytest.mark.usefixtures("uncompiled_on_the_cpu")
+@pytest.mark.parametrize("most", [2, 3])
+def test_a_piece_may_return_nothing(monkeypatch, most: int) -> None:
+    monkeypatch.setattr(backbone_rewriter, "_MOST_OF_A_PART", most)
+    backbone, x = Writing().eval(), torch.randn(2, 3, 8, 8)
+    trunk = made(backbone, ["first"], x, "inductor")
+    assert_same(trunk, backbone, ["first"], torch.randn(2, 3, 8, 8))
+
+
 def test_pieces_are_about_equal_and_few_values_cross() -> None:
     graph = fx.Graph()
     x = graph.placeholder("x")
