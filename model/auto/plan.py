@@ -240,6 +240,8 @@ class PlanFile:
                 int(size): dataclasses.replace(Plan.from_json(plan), from_file=True)
                 for size, plan in content["plans"].items()
             }
+            if measured.get("budget") != self._conditions.get("budget"):  # within less time nobody would find more
+                plans = {size: dataclasses.replace(plan, hurried=False) for size, plan in plans.items()}
         except FileNotFoundError:
             return {}
         except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:

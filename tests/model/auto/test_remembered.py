@@ -48,6 +48,17 @@ def test_a_plan_made_in_a_hurry_is_looked_at_once_more(gpu: FakeGpu, always: boo
     assert default().plans[4].from_file and gpu.measured == 2
 
 
+def test_who_has_less_time_does_not_look_once_more(gpu: FakeGpu) -> None:
+    """It would find less, and put that in the place of the plan."""
+    gpu.times_as_long["inductor"] = 0.5
+    gpu.making_s_of["cudnn"] = 20.0
+    first = default()
+    assert first.plans[4].hurried
+    gpu.making_s_of["cudnn"] = 0.0
+    assert default(budget="quick").plans[4].from_file and gpu.measured == 1
+    assert default().plans[4].chosen.trunk == "inductor" and gpu.measured == 2
+
+
 def test_each_network_and_batch_has_a_plan_of_its_own(gpu: FakeGpu) -> None:
     default()
     default(samples=2)
