@@ -15,6 +15,7 @@ from .compiled_part import OPTIONS, CompiledPart, is_all_known
 from .fused_convolution import FusedConvolution
 from .graph_passes import (
     changed_in_place,
+    changed_in_some_layouts,
     drop_no_ops,
     fuse_convolutions,
     pad_first_convolution,
@@ -44,6 +45,8 @@ class BackboneRewriter:
         self._alone: set[nn.Module] | None = None
         self._compiles = compiles
         self._changed: str | None = None  # by a node, in place
+        self.depends_on_layout: str | None = None
+        """A node that changes in place what others read only if maps lie as they do, or only if they do not."""
         self._parts: list[tuple[fx.GraphModule, str]] = []
         self._untraced: list[nn.Module] = []
         self._classifier: FusedAuxHead | None = None
@@ -123,6 +126,7 @@ class BackboneRewriter:
         layers = LayerGraph(graph, module, self._source_of)
         self._fuse(layers, is_backbone=not path)
         self._changed = changed_in_place(layers)
+        self.depends_on_layout = self.depends_on_layout or changed_in_some_layouts(layers)
         graph_module = layers.assemble()
         if self._compiles:
             self._part_between(graph_module, list(taps.values()))

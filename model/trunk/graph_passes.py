@@ -254,6 +254,47 @@ def _changes(layers: LayerGraph, node: Node) -> Sequence[Any]:
     return first if node.kwargs.get("inplace") or _names_in_place(name) else ()
 
 
+#: What shares its input's memory, or copies it where it lies otherwise; and what shares it in any layout.
+_MAY_COPY = {"contiguous", "flatten", "ravel", "reshape", "reshape_as", "to"}
+_SHARES = {
+    "chunk", "data", "detach", "expand", "getitem", "mT", "movedim", "narrow", "permute", "select", "split", "squeeze",
+    "swapaxes", "T", "tensor_split", "transpose", "unbind", "unflatten", "unsqueeze", "view", "view_as",
+}  # fmt: skip
+
+
+def changed_in_some_layouts(layers: LayerGraph) -> str | None:
+    """Name the first node that changes in place what others read only where maps lie in one way, or return None.
+
+    What the user's layers and functions do nobody knows: of them it is not supposed, since few change what they read.
+    """
+    for node in layers.graph.nodes:
+        users = node.op == "call_function" and not is_known(node.target)
+        users |= node.op == "call_module" and not type(layers.called(node)).__module__.startswith("torch.nn.")
+        for changed in () if users else _changes(layers, node):
+            may_copy = False
+            while isinstance(changed, Node):
+                if may_copy and sum(not _reads_sizes(user) for user in changed.users) > 1:
+                    return str(node.name)
+                name = _operation(layers, changed)
+                if name not in _MAY_COPY | _SHARES or not changed.args:
+                    break
+                may_copy |= name in _MAY_COPY
+                changed = changed.args[0]
+    return None
+
+
+def _operation(layers: LayerGraph, node: Node) -> str:
+    """Return what a node computes by the name of the method of tensors that does so; of an attribute its name."""
+    if node.op == "call_module":
+        return "flatten" if type(layers.layer(node)) is nn.Flatten else ""
+    name = node.args[1] if node.target is getattr else node.target
+    return name if isinstance(name, str) else getattr(name, "__name__", "")
+
+
+def _reads_sizes(node: Node) -> bool:
+    return node.target in ("size", "dim") or (node.target is getattr and node.args[1] in ("shape", "ndim", "dtype"))
+
+
 def _names_in_place(name: str) -> bool:
     return (name.endswith("_") and not name.endswith("__")) or name.strip("_") in fx.graph.inplace_methods
 

@@ -223,6 +223,8 @@ def _rewritten(backbone: nn.Module, taps: Sequence[str], example_input: Tensor, 
     rewriter = BackboneRewriter(backbone, taps, example_input, compiles=kind == "inductor")
     module, classifier, notes = rewriter.rewritten()
     memory_format = torch.channels_last if example_input.ndim == 4 else format_of(example_input)
+    if rewriter.depends_on_layout is not None and memory_format != format_of(example_input):
+        return f"of maps in channels_last {rewriter.depends_on_layout} may change others in place"
     x = example_input.contiguous(memory_format=memory_format)
     why = "it changes in place a tensor that its forward makes anew each time"
     with Unwritten(rewriter.constants, why) if rewriter.constants else nullcontext():

@@ -67,6 +67,39 @@ def test_an_alias_that_is_changed_in_place_is_changed_in_a_trunk(kind, join) -> 
     assert_same(trunk, backbone, [], torch.randn(2, 4, 6, 6))
 
 
+def changed_copy(net: Net, x: Tensor) -> Tensor:
+    """Of maps in channels_last it is none."""
+    y = net.first(x)
+    copied = y.permute(0, 2, 3, 1).contiguous()
+    copied += net.second(x).permute(0, 2, 3, 1)
+    return F.relu(y + 0.5 * copied.permute(0, 3, 1, 2))
+
+
+def changed_rows(net: Net, x: Tensor) -> Tensor:
+    """Of maps in channels_last they are a copy."""
+    y = net.first(x)
+    rows = y.reshape(y.size(0), -1)
+    rows += net.second(x).flatten(1)
+    return F.relu(y)
+
+
+@pytest.mark.usefixtures("uncompiled_on_the_cpu")
+@pytest.mark.parametrize("kind", ["cudnn", "inductor"])
+@pytest.mark.parametrize("join", [changed_copy, changed_rows])
+def test_what_is_an_alias_in_one_layout_is_not_run_in_another(kind, join) -> None:
+    backbone = with_odd_norms(Net(join))
+    with torch.no_grad():
+        backbone.norm_b.weight.zero_()
+        backbone.norm_b.bias.zero_()
+    x = torch.randn(2, 4, 6, 6)
+    trunk = make_trunk(backbone, [], x, kind)
+    with_odd_norms(backbone)
+    trunk.refresh()
+    assert_same(trunk, backbone, [], x)
+    trunk = made(backbone, [], x.contiguous(memory_format=torch.channels_last), kind)
+    assert torch.allclose(logits(trunk, x := x.contiguous(memory_format=torch.channels_last)), backbone(x), atol=1e-5)
+
+
 class ChangedBehind(Net):
     """Changes its last map once that is pooled."""
 
