@@ -100,7 +100,10 @@ class _Processes:
         with suppress(OSError):  # it has ended before
             mine.send((measure, arguments))
         try:
-            wait([mine, process.sentinel])  # until the runner is made, or it has ended: nothing beside the first answer
+            # Until the runner is made, or it has ended: nothing beside the first answer. What it has forked may outlive
+            # it, and holds both of what is waited for.
+            while process.is_alive() and not wait([mine, process.sentinel], 1.0):
+                pass
             self._ready = self._begin()
             process.join()
         finally:

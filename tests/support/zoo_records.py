@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -56,3 +57,13 @@ def noting(path: Path, error: str | None, made: Callable[[], None]) -> None:
     path.write_text(json.dumps([os.getpid(), "torchvision" in sys.modules]))
     if error is not None:
         raise RuntimeError(error)
+
+
+def forking(path: Path, _made: Callable[[], None]) -> None:
+    """Measure nothing: end while a process goes on that this one has forked, whose id lies in a file."""
+    pid = os.fork()
+    if pid == 0:
+        time.sleep(60)
+        os._exit(0)
+    path.write_text(str(pid))
+    os._exit(1)

@@ -4,7 +4,9 @@ import dataclasses
 import importlib
 import json
 import os
+import signal
 import sys
+import time
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -18,7 +20,7 @@ from auxhead.autotune.zoo.networks import LIBRARIES, zoo_subject
 from auxhead.autotune.zoo.tables import front_page, zoo_tables
 from support.command_line import assert_one_line_error, tune
 from support.pretended_gpu import ENVIRONMENT
-from support.zoo_records import failed, noting, zoo_record, zoo_records
+from support.zoo_records import failed, forking, noting, zoo_record, zoo_records
 
 pytestmark = pytest.mark.usefixtures("without_interpreter")
 running = importlib.import_module("auxhead.autotune.zoo.run")
@@ -78,6 +80,14 @@ def test_each_cell_has_a_process_of_its_own_which_has_imported_all(tmp_path: Pat
     assert waiting.exitcode is not None
     (first, *imported), (second, *_) = (json.loads((tmp_path / name).read_text()) for name in ("first", "second"))
     assert len({first, second, os.getpid(), waiting.pid}) == 4 and imported == [True]
+
+
+def test_what_a_process_has_forked_is_not_waited_for(tmp_path: Path) -> None:
+    began = time.monotonic()
+    with closing(running._Processes()) as processes:
+        assert not processes.run(forking, tmp_path / "pid")
+    os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
+    assert time.monotonic() - began < 50.0
 
 
 def test_a_network_that_could_not_be_measured_is_told_at_the_end(gpu: list[tuple[str, int]]) -> None:
