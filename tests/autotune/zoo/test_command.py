@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import sys
-import time
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -83,11 +82,9 @@ def test_each_cell_has_a_process_of_its_own_which_has_imported_all(tmp_path: Pat
 
 
 def test_what_a_process_has_forked_is_not_waited_for(tmp_path: Path) -> None:
-    began = time.monotonic()
     with closing(running._Processes()) as processes:
         assert not processes.run(forking, tmp_path / "pid")
-    os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
-    assert time.monotonic() - began < 50.0
+    os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)  # it is still there
 
 
 def test_a_network_that_could_not_be_measured_is_told_at_the_end(gpu: list[tuple[str, int]]) -> None:
