@@ -3,7 +3,6 @@
 For a network's smallest batch there is a second process, which finds those caches.
 """
 
-import importlib
 import multiprocessing
 import os
 import secrets
@@ -129,9 +128,10 @@ class _Processes:
 
 def _run_what_comes(connection: Connection) -> None:
     """Import the libraries of all networks, then run the one function that is sent; it says when its runner is made."""
-    for name in {*LIBRARIES.values()}:
-        with suppress(ImportError):
-            importlib.import_module(name)
+    import torchvision  # noqa: F401
+
+    with suppress(ImportError):
+        import timm  # noqa: F401
     try:
         measure, arguments = connection.recv()
     except EOFError:  # there is no more to measure
