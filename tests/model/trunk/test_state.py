@@ -8,6 +8,17 @@ from support.trunk_cases import Net, assert_same, conv, logits, made, with_odd_n
 from torch import Tensor, nn
 
 
+def assert_same_beyond_the_example(backbone: Net, kind: str) -> None:
+    """Of a branch that is zero at first, as residual ones are made, the example does not show what changes."""
+    with torch.no_grad():
+        backbone.norm_b.weight.zero_()
+        backbone.norm_b.bias.zero_()
+    trunk = made(backbone, [], torch.randn(2, 4, 6, 6), kind)
+    with_odd_norms(backbone)
+    trunk.refresh()
+    assert_same(trunk, backbone, [], torch.randn(2, 4, 6, 6))
+
+
 def changed_input(net: Net, x: Tensor) -> Tensor:
     y = x
     y += 1.0
@@ -56,15 +67,7 @@ def multiplied(net: Net, x: Tensor) -> Tensor:
     "join", [changed_input, changed_skip, changed_in_another_order, changed_data, counted_on, multiplied]
 )
 def test_an_alias_that_is_changed_in_place_is_changed_in_a_trunk(kind, join) -> None:
-    """Of a branch that is zero at first, as residual ones are made, the example does not show it."""
-    backbone = with_odd_norms(Net(join))
-    with torch.no_grad():
-        backbone.norm_b.weight.zero_()
-        backbone.norm_b.bias.zero_()
-    trunk = made(backbone, [], torch.randn(2, 4, 6, 6), kind)
-    with_odd_norms(backbone)
-    trunk.refresh()
-    assert_same(trunk, backbone, [], torch.randn(2, 4, 6, 6))
+    assert_same_beyond_the_example(with_odd_norms(Net(join)), kind)
 
 
 def changed_copy(net: Net, x: Tensor) -> Tensor:
@@ -114,14 +117,7 @@ class ChangedBehind(Net):
 @pytest.mark.parametrize("kind", ["cudnn", "inductor"])
 def test_a_classifier_reads_what_it_reads_in_the_backbone(kind) -> None:
     """Taken off, it would read that behind the change."""
-    backbone = with_odd_norms(ChangedBehind(None))
-    with torch.no_grad():
-        backbone.norm_b.weight.zero_()
-        backbone.norm_b.bias.zero_()
-    trunk = made(backbone, [], torch.randn(2, 4, 6, 6), kind)
-    with_odd_norms(backbone)
-    trunk.refresh()
-    assert_same(trunk, backbone, [], torch.randn(2, 4, 6, 6))
+    assert_same_beyond_the_example(with_odd_norms(ChangedBehind(None)), kind)
 
 
 class Counting(nn.Module):
