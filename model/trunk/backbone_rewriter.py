@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
@@ -11,7 +10,7 @@ from torch.fx.passes.utils.fuser_utils import erase_nodes, fuse_as_graphmodule, 
 from ..heads.fused_aux_head import FusedAuxHead
 from ..listening.kept import shallow_copy
 from .branches import Step, has_branches, plan_branches
-from .compiled_part import OPTIONS, CompiledPart, is_all_known
+from .compiled_part import OPTIONS, Compiled, CompiledPart, is_all_known
 from .fused_convolution import FusedConvolution
 from .graph_passes import (
     changed_in_place,
@@ -23,7 +22,8 @@ from .graph_passes import (
     take_off_classifier,
 )
 from .layer_graph import LayerGraph, constants_of, runs_on_one_tensor, trace
-from .self_attention import replace_self_attentions, replace_window_attentions, window_attention
+from .pieces import pieces_of
+from .self_attention import replace_self_attentions, replace_window_attentions
 
 
 class BackboneRewriter:
@@ -88,6 +88,7 @@ class BackboneRewriter:
         What could not be traced Dynamo traces, as far as it can.
         """
         untraced = [*self._untraced]
+        compiled: Compiled = {}
         for owner, name in self._parts:
             part = owner.get_submodule(name)
             assert isinstance(part, fx.GraphModule)
@@ -95,7 +96,7 @@ class BackboneRewriter:
                 if isinstance(layer, FusedConvolution):
                     layer.compiled = True
             if is_all_known(part):
-                setattr(owner, name, CompiledPart(part))
+                setattr(owner, name, CompiledPart(part, compiled))
             else:
                 untraced.append(part)
         for module in untraced:
@@ -174,7 +175,7 @@ class BackboneRewriter:
             else:
                 parts[-1][node] = None
         computing = [part for part in parts if any(node.op != "get_attr" for node in part)]
-        pieces = [dict.fromkeys(piece) for part in computing for piece in _pieces(list(part))]
+        pieces = [dict.fromkeys(piece) for piece in pieces_of(graph_module, [list(part) for part in computing])]
         for number, piece in enumerate(pieces):
             if all(user in piece for node in piece for user in node.users):
                 continue  # nothing is left of it but what it changes in place, if that: a part has to return something
@@ -189,29 +190,6 @@ class BackboneRewriter:
             if node.op == "call_module" and str(node.target).startswith("segment_"):
                 self._parts.append((graph_module, str(node.target)))
                 self._counts["part"] += 1
-
-
-#: Layers and functions of a part that is compiled, at most; Swin's attention within windows is as many.
-_MOST_OF_A_PART = 100
-_WEIGHTS: dict[Any, int] = {window_attention: 20}
-
-
-def _pieces(part: list[fx.Node]) -> list[list[fx.Node]]:
-    """Cut what takes long to compile into about equal pieces, which are compiled side by side.
-
-    A cut costs what is not fused across it: it is made where the fewest values cross, near to where they are equal.
-    """
-    place, weight = {node: at for at, node in enumerate(part)}, 0
-    weights = [weight := weight + _WEIGHTS.get(node.target, node.op != "get_attr") for node in part]
-    count = -(-weight // _MOST_OF_A_PART)
-    last = [max((place.get(user, len(part)) for user in node.users), default=at) for node, at in place.items()]
-    cuts = [0]
-    for number in range(1, count):
-        wanted, reach = weight * number / count, weight / count / 4
-        near = [(abs(so_far - wanted), at + 1) for at, so_far in enumerate(weights) if abs(so_far - wanted) <= reach]
-        crossing = [(sum(at >= cut for at in last[:cut]), *each) for each in near if (cut := each[1])]
-        cuts.append(min(crossing, default=(cuts[-1],))[-1])
-    return [piece for begin, end in zip(cuts, [*cuts[1:], len(part)], strict=True) if (piece := part[begin:end])]
 
 
 def whole(backbone: nn.Module) -> CompiledPart | None:

@@ -7,6 +7,7 @@ import math
 import os
 import pickle
 import select
+import signal
 import subprocess
 import sys
 import tempfile
@@ -49,7 +50,9 @@ class CompileWorkers:
         """
         self._folder = tempfile.TemporaryDirectory(prefix="auxhead-compile-")
         paths = os.pathsep.join(path or os.getcwd() for path in sys.path)
-        environment = {**os.environ, "PYTHONPATH": paths, "TORCHINDUCTOR_COMPILE_THREADS": str(2 * _PROCESSORS)}
+        # Forked, Inductor's own processes, which compile kernels, need not import what a worker has imported already.
+        inductors = {"TORCHINDUCTOR_COMPILE_THREADS": str(2 * _PROCESSORS), "TORCHINDUCTOR_WORKER_START": "fork"}
+        environment = {**os.environ, "PYTHONPATH": paths, **inductors}
         self._workers: list[subprocess.Popen[bytes]] = []
         with suppress(OSError, TypeError):  # no memory for another one, no interpreter outside of this process
             while len(self._workers) < count:
@@ -57,17 +60,19 @@ class CompileWorkers:
                     subprocess.Popen(
                         [sys.executable, "-m", __name__, *([_PATIENT] if patient else [])],
                         env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-                        bufsize=0,
+                        bufsize=0, start_new_session=True,
                     )
                 )  # fmt: skip
         self._given = [0] * len(self._workers)  # graphs that are not answered yet
         self._bytes = [0] * len(self._workers)  # of all graphs
+        self._taken: set[tuple[bytes | Kind, ...]] = set()
         self._names = count_up()
 
     def take(self, graph: bytes, kinds: Sequence[Kind]) -> None:
-        """Give a graph to the worker that has the least."""
-        if not self._workers:
+        """Give a graph to the worker that has the least, unless one has it."""
+        if not self._workers or (graph, *kinds) in self._taken:
             return
+        self._taken.add((graph, *kinds))
         index = self._bytes.index(min(self._bytes))
         path = Path(self._folder.name) / str(next(self._names))
         try:
@@ -100,9 +105,10 @@ class CompileWorkers:
         return done
 
     def close(self) -> None:
-        """End them, whatever they do."""
+        """End them, whatever they do, and what they have forked."""
         for worker in self._workers:
-            worker.kill()
+            with suppress(ProcessLookupError):  # it has died
+                os.killpg(worker.pid, signal.SIGKILL)
             with suppress(OSError, ValueError):  # of what it was not given any more
                 worker.communicate()
         self._folder.cleanup()
@@ -147,11 +153,13 @@ def _work() -> None:
     os.dup2(2, 1)  # whatever libraries print
     if _PATIENT in sys.argv:
         os.nice(19)
-    from torch._inductor.async_compile import maybe_warm_pool
+    from torch._inductor import compile_fx  # noqa: F401  # takes seconds
+    from torch._inductor.async_compile import AsyncCompile
 
     from . import fused_convolution  # noqa: F401  # with all operators of ours that graphs may have
 
-    maybe_warm_pool()
+    os.register_at_fork(after_in_child=lambda: os.close(answers))  # else who waits would not see that this one died
+    AsyncCompile.wait_pool_ready()
     for path in sys.stdin:
         answer = b"0"
         with suppress(Exception):  # of a compiler, or an operator of the user's: who asked sees what fails

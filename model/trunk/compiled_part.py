@@ -15,6 +15,8 @@ from .layer_graph import TRACES, is_known, runs_users_code
 
 #: Shape, strides, dtype and device of a tensor.
 Kind = tuple[torch.Size, tuple[int, ...], torch.dtype, torch.device]
+#: Graphs that were compiled, by what Inductor makes them of; they serve all parts that are traced to the same.
+Compiled = dict[tuple[bytes, Sequence[Kind]], Callable[..., Any]]
 #: The runner captures the graphs.
 OPTIONS: dict[str, Any] = {"triton.cudagraphs": False}
 #: Sizes, layouts and types that a part is compiled for, each of which takes seconds; further ones run uncompiled.
@@ -28,10 +30,11 @@ class CompiledPart(nn.Module):
     cache keeps a trace.
     """
 
-    def __init__(self, part: fx.GraphModule) -> None:
-        """Compile ``part``, which is run without gradients."""
+    def __init__(self, part: fx.GraphModule, shared: Compiled | None = None) -> None:
+        """Compile ``part``, which is run without gradients; what is ``shared`` among parts is compiled once."""
         super().__init__()
         self.part = part
+        self._shared: Compiled = {} if shared is None else shared
         self._traced: dict[Any, Traced] = {}
         self._compiled: dict[Any, tuple[Callable[..., Any], Sequence[int]]] = {}  # with the inputs that it changes
 
@@ -55,7 +58,7 @@ class CompiledPart(nn.Module):
                     self._traced[kind] = traced
                     hand_over(traced.graph, kinds)
                     return self.part(*inputs)
-                self._compiled[kind] = traced.compiled(kinds), traced.written
+                self._compiled[kind] = traced.compiled(kinds, self._shared), traced.written
         compiled, written = self._compiled[kind]
         return self.part(*inputs) if _overlap(tensors, written) else compiled(*tensors)
 
@@ -134,9 +137,11 @@ class Traced(NamedTuple):
     written: Sequence[int]
     """Inputs that are changed in place, by index."""
 
-    def compiled(self, kinds: Sequence[Kind]) -> Callable[..., Any]:
-        """Compile it, or find it in Inductor's caches."""
-        compiled = compile_graph(self.graph, kinds)
+    def compiled(self, kinds: Sequence[Kind], shared: Compiled) -> Callable[..., Any]:
+        """Compile it, or find it in Inductor's caches, unless it was compiled before."""
+        if (self.graph, kinds) not in shared:
+            shared[self.graph, kinds] = compile_graph(self.graph, kinds)
+        compiled = shared[self.graph, kinds]
 
         def call(*given: Tensor) -> Any:
             found = iter(compiled(*given))

@@ -5,6 +5,7 @@ import pickle
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -107,6 +108,34 @@ def test_what_a_worker_cannot_do_is_left_undone(worker) -> None:
     worker.take(b"", [])
     worker.take(b"", [])
     worker.wait()
+
+
+def test_the_same_graph_is_given_once(worker) -> None:
+    kind = (torch.Size([2]), (1,), torch.float32, torch.device("cpu"))
+    for kinds in ([], [], [kind], [kind]):
+        worker.take(b"no graph", kinds)
+    assert worker._given == [2]
+
+
+def test_what_a_worker_has_forked_ends_with_it() -> None:
+    workers = CompileWorkers(1)
+    try:
+        workers.take(b"no graph", [])
+        workers.wait()  # by then it has forked
+        pid = workers._workers[0].pid
+        forked = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    finally:
+        workers.close()
+    assert forked
+    while any(is_running(child) for child in forked):  # a signal takes a moment
+        time.sleep(0.01)
+
+
+def is_running(pid: str) -> bool:
+    try:
+        return ") Z " not in Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
 
 
 def test_graphs_that_cannot_be_handed_over_are_left(worker) -> None:

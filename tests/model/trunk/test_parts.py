@@ -3,11 +3,12 @@
 import pytest
 import torch
 from auxhead.model.listening.taps import listening
-from auxhead.model.trunk import backbone_rewriter
+from auxhead.model.trunk import backbone_rewriter, pieces
 from auxhead.model.trunk.compiled_part import CompiledPart, _fakes, _graph_of
 from support.example_models import SmallNet
 from support.trunk_cases import LAST, assert_same, made, needs_compiler, replayed, torchvision_model, with_odd_norms
 from torch import Tensor, fx, nn
+from torch.nn import functional as F
 from torch.utils._pytree import tree_flatten
 
 # Cut
@@ -16,7 +17,7 @@ from torch.utils._pytree import tree_flatten
 @pytest.mark.usefixtures("uncompiled_on_the_cpu")
 @pytest.mark.parametrize("name", ["resnet18", "densenet121", "googlenet"])
 def test_what_takes_long_to_compile_is_cut_into_pieces(monkeypatch, name: str) -> None:
-    monkeypatch.setattr(backbone_rewriter, "_MOST_OF_A_PART", 8)
+    monkeypatch.setattr(pieces, "_MOST_OF_A_PIECE", 8)
     backbone, x = torchvision_model(name).eval(), torch.randn(1, 3, 64, 64)
     trunk = made(backbone, [], x, "inductor")
     parts = [each.part for each in trunk.module.modules() if isinstance(each, CompiledPart)]
@@ -42,7 +43,7 @@ class Writing(nn.Module):
 @pytest.mark.usefixtures("uncompiled_on_the_cpu")
 @pytest.mark.parametrize("most", [2, 3])
 def test_a_piece_may_return_nothing(monkeypatch, most: int) -> None:
-    monkeypatch.setattr(backbone_rewriter, "_MOST_OF_A_PART", most)
+    monkeypatch.setattr(pieces, "_MOST_OF_A_PIECE", most)
     backbone, x = Writing().eval(), torch.randn(2, 3, 8, 8)
     trunk = made(backbone, ["first"], x, "inductor")
     assert_same(trunk, backbone, ["first"], torch.randn(2, 3, 8, 8))
@@ -56,11 +57,87 @@ def test_pieces_are_about_equal_and_few_values_cross() -> None:
         values = [graph.call_function(torch.add, (x, number)) for number in range(3)]
         sums.append(x := graph.call_function(torch.stack, (values,)))
     part = [node for node in graph.nodes if node.op.startswith("call")]
-    pieces = backbone_rewriter._pieces(part)
-    assert [node for piece in pieces for node in piece] == part
-    assert [len(piece) for piece in pieces] == [80, 80, 80]
-    assert all(piece[-1] in sums for piece in pieces)
-    assert backbone_rewriter._pieces(part[:100]) == [part[:100]] and backbone_rewriter._pieces(part[:1]) == [part[:1]]
+    cut = pieces.pieces_of(fx.GraphModule(nn.Module(), graph), [part])
+    assert [node for piece in cut for node in piece] == part
+    assert [len(piece) for piece in cut] == [80, 80, 80]
+    assert all(piece[-1] in sums for piece in cut)
+    for short in (part[:100], part[:1]):
+        assert pieces.pieces_of(fx.GraphModule(nn.Module(), graph), [short]) == [short]
+
+
+class Block(nn.Module):
+    """A block of a transformer without its attention; or what has no library's product in it."""
+
+    def __init__(self, width: int, own: bool = False) -> None:
+        super().__init__()
+        self.norm, self.own = nn.LayerNorm(16), own
+        self.mlp = nn.Sequential(nn.Linear(16, width), nn.GELU(), nn.Linear(width, 16), nn.Dropout(0.1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.own:
+            return x + F.gelu(F.silu(self.norm(x)) * 2.0 + 1.0).sin().cos() * 0.5
+        return x + self.mlp(self.norm(x))
+
+
+def stack(blocks: list[nn.Module]) -> nn.Module:
+    return nn.Sequential(nn.Unflatten(1, (2, 16)), *blocks, nn.Flatten(), nn.Linear(32, 3)).eval()
+
+
+def compiled_graphs(monkeypatch, backbone: nn.Module, taps: list[str]) -> tuple[list[fx.GraphModule], list]:
+    """What the compiler is given for a backbone, whose trunk answers as it does, and the parts."""
+    given = []
+
+    def compiler(graph, inputs, options):
+        given.append(graph)
+        return graph
+
+    monkeypatch.setattr("torch._inductor.compile", compiler)
+    for parameter in backbone.parameters():  # each block has its own
+        nn.init.normal_(parameter, std=0.3)
+    trunk = made(backbone, taps, torch.randn(2, 32), "inductor")
+    assert_same(trunk, backbone, taps, torch.randn(2, 32))
+    return given, [each for each in trunk.module.modules() if isinstance(each, CompiledPart)]
+
+
+@pytest.mark.parametrize("taps", [[], ["3"], ["4", "7"]], ids=str)
+def test_blocks_that_are_alike_are_compiled_once(monkeypatch, taps: list[str]) -> None:
+    graphs, parts = compiled_graphs(monkeypatch, stack([Block(24) for _ in range(9)]), taps)
+    assert len(parts) >= 9 and len(graphs) <= 3 + 2 * len(taps)
+    seen = [sum("gelu" in str(node.target) for node in graph.graph.nodes) for graph in graphs]
+    assert max(seen) == 1, "one block at a time"
+
+
+def test_blocks_of_other_sizes_are_not_alike(monkeypatch) -> None:
+    graphs, parts = compiled_graphs(monkeypatch, stack([Block(24 + number) for number in range(9)]), [])
+    assert len(graphs) == len(parts) == 1
+
+
+def test_what_a_compiler_fuses_is_not_cut(monkeypatch) -> None:
+    """However alike it is: each cut would be a launch."""
+    graphs, parts = compiled_graphs(monkeypatch, stack([Block(24, own=True) for _ in range(9)]), [])
+    assert len(graphs) == len(parts) == 1
+
+
+def test_pieces_of_swin_begin_where_no_fusion_is_lost(monkeypatch) -> None:
+    """What is read from parameters comes with the attention that reads it, and nothing else crosses but two values."""
+    seen: list[tuple[fx.GraphModule, list[list[fx.Node]]]] = []
+
+    def noted(module, parts):
+        cut = pieces.pieces_of(module, parts)
+        begins = {part[0] for part in parts}
+        for piece in cut:
+            if piece[0] in begins:
+                continue
+            inside = set(piece)
+            crossing = {each for node in piece for each in node.all_input_nodes if each not in inside}
+            assert len(crossing) <= 2 and not any(each.op == "get_attr" for each in crossing)
+        seen.append((module, cut))
+        return cut
+
+    monkeypatch.setattr(backbone_rewriter, "pieces_of", noted)
+    monkeypatch.setattr("torch._inductor.compile", lambda graph, _inputs, options: graph)
+    made(torchvision_model("swin_t").eval(), ["features.1"], torch.randn(1, 3, 64, 64), "inductor")
+    assert len(seen[0][1]) > 12
 
 
 # Traced
