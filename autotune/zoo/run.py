@@ -134,7 +134,7 @@ def _run_what_comes(connection: Connection) -> None:
         import timm  # noqa: F401
     try:
         measure, arguments = connection.recv()
-    except EOFError:  # there is no more to measure
+    except (EOFError, KeyboardInterrupt):  # there is no more to measure
         return
     measure(*arguments, connection.close)
 

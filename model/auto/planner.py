@@ -256,10 +256,11 @@ class Planner:
 
     def _beside_compiled(self, chosen: str, batches: Sequence[Tensor]) -> dict[str, PassTimes]:
         """Measure the chosen runner beside the backbone alone through torch.compile; nothing if that is not there."""
-        if self._deadline.left < BUDGETS[self._deadline.budget] * _SHARE_FOR_COMPARING:
+        least = BUDGETS[self._deadline.budget] * _SHARE_FOR_COMPARING
+        if self._deadline.left < least:
             return {}
         try:
-            compiled = self._trunks.compiled_backbone(batches[0], self._deadline.end)
+            compiled = self._trunks.compiled_backbone(batches[0], self._deadline.end - least)
         except Exception:  # of a compiler, or it cannot be captured: nothing is compared with it
             return {}
         if compiled is None:

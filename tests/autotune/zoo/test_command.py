@@ -87,6 +87,16 @@ def test_what_a_process_has_forked_is_not_waited_for(tmp_path: Path) -> None:
     os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)  # it is still there
 
 
+def test_a_process_that_waits_says_nothing_when_it_is_interrupted() -> None:
+    """As all are that the terminal knows."""
+
+    class Interrupted:
+        def recv(self) -> None:
+            raise KeyboardInterrupt
+
+    running._run_what_comes(Interrupted())
+
+
 def test_a_network_that_could_not_be_measured_is_told_at_the_end(gpu: list[tuple[str, int]]) -> None:
     done = tune("zoo", "swin_t", "resnet18", "--batch", "1")
     assert_one_line_error(done, "1 of 2 could not be measured: swin_t, batch 1")

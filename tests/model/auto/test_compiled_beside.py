@@ -80,6 +80,14 @@ def test_there_is_no_time_left_to_compare(gpu: FakeGpu, monkeypatch) -> None:
     assert not first_call(budget="standard").plans[4].compiled
 
 
+def test_what_is_compared_is_waited_for_while_there_is_time_to(gpu: FakeGpu, monkeypatch) -> None:
+    def late(_self: object, _example: object, until: float) -> None:
+        gpu.seconds = max(gpu.seconds, until)
+
+    monkeypatch.setattr(SharedTrunks, "compiled_backbone", late)
+    assert not first_call(budget="standard").plans[4].compiled and gpu.seconds == 27.0
+
+
 def test_a_backbone_that_cannot_be_captured_compiled_is_no_matter(gpu: FakeGpu, monkeypatch) -> None:
     def fails(*_: object) -> None:
         raise RuntimeError("no memory")
