@@ -17,11 +17,13 @@ or from ``ExitLaunch`` one answer per sample, merged over the exits of a network
     exits          the heads of a network in one launch, behind what may come before it; answers merged on the device
     compaction     open samples move into a smaller batch
     max_pool       max-pooling of channels_last maps
+    attention      attention over few tokens
     depthwise      depthwise convolutions of channels_last maps, with what follows
 
 To add a criterion: see model/guides/adding.md; tables hold then, by a line there, since other heads compile as before.
 """
 
+from .attention import attend
 from .compaction import collect, destination, gather_open, moves_rows, new_destinations
 from .depthwise import FOLLOWING, depthwise_conv2d, depthwise_operator, takes_depthwise
 from .exits import Answer, ExitBuffers, ExitHead, ExitLaunch
@@ -36,8 +38,9 @@ from .reference.merge import Merged, decide_in_order, heads_in_a_row, in_order, 
 
 __all__ = [
     "ACTIVATIONS", "CRITERIA", "FOLLOWING", "Answer", "ExitBuffers", "ExitHead", "ExitLaunch", "HeadOutput",
-    "HiddenLayers", "LaunchConfig", "Merged", "check_criterion", "check_input", "check_pool", "check_temperature",
-    "check_threshold", "collect", "decide", "decide_in_order", "depthwise_conv2d", "depthwise_operator", "destination",
-    "fused_head", "fused_head_reference", "gather_open", "heads_in_a_row", "in_order", "max_pool2d", "merge",
-    "moves_rows", "new_destinations", "number_of", "pooled_features", "runs_triton", "takes_depthwise",
+    "HiddenLayers", "LaunchConfig", "Merged", "attend", "check_criterion", "check_input", "check_pool",
+    "check_temperature", "check_threshold", "collect", "decide", "decide_in_order", "depthwise_conv2d",
+    "depthwise_operator", "destination", "fused_head", "fused_head_reference", "gather_open", "heads_in_a_row",
+    "in_order", "max_pool2d", "merge", "moves_rows", "new_destinations", "number_of", "pooled_features", "runs_triton",
+    "takes_depthwise",
 ]  # fmt: skip

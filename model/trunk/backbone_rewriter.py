@@ -23,7 +23,7 @@ from .graph_passes import (
 )
 from .layer_graph import LayerGraph, constants_of, runs_on_one_tensor, trace
 from .pieces import pieces_of
-from .self_attention import replace_self_attentions, replace_window_attentions
+from .self_attention import replace_attentions, replace_self_attentions, replace_window_attentions
 
 
 class BackboneRewriter:
@@ -149,7 +149,8 @@ class BackboneRewriter:
     def _fuse(self, layers: LayerGraph, *, is_backbone: bool) -> None:
         drop_no_ops(layers)
         self._notes += fuse_convolutions(layers)
-        self._counts["self-attention"] += replace_self_attentions(layers) + replace_window_attentions(layers)
+        for replace in (replace_self_attentions, replace_attentions, replace_window_attentions):
+            self._counts["self-attention"] += replace(layers)
         if not self._compiles:
             self._counts["max-pool"] += replace_max_pools(layers)
         for node in layers.graph.nodes:

@@ -11,6 +11,7 @@ from torch import fx, nn
 from torch.nn import functional as F
 from torch.utils._pytree import tree_leaves
 
+from ...kernels import attend
 from .fused_convolution import FusedConvolution
 from .self_attention import SelfAttention, window_attention
 
@@ -20,7 +21,7 @@ _WEIGHTS: dict[Any, int] = {window_attention: 20}
 #: What compiling a piece takes by itself, in layers.
 _OF_ITS_OWN = 4
 #: Functions that Inductor leaves to other libraries.
-_PRODUCTS = {F.linear, F.scaled_dot_product_attention, window_attention}
+_PRODUCTS = {F.linear, F.scaled_dot_product_attention, attend, window_attention}
 
 Piece = list[fx.Node]
 

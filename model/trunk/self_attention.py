@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.fx import Node
 
+from ...kernels import attend
 from .layer_graph import LayerGraph
 
 
@@ -30,7 +31,7 @@ class SelfAttention(nn.Module):
         tokens = 1 if self.batch_first and x.ndim == 3 else 0
         heads = F.linear(x, self.weight, self.bias).unflatten(-1, (3, self.heads, -1)).unbind(-3)
         query, key, value = (each.movedim(tokens, -2) for each in heads)
-        y = F.scaled_dot_product_attention(query, key, value)
+        y = attend(query, key, value)
         return F.linear(y.movedim(-2, tokens).flatten(-2), self.out.weight, self.out.bias)
 
 
@@ -65,6 +66,17 @@ def _self_attention(layers: LayerGraph, node: Any) -> nn.MultiheadAttention | No
     has_more = attention.bias_k is not None or attention.add_zero_attn
     drops = attention.training and attention.dropout > 0
     return None if changes or has_more or drops else attention
+
+
+def replace_attentions(layers: LayerGraph) -> int:
+    """Replace attentions that code spells out, but for masks, dropout and scales of its own, by :func:`attend`."""
+    replaced = 0
+    for node in layers.graph.nodes:
+        more = [*node.args[3:], *node.kwargs.values()]
+        if node.target is F.scaled_dot_product_attention and len(node.args) >= 3 and not any(more):
+            node.target, node.args, node.kwargs = attend, node.args[:3], {}
+            replaced += 1
+    return replaced
 
 
 def replace_window_attentions(layers: LayerGraph) -> int:
@@ -127,10 +139,7 @@ def window_attention(
             region = region + part.view([-1 if each == dim else 1 for each in range(4)]) * 3 ** (2 - dim)
         region = _windows(region, down, right)  # [windows, T, 1]
         bias = bias + torch.where(region == region.transpose(1, 2), 0.0, -100.0).to(bias.dtype)[:, None]
-        bias = bias.repeat(samples, 1, 1, 1)
-    tokens = bias.shape[-1]
-    bias = F.pad(bias, (0, -tokens % 8))[..., :tokens]  # in rows of 16 bytes, which the kernel wants
-    y = F.scaled_dot_product_attention(query, key, value, attn_mask=bias)
+    y = attend(query, key, value, bias)
     y = F.linear(y.transpose(1, 2).flatten(2), proj_weight, proj_bias)
     y = y.view(samples, rows, columns, down, right, channels).transpose(2, 3)
     y = y.reshape(samples, rows * down, columns * right, channels)

@@ -19,6 +19,7 @@ from auxhead.kernels import (
     ExitLaunch,
     HiddenLayers,
     LaunchConfig,
+    attend,
     collect,
     depthwise_conv2d,
     destination,
@@ -243,6 +244,12 @@ def run_depthwise(shape: tuple[int, ...], window: tuple[int, int], stride: tuple
     host(depthwise_conv2d(x, weight, bias, (stride, padding, (1, 1)), following))
 
 
+def run_attention(samples: int, heads: int, tokens: int, numbers: int, biases: int) -> None:
+    product = make_input((samples, tokens, 3 * heads * numbers), dtype=FP16, device=DEVICE)
+    bias = make_input((biases, heads, tokens, tokens), dtype=FP16, device=DEVICE) if biases else None
+    host(attend(*(each.transpose(1, 2) for each in product.unflatten(2, (3, heads, -1)).unbind(2)), bias))
+
+
 def cases() -> Iterator[tuple[str, Callable[[], None]]]:
     """All launches, by name."""
     for number, (layout, dtype, pool, size) in enumerate(MAPS):
@@ -281,6 +288,8 @@ def cases() -> Iterator[tuple[str, Callable[[], None]]]:
     yield "norm and hidden layer", partial(run_hidden, 3, 144, 65, 77, FP16, norms=True)
     yield "norm of packed features", partial(run_hidden, 9, 4096, 64, 10, FP16, norms=True)
     yield "residency", run_recorded
+    yield "attention, odd sizes", partial(run_attention, 2, 3, 67, 20, 0)
+    yield "attention, of windows", partial(run_attention, 4, 2, 49, 32, 2)
     yield "compaction, odd rows", partial(run_compaction, (7, 3, 5), FP32, 3)
     yield "compaction, bytes", partial(run_compaction, (1,), torch.uint8, None)
     yield "compaction, several blocks", partial(run_compaction, (5, 33, 13), FP16, 1030)

@@ -29,7 +29,10 @@ LIMIT_S = 200.0
 PARTS = 4
 #: Of the output of a command that fails, shown.
 LAST_LINES = 12
-KERNELS = ("exit_kernel", "pack_kernel", "gather_kernel", "collect_kernel", "max_pool_kernel", "depthwise_kernel")
+KERNELS = (
+    "exit_kernel", "pack_kernel", "gather_kernel", "collect_kernel", "max_pool_kernel", "depthwise_kernel",
+    "attention_kernel",
+)  # fmt: skip
 COMPUTE_SANITIZER = "compute-sanitizer"
 #: Its exit code if the program has worked, and it has something to report.
 FOUND = 86

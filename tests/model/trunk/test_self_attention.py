@@ -5,6 +5,7 @@ import torch
 from auxhead.model.trunk.self_attention import SelfAttention
 from support.trunk_cases import assert_same, made
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 
 class Block(nn.Module):
@@ -78,6 +79,53 @@ def test_hooks_keep_an_attention_as_it_is() -> None:
     trunk = made(backbone, Block.taps, x, "cudnn")
     assert attentions(trunk) == 0
     assert_same(trunk, backbone, Block.taps, x)
+
+
+class Spelled(nn.Module):
+    """Attends by PyTorch's function, as timm's blocks do."""
+
+    def __init__(self, **options: object) -> None:
+        super().__init__()
+        self.qkv, self.fc, self.options = nn.Linear(12, 36), nn.Linear(12, 5), options
+
+    def forward(self, x: Tensor) -> Tensor:
+        query, key, value = self.qkv(x).reshape(x.shape[0], -1, 3, 3, 4).permute(2, 0, 3, 1, 4).unbind(0)
+        y = F.scaled_dot_product_attention(query, key, value, **self.options)
+        return self.fc((x + y.transpose(1, 2).reshape(x.shape)).mean(1))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize("kind", ["cudnn", "inductor"])
+def test_attends_by_one_launch_where_code_spells_it_out(kind, dtype, device, monkeypatch) -> None:
+    compiled = []
+    compiler = torch._inductor.compile
+    launched = (dtype is torch.float16) and (device.type == "cuda" or not torch.cuda.is_available())
+
+    def noted(graph, inputs, options):
+        compiled.append(graph)
+        return compiler(graph, inputs, options=options) if device.type == "cuda" else graph
+
+    monkeypatch.setattr("torch._inductor.compile", noted)
+    backbone = Spelled(dropout_p=0.0, is_causal=False).to(device, dtype).eval()
+    x = torch.randn(2, 7, 12, device=device, dtype=dtype)
+    trunk = made(backbone, ["qkv"], x, kind)
+    assert "Attending without copies: 1 self-attention." in trunk.notes
+    called = [node.target for graph in compiled for node in graph.graph.nodes]
+    assert kind == "cudnn" or (torch.ops.auxhead.attention.default in called) == launched
+    for samples in (2, 3):
+        assert_same(trunk, backbone, ["qkv"], torch.randn(samples, 7, 12, device=device, dtype=dtype))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"is_causal": True}, {"scale": 1.0}, {"attn_mask": torch.ones(7, 7).triu(1)}],
+    ids=lambda one: next(iter(one)),
+)
+def test_what_code_says_of_its_attention_counts(options) -> None:
+    backbone, x = Spelled(**options).eval(), torch.randn(2, 7, 12)
+    trunk = made(backbone, ["qkv"], x)
+    assert not any("Attending" in note for note in trunk.notes)
+    assert_same(trunk, backbone, ["qkv"], x)
 
 
 @pytest.mark.parametrize(("height", "samples"), [(24, 1), (28, 2), (12, 3)])
