@@ -17,6 +17,7 @@ from ...kernels import ExitBuffers, ExitHead, ExitLaunch
 from ...kernels.cuda.lifetimes import MemoryPool, keep_in_children
 from ...kernels.cuda.runtime import beside_captures
 from ..answers.exit_result import ExitResult
+from ..basics.streams import on_stream
 from ..heads.head import AuxHead
 from .capture import Capture, Graph, copy_memory, warm_up
 from .captured_network import Addresses
@@ -129,7 +130,7 @@ class CapturedBatch:
         if self._valid != n:
             self._valid = 0  # until all is done: an interrupt leaves nothing that looks right
             self._into = self.x[:n]
-            with torch.cuda.stream(stream):
+            with on_stream(stream):
                 self.buffers.valid.fill_(n)
             self._valid = n
         into = self._into
@@ -148,17 +149,17 @@ class CapturedBatch:
         else:
             if x.is_cpu and x.is_pinned():
                 keep_in_children(x)
-            with torch.cuda.stream(stream):
+            with on_stream(stream):
                 into.copy_(x, non_blocking=True)
         if self._padding is not None and n < len(self.x):
-            with torch.cuda.stream(stream):
+            with on_stream(stream):
                 self.x[n:].copy_(self._padding[n:])
 
     def _on_device(self, x: Tensor, stream: torch.cuda.Stream) -> Tensor:
         """Copy a batch from the host as it is, to memory that is there from the first such batch on."""
         if x.is_pinned():
             keep_in_children(x)
-        with torch.cuda.stream(stream):
+        with on_stream(stream):
             if self._staged is None:
                 self._staged = torch.empty_like(self.x, memory_format=torch.channels_last)
             return self._staged[: len(x)].copy_(x, non_blocking=True)

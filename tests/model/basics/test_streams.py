@@ -5,11 +5,13 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from itertools import count, cycle
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from auxhead.kernels.cuda import runtime as cuda_runtime
 from auxhead.kernels.cuda.runtime import may_be_destroyed
+from auxhead.model.basics import streams
 from auxhead.model.basics.streams import OwnedLock, stream_pair
 from support.graph_runner_cases import clear_batches, network
 from torch import nn
@@ -171,3 +173,12 @@ def test_no_interrupt_leaves_it_held(interrupt_after):
             if free := other_thread.submit(lock.acquire, False).result():
                 other_thread.submit(lock.release).result()
             assert free
+
+
+@pytest.mark.parametrize(("device", "handle", "switches"), [(0, 7, False), (0, 8, True), (1, 7, True)])
+def test_a_stream_is_switched_to_unless_it_is_current(monkeypatch, device: int, handle: int, switches: bool) -> None:
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: device)
+    monkeypatch.setattr(streams, "current_handle", lambda _device: handle)
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: stream)
+    wanted: Any = Stream(7)
+    assert (streams.on_stream(wanted) is wanted) == switches
