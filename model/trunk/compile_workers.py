@@ -3,6 +3,7 @@
 Inductor compiles a backbone in ten to forty seconds, nearly all of it Python, of which threads run one at a time.
 """
 
+import hashlib
 import math
 import os
 import pickle
@@ -20,6 +21,7 @@ from typing import Any
 
 import torch
 
+from ..basics.machine import package_version
 from .compiled_part import Kind, compile_graph
 
 #: Workers at most, and processors that each wants.
@@ -65,18 +67,21 @@ class CompileWorkers:
                 )  # fmt: skip
         self._given = [0] * len(self._workers)  # graphs that are not answered yet
         self._bytes = [0] * len(self._workers)  # of all graphs
-        self._taken: set[tuple[bytes | Kind, ...]] = set()
+        self._taken: set[Path] = set()
         self._names = count_up()
 
     def take(self, graph: bytes, kinds: Sequence[Kind]) -> None:
-        """Give a graph to the worker that has the least, unless one has it."""
-        if not self._workers or (graph, *kinds) in self._taken:
+        """Give a graph to the worker that has the least, unless one has it, or some process has compiled it before."""
+        if not self._workers:
             return
-        self._taken.add((graph, *kinds))
         index = self._bytes.index(min(self._bytes))
         path = Path(self._folder.name) / str(next(self._names))
         try:
-            path.write_bytes(pickle.dumps((settings(), graph, kinds)))
+            mark = mark_of(graph, kinds)
+            if mark in self._taken or mark.exists():
+                return
+            self._taken.add(mark)
+            path.write_bytes(pickle.dumps((settings(), mark, graph, kinds)))
         except (OSError, TypeError, AttributeError, pickle.PicklingError):  # no room; a setting that stays here
             return
         self._given[index] += 1
@@ -147,6 +152,16 @@ def set_as(given: Settings) -> Iterator[None]:
         yield
 
 
+def mark_of(graph: bytes, kinds: Sequence[Kind]) -> Path:
+    """Return the file that is there once a worker has compiled a graph; it goes with Inductor's caches, beside them."""
+    from torch._inductor.runtime.cache_dir_utils import cache_dir
+
+    gpus = [torch.cuda.get_device_name(device) for *_, device in kinds if device.type == "cuda"]
+    versions = torch.__version__, torch.version.cuda, package_version("triton"), gpus[:1]
+    name = hashlib.sha256(graph + repr((kinds, settings(), versions)).encode()).hexdigest()
+    return Path(cache_dir()) / "auxhead" / name
+
+
 def _work() -> None:
     """Compile what lies in files whose names come, one a line, and answer each by whether that was done."""
     answers = os.dup(1)
@@ -163,10 +178,12 @@ def _work() -> None:
     for path in sys.stdin:
         answer = b"0"
         with suppress(Exception):  # of a compiler, or an operator of the user's: who asked sees what fails
-            given, *graph = pickle.loads(Path(path.strip()).read_bytes())
+            given, mark, *graph = pickle.loads(Path(path.strip()).read_bytes())
             with set_as(given):
                 compile_graph(*graph)
             answer = _COMPILED
+            mark.parent.mkdir(exist_ok=True)
+            mark.touch()
         os.write(answers, answer)
 
 

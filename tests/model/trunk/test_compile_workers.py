@@ -16,12 +16,12 @@ from auxhead.model.auto import candidates
 from auxhead.model.auto.candidates import SharedTrunks
 from auxhead.model.auto.compiled_backbone import CompiledBackbone
 from auxhead.model.trunk.backbone_rewriter import whole
-from auxhead.model.trunk.compile_workers import CompileWorkers, set_as, settings, workers_for
-from auxhead.model.trunk.compiled_part import Kind, compile_graph, formats_by_name
+from auxhead.model.trunk.compile_workers import CompileWorkers, mark_of, set_as, settings, workers_for
+from auxhead.model.trunk.compiled_part import Kind, _as_bytes, compile_graph, formats_by_name
 from auxhead.model.trunk.trunk import begin_trunk
 from support.example_models import SmallNet
 from support.planner_fakes import FakeTrunk
-from support.trunk_cases import assert_same
+from support.trunk_cases import assert_same, needs_compiler
 
 
 class Noting:
@@ -115,6 +115,36 @@ def test_the_same_graph_is_given_once(worker) -> None:
     for kinds in ([], [], [kind], [kind]):
         worker.take(b"no graph", kinds)
     assert worker._given == [2]
+
+
+def test_what_is_compiled_is_given_to_nobody(worker, tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    mark = mark_of(b"graph", [])
+    mark.parent.mkdir()
+    mark.touch()
+    worker.take(b"graph", [])
+    assert worker._given == [0] and worker.wait(0.0)
+    with torch._inductor.config.patch(epilogue_fusion=False):  # which is compiled otherwise
+        worker.take(b"graph", [])
+    assert worker._given == [1]
+
+
+@needs_compiler
+def test_what_a_worker_has_compiled_is_marked(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    graph = torch.fx.Graph()
+    x = graph.placeholder("x")
+    graph.output((graph.call_function(torch.ops.aten.neg.default, (x,)),))
+    data = _as_bytes(torch.fx.GraphModule(torch.nn.Module(), graph))
+    kinds = ((torch.Size([3]), (1,), torch.float32, torch.device("cpu")),)
+    for given in (1, 0):
+        workers = CompileWorkers(1)
+        try:
+            workers.take(data, kinds)
+            assert workers._given == [given] and workers.wait()
+        finally:
+            workers.close()
+    assert [*(tmp_path / "auxhead").iterdir()] == [mark_of(data, kinds)]
 
 
 def test_what_a_worker_has_forked_ends_with_it() -> None:
@@ -263,6 +293,9 @@ def test_what_workers_compile_is_found(tmp_path, monkeypatch) -> None:
             finish = begin_trunk(backbone, SmallNet.taps, x, "inductor", hand_over=workers.take)
             assert workers.wait()
             trunk = finish()
+            given = sum(workers._given)
+            begin_trunk(backbone, SmallNet.taps, x, "inductor", hand_over=workers.take)
+            assert sum(workers._given) == given, "they are marked"
     finally:
         workers.close()
     assert counters["aot_autograd"]["autograd_cache_hit"] == 3
