@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from itertools import count
 
 import torch
 from torch import Tensor, fx, nn
@@ -177,20 +178,19 @@ class BackboneRewriter:
                 parts[-1][node] = None
         computing = [part for part in parts if any(node.op != "get_attr" for node in part)]
         pieces = [dict.fromkeys(piece) for piece in pieces_of(graph_module, [list(part) for part in computing])]
-        for number, piece in enumerate(pieces):
+        names = (name for name in map("segment_{}".format, count()) if not hasattr(graph_module, name))
+        for piece in pieces:
             if all(user in piece for node in piece for user in node.users):
                 continue  # nothing is left of it but what it changes in place, if that: a part has to return something
             # In the order that they have, which fuse_by_partitions would change: some change in place what others read.
-            nodes = [*piece]
-            fused, inputs, outputs = fuse_as_graphmodule(graph_module, nodes, f"segment_{number}", piece)
+            nodes, name = [*piece], next(names)
+            fused, inputs, outputs = fuse_as_graphmodule(graph_module, nodes, name, piece)
             insert_subgm(graph_module, fused, inputs, outputs)
             erase_nodes(graph_module, nodes)
+            self._parts.append((graph_module, name))
+            self._counts["part"] += 1
         graph_module.graph.lint()
         graph_module.recompile()
-        for node in graph_module.graph.nodes:
-            if node.op == "call_module" and str(node.target).startswith("segment_"):
-                self._parts.append((graph_module, str(node.target)))
-                self._counts["part"] += 1
 
 
 def whole(backbone: nn.Module) -> CompiledPart | None:

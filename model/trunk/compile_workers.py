@@ -68,6 +68,7 @@ class CompileWorkers:
         self._given = [0] * len(self._workers)  # graphs that are not answered yet
         self._bytes = [0] * len(self._workers)  # of all graphs
         self._taken: set[Path] = set()
+        self._has_failed = False
         self._names = count_up()
 
     def take(self, graph: bytes, kinds: Sequence[Kind]) -> None:
@@ -80,10 +81,10 @@ class CompileWorkers:
             mark = mark_of(graph, kinds)
             if mark in self._taken or mark.exists():
                 return
-            self._taken.add(mark)
             path.write_bytes(pickle.dumps((settings(), mark, graph, kinds)))
         except (OSError, TypeError, AttributeError, pickle.PicklingError):  # no room; a setting that stays here
             return
+        self._taken.add(mark)
         self._given[index] += 1
         self._bytes[index] += len(graph)
         stdin = self._workers[index].stdin
@@ -106,8 +107,8 @@ class CompileWorkers:
                     return False
                 answer = stdout.read(1)
                 self._given[index] = self._given[index] - 1 if answer else 0  # it has died
-                done &= answer == _COMPILED
-        return done
+                self._has_failed |= answer != _COMPILED
+        return done and not self._has_failed
 
     def close(self) -> None:
         """End them, whatever they do, and what they have forked."""
@@ -116,6 +117,7 @@ class CompileWorkers:
                 os.killpg(worker.pid, signal.SIGKILL)
             with suppress(OSError, ValueError):  # of what it was not given any more
                 worker.communicate()
+        self._workers.clear()  # their numbers may be others' now
         self._folder.cleanup()
 
 
@@ -175,7 +177,10 @@ def _work() -> None:
 
     os.register_at_fork(after_in_child=lambda: os.close(answers))  # else who waits would not see that this one died
     AsyncCompile.wait_pool_ready()
+    parent = os.getppid()
     for path in sys.stdin:
+        if os.getppid() != parent:  # killed: nobody waits for the rest
+            return
         answer = b"0"
         with suppress(Exception):  # of a compiler, or an operator of the user's: who asked sees what fails
             given, mark, *graph = pickle.loads(Path(path.strip()).read_bytes())

@@ -11,6 +11,7 @@ from torch import Tensor, fx, nn
 from torch.func import functional_call
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from ..listening.kept import shallow_copy
 from .layer_graph import TRACES, is_known, runs_users_code
 
 #: Shape, strides, dtype and device of a tensor.
@@ -36,7 +37,8 @@ class CompiledPart(nn.Module):
         self.part = part
         self._shared: Compiled = {} if shared is None else shared
         self._traced: dict[Any, Traced] = {}
-        self._compiled: dict[Any, tuple[Callable[..., Any], Sequence[int]]] = {}  # with the inputs that it changes
+        # With the inputs that it changes; None where it is not compiled.
+        self._compiled: dict[Any, tuple[Callable[..., Any], Sequence[int]] | None] = {}
 
     def forward(self, *inputs: Any) -> Any:
         """Run for inputs as ``part`` takes them; within :func:`handing_over` uncompiled."""
@@ -54,33 +56,44 @@ class CompiledPart(nn.Module):
                 return self.part(*inputs)
             with torch.inference_mode(False), torch.no_grad():
                 traced = self._traced.pop(kind, None) or self._trace(list(state), leaves, form, kinds)
-                if hand_over is not None:
+                if hand_over is not None and traced is not None:
                     self._traced[kind] = traced
                     hand_over(traced.graph, kinds)
                     return self.part(*inputs)
-                self._compiled[kind] = traced.compiled(kinds, self._shared), traced.written
-        compiled, written = self._compiled[kind]
-        return self.part(*inputs) if _overlap(tensors, written) else compiled(*tensors)
+                self._compiled[kind] = traced and (traced.compiled(kinds, self._shared), traced.written)
+        found = self._compiled[kind]
+        return self.part(*inputs) if found is None or _overlap(tensors, found[1]) else found[0](*tensors)
 
-    def _trace(self, names: Sequence[str], leaves: Sequence[Any], form: Any, kinds: Sequence[Kind]) -> "Traced":
+    def _trace(self, names: Sequence[str], leaves: Sequence[Any], form: Any, kinds: Sequence[Kind]) -> "Traced | None":
+        """Trace the part; None if it gives an input another shape or memory, which no compiled code does for others."""
         from torch.fx.experimental.proxy_tensor import make_fx
 
+        part = shallow_copy(self.part, {})  # whose parameters are others meanwhile: other threads may run the part
         returned: list[Any] = []  # all that is returned, in which tensors stand for themselves, and its form
         written: list[int] = []
+        lies: list[bool] = []
 
         def run(*given: Tensor) -> list[Tensor]:
             state, rest = dict(zip(names, given, strict=False)), iter(given[len(names) :])
             inputs = tree_unflatten([next(rest) if isinstance(each, Tensor) else each for each in leaves], form)
-            before = [each._version for each in given]
-            returned[:] = tree_flatten(functional_call(self.part, state, inputs, tie_weights=False))
-            written[:] = [index for index, each in enumerate(given) if each._version != before[index]]
+            versions, places = [each._version for each in given], [*map(_place, given)]
+            returned[:] = tree_flatten(functional_call(part, state, inputs, tie_weights=False))
+            written[:] = [index for index, each in enumerate(given) if each._version != versions[index]]
+            lies[:] = [place == _place(each) for place, each in zip(places, given, strict=True)]
             return [each for each in returned[0] if isinstance(each, Tensor)]
 
         with TRACES:
             graph = make_fx(run, tracing_mode="real")(*_fakes(kinds)[1])
+        if not all(lies):
+            return None
         _move_numbers(graph)
         others = [None if isinstance(each, Tensor) else (each,) for each in returned[0]]
         return Traced(_as_bytes(graph), others, returned[1], written)
+
+
+def _place(x: Tensor) -> tuple[Any, ...]:
+    """Return what says which numbers of which memory a tensor holds."""
+    return x.shape, x.stride(), x.storage_offset(), x.untyped_storage()._cdata
 
 
 def _overlap(tensors: Sequence[Tensor], written: Sequence[int]) -> bool:
@@ -238,4 +251,16 @@ def is_all_known(part: fx.GraphModule) -> bool:
     called = [part.get_submodule(str(node.target)) for node in part.graph.nodes if node.op == "call_module"]
     functions = [node.target for node in part.graph.nodes if node.op == "call_function"]
     users = any(runs_users_code(layer) for each in called for layer in each.modules())
-    return not users and all(map(is_known, functions))
+    return not users and all(map(is_known, functions)) and not any(map(_asks_for_memory, part.graph.nodes))
+
+
+#: Methods, functions and attributes that tell where numbers lie, or take them from there: views that a part is given
+#: are traced as beginning where their memory does.
+_OF_MEMORY = {"as_strided", "as_strided_", "data", "data_ptr", "storage", "storage_offset", "untyped_storage"}
+
+
+def _asks_for_memory(node: fx.Node) -> bool:
+    if node.op not in ("call_method", "call_function"):
+        return False
+    name = node.args[1] if node.target is getattr else node.target
+    return (name if isinstance(name, str) else getattr(name, "__name__", "")) in _OF_MEMORY

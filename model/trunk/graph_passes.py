@@ -267,13 +267,28 @@ def changed_in_some_layouts(layers: LayerGraph) -> str | None:
 
     What the user's layers and functions do nobody knows: of them it is not supposed, since few change what they read.
     """
+    order = {node: at for at, node in enumerate(layers.graph.nodes)}
+
+    def is_read_after(made: Node, change: Node) -> bool:
+        """Return whether a value, or what may share its memory, is read behind a change."""
+        readers = [user for user in made.users if not _reads_sizes(user)]
+        shares = [user for user in readers if _operation(layers, user) in _MAY_COPY | _SHARES]
+        return any(order[user] > order[change] for user in readers) or any(
+            is_read_after(each, change) for each in shares
+        )
+
     for node in layers.graph.nodes:
         users = node.op == "call_function" and not is_known(node.target)
         users |= node.op == "call_module" and not type(layers.called(node)).__module__.startswith("torch.nn.")
         for changed in () if users else _changes(layers, node):
-            may_copy = False
+            may_copy, passed = False, {node}
             while isinstance(changed, Node):
                 if may_copy and sum(not _reads_sizes(user) for user in changed.users) > 1:
+                    return str(node.name)
+                passed.add(changed)
+                before = [user for user in changed.users if user not in passed and order[user] < order[node]]
+                beside = [user for user in before if _operation(layers, user) in _MAY_COPY]
+                if any(is_read_after(each, node) for each in beside):
                     return str(node.name)
                 name = _operation(layers, changed)
                 if name not in _MAY_COPY | _SHARES or not changed.args:

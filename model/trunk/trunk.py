@@ -303,16 +303,17 @@ def _is_no_slower(conv: FusedConvolution, x: Tensor, other: Tensor) -> bool:
         return True
     start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     fastest = [math.inf, math.inf]
-    for turn in range(-1, 5):  # the first is slow
-        for index, each in enumerate((x, other)):
-            torch.cuda._sleep(_HELD_UP)
-            start.record()
-            for _ in range(4):
-                conv.forward(each)  # not __call__: a tap may listen
-            end.record()
-            end.synchronize()
-            if turn >= 0:
-                fastest[index] = min(fastest[index], start.elapsed_time(end))
+    with torch.cuda.device_of(x):
+        for turn in range(-1, 5):  # the first is slow
+            for index, each in enumerate((x, other)):
+                torch.cuda._sleep(_HELD_UP)
+                start.record()
+                for _ in range(4):
+                    conv.forward(each)  # not __call__: a tap may listen
+                end.record()
+                end.synchronize()
+                if turn >= 0:
+                    fastest[index] = min(fastest[index], start.elapsed_time(end))
     return fastest[0] <= 1.1 * fastest[1]
 
 

@@ -113,6 +113,28 @@ def test_a_trunk_is_made_while_another_thread_makes_one(kind: str, layer: type[M
         assert_same(trunk, backbone, taps, x)
 
 
+def test_a_trunk_answers_while_another_thread_compiles_it_for_a_new_size(monkeypatch) -> None:
+    """The layers that are traced are not those that run."""
+    monkeypatch.setattr("torch._inductor.compile", lambda graph, _inputs, options: graph)
+    answers: list[object] = []
+
+    def ask() -> None:
+        thread = threading.Thread(target=lambda: answers.append(outcome(lambda: trunk.module(torch.ones(3, 4)))))
+        thread.start()
+        thread.join(0.2 * WAITS_S)
+
+    meanwhile = MeanwhileCompiled(lambda: None)
+    backbone = nn.Sequential(nn.Linear(4, 4), meanwhile, nn.Linear(4, 3)).eval()
+    trunk = make_trunk(backbone, [], torch.ones(2, 4), "inductor")
+    trunk.module(torch.ones(3, 4))
+    for layer in trunk.module.modules():
+        if isinstance(layer, Meanwhile):
+            layer.act = ask
+    trunk.module(torch.ones(5, 4))
+    expected = backbone[:2](torch.ones(3, 4))  # its last layer is a fused head
+    assert answers and all(torch.allclose(answer, expected) for answer in answers)
+
+
 @pytest.mark.parametrize("kind", [SmallNet, branching_inside], ids=["traced", "in parts"])
 def test_a_trunk_is_made_while_another_thread_listens(kind: Callable[[], nn.Module]) -> None:
     """Its hooks stay out of the trunk, which would call them for good."""

@@ -1,12 +1,26 @@
 """Parts of a trunk that Inductor compiles: how they are cut and traced."""
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 from auxhead.model.listening.taps import listening
 from auxhead.model.trunk import backbone_rewriter, pieces
 from auxhead.model.trunk.compiled_part import CompiledPart, _fakes, _graph_of
+from auxhead.model.trunk.trunk import make_trunk
+from functorch.compile import make_boxed_func
 from support.example_models import SmallNet
-from support.trunk_cases import LAST, assert_same, made, needs_compiler, replayed, torchvision_model, with_odd_norms
+from support.trunk_cases import (
+    LAST,
+    assert_same,
+    logits,
+    made,
+    needs_compiler,
+    replayed,
+    torchvision_model,
+    with_odd_norms,
+)
 from torch import Tensor, fx, nn
 from torch.nn import functional as F
 from torch.utils._pytree import tree_flatten
@@ -138,6 +152,124 @@ def test_pieces_of_swin_begin_where_no_fusion_is_lost(monkeypatch) -> None:
     monkeypatch.setattr("torch._inductor.compile", lambda graph, _inputs, options: graph)
     made(torchvision_model("swin_t").eval(), ["features.1"], torch.randn(1, 3, 64, 64), "inductor")
     assert len(seen[0][1]) > 12
+
+
+class Gated(nn.Module):
+    """Gives values another shape in place, in blocks that are cut between them and who reads them."""
+
+    def __init__(self, gate: Callable[[nn.Module, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.gate = gate
+        self.layers, self.fc = nn.ModuleList(nn.Linear(8, 8) for _ in range(6)), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = self.gate(layer, x)
+        return self.fc(x)
+
+
+def unsqueezed(layer: nn.Module, x: Tensor) -> Tensor:
+    y, z = x.mean(1).sin().cos().tanh(), layer(x)
+    y.unsqueeze_(1)
+    return layer(z) + z * y
+
+
+def transposed(layer: nn.Module, x: Tensor) -> Tensor:
+    y = x.sin().cos().tanh()
+    z = layer(y)
+    y.transpose_(0, 1)
+    return layer(z).sin() + y.t()
+
+
+def set_to_another(layer: nn.Module, x: Tensor) -> Tensor:
+    y = x.sin().cos().tanh()
+    z = layer(y)
+    y.set_(z)
+    return layer(z).sin() + y
+
+
+def where_views_begin(layer: nn.Module, x: Tensor) -> Tensor:
+    y = x.sin().cos().tanh()
+    view = y[:, 2:]
+    return layer(layer(y) + view.storage_offset()) + y
+
+
+def beyond_views(layer: nn.Module, x: Tensor) -> Tensor:
+    y = x.sin().cos().tanh()
+    view = y[:, 2:6]
+    return layer(layer(y) + view.as_strided((8, 8), (8, 1), 0)) + y
+
+
+@needs_compiler
+@pytest.mark.parametrize("gate", [unsqueezed, transposed, set_to_another, where_views_begin, beyond_views])
+def test_what_has_another_shape_or_place_is_seen_beyond_a_cut(monkeypatch, gate) -> None:
+    """Of layers that are zero at first no example shows it; compiled in PyTorch's way, but by no compiler."""
+    monkeypatch.setattr("torch._inductor.compile", lambda graph, inputs, options: aot_function(graph, inputs))
+    compiles = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda f, *, options, **rest: compiles(f, backend="aot_eager", **rest))
+    backbone = Gated(gate).eval()
+    for layer in backbone.layers:
+        nn.init.zeros_(layer.weight)
+        nn.init.zeros_(layer.bias)
+    trunk = make_trunk(backbone, [], torch.randn(8, 8), "inductor")
+    assert "13 parts" in trunk.notes[0] or trunk.module is backbone
+    for layer in backbone.layers:
+        nn.init.normal_(layer.weight, std=0.3)
+    x = torch.randn(8, 8)
+    assert torch.allclose(logits(trunk, x), backbone(x), atol=1e-5)
+
+
+def aot_function(graph: fx.GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
+    from torch._functorch.aot_autograd import aot_module_simplified
+
+    return aot_module_simplified(graph, inputs, fw_compiler=lambda compiled, _inputs: make_boxed_func(compiled.forward))
+
+
+def test_a_backbones_own_segments_stay(monkeypatch) -> None:
+    class Named(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.segment_0, self.segment_2 = nn.Linear(4, 4), nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+            self.fc = nn.Linear(4, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.fc(self.segment_2(self.segment_0(x).sin()).cos())
+
+    monkeypatch.setattr(pieces, "_MOST_OF_A_PIECE", 2)
+    monkeypatch.setattr("torch._inductor.compile", lambda graph, _inputs, options: graph)
+    backbone, x = Named().eval(), torch.randn(2, 4)
+    trunk = made(backbone, ["segment_0"], x, "inductor")
+    assert sum(isinstance(layer, CompiledPart) for layer in trunk.module.modules()) == 3
+    assert_same(trunk, backbone, ["segment_0"], x)
+
+
+class Silent(nn.Linear):
+    """Of which nobody can say what it is."""
+
+    def __repr__(self) -> str:
+        raise AttributeError("no name")
+
+
+def test_layers_of_the_users_are_not_asked_what_they_are(monkeypatch) -> None:
+    monkeypatch.setattr("torch._inductor.compile", lambda graph, _inputs, options: graph)
+    compiles = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda f, *, options, **rest: compiles(f, backend="eager", **rest))
+    blocks = [Block(24) for _ in range(3)]
+    blocks[1].mlp[2] = Silent(24, 16)
+    blocks[1].mlp[2].register_forward_hook(lambda *_: None)
+    backbone = stack(blocks)
+    assert_same(made(backbone, [], torch.randn(2, 32), "inductor"), backbone, [], torch.randn(2, 32))
+
+
+def test_a_search_for_what_is_alike_ends(monkeypatch) -> None:
+    """It is cubic in the kinds of blocks; cut no further, all is compiled as it is."""
+    looks = []
+    to_compile = pieces._to_compile
+    monkeypatch.setattr(pieces, "_to_compile", lambda *given: looks.append(None) or to_compile(*given))
+    monkeypatch.setattr(pieces, "_MOST_LOOKS", 5_000)
+    blocks = [Block(width) for width in range(8, 32) for _ in range(2)]
+    graphs, parts = compiled_graphs(monkeypatch, stack(blocks), [])
+    assert len(looks) < 60 and len(parts) >= len(graphs) > 2
 
 
 # Traced

@@ -86,9 +86,24 @@ def changed_rows(net: Net, x: Tensor) -> Tensor:
     return F.relu(y)
 
 
+def changed_beside_a_copy(net: Net, x: Tensor) -> Tensor:
+    """Of contiguous maps that is the same memory."""
+    y = net.first(x)
+    copied = y.contiguous()
+    y += net.second(x)
+    return F.relu(copied)
+
+
+def changed_beside_rows(net: Net, x: Tensor) -> Tensor:
+    y = net.first(x)
+    rows = y.reshape(y.size(0), -1)
+    y += net.second(x)
+    return F.relu(rows.view(x.shape[0], -1, x.shape[2], x.shape[3]))
+
+
 @pytest.mark.usefixtures("uncompiled_on_the_cpu")
 @pytest.mark.parametrize("kind", ["cudnn", "inductor"])
-@pytest.mark.parametrize("join", [changed_copy, changed_rows])
+@pytest.mark.parametrize("join", [changed_copy, changed_rows, changed_beside_a_copy, changed_beside_rows])
 def test_what_is_an_alias_in_one_layout_is_not_run_in_another(kind, join) -> None:
     backbone = with_odd_norms(Net(join))
     with torch.no_grad():
@@ -101,6 +116,20 @@ def test_what_is_an_alias_in_one_layout_is_not_run_in_another(kind, join) -> Non
     assert_same(trunk, backbone, [], x)
     trunk = made(backbone, [], x.contiguous(memory_format=torch.channels_last), kind)
     assert torch.allclose(logits(trunk, x := x.contiguous(memory_format=torch.channels_last)), backbone(x), atol=1e-5)
+
+
+def changed_first(net: Net, x: Tensor) -> Tensor:
+    """What is copied of it then is so in any layout, and of what was copied before nobody reads."""
+    y = net.first(x)
+    size = y.contiguous().shape[0]
+    y += net.second(x)
+    return F.relu(y.reshape(size, -1).view(y.shape) + y.contiguous())
+
+
+@pytest.mark.usefixtures("uncompiled_on_the_cpu")
+@pytest.mark.parametrize("kind", ["cudnn", "inductor"])
+def test_what_is_changed_before_it_is_copied_is_the_same_in_any_layout(kind) -> None:
+    assert_same_beyond_the_example(with_odd_norms(Net(changed_first)), kind)
 
 
 class ChangedBehind(Net):
