@@ -1,13 +1,12 @@
 """attention.py: as exact as PyTorch's attention, in one launch, for few tokens."""
 
-from types import SimpleNamespace
-
 import pytest
 import torch
-from auxhead.kernels import attend, attention
+from auxhead.kernels import attend
 from auxhead.kernels.attention import _attention_operator, takes_attention
 from hypothesis import given
 from hypothesis import strategies as st
+from support.counted_launches import counted_launches
 from torch.nn import functional as F
 
 DTYPES = [torch.float16, torch.bfloat16]
@@ -27,15 +26,7 @@ CASES = [
 @pytest.fixture
 def launches(monkeypatch):
     """Which calls got as far as the kernel."""
-    seen, kernel = [], attention.kernel.attention_kernel
-
-    class Counted:
-        def __getitem__(self, grid):
-            seen.append(grid)
-            return kernel[grid]
-
-    monkeypatch.setattr(attention, "kernel", SimpleNamespace(attention_kernel=Counted()))
-    return seen
+    return counted_launches(monkeypatch, "attention")
 
 
 def inputs(case, dtype, device, scale=1.0):

@@ -1,7 +1,5 @@
 """depthwise.py: as exact as PyTorch's depthwise convolution and activation, in one launch."""
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -10,6 +8,7 @@ from auxhead.kernels.depthwise import depthwise_operator
 from auxhead.kernels.reference.depthwise import FOLLOWING, depthwise_reference
 from hypothesis import given
 from hypothesis import strategies as st
+from support.counted_launches import counted_launches
 
 LAST = torch.channels_last
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
@@ -28,15 +27,7 @@ CASES = [
 @pytest.fixture
 def launches(monkeypatch):
     """Which calls got as far as the kernel."""
-    seen, kernel = [], depthwise.kernel.depthwise_kernel
-
-    class Counted:
-        def __getitem__(self, grid):
-            seen.append(grid)
-            return kernel[grid]
-
-    monkeypatch.setattr(depthwise, "kernel", SimpleNamespace(depthwise_kernel=Counted()))
-    return seen
+    return counted_launches(monkeypatch, "depthwise")
 
 
 def layer(case, dtype, device):

@@ -1,7 +1,6 @@
 """max_pool.py: the result is PyTorch's, bit for bit."""
 
 import importlib
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,6 +8,7 @@ import torch.nn.functional as F
 from auxhead.kernels import max_pool2d
 from hypothesis import given
 from hypothesis import strategies as st
+from support.counted_launches import counted_launches
 from torch.autograd import forward_ad
 from torch.func import jvp, vmap
 
@@ -32,16 +32,7 @@ CASES = [
 @pytest.fixture
 def launches(monkeypatch):
     """Which calls got as far as the kernel."""
-    module = importlib.import_module("auxhead.kernels.max_pool")
-    seen, kernel = [], module.kernel.max_pool_kernel
-
-    class Counted:
-        def __getitem__(self, grid):
-            seen.append(grid)
-            return kernel[grid]
-
-    monkeypatch.setattr(module, "kernel", SimpleNamespace(max_pool_kernel=Counted()))
-    return seen
+    return counted_launches(monkeypatch, "max_pool")
 
 
 def runs_here(device: torch.device) -> bool:
