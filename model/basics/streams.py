@@ -1,13 +1,16 @@
-"""The two streams of a device, a trunk that goes first and a side stream that takes what is left; callers'; locks."""
+"""The two streams of a device, a trunk that goes first and a side stream that takes what is left; launches; locks."""
 
 from _thread import RLock
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextvars import copy_context
 from functools import cache
 from typing import Any, NamedTuple
 
 import torch
 
-from ...kernels.cuda.runtime import may_be_destroyed, new_stream, stream_number
+from ...kernels.cuda.runtime import beside_captures, may_be_destroyed, new_stream, stream_number
 
 
 class StreamPair(NamedTuple):
@@ -93,3 +96,25 @@ class OwnedLock(RLock):  # type: ignore[misc]  # it may be subclassed, whatever 
             return True
         self.release()
         return False
+
+
+def each_once(launches: Sequence[Callable[[], object]], stream: torch.cuda.Stream | None) -> None:
+    """Make launches on a stream, from a thread each, without gradients.
+
+    What Triton has not compiled yet it then compiles side by side: a launch takes one to three seconds, most of which
+    is spent outside of Python.
+    """
+
+    def make(launch: Callable[[], object]) -> None:
+        with ExitStack() as stack:
+            stack.enter_context(torch.no_grad())
+            if stream is not None:  # modes of captures, too, are those of a thread
+                stack.enter_context(torch.cuda.stream(stream))
+                stack.enter_context(beside_captures())
+            launch()
+
+    with ThreadPoolExecutor(max(len(launches), 1)) as pool:
+        # by what is set for this thread: how heads are launched, say
+        begun = [pool.submit(copy_context().run, make, launch) for launch in launches]
+    for each in begun:
+        each.result()

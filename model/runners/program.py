@@ -4,9 +4,7 @@ A forward becomes graphs that read a static input. A captured batch takes reques
 """
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
-from contextvars import copy_context
+from functools import partial
 from itertools import zip_longest
 from typing import Generic, NamedTuple, TypeVar
 
@@ -15,9 +13,8 @@ from torch import Tensor, nn
 
 from ...kernels import ExitBuffers, ExitHead, ExitLaunch
 from ...kernels.cuda.lifetimes import MemoryPool, keep_in_children
-from ...kernels.cuda.runtime import beside_captures
 from ..answers.exit_result import ExitResult
-from ..basics.streams import on_stream
+from ..basics.streams import each_once, on_stream
 from ..heads.head import AuxHead
 from .capture import Capture, Graph, copy_memory, warm_up
 from .captured_network import Addresses
@@ -220,28 +217,8 @@ class HeadLaunches:
         return [*reads, *outputs[len(reads) :]]
 
     def compile(self, outputs: Sequence[Tensor], stream: torch.cuda.Stream | None) -> None:
-        """Launch all of them once on a stream, from a thread each, given the outputs of all taps and of the trunk.
-
-        What Triton has not compiled yet it then compiles side by side: a launch takes one to three seconds, most of
-        which is spent outside of Python.
-        """
-
-        def launch_once(launch: ExitLaunch, inputs: Sequence[Tensor]) -> None:
-            with ExitStack() as stack:
-                stack.enter_context(torch.no_grad())
-                if stream is not None:  # modes of captures, too, are those of a thread
-                    stack.enter_context(torch.cuda.stream(stream))
-                    stack.enter_context(beside_captures())
-                launch(inputs)
-
-        with ThreadPoolExecutor(len(self.launches)) as pool:
-            begun = [
-                # by what is set for this thread: how heads are launched, say
-                pool.submit(copy_context().run, launch_once, one, self._inputs(index, outputs))
-                for index, one in enumerate(self.launches)
-            ]
-        for one in begun:
-            one.result()
+        """Launch all of them once on a stream, given the outputs of all taps and of the trunk; see ``each_once``."""
+        each_once([partial(one, self._inputs(index, outputs)) for index, one in enumerate(self.launches)], stream)
 
     def launch_beside(
         self, index: int, outputs: Sequence[Tensor], side: torch.cuda.Stream, cut: Callable[[], None] | None = None

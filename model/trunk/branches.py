@@ -25,7 +25,7 @@ _VIEWS = {
 
 
 class Step(NamedTuple):
-    """One node in the order of the graph."""
+    """One node, in the order in which they run."""
 
     node: Node
     lane: int
@@ -41,13 +41,14 @@ def plan_branches(graph: fx.Graph, taps: Collection[str]) -> list[Step]:
     Modules named in ``taps`` join all lanes, since what listens there takes all that ran before it to be done.
     """
     steps: list[Step] = []
-    index = {node: number for number, node in enumerate(graph.nodes)}
+    nodes = _by_depth(graph, taps)
+    index = {node: number for number, node in enumerate(nodes)}
     lane_of: dict[Node, int] = {}
     last = [-1] * (MOST_BESIDE + 1)  # step of each lane
     newest: list[set[Node]] = [set() for _ in last]  # what a node may go on from: the last output and its views
     seen = [[-1] * len(last) for _ in last]  # by lane and other lane: the last step that it has waited for
     joined = -1
-    for number, node in enumerate(graph.nodes):
+    for number, node in enumerate(nodes):
         inputs = [each for each in node.all_input_nodes if each.op != "get_attr"]
         is_tap = node.op == "call_module" and str(node.target) in taps
         if is_tap or node.op in ("placeholder", "get_attr", "output"):
@@ -75,6 +76,21 @@ def plan_branches(graph: fx.Graph, taps: Collection[str]) -> list[Step]:
             joined = number
         steps.append(Step(node, lane, tuple(sorted(waits)), joins))
     return steps
+
+
+def _by_depth(graph: fx.Graph, taps: Collection[str]) -> list[Node]:
+    """Return nodes in the order of what they are behind, taps in their own.
+
+    In that of the graph one branch comes behind another as a whole, and so behind all taps of that, which join lanes.
+    """
+    depth: dict[Node, int] = {}
+    of_tap = 0
+    for node in graph.nodes:
+        its = max((depth[each] for each in node.all_input_nodes), default=0) + (node.target not in _VIEWS)
+        if node.op == "call_module" and str(node.target) in taps:
+            its = of_tap = max(its, of_tap + 1)
+        depth[node] = len(graph.nodes) + its if node.op == "output" else its
+    return sorted(graph.nodes, key=depth.__getitem__)
 
 
 def _lane_for(

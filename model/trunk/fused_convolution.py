@@ -1,7 +1,9 @@
-"""``FusedConvolution``: a convolution with the batch norm, sum and ReLU behind it, in one launch of cuDNN if it can."""
+"""``FusedConvolution``: a convolution with batch norm, sum and activation, in one launch if Triton or cuDNN can."""
 
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -9,10 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_weights
 
-from ...kernels import FOLLOWING, depthwise_conv2d, depthwise_operator, takes_depthwise
+from ...kernels import FOLLOWING, compiled_for, fused_conv2d, fused_conv2d_operator, products, takes_convolution
 from ..basics.streams import OwnedLock
 
-#: cuDNN's fused convolution has to agree with the plain one this well, relative to the largest output; the trunk as a
+#: A fused convolution has to agree with the plain one this well, relative to the largest output; the trunk as a
 #: whole is checked much more strictly.
 COARSE_TOLERANCE = 2**-5
 #: Channels in which the first convolution of three reads a batch sooner: ResNet's takes 12, 21, 61 and 208 us at batch
@@ -22,6 +24,13 @@ PADDED_CHANNELS = 4
 MOST_PRODUCTS = 32
 #: Samples of a batch from which on cuDNN's algorithms are timed.
 LEAST_TIMED_BATCH = 16
+#: Products, at most, of which a convolution is Triton's where nothing is timed: of one image cuDNN is sooner for hardly
+#: any with fewer (of 591 convolutions of nine networks, H200).
+MOST_UNTIMED_PRODUCTS = 2**26
+#: Cycles for which the device stands still, about a millisecond, while the host launches what is timed.
+_HELD_UP = 2_000_000
+#: Whether Triton is sooner, by all that decides it: so are all trunks of a process made alike.
+_is_sooner: dict[Hashable, bool] = {}
 #: Who has cuDNN time its algorithms just now, and the user's own setting: ``cudnn.benchmark`` is one for all threads.
 _timing: set[object] = set()
 _before = False
@@ -40,11 +49,11 @@ def fastest_convolutions(samples: int) -> Iterator[None]:
     Later ones of the same sizes take the same algorithm. Small batches are left to cuDNN's rules: timed alone,
     convolutions cut into several launches look faster than they are one after another (on an H200 ResNet-18 takes 170
     us at batch 1 with them and 160 without; at 32, 457 with what is timed and 503 without). And where PyTorch is asked
-    to be deterministic nothing is timed, since two processes might find different ones the fastest.
+    to be deterministic nothing is timed.
     """
     global _before
     cudnn = torch.backends.cudnn
-    if samples < LEAST_TIMED_BATCH or cudnn.deterministic or torch.are_deterministic_algorithms_enabled():
+    if samples < LEAST_TIMED_BATCH or times_nothing():
         yield
         return
     this = object()
@@ -63,13 +72,41 @@ def fastest_convolutions(samples: int) -> Iterator[None]:
                     cudnn.benchmark = _before
 
 
-class FusedConvolution(nn.Module):
-    """``conv -> batch norm -> (+ z) -> ReLU`` with the batch norm folded into the weights.
+def times_nothing() -> bool:
+    """Return whether PyTorch is asked to be deterministic: two processes might find different things the fastest."""
+    return torch.backends.cudnn.deterministic or torch.are_deterministic_algorithms_enabled()
 
-    Where cuDNN's fused convolution takes it (:meth:`choose`), sum, bias and ReLU cost no launch of their own; nor do
-    bias and activation behind a depthwise one in Triton; elsewhere it is a plain convolution with what is left of the
-    others behind it. Where nothing changes the weight, it is the
-    source's own parameter; otherwise weight and bias are copies, which :meth:`refresh` brings up to date.
+
+def takes_no_longer(call: Callable[[], Any], other: Callable[[], Any], x: Tensor, at_most: float = 1.0) -> bool:
+    """Return whether a call takes the device of ``x`` at most so many times as long as another; None is timed on CPUs.
+
+    Each is launched four times behind what holds the device up, so that it does not wait for the host.
+    """
+    if x.device.type != "cuda":
+        return True
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    fastest = [math.inf, math.inf]
+    with torch.cuda.device_of(x):
+        for turn in range(-1, 3):  # the first is slow
+            for index, each in enumerate((call, other)):
+                torch.cuda._sleep(_HELD_UP)
+                start.record()
+                for _ in range(4):
+                    each()
+                end.record()
+                end.synchronize()
+                if turn >= 0:
+                    fastest[index] = min(fastest[index], start.elapsed_time(end))
+    return fastest[0] <= at_most * fastest[1]
+
+
+class FusedConvolution(nn.Module):
+    """``conv -> batch norm -> (+ z) -> activation`` with the batch norm folded into the weights.
+
+    Where a convolution of Triton's or, with a ReLU, of cuDNN's takes it (:meth:`choose`), sum, bias and activation cost
+    no launch of their own; elsewhere it is a plain convolution with what is left of the others behind it. Where nothing
+    changes the weight, it is the source's own parameter; otherwise weight and bias are copies, which :meth:`refresh`
+    brings up to date.
     """
 
     weight: Tensor
@@ -77,15 +114,17 @@ class FusedConvolution(nn.Module):
     padded: Tensor | None
     """The weight for inputs of more channels, zeros there; None if it takes none."""
     windows: Tensor | None
-    """The weight in the order in which a depthwise convolution in Triton reads it; None if it is none."""
+    """The weight in the order in which Triton reads it; None if it lies so."""
 
     def __init__(self, conv: nn.Conv2d, norm: nn.BatchNorm2d | None = None) -> None:
         """Fold ``norm``, whose running statistics are used, into ``conv``; neither is changed."""
         super().__init__()
-        self.relu = False
         self.following = ""
-        """What follows a depthwise convolution, a name of ``FOLLOWING``."""
+        """The activation behind it, a name of ``FOLLOWING``."""
         self.fused = False
+        """True if it runs as one launch of cuDNN."""
+        self.in_triton = False
+        """True if it runs as one launch of Triton."""
         self.compiled = False
         # In a tuple, lest the sources become submodules: they are the user's.
         self._sources = (conv, norm)
@@ -168,21 +207,65 @@ class FusedConvolution(nn.Module):
 
     @torch.no_grad()
     def choose(self, x: Tensor, z: Tensor | None = None) -> str | None:
-        """Use Triton's depthwise or cuDNN's fused convolution if it takes this input and agrees with the plain one.
+        """Use Triton's or cuDNN's fused convolution if it takes this input and agrees with the plain one.
+
+        Where both do, Triton's if it takes no longer; so too without a ReLU, which cuDNN wants: there it must take no
+        longer than the convolution alone, since a compiler adds what follows to other work.
 
         Returns:
             Why neither is used; None if one is, or there is nothing to fuse.
         """
-        self.fused, self.windows = False, None
-        if self.is_depthwise and z is None and not isinstance(self.padding, str):
-            windows = self.weight.detach().permute(2, 3, 1, 0).contiguous().permute(3, 2, 0, 1)
-            if takes_depthwise(x, windows, (self.stride, self.padding, self.dilation)):
-                plain, self.windows = self.forward(x), windows
-                error = (self.forward(x).float() - plain.float()).abs().max().item()
-                if error <= COARSE_TOLERANCE * plain.float().abs().max().item():
-                    return None
-                self.windows = None
-        if not self.relu:
+        self.fused, self.in_triton, self.windows = False, False, None
+        refused = self._choose_cudnn(x, z)
+        if self._prefers_triton(x, z):
+            self.in_triton, self.windows = True, self._windows()
+            return None
+        return refused
+
+    def in_triton_by(self, x: Tensor, z: Tensor | None = None) -> tuple[Hashable, Callable[[], Tensor]] | None:
+        """Return what Triton compiles for this input, and its convolution; None where it does not take it."""
+        windows, sizes = self._windows(), self._sizes()
+        weight = self.weight if windows is None else windows
+        if isinstance(self.padding, str) or not takes_convolution(x, weight, sizes, z):
+            return None
+        given = x, weight, None if self.gives_bias else self.bias, sizes, self.following, z
+        return compiled_for(*given), partial(fused_conv2d, *given)
+
+    def _prefers_triton(self, x: Tensor, z: Tensor | None) -> bool:
+        """Return whether Triton's convolution takes this input, agrees with the other one and is no slower."""
+        found = self.in_triton_by(x, z)
+        if found is None:
+            return False
+        compiled, call = found
+        other = self.forward(x, z)  # not __call__: this may be running in a hook of it
+        if _off_by(call(), other) is not None:
+            return False
+        if self.is_depthwise:
+            return True
+        if times_nothing():
+            return products(x, self.weight, self._sizes()) <= MOST_UNTIMED_PRODUCTS
+        others: Any = (*self._sizes(), self.groups)
+        kind = compiled, x.shape, self.weight.shape, others, self.fused
+        if kind not in _is_sooner:
+            alone = partial(F.conv2d, x, self.weight, None, *others)
+            _is_sooner[kind] = takes_no_longer(call, partial(self.forward, x, z) if self.fused else alone, x)
+        return _is_sooner[kind]
+
+    def _sizes(self) -> tuple[Any, Any, Any]:
+        return self.stride, self.padding, self.dilation
+
+    def _windows(self) -> Tensor | None:
+        """Return a copy of the weight in the order in which Triton reads it, None if it lies so."""
+        weight = self.weight.detach()
+        if self.is_depthwise:
+            return weight.permute(2, 3, 1, 0).contiguous().permute(3, 2, 0, 1)
+        if weight.is_contiguous(memory_format=torch.channels_last):
+            return None
+        return weight.contiguous(memory_format=torch.channels_last)
+
+    def _choose_cudnn(self, x: Tensor, z: Tensor | None) -> str | None:
+        """Use cuDNN's fused convolution if it can; returns why it is not used, None if there is nothing to fuse."""
+        if self.following != "relu":
             return None
         if not has_cudnn(x):
             return "cuDNN's fused convolutions need cuDNN and a CUDA device"
@@ -197,41 +280,49 @@ class FusedConvolution(nn.Module):
         try:
             # Memory that is freed here is what the output lies in next: cuDNN's sum has it as a summand with factor 0.
             torch.full_like(plain, float("nan"))
-            error = (self.forward(x, z).float() - plain.float()).abs().max().item() if plain.numel() else 0.0
+            found = self.forward(x, z)
         except RuntimeError as refused:
             self.fused = False
             return f"cuDNN: {str(refused).splitlines()[0]}"
-        self.fused = error <= COARSE_TOLERANCE * plain.float().abs().max().item() if plain.numel() else False
+        error = _off_by(found, plain)
+        self.fused = error is None
         return None if self.fused else f"cuDNN's fused convolution is off by {error:.3g}"
 
     def forward(self, x: Tensor, z: Tensor | None = None) -> Tensor:
-        """Convolve x [N, C, H, W]; add z, of the output's shape, if there is one; apply the ReLU if there is one."""
+        """Convolve x [N, C, H, W]; add z, of the output's shape, and apply the activation, if there are."""
         bias = None if self.gives_bias else self.bias
         others: tuple[Any, ...] = (bias, self.stride, self.padding, self.dilation, self.groups)
-        # as many channels as a plain convolution would refuse
-        weight = self.weight if self.padded is None or x.shape[1] != PADDED_CHANNELS else self.padded
+        # as many channels a plain convolution would refuse
+        padded = self.padded is not None and x.shape[1] == PADDED_CHANNELS
+        weight: Any = self.padded if padded else self.weight
+        if self.in_triton and not padded:
+            weight = weight if self.windows is None else self.windows
+            if self.compiled:
+                return fused_conv2d_operator(x, weight, bias, *map(list, others[1:4]), self.following, z)
+            return fused_conv2d(x, weight, bias, others[1:4], self.following, z)
         if self.fused:
             if self.compiled:
                 return _fused_operator(x, weight, z, bias, *map(list, others[1:4]), self.groups)
             return _fused(x, weight, z, *others)
-        if self.windows is not None and z is None:
-            sizes: Any = (self.stride, self.padding, self.dilation)
-            following = "relu" if self.relu else self.following
-            if self.compiled:
-                return depthwise_operator(x, self.windows, bias, *map(list, sizes), following)
-            return depthwise_conv2d(x, self.windows, bias, sizes, following)
         one_position = (*x.shape[2:], *weight.shape[2:]) == (1, 1, 1, 1) and self.padding in ((0, 0), "same", "valid")
         if self.compiled and one_position and self.groups == 1:
             y = _of_one_position(x, weight, bias)
         else:
             y = F.conv2d(x, weight, *others)
-        if z is not None:
-            y = y + z
-        return F.relu(y) if self.relu else FOLLOWING[self.following](y)
+        return FOLLOWING[self.following](y if z is None else y + z)
 
     def extra_repr(self) -> str:
         """Show what is in it."""
-        return f"norm={self.folds_norm}, relu={self.relu}, fused={self.fused}, stride={self.stride}"
+        launch = "triton" if self.in_triton else "cudnn" if self.fused else "plain"
+        return f"{launch}, norm={self.folds_norm}, following={self.following!r}, stride={self.stride}"
+
+
+def _off_by(found: Tensor, plain: Tensor) -> float | None:
+    """Return by how much a fused convolution is off, None if it is that of plain operations, coarsely."""
+    if not plain.numel() or found.shape != plain.shape:
+        return math.inf
+    error = (found.float() - plain.float()).abs().max().item()
+    return None if error <= COARSE_TOLERANCE * plain.float().abs().max().item() else error
 
 
 def _of_one_position(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

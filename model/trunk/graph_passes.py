@@ -68,10 +68,10 @@ def fuse_convolutions(layers: LayerGraph) -> list[str]:
         name = layers.add(f"{node.target}_fused", FusedConvolution(*sources))
         layers.replace(last, layers.insert(last, name, node.args[0]), *([node] if last is not node else []))
     for node in list(layers.graph.nodes):
-        if _is_relu(layers, node):
-            _fuse_relu(layers, node)
-        elif (following := _following(layers, node)) is not None:
+        if (following := _following(layers, node)) is not None:
             _fuse_following(layers, node, following)
+    for node in list(layers.graph.nodes):
+        _fuse_sum(layers, node)
     return notes
 
 
@@ -107,37 +107,10 @@ def pad_first_convolution(layers: LayerGraph) -> FusedConvolution | None:
     return conv
 
 
-def _fuse_relu(layers: LayerGraph, relu: Node) -> None:
-    """Move a ReLU, and a sum before it, into the convolution whose output they act on."""
-    value = relu.args[0]
-    if not isinstance(value, Node) or only_user(value) is not relu:
-        return
-    if (conv := _open_convolution(layers, value)) is not None:
-        if _undisturbed(layers, value, relu, set()):
-            conv.relu = True
-            layers.replace(relu, layers.insert(relu, str(value.target), *_nodes(value)), value)
-        return
-    operands = _summands(value)
-    if operands is None:
-        return
-    changed_in_place = value.op == "call_method" and value.target == "add_" or value.target is IN_PLACE["iadd"]
-    # With two convolutions the first one in the graph takes the sum; in a residual block that is the main branch.
-    order = list(layers.graph.nodes)
-    for node in operands[:1] if changed_in_place else sorted(operands, key=order.index):
-        other = operands[1] if node is operands[0] else operands[0]
-        conv = _open_convolution(layers, node)
-        if conv is None or not _undisturbed(layers, node, relu, {value}):
-            continue
-        conv.relu = True
-        summand = _open_convolution(layers, other)
-        if summand is not None and summand.weight.shape[0] == conv.weight.shape[0]:
-            conv.take_bias_of(summand)
-        layers.replace(relu, layers.insert(relu, str(node.target), *_nodes(node), other), value, node)
-        return
-
-
 def _following(layers: LayerGraph, node: Node) -> str | None:
-    """Return the name of an activation that may follow a depthwise convolution, if a node is one."""
+    """Return the name of an activation that may follow a convolution, if a node is one."""
+    if _is_relu(layers, node):
+        return "relu"
     names: dict[Any, str] = {nn.SiLU: "silu", nn.Hardswish: "hardswish", nn.ReLU6: "relu6"}
     functions: dict[Any, str] = {F.silu: "silu", F.hardswish: "hardswish", F.relu6: "relu6"}
     if node.op == "call_function" and len(node.args) == 1:
@@ -145,21 +118,47 @@ def _following(layers: LayerGraph, node: Node) -> str | None:
     return names.get(type(layers.layer(node)))
 
 
-def _fuse_following(layers: LayerGraph, node: Node, following: str) -> None:
-    """Move an activation into the depthwise convolution whose output it alone reads."""
-    value: Any = node.args[0]
-    conv = _open_convolution(layers, value)
-    if conv is None or not conv.is_depthwise or only_user(value) is not node or len(value.args) != 1:
+def _fuse_following(layers: LayerGraph, last: Node, following: str) -> None:
+    """Move an activation, and a sum before it, into the convolution whose output they act on."""
+    value = last.args[0]
+    if not isinstance(value, Node) or only_user(value) is not last:
         return
-    if _undisturbed(layers, value, node, set()):
+    conv = _open_convolution(layers, value)
+    if conv is None:
+        if (conv := _fuse_sum(layers, value, last)) is not None:
+            conv.following = following
+    elif _undisturbed(layers, value, last, set()):
         conv.following = following
-        layers.replace(node, layers.insert(node, str(value.target), *_nodes(value)), value)
+        layers.replace(last, layers.insert(last, str(value.target), *_nodes(value)), value)
+
+
+def _fuse_sum(layers: LayerGraph, value: Node, last: Node | None = None) -> FusedConvolution | None:
+    """Move a sum, and what ``last`` makes of it, into the convolution of a summand; returns that, if there is one."""
+    operands = _summands(value)
+    if operands is None:
+        return None
+    last = last or value
+    changed_in_place = value.op == "call_method" and value.target == "add_" or value.target is IN_PLACE["iadd"]
+    # With two convolutions the first one in the graph takes the sum; in a residual block that is the main branch.
+    order = list(layers.graph.nodes)
+    for node in operands[:1] if changed_in_place else sorted(operands, key=order.index):
+        other = operands[1] if node is operands[0] else operands[0]
+        conv = _open_convolution(layers, node)
+        if conv is None or len(node.args) > 1 or not _undisturbed(layers, node, last, {value}):
+            continue
+        summand = _open_convolution(layers, other)
+        if summand is not None and len(other.args) == 1 and summand.weight.shape[0] == conv.weight.shape[0]:
+            conv.take_bias_of(summand)
+        replaced = (value, node) if last is not value else (node,)
+        layers.replace(last, layers.insert(last, str(node.target), *_nodes(node), other), *replaced)
+        return conv
+    return None
 
 
 def _open_convolution(layers: LayerGraph, node: Node) -> FusedConvolution | None:
-    """Return the convolution that a node calls, if one node alone uses its output and nothing is behind it yet."""
+    """Return the convolution that a node calls, without an activation yet, if one node alone uses its output."""
     layer = layers.layer(node)
-    if isinstance(layer, FusedConvolution) and not layer.relu and only_user(node) is not None:
+    if isinstance(layer, FusedConvolution) and only_user(node) is not None:
         return None if layer.gives_bias or layer.following else layer
     return None
 

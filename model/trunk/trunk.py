@@ -1,10 +1,10 @@
 """``Trunk`` and ``make_trunk``: the ways to run a backbone under its heads, from as it is to compiled."""
 
-import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor, fx, nn
 from ...kernels.cuda.runtime import beside_captures
 from ..answers.rule_order import ordered_write
 from ..basics.arguments import check_batch, check_module, close_names, kind_of
+from ..basics.streams import each_once
 from ..heads.fused_aux_head import FusedAuxHead
 from ..listening.reading import Reading
 from ..listening.rounding import double_copy, in_double, relative_error, truth_of
@@ -20,7 +21,13 @@ from ..listening.taps import listening
 from .backbone_rewriter import BackboneRewriter
 from .branches import Step, run_side_by_side
 from .compiled_part import Kind, handing_over
-from .fused_convolution import PADDED_CHANNELS, FusedConvolution, fastest_convolutions
+from .fused_convolution import (
+    PADDED_CHANNELS,
+    FusedConvolution,
+    fastest_convolutions,
+    takes_no_longer,
+    times_nothing,
+)
 from .layer_graph import Unwritten, first_line
 
 #: "as_is" is the backbone itself; "cudnn" folds batch norms and uses cuDNN's fused convolutions; "branched" runs its
@@ -258,8 +265,14 @@ def _copies(fused: Sequence[FusedConvolution]) -> list[Tensor]:
 
 
 def _choose(module: nn.Module, x: Tensor) -> list[str]:
-    """Run the module once, letting each convolution choose how it runs; returns why some run unfused."""
+    """Run the module, letting each convolution choose how it runs; returns why some run unfused."""
     refused: dict[str, int] = {}
+    to_compile: dict[Hashable, Callable[[], Tensor]] = {}
+
+    def note(conv: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        assert isinstance(conv, FusedConvolution)
+        if (found := conv.in_triton_by(*inputs)) is not None:
+            to_compile.setdefault(*found)
 
     def choose(conv: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         assert isinstance(conv, FusedConvolution)
@@ -268,17 +281,30 @@ def _choose(module: nn.Module, x: Tensor) -> list[str]:
             refused[reason] = refused.get(reason, 0) + 1
 
     convolutions = _fused(module)
-    hooks = [conv.register_forward_pre_hook(choose) for conv in convolutions]
+    if x.device.type == "cuda":
+        _run_with(note, module, convolutions, x)
+        each_once([*to_compile.values()], torch.cuda.current_stream(x.device))
+    _run_with(choose, module, convolutions, x)
+    fused, in_triton = (sum(map(attrgetter(name), convolutions)) for name in ("fused", "in_triton"))
+    notes = [f"Convolutions that run with their ReLU as one launch of cuDNN: {fused}."] if fused else []
+    if in_triton:
+        notes.append(f"Convolutions that run with what follows as one launch of Triton: {in_triton}.")
+    return notes + [f"Convolutions whose ReLU runs by itself: {count}, since {why}." for why, count in refused.items()]
+
+
+def _run_with(
+    hook: Callable[[nn.Module, tuple[Tensor, ...]], None],
+    module: nn.Module,
+    convolutions: Sequence[nn.Module],
+    x: Tensor,
+) -> None:
+    """Run the module once, with a hook before each convolution."""
+    hooks = [conv.register_forward_pre_hook(hook) for conv in convolutions]
     try:
         module(x.clone(memory_format=torch.preserve_format))  # which it may change in place
     finally:
-        for hook in hooks:
-            hook.remove()
-    fused = sum(conv.fused for conv in convolutions)
-    notes = [f"Convolutions that run with their ReLU as one launch of cuDNN: {fused}."] if fused else []
-    if depthwise := sum(conv.windows is not None for conv in convolutions):
-        notes.append(f"Depthwise convolutions that run with what follows as one launch of Triton: {depthwise}.")
-    return notes + [f"Convolutions whose ReLU runs by itself: {count}, since {why}." for why, count in refused.items()]
+        for each in hooks:
+            each.remove()
 
 
 def _is_as_fused(conv: FusedConvolution, x: Tensor) -> bool:
@@ -289,32 +315,14 @@ def _is_as_fused(conv: FusedConvolution, x: Tensor) -> bool:
     return of_this or not fused
 
 
-#: Cycles for which the device stands still, about a millisecond, while the host launches what is timed.
-_HELD_UP = 2_000_000
-
-
 def _is_no_slower(conv: FusedConvolution, x: Tensor, other: Tensor) -> bool:
     """Return whether a convolution takes not much longer for an input than for another one.
 
     cuDNN's rules choose badly for some: 4 channels to 16 take MobileNetV3's 8 images 80 us longer than 3, and one image
-    16.6 us for 5.5 (H200). Where PyTorch is asked to be deterministic nothing is timed.
+    16.6 us for 5.5 (H200).
     """
-    if x.device.type != "cuda" or torch.backends.cudnn.deterministic or torch.are_deterministic_algorithms_enabled():
-        return True
-    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    fastest = [math.inf, math.inf]
-    with torch.cuda.device_of(x):
-        for turn in range(-1, 5):  # the first is slow
-            for index, each in enumerate((x, other)):
-                torch.cuda._sleep(_HELD_UP)
-                start.record()
-                for _ in range(4):
-                    conv.forward(each)  # not __call__: a tap may listen
-                end.record()
-                end.synchronize()
-                if turn >= 0:
-                    fastest[index] = min(fastest[index], start.elapsed_time(end))
-    return fastest[0] <= 1.1 * fastest[1]
+    # not __call__: a tap may listen
+    return times_nothing() or takes_no_longer(partial(conv.forward, x), partial(conv.forward, other), x, 1.1)
 
 
 @contextmanager

@@ -21,8 +21,8 @@ from auxhead.kernels import (
     LaunchConfig,
     attend,
     collect,
-    depthwise_conv2d,
     destination,
+    fused_conv2d,
     fused_head,
     gather_open,
     max_pool2d,
@@ -237,11 +237,19 @@ def run_max_pool(shape: tuple[int, ...], dtype: torch.dtype, *arguments: int | t
     host(max_pool2d(x, *arguments))
 
 
-def run_depthwise(shape: tuple[int, ...], window: tuple[int, int], stride: tuple[int, int], following: str) -> None:
+def run_convolution(
+    shape: tuple[int, ...], outputs: int, window: tuple[int, int], stride: tuple[int, int], following: str
+) -> None:
+    """A depthwise one for as many outputs as channels; one with an addend where there is an activation."""
     x = make_input(shape, dtype=FP16, device=DEVICE).contiguous(memory_format=torch.channels_last)
-    weight, (bias,) = (make_input(each, dtype=FP16, device=DEVICE) for each in ((shape[1], 1, *window), (1, shape[1])))
-    padding = tuple(each // 2 for each in window)
-    host(depthwise_conv2d(x, weight, bias, (stride, padding, (1, 1)), following))
+    channels = 1 if outputs == shape[1] else shape[1]
+    weight, (bias,) = (
+        make_input(each, dtype=FP16, device=DEVICE) for each in ((outputs, channels, *window), (1, outputs))
+    )
+    weight = weight.contiguous(memory_format=torch.channels_last)
+    sizes = stride, tuple(each // 2 for each in window), (1, 1)
+    y = fused_conv2d(x, weight, bias, sizes, following)
+    host(fused_conv2d(x, weight, bias, sizes, following, y) if channels > 1 and following else y)
 
 
 def run_attention(samples: int, heads: int, tokens: int, numbers: int, biases: int) -> None:
@@ -293,8 +301,11 @@ def cases() -> Iterator[tuple[str, Callable[[], None]]]:
     yield "compaction, odd rows", partial(run_compaction, (7, 3, 5), FP32, 3)
     yield "compaction, bytes", partial(run_compaction, (1,), torch.uint8, None)
     yield "compaction, several blocks", partial(run_compaction, (5, 33, 13), FP16, 1030)
-    yield "depthwise, several blocks of channels", partial(run_depthwise, (1, 72, 13, 12), (5, 3), (2, 1), "silu")
-    yield "depthwise, past all sides", partial(run_depthwise, (3, 5, 4, 4), (7, 7), (1, 1), "")
+    yield "depthwise, several blocks of channels", partial(run_convolution, (1, 72, 13, 12), 72, (5, 3), (2, 1), "silu")
+    yield "depthwise, past all sides", partial(run_convolution, (3, 5, 4, 4), 5, (7, 7), (1, 1), "")
+    yield "convolution, in slices", partial(run_convolution, (1, 264, 5, 7), 24, (3, 3), (1, 1), "relu")
+    yield "convolution, in large blocks", partial(run_convolution, (2, 24, 57, 55), 72, (3, 2), (2, 1), "silu")
+    yield "convolution, a product", partial(run_convolution, (1, 520, 7, 7), 136, (1, 1), (1, 1), "")
     yield "max-pool, several blocks of channels", partial(run_max_pool, (1, 65, 13, 12), FP16, (5, 4), (3, 2), (2, 1))
     yield "max-pool, past both sides", partial(run_max_pool, (3, 5, 7, 7), FP32, 7, 7, 3)
     yield "max-pool, of a stem", partial(run_max_pool, (2, 64, 15, 17), BF16, 3, 2, 1)

@@ -31,7 +31,7 @@ PARTS = 4
 LAST_LINES = 12
 KERNELS = (
     "exit_kernel", "pack_kernel", "gather_kernel", "collect_kernel", "max_pool_kernel", "depthwise_kernel",
-    "attention_kernel",
+    "convolution_kernel", "attention_kernel",
 )  # fmt: skip
 COMPUTE_SANITIZER = "compute-sanitizer"
 #: Its exit code if the program has worked, and it has something to report.

@@ -358,8 +358,8 @@ def test_dtypes_layouts_and_replays(name, memory_format, dtype) -> None:
     allowed = 3 * error(outputs(backbone, taps, x)) + 16 * torch.finfo(dtype).eps
     assert error(trunk_outputs(trunk, taps, x)) <= allowed
     if dtype == torch.float16:
-        with_relu = [conv for conv in convolutions(trunk) if conv.relu and conv.groups == 1]
-        assert with_relu and all(conv.fused for conv in with_relu), trunk.notes
+        with_relu = [conv for conv in convolutions(trunk) if conv.following == "relu" and conv.groups == 1]
+        assert with_relu and all(conv.fused or conv.in_triton for conv in with_relu), trunk.notes
 
     static = x.contiguous(memory_format=trunk.memory_format)
     graph, y = replayed(lambda: trunk.module(static))

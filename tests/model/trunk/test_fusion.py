@@ -58,7 +58,11 @@ JOINS = [
     (lambda net, x: F.relu((z := x * 1.5).add_(net.first(x))) + z, 0, 0),
     (lambda net, x: F.relu(net.first(y := x * 1.0) + net.relu_in_place(y)), 0, 0),
     (lambda net, x: F.relu(y := net.first(x)) + y, 0, 0),
-    (lambda net, x: F.relu(y := net.first(x) + x) + y, 0, 0),
+    (lambda net, x: F.relu(y := net.first(x) + x) + y, 0, 1),
+    (lambda net, x: net.first(x) + x, 0, 1),
+    (lambda net, x: F.silu(x + net.first(x)), 0, 1),
+    (lambda net, x: net.first(x) + x + net.second(x) + x, 0, 2),
+    (lambda net, x: net.second(net.first(x) + net.norm_a(net.a(x))) + x, 0, 2),
     (lambda net, x: F.relu(net.norm_a(y := net.a(x))) + y, 0, 0),
     (lambda net, x: F.relu((y := net.first(x)) + y), 0, 0),
     (lambda net, x: F.relu(net.first(x)) + F.relu(net.norm_b(net.a(x))), 2, 0),
@@ -75,7 +79,7 @@ def test_what_is_fused_and_what_is_not(device, join, relus, sums) -> None:
     with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
         trunk = made(backbone, [], x)
         assert_same(trunk, backbone, [], x)
-    assert sum(conv.relu for conv in convolutions(trunk)) == relus
+    assert sum(conv.following == "relu" for conv in convolutions(trunk)) == relus
     nodes = [node for node in trunk.module.graph.nodes if node.op == "call_module" and len(node.args) == 2]
     assert len(nodes) == sums
     assert trunk.classifier is not None and trunk.classifier.pool == "avg"
@@ -88,7 +92,7 @@ def test_nothing_is_fused_across_a_tap() -> None:
         trunk = made(backbone, taps, x)
         assert_same(trunk, backbone, taps, x)
         assert sum(conv.folds_norm for conv in convolutions(trunk)) == folds, taps
-        assert sum(conv.relu for conv in convolutions(trunk)) == relus, taps
+        assert sum(conv.following == "relu" for conv in convolutions(trunk)) == relus, taps
 
 
 @pytest.mark.parametrize(
@@ -107,7 +111,7 @@ def test_convolutions_of_any_kind(device, options, affine) -> None:
     with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
         trunk = made(backbone, ["2"], x)
         assert_same(trunk, backbone, ["2"], x)
-    assert convolutions(trunk)[0].relu and convolutions(trunk)[0].folds_norm
+    assert convolutions(trunk)[0].following == "relu" and convolutions(trunk)[0].folds_norm
 
 
 def test_other_paddings_stay_convolutions() -> None:
@@ -259,7 +263,7 @@ def test_cudnn_s_operators_get_the_right_arguments(cudnn) -> None:
     backbone = torchvision_model("resnet18")
     x = torch.randn(2, 3, 32, 32)
     trunk = made(backbone, ["layer2.0"], x)
-    assert [conv.fused for conv in convolutions(trunk)] == [conv.relu for conv in convolutions(trunk)]
+    assert [conv.fused for conv in convolutions(trunk)] == [conv.following == "relu" for conv in convolutions(trunk)]
     assert trunk.notes[1:] == ("Convolutions that run with their ReLU as one launch of cuDNN: 17.",)
     assert_same(trunk, backbone, ["layer2.0"], x)
 
@@ -349,7 +353,7 @@ def test_batch_norms_that_are_functions_within_a_layer_are_folded() -> None:
     backbone, trunk, x = with_norm_act("")
     fused = convolutions(trunk)
     assert len(fused) == 2 and [one.folds_norm for one in fused] == [False, True], "the first is tapped before its norm"
-    assert fused[1].relu and "1 batch norm " in " ".join(trunk.notes)
+    assert fused[1].following == "relu" and "1 batch norm " in " ".join(trunk.notes)
     torch.testing.assert_close(logits(trunk, x), backbone(x))
     with torch.no_grad():
         backbone[3].running_mean.add_(0.3)

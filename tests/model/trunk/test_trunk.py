@@ -66,8 +66,8 @@ def test_all_that_a_resnet_s_graph_still_calls() -> None:
     backbone = torchvision_model("resnet18")
     trunk = made(backbone, RESNET18_BLOCKS, torch.randn(2, 3, 32, 32))
     assert called(trunk.module) == {FusedConvolution: 20, nn.Identity: 8, max_pool2d: 1}
-    relu = [conv for conv in convolutions(trunk) if conv.relu]
-    plain = [conv for conv in convolutions(trunk) if not conv.relu]
+    relu = [conv for conv in convolutions(trunk) if conv.following == "relu"]
+    plain = [conv for conv in convolutions(trunk) if conv.following != "relu"]
     assert len(relu) == 17 and len(plain) == 3 and all(conv.folds_norm for conv in convolutions(trunk))
     assert all(conv.gives_bias for conv in plain)  # the shortcuts; their bias comes with the sum
     assert trunk.classifier.pool == "avg" and trunk.classifier.num_classes == 7
@@ -128,7 +128,7 @@ def test_a_branch_in_python_stays_with_everything_round_it_rewritten(at_root, ta
     for sign in (1, -1):
         assert_same(trunk, backbone, taps, sign * x)
     assert len(convolutions(trunk)) == 4 and all(conv.folds_norm for conv in convolutions(trunk))
-    assert sum(conv.relu for conv in convolutions(trunk)) == (3 if taps and "1.body.1" in taps[0] else 4)
+    assert sum(conv.following == "relu" for conv in convolutions(trunk)) == (3 if taps and "1.body.1" in taps[0] else 4)
     assert any("Branching" in note and "control flow" in note for note in trunk.notes)
     assert (trunk.classifier is None) == at_root
     assert any("The forward of the backbone" in note for note in trunk.notes) == at_root

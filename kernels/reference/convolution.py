@@ -1,4 +1,4 @@
-"""A depthwise convolution with what follows it, by PyTorch's operations."""
+"""A convolution with what follows it, by PyTorch's operations."""
 
 from collections.abc import Callable, Sequence
 
@@ -16,9 +16,15 @@ def number_of_following(name: str) -> int:
     return list(FOLLOWING).index(name)
 
 
-def depthwise_reference(
-    x: Tensor, weight: Tensor, bias: Tensor | None, sizes: Sequence[Sequence[int]], following: str
+def convolution_reference(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    sizes: Sequence[Sequence[int]],
+    following: str = "",
+    addend: Tensor | None = None,
 ) -> Tensor:
-    """Convolve each channel of x [N, C, H, W] by its window; ``sizes`` are stride, padding and dilation."""
+    """Convolve x [N, C, H, W] by ``weight`` [O, C / groups, h, w]; ``sizes`` are stride, padding and dilation."""
     stride, padding, dilation = map(list, sizes)
-    return FOLLOWING[following](F.conv2d(x, weight, bias, stride, padding, dilation, len(weight)))
+    y = F.conv2d(x, weight, bias, stride, padding, dilation, x.shape[1] // weight.shape[1])
+    return FOLLOWING[following](y if addend is None else y + addend)

@@ -1,0 +1,215 @@
+"""fused_conv2d: a convolution with its bias, a sum and activation by a Triton kernel, where it takes them."""
+
+import math
+from collections.abc import Hashable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .fused_head import runs_triton, wants_plain_pytorch
+from .launch.launch_config import next_power_of_2
+from .max_pool import BLOCK_ELEMENTS, LARGEST_WINDOW, MOST_POSITIONS
+from .reference.convolution import FOLLOWING, convolution_reference, number_of_following
+
+try:
+    from .jit import convolution as kernel
+except ImportError:  # no Triton for this platform
+    kernel = None  # type: ignore[assignment]
+
+__all__ = [
+    "FOLLOWING",
+    "compiled_for",
+    "fused_conv2d",
+    "fused_conv2d_operator",
+    "products",
+    "takes_convolution",
+]
+
+#: Channels of a depthwise program, at most. Of 128 or of 8 positions programs take two to three times as long (H200).
+_MOST_CHANNELS = 32
+#: Products of a number and a factor of a depthwise one, at most. A map of 14 x 14 takes 2 to 4 us for cuDNN's 6 to 12;
+#: with more than these cuDNN's kernels, which keep numbers for the next window, are faster (H200).
+MOST_PRODUCTS = 30_000_000
+_WARPS = 4
+#: Channels of other ones have to be a multiple of this, which a load takes.
+_VECTOR = 8
+
+
+class _Block(NamedTuple):
+    """What a program of other convolutions takes, and microseconds on an H200 that predict how long a launch takes."""
+
+    positions: int
+    outputs: int  # channels
+    inputs: int  # channels of a slice, in a step
+    slices: int
+    stages: int
+    launch: float
+    step: float  # of a program
+    more: float  # for each multiprocessor's further program
+    more_step: float  # for each of its steps
+
+    def us(self, positions: int, outputs: int, inputs: int, window: int) -> float:
+        """Predict microseconds: within 5 % in the median of 591 convolutions of nine networks, measured on an H200."""
+        steps = window * -(-inputs // (self.inputs * self.slices))
+        further = max(0.0, -(-positions // self.positions) * -(-outputs // self.outputs) / _MULTIPROCESSORS - 1.0)
+        return self.launch + self.step * steps + further * (self.more + self.more_step * steps)
+
+
+_MULTIPROCESSORS = 132
+#: Of 44 blocks those with which these convolutions take 1.5 % longer, all together, than each with its best.
+_BLOCKS = (
+    _Block(16, 16, 32, 4, 4, 2.48, 0.169, 0.673, 0.121),
+    _Block(16, 16, 64, 4, 3, 2.42, 0.276, 0.619, 0.158),
+    _Block(16, 32, 128, 1, 3, 1.95, 0.306, 0.253, 0.134),
+    _Block(64, 32, 32, 1, 5, 1.95, 0.103, 0.376, 0.077),
+    _Block(64, 32, 64, 1, 4, 2.00, 0.187, 0.492, 0.116),
+    _Block(128, 64, 64, 1, 3, 2.57, 0.301, 0.865, 0.312),
+)
+
+
+def is_depthwise(x: Tensor, weight: Tensor) -> bool:
+    """Return whether a weight convolves each channel of x by itself."""
+    return weight.shape[1] == 1 and x.shape[1] == weight.shape[0]
+
+
+def products(x: Tensor, weight: Tensor, sizes: Sequence[Sequence[int]]) -> int:
+    """Return how many numbers a convolution multiplies."""
+    return weight.numel() * len(x) * math.prod(_out_shape(x, weight, sizes))
+
+
+def takes_convolution(x: Tensor, weight: Tensor, sizes: Sequence[Sequence[int]], addend: Tensor | None = None) -> bool:
+    """Return whether a kernel convolves x; ``sizes`` are stride, padding and dilation.
+
+    Depthwise ones up to ``MOST_PRODUCTS``, without an addend; others of half precision and channels that are multiples
+    of 8, whose weight lies in channels_last.
+    """
+    tensors = [x, weight, *([] if addend is None else [addend])]
+    return (
+        runs_triton(x)
+        and not wants_plain_pytorch()
+        and all(each.ndim == 4 and each.dtype == x.dtype and not each.is_neg() for each in tensors)
+        and 0 < x.numel() < MOST_POSITIONS
+        and x.is_contiguous(memory_format=torch.channels_last)
+        and not (torch.is_grad_enabled() and any(each.requires_grad for each in tensors))
+        and all(len(size) == 2 for size in sizes)
+        and min(out := _out_shape(x, weight, sizes)) > 0
+        and (
+            _takes_depthwise(x, weight, sizes, addend)
+            if is_depthwise(x, weight)
+            else _takes_dense(x, weight, (len(x), len(weight), *out), addend)
+        )
+    )
+
+
+def _takes_depthwise(x: Tensor, weight: Tensor, sizes: Sequence[Sequence[int]], addend: Tensor | None) -> bool:
+    return (
+        addend is None
+        and x.dtype in (torch.float32, torch.float16, torch.bfloat16)
+        and weight[0, 0].numel() <= LARGEST_WINDOW
+        and products(x, weight, sizes) <= MOST_PRODUCTS
+    )
+
+
+def _takes_dense(x: Tensor, weight: Tensor, out_shape: tuple[int, ...], addend: Tensor | None) -> bool:
+    return (
+        x.dtype in (torch.float16, torch.bfloat16)
+        and weight.shape[1] == x.shape[1]
+        and weight.shape[0] % _VECTOR == weight.shape[1] % _VECTOR == 0
+        and 0 < weight.numel() < 2**31
+        and math.prod(out_shape) < MOST_POSITIONS
+        and weight.is_contiguous(memory_format=torch.channels_last)
+        and (addend is None or addend.shape == out_shape and addend.is_contiguous(memory_format=torch.channels_last))
+    )
+
+
+def fused_conv2d(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    sizes: Sequence[Sequence[int]],
+    following: str = "",
+    addend: Tensor | None = None,
+) -> Tensor:
+    """Convolve x, [N, C, H, W], by ``weight``, [O, C / groups, h, w]; add bias and ``addend``; all in one launch.
+
+    ``sizes`` are stride, padding and dilation, pairs as ``F.conv2d`` takes them; ``following`` is a name of
+    ``FOLLOWING``. Sums are in float32 and rounded once. A depthwise weight is read in the order h, w, C; one that lies
+    otherwise is copied. What :func:`takes_convolution` does not take is PyTorch's.
+    """
+    if not takes_convolution(x, weight, sizes, addend):
+        return convolution_reference(x, weight, bias, sizes, following, addend)
+    if torch.compiler.is_exporting():  # a launch cannot be traced
+        return fused_conv2d_operator(x, weight, bias, *map(list, sizes), following, addend)
+    (samples, channels, height, width), (out_h, out_w) = x.shape, _out_shape(x, weight, sizes)
+    outputs, positions = len(weight), samples * out_h * out_w
+    shape, memory_format = (samples, outputs, out_h, out_w), torch.channels_last
+    out = torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=memory_format)
+    (stride, padding, dilation), window = sizes, weight.shape[2:]
+    how = (height, width, out_h, out_w, *window, *stride, *padding, *dilation)
+    constants = _constants(x, weight, sizes, following)
+    blocks = -(-positions // constants["BLOCK_P"])
+    with torch.cuda.device_of(x):
+        if is_depthwise(x, weight):
+            kernel.depthwise_kernel[(blocks * -(-channels // constants["BLOCK_C"]),)](
+                x, weight.permute(2, 3, 1, 0).contiguous(), bias, out, positions, channels, *how, **constants,
+                num_warps=_WARPS,
+            )  # fmt: skip
+        else:
+            kernel.convolution_kernel[(blocks * -(-outputs // constants["BLOCK_O"]),)](
+                x, weight, bias, addend, out, positions, channels, outputs, *how, **constants, num_warps=_WARPS
+            )
+    return out
+
+
+def compiled_for(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    sizes: Sequence[Sequence[int]],
+    following: str = "",
+    addend: Tensor | None = None,
+) -> Hashable:
+    """Return all that a launch of :func:`fused_conv2d`, which takes these arguments, is compiled for."""
+    window = weight.shape[2:] if is_depthwise(x, weight) else None
+    return x.device, x.dtype, window, bias is None, addend is None, *_constants(x, weight, sizes, following).items()
+
+
+def _constants(x: Tensor, weight: Tensor, sizes: Sequence[Sequence[int]], following: str) -> dict[str, Any]:
+    number, channels = number_of_following(following), x.shape[1]
+    if is_depthwise(x, weight):
+        block_c = min(next_power_of_2(channels), _MOST_CHANNELS)
+        sizes_of_block = {"BLOCK_P": BLOCK_ELEMENTS // block_c, "BLOCK_C": block_c}
+        return {"FOLLOWING": number, "VECTOR": math.gcd(channels, 16), **sizes_of_block}
+    out, window = _out_shape(x, weight, sizes), weight.shape[2:]
+    positions = len(x) * math.prod(out)
+    block = min(_BLOCKS, key=lambda each: each.us(positions, len(weight), channels, math.prod(window)))
+    return {
+        "FOLLOWING": number, "VECTOR": _VECTOR, "IS_PRODUCT": [*x.shape[2:]] == out and {*window, *sizes[0]} == {1},
+        "STAGES": block.stages, "BLOCK_P": block.positions, "BLOCK_O": block.outputs, "BLOCK_C": block.inputs,
+        "SLICES": block.slices,
+    }  # fmt: skip
+
+
+def _out_shape(x: Tensor, weight: Tensor, sizes: Sequence[Sequence[int]]) -> list[int]:
+    of_both = zip(x.shape[2:], weight.shape[2:], *sizes, strict=True)
+    return [(size + 2 * pad - gap * (window - 1) - 1) // step + 1 for size, window, step, pad, gap in of_both]
+
+
+@torch.library.custom_op("auxhead::fused_conv2d", mutates_args=())
+def fused_conv2d_operator(
+    x: Tensor, weight: Tensor, bias: Tensor | None, stride: list[int], padding: list[int], dilation: list[int],
+    following: str, addend: Tensor | None,
+) -> Tensor:  # fmt: skip
+    """Convolve as :func:`fused_conv2d`: what a compiler is given, whose output lies in one way whoever made it."""
+    y = fused_conv2d(x, weight, bias, (stride, padding, dilation), following, addend)
+    return y.contiguous(memory_format=torch.channels_last)
+
+
+@fused_conv2d_operator.register_fake
+def _(x, weight, bias, stride, padding, dilation, following, addend):  # type: ignore[no-untyped-def]
+    groups = x.shape[1] // weight.shape[1]
+    return torch.empty_like(
+        F.conv2d(x, weight, bias, stride, padding, dilation, groups), memory_format=torch.channels_last
+    )
