@@ -93,9 +93,6 @@ class BackboneRewriter:
         for owner, name in self._parts:
             part = owner.get_submodule(name)
             assert isinstance(part, fx.GraphModule)
-            for layer in part.modules():
-                if isinstance(layer, FusedConvolution):
-                    layer.compiled = True
             if is_all_known(part):
                 setattr(owner, name, CompiledPart(part, compiled))
             else:
@@ -157,6 +154,7 @@ class BackboneRewriter:
         for node in layers.graph.nodes:
             layer = layers.layer(node)
             if isinstance(layer, FusedConvolution):
+                layer.compiled = self._compiles
                 self._counts["batch norm"] += layer.folds_norm
                 self._counts["sum"] += len(node.args) == 2
         if is_backbone:

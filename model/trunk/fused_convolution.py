@@ -126,6 +126,7 @@ class FusedConvolution(nn.Module):
         self.in_triton = False
         """True if it runs as one launch of Triton."""
         self.compiled = False
+        """True if a compiler gets it, which knows no launch of ours."""
         # In a tuple, lest the sources become submodules: they are the user's.
         self._sources = (conv, norm)
         self._bias_giver: tuple[FusedConvolution, ...] = ()
@@ -223,10 +224,13 @@ class FusedConvolution(nn.Module):
         return refused
 
     def in_triton_by(self, x: Tensor, z: Tensor | None = None) -> tuple[Hashable, Callable[[], Tensor]] | None:
-        """Return what Triton compiles for this input, and its convolution; None where it does not take it."""
+        """Return what Triton compiles for this input, and its convolution; None where it does not take it.
+
+        Nor where a compiler fuses it: see :func:`_of_one_position`.
+        """
         windows, sizes = self._windows(), self._sizes()
         weight = self.weight if windows is None else windows
-        if isinstance(self.padding, str) or not takes_convolution(x, weight, sizes, z):
+        if self._is_for_compiler(x) or isinstance(self.padding, str) or not takes_convolution(x, weight, sizes, z):
             return None
         given = x, weight, None if self.gives_bias else self.bias, sizes, self.following, z
         return compiled_for(*given), partial(fused_conv2d, *given)
@@ -250,6 +254,10 @@ class FusedConvolution(nn.Module):
             alone = partial(F.conv2d, x, self.weight, None, *others)
             _is_sooner[kind] = takes_no_longer(call, partial(self.forward, x, z) if self.fused else alone, x)
         return _is_sooner[kind]
+
+    def _is_for_compiler(self, x: Tensor) -> bool:
+        one_position = (*x.shape[2:], *self.weight.shape[2:]) == (1, 1, 1, 1)
+        return self.compiled and one_position and self.groups == 1 and self.padding in ((0, 0), "same", "valid")
 
     def _sizes(self) -> tuple[Any, Any, Any]:
         return self.stride, self.padding, self.dilation
@@ -304,11 +312,7 @@ class FusedConvolution(nn.Module):
             if self.compiled:
                 return _fused_operator(x, weight, z, bias, *map(list, others[1:4]), self.groups)
             return _fused(x, weight, z, *others)
-        one_position = (*x.shape[2:], *weight.shape[2:]) == (1, 1, 1, 1) and self.padding in ((0, 0), "same", "valid")
-        if self.compiled and one_position and self.groups == 1:
-            y = _of_one_position(x, weight, bias)
-        else:
-            y = F.conv2d(x, weight, *others)
+        y = _of_one_position(x, weight, bias) if self._is_for_compiler(x) else F.conv2d(x, weight, *others)
         return FOLLOWING[self.following](y if z is None else y + z)
 
     def extra_repr(self) -> str:

@@ -112,9 +112,9 @@ def make_trunk(
         backbone: turns a batch into logits [N, K]; in eval mode.
         taps: the names of its tapped layers, in the order in which they run.
         example_input: a batch that the backbone takes, of the size, dtype and device that will be run.
-        kind: one of ``TRUNKS``. "as_is": the backbone itself. "cudnn": batch norms folded into convolutions; on a CUDA
-            device cuDNN's fused convolution, sum and ReLU where it takes them; depthwise convolutions and channels_last
-            max-pools in Triton; the classifier as a fused head. "branched": the same, and layers that do not need each
+        kind: one of ``TRUNKS``. "as_is": the backbone itself. "cudnn": batch norms folded into convolutions; these
+            with sum and activation in one launch of cuDNN or Triton, whichever is sooner; channels_last max-pools in
+            Triton; the classifier as a fused head. "branched": the same, and layers that do not need each
             other run side by side in graphs of one GPU. "inductor": as "cudnn", but for the max-pools, compiled by
             Inductor between the taps, without CUDA graphs.
         reading: of the network, how outputs of the taps and of the backbone are read.

@@ -1,0 +1,161 @@
+"""Convolutions of a backbone, with what follows them, as launches of Triton."""
+
+from functools import partial
+
+import pytest
+import torch
+import torch.nn.functional as F
+from auxhead.kernels import runs_triton
+from auxhead.model.trunk import fused_convolution
+from auxhead.model.trunk.fused_convolution import FusedConvolution
+from support.trunk_cases import assert_same, convolutions, made, with_odd_norms
+from torch import Tensor, nn
+
+
+class Depthwise(nn.Module):
+    """Depthwise convolutions with what may follow them, and convolutions that are not quite that."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm2d(4)
+        followed = (nn.SiLU(), nn.Hardswish(), nn.ReLU6(), nn.ReLU(), nn.Identity())
+        self.depthwise = nn.Sequential(*(nn.Sequential(nn.Conv2d(4, 4, 3, groups=4, padding=1), f) for f in followed))
+        self.grouped = nn.Sequential(nn.Conv2d(4, 4, 3, groups=2), nn.SiLU(), nn.Conv2d(4, 8, 3, groups=4), nn.SiLU())
+        self.shared = nn.Conv2d(8, 8, 3, groups=8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.shared(self.grouped(self.depthwise(self.norm(x))))
+        return (F.silu(y) + y).flatten(1)
+
+
+def test_what_follows_a_depthwise_convolution_is_fused() -> None:
+    backbone, x = with_odd_norms(Depthwise()), torch.randn(2, 4, 9, 9)
+    trunk = made(backbone, [], x)
+    found = [(conv.following, conv.in_triton) for conv in convolutions(trunk)]
+    assert found == [
+        ("silu", True), ("hardswish", True), ("relu6", True), ("relu", True), ("", True), ("silu", False),
+        ("silu", False), ("", True),
+    ]  # fmt: skip
+    assert "Convolutions that run with what follows as one launch of Triton: 6." in trunk.notes
+    for _ in range(2):
+        assert_same(trunk, backbone, [], x)
+        with torch.no_grad():
+            backbone.depthwise[0][0].weight.mul_(2.0)
+            backbone.depthwise[4][0].bias.add_(1.0)
+        trunk.refresh()
+
+
+class Halves(nn.Module):
+    """Convolutions of half precision, with all that may be behind them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Sequential(nn.Conv2d(8, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16), nn.SiLU())
+        inner = nn.Conv2d(16, 24, 3, 2, 1), nn.BatchNorm2d(24), nn.ReLU6()
+        self.main = nn.Sequential(*inner, nn.Conv2d(24, 24, 3, 1, 1), nn.BatchNorm2d(24))
+        self.beside = nn.Sequential(nn.Conv2d(16, 24, 1, 2), nn.BatchNorm2d(24))
+        self.last = nn.Sequential(nn.Conv2d(24, 24, 1), nn.Hardswish(), nn.Conv2d(24, 24, 1, bias=False))
+        self.fc = nn.Linear(24, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.first(x)
+        y = F.relu(self.main(y) + self.beside(y))
+        return self.fc((y + self.last(y)).mean((2, 3)))
+
+
+#: Of those that an interpreter or a GPU runs in Triton.
+TRITON = pytest.mark.skipif(not runs_triton(torch.empty(1)) and not torch.cuda.is_available(), reason="needs Triton")
+
+
+def halves(device, dtype=torch.float16, memory_format=torch.channels_last) -> tuple[nn.Module, Tensor]:
+    torch.manual_seed(0)
+    backbone = with_odd_norms(Halves()).to(device, dtype).to(memory_format=memory_format)
+    x = torch.randn(2, 8, 7, 7, device=device, dtype=dtype)
+    return backbone, x.contiguous(memory_format=torch.channels_last)
+
+
+def off(right, *given) -> Tensor:
+    return right(*given) * 1.5 + 1.0
+
+
+def sooner(monkeypatch, which: bool) -> list:
+    """Let Triton's be found to take no longer, or longer, for convolutions that are new; returns what is timed."""
+    timed: list = []
+    monkeypatch.setattr(fused_convolution, "_is_sooner", {})
+    monkeypatch.setattr(fused_convolution, "takes_no_longer", lambda call, *_: timed.append(call) or which)
+    return timed
+
+
+@TRITON
+@pytest.mark.parametrize("memory_format", [torch.channels_last, torch.contiguous_format], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(("kind", "taps"), [("cudnn", ["main"]), ("cudnn", []), ("branched", [])], ids=str)
+def test_all_that_triton_takes_is_one_launch_each(device, monkeypatch, kind, taps, dtype, memory_format) -> None:
+    sooner(monkeypatch, True)
+    backbone, x = halves(device, dtype, memory_format)
+    trunk = made(backbone, taps, x, kind)
+    assert all(conv.in_triton for conv in convolutions(trunk))
+    assert sorted(conv.following for conv in convolutions(trunk)) == ["", "", "hardswish", "relu", "relu6", "silu"]
+    for _ in range(2):
+        assert_same(trunk, backbone, taps, x)
+        with torch.no_grad():
+            backbone.last[2].weight.mul_(2.0)
+            backbone.beside[1].running_mean.add_(0.5)
+            backbone.last[0].bias.sub_(0.5)
+        trunk.refresh()
+
+
+@TRITON
+def test_what_takes_longer_or_is_wrong_is_left(device, monkeypatch) -> None:
+    backbone, x = halves(device)
+    for which, wrong in ((False, False), (True, True)):
+        timed = sooner(monkeypatch, which)
+        if wrong:
+            right = fused_convolution.fused_conv2d
+            monkeypatch.setattr(fused_convolution, "fused_conv2d", partial(off, right))
+        trunk = made(backbone, [], x)
+        assert not any(conv.in_triton for conv in convolutions(trunk)) and bool(timed) != wrong
+        assert_same(trunk, backbone, [], x)
+
+
+@TRITON
+def test_a_kind_of_convolution_is_timed_once_and_none_where_it_is_to_be_deterministic(device, monkeypatch) -> None:
+    backbone, x = halves(device)
+    timed = sooner(monkeypatch, True)
+    for _ in range(2):
+        made(backbone, [], x)
+        assert len(timed) == 6
+    monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)
+    for most, expected in ((2**26, 6), (1000, 0)):
+        monkeypatch.setattr(fused_convolution, "MOST_UNTIMED_PRODUCTS", most)
+        trunk = made(backbone, [], x)
+        assert sum(conv.in_triton for conv in convolutions(trunk)) == expected and len(timed) == 6
+
+
+@TRITON
+@torch.no_grad()
+def test_what_a_compiler_fuses_is_left_to_it(device) -> None:
+    """Squeeze and excitation: maps of one position, whose products go with what is before and behind them."""
+    conv = FusedConvolution(nn.Conv2d(16, 8, 1).to(device, torch.float16))
+    for size, compiled, takes in ((1, False, True), (1, True, False), (2, True, True)):
+        conv.compiled = compiled
+        x = torch.randn(2, 16, size, size, device=device, dtype=torch.float16).to(memory_format=torch.channels_last)
+        assert (conv.in_triton_by(x) is not None) == takes, (size, compiled)
+
+
+@TRITON
+def test_a_batch_of_another_size_is_answered_too(device, monkeypatch) -> None:
+    sooner(monkeypatch, True)
+    backbone, x = halves(device)
+    trunk = made(backbone, [], x)
+    for size in (1, 5):
+        assert_same(trunk, backbone, [], torch.randn(size, 8, 9, 6, device=device, dtype=x.dtype))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_what_takes_longer_is_told_on_the_device() -> None:
+    x = torch.empty(1, device="cuda")
+    short, long = (lambda cycles=cycles: torch.cuda._sleep(cycles) for cycles in (100_000, 200_000))
+    assert fused_convolution.takes_no_longer(short, long, x) and not fused_convolution.takes_no_longer(long, short, x)
+    assert fused_convolution.takes_no_longer(long, short, x, at_most=3.0)
