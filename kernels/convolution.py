@@ -5,7 +5,6 @@ from collections.abc import Hashable, Sequence
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from .fused_head import runs_triton, wants_plain_pytorch
@@ -69,38 +68,49 @@ _BLOCKS = (
 )
 
 
-def is_depthwise(x: Tensor, weight: Tensor) -> bool:
-    """Return whether a weight convolves each channel of x by itself."""
-    return weight.shape[1] == 1 and x.shape[1] == weight.shape[0]
-
-
 def products(x: Tensor, weight: Tensor, sizes: Sequence[Sequence[int]]) -> int:
     """Return how many numbers a convolution multiplies."""
     return weight.numel() * len(x) * math.prod(_out_shape(x, weight, sizes))
 
 
-def takes_convolution(x: Tensor, weight: Tensor, sizes: Sequence[Sequence[int]], addend: Tensor | None = None) -> bool:
-    """Return whether a kernel convolves x; ``sizes`` are stride, padding and dilation.
+def takes_convolution(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    sizes: Sequence[Sequence[int]],
+    groups: int = 1,
+    addend: Tensor | None = None,
+) -> bool:
+    """Return whether a kernel convolves x, of the arguments of :func:`fused_conv2d`.
 
     Depthwise ones up to ``MOST_PRODUCTS``, without an addend; others of half precision and channels that are multiples
     of 8, whose weight lies in channels_last.
     """
-    tensors = [x, weight, *([] if addend is None else [addend])]
+    tensors = [each for each in (x, weight, bias, addend) if each is not None]
     return (
         runs_triton(x)
         and not wants_plain_pytorch()
-        and all(each.ndim == 4 and each.dtype == x.dtype and not each.is_neg() for each in tensors)
+        and not torch.is_autocast_enabled(x.device.type)
+        and all(each.dtype == x.dtype and each.device == x.device and not each.is_neg() for each in tensors)
+        and x.ndim == weight.ndim == 4
         and 0 < x.numel() < MOST_POSITIONS
+        and x.shape[1] == groups * weight.shape[1]
         and x.is_contiguous(memory_format=torch.channels_last)
+        and (bias is None or bias.shape == (len(weight),) and bias.is_contiguous())
         and not (torch.is_grad_enabled() and any(each.requires_grad for each in tensors))
         and all(len(size) == 2 for size in sizes)
+        and min(sizes[1]) >= 0
         and min(out := _out_shape(x, weight, sizes)) > 0
         and (
             _takes_depthwise(x, weight, sizes, addend)
-            if is_depthwise(x, weight)
-            else _takes_dense(x, weight, (len(x), len(weight), *out), addend)
+            if _is_depthwise(weight, groups)
+            else groups == 1 and _takes_dense(x, weight, (len(x), len(weight), *out), addend)
         )
     )
+
+
+def _is_depthwise(weight: Tensor, groups: int) -> bool:
+    return groups == len(weight) and weight.shape[1] == 1
 
 
 def _takes_depthwise(x: Tensor, weight: Tensor, sizes: Sequence[Sequence[int]], addend: Tensor | None) -> bool:
@@ -115,7 +125,6 @@ def _takes_depthwise(x: Tensor, weight: Tensor, sizes: Sequence[Sequence[int]], 
 def _takes_dense(x: Tensor, weight: Tensor, out_shape: tuple[int, ...], addend: Tensor | None) -> bool:
     return (
         x.dtype in (torch.float16, torch.bfloat16)
-        and weight.shape[1] == x.shape[1]
         and weight.shape[0] % _VECTOR == weight.shape[1] % _VECTOR == 0
         and 0 < weight.numel() < 2**31
         and math.prod(out_shape) < MOST_POSITIONS
@@ -129,6 +138,7 @@ def fused_conv2d(
     weight: Tensor,
     bias: Tensor | None,
     sizes: Sequence[Sequence[int]],
+    groups: int = 1,
     following: str = "",
     addend: Tensor | None = None,
 ) -> Tensor:
@@ -138,20 +148,20 @@ def fused_conv2d(
     ``FOLLOWING``. Sums are in float32 and rounded once. A depthwise weight is read in the order h, w, C; one that lies
     otherwise is copied. What :func:`takes_convolution` does not take is PyTorch's.
     """
-    if not takes_convolution(x, weight, sizes, addend):
-        return convolution_reference(x, weight, bias, sizes, following, addend)
+    if not takes_convolution(x, weight, bias, sizes, groups, addend):
+        return convolution_reference(x, weight, bias, sizes, groups, following, addend)
     if torch.compiler.is_exporting():  # a launch cannot be traced
-        return fused_conv2d_operator(x, weight, bias, *map(list, sizes), following, addend)
+        return fused_conv2d_operator(x, weight, bias, *map(list, sizes), groups, following, addend)
     (samples, channels, height, width), (out_h, out_w) = x.shape, _out_shape(x, weight, sizes)
     outputs, positions = len(weight), samples * out_h * out_w
     shape, memory_format = (samples, outputs, out_h, out_w), torch.channels_last
     out = torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=memory_format)
     (stride, padding, dilation), window = sizes, weight.shape[2:]
     how = (height, width, out_h, out_w, *window, *stride, *padding, *dilation)
-    constants = _constants(x, weight, sizes, following)
+    constants = _constants(x, weight, sizes, groups, following)
     blocks = -(-positions // constants["BLOCK_P"])
     with torch.cuda.device_of(x):
-        if is_depthwise(x, weight):
+        if _is_depthwise(weight, groups):
             kernel.depthwise_kernel[(blocks * -(-channels // constants["BLOCK_C"]),)](
                 x, weight.permute(2, 3, 1, 0).contiguous(), bias, out, positions, channels, *how, **constants,
                 num_warps=_WARPS,
@@ -168,17 +178,21 @@ def compiled_for(
     weight: Tensor,
     bias: Tensor | None,
     sizes: Sequence[Sequence[int]],
+    groups: int = 1,
     following: str = "",
     addend: Tensor | None = None,
 ) -> Hashable:
     """Return all that a launch of :func:`fused_conv2d`, which takes these arguments, is compiled for."""
-    window = weight.shape[2:] if is_depthwise(x, weight) else None
-    return x.device, x.dtype, window, bias is None, addend is None, *_constants(x, weight, sizes, following).items()
+    window = weight.shape[2:] if _is_depthwise(weight, groups) else None
+    constants = _constants(x, weight, sizes, groups, following)
+    return x.device, x.dtype, window, bias is None, addend is None, *constants.items()
 
 
-def _constants(x: Tensor, weight: Tensor, sizes: Sequence[Sequence[int]], following: str) -> dict[str, Any]:
+def _constants(
+    x: Tensor, weight: Tensor, sizes: Sequence[Sequence[int]], groups: int, following: str
+) -> dict[str, Any]:
     number, channels = number_of_following(following), x.shape[1]
-    if is_depthwise(x, weight):
+    if _is_depthwise(weight, groups):
         block_c = min(next_power_of_2(channels), _MOST_CHANNELS)
         sizes_of_block = {"BLOCK_P": BLOCK_ELEMENTS // block_c, "BLOCK_C": block_c}
         return {"FOLLOWING": number, "VECTOR": math.gcd(channels, 16), **sizes_of_block}
@@ -200,16 +214,14 @@ def _out_shape(x: Tensor, weight: Tensor, sizes: Sequence[Sequence[int]]) -> lis
 @torch.library.custom_op("auxhead::fused_conv2d", mutates_args=())
 def fused_conv2d_operator(
     x: Tensor, weight: Tensor, bias: Tensor | None, stride: list[int], padding: list[int], dilation: list[int],
-    following: str, addend: Tensor | None,
+    groups: int, following: str, addend: Tensor | None,
 ) -> Tensor:  # fmt: skip
     """Convolve as :func:`fused_conv2d`: what a compiler is given, whose output lies in one way whoever made it."""
-    y = fused_conv2d(x, weight, bias, (stride, padding, dilation), following, addend)
+    y = fused_conv2d(x, weight, bias, (stride, padding, dilation), groups, following, addend)
     return y.contiguous(memory_format=torch.channels_last)
 
 
 @fused_conv2d_operator.register_fake
-def _(x, weight, bias, stride, padding, dilation, following, addend):  # type: ignore[no-untyped-def]
-    groups = x.shape[1] // weight.shape[1]
-    return torch.empty_like(
-        F.conv2d(x, weight, bias, stride, padding, dilation, groups), memory_format=torch.channels_last
-    )
+def _(x, weight, bias, stride, padding, dilation, groups, following, addend):  # type: ignore[no-untyped-def]
+    y = convolution_reference(x, weight, bias, (stride, padding, dilation), groups, "", addend)
+    return torch.empty_like(y, memory_format=torch.channels_last)

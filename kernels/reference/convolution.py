@@ -21,10 +21,11 @@ def convolution_reference(
     weight: Tensor,
     bias: Tensor | None,
     sizes: Sequence[Sequence[int]],
+    groups: int = 1,
     following: str = "",
     addend: Tensor | None = None,
 ) -> Tensor:
     """Convolve x [N, C, H, W] by ``weight`` [O, C / groups, h, w]; ``sizes`` are stride, padding and dilation."""
     stride, padding, dilation = map(list, sizes)
-    y = F.conv2d(x, weight, bias, stride, padding, dilation, x.shape[1] // weight.shape[1])
+    y = F.conv2d(x, weight, bias, stride, padding, dilation, groups)
     return FOLLOWING[following](y if addend is None else y + addend)

@@ -10,7 +10,7 @@ from torch.fx.passes.utils.fuser_utils import erase_nodes, fuse_as_graphmodule, 
 
 from ..heads.fused_aux_head import FusedAuxHead
 from ..listening.kept import shallow_copy
-from .branches import Step, has_branches, plan_branches
+from .branches import Step, has_branches, holds_tap, plan_branches
 from .compiled_part import OPTIONS, Compiled, CompiledPart, is_all_known
 from .fused_convolution import FusedConvolution
 from .graph_passes import (
@@ -169,8 +169,7 @@ class BackboneRewriter:
         """Make modules of what lies between the nodes that are, or hold, taps: those, and their hooks, run eagerly."""
         parts: list[dict[fx.Node, int | None]] = [{}]
         for node in graph_module.graph.nodes:
-            holds_tap = node.op == "call_module" and any(f"{tap}.".startswith(f"{node.target}.") for tap in taps)
-            if holds_tap or node.op in ("placeholder", "output"):
+            if holds_tap(node, taps) or node.op in ("placeholder", "output"):
                 parts.append({})
             else:
                 parts[-1][node] = None

@@ -38,7 +38,7 @@ class Step(NamedTuple):
 def plan_branches(graph: fx.Graph, taps: Collection[str]) -> list[Step]:
     """Plan nodes for lanes: one goes on where an input was made last, or else begins on a lane that nobody needs.
 
-    Modules named in ``taps`` join all lanes, since what listens there takes all that ran before it to be done.
+    Modules that are, or hold, ``taps`` join all lanes: what listens there takes all that ran before it to be done.
     """
     steps: list[Step] = []
     nodes = _by_depth(graph, taps)
@@ -50,7 +50,7 @@ def plan_branches(graph: fx.Graph, taps: Collection[str]) -> list[Step]:
     joined = -1
     for number, node in enumerate(nodes):
         inputs = [each for each in node.all_input_nodes if each.op != "get_attr"]
-        is_tap = node.op == "call_module" and str(node.target) in taps
+        is_tap = holds_tap(node, taps)
         if is_tap or node.op in ("placeholder", "get_attr", "output"):
             lane = 0
         else:
@@ -78,6 +78,11 @@ def plan_branches(graph: fx.Graph, taps: Collection[str]) -> list[Step]:
     return steps
 
 
+def holds_tap(node: Node, taps: Collection[str]) -> bool:
+    """Return whether a node calls a tap, or a layer that calls one."""
+    return node.op == "call_module" and any(f"{tap}.".startswith(f"{node.target}.") for tap in taps)
+
+
 def _by_depth(graph: fx.Graph, taps: Collection[str]) -> list[Node]:
     """Return nodes in the order of what they are behind, taps in their own.
 
@@ -87,7 +92,7 @@ def _by_depth(graph: fx.Graph, taps: Collection[str]) -> list[Node]:
     of_tap = 0
     for node in graph.nodes:
         its = max((depth[each] for each in node.all_input_nodes), default=0) + (node.target not in _VIEWS)
-        if node.op == "call_module" and str(node.target) in taps:
+        if holds_tap(node, taps):
             its = of_tap = max(its, of_tap + 1)
         depth[node] = len(graph.nodes) + its if node.op == "output" else its
     return sorted(graph.nodes, key=depth.__getitem__)

@@ -1,7 +1,8 @@
 """``FusedConvolution``: a convolution with batch norm, sum and activation, in one launch if Triton or cuDNN can."""
 
 import math
-from collections.abc import Callable, Hashable, Iterator
+import time
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -27,8 +28,8 @@ LEAST_TIMED_BATCH = 16
 #: Products, at most, of which a convolution is Triton's where nothing is timed: of one image cuDNN is sooner for hardly
 #: any with fewer (of 591 convolutions of nine networks, H200).
 MOST_UNTIMED_PRODUCTS = 2**26
-#: Cycles for which the device stands still, about a millisecond, while the host launches what is timed.
-_HELD_UP = 2_000_000
+#: Calls that are timed at once, how often that is done, and cycles that no GPU makes more of in a second.
+_TIMED_CALLS, _TIMED_ROUNDS, _CYCLES_A_SECOND = 4, 3, 3e9
 #: Whether Triton is sooner, by all that decides it: so are all trunks of a process made alike.
 _is_sooner: dict[Hashable, bool] = {}
 #: Who has cuDNN time its algorithms just now, and the user's own setting: ``cudnn.benchmark`` is one for all threads.
@@ -78,26 +79,32 @@ def times_nothing() -> bool:
 
 
 def takes_no_longer(call: Callable[[], Any], other: Callable[[], Any], x: Tensor, at_most: float = 1.0) -> bool:
-    """Return whether a call takes the device of ``x`` at most so many times as long as another; None is timed on CPUs.
-
-    Each is launched four times behind what holds the device up, so that it does not wait for the host.
-    """
+    """Return whether a call takes the device of ``x`` at most so many times as long as another; CPUs are not timed."""
     if x.device.type != "cuda":
         return True
-    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    fastest = [math.inf, math.inf]
+    calls = call, other
     with torch.cuda.device_of(x):
-        for turn in range(-1, 3):  # the first is slow
-            for index, each in enumerate((call, other)):
-                torch.cuda._sleep(_HELD_UP)
-                start.record()
-                for _ in range(4):
-                    each()
-                end.record()
-                end.synchronize()
-                if turn >= 0:
-                    fastest[index] = min(fastest[index], start.elapsed_time(end))
-    return fastest[0] <= at_most * fastest[1]
+        for each in calls:
+            each()  # which is slow the first time
+        began = time.perf_counter()
+        for each in calls:
+            _device_ms(each, 0)
+        cycles = int((time.perf_counter() - began) * _CYCLES_A_SECOND)
+        times = zip(*([_device_ms(each, cycles) for each in calls] for _ in range(_TIMED_ROUNDS)), strict=True)
+    mine, others = map(min, times)
+    return mine <= at_most * others
+
+
+def _device_ms(call: Callable[[], Any], cycles: int) -> float:
+    """Return milliseconds of some calls, behind what holds the device up, so that it does not wait for the host."""
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    torch.cuda._sleep(cycles)
+    start.record()
+    for _ in range(_TIMED_CALLS):
+        call()
+    end.record()
+    end.synchronize()
+    return start.elapsed_time(end)
 
 
 class FusedConvolution(nn.Module):
@@ -125,19 +132,24 @@ class FusedConvolution(nn.Module):
         """True if it runs as one launch of cuDNN."""
         self.in_triton = False
         """True if it runs as one launch of Triton."""
+        self.sum = ""
+        """How z is added: it decides dtype and memory of the sum, as the order of summands does."""
         self.compiled = False
         """True if a compiler gets it, which knows no launch of ours."""
         # In a tuple, lest the sources become submodules: they are the user's.
         self._sources = (conv, norm)
         self._bias_giver: tuple[FusedConvolution, ...] = ()
         self.gives_bias = False
-        self.stride, self.dilation, self.groups = conv.stride, conv.dilation, conv.groups
-        self.padding = conv.padding
+        self.groups = conv.groups
+        # which a user may have set to numbers, or lists of them
+        self.stride, self.padding, self.dilation = map(_pair, (conv.stride, conv.padding, conv.dilation))
         for name, own, folded in zip(("weight", "bias"), (conv.weight, conv.bias), self._folded(), strict=True):
-            if folded is own:
-                setattr(self, name, own)
-            else:
+            if folded is not own:
                 self.register_buffer(name, folded, persistent=False)
+            elif own is None:
+                self.register_parameter(name, None)
+            else:
+                setattr(self, name, own)
         for name in ("padded", "windows"):
             self.register_buffer(name, None, persistent=False)
 
@@ -159,6 +171,11 @@ class FusedConvolution(nn.Module):
     def is_depthwise(self) -> bool:
         """True if each channel is convolved by itself."""
         return 1 < self.groups == len(self.weight) and self.weight.shape[1] == 1
+
+    def is_like(self, other: "FusedConvolution") -> bool:
+        """Return whether another one makes numbers of the same dtype, in as many channels."""
+        mine, its = self._sources[0].weight, other._sources[0].weight
+        return mine.dtype == its.dtype and len(mine) == len(its)
 
     def take_bias_of(self, other: "FusedConvolution") -> None:
         """Add the bias of ``other``, whose output is this one's summand, here, where it costs no launch."""
@@ -198,8 +215,9 @@ class FusedConvolution(nn.Module):
     def refresh(self) -> None:
         """Fold again, in place, from what the sources hold now."""
         with torch.inference_mode(False), torch.no_grad():  # the first switches gradients on
-            for mine, now in zip((self.weight, self.bias), self._folded(), strict=True):
-                if mine is not None and now is not None and now is not mine:
+            for name, now in zip(("weight", "bias"), self._folded(), strict=True):
+                mine = self._buffers.get(name)  # a parameter is the user's
+                if mine is not None and now is not None:
                     mine.copy_(now)
             if self.padded is not None:
                 self.padded[:, : self.weight.shape[1]].copy_(self.weight)
@@ -211,7 +229,7 @@ class FusedConvolution(nn.Module):
         """Use Triton's or cuDNN's fused convolution if it takes this input and agrees with the plain one.
 
         Where both do, Triton's if it takes no longer; so too without a ReLU, which cuDNN wants: there it must take no
-        longer than the convolution alone, since a compiler adds what follows to other work.
+        longer than the convolution and one launch for what follows, as a compiler makes it.
 
         Returns:
             Why neither is used; None if one is, or there is nothing to fuse.
@@ -228,11 +246,13 @@ class FusedConvolution(nn.Module):
 
         Nor where a compiler fuses it: see :func:`_of_one_position`.
         """
-        windows, sizes = self._windows(), self._sizes()
+        windows, sizes, bias = self._windows(), self._sizes(), None if self.gives_bias else self.bias
         weight = self.weight if windows is None else windows
-        if self._is_for_compiler(x) or isinstance(self.padding, str) or not takes_convolution(x, weight, sizes, z):
+        if isinstance(self.padding, str) or self._is_for_compiler(x) or not (z is None or isinstance(z, Tensor)):
             return None
-        given = x, weight, None if self.gives_bias else self.bias, sizes, self.following, z
+        if not takes_convolution(x, weight, bias, sizes, self.groups, z):
+            return None
+        given = x, weight, bias, sizes, self.groups, self.following, z
         return compiled_for(*given), partial(fused_conv2d, *given)
 
     def _prefers_triton(self, x: Tensor, z: Tensor | None) -> bool:
@@ -251,9 +271,14 @@ class FusedConvolution(nn.Module):
         others: Any = (*self._sizes(), self.groups)
         kind = compiled, x.shape, self.weight.shape, others, self.fused
         if kind not in _is_sooner:
-            alone = partial(F.conv2d, x, self.weight, None, *others)
-            _is_sooner[kind] = takes_no_longer(call, partial(self.forward, x, z) if self.fused else alone, x)
+            in_two = partial(self._in_two_launches, x, z)
+            _is_sooner[kind] = takes_no_longer(call, partial(self.forward, x, z) if self.fused else in_two, x)
         return _is_sooner[kind]
+
+    def _in_two_launches(self, x: Tensor, z: Tensor | None) -> Tensor:
+        """Take as long as the convolution does with what a compiler launches behind it."""
+        y = F.conv2d(x, self.weight, None, *self._sizes(), self.groups)
+        return FOLLOWING[self.following](y) if self.following or z is None else y + z
 
     def _is_for_compiler(self, x: Tensor) -> bool:
         one_position = (*x.shape[2:], *self.weight.shape[2:]) == (1, 1, 1, 1)
@@ -281,6 +306,8 @@ class FusedConvolution(nn.Module):
             return f"padding={self.padding!r} is not a number"
         if self.is_depthwise:
             return "depthwise convolutions are faster unfused"
+        if not (z is None or isinstance(z, Tensor)):
+            return f"the summand is {z!r:.40}"
         plain = self.forward(x, z)  # not __call__: this may be running in a hook of it
         if z is not None and (z.shape != plain.shape or z.dtype != plain.dtype):
             return f"the summand {list(z.shape)} of {z.dtype} is not like the output {list(plain.shape)}"
@@ -306,14 +333,16 @@ class FusedConvolution(nn.Module):
         if self.in_triton and not padded:
             weight = weight if self.windows is None else self.windows
             if self.compiled:
-                return fused_conv2d_operator(x, weight, bias, *map(list, others[1:4]), self.following, z)
-            return fused_conv2d(x, weight, bias, others[1:4], self.following, z)
-        if self.fused:
+                return fused_conv2d_operator(x, weight, bias, *map(list, others[1:4]), self.groups, self.following, z)
+            return fused_conv2d(x, weight, bias, others[1:4], self.groups, self.following, z)
+        if self.fused and (z is None or len(z) == len(x)):  # of another batch than it has chosen for it may not be
             if self.compiled:
                 return _fused_operator(x, weight, z, bias, *map(list, others[1:4]), self.groups)
             return _fused(x, weight, z, *others)
         y = _of_one_position(x, weight, bias) if self._is_for_compiler(x) else F.conv2d(x, weight, *others)
-        return FOLLOWING[self.following](y if z is None else y + z)
+        if z is not None:
+            y = z + y if self.sum == "summand first" else y.add_(z) if self.sum == "in place" else y + z
+        return FOLLOWING[self.following](y)
 
     def extra_repr(self) -> str:
         """Show what is in it."""
@@ -321,9 +350,15 @@ class FusedConvolution(nn.Module):
         return f"{launch}, norm={self.folds_norm}, following={self.following!r}, stride={self.stride}"
 
 
+def _pair(given: Any) -> Any:
+    """Return a number twice, and numbers in a tuple; a text as it is."""
+    return given if isinstance(given, str) else tuple(given) if isinstance(given, Sequence) else (given, given)
+
+
 def _off_by(found: Tensor, plain: Tensor) -> float | None:
     """Return by how much a fused convolution is off, None if it is that of plain operations, coarsely."""
-    if not plain.numel() or found.shape != plain.shape:
+    lies = [[step for size, step in zip(each.shape, each.stride(), strict=True) if size > 1] for each in (found, plain)]
+    if not plain.numel() or found.shape != plain.shape or lies[0] != lies[1]:
         return math.inf
     error = (found.float() - plain.float()).abs().max().item()
     return None if error <= COARSE_TOLERANCE * plain.float().abs().max().item() else error

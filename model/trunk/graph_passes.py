@@ -115,12 +115,14 @@ def _following(layers: LayerGraph, node: Node) -> str | None:
     functions: dict[Any, str] = {F.silu: "silu", F.hardswish: "hardswish", F.relu6: "relu6"}
     if node.op == "call_function" and len(node.args) == 1:
         return functions.get(node.target)
-    return names.get(type(layers.layer(node)))
+    layer = layers.layer(node)
+    is_other = isinstance(layer, nn.ReLU6) and (layer.min_val, layer.max_val) != (0.0, 6.0)
+    return None if is_other else names.get(type(layer))
 
 
 def _fuse_following(layers: LayerGraph, last: Node, following: str) -> None:
     """Move an activation, and a sum before it, into the convolution whose output they act on."""
-    value = last.args[0]
+    value = last.args[0] if last.args else None
     if not isinstance(value, Node) or only_user(value) is not last:
         return
     conv = _open_convolution(layers, value)
@@ -147,8 +149,9 @@ def _fuse_sum(layers: LayerGraph, value: Node, last: Node | None = None) -> Fuse
         if conv is None or len(node.args) > 1 or not _undisturbed(layers, node, last, {value}):
             continue
         summand = _open_convolution(layers, other)
-        if summand is not None and len(other.args) == 1 and summand.weight.shape[0] == conv.weight.shape[0]:
+        if summand is not None and len(other.args) == 1 and conv.is_like(summand):
             conv.take_bias_of(summand)
+        conv.sum = "in place" if changed_in_place else "convolution first" if node is operands[0] else "summand first"
         replaced = (value, node) if last is not value else (node,)
         layers.replace(last, layers.insert(last, str(node.target), *_nodes(node), other), *replaced)
         return conv
@@ -249,7 +252,7 @@ def _changes(layers: LayerGraph, node: Node) -> Sequence[Any]:
         return ()
     if "out" in node.kwargs or (node.op == "call_function" and not is_known(node.target)):
         return node.all_input_nodes
-    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "").partition(".")[0]
     return first if node.kwargs.get("inplace") or _names_in_place(name) else ()
 
 

@@ -83,10 +83,10 @@ class Trunk:
     def refresh(self) -> None:
         """Fold the backbone's weights again, in place, so that captured graphs see what they are now.
 
-        Needed after a change of a weight or running statistic that a batch norm was folded into, of the weight that
-        reads further ``channels``, and of those that depthwise convolutions in Triton read in an order of their own;
-        all other parameters are the backbone's own. It comes after all uses by runners that were asked for before it,
-        and before all others, on whatever streams they are.
+        Needed after a change of a weight or running statistic that a batch norm was folded into, of a bias that is
+        added with another's, of the weight that reads further ``channels``, and of those that convolutions in Triton
+        read in an order of their own; all other parameters are the backbone's own. It comes after all uses by runners
+        that were asked for before it, and before all others, on whatever streams they are.
         """
         fused = _fused(self.module)
         if copies := _copies(fused):

@@ -51,24 +51,28 @@ def any_block(request, monkeypatch):
 
 
 def layer(case, dtype, device):
-    """A map, a weight, a bias or None, and sizes; of a dense convolution also an addend or None."""
+    """A map, a weight, a bias or None, sizes and groups; and an addend or None."""
     *shape, window, stride, padding, dilation, biased = case[:9]
-    outputs, channels = (shape[1], 1) if len(case) == 9 else (case[9], shape[1])
+    outputs, groups = (shape[1], shape[1]) if len(case) == 9 else (case[9], 1)
     x = torch.randn(shape, device=device).to(dtype).contiguous(memory_format=LAST)
-    weight = torch.randn(outputs, channels, *window, device=device).to(dtype)
+    weight = torch.randn(outputs, shape[1] // groups, *window, device=device).to(dtype)
+    weight = weight if groups > 1 else weight.contiguous(memory_format=LAST)
     bias, sizes = torch.randn(outputs, device=device).to(dtype) if biased else None, (stride, padding, dilation)
-    if len(case) == 9:
-        return x, weight, bias, sizes
-    weight = weight.contiguous(memory_format=LAST)
-    addend = torch.randn_like(convolution_reference(x, weight, bias, sizes)) if case[10] else None
-    return x, weight, bias, sizes, addend
+    given = x, weight, bias, sizes, groups
+    return given, torch.randn_like(convolution_reference(*given)) if len(case) > 9 and case[10] else None
 
 
-def assert_exact(found, x, weight, bias, sizes, following, addend=None) -> None:
+def by_operator(given, *others):
+    x, weight, bias, sizes, groups = given
+    return fused_conv2d_operator(x, weight, bias, *map(list, sizes), groups, *others)
+
+
+def assert_exact(found, given, following, addend=None) -> None:
     """Off by at most twice what PyTorch is, of sums of products in float64."""
+    x, weight, bias, sizes, groups = given
     wide = [None if each is None else each.double() for each in (x, weight, bias, addend)]
-    truth = convolution_reference(*wide[:3], sizes, following, wide[3])
-    theirs = convolution_reference(x, weight, bias, sizes, following, addend)
+    truth = convolution_reference(*wide[:3], sizes, groups, following, wide[3])
+    theirs = convolution_reference(*given, following, addend)
     assert found.dtype == x.dtype and found.shape == truth.shape and found.is_contiguous(memory_format=LAST)
     allowed = 2 * (theirs.double() - truth).abs().max() + torch.finfo(x.dtype).eps * truth.abs().max()
     assert (found.double() - truth).abs().max() <= allowed
@@ -78,25 +82,25 @@ def assert_exact(found, x, weight, bias, sizes, following, addend=None) -> None:
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_depthwise_is_as_exact_as_pytorchs(device, launches, poisoned_empty, case, following) -> None:
     dtype = DTYPES[(CASES.index(case) + list(FOLLOWING).index(following)) % 3]
-    x, weight, bias, sizes = layer(case, dtype, device)
+    given, _ = layer(case, dtype, device)
     with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
-        found = fused_conv2d(x, weight, bias, sizes, following)
+        found = fused_conv2d(*given, following)
         assert len(launches) == (device.type == "cuda" or not torch.cuda.is_available())
-        assert_exact(found, x, weight, bias, sizes, following)
-    assert torch.equal(found, fused_conv2d(x, weight, bias, sizes, following))
-    assert torch.equal(found, fused_conv2d_operator(x, weight, bias, *map(list, sizes), following, None))
+        assert_exact(found, given, following)
+    assert torch.equal(found, fused_conv2d(*given, following))
+    assert torch.equal(found, by_operator(given, following, None))
 
 
 @pytest.mark.parametrize("case", DENSE_CASES, ids=str)
 def test_dense_is_as_exact_as_pytorchs(device, launches, poisoned_empty, any_block, case) -> None:
     number = DENSE_CASES.index(case)
     dtype, following = HALVES[number % 2], list(FOLLOWING)[number % 5]
-    x, weight, bias, sizes, addend = layer(case, dtype, device)
-    found = fused_conv2d(x, weight, bias, sizes, following, addend)
+    given, addend = layer(case, dtype, device)
+    found = fused_conv2d(*given, following, addend)
     assert len(launches) == (device.type == "cuda" or not torch.cuda.is_available())
-    assert_exact(found, x, weight, bias, sizes, following, addend)
-    assert torch.equal(found, fused_conv2d(x, weight, bias, sizes, following, addend))
-    assert torch.equal(found, fused_conv2d_operator(x, weight, bias, *map(list, sizes), following, addend))
+    assert_exact(found, given, following, addend)
+    assert torch.equal(found, fused_conv2d(*given, following, addend))
+    assert torch.equal(found, by_operator(given, following, addend))
 
 
 def test_programs_are_as_small_as_a_small_map_wants() -> None:
@@ -104,35 +108,41 @@ def test_programs_are_as_small_as_a_small_map_wants() -> None:
 
     def block(samples: int, channels: int, size: int, outputs: int, window: int) -> tuple[int, int]:
         x, weight = torch.empty(samples, channels, size, size), torch.empty(outputs, channels, window, window)
-        constants = convolution._constants(x, weight, ((1, 1), (window // 2,) * 2, (1, 1)), "")
+        constants = convolution._constants(x, weight, ((1, 1), (window // 2,) * 2, (1, 1)), 1, "")
         return constants["BLOCK_P"], constants["SLICES"]
 
     assert block(1, 128, 14, 32, 3) == block(1, 512, 7, 512, 3) == (16, 4)
     assert block(1, 64, 56, 64, 3)[1] == 1 and block(32, 128, 28, 256, 1)[0] >= 64
 
 
-def test_what_is_compiled_for_is_all_that_a_launch_has(device, monkeypatch) -> None:
+def test_what_is_compiled_for_is_all_that_a_launch_has(device) -> None:
     """Equal for others of the same kind, so that it is compiled once, and different where constants are."""
-    layers = [layer(case, torch.float16, device) for case in (*DENSE_CASES, *CASES)]
     by_kind: dict = {}
-    for x, weight, bias, sizes, *addend in layers:
-        kind = compiled_for(x, weight, bias, sizes, "relu", *addend)
-        constants = convolution._constants(x, weight, sizes, "relu")
-        window = None if weight.shape[1] > 1 or x.shape[1] == 1 else weight.shape[2:]
-        by_kind.setdefault(kind, []).append((constants, bias is None, bool(addend) and addend[0] is None, window))
+    for case in (*DENSE_CASES, *CASES):
+        (x, weight, bias, sizes, groups), addend = layer(case, torch.float16, device)
+        constants = convolution._constants(x, weight, sizes, groups, "relu")
+        launch = constants, bias is None, addend is None, weight.shape[2:] if weight.shape[1] == 1 else None
+        by_kind.setdefault(compiled_for(x, weight, bias, sizes, groups, "relu", addend), []).append(launch)
     assert all(each == its[0] for its in by_kind.values() for each in its)
-    x, weight, bias, sizes, addend = layers[0]
-    one = compiled_for(x, weight, bias, sizes, "relu", addend)
-    assert one == compiled_for(x.clone(), weight, bias * 2, sizes, "relu", addend)
-    assert one not in (compiled_for(x, weight, None, sizes, "relu"), compiled_for(x, weight, bias, sizes, "silu"))
+    (x, weight, bias, sizes, _), addend = layer(DENSE_CASES[0], torch.float16, device)
+    one = compiled_for(x, weight, bias, sizes, 1, "relu", addend)
+    assert one == compiled_for(x.clone(), weight, bias * 2, sizes, 1, "relu", addend)
+    others = (None, sizes, 1, "relu"), (bias, sizes, 1, "silu"), (bias, sizes, 1, "relu", x)
+    assert one not in [compiled_for(x, weight, *other) for other in others]
 
 
 @pytest.mark.parametrize("memory_format", [LAST, torch.contiguous_format], ids=str)
 def test_the_operators_output_lies_as_compilers_are_told(device, memory_format) -> None:
-    x, weight, bias, sizes = layer(CASES[0], torch.float32, device)
-    given = x.contiguous(memory_format=memory_format), weight, bias, *map(list, sizes), "relu", None
+    (x, weight, bias, sizes, groups), _ = layer(CASES[0], torch.float32, device)
+    given = x.contiguous(memory_format=memory_format), weight, bias, *map(list, sizes), groups, "relu", None
     torch.library.opcheck(fused_conv2d_operator, given, test_utils="test_faketensor")
     assert fused_conv2d_operator(*given).is_contiguous(memory_format=LAST)
+
+
+def test_what_compilers_are_told_holds_where_an_addend_is_larger(device) -> None:
+    (x, weight, bias, sizes, groups), addend = layer(DENSE_CASES[1], torch.float16, device)
+    given = x, weight, bias, *map(list, sizes), groups, "relu", torch.cat([addend, addend])
+    torch.library.opcheck(fused_conv2d_operator, given, test_utils="test_faketensor")
 
 
 @given(data=st.data())
@@ -144,9 +154,9 @@ def test_any_sizes(device, data) -> None:
         max(0, each + 1 - size) + data.draw(st.integers(0, 3)) for each, size in zip(reach, (h, w), strict=True)
     )
     dtype, following = data.draw(st.sampled_from(DTYPES)), data.draw(st.sampled_from(list(FOLLOWING)))
-    given = layer((n, c, h, w, window, stride, padding, dilation, data.draw(st.booleans())), dtype, device)
+    given, _ = layer((n, c, h, w, window, stride, padding, dilation, data.draw(st.booleans())), dtype, device)
     with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
-        assert_exact(fused_conv2d(*given, following), *given, following)
+        assert_exact(fused_conv2d(*given, following), given, following)
 
 
 @given(data=st.data())
@@ -160,25 +170,27 @@ def test_any_sizes_of_dense_ones(device, data) -> None:
     dtype, following = data.draw(st.sampled_from(HALVES)), data.draw(st.sampled_from(list(FOLLOWING)))
     biased, added = data.draw(st.booleans()), data.draw(st.booleans())
     case = (n, 8 * c, h, w, window, stride, padding, dilation, biased, 8 * outputs, added)
-    x, weight, bias, sizes, addend = layer(case, dtype, device)
-    assert_exact(fused_conv2d(x, weight, bias, sizes, following, addend), x, weight, bias, sizes, following, addend)
+    given, addend = layer(case, dtype, device)
+    assert_exact(fused_conv2d(*given, following, addend), given, following, addend)
 
 
 def test_odd_numbers_stay_odd(device) -> None:
-    x, weight, bias, sizes = layer(CASES[0], torch.float32, device)
+    (x, *others), _ = layer(CASES[0], torch.float32, device)
     x[0, 0, 5, 5], x[0, 1, 5, 5] = float("nan"), float("inf")
     for following in FOLLOWING:
-        found = fused_conv2d(x, weight, bias, sizes, following)
-        wanted = convolution_reference(x, weight, bias, sizes, following)
+        found, wanted = fused_conv2d(x, *others, following), convolution_reference(x, *others, following)
         assert torch.equal(found.isnan(), wanted.isnan()) and found[0, 0, 5, 5].isnan(), following
 
 
-@pytest.mark.parametrize(
-    "odd",
-    ["contiguous", "gradient", "double", "two of each channel", "large window", "negated", "empty", "many products"],
-)
+DEPTHWISE_ODD = [
+    "contiguous", "gradient", "double", "two of each", "large window", "negated", "empty", "many products", "bias",
+    "autocast",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("odd", DEPTHWISE_ODD)
 def test_all_others_are_pytorchs(device, launches, monkeypatch, odd) -> None:
-    x, weight, bias, sizes = layer(CASES[0], torch.float32, device)
+    (x, weight, bias, sizes, groups), _ = layer(CASES[0], torch.float32, device)
     if odd == "many products":
         monkeypatch.setattr(convolution, "MOST_PRODUCTS", x.numel() * 9 - 1)
     elif odd == "contiguous":
@@ -193,25 +205,37 @@ def test_all_others_are_pytorchs(device, launches, monkeypatch, odd) -> None:
         weight, sizes = torch.randn(32, 1, 8, 8, device=device), ((1, 1), (4, 4), (1, 1))
     elif odd == "negated":
         x = torch.complex(x, x).conj().imag
-    else:
+    elif odd == "bias":
+        bias = torch.randn(64, device=device)[::2]
+    elif odd == "empty":
         x = x[:0]
-    found = fused_conv2d(x, weight, bias, sizes, "relu")
-    assert torch.equal(found, F.relu(F.conv2d(x, weight, bias, *sizes, 32)))
+    with torch.autocast(device.type, torch.bfloat16, enabled=odd == "autocast"):
+        found = fused_conv2d(x, weight, bias, sizes, groups, "relu")
+        assert torch.equal(found, F.relu(F.conv2d(x, weight, bias, *sizes, groups)))
     assert found.requires_grad == (odd == "gradient") and not launches
 
 
-@pytest.mark.parametrize(
-    "odd", ["contiguous", "contiguous weight", "gradient", "float32", "channels", "outputs", "groups", "broadcast"]
-)
+DENSE_ODD = [
+    "contiguous", "contiguous weight", "gradient", "float32", "channels", "outputs", "groups", "broadcast",
+    "gradient of the bias", "bias in steps", "negated bias", "wide addend",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("odd", DENSE_ODD)
 def test_all_other_dense_ones_are_pytorchs(device, launches, odd) -> None:
-    x, weight, bias, sizes, addend = layer(DENSE_CASES[1], torch.float16, device)
-    groups = 1
+    (x, weight, bias, sizes, groups), addend = layer(DENSE_CASES[1], torch.float16, device)
     if odd == "contiguous":
         x = x.contiguous()
     elif odd == "contiguous weight":
         weight = weight.contiguous()
     elif odd == "gradient":
         weight.requires_grad_()
+    elif odd == "gradient of the bias":
+        bias.requires_grad_()
+    elif odd == "bias in steps":
+        bias = torch.randn(32, device=device, dtype=x.dtype)[::2]
+    elif odd == "negated bias":
+        bias = torch._neg_view(bias)
     elif odd == "float32":
         x, weight, bias, addend = x.float(), weight.float(), bias.float(), addend.float()
     elif odd == "channels":
@@ -221,20 +245,37 @@ def test_all_other_dense_ones_are_pytorchs(device, launches, odd) -> None:
         addend = addend[:, :14].contiguous(memory_format=LAST)
     elif odd == "groups":
         weight, groups = weight[:, :36].contiguous(memory_format=LAST), 2
+    elif odd == "wide addend":
+        addend = addend.float()
     else:
         addend = addend[..., :1]
-    assert not takes_convolution(x, weight, sizes, addend)
-    found = fused_conv2d(x, weight, bias, sizes, "relu", addend)
+    assert not takes_convolution(x, weight, bias, sizes, groups, addend)
+    found = fused_conv2d(x, weight, bias, sizes, groups, "relu", addend)
     assert torch.equal(found, F.relu(F.conv2d(x, weight, bias, *sizes, groups) + addend)) and not launches
-    assert found.requires_grad == (odd == "gradient")
+    assert found.requires_grad == ("gradient" in odd)
+
+
+@pytest.mark.parametrize("odd", ["channels", "bias", "dtype of the bias", "padding"])
+def test_what_pytorch_refuses_is_refused(device, odd) -> None:
+    (x, weight, bias, sizes, groups), _ = layer(DENSE_CASES[1], torch.float16, device)
+    if odd == "channels":
+        x = torch.cat([x, x], 1)
+    elif odd == "bias":
+        bias = bias[:4]
+    elif odd == "dtype of the bias":
+        bias = bias.double()
+    else:
+        sizes = sizes[0], (-1, -1), sizes[2]
+    with pytest.raises(RuntimeError):
+        fused_conv2d(x, weight, bias, sizes, groups)
 
 
 def test_an_exported_program_calls_the_operator(device, launches) -> None:
     class Layer(torch.nn.Module):
         def forward(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-            return fused_conv2d(x, weight, None, ((1, 1), (1, 1), (1, 1)), "silu")
+            return fused_conv2d(x, weight, None, ((1, 1), (1, 1), (1, 1)), len(weight), "silu")
 
-    x, weight, *_ = layer(CASES[0], torch.float16, device)
+    (x, weight, *_), _ = layer(CASES[0], torch.float16, device)
     program = torch.export.export(Layer(), (x, weight))
     assert not launches and any("fused_conv2d" in str(node.target) for node in program.graph.nodes)
     assert torch.equal(program.module()(x, weight), Layer()(x, weight))

@@ -248,8 +248,9 @@ def run_convolution(
     )
     weight = weight.contiguous(memory_format=torch.channels_last)
     sizes = stride, tuple(each // 2 for each in window), (1, 1)
-    y = fused_conv2d(x, weight, bias, sizes, following)
-    host(fused_conv2d(x, weight, bias, sizes, following, y) if channels > 1 and following else y)
+    given = x, weight, bias, sizes, shape[1] // channels, following
+    y = fused_conv2d(*given)
+    host(fused_conv2d(*given, y) if channels > 1 and following else y)
 
 
 def run_attention(samples: int, heads: int, tokens: int, numbers: int, biases: int) -> None:

@@ -99,6 +99,20 @@ def test_taps_of_one_branch_do_not_hold_up_another() -> None:
         assert names.index(layer) < names.index(tap) and steps[names.index(layer)].lane == 1
 
 
+def test_layers_that_hold_taps_keep_their_order() -> None:
+    graph = fx.Graph()
+    x = graph.placeholder("x")
+    deep = x
+    for _ in range(4):
+        deep = graph.call_function(torch.tanh, (deep,))
+    first = graph.call_module("first", (deep,))
+    second = graph.call_module("second", (x,))
+    graph.output(graph.call_function(torch.mul, (first, second)))
+    steps = plan_branches(graph, {"first.tap", "second.tap"})
+    assert [step.node for step in steps if step.node.op == "call_module"] == [first, second]
+    assert all(step.lane == 0 and step.joins for step in steps if step.node is second)
+
+
 @pytest.mark.parametrize(
     "inputs", [[[0], [1], [2]], [[0], [1], [2, 1], [3], [4, 3, 0]], [[0], [1, 0], [2, 1, 0]]], ids=str
 )

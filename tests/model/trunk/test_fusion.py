@@ -22,6 +22,13 @@ from support.trunk_cases import (
 from torch import Tensor, nn
 
 
+def with_options(layer, **options):
+    """A layer with attributes that its user has set."""
+    for name, value in options.items():
+        setattr(layer, name, value)
+    return layer
+
+
 def in_place_sum(net, x):
     y = net.first(x)
     y += x
@@ -314,6 +321,72 @@ def test_cudnn_s_operators_take_these_arguments() -> None:
         conv.fused = True
         with pytest.raises(NotImplementedError, match="cudnn_convolution_.*CPU"):
             conv(*[x if inputs == 1 else torch.randn(1, 64, 8, 8)] * inputs)
+
+
+# What only looks like a sum or an activation that may be fused
+
+
+def narrow_in_place(net, x):
+    y = net.a(x.half())
+    y += x
+    return y.float()
+
+
+def joined_then_viewed(net, x):
+    return ((x * 2).contiguous() + net.a(x)).view(x.shape[0], -1).view(x.shape)
+
+
+def relu_of_aten(net, x):
+    y = x * 1.0
+    return net.a(y) + torch.ops.aten.relu_.default(y)
+
+
+UNUSUAL = [
+    (lambda net, x: net.a(x) + x.size(0), {}),
+    (lambda net, x: F.relu(net.a(x) + x.size(0)), {}),
+    (joined_then_viewed, {}),
+    (lambda net, x: F.silu(joined_then_viewed(net, x)), {}),
+    (narrow_in_place, dict(a=nn.Conv2d(4, 4, 3, padding=1).half())),
+    (lambda net, x: net.a(x).add_(x.double()), {}),
+    (relu_of_aten, {}),
+    (lambda net, x: torch.relu(input=net.a(x)), {}),
+    (lambda net, x: net.clips(net.a(x)), dict(clips=with_options(nn.ReLU6(), max_val=0.5))),
+    (lambda net, x: net.a(x) + x, dict(a=with_options(nn.Conv2d(4, 4, 3), padding=1, stride=1, dilation=[1, 1]))),
+    (lambda net, x: (net.a(x) + net.b(x.double())).float(), dict(b=nn.Conv2d(4, 4, 3, padding=1).double())),
+]
+
+
+@pytest.mark.parametrize("join, layers", UNUSUAL, ids=range(len(UNUSUAL)))
+def test_unusual_sums_and_activations_are_what_they_are(join, layers) -> None:
+    backbone = with_odd_norms(Net(join, **layers))
+    x = torch.randn(2, 4, 6, 6)
+    trunk = made(backbone, [], x)
+    torch.testing.assert_close(logits(trunk, x), backbone(x))
+    with torch.no_grad():
+        for layer in backbone.modules():
+            if isinstance(layer, nn.Conv2d) and layer.bias is not None:
+                layer.bias.normal_()
+    trunk.refresh()
+    for each in (x, -x, torch.randn(3, 4, 6, 6)):
+        torch.testing.assert_close(logits(trunk, each), backbone(each))
+
+
+def test_a_convolution_without_bias_has_an_activation_too() -> None:
+    backbone = with_odd_norms(Net(lambda net, x: F.relu(net.b(F.silu(net.a(x))) + x), a=conv(bias=False)))
+    trunk = made(backbone, [], x := torch.randn(2, 4, 6, 6))
+    assert [layer.following for layer in convolutions(trunk)] == ["silu", "relu"]
+    assert_same(trunk, backbone, [], x)
+
+
+def test_refresh_writes_to_nothing_of_the_users() -> None:
+    first, second = nn.Conv2d(4, 4, 1), nn.Conv2d(4, 4, 1)
+    second.weight = first.weight
+    backbone = with_odd_norms(Net(lambda net, x: net.norm_a(net.a(net.two(net.one(x)))), one=first, two=second))
+    trunk = made(backbone, [], torch.randn(2, 4, 6, 6))
+    before = second.weight.clone()
+    first.weight = nn.Parameter(torch.randn(4, 4, 1, 1))
+    trunk.refresh()
+    assert torch.equal(second.weight, before)
 
 
 # Batch norms of timm

@@ -144,6 +144,21 @@ def test_what_a_compiler_fuses_is_left_to_it(device) -> None:
 
 
 @TRITON
+@pytest.mark.parametrize("odd", ["in steps", "negated"])
+def test_a_bias_that_lies_otherwise_is_read_as_it_lies(device, monkeypatch, odd) -> None:
+    sooner(monkeypatch, True)
+    backbone, x = halves(device)
+    zeros = torch.zeros(48, device=device, dtype=x.dtype)[::2]
+    bias = nn.Parameter(zeros if odd == "in steps" else torch._neg_view(zeros))
+    backbone.last[0].bias = bias
+    trunk = made(backbone, [], x)
+    with torch.no_grad():
+        bias.normal_()
+    trunk.refresh()
+    assert_same(trunk, backbone, [], x)
+
+
+@TRITON
 def test_a_batch_of_another_size_is_answered_too(device, monkeypatch) -> None:
     sooner(monkeypatch, True)
     backbone, x = halves(device)
