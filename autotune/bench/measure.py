@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ...model.basics.energy import energy_counter, joules_a_call
-from ...model.trunk.fused_convolution import fastest_convolutions
+from ...model.trunk.timed_convolutions import fastest_convolutions
 from ..measuring.cells import AS_IS, NEVER, Cell
 from ..measuring.eager_truth import Comparison, wrong_in_words
 from ..measuring.environment import clocks, release_memory

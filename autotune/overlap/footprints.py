@@ -18,7 +18,7 @@ from ...kernels.launch.launch_config import LaunchConfig
 from ...kernels.launch.launch_rule import config_beside_trunk, config_by_rule
 from ...kernels.launch.residency import Residency, recording
 from ...model.runners.overlapped import OverlappedRunner
-from ...model.trunk.fused_convolution import fastest_convolutions
+from ...model.trunk.timed_convolutions import fastest_convolutions
 from ..measuring.captured import CHAIN
 from ..measuring.cells import NEVER, Cell
 from ..measuring.failures import Failure

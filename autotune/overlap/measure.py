@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.profiler import profile as torch_profile
 
 from ...kernels.launch.residency import Residency, recording
-from ...model.trunk.fused_convolution import fastest_convolutions
+from ...model.trunk.timed_convolutions import fastest_convolutions
 from ..measuring.captured import CHAIN
 from ..measuring.cells import NEVER
 from ..measuring.profiled_requests import activities, record_trace

@@ -27,7 +27,7 @@ from ...model import ExitResult, pipelined
 from ...model.commands.errors import one_line_errors
 from ...model.parallel.pipeline.runner import PipelinedRunner
 from ...model.processes.process_group import joined_processes
-from ...model.trunk.fused_convolution import fastest_convolutions
+from ...model.trunk.timed_convolutions import fastest_convolutions
 from ...model.trunk.trunk import make_trunk
 from ..measuring.cells import AS_IS, NEVER, Cell, resnet_cell
 from ..measuring.eager_truth import Comparison, EagerTruth, measure_rounding, wrong_in_words

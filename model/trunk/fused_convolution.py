@@ -1,9 +1,7 @@
 """``FusedConvolution``: a convolution with batch norm, sum and activation, in one launch if Triton or cuDNN can."""
 
 import math
-import time
-from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from typing import Any
 
@@ -13,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_weights
 
 from ...kernels import FOLLOWING, compiled_for, fused_conv2d, fused_conv2d_operator, products, takes_convolution
-from ..basics.streams import OwnedLock
+from .timed_convolutions import takes_no_longer, times_nothing
 
 #: A fused convolution has to agree with the plain one this well, relative to the largest output; the trunk as a
 #: whole is checked much more strictly.
@@ -23,88 +21,16 @@ COARSE_TOLERANCE = 2**-5
 PADDED_CHANNELS = 4
 #: Samples, at most, of which a compiler is given products and sums for a convolution of one position.
 MOST_PRODUCTS = 32
-#: Samples of a batch from which on cuDNN's algorithms are timed.
-LEAST_TIMED_BATCH = 16
 #: Products, at most, of which a convolution is Triton's where nothing is timed: of one image cuDNN is sooner for hardly
 #: any with fewer (of 591 convolutions of nine networks, H200).
 MOST_UNTIMED_PRODUCTS = 2**26
-#: Calls that are timed at once, how often that is done, and cycles that no GPU makes more of in a second.
-_TIMED_CALLS, _TIMED_ROUNDS, _CYCLES_A_SECOND = 4, 3, 3e9
 #: Whether Triton is sooner, by all that decides it: so are all trunks of a process made alike.
 _is_sooner: dict[Hashable, bool] = {}
-#: Who has cuDNN time its algorithms just now, and the user's own setting: ``cudnn.benchmark`` is one for all threads.
-_timing: set[object] = set()
-_before = False
-_SETTING = OwnedLock()
 
 
 def has_cudnn(x: Tensor) -> bool:
     """Return whether a convolution of ``x`` may go to cuDNN."""
     return x.device.type == "cuda" and torch.backends.cudnn.enabled
-
-
-@contextmanager
-def fastest_convolutions(samples: int) -> Iterator[None]:
-    """Let cuDNN time its algorithms for each convolution of a batch that is new to this thread, and keep the fastest.
-
-    Later ones of the same sizes take the same algorithm. Small batches are left to cuDNN's rules: timed alone,
-    convolutions cut into several launches look faster than they are one after another (on an H200 ResNet-18 takes 170
-    us at batch 1 with them and 160 without; at 32, 457 with what is timed and 503 without). And where PyTorch is asked
-    to be deterministic nothing is timed.
-    """
-    global _before
-    cudnn = torch.backends.cudnn
-    if samples < LEAST_TIMED_BATCH or times_nothing():
-        yield
-        return
-    this = object()
-    try:
-        with _SETTING:
-            if not _timing:
-                _before = cudnn.benchmark
-            _timing.add(this)
-            cudnn.benchmark = True
-        yield
-    finally:
-        with _SETTING:
-            if this in _timing:
-                _timing.remove(this)
-                if not _timing:
-                    cudnn.benchmark = _before
-
-
-def times_nothing() -> bool:
-    """Return whether PyTorch is asked to be deterministic: two processes might find different things the fastest."""
-    return torch.backends.cudnn.deterministic or torch.are_deterministic_algorithms_enabled()
-
-
-def takes_no_longer(call: Callable[[], Any], other: Callable[[], Any], x: Tensor, at_most: float = 1.0) -> bool:
-    """Return whether a call takes the device of ``x`` at most so many times as long as another; CPUs are not timed."""
-    if x.device.type != "cuda":
-        return True
-    calls = call, other
-    with torch.cuda.device_of(x):
-        for each in calls:
-            each()  # which is slow the first time
-        began = time.perf_counter()
-        for each in calls:
-            _device_ms(each, 0)
-        cycles = int((time.perf_counter() - began) * _CYCLES_A_SECOND)
-        times = zip(*([_device_ms(each, cycles) for each in calls] for _ in range(_TIMED_ROUNDS)), strict=True)
-    mine, others = map(min, times)
-    return mine <= at_most * others
-
-
-def _device_ms(call: Callable[[], Any], cycles: int) -> float:
-    """Return milliseconds of some calls, behind what holds the device up, so that it does not wait for the host."""
-    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    torch.cuda._sleep(cycles)
-    start.record()
-    for _ in range(_TIMED_CALLS):
-        call()
-    end.record()
-    end.synchronize()
-    return start.elapsed_time(end)
 
 
 class FusedConvolution(nn.Module):

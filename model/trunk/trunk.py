@@ -21,14 +21,9 @@ from ..listening.taps import listening
 from .backbone_rewriter import BackboneRewriter
 from .branches import Step, run_side_by_side
 from .compiled_part import Kind, handing_over
-from .fused_convolution import (
-    PADDED_CHANNELS,
-    FusedConvolution,
-    fastest_convolutions,
-    takes_no_longer,
-    times_nothing,
-)
+from .fused_convolution import PADDED_CHANNELS, FusedConvolution
 from .layer_graph import Unwritten, first_line
+from .timed_convolutions import fastest_convolutions, takes_no_longer, times_nothing
 
 #: "as_is" is the backbone itself; "cudnn" folds batch norms and uses cuDNN's fused convolutions; "branched" runs its
 #: branches side by side, too; "inductor" compiles it.

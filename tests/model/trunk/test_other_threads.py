@@ -16,7 +16,7 @@ import torch
 from auxhead.model.listening.hooks import ThreadHook
 from auxhead.model.listening.taps import listening
 from auxhead.model.trunk import fused_convolution
-from auxhead.model.trunk.fused_convolution import LEAST_TIMED_BATCH, fastest_convolutions
+from auxhead.model.trunk.timed_convolutions import LEAST_TIMED_BATCH, fastest_convolutions
 from auxhead.model.trunk.trunk import _too_far_off, make_trunk
 from support.example_models import SmallNet
 from support.trunk_cases import assert_same, branching_inside

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from auxhead.kernels import runs_triton
-from auxhead.model.trunk import fused_convolution
+from auxhead.model.trunk import fused_convolution, timed_convolutions
 from auxhead.model.trunk.fused_convolution import FusedConvolution
 from support.trunk_cases import assert_same, convolutions, made, with_odd_norms
 from torch import Tensor, nn
@@ -172,5 +172,5 @@ def test_a_batch_of_another_size_is_answered_too(device, monkeypatch) -> None:
 def test_what_takes_longer_is_told_on_the_device() -> None:
     x = torch.empty(1, device="cuda")
     short, long = (lambda cycles=cycles: torch.cuda._sleep(cycles) for cycles in (100_000, 200_000))
-    assert fused_convolution.takes_no_longer(short, long, x) and not fused_convolution.takes_no_longer(long, short, x)
-    assert fused_convolution.takes_no_longer(long, short, x, at_most=3.0)
+    assert timed_convolutions.takes_no_longer(short, long, x) and not timed_convolutions.takes_no_longer(long, short, x)
+    assert timed_convolutions.takes_no_longer(long, short, x, at_most=3.0)

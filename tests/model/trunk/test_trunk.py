@@ -5,7 +5,8 @@ import torch
 import torch.nn.functional as F
 from auxhead.kernels import max_pool2d
 from auxhead.model.listening.taps import listening
-from auxhead.model.trunk.fused_convolution import LEAST_TIMED_BATCH, FusedConvolution, fastest_convolutions
+from auxhead.model.trunk.fused_convolution import FusedConvolution
+from auxhead.model.trunk.timed_convolutions import LEAST_TIMED_BATCH, fastest_convolutions
 from auxhead.model.trunk.trunk import TRUNKS, _too_far_off, make_trunk
 from support.example_models import SmallNet
 from support.index_networks import Shifting

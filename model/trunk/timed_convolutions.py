@@ -1,0 +1,84 @@
+"""Which convolution is the fastest is timed on the device, by cuDNN among its own, and here against Triton's."""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..basics.streams import OwnedLock
+
+#: Samples of a batch from which on cuDNN's algorithms are timed.
+LEAST_TIMED_BATCH = 16
+#: Calls that are timed at once, how often that is done, and cycles that no GPU makes more of in a second.
+_TIMED_CALLS, _TIMED_ROUNDS, _CYCLES_A_SECOND = 4, 3, 3e9
+#: Who has cuDNN time its algorithms just now, and the user's own setting: ``cudnn.benchmark`` is one for all threads.
+_timing: set[object] = set()
+_before = False
+_SETTING = OwnedLock()
+
+
+@contextmanager
+def fastest_convolutions(samples: int) -> Iterator[None]:
+    """Let cuDNN time its algorithms for each convolution of a batch that is new to this thread, and keep the fastest.
+
+    Later ones of the same sizes take the same algorithm. Small batches are left to cuDNN's rules: timed alone,
+    convolutions cut into several launches look faster than they are one after another (on an H200 ResNet-18 takes 170
+    us at batch 1 with them and 160 without; at 32, 457 with what is timed and 503 without). And where PyTorch is asked
+    to be deterministic nothing is timed.
+    """
+    global _before
+    cudnn = torch.backends.cudnn
+    if samples < LEAST_TIMED_BATCH or times_nothing():
+        yield
+        return
+    this = object()
+    try:
+        with _SETTING:
+            if not _timing:
+                _before = cudnn.benchmark
+            _timing.add(this)
+            cudnn.benchmark = True
+        yield
+    finally:
+        with _SETTING:
+            if this in _timing:
+                _timing.remove(this)
+                if not _timing:
+                    cudnn.benchmark = _before
+
+
+def times_nothing() -> bool:
+    """Return whether PyTorch is asked to be deterministic: two processes might find different things the fastest."""
+    return torch.backends.cudnn.deterministic or torch.are_deterministic_algorithms_enabled()
+
+
+def takes_no_longer(call: Callable[[], Any], other: Callable[[], Any], x: Tensor, at_most: float = 1.0) -> bool:
+    """Return whether a call takes the device of ``x`` at most so many times as long as another; CPUs are not timed."""
+    if x.device.type != "cuda":
+        return True
+    calls = call, other
+    with torch.cuda.device_of(x):
+        for each in calls:
+            each()  # which is slow the first time
+        began = time.perf_counter()
+        for each in calls:
+            _device_ms(each, 0)
+        cycles = int((time.perf_counter() - began) * _CYCLES_A_SECOND)
+        times = zip(*([_device_ms(each, cycles) for each in calls] for _ in range(_TIMED_ROUNDS)), strict=True)
+    mine, others = map(min, times)
+    return mine <= at_most * others
+
+
+def _device_ms(call: Callable[[], Any], cycles: int) -> float:
+    """Return milliseconds of some calls, behind what holds the device up, so that it does not wait for the host."""
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    torch.cuda._sleep(cycles)
+    start.record()
+    for _ in range(_TIMED_CALLS):
+        call()
+    end.record()
+    end.synchronize()
+    return start.elapsed_time(end)
