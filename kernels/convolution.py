@@ -32,9 +32,8 @@ _MOST_CHANNELS = 32
 #: with more than these cuDNN's kernels, which keep numbers for the next window, are faster (H200).
 MOST_PRODUCTS = 30_000_000
 _WARPS = 4
-#: Channels of other ones have to be a multiple of this, which a load takes; or of pictures, with zeros, as many, of
-#: which a step takes a line of the window, up to as many numbers.
-_VECTOR, _FEW_CHANNELS, _MOST_OF_A_LINE = 8, 4, 64
+#: Channels of other ones have to be a multiple of this, which a load takes.
+_VECTOR = 8
 
 
 class _Block(NamedTuple):
@@ -84,8 +83,8 @@ def takes_convolution(
 ) -> bool:
     """Return whether a kernel convolves x, of the arguments of :func:`fused_conv2d`.
 
-    Depthwise ones up to ``MOST_PRODUCTS``, without an addend; others of half precision whose weight lies in
-    channels_last, of channels that are multiples of 8, or of four and windows that are not dilated.
+    Depthwise ones up to ``MOST_PRODUCTS``, without an addend; others of half precision and channels that are multiples
+    of 8, whose weight lies in channels_last.
     """
     tensors = [each for each in (x, weight, bias, addend) if each is not None]
     return (
@@ -105,7 +104,7 @@ def takes_convolution(
         and (
             _takes_depthwise(x, weight, sizes, addend)
             if _is_depthwise(weight, groups)
-            else groups == 1 and _takes_dense(x, weight, sizes, (len(x), len(weight), *out), addend)
+            else groups == 1 and _takes_dense(x, weight, (len(x), len(weight), *out), addend)
         )
     )
 
@@ -123,15 +122,10 @@ def _takes_depthwise(x: Tensor, weight: Tensor, sizes: Sequence[Sequence[int]], 
     )
 
 
-def _takes_dense(
-    x: Tensor, weight: Tensor, sizes: Sequence[Sequence[int]], out_shape: tuple[int, ...], addend: Tensor | None
-) -> bool:
-    channels, width = weight.shape[1], weight.shape[3]
-    in_rows = channels == _FEW_CHANNELS and channels * width <= _MOST_OF_A_LINE and sizes[2][1] == 1
+def _takes_dense(x: Tensor, weight: Tensor, out_shape: tuple[int, ...], addend: Tensor | None) -> bool:
     return (
         x.dtype in (torch.float16, torch.bfloat16)
-        and len(weight) % _VECTOR == 0
-        and (channels % _VECTOR == 0 or in_rows)
+        and weight.shape[0] % _VECTOR == weight.shape[1] % _VECTOR == 0
         and 0 < weight.numel() < 2**31
         and math.prod(out_shape) < MOST_POSITIONS
         and weight.is_contiguous(memory_format=torch.channels_last)
@@ -204,15 +198,9 @@ def _constants(
         return {"FOLLOWING": number, "VECTOR": math.gcd(channels, 16), **sizes_of_block}
     out, window = _out_shape(x, weight, sizes), weight.shape[2:]
     positions = len(x) * math.prod(out)
-    if in_rows := channels == _FEW_CHANNELS:
-        run, steps = channels * window[1], window[0]
-    else:
-        run, steps = channels, math.prod(window)
-    blocks = [each for each in _BLOCKS if not in_rows or each.inputs * each.slices >= run]
-    block = min(blocks, key=lambda each: each.us(positions, len(weight), run, steps))
+    block = min(_BLOCKS, key=lambda each: each.us(positions, len(weight), channels, math.prod(window)))
     return {
-        "FOLLOWING": number, "VECTOR": math.gcd(channels, _VECTOR), "IN_ROWS": in_rows,
-        "IS_PRODUCT": [*x.shape[2:]] == out and {*window, *sizes[0]} == {1},
+        "FOLLOWING": number, "VECTOR": _VECTOR, "IS_PRODUCT": [*x.shape[2:]] == out and {*window, *sizes[0]} == {1},
         "STAGES": block.stages, "BLOCK_P": block.positions, "BLOCK_O": block.outputs, "BLOCK_C": block.inputs,
         "SLICES": block.slices,
     }  # fmt: skip

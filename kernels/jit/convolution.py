@@ -88,22 +88,19 @@ def depthwise_kernel(
 # run ahead: the place in the window is counted.
 @triton.jit(do_not_specialize=[*SIZES, "OUTPUTS", "WINDOW_H", "WINDOW_W"])
 def convolution_kernel(
-    x,  # [N, C, H, W], dense in the order N, H, W, C; C is a multiple of VECTOR, and OUTPUTS of 8
+    x,  # [N, C, H, W], dense in the order N, H, W, C; C is a multiple of VECTOR, and so is OUTPUTS
     weight,  # [OUTPUTS, C, WINDOW_H, WINDOW_W], dense in the order OUTPUTS, WINDOW_H, WINDOW_W, C
     bias,  # [OUTPUTS], or none
     addend,  # like out, or none
     out,  # [N, OUTPUTS, OUT_H, OUT_W], dense in the order N, OUT_H, OUT_W, OUTPUTS
     POSITIONS, C, OUTPUTS, H, W, OUT_H, OUT_W,
     WINDOW_H, WINDOW_W, STRIDE_H, STRIDE_W, PADDING_H, PADDING_W, DILATION_H, DILATION_W,
-    FOLLOWING: tl.constexpr, VECTOR: tl.constexpr, IS_PRODUCT: tl.constexpr, IN_ROWS: tl.constexpr,
-    STAGES: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_O: tl.constexpr, BLOCK_C: tl.constexpr, SLICES: tl.constexpr,
+    FOLLOWING: tl.constexpr, VECTOR: tl.constexpr, IS_PRODUCT: tl.constexpr, STAGES: tl.constexpr,
+    BLOCK_P: tl.constexpr, BLOCK_O: tl.constexpr, BLOCK_C: tl.constexpr, SLICES: tl.constexpr,
 ):  # fmt: skip
-    """Convolve a block of positions to a block of channels.
-
-    IS_PRODUCT: every position is its own window. IN_ROWS: few channels, of which a step takes a line of the window.
-    """
+    """Convolve a block of positions to a block of channels; IS_PRODUCT: every position is its own window."""
     C = C // VECTOR * VECTOR
-    OUTPUTS = OUTPUTS // 8 * 8
+    OUTPUTS = OUTPUTS // VECTOR * VECTOR
     channel_blocks = tl.cdiv(OUTPUTS, BLOCK_O)
     pid_p = tl.program_id(0) // channel_blocks
     pid_o = tl.program_id(0) - pid_p * channel_blocks
@@ -140,14 +137,8 @@ def convolution_kernel(
         window = WINDOW_H * WINDOW_W
     values = x + start * C + column_c
     factors = weight + column_o * (window * C) + row_c
-    run = C  # numbers that lie together
-    if IN_ROWS:
-        run = WINDOW_W * C
-        window = WINDOW_H
-        start_w += column_c // C
-        WINDOW_W = 1
-    a, b, place, channel = 0, 0, 0, 0  # in the window; numbers before it in the weight, and before this step's
-    for _ in tl.range(0, window * tl.cdiv(run, BLOCK_C * SLICES), num_stages=STAGES):
+    a, b, place, channel = 0, 0, 0, 0  # in the window; channels before it in the weight, and before this step's
+    for _ in tl.range(0, window * tl.cdiv(C, BLOCK_C * SLICES), num_stages=STAGES):
         if IS_PRODUCT:
             inside = mask_p
             step = channel
@@ -156,14 +147,14 @@ def convolution_kernel(
             off_w = start_w + b * DILATION_W
             inside = mask_p & (off_h >= 0) & (off_h < H) & (off_w >= 0) & (off_w < W)
             step = (a * DILATION_H * W + b * DILATION_W) * C + channel
-        value = tl.load(values + step, mask=inside & (channel + column_c < run), other=0.0)
-        factor = tl.load(factors + place + channel, mask=(column_o < OUTPUTS) & (channel + row_c < run), other=0.0)
+        value = tl.load(values + step, mask=inside & (channel + column_c < C), other=0.0)
+        factor = tl.load(factors + place + channel, mask=(column_o < OUTPUTS) & (channel + row_c < C), other=0.0)
         acc = dot(value, factor, acc, "ieee")
         channel += BLOCK_C * SLICES
         if not IS_PRODUCT:
-            is_last = channel >= run
+            is_last = channel >= C
             channel = tl.where(is_last, 0, channel)
-            place = tl.where(is_last, place + run, place)
+            place = tl.where(is_last, place + C, place)
             b = tl.where(is_last, b + 1, b)
             is_last = b == WINDOW_W
             b = tl.where(is_last, 0, b)

@@ -16,8 +16,8 @@ from .timed_convolutions import takes_no_longer, times_nothing
 #: A fused convolution has to agree with the plain one this well, relative to the largest output; the trunk as a
 #: whole is checked much more strictly.
 COARSE_TOLERANCE = 2**-5
-#: Channels in which the first convolution of three reads a batch sooner: cuDNN's of ResNet takes 12, 21, 61 and 208 us
-#: at batch 1, 8, 32 and 128, and not 16, 50, 84 and 302 (H100).
+#: Channels in which the first convolution of three reads a batch sooner: ResNet's takes 12, 21, 61 and 208 us at batch
+#: 1, 8, 32 and 128, and not 16, 50, 84 and 302 (H100).
 PADDED_CHANNELS = 4
 #: Samples, at most, of which a compiler is given products and sums for a convolution of one position.
 MOST_PRODUCTS = 32
@@ -58,8 +58,6 @@ class FusedConvolution(nn.Module):
         """True if it runs as one launch of cuDNN."""
         self.in_triton = False
         """True if it runs as one launch of Triton."""
-        self.padded_in_triton = False
-        """True if it does so of inputs of more channels."""
         self.sum = ""
         """How z is added: it decides dtype and memory of the sum, as the order of summands does."""
         self.compiled = False
@@ -169,25 +167,13 @@ class FusedConvolution(nn.Module):
             return None
         return refused
 
-    @torch.no_grad()
-    def choose_padded(self, x: Tensor) -> bool:
-        """Choose for an input of :data:`PADDED_CHANNELS`; returns whether it takes as few launches as others do."""
-        self.padded_in_triton, of_others = False, self.fused
-        self._choose_cudnn(x, None)
-        of_this = self.fused
-        self.padded_in_triton = self._prefers_triton(x, None)
-        self.fused = of_others
-        return self.padded_in_triton or of_this or not of_others
-
     def in_triton_by(self, x: Tensor, z: Tensor | None = None) -> tuple[Hashable, Callable[[], Tensor]] | None:
         """Return what Triton compiles for this input, and its convolution; None where it does not take it.
 
         Nor where a compiler fuses it: see :func:`_of_one_position`.
         """
-        sizes, bias, weight = self._sizes(), None if self.gives_bias else self.bias, self.padded
-        if weight is None or not self._reads_padded(x):
-            windows = self._windows()
-            weight = self.weight if windows is None else windows
+        windows, sizes, bias = self._windows(), self._sizes(), None if self.gives_bias else self.bias
+        weight = self.weight if windows is None else windows
         if isinstance(self.padding, str) or self._is_for_compiler(x) or not (z is None or isinstance(z, Tensor)):
             return None
         if not takes_convolution(x, weight, bias, sizes, self.groups, z):
@@ -217,13 +203,8 @@ class FusedConvolution(nn.Module):
 
     def _in_two_launches(self, x: Tensor, z: Tensor | None) -> Tensor:
         """Take as long as the convolution does with what a compiler launches behind it."""
-        weight: Any = self.padded if self._reads_padded(x) else self.weight
-        y = F.conv2d(x, weight, None, *self._sizes(), self.groups)
+        y = F.conv2d(x, self.weight, None, *self._sizes(), self.groups)
         return FOLLOWING[self.following](y) if self.following or z is None else y + z
-
-    def _reads_padded(self, x: Tensor) -> bool:
-        # as many channels a plain convolution would refuse
-        return self.padded is not None and x.shape[1] == PADDED_CHANNELS
 
     def _is_for_compiler(self, x: Tensor) -> bool:
         one_position = (*x.shape[2:], *self.weight.shape[2:]) == (1, 1, 1, 1)
@@ -272,10 +253,11 @@ class FusedConvolution(nn.Module):
         """Convolve x [N, C, H, W]; add z, of the output's shape, and apply the activation, if there are."""
         bias = None if self.gives_bias else self.bias
         others: tuple[Any, ...] = (bias, self.stride, self.padding, self.dilation, self.groups)
-        padded = self._reads_padded(x)
+        # as many channels a plain convolution would refuse
+        padded = self.padded is not None and x.shape[1] == PADDED_CHANNELS
         weight: Any = self.padded if padded else self.weight
-        if self.padded_in_triton if padded else self.in_triton:
-            weight = weight if padded or self.windows is None else self.windows
+        if self.in_triton and not padded:
+            weight = weight if self.windows is None else self.windows
             if self.compiled:
                 return fused_conv2d_operator(x, weight, bias, *map(list, others[1:4]), self.groups, self.following, z)
             return fused_conv2d(x, weight, bias, others[1:4], self.groups, self.following, z)

@@ -235,7 +235,7 @@ def _rewritten(backbone: nn.Module, taps: Sequence[str], example_input: Tensor, 
     if rewriter.stem is not None:
         padded = replace(trunk, channels=PADDED_CHANNELS)
         wide = padded.memory_for(x)
-        if rewriter.stem.choose_padded(wide) and _is_no_slower(rewriter.stem, wide, x):
+        if _is_as_fused(rewriter.stem, wide) and _is_no_slower(rewriter.stem, wide, x):
             note = f"Graphs read batches in {PADDED_CHANNELS} channels, which the first convolution takes sooner."
             trunk = replace(padded, notes=(*trunk.notes, note))
     if copies := _copies(_fused(module)):
@@ -300,6 +300,14 @@ def _run_with(
     finally:
         for each in hooks:
             each.remove()
+
+
+def _is_as_fused(conv: FusedConvolution, x: Tensor) -> bool:
+    """Return whether a convolution that runs with its ReLU as one launch does so of another input, too."""
+    fused = conv.fused
+    conv.choose(x)
+    of_this, conv.fused = conv.fused, fused
+    return of_this or not fused
 
 
 def _is_no_slower(conv: FusedConvolution, x: Tensor, other: Tensor) -> bool:
