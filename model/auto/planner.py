@@ -21,7 +21,7 @@ _SHARE_OF_ONE = 1 / 32
 #: Part of a budget that has to be left for making a trunk, which is not cut short, where it is not the first; and for
 #: one that is compiled already.
 _SHARE_FOR_A_TRUNK = {"cudnn": 1 / 4, "inductor": 1 / 2}
-_SHARE_ONCE_COMPILED = 1 / 5
+_SHARE_ONCE_COMPILED = 1 / 7
 #: And for comparing with torch.compile, which is captured for that.
 _SHARE_FOR_COMPARING = 1 / 10
 #: Seconds of requests back to back by which the energy of one is measured.

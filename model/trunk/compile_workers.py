@@ -25,7 +25,7 @@ from ..basics.machine import package_version
 from .compiled_part import Kind, compile_graph
 
 #: Workers at most, and processors that each wants.
-_MOST, _PROCESSORS = 4, 4
+_MOST, _PROCESSORS = 8, 4
 #: What a worker answers to a graph that it has compiled.
 _COMPILED = b"1"
 #: The argument of one that is patient.

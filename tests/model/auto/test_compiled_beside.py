@@ -44,7 +44,7 @@ def test_what_workers_compile_meanwhile(gpu: FakeGpu, monkeypatch, compiled_s, c
     plan = first_call(budget="standard").plans[4]
     assert list(gpu.trunks) == ["inductor", "as_is", "cudnn"] and gpu.trunks["inductor"] == 1
     assert ("trunk inductor" in plan.left_out) == left_out == (plan.chosen.trunk != "inductor")
-    assert gpu.seconds <= 24.0
+    assert gpu.seconds <= 26.0
 
 
 class Compiled:

@@ -204,7 +204,7 @@ def test_workers_want_processors_and_memory(monkeypatch) -> None:
     assert workers_for(torch.device("cpu")) == 0
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (80e9, 80e9))
     monkeypatch.setattr(os, "sysconf", {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 64 * 2**18}.get)
-    for processors, count in ((range(2), 0), (range(9), 2), (range(64), 4)):
+    for processors, count in ((range(2), 0), (range(9), 2), (range(17), 4), (range(64), 8)):
         monkeypatch.setattr(os, "sched_getaffinity", lambda _, processors=processors: set(processors), raising=False)
         assert workers_for(torch.device("cuda", 0)) == count
     monkeypatch.setattr(os, "sysconf", {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 16 * 2**18}.get)
