@@ -17,9 +17,11 @@ from .graph_passes import (
     changed_in_place,
     changed_in_some_layouts,
     drop_no_ops,
-    fuse_convolutions,
+    fuse_what_follows,
     pad_first_convolution,
+    replace_convolutions,
     replace_max_pools,
+    replace_norms,
     take_off_classifier,
 )
 from .layer_graph import LayerGraph, constants_of, runs_on_one_tensor, trace
@@ -146,7 +148,10 @@ class BackboneRewriter:
 
     def _fuse(self, layers: LayerGraph, *, is_backbone: bool) -> None:
         drop_no_ops(layers)
-        self._notes += fuse_convolutions(layers)
+        self._notes += replace_convolutions(layers)
+        if not self._compiles:  # a compiler makes one launch of a norm and what is before and behind it
+            replace_norms(layers)
+        fuse_what_follows(layers)
         for replace in (replace_self_attentions, replace_attentions, replace_window_attentions):
             self._counts["self-attention"] += replace(layers)
         if not self._compiles:
@@ -155,7 +160,7 @@ class BackboneRewriter:
             layer = layers.layer(node)
             if isinstance(layer, FusedConvolution):
                 layer.compiled = self._compiles
-                self._counts["batch norm"] += layer.folds_norm
+                self._counts["batch norm"] += layer.folds_norm and not layer.scales
                 self._counts["sum"] += len(node.args) == 2
         if is_backbone:
             self.stem = pad_first_convolution(layers)

@@ -58,6 +58,8 @@ class FusedConvolution(nn.Module):
         """True if it runs as one launch of cuDNN."""
         self.in_triton = False
         """True if it runs as one launch of Triton."""
+        self.scales = False
+        """True if it is the batch norm alone."""
         self.sum = ""
         """How z is added: it decides dtype and memory of the sum, as the order of summands does."""
         self.compiled = False
@@ -265,7 +267,11 @@ class FusedConvolution(nn.Module):
             if self.compiled:
                 return _fused_operator(x, weight, z, bias, *map(list, others[1:4]), self.groups)
             return _fused(x, weight, z, *others)
-        y = _of_one_position(x, weight, bias) if self._is_for_compiler(x) else F.conv2d(x, weight, *others)
+        if self.scales:
+            norm: Any = self._sources[1]
+            y = F.batch_norm(x, norm.running_mean, norm.running_var, norm.weight, norm.bias, eps=norm.eps)
+        else:
+            y = _of_one_position(x, weight, bias) if self._is_for_compiler(x) else F.conv2d(x, weight, *others)
         if z is not None:
             y = z + y if self.sum == "summand first" else y.add_(z) if self.sum == "in place" else y + z
         return FOLLOWING[self.following](y)
@@ -279,6 +285,18 @@ class FusedConvolution(nn.Module):
 def _pair(given: Any) -> Any:
     """Return a number twice, and numbers in a tuple; a text as it is."""
     return given if isinstance(given, str) else tuple(given) if isinstance(given, Sequence) else (given, given)
+
+
+def scaling_by(norm: nn.BatchNorm2d) -> FusedConvolution:
+    """Return a batch norm as a depthwise convolution by windows of one, where Triton takes that; else it is itself."""
+    assert norm.running_mean is not None
+    channels, like = norm.num_features, {"device": norm.running_mean.device, "dtype": norm.running_mean.dtype}
+    # without initial values, for which random numbers would be drawn
+    conv = nn.utils.skip_init(nn.Conv2d, channels, channels, 1, groups=channels, bias=False, **like)
+    nn.init.ones_(conv.weight)
+    scaling = FusedConvolution(conv, norm)
+    scaling.scales = True
+    return scaling
 
 
 def _off_by(found: Tensor, plain: Tensor) -> float | None:

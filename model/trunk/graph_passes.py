@@ -9,9 +9,9 @@ import torch.nn.functional as F
 from torch import fx, nn
 from torch.fx import Node
 
-from ...kernels import max_pool2d
+from ...kernels import max_pool2d, runs_triton
 from ..heads.fused_aux_head import FusedAuxHead
-from .fused_convolution import PADDED_CHANNELS, FusedConvolution
+from .fused_convolution import PADDED_CHANNELS, FusedConvolution, scaling_by
 from .layer_graph import IN_PLACE, LayerGraph, is_known, only_user, runs_users_code, tap_mark
 
 RELU_FUNCTIONS = (F.relu, F.relu_, torch.relu, torch.relu_)
@@ -48,7 +48,7 @@ def _is_rank(node: Any) -> bool:
     return isinstance(node, Node) and node.target is getattr and node.args[1] == "ndim"
 
 
-def fuse_convolutions(layers: LayerGraph) -> list[str]:
+def replace_convolutions(layers: LayerGraph) -> list[str]:
     """Replace convolutions by :class:`FusedConvolution`; return why a batch norm behind one was not folded."""
     notes = []
     for node in list(layers.graph.nodes):
@@ -67,12 +67,28 @@ def fuse_convolutions(layers: LayerGraph) -> list[str]:
         sources: list[Any] = [layers.source(layer) for layer in (conv, norm if last is user else None) if layer]
         name = layers.add(f"{node.target}_fused", FusedConvolution(*sources))
         layers.replace(last, layers.insert(last, name, node.args[0]), *([node] if last is not node else []))
+    return notes
+
+
+def replace_norms(layers: LayerGraph) -> None:
+    """Replace batch norms that follow no convolution, as before activations, by :class:`FusedConvolution` as well."""
+    for node in list(layers.graph.nodes):
+        norm = _norm(layers, node)
+        if norm is None or norm.training or norm.running_mean is None or norm.running_var is None:
+            continue
+        if runs_triton(norm.running_mean) and isinstance(node.args[0], Node):
+            source: Any = layers.source(norm)
+            name = layers.add(f"{node.target if node.op == 'call_module' else node.name}_fused", scaling_by(source))
+            layers.replace(node, layers.insert(node, name, node.args[0]))
+
+
+def fuse_what_follows(layers: LayerGraph) -> None:
+    """Move activations and sums into the convolutions before them."""
     for node in list(layers.graph.nodes):
         if (following := _following(layers, node)) is not None:
             _fuse_following(layers, node, following)
     for node in list(layers.graph.nodes):
         _fuse_sum(layers, node)
-    return notes
 
 
 def _norm(layers: LayerGraph, node: Node | None) -> nn.BatchNorm2d | None:

@@ -283,7 +283,7 @@ def _choose(module: nn.Module, x: Tensor) -> list[str]:
     fused, in_triton = (sum(map(attrgetter(name), convolutions)) for name in ("fused", "in_triton"))
     notes = [f"Convolutions that run with their ReLU as one launch of cuDNN: {fused}."] if fused else []
     if in_triton:
-        notes.append(f"Convolutions that run with what follows as one launch of Triton: {in_triton}.")
+        notes.append(f"Convolutions and norms that run with what follows as one launch of Triton: {in_triton}.")
     return notes + [f"Convolutions whose ReLU runs by itself: {count}, since {why}." for why, count in refused.items()]
 
 

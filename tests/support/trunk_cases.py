@@ -69,7 +69,9 @@ def made(backbone, taps, x, kind="cudnn"):
 
 
 def convolutions(trunk) -> list[FusedConvolution]:
-    return [module for module in trunk.module.modules() if isinstance(module, FusedConvolution)]
+    """Those of the trunk that a backbone has as convolutions."""
+    found = [module for module in trunk.module.modules() if isinstance(module, FusedConvolution)]
+    return [module for module in found if not module.scales]
 
 
 def called(module: torch.fx.GraphModule) -> Counter:

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from auxhead.kernels import runs_triton
 from auxhead.model.trunk import fused_convolution, timed_convolutions
 from auxhead.model.trunk.fused_convolution import FusedConvolution
-from support.trunk_cases import assert_same, convolutions, made, with_odd_norms
+from support.trunk_cases import assert_same, convolutions, made, trunk_outputs, with_odd_norms
 from torch import Tensor, nn
 
 
@@ -36,7 +36,7 @@ def test_what_follows_a_depthwise_convolution_is_fused() -> None:
         ("silu", True), ("hardswish", True), ("relu6", True), ("relu", True), ("", True), ("silu", False),
         ("silu", False), ("", True),
     ]  # fmt: skip
-    assert "Convolutions that run with what follows as one launch of Triton: 6." in trunk.notes
+    assert "Convolutions and norms that run with what follows as one launch of Triton: 7." in trunk.notes
     for _ in range(2):
         assert_same(trunk, backbone, [], x)
         with torch.no_grad():
@@ -130,6 +130,63 @@ def test_a_kind_of_convolution_is_timed_once_and_none_where_it_is_to_be_determin
         monkeypatch.setattr(fused_convolution, "MOST_UNTIMED_PRODUCTS", most)
         trunk = made(backbone, [], x)
         assert sum(conv.in_triton for conv in convolutions(trunk)) == expected and len(timed) == 6
+
+
+class Norms(nn.Module):
+    """Batch norms before activations, as in DenseNets: no convolution can take them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Sequential(nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 16, 1))
+        self.second = nn.Sequential(nn.BatchNorm2d(24, affine=False, eps=0.1), nn.SiLU())
+        self.fc = nn.Linear(24, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(self.second(torch.cat([x, self.first(x)], 1)).mean((2, 3)))
+
+
+def norms(trunk) -> list[FusedConvolution]:
+    return [each for each in trunk.module.modules() if isinstance(each, FusedConvolution) and each.scales]
+
+
+@TRITON
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+def test_a_norm_before_an_activation_is_one_launch_with_it(device, monkeypatch, dtype) -> None:
+    sooner(monkeypatch, True)
+    torch.manual_seed(0)
+    backbone = with_odd_norms(Norms()).to(device, dtype)
+    x = torch.randn(2, 8, 7, 7, device=device, dtype=dtype)
+    before = torch.get_rng_state()
+    trunk = made(backbone, [], x)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert [(each.following, each.in_triton) for each in norms(trunk)] == [("relu", True), ("silu", True)]
+    for _ in range(2):
+        assert_same(trunk, backbone, [], x)
+        with torch.no_grad():
+            backbone.first[0].weight.mul_(2.0)
+            backbone.second[0].running_var.mul_(2.0)
+        trunk.refresh()
+    assert_same(trunk, backbone, [], torch.randn(5, 8, 9, 9, device=device, dtype=dtype))
+
+
+@TRITON
+def test_a_norm_that_triton_does_not_take_is_itself(device, monkeypatch) -> None:
+    backbone, x = with_odd_norms(Norms()).to(device), torch.randn(2, 8, 7, 7, device=device)
+    with monkeypatch.context() as patch:
+        patch.setattr("auxhead.model.trunk.graph_passes.runs_triton", lambda _: False)
+        assert not norms(made(backbone, [], x))
+    monkeypatch.setattr("auxhead.kernels.convolution.MOST_PRODUCTS", 10)
+    trunk = made(backbone, [], x)
+    assert norms(trunk) and not any(each.in_triton for each in norms(trunk))
+    assert_same(trunk, backbone, [], x)
+
+
+def test_a_norm_of_another_dtype_is_itself(device) -> None:
+    backbone = nn.Sequential(nn.BatchNorm2d(4).float(), nn.ReLU(), nn.Flatten(), nn.Linear(36, 3).half())
+    backbone, x = with_odd_norms(backbone).to(device), torch.randn(2, 4, 3, 3, device=device, dtype=torch.float16)
+    trunk = made(backbone, [], x)
+    assert not any(each.in_triton for each in norms(trunk))
+    torch.testing.assert_close(trunk_outputs(trunk, [], x)[-1], backbone(x), atol=0.01, rtol=0.01)
 
 
 @TRITON
