@@ -1,4 +1,4 @@
-"""Which convolution is the fastest is timed on the device, by cuDNN among its own, and here against Triton's."""
+"""Times of convolutions on the device: those by which cuDNN chooses among its own, and of one call against another."""
 
 import time
 from collections.abc import Callable, Iterator
