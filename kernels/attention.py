@@ -31,6 +31,7 @@ def takes_attention(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | No
         and not wants_plain_pytorch()
         and all(each.ndim == 4 and each.device == query.device and not each.is_neg() for each in tensors)
         and all(0 < each.numel() and _reach(each) < 2**31 for each in tensors)
+        and query.numel() < 2**31  # as many as are written
         and query.dtype in (torch.float16, torch.bfloat16)
         and all(each.dtype == query.dtype for each in tensors)
         and key.shape == value.shape

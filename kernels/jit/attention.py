@@ -49,8 +49,12 @@ def attention_kernel(
         mask = (off_q < QUERIES)[:, None] & (off_k < KEYS)[None, :]
         scores += tl.load(pointer, mask=mask, other=0.0).to(tl.float32)
     scores = tl.where((off_k < KEYS)[None, :], scores, float("-inf"))
-    weights = tl.exp(scores - tl.max(scores, 1)[:, None])
+    top = tl.max(scores, 1)
+    top = tl.where(top == float("-inf"), 0.0, top)  # of a query that attends to nothing, whose answer is 0
+    weights = tl.exp(scores - top[:, None])
     acc = tl.zeros((BLOCK_Q, BLOCK_D), tl.float32)
-    acc = dot(weights.to(value.dtype.element_ty), values, acc, "ieee") / tl.sum(weights, 1)[:, None]
+    acc = dot(weights.to(value.dtype.element_ty), values, acc, "ieee")
+    total = tl.sum(weights, 1)
+    acc = acc / tl.where(total == 0.0, 1.0, total)[:, None]
     pointer = out + ((sample * QUERIES + off_q[:, None]) * HEADS + head) * DIM + off_d[None, :]
     tl.store(pointer, acc.to(out.dtype.element_ty), mask=mask_q)

@@ -24,7 +24,7 @@ from .graph_passes import (
     replace_norms,
     take_off_classifier,
 )
-from .layer_graph import LayerGraph, constants_of, runs_on_one_tensor, trace
+from .layer_graph import LayerGraph, constants_of, is_known, runs_on_one_tensor, runs_users_code, trace
 from .pieces import pieces_of
 from .self_attention import replace_attentions, replace_self_attentions, replace_window_attentions
 
@@ -82,7 +82,15 @@ class BackboneRewriter:
             return "the forward of the backbone could not be traced"
         if self._changed is not None:
             return f"{self._changed} may change in place what others read"
-        steps = plan_branches(module.graph, self._taps.values())
+        users = {
+            node
+            for node in module.graph.nodes
+            if (node.op == "call_function" and not is_known(node.target))
+            or (
+                node.op == "call_module" and any(map(runs_users_code, module.get_submodule(str(node.target)).modules()))
+            )
+        }
+        steps = plan_branches(module.graph, self._taps.values(), users)
         return steps if has_branches(steps) else "no layers run beside each other"
 
     def compile(self) -> None:

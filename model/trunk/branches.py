@@ -35,13 +35,15 @@ class Step(NamedTuple):
     """On lane 0: behind all that ran on any lane before it, so that all other lanes begin anew behind it."""
 
 
-def plan_branches(graph: fx.Graph, taps: Collection[str]) -> list[Step]:
+def plan_branches(graph: fx.Graph, taps: Collection[str], users: Collection[Node] = ()) -> list[Step]:
     """Plan nodes for lanes: one goes on where an input was made last, or else begins on a lane that nobody needs.
 
-    Modules that are, or hold, ``taps`` join all lanes: what listens there takes all that ran before it to be done.
+    Modules that are, or hold, ``taps`` join all lanes: what listens there takes all that ran before it to be done. So
+    does what runs code of the ``users``: it may read what another one has left.
     """
     steps: list[Step] = []
-    nodes = _by_depth(graph, taps)
+    joining = {node for node in graph.nodes if node in users or holds_tap(node, taps)}
+    nodes = _by_depth(graph, joining)
     index = {node: number for number, node in enumerate(nodes)}
     lane_of: dict[Node, int] = {}
     last = [-1] * (MOST_BESIDE + 1)  # step of each lane
@@ -50,15 +52,15 @@ def plan_branches(graph: fx.Graph, taps: Collection[str]) -> list[Step]:
     joined = -1
     for number, node in enumerate(nodes):
         inputs = [each for each in node.all_input_nodes if each.op != "get_attr"]
-        is_tap = holds_tap(node, taps)
-        if is_tap or node.op in ("placeholder", "get_attr", "output"):
+        all_join = node in joining
+        if all_join or node.op in ("placeholder", "get_attr", "output"):
             lane = 0
         else:
             lane = _lane_for(node, inputs, lane_of, newest, number, index)
         waits: set[int] = set()
         for other in range(len(last)):
             needed = max((index[each] for each in inputs if lane_of[each] == other), default=-1)
-            if is_tap or node.op == "output":
+            if all_join or node.op == "output":
                 needed = last[other]
             if other != lane and needed > max(seen[lane][other], joined):
                 waits.add(needed)
@@ -71,7 +73,7 @@ def plan_branches(graph: fx.Graph, taps: Collection[str]) -> list[Step]:
             is_view = node.target in _VIEWS and inputs and inputs[0] in newest[lane]
             newest[lane] = {*newest[lane], node} if is_view else {node}
         behind_all = all(last[other] <= max(seen[0][other], joined) for other in range(1, len(last)))
-        joins = lane == 0 and behind_all and (is_tap or any(each > joined for each in last[1:]))
+        joins = lane == 0 and behind_all and (all_join or any(each > joined for each in last[1:]))
         if joins:
             joined = number
         steps.append(Step(node, lane, tuple(sorted(waits)), joins))
@@ -83,17 +85,17 @@ def holds_tap(node: Node, taps: Collection[str]) -> bool:
     return node.op == "call_module" and any(f"{tap}.".startswith(f"{node.target}.") for tap in taps)
 
 
-def _by_depth(graph: fx.Graph, taps: Collection[str]) -> list[Node]:
-    """Return nodes in the order of what they are behind, taps in their own.
+def _by_depth(graph: fx.Graph, joining: Collection[Node]) -> list[Node]:
+    """Return nodes in the order of what they are behind, those that join lanes in their own.
 
     In that of the graph one branch comes behind another as a whole, and so behind all taps of that, which join lanes.
     """
     depth: dict[Node, int] = {}
-    of_tap = 0
+    of_last = 0
     for node in graph.nodes:
         its = max((depth[each] for each in node.all_input_nodes), default=0) + (node.target not in _VIEWS)
-        if holds_tap(node, taps):
-            its = of_tap = max(its, of_tap + 1)
+        if node in joining:
+            its = of_last = max(its, of_last + 1)
         depth[node] = len(graph.nodes) + its if node.op == "output" else its
     return sorted(graph.nodes, key=depth.__getitem__)
 

@@ -133,7 +133,8 @@ class FusedConvolution(nn.Module):
         weight, bias = self._exact()
         for given in (giver._exact()[1] for giver in self._bias_giver):
             if given is not None:
-                bias = given if bias is None else bias.to(torch.promote_types(bias.dtype, torch.float32)) + given
+                wide = None if bias is None else bias.to(torch.promote_types(bias.dtype, torch.float32))
+                bias = given.clone() if wide is None else wide + given
         return (
             weight.to(dtype).contiguous(memory_format=torch.channels_last),
             None if bias is None else bias.to(dtype),
@@ -190,7 +191,11 @@ class FusedConvolution(nn.Module):
             return False
         compiled, call = found
         other = self.forward(x, z)  # not __call__: this may be running in a hook of it
-        if _off_by(call(), other) is not None:
+        try:
+            error = _off_by(call(), other)
+        except Exception:  # of a compiler, for a GPU that it knows less well
+            return False
+        if error is not None:
             return False
         if self.is_depthwise:
             return True
@@ -210,7 +215,8 @@ class FusedConvolution(nn.Module):
 
     def _is_for_compiler(self, x: Tensor) -> bool:
         one_position = (*x.shape[2:], *self.weight.shape[2:]) == (1, 1, 1, 1)
-        return self.compiled and one_position and self.groups == 1 and self.padding in ((0, 0), "same", "valid")
+        is_product = one_position and self.groups == 1 and self.padding in ((0, 0), "same", "valid")
+        return self.compiled and is_product and not torch.is_autocast_enabled(x.device.type)
 
     def _sizes(self) -> tuple[Any, Any, Any]:
         return self.stride, self.padding, self.dilation
@@ -259,10 +265,13 @@ class FusedConvolution(nn.Module):
         padded = self.padded is not None and x.shape[1] == PADDED_CHANNELS
         weight: Any = self.padded if padded else self.weight
         if self.in_triton and not padded:
-            weight = weight if self.windows is None else self.windows
-            if self.compiled:
-                return fused_conv2d_operator(x, weight, bias, *map(list, others[1:4]), self.groups, self.following, z)
-            return fused_conv2d(x, weight, bias, others[1:4], self.groups, self.following, z)
+            in_order = weight if self.windows is None else self.windows
+            # or goes on: of what lies otherwise than what it has chosen for, only that knows how z is added
+            if takes_convolution(x, in_order, bias, others[1:4], self.groups, z):
+                if self.compiled:
+                    sizes = map(list, others[1:4])
+                    return fused_conv2d_operator(x, in_order, bias, *sizes, self.groups, self.following, z)
+                return fused_conv2d(x, in_order, bias, others[1:4], self.groups, self.following, z)
         if self.fused and (z is None or len(z) == len(x)):  # of another batch than it has chosen for it may not be
             if self.compiled:
                 return _fused_operator(x, weight, z, bias, *map(list, others[1:4]), self.groups)
@@ -283,8 +292,10 @@ class FusedConvolution(nn.Module):
 
 
 def _pair(given: Any) -> Any:
-    """Return a number twice, and numbers in a tuple; a text as it is."""
-    return given if isinstance(given, str) else tuple(given) if isinstance(given, Sequence) else (given, given)
+    """Return a number twice, and numbers in a tuple, of whatever type; a text as it is."""
+    if isinstance(given, str):
+        return given
+    return tuple(map(int, given)) if isinstance(given, Sequence) else (int(given), int(given))
 
 
 def scaling_by(norm: nn.BatchNorm2d) -> FusedConvolution:

@@ -7,7 +7,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import fx, nn
+from torch._ops import OpOverload, OpOverloadPacket
 from torch.fx import Node
+from torch.utils._pytree import tree_leaves
 
 from ...kernels import max_pool2d, runs_triton
 from ..heads.fused_aux_head import FusedAuxHead
@@ -268,15 +270,34 @@ def _changes(layers: LayerGraph, node: Node) -> Sequence[Any]:
         return ()
     if "out" in node.kwargs or (node.op == "call_function" and not is_known(node.target)):
         return node.all_input_nodes
-    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "").partition(".")[0]
+    if isinstance(node.target, (OpOverload, OpOverloadPacket)):
+        return _written_by_operator(node)
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
     return first if node.kwargs.get("inplace") or _names_in_place(name) else ()
 
 
+def _written_by_operator(node: Node) -> list[Any]:
+    """Return what an operator writes to, by its schema: of several of one name what any of them does."""
+    target: Any = node.target
+    overloads = [target] if isinstance(target, OpOverload) else [getattr(target, name) for name in target.overloads()]
+    written = []
+    for overload in overloads:
+        for place, argument in enumerate(overload._schema.arguments):
+            if argument.alias_info is not None and argument.alias_info.is_write:
+                given = node.args[place] if place < len(node.args) else node.kwargs.get(argument.name)
+                written += [each for each in tree_leaves(given) if isinstance(each, Node)]
+    return written
+
+
 #: What shares its input's memory, or copies it where it lies otherwise; and what shares it in any layout.
-_MAY_COPY = {"contiguous", "flatten", "ravel", "reshape", "reshape_as", "to"}
+_MAY_COPY = {
+    "bfloat16", "contiguous", "double", "flatten", "float", "half", "ravel", "reshape", "reshape_as", "to", "type",
+    "type_as",
+}  # fmt: skip
 _SHARES = {
-    "chunk", "data", "detach", "expand", "getitem", "mT", "movedim", "narrow", "permute", "select", "split", "squeeze",
-    "swapaxes", "T", "tensor_split", "transpose", "unbind", "unflatten", "unsqueeze", "view", "view_as",
+    "broadcast_to", "chunk", "data", "detach", "diagonal", "dsplit", "expand", "expand_as", "getitem", "hsplit", "mT",
+    "moveaxis", "movedim", "narrow", "permute", "positive", "select", "split", "squeeze", "swapaxes", "swapdims", "T",
+    "tensor_split", "transpose", "unbind", "unflatten", "unfold", "unsqueeze", "view", "view_as", "vsplit",
 }  # fmt: skip
 
 
@@ -321,7 +342,7 @@ def _operation(layers: LayerGraph, node: Node) -> str:
     if node.op == "call_module":
         return "flatten" if type(layers.layer(node)) is nn.Flatten else ""
     name = node.args[1] if node.target is getattr else node.target
-    return name if isinstance(name, str) else getattr(name, "__name__", "")
+    return name if isinstance(name, str) else getattr(name, "__name__", "").partition(".")[0]
 
 
 def _reads_sizes(node: Node) -> bool:

@@ -1,7 +1,7 @@
 """``Trunk`` and ``make_trunk``: the ways to run a backbone under its heads, from as it is to compiled."""
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from operator import attrgetter
@@ -278,13 +278,19 @@ def _choose(module: nn.Module, x: Tensor) -> list[str]:
     convolutions = _fused(module)
     if x.device.type == "cuda":
         _run_with(note, module, convolutions, x)
-        each_once([*to_compile.values()], torch.cuda.current_stream(x.device))
+        tried = [partial(_try, call) for call in to_compile.values()]
+        each_once(tried, torch.cuda.current_stream(x.device))
     _run_with(choose, module, convolutions, x)
     fused, in_triton = (sum(map(attrgetter(name), convolutions)) for name in ("fused", "in_triton"))
     notes = [f"Convolutions that run with their ReLU as one launch of cuDNN: {fused}."] if fused else []
     if in_triton:
         notes.append(f"Convolutions and norms that run with what follows as one launch of Triton: {in_triton}.")
     return notes + [f"Convolutions whose ReLU runs by itself: {count}, since {why}." for why, count in refused.items()]
+
+
+def _try(call: Callable[[], object]) -> None:
+    with suppress(Exception):  # of a compiler: who chooses sees it
+        call()
 
 
 def _run_with(

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from auxhead.kernels import attend
+from auxhead.kernels import attend, runs_triton
 from auxhead.kernels.attention import _attention_operator, takes_attention
 from hypothesis import given
 from hypothesis import strategies as st
@@ -122,3 +122,18 @@ def test_all_others_are_pytorchs(device, launches, odd) -> None:
     else:
         torch.testing.assert_close(attend(query, key, value, bias), in_pytorch(query, key, value, bias))
     assert not launches
+
+
+def test_a_query_that_attends_to_nothing_is_answered_by_zeros(device) -> None:
+    query, key, value, bias = inputs((2, 2, 8, 8, 16, 1, False), torch.float16, device)
+    bias[:, :, 1] = float("-inf")
+    bias[:, :, 2, :4] = float("-inf")
+    found = attend(query, key, value, bias)
+    assert takes_attention(query, key, value, bias) == runs_triton(query) and not found[:, :, 1].any()
+    assert_exact(found, query, key, value, bias)
+
+
+def test_an_answer_of_too_many_numbers_is_pytorchs(device) -> None:
+    query, key = (torch.zeros(1, 1, 1, 64, device=device).half().expand(2**15, 1, n, 64) for n in (2**10 + 1, 8))
+    assert takes_attention(query[:4], key[:4], key[:4]) == runs_triton(query)
+    assert not takes_attention(query, key, key)

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+import torch.nn.functional as F
 from auxhead.kernels.cuda.lifetimes import MemoryPool
 from auxhead.model import EarlyExitNetwork, FusedAuxHead, Trunk, make_runner, make_trunk
 from auxhead.model.listening.taps import listening
@@ -97,6 +98,38 @@ def test_taps_of_one_branch_do_not_hold_up_another() -> None:
     assert [name for name in names if "tap" in name] == ["tap1", "tap2", "tap3"]
     for layer, tap in (("stack_3", "tap2"), ("stack_4", "tap3")):
         assert names.index(layer) < names.index(tap) and steps[names.index(layer)].lane == 1
+
+
+def test_layers_of_the_users_keep_their_order() -> None:
+    """One may read what another has left."""
+    left = []
+
+    class Leaves(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            if x.sum() < 1e9:  # so that it is not traced
+                left.append(x.mean())
+            return x * 1
+
+    class Reads(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x * left[-1] if x.sum() < 1e9 else x
+
+    class Both(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b, self.c, self.d = (nn.Conv2d(4, 4, 1) for _ in range(4))
+            self.leaves, self.reads, self.fc = Leaves(), Reads(), nn.Linear(4, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.leaves(self.b(F.relu(self.a(x))))
+            return self.fc((y * self.reads(self.c(x)) * self.d(x).sigmoid()).mean((2, 3)))
+
+    backbone, x = Both().eval(), torch.randn(2, 4, 5, 5)
+    trunk = made(backbone, [], x, "branched")
+    names = [step.node.name for step in trunk.branches]
+    steps = {step.node.name: step for step in trunk.branches}
+    assert names.index("leaves") < names.index("reads") and steps["leaves"].lane == steps["reads"].lane == 0
+    assert steps["leaves"].joins and steps["reads"].joins
 
 
 def test_layers_that_hold_taps_keep_their_order() -> None:

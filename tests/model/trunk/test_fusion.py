@@ -356,6 +356,54 @@ UNUSUAL = [
 ]
 
 
+@torch.library.custom_op("auxhead_tests::clip_and_copy", mutates_args={"x"})
+def clip_and_copy(x: Tensor, y: Tensor) -> Tensor:
+    x.clamp_(min=0)
+    return y.clone()
+
+
+#: What changes the convolution's input behind it, but for inputs that are positive, or before it in one layout alone.
+CHANGES = {
+    "an operator that writes": lambda y: torch.ops.auxhead_tests.clip_and_copy(y, y * 2),
+    "aten's relu_": torch.ops.aten.relu_.default,
+    "reshape of aten": lambda y: torch.ops.aten.reshape.default(y, [2, -1]).relu_(),
+    "swapdims": lambda y: y.flatten(1).swapdims(0, 1).relu_(),
+    "expand_as": lambda y: y.flatten(1).expand_as(y.flatten(1)).relu_(),
+    "hsplit": lambda y: F.relu(y.flatten(1).hsplit(2)[0], inplace=True),
+    "float": lambda y: y.float(memory_format=torch.contiguous_format).relu_(),
+}
+
+
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_what_is_changed_in_place_is_not_passed(change, first) -> None:
+    def join(net, x):
+        y = x * 1.0
+        if first:
+            change(y)
+            return net.a(y)
+        z = net.a(y)
+        return F.relu(z + change(y).mean())
+
+    backbone = with_odd_norms(Net(join))
+    trunk = make_trunk(backbone, [], torch.rand(2, 4, 6, 6), "cudnn")
+    x = torch.randn(2, 4, 6, 6)
+    found = trunk.module(x.contiguous(memory_format=trunk.memory_format))
+    found = found if trunk.classifier is None else trunk.classifier.logits(found)
+    torch.testing.assert_close(found, backbone(x))
+
+
+def test_refresh_writes_to_no_bias_of_the_users() -> None:
+    """A convolution without one adds that of its summand, which may be another layer's as well."""
+    backbone = with_odd_norms(Net(lambda net, x: net.norm_a(F.relu(net.b(x) + net.a(x)) * 1.0)))
+    backbone.norm_a.bias = backbone.a.bias
+    trunk = made(backbone, [], torch.randn(2, 4, 6, 6))
+    before = backbone.norm_a.bias.clone()
+    backbone.a.bias = nn.Parameter(torch.full((4,), 7.0))
+    trunk.refresh()
+    assert torch.equal(backbone.norm_a.bias, before)
+
+
 @pytest.mark.parametrize("join, layers", UNUSUAL, ids=range(len(UNUSUAL)))
 def test_unusual_sums_and_activations_are_what_they_are(join, layers) -> None:
     backbone = with_odd_norms(Net(join, **layers))

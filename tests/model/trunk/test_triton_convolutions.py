@@ -2,6 +2,7 @@
 
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -187,6 +188,63 @@ def test_a_norm_of_another_dtype_is_itself(device) -> None:
     trunk = made(backbone, [], x)
     assert not any(each.in_triton for each in norms(trunk))
     torch.testing.assert_close(trunk_outputs(trunk, [], x)[-1], backbone(x), atol=0.01, rtol=0.01)
+
+
+@TRITON
+@pytest.mark.parametrize("numbers", [np.int64(1), [1, 1], 1], ids=str)
+def test_sizes_may_be_numbers_of_any_type(device, numbers) -> None:
+    backbone = nn.Sequential(nn.Conv2d(8, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 3))
+    backbone[0].padding = backbone[0].stride = numbers
+    backbone = backbone.to(device, torch.float16).to(memory_format=torch.channels_last).eval()
+    x = torch.randn(2, 8, 6, 6, device=device, dtype=torch.float16)
+    assert_same(made(backbone, [], x), backbone, [], x)
+
+
+@TRITON
+def test_where_triton_fails_others_convolve(device, monkeypatch) -> None:
+    def fails(*_given):
+        raise RuntimeError("out of resource: shared memory")
+
+    monkeypatch.setattr(fused_convolution, "fused_conv2d", fails)
+    backbone, x = halves(device)
+    trunk = made(backbone, [], x)
+    assert not any(conv.in_triton for conv in convolutions(trunk))
+    assert_same(trunk, backbone, [], x)
+
+
+@TRITON
+@torch.no_grad()
+def test_what_triton_does_not_take_later_is_summed_as_it_was(device, monkeypatch) -> None:
+    """In place, and so in the first summand's dtype, under autocast; and behind the other in its memory."""
+    sooner(monkeypatch, True)
+
+    class Sums(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Conv2d(8, 8, 3, padding=1), nn.Conv2d(8, 8, 3, padding=1)
+            self.one, self.two, self.fc = nn.Identity(), nn.Identity(), nn.Linear(8, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.fc(self.two(x + self.b(self.one(self.a(x).add_(x)))).mean((2, 3)))
+
+    backbone = Sums().eval().to(device, torch.float16).to(memory_format=torch.channels_last)
+    x = torch.randn(2, 8, 6, 6, device=device, dtype=torch.float16).to(memory_format=torch.channels_last)
+    trunk = made(backbone, ["one", "two"], x)
+    assert all(conv.in_triton for conv in convolutions(trunk))
+    for given, autocast in ((x, True), (x.contiguous(), False)):
+        with torch.autocast(device.type, torch.bfloat16, enabled=autocast):
+            assert seen_at(backbone, given) == seen_at(trunk.module, given)
+
+
+def seen_at(module: nn.Module, x: Tensor) -> list[tuple[torch.dtype, tuple[int, ...]]]:
+    """Dtype and strides of what two taps return."""
+    seen: list[Tensor] = []
+    taps = [module.get_submodule(tap) for tap in ("one", "two")]
+    hooks = [tap.register_forward_hook(lambda _m, _i, y: seen.append(y)) for tap in taps]
+    module(x.clone(memory_format=torch.preserve_format))
+    for hook in hooks:
+        hook.remove()
+    return [(y.dtype, y.stride()) for y in seen]
 
 
 @TRITON
