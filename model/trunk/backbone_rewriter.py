@@ -18,7 +18,7 @@ from .graph_passes import (
     changed_in_some_layouts,
     drop_no_ops,
     fuse_what_follows,
-    pad_first_convolution,
+    pad_first_convolutions,
     replace_convolutions,
     replace_max_pools,
     replace_norms,
@@ -53,8 +53,8 @@ class BackboneRewriter:
         self._parts: list[tuple[fx.GraphModule, str]] = []
         self._untraced: list[nn.Module] = []
         self._classifier: FusedAuxHead | None = None
-        self.stem: FusedConvolution | None = None
-        """The convolution that reads an input of more channels than the backbone has, if there is one."""
+        self.stems: list[FusedConvolution] = []
+        """The convolutions that read an input of more channels than the backbone has, if there are some."""
         self.constants: list[Tensor] = []
         """What forwards made while they were traced: made once, it would hold what all calls have written to it."""
         self._notes: list[str] = []
@@ -171,7 +171,7 @@ class BackboneRewriter:
                 self._counts["batch norm"] += layer.folds_norm and not layer.scales
                 self._counts["sum"] += len(node.args) == 2
         if is_backbone:
-            self.stem = pad_first_convolution(layers)
+            self.stems = pad_first_convolutions(layers)
             classifier = take_off_classifier(layers)
             if isinstance(classifier, str):
                 self._notes.append(f"The classifier stays in the trunk: {classifier}.")

@@ -111,18 +111,21 @@ def _norm(layers: LayerGraph, node: Node | None) -> nn.BatchNorm2d | None:
     return norm if is_norm else None  # type: ignore[return-value]  # which mypy does not see
 
 
-def pad_first_convolution(layers: LayerGraph) -> FusedConvolution | None:
-    """Let the convolution of three channels that alone reads the input, in half precision, read four; returns it."""
+def pad_first_convolutions(layers: LayerGraph) -> list[FusedConvolution]:
+    """Let convolutions of three channels read four, in half precision, if they alone read the input; returns them."""
     placeholder = next(node for node in layers.graph.nodes if node.op == "placeholder")
-    node = only_user(placeholder)
-    conv = layers.layer(node)
-    if not isinstance(conv, FusedConvolution) or node is None or node.args != (placeholder,):
-        return None
-    halves = conv.weight.dtype in (torch.float16, torch.bfloat16)
-    if not halves or conv.groups != 1 or conv.weight.shape[1] != PADDED_CHANNELS - 1:
-        return None
-    conv.pad()
-    return conv
+    found = []
+    for node in placeholder.users:
+        conv = layers.layer(node)
+        if not isinstance(conv, FusedConvolution) or node.args != (placeholder,):
+            return []
+        halves = conv.weight.dtype in (torch.float16, torch.bfloat16)
+        if not halves or conv.groups != 1 or conv.weight.shape[1] != PADDED_CHANNELS - 1:
+            return []
+        found.append(conv)
+    for conv in found:
+        conv.pad()
+    return found
 
 
 def _following(layers: LayerGraph, node: Node) -> str | None:

@@ -232,10 +232,10 @@ def _rewritten(backbone: nn.Module, taps: Sequence[str], example_input: Tensor, 
     with Unwritten(rewriter.constants, why) if rewriter.constants else nullcontext():
         notes += _choose(module, x)
     trunk = Trunk(module, classifier, memory_format, tuple(notes))
-    if rewriter.stem is not None:
+    if rewriter.stems:
         padded = replace(trunk, channels=PADDED_CHANNELS)
         wide = padded.memory_for(x)
-        if _is_as_fused(rewriter.stem, wide) and _is_no_slower(rewriter.stem, wide, x):
+        if all(_is_as_fused(stem, wide) and _is_no_slower(stem, wide, x) for stem in rewriter.stems):
             note = f"Graphs read batches in {PADDED_CHANNELS} channels, which the first convolution takes sooner."
             trunk = replace(padded, notes=(*trunk.notes, note))
     if copies := _copies(_fused(module)):

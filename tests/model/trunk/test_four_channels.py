@@ -47,6 +47,34 @@ def test_graphs_read_three_channels_of_half_precision_in_four(dtype: torch.dtype
         torch.testing.assert_close(logits(trunk, given), backbone(x), atol=0.02, rtol=0.02)
 
 
+class TwoStreams(nn.Module):
+    """Two convolutions read the input, or one of them what is made of it."""
+
+    def __init__(self, scaled: bool) -> None:
+        super().__init__()
+        self.one, self.two = (nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU()) for _ in range(2))
+        self.fc, self.scaled = nn.Linear(16, 5), scaled
+
+    def forward(self, x: Tensor) -> Tensor:
+        other = x * 2.0 if self.scaled else x
+        return self.fc(torch.cat([self.one(x), self.two(other)], 1).mean((2, 3)))
+
+
+@pytest.mark.parametrize("kind", ["cudnn", "branched"])
+def test_several_first_convolutions_read_four_channels(kind: str) -> None:
+    backbone = TwoStreams(scaled=False).eval().half()
+    x = torch.randn(2, 3, 12, 12, dtype=torch.float16)
+    trunk = make_trunk(backbone, (), x, kind)
+    assert trunk.channels == 4
+    for _ in range(2):
+        for given in (trunk.memory_for(x), x):
+            torch.testing.assert_close(logits(trunk, given), backbone(x), atol=0.02, rtol=0.02)
+        with torch.no_grad():
+            backbone.two[0].weight.mul_(2.0)
+        trunk.refresh()
+    assert make_trunk(TwoStreams(scaled=True).eval().half(), (), x, kind).channels is None
+
+
 @pytest.mark.parametrize(
     "options", [{"dtype": torch.float32}, {"reads_twice": True}, {"channels": 1}, {"channels": 4}], ids=str
 )
