@@ -34,6 +34,14 @@ def test_heads_compile_for_gpus_they_were_not_measured_on(capability, tmp_path):
     assert 0 < max(one["shared"] for one in made.values()) <= 1024 * SHARED_KB[capability]
 
 
+@pytest.mark.parametrize("capability", ["90", *SHARED_KB])
+def test_convolutions_compile_for_gpus_and_their_loads_run_ahead(capability, tmp_path):
+    """A branch in the loop would stop that, and take twice as long."""
+    for one in printed("compile_convolutions.py", tmp_path, capability):
+        assert one["shared"] <= 1024 * SHARED_KB.get(capability, 227)
+        assert one["copies"] >= 2 * one["stages"], "of both operands, in the loop and before it"
+
+
 def test_every_way_to_launch_a_head(tmp_path):
     """Triton may repeat a wait for each layout that its numbers are used in: right, but several times as slow."""
     made = printed("compile_launches.py", tmp_path, "90")
