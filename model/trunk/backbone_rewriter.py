@@ -14,8 +14,6 @@ from .branches import Step, has_branches, holds_tap, plan_branches
 from .compiled_part import OPTIONS, Compiled, CompiledPart, is_all_known
 from .fused_convolution import FusedConvolution
 from .graph_passes import (
-    changed_in_place,
-    changed_in_some_layouts,
     drop_no_ops,
     fuse_what_follows,
     pad_first_convolutions,
@@ -24,6 +22,7 @@ from .graph_passes import (
     replace_norms,
     take_off_classifier,
 )
+from .in_place import changed_in_place, changed_in_some_layouts
 from .layer_graph import LayerGraph, constants_of, is_known, runs_on_one_tensor, runs_users_code, trace
 from .pieces import pieces_of
 from .self_attention import replace_attentions, replace_self_attentions, replace_window_attentions

@@ -1,20 +1,18 @@
 """Rewrites of a traced backbone: convolutions fused, max-pools replaced, no-ops dropped, the classifier taken off."""
 
 import operator
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import fx, nn
-from torch._ops import OpOverload, OpOverloadPacket
+from torch import nn
 from torch.fx import Node
-from torch.utils._pytree import tree_leaves
 
 from ...kernels import max_pool2d, runs_triton
 from ..heads.fused_aux_head import FusedAuxHead
 from .fused_convolution import PADDED_CHANNELS, FusedConvolution, scaling_by
-from .layer_graph import IN_PLACE, LayerGraph, is_known, only_user, runs_users_code, tap_mark
+from .in_place import undisturbed
+from .layer_graph import IN_PLACE, LayerGraph, only_user
 
 RELU_FUNCTIONS = (F.relu, F.relu_, torch.relu, torch.relu_)
 ADD_FUNCTIONS = (operator.add, IN_PLACE["iadd"], torch.add)
@@ -64,7 +62,7 @@ def replace_convolutions(layers: LayerGraph) -> list[str]:
             if norm.training or norm.running_mean is None or norm.running_var is None:
                 why = "is in training mode" if norm.training else "has no running statistics"
                 notes.append(f"The batch norm {user.target!r} is not folded: it {why}.")
-            elif _undisturbed(layers, node, user, {user}):
+            elif undisturbed(layers, node, user, {user}):
                 last = user
         sources: list[Any] = [layers.source(layer) for layer in (conv, norm if last is user else None) if layer]
         name = layers.add(f"{node.target}_fused", FusedConvolution(*sources))
@@ -150,7 +148,7 @@ def _fuse_following(layers: LayerGraph, last: Node, following: str) -> None:
     if conv is None:
         if (conv := _fuse_sum(layers, value, last)) is not None:
             conv.following = following
-    elif _undisturbed(layers, value, last, set()):
+    elif undisturbed(layers, value, last, set()):
         conv.following = following
         layers.replace(last, layers.insert(last, str(value.target), *_nodes(value)), value)
 
@@ -167,7 +165,7 @@ def _fuse_sum(layers: LayerGraph, value: Node, last: Node | None = None) -> Fuse
     for node in operands[:1] if changed_in_place else sorted(operands, key=order.index):
         other = operands[1] if node is operands[0] else operands[0]
         conv = _open_convolution(layers, node)
-        if conv is None or len(node.args) > 1 or not _undisturbed(layers, node, last, {value}):
+        if conv is None or len(node.args) > 1 or not undisturbed(layers, node, last, {value}):
             continue
         summand = _open_convolution(layers, other)
         if summand is not None and len(other.args) == 1 and conv.is_like(summand):
@@ -237,131 +235,6 @@ def _summands(node: Node) -> list[Node] | None:
     return operands if is_sum and len(node.args) == len(operands) == 2 and not node.kwargs else None
 
 
-def _undisturbed(layers: LayerGraph, first: Node, last: Node, passed: set[Node]) -> bool:
-    """Return whether what ``first`` reads is still the same when ``last`` runs, so that it may be computed there.
-
-    Only ``passed`` and what works on its own fresh tensors may come between if it changes something in place.
-    """
-    node = first.next
-    while node is not last:
-        if node.op == "root" or (node not in passed and _changes_others(layers, node)):
-            return False
-        node = node.next
-    return True
-
-
-def changed_in_place(layers: LayerGraph) -> str | None:
-    """Name the first node that may change in place what others may read at the same time, or return None."""
-    return next((node.name for node in layers.graph.nodes if _changes_others(layers, node)), None)
-
-
-def _changes_others(layers: LayerGraph, node: Node) -> bool:
-    """Return whether a node may change in place what it did not get for itself alone."""
-    return any(not _is_fresh(layers, each) for each in _changes(layers, node))
-
-
-def _changes(layers: LayerGraph, node: Node) -> Sequence[Any]:
-    """Return what a node may change in place: all that it reads, if it is the user's, a hook or a forward too."""
-    first = node.args[:1] or node.all_input_nodes
-    if node.op == "call_module":
-        within = [*layers.called(node).modules()]
-        known = all(type(layer).__module__.startswith(("torch.nn.", f"{__package__}.")) for layer in within)
-        if not known or any(map(runs_users_code, within)):
-            return node.all_input_nodes
-        return first if any(getattr(layer, "inplace", False) for layer in within) else ()
-    if node.op not in ("call_function", "call_method") or node.target is tap_mark:
-        return ()
-    if "out" in node.kwargs or (node.op == "call_function" and not is_known(node.target)):
-        return node.all_input_nodes
-    if isinstance(node.target, (OpOverload, OpOverloadPacket)):
-        return _written_by_operator(node)
-    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
-    return first if node.kwargs.get("inplace") or _names_in_place(name) else ()
-
-
-def _written_by_operator(node: Node) -> list[Any]:
-    """Return what an operator writes to, by its schema: of several of one name what any of them does."""
-    target: Any = node.target
-    overloads = [target] if isinstance(target, OpOverload) else [getattr(target, name) for name in target.overloads()]
-    written = []
-    for overload in overloads:
-        for place, argument in enumerate(overload._schema.arguments):
-            if argument.alias_info is not None and argument.alias_info.is_write:
-                given = node.args[place] if place < len(node.args) else node.kwargs.get(argument.name)
-                written += [each for each in tree_leaves(given) if isinstance(each, Node)]
-    return written
-
-
-#: What shares its input's memory, or copies it where it lies otherwise; and what shares it in any layout.
-_MAY_COPY = {
-    "bfloat16", "contiguous", "double", "flatten", "float", "half", "ravel", "reshape", "reshape_as", "to", "type",
-    "type_as",
-}  # fmt: skip
-_SHARES = {
-    "broadcast_to", "chunk", "data", "detach", "diagonal", "dsplit", "expand", "expand_as", "getitem", "hsplit", "mT",
-    "moveaxis", "movedim", "narrow", "permute", "positive", "select", "split", "squeeze", "swapaxes", "swapdims", "T",
-    "tensor_split", "transpose", "unbind", "unflatten", "unfold", "unsqueeze", "view", "view_as", "vsplit",
-}  # fmt: skip
-
-
-def changed_in_some_layouts(layers: LayerGraph) -> str | None:
-    """Name the first node that changes in place what others read only where maps lie in one way, or return None.
-
-    What the user's layers and functions do nobody knows: of them it is not supposed, since few change what they read.
-    """
-    order = {node: at for at, node in enumerate(layers.graph.nodes)}
-
-    def is_read_after(made: Node, change: Node) -> bool:
-        """Return whether a value, or what may share its memory, is read behind a change."""
-        readers = [user for user in made.users if not _reads_sizes(user)]
-        shares = [user for user in readers if _operation(layers, user) in _MAY_COPY | _SHARES]
-        return any(order[user] > order[change] for user in readers) or any(
-            is_read_after(each, change) for each in shares
-        )
-
-    for node in layers.graph.nodes:
-        users = node.op == "call_function" and not is_known(node.target)
-        users |= node.op == "call_module" and not type(layers.called(node)).__module__.startswith("torch.nn.")
-        for changed in () if users else _changes(layers, node):
-            may_copy, passed = False, {node}
-            while isinstance(changed, Node):
-                if may_copy and sum(not _reads_sizes(user) for user in changed.users) > 1:
-                    return str(node.name)
-                passed.add(changed)
-                before = [user for user in changed.users if user not in passed and order[user] < order[node]]
-                beside = [user for user in before if _operation(layers, user) in _MAY_COPY]
-                if any(is_read_after(each, node) for each in beside):
-                    return str(node.name)
-                name = _operation(layers, changed)
-                if name not in _MAY_COPY | _SHARES or not changed.args:
-                    break
-                may_copy |= name in _MAY_COPY
-                changed = changed.args[0]
-    return None
-
-
-def _operation(layers: LayerGraph, node: Node) -> str:
-    """Return what a node computes by the name of the method of tensors that does so; of an attribute its name."""
-    if node.op == "call_module":
-        return "flatten" if type(layers.layer(node)) is nn.Flatten else ""
-    name = node.args[1] if node.target is getattr else node.target
-    return name if isinstance(name, str) else getattr(name, "__name__", "").partition(".")[0]
-
-
-def _reads_sizes(node: Node) -> bool:
-    return node.target in ("size", "dim") or (node.target is getattr and node.args[1] in ("shape", "ndim", "dtype"))
-
-
-def _names_in_place(name: str) -> bool:
-    return (name.endswith("_") and not name.endswith("__")) or name.strip("_") in fx.graph.inplace_methods
-
-
-def _is_fresh(layers: LayerGraph, node: Any) -> bool:
-    """Return whether a node makes a tensor of its own that one other node alone uses."""
-    makes_one = type(layers.layer(node)) in (FusedConvolution, nn.Conv2d, nn.BatchNorm2d, nn.Linear)
-    return only_user(node) is not None and (makes_one or node.target is torch.cat)
-
-
 ADAPTIVE_POOL_FUNCTIONS: dict[Any, type[nn.Module]] = {
     F.adaptive_avg_pool2d: nn.AdaptiveAvgPool2d,
     F.adaptive_max_pool2d: nn.AdaptiveMaxPool2d,
@@ -393,7 +266,7 @@ def take_off_classifier(layers: LayerGraph) -> FusedAuxHead | str:
         tail.append(value)
         parts[:] = [pool, nn.Flatten(), linear]
         value = value.args[0]
-    if not _undisturbed(layers, tail[-1], output, set(tail)):
+    if not undisturbed(layers, tail[-1], output, set(tail)):
         return "what comes behind it may change in place what it reads"
     try:
         head = FusedAuxHead.from_module(nn.Sequential(*parts).eval())
