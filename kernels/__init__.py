@@ -25,7 +25,7 @@ To add a criterion: see model/guides/adding.md; tables hold then, by a line ther
 
 from .attention import attend
 from .compaction import collect, destination, gather_open, moves_rows, new_destinations
-from .convolution import FOLLOWING, compiled_for, fused_conv2d, fused_conv2d_operator, products, takes_convolution
+from .convolution import FOLLOWING, fused_conv2d, fused_conv2d_operator, takes_convolution
 from .exits import Answer, ExitBuffers, ExitHead, ExitLaunch
 from .fused_head import fused_head, runs_triton
 from .launch.check_arguments import check_input, check_pool
@@ -39,9 +39,8 @@ from .reference.merge import Merged, decide_in_order, heads_in_a_row, in_order, 
 __all__ = [
     "ACTIVATIONS", "CRITERIA", "FOLLOWING", "Answer", "ExitBuffers", "ExitHead", "ExitLaunch", "HeadOutput",
     "HiddenLayers", "LaunchConfig", "Merged", "attend", "check_criterion", "check_input", "check_pool",
-    "check_temperature", "check_threshold", "collect", "compiled_for", "decide", "decide_in_order",
-    "destination", "fused_conv2d", "fused_conv2d_operator", "fused_head", "fused_head_reference", "gather_open",
-    "heads_in_a_row", "in_order",
+    "check_temperature", "check_threshold", "collect", "decide", "decide_in_order", "destination", "fused_conv2d",
+    "fused_conv2d_operator", "fused_head", "fused_head_reference", "gather_open", "heads_in_a_row", "in_order",
     "max_pool2d", "merge", "moves_rows", "new_destinations", "number_of", "pooled_features", "runs_triton",
-    "products", "takes_convolution",
+    "takes_convolution",
 ]  # fmt: skip

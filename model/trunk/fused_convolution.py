@@ -10,7 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_weights
 
-from ...kernels import FOLLOWING, compiled_for, fused_conv2d, fused_conv2d_operator, products, takes_convolution
+from ...kernels import FOLLOWING, fused_conv2d, fused_conv2d_operator, takes_convolution
+from ...kernels.convolution import compiled_for, products
 from .timed_convolutions import takes_no_longer, times_nothing
 
 #: A fused convolution has to agree with the plain one this well, relative to the largest output; the trunk as a
@@ -55,7 +56,7 @@ class FusedConvolution(nn.Module):
         self.following = ""
         """The activation behind it, a name of ``FOLLOWING``."""
         self.fused = False
-        """True if it runs as one launch of cuDNN."""
+        """True if it runs as one launch of cuDNN, unless Triton takes it."""
         self.in_triton = False
         """True if it runs as one launch of Triton."""
         self.scales = False

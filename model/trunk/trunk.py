@@ -4,7 +4,6 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from operator import attrgetter
 from typing import Any
 
 import torch
@@ -281,7 +280,8 @@ def _choose(module: nn.Module, x: Tensor) -> list[str]:
         tried = [partial(_try, call) for call in to_compile.values()]
         each_once(tried, torch.cuda.current_stream(x.device))
     _run_with(choose, module, convolutions, x)
-    fused, in_triton = (sum(map(attrgetter(name), convolutions)) for name in ("fused", "in_triton"))
+    in_triton = sum(conv.in_triton for conv in convolutions)
+    fused = sum(conv.fused and not conv.in_triton for conv in convolutions)
     notes = [f"Convolutions that run with their ReLU as one launch of cuDNN: {fused}."] if fused else []
     if in_triton:
         notes.append(f"Convolutions and norms that run with what follows as one launch of Triton: {in_triton}.")

@@ -275,6 +275,20 @@ def test_cudnn_s_operators_get_the_right_arguments(cudnn) -> None:
     assert_same(trunk, backbone, ["layer2.0"], x)
 
 
+def test_a_convolution_in_triton_is_counted_once(cudnn, monkeypatch) -> None:
+    cudnn(convolve_relu, convolve_add_relu)
+    backbone = with_odd_norms(nn.Sequential(nn.Conv2d(8, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(128, 3))).half()
+    x = torch.randn(2, 8, 6, 6, dtype=torch.float16)
+    for sooner, said in (
+        (True, "what follows as one launch of Triton: 1."),
+        (False, "ReLU as one launch of cuDNN: 1."),
+    ):
+        monkeypatch.setattr("auxhead.model.trunk.fused_convolution._is_sooner", {})
+        monkeypatch.setattr("auxhead.model.trunk.fused_convolution.takes_no_longer", lambda *_, which=sooner: which)
+        notes = [note for note in made(backbone, [], x).notes if "as one launch" in note]
+        assert len(notes) == 1 and notes[0].endswith(said)
+
+
 @pytest.mark.parametrize(
     "add_relu, why",
     [(refuses, "cuDNN: CUDNN_STATUS_NOT_SUPPORTED"),
