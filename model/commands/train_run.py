@@ -1,5 +1,6 @@
 """One run of ``auxhead train``: from options to a checkpoint and a table of accuracies."""
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -232,14 +233,14 @@ _BETWEEN_LOOKS = 0.5
 
 def show_steps(advance: Callable[[int, str], None], epochs: int, images_an_epoch: int) -> Callable[[Step], None]:
     """Return an ``on_step`` for :func:`train` that counts images as done; of a resumed training those before, too."""
-    remark, looked, begun = "", 0.0, False
+    loss, looked, begun = 0.0, -math.inf, False
 
     def on_step(step: Step) -> None:
-        nonlocal remark, looked, begun
+        nonlocal loss, looked, begun
         if time.monotonic() > looked + _BETWEEN_LOOKS:
-            remark, looked = f"epoch {step.epoch + 1} of {epochs}, loss {step.loss.item():.2f}", time.monotonic()
+            loss, looked = step.loss.item(), time.monotonic()
         before = 0 if begun else step.epoch * images_an_epoch
         begun = True
-        advance(before + step.images, remark)
+        advance(before + step.images, f"epoch {step.epoch + 1} of {epochs}, loss {loss:.2f}")
 
     return on_step

@@ -8,9 +8,10 @@ import torch
 import torchvision
 from auxhead.model import accuracy_of_exits, load_checkpoint
 from auxhead.model.commands.processes import process_group
+from auxhead.model.commands.train_run import show_steps
 from auxhead.model.training.batches import PixelBatches
 from auxhead.model.training.data_sets import load_folder, read_splits
-from auxhead.model.training.train import _TrainingLoop
+from auxhead.model.training.train import Step, _TrainingLoop
 from support.command_line import assert_one_line_error, auxhead
 from support.pictures import write_image_folder
 from support.trainable import Blocks, assert_equal_bits, tensors
@@ -110,6 +111,24 @@ def test_a_stopped_command_goes_on(module, tmp_path, monkeypatch):
     assert "training, all epochs: 2,048 of 2,048 images, epoch 2 of 2" in result.output
     states = [load_checkpoint(name, Blocks()).network for name in ("whole", "out")]
     assert_equal_bits(*(tensors(network) for network in states))
+
+
+def test_progress_names_the_epoch_of_each_step_and_reads_a_loss_now_and_then(monkeypatch) -> None:
+    monkeypatch.setattr("auxhead.model.commands.train_run._BETWEEN_LOOKS", 3600.0)
+
+    class Loss:
+        reads = 0
+
+        def item(self) -> float:
+            Loss.reads += 1
+            return 1.25
+
+    told: list[tuple[int, str]] = []
+    on_step = show_steps(lambda images, remark: told.append((images, remark)), 3, 4)
+    for epoch in (1, 1, 2, 2):  # the first was before, in a training that this resumes
+        on_step(Step(epoch, 2, Loss()))
+    assert [images for images, _ in told] == [6, 2, 2, 2] and Loss.reads == 1
+    assert [remark for _, remark in told] == [f"epoch {epoch} of 3, loss 1.25" for epoch in (2, 2, 3, 3)]
 
 
 def test_a_loss_that_is_no_number_leaves_the_best_epoch_as_the_checkpoint(module, monkeypatch):
