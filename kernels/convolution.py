@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from .early_start import early_start
 from .fused_head import runs_triton, wants_plain_pytorch
 from .launch.launch_config import next_power_of_2
 from .max_pool import BLOCK_ELEMENTS, LARGEST_WINDOW, MOST_POSITIONS
@@ -164,12 +165,13 @@ def fused_conv2d(
         if _is_depthwise(weight, groups):
             kernel.depthwise_kernel[(blocks * -(-channels // constants["BLOCK_C"]),)](
                 x, weight.permute(2, 3, 1, 0).contiguous(), bias, out, positions, channels, *how, **constants,
-                num_warps=_WARPS,
+                num_warps=_WARPS, **early_start(x),
             )  # fmt: skip
         else:
             kernel.convolution_kernel[(blocks * -(-outputs // constants["BLOCK_O"]),)](
-                x, weight, bias, addend, out, positions, channels, outputs, *how, **constants, num_warps=_WARPS
-            )
+                x, weight, bias, addend, out, positions, channels, outputs, *how, **constants, num_warps=_WARPS,
+                **early_start(x),
+            )  # fmt: skip
     return out
 
 

@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 
 from ..reference import convolution
+from .early_start import await_launch_before
 from .hand_over import dot
 from .hidden_layers import HARDSWISH, activated, rectified
 
@@ -49,6 +50,7 @@ def depthwise_kernel(
     POSITIONS, C, H, W, OUT_H, OUT_W,
     WINDOW_H: tl.constexpr, WINDOW_W: tl.constexpr, STRIDE_H, STRIDE_W, PADDING_H, PADDING_W, DILATION_H, DILATION_W,
     FOLLOWING: tl.constexpr, VECTOR: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
+    EARLY_START: tl.constexpr,
 ):  # fmt: skip
     """Convolve a block of positions by a block of channels, in float32; the launcher has sized everything."""
     C = C // VECTOR * VECTOR  # which it is: so many channels can be read at once
@@ -64,6 +66,7 @@ def depthwise_kernel(
     row = off_p // OUT_W // OUT_H * H  # of the sample's first line among the lines of all samples
     start = x + (((row + start_h) * W + start_w) * C)[:, None] + off_c[None, :]
     acc = tl.zeros((BLOCK_P, BLOCK_C), tl.float32)
+    await_launch_before(EARLY_START)
     for a in tl.static_range(WINDOW_H):
         off_h = start_h + a * DILATION_H
         mask_h = mask_p & (off_h >= 0) & (off_h < H)
@@ -97,6 +100,7 @@ def convolution_kernel(
     WINDOW_H, WINDOW_W, STRIDE_H, STRIDE_W, PADDING_H, PADDING_W, DILATION_H, DILATION_W,
     FOLLOWING: tl.constexpr, VECTOR: tl.constexpr, IS_PRODUCT: tl.constexpr, STAGES: tl.constexpr,
     BLOCK_P: tl.constexpr, BLOCK_O: tl.constexpr, BLOCK_C: tl.constexpr, SLICES: tl.constexpr,
+    EARLY_START: tl.constexpr,
 ):  # fmt: skip
     """Convolve a block of positions to a block of channels; IS_PRODUCT: every position is its own window."""
     C = C // VECTOR * VECTOR
@@ -108,6 +112,7 @@ def convolution_kernel(
     off_o = pid_o * BLOCK_O + tl.arange(0, BLOCK_O)
     mask_out = (off_p < POSITIONS)[:, None] & (off_o < OUTPUTS)[None, :]
     pointer_out = off_p[:, None] * OUTPUTS + off_o[None, :]
+    await_launch_before(EARLY_START)
     # What is added is there when the sums are.
     if bias is not None:
         constant = tl.load(bias + off_o, mask=off_o < OUTPUTS, other=0.0)

@@ -35,11 +35,14 @@ def test_heads_compile_for_gpus_they_were_not_measured_on(capability, tmp_path):
 
 
 @pytest.mark.parametrize("capability", ["90", *SHARED_KB])
-def test_convolutions_compile_for_gpus_and_their_loads_run_ahead(capability, tmp_path):
-    """A branch in the loop would stop that, and take twice as long."""
-    for one in printed("compile_convolutions.py", tmp_path, capability):
+def test_convolutions_and_pools_compile_for_gpus(capability, tmp_path):
+    """A branch in their loop would stop loads from running ahead, and take twice as long."""
+    made = printed("compile_convolutions.py", tmp_path, capability)
+    assert {one["kernel"] for one in made} == {"convolution_kernel", "depthwise_kernel", "max_pool_kernel"}
+    for one in made:
         assert one["shared"] <= 1024 * SHARED_KB.get(capability, 227)
-        assert one["copies"] >= 2 * one["stages"], "of both operands, in the loop and before it"
+        assert one["copies"] >= 2 * one.get("stages", 0), "of both operands, in the loop and before it"
+        assert one["before the wait"] == (None if capability == "80" else 0), "what is read is not there yet"
 
 
 def test_every_way_to_launch_a_head(tmp_path):

@@ -1,4 +1,4 @@
-"""Script: compiles convolutions with programs of each size for the compute capability given, and prints facts as JSON.
+"""Script: compiles convolutions and max-pools for the compute capability given, and prints facts as JSON.
 
 A process of its own, since the tests' has Triton's interpreter in the kernels' place.
 """
@@ -6,16 +6,25 @@ A process of its own, since the tests' has Triton's interpreter in the kernels' 
 import json
 import re
 import sys
+from typing import Any
 
 import torch
 from auxhead.autotune.measuring.compile_only import compile_only
-from auxhead.kernels import convolution, fused_conv2d
+from auxhead.kernels import convolution, fused_conv2d, max_pool
+from support.machine_code import disassembled
+
+#: Instructions that read and write memory of the device.
+ACCESS = re.compile(r"\b(LDG|LDGSTS|STG|RED|ATOMG|LD|ST)\b")
 
 
 def main() -> None:
-    """By block and window: bytes of shared memory, stages, and copies into it."""
-    compiled = compile_only(int(sys.argv[1]))
-    convolution.runs_triton = lambda _x: True
+    """Of dense convolutions by block and window, of depthwise ones and of pools."""
+    capability = int(sys.argv[1])
+    compiled = compile_only(capability)
+    options = {"EARLY_START": True, "launch_pdl": True} if capability >= 90 else {"EARLY_START": False}
+    for module in (convolution, max_pool):
+        module.runs_triton = lambda _x: True
+        module.early_start = lambda _x: options
     x = torch.zeros(1, 64, 8, 8, dtype=torch.float16).contiguous(memory_format=torch.channels_last)
     found = []
     for block in convolution._BLOCKS:
@@ -23,12 +32,23 @@ def main() -> None:
         for window in (1, 3):
             weight = x.new_zeros(64, 64, window, window).contiguous(memory_format=torch.channels_last)
             sizes = (1, 1), (window // 2, window // 2), (1, 1)
-            with torch.no_grad():
-                fused_conv2d(x, weight, x.new_zeros(64), sizes, 1, "silu", x)
-            copies = len(re.findall(r"ttg.async_copy_global_to_local", compiled[-1].asm["ttgir"]))
-            found.append({"stages": block.stages, "copies": copies, "shared": compiled[-1].metadata.shared})
+            fused_conv2d(x, weight, x.new_zeros(64), sizes, 1, "silu", x)
+            found.append({"stages": block.stages, **facts(compiled[-1])})
+    fused_conv2d(x, x.new_zeros(64, 1, 3, 3), x.new_zeros(64), ((1, 1), (1, 1), (1, 1)), 64, "silu")
+    found.append(facts(compiled[-1]))
+    max_pool.max_pool2d(x, 3, 2, 1)
+    found.append(facts(compiled[-1]))
     print(json.dumps(found))
 
 
+def facts(kernel: Any) -> dict[str, Any]:
+    """Bytes of shared memory, copies into it, and accesses before the wait for the launch before, if there is one."""
+    before, wait, _ = disassembled(kernel).partition("ACQBULK")
+    copies = len(re.findall(r"ttg.async_copy_global_to_local", kernel.asm["ttgir"]))
+    early = len(ACCESS.findall(before)) if wait else None
+    return {"kernel": kernel.name, "copies": copies, "shared": kernel.metadata.shared, "before the wait": early}
+
+
 if __name__ == "__main__":
-    main()
+    with torch.no_grad():
+        main()

@@ -21,6 +21,7 @@ from auxhead.kernels.launch.head_shape import HeadShape
 from auxhead.kernels.launch.head_view import head_view
 from auxhead.kernels.launch.launch_config import LaunchConfig
 from auxhead.kernels.launch.residency import recording
+from support.machine_code import disassembled, written
 
 #: One of each way that a head can be launched, by name: samples, classes, configuration.
 WAYS = {
@@ -114,11 +115,8 @@ def every_way(kernels: list[Any]) -> dict[str, dict[str, int]]:
 
 
 def made_of(kernel: Any) -> dict[str, int]:
-    path = f"{kernel.hash}.cubin"
-    with open(path, "wb") as file:
-        file.write(kernel.asm["cubin"])
     tool = triton.knobs.nvidia.cuobjdump.path
-    usage = subprocess.run([tool, "-res-usage", path], capture_output=True, text=True, check=True).stdout
+    usage = subprocess.run([tool, "-res-usage", written(kernel)], capture_output=True, text=True, check=True).stdout
     numbers = {name: int(number) for name, number in re.findall(r"(REG|STACK|LOCAL):(\d+)", usage)}
     counted = {
         "waits": len(re.findall(r"elementwise_inline_asm", kernel.asm["ttgir"])),
@@ -127,15 +125,9 @@ def made_of(kernel: Any) -> dict[str, int]:
         ),
         "copies": len(re.findall(r"ttg.async_copy_global_to_local", kernel.asm["ttgir"])),
         "clocks": len(re.findall(r"%globaltimer|%smid", kernel.asm["ptx"])),
-        "torn warps": torn_warps(disassembled(path)) if re.search(r"\batom\.", kernel.asm["ptx"]) else 0,
+        "torn warps": torn_warps(disassembled(kernel)) if re.search(r"\batom\.", kernel.asm["ptx"]) else 0,
     }
     return {**numbers, **counted, "shared": kernel.metadata.shared, "warps": kernel.metadata.num_warps}
-
-
-def disassembled(path: str) -> str:
-    """Return machine code as text, which takes a third of a second: without the analysis of data flow, a quarter."""
-    listing = [triton.knobs.nvidia.nvdisasm.path, "-c", "-ndf", path]
-    return subprocess.run(listing, capture_output=True, text=True, check=True).stdout
 
 
 def torn_warps(code: str) -> int:
