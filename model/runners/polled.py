@@ -30,7 +30,7 @@ _MOST_REQUESTS = (1 << 32) - 1
 
 def stops_by_rule(segment_us: Sequence[float], done: Sequence[float] | None = None) -> list[int]:
     """Choose the taps, by index, after which a graph ends and the host asks whether to go on."""
-    return choose_stops(segment_us, _LEAST_SEGMENT_US, _STOP_US, done)
+    return choose_stops(segment_us, _LEAST_SEGMENT_US, _STOP_US, done, ahead=True)
 
 
 class CapturedSegments(NamedTuple):

@@ -1,7 +1,9 @@
 """Times of a trunk's segments, and the taps at which a network stops, chosen by them."""
 
+import math
 import statistics
 from collections.abc import Callable, Sequence
+from functools import cache
 from itertools import pairwise
 
 import torch
@@ -55,13 +57,19 @@ def _between(events: Sequence[torch.cuda.Event]) -> list[float]:
 
 
 def choose_stops(
-    segment_us: Sequence[float], least_us: float, stop_us: float = 0.0, done: Sequence[float] | None = None
+    segment_us: Sequence[float],
+    least_us: float,
+    stop_us: float = 0.0,
+    done: Sequence[float] | None = None,
+    *,
+    ahead: bool = False,
 ) -> list[int]:
     """Choose the taps at which to stop, by index, with ``least_us`` of the trunk after each: as many as can be.
 
     Where it is known how many batches are ``done`` by each tap, shares from 0 to 1, it is those with which a batch
     takes least in the mean: a stop that is come to takes ``stop_us``, and of what follows those are spared that are
-    done; with none where that never pays.
+    done; with none where that never pays. ``ahead`` of a stop's decision what follows it is under way up to the next:
+    a batch that is done has its answer, but keeps the device that long, and half of it is counted.
     """
     if done is None:
         stops: list[int] = []
@@ -72,17 +80,19 @@ def choose_stops(
                 stops.insert(0, tap_index)
                 left = 0.0
         return stops
-    # The best way on from each tap if there is a stop, from the last one back; -1 is the beginning.
-    best: dict[int, tuple[float, list[int]]] = {}
-    for stop in range(len(done) - 1, -2, -1):
-        open_still = 1.0 if stop < 0 else 1.0 - done[stop]
+    still_open = [*(1.0 - share for share in done), 1.0]  # the last one is at the beginning, -1
+
+    @cache
+    def best_after(before: int, stop: int) -> tuple[float, list[int]]:
+        """Return the least mean time behind a stop, which has another before it, and the stops that are to follow."""
+        runs = (still_open[before] + still_open[stop]) / 2 if ahead else still_open[stop]
         left = sum(segment_us[stop + 1 :])
-        ways: list[tuple[float, list[int]]] = [(open_still * left, [])] if stop < 0 or left >= least_us else []
-        for following in range(stop + 1, len(done)):
+        ways: list[tuple[float, list[int]]] = [(runs * left, [])] if stop < 0 or left >= least_us else []
+        for following in range(stop + 1, len(still_open) - 1):
             us = sum(segment_us[stop + 1 : following + 1])
-            if following in best and (stop < 0 or us >= least_us):
-                rest_us, stops = best[following]
-                ways.append((open_still * (us + stop_us) + rest_us, [following, *stops]))
-        if ways:
-            best[stop] = min(ways)
-    return best[-1][1]
+            if stop < 0 or us >= least_us:
+                rest_us, stops = best_after(stop, following)
+                ways.append((runs * (us + stop_us) + rest_us, [following, *stops]))
+        return min(ways, default=(math.inf, []))
+
+    return best_after(-1, -1)[1]

@@ -11,6 +11,7 @@ import torch
 from auxhead.model import EarlyExitNetwork, OverlappedRunner, PolledRunner
 from auxhead.model.auto.pass_times import done_of
 from auxhead.model.runners.overlapped import fork_choices, forks_by_rule
+from auxhead.model.runners.polled import stops_by_rule
 from auxhead.model.runners.segment_times import choose_stops, measure_segments
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -65,13 +66,17 @@ def test_stops_are_as_many_as_leave_enough_of_the_trunk_after_each(segments: lis
     assert choose_stops(segments, 25.0) == stops
 
 
-def mean_us(segments: list[float], stops: tuple[int, ...], stop_us: float, done: list[float]) -> float:
-    """What a batch takes in the mean, segment by segment: it is still open with what the last stop before it left."""
-    us, left = segments[0], 1.0
+def mean_us(segments: list[float], stops: tuple[int, ...], stop_us: float, done: list[float], *, ahead: bool) -> float:
+    """What a batch takes in the mean, segment by segment: it is still open with what the last stop before it left.
+
+    ``ahead`` of that, the segments up to the next stop are under way: they keep the device busy, but no answer.
+    """
+    us, left, still_open = segments[0], 1.0, 1.0
     for tap, after in enumerate(segments[1:]):
         if tap in stops:
             us += left * stop_us
-            left = 1.0 - done[tap]
+            before, still_open = still_open, 1.0 - done[tap]
+            left = (before + still_open) / 2 if ahead else still_open
         us += left * after
     return us
 
@@ -85,9 +90,10 @@ def mean_us(segments: list[float], stops: tuple[int, ...], stop_us: float, done:
     ),
     st.sampled_from([0.0, 5.0, 20.0]),
     st.sampled_from([0.0, 10.0, 40.0]),
+    st.booleans(),
 )
 def test_where_it_is_known_who_leaves_stops_are_the_best_of_all_choices(
-    given_: tuple[list[float], list[float]], stop_us: float, least_us: float
+    given_: tuple[list[float], list[float]], stop_us: float, least_us: float, ahead: bool
 ) -> None:
     segments, done = given_[0], sorted(given_[1])
     taps = range(len(done))
@@ -97,10 +103,10 @@ def test_where_it_is_known_who_leaves_stops_are_the_best_of_all_choices(
         for choice in combinations(taps, count)
         if all(sum(segments[start + 1 : end + 1]) >= least_us for start, end in pairwise((*choice, len(segments) - 1)))
     ]
-    found = tuple(choose_stops(segments, least_us, stop_us, done))
+    found = tuple(choose_stops(segments, least_us, stop_us, done, ahead=ahead))
     assert found in choices
-    best = min(mean_us(segments, choice, stop_us, done) for choice in choices)
-    assert mean_us(segments, found, stop_us, done) <= best + 1e-6
+    best = min(mean_us(segments, choice, stop_us, done, ahead=ahead) for choice in choices)
+    assert mean_us(segments, found, stop_us, done, ahead=ahead) <= best + 1e-6
 
 
 def test_nobody_stops_where_nobody_leaves_nor_where_it_does_not_pay() -> None:
@@ -108,6 +114,13 @@ def test_nobody_stops_where_nobody_leaves_nor_where_it_does_not_pay() -> None:
     assert choose_stops([40.0] * 5, 20.0, 10.0, [0.0, 0.0, 0.9, 0.9]) == [2]
     assert choose_stops([40.0] * 5, 20.0, 10.0, [0.5, 0.5, 0.5, 1.0]) == [0, 3]
     assert choose_stops([40.0] * 5, 20.0, 10.0, [0.04, 0.04, 0.04, 0.04]) == [], "what it spares is less than it takes"
+
+
+def test_who_asks_while_the_next_graph_runs_ends_that_one_soon_after() -> None:
+    assert choose_stops([40.0] * 5, 20.0, 10.0, [1.0] * 4) == [0]
+    assert stops_by_rule([40.0] * 5, [1.0] * 4) == [0, 1]
+    assert stops_by_rule([40.0, 40.0], [1.0]) == [0], "the answer is there, though the last graph is under way"
+    assert stops_by_rule([40.0, 40.0], [0.3]) == []
 
 
 @pytest.mark.parametrize("done", [[0.5], [0.5, 0.5, 1.5], [0.1, float("nan"), 0.2]])

@@ -81,8 +81,11 @@ def test_heads_leave_the_trunk_where_they_are_told_to(network, forks, said):
     ("shares", "said"),
     [
         ((0.0, 0.0, 0.0, 1.0), {"polled": "1 graph, cut after no tap.", "gated": "gated after no tap."}),
-        ((0.0, 0.9, 0.0, 0.1), {"polled": "2 graphs, cut after block1.", "gated": "gated after block1."}),
-        ((0.5, 0.5, 0.0, 0.0), {"polled": "3 graphs, cut after block0, block1.", "gated": "after block0, block1."}),
+        ((0.0, 0.9, 0.0, 0.1), {"polled": "3 graphs, cut after block1, block2.", "gated": "gated after block1."}),
+        (
+            (0.5, 0.5, 0.0, 0.0),
+            {"polled": "4 graphs, cut after block0, block1, block2.", "gated": "after block0, block1."},
+        ),
     ],
     ids=["nobody", "one", "two"],
 )
