@@ -71,7 +71,7 @@ _BLOCKS = (
 
 def products(x: Tensor, weight: Tensor, sizes: Sequence[Sequence[int]]) -> int:
     """Return how many numbers a convolution multiplies."""
-    return weight.numel() * len(x) * math.prod(_out_shape(x, weight, sizes))
+    return weight.numel() * len(x) * math.prod(out_size(x.shape[2:], weight.shape[2:], sizes))
 
 
 def takes_convolution(
@@ -81,13 +81,14 @@ def takes_convolution(
     sizes: Sequence[Sequence[int]],
     groups: int = 1,
     addend: Tensor | None = None,
+    out: Tensor | None = None,
 ) -> bool:
     """Return whether a kernel convolves x, of the arguments of :func:`fused_conv2d`.
 
     Depthwise ones up to ``MOST_PRODUCTS``, without an addend; others of half precision and channels that are multiples
-    of 8, whose weight lies in channels_last.
+    of 8, whose weight lies in channels_last. Maps lie in channels_last, x and ``out`` maybe in wider rows.
     """
-    tensors = [each for each in (x, weight, bias, addend) if each is not None]
+    tensors = [each for each in (x, weight, bias, addend, out) if each is not None]
     return (
         runs_triton(x)
         and not wants_plain_pytorch()
@@ -96,18 +97,33 @@ def takes_convolution(
         and x.ndim == weight.ndim == 4
         and 0 < x.numel() < MOST_POSITIONS
         and x.shape[1] == groups * weight.shape[1]
-        and x.is_contiguous(memory_format=torch.channels_last)
+        and _is_in_rows(x)
         and (bias is None or bias.shape == (len(weight),) and bias.is_contiguous())
         and not (torch.is_grad_enabled() and any(each.requires_grad for each in tensors))
         and all(len(size) == 2 for size in sizes)
         and min(sizes[1]) >= 0
-        and min(out := _out_shape(x, weight, sizes)) > 0
+        and min(size := out_size(x.shape[2:], weight.shape[2:], sizes)) > 0
+        and (out is None or out.shape == (len(x), len(weight), *size) and _is_in_rows(out))
         and (
             _takes_depthwise(x, weight, sizes, addend)
             if _is_depthwise(weight, groups)
-            else groups == 1 and _takes_dense(x, weight, (len(x), len(weight), *out), addend)
+            else groups == 1 and _takes_dense(x, weight, (len(x), len(weight), *size), addend, out)
         )
     )
+
+
+def _is_in_rows(x: Tensor) -> bool:
+    """Return whether a map lies in channels_last, or in the first or other channels of one that does."""
+    if x.is_contiguous(memory_format=torch.channels_last):
+        return True
+    (_, channels, height, width), row = x.shape, _row(x)
+    in_rows = row >= channels and x.stride() == (height * width * row, 1, width * row, row)
+    return in_rows and len(x) * height * width * row < MOST_POSITIONS
+
+
+def _row(x: Tensor) -> int:
+    """Return how many numbers of a map in rows lie from one position to the next."""
+    return x.shape[1] if x.is_contiguous(memory_format=torch.channels_last) else x.stride(3)
 
 
 def _is_depthwise(weight: Tensor, groups: int) -> bool:
@@ -123,10 +139,13 @@ def _takes_depthwise(x: Tensor, weight: Tensor, sizes: Sequence[Sequence[int]], 
     )
 
 
-def _takes_dense(x: Tensor, weight: Tensor, out_shape: tuple[int, ...], addend: Tensor | None) -> bool:
+def _takes_dense(
+    x: Tensor, weight: Tensor, out_shape: tuple[int, ...], addend: Tensor | None, out: Tensor | None
+) -> bool:
+    rows = _row(x), 0 if out is None else _row(out)
     return (
         x.dtype in (torch.float16, torch.bfloat16)
-        and weight.shape[0] % _VECTOR == weight.shape[1] % _VECTOR == 0
+        and all(size % _VECTOR == 0 for size in (*weight.shape[:2], *rows))
         and 0 < weight.numel() < 2**31
         and math.prod(out_shape) < MOST_POSITIONS
         and weight.is_contiguous(memory_format=torch.channels_last)
@@ -142,24 +161,29 @@ def fused_conv2d(
     groups: int = 1,
     following: str = "",
     addend: Tensor | None = None,
+    out: Tensor | None = None,
 ) -> Tensor:
     """Convolve x, [N, C, H, W], by ``weight``, [O, C / groups, h, w]; add bias and ``addend``; all in one launch.
 
     ``sizes`` are stride, padding and dilation, pairs as ``F.conv2d`` takes them; ``following`` is a name of
     ``FOLLOWING``. Sums are in float32 and rounded once. A depthwise weight is read in the order h, w, C; one that lies
-    otherwise is copied. What :func:`takes_convolution` does not take is PyTorch's.
+    otherwise is copied. What :func:`takes_convolution` does not take is PyTorch's. It is written to ``out``, which is
+    returned, if that is given: of the result's shape, dtype and device, and no part of what is read.
     """
-    if not takes_convolution(x, weight, bias, sizes, groups, addend):
-        return convolution_reference(x, weight, bias, sizes, groups, following, addend)
+    if not takes_convolution(x, weight, bias, sizes, groups, addend, out):
+        y = convolution_reference(x, weight, bias, sizes, groups, following, addend)
+        return y if out is None else _copied_to(out, y)
     if torch.compiler.is_exporting():  # a launch cannot be traced
-        return fused_conv2d_operator(x, weight, bias, *map(list, sizes), groups, following, addend)
-    (samples, channels, height, width), (out_h, out_w) = x.shape, _out_shape(x, weight, sizes)
+        y = fused_conv2d_operator(x, weight, bias, *map(list, sizes), groups, following, addend)
+        return y if out is None else _copied_to(out, y)
+    (samples, channels, height, width), (out_h, out_w) = x.shape, out_size(x.shape[2:], weight.shape[2:], sizes)
     outputs, positions = len(weight), samples * out_h * out_w
-    shape, memory_format = (samples, outputs, out_h, out_w), torch.channels_last
-    out = torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=memory_format)
+    if out is None:
+        shape, memory_format = (samples, outputs, out_h, out_w), torch.channels_last
+        out = torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=memory_format)
     (stride, padding, dilation), window = sizes, weight.shape[2:]
-    how = (height, width, out_h, out_w, *window, *stride, *padding, *dilation)
-    constants = _constants(x, weight, sizes, groups, following)
+    how = (_row(x), _row(out), height, width, out_h, out_w, *window, *stride, *padding, *dilation)
+    constants = _constants(x, weight, sizes, groups, following, _row(out))
     blocks = -(-positions // constants["BLOCK_P"])
     with torch.cuda.device_of(x):
         if _is_depthwise(weight, groups):
@@ -173,6 +197,13 @@ def fused_conv2d(
                 **early_start(x),
             )  # fmt: skip
     return out
+
+
+def _copied_to(out: Tensor, y: Tensor) -> Tensor:
+    if (out.shape, out.dtype, out.device) != (y.shape, y.dtype, y.device):
+        got, wants = (f"{each.dtype} of shape {list(each.shape)} on {each.device}" for each in (out, y))
+        raise ValueError(f"out: got {got}, wants {wants}, as the result has")
+    return out.copy_(y)
 
 
 def compiled_for(
@@ -191,14 +222,14 @@ def compiled_for(
 
 
 def _constants(
-    x: Tensor, weight: Tensor, sizes: Sequence[Sequence[int]], groups: int, following: str
+    x: Tensor, weight: Tensor, sizes: Sequence[Sequence[int]], groups: int, following: str, row_out: int = 0
 ) -> dict[str, Any]:
     number, channels = number_of_following(following), x.shape[1]
     if _is_depthwise(weight, groups):
         block_c = min(next_power_of_2(channels), _MOST_CHANNELS)
         sizes_of_block = {"BLOCK_P": BLOCK_ELEMENTS // block_c, "BLOCK_C": block_c}
-        return {"FOLLOWING": number, "VECTOR": math.gcd(channels, 16), **sizes_of_block}
-    out, window = _out_shape(x, weight, sizes), weight.shape[2:]
+        return {"FOLLOWING": number, "VECTOR": math.gcd(channels, _row(x), row_out, 16), **sizes_of_block}
+    out, window = out_size(x.shape[2:], weight.shape[2:], sizes), weight.shape[2:]
     positions = len(x) * math.prod(out)
     block = min(_BLOCKS, key=lambda each: each.us(positions, len(weight), channels, math.prod(window)))
     return {
@@ -208,8 +239,9 @@ def _constants(
     }  # fmt: skip
 
 
-def _out_shape(x: Tensor, weight: Tensor, sizes: Sequence[Sequence[int]]) -> list[int]:
-    of_both = zip(x.shape[2:], weight.shape[2:], *sizes, strict=True)
+def out_size(size: Sequence[int], window: Sequence[int], sizes: Sequence[Sequence[int]]) -> list[int]:
+    """Return height and width of what a convolution makes of a map of that ``size``."""
+    of_both = zip(size, window, *sizes, strict=True)
     return [(size + 2 * pad - gap * (window - 1) - 1) // step + 1 for size, window, step, pad, gap in of_both]
 
 

@@ -20,8 +20,8 @@ SILU = tl.constexpr(convolution.number_of_following("silu"))
 THEN_HARDSWISH = tl.constexpr(convolution.number_of_following("hardswish"))
 #: Sizes of layers are not compiled for: networks have many.
 SIZES = [
-    "POSITIONS", "C", "H", "W", "OUT_H", "OUT_W", "STRIDE_H", "STRIDE_W", "PADDING_H", "PADDING_W", "DILATION_H",
-    "DILATION_W",
+    "POSITIONS", "C", "ROW_X", "ROW_OUT", "H", "W", "OUT_H", "OUT_W", "STRIDE_H", "STRIDE_W", "PADDING_H", "PADDING_W",
+    "DILATION_H", "DILATION_W",
 ]  # fmt: skip
 
 
@@ -43,17 +43,19 @@ def followed(acc, FOLLOWING: tl.constexpr):
 # whole cache lines, each from memory once and by the other windows from caches. The window is written out.
 @triton.jit(do_not_specialize=SIZES)
 def depthwise_kernel(
-    x,  # [N, C, H, W], dense in the order N, H, W, C
+    x,  # [N, C, H, W], in the order N, H, W, C, with ROW_X numbers from position to position
     weight,  # [C, 1, WINDOW_H, WINDOW_W], dense in the order WINDOW_H, WINDOW_W, C
     bias,  # [C], or none
-    out,  # [N, C, OUT_H, OUT_W], dense in the order N, OUT_H, OUT_W, C
-    POSITIONS, C, H, W, OUT_H, OUT_W,
+    out,  # [N, C, OUT_H, OUT_W], likewise, with ROW_OUT
+    POSITIONS, C, ROW_X, ROW_OUT, H, W, OUT_H, OUT_W,
     WINDOW_H: tl.constexpr, WINDOW_W: tl.constexpr, STRIDE_H, STRIDE_W, PADDING_H, PADDING_W, DILATION_H, DILATION_W,
     FOLLOWING: tl.constexpr, VECTOR: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
     EARLY_START: tl.constexpr,
 ):  # fmt: skip
     """Convolve a block of positions by a block of channels, in float32; the launcher has sized everything."""
     C = C // VECTOR * VECTOR  # which it is: so many channels can be read at once
+    ROW_X = ROW_X // VECTOR * VECTOR
+    ROW_OUT = ROW_OUT // VECTOR * VECTOR
     channel_blocks = tl.cdiv(C, BLOCK_C)
     pid_c = tl.program_id(0) % channel_blocks
     pid_p = tl.program_id(0) // channel_blocks
@@ -64,7 +66,7 @@ def depthwise_kernel(
     start_h = off_p // OUT_W % OUT_H * STRIDE_H - PADDING_H
     start_w = off_p % OUT_W * STRIDE_W - PADDING_W
     row = off_p // OUT_W // OUT_H * H  # of the sample's first line among the lines of all samples
-    start = x + (((row + start_h) * W + start_w) * C)[:, None] + off_c[None, :]
+    start = x + (((row + start_h) * W + start_w) * ROW_X)[:, None] + off_c[None, :]
     acc = tl.zeros((BLOCK_P, BLOCK_C), tl.float32)
     await_launch_before(EARLY_START)
     for a in tl.static_range(WINDOW_H):
@@ -73,7 +75,7 @@ def depthwise_kernel(
         for b in tl.static_range(WINDOW_W):
             off_w = start_w + b * DILATION_W
             inside = mask_h & (off_w >= 0) & (off_w < W)
-            pointer = start + (a * DILATION_H * W + b * DILATION_W) * C
+            pointer = start + (a * DILATION_H * W + b * DILATION_W) * ROW_X
             value = tl.load(pointer, mask=inside[:, None] & mask_c[None, :], other=0.0).to(tl.float32)
             factor = tl.load(weight + (a * WINDOW_W + b) * C + off_c, mask=mask_c, other=0.0).to(tl.float32)
             acc += value * factor[None, :]
@@ -81,7 +83,9 @@ def depthwise_kernel(
         acc += tl.load(bias + off_c, mask=mask_c, other=0.0).to(tl.float32)[None, :]
     acc = followed(acc, FOLLOWING)
     tl.store(
-        out + off_p[:, None] * C + off_c[None, :], acc.to(out.dtype.element_ty), mask=mask_p[:, None] & mask_c[None, :]
+        out + off_p[:, None] * ROW_OUT + off_c[None, :],
+        acc.to(out.dtype.element_ty),
+        mask=mask_p[:, None] & mask_c[None, :],
     )
 
 
@@ -91,33 +95,34 @@ def depthwise_kernel(
 # run ahead: the place in the window is counted.
 @triton.jit(do_not_specialize=[*SIZES, "OUTPUTS", "WINDOW_H", "WINDOW_W"])
 def convolution_kernel(
-    x,  # [N, C, H, W], dense in the order N, H, W, C; C is a multiple of VECTOR, and so is OUTPUTS
+    x,  # [N, C, H, W], in the order N, H, W, C, with ROW_X numbers from position to position
     weight,  # [OUTPUTS, C, WINDOW_H, WINDOW_W], dense in the order OUTPUTS, WINDOW_H, WINDOW_W, C
     bias,  # [OUTPUTS], or none
-    addend,  # like out, or none
-    out,  # [N, OUTPUTS, OUT_H, OUT_W], dense in the order N, OUT_H, OUT_W, OUTPUTS
-    POSITIONS, C, OUTPUTS, H, W, OUT_H, OUT_W,
+    addend,  # [N, OUTPUTS, OUT_H, OUT_W], dense in the order N, OUT_H, OUT_W, OUTPUTS, or none
+    out,  # likewise, with ROW_OUT numbers from position to position
+    POSITIONS, C, OUTPUTS, ROW_X, ROW_OUT, H, W, OUT_H, OUT_W,
     WINDOW_H, WINDOW_W, STRIDE_H, STRIDE_W, PADDING_H, PADDING_W, DILATION_H, DILATION_W,
     FOLLOWING: tl.constexpr, VECTOR: tl.constexpr, IS_PRODUCT: tl.constexpr, STAGES: tl.constexpr,
     BLOCK_P: tl.constexpr, BLOCK_O: tl.constexpr, BLOCK_C: tl.constexpr, SLICES: tl.constexpr,
     EARLY_START: tl.constexpr,
 ):  # fmt: skip
     """Convolve a block of positions to a block of channels; IS_PRODUCT: every position is its own window."""
-    C = C // VECTOR * VECTOR
+    C = C // VECTOR * VECTOR  # which it is: so many channels can be read at once
     OUTPUTS = OUTPUTS // VECTOR * VECTOR
+    ROW_X = ROW_X // VECTOR * VECTOR
+    ROW_OUT = ROW_OUT // VECTOR * VECTOR
     channel_blocks = tl.cdiv(OUTPUTS, BLOCK_O)
     pid_p = tl.program_id(0) // channel_blocks
     pid_o = tl.program_id(0) - pid_p * channel_blocks
     off_p = pid_p * BLOCK_P + tl.arange(0, BLOCK_P)
     off_o = pid_o * BLOCK_O + tl.arange(0, BLOCK_O)
     mask_out = (off_p < POSITIONS)[:, None] & (off_o < OUTPUTS)[None, :]
-    pointer_out = off_p[:, None] * OUTPUTS + off_o[None, :]
     await_launch_before(EARLY_START)
     # What is added is there when the sums are.
     if bias is not None:
         constant = tl.load(bias + off_o, mask=off_o < OUTPUTS, other=0.0)
     if addend is not None:
-        summand = tl.load(addend + pointer_out, mask=mask_out, other=0.0)
+        summand = tl.load(addend + off_p[:, None] * OUTPUTS + off_o[None, :], mask=mask_out, other=0.0)
     # positions times channels of x, and of these times those of out
     if SLICES == 1:
         row_p, column_o = off_p[:, None], off_o[None, :]
@@ -140,7 +145,7 @@ def convolution_kernel(
         start_w = (row_p - line * OUT_W) * STRIDE_W - PADDING_W
         start = (sample * H + start_h) * W + start_w
         window = WINDOW_H * WINDOW_W
-    values = x + start * C + column_c
+    values = x + start * ROW_X + column_c
     factors = weight + column_o * (window * C) + row_c
     a, b, place, channel = 0, 0, 0, 0  # in the window; channels before it in the weight, and before this step's
     for _ in tl.range(0, window * tl.cdiv(C, BLOCK_C * SLICES), num_stages=STAGES):
@@ -151,7 +156,7 @@ def convolution_kernel(
             off_h = start_h + a * DILATION_H
             off_w = start_w + b * DILATION_W
             inside = mask_p & (off_h >= 0) & (off_h < H) & (off_w >= 0) & (off_w < W)
-            step = (a * DILATION_H * W + b * DILATION_W) * C + channel
+            step = (a * DILATION_H * W + b * DILATION_W) * ROW_X + channel
         value = tl.load(values + step, mask=inside & (channel + column_c < C), other=0.0)
         factor = tl.load(factors + place + channel, mask=(column_o < OUTPUTS) & (channel + row_c < C), other=0.0)
         acc = dot(value, factor, acc, "ieee")
@@ -170,4 +175,5 @@ def convolution_kernel(
         acc += constant.to(tl.float32)[None, :]
     if addend is not None:
         acc += summand.to(tl.float32)
-    tl.store(out + pointer_out, followed(acc, FOLLOWING).to(out.dtype.element_ty), mask=mask_out)
+    pointer = out + off_p[:, None] * ROW_OUT + off_o[None, :]
+    tl.store(pointer, followed(acc, FOLLOWING).to(out.dtype.element_ty), mask=mask_out)

@@ -14,13 +14,15 @@ from torch import Tensor, fx
 from torch.fx import Node
 from torch.utils._pytree import tree_leaves
 
+from .joined_maps import joined, joined_memory
+
 #: Streams beside the trunk's, at most: more branches than these share them.
 MOST_BESIDE = 3
-#: What launches nothing: its output is its input, elsewhere or in part, or a number.
+#: What launches nothing: its output is its input, elsewhere or in part, memory for others, or a number.
 _VIEWS = {
-    operator.getitem, getattr, torch.flatten, torch.transpose, torch.permute, torch.squeeze, torch.unsqueeze,
-    torch.chunk, torch.split, "flatten", "view", "transpose", "permute", "squeeze", "unsqueeze", "chunk", "split",
-    "size", "dim",
+    operator.getitem, getattr, joined, joined_memory, torch.flatten, torch.transpose, torch.permute, torch.squeeze,
+    torch.unsqueeze, torch.chunk, torch.split, "flatten", "view", "transpose", "permute", "squeeze", "unsqueeze",
+    "chunk", "split", "narrow", "size", "dim",
 }  # fmt: skip
 
 
@@ -46,7 +48,9 @@ def plan_branches(graph: fx.Graph, taps: Collection[str], users: Collection[Node
     nodes = _by_depth(graph, joining)
     index = {node: number for number, node in enumerate(nodes)}
     lane_of: dict[Node, int] = {}
+    there: dict[Node, int] = {}  # the step behind which an output is: of a view, one before that launches something
     last = [-1] * (MOST_BESIDE + 1)  # step of each lane
+    launched = [*last]  # the last step of each lane that is no view
     newest: list[set[Node]] = [set() for _ in last]  # what a node may go on from: the last output and its views
     seen = [[-1] * len(last) for _ in last]  # by lane and other lane: the last step that it has waited for
     joined = -1
@@ -56,10 +60,12 @@ def plan_branches(graph: fx.Graph, taps: Collection[str], users: Collection[Node
         if all_join or node.op in ("placeholder", "get_attr", "output"):
             lane = 0
         else:
-            lane = _lane_for(node, inputs, lane_of, newest, number, index)
+            into = node.kwargs.get("into")  # memory, of which nothing is read
+            read = [each for each in inputs if each is not into]
+            lane = _lane_for(node, read, lane_of, newest, number, index)
         waits: set[int] = set()
         for other in range(len(last)):
-            needed = max((index[each] for each in inputs if lane_of[each] == other), default=-1)
+            needed = max((there[each] for each in inputs if lane_of[each] == other), default=-1)
             if all_join or node.op == "output":
                 needed = last[other]
             if other != lane and needed > max(seen[lane][other], joined):
@@ -68,6 +74,9 @@ def plan_branches(graph: fx.Graph, taps: Collection[str], users: Collection[Node
         if lane and not waits and last[lane] <= joined and joined >= 0:
             waits.add(joined)  # memory that other lanes have given back may be what it gets
         lane_of[node] = lane
+        if node.target not in _VIEWS or waits or launched[lane] < 0:
+            launched[lane] = number
+        there[node] = launched[lane]
         if node.op != "get_attr":
             last[lane] = number
             is_view = node.target in _VIEWS and inputs and inputs[0] in newest[lane]

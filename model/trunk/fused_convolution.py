@@ -12,6 +12,7 @@ from torch.nn.utils.fusion import fuse_conv_bn_weights
 
 from ...kernels import FOLLOWING, fused_conv2d, fused_conv2d_operator, takes_convolution
 from ...kernels.convolution import compiled_for, products
+from ...kernels.fused_head import wants_plain_pytorch
 from .timed_convolutions import takes_no_longer, times_nothing
 
 #: A fused convolution has to agree with the plain one this well, relative to the largest output; the trunk as a
@@ -27,6 +28,11 @@ MOST_PRODUCTS = 32
 MOST_UNTIMED_PRODUCTS = 2**26
 #: Whether Triton is sooner, by all that decides it: so are all trunks of a process made alike.
 _is_sooner: dict[Hashable, bool] = {}
+
+
+def takes_no_memory() -> bool:
+    """Return whether results are not written to memory that is given: in what is exported, or transformed."""
+    return torch.compiler.is_exporting() or wants_plain_pytorch()
 
 
 def has_cudnn(x: Tensor) -> bool:
@@ -258,8 +264,13 @@ class FusedConvolution(nn.Module):
         self.fused = error is None
         return None if self.fused else f"cuDNN's fused convolution is off by {error:.3g}"
 
-    def forward(self, x: Tensor, z: Tensor | None = None) -> Tensor:
-        """Convolve x [N, C, H, W]; add z, of the output's shape, and apply the activation, if there are."""
+    def forward(self, x: Tensor, z: Tensor | None = None, into: Tensor | None = None) -> Tensor:
+        """Convolve x [N, C, H, W]; add z, of the output's shape, and apply the activation, if there are.
+
+        The result is written ``into`` memory that is given, and that is returned, unless :func:`takes_no_memory`.
+        """
+        if into is not None and takes_no_memory():
+            into = None
         bias = None if self.gives_bias else self.bias
         others: tuple[Any, ...] = (bias, self.stride, self.padding, self.dilation, self.groups)
         # as many channels a plain convolution would refuse
@@ -268,11 +279,13 @@ class FusedConvolution(nn.Module):
         if self.in_triton and not padded:
             in_order = weight if self.windows is None else self.windows
             # or goes on: of what lies otherwise than what it has chosen for, only that knows how z is added
-            if takes_convolution(x, in_order, bias, others[1:4], self.groups, z):
+            if takes_convolution(x, in_order, bias, others[1:4], self.groups, z, into):
                 if self.compiled:
                     sizes = map(list, others[1:4])
                     return fused_conv2d_operator(x, in_order, bias, *sizes, self.groups, self.following, z)
-                return fused_conv2d(x, in_order, bias, others[1:4], self.groups, self.following, z)
+                return fused_conv2d(x, in_order, bias, others[1:4], self.groups, self.following, z, into)
+        if into is not None:
+            return into.copy_(self.forward(x, z))
         if self.fused and (z is None or len(z) == len(x)):  # of another batch than it has chosen for it may not be
             if self.compiled:
                 return _fused_operator(x, weight, z, bias, *map(list, others[1:4]), self.groups)

@@ -9,6 +9,7 @@ from torch._ops import OpOverload, OpOverloadPacket
 from torch.fx import Node
 from torch.utils._pytree import tree_leaves
 
+from ...kernels import max_pool2d
 from .fused_convolution import FusedConvolution
 from .layer_graph import LayerGraph, is_known, only_user, runs_users_code, tap_mark
 
@@ -66,6 +67,16 @@ def _written_by_operator(node: Node) -> list[Any]:
                 given = node.args[place] if place < len(node.args) else node.kwargs.get(argument.name)
                 written += [each for each in tree_leaves(given) if isinstance(each, Node)]
     return written
+
+
+def may_be_changed(layers: LayerGraph) -> set[Node]:
+    """Return the nodes whose values may share memory with what a node may change in place."""
+    shared: dict[Node, set[Node]] = {}
+    for node in layers.graph.nodes:
+        group = {node}.union(*([] if _makes_one(layers, node) else [shared[each] for each in node.all_input_nodes]))
+        shared.update(dict.fromkeys(group, group))
+    changed = [each for node in layers.graph.nodes for each in _changes(layers, node) if isinstance(each, Node)]
+    return set().union(*(shared[each] for each in changed))
 
 
 #: What shares its input's memory, or copies it where it lies otherwise; and what shares it in any layout.
@@ -134,5 +145,10 @@ def _names_in_place(name: str) -> bool:
 
 def _is_fresh(layers: LayerGraph, node: Any) -> bool:
     """Return whether a node makes a tensor of its own that one other node alone uses."""
-    makes_one = type(layers.layer(node)) in (FusedConvolution, nn.Conv2d, nn.BatchNorm2d, nn.Linear)
-    return only_user(node) is not None and (makes_one or node.target is torch.cat)
+    return only_user(node) is not None and _makes_one(layers, node)
+
+
+def _makes_one(layers: LayerGraph, node: Node) -> bool:
+    """Return whether a node makes a tensor of its own."""
+    kinds = FusedConvolution, nn.Conv2d, nn.BatchNorm2d, nn.Linear, nn.MaxPool2d, nn.AvgPool2d
+    return type(layers.layer(node)) in kinds or node.target in (torch.cat, max_pool2d)

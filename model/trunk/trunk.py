@@ -21,6 +21,7 @@ from .backbone_rewriter import BackboneRewriter
 from .branches import Step, run_side_by_side
 from .compiled_part import Kind, handing_over
 from .fused_convolution import PADDED_CHANNELS, FusedConvolution
+from .joined_maps import join_maps
 from .layer_graph import Unwritten, first_line
 from .timed_convolutions import fastest_convolutions, takes_no_longer, times_nothing
 
@@ -107,10 +108,10 @@ def make_trunk(
         taps: the names of its tapped layers, in the order in which they run.
         example_input: a batch that the backbone takes, of the size, dtype and device that will be run.
         kind: one of ``TRUNKS``. "as_is": the backbone itself. "cudnn": batch norms folded into convolutions; these
-            with sum and activation in one launch of cuDNN or Triton, whichever is sooner; channels_last max-pools in
-            Triton; the classifier as a fused head. "branched": the same, and layers that do not need each
-            other run side by side in graphs of one GPU. "inductor": as "cudnn", but for the max-pools, compiled by
-            Inductor between the taps, without CUDA graphs.
+            with sum and activation in one launch of cuDNN or Triton, whichever is sooner; concatenations that these
+            write into; channels_last max-pools in Triton; the classifier as a fused head. "branched": the same, and
+            layers that do not need each other run side by side in graphs of one GPU. "inductor": as "cudnn", but for
+            concatenations and max-pools, compiled by Inductor between the taps, without CUDA graphs.
         reading: of the network, how outputs of the taps and of the backbone are read.
 
     Returns:
@@ -230,6 +231,8 @@ def _rewritten(backbone: nn.Module, taps: Sequence[str], example_input: Tensor, 
     why = "it changes in place a tensor that its forward makes anew each time"
     with Unwritten(rewriter.constants, why) if rewriter.constants else nullcontext():
         notes += _choose(module, x)
+        if kind != "inductor" and isinstance(module, fx.GraphModule) and (count := join_maps(module, x)):
+            notes.append(f"Concatenations whose parts are written where they belong: {count}.")
     trunk = Trunk(module, classifier, memory_format, tuple(notes))
     if rewriter.stems:
         padded = replace(trunk, channels=PADDED_CHANNELS)

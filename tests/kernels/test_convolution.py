@@ -104,6 +104,60 @@ def test_dense_is_as_exact_as_pytorchs(device, launches, poisoned_empty, any_blo
     assert torch.equal(found, by_operator(given, following, addend))
 
 
+def in_rows(x: torch.Tensor, first: int, channels: int) -> torch.Tensor:
+    """Return a map as some of the channels of a wider one, whose others are NaN."""
+    wide = torch.full((len(x), channels, *x.shape[2:]), torch.nan, dtype=x.dtype, device=x.device)
+    wide = wide.contiguous(memory_format=LAST)
+    return wide[:, first : first + x.shape[1]].copy_(x)
+
+
+@pytest.mark.parametrize("case", [*CASES, *DENSE_CASES])
+@pytest.mark.parametrize("first", [0, 8, 5])
+def test_maps_may_be_some_channels_of_wider_ones(device, launches, case, first: int) -> None:
+    """Read and written in place; what lies beside is neither read nor written."""
+    dtype = HALVES[0] if len(case) > 9 else DTYPES[0]
+    given, addend = layer(case, dtype, device)
+    x, *others = given
+    expected = fused_conv2d(*given, "relu", addend)
+    outputs = expected.shape[1]
+    wide_x, out = in_rows(x, first, 16 * (x.shape[1] // 8 + 2)), in_rows(torch.zeros_like(expected), 16, outputs + 48)
+    wide_out = out.as_strided((len(out), outputs + 48, *out.shape[2:]), out.stride(), 0)
+    launches.clear()
+    found = fused_conv2d(wide_x, *others, "relu", addend, out)
+    assert found is out and len(launches) == 1
+    torch.testing.assert_close(out, expected, rtol=1e-2, atol=1e-2)
+    if first == 0:
+        assert torch.equal(out, expected)
+    assert wide_out[:, :16].isnan().all() and wide_out[:, 16 + outputs :].isnan().all()
+    assert torch.equal(fused_conv2d(wide_x, *others, "relu", addend), out)
+
+
+@pytest.mark.parametrize("odd", ["rows of an odd number", "planes", "another order"])
+def test_rows_that_the_kernel_does_not_take_are_pytorchs(device, launches, odd: str) -> None:
+    (x, *others), addend = layer(DENSE_CASES[1], torch.float16, device)
+    out = torch.empty_like(fused_conv2d(x, *others, "relu", addend))
+    launches.clear()
+    if odd == "rows of an odd number":
+        x = in_rows(x, 0, x.shape[1] + 3)
+    elif odd == "planes":
+        out = out.contiguous()
+    else:
+        out = out.transpose(2, 3).contiguous(memory_format=LAST).transpose(2, 3)
+    expected = F.relu(F.conv2d(x, others[0], others[1], *others[2], others[3]) + addend)
+    assert fused_conv2d(x, *others, "relu", addend, out) is out and torch.equal(out, expected) and not launches
+
+
+@pytest.mark.parametrize("odd", ["shape", "dtype"])
+def test_what_does_not_fit_into_out_is_refused(device, launches, odd: str) -> None:
+    (x, *others), _ = layer(DENSE_CASES[0], torch.float16, device)
+    out = fused_conv2d(x, *others)
+    launches.clear()
+    out = torch.zeros_like(out[..., :1]) if odd == "shape" else torch.zeros_like(out).float()
+    with pytest.raises(ValueError, match=r"out: got torch.float.* of shape .*, wants torch.float16 of shape"):
+        fused_conv2d(x, *others, out=out)
+    assert not launches and not out.any()
+
+
 def test_programs_are_as_small_as_a_small_map_wants() -> None:
     """What was measured soonest: of few positions small programs in slices, of many large ones."""
 

@@ -8,8 +8,10 @@ from collections.abc import Callable
 import pytest
 import torch
 import torchvision
+from auxhead.kernels import runs_triton
 from auxhead.model.heads.fused_aux_head import FusedAuxHead
 from auxhead.model.listening.taps import listening
+from auxhead.model.trunk import fused_convolution
 from auxhead.model.trunk.fused_convolution import FusedConvolution
 from auxhead.model.trunk.trunk import make_trunk
 from torch import Tensor, nn
@@ -19,6 +21,17 @@ LAST = torch.channels_last
 needs_compiler = pytest.mark.skipif(
     shutil.which("g++") is None and not torch.cuda.is_available(), reason="needs a C++ compiler"
 )
+
+#: Of those that an interpreter or a GPU runs in Triton.
+TRITON = pytest.mark.skipif(not runs_triton(torch.empty(1)) and not torch.cuda.is_available(), reason="needs Triton")
+
+
+def sooner(monkeypatch, which: bool) -> list:
+    """Let Triton's be found to take no longer, or longer, for convolutions that are new; returns what is timed."""
+    timed: list = []
+    monkeypatch.setattr(fused_convolution, "_is_sooner", {})
+    monkeypatch.setattr(fused_convolution, "takes_no_longer", lambda call, *_: timed.append(call) or which)
+    return timed
 
 
 def with_odd_norms(model: nn.Module) -> nn.Module:

@@ -11,50 +11,15 @@ from auxhead.kernels.cuda.lifetimes import MemoryPool
 from auxhead.model import EarlyExitNetwork, FusedAuxHead, Trunk, make_runner, make_trunk
 from auxhead.model.listening.taps import listening
 from auxhead.model.runners.capture import Capture, Graph, warm_up
-from auxhead.model.trunk.branches import MOST_BESIDE, Step, has_branches, plan_branches
+from auxhead.model.trunk.branches import MOST_BESIDE, has_branches, plan_branches
 from hypothesis import given
 from hypothesis import strategies as st
 from support.example_models import SmallNet
+from support.lane_plans import wrong
 from support.trunk_cases import assert_same, made, trunk_outputs
 from torch import Tensor, fx, nn
 
 # Plans
-
-
-def ordered(steps: list[Step], without: tuple[int, int] | None = None) -> list[set[int]]:
-    """By step, all that has run before it begins; ``without`` the wait of one step for another."""
-    before: list[set[int]] = []
-    newest: dict[int, int] = {}
-    for number, step in enumerate(steps):
-        behind = [each for each in step.waits if (number, each) != without]
-        behind += [newest[step.lane]] if step.lane in newest else []
-        before.append(set().union(*(before[each] | {each} for each in behind)))
-        newest[step.lane] = number
-    return before
-
-
-def wrong(steps: list[Step], taps: set[str], without: tuple[int, int] | None = None) -> list[str]:
-    """What a plan does not order that has to be: uses behind what they use, memory behind its last reader, joins."""
-    before, found = ordered(steps, without), []
-    index = {step.node: number for number, step in enumerate(steps)}
-    joins = [number for number, step in enumerate(steps) if step.joins]
-    for number, step in enumerate(steps):
-        found += [
-            f"{step.node} before {each}" for each in step.node.all_input_nodes if index[each] not in before[number]
-        ]
-        joined = step.node.op == "output" or str(step.node.target) in taps or step.joins
-        if joined and len(before[number]) < number:
-            found.append(f"{step.node} before all")
-        users = [index[user] for user in step.node.users]
-        if not users or step.node.op == "placeholder":
-            continue
-        free = max(users)
-        if crossing := [user for user in users if steps[user].lane != step.lane]:
-            free = max(free, next((each for each in joins if each >= max(crossing)), len(steps)))
-        for later in range(free + 1, len(steps)):
-            if steps[later].lane == step.lane and not before[later].issuperset(users):
-                found.append(f"{steps[later].node} gets the memory of {step.node}")
-    return found
 
 
 def graph_of(inputs: list[list[int]], taps: set[int] = frozenset()) -> fx.Graph:  # type: ignore[assignment]

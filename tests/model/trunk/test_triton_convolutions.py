@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from auxhead.kernels import runs_triton
 from auxhead.model.trunk import fused_convolution, timed_convolutions
 from auxhead.model.trunk.fused_convolution import FusedConvolution
-from support.trunk_cases import assert_same, convolutions, made, trunk_outputs, with_odd_norms
+from support.trunk_cases import TRITON, assert_same, convolutions, made, sooner, trunk_outputs, with_odd_norms
 from torch import Tensor, nn
 
 
@@ -64,10 +63,6 @@ class Halves(nn.Module):
         return self.fc((y + self.last(y)).mean((2, 3)))
 
 
-#: Of those that an interpreter or a GPU runs in Triton.
-TRITON = pytest.mark.skipif(not runs_triton(torch.empty(1)) and not torch.cuda.is_available(), reason="needs Triton")
-
-
 def halves(device, dtype=torch.float16, memory_format=torch.channels_last) -> tuple[nn.Module, Tensor]:
     torch.manual_seed(0)
     backbone = with_odd_norms(Halves()).to(device, dtype).to(memory_format=memory_format)
@@ -77,14 +72,6 @@ def halves(device, dtype=torch.float16, memory_format=torch.channels_last) -> tu
 
 def off(right, *given) -> Tensor:
     return right(*given) * 1.5 + 1.0
-
-
-def sooner(monkeypatch, which: bool) -> list:
-    """Let Triton's be found to take no longer, or longer, for convolutions that are new; returns what is timed."""
-    timed: list = []
-    monkeypatch.setattr(fused_convolution, "_is_sooner", {})
-    monkeypatch.setattr(fused_convolution, "takes_no_longer", lambda call, *_: timed.append(call) or which)
-    return timed
 
 
 @TRITON
