@@ -12,12 +12,14 @@ import triton.language as tl
 from ..reference import convolution
 from .early_start import await_launch_before
 from .hand_over import dot
-from .hidden_layers import HARDSWISH, activated, rectified
+from .hidden_layers import GELU, GELU_TANH, HARDSWISH, activated, rectified
 
 RELU = tl.constexpr(convolution.number_of_following("relu"))
 RELU6 = tl.constexpr(convolution.number_of_following("relu6"))
 SILU = tl.constexpr(convolution.number_of_following("silu"))
 THEN_HARDSWISH = tl.constexpr(convolution.number_of_following("hardswish"))
+THEN_GELU = tl.constexpr(convolution.number_of_following("gelu"))
+THEN_GELU_TANH = tl.constexpr(convolution.number_of_following("gelu_tanh"))
 #: Sizes of layers are not compiled for: networks have many.
 SIZES = [
     "POSITIONS", "C", "ROW_X", "ROW_OUT", "H", "W", "OUT_H", "OUT_W", "STRIDE_H", "STRIDE_W", "PADDING_H", "PADDING_W",
@@ -36,6 +38,10 @@ def followed(acc, FOLLOWING: tl.constexpr):
         acc = tl.div_rn(acc, 1.0 + tl.exp(-acc))
     elif FOLLOWING == THEN_HARDSWISH:
         acc = activated(acc, HARDSWISH)
+    elif FOLLOWING == THEN_GELU:
+        acc = activated(acc, GELU)
+    elif FOLLOWING == THEN_GELU_TANH:
+        acc = activated(acc, GELU_TANH)
     return acc
 
 

@@ -1,13 +1,15 @@
 """A convolution with what follows it, by PyTorch's operations."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch.nn.functional as F
 from torch import Tensor
 
 #: What may follow, by name, each as PyTorch defines it; "" is nothing.
 FOLLOWING: dict[str, Callable[[Tensor], Tensor]] = {
-    "": lambda y: y, "relu": F.relu, "relu6": F.relu6, "silu": F.silu, "hardswish": F.hardswish,
+    "": lambda y: y, "relu": F.relu, "relu6": F.relu6, "silu": F.silu, "hardswish": F.hardswish, "gelu": F.gelu,
+    "gelu_tanh": partial(F.gelu, approximate="tanh"),
 }  # fmt: skip
 
 

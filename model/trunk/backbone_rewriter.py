@@ -13,11 +13,13 @@ from ..listening.kept import shallow_copy
 from .branches import Step, has_branches, holds_tap, plan_branches
 from .compiled_part import OPTIONS, Compiled, CompiledPart, is_all_known
 from .fused_convolution import FusedConvolution
+from .fused_linear import FusedLinear
 from .graph_passes import (
     drop_no_ops,
     fuse_what_follows,
     pad_first_convolutions,
     replace_convolutions,
+    replace_linears,
     replace_max_pools,
     replace_norms,
     take_off_classifier,
@@ -166,7 +168,6 @@ class BackboneRewriter:
         for node in layers.graph.nodes:
             layer = layers.layer(node)
             if isinstance(layer, FusedConvolution):
-                layer.compiled = self._compiles
                 self._counts["batch norm"] += layer.folds_norm and not layer.scales
                 self._counts["sum"] += len(node.args) == 2
         if is_backbone:
@@ -176,6 +177,11 @@ class BackboneRewriter:
                 self._notes.append(f"The classifier stays in the trunk: {classifier}.")
             else:
                 self._classifier = classifier
+        replace_linears(layers)
+        for new in layers.new.values():
+            for layer in new.modules():
+                if isinstance(layer, (FusedConvolution, FusedLinear)):
+                    layer.compiled = self._compiles
 
     def _part_between(self, graph_module: fx.GraphModule, taps: Sequence[str]) -> None:
         """Make modules of what lies between the nodes that are, or hold, taps: those, and their hooks, run eagerly."""

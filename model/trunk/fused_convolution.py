@@ -196,24 +196,11 @@ class FusedConvolution(nn.Module):
         found = self.in_triton_by(x, z)
         if found is None:
             return False
-        compiled, call = found
-        other = self.forward(x, z)  # not __call__: this may be running in a hook of it
-        try:
-            error = _off_by(call(), other)
-        except Exception:  # of a compiler, for a GPU that it knows less well
-            return False
-        if error is not None:
-            return False
-        if self.is_depthwise:
-            return True
-        if times_nothing():
-            return products(x, self.weight, self._sizes()) <= MOST_UNTIMED_PRODUCTS
-        others: Any = (*self._sizes(), self.groups)
-        kind = compiled, x.shape, self.weight.shape, others, self.fused
-        if kind not in _is_sooner:
-            in_two = partial(self._in_two_launches, x, z)
-            _is_sooner[kind] = takes_no_longer(call, partial(self.forward, x, z) if self.fused else in_two, x)
-        return _is_sooner[kind]
+        # not __call__: this may be running in a hook of it
+        others = partial(self.forward, x, z) if self.fused else partial(self._in_two_launches, x, z)
+        kind = x.shape, self.weight.shape, *self._sizes(), self.groups, self.fused
+        count = None if self.is_depthwise else products(x, self.weight, self._sizes())
+        return prefers_triton(*found, self.forward(x, z), others, kind, count)
 
     def _in_two_launches(self, x: Tensor, z: Tensor | None) -> Tensor:
         """Take as long as the convolution does with what a compiler launches behind it."""
@@ -303,6 +290,34 @@ class FusedConvolution(nn.Module):
         """Show what is in it."""
         launch = "triton" if self.in_triton else "cudnn" if self.fused else "plain"
         return f"{launch}, norm={self.folds_norm}, following={self.following!r}, stride={self.stride}"
+
+
+def prefers_triton(
+    compiled: Hashable, call: Callable[[], Tensor], expected: Tensor, others: Callable[[], Tensor], kind: Hashable,
+    count: int | None,
+) -> bool:  # fmt: skip
+    """Return whether a call of Triton gives what is expected, coarsely, and takes no longer than what others launch.
+
+    Args:
+        compiled: all that it is compiled for.
+        call: the call.
+        expected: as plain operations compute it.
+        others: what would be launched instead.
+        kind: all else on which the times depend.
+        count: products of it, by which it is chosen where nothing is timed; None if it always is.
+    """
+    try:
+        error = _off_by(call(), expected)
+    except Exception:  # of a compiler, for a GPU that it knows less well
+        return False
+    if error is not None or count is None:
+        return error is None
+    if times_nothing():
+        return count <= MOST_UNTIMED_PRODUCTS
+    key = compiled, kind
+    if key not in _is_sooner:
+        _is_sooner[key] = takes_no_longer(call, others, expected)
+    return _is_sooner[key]
 
 
 def _pair(given: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Rewrites of a traced backbone: convolutions fused, max-pools replaced, no-ops dropped, the classifier taken off."""
+"""Rewrites of a traced backbone: convolutions and linear layers fused, max-pools replaced, the classifier taken off."""
 
 import operator
 from typing import Any
@@ -11,11 +11,13 @@ from torch.fx import Node
 from ...kernels import max_pool2d, runs_triton
 from ..heads.fused_aux_head import FusedAuxHead
 from .fused_convolution import PADDED_CHANNELS, FusedConvolution, scaling_by
+from .fused_linear import FusedLinear
 from .in_place import undisturbed
 from .layer_graph import IN_PLACE, LayerGraph, only_user
 
 RELU_FUNCTIONS = (F.relu, F.relu_, torch.relu, torch.relu_)
 ADD_FUNCTIONS = (operator.add, IN_PLACE["iadd"], torch.add)
+HALVES = (torch.float16, torch.bfloat16)
 MAX_POOL_FUNCTIONS = (F.max_pool2d, torch.max_pool2d)
 
 
@@ -91,6 +93,18 @@ def fuse_what_follows(layers: LayerGraph) -> None:
         _fuse_sum(layers, node)
 
 
+def replace_linears(layers: LayerGraph) -> None:
+    """Replace linear layers of half precision, and activations behind them, by :class:`FusedLinear`."""
+    for node in list(layers.graph.nodes):
+        linear, user = layers.layer(node), only_user(node)
+        if type(linear) is not nn.Linear or len(node.args) != 1 or linear.weight.dtype not in HALVES:
+            continue
+        following = None if user is None else _following(layers, user)
+        name = layers.add(f"{node.target}_fused", FusedLinear(linear.weight, linear.bias, following or ""))
+        fused = layers.insert(node, name, *_nodes(node))
+        layers.replace(*((node, fused) if following is None or user is None else (user, fused, node)))
+
+
 def _norm(layers: LayerGraph, node: Node | None) -> nn.BatchNorm2d | None:
     """Return the batch norm that a node computes, as a module or, within one of timm's, as a function."""
     layer = layers.layer(node)
@@ -117,8 +131,7 @@ def pad_first_convolutions(layers: LayerGraph) -> list[FusedConvolution]:
         conv = layers.layer(node)
         if not isinstance(conv, FusedConvolution) or node.args != (placeholder,):
             return []
-        halves = conv.weight.dtype in (torch.float16, torch.bfloat16)
-        if not halves or conv.groups != 1 or conv.weight.shape[1] != PADDED_CHANNELS - 1:
+        if conv.weight.dtype not in HALVES or conv.groups != 1 or conv.weight.shape[1] != PADDED_CHANNELS - 1:
             return []
         found.append(conv)
     for conv in found:
@@ -132,9 +145,14 @@ def _following(layers: LayerGraph, node: Node) -> str | None:
         return "relu"
     names: dict[Any, str] = {nn.SiLU: "silu", nn.Hardswish: "hardswish", nn.ReLU6: "relu6"}
     functions: dict[Any, str] = {F.silu: "silu", F.hardswish: "hardswish", F.relu6: "relu6"}
+    gelus = {"none": "gelu", "tanh": "gelu_tanh"}
     if node.op == "call_function" and len(node.args) == 1:
+        if node.target is F.gelu:
+            return gelus.get(str(node.kwargs.get("approximate", "none")))
         return functions.get(node.target)
     layer = layers.layer(node)
+    if type(layer) is nn.GELU:
+        return gelus.get(layer.approximate)
     is_other = isinstance(layer, nn.ReLU6) and (layer.min_val, layer.max_val) != (0.0, 6.0)
     return None if is_other else names.get(type(layer))
 

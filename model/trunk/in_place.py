@@ -11,6 +11,7 @@ from torch.utils._pytree import tree_leaves
 
 from ...kernels import max_pool2d
 from .fused_convolution import FusedConvolution
+from .fused_linear import FusedLinear
 from .layer_graph import LayerGraph, is_known, only_user, runs_users_code, tap_mark
 
 
@@ -150,5 +151,5 @@ def _is_fresh(layers: LayerGraph, node: Any) -> bool:
 
 def _makes_one(layers: LayerGraph, node: Node) -> bool:
     """Return whether a node makes a tensor of its own."""
-    kinds = FusedConvolution, nn.Conv2d, nn.BatchNorm2d, nn.Linear, nn.MaxPool2d, nn.AvgPool2d
+    kinds = FusedConvolution, FusedLinear, nn.Conv2d, nn.BatchNorm2d, nn.Linear, nn.MaxPool2d, nn.AvgPool2d
     return type(layers.layer(node)) in kinds or node.target in (torch.cat, max_pool2d)

@@ -237,6 +237,11 @@ class LayerGraph:
         """Return the user's own layer that a layer of ours is a copy of."""
         return self._source_of[layer]
 
+    def parameter(self, node: Node) -> Any:
+        """Return the parameter, or what else, that a ``get_attr`` node reads."""
+        owner, _, name = str(node.target).rpartition(".")
+        return getattr(self.root.get_submodule(owner), name)
+
     def add(self, name: str, layer: nn.Module) -> str:
         """Give a new layer a name that no other has."""
         base = name.replace(".", "_")
@@ -272,8 +277,7 @@ class LayerGraph:
                     node.target = self.add(f"{node.target}_tapped", layer)
                 layers[node.target] = layer
             elif node.op == "get_attr":
-                owner, _, name = node.target.rpartition(".")
-                layers[node.target] = getattr(self.root.get_submodule(owner), name)
+                layers[node.target] = self.parameter(node)
         return fx.GraphModule(layers, self.graph, type(self.root).__name__)
 
 

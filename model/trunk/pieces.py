@@ -5,7 +5,6 @@ In: the nodes between the taps of a traced backbone. Out: pieces of them, in ord
 
 from collections.abc import Collection, Hashable, Sequence
 from itertools import chain
-from typing import Any
 
 from torch import fx, nn
 from torch.nn import functional as F
@@ -13,19 +12,20 @@ from torch.utils._pytree import tree_leaves
 
 from ...kernels import attend
 from .fused_convolution import FusedConvolution
+from .fused_linear import FusedLinear
 from .layer_graph import runs_users_code
-from .self_attention import SelfAttention, window_attention
+from .self_attention import SelfAttention, WindowAttention
 
 #: Layers and functions of a piece at most, Swin's attention within windows being as many as 20 others. Of 100 a worker
 #: compiles DenseNet's longest for 8 s (H200's host).
 _MOST_OF_A_PIECE = 60
-_WEIGHTS: dict[Any, int] = {window_attention: 20}
+_WEIGHTS: dict[type, int] = {WindowAttention: 20}
 #: Nodes looked at in search of what is alike: a second, of 1,500 nodes in 80 kinds of blocks some.
 _MOST_LOOKS = 500_000
 #: What compiling a piece takes by itself, in layers.
 _OF_ITS_OWN = 4
 #: Functions that Inductor leaves to other libraries.
-_PRODUCTS = {F.linear, F.scaled_dot_product_attention, attend, window_attention}
+_PRODUCTS = {F.linear, F.scaled_dot_product_attention, attend}
 
 Piece = list[fx.Node]
 
@@ -98,7 +98,7 @@ def _is_product(module: fx.GraphModule, node: fx.Node) -> bool:
     layer = module.get_submodule(str(node.target))
     if isinstance(layer, FusedConvolution):  # but those of one position, as in a squeeze-and-excitation
         return layer.folds_norm or layer.is_depthwise
-    return isinstance(layer, (nn.Linear, SelfAttention))
+    return isinstance(layer, (nn.Linear, FusedLinear, SelfAttention, WindowAttention))
 
 
 def _cut_before(part: Piece, nodes: Collection[fx.Node]) -> list[Piece]:
@@ -117,7 +117,11 @@ def _to_compile(pieces: Sequence[Piece], kinds: dict[fx.Node, int]) -> int:
 
 
 def _weight(node: fx.Node) -> int:
-    return _WEIGHTS.get(node.target, node.op != "get_attr")
+    if node.op != "call_module":
+        return node.op != "get_attr"
+    module = node.graph.owning_module
+    assert module is not None
+    return _WEIGHTS.get(type(module.get_submodule(str(node.target))), 1)
 
 
 def _cut_equally(part: Piece) -> list[Piece]:

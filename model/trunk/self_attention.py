@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.fx import Node
 
 from ...kernels import attend
+from .fused_linear import FusedLinear
 from .layer_graph import LayerGraph
 
 
@@ -23,16 +24,62 @@ class SelfAttention(nn.Module):
         """Compute what ``attention`` does, which is not changed."""
         super().__init__()
         self.heads, self.batch_first = attention.num_heads, attention.batch_first
-        self.weight, self.bias = attention.in_proj_weight, attention.in_proj_bias
-        self.out = attention.out_proj
+        self.all_three = FusedLinear(attention.in_proj_weight, attention.in_proj_bias)
+        self.out = FusedLinear(attention.out_proj.weight, attention.out_proj.bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """Attend within x, [N, L, E] where the batch is first, else [L, N, E], or [L, E]; returns one like it."""
         tokens = 1 if self.batch_first and x.ndim == 3 else 0
-        heads = F.linear(x, self.weight, self.bias).unflatten(-1, (3, self.heads, -1)).unbind(-3)
+        heads = self.all_three(x).unflatten(-1, (3, self.heads, -1)).unbind(-3)
         query, key, value = (each.movedim(tokens, -2) for each in heads)
         y = attend(query, key, value)
-        return F.linear(y.movedim(-2, tokens).flatten(-2), self.out.weight, self.out.bias)
+        output: Tensor = self.out(y.movedim(-2, tokens).flatten(-2))
+        return output
+
+
+class WindowAttention(nn.Module):
+    """Attention within windows of a map [N, H, W, C], shifted or not, as torchvision's Swin has it; in one kernel.
+
+    That multiplies, adds the bias, has its softmax and multiplies again, where torchvision's launches seven.
+    """
+
+    def __init__(
+        self, qkv: FusedLinear, proj: FusedLinear, window: Sequence[int], heads: int, shifts: Sequence[int]
+    ) -> None:
+        """Attend by ``heads`` within windows of a height and a width, shifted by so many rows and columns."""
+        super().__init__()
+        self.qkv, self.proj = qkv, proj
+        self.window, self.heads, self.shifts = tuple(window), heads, tuple(shifts)
+
+    def forward(self, input: Tensor, bias: Tensor) -> Tensor:
+        """Attend within ``input``, with a bias of relative positions, [1, heads, T, T]; returns a map like it."""
+        (samples, height, width, channels), (down, right) = input.shape, self.window
+        x = F.pad(input, (0, 0, 0, -width % right, 0, -height % down))
+        rows, columns = x.shape[1] // down, x.shape[2] // right
+        shifts = [0 if each == 1 else by for each, by in zip((rows, columns), self.shifts, strict=True)]
+        x = torch.roll(x, [-by for by in shifts], (1, 2)) if any(shifts) else x
+        x = _windows(x, down, right)  # [N * windows, T, C]
+        heads = self.qkv(x).unflatten(-1, (3, self.heads, -1)).unbind(2)
+        query, key, value = (each.transpose(1, 2) for each in heads)
+        if any(shifts):
+            # What was rolled from the other side is another region: of each side there are the first, the last but
+            # what was rolled, and that.
+            region = x.new_zeros(1, rows * down, columns * right, 1)
+            for dim, (window, by) in enumerate(zip(self.window, shifts, strict=True), start=1):
+                at = torch.arange(region.shape[dim], device=x.device)
+                part = (at >= len(at) - window).to(x.dtype) + (at >= len(at) - by).to(x.dtype)
+                region = region + part.view([-1 if each == dim else 1 for each in range(4)]) * 3 ** (2 - dim)
+            region = _windows(region, down, right)  # [windows, T, 1]
+            bias = bias + torch.where(region == region.transpose(1, 2), 0.0, -100.0).to(bias.dtype)[:, None]
+        y = self.proj(attend(query, key, value, bias).transpose(1, 2).flatten(2))
+        y = y.view(samples, rows, columns, down, right, channels).transpose(2, 3)
+        y = y.reshape(samples, rows * down, columns * right, channels)
+        y = torch.roll(y, shifts, (1, 2)) if any(shifts) else y
+        return y[:, :height, :width].contiguous()
+
+    def extra_repr(self) -> str:
+        """Show its sizes."""
+        return f"window={self.window}, heads={self.heads}, shifts={self.shifts}"
 
 
 def replace_self_attentions(layers: LayerGraph) -> int:
@@ -80,17 +127,34 @@ def replace_attentions(layers: LayerGraph) -> int:
 
 
 def replace_window_attentions(layers: LayerGraph) -> int:
-    """Replace torchvision's attentions within windows by :func:`window_attention`; returns how many."""
+    """Replace torchvision's attentions within windows by :class:`WindowAttention`; returns how many."""
     replaced = 0
-    for node in layers.graph.nodes:
+    for node in list(layers.graph.nodes):
         given = dict(zip(_OF_WINDOWS, node.args, strict=False)) | dict(node.kwargs)
         drops = given.get("training", True) and (given.get("attention_dropout") or given.get("dropout"))
-        if _is_torchvisions(node) and not drops and given.get("logit_scale") is None:
-            known = _OF_WINDOWS[:7] + _OF_WINDOWS[9:11]
-            node.args, node.kwargs = (), {name: given[name] for name in known if name in given}
-            node.target = window_attention
-            replaced += 1
+        if not _is_torchvisions(node) or drops or given.get("logit_scale") is not None:
+            continue
+        products: list[list[Any]] = [
+            [given.get(f"{name}_{each}") for each in ("weight", "bias")] for name in ("qkv", "proj")
+        ]
+        if not all(_is_parameter(weight) and (bias is None or _is_parameter(bias)) for weight, bias in products):
+            continue
+        qkv, proj = (
+            FusedLinear(layers.parameter(weight), None if bias is None else layers.parameter(bias))
+            for weight, bias in products
+        )
+        window, heads, shifts = (given[each] for each in ("window_size", "num_heads", "shift_size"))
+        attention = WindowAttention(qkv, proj, window, heads, shifts)
+        name = layers.add(f"{node.name}_fused", attention)
+        layers.replace(node, layers.insert(node, name, given["input"], given["relative_position_bias"]))
+        for each in (each for both in products for each in both if each is not None and not each.users):
+            layers.graph.erase_node(each)
+        replaced += 1
     return replaced
+
+
+def _is_parameter(node: Any) -> bool:
+    return isinstance(node, Node) and node.op == "get_attr"
 
 
 #: Arguments of torchvision's function, in order.
@@ -103,48 +167,6 @@ _OF_WINDOWS = (
 def _is_torchvisions(node: Node) -> bool:
     name, module = (getattr(node.target, each, None) for each in ("__name__", "__module__"))
     return (module, name) == ("torchvision.models.swin_transformer", "shifted_window_attention")
-
-
-def window_attention(
-    input: Tensor,
-    qkv_weight: Tensor,
-    proj_weight: Tensor,
-    relative_position_bias: Tensor,
-    window_size: Sequence[int],
-    num_heads: int,
-    shift_size: Sequence[int],
-    qkv_bias: Tensor | None = None,
-    proj_bias: Tensor | None = None,
-) -> Tensor:
-    """Attend within windows of a map [N, H, W, C], shifted or not, as torchvision's Swin does; in one kernel a block.
-
-    That multiplies, adds the bias, has its softmax and multiplies again, where torchvision's launches seven.
-    """
-    (samples, height, width, channels), (down, right) = input.shape, window_size
-    x = F.pad(input, (0, 0, 0, -width % right, 0, -height % down))
-    rows, columns = x.shape[1] // down, x.shape[2] // right
-    shifts = [0 if each == 1 else by for each, by in zip((rows, columns), shift_size, strict=True)]
-    x = torch.roll(x, [-by for by in shifts], (1, 2)) if any(shifts) else x
-    x = _windows(x, down, right)  # [N * windows, T, C]
-    heads = F.linear(x, qkv_weight, qkv_bias).unflatten(-1, (3, num_heads, -1)).unbind(2)
-    query, key, value = (each.transpose(1, 2) for each in heads)
-    bias = relative_position_bias  # [1, heads, T, T]
-    if any(shifts):
-        # What was rolled from the other side is another region: of each side there are the first, the last but what
-        # was rolled, and that.
-        region = x.new_zeros(1, rows * down, columns * right, 1)
-        for dim, (window, by) in enumerate(zip(window_size, shifts, strict=True), start=1):
-            at = torch.arange(region.shape[dim], device=x.device)
-            part = (at >= len(at) - window).to(x.dtype) + (at >= len(at) - by).to(x.dtype)
-            region = region + part.view([-1 if each == dim else 1 for each in range(4)]) * 3 ** (2 - dim)
-        region = _windows(region, down, right)  # [windows, T, 1]
-        bias = bias + torch.where(region == region.transpose(1, 2), 0.0, -100.0).to(bias.dtype)[:, None]
-    y = attend(query, key, value, bias)
-    y = F.linear(y.transpose(1, 2).flatten(2), proj_weight, proj_bias)
-    y = y.view(samples, rows, columns, down, right, channels).transpose(2, 3)
-    y = y.reshape(samples, rows * down, columns * right, channels)
-    y = torch.roll(y, shifts, (1, 2)) if any(shifts) else y
-    return y[:, :height, :width].contiguous()
 
 
 def _windows(x: Tensor, down: int, right: int) -> Tensor:

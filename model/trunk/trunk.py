@@ -21,6 +21,7 @@ from .backbone_rewriter import BackboneRewriter
 from .branches import Step, run_side_by_side
 from .compiled_part import Kind, handing_over
 from .fused_convolution import PADDED_CHANNELS, FusedConvolution
+from .fused_linear import FusedLinear
 from .joined_maps import join_maps
 from .layer_graph import Unwritten, first_line
 from .timed_convolutions import fastest_convolutions, takes_no_longer, times_nothing
@@ -262,32 +263,33 @@ def _copies(fused: Sequence[FusedConvolution]) -> list[Tensor]:
 
 
 def _choose(module: nn.Module, x: Tensor) -> list[str]:
-    """Run the module, letting each convolution choose how it runs; returns why some run unfused."""
+    """Run the module, letting each layer that can be Triton's choose how it runs; returns why some run unfused."""
     refused: dict[str, int] = {}
     to_compile: dict[Hashable, Callable[[], Tensor]] = {}
 
-    def note(conv: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        assert isinstance(conv, FusedConvolution)
-        if (found := conv.in_triton_by(*inputs)) is not None:
+    def note(layer: Any, inputs: tuple[Tensor, ...]) -> None:
+        if (found := layer.in_triton_by(*inputs)) is not None:
             to_compile.setdefault(*found)
 
-    def choose(conv: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        assert isinstance(conv, FusedConvolution)
-        reason = conv.choose(*inputs)
+    def choose(layer: Any, inputs: tuple[Tensor, ...]) -> None:
+        reason = layer.choose(*inputs)
         if reason is not None:
             refused[reason] = refused.get(reason, 0) + 1
 
     convolutions = _fused(module)
+    linears = [each for each in module.modules() if isinstance(each, FusedLinear)]
     if x.device.type == "cuda":
-        _run_with(note, module, convolutions, x)
+        _run_with(note, module, [*convolutions, *linears], x)
         tried = [partial(_try, call) for call in to_compile.values()]
         each_once(tried, torch.cuda.current_stream(x.device))
-    _run_with(choose, module, convolutions, x)
+    _run_with(choose, module, [*convolutions, *linears], x)
     in_triton = sum(conv.in_triton for conv in convolutions)
     fused = sum(conv.fused and not conv.in_triton for conv in convolutions)
     notes = [f"Convolutions that run with their ReLU as one launch of cuDNN: {fused}."] if fused else []
     if in_triton:
         notes.append(f"Convolutions and norms that run with what follows as one launch of Triton: {in_triton}.")
+    if in_triton := sum(linear.in_triton for linear in linears):
+        notes.append(f"Linear layers that run with what follows as one launch of Triton: {in_triton}.")
     return notes + [f"Convolutions whose ReLU runs by itself: {count}, since {why}." for why, count in refused.items()]
 
 
@@ -297,13 +299,13 @@ def _try(call: Callable[[], object]) -> None:
 
 
 def _run_with(
-    hook: Callable[[nn.Module, tuple[Tensor, ...]], None],
+    hook: Callable[[Any, tuple[Tensor, ...]], None],
     module: nn.Module,
-    convolutions: Sequence[nn.Module],
+    layers: Sequence[nn.Module],
     x: Tensor,
 ) -> None:
-    """Run the module once, with a hook before each convolution."""
-    hooks = [conv.register_forward_pre_hook(hook) for conv in convolutions]
+    """Run the module once, with a hook before each of some layers."""
+    hooks = [layer.register_forward_pre_hook(hook) for layer in layers]
     try:
         module(x.clone(memory_format=torch.preserve_format))  # which it may change in place
     finally:

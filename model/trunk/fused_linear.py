@@ -1,0 +1,78 @@
+"""``FusedLinear``: a linear layer of tokens with its activation, in one launch of Triton where that is no slower."""
+
+import math
+from collections.abc import Callable, Hashable
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ...kernels import FOLLOWING, fused_conv2d, fused_conv2d_operator, takes_convolution
+from ...kernels.convolution import compiled_for
+from .fused_convolution import prefers_triton
+
+#: As a convolution: stride, padding and dilation.
+_SIZES = (1, 1), (0, 0), (1, 1)
+
+
+class FusedLinear(nn.Module):
+    """``linear -> activation``, which shares the parameters of the linear layer that it stands for.
+
+    Triton's convolution by windows of one multiplies maps of one column: as many positions as there are vectors.
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, following: str = "") -> None:
+        """Multiply by ``weight``, [O, C], and add ``bias``; ``following`` is a name of ``FOLLOWING``."""
+        super().__init__()
+        self.weight, self.bias = weight, bias
+        self.following = following
+        """The activation behind it."""
+        self.in_triton = False
+        """True if it runs as one launch of Triton."""
+        self.compiled = False
+        """True if a compiler gets it, which knows no launch of ours."""
+
+    @torch.no_grad()
+    def choose(self, x: Tensor) -> None:
+        """Use Triton if it takes this input, agrees with the plain layer and is no slower than that."""
+        self.in_triton = False
+        found = self.in_triton_by(x)
+        if found is not None:
+            kind = x.shape, self.weight.shape, self.compiled
+            others, count = partial(self.forward, x), x.numel() * len(self.weight)
+            self.in_triton = prefers_triton(*found, _as_map(others()), others, kind, count)
+
+    def in_triton_by(self, x: Tensor) -> tuple[Hashable, Callable[[], Tensor]] | None:
+        """Return what Triton compiles for this input, and its product; None where it does not take it."""
+        if not self._takes(x):
+            return None
+        given = _as_map(x), self._windows(), self.bias, _SIZES, 1, self.following
+        return compiled_for(*given), partial(fused_conv2d, *given)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Multiply x [..., C] to [..., O], and apply the activation."""
+        if not (self.in_triton and self._takes(x)):
+            return FOLLOWING[self.following](F.linear(x, self.weight, self.bias))
+        if self.compiled:
+            sizes = map(list, _SIZES)
+            y = fused_conv2d_operator(_as_map(x), self._windows(), self.bias, *sizes, 1, self.following, None)
+        else:
+            y = fused_conv2d(_as_map(x), self._windows(), self.bias, _SIZES, 1, self.following)
+        return y.permute(0, 2, 3, 1).view(*x.shape[:-1], len(self.weight))
+
+    def _takes(self, x: Tensor) -> bool:
+        fits = x.ndim > 0 and x.is_contiguous() and x.numel() > 0 and x.shape[-1] == self.weight.shape[1]
+        return fits and takes_convolution(_as_map(x), self._windows(), self.bias, _SIZES)
+
+    def _windows(self) -> Tensor:
+        return self.weight[:, :, None, None]
+
+    def extra_repr(self) -> str:
+        """Show what is in it."""
+        return f"{'triton' if self.in_triton else 'plain'}, following={self.following!r}"
+
+
+def _as_map(x: Tensor) -> Tensor:
+    """Return dense vectors [..., C] as a map of one column in channels_last, [1, C, number of vectors, 1]."""
+    return x.view(1, math.prod(x.shape[:-1]), 1, x.shape[-1]).permute(0, 3, 1, 2)

@@ -1,0 +1,168 @@
+"""Linear layers of a backbone, with the activations behind them, as launches of Triton."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from auxhead.model import make_trunk
+from auxhead.model.trunk import fused_convolution, fused_linear, timed_convolutions
+from auxhead.model.trunk.fused_linear import FusedLinear
+from support.trunk_cases import TRITON, assert_same, called, made, sooner
+from torch import Tensor, nn
+from torchvision.models.swin_transformer import SwinTransformer
+from torchvision.models.vision_transformer import VisionTransformer
+
+pytestmark = TRITON
+HALVES = [torch.float16, torch.bfloat16]
+
+
+@pytest.fixture(autouse=True)
+def in_triton(monkeypatch):
+    sooner(monkeypatch, True)
+    torch.manual_seed(0)
+
+
+def linears(trunk) -> list[FusedLinear]:
+    return [module for module in trunk.module.modules() if isinstance(module, FusedLinear)]
+
+
+def note(count: int) -> str:
+    return f"Linear layers that run with what follows as one launch of Triton: {count}."
+
+
+class Mixing(nn.Module):
+    """Linear layers of tokens, each with another activation, or with what is none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        gelus = nn.GELU(), nn.GELU("tanh")
+        followed = *gelus, nn.ReLU(inplace=True), nn.SiLU(), nn.Hardswish(), nn.ReLU6(), nn.ELU(), nn.Identity()
+        self.layers = nn.ModuleList(nn.Sequential(nn.Linear(16, 16, bias=n % 3 > 0), f) for n, f in enumerate(followed))
+        self.first, self.second, self.twice = nn.Linear(16, 24), nn.Linear(24, 16), nn.Linear(16, 16)
+        self.odd, self.fc = nn.Linear(16, 20), nn.Linear(20, 5)  # 20 are not Triton's
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = x + layer(x)
+        x = self.second(F.gelu(self.first(x), approximate="tanh"))
+        y = self.twice(x)
+        return self.fc(F.gelu(self.odd(F.gelu(y) + y)).mean(1))
+
+
+def mixing(device, dtype=torch.float16) -> tuple[nn.Module, Tensor]:
+    return Mixing().eval().to(device, dtype), torch.randn(2, 7, 16, device=device, dtype=dtype)
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+@pytest.mark.parametrize("kind", ["cudnn", "inductor"])
+@pytest.mark.usefixtures("uncompiled_on_the_cpu")
+def test_linear_layers_are_one_launch_with_what_follows(device, kind: str, dtype: torch.dtype) -> None:
+    backbone, x = mixing(device, dtype)
+    trunk = made(backbone, (), x, kind)
+    found = [(linear.following, linear.in_triton) for linear in linears(trunk)]
+    assert found == [
+        *((name, True) for name in ("gelu", "gelu_tanh", "relu", "silu", "hardswish", "relu6", "", "", "gelu_tanh")),
+        ("", True), ("", True), ("gelu", False),
+    ]  # fmt: skip
+    assert note(11) in trunk.notes
+    for _ in range(2):
+        assert_same(trunk, backbone, (), x)
+        with torch.no_grad():  # the user's own parameters are read: nothing is to be refreshed
+            backbone.layers[0][0].weight.mul_(2.0)
+            backbone.first.bias.add_(1.0)
+    for other in (x[:1], torch.randn(3, 5, 16, device=device, dtype=dtype), x.mT.contiguous().mT):
+        assert_same(trunk, backbone, (), other)
+
+
+def test_attention_multiplies_so_too(device) -> None:
+    backbone = VisionTransformer(16, 8, 1, 2, 32, 64, num_classes=5).eval()
+    nn.init.normal_(backbone.heads.head.weight)
+    backbone, x = backbone.to(device, torch.float16), torch.randn(2, 3, 16, 16, device=device, dtype=torch.float16)
+    trunk = made(backbone, ("encoder.layers.encoder_layer_0.mlp",), x)
+    assert [linear.following for linear in linears(trunk)] == ["", "", "gelu", ""] and note(4) in trunk.notes
+    assert_same(trunk, backbone, ("encoder.layers.encoder_layer_0.mlp",), x)
+
+
+def test_attention_within_windows_multiplies_so_too(device) -> None:
+    sizes = {"patch_size": [2, 2], "embed_dim": 8, "depths": [2], "num_heads": [2], "window_size": [3, 4]}
+    backbone = SwinTransformer(**sizes, num_classes=5).eval().to(device, torch.float16)
+    x = torch.randn(2, 3, 12, 16, device=device, dtype=torch.float16)
+    trunk = made(backbone, ("features.1.0",), x)
+    assert [linear.following for linear in linears(trunk)] == ["", "", "gelu", ""] * 2 and note(8) in trunk.notes
+    assert_same(trunk, backbone, ("features.1.0",), x)
+
+
+def test_what_a_tap_returns_is_what_the_layer_does(device) -> None:
+    backbone, x = mixing(device)
+    taps = ("layers.0.0", "layers.1")
+    trunk = made(backbone, taps, x)
+    assert [linear.following for linear in linears(trunk)][:2] == ["", "gelu_tanh"]
+    assert_same(trunk, backbone, taps, x)
+
+
+@pytest.mark.parametrize("case", ["slower", "wrong", "fails", "many products"])
+def test_what_is_slower_or_wrong_is_left(device, monkeypatch, case: str) -> None:
+    backbone, x = mixing(device)
+    right = fused_linear.fused_conv2d
+
+    def fails(*_given: object) -> Tensor:
+        raise RuntimeError("of a compiler")
+
+    if case == "slower":
+        sooner(monkeypatch, False)
+    elif case == "wrong":
+        monkeypatch.setattr(fused_linear, "fused_conv2d", lambda *given: right(*given) * 1.5 + 1.0)
+    elif case == "fails":
+        monkeypatch.setattr(fused_linear, "fused_conv2d", fails)
+    else:
+        monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)
+        monkeypatch.setattr(fused_convolution, "MOST_UNTIMED_PRODUCTS", 2 * 7 * 16 * 16 - 1)
+    trunk = made(backbone, (), x)
+    assert not any(linear.in_triton for linear in linears(trunk)) and note(11) not in trunk.notes
+    assert_same(trunk, backbone, (), x)
+
+
+def test_few_products_are_tritons_where_nothing_is_timed(device, monkeypatch) -> None:
+    backbone, x = mixing(device)
+    timed = sooner(monkeypatch, False)
+    monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)
+    assert timed_convolutions.times_nothing()
+    assert note(11) in made(backbone, (), x).notes and not timed
+
+
+def test_layers_of_float32_are_left(device) -> None:
+    backbone, x = mixing(device, torch.float32)
+    trunk = make_trunk(backbone, (), x, "cudnn")
+    assert not linears(trunk) and called(trunk.module)[nn.Linear] == 12
+    assert_same(trunk, backbone, (), x)
+
+
+@pytest.mark.parametrize("case", ["autocast", "gradient", "negated", "a vector", "no tokens", "strided"])
+def test_what_triton_does_not_take_is_pytorchs(device, case: str) -> None:
+    linear = FusedLinear(*nn.Linear(16, 8, device=device, dtype=torch.float16).parameters(), "gelu")
+    x = torch.randn(2, 3, 16, device=device, dtype=torch.float16)
+    linear.choose(x)
+    assert linear.in_triton
+    if case == "negated":
+        x = torch._neg_view(x)
+    elif case == "a vector":
+        x = x[0, 0]
+    elif case == "no tokens":
+        x = x[:, :0]
+    elif case == "strided":
+        x = x.transpose(0, 1)
+    with (
+        torch.autocast(device.type, torch.bfloat16, enabled=case == "autocast"),
+        torch.set_grad_enabled(case == "gradient"),
+    ):
+        found, wanted = linear(x), F.gelu(F.linear(x, linear.weight, linear.bias))
+    assert found.dtype == wanted.dtype and found.shape == wanted.shape and found.requires_grad == (case == "gradient")
+    torch.testing.assert_close(found, wanted, rtol=1e-2, atol=1e-2)
+
+
+def test_an_exported_trunk_calls_the_operator(device) -> None:
+    backbone, x = mixing(device)
+    trunk = made(backbone, (), x)
+    with torch.no_grad():
+        program = torch.export.export(trunk.module, (x,))
+        assert sum("fused_conv2d" in str(node.target) for node in program.graph.nodes) == 11
+        torch.testing.assert_close(program.module()(x), trunk.module(x), rtol=1e-2, atol=1e-2)
