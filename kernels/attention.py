@@ -4,6 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .early_start import early_start
 from .fused_head import runs_triton, wants_plain_pytorch
 from .launch.launch_config import next_power_of_2
 
@@ -72,7 +73,7 @@ def _attention_operator(query: Tensor, key: Tensor, value: Tensor, bias: Tensor 
             query, *query.stride()[:3], key, *key.stride()[:3], value, *value.stride()[:3], bias, *_strides(bias), out,
             heads, queries, keys, 1 if bias is None else len(bias), numbers**-0.5,
             DIM=numbers, BLOCK_Q=block_q, BLOCK_K=block_k, BLOCK_D=block_d,
-            num_warps=4 if block_k * block_d < 32_768 else 8,
+            num_warps=4 if block_k * block_d < 32_768 else 8, **early_start(query),
         )  # fmt: skip
     return out
 

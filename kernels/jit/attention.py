@@ -9,6 +9,7 @@ one image most of a GPU has nothing to do. Prefixes of names: see ``head``.
 import triton
 import triton.language as tl
 
+from .early_start import await_launch_before
 from .hand_over import dot
 
 
@@ -26,6 +27,7 @@ def attention_kernel(
     out,  # [N, QUERIES, HEADS, DIM], dense
     HEADS, QUERIES, KEYS, BIASES, scale,
     DIM: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_D: tl.constexpr,
+    EARLY_START: tl.constexpr,
 ):  # fmt: skip
     """Attend from a block of queries, in float32 but for the products' operands; the launcher has sized everything."""
     blocks = tl.cdiv(QUERIES, BLOCK_Q)
@@ -37,6 +39,7 @@ def attention_kernel(
     off_d = tl.arange(0, BLOCK_D)
     mask_q = (off_q < QUERIES)[:, None] & (off_d < DIM)[None, :]
     mask_k = (off_k < KEYS)[:, None] & (off_d < DIM)[None, :]
+    await_launch_before(EARLY_START)
     pointer = query + sample * QUERY_N + head * QUERY_H + off_q[:, None] * QUERY_T + off_d[None, :]
     queries = tl.load(pointer, mask=mask_q, other=0.0)
     pointer = key + sample * KEY_N + head * KEY_H + off_k[:, None] * KEY_T + off_d[None, :]

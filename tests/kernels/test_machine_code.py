@@ -35,10 +35,11 @@ def test_heads_compile_for_gpus_they_were_not_measured_on(capability, tmp_path):
 
 
 @pytest.mark.parametrize("capability", ["90", *SHARED_KB])
-def test_convolutions_and_pools_compile_for_gpus(capability, tmp_path):
+def test_kernels_of_trunks_compile_for_gpus(capability, tmp_path):
     """A branch in their loop would stop loads from running ahead, and take twice as long."""
     made = printed("compile_convolutions.py", tmp_path, capability)
-    assert {one["kernel"] for one in made} == {"convolution_kernel", "depthwise_kernel", "max_pool_kernel"}
+    kernels = {"attention_kernel", "convolution_kernel", "depthwise_kernel", "max_pool_kernel"}
+    assert {one["kernel"] for one in made} == kernels
     for one in made:
         assert one["shared"] <= 1024 * SHARED_KB.get(capability, 227)
         assert one["copies"] >= 2 * one.get("stages", 0), "of both operands, in the loop and before it"

@@ -1,4 +1,4 @@
-"""Script: compiles convolutions and max-pools for the compute capability given, and prints facts as JSON.
+"""Script: compiles convolutions, max-pools and attention for the compute capability given, and prints facts as JSON.
 
 A process of its own, since the tests' has Triton's interpreter in the kernels' place.
 """
@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from auxhead.autotune.measuring.compile_only import compile_only
-from auxhead.kernels import convolution, fused_conv2d, max_pool
+from auxhead.kernels import attend, attention, convolution, fused_conv2d, max_pool
 from support.machine_code import disassembled
 
 #: Instructions that read and write memory of the device.
@@ -18,11 +18,11 @@ ACCESS = re.compile(r"\b(LDG|LDGSTS|STG|RED|ATOMG|LD|ST)\b")
 
 
 def main() -> None:
-    """Of dense convolutions by block and window, of depthwise ones and of pools."""
+    """Of dense convolutions by block and window, of depthwise ones, of pools and attention."""
     capability = int(sys.argv[1])
     compiled = compile_only(capability)
     options = {"EARLY_START": True, "launch_pdl": True} if capability >= 90 else {"EARLY_START": False}
-    for module in (convolution, max_pool):
+    for module in (attention, convolution, max_pool):
         module.runs_triton = lambda _x: True
         module.early_start = lambda _x: options
     x = torch.zeros(1, 64, 8, 8, dtype=torch.float16).contiguous(memory_format=torch.channels_last)
@@ -37,6 +37,9 @@ def main() -> None:
     fused_conv2d(x, x.new_zeros(64, 1, 3, 3), x.new_zeros(64), ((1, 1), (1, 1), (1, 1)), 64, "silu")
     found.append(facts(compiled[-1]))
     max_pool.max_pool2d(x, 3, 2, 1)
+    found.append(facts(compiled[-1]))
+    query = torch.zeros(1, 2, 50, 64, dtype=torch.float16)
+    attend(query, query, query, query.new_zeros(1, 2, 50, 50))
     found.append(facts(compiled[-1]))
     print(json.dumps(found))
 
