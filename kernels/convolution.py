@@ -85,15 +85,18 @@ def takes_convolution(
 ) -> bool:
     """Return whether a kernel convolves x, of the arguments of :func:`fused_conv2d`.
 
-    Depthwise ones up to ``MOST_PRODUCTS``, without an addend; others of half precision and channels that are multiples
-    of 8, whose weight lies in channels_last. Maps lie in channels_last, x and ``out`` maybe in wider rows.
+    Depthwise ones up to ``MOST_PRODUCTS``, without an addend, also of a weight and bias of float32; others of half
+    precision and channels that are multiples of 8, whose weight lies in channels_last. Maps lie in channels_last, x and
+    ``out`` maybe in wider rows.
     """
     tensors = [each for each in (x, weight, bias, addend, out) if each is not None]
+    factors = torch.float32 if _is_depthwise(weight, groups) and weight.dtype == torch.float32 else x.dtype
     return (
         runs_triton(x)
         and not wants_plain_pytorch()
         and not torch.is_autocast_enabled(x.device.type)
-        and all(each.dtype == x.dtype and each.device == x.device and not each.is_neg() for each in tensors)
+        and all(each.dtype == (factors if each is weight or each is bias else x.dtype) for each in tensors)
+        and all(each.device == x.device and not each.is_neg() for each in tensors)
         and x.ndim == weight.ndim == 4
         and 0 < x.numel() < MOST_POSITIONS
         and x.shape[1] == groups * weight.shape[1]
@@ -127,7 +130,7 @@ def _row(x: Tensor) -> int:
 
 
 def _is_depthwise(weight: Tensor, groups: int) -> bool:
-    return groups == len(weight) and weight.shape[1] == 1
+    return weight.ndim == 4 and groups == len(weight) and weight.shape[1] == 1
 
 
 def _takes_depthwise(x: Tensor, weight: Tensor, sizes: Sequence[Sequence[int]], addend: Tensor | None) -> bool:
@@ -166,9 +169,10 @@ def fused_conv2d(
     """Convolve x, [N, C, H, W], by ``weight``, [O, C / groups, h, w]; add bias and ``addend``; all in one launch.
 
     ``sizes`` are stride, padding and dilation, pairs as ``F.conv2d`` takes them; ``following`` is a name of
-    ``FOLLOWING``. Sums are in float32 and rounded once. A depthwise weight is read in the order h, w, C; one that lies
-    otherwise is copied. What :func:`takes_convolution` does not take is PyTorch's. It is written to ``out``, which is
-    returned, if that is given: of the result's shape, dtype and device, and no part of what is read.
+    ``FOLLOWING``. Sums are in float32 and rounded once. A depthwise weight is read in the order h, w, C, and one that
+    lies otherwise is copied; of float32 it and its bias may go with x of half precision. What
+    :func:`takes_convolution` does not take is PyTorch's. The result is written to ``out``, which is returned, if it is
+    given: of the result's shape, dtype and device, and no part of what is read.
     """
     if not takes_convolution(x, weight, bias, sizes, groups, addend, out):
         y = convolution_reference(x, weight, bias, sizes, groups, following, addend)
@@ -218,7 +222,7 @@ def compiled_for(
     """Return all that a launch of :func:`fused_conv2d`, which takes these arguments, is compiled for."""
     window = weight.shape[2:] if _is_depthwise(weight, groups) else None
     constants = _constants(x, weight, sizes, groups, following)
-    return x.device, x.dtype, window, bias is None, addend is None, *constants.items()
+    return x.device, x.dtype, weight.dtype, window, bias is None, addend is None, *constants.items()
 
 
 def _constants(

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from functools import partial
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -27,7 +28,12 @@ def convolution_reference(
     following: str = "",
     addend: Tensor | None = None,
 ) -> Tensor:
-    """Convolve x [N, C, H, W] by ``weight`` [O, C / groups, h, w]; ``sizes`` are stride, padding and dilation."""
+    """Convolve x [N, C, H, W] by ``weight`` [O, C / groups, h, w]; ``sizes`` are stride, padding and dilation.
+
+    A depthwise weight of float32 multiplies x of half precision in float32, and what it makes is rounded.
+    """
     stride, padding, dilation = map(list, sizes)
-    y = F.conv2d(x, weight, bias, stride, padding, dilation, groups)
+    mixed = weight.dtype == torch.float32 and x.dtype in (torch.float16, torch.bfloat16) and groups == len(weight)
+    y = F.conv2d(x.float() if mixed else x, weight, bias, stride, padding, dilation, groups)
+    y = y.to(x.dtype) if mixed else y
     return FOLLOWING[following](y if addend is None else y + addend)

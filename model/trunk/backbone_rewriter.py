@@ -25,7 +25,7 @@ from .graph_passes import (
     take_off_classifier,
 )
 from .in_place import changed_in_place, changed_in_some_layouts
-from .layer_graph import LayerGraph, constants_of, is_known, runs_on_one_tensor, runs_users_code, trace
+from .layer_graph import LayerGraph, constants_of, is_users, runs_on_one_tensor, trace
 from .pieces import pieces_of
 from .self_attention import replace_attentions, replace_self_attentions, replace_window_attentions
 
@@ -83,14 +83,8 @@ class BackboneRewriter:
             return "the forward of the backbone could not be traced"
         if self._changed is not None:
             return f"{self._changed} may change in place what others read"
-        users = {
-            node
-            for node in module.graph.nodes
-            if (node.op == "call_function" and not is_known(node.target))
-            or (
-                node.op == "call_module" and any(map(runs_users_code, module.get_submodule(str(node.target)).modules()))
-            )
-        }
+        layers = LayerGraph(module.graph, module, {})
+        users = {node for node in module.graph.nodes if is_users(layers, node)}
         steps = plan_branches(module.graph, self._taps.values(), users)
         return steps if has_branches(steps) else "no layers run beside each other"
 

@@ -14,16 +14,21 @@ from torch import Tensor, fx
 from torch.fx import Node
 from torch.utils._pytree import tree_leaves
 
-from .joined_maps import joined, joined_memory
+from .joined_maps import joined, joined_memory, place_in
 
 #: Streams beside the trunk's, at most: more branches than these share them.
 MOST_BESIDE = 3
-#: What launches nothing: its output is its input, elsewhere or in part, memory for others, or a number.
+#: What leaves no lane: its output is mostly its input, elsewhere or in part, memory for others, or a number.
 _VIEWS = {
-    operator.getitem, getattr, joined, joined_memory, torch.flatten, torch.transpose, torch.permute, torch.squeeze,
-    torch.unsqueeze, torch.chunk, torch.split, "flatten", "view", "transpose", "permute", "squeeze", "unsqueeze",
-    "chunk", "split", "narrow", "size", "dim",
+    operator.getitem, getattr, joined, joined_memory, place_in, torch.flatten, torch.transpose, torch.permute,
+    torch.squeeze, torch.unsqueeze, torch.chunk, torch.split, "flatten", "view", "transpose", "permute", "squeeze",
+    "unsqueeze", "chunk", "split", "size", "dim",
 }  # fmt: skip
+
+
+def launches_nothing(node: Node) -> bool:
+    """Return whether a node launches nothing, whatever it is given: a flatten may copy, and an index be a tensor."""
+    return node.op == "call_function" and node.target in (getattr, joined, joined_memory, place_in)
 
 
 class Step(NamedTuple):
@@ -50,7 +55,7 @@ def plan_branches(graph: fx.Graph, taps: Collection[str], users: Collection[Node
     lane_of: dict[Node, int] = {}
     there: dict[Node, int] = {}  # the step behind which an output is: of a view, one before that launches something
     last = [-1] * (MOST_BESIDE + 1)  # step of each lane
-    launched = [*last]  # the last step of each lane that is no view
+    launched = [*last]  # the last step of each lane that may launch something
     newest: list[set[Node]] = [set() for _ in last]  # what a node may go on from: the last output and its views
     seen = [[-1] * len(last) for _ in last]  # by lane and other lane: the last step that it has waited for
     joined = -1
@@ -74,7 +79,7 @@ def plan_branches(graph: fx.Graph, taps: Collection[str], users: Collection[Node
         if lane and not waits and last[lane] <= joined and joined >= 0:
             waits.add(joined)  # memory that other lanes have given back may be what it gets
         lane_of[node] = lane
-        if node.target not in _VIEWS or waits or launched[lane] < 0:
+        if not launches_nothing(node) or waits or launched[lane] < 0:
             launched[lane] = number
         there[node] = launched[lane]
         if node.op != "get_attr":

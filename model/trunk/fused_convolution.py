@@ -12,7 +12,6 @@ from torch.nn.utils.fusion import fuse_conv_bn_weights
 
 from ...kernels import FOLLOWING, fused_conv2d, fused_conv2d_operator, takes_convolution
 from ...kernels.convolution import compiled_for, products
-from ...kernels.fused_head import wants_plain_pytorch
 from .timed_convolutions import takes_no_longer, times_nothing
 
 #: A fused convolution has to agree with the plain one this well, relative to the largest output; the trunk as a
@@ -28,11 +27,6 @@ MOST_PRODUCTS = 32
 MOST_UNTIMED_PRODUCTS = 2**26
 #: Whether Triton is sooner, by all that decides it: so are all trunks of a process made alike.
 _is_sooner: dict[Hashable, bool] = {}
-
-
-def takes_no_memory() -> bool:
-    """Return whether results are not written to memory that is given: in what is exported, or transformed."""
-    return torch.compiler.is_exporting() or wants_plain_pytorch()
 
 
 def has_cudnn(x: Tensor) -> bool:
@@ -107,10 +101,10 @@ class FusedConvolution(nn.Module):
         """True if each channel is convolved by itself."""
         return 1 < self.groups == len(self.weight) and self.weight.shape[1] == 1
 
-    def is_like(self, other: "FusedConvolution") -> bool:
-        """Return whether another one makes numbers of the same dtype, in as many channels."""
+    def may_take_bias_of(self, other: "FusedConvolution") -> bool:
+        """Return whether another one makes numbers of the same dtype, in as many channels; norms keep their biases."""
         mine, its = self._sources[0].weight, other._sources[0].weight
-        return mine.dtype == its.dtype and len(mine) == len(its)
+        return mine.dtype == its.dtype and len(mine) == len(its) and not (self.scales or other.scales)
 
     def take_bias_of(self, other: "FusedConvolution") -> None:
         """Add the bias of ``other``, whose output is this one's summand, here, where it costs no launch."""
@@ -254,10 +248,8 @@ class FusedConvolution(nn.Module):
     def forward(self, x: Tensor, z: Tensor | None = None, into: Tensor | None = None) -> Tensor:
         """Convolve x [N, C, H, W]; add z, of the output's shape, and apply the activation, if there are.
 
-        The result is written ``into`` memory that is given, and that is returned, unless :func:`takes_no_memory`.
+        The result is written ``into`` memory that is given, and that is returned.
         """
-        if into is not None and takes_no_memory():
-            into = None
         bias = None if self.gives_bias else self.bias
         others: tuple[Any, ...] = (bias, self.stride, self.padding, self.dilation, self.groups)
         # as many channels a plain convolution would refuse
@@ -328,9 +320,13 @@ def _pair(given: Any) -> Any:
 
 
 def scaling_by(norm: nn.BatchNorm2d) -> FusedConvolution:
-    """Return a batch norm as a depthwise convolution by windows of one, where Triton takes that; else it is itself."""
+    """Return a batch norm as a depthwise convolution by windows of one, where Triton takes that; else it is itself.
+
+    Its factors are of float32, as the norm's: rounded, those of a large mean would be off by more than its output is.
+    """
     assert norm.running_mean is not None
-    channels, like = norm.num_features, {"device": norm.running_mean.device, "dtype": norm.running_mean.dtype}
+    channels = norm.num_features
+    like = {"device": norm.running_mean.device, "dtype": torch.promote_types(norm.running_mean.dtype, torch.float32)}
     # without initial values, for which random numbers would be drawn
     conv = nn.utils.skip_init(nn.Conv2d, channels, channels, 1, groups=channels, bias=False, **like)
     nn.init.ones_(conv.weight)

@@ -186,7 +186,7 @@ def _fuse_sum(layers: LayerGraph, value: Node, last: Node | None = None) -> Fuse
         if conv is None or len(node.args) > 1 or not undisturbed(layers, node, last, {value}):
             continue
         summand = _open_convolution(layers, other)
-        if summand is not None and len(other.args) == 1 and conv.is_like(summand):
+        if summand is not None and len(other.args) == 1 and conv.may_take_bias_of(summand):
             conv.take_bias_of(summand)
         conv.sum = "in place" if changed_in_place else "convolution first" if node is operands[0] else "summand first"
         replaced = (value, node) if last is not value else (node,)

@@ -76,8 +76,8 @@ def may_be_changed(layers: LayerGraph) -> set[Node]:
     for node in layers.graph.nodes:
         group = {node}.union(*([] if _makes_one(layers, node) else [shared[each] for each in node.all_input_nodes]))
         shared.update(dict.fromkeys(group, group))
-    changed = [each for node in layers.graph.nodes for each in _changes(layers, node) if isinstance(each, Node)]
-    return set().union(*(shared[each] for each in changed))
+    changed = [each for node in layers.graph.nodes for each in tree_leaves(_changes(layers, node))]
+    return set().union(*(shared[each] for each in changed if isinstance(each, Node)))
 
 
 #: What shares its input's memory, or copies it where it lies otherwise; and what shares it in any layout.

@@ -203,6 +203,13 @@ def runs_users_code(layer: nn.Module) -> bool:
     return "forward" in vars(layer) or not all(map(is_known, [type(layer), *hooks]))
 
 
+def is_users(layers: "LayerGraph", node: Node) -> bool:
+    """Return whether a node calls a function of the user's, or a layer in which code of the user's runs."""
+    if node.op == "call_module":
+        return any(map(runs_users_code, layers.called(node).modules()))
+    return node.op == "call_function" and not is_known(node.target)
+
+
 def first_line(error: Exception) -> str:
     """Return the type of an error and the first line of its message."""
     return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"

@@ -104,6 +104,22 @@ def test_dense_is_as_exact_as_pytorchs(device, launches, poisoned_empty, any_blo
     assert torch.equal(found, by_operator(given, following, addend))
 
 
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+def test_depthwise_factors_may_be_of_float32(device, launches, poisoned_empty, case, dtype) -> None:
+    """What they make is rounded once, and an exported program makes the same."""
+    (x, weight, bias, sizes, groups), _ = layer(case, dtype, device)
+    weight, bias = weight.float() * 1.001, None if bias is None else bias.float() * 1.001
+    found = fused_conv2d(x, weight, bias, sizes, groups, "relu")
+    assert len(launches) == 1 and found.dtype == dtype
+    exact = F.relu(F.conv2d(*(None if each is None else each.double() for each in (x, weight, bias)), *sizes, groups))
+    assert (found.double() - exact).abs().max() <= torch.finfo(dtype).eps * exact.abs().max()
+    assert torch.equal(by_operator((x, weight, bias, sizes, groups), "relu", None), found)
+    torch.testing.assert_close(convolution_reference(x, weight, bias, sizes, groups, "relu"), found)
+    kinds = [compiled_for(x, each, None, sizes, groups) for each in (weight, weight.to(dtype))]
+    assert kinds[0] != kinds[1]
+
+
 def in_rows(x: torch.Tensor, first: int, channels: int) -> torch.Tensor:
     """Return a map as some of the channels of a wider one, whose others are NaN."""
     wide = torch.full((len(x), channels, *x.shape[2:]), torch.nan, dtype=x.dtype, device=x.device)

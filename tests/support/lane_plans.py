@@ -2,14 +2,17 @@
 
 from collections.abc import Iterator
 
-from auxhead.model.trunk.branches import _VIEWS, Step
+from auxhead.model.trunk.branches import Step
 from torch.fx import Node
+
+#: What launches nothing of what trunks call.
+QUIET = {"getattr", "joined", "joined_memory", "place_in"}
 
 
 def launched(node: Node) -> Iterator[Node]:
-    """What a node reads that launches something: views are seen through."""
+    """What a node reads that launches something: what does not is seen through."""
     for each in node.all_input_nodes:
-        if each.target in _VIEWS:
+        if each.op == "call_function" and getattr(each.target, "__name__", "") in QUIET:
             yield from launched(each)
         else:
             yield each

@@ -129,6 +129,32 @@ def test_views_and_sizes_are_no_branches() -> None:
     assert not has_branches(plan_branches(fx.symbolic_trace(Sized()).graph, set()))
 
 
+@pytest.mark.parametrize("kind", ["index", "list", "flatten", "a layer named squeeze"])
+def test_lanes_wait_for_what_may_launch_something(kind: str) -> None:
+    """An index may be a tensor, a flatten may copy, and a layer may be named as a view is."""
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.squeeze = nn.AvgPool2d(3, 1, 1)
+            self.register_buffer("order", torch.tensor([1, 0]))
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = x.exp()
+            if kind == "index":
+                y = y[:, self.order]
+            elif kind == "list":
+                y = y[:, [1, 0]]
+            elif kind == "flatten":
+                y = torch.flatten(y, 1)
+            else:
+                y = self.squeeze(y)
+            return y.sin() * y.cos().tan()
+
+    steps = plan_branches(fx.symbolic_trace(Net()).graph, ())
+    assert has_branches(steps) and not wrong(steps, set())
+
+
 @given(st.data())
 def test_any_graph_is_ordered(data) -> None:
     layers = data.draw(st.integers(1, 14))

@@ -160,6 +160,11 @@ def _changed_part(_net: nn.Module, one: Tensor, two: Tensor) -> Tensor:
     return y + torch.cat([one.mul_(2), two], 1)
 
 
+def changed_in_a_list(y: Tensor) -> Tensor:
+    torch._foreach_clamp_max_([y], 0.1)
+    return y
+
+
 @fx.wrap
 def users(y: Tensor) -> Tensor:
     """A function of the user's, which may change what it is given."""
@@ -168,6 +173,8 @@ def users(y: Tensor) -> Tensor:
 
 #: By name: what is done to the parts, and how many concatenations are copies no more.
 JOINS: dict[str, tuple[Callable[[nn.Module, Tensor, Tensor], Tensor], int]] = {
+    "one node's": (lambda _net, one, _two: torch.cat(one.chunk(2, 1)[::-1], 1), 0),
+    "changed in a list": (lambda _net, one, two: changed_in_a_list(torch.cat([one, two], 1)) + one.sum(), 0),
     "plain": (lambda _net, one, two: torch.cat([one, two], 1), 1),
     "by keywords": (lambda _net, one, two: torch.concat(tensors=(one, two), dim=-3), 1),
     "two orders": (lambda _net, one, two: torch.cat([one, two], 1) + torch.cat([two, one], 1), 0),
@@ -196,6 +203,129 @@ def test_joined_are_maps_that_nobody_changes_where_copies_are_saved(device, name
     trunk = made(backbone, (), x)
     assert (note(count) in trunk.notes) == (count > 0) and (called(trunk.module)[joined] == count)
     assert_same(trunk, backbone, (), x)
+
+
+class Dense4(nn.Module):
+    """Four parts in three concatenations, of which ``reads`` reads some beside the convolutions."""
+
+    def __init__(self, reads: Callable[[Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.layers, self.fc, self.reads = (
+            nn.ModuleList(conv(channels) for channels in (8, 8, 16, 24)),
+            nn.Linear(32, 5),
+            reads,
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        features = [self.layers[0](x)]
+        features.append(self.layers[1](features[0]))
+        first = torch.cat(features, 1)
+        features.append(self.layers[2](first))
+        features.append(self.layers[3](torch.cat(features, 1)))
+        return self.fc(torch.cat(features, 1).mean((2, 3))) * self.reads(features[1], first)
+
+
+@pytest.mark.parametrize(
+    "reads",
+    [
+        lambda part, _first: part.permute(0, 2, 3, 1).view(len(part), -1).mean(1, True),
+        lambda _part, first: first.permute(0, 2, 3, 1).view(first.size(0), -1).mean(1, True),
+        lambda part, first: torch.cat([first, part], 1).mean((2, 3)).mean(1, True),
+        lambda part, first: (F.relu(part + part) * first[:, :8]).mean((2, 3)).mean(1, True),
+    ],
+    ids=["a part", "the first channels", "another concatenation", "both"],
+)
+def test_others_get_dense_maps(device, reads) -> None:
+    """As the backbone would have them: they may ask how these lie."""
+    backbone, x = given(Dense4(reads), device)
+    trunk = made(backbone, (), x)
+    assert_same(trunk, backbone, (), x)
+
+
+def test_a_tap_gets_a_dense_map(device) -> None:
+    class Joins(nn.Module):
+        def forward(self, *parts: Tensor) -> Tensor:
+            return torch.cat(parts, 1)
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b, self.c, self.d = conv(8), conv(8), conv(16), conv(24)
+            self.two, self.three, self.four, self.fc = Joins(), Joins(), Joins(), nn.Linear(32, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            a = self.a(x)
+            b = self.b(a)
+            c = self.c(self.two(a, b))
+            d = self.d(self.three(a, b, c))
+            return self.fc(self.four(a, b, c, d).mean((2, 3)))
+
+    backbone, x = given(Net(), device)
+    trunk = made(backbone, ("two",), x)
+    assert note(3) in trunk.notes
+    lies = []
+    hook = trunk.module.get_submodule("two").register_forward_hook(lambda _m, _x, y: lies.append(y.stride()))
+    assert_same(trunk, backbone, ("two",), x)
+    hook.remove()
+    assert {*lies} == {(1600, 1, 160, 16)}
+
+
+def test_concatenations_within_others(device) -> None:
+    """A long one is the first part of shorter ones, as where a dense block is behind an Inception."""
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner, self.a, self.b = nn.ModuleList(conv(8) for _ in range(4)), conv(32), conv(40)
+            self.fc = nn.Linear(48, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            features = [torch.cat([each(x) for each in self.inner], 1)]
+            features.append(self.a(features[0]))
+            features.append(self.b(torch.cat(features, 1)))
+            return self.fc(torch.cat(features, 1).mean((2, 3)))
+
+    backbone, x = given(Net(), device)
+    trunk = made(backbone, (), x)
+    assert note(3) in trunk.notes
+    assert_same(trunk, backbone, (), x)
+
+
+def test_no_part_is_copied_before_the_users_code_has_run(device) -> None:
+    """Which may write to it by a name of its own."""
+
+    class Keeps(nn.Module):
+        def __init__(self, owner: nn.Module) -> None:
+            super().__init__()
+            self.owner = [owner]
+
+        def forward(self, y: Tensor) -> Tensor:
+            if float(y.sum()) < 1e9:  # so that it is not traced
+                self.owner[0].state.copy_(y)
+            return y.mean()
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b, self.keeps, self.fc = conv(8), conv(16), Keeps(self), nn.Linear(24, 3)
+            self.register_buffer("state", torch.zeros(2, 8, 10, 10))
+
+        def forward(self, x: Tensor) -> Tensor:
+            a = self.a(x)
+            b = self.b(torch.cat([self.state, a], 1))
+            kept = self.keeps(a)
+            return self.fc(torch.cat([self.state, a, b], 1).mean((2, 3))) + kept
+
+    backbone, x = given(Net(), device)
+    trunk = made(backbone, (), x)
+    assert not any("Concatenations" in each for each in trunk.notes) and called(trunk.module)[torch.cat] == 2
+
+
+def test_with_gradients_all_parts_are_copied(device) -> None:
+    backbone, x = given(Dense(), device)
+    trunk = made(backbone, (), x)
+    trunk.module(x.requires_grad_()).sum().backward()
+    assert x.grad is not None and x.grad.abs().sum() > 0
 
 
 def test_a_hook_of_the_users_gets_memory_of_its_own(device) -> None:

@@ -169,11 +169,12 @@ def test_a_norm_that_triton_does_not_take_is_itself(device, monkeypatch) -> None
     assert_same(trunk, backbone, [], x)
 
 
-def test_a_norm_of_another_dtype_is_itself(device) -> None:
+@TRITON
+def test_a_norm_may_be_of_float32(device) -> None:
     backbone = nn.Sequential(nn.BatchNorm2d(4).float(), nn.ReLU(), nn.Flatten(), nn.Linear(36, 3).half())
     backbone, x = with_odd_norms(backbone).to(device), torch.randn(2, 4, 3, 3, device=device, dtype=torch.float16)
     trunk = made(backbone, [], x)
-    assert not any(each.in_triton for each in norms(trunk))
+    assert [each.in_triton for each in norms(trunk)] == [True]
     torch.testing.assert_close(trunk_outputs(trunk, [], x)[-1], backbone(x), atol=0.01, rtol=0.01)
 
 
@@ -276,3 +277,56 @@ def test_what_takes_longer_is_told_on_the_device() -> None:
     short, long = (lambda cycles=cycles: torch.cuda._sleep(cycles) for cycles in (100_000, 200_000))
     assert timed_convolutions.takes_no_longer(short, long, x) and not timed_convolutions.takes_no_longer(long, short, x)
     assert timed_convolutions.takes_no_longer(long, short, x, at_most=3.0)
+
+
+class Reparametrised(nn.Module):
+    """RepVGG's blocks: sums of norms and of convolutions with norms, in either order."""
+
+    def __init__(self, order: str) -> None:
+        super().__init__()
+        self.order, self.stem = order, nn.Conv2d(8, 8, 1)
+        self.conv, self.of_conv = nn.Conv2d(8, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8)
+        self.first, self.second, self.fc = nn.BatchNorm2d(8), nn.BatchNorm2d(8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.stem(x))
+        norm, conv = self.first(x), self.of_conv(self.conv(x))
+        y = {"norm": norm + conv, "conv": conv + norm, "norms": norm + self.second(x)}[self.order]
+        return self.fc(F.relu(y).mean((2, 3)))
+
+
+@TRITON
+@pytest.mark.parametrize("order", ["norm", "conv", "norms"])
+def test_norms_keep_their_biases_in_sums(device, monkeypatch, order: str) -> None:
+    """Where one gave its bias to another, or took one, that was added twice or not at all."""
+    sooner(monkeypatch, True)
+    torch.manual_seed(0)
+    backbone = Reparametrised(order).to(device, torch.float16).to(memory_format=torch.channels_last).eval()
+    x = torch.randn(2, 8, 6, 6, device=device, dtype=torch.float16).contiguous(memory_format=torch.channels_last)
+    trunk = made(backbone, (), x)  # of fresh norms, which add nothing
+    with_odd_norms(backbone)
+    trunk.refresh()
+    assert_same(trunk, backbone, (), x)
+    assert_same(made(backbone, (), x), backbone, (), x)
+    monkeypatch.setattr("auxhead.kernels.convolution.MOST_PRODUCTS", 2 * 8 * 36)
+    assert_same(trunk, backbone, (), torch.cat([x, x]))
+
+
+@TRITON
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_a_norm_of_a_large_mean_is_as_exact_as_itself(device, monkeypatch, dtype) -> None:
+    sooner(monkeypatch, True)
+    torch.manual_seed(0)
+    norm = nn.BatchNorm2d(8)
+    backbone = with_odd_norms(nn.Sequential(norm, nn.ReLU(), nn.Conv2d(8, 8, 1), nn.Flatten(), nn.Linear(288, 3)))
+    norm.running_mean += 60
+    backbone = backbone.to(device, dtype).to(memory_format=torch.channels_last)
+    x = (torch.randn(2, 8, 6, 6, device=device) + 60).to(dtype).contiguous(memory_format=torch.channels_last)
+    trunk = made(backbone, (), x)
+    assert any("norms that run with what follows as one launch of Triton: 2" in note for note in trunk.notes)
+    with torch.no_grad():
+        scaling = next(each for each in trunk.module.modules() if isinstance(each, FusedConvolution) and each.scales)
+        exact = F.relu(F.batch_norm(x.double(), *(each.double() for each in (
+            norm.running_mean, norm.running_var, norm.weight, norm.bias)), eps=norm.eps))  # fmt: skip
+        theirs = (F.relu(norm(x)).double() - exact).abs().max()
+        assert scaling.weight.dtype == torch.float32 and (scaling(x).double() - exact).abs().max() <= 2 * theirs
