@@ -29,6 +29,14 @@ MOST_UNTIMED_PRODUCTS = 2**26
 _is_sooner: dict[Hashable, bool] = {}
 
 
+def copied_to(place: Tensor, part: Tensor) -> Tensor:
+    """Copy a part of a concatenation to its place, which is returned; raises what ``torch.cat`` does of other sizes."""
+    if place.shape != part.shape:
+        sizes = f"got {list(part.shape)} where {list(place.shape)} belongs"
+        raise RuntimeError(f"Sizes of tensors must match but in the dimension that they are concatenated by: {sizes}")
+    return place.copy_(part)
+
+
 def has_cudnn(x: Tensor) -> bool:
     """Return whether a convolution of ``x`` may go to cuDNN."""
     return x.device.type == "cuda" and torch.backends.cudnn.enabled
@@ -180,6 +188,8 @@ class FusedConvolution(nn.Module):
         weight = self.weight if windows is None else windows
         if isinstance(self.padding, str) or self._is_for_compiler(x) or not (z is None or isinstance(z, Tensor)):
             return None
+        if not self._fits(x):
+            return None
         if not takes_convolution(x, weight, bias, sizes, self.groups, z):
             return None
         given = x, weight, bias, sizes, self.groups, self.following, z
@@ -205,6 +215,12 @@ class FusedConvolution(nn.Module):
         one_position = (*x.shape[2:], *self.weight.shape[2:]) == (1, 1, 1, 1)
         is_product = one_position and self.groups == 1 and self.padding in ((0, 0), "same", "valid")
         return self.compiled and is_product and not torch.is_autocast_enabled(x.device.type)
+
+    def _fits(self, x: Tensor) -> bool:
+        """Return whether PyTorch takes x by its dtype: a norm of float32 takes maps of half precision, too."""
+        norm: Any = self._sources[1]
+        own = norm.running_mean.dtype if self.scales else self.weight.dtype
+        return x.dtype == own or (self.scales and own == torch.float32)
 
     def _sizes(self) -> tuple[Any, Any, Any]:
         return self.stride, self.padding, self.dilation
@@ -255,7 +271,7 @@ class FusedConvolution(nn.Module):
         # as many channels a plain convolution would refuse
         padded = self.padded is not None and x.shape[1] == PADDED_CHANNELS
         weight: Any = self.padded if padded else self.weight
-        if self.in_triton and not padded:
+        if self.in_triton and not padded and self._fits(x) and not torch.compiler.is_dynamo_compiling():
             in_order = weight if self.windows is None else self.windows
             # or goes on: of what lies otherwise than what it has chosen for, only that knows how z is added
             if takes_convolution(x, in_order, bias, others[1:4], self.groups, z, into):
@@ -264,7 +280,7 @@ class FusedConvolution(nn.Module):
                     return fused_conv2d_operator(x, in_order, bias, *sizes, self.groups, self.following, z)
                 return fused_conv2d(x, in_order, bias, others[1:4], self.groups, self.following, z, into)
         if into is not None:
-            return into.copy_(self.forward(x, z))
+            return copied_to(into, self.forward(x, z))
         if self.fused and (z is None or len(z) == len(x)):  # of another batch than it has chosen for it may not be
             if self.compiled:
                 return _fused_operator(x, weight, z, bias, *map(list, others[1:4]), self.groups)

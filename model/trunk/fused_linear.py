@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Hashable
 from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -12,6 +13,10 @@ from ...kernels import FOLLOWING, fused_conv2d, fused_conv2d_operator, takes_con
 from ...kernels.convolution import compiled_for
 from .fused_convolution import prefers_triton
 
+#: Modes of whoever traces operators, as make_fx, or computes shapes alone.
+_TRACING = (
+    torch._C._TorchDispatchModeKey.FAKE, torch._C._TorchDispatchModeKey.PROXY, torch._C._TorchDispatchModeKey.FUNCTIONAL
+)  # fmt: skip
 #: As a convolution: stride, padding and dilation.
 _SIZES = (1, 1), (0, 0), (1, 1)
 
@@ -25,6 +30,7 @@ class FusedLinear(nn.Module):
     def __init__(self, weight: Tensor, bias: Tensor | None, following: str = "") -> None:
         """Multiply by ``weight``, [O, C], and add ``bias``; ``following`` is a name of ``FOLLOWING``."""
         super().__init__()
+        assert are_parameters(weight, bias)
         self.weight, self.bias = weight, bias
         self.following = following
         """The activation behind it."""
@@ -52,7 +58,7 @@ class FusedLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Multiply x [..., C] to [..., O], and apply the activation."""
-        if not (self.in_triton and self._takes(x)):
+        if not (self.in_triton and self._is_to_launch(x) and self._takes(x)):
             return FOLLOWING[self.following](F.linear(x, self.weight, self.bias))
         if self.compiled:
             sizes = map(list, _SIZES)
@@ -61,7 +67,17 @@ class FusedLinear(nn.Module):
             y = fused_conv2d(_as_map(x), self._windows(), self.bias, _SIZES, 1, self.following)
         return y.permute(0, 2, 3, 1).view(*x.shape[:-1], len(self.weight))
 
+    def _is_to_launch(self, x: Tensor) -> bool:
+        """Return whether a launch, or its operator, says the same to whoever traces this: of any size it does not."""
+        if torch.compiler.is_dynamo_compiling() or torch.jit.is_tracing() or x.is_nested:
+            return False
+        if not all(type(size) is int for size in x.shape):
+            return False
+        return self.compiled or torch.compiler.is_exporting() or not any(map(torch._C._get_dispatch_mode, _TRACING))
+
     def _takes(self, x: Tensor) -> bool:
+        if x.is_nested or x.layout is not torch.strided:
+            return False
         fits = x.ndim > 0 and x.is_contiguous() and x.numel() > 0 and x.shape[-1] == self.weight.shape[1]
         return fits and takes_convolution(_as_map(x), self._windows(), self.bias, _SIZES)
 
@@ -71,6 +87,15 @@ class FusedLinear(nn.Module):
     def extra_repr(self) -> str:
         """Show what is in it."""
         return f"{'triton' if self.in_triton else 'plain'}, following={self.following!r}"
+
+
+def are_parameters(weight: Any, bias: Any) -> bool:
+    """Return whether weight and bias are plain parameters: neither computed at each call, nor of a kind of their own.
+
+    Buffers a module would not know for what they are if they were attributes of another one.
+    """
+    plain = type(weight) is nn.Parameter and weight.layout is torch.strided
+    return plain and (bias is None or type(bias) is nn.Parameter)
 
 
 def _as_map(x: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from torch.fx import Node
 from ...kernels import max_pool2d, runs_triton
 from ..heads.fused_aux_head import FusedAuxHead
 from .fused_convolution import PADDED_CHANNELS, FusedConvolution, scaling_by
-from .fused_linear import FusedLinear
+from .fused_linear import FusedLinear, are_parameters
 from .in_place import undisturbed
 from .layer_graph import IN_PLACE, LayerGraph, only_user
 
@@ -97,7 +97,10 @@ def replace_linears(layers: LayerGraph) -> None:
     """Replace linear layers of half precision, and activations behind them, by :class:`FusedLinear`."""
     for node in list(layers.graph.nodes):
         linear, user = layers.layer(node), only_user(node)
-        if type(linear) is not nn.Linear or len(node.args) != 1 or linear.weight.dtype not in HALVES:
+        if type(linear) is not nn.Linear or len(node.args) != 1:
+            continue
+        weight, bias = (linear._parameters.get(name, ...) for name in ("weight", "bias"))
+        if not are_parameters(weight, bias) or linear.weight.dtype not in HALVES:
             continue
         following = None if user is None else _following(layers, user)
         name = layers.add(f"{node.target}_fused", FusedLinear(linear.weight, linear.bias, following or ""))
@@ -147,7 +150,7 @@ def _following(layers: LayerGraph, node: Node) -> str | None:
     functions: dict[Any, str] = {F.silu: "silu", F.hardswish: "hardswish", F.relu6: "relu6"}
     gelus = {"none": "gelu", "tanh": "gelu_tanh"}
     if node.op == "call_function" and len(node.args) == 1:
-        if node.target is F.gelu:
+        if node.target is F.gelu and node.kwargs.keys() <= {"approximate"}:
             return gelus.get(str(node.kwargs.get("approximate", "none")))
         return functions.get(node.target)
     layer = layers.layer(node)

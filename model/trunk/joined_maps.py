@@ -10,7 +10,7 @@ from torch.fx import Node
 
 from ...kernels.convolution import out_size
 from ...kernels.fused_head import wants_plain_pytorch
-from .fused_convolution import FusedConvolution
+from .fused_convolution import FusedConvolution, copied_to
 from .in_place import may_be_changed
 from .layer_graph import LayerGraph, is_users
 
@@ -170,9 +170,11 @@ def _copy_for(layers: LayerGraph, users: Sequence[Node], node: Node, seen: dict[
 def joined_memory(x: Tensor, channels: int, window: Sequence[int], sizes: Sequence[Sequence[int]]) -> Tensor | None:
     """Allocate a map of so many channels, of the size that a convolution of ``x`` makes.
 
-    None where nothing is to be written in place: in what is exported, transformed or differentiated.
+    None where nothing is to be written in place: in what is exported, transformed or differentiated; or where autocast
+    says of what dtype it is.
     """
-    if torch.compiler.is_exporting() or wants_plain_pytorch() or torch.is_grad_enabled():
+    traces = torch.compiler.is_exporting() or wants_plain_pytorch()
+    if traces or torch.is_grad_enabled() or torch.is_autocast_enabled(x.device.type):
         return None
     shape = len(x), channels, *out_size(x.shape[2:], window, sizes)
     return torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
@@ -185,7 +187,7 @@ def place_in(memory: Tensor | None, start: int, channels: int) -> Tensor | None:
 
 def written_to(place: Tensor | None, part: Tensor) -> Tensor:
     """Copy a part to its place, which is returned, if there is one."""
-    return part if place is None else place.copy_(part)
+    return part if place is None else copied_to(place, part)
 
 
 def joined(memory: Tensor | None, channels: int, *written: Tensor) -> Tensor:

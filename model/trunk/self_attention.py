@@ -8,9 +8,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.fx import Node
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from ...kernels import attend
-from .fused_linear import FusedLinear
+from ..listening.hooks import why_not_plain
+from .fused_linear import FusedLinear, are_parameters
 from .layer_graph import LayerGraph
 
 
@@ -109,6 +111,12 @@ def _self_attention(layers: LayerGraph, node: Any) -> nn.MultiheadAttention | No
     attention = layers.plain(node)
     if type(attention) is not nn.MultiheadAttention or attention.in_proj_weight is None:
         return None
+    out: nn.Module = attention.out_proj
+    own = (attention, "in_proj_weight", "in_proj_bias"), (out, "weight", "bias")
+    if not all(are_parameters(*(layer._parameters.get(name, ...) for name in names)) for layer, *names in own):
+        return None
+    if type(out) not in (nn.Linear, NonDynamicallyQuantizableLinear) or why_not_plain(out) is not None:
+        return None
     changes = any(value is not None for name, value in node.kwargs.items() if name != "need_weights")
     has_more = attention.bias_k is not None or attention.add_zero_attn
     drops = attention.training and attention.dropout > 0
@@ -137,12 +145,10 @@ def replace_window_attentions(layers: LayerGraph) -> int:
         products: list[list[Any]] = [
             [given.get(f"{name}_{each}") for each in ("weight", "bias")] for name in ("qkv", "proj")
         ]
-        if not all(_is_parameter(weight) and (bias is None or _is_parameter(bias)) for weight, bias in products):
+        parameters = [[_parameter(layers, each) for each in both] for both in products]
+        if not all(are_parameters(*both) for both in parameters):
             continue
-        qkv, proj = (
-            FusedLinear(layers.parameter(weight), None if bias is None else layers.parameter(bias))
-            for weight, bias in products
-        )
+        qkv, proj = (FusedLinear(*both) for both in parameters)
         window, heads, shifts = (given[each] for each in ("window_size", "num_heads", "shift_size"))
         attention = WindowAttention(qkv, proj, window, heads, shifts)
         name = layers.add(f"{node.name}_fused", attention)
@@ -153,8 +159,9 @@ def replace_window_attentions(layers: LayerGraph) -> int:
     return replaced
 
 
-def _is_parameter(node: Any) -> bool:
-    return isinstance(node, Node) and node.op == "get_attr"
+def _parameter(layers: LayerGraph, node: Any) -> Any:
+    """Return what a ``get_attr`` node reads, and what is no node as it is."""
+    return layers.parameter(node) if isinstance(node, Node) and node.op == "get_attr" else node
 
 
 #: Arguments of torchvision's function, in order.

@@ -6,8 +6,11 @@ import torch.nn.functional as F
 from auxhead.model import make_trunk
 from auxhead.model.trunk import fused_convolution, fused_linear, timed_convolutions
 from auxhead.model.trunk.fused_linear import FusedLinear
-from support.trunk_cases import TRITON, assert_same, called, made, sooner
+from support.trunk_cases import TRITON, assert_same, called, made, outputs, sooner, trunk_outputs
 from torch import Tensor, nn
+from torch._subclasses import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn.utils import parametrize
 from torchvision.models.swin_transformer import SwinTransformer
 from torchvision.models.vision_transformer import VisionTransformer
 
@@ -166,3 +169,99 @@ def test_an_exported_trunk_calls_the_operator(device) -> None:
         program = torch.export.export(trunk.module, (x,))
         assert sum("fused_conv2d" in str(node.target) for node in program.graph.nodes) == 11
         torch.testing.assert_close(program.module()(x), trunk.module(x), rtol=1e-2, atol=1e-2)
+
+
+class Twice(nn.Module):
+    def forward(self, weight: Tensor) -> Tensor:
+        return 2 * weight
+
+
+def attending() -> nn.Module:
+    class Attends(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attention, self.fc = nn.MultiheadAttention(16, 2, batch_first=True), nn.Linear(16, 5)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.fc(self.attention(x, x, x, need_weights=False)[0].mean(1))
+
+    return Attends().eval()
+
+
+@pytest.mark.parametrize("case", ["computed", "a buffer", "computed, of an attention", "a buffer of an attention"])
+@pytest.mark.parametrize("kind", ["cudnn", "inductor"])
+@pytest.mark.usefixtures("uncompiled_on_the_cpu")
+def test_weights_that_are_no_parameters_are_read_at_each_call(device, kind: str, case: str) -> None:
+    torch.manual_seed(0)
+    tokens = nn.Sequential(nn.Linear(16, 16), nn.GELU(), nn.Flatten(), nn.Linear(112, 5))
+    backbone = attending() if "attention" in case else tokens
+    layer = backbone.attention.out_proj if "attention" in case else backbone[0]
+    backbone, x = backbone.eval().to(device, torch.float16), torch.randn(2, 7, 16, device=device, dtype=torch.float16)
+    if "computed" in case:
+        parametrize.register_parametrization(layer, "weight", Twice())
+        changed = layer.parametrizations.weight.original
+    else:
+        changed = layer.weight.detach().clone()
+        del layer.weight
+        layer.register_buffer("weight", changed)
+    trunk = made(backbone, (), x, kind)
+    for _ in range(2):
+        torch.testing.assert_close(trunk_outputs(trunk, (), x)[-1], outputs(backbone, (), x)[-1], rtol=2e-2, atol=2e-2)
+        with torch.no_grad():
+            changed.mul_(-3)
+        trunk.refresh()
+
+
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged], ids=str)
+def test_nested_tensors_are_pytorchs(device, layout) -> None:
+    linear = FusedLinear(*nn.Linear(16, 8, device=device, dtype=torch.float16).parameters())
+    x = torch.randn(2, 3, 16, device=device, dtype=torch.float16)
+    linear.choose(x)
+    nested = torch.nested.as_nested_tensor([*x], layout=layout)
+    linear.choose(nested)
+    assert not linear.in_triton
+    linear.choose(x)
+    found = torch.nested.to_padded_tensor(linear(nested), 0.0)
+    torch.testing.assert_close(found, F.linear(x, linear.weight, linear.bias), rtol=1e-2, atol=1e-2)
+
+
+def test_what_is_written_elsewhere_is_no_activation(device) -> None:
+    class Writes(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.fc = nn.Linear(8, 8), nn.Linear(8, 5)
+
+        def forward(self, x: Tensor) -> Tensor:
+            z = torch.empty_like(x)
+            F.gelu(self.a(x), out=z)
+            return self.fc(z.mean(1))
+
+    backbone, x = Writes().eval().to(device, torch.float16), torch.randn(2, 7, 8, device=device, dtype=torch.float16)
+    assert_same(made(backbone, (), x), backbone, (), x)
+
+
+@pytest.mark.parametrize("way", ["export", "strict", "jit", "make_fx", "fake", "dynamo"])
+def test_who_traces_a_trunk_gets_what_holds_for_all(device, way: str) -> None:
+    """Of any size, and without a launch of ours in the trace, but for sizes that are given."""
+    backbone, x = mixing(device)
+    module = made(backbone, (), x).module
+    with torch.no_grad():
+        expected, other = module(x), torch.randn(5, 7, 16, device=device, dtype=torch.float16)
+        if way == "fake":
+            with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+                assert module(mode.from_tensor(x)).shape == expected.shape
+            return
+        if way == "export":
+            traced = torch.export.export(module, (x,), dynamic_shapes=({0: torch.export.Dim("b")},)).module()
+        elif way == "strict":
+            traced = torch.export.export(module, (x,), strict=True).module()
+        elif way == "jit":
+            traced = torch.jit.trace(module, (x,), check_trace=False)
+        elif way == "make_fx":
+            traced = make_fx(module)(x)
+        else:
+            torch._dynamo.reset()
+            traced = torch.compile(module, backend="eager", fullgraph=True)
+        torch.testing.assert_close(traced(x), expected, rtol=2e-2, atol=2e-2)
+        if way in ("export", "dynamo"):
+            torch.testing.assert_close(traced(other), module(other), rtol=2e-2, atol=2e-2)

@@ -321,6 +321,43 @@ def test_no_part_is_copied_before_the_users_code_has_run(device) -> None:
     assert not any("Concatenations" in each for each in trunk.notes) and called(trunk.module)[torch.cat] == 2
 
 
+def test_autocast_says_of_what_dtype_they_are(device) -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Conv2d(8, 8, 1), nn.Conv2d(8, 8, 3, padding=1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.cat([self.a(x), self.b(x)], 1).mean((2, 3))
+
+    backbone, x = given(Net(), device)
+    trunk = made(backbone, (), x)
+    assert note(1) in trunk.notes
+    with torch.no_grad(), torch.autocast(device.type, torch.bfloat16):
+        found, wanted = trunk.module(x), backbone(x)
+    assert found.dtype == wanted.dtype == torch.bfloat16
+    torch.testing.assert_close(found, wanted, rtol=5e-2, atol=5e-2)
+
+
+def test_parts_of_other_sizes_are_refused(device) -> None:
+    """As by torch.cat, which does not broadcast."""
+
+    class Strides(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Conv2d(8, 8, 1), nn.Conv2d(8, 8, 1, stride=2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.cat([self.a(x), self.b(x)], 1).mean((2, 3))
+
+    backbone, x = given(Strides(), device, size=1)
+    trunk = made(backbone, (), x)
+    assert note(1) in trunk.notes
+    for module in (backbone, trunk.module):
+        with torch.no_grad(), pytest.raises(RuntimeError, match="Sizes of tensors must match"):
+            module(x.new_zeros(2, 8, 2, 2).contiguous(memory_format=torch.channels_last))
+
+
 def test_with_gradients_all_parts_are_copied(device) -> None:
     backbone, x = given(Dense(), device)
     trunk = made(backbone, (), x)

@@ -330,3 +330,17 @@ def test_a_norm_of_a_large_mean_is_as_exact_as_itself(device, monkeypatch, dtype
             norm.running_mean, norm.running_var, norm.weight, norm.bias)), eps=norm.eps))  # fmt: skip
         theirs = (F.relu(norm(x)).double() - exact).abs().max()
         assert scaling.weight.dtype == torch.float32 and (scaling(x).double() - exact).abs().max() <= 2 * theirs
+
+
+@TRITON
+@pytest.mark.parametrize("kind", ["depthwise", "norm"])
+def test_maps_of_another_dtype_are_refused_as_by_the_layer(device, kind: str) -> None:
+    """Factors of float32 go with maps of half precision where they are a norm's, and no others."""
+    layer = nn.Conv2d(8, 8, 3, groups=8) if kind == "depthwise" else nn.BatchNorm2d(8).half()
+    x = torch.randn(2, 8, 6, 6, device=device).contiguous(memory_format=torch.channels_last)
+    x, other = (x, x.half()) if kind == "depthwise" else (x.half(), x.bfloat16())
+    backbone = nn.Sequential(layer, nn.ReLU()).to(device).eval()
+    module = made(backbone, (), x).module
+    for each in (backbone, module):
+        with torch.no_grad(), pytest.raises(RuntimeError):
+            each(other)
