@@ -265,3 +265,41 @@ def test_who_traces_a_trunk_gets_what_holds_for_all(device, way: str) -> None:
         torch.testing.assert_close(traced(x), expected, rtol=2e-2, atol=2e-2)
         if way in ("export", "dynamo"):
             torch.testing.assert_close(traced(other), module(other), rtol=2e-2, atol=2e-2)
+
+
+class Quantised(torch.Tensor):
+    """A weight of int8 with scales, which says that it is of their dtype."""
+
+    @staticmethod
+    def __new__(cls, numbers: Tensor, scales: Tensor) -> "Quantised":
+        return torch.Tensor._make_wrapper_subclass(cls, numbers.shape, dtype=scales.dtype, device=numbers.device)
+
+    def __init__(self, numbers: Tensor, scales: Tensor) -> None:
+        self.numbers, self.scales = numbers, scales
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        if func is F.linear:
+            weight = args[1].numbers.to(args[1].scales.dtype) * args[1].scales
+            return F.linear(args[0], weight, *args[2:], **(kwargs or {}))
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **(kwargs or {}))
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        if func in (torch.ops.aten.detach.default, torch.ops.aten.alias.default, torch.ops.aten.clone.default):
+            return cls(args[0].numbers, args[0].scales)
+        raise NotImplementedError(f"{func}")
+
+
+def test_weights_of_a_kind_of_their_own_are_left(device) -> None:
+    layers = nn.Linear(16, 16), nn.GELU(), nn.Linear(16, 16), nn.Flatten(), nn.Linear(48, 5)
+    backbone = nn.Sequential(*layers).eval().to(device, torch.float16)
+    weight = backbone[0].weight.detach()
+    scales = weight.abs().amax(1, keepdim=True) / 127
+    numbers = (weight / scales).round().to(torch.int8)
+    backbone[0].weight = nn.Parameter(Quantised(numbers, scales), requires_grad=False)
+    x = torch.randn(2, 3, 16, device=device, dtype=torch.float16)
+    trunk = made(backbone, (), x)
+    assert called(trunk.module)[nn.Linear] == 1 and note(1) in trunk.notes
+    torch.testing.assert_close(trunk_outputs(trunk, (), x)[-1], outputs(backbone, (), x)[-1], rtol=1e-2, atol=1e-2)
