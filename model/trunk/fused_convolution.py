@@ -1,6 +1,5 @@
 """``FusedConvolution``: a convolution with batch norm, sum and activation, in one launch if Triton or cuDNN can."""
 
-import math
 from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from typing import Any
@@ -12,21 +11,13 @@ from torch.nn.utils.fusion import fuse_conv_bn_weights
 
 from ...kernels import FOLLOWING, fused_conv2d, fused_conv2d_operator, takes_convolution
 from ...kernels.convolution import compiled_for, products
-from .timed_convolutions import takes_no_longer, times_nothing
+from .timed_convolutions import off_by, prefers_triton
 
-#: A fused convolution has to agree with the plain one this well, relative to the largest output; the trunk as a
-#: whole is checked much more strictly.
-COARSE_TOLERANCE = 2**-5
 #: Channels in which the first convolution of three reads a batch sooner: ResNet's takes 12, 21, 61 and 208 us at batch
 #: 1, 8, 32 and 128, and not 16, 50, 84 and 302 (H100).
 PADDED_CHANNELS = 4
 #: Samples, at most, of which a compiler is given products and sums for a convolution of one position.
 MOST_PRODUCTS = 32
-#: Products, at most, of which a convolution is Triton's where nothing is timed: of one image cuDNN is sooner for hardly
-#: any with fewer (of 591 convolutions of nine networks, H200).
-MOST_UNTIMED_PRODUCTS = 2**26
-#: Whether Triton is sooner, by all that decides it: so are all trunks of a process made alike.
-_is_sooner: dict[Hashable, bool] = {}
 
 
 def copied_to(place: Tensor, part: Tensor) -> Tensor:
@@ -257,7 +248,7 @@ class FusedConvolution(nn.Module):
         except RuntimeError as refused:
             self.fused = False
             return f"cuDNN: {str(refused).splitlines()[0]}"
-        error = _off_by(found, plain)
+        error = off_by(found, plain)
         self.fused = error is None
         return None if self.fused else f"cuDNN's fused convolution is off by {error:.3g}"
 
@@ -300,34 +291,6 @@ class FusedConvolution(nn.Module):
         return f"{launch}, norm={self.folds_norm}, following={self.following!r}, stride={self.stride}"
 
 
-def prefers_triton(
-    compiled: Hashable, call: Callable[[], Tensor], expected: Tensor, others: Callable[[], Tensor], kind: Hashable,
-    count: int | None,
-) -> bool:  # fmt: skip
-    """Return whether a call of Triton gives what is expected, coarsely, and takes no longer than what others launch.
-
-    Args:
-        compiled: all that it is compiled for.
-        call: the call.
-        expected: as plain operations compute it.
-        others: what would be launched instead.
-        kind: all else on which the times depend.
-        count: products of it, by which it is chosen where nothing is timed; None if it always is.
-    """
-    try:
-        error = _off_by(call(), expected)
-    except Exception:  # of a compiler, for a GPU that it knows less well
-        return False
-    if error is not None or count is None:
-        return error is None
-    if times_nothing():
-        return count <= MOST_UNTIMED_PRODUCTS
-    key = compiled, kind
-    if key not in _is_sooner:
-        _is_sooner[key] = takes_no_longer(call, others, expected)
-    return _is_sooner[key]
-
-
 def _pair(given: Any) -> Any:
     """Return a number twice, and numbers in a tuple, of whatever type; a text as it is."""
     if isinstance(given, str):
@@ -349,15 +312,6 @@ def scaling_by(norm: nn.BatchNorm2d) -> FusedConvolution:
     scaling = FusedConvolution(conv, norm)
     scaling.scales = True
     return scaling
-
-
-def _off_by(found: Tensor, plain: Tensor) -> float | None:
-    """Return by how much a fused convolution is off, None if it is that of plain operations, coarsely."""
-    lies = [[step for size, step in zip(each.shape, each.stride(), strict=True) if size > 1] for each in (found, plain)]
-    if not plain.numel() or found.shape != plain.shape or lies[0] != lies[1]:
-        return math.inf
-    error = (found.float() - plain.float()).abs().max().item()
-    return None if error <= COARSE_TOLERANCE * plain.float().abs().max().item() else error
 
 
 def _of_one_position(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ...kernels import FOLLOWING, fused_conv2d, fused_conv2d_operator, takes_convolution
 from ...kernels.convolution import compiled_for
-from .fused_convolution import prefers_triton
+from .timed_convolutions import prefers_triton
 
 #: Modes of whoever traces operators, as make_fx, or computes shapes alone.
 _TRACING = (
@@ -58,7 +58,7 @@ class FusedLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Multiply x [..., C] to [..., O], and apply the activation."""
-        if not (self.in_triton and self._is_to_launch(x) and self._takes(x)):
+        if not (self.in_triton and self._takes(x)):
             return FOLLOWING[self.following](F.linear(x, self.weight, self.bias))
         if self.compiled:
             sizes = map(list, _SIZES)
@@ -67,16 +67,16 @@ class FusedLinear(nn.Module):
             y = fused_conv2d(_as_map(x), self._windows(), self.bias, _SIZES, 1, self.following)
         return y.permute(0, 2, 3, 1).view(*x.shape[:-1], len(self.weight))
 
-    def _is_to_launch(self, x: Tensor) -> bool:
-        """Return whether a launch, or its operator, says the same to whoever traces this: of any size it does not."""
+    def _takes(self, x: Tensor) -> bool:
+        """Return whether Triton takes x; not from who traces this, to whom a launch of these sizes says too little.
+
+        A compiler of ours and an export are given the operator.
+        """
         if torch.compiler.is_dynamo_compiling() or torch.jit.is_tracing() or x.is_nested:
             return False
-        if not all(type(size) is int for size in x.shape):
+        if not (self.compiled or torch.compiler.is_exporting()) and any(map(torch._C._get_dispatch_mode, _TRACING)):
             return False
-        return self.compiled or torch.compiler.is_exporting() or not any(map(torch._C._get_dispatch_mode, _TRACING))
-
-    def _takes(self, x: Tensor) -> bool:
-        if x.is_nested or x.layout is not torch.strided:
+        if x.layout is not torch.strided or not all(type(size) is int for size in x.shape):
             return False
         fits = x.ndim > 0 and x.is_contiguous() and x.numel() > 0 and x.shape[-1] == self.weight.shape[1]
         return fits and takes_convolution(_as_map(x), self._windows(), self.bias, _SIZES)

@@ -1,7 +1,8 @@
-"""Times of convolutions on the device: those by which cuDNN chooses among its own, and of one call against another."""
+"""Times on the device: those by which cuDNN chooses among its convolutions, and Triton's are chosen among others'."""
 
+import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,6 +15,14 @@ from ..basics.streams import OwnedLock
 LEAST_TIMED_BATCH = 16
 #: Calls that are timed at once, how often that is done, and cycles that no GPU makes more of in a second.
 _TIMED_CALLS, _TIMED_ROUNDS, _CYCLES_A_SECOND = 4, 3, 3e9
+#: A fused convolution has to agree with the plain one this well, relative to the largest output; the trunk as a
+#: whole is checked much more strictly.
+COARSE_TOLERANCE = 2**-5
+#: Products, at most, of which a convolution is Triton's where nothing is timed: of one image cuDNN is sooner for hardly
+#: any with fewer (of 591 convolutions of nine networks, H200).
+MOST_UNTIMED_PRODUCTS = 2**26
+#: Whether Triton is sooner, by all that decides it: so are all trunks of a process made alike.
+_is_sooner: dict[Hashable, bool] = {}
 #: Who has cuDNN time its algorithms just now, and the user's own setting: ``cudnn.benchmark`` is one for all threads.
 _timing: set[object] = set()
 _before = False
@@ -53,6 +62,43 @@ def fastest_convolutions(samples: int) -> Iterator[None]:
 def times_nothing() -> bool:
     """Return whether PyTorch is asked to be deterministic: two processes might find different things the fastest."""
     return torch.backends.cudnn.deterministic or torch.are_deterministic_algorithms_enabled()
+
+
+def prefers_triton(
+    compiled: Hashable, call: Callable[[], Tensor], expected: Tensor, others: Callable[[], Tensor], kind: Hashable,
+    count: int | None,
+) -> bool:  # fmt: skip
+    """Return whether a call of Triton gives what is expected, coarsely, and takes no longer than what others launch.
+
+    Args:
+        compiled: all that it is compiled for.
+        call: the call.
+        expected: as plain operations compute it.
+        others: what would be launched instead.
+        kind: all else on which the times depend.
+        count: products of it, by which it is chosen where nothing is timed; None if it always is.
+    """
+    try:
+        error = off_by(call(), expected)
+    except Exception:  # of a compiler, for a GPU that it knows less well
+        return False
+    if error is not None or count is None:
+        return error is None
+    if times_nothing():
+        return count <= MOST_UNTIMED_PRODUCTS
+    key = compiled, kind
+    if key not in _is_sooner:
+        _is_sooner[key] = takes_no_longer(call, others, expected)
+    return _is_sooner[key]
+
+
+def off_by(found: Tensor, plain: Tensor) -> float | None:
+    """Return by how much a fused convolution is off, None if it is that of plain operations, coarsely."""
+    lies = [[step for size, step in zip(each.shape, each.stride(), strict=True) if size > 1] for each in (found, plain)]
+    if not plain.numel() or found.shape != plain.shape or lies[0] != lies[1]:
+        return math.inf
+    error = (found.float() - plain.float()).abs().max().item()
+    return None if error <= COARSE_TOLERANCE * plain.float().abs().max().item() else error
 
 
 def takes_no_longer(call: Callable[[], Any], other: Callable[[], Any], x: Tensor, at_most: float = 1.0) -> bool:

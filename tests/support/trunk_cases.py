@@ -11,7 +11,7 @@ import torchvision
 from auxhead.kernels import runs_triton
 from auxhead.model.heads.fused_aux_head import FusedAuxHead
 from auxhead.model.listening.taps import listening
-from auxhead.model.trunk import fused_convolution
+from auxhead.model.trunk import timed_convolutions
 from auxhead.model.trunk.fused_convolution import FusedConvolution
 from auxhead.model.trunk.trunk import make_trunk
 from torch import Tensor, nn
@@ -29,8 +29,8 @@ TRITON = pytest.mark.skipif(not runs_triton(torch.empty(1)) and not torch.cuda.i
 def sooner(monkeypatch, which: bool) -> list:
     """Let Triton's be found to take no longer, or longer, for convolutions that are new; returns what is timed."""
     timed: list = []
-    monkeypatch.setattr(fused_convolution, "_is_sooner", {})
-    monkeypatch.setattr(fused_convolution, "takes_no_longer", lambda call, *_: timed.append(call) or which)
+    monkeypatch.setattr(timed_convolutions, "_is_sooner", {})
+    monkeypatch.setattr(timed_convolutions, "takes_no_longer", lambda call, *_: timed.append(call) or which)
     return timed
 
 

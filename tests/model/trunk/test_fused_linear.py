@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from auxhead.model import make_trunk
-from auxhead.model.trunk import fused_convolution, fused_linear, timed_convolutions
+from auxhead.model.trunk import fused_linear, timed_convolutions
 from auxhead.model.trunk.fused_linear import FusedLinear
 from support.trunk_cases import TRITON, assert_same, called, made, outputs, sooner, trunk_outputs
 from torch import Tensor, nn
@@ -118,7 +118,7 @@ def test_what_is_slower_or_wrong_is_left(device, monkeypatch, case: str) -> None
         monkeypatch.setattr(fused_linear, "fused_conv2d", fails)
     else:
         monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)
-        monkeypatch.setattr(fused_convolution, "MOST_UNTIMED_PRODUCTS", 2 * 7 * 16 * 16 - 1)
+        monkeypatch.setattr(timed_convolutions, "MOST_UNTIMED_PRODUCTS", 2 * 7 * 16 * 16 - 1)
     trunk = made(backbone, (), x)
     assert not any(linear.in_triton for linear in linears(trunk)) and note(11) not in trunk.notes
     assert_same(trunk, backbone, (), x)

@@ -274,8 +274,8 @@ def test_a_convolution_in_triton_is_counted_once(cudnn, monkeypatch) -> None:
     backbone = with_odd_norms(nn.Sequential(nn.Conv2d(8, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(128, 3))).half()
     x = torch.randn(2, 8, 6, 6, dtype=torch.float16)
     for sooner, said in ((True, "what follows as one launch of Triton"), (False, "their ReLU as one launch of cuDNN")):
-        monkeypatch.setattr("auxhead.model.trunk.fused_convolution._is_sooner", {})
-        monkeypatch.setattr("auxhead.model.trunk.fused_convolution.takes_no_longer", lambda *_, which=sooner: which)
+        monkeypatch.setattr("auxhead.model.trunk.timed_convolutions._is_sooner", {})
+        monkeypatch.setattr("auxhead.model.trunk.timed_convolutions.takes_no_longer", lambda *_, which=sooner: which)
         notes = [note for note in made(backbone, [], x).notes if "as one launch" in note]
         assert len(notes) == 1 and notes[0].endswith(f"{said}: 1.")
 

@@ -115,7 +115,7 @@ def test_a_kind_of_convolution_is_timed_once_and_none_where_it_is_to_be_determin
         assert len(timed) == 6
     monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)
     for most, expected in ((2**26, 6), (1000, 0)):
-        monkeypatch.setattr(fused_convolution, "MOST_UNTIMED_PRODUCTS", most)
+        monkeypatch.setattr(timed_convolutions, "MOST_UNTIMED_PRODUCTS", most)
         trunk = made(backbone, [], x)
         assert sum(conv.in_triton for conv in convolutions(trunk)) == expected and len(timed) == 6
 
