@@ -194,3 +194,32 @@ def replayed(f: Callable[[], Tensor]) -> tuple[torch.cuda.CUDAGraph, Tensor]:
     with torch.cuda.graph(graph):
         y = f()
     return graph, y
+
+
+class Inception(nn.Module):
+    """Four branches, as GoogLeNet has them, between a stem and a tap, and once more behind it."""
+
+    taps = ("first",)
+
+    def __init__(self, layer: type[nn.Module] = nn.Identity) -> None:
+        super().__init__()
+        self.stem, self.first, self.second = nn.Sequential(nn.Conv2d(3, 8, 3), layer()), Mixed(layer), Mixed(layer)
+        self.fc = nn.Linear(8, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(self.second(self.first(self.stem(x))).mean((2, 3)))
+
+
+class Mixed(nn.Module):
+    """8 channels of four branches."""
+
+    def __init__(self, layer: type[nn.Module]) -> None:
+        super().__init__()
+        self.one = nn.Conv2d(8, 2, 1)
+        self.two = nn.Sequential(nn.Conv2d(8, 2, 1), nn.ReLU(inplace=True), nn.Conv2d(2, 2, 3, padding=1), layer())
+        self.three = nn.Sequential(nn.Conv2d(8, 2, 1), nn.ReLU(), nn.Conv2d(2, 2, 5, padding=2), layer())
+        self.four = nn.Sequential(nn.MaxPool2d(3, 1, 1), nn.Conv2d(8, 2, 1), layer())
+        self.last = layer()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(torch.cat([self.one(x), self.two(x), self.three(x), self.four(x)], 1))

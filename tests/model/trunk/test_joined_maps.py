@@ -321,16 +321,19 @@ def test_no_part_is_copied_before_the_users_code_has_run(device) -> None:
     assert not any("Concatenations" in each for each in trunk.notes) and called(trunk.module)[torch.cat] == 2
 
 
+class Pair(nn.Module):
+    """Two convolutions, of which one may make smaller maps."""
+
+    def __init__(self, stride: int) -> None:
+        super().__init__()
+        self.a, self.b = nn.Conv2d(8, 8, 1), nn.Conv2d(8, 8, 1, stride)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([self.a(x), self.b(x)], 1).mean((2, 3))
+
+
 def test_autocast_says_of_what_dtype_they_are(device) -> None:
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.a, self.b = nn.Conv2d(8, 8, 1), nn.Conv2d(8, 8, 3, padding=1)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return torch.cat([self.a(x), self.b(x)], 1).mean((2, 3))
-
-    backbone, x = given(Net(), device)
+    backbone, x = given(Pair(1), device)
     trunk = made(backbone, (), x)
     assert note(1) in trunk.notes
     with torch.no_grad(), torch.autocast(device.type, torch.bfloat16):
@@ -341,16 +344,7 @@ def test_autocast_says_of_what_dtype_they_are(device) -> None:
 
 def test_parts_of_other_sizes_are_refused(device) -> None:
     """As by torch.cat, which does not broadcast."""
-
-    class Strides(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.a, self.b = nn.Conv2d(8, 8, 1), nn.Conv2d(8, 8, 1, stride=2)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return torch.cat([self.a(x), self.b(x)], 1).mean((2, 3))
-
-    backbone, x = given(Strides(), device, size=1)
+    backbone, x = given(Pair(2), device, size=1)
     trunk = made(backbone, (), x)
     assert note(1) in trunk.notes
     for module in (backbone, trunk.module):
