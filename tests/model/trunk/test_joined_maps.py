@@ -228,8 +228,8 @@ class Dense4(nn.Module):
 @pytest.mark.parametrize(
     "reads",
     [
-        lambda part, _first: part.permute(0, 2, 3, 1).view(len(part), -1).mean(1, True),
-        lambda _part, first: first.permute(0, 2, 3, 1).view(first.size(0), -1).mean(1, True),
+        lambda part, _first: part.as_strided((2, 800), (800, 1)).mean(1, True),
+        lambda _part, first: first.as_strided((2, 1600), (1600, 1)).mean(1, True),
         lambda part, first: torch.cat([first, part], 1).mean((2, 3)).mean(1, True),
         lambda part, first: (F.relu(part + part) * first[:, :8]).mean((2, 3)).mean(1, True),
     ],
@@ -354,8 +354,9 @@ def test_parts_of_other_sizes_are_refused(device) -> None:
 
 def test_with_gradients_all_parts_are_copied(device) -> None:
     backbone, x = given(Dense(), device)
-    trunk = made(backbone, (), x)
-    trunk.module(x.requires_grad_()).sum().backward()
+    with torch.backends.cudnn.flags(enabled=False):  # whose fused convolutions have no derivative
+        trunk = made(backbone, (), x)
+        trunk.module(x.requires_grad_()).sum().backward()
     assert x.grad is not None and x.grad.abs().sum() > 0
 
 
