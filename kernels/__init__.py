@@ -19,7 +19,7 @@ or from ``ExitLaunch`` one answer per sample, merged over the exits of a network
     max_pool       max-pooling of channels_last maps
     attention      attention over few tokens
     convolution    convolutions of channels_last maps, with what follows
-    early_start    lets a launch of these begin while the one before it ends (off until measured)
+    early_start    lets a launch of these begin while the one before it ends
 
 To add a criterion: see model/guides/adding.md; tables hold then, by a line there, since other heads compile as before.
 """

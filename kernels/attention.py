@@ -46,21 +46,21 @@ def takes_attention(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | No
     )
 
 
-def attend(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None = None) -> Tensor:
+def attend(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None = None, begins_early: bool = False) -> Tensor:
     """Attend from ``query``, [N, H, T, D], to ``key`` and ``value``, [N, H, S, D]; as PyTorch does, in one launch.
 
     Arguments, result and errors are those of ``torch.nn.functional.scaled_dot_product_attention``, but for ``bias``,
     [B, H, T, S] or with one head for all: it is added for sample n as of its own n % B, as windows of several maps want
     it. Products are summed, and the softmax is taken, in float32; weights are rounded before they multiply values. What
-    :func:`takes_attention` does not take is PyTorch's.
+    :func:`takes_attention` does not take is PyTorch's. It ``begins_early`` as :func:`early_start` has it.
     """
     if not takes_attention(query, key, value, bias):
         return _by_pytorch(query, key, value, bias)
-    return _attention_operator(query, key, value, bias).unflatten(2, (query.shape[1], -1)).transpose(1, 2)
+    return _attention_operator(query, key, value, bias, begins_early).unflatten(2, (query.shape[1], -1)).transpose(1, 2)
 
 
 @torch.library.custom_op("auxhead::attention", mutates_args=())
-def _attention_operator(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None) -> Tensor:
+def _attention_operator(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, begins_early: bool) -> Tensor:
     """Attend as :func:`attend`, and return [N, T, H * D], dense: what a compiler is given, who knows no launch."""
     if not takes_attention(query, key, value, bias):  # others than those that a compiler has seen
         return _by_pytorch(query, key, value, bias).transpose(1, 2).flatten(2).clone()
@@ -73,13 +73,13 @@ def _attention_operator(query: Tensor, key: Tensor, value: Tensor, bias: Tensor 
             query, *query.stride()[:3], key, *key.stride()[:3], value, *value.stride()[:3], bias, *_strides(bias), out,
             heads, queries, keys, 1 if bias is None else len(bias), numbers**-0.5,
             DIM=numbers, BLOCK_Q=block_q, BLOCK_K=block_k, BLOCK_D=block_d,
-            num_warps=4 if block_k * block_d < 32_768 else 8, **early_start(query),
+            num_warps=4 if block_k * block_d < 32_768 else 8, **early_start(query, begins_early),
         )  # fmt: skip
     return out
 
 
 @_attention_operator.register_fake
-def _(query, key, value, bias):  # type: ignore[no-untyped-def]
+def _(query, key, value, bias, begins_early):  # type: ignore[no-untyped-def]
     return query.new_empty((query.shape[0], query.shape[2], query.shape[1] * value.shape[3]))
 
 

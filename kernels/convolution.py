@@ -165,6 +165,7 @@ def fused_conv2d(
     following: str = "",
     addend: Tensor | None = None,
     out: Tensor | None = None,
+    begins_early: bool = False,
 ) -> Tensor:
     """Convolve x, [N, C, H, W], by ``weight``, [O, C / groups, h, w]; add bias and ``addend``; all in one launch.
 
@@ -172,7 +173,8 @@ def fused_conv2d(
     ``FOLLOWING``. Sums are in float32 and rounded once. A depthwise weight is read in the order h, w, C, and one that
     lies otherwise is copied; of float32 it and its bias may go with x of half precision. What
     :func:`takes_convolution` does not take is PyTorch's. The result is written to ``out``, which is returned, if it is
-    given: of the result's shape, dtype and device, and no part of what is read.
+    given: of the result's shape, dtype and device, and no part of what is read. It ``begins_early`` as
+    :func:`early_start` has it.
     """
     if not takes_convolution(x, weight, bias, sizes, groups, addend, out):
         y = convolution_reference(x, weight, bias, sizes, groups, following, addend)
@@ -193,12 +195,12 @@ def fused_conv2d(
         if _is_depthwise(weight, groups):
             kernel.depthwise_kernel[(blocks * -(-channels // constants["BLOCK_C"]),)](
                 x, weight.permute(2, 3, 1, 0).contiguous(), bias, out, positions, channels, *how, **constants,
-                num_warps=_WARPS, **early_start(x),
+                num_warps=_WARPS, **early_start(x, begins_early),
             )  # fmt: skip
         else:
             kernel.convolution_kernel[(blocks * -(-outputs // constants["BLOCK_O"]),)](
                 x, weight, bias, addend, out, positions, channels, outputs, *how, **constants, num_warps=_WARPS,
-                **early_start(x),
+                **early_start(x, begins_early),
             )  # fmt: skip
     return out
 
@@ -254,8 +256,8 @@ def fused_conv2d_operator(
     x: Tensor, weight: Tensor, bias: Tensor | None, stride: list[int], padding: list[int], dilation: list[int],
     groups: int, following: str, addend: Tensor | None,
 ) -> Tensor:  # fmt: skip
-    """Convolve as :func:`fused_conv2d`: what a compiler is given, whose output lies in one way whoever made it."""
-    y = fused_conv2d(x, weight, bias, (stride, padding, dilation), groups, following, addend)
+    """Convolve as :func:`fused_conv2d`, early: what a compiler is given, whose output lies in one way always."""
+    y = fused_conv2d(x, weight, bias, (stride, padding, dilation), groups, following, addend, begins_early=True)
     return y.contiguous(memory_format=torch.channels_last)
 
 

@@ -4,7 +4,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .early_start import early_start
 from .fused_head import runs_triton, wants_plain_pytorch
 from .launch.launch_config import next_power_of_2
 
@@ -57,7 +56,7 @@ def max_pool2d(
     with torch.cuda.device_of(x):
         kernel.max_pool_kernel[(programs,)](
             x, out, positions, channels, height, width, out_h, out_w, *kernel_pair, *stride_pair, *padding_pair,
-            BLOCK_P=block_p, BLOCK_C=block_c, num_warps=4, **early_start(x),
+            BLOCK_P=block_p, BLOCK_C=block_c, num_warps=4,
         )  # fmt: skip
     return out
 

@@ -9,8 +9,6 @@ each other in memory: every read of the window is a row of whole cache lines. Pr
 import triton
 import triton.language as tl
 
-from .early_start import await_launch_before
-
 
 @triton.jit
 def max_pool_kernel(
@@ -19,7 +17,7 @@ def max_pool_kernel(
     POSITIONS, C, H, W, OUT_H, OUT_W,
     WINDOW_H: tl.constexpr, WINDOW_W: tl.constexpr, STRIDE_H: tl.constexpr, STRIDE_W: tl.constexpr,
     PADDING_H: tl.constexpr, PADDING_W: tl.constexpr,
-    BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr, EARLY_START: tl.constexpr,
+    BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """Max-pool a block of positions by a block of channels; the launcher has sized everything."""
     channel_blocks = tl.cdiv(C, BLOCK_C)
@@ -33,7 +31,6 @@ def max_pool_kernel(
     start_w = off_p % OUT_W * STRIDE_W - PADDING_W
     row = off_p // OUT_W // OUT_H * H  # of the sample's first line among the lines of all samples
     acc = tl.full((BLOCK_P, BLOCK_C), float("-inf"), tl.float32)
-    await_launch_before(EARLY_START)
     for a in tl.static_range(WINDOW_H):
         for b in tl.static_range(WINDOW_W):
             off_h = start_h + a

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from ..basics.machine import package_version
-from .compiled_part import Kind, compile_graph
+from .compiled_part import TRACED_OPTIONS, Kind, compile_graph
 
 #: Workers at most, and processors that each wants.
 _MOST, _PROCESSORS = 8, 4
@@ -160,7 +160,7 @@ def mark_of(graph: bytes, kinds: Sequence[Kind]) -> Path:
 
     gpus = [torch.cuda.get_device_name(device) for *_, device in kinds if device.type == "cuda"]
     versions = torch.__version__, torch.version.cuda, package_version("triton"), gpus[:1]
-    name = hashlib.sha256(graph + repr((kinds, settings(), versions)).encode()).hexdigest()
+    name = hashlib.sha256(graph + repr((kinds, settings(), versions, TRACED_OPTIONS)).encode()).hexdigest()
     return Path(cache_dir()) / "auxhead" / name
 
 

@@ -20,6 +20,8 @@ Kind = tuple[torch.Size, tuple[int, ...], torch.dtype, torch.device]
 Compiled = dict[tuple[bytes, Sequence[Kind]], Callable[..., Any]]
 #: The runner captures the graphs.
 OPTIONS: dict[str, Any] = {"triton.cudagraphs": False}
+#: Of what is traced here, :func:`waiting_first`, launches begin while those before them end, on GPUs that can.
+TRACED_OPTIONS: dict[str, Any] = {**OPTIONS, "triton.enable_pdl": True}
 #: Sizes, layouts and types that a part is compiled for, each of which takes seconds; further ones run uncompiled.
 MOST_KINDS = 8
 
@@ -169,8 +171,8 @@ def compile_graph(graph: bytes, kinds: Sequence[Kind]) -> Callable[..., Any]:
     from torch._inductor import compile as inductor  # takes a second
 
     mode, fakes = _fakes(kinds)
-    with TRACES, torch.no_grad(), tracing(TracingContext(mode)), formats_by_name():  # it traces, too
-        compiled: Callable[..., Any] = inductor(_graph_of(graph, mode), fakes, options=OPTIONS)
+    with TRACES, torch.no_grad(), tracing(TracingContext(mode)), formats_by_name(), waiting_first():  # it traces, too
+        compiled: Callable[..., Any] = inductor(_graph_of(graph, mode), fakes, options=TRACED_OPTIONS)
         return compiled
 
 
@@ -194,6 +196,30 @@ def formats_by_name() -> Iterator[None]:
         yield
     finally:
         FxGraphCachePickler.__init__ = begin  # type: ignore[method-assign]
+
+
+@contextmanager
+def waiting_first() -> Iterator[None]:
+    """Let each of Inductor's kernels wait for the launch before it ahead of all that it reads, in this context.
+
+    By itself it reads first what the launch before has not written. That one may not have waited for those before it
+    yet: one that reads nothing never does.
+    """
+    from torch._inductor.codegen.triton import TritonKernel
+    from torch._inductor.virtualized import V
+
+    before_access = TritonKernel._handle_pdl_before_access
+
+    def wait_first(self: Any, *args: Any, **options: Any) -> None:
+        if V.graph.scheduler is not None:
+            V.graph.scheduler.previous_node = None  # by which it finds what need not be waited for
+        before_access(self, *args, **options)
+
+    TritonKernel._handle_pdl_before_access = wait_first  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        TritonKernel._handle_pdl_before_access = before_access  # type: ignore[method-assign]
 
 
 def _as_bytes(graph: fx.GraphModule) -> bytes:

@@ -184,7 +184,8 @@ class FusedConvolution(nn.Module):
         if not takes_convolution(x, weight, bias, sizes, self.groups, z):
             return None
         given = x, weight, bias, sizes, self.groups, self.following, z
-        return compiled_for(*given), partial(fused_conv2d, *given)
+        key = compiled_for(*given), self.compiled
+        return key, partial(fused_conv2d, *given, begins_early=self.compiled)
 
     def _prefers_triton(self, x: Tensor, z: Tensor | None) -> bool:
         """Return whether Triton's convolution takes this input, agrees with the other one and is no slower."""

@@ -45,7 +45,7 @@ class FusedLinear(nn.Module):
         self.in_triton = False
         found = self.in_triton_by(x)
         if found is not None:
-            kind = x.shape, self.weight.shape, self.compiled
+            kind = x.shape, self.weight.shape
             others, count = partial(self.forward, x), x.numel() * len(self.weight)
             self.in_triton = prefers_triton(*found, _as_map(others()), others, kind, count)
 
@@ -54,7 +54,8 @@ class FusedLinear(nn.Module):
         if not self._takes(x):
             return None
         given = _as_map(x), self._windows(), self.bias, _SIZES, 1, self.following
-        return compiled_for(*given), partial(fused_conv2d, *given)
+        key = compiled_for(*given), self.compiled
+        return key, partial(fused_conv2d, *given, begins_early=self.compiled)
 
     def forward(self, x: Tensor) -> Tensor:
         """Multiply x [..., C] to [..., O], and apply the activation."""

@@ -34,7 +34,7 @@ class SelfAttention(nn.Module):
         tokens = 1 if self.batch_first and x.ndim == 3 else 0
         heads = self.all_three(x).unflatten(-1, (3, self.heads, -1)).unbind(-3)
         query, key, value = (each.movedim(tokens, -2) for each in heads)
-        y = attend(query, key, value)
+        y = attend(query, key, value, begins_early=self.out.compiled)
         output: Tensor = self.out(y.movedim(-2, tokens).flatten(-2))
         return output
 
@@ -73,7 +73,7 @@ class WindowAttention(nn.Module):
                 region = region + part.view([-1 if each == dim else 1 for each in range(4)]) * 3 ** (2 - dim)
             region = _windows(region, down, right)  # [windows, T, 1]
             bias = bias + torch.where(region == region.transpose(1, 2), 0.0, -100.0).to(bias.dtype)[:, None]
-        y = self.proj(attend(query, key, value, bias).transpose(1, 2).flatten(2))
+        y = self.proj(attend(query, key, value, bias, self.proj.compiled).transpose(1, 2).flatten(2))
         y = y.view(samples, rows, columns, down, right, channels).transpose(2, 3)
         y = y.reshape(samples, rows * down, columns * right, channels)
         y = torch.roll(y, shifts, (1, 2)) if any(shifts) else y

@@ -82,11 +82,11 @@ def test_any_sizes(device, data) -> None:
 def test_the_operators_output_lies_as_compilers_are_told(device) -> None:
     for case in CASES[:3]:
         given = inputs(case, torch.float16, device)
-        torch.library.opcheck(_attention_operator, given, test_utils="test_faketensor")
-        opened = _attention_operator(*given)
+        torch.library.opcheck(_attention_operator, (*given, True), test_utils="test_faketensor")
+        opened = _attention_operator(*given, True)
         assert torch.equal(opened, attend(*given).transpose(1, 2).flatten(2)) and opened.is_contiguous()
     given = inputs(CASES[0], torch.float32, device)  # a compiler has seen others
-    torch.library.opcheck(_attention_operator, given, test_utils="test_faketensor")
+    torch.library.opcheck(_attention_operator, (*given, False), test_utils="test_faketensor")
 
 
 def test_odd_numbers_stay_odd(device) -> None:

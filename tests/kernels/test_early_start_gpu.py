@@ -2,8 +2,7 @@
 
 import pytest
 import torch
-from auxhead.kernels import convolution, early_start, fused_conv2d
-from auxhead.kernels.max_pool import max_pool2d
+from auxhead.kernels import attend, convolution, fused_conv2d
 
 pytestmark = [
     pytest.mark.gpu,
@@ -14,6 +13,7 @@ pytestmark = [
 
 LAST = torch.channels_last
 ROUNDS = 30
+SIZES, SIZES_OF_ONE = [((1, 1), (1, 1), (1, 1))], [((1, 1), (0, 0), (1, 1))]
 
 
 def map_of(*shape: int) -> torch.Tensor:
@@ -29,34 +29,34 @@ class Chain:
         self.depthwise = map_of(512, 1, 3, 3) / 3
         self.x = map_of(2, 512, 14, 14)
 
-    def __call__(self, beside: torch.cuda.Stream | None = None) -> list[torch.Tensor]:
+    def __call__(self, beside: torch.cuda.Stream | None = None, begins_early: bool = True) -> list[torch.Tensor]:
         y, kept = self.x, []
         for _ in range(4):
-            y = fused_conv2d(y, self.wide, None, ((1, 1), (1, 1), (1, 1)), 1, "relu")
-            y = fused_conv2d(y, self.narrow, None, ((1, 1), (0, 0), (1, 1)), 1, "", y)
-            y = fused_conv2d(y, self.depthwise, None, ((1, 1), (1, 1), (1, 1)), 512, "silu")
-            y = max_pool2d(y, 3, 1, 1)
+            y = fused_conv2d(y, self.wide, None, *SIZES, 1, "relu", begins_early=begins_early)
+            y = fused_conv2d(y, self.narrow, None, *SIZES_OF_ONE, 1, "", y, begins_early=begins_early)
+            y = fused_conv2d(y, self.depthwise, None, *SIZES, 512, "silu", begins_early=begins_early)
+            tokens = y.permute(0, 2, 3, 1).view(2, 14 * 14, 8, 64).transpose(1, 2)
+            y = attend(tokens, tokens, tokens, begins_early=begins_early).transpose(1, 2).reshape(2, 14, 14, 512)
+            y = y.permute(0, 3, 1, 2)
             if beside is not None:  # forks and joins, and a copy, which is no kernel
                 beside.wait_stream(torch.cuda.current_stream())
                 with torch.cuda.stream(beside):
                     kept.append(y.float().sum((2, 3)))
-                y = fused_conv2d(y, self.narrow, None, ((1, 1), (0, 0), (1, 1)))
+                y = fused_conv2d(y, self.narrow, None, *SIZES_OF_ONE, begins_early=begins_early)
                 torch.cuda.current_stream().wait_stream(beside)
             y = y.clone(memory_format=torch.preserve_format)
         return [*kept, y]
 
 
 @pytest.fixture
-def chain(monkeypatch):
+def chain():
     """A chain, and what it answers where each launch waits for the end of the one before."""
     torch.manual_seed(0)
     made, side = Chain(), torch.cuda.Stream()
-    monkeypatch.setattr(early_start, "CAPABILITY", (9, 0))
 
+    @torch.no_grad()
     def expected(with_side: bool) -> list[torch.Tensor]:
-        with monkeypatch.context() as patch, torch.no_grad():
-            patch.setattr(early_start, "CAPABILITY", (99, 0))
-            return [each.clone() for each in made(side if with_side else None)]
+        return [each.clone() for each in made(side if with_side else None, begins_early=False)]
 
     return made, side, expected
 
@@ -95,12 +95,11 @@ def test_launches_of_a_stream_answer_as_one_by_one(chain) -> None:
 def test_a_weight_written_just_before_is_read(chain) -> None:
     """A depthwise one that lies otherwise is copied by the launch before."""
     made, _, _ = chain
-    sizes = ((1, 1), (1, 1), (1, 1))
     for number in range(ROUNDS):
         with torch.no_grad():
             large = torch.full((512, 1, 3, 3), float(number), device="cuda", dtype=torch.float16)
             ones = torch.ones(1, 512, 3, 3, device="cuda", dtype=torch.float16).contiguous(memory_format=LAST)
-            found = fused_conv2d(ones, large, large[:, 0, 0, 0].contiguous(), sizes, 512)
+            found = fused_conv2d(ones, large, large[:, 0, 0, 0].contiguous(), *SIZES, 512, begins_early=True)
         assert (found[:, :, 1, 1] == 10.0 * number).all()
 
 

@@ -43,7 +43,8 @@ def test_kernels_of_trunks_compile_for_gpus(capability, tmp_path):
     for one in made:
         assert one["shared"] <= 1024 * SHARED_KB.get(capability, 227)
         assert one["copies"] >= 2 * one.get("stages", 0), "of both operands, in the loop and before it"
-        assert one["before the wait"] == (None if capability == "80" else 0), "what is read is not there yet"
+        waits = capability != "80" and one["kernel"] != "max_pool_kernel"
+        assert one["before the wait"] == (0 if waits else None), "what is read is not there yet"
 
 
 def test_every_way_to_launch_a_head(tmp_path):
