@@ -200,26 +200,26 @@ def formats_by_name() -> Iterator[None]:
 
 @contextmanager
 def waiting_first() -> Iterator[None]:
-    """Let each of Inductor's kernels wait for the launch before it ahead of all that it reads, in this context.
+    """Let each of Inductor's kernels begin with the wait for the launch before it, in this context.
 
-    By itself it reads first what the launch before has not written. That one may not have waited for those before it
-    yet: one that reads nothing never does.
+    By itself it reads first what that launch has not written. Yet such a launch may not have waited for those before
+    it: one that reads nothing never does.
     """
     from torch._inductor.codegen.triton import TritonKernel
-    from torch._inductor.virtualized import V
 
-    before_access = TritonKernel._handle_pdl_before_access
+    filter_waits = TritonKernel._filter_pdl
 
-    def wait_first(self: Any, *args: Any, **options: Any) -> None:
-        if V.graph.scheduler is not None:
-            V.graph.scheduler.previous_node = None  # by which it finds what need not be waited for
-        before_access(self, *args, **options)
+    def wait_first(self: Any, code: Any) -> None:
+        filter_waits(self, code)
+        if self._enable_pdl_codegen():
+            others = [line for line in code._lines if not (isinstance(line, str) and self.GDC_WAIT in line)]
+            code._lines = [self.GDC_WAIT, *others]
 
-    TritonKernel._handle_pdl_before_access = wait_first  # type: ignore[method-assign]
+    TritonKernel._filter_pdl = wait_first  # type: ignore[method-assign]
     try:
         yield
     finally:
-        TritonKernel._handle_pdl_before_access = before_access  # type: ignore[method-assign]
+        TritonKernel._filter_pdl = filter_waits  # type: ignore[method-assign]
 
 
 def _as_bytes(graph: fx.GraphModule) -> bytes:

@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from auxhead.model.trunk.compiled_part import MOST_KINDS, CompiledPart
+from auxhead.model.trunk.compiled_part import MOST_KINDS, CompiledPart, waiting_first
 from auxhead.model.trunk.trunk import make_trunk
 from support.example_models import SmallNet
 from support.trunk_cases import (
@@ -27,6 +27,27 @@ from support.trunk_cases import (
 from torch import fx, nn
 
 # Compiled
+
+
+@pytest.mark.parametrize("begins", [["read"], ["read", "wait", "launch", "read", "wait", "launch"], []], ids=len)
+def test_inductors_kernels_begin_with_the_wait(begins) -> None:
+    """As they are written for GPUs: the wait before all else; the next launch begins behind the last that is read."""
+    from torch._inductor.codegen.triton import TritonKernel
+    from torch._inductor.utils import IndentedBuffer
+
+    lines = {"wait": TritonKernel.GDC_WAIT, "launch": TritonKernel.GDC_LAUNCH, "read": "x = tl.load(y)"}
+    kernel, body = TritonKernel.__new__(TritonKernel), IndentedBuffer()
+    kernel._enable_pdl_codegen = lambda: True
+    body.writelines([*map(lines.get, begins), "tl.store(z, x)"])
+    with waiting_first():
+        kernel._filter_pdl(body)
+    expected = [lines[each] for each in begins if each == "read"]
+    assert body._lines == [
+        lines["wait"],
+        *expected,
+        *([lines["launch"]] if "launch" in begins else []),
+        "tl.store(z, x)",
+    ]
 
 
 @needs_compiler
