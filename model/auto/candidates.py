@@ -177,7 +177,8 @@ class SharedTrunks:
 
     def is_compiled(self, until: float) -> bool:
         """Wait for workers until then, by ``time.monotonic``; returns whether they compiled the trunk "inductor"."""
-        return self._begun is not None and self._workers is not None and self._workers.wait(until)
+        with torch.cuda.device_of(self._example):
+            return self._begun is not None and self._workers is not None and self._workers.wait(until)
 
     def close(self) -> None:
         """End what was begun to compile."""
@@ -194,8 +195,9 @@ class SharedTrunks:
         """
         if self._whole is None or self._beside is None or example.shape != self._example.shape:
             return None
-        if not self._beside.wait(until):
-            return None
+        with torch.cuda.device_of(example):
+            if not self._beside.wait(until):
+                return None
         return CompiledBackbone(self._whole, self._network.backbone, example)
 
     def _begin_whole(self) -> None:
@@ -222,12 +224,12 @@ class SharedTrunks:
         if not self.is_known(kind):
             began = time.monotonic()
             begun = None
-            if kind == "inductor" and self._workers is not None:
-                if self._begun is not None:
-                    self._workers.wait()
-                self._workers.close()
-                begun, self._begun, self._workers = self._begun, None, None
             with torch.cuda.device_of(self._example):
+                if kind == "inductor" and self._workers is not None:
+                    if self._begun is not None:
+                        self._workers.wait()
+                    self._workers.close()
+                    begun, self._begun, self._workers = self._begun, None, None
                 trunk = (begun or self._begin(kind))()
             if kind != "as_is" and trunk.module is self._network.backbone:
                 self._refused[kind] = " ".join(trunk.notes).removeprefix(f"Not {kind}: ")

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import count as count_up
@@ -22,7 +23,7 @@ from typing import Any
 import torch
 
 from ..basics.machine import package_version
-from .compiled_part import TRACED_OPTIONS, Kind, compile_graph
+from .compiled_part import TRACED_OPTIONS, Compiled, Kind, compile_graph
 
 #: Workers at most, and processors that each wants.
 _MOST, _PROCESSORS = 8, 4
@@ -32,6 +33,8 @@ _COMPILED = b"1"
 _PATIENT = "patient"
 #: Gigabytes that the machine must have, and the GPU must have free: a worker takes two and half of one.
 _HOST_GB, _FREE_GB = 32.0, 8.0
+#: A graph with the kinds of its inputs, and where it is to be once it is compiled.
+Given = tuple[bytes, Sequence[Kind], Compiled]
 
 
 def workers_for(device: torch.device) -> int:
@@ -65,14 +68,17 @@ class CompileWorkers:
                         bufsize=0, start_new_session=True,
                     )
                 )  # fmt: skip
-        self._given = [0] * len(self._workers)  # graphs that are not answered yet
+        self._given: list[deque[Given]] = [deque() for _ in self._workers]  # what is not answered yet, in order
         self._bytes = [0] * len(self._workers)  # of all graphs
         self._taken: set[Path] = set()
         self._has_failed = False
         self._names = count_up()
 
-    def take(self, graph: bytes, kinds: Sequence[Kind]) -> None:
-        """Give a graph to the worker that has the least, unless one has it, or some process has compiled it before."""
+    def take(self, graph: bytes, kinds: Sequence[Kind], compiled: Compiled) -> None:
+        """Give a graph to the worker that has the least, unless one has it, or some process has compiled it before.
+
+        While this process waits for the workers it loads what they have compiled, and puts it among the ``compiled``.
+        """
         if not self._workers:
             return
         index = self._bytes.index(min(self._bytes))
@@ -85,7 +91,7 @@ class CompileWorkers:
         except (OSError, TypeError, AttributeError, pickle.PicklingError):  # no room; a setting that stays here
             return
         self._taken.add(mark)
-        self._given[index] += 1
+        self._given[index].append((graph, kinds, compiled))
         self._bytes[index] += len(graph)
         stdin = self._workers[index].stdin
         assert stdin is not None
@@ -97,18 +103,26 @@ class CompileWorkers:
 
         False if time is over before, too; ``until`` is by ``time.monotonic``.
         """
-        done = bool(self._workers)
-        for index, worker in enumerate(self._workers):
-            stdout = worker.stdout
-            assert stdout is not None
-            while self._given[index]:
-                seconds = None if until == math.inf else max(until - time.monotonic(), 0.0)
-                if not select.select([stdout], [], [], seconds)[0]:
-                    return False
-                answer = stdout.read(1)
-                self._given[index] = self._given[index] - 1 if answer else 0  # it has died
+        while waiting := self._unanswered():
+            seconds = None if until == math.inf else max(until - time.monotonic(), 0.0)
+            answering = select.select([*waiting], [], [], seconds)[0]
+            if not answering:
+                return False
+            for stdout in answering:
+                answer, given = stdout.read(1), waiting[stdout]
+                graph, kinds, compiled = given.popleft()
                 self._has_failed |= answer != _COMPILED
-        return done and not self._has_failed
+                if answer == _COMPILED:
+                    with suppress(Exception):  # whoever runs it sees it
+                        compiled[graph, kinds] = compile_graph(graph, kinds)
+                elif not answer:  # it has died
+                    given.clear()
+        return bool(self._workers) and not self._has_failed
+
+    def _unanswered(self) -> dict[Any, deque[Given]]:
+        """Return by the pipe of each worker what it has not answered yet."""
+        pipes = [worker.stdout for worker in self._workers]
+        return {pipe: given for pipe, given in zip(pipes, self._given, strict=True) if given}
 
     def close(self) -> None:
         """End them, whatever they do, and what they have forked."""
@@ -118,6 +132,7 @@ class CompileWorkers:
             with suppress(OSError, ValueError):  # of what it was not given any more
                 worker.communicate()
         self._workers.clear()  # their numbers may be others' now
+        self._given.clear()
         self._folder.cleanup()
 
 

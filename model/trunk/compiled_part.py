@@ -18,6 +18,8 @@ from .layer_graph import TRACES, is_known, runs_users_code
 Kind = tuple[torch.Size, tuple[int, ...], torch.dtype, torch.device]
 #: Graphs that were compiled, by what Inductor makes them of; they serve all parts that are traced to the same.
 Compiled = dict[tuple[bytes, Sequence[Kind]], Callable[..., Any]]
+#: Takes a graph, with the kinds of its inputs, that is to be among those that were compiled.
+HandOver = Callable[[bytes, Sequence[Kind], Compiled], None]
 #: The runner captures the graphs.
 OPTIONS: dict[str, Any] = {"triton.cudagraphs": False}
 #: Of what is traced here, :func:`waiting_first`, launches begin while those before them end, on GPUs that can.
@@ -60,7 +62,7 @@ class CompiledPart(nn.Module):
                 traced = self._traced.pop(kind, None) or self._trace(list(state), leaves, form, kinds)
                 if hand_over is not None and traced is not None:
                     self._traced[kind] = traced
-                    hand_over(traced.graph, kinds)
+                    hand_over(traced.graph, kinds, self._shared)
                     return self.part(*inputs)
                 self._compiled[kind] = traced and (traced.compiled(kinds, self._shared), traced.written)
         found = self._compiled[kind]
@@ -171,7 +173,14 @@ def compile_graph(graph: bytes, kinds: Sequence[Kind]) -> Callable[..., Any]:
     from torch._inductor import compile as inductor  # takes a second
 
     mode, fakes = _fakes(kinds)
-    with TRACES, torch.no_grad(), tracing(TracingContext(mode)), formats_by_name(), waiting_first():  # it traces, too
+    with (
+        TRACES,  # it traces, too
+        torch.inference_mode(False),  # which switches gradients on
+        torch.no_grad(),
+        tracing(TracingContext(mode)),
+        formats_by_name(),
+        waiting_first(),
+    ):
         compiled: Callable[..., Any] = inductor(_graph_of(graph, mode), fakes, options=TRACED_OPTIONS)
         return compiled
 
@@ -255,12 +264,12 @@ def _fakes(kinds: Sequence[Kind]) -> tuple[Any, list[Any]]:
         ]
 
 
-#: Takes graphs with the kinds of their inputs, where these are to be compiled elsewhere first.
-_hand_over: ContextVar[Callable[[bytes, Sequence[Kind]], None] | None] = ContextVar("takes graphs", default=None)
+#: Where graphs are to be compiled elsewhere first.
+_hand_over: ContextVar[HandOver | None] = ContextVar("takes graphs", default=None)
 
 
 @contextmanager
-def handing_over(take: Callable[[bytes, Sequence[Kind]], None]) -> Iterator[None]:
+def handing_over(take: HandOver) -> Iterator[None]:
     """Let parts that would be compiled in this context be traced and given to ``take``, and run uncompiled."""
     token = _hand_over.set(take)
     try:

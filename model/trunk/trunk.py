@@ -19,7 +19,7 @@ from ..listening.rounding import double_copy, in_double, relative_error, truth_o
 from ..listening.taps import listening
 from .backbone_rewriter import BackboneRewriter
 from .branches import Step, run_side_by_side
-from .compiled_part import Kind, handing_over
+from .compiled_part import HandOver, handing_over
 from .fused_convolution import PADDED_CHANNELS, FusedConvolution
 from .fused_linear import FusedLinear
 from .joined_maps import join_maps
@@ -133,7 +133,7 @@ def begin_trunk(
     example_input: Tensor,
     kind: str,
     reading: Reading | None = None,
-    hand_over: Callable[[bytes, Sequence[Kind]], None] | None = None,
+    hand_over: HandOver | None = None,
 ) -> Callable[[], Trunk]:
     """Do as :func:`make_trunk` until a trunk is rewritten; returns what compiles it, checks it and returns it.
 

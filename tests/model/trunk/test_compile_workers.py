@@ -17,7 +17,7 @@ from auxhead.model.auto.candidates import SharedTrunks
 from auxhead.model.auto.compiled_backbone import CompiledBackbone
 from auxhead.model.trunk.backbone_rewriter import whole
 from auxhead.model.trunk.compile_workers import CompileWorkers, mark_of, set_as, settings, workers_for
-from auxhead.model.trunk.compiled_part import Kind, _as_bytes, compile_graph, formats_by_name
+from auxhead.model.trunk.compiled_part import Compiled, Kind, _as_bytes, compile_graph, formats_by_name
 from auxhead.model.trunk.trunk import begin_trunk
 from support.example_models import SmallNet
 from support.planner_fakes import FakeTrunk
@@ -30,7 +30,7 @@ class Noting:
     def __init__(self) -> None:
         self.given: list[tuple[bytes, Sequence[Kind]]] = []
 
-    def take(self, graph: bytes, kinds: Sequence[Kind]) -> None:
+    def take(self, graph: bytes, kinds: Sequence[Kind], _compiled: Compiled) -> None:
         self.given.append((graph, kinds))
 
 
@@ -51,6 +51,23 @@ def test_parts_are_given_away_before_they_are_compiled(monkeypatch) -> None:
         assert list(kinds) == again
         compile_graph(graph, kinds)
         assert compiled.pop() == again, "a worker asks for the same"
+    assert_same(trunk, backbone, SmallNet.taps, x)
+
+
+def test_parts_find_what_was_loaded_meanwhile(monkeypatch) -> None:
+    backbone, x, count = SmallNet().eval(), torch.randn(2, 3, 12, 12), 0
+
+    def compiler(graph, _inputs, options):
+        nonlocal count
+        count += 1
+        return graph
+
+    def load(graph: bytes, kinds: Sequence[Kind], compiled: Compiled) -> None:
+        compiled[graph, kinds] = compile_graph(graph, kinds)
+
+    monkeypatch.setattr("torch._inductor.compile", compiler)
+    trunk = begin_trunk(backbone, SmallNet.taps, x, "inductor", hand_over=load)()
+    assert count == 3
     assert_same(trunk, backbone, SmallNet.taps, x)
 
 
@@ -88,6 +105,11 @@ def test_caches_know_layouts_by_the_same_name_in_any_program() -> None:
     assert pickle.loads(AOTAutogradCachePickler(part).dumps(torch.channels_last)) is torch.channels_last
 
 
+def given(workers: CompileWorkers) -> list[int]:
+    """Graphs that each worker has not answered yet."""
+    return [*map(len, workers._given)]
+
+
 @pytest.fixture
 def worker() -> Iterator[CompileWorkers]:
     workers = CompileWorkers(1)
@@ -99,23 +121,23 @@ def worker() -> Iterator[CompileWorkers]:
 
 
 def test_what_a_worker_cannot_do_is_left_undone(worker) -> None:
-    worker.take(b"no graph", [])
-    worker.take(pickle.dumps(os.getcwd), [])
+    worker.take(b"no graph", [], {})
+    worker.take(pickle.dumps(os.getcwd), [], {})
     assert worker.wait(0.0) is False, "it is still beginning"
     for _ in range(2):
         assert worker.wait() is False, "neither is a graph"
     worker._workers[0].kill()
     worker._workers[0].wait()
-    worker.take(b"", [])
-    worker.take(b"", [])
+    worker.take(b"", [], {})
+    worker.take(b"", [], {})
     worker.wait()
 
 
 def test_the_same_graph_is_given_once(worker) -> None:
     kind = (torch.Size([2]), (1,), torch.float32, torch.device("cpu"))
     for kinds in ([], [], [kind], [kind]):
-        worker.take(b"no graph", kinds)
-    assert worker._given == [2]
+        worker.take(b"no graph", kinds, {})
+    assert given(worker) == [2]
 
 
 def test_what_is_compiled_is_given_to_nobody(worker, tmp_path, monkeypatch) -> None:
@@ -123,35 +145,42 @@ def test_what_is_compiled_is_given_to_nobody(worker, tmp_path, monkeypatch) -> N
     mark = mark_of(b"graph", [])
     mark.parent.mkdir()
     mark.touch()
-    worker.take(b"graph", [])
-    assert worker._given == [0] and worker.wait(0.0)
+    worker.take(b"graph", [], {})
+    assert given(worker) == [0] and worker.wait(0.0)
     with torch._inductor.config.patch(epilogue_fusion=False):  # which is compiled otherwise
-        worker.take(b"graph", [])
-    assert worker._given == [1]
+        worker.take(b"graph", [], {})
+    assert given(worker) == [1]
 
 
 @needs_compiler
-def test_what_a_worker_has_compiled_is_marked(tmp_path, monkeypatch) -> None:
+def test_what_a_worker_has_compiled_is_loaded_and_marked(tmp_path, monkeypatch) -> None:
+    from torch._dynamo.utils import counters
+
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     graph = torch.fx.Graph()
     x = graph.placeholder("x")
     graph.output((graph.call_function(torch.ops.aten.neg.default, (x,)),))
     data = _as_bytes(torch.fx.GraphModule(torch.nn.Module(), graph))
     kinds = ((torch.Size([3]), (1,), torch.float32, torch.device("cpu")),)
-    for given in (1, 0):
-        workers = CompileWorkers(1)
+    counters.clear()
+    for count in (1, 0):
+        workers, compiled = CompileWorkers(1), {}
         try:
-            workers.take(data, kinds)
-            assert workers._given == [given] and workers.wait()
+            workers.take(data, kinds, compiled)
+            assert given(workers) == [count] and workers.wait() and given(workers) == [0]
         finally:
             workers.close()
+        assert not workers.wait() and len(compiled) == count
+        for call in compiled.values():
+            assert torch.equal(call(torch.arange(3.0))[0], -torch.arange(3.0))
+    assert counters["aot_autograd"]["autograd_cache_hit"] == 1
     assert [*(tmp_path / "auxhead").iterdir()] == [mark_of(data, kinds)]
 
 
 def test_what_a_worker_has_forked_ends_with_it() -> None:
     workers = CompileWorkers(1)
     try:
-        workers.take(b"no graph", [])
+        workers.take(b"no graph", [], {})
         workers.wait()  # by then it has forked
         pid = workers._workers[0].pid
         forked = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
@@ -171,11 +200,11 @@ def is_running(pid: str) -> bool:
 
 def test_graphs_that_cannot_be_handed_over_are_left(worker) -> None:
     shutil.rmtree(worker._folder.name)
-    worker.take(b"", [])
-    assert worker._given == [0] and worker.wait()
+    worker.take(b"", [], {})
+    assert given(worker) == [0] and worker.wait()
     Path(worker._folder.name).mkdir()
-    worker.take(b"", [])
-    assert worker._given == [1]
+    worker.take(b"", [], {})
+    assert given(worker) == [1]
 
 
 @pytest.mark.parametrize("executable", ["", None, "once"], ids=str)
@@ -194,7 +223,7 @@ def test_fewer_workers_than_wanted(executable, monkeypatch) -> None:
     workers = CompileWorkers(3)
     try:
         assert len(workers._workers) == (executable == "once")
-        workers.take(b"", [])
+        workers.take(b"", [], {})
         workers.wait()
     finally:
         workers.close()
@@ -297,9 +326,9 @@ def test_what_workers_compile_is_found(tmp_path, monkeypatch) -> None:
             finish = begin_trunk(backbone, SmallNet.taps, x, "inductor", hand_over=workers.take)
             assert workers.wait()
             trunk = finish()
-            given = sum(workers._given)
+            before = given(workers)
             begin_trunk(backbone, SmallNet.taps, x, "inductor", hand_over=workers.take)
-            assert sum(workers._given) == given, "they are marked"
+            assert given(workers) == before, "they are marked"
     finally:
         workers.close()
     assert counters["aot_autograd"]["autograd_cache_hit"] == 3
