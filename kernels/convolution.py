@@ -180,7 +180,7 @@ def fused_conv2d(
         y = convolution_reference(x, weight, bias, sizes, groups, following, addend)
         return y if out is None else _copied_to(out, y)
     if torch.compiler.is_exporting():  # a launch cannot be traced
-        y = fused_conv2d_operator(x, weight, bias, *map(list, sizes), groups, following, addend)
+        y = fused_conv2d_operator(x, weight, bias, *map(list, sizes), groups, following, addend, begins_early)
         return y if out is None else _copied_to(out, y)
     (samples, channels, height, width), (out_h, out_w) = x.shape, out_size(x.shape[2:], weight.shape[2:], sizes)
     outputs, positions = len(weight), samples * out_h * out_w
@@ -254,14 +254,15 @@ def out_size(size: Sequence[int], window: Sequence[int], sizes: Sequence[Sequenc
 @torch.library.custom_op("auxhead::fused_conv2d", mutates_args=())
 def fused_conv2d_operator(
     x: Tensor, weight: Tensor, bias: Tensor | None, stride: list[int], padding: list[int], dilation: list[int],
-    groups: int, following: str, addend: Tensor | None,
+    groups: int, following: str, addend: Tensor | None, begins_early: bool,
 ) -> Tensor:  # fmt: skip
-    """Convolve as :func:`fused_conv2d`, early: what a compiler is given, whose output lies in one way always."""
-    y = fused_conv2d(x, weight, bias, (stride, padding, dilation), groups, following, addend, begins_early=True)
+    """Convolve as :func:`fused_conv2d`: what a compiler is given, whose output lies in one way whoever made it."""
+    sizes = stride, padding, dilation
+    y = fused_conv2d(x, weight, bias, sizes, groups, following, addend, begins_early=begins_early)
     return y.contiguous(memory_format=torch.channels_last)
 
 
 @fused_conv2d_operator.register_fake
-def _(x, weight, bias, stride, padding, dilation, groups, following, addend):  # type: ignore[no-untyped-def]
+def _(x, weight, bias, stride, padding, dilation, groups, following, addend, begins_early):  # type: ignore[no-untyped-def]
     y = convolution_reference(x, weight, bias, (stride, padding, dilation), groups, "", addend)
     return torch.empty_like(y, memory_format=torch.channels_last)

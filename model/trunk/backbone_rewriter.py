@@ -11,7 +11,7 @@ from torch.fx.passes.utils.fuser_utils import erase_nodes, fuse_as_graphmodule, 
 from ..heads.fused_aux_head import FusedAuxHead
 from ..listening.kept import shallow_copy
 from .branches import Step, has_branches, holds_tap, plan_branches
-from .compiled_part import OPTIONS, Compiled, CompiledPart, is_all_known
+from .compiled_part import Compiled, CompiledPart, is_all_known
 from .fused_convolution import FusedConvolution
 from .fused_linear import FusedLinear
 from .graph_passes import (
@@ -25,6 +25,7 @@ from .graph_passes import (
     take_off_classifier,
 )
 from .in_place import changed_in_place, changed_in_some_layouts
+from .inductor import OPTIONS
 from .layer_graph import LayerGraph, constants_of, is_users, runs_on_one_tensor, trace
 from .pieces import pieces_of
 from .self_attention import replace_attentions, replace_self_attentions, replace_window_attentions
@@ -99,7 +100,7 @@ class BackboneRewriter:
             part = owner.get_submodule(name)
             assert isinstance(part, fx.GraphModule)
             if is_all_known(part):
-                setattr(owner, name, CompiledPart(part, compiled))
+                setattr(owner, name, CompiledPart(part, compiled, begins_early=True))
             else:
                 untraced.append(part)
         for module in untraced:
@@ -155,8 +156,8 @@ class BackboneRewriter:
         if not self._compiles:  # a compiler makes one launch of a norm and what is before and behind it
             replace_norms(layers)
         fuse_what_follows(layers)
-        for replace in (replace_self_attentions, replace_attentions, replace_window_attentions):
-            self._counts["self-attention"] += replace(layers)
+        self._counts["self-attention"] += replace_self_attentions(layers) + replace_window_attentions(layers)
+        self._counts["self-attention"] += replace_attentions(layers, begins_early=self._compiles)
         if not self._compiles:
             self._counts["max-pool"] += replace_max_pools(layers)
         for node in layers.graph.nodes:

@@ -14,7 +14,7 @@ import sys
 import tempfile
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from itertools import count as count_up
 from pathlib import Path
@@ -23,7 +23,8 @@ from typing import Any
 import torch
 
 from ..basics.machine import package_version
-from .compiled_part import TRACED_OPTIONS, Compiled, Kind, compile_graph
+from .compiled_part import Compiled
+from .inductor import EARLY_TAG, TracedGraph, compile_graph
 
 #: Workers at most, and processors that each wants.
 _MOST, _PROCESSORS = 8, 4
@@ -33,8 +34,8 @@ _COMPILED = b"1"
 _PATIENT = "patient"
 #: Gigabytes that the machine must have, and the GPU must have free: a worker takes two and half of one.
 _HOST_GB, _FREE_GB = 32.0, 8.0
-#: A graph with the kinds of its inputs, and where it is to be once it is compiled.
-Given = tuple[bytes, Sequence[Kind], Compiled]
+#: A graph, and where it is to be once it is compiled.
+Given = tuple[TracedGraph, Compiled]
 
 
 def workers_for(device: torch.device) -> int:
@@ -74,7 +75,7 @@ class CompileWorkers:
         self._has_failed = False
         self._names = count_up()
 
-    def take(self, graph: bytes, kinds: Sequence[Kind], compiled: Compiled) -> None:
+    def take(self, graph: TracedGraph, compiled: Compiled) -> None:
         """Give a graph to the worker that has the least, unless one has it, or some process has compiled it before.
 
         While this process waits for the workers it loads what they have compiled, and puts it among the ``compiled``.
@@ -84,15 +85,15 @@ class CompileWorkers:
         index = self._bytes.index(min(self._bytes))
         path = Path(self._folder.name) / str(next(self._names))
         try:
-            mark = mark_of(graph, kinds)
+            mark = mark_of(graph)
             if mark in self._taken or mark.exists():
                 return
-            path.write_bytes(pickle.dumps((settings(), mark, graph, kinds)))
+            path.write_bytes(pickle.dumps((settings(), mark, graph)))
         except (OSError, TypeError, AttributeError, pickle.PicklingError):  # no room; a setting that stays here
             return
         self._taken.add(mark)
-        self._given[index].append((graph, kinds, compiled))
-        self._bytes[index] += len(graph)
+        self._given[index].append((graph, compiled))
+        self._bytes[index] += len(graph.graph)
         stdin = self._workers[index].stdin
         assert stdin is not None
         with suppress(OSError):  # it has died
@@ -110,11 +111,11 @@ class CompileWorkers:
                 return False
             for stdout in answering:
                 answer, given = stdout.read(1), waiting[stdout]
-                graph, kinds, compiled = given.popleft()
+                graph, compiled = given.popleft()
                 self._has_failed |= answer != _COMPILED
                 if answer == _COMPILED:
                     with suppress(Exception):  # whoever runs it sees it
-                        compiled[graph, kinds] = compile_graph(graph, kinds)
+                        compiled[graph] = compile_graph(graph)
                 elif not answer:  # it has died
                     given.clear()
         return bool(self._workers) and not self._has_failed
@@ -169,14 +170,14 @@ def set_as(given: Settings) -> Iterator[None]:
         yield
 
 
-def mark_of(graph: bytes, kinds: Sequence[Kind]) -> Path:
+def mark_of(graph: TracedGraph) -> Path:
     """Return the file that is there once a worker has compiled a graph; it goes with Inductor's caches, beside them."""
     from torch._inductor.runtime.cache_dir_utils import cache_dir
 
-    gpus = [torch.cuda.get_device_name(device) for *_, device in kinds if device.type == "cuda"]
+    gpus = [torch.cuda.get_device_name(device) for *_, device in graph.kinds if device.type == "cuda"]
     versions = torch.__version__, torch.version.cuda, package_version("triton"), gpus[:1]
-    name = hashlib.sha256(graph + repr((kinds, settings(), versions, TRACED_OPTIONS)).encode()).hexdigest()
-    return Path(cache_dir()) / "auxhead" / name
+    others = graph._replace(graph=b""), EARLY_TAG, settings(), versions
+    return Path(cache_dir()) / "auxhead" / hashlib.sha256(graph.graph + repr(others).encode()).hexdigest()
 
 
 def _work() -> None:
@@ -198,9 +199,9 @@ def _work() -> None:
             return
         answer = b"0"
         with suppress(Exception):  # of a compiler, or an operator of the user's: who asked sees what fails
-            given, mark, *graph = pickle.loads(Path(path.strip()).read_bytes())
+            given, mark, graph = pickle.loads(Path(path.strip()).read_bytes())
             with set_as(given):
-                compile_graph(*graph)
+                compile_graph(graph)
             answer = _COMPILED
             mark.parent.mkdir(exist_ok=True)
             mark.touch()

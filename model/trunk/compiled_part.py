@@ -12,18 +12,13 @@ from torch.func import functional_call
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from ..listening.kept import shallow_copy
+from .inductor import Kind, TracedGraph, as_bytes, compile_graph, fakes_of
 from .layer_graph import TRACES, is_known, runs_users_code
 
-#: Shape, strides, dtype and device of a tensor.
-Kind = tuple[torch.Size, tuple[int, ...], torch.dtype, torch.device]
-#: Graphs that were compiled, by what Inductor makes them of; they serve all parts that are traced to the same.
-Compiled = dict[tuple[bytes, Sequence[Kind]], Callable[..., Any]]
-#: Takes a graph, with the kinds of its inputs, that is to be among those that were compiled.
-HandOver = Callable[[bytes, Sequence[Kind], Compiled], None]
-#: The runner captures the graphs.
-OPTIONS: dict[str, Any] = {"triton.cudagraphs": False}
-#: Of what is traced here, :func:`waiting_first`, launches begin while those before them end, on GPUs that can.
-TRACED_OPTIONS: dict[str, Any] = {**OPTIONS, "triton.enable_pdl": True}
+#: Graphs that were compiled; they serve all parts that are traced to the same.
+Compiled = dict[TracedGraph, Callable[..., Any]]
+#: Takes a graph that is to be among those that were compiled.
+HandOver = Callable[[TracedGraph, Compiled], None]
 #: Sizes, layouts and types that a part is compiled for, each of which takes seconds; further ones run uncompiled.
 MOST_KINDS = 8
 
@@ -35,10 +30,14 @@ class CompiledPart(nn.Module):
     cache keeps a trace.
     """
 
-    def __init__(self, part: fx.GraphModule, shared: Compiled | None = None) -> None:
-        """Compile ``part``, which is run without gradients; what is ``shared`` among parts is compiled once."""
+    def __init__(self, part: fx.GraphModule, shared: Compiled | None = None, begins_early: bool = False) -> None:
+        """Compile ``part``, which is run without gradients; what is ``shared`` among parts is compiled once.
+
+        Its launches are as Inductor has them, or ``begins_early`` as :func:`beginning_early` does.
+        """
         super().__init__()
         self.part = part
+        self._begins_early = begins_early
         self._shared: Compiled = {} if shared is None else shared
         self._traced: dict[Any, Traced] = {}
         # With the inputs that it changes; None where it is not compiled.
@@ -62,9 +61,9 @@ class CompiledPart(nn.Module):
                 traced = self._traced.pop(kind, None) or self._trace(list(state), leaves, form, kinds)
                 if hand_over is not None and traced is not None:
                     self._traced[kind] = traced
-                    hand_over(traced.graph, kinds, self._shared)
+                    hand_over(traced.graph, self._shared)
                     return self.part(*inputs)
-                self._compiled[kind] = traced and (traced.compiled(kinds, self._shared), traced.written)
+                self._compiled[kind] = traced and (traced.compiled(self._shared), traced.written)
         found = self._compiled[kind]
         return self.part(*inputs) if found is None or _overlap(tensors, found[1]) else found[0](*tensors)
 
@@ -87,12 +86,12 @@ class CompiledPart(nn.Module):
             return [each for each in returned[0] if isinstance(each, Tensor)]
 
         with TRACES:
-            graph = make_fx(run, tracing_mode="real")(*_fakes(kinds)[1])
+            graph = make_fx(run, tracing_mode="real")(*fakes_of(kinds)[1])
         if not all(lies):
             return None
         _move_numbers(graph)
         others = [None if isinstance(each, Tensor) else (each,) for each in returned[0]]
-        return Traced(_as_bytes(graph), others, returned[1], written)
+        return Traced(TracedGraph(as_bytes(graph), kinds, self._begins_early), others, returned[1], written)
 
 
 def _place(x: Tensor) -> tuple[Any, ...]:
@@ -146,122 +145,24 @@ def _state(part: nn.Module) -> dict[str, Tensor]:
 class Traced(NamedTuple):
     """A part, traced for inputs of some sizes."""
 
-    graph: bytes
-    """Of PyTorch's operators, as bytes: caches know it again by what comes out of them, in any process."""
+    graph: TracedGraph
     others: Sequence[Any]
     """What else is returned, in a tuple each; None for tensors, which the graph returns."""
     form: Any
     written: Sequence[int]
     """Inputs that are changed in place, by index."""
 
-    def compiled(self, kinds: Sequence[Kind], shared: Compiled) -> Callable[..., Any]:
+    def compiled(self, shared: Compiled) -> Callable[..., Any]:
         """Compile it, or find it in Inductor's caches, unless it was compiled before."""
-        if (self.graph, kinds) not in shared:
-            shared[self.graph, kinds] = compile_graph(self.graph, kinds)
-        compiled = shared[self.graph, kinds]
+        if self.graph not in shared:
+            shared[self.graph] = compile_graph(self.graph)
+        compiled = shared[self.graph]
 
         def call(*given: Tensor) -> Any:
             found = iter(compiled(*given))
             return tree_unflatten([next(found) if one is None else one[0] for one in self.others], self.form)
 
         return call
-
-
-def compile_graph(graph: bytes, kinds: Sequence[Kind]) -> Callable[..., Any]:
-    """Compile a graph, as bytes, for tensors of these kinds by Inductor."""
-    from torch._guards import TracingContext, tracing
-    from torch._inductor import compile as inductor  # takes a second
-
-    mode, fakes = _fakes(kinds)
-    with (
-        TRACES,  # it traces, too
-        torch.inference_mode(False),  # which switches gradients on
-        torch.no_grad(),
-        tracing(TracingContext(mode)),
-        formats_by_name(),
-        waiting_first(),
-    ):
-        compiled: Callable[..., Any] = inductor(_graph_of(graph, mode), fakes, options=TRACED_OPTIONS)
-        return compiled
-
-
-@contextmanager
-def formats_by_name() -> Iterator[None]:
-    """Let Inductor's caches know memory formats by their names alone, in this context and all threads.
-
-    Python pickles them as what the first module has that imports torch, another one in each program: what a worker has
-    compiled would be found by none whose program has a module of its own.
-    """
-    from torch._inductor.codecache import FxGraphCachePickler
-
-    begin = FxGraphCachePickler.__init__
-
-    def begin_by_name(self: Any, *args: Any, **options: Any) -> None:
-        begin(self, *args, **options)
-        self.dispatch_table[torch.memory_format] = lambda memory_format: (str, (f"{memory_format}",))
-
-    FxGraphCachePickler.__init__ = begin_by_name  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        FxGraphCachePickler.__init__ = begin  # type: ignore[method-assign]
-
-
-@contextmanager
-def waiting_first() -> Iterator[None]:
-    """Let each of Inductor's kernels begin with the wait for the launch before it, in this context.
-
-    By itself it reads first what that launch has not written. Yet such a launch may not have waited for those before
-    it: one that reads nothing never does.
-    """
-    from torch._inductor.codegen.triton import TritonKernel
-
-    filter_waits = TritonKernel._filter_pdl
-
-    def wait_first(self: Any, code: Any) -> None:
-        filter_waits(self, code)
-        if self._enable_pdl_codegen():
-            others = [line for line in code._lines if not (isinstance(line, str) and self.GDC_WAIT in line)]
-            code._lines = [self.GDC_WAIT, *others]
-
-    TritonKernel._filter_pdl = wait_first  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        TritonKernel._filter_pdl = filter_waits  # type: ignore[method-assign]
-
-
-def _as_bytes(graph: fx.GraphModule) -> bytes:
-    """Return a graph as bytes, node by node.
-
-    Unpickled in the usual way it would be traced again: what has no inputs would run then, once for all calls, and a
-    tensor of zeros that is added to would hold the sum of all.
-    """
-    from torch.fx._graph_pickler import GraphPickler, Options
-
-    graph.meta = {}
-    return GraphPickler.dumps(graph, Options(ops_filter=None, node_metadata_key_filter=lambda key: False))
-
-
-def _graph_of(data: bytes, mode: Any) -> fx.GraphModule:
-    from torch.fx._graph_pickler import GraphPickler
-
-    graph = GraphPickler.loads(data, mode)
-    assert isinstance(graph, fx.GraphModule)
-    graph.recompile()
-    return graph
-
-
-def _fakes(kinds: Sequence[Kind]) -> tuple[Any, list[Any]]:
-    """Return tensors without memory, as Dynamo has them: without an environment of shapes nothing is cached."""
-    from torch._subclasses import FakeTensorMode
-    from torch.fx.experimental.symbolic_shapes import ShapeEnv
-
-    mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
-    with mode:
-        return mode, [
-            torch.empty_strided(shape, stride, dtype=dtype, device=device) for shape, stride, dtype, device in kinds
-        ]
 
 
 #: Where graphs are to be compiled elsewhere first.

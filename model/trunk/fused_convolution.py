@@ -269,7 +269,7 @@ class FusedConvolution(nn.Module):
             if takes_convolution(x, in_order, bias, others[1:4], self.groups, z, into):
                 if self.compiled:
                     sizes = map(list, others[1:4])
-                    return fused_conv2d_operator(x, in_order, bias, *sizes, self.groups, self.following, z)
+                    return fused_conv2d_operator(x, in_order, bias, *sizes, self.groups, self.following, z, True)
                 return fused_conv2d(x, in_order, bias, others[1:4], self.groups, self.following, z, into)
         if into is not None:
             return copied_to(into, self.forward(x, z))

@@ -63,7 +63,7 @@ class FusedLinear(nn.Module):
             return FOLLOWING[self.following](F.linear(x, self.weight, self.bias))
         if self.compiled:
             sizes = map(list, _SIZES)
-            y = fused_conv2d_operator(_as_map(x), self._windows(), self.bias, *sizes, 1, self.following, None)
+            y = fused_conv2d_operator(_as_map(x), self._windows(), self.bias, *sizes, 1, self.following, None, True)
         else:
             y = fused_conv2d(_as_map(x), self._windows(), self.bias, _SIZES, 1, self.following)
         return y.permute(0, 2, 3, 1).view(*x.shape[:-1], len(self.weight))

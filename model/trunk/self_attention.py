@@ -123,13 +123,13 @@ def _self_attention(layers: LayerGraph, node: Any) -> nn.MultiheadAttention | No
     return None if changes or has_more or drops else attention
 
 
-def replace_attentions(layers: LayerGraph) -> int:
+def replace_attentions(layers: LayerGraph, begins_early: bool) -> int:
     """Replace attentions that code spells out, but for masks, dropout and scales of its own, by :func:`attend`."""
     replaced = 0
     for node in layers.graph.nodes:
         more = [*node.args[3:], *node.kwargs.values()]
         if node.target is F.scaled_dot_product_attention and len(node.args) >= 3 and not any(more):
-            node.target, node.args, node.kwargs = attend, node.args[:3], {}
+            node.target, node.args, node.kwargs = attend, node.args[:3], {"begins_early": begins_early}
             replaced += 1
     return replaced
 

@@ -112,8 +112,8 @@ def make_trunk(
             with sum and activation in one launch of cuDNN or Triton, whichever is sooner; concatenations that these
             write into; channels_last max-pools in Triton; the classifier as a fused head. "branched": the same, and
             layers that do not need each other run side by side in graphs of one GPU. "inductor": as "cudnn", but for
-            concatenations and max-pools, compiled by Inductor between the taps, without CUDA graphs; launches begin
-            while those before them end, on GPUs that can (compute capability 9.0).
+            concatenations and max-pools, compiled by Inductor between the taps, without CUDA graphs; what is written
+            for that begins while the launch before it ends, on GPUs that can (compute capability 9.0).
         reading: of the network, how outputs of the taps and of the backbone are read.
 
     Returns:

@@ -65,7 +65,7 @@ def layer(case, dtype, device):
 
 def by_operator(given, *others):
     x, weight, bias, sizes, groups = given
-    return fused_conv2d_operator(x, weight, bias, *map(list, sizes), groups, *others)
+    return fused_conv2d_operator(x, weight, bias, *map(list, sizes), groups, *others, True)
 
 
 def assert_exact(found, given, following, addend=None) -> None:
@@ -205,14 +205,14 @@ def test_what_is_compiled_for_is_all_that_a_launch_has(device) -> None:
 @pytest.mark.parametrize("memory_format", [LAST, torch.contiguous_format], ids=str)
 def test_the_operators_output_lies_as_compilers_are_told(device, memory_format) -> None:
     (x, weight, bias, sizes, groups), _ = layer(CASES[0], torch.float32, device)
-    given = x.contiguous(memory_format=memory_format), weight, bias, *map(list, sizes), groups, "relu", None
+    given = x.contiguous(memory_format=memory_format), weight, bias, *map(list, sizes), groups, "relu", None, True
     torch.library.opcheck(fused_conv2d_operator, given, test_utils="test_faketensor")
     assert fused_conv2d_operator(*given).is_contiguous(memory_format=LAST)
 
 
 def test_what_compilers_are_told_holds_where_an_addend_is_larger(device) -> None:
     (x, weight, bias, sizes, groups), addend = layer(DENSE_CASES[1], torch.float16, device)
-    given = x, weight, bias, *map(list, sizes), groups, "relu", torch.cat([addend, addend])
+    given = x, weight, bias, *map(list, sizes), groups, "relu", torch.cat([addend, addend]), False
     torch.library.opcheck(fused_conv2d_operator, given, test_utils="test_faketensor")
 
 

@@ -6,7 +6,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,7 +17,8 @@ from auxhead.model.auto.candidates import SharedTrunks
 from auxhead.model.auto.compiled_backbone import CompiledBackbone
 from auxhead.model.trunk.backbone_rewriter import whole
 from auxhead.model.trunk.compile_workers import CompileWorkers, mark_of, set_as, settings, workers_for
-from auxhead.model.trunk.compiled_part import Compiled, Kind, _as_bytes, compile_graph, formats_by_name
+from auxhead.model.trunk.compiled_part import Compiled
+from auxhead.model.trunk.inductor import TracedGraph, as_bytes, compile_graph, formats_by_name
 from auxhead.model.trunk.trunk import begin_trunk
 from support.example_models import SmallNet
 from support.planner_fakes import FakeTrunk
@@ -28,10 +29,10 @@ class Noting:
     """Workers that note what they are given."""
 
     def __init__(self) -> None:
-        self.given: list[tuple[bytes, Sequence[Kind]]] = []
+        self.given: list[TracedGraph] = []
 
-    def take(self, graph: bytes, kinds: Sequence[Kind], _compiled: Compiled) -> None:
-        self.given.append((graph, kinds))
+    def take(self, graph: TracedGraph, _compiled: Compiled) -> None:
+        self.given.append(graph)
 
 
 def test_parts_are_given_away_before_they_are_compiled(monkeypatch) -> None:
@@ -47,9 +48,9 @@ def test_parts_are_given_away_before_they_are_compiled(monkeypatch) -> None:
     assert len(workers.given) == 3 and not compiled
     trunk = finish()
     assert len(compiled) == 3 and trunk.module is not backbone
-    for (graph, kinds), again in zip(workers.given, list(compiled), strict=True):
-        assert list(kinds) == again
-        compile_graph(graph, kinds)
+    for graph, again in zip(workers.given, list(compiled), strict=True):
+        assert list(graph.kinds) == again and graph.begins_early
+        compile_graph(graph)
         assert compiled.pop() == again, "a worker asks for the same"
     assert_same(trunk, backbone, SmallNet.taps, x)
 
@@ -62,8 +63,8 @@ def test_parts_find_what_was_loaded_meanwhile(monkeypatch) -> None:
         count += 1
         return graph
 
-    def load(graph: bytes, kinds: Sequence[Kind], compiled: Compiled) -> None:
-        compiled[graph, kinds] = compile_graph(graph, kinds)
+    def load(graph: TracedGraph, compiled: Compiled) -> None:
+        compiled[graph] = compile_graph(graph)
 
     monkeypatch.setattr("torch._inductor.compile", compiler)
     trunk = begin_trunk(backbone, SmallNet.taps, x, "inductor", hand_over=load)()
@@ -105,6 +106,11 @@ def test_caches_know_layouts_by_the_same_name_in_any_program() -> None:
     assert pickle.loads(AOTAutogradCachePickler(part).dumps(torch.channels_last)) is torch.channels_last
 
 
+def nothing(data: bytes = b"no graph") -> TracedGraph:
+    """What nobody can compile."""
+    return TracedGraph(data, (), begins_early=False)
+
+
 def given(workers: CompileWorkers) -> list[int]:
     """Graphs that each worker has not answered yet."""
     return [*map(len, workers._given)]
@@ -121,34 +127,34 @@ def worker() -> Iterator[CompileWorkers]:
 
 
 def test_what_a_worker_cannot_do_is_left_undone(worker) -> None:
-    worker.take(b"no graph", [], {})
-    worker.take(pickle.dumps(os.getcwd), [], {})
+    worker.take(nothing(), {})
+    worker.take(nothing(pickle.dumps(os.getcwd)), {})
     assert worker.wait(0.0) is False, "it is still beginning"
     for _ in range(2):
         assert worker.wait() is False, "neither is a graph"
     worker._workers[0].kill()
     worker._workers[0].wait()
-    worker.take(b"", [], {})
-    worker.take(b"", [], {})
-    worker.wait()
+    for data in (b"", b"nor this"):
+        worker.take(nothing(data), {})
+    assert worker.wait() is False and given(worker) == [0]
 
 
 def test_the_same_graph_is_given_once(worker) -> None:
     kind = (torch.Size([2]), (1,), torch.float32, torch.device("cpu"))
-    for kinds in ([], [], [kind], [kind]):
-        worker.take(b"no graph", kinds, {})
-    assert given(worker) == [2]
+    for graph in 2 * [nothing(), nothing()._replace(kinds=(kind,)), nothing()._replace(begins_early=True)]:
+        worker.take(graph, {})
+    assert given(worker) == [3]
 
 
 def test_what_is_compiled_is_given_to_nobody(worker, tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    mark = mark_of(b"graph", [])
+    mark = mark_of(nothing())
     mark.parent.mkdir()
     mark.touch()
-    worker.take(b"graph", [], {})
+    worker.take(nothing(), {})
     assert given(worker) == [0] and worker.wait(0.0)
     with torch._inductor.config.patch(epilogue_fusion=False):  # which is compiled otherwise
-        worker.take(b"graph", [], {})
+        worker.take(nothing(), {})
     assert given(worker) == [1]
 
 
@@ -160,13 +166,14 @@ def test_what_a_worker_has_compiled_is_loaded_and_marked(tmp_path, monkeypatch) 
     graph = torch.fx.Graph()
     x = graph.placeholder("x")
     graph.output((graph.call_function(torch.ops.aten.neg.default, (x,)),))
-    data = _as_bytes(torch.fx.GraphModule(torch.nn.Module(), graph))
+    data = as_bytes(torch.fx.GraphModule(torch.nn.Module(), graph))
     kinds = ((torch.Size([3]), (1,), torch.float32, torch.device("cpu")),)
+    traced = TracedGraph(data, kinds, begins_early=True)
     counters.clear()
     for count in (1, 0):
         workers, compiled = CompileWorkers(1), {}
         try:
-            workers.take(data, kinds, compiled)
+            workers.take(traced, compiled)
             assert given(workers) == [count] and workers.wait() and given(workers) == [0]
         finally:
             workers.close()
@@ -174,13 +181,13 @@ def test_what_a_worker_has_compiled_is_loaded_and_marked(tmp_path, monkeypatch) 
         for call in compiled.values():
             assert torch.equal(call(torch.arange(3.0))[0], -torch.arange(3.0))
     assert counters["aot_autograd"]["autograd_cache_hit"] == 1
-    assert [*(tmp_path / "auxhead").iterdir()] == [mark_of(data, kinds)]
+    assert [*(tmp_path / "auxhead").iterdir()] == [mark_of(traced)]
 
 
 def test_what_a_worker_has_forked_ends_with_it() -> None:
     workers = CompileWorkers(1)
     try:
-        workers.take(b"no graph", [], {})
+        workers.take(nothing(), {})
         workers.wait()  # by then it has forked
         pid = workers._workers[0].pid
         forked = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
@@ -200,10 +207,10 @@ def is_running(pid: str) -> bool:
 
 def test_graphs_that_cannot_be_handed_over_are_left(worker) -> None:
     shutil.rmtree(worker._folder.name)
-    worker.take(b"", [], {})
+    worker.take(nothing(), {})
     assert given(worker) == [0] and worker.wait()
     Path(worker._folder.name).mkdir()
-    worker.take(b"", [], {})
+    worker.take(nothing(), {})
     assert given(worker) == [1]
 
 
@@ -223,7 +230,7 @@ def test_fewer_workers_than_wanted(executable, monkeypatch) -> None:
     workers = CompileWorkers(3)
     try:
         assert len(workers._workers) == (executable == "once")
-        workers.take(b"", [], {})
+        workers.take(nothing(), {})
         workers.wait()
     finally:
         workers.close()

@@ -8,7 +8,8 @@ import torch
 from auxhead.kernels import early_start
 from auxhead.model import attach, make_trunk
 from auxhead.model.runners.table import RUNNERS
-from auxhead.model.trunk import compiled_part
+from auxhead.model.trunk import inductor
+from auxhead.model.trunk.compiled_part import CompiledPart
 from torch import Tensor, nn
 from torch._inductor.utils import fresh_cache, run_and_get_code
 from torchvision.models import mobilenet_v3_small
@@ -30,25 +31,27 @@ class Written(nn.Module):
         return y, full, (y.roll(1, 0) @ weight).relu()
 
 
-def kernels_of(part: nn.Module, *inputs: Tensor) -> list[str]:
+def kernels_of(part: nn.Module, *inputs: Tensor, begins_early: bool = True) -> list[str]:
     """The code of all kernels that Inductor makes of a part."""
     with fresh_cache(), torch.no_grad():
-        compiled = compiled_part.CompiledPart(torch.fx.symbolic_trace(part))
+        compiled = CompiledPart(torch.fx.symbolic_trace(part), begins_early=begins_early)
         _, sources = run_and_get_code(compiled, *inputs)
     assert len(sources) == 1
     return re.findall(r"^def triton_.*?^'''", sources[0], re.DOTALL | re.MULTILINE)
 
 
 def waits_first(kernel: str) -> bool:
-    wait, accesses = kernel.find("gdc_wait()"), [each.start() for each in re.finditer(r"tl\.(load|store)\(", kernel)]
-    return 0 <= wait < min(accesses)
+    accesses = re.finditer(r"\b(load|store|atomic_\w+|bucketize_binary_search)\(", kernel)
+    return 0 <= kernel.find("gdc_wait()") < min(each.start() for each in accesses)
 
 
 def test_every_kernel_waits_before_it_reads_or_writes(monkeypatch) -> None:
     inputs = torch.randn(64, 64, device="cuda"), torch.randn(64, 64, device="cuda")
     kernels = kernels_of(Written(), *inputs)
     assert len(kernels) > 2 and all(map(waits_first, kernels))
-    monkeypatch.setattr(compiled_part, "waiting_first", nullcontext)
+    assert not any("gdc" in kernel for kernel in kernels_of(Written(), *inputs, begins_early=False))
+    monkeypatch.setattr(inductor, "beginning_early", nullcontext)
+    monkeypatch.setattr(inductor, "OPTIONS", {"triton.enable_pdl": True})
     assert not all(map(waits_first, kernels_of(Written(), *inputs))), "by itself Inductor lets some read before"
 
 
@@ -61,7 +64,7 @@ def test_runners_answer_as_without_early_launches(monkeypatch) -> None:
         head.rule.threshold = 1.0
     early = make_trunk(backbone, network.taps, x, "inductor", network.reading)
     monkeypatch.setattr(early_start, "CAPABILITY", (99, 0))
-    monkeypatch.setattr(compiled_part, "TRACED_OPTIONS", compiled_part.OPTIONS)
+    monkeypatch.setattr(inductor, "EARLY_TAG", "late")
     late = make_trunk(backbone, network.taps, x, "inductor", network.reading)
     for exits in ("overlapped", "polled", "gated"):
         kind = RUNNERS[exits].imported_class()

@@ -7,7 +7,8 @@ import pytest
 import torch
 from auxhead.model.listening.taps import listening
 from auxhead.model.trunk import backbone_rewriter, pieces
-from auxhead.model.trunk.compiled_part import CompiledPart, _fakes, _graph_of
+from auxhead.model.trunk.compiled_part import CompiledPart
+from auxhead.model.trunk.inductor import _graph_of, fakes_of
 from auxhead.model.trunk.trunk import make_trunk
 from functorch.compile import make_boxed_func
 from support.example_models import SmallNet
@@ -330,7 +331,7 @@ def test_numbers_are_on_the_device_of_what_takes_them(device: str) -> None:
     leaves, form = tree_flatten((x,))
     part = CompiledPart(fx.GraphModule(nn.ModuleDict({"sets": Sets()}), graph))
     kinds = [(x.shape, x.stride(), x.dtype, torch.device(device))]
-    traced = _graph_of(part._trace([], leaves, form, kinds).graph, _fakes(kinds)[0])
+    traced = _graph_of(part._trace([], leaves, form, kinds).graph.graph, fakes_of(kinds)[0])
     fills = [node.args[1] for node in traced.graph.nodes if "fill_" in str(node.target)]
     assert len(fills) == 2 and all(("full" in str(node.target)) == (device == "cuda") for node in fills)
     assert all(node.kwargs["device"].type == "cuda" for node in fills if device == "cuda")

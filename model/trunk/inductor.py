@@ -1,0 +1,139 @@
+"""``compile_graph``: compiles a traced graph by Inductor, for CUDA graphs that a runner captures."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from threading import get_ident
+from typing import Any, NamedTuple
+
+import torch
+from torch import fx
+
+from ...kernels.early_start import can_start_early
+from .layer_graph import TRACES
+
+#: Shape, strides, dtype and device of a tensor.
+Kind = tuple[torch.Size, tuple[int, ...], torch.dtype, torch.device]
+#: The runner captures the graphs, and launches begin early by :func:`beginning_early` alone.
+OPTIONS: dict[str, Any] = {"triton.cudagraphs": False, "triton.enable_pdl": False}
+#: By which caches know what was compiled within :func:`beginning_early`; another one wherever that changes.
+EARLY_TAG = "auxhead: waits first, 1"
+
+
+class TracedGraph(NamedTuple):
+    """All that Inductor compiles a graph for."""
+
+    graph: bytes
+    """Of PyTorch's operators, as bytes: caches know it again by what comes out of them, in any process."""
+    kinds: Sequence[Kind]
+    """Those of its inputs."""
+    begins_early: bool
+    """True if its launches begin as :func:`beginning_early` has it."""
+
+
+def compile_graph(traced: TracedGraph) -> Callable[..., Any]:
+    """Compile a graph, or find it in Inductor's caches."""
+    from torch._guards import TracingContext, tracing
+    from torch._inductor import compile as inductor  # takes a second
+
+    mode, fakes = fakes_of(traced.kinds)
+    with (
+        TRACES,  # it traces, too
+        torch.inference_mode(False),  # which switches gradients on
+        torch.no_grad(),
+        tracing(TracingContext(mode)),
+        formats_by_name(),
+        beginning_early() if traced.begins_early else nullcontext(),
+    ):
+        compiled: Callable[..., Any] = inductor(_graph_of(traced.graph, mode), fakes, options=OPTIONS)
+        return compiled
+
+
+@contextmanager
+def formats_by_name() -> Iterator[None]:
+    """Let Inductor's caches know memory formats by their names alone, in this context and all threads.
+
+    Python pickles them as what the first module has that imports torch, another one in each program: what a worker has
+    compiled would be found by none whose program has a module of its own.
+    """
+    from torch._inductor.codecache import FxGraphCachePickler
+
+    begin = FxGraphCachePickler.__init__
+
+    def begin_by_name(self: Any, *args: Any, **options: Any) -> None:
+        begin(self, *args, **options)
+        self.dispatch_table[torch.memory_format] = lambda memory_format: (str, (f"{memory_format}",))
+
+    FxGraphCachePickler.__init__ = begin_by_name  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        FxGraphCachePickler.__init__ = begin  # type: ignore[method-assign]
+
+
+@contextmanager
+def beginning_early() -> Iterator[None]:
+    """Let Inductor's kernels begin while the launch before them ends, and wait for that first, in this context.
+
+    Inductor has an option for this, ``triton.enable_pdl``, which is one for all threads, and with which a kernel reads
+    before it waits what the launch before has not written. But that launch need not have waited itself for those before
+    it, if it reads nothing. What other threads compile meanwhile is as ever.
+    """
+    from torch._inductor.codegen.triton import TritonKernel
+    from torch._inductor.select_algorithm import TritonTemplateKernel
+    from torch._inductor.virtualized import V
+    from torch.compiler import config
+
+    enabled, filter_waits, mine = TritonKernel._enable_pdl_codegen, TritonKernel._filter_pdl, get_ident()
+
+    def enabled_here() -> bool:
+        if get_ident() != mine:
+            return enabled()
+        return not isinstance(V.kernel, TritonTemplateKernel) and can_start_early(V.graph.get_current_device_or_throw())
+
+    def wait_first(self: Any, code: Any) -> None:
+        filter_waits(self, code)
+        if get_ident() == mine and enabled_here():
+            others = [line for line in code._lines if not (isinstance(line, str) and self.GDC_WAIT in line)]
+            code._lines = [self.GDC_WAIT, *others]
+
+    TritonKernel._enable_pdl_codegen = staticmethod(enabled_here)  # type: ignore[method-assign]
+    TritonKernel._filter_pdl = wait_first  # type: ignore[method-assign]
+    try:
+        with config.patch(cache_key_tag=f"{config.cache_key_tag}{EARLY_TAG}"):  # type: ignore[attr-defined]
+            yield
+    finally:
+        TritonKernel._enable_pdl_codegen = staticmethod(enabled)  # type: ignore[method-assign]
+        TritonKernel._filter_pdl = filter_waits  # type: ignore[method-assign]
+
+
+def as_bytes(graph: fx.GraphModule) -> bytes:
+    """Return a graph as bytes, node by node.
+
+    Unpickled in the usual way it would be traced again: what has no inputs would run then, once for all calls, and a
+    tensor of zeros that is added to would hold the sum of all.
+    """
+    from torch.fx._graph_pickler import GraphPickler, Options
+
+    graph.meta = {}
+    return GraphPickler.dumps(graph, Options(ops_filter=None, node_metadata_key_filter=lambda key: False))
+
+
+def _graph_of(data: bytes, mode: Any) -> fx.GraphModule:
+    from torch.fx._graph_pickler import GraphPickler
+
+    graph = GraphPickler.loads(data, mode)
+    assert isinstance(graph, fx.GraphModule)
+    graph.recompile()
+    return graph
+
+
+def fakes_of(kinds: Sequence[Kind]) -> tuple[Any, list[Any]]:
+    """Return tensors without memory, as Dynamo has them: without an environment of shapes nothing is cached."""
+    from torch._subclasses import FakeTensorMode
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
+    with mode:
+        return mode, [
+            torch.empty_strided(shape, stride, dtype=dtype, device=device) for shape, stride, dtype, device in kinds
+        ]
