@@ -43,7 +43,7 @@ ALLOWED = {
     "model/runners/table.py": {"importlib", "import_module"},  # its own runners, when one is asked for
     "model/commands/user_model.py": {"importlib", "import_module"},  # the user's function, named on the command line
     "model/listening/recorder.py": {"pickle"},  # dumps alone: random numbers of before and after are compared
-    "model/trunk/compiled_part.py": {"loads"},  # graphs that became bytes a moment ago, in this process
+    "model/trunk/inductor.py": {"loads"},  # graphs that became bytes a moment ago, in this process
     "model/trunk/compile_workers.py": {"pickle", "loads", "subprocess"},  # graphs in a folder of its own; ourselves
     "model/processes/dealing.py": {"load"},  # of safetensors, which holds tensors alone
     "model/export/file_formats.py": {"load"},  # a file that was written a moment ago, in a folder of its own
