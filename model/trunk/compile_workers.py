@@ -137,13 +137,14 @@ class CompileWorkers:
         self._folder.cleanup()
 
 
-#: Those of deterministic algorithms and of matrix products, in order, and Inductor's by name.
-Settings = tuple[tuple[bool, bool, bool], tuple[str, Any, Any], dict[str, Any]]
+#: Those of deterministic algorithms and of matrix products, in order, Inductor's by name, and the user's tag of caches.
+Settings = tuple[tuple[bool, bool, bool], tuple[str, Any, Any], dict[str, Any], str]
 
 
 def settings() -> Settings:
     """Return what Inductor's caches know a graph again by, beside the graph: settings of this process."""
     from torch._inductor import config
+    from torch.compiler import config as caches
 
     deterministic: Any = torch.utils.deterministic
     matmul = torch.backends.cuda.matmul
@@ -151,22 +152,23 @@ def settings() -> Settings:
     algorithms = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     reduced = matmul.allow_fp16_reduced_precision_reduction, matmul.allow_bf16_reduced_precision_reduction
     kept = config.save_config_portable(ignore_private_configs=False)
-    return (*algorithms, fills), (matmul.fp32_precision, *reduced), kept
+    return (*algorithms, fills), (matmul.fp32_precision, *reduced), kept, caches.cache_key_tag
 
 
 @contextmanager
 def set_as(given: Settings) -> Iterator[None]:
     """Let settings be as in the process that has read them."""
     from torch._inductor import config
+    from torch.compiler import config as caches
 
-    (enabled, warn_only, fills), (precision, half, brain), kept = given
+    (enabled, warn_only, fills), (precision, half, brain), kept, tag = given
     deterministic: Any = torch.utils.deterministic
     matmul = torch.backends.cuda.matmul
     torch.use_deterministic_algorithms(enabled, warn_only=warn_only)
     deterministic.fill_uninitialized_memory = fills
     matmul.fp32_precision = precision
     matmul.allow_fp16_reduced_precision_reduction, matmul.allow_bf16_reduced_precision_reduction = half, brain
-    with config.patch(kept):
+    with config.patch(kept), caches.patch(cache_key_tag=tag):  # type: ignore[attr-defined]
         yield
 
 

@@ -75,6 +75,7 @@ def test_parts_find_what_was_loaded_meanwhile(monkeypatch) -> None:
 def test_settings_go_along() -> None:
     """Or what workers have compiled would not be found, wherever one is not as a new process has it."""
     from torch._inductor import config
+    from torch.compiler import config as caches
 
     here, matmul = settings(), torch.backends.cuda.matmul
     try:
@@ -82,7 +83,7 @@ def test_settings_go_along() -> None:
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
         torch.set_float32_matmul_precision("high")
         matmul.allow_fp16_reduced_precision_reduction = False
-        with config.patch(epilogue_fusion=False):
+        with config.patch(epilogue_fusion=False), caches.patch(cache_key_tag="mine"):
             given = pickle.loads(pickle.dumps(settings()))
     finally:
         torch.set_float32_matmul_precision("highest")
@@ -90,7 +91,7 @@ def test_settings_go_along() -> None:
             assert settings() == here
     assert here != given
     with set_as(given):
-        assert settings() == given and not config.epilogue_fusion
+        assert settings() == given and not config.epilogue_fusion and caches.cache_key_tag == "mine"
     with set_as(here):
         assert settings() == here and config.epilogue_fusion
 
