@@ -9,8 +9,7 @@ one image most of a GPU has nothing to do. Prefixes of names: see ``head``.
 import triton
 import triton.language as tl
 
-from .early_start import await_launch_before
-from .hand_over import dot
+from .hand_over import await_launch_before, dot
 
 
 # Strides of what is attended to are steps from one sample, head and token to the next; DIM lies together.

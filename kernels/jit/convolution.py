@@ -10,8 +10,7 @@ import triton
 import triton.language as tl
 
 from ..reference import convolution
-from .early_start import await_launch_before
-from .hand_over import dot
+from .hand_over import await_launch_before, dot
 from .hidden_layers import GELU, GELU_TANH, HARDSWISH, activated, rectified
 
 RELU = tl.constexpr(convolution.number_of_following("relu"))

@@ -1,7 +1,16 @@
-"""Passes numbers between the programs of one launch, through memory that is 0 until one is there; and multiplies."""
+"""Passes numbers between the programs of one launch, through memory that is 0 until one is there; and multiplies.
+
+A launch that begins while the one before it ends waits here for all of that:
+https://docs.nvidia.com/cuda/parallel-thread-execution/#parallel-synchronization-and-communication-instructions-griddepcontrol
+"""
 
 import triton
 import triton.language as tl
+
+try:
+    from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+except ImportError:  # no Triton for NVIDIA's GPUs
+    gdc_wait = gdc_launch_dependents = None
 
 #: Triton's interpreter runs the kernels on CPU tensors (TRITON_INTERPRET=1 when this module was imported).
 INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))
@@ -148,3 +157,15 @@ def wait_for_samples(arrived, off_n, mask_n, COUNT: tl.constexpr):
             "fence.acq_rel.gpu; mov.u32 $0, 0;", "=r,r", [count], dtype=tl.int32, is_pure=False, pack=1
         )
     tl.debug_barrier()
+
+
+@triton.jit
+def await_launch_before(EARLY_START: tl.constexpr):
+    """Wait until what launches before this one wrote can be read; then let the next launch come as far as this line.
+
+    It stands before the first read and the first write. As the next one waits for all of this launch, which has waited
+    for all before it, nothing is read too early, nor overwritten, however many launches follow each other so.
+    """
+    if EARLY_START:
+        gdc_wait()
+        gdc_launch_dependents()
