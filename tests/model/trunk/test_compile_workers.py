@@ -18,7 +18,7 @@ from auxhead.model.auto.compiled_backbone import CompiledBackbone
 from auxhead.model.trunk.backbone_rewriter import whole
 from auxhead.model.trunk.compile_workers import CompileWorkers, mark_of, set_as, settings, workers_for
 from auxhead.model.trunk.compiled_part import Compiled
-from auxhead.model.trunk.inductor import TracedGraph, as_bytes, compile_graph, formats_by_name
+from auxhead.model.trunk.inductor import TracedGraph, as_bytes, compile_graph
 from auxhead.model.trunk.trunk import begin_trunk
 from support.example_models import SmallNet
 from support.planner_fakes import FakeTrunk
@@ -94,17 +94,6 @@ def test_settings_go_along() -> None:
         assert settings() == given and not config.epilogue_fusion and caches.cache_key_tag == "mine"
     with set_as(here):
         assert settings() == here and config.epilogue_fusion
-
-
-def test_caches_know_layouts_by_the_same_name_in_any_program() -> None:
-    """And not as what the first of this program's modules has that imports torch."""
-    from torch._functorch._aot_autograd.autograd_cache import AOTAutogradCachePickler
-
-    part = torch.fx.symbolic_trace(torch.nn.Identity())
-    with formats_by_name():
-        pickled = AOTAutogradCachePickler(part).dumps({"layout": torch.channels_last})
-        assert b"torch.channels_last" in pickled and pickle.loads(pickled) == {"layout": "torch.channels_last"}
-    assert pickle.loads(AOTAutogradCachePickler(part).dumps(torch.channels_last)) is torch.channels_last
 
 
 def nothing(data: bytes = b"no graph") -> TracedGraph:

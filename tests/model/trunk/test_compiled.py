@@ -1,13 +1,10 @@
 """Trunks compiled by Inductor, and any trunk in a CUDA graph."""
 
 import copy
-from concurrent.futures import ThreadPoolExecutor
-from types import SimpleNamespace
 
 import pytest
 import torch
 from auxhead.model.trunk.compiled_part import MOST_KINDS, CompiledPart
-from auxhead.model.trunk.inductor import beginning_early
 from auxhead.model.trunk.trunk import make_trunk
 from support.example_models import SmallNet
 from support.trunk_cases import (
@@ -30,33 +27,6 @@ from support.trunk_cases import (
 from torch import fx, nn
 
 # Compiled
-
-
-@pytest.mark.parametrize("begins", [["read"], ["read", "wait", "launch", "read", "wait", "launch"], []], ids=len)
-def test_inductors_kernels_begin_with_the_wait(begins, monkeypatch) -> None:
-    """As they are written for GPUs: the wait before all else; the next launch begins behind the last that is read.
-
-    What another thread compiles meanwhile is as ever.
-    """
-    from torch._inductor.codegen.triton import TritonKernel
-    from torch._inductor.utils import IndentedBuffer
-    from torch._inductor.virtualized import V
-
-    monkeypatch.setattr("auxhead.model.trunk.inductor.can_start_early", lambda device: device.type == "cuda")
-    lines = {"wait": TritonKernel.GDC_WAIT, "launch": TritonKernel.GDC_LAUNCH, "read": "x = tl.load(y)"}
-    kernel, body, of_another = TritonKernel.__new__(TritonKernel), IndentedBuffer(), IndentedBuffer()
-    body.writelines([*map(lines.get, begins), "tl.store(z, x)"])
-    of_another.writeline("tl.store(z, x)")
-    graph = SimpleNamespace(get_current_device_or_throw=lambda: torch.device("cuda"))
-    with ThreadPoolExecutor(1) as another, V.set_graph_handler(graph):
-        with beginning_early():
-            assert kernel._enable_pdl_codegen() and not another.submit(kernel._enable_pdl_codegen).result()
-            kernel._filter_pdl(body)
-            another.submit(kernel._filter_pdl, of_another).result()
-        assert not kernel._enable_pdl_codegen()
-    launch = [lines["launch"]] * ("launch" in begins)
-    assert body._lines == [lines["wait"], *[lines["read"]] * begins.count("read"), *launch, "tl.store(z, x)"]
-    assert of_another._lines == ["tl.store(z, x)"]
 
 
 @needs_compiler

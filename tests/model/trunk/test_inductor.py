@@ -1,0 +1,56 @@
+"""What Inductor compiles for trunks: how caches know it again, and what its kernels begin with."""
+
+import pickle
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+
+import pytest
+import torch
+from auxhead.model.trunk.inductor import EARLY_TAG, beginning_early, formats_by_name
+from torch.compiler import config
+
+
+def test_caches_know_layouts_by_the_same_name_in_any_program() -> None:
+    """And not as what the first of this program's modules has that imports torch."""
+    from torch._functorch._aot_autograd.autograd_cache import AOTAutogradCachePickler
+
+    part = torch.fx.symbolic_trace(torch.nn.Identity())
+    with formats_by_name():
+        pickled = AOTAutogradCachePickler(part).dumps({"layout": torch.channels_last})
+        assert b"torch.channels_last" in pickled and pickle.loads(pickled) == {"layout": "torch.channels_last"}
+    assert pickle.loads(AOTAutogradCachePickler(part).dumps(torch.channels_last)) is torch.channels_last
+
+
+@pytest.mark.parametrize("begins", [["read"], ["read", "wait", "launch", "read", "wait", "launch"], []], ids=len)
+def test_inductors_kernels_begin_with_the_wait(begins, monkeypatch) -> None:
+    """As they are written for GPUs: the wait before all else; the next launch begins behind the last that is read.
+
+    What another thread compiles meanwhile is as ever.
+    """
+    from torch._inductor.codegen.triton import TritonKernel
+    from torch._inductor.utils import IndentedBuffer
+    from torch._inductor.virtualized import V
+
+    monkeypatch.setattr("auxhead.model.trunk.inductor.can_start_early", lambda device: device.type == "cuda")
+    lines = {"wait": TritonKernel.GDC_WAIT, "launch": TritonKernel.GDC_LAUNCH, "read": "x = tl.load(y)"}
+    kernel, body, of_another = TritonKernel.__new__(TritonKernel), IndentedBuffer(), IndentedBuffer()
+    body.writelines([*map(lines.get, begins), "tl.store(z, x)"])
+    of_another.writeline("tl.store(z, x)")
+    graph = SimpleNamespace(get_current_device_or_throw=lambda: torch.device("cuda"))
+    with ThreadPoolExecutor(1) as another, V.set_graph_handler(graph):
+        with beginning_early():
+            assert kernel._enable_pdl_codegen() and not another.submit(kernel._enable_pdl_codegen).result()
+            kernel._filter_pdl(body)
+            another.submit(kernel._filter_pdl, of_another).result()
+        assert not kernel._enable_pdl_codegen()
+    launch = [lines["launch"]] * ("launch" in begins)
+    assert body._lines == [lines["wait"], *[lines["read"]] * begins.count("read"), *launch, "tl.store(z, x)"]
+    assert of_another._lines == ["tl.store(z, x)"]
+
+
+def test_caches_know_what_begins_early_by_a_tag() -> None:
+    """Else they would hand over kernels without the wait, compiled by the user with Inductor's own option."""
+    with config.patch(cache_key_tag="mine"):
+        with beginning_early():
+            assert config.cache_key_tag == f"mine{EARLY_TAG}"
+        assert config.cache_key_tag == "mine"
