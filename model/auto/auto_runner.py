@@ -21,6 +21,7 @@ from ..basics.streams import OwnedLock
 from ..network.early_exit_network import EarlyExitNetwork
 from ..runners.checks import check_capturable, check_no_outer_capture, check_request, sizes_of
 from ..runners.runner import Runner
+from ..trunk.timed_convolutions import keeping_answers
 from ..trunk.trunk import check_kind
 from .candidates import ANY_TRUNK, MeasuredRunner, SharedTrunks
 from .pass_times import STANDARD, Deadline, batches_of, check_budget, done_of, exits_of
@@ -111,6 +112,7 @@ class AutoRunner(Runner):
             conditions = conditions_of(network, example_input, asked, of_first)
             self._file = remembered(conditions) if self._path == REMEMBERED else PlanFile(self._path, conditions)
             stored = {} if self._file is None else self._file.read()
+        known = {key: answer for plan in stored.values() for key, answer in plan.sooner.items()}
         hurried = [size for size in sizes if size in stored and stored[size].hurried]
         for size in hurried:
             del stored[size]
@@ -118,7 +120,7 @@ class AutoRunner(Runner):
         made = {self._plans[size].chosen.trunk: runner.trunk for size, runner in self._runners.items()}
         trunks = SharedTrunks(network, batches[max(sizes)][0], asked["trunk"], made)
         plans: dict[int, Plan] = {}
-        with closing(trunks), _shown_on_terminal() as say:
+        with closing(trunks), _shown_on_terminal() as say, keeping_answers(known) as sooner:
             if asked["budget"] != "quick" and not stored.keys() >= {*sizes}:
                 trunks.expect_compiling()
             for index, size in enumerate(sizes):
@@ -135,7 +137,8 @@ class AutoRunner(Runner):
                         continue
                 planner = Planner(network, example_input, size, trunks, deadline, say)
                 plan, runner = planner.plan(batches[size], exits[size], smaller, len(sizes) - index)
-                self._plans[size] = plans[size] = replace(plan, hurried=plan.hurried and size not in hurried)
+                plan = replace(plan, hurried=plan.hurried and size not in hurried, sooner=dict(sooner))
+                self._plans[size] = plans[size] = plan
                 self._runners[size] = runner
         if self._file is not None and not all(plan.from_file for plan in plans.values()):
             self._file.write({**stored, **plans})

@@ -173,7 +173,6 @@ class SharedTrunks:
             with suppress(RuntimeError), torch.cuda.device_of(self._example):  # for which it fails again in ``get``
                 self._begun = self._begin("inductor", self._workers.take)
                 self._begin_whole()
-            threading.Thread(target=_import_compiler, daemon=True).start()  # beside all else: it takes seconds
 
     def is_compiled(self, until: float) -> bool:
         """Wait for workers until then, by ``time.monotonic``; returns whether they compiled the trunk "inductor"."""
@@ -241,6 +240,8 @@ class SharedTrunks:
         return self._made[kind]
 
     def _begin(self, kind: str, hand_over: Any = None) -> Callable[[], Trunk]:
+        if kind == "inductor":
+            threading.Thread(target=_import_compiler, daemon=True).start()  # beside all else: it takes seconds
         network = self._network
         return begin_trunk(network.backbone, network.taps, self._example, kind, network.reading, hand_over)
 

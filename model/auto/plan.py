@@ -60,6 +60,9 @@ class Plan:
     hurried: bool = False
     """True if there was no time for a trunk, which the next process looks at once more, with caches of what this one
     has compiled; what it finds stays."""
+    sooner: Mapping[str, bool] = field(default_factory=dict)
+    """Whether layers took no longer as one launch of ours, by digests of :func:`keeping_answers`: trunks of the next
+    process are those that were measured, and what was compiled for them is found."""
     from_file: bool = False
     """True if it was read from a file, False if it was measured for this runner."""
 
@@ -135,6 +138,7 @@ class Plan:
             "joules": dict(self.joules),
             "compiled": _times_as_json(self.compiled),
             "hurried": self.hurried,
+            "sooner": dict(self.sooner),
         }
 
     @classmethod
@@ -159,9 +163,11 @@ class Plan:
             {str(name): _number("joules", joules, *_JOULES) for name, joules in content["joules"].items()},
             _times_from_json(content["compiled"]),
             content["hurried"],
+            dict(content["sooner"]),
         )
-        if type(plan.hurried) is not bool:
-            raise ValueError(f"hurried: got {plan.hurried!r:.60}")
+        for name, values in {"hurried": [plan.hurried], "sooner": [*plan.sooner.values()]}.items():
+            if not all(type(value) is bool for value in values):
+                raise ValueError(f"{name}: got {values!r:.60}")
         check_kind("trunk", chosen.trunk)
         if chosen.exits not in RUNNERS:
             raise ValueError(f"chosen: got {chosen!r:.100}")
@@ -195,7 +201,7 @@ def _number(name: str, value: Any, least: float, most: float) -> float:
     return float(value)
 
 
-FORMAT = 5
+FORMAT = 6
 #: Shares are told apart in steps of 5 %: a few samples more or less at an exit change no choice.
 _STEPS = 20
 

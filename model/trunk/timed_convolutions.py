@@ -1,9 +1,11 @@
 """Times on the device: those by which cuDNN chooses among its convolutions, and Triton's are chosen among others'."""
 
+import hashlib
 import math
 import time
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -21,8 +23,10 @@ COARSE_TOLERANCE = 2**-5
 #: Products, at most, of which a convolution is Triton's where nothing is timed: of one image cuDNN is sooner for hardly
 #: any with fewer (of 591 convolutions of nine networks, H200).
 MOST_UNTIMED_PRODUCTS = 2**26
-#: Whether Triton is sooner, by all that decides it: so are all trunks of a process made alike.
-_is_sooner: dict[Hashable, bool] = {}
+#: Whether one call takes no longer than another, by a digest of all that decides it: so are all trunks of a process
+#: made alike, and those of the next one by what plans keep. And what is asked just now.
+_is_sooner: dict[str, bool] = {}
+_asked: ContextVar[dict[str, bool] | None] = ContextVar("asked", default=None)
 #: Who has cuDNN time its algorithms just now, and the user's own setting: ``cudnn.benchmark`` is one for all threads.
 _timing: set[object] = set()
 _before = False
@@ -86,10 +90,34 @@ def prefers_triton(
         return error is None
     if times_nothing():
         return count <= MOST_UNTIMED_PRODUCTS
-    key = compiled, kind
+    return asked_once((compiled, kind), lambda: takes_no_longer(call, others, expected))
+
+
+def asked_once(decides: Hashable, ask: Callable[[], bool]) -> bool:
+    """Return what asking gives, or gave the first time; what ``decides`` it has to look alike in all processes."""
+    key = hashlib.sha256(repr(decides).encode()).hexdigest()[:16]
     if key not in _is_sooner:
-        _is_sooner[key] = takes_no_longer(call, others, expected)
+        _is_sooner[key] = ask()
+    if (asked := _asked.get()) is not None:
+        asked[key] = _is_sooner[key]
     return _is_sooner[key]
+
+
+@contextmanager
+def keeping_answers(known: Mapping[str, bool]) -> Iterator[dict[str, bool]]:
+    """Time nothing in this context of which another process has the answer; yields all answers that are used in it.
+
+    Two processes might find different things the faster of two alike, and what one has compiled the other would not
+    find.
+    """
+    for key, answer in known.items():
+        _is_sooner.setdefault(key, answer)
+    asked: dict[str, bool] = {}
+    token = _asked.set(asked)
+    try:
+        yield asked
+    finally:
+        _asked.reset(token)
 
 
 def off_by(found: Tensor, plain: Tensor) -> float | None:

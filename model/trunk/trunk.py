@@ -24,7 +24,7 @@ from .fused_convolution import PADDED_CHANNELS, FusedConvolution
 from .fused_linear import FusedLinear
 from .joined_maps import join_maps
 from .layer_graph import Unwritten, first_line
-from .timed_convolutions import fastest_convolutions, takes_no_longer, times_nothing
+from .timed_convolutions import asked_once, fastest_convolutions, takes_no_longer, times_nothing
 
 #: "as_is" is the backbone itself; "cudnn" folds batch norms and uses cuDNN's fused convolutions; "branched" runs its
 #: branches side by side, too; "inductor" compiles it.
@@ -328,8 +328,9 @@ def _is_no_slower(conv: FusedConvolution, x: Tensor, other: Tensor) -> bool:
     cuDNN's rules choose badly for some: 4 channels to 16 take MobileNetV3's 8 images 80 us longer than 3, and one image
     16.6 us for 5.5 (H200).
     """
-    # not __call__: a tap may listen
-    return times_nothing() or takes_no_longer(partial(conv.forward, x), partial(conv.forward, other), x, 1.1)
+    this, that = partial(conv.forward, x), partial(conv.forward, other)  # not __call__: a tap may listen
+    decides = repr(conv), conv.padding, conv.dilation, conv.weight.shape, x.shape, x.dtype, x.device, other.shape
+    return times_nothing() or asked_once(decides, lambda: takes_no_longer(this, that, x, 1.1))
 
 
 @contextmanager

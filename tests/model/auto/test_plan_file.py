@@ -32,6 +32,7 @@ PLAN = Plan(
     shares=(0.25, 0.75),
     utc="2026-01-02T03:04:05+00:00",
     joules={"overlapped (2 forks)": 0.182, "overlapped (1 fork)": 0.2},
+    sooner={"0123456789abcdef": True, "f": False},
 )
 
 
@@ -102,6 +103,9 @@ NONE = [
     changed("plan.joules", {"serial": None}),
     changed("plan.joules", {"serial": -0.1}),
     changed("plan.joules", {"serial": float("nan")}),
+    changed("plan.hurried", 0),
+    changed("plan.sooner", None),
+    changed("plan.sooner", {"f": 1}),
 ]
 
 

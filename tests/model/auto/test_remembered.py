@@ -6,6 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 from auxhead.model import AutoRunner, make_runner
+from auxhead.model.auto import candidates
+from auxhead.model.trunk import timed_convolutions
+from auxhead.model.trunk.timed_convolutions import asked_once
 from support.example_models import SmallNet
 from support.planner_fakes import FakeGpu, first_call, images, small_network
 
@@ -46,6 +49,23 @@ def test_a_plan_made_in_a_hurry_is_looked_at_once_more(gpu: FakeGpu, always: boo
     assert gpu.measured == 2 and not second.plans[4].hurried and "hurry" not in second.describe()
     assert (second.plans[4].chosen.trunk == "inductor") != always
     assert default().plans[4].from_file and gpu.measured == 2
+
+
+@pytest.mark.parametrize("hurried", [False, True])
+def test_the_next_process_chooses_layers_as_the_first(gpu: FakeGpu, monkeypatch, hurried: bool) -> None:
+    asked = []
+    gpu.making_s_of["cudnn"] = 20.0 if hurried else 0.0
+    begin = candidates.begin_trunk
+
+    def begin_and_ask(*given):
+        assert asked_once("layer", lambda: asked.append(given) is None)
+        return begin(*given)
+
+    monkeypatch.setattr(candidates, "begin_trunk", begin_and_ask)
+    for measured in (1, 1 + hurried, 1 + hurried):
+        monkeypatch.setattr(timed_convolutions, "_is_sooner", {})  # as a new process has it
+        (plan,) = default().plans.values()
+        assert [*plan.sooner.values()] == [True] and len(asked) == 1 and gpu.measured == measured
 
 
 def test_who_has_less_time_does_not_look_once_more(gpu: FakeGpu) -> None:

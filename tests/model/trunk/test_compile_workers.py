@@ -341,7 +341,10 @@ def test_what_workers_compile_is_found(tmp_path, monkeypatch) -> None:
     workers = CompileWorkers(2)
     counters.clear()
     try:
-        with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+        with (
+            torch.backends.cudnn.flags(enabled=True, allow_tf32=False),
+            torch._inductor.config.patch(compile_threads=1),
+        ):
             finish = begin_trunk(backbone, SmallNet.taps, x, "inductor", hand_over=workers.take)
             assert workers.wait()
             trunk = finish()

@@ -120,6 +120,26 @@ def test_a_kind_of_convolution_is_timed_once_and_none_where_it_is_to_be_determin
         assert sum(conv.in_triton for conv in convolutions(trunk)) == expected and len(timed) == 6
 
 
+@TRITON
+def test_what_another_process_has_found_is_not_timed(device, monkeypatch) -> None:
+    """Or the next one might choose otherwise, and find nothing that the first one has compiled."""
+    backbone, x = halves(device)
+    timed = sooner(monkeypatch, True)
+    with timed_convolutions.keeping_answers({}) as answers:
+        made(backbone, [], x)
+    assert len(answers) == len(timed) == 6 and all(answers.values())
+    for which in (True, False):
+        timed = sooner(monkeypatch, not which)
+        known = dict.fromkeys(answers, which)
+        with timed_convolutions.keeping_answers(known) as asked:
+            trunk = made(backbone, [], x)
+        assert not timed and asked == known
+        assert any(conv.in_triton for conv in convolutions(trunk)) == which
+        assert_same(trunk, backbone, [], x)
+    made(backbone, [], x)
+    assert not timed and asked == known, "what is asked later is nobody's"
+
+
 class Norms(nn.Module):
     """Batch norms before activations, as in DenseNets: no convolution can take them."""
 
