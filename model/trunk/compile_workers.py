@@ -58,7 +58,7 @@ class CompileWorkers:
         paths = os.pathsep.join(path or os.getcwd() for path in sys.path)
         # Forked, Inductor's own processes, which compile kernels, need not import what a worker has imported already.
         inductors = {"TORCHINDUCTOR_COMPILE_THREADS": str(2 * _PROCESSORS), "TORCHINDUCTOR_WORKER_START": "fork"}
-        environment = {**os.environ, "PYTHONPATH": paths, **inductors, **_assembler()}
+        environment = {**os.environ, "PYTHONPATH": paths, **inductors}
         self._workers: list[subprocess.Popen[bytes]] = []
         with suppress(OSError, TypeError):  # no memory for another one, no interpreter outside of this process
             while len(self._workers) < count:
@@ -135,20 +135,6 @@ class CompileWorkers:
         self._workers.clear()  # their numbers may be others' now
         self._given.clear()
         self._folder.cleanup()
-
-
-def _assembler() -> dict[str, str]:
-    """Return the version of the assembler by which Triton's cache knows kernels here, as an environment variable.
-
-    Triton asks each process once. Inductor sets PyTorch's assembler in place of Triton's: before that in a worker,
-    mostly after it here, and what workers have compiled would be compiled once more.
-    """
-    try:
-        from triton.backends.nvidia.compiler import get_ptxas_version
-    except ImportError:
-        return {}
-    major, minor = torch.cuda.get_device_capability() if torch.cuda.is_available() else (8, 0)
-    return {"TRITON_MOCK_PTX_VERSION": get_ptxas_version(10 * major + minor)}
 
 
 #: Those of deterministic algorithms and of matrix products, in order, Inductor's by name, and the user's tag of caches.

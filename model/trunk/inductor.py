@@ -1,7 +1,7 @@
 """``compile_graph``: compiles a traced graph by Inductor, for CUDA graphs that a runner captures."""
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from threading import get_ident
 from typing import Any, NamedTuple
 
@@ -28,6 +28,20 @@ class TracedGraph(NamedTuple):
     """Those of its inputs."""
     begins_early: bool
     """True if its launches begin as :func:`beginning_early` has it."""
+
+
+def settle_assembler() -> None:
+    """Let Triton assemble by what Inductor sets in each process that compiles, and know kernels by that, from now on.
+
+    That is PyTorch's ptxas in place of Triton's own. Triton asks a process once for the version by which its cache
+    knows kernels: one that had it ask before would find nothing that others compile for it, and compile all again.
+    """
+    with suppress(ImportError, AttributeError):  # of other versions, which only compile longer then
+        from torch._inductor.runtime.compile_tasks import _set_triton_ptxas_path
+        from triton.backends.nvidia.compiler import get_ptxas_version
+
+        _set_triton_ptxas_path()
+        get_ptxas_version.cache_clear()
 
 
 def compile_graph(traced: TracedGraph) -> Callable[..., Any]:

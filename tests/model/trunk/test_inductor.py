@@ -6,7 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from auxhead.model.trunk.inductor import EARLY_TAG, beginning_early, formats_by_name
+from auxhead.model.trunk.inductor import EARLY_TAG, beginning_early, formats_by_name, settle_assembler
+from auxhead.model.trunk.trunk import make_trunk
+from support.example_models import SmallNet
 from torch.compiler import config
 
 
@@ -19,6 +21,27 @@ def test_caches_know_layouts_by_the_same_name_in_any_program() -> None:
         pickled = AOTAutogradCachePickler(part).dumps({"layout": torch.channels_last})
         assert b"torch.channels_last" in pickled and pickle.loads(pickled) == {"layout": "torch.channels_last"}
     assert pickle.loads(AOTAutogradCachePickler(part).dumps(torch.channels_last)) is torch.channels_last
+
+
+def test_kernels_are_known_by_the_assembler_that_inductor_sets(tmp_path, monkeypatch) -> None:
+    """Though Triton has asked for the version of its own before: its cache would hold what others compile in vain."""
+    triton = pytest.importorskip("triton.backends.nvidia.compiler")
+    own, x = triton.get_ptxas_version(90), torch.ones(1, 3, 8, 8)
+    monkeypatch.setattr("torch._inductor.compile", lambda graph, _inputs, options: graph)
+    (another := tmp_path / "ptxas").write_text("#!/bin/sh\necho Cuda compilation tools, release 99.9, V99.9.9\n")
+    another.chmod(0o755)
+    monkeypatch.setenv("TRITON_PTXAS_PATH", str(another))
+    assert triton.get_ptxas_version(90) == own
+    try:
+        for by in (settle_assembler, lambda: make_trunk(SmallNet().eval(), [], x, "inductor")):
+            by()
+            assert "release 99.9" in triton.get_ptxas_version(90)
+            triton.get_ptxas_version.cache_clear()
+            monkeypatch.delenv("TRITON_PTXAS_PATH")
+            assert "release 99.9" not in triton.get_ptxas_version(90)
+            monkeypatch.setenv("TRITON_PTXAS_PATH", str(another))
+    finally:
+        triton.get_ptxas_version.cache_clear()
 
 
 @pytest.mark.parametrize("begins", [["read"], ["read", "wait", "launch", "read", "wait", "launch"], []], ids=len)
