@@ -161,16 +161,19 @@ class _CellBench:
     def _compare(self, run: PatternRun, variant: Variant, captures: Sequence[BuiltVariant]) -> dict[str, int]:
         """Compare every capture with the eager truth on the same trunk, for all inputs.
 
+        What a trunk does to the backbone is checked as it is made.
+
         Where no sample leaves early nothing shows what the heads say. A variant that is measured there alone is also
         compared with two inputs for an exit at each tap.
         """
         pattern = run.pattern if variant.exits_early else NEVER
         only_there = not (variant.exits or variant.mixed)
         of_heads = self.subject.network.taps if variant.exits_early and only_there else ()
-        comparison, truth = Comparison(), self.captures.truth(variant.trunk)
+        comparison = Comparison()
+        truths = [self.captures.truth_of(variant, capture) for capture in captures]
         for exits in (pattern, *of_heads):
             with self.subject.exits(exits):
-                for capture in captures:
+                for capture, truth in zip(captures, truths, strict=True):
                     truth.compare(capture.answer_to, comparison, None if exits == pattern else 2)
         return comparison.counts()
 

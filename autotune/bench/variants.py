@@ -48,6 +48,8 @@ class BuiltVariant(NamedTuple):
     """A sentence on what other captures of the variant may not share."""
     first_answer_s: float | None = None
     """Seconds from the call that makes it until its first answer was there, of what is made by one call."""
+    trunk: Trunk | None = None
+    """The trunk that it runs, where it chose that itself."""
 
     def answer_to(self, x: Tensor) -> ExitResult:
         """Call for one input and return what is compared."""
@@ -94,6 +96,12 @@ class VariantCaptures:
             network = self.subject.network
             self.trunks[kind] = make_trunk(network.backbone, network.taps, self.subject.example, kind, network.reading)
         return self.trunks[kind]
+
+    def truth_of(self, variant: "Variant", capture: BuiltVariant) -> EagerTruth:
+        """Return the truth for all inputs on the trunk that a capture of a variant runs."""
+        if capture.trunk is None:
+            return self.truth(variant.trunk)
+        return EagerTruth(self.subject.network, capture.trunk, self.subject.inputs, self._rounding)
 
     def truth(self, kind: str) -> EagerTruth:
         """Return the truth for all inputs on the trunk of that kind, computed once."""
@@ -278,8 +286,10 @@ def _default(captures: VariantCaptures, _pattern: str) -> BuiltVariant:
     runner = make_runner(subject.network, subject.example)
     runner(subject.example).label.cpu()
     took, size = time.monotonic() - began, len(subject.example)
-    said = f"Batch {size}: {runner.plans[size].describe()}" if isinstance(runner, AutoRunner) else runner.describe()
-    return BuiltVariant(runner, runner.close, said, took)
+    if not isinstance(runner, AutoRunner):
+        return BuiltVariant(runner, runner.close, runner.describe(), took)
+    said = f"Batch {size}: {runner.plans[size].describe()}"
+    return BuiltVariant(runner, runner.close, said, took, runner.runners[size].trunk)
 
 
 def _stopping(captures: VariantCaptures, _pattern: str) -> BuiltVariant:

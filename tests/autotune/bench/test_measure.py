@@ -1,5 +1,6 @@
 """The benchmark without a GPU: what it builds, checks, records and skips; only clock and graphs are fakes."""
 
+import copy
 import dataclasses
 
 import pytest
@@ -7,13 +8,17 @@ import torch
 from auxhead.autotune.bench.measure import paired_with
 from auxhead.autotune.bench.run import chosen_variants, unsettled
 from auxhead.autotune.bench.tables import bench_tables
-from auxhead.autotune.bench.variants import BuiltVariant, Variant, catalogue
+from auxhead.autotune.bench.variants import BuiltVariant, Variant, VariantCaptures, catalogue
 from auxhead.autotune.measuring.cells import NEVER, SHARES, resnet_cell
+from auxhead.autotune.measuring.eager_truth import Comparison, wrong_in_words
 from auxhead.autotune.measuring.failures import DeviceLost
 from auxhead.autotune.measuring.peers import NaiveHead
 from auxhead.autotune.measuring.subject import Subject
 from auxhead.autotune.measuring.timers import VariantFailed
 from auxhead.autotune.records.record import read_records
+from auxhead.autotune.records.zoo import DEFAULT
+from auxhead.model import EagerRunner
+from auxhead.model.trunk.trunk import make_trunk
 from support.bench_fakes import (
     AutoRunner,
     Runner,
@@ -89,6 +94,20 @@ def test_a_cell_from_end_to_end(subject, plan):
     assert len({record.run for record in records}) == 3  # one interleaved run for each exit pattern
     assert [(head.rule.threshold, head.rule.enabled) for head in subject.heads] == before
     assert Runner.open == 0
+
+
+def test_what_chooses_its_trunk_is_compared_on_that(subject):
+    """As all others are: rounding differs from trunk to trunk, and each trunk is checked as it is made."""
+    other = copy.deepcopy(subject.network.backbone)
+    other.fc.weight.data.neg_()
+    trunk = dataclasses.replace(make_trunk(other, subject.network.taps, subject.example), notes=("chosen",))
+    captures, (variant,) = VariantCaptures(subject), [one for one in catalogue(subject.cell) if one.name == DEFAULT]
+    call = EagerRunner(subject.network, trunk=trunk)
+    for chosen, is_right in ((trunk, True), (None, False)):
+        comparison, built = Comparison(), BuiltVariant(call, trunk=chosen)
+        with subject.exits(NEVER):
+            captures.truth_of(variant, built).compare(built.answer_to, comparison)
+        assert (wrong_in_words(comparison.counts()) is None) == is_right
 
 
 def test_auto_is_made_anew_for_every_exit_pattern_by_the_rules_of_that_pattern(subject, plan):
