@@ -24,6 +24,7 @@ from auxhead.model.trunk.trunk import begin_trunk
 from support.example_models import SmallNet
 from support.planner_fakes import FakeTrunk
 from support.trunk_cases import assert_same
+from torch import nn
 
 
 class Noting:
@@ -317,7 +318,10 @@ def test_what_workers_compile_is_found(tmp_path, monkeypatch) -> None:
 
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "triton"))
-    head, backbone, x = FusedAuxHead(12, 5).cuda().eval(), SmallNet().cuda().eval(), torch.randn(2, 3, 12, 12).cuda()
+    backbone, x = SmallNet().cuda().eval(), torch.randn(2, 3, 12, 12, device="cuda")
+    for block in (backbone.block0, backbone.block1):
+        block.append(nn.Softmax(1))  # of which Inductor makes a kernel
+    head = FusedAuxHead(12, 5).cuda().eval()
     head(torch.randn(2, 12, 6, 6, device="cuda"))  # Triton asks for its assembler before Inductor sets another one
     workers = CompileWorkers(2)
     counters.clear()
