@@ -3,7 +3,6 @@
 Inductor compiles a backbone in ten to forty seconds, nearly all of it Python, of which threads run one at a time.
 """
 
-import hashlib
 import math
 import os
 import pickle
@@ -14,17 +13,15 @@ import sys
 import tempfile
 import time
 from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from itertools import count as count_up
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from ..basics.machine import package_version
 from .compiled_part import Compiled
-from .inductor import EARLY_TAG, TracedGraph, compile_graph
+from .inductor import TracedGraph, compile_graph, mark_of, set_as, settings
 
 #: Workers at most, and processors that each wants.
 _MOST, _PROCESSORS = 8, 4
@@ -88,7 +85,7 @@ class CompileWorkers:
             mark = mark_of(graph)
             if mark in self._taken or mark.exists():
                 return
-            path.write_bytes(pickle.dumps((settings(), mark, graph)))
+            path.write_bytes(pickle.dumps((settings(), graph)))
         except (OSError, TypeError, AttributeError, pickle.PicklingError):  # no room; a setting that stays here
             return
         self._taken.add(mark)
@@ -137,51 +134,6 @@ class CompileWorkers:
         self._folder.cleanup()
 
 
-#: Those of deterministic algorithms and of matrix products, in order, Inductor's by name, and the user's tag of caches.
-Settings = tuple[tuple[bool, bool, bool], tuple[str, Any, Any], dict[str, Any], str]
-
-
-def settings() -> Settings:
-    """Return what Inductor's caches know a graph again by, beside the graph: settings of this process."""
-    from torch._inductor import config
-    from torch.compiler import config as caches
-
-    deterministic: Any = torch.utils.deterministic
-    matmul = torch.backends.cuda.matmul
-    fills = deterministic.fill_uninitialized_memory
-    algorithms = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-    reduced = matmul.allow_fp16_reduced_precision_reduction, matmul.allow_bf16_reduced_precision_reduction
-    kept = config.save_config_portable(ignore_private_configs=False)
-    return (*algorithms, fills), (matmul.fp32_precision, *reduced), kept, caches.cache_key_tag
-
-
-@contextmanager
-def set_as(given: Settings) -> Iterator[None]:
-    """Let settings be as in the process that has read them."""
-    from torch._inductor import config
-    from torch.compiler import config as caches
-
-    (enabled, warn_only, fills), (precision, half, brain), kept, tag = given
-    deterministic: Any = torch.utils.deterministic
-    matmul = torch.backends.cuda.matmul
-    torch.use_deterministic_algorithms(enabled, warn_only=warn_only)
-    deterministic.fill_uninitialized_memory = fills
-    matmul.fp32_precision = precision
-    matmul.allow_fp16_reduced_precision_reduction, matmul.allow_bf16_reduced_precision_reduction = half, brain
-    with config.patch(kept), caches.patch(cache_key_tag=tag):  # type: ignore[attr-defined]
-        yield
-
-
-def mark_of(graph: TracedGraph) -> Path:
-    """Return the file that is there once a worker has compiled a graph; it goes with Inductor's caches, beside them."""
-    from torch._inductor.runtime.cache_dir_utils import cache_dir
-
-    gpus = [torch.cuda.get_device_name(device) for *_, device in graph.kinds if device.type == "cuda"]
-    versions = torch.__version__, torch.version.cuda, package_version("triton"), gpus[:1]
-    others = graph._replace(graph=b""), EARLY_TAG, settings(), versions
-    return Path(cache_dir()) / "auxhead" / hashlib.sha256(graph.graph + repr(others).encode()).hexdigest()
-
-
 def _work() -> None:
     """Compile what lies in files whose names come, one a line, and answer each by whether that was done."""
     answers = os.dup(1)
@@ -201,12 +153,10 @@ def _work() -> None:
             return
         answer = b"0"
         with suppress(Exception):  # of a compiler, or an operator of the user's: who asked sees what fails
-            given, mark, graph = pickle.loads(Path(path.strip()).read_bytes())
+            given, graph = pickle.loads(Path(path.strip()).read_bytes())
             with set_as(given):
                 compile_graph(graph)
             answer = _COMPILED
-            mark.parent.mkdir(exist_ok=True)
-            mark.touch()
         os.write(answers, answer)
 
 

@@ -1,7 +1,9 @@
 """``compile_graph``: compiles a traced graph by Inductor, for CUDA graphs that a runner captures."""
 
+import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
+from pathlib import Path
 from threading import get_ident
 from typing import Any, NamedTuple
 
@@ -9,6 +11,7 @@ import torch
 from torch import fx
 
 from ...kernels.early_start import can_start_early
+from ..basics.machine import package_version
 from .layer_graph import TRACES
 
 #: Shape, strides, dtype and device of a tensor.
@@ -46,9 +49,13 @@ def settle_assembler() -> None:
 
 def compile_graph(traced: TracedGraph) -> Callable[..., Any]:
     """Compile a graph, or find it in Inductor's caches."""
+    from torch._dynamo.utils import counters
     from torch._guards import TracingContext, tracing
     from torch._inductor import compile as inductor  # takes a second
+    from torch._inductor import config
 
+    mark, cached = mark_of(traced), counters["aot_autograd"]
+    before = cached["autograd_cache_hit"] + cached["autograd_cache_saved"]
     mode, fakes = fakes_of(traced.kinds)
     with (
         TRACES,  # it traces, too
@@ -56,10 +63,16 @@ def compile_graph(traced: TracedGraph) -> Callable[..., Any]:
         torch.no_grad(),
         tracing(TracingContext(mode)),
         formats_by_name(),
+        # What caches hold is loaded here: the processes that compile kernels take longer to begin.
+        config.patch(compile_threads=1) if mark.exists() else nullcontext(),
         beginning_early() if traced.begins_early else nullcontext(),
     ):
         compiled: Callable[..., Any] = inductor(_graph_of(traced.graph, mode), fakes, options=OPTIONS)
-        return compiled
+    if cached["autograd_cache_hit"] + cached["autograd_cache_saved"] > before:
+        with suppress(OSError):  # no room
+            mark.parent.mkdir(parents=True, exist_ok=True)
+            mark.touch()
+    return compiled
 
 
 @contextmanager
@@ -118,6 +131,54 @@ def beginning_early() -> Iterator[None]:
     finally:
         TritonKernel._enable_pdl_codegen = staticmethod(enabled)  # type: ignore[method-assign]
         TritonKernel._filter_pdl = filter_waits  # type: ignore[method-assign]
+
+
+#: Those of deterministic algorithms and of matrix products, in order, Inductor's by name, and the user's tag of caches.
+Settings = tuple[tuple[bool, bool, bool], tuple[str, Any, Any], dict[str, Any], str]
+
+
+def settings() -> Settings:
+    """Return what Inductor's caches know a graph again by, beside the graph: settings of this process."""
+    from torch._inductor import config
+    from torch.compiler import config as caches
+
+    deterministic: Any = torch.utils.deterministic
+    matmul = torch.backends.cuda.matmul
+    fills = deterministic.fill_uninitialized_memory
+    algorithms = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    reduced = matmul.allow_fp16_reduced_precision_reduction, matmul.allow_bf16_reduced_precision_reduction
+    kept = config.save_config_portable(ignore_private_configs=False)
+    return (*algorithms, fills), (matmul.fp32_precision, *reduced), kept, caches.cache_key_tag
+
+
+@contextmanager
+def set_as(given: Settings) -> Iterator[None]:
+    """Let settings be as in the process that has read them."""
+    from torch._inductor import config
+    from torch.compiler import config as caches
+
+    (enabled, warn_only, fills), (precision, half, brain), kept, tag = given
+    deterministic: Any = torch.utils.deterministic
+    matmul = torch.backends.cuda.matmul
+    torch.use_deterministic_algorithms(enabled, warn_only=warn_only)
+    deterministic.fill_uninitialized_memory = fills
+    matmul.fp32_precision = precision
+    matmul.allow_fp16_reduced_precision_reduction, matmul.allow_bf16_reduced_precision_reduction = half, brain
+    with config.patch(kept), caches.patch(cache_key_tag=tag):  # type: ignore[attr-defined]
+        yield
+
+
+def mark_of(graph: TracedGraph) -> Path:
+    """Return the file that is there once caches hold what a graph is compiled to; it goes with Inductor's, beside them.
+
+    It holds nothing.
+    """
+    from torch._inductor.runtime.cache_dir_utils import cache_dir
+
+    gpus = [torch.cuda.get_device_name(device) for *_, device in graph.kinds if device.type == "cuda"]
+    versions = torch.__version__, torch.version.cuda, package_version("triton"), gpus[:1]
+    others = graph._replace(graph=b""), EARLY_TAG, settings(), versions
+    return Path(cache_dir()) / "auxhead" / hashlib.sha256(graph.graph + repr(others).encode()).hexdigest()
 
 
 def as_bytes(graph: fx.GraphModule) -> bytes:

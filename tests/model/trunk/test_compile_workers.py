@@ -17,9 +17,9 @@ from auxhead.model.auto import candidates
 from auxhead.model.auto.candidates import SharedTrunks
 from auxhead.model.auto.compiled_backbone import CompiledBackbone
 from auxhead.model.trunk.backbone_rewriter import whole
-from auxhead.model.trunk.compile_workers import CompileWorkers, mark_of, set_as, settings, workers_for
+from auxhead.model.trunk.compile_workers import CompileWorkers, workers_for
 from auxhead.model.trunk.compiled_part import Compiled
-from auxhead.model.trunk.inductor import TracedGraph, as_bytes, compile_graph
+from auxhead.model.trunk.inductor import TracedGraph, as_bytes, compile_graph, mark_of, set_as, settings
 from auxhead.model.trunk.trunk import begin_trunk
 from support.example_models import SmallNet
 from support.planner_fakes import FakeTrunk

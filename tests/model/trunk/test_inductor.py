@@ -6,7 +6,16 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from auxhead.model.trunk.inductor import EARLY_TAG, beginning_early, formats_by_name, settle_assembler
+from auxhead.model.trunk.inductor import (
+    EARLY_TAG,
+    TracedGraph,
+    as_bytes,
+    beginning_early,
+    compile_graph,
+    formats_by_name,
+    mark_of,
+    settle_assembler,
+)
 from auxhead.model.trunk.trunk import make_trunk
 from support.example_models import SmallNet
 from torch.compiler import config
@@ -21,6 +30,33 @@ def test_caches_know_layouts_by_the_same_name_in_any_program() -> None:
         pickled = AOTAutogradCachePickler(part).dumps({"layout": torch.channels_last})
         assert b"torch.channels_last" in pickled and pickle.loads(pickled) == {"layout": "torch.channels_last"}
     assert pickle.loads(AOTAutogradCachePickler(part).dumps(torch.channels_last)) is torch.channels_last
+
+
+def test_what_caches_hold_is_loaded_here_and_marked_as_such(tmp_path, monkeypatch) -> None:
+    """The processes that compile kernels take seconds to begin, of which what is only loaded has no need."""
+    from torch._dynamo.utils import counters
+    from torch._inductor import config as inductor
+
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "not there yet"))
+    graph = torch.fx.Graph()
+    graph.output((graph.placeholder("x"),))
+    kind = torch.Size([2]), (1,), torch.float32, torch.device("cpu")
+    traced = TracedGraph(as_bytes(torch.fx.GraphModule({}, graph)), (kind,), begins_early=True)
+    threads: list[int] = []
+    for counted, is_marked in ((None, False), ("autograd_cache_miss", False), ("autograd_cache_saved", True)):
+
+        def compiler(graph, _inputs, options, counted=counted):
+            threads.append(inductor.compile_threads)
+            counters["aot_autograd"][counted] += 1
+            return graph
+
+        monkeypatch.setattr("torch._inductor.compile", compiler)
+        with inductor.patch(compile_threads=5):
+            compile_graph(traced)
+        assert mark_of(traced).exists() == is_marked
+    with inductor.patch(compile_threads=5):
+        compile_graph(traced)
+    assert threads == [5, 5, 5, 1]
 
 
 def test_kernels_are_known_by_the_assembler_that_inductor_sets(tmp_path, monkeypatch) -> None:
