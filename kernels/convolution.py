@@ -221,10 +221,10 @@ def compiled_for(
     following: str = "",
     addend: Tensor | None = None,
 ) -> Hashable:
-    """Return all that a launch of :func:`fused_conv2d`, which takes these arguments, is compiled for."""
+    """Return all that a launch of :func:`fused_conv2d`, which takes these arguments, is compiled for on a device."""
     window = weight.shape[2:] if _is_depthwise(weight, groups) else None
     constants = _constants(x, weight, sizes, groups, following)
-    return x.device, x.dtype, weight.dtype, window, bias is None, addend is None, *constants.items()
+    return x.dtype, weight.dtype, window, bias is None, addend is None, *constants.items()
 
 
 def _constants(

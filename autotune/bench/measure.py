@@ -204,7 +204,7 @@ class _CellBench:
         }
         read = energy_counter(self.subject.example.device)
         for name, one in checked.items():
-            truth = self.captures.truth(one.variant.trunk)
+            truth = self.captures.truth_of(one.variant, one.captures[0])
             host, device = times[name]
             call, inputs = one.captures[0].call, self.subject.inputs
             joules = None if read is None else joules_a_call(call, inputs, device["median"], read, _ENERGY_S)
@@ -225,7 +225,8 @@ class _CellBench:
         self, run: PatternRun, variant: Variant, how: Mapping[str, Any] = _TOO_EARLY,
         clocks_found: dict[str, float] | None = None, joules: float | None = None, **fields: Any,
     ) -> None:  # fmt: skip
-        built, trunk = self.captures.built.get(variant.name, []), self.captures.trunks.get(variant.trunk)
+        built = self.captures.built.get(variant.name, [])
+        trunk = built[0].trunk if built and built[0].trunk else self.captures.trunks.get(variant.trunk)
         notes = [variant.note] if variant.note else []
         notes += [f"capture {number}: {one.note}" for number, one in enumerate(built, start=1) if one.note]
         protocol = {

@@ -139,10 +139,12 @@ class AutoRunner(Runner):
                         continue
                 planner = Planner(network, example_input, size, trunks, deadline, say)
                 plan, runner = planner.plan(batches[size], exits[size], smaller, len(sizes) - index)
-                plan = replace(plan, hurried=plan.hurried and size not in hurried, sooner=dict(sooner))
-                self._plans[size] = plans[size] = plan
+                self._plans[size] = plans[size] = replace(plan, hurried=plan.hurried and size not in hurried)
                 self._runners[size] = runner
-        if self._file is not None and not all(plan.from_file for plan in plans.values()):
+        plans = {size: replace(plan, sooner={**plan.sooner, **sooner}) for size, plan in plans.items()}
+        self._plans.update(plans)
+        is_new = not all(plan.from_file for plan in plans.values()) or not known.keys() >= sooner.keys()
+        if self._file is not None and is_new:
             self._file.write({**stored, **plans})
 
     @property

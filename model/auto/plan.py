@@ -163,7 +163,7 @@ class Plan:
             {str(name): _number("joules", joules, *_JOULES) for name, joules in content["joules"].items()},
             _times_from_json(content["compiled"]),
             content["hurried"],
-            dict(content["sooner"]),
+            {str(key): answer for key, answer in content["sooner"].items()},
         )
         for name, values in {"hurried": [plan.hurried], "sooner": [*plan.sooner.values()]}.items():
             if not all(type(value) is bool for value in values):

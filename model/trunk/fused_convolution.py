@@ -194,7 +194,8 @@ class FusedConvolution(nn.Module):
             return False
         # not __call__: this may be running in a hook of it
         others = partial(self.forward, x, z) if self.fused else partial(self._in_two_launches, x, z)
-        kind = x.shape, self.weight.shape, *self._sizes(), self.groups, self.fused
+        lies = x.stride(), self.weight.stride()
+        kind = x.shape, self.weight.shape, lies, *self._sizes(), self.groups, self.fused
         count = None if self.is_depthwise else products(x, self.weight, self._sizes())
         return prefers_triton(*found, self.forward(x, z), others, kind, count)
 

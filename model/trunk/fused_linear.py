@@ -45,7 +45,7 @@ class FusedLinear(nn.Module):
         self.in_triton = False
         found = self.in_triton_by(x)
         if found is not None:
-            kind = x.shape, self.weight.shape
+            kind = x.shape, self.weight.shape, self.weight.stride(), self.bias is None
             others, count = partial(self.forward, x), x.numel() * len(self.weight)
             self.in_triton = prefers_triton(*found, _as_map(others()), others, kind, count)
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,9 +24,8 @@ COARSE_TOLERANCE = 2**-5
 #: any with fewer (of 591 convolutions of nine networks, H200).
 MOST_UNTIMED_PRODUCTS = 2**26
 #: Whether one call takes no longer than another, by a digest of all that decides it: so are all trunks of a process
-#: made alike, and those of the next one by what plans keep. And what is asked just now.
+#: made alike.
 _is_sooner: dict[str, bool] = {}
-_asked: ContextVar[dict[str, bool] | None] = ContextVar("asked", default=None)
 #: Who has cuDNN time its algorithms just now, and the user's own setting: ``cudnn.benchmark`` is one for all threads.
 _timing: set[object] = set()
 _before = False
@@ -90,17 +89,40 @@ def prefers_triton(
         return error is None
     if times_nothing():
         return count <= MOST_UNTIMED_PRODUCTS
-    return asked_once((compiled, kind), lambda: takes_no_longer(call, others, expected))
+    decides = compiled, kind, expected.stride()
+    return asked_once(decides, lambda: takes_no_longer(call, others, expected), expected.device)
 
 
-def asked_once(decides: Hashable, ask: Callable[[], bool]) -> bool:
-    """Return what asking gives, or gave the first time; what ``decides`` it has to look alike in all processes."""
-    key = hashlib.sha256(repr(decides).encode()).hexdigest()[:16]
-    if key not in _is_sooner:
-        _is_sooner[key] = ask()
-    if (asked := _asked.get()) is not None:
-        asked[key] = _is_sooner[key]
-    return _is_sooner[key]
+class Answers(NamedTuple):
+    """Answers of what takes no longer: trunks of the next process are made as those of the one that timed."""
+
+    known: Mapping[str, bool]
+    """Of another process, by digests of all that decides them."""
+    used: dict[str, bool]
+    """All that trunks were made by so far."""
+
+
+_answers: ContextVar[Answers | None] = ContextVar("answers", default=None)
+
+
+def asked_once(decides: Hashable, ask: Callable[[], bool], device: torch.device) -> bool:
+    """Return what asking gives on a device, gave the first time, or is known of another process.
+
+    What ``decides`` it has to look alike in all processes.
+    """
+    gpu = torch.cuda.get_device_properties(device) if device.type == "cuda" else None
+    where = gpu and (gpu.name, gpu.multi_processor_count)
+    settings = torch.backends.cudnn.enabled, torch.backends.cudnn.benchmark  # by which cuDNN chooses
+    key = hashlib.sha256(repr((where, settings, decides)).encode()).hexdigest()[:16]
+    answers = _answers.get()
+    known = None if answers is None else answers.known.get(key)
+    if known is None:
+        known = _is_sooner.get(key)
+    if known is None:
+        known = _is_sooner.setdefault(key, ask())  # another thread may have asked meanwhile
+    if answers is not None:
+        answers.used[key] = known
+    return known
 
 
 @contextmanager
@@ -110,14 +132,12 @@ def keeping_answers(known: Mapping[str, bool]) -> Iterator[dict[str, bool]]:
     Two processes might find different things the faster of two alike, and what one has compiled the other would not
     find.
     """
-    for key, answer in known.items():
-        _is_sooner.setdefault(key, answer)
-    asked: dict[str, bool] = {}
-    token = _asked.set(asked)
+    answers = Answers(known, {})
+    token = _answers.set(answers)
     try:
-        yield asked
+        yield answers.used
     finally:
-        _asked.reset(token)
+        _answers.reset(token)
 
 
 def off_by(found: Tensor, plain: Tensor) -> float | None:

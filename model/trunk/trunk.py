@@ -332,8 +332,10 @@ def _is_no_slower(conv: FusedConvolution, x: Tensor, other: Tensor) -> bool:
     16.6 us for 5.5 (H200).
     """
     this, that = partial(conv.forward, x), partial(conv.forward, other)  # not __call__: a tap may listen
-    decides = repr(conv), conv.padding, conv.dilation, conv.weight.shape, x.shape, x.dtype, x.device, other.shape
-    return times_nothing() or asked_once(decides, lambda: takes_no_longer(this, that, x, 1.1))
+    runs = repr(conv), conv.padding, conv.dilation, conv.bias is None, conv.compiled
+    weight = conv.weight.shape, conv.weight.stride()
+    decides = runs, weight, x.dtype, [(each.shape, each.stride()) for each in (x, other)]
+    return times_nothing() or asked_once(repr(decides), lambda: takes_no_longer(this, that, x, 1.1), x.device)
 
 
 @contextmanager

@@ -53,12 +53,12 @@ def test_a_plan_made_in_a_hurry_is_looked_at_once_more(gpu: FakeGpu, always: boo
 
 @pytest.mark.parametrize("hurried", [False, True])
 def test_the_next_process_chooses_layers_as_the_first(gpu: FakeGpu, monkeypatch, hurried: bool) -> None:
-    asked = []
+    asked, layers = [], ["layer"]
     gpu.making_s_of["cudnn"] = 20.0 if hurried else 0.0
     begin = candidates.begin_trunk
 
     def begin_and_ask(*given):
-        assert asked_once("layer", lambda: asked.append(given) is None)
+        assert asked_once(layers[0], lambda: asked.append(given) is None, torch.device("cpu"))
         return begin(*given)
 
     monkeypatch.setattr(candidates, "begin_trunk", begin_and_ask)
@@ -66,6 +66,10 @@ def test_the_next_process_chooses_layers_as_the_first(gpu: FakeGpu, monkeypatch,
         monkeypatch.setattr(timed_convolutions, "_is_sooner", {})  # as a new process has it
         (plan,) = default().plans.values()
         assert [*plan.sooner.values()] == [True] and len(asked) == 1 and gpu.measured == measured
+    for layers[0] in ("another layer", "layer", "another layer"):  # which was not asked before: it is kept, too
+        monkeypatch.setattr(timed_convolutions, "_is_sooner", {})
+        (plan,) = default().plans.values()
+        assert len(plan.sooner) == 2 and len(asked) == 2 and plan.from_file and gpu.measured == 1 + hurried
 
 
 def test_who_has_less_time_does_not_look_once_more(gpu: FakeGpu) -> None:

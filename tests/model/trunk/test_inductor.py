@@ -62,6 +62,7 @@ def test_what_caches_hold_is_loaded_here_and_marked_as_such(tmp_path, monkeypatc
 def test_kernels_are_known_by_the_assembler_that_inductor_sets(tmp_path, monkeypatch) -> None:
     """Though Triton has asked for the version of its own before: its cache would hold what others compile in vain."""
     triton = pytest.importorskip("triton.backends.nvidia.compiler")
+    settle_assembler()  # which sets one the first time alone
     own, x = triton.get_ptxas_version(90), torch.ones(1, 3, 8, 8)
     monkeypatch.setattr("torch._inductor.compile", lambda graph, _inputs, options: graph)
     (another := tmp_path / "ptxas").write_text("#!/bin/sh\necho Cuda compilation tools, release 99.9, V99.9.9\n")

@@ -1,6 +1,7 @@
 """Convolutions of a backbone, with what follows them, as launches of Triton."""
 
 from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -137,7 +138,28 @@ def test_what_another_process_has_found_is_not_timed(device, monkeypatch) -> Non
         assert any(conv.in_triton for conv in convolutions(trunk)) == which
         assert_same(trunk, backbone, [], x)
     made(backbone, [], x)
-    assert not timed and asked == known, "what is asked later is nobody's"
+    assert len(timed) == 6 and asked == known, (
+        "what was known there is not known elsewhere, and what is asked later not there"
+    )
+    with timed_convolutions.keeping_answers(known) as again:  # what was known is in force where this process has timed
+        trunk = made(backbone, [], x)
+    assert again == known and not any(conv.in_triton for conv in convolutions(trunk))
+
+
+def test_answers_hold_for_devices_of_a_kind_and_settings_of_cudnn(monkeypatch) -> None:
+    gpus = [SimpleNamespace(name=name, multi_processor_count=132) for name in ("H200", "H200", "H100")]
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: gpus[device.index])
+    monkeypatch.setattr(timed_convolutions, "_is_sooner", {})
+
+    def keys(index: int) -> set[str]:
+        with timed_convolutions.keeping_answers({}) as used:
+            timed_convolutions.asked_once("layer", lambda: True, torch.device("cuda", index))
+        return {*used}
+
+    assert keys(0) == keys(1) != keys(2)
+    before = keys(0)
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", not torch.backends.cudnn.benchmark)
+    assert keys(0) != before
 
 
 class Norms(nn.Module):
