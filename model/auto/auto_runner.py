@@ -21,7 +21,6 @@ from ..basics.streams import OwnedLock
 from ..network.early_exit_network import EarlyExitNetwork
 from ..runners.checks import check_capturable, check_no_outer_capture, check_request, sizes_of
 from ..runners.runner import Runner
-from ..trunk.inductor import settle_assembler
 from ..trunk.timed_convolutions import keeping_answers
 from ..trunk.trunk import check_kind
 from .candidates import ANY_TRUNK, MeasuredRunner, SharedTrunks
@@ -102,7 +101,6 @@ class AutoRunner(Runner):
 
     def _make(self, example_input: Tensor, sizes: Sequence[int]) -> None:
         """Make runners of batch sizes that are new."""
-        settle_assembler()  # whatever is chosen: else the next process would know its kernels otherwise
         network, asked = self.network, self._asked
         deadline = Deadline.of(asked["budget"])
         first_sizes = [len(example_input)] if asked["batch sizes"] == ON_DEMAND else sizes

@@ -33,18 +33,19 @@ class TracedGraph(NamedTuple):
     """True if its launches begin as :func:`beginning_early` has it."""
 
 
-def settle_assembler() -> None:
-    """Let Triton assemble by what Inductor sets in each process that compiles, and know kernels by that, from now on.
+def assembler_version() -> str | None:
+    """Return the version of the assembler by which Triton's cache knows kernels in this process, from now on.
 
-    That is PyTorch's ptxas in place of Triton's own. Triton asks a process once for the version by which its cache
-    knows kernels: one that had it ask before would find nothing that others compile for it, and compile all again.
+    Triton asks for it once; Inductor sets PyTorch's assembler in place of Triton's as it compiles. A process that asks
+    behind that would find nothing of what those compiled that had asked before, and compile all of it again.
     """
-    with suppress(ImportError, AttributeError):  # of other versions, which only compile longer then
-        from torch._inductor.runtime.compile_tasks import _set_triton_ptxas_path
+    try:
         from triton.backends.nvidia.compiler import get_ptxas_version
-
-        _set_triton_ptxas_path()
-        get_ptxas_version.cache_clear()
+    except ImportError:
+        return None
+    major, minor = torch.cuda.get_device_capability() if torch.cuda.is_available() else (8, 0)
+    version: str = get_ptxas_version(10 * major + minor)
+    return version
 
 
 def compile_graph(traced: TracedGraph) -> Callable[..., Any]:

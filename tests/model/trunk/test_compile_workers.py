@@ -206,6 +206,22 @@ def test_graphs_that_cannot_be_handed_over_are_left(worker) -> None:
     assert given(worker) == [1]
 
 
+def test_workers_know_kernels_as_this_process_does(tmp_path) -> None:
+    """Though Inductor, which begins each of them, sets another assembler before Triton asks for its version."""
+    nvidia = pytest.importorskip("triton.backends.nvidia.compiler")
+    (another := tmp_path / "ptxas").write_text("#!/bin/sh\necho Cuda compilation tools, release 99.9, V99.9.9\n")
+    another.chmod(0o755)
+    workers = CompileWorkers(1)
+    try:
+        environment = Path(f"/proc/{workers._workers[0].pid}/environ").read_bytes().decode().split("\0")
+    finally:
+        workers.close()
+    here = nvidia.get_ptxas_version(90)
+    code = "from triton.backends.nvidia.compiler import get_ptxas_version as version; print(version(90), end='')"
+    theirs = {**os.environ, **dict(one.split("=", 1) for one in environment if one), "TRITON_PTXAS_PATH": str(another)}
+    assert subprocess.run([sys.executable, "-c", code], env=theirs, capture_output=True, text=True).stdout == here
+
+
 @pytest.mark.parametrize("executable", ["", None, "once"], ids=str)
 def test_fewer_workers_than_wanted(executable, monkeypatch) -> None:
     """A process that embeds Python has no interpreter to start, and memory may be too little for a second one."""
