@@ -61,8 +61,8 @@ class Plan:
     """True if there was no time for a trunk, which the next process looks at once more, with caches of what this one
     has compiled; what it finds stays."""
     sooner: Mapping[str, bool] = field(default_factory=dict)
-    """Whether layers took no longer as one launch of ours, by digests of :func:`keeping_answers`: trunks of the next
-    process are those that were measured, and what was compiled for them is found."""
+    """Whether layers took no longer as one launch of ours, by digests of :func:`asked_once`: trunks of the next process
+    are those that were measured, and what was compiled for them is found."""
     from_file: bool = False
     """True if it was read from a file, False if it was measured for this runner."""
 

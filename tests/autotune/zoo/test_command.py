@@ -72,19 +72,16 @@ def test_records_of_others_in_the_file_are_no_matter(gpu: list[tuple[str, int]],
 
 
 def test_each_cell_has_a_process_of_its_own_which_has_imported_all(tmp_path: Path) -> None:
+    """And what one has forked is not waited for."""
     with closing(running._Processes()) as processes:
         assert processes.run(noting, tmp_path / "first", None)
         assert not processes.run(noting, tmp_path / "second", "failed, as it was told to")
+        assert not processes.run(forking, tmp_path / "pid")
         waiting, _ = processes._ready
     assert waiting.exitcode is not None
+    os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)  # it is still there
     (first, *imported), (second, *_) = (json.loads((tmp_path / name).read_text()) for name in ("first", "second"))
     assert len({first, second, os.getpid(), waiting.pid}) == 4 and imported == [True]
-
-
-def test_what_a_process_has_forked_is_not_waited_for(tmp_path: Path) -> None:
-    with closing(running._Processes()) as processes:
-        assert not processes.run(forking, tmp_path / "pid")
-    os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)  # it is still there
 
 
 def test_a_process_that_waits_says_nothing_when_it_is_interrupted() -> None:
