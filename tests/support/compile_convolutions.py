@@ -29,7 +29,7 @@ def main() -> None:
     found = []
     for block in convolution._BLOCKS:
         convolution._BLOCKS = (block,)
-        for window in (1, 3):
+        for window in (1, 3) if capability == 90 else (3,):  # on others, too, the one that takes more
             weight = x.new_zeros(64, 64, window, window).contiguous(memory_format=torch.channels_last)
             sizes = (1, 1), (window // 2, window // 2), (1, 1)
             fused_conv2d(x, weight, x.new_zeros(64), sizes, 1, "silu", x)
