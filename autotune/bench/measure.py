@@ -11,7 +11,7 @@ import torch
 from ...model.basics.energy import energy_counter, joules_a_call
 from ...model.trunk.timed_convolutions import fastest_convolutions
 from ..measuring.cells import AS_IS, NEVER, Cell
-from ..measuring.eager_truth import Comparison, wrong_in_words
+from ..measuring.eager_truth import Comparison, EagerTruth, wrong_in_words
 from ..measuring.environment import clocks, release_memory
 from ..measuring.failures import DeviceLost, Failure
 from ..measuring.progress import Begins
@@ -90,6 +90,8 @@ class _Checked(NamedTuple):
     variant: Variant
     captures: list[BuiltVariant]
     counts: dict[str, int]
+    truth: EagerTruth
+    """Of the first capture."""
 
 
 class _CellBench:
@@ -134,10 +136,11 @@ class _CellBench:
         if error is None:
             try:
                 captures = self.captures.build(variant, run.pattern)
-                counts = self._compare(run, variant, captures)
+                truths = [self.captures.truth_of(variant, capture) for capture in captures]
+                counts = self._compare(run, variant, captures, truths)
                 error = wrong_in_words(counts)
                 if error is None:
-                    return _Checked(variant, captures, counts)
+                    return _Checked(variant, captures, counts, truths[0])
             except Exception as failure:
                 error = str(Failure.of(failure))
                 if not variant.per_pattern:
@@ -158,10 +161,10 @@ class _CellBench:
             self._lost = True
             raise DeviceLost(f"{variant.name}: {error}; the CUDA context is lost ({Failure.of(lost)})") from lost
 
-    def _compare(self, run: PatternRun, variant: Variant, captures: Sequence[BuiltVariant]) -> dict[str, int]:
-        """Compare every capture with the eager truth on the same trunk, for all inputs.
-
-        What a trunk does to the backbone is checked as it is made.
+    def _compare(
+        self, run: PatternRun, variant: Variant, captures: Sequence[BuiltVariant], truths: Sequence[EagerTruth]
+    ) -> dict[str, int]:
+        """Compare every capture with the eager truth on its trunk, for all inputs; trunks are checked as they are made.
 
         Where no sample leaves early nothing shows what the heads say. A variant that is measured there alone is also
         compared with two inputs for an exit at each tap.
@@ -170,7 +173,6 @@ class _CellBench:
         only_there = not (variant.exits or variant.mixed)
         of_heads = self.subject.network.taps if variant.exits_early and only_there else ()
         comparison = Comparison()
-        truths = [self.captures.truth_of(variant, capture) for capture in captures]
         for exits in (pattern, *of_heads):
             with self.subject.exits(exits):
                 for capture, truth in zip(captures, truths, strict=True):
@@ -204,12 +206,11 @@ class _CellBench:
         }
         read = energy_counter(self.subject.example.device)
         for name, one in checked.items():
-            truth = self.captures.truth_of(one.variant, one.captures[0])
             host, device = times[name]
             call, inputs = one.captures[0].call, self.subject.inputs
             joules = None if read is None else joules_a_call(call, inputs, device["median"], read, _ENERGY_S)
             self._append(
-                run, one.variant, {**how, "samples_by_exit": truth.samples_by_exit()}, clocks_found, joules,
+                run, one.variant, {**how, "samples_by_exit": one.truth.samples_by_exit()}, clocks_found, joules,
                 host_us=host, device_us=device, paired=paired_with(one.variant, times), correctness=one.counts,
             )  # fmt: skip
 

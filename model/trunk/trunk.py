@@ -114,7 +114,7 @@ def make_trunk(
             write into; channels_last max-pools in Triton; the classifier as a fused head. "branched": the same, and
             layers that do not need each other run side by side in graphs of one GPU. "inductor": as "cudnn", but for
             concatenations and max-pools, compiled by Inductor between the taps, without CUDA graphs; what is written
-            for that begins while the launch before it ends, on GPUs that can (compute capability 9.0).
+            for that begins while the launch before it ends, on GPUs that can (compute capability 9.0 and later).
         reading: of the network, how outputs of the taps and of the backbone are read.
 
     Returns:
@@ -334,8 +334,8 @@ def _is_no_slower(conv: FusedConvolution, x: Tensor, other: Tensor) -> bool:
     this, that = partial(conv.forward, x), partial(conv.forward, other)  # not __call__: a tap may listen
     runs = repr(conv), conv.padding, conv.dilation, conv.bias is None, conv.compiled
     weight = conv.weight.shape, conv.weight.stride()
-    decides = runs, weight, x.dtype, [(each.shape, each.stride()) for each in (x, other)]
-    return times_nothing() or asked_once(repr(decides), lambda: takes_no_longer(this, that, x, 1.1), x.device)
+    decides = runs, weight, x.dtype, x.shape, x.stride(), other.shape, other.stride()
+    return times_nothing() or asked_once(decides, lambda: takes_no_longer(this, that, x, 1.1), x.device)
 
 
 @contextmanager
