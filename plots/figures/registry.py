@@ -100,7 +100,7 @@ _ROWS: tuple[tuple[str, str, tuple[str, ...], str, str, str], ...] = (
      "Latency against batch size with all baselines, and what heads add to the network without."),
     ("time-to-answer", "bench", ("bench",), "h200/bench.jsonl", "auxhead-tune bench",
      "Time to the answer against the exit where all samples leave, with the network cut off there as the floor."),
-    ("zoo", "zoo", ("zoo",), "h100/zoo.jsonl", "auxhead-tune zoo",
+    ("zoo", "zoo", ("zoo",), "h200/zoo.jsonl", "auxhead-tune zoo",
      "What make_runner chooses by default against torch.compile, on many networks: where it is slower."),
     ("timeline", "timeline", ("timeline", "overlap"), "h200/overlap.jsonl", "auxhead-tune overlap MODEL",
      "What runs beside what in one replay: trunk and heads over time, and the SMs that the heads' programs are on."),

@@ -7,7 +7,6 @@ from statistics import mean
 import pytest
 from auxhead.autotune.zoo.tables import front_page
 from auxhead.plots.figures.registry import FIGURES
-from auxhead.plots.records import COMMITTED
 from support.committed_records import BATCHES, benched, figure, records, report
 from support.documents import ROOT, Document
 
@@ -64,7 +63,6 @@ def test_a_first_call_helps():
     )
 
 
-@pytest.mark.skipif(not [*COMMITTED.glob("*/zoo.jsonl")], reason="no records of the zoo yet")
 def test_the_table_of_networks_is_that_of_the_records():
     found = records(FIGURES["zoo"].file)
     assert not [one for one in found if one.environment["commit"].endswith("-dirty")]

@@ -94,5 +94,5 @@ def test_where_neither_records_nor_gallery_has_it_the_command_says_what_makes_it
     monkeypatch.setattr("auxhead.plots.figures.registry.COMMITTED", tmp_path)
     monkeypatch.setattr("auxhead.plots.figures.registry.GALLERY", tmp_path)
     assert_one_line_error(
-        plot("zoo"), "h100/zoo.jsonl: no such file, wants records of kind zoo; `auxhead-tune zoo` makes"
+        plot("zoo"), "h200/zoo.jsonl: no such file, wants records of kind zoo; `auxhead-tune zoo` makes"
     )
