@@ -10,7 +10,7 @@ from torch import Tensor
 from .early_start import early_start
 from .fused_head import runs_triton, wants_plain_pytorch
 from .launch.launch_config import next_power_of_2
-from .max_pool import BLOCK_ELEMENTS, LARGEST_WINDOW, MOST_POSITIONS
+from .max_pool import LARGEST_WINDOW, MOST_POSITIONS
 from .reference.convolution import FOLLOWING, convolution_reference, number_of_following
 
 try:
@@ -27,11 +27,12 @@ __all__ = [
     "takes_convolution",
 ]
 
-#: Channels of a depthwise program, at most. Of 128 or of 8 positions programs take two to three times as long (H200).
-_MOST_CHANNELS = 32
-#: Products of a number and a factor of a depthwise one, at most. A map of 14 x 14 takes 2 to 4 us for cuDNN's 6 to 12;
-#: with more than these cuDNN's kernels, which keep numbers for the next window, are faster (H200).
-MOST_PRODUCTS = 30_000_000
+#: Channels of a depthwise program, at most, and numbers of a row of its strips: four a thread. Of 64 channels or with
+#: eight numbers a thread programs take 4 to 7 % longer, each with its best rows (H200).
+_MOST_CHANNELS, _ROW_NUMBERS = 32, 512
+#: Rows of a depthwise strip: the first of which there are so many programs, else one; more rows of input than so many
+#: take too many registers. It is 1 % from each one's best in the mean of 77 convolutions of four networks (H200).
+_ROWS, _LEAST_PROGRAMS, _MOST_ROWS_READ = (7, 4, 2), 300, 8
 _WARPS = 4
 #: Channels of other ones have to be a multiple of this, which a load takes.
 _VECTOR = 8
@@ -85,7 +86,7 @@ def takes_convolution(
 ) -> bool:
     """Return whether a kernel convolves x, of the arguments of :func:`fused_conv2d`.
 
-    Depthwise ones up to ``MOST_PRODUCTS``, without an addend, also of a weight and bias of float32; others of half
+    Depthwise ones without an addend, also of a weight and bias of float32; others of half
     precision and channels that are multiples of 8, whose weight lies in channels_last. Maps lie in channels_last, x and
     ``out`` maybe in wider rows.
     """
@@ -106,11 +107,12 @@ def takes_convolution(
         and all(len(size) == 2 for size in sizes)
         and min(sizes[1]) >= 0
         and min(size := out_size(x.shape[2:], weight.shape[2:], sizes)) > 0
-        and (out is None or out.shape == (len(x), len(weight), *size) and _is_in_rows(out))
+        and math.prod(out_shape := (len(x), len(weight), *size)) < MOST_POSITIONS
+        and (out is None or out.shape == out_shape and _is_in_rows(out))
         and (
-            _takes_depthwise(x, weight, sizes, addend)
+            _takes_depthwise(x, weight, addend)
             if _is_depthwise(weight, groups)
-            else groups == 1 and _takes_dense(x, weight, (len(x), len(weight), *size), addend, out)
+            else groups == 1 and _takes_dense(x, weight, out_shape, addend, out)
         )
     )
 
@@ -133,12 +135,11 @@ def _is_depthwise(weight: Tensor, groups: int) -> bool:
     return weight.ndim == 4 and groups == len(weight) and weight.shape[1] == 1
 
 
-def _takes_depthwise(x: Tensor, weight: Tensor, sizes: Sequence[Sequence[int]], addend: Tensor | None) -> bool:
+def _takes_depthwise(x: Tensor, weight: Tensor, addend: Tensor | None) -> bool:
     return (
         addend is None
         and x.dtype in (torch.float32, torch.float16, torch.bfloat16)
         and weight[0, 0].numel() <= LARGEST_WINDOW
-        and products(x, weight, sizes) <= MOST_PRODUCTS
     )
 
 
@@ -150,7 +151,6 @@ def _takes_dense(
         x.dtype in (torch.float16, torch.bfloat16)
         and all(size % _VECTOR == 0 for size in (*weight.shape[:2], *rows))
         and 0 < weight.numel() < 2**31
-        and math.prod(out_shape) < MOST_POSITIONS
         and weight.is_contiguous(memory_format=torch.channels_last)
         and (addend is None or addend.shape == out_shape and addend.is_contiguous(memory_format=torch.channels_last))
     )
@@ -183,21 +183,24 @@ def fused_conv2d(
         y = fused_conv2d_operator(x, weight, bias, *map(list, sizes), groups, following, addend, begins_early)
         return y if out is None else _copied_to(out, y)
     (samples, channels, height, width), (out_h, out_w) = x.shape, out_size(x.shape[2:], weight.shape[2:], sizes)
-    outputs, positions = len(weight), samples * out_h * out_w
+    outputs = len(weight)
     if out is None:
         shape, memory_format = (samples, outputs, out_h, out_w), torch.channels_last
         out = torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=memory_format)
     (stride, padding, dilation), window = sizes, weight.shape[2:]
     how = (_row(x), _row(out), height, width, out_h, out_w, *window, *stride, *padding, *dilation)
     constants = _constants(x, weight, sizes, groups, following, _row(out))
-    blocks = -(-positions // constants["BLOCK_P"])
     with torch.cuda.device_of(x):
         if _is_depthwise(weight, groups):
+            strips = _strips(samples, (out_h, out_w), constants["ROWS"])
+            blocks = -(-strips // constants["BLOCK_P"])
             kernel.depthwise_kernel[(blocks * -(-channels // constants["BLOCK_C"]),)](
-                x, weight.permute(2, 3, 1, 0).contiguous(), bias, out, positions, channels, *how, **constants,
+                x, weight.permute(2, 3, 1, 0).contiguous(), bias, out, strips, channels, *how, **constants,
                 num_warps=_WARPS, **early_start(x, begins_early),
             )  # fmt: skip
         else:
+            positions = samples * out_h * out_w
+            blocks = -(-positions // constants["BLOCK_P"])
             kernel.convolution_kernel[(blocks * -(-outputs // constants["BLOCK_O"]),)](
                 x, weight, bias, addend, out, positions, channels, outputs, *how, **constants, num_warps=_WARPS,
                 **early_start(x, begins_early),
@@ -222,20 +225,28 @@ def compiled_for(
     addend: Tensor | None = None,
 ) -> Hashable:
     """Return all that a launch of :func:`fused_conv2d`, which takes these arguments, is compiled for on a device."""
-    window = weight.shape[2:] if _is_depthwise(weight, groups) else None
+    stride, _, dilation = sizes
+    lines = (*weight.shape[2:], stride[0], dilation[0]) if _is_depthwise(weight, groups) else None
     constants = _constants(x, weight, sizes, groups, following)
-    return x.dtype, weight.dtype, window, bias is None, addend is None, *constants.items()
+    return x.dtype, weight.dtype, lines, bias is None, addend is None, *constants.items()
 
 
 def _constants(
     x: Tensor, weight: Tensor, sizes: Sequence[Sequence[int]], groups: int, following: str, row_out: int = 0
 ) -> dict[str, Any]:
-    number, channels = number_of_following(following), x.shape[1]
+    number, channels, out = number_of_following(following), x.shape[1], out_size(x.shape[2:], weight.shape[2:], sizes)
     if _is_depthwise(weight, groups):
         block_c = min(next_power_of_2(channels), _MOST_CHANNELS)
-        sizes_of_block = {"BLOCK_P": BLOCK_ELEMENTS // block_c, "BLOCK_C": block_c}
-        return {"FOLLOWING": number, "VECTOR": math.gcd(channels, _row(x), row_out, 16), **sizes_of_block}
-    out, window = out_size(x.shape[2:], weight.shape[2:], sizes), weight.shape[2:]
+        block_p, vector = _ROW_NUMBERS // block_c, math.gcd(channels, _row(x), row_out, 16)
+
+        def programs(rows: int) -> int:
+            return -(-_strips(len(x), out, rows) // block_p) * -(-channels // block_c)
+
+        enough = (each for each in _ROWS if each * sizes[0][0] <= _MOST_ROWS_READ and programs(each) >= _LEAST_PROGRAMS)
+        return {
+            "FOLLOWING": number, "VECTOR": vector, "ROWS": next(enough, 1), "BLOCK_P": block_p, "BLOCK_C": block_c
+        }  # fmt: skip
+    window = weight.shape[2:]
     positions = len(x) * math.prod(out)
     block = min(_BLOCKS, key=lambda each: each.us(positions, len(weight), channels, math.prod(window)))
     return {
@@ -243,6 +254,10 @@ def _constants(
         "STAGES": block.stages, "BLOCK_P": block.positions, "BLOCK_O": block.outputs, "BLOCK_C": block.inputs,
         "SLICES": block.slices,
     }  # fmt: skip
+
+
+def _strips(samples: int, out: Sequence[int], rows: int) -> int:
+    return samples * -(-out[0] // rows) * out[1]
 
 
 def out_size(size: Sequence[int], window: Sequence[int], sizes: Sequence[Sequence[int]]) -> list[int]:

@@ -21,8 +21,7 @@ THEN_GELU = tl.constexpr(convolution.number_of_following("gelu"))
 THEN_GELU_TANH = tl.constexpr(convolution.number_of_following("gelu_tanh"))
 #: Sizes of layers are not compiled for: networks have many.
 SIZES = [
-    "POSITIONS", "C", "ROW_X", "ROW_OUT", "H", "W", "OUT_H", "OUT_W", "STRIDE_H", "STRIDE_W", "PADDING_H", "PADDING_W",
-    "DILATION_H", "DILATION_W",
+    "C", "ROW_X", "ROW_OUT", "H", "W", "OUT_H", "OUT_W", "STRIDE_W", "PADDING_H", "PADDING_W", "DILATION_W",
 ]  # fmt: skip
 
 
@@ -34,7 +33,7 @@ def followed(acc, FOLLOWING: tl.constexpr):
         if FOLLOWING == RELU6:
             acc = tl.where(acc > 6.0, 6.0, acc)
     elif FOLLOWING == SILU:
-        acc = tl.div_rn(acc, 1.0 + tl.exp(-acc))
+        acc = acc / (1.0 + tl.exp(-acc))
     elif FOLLOWING == THEN_HARDSWISH:
         acc = activated(acc, HARDSWISH)
     elif FOLLOWING == THEN_GELU:
@@ -44,20 +43,23 @@ def followed(acc, FOLLOWING: tl.constexpr):
     return acc
 
 
-# A program takes a block of output positions times a block of channels, as that of ``max_pool`` does: it reads rows of
-# whole cache lines, each from memory once and by the other windows from caches. The window is written out.
-@triton.jit(do_not_specialize=SIZES)
+# A program takes a block of channels times a block of strips: ROWS output positions, one below the other. For each
+# column of the window a strip's numbers are read once, and every output whose window has them takes them from
+# registers, since the compiler makes one of equal loads: of a window of 7 x 7 a strip of 7 rows reads 13 numbers an
+# output, not 49. A program of one row has the whole window written out, so that all of its loads are under way at once.
+@triton.jit(do_not_specialize=[*SIZES, "STRIPS"])
 def depthwise_kernel(
     x,  # [N, C, H, W], in the order N, H, W, C, with ROW_X numbers from position to position
     weight,  # [C, 1, WINDOW_H, WINDOW_W], dense in the order WINDOW_H, WINDOW_W, C
     bias,  # [C], or none
     out,  # [N, C, OUT_H, OUT_W], likewise, with ROW_OUT
-    POSITIONS, C, ROW_X, ROW_OUT, H, W, OUT_H, OUT_W,
-    WINDOW_H: tl.constexpr, WINDOW_W: tl.constexpr, STRIDE_H, STRIDE_W, PADDING_H, PADDING_W, DILATION_H, DILATION_W,
-    FOLLOWING: tl.constexpr, VECTOR: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
+    STRIPS, C, ROW_X, ROW_OUT, H, W, OUT_H, OUT_W,
+    WINDOW_H: tl.constexpr, WINDOW_W: tl.constexpr, STRIDE_H: tl.constexpr, STRIDE_W, PADDING_H, PADDING_W,
+    DILATION_H: tl.constexpr, DILATION_W,
+    FOLLOWING: tl.constexpr, VECTOR: tl.constexpr, ROWS: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
     EARLY_START: tl.constexpr,
 ):  # fmt: skip
-    """Convolve a block of positions by a block of channels, in float32; the launcher has sized everything."""
+    """Convolve a block of strips by a block of channels, in float32; the launcher has sized everything."""
     C = C // VECTOR * VECTOR  # which it is: so many channels can be read at once
     ROW_X = ROW_X // VECTOR * VECTOR
     ROW_OUT = ROW_OUT // VECTOR * VECTOR
@@ -67,38 +69,46 @@ def depthwise_kernel(
     off_c = pid_c * BLOCK_C + tl.arange(0, BLOCK_C)
     off_p = pid_p * BLOCK_P + tl.arange(0, BLOCK_P)
     mask_c = off_c < C
-    mask_p = off_p < POSITIONS
-    start_h = off_p // OUT_W % OUT_H * STRIDE_H - PADDING_H
-    start_w = off_p % OUT_W * STRIDE_W - PADDING_W
-    row = off_p // OUT_W // OUT_H * H  # of the sample's first line among the lines of all samples
-    start = x + (((row + start_h) * W + start_w) * ROW_X)[:, None] + off_c[None, :]
-    acc = tl.zeros((BLOCK_P, BLOCK_C), tl.float32)
+    mask = (off_p < STRIPS)[:, None] & mask_c[None, :]
+    strips = tl.cdiv(OUT_H, ROWS)  # of a column of a sample's
+    column = off_p % OUT_W
+    line = off_p // OUT_W % strips * ROWS
+    sample = off_p // OUT_W // strips
+    start_h = line * STRIDE_H - PADDING_H
+    start_w = column * STRIDE_W - PADDING_W
+    start = x + (((sample * H + start_h) * W + start_w) * ROW_X)[:, None] + off_c[None, :]
+    sums = (tl.zeros((BLOCK_P, BLOCK_C), tl.float32),) * ROWS
     await_launch_before(EARLY_START)
-    for a in tl.static_range(WINDOW_H):
-        off_h = start_h + a * DILATION_H
-        mask_h = mask_p & (off_h >= 0) & (off_h < H)
-        for b in tl.static_range(WINDOW_W):
-            off_w = start_w + b * DILATION_W
-            inside = mask_h & (off_w >= 0) & (off_w < W)
-            pointer = start + (a * DILATION_H * W + b * DILATION_W) * ROW_X
-            value = tl.load(pointer, mask=inside[:, None] & mask_c[None, :], other=0.0).to(tl.float32)
-            factor = tl.load(weight + (a * WINDOW_W + b) * C + off_c, mask=mask_c, other=0.0).to(tl.float32)
-            acc += value * factor[None, :]
-    if bias is not None:
-        acc += tl.load(bias + off_c, mask=mask_c, other=0.0).to(tl.float32)[None, :]
-    acc = followed(acc, FOLLOWING)
-    tl.store(
-        out + off_p[:, None] * ROW_OUT + off_c[None, :],
-        acc.to(out.dtype.element_ty),
-        mask=mask_p[:, None] & mask_c[None, :],
-    )
+    for b in tl.range(0, WINDOW_W, loop_unroll_factor=WINDOW_W if ROWS == 1 else 1):
+        off_w = start_w + b * DILATION_W
+        mask_w = (off_w >= 0) & (off_w < W)
+        before, sums = sums, ()
+        for row in tl.static_range(ROWS):
+            acc = before[row]
+            for a in tl.static_range(WINDOW_H):
+                down = row * STRIDE_H + a * DILATION_H
+                inside = mask_w & (start_h + down >= 0) & (start_h + down < H)
+                pointer = start + (down * W + b * DILATION_W) * ROW_X
+                value = tl.load(pointer, mask=inside[:, None] & mask, other=0.0).to(tl.float32)
+                factor = tl.load(weight + (a * WINDOW_W + b) * C + off_c, mask=mask_c, other=0.0).to(tl.float32)
+                acc += value * factor[None, :]
+            sums += (acc,)
+    for row in tl.static_range(ROWS):
+        acc = sums[row]
+        if bias is not None:
+            acc += tl.load(bias + off_c, mask=mask_c, other=0.0).to(tl.float32)[None, :]
+        tl.store(
+            out + (((sample * OUT_H + line + row) * OUT_W + column) * ROW_OUT)[:, None] + off_c[None, :],
+            followed(acc, FOLLOWING).to(out.dtype.element_ty),
+            mask=(line + row < OUT_H)[:, None] & mask,
+        )
 
 
 # A program multiplies a block of output positions and a block of channels on tensor cores. With several SLICES each
 # warp takes a part of the numbers that are summed: of a map of few positions there are few programs, in which one warp
 # after another would wait for the same loads. Nothing is divided in the loop, and nothing branches, or loads would not
 # run ahead: the place in the window is counted.
-@triton.jit(do_not_specialize=[*SIZES, "OUTPUTS", "WINDOW_H", "WINDOW_W"])
+@triton.jit(do_not_specialize=[*SIZES, "POSITIONS", "OUTPUTS", "WINDOW_H", "WINDOW_W", "STRIDE_H", "DILATION_H"])
 def convolution_kernel(
     x,  # [N, C, H, W], in the order N, H, W, C, with ROW_X numbers from position to position
     weight,  # [OUTPUTS, C, WINDOW_H, WINDOW_W], dense in the order OUTPUTS, WINDOW_H, WINDOW_W, C

@@ -28,8 +28,8 @@ def activated(value, ACTIVATION: tl.constexpr):
         return value * 0.5 * (1.0 + tl.erf(value * 0.7071067811865476))
     elif ACTIVATION == GELU_TANH:
         twice = 1.5957691216057308 * (value + 0.044715 * value * value * value)
-        return value * (1.0 - tl.div_rn(1.0, 1.0 + tl.exp(twice)))  # (1 + tanh(u)) / 2 = 1 - 1 / (1 + exp(2 u))
+        return value / (1.0 + tl.exp(-twice))  # (1 + tanh(u)) / 2 = 1 / (1 + exp(-2 u))
     else:
         tl.static_assert(ACTIVATION == HARDSWISH)
         kept = tl.where(value < -3.0, 0.0, tl.where(value > 3.0, 6.0, value + 3.0))  # NaN stays NaN
-        return tl.div_rn(value * kept, tl.full((1, 1), 6.0, tl.float32))
+        return value * kept * 0.16666666666666666  # as PyTorch does on GPUs

@@ -51,6 +51,15 @@ def any_block(request, monkeypatch):
         monkeypatch.setattr(convolution, "_BLOCKS", convolution._BLOCKS[request.param :][:1])
 
 
+@pytest.fixture(params=[None, 1, *convolution._ROWS], ids=lambda rows: f"rows {rows}")
+def any_rows(request, monkeypatch):
+    """Strips by the rule, and of each height there is."""
+    if request.param is not None:
+        monkeypatch.setattr(convolution, "_ROWS", (request.param,))
+        monkeypatch.setattr(convolution, "_LEAST_PROGRAMS", 0)
+        monkeypatch.setattr(convolution, "_MOST_ROWS_READ", 99)
+
+
 def layer(case, dtype, device):
     """A map, a weight, a bias or None, sizes and groups; and an addend or None."""
     *shape, window, stride, padding, dilation, biased = case[:9]
@@ -81,7 +90,7 @@ def assert_exact(found, given, following, addend=None) -> None:
 
 @pytest.mark.parametrize("following", FOLLOWING)
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_depthwise_is_as_exact_as_pytorchs(device, launches, poisoned_empty, case, following) -> None:
+def test_depthwise_is_as_exact_as_pytorchs(device, launches, poisoned_empty, any_rows, case, following) -> None:
     dtype = DTYPES[(CASES.index(case) + list(FOLLOWING).index(following)) % 3]
     given, _ = layer(case, dtype, device)
     with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
@@ -186,13 +195,26 @@ def test_programs_are_as_small_as_a_small_map_wants() -> None:
     assert block(1, 64, 56, 64, 3)[1] == 1 and block(32, 128, 28, 256, 1)[0] >= 64
 
 
+def test_strips_are_as_high_as_leaves_enough_programs() -> None:
+    """What was measured soonest: one row of few positions, seven of many, four where a stride would read too many."""
+
+    def rows(samples: int, channels: int, size: int, window: int, stride: int = 1) -> int:
+        x, weight = torch.empty(samples, channels, size, size, device="meta"), torch.empty(channels, 1, window, window)
+        return convolution._constants(x, weight, ((stride,) * 2, (window // 2,) * 2, (1, 1)), channels, "")["ROWS"]
+
+    assert rows(1, 384, 14, 7) == rows(1, 120, 28, 5) == rows(8, 184, 14, 3) == rows(1, 64, 112, 3, 2) == 1
+    assert rows(32, 96, 56, 7) == rows(8, 192, 28, 7) == rows(32, 768, 7, 7) == 7
+    assert rows(32, 144, 56, 5, 2) == rows(8, 144, 56, 5, 2) == 4
+
+
 def test_what_is_compiled_for_is_all_that_a_launch_has(device) -> None:
     """Equal for others of the same kind, so that it is compiled once, and different where constants are."""
     by_kind: dict = {}
     for case in (*DENSE_CASES, *CASES):
         (x, weight, bias, sizes, groups), addend = layer(case, torch.float16, device)
         constants = convolution._constants(x, weight, sizes, groups, "relu")
-        launch = constants, bias is None, addend is None, weight.shape[2:] if weight.shape[1] == 1 else None
+        lines = (weight.shape[2:], sizes[0][0], sizes[2][0]) if weight.shape[1] == 1 else None
+        launch = constants, bias is None, addend is None, lines
         by_kind.setdefault(compiled_for(x, weight, bias, sizes, groups, "relu", addend), []).append(launch)
     assert all(each == its[0] for its in by_kind.values() for each in its)
     (x, weight, bias, sizes, _), addend = layer(DENSE_CASES[0], torch.float16, device)
@@ -254,7 +276,7 @@ def test_odd_numbers_stay_odd(device) -> None:
 
 
 DEPTHWISE_ODD = [
-    "contiguous", "gradient", "double", "two of each", "large window", "negated", "empty", "many products", "bias",
+    "contiguous", "gradient", "double", "two of each", "large window", "negated", "empty", "many outputs", "bias",
     "autocast",
 ]  # fmt: skip
 
@@ -262,8 +284,9 @@ DEPTHWISE_ODD = [
 @pytest.mark.parametrize("odd", DEPTHWISE_ODD)
 def test_all_others_are_pytorchs(device, launches, monkeypatch, odd) -> None:
     (x, weight, bias, sizes, groups), _ = layer(CASES[0], torch.float32, device)
-    if odd == "many products":
-        monkeypatch.setattr(convolution, "MOST_PRODUCTS", x.numel() * 9 - 1)
+    if odd == "many outputs":
+        monkeypatch.setattr(convolution, "MOST_POSITIONS", x.numel() + 1)
+        sizes = (1, 1), (2, 2), (1, 1)
     elif odd == "contiguous":
         x = x.contiguous()
     elif odd == "gradient":

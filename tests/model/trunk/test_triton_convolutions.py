@@ -206,7 +206,7 @@ def test_a_norm_that_triton_does_not_take_is_itself(device, monkeypatch) -> None
     with monkeypatch.context() as patch:
         patch.setattr("auxhead.model.trunk.graph_passes.runs_triton", lambda _: False)
         assert not norms(made(backbone, [], x))
-    monkeypatch.setattr("auxhead.kernels.convolution.MOST_PRODUCTS", 10)
+    monkeypatch.setattr("auxhead.kernels.convolution.LARGEST_WINDOW", 0)
     trunk = made(backbone, [], x)
     assert norms(trunk) and not any(each.in_triton for each in norms(trunk))
     assert_same(trunk, backbone, [], x)
@@ -351,7 +351,7 @@ def test_norms_keep_their_biases_in_sums(device, monkeypatch, order: str) -> Non
     trunk.refresh()
     assert_same(trunk, backbone, (), x)
     assert_same(made(backbone, (), x), backbone, (), x)
-    monkeypatch.setattr("auxhead.kernels.convolution.MOST_PRODUCTS", 2 * 8 * 36)
+    monkeypatch.setattr("auxhead.kernels.convolution.LARGEST_WINDOW", 0)
     assert_same(trunk, backbone, (), torch.cat([x, x]))
 
 
