@@ -60,6 +60,8 @@ def done_of(exits: Tensor, taps: int) -> list[float]:
 #: Seconds that making a runner may take, by the name of the budget, and the usual one.
 BUDGETS = {"quick": 10.0, "standard": 30.0, "thorough": 60.0}
 STANDARD = "standard"
+#: Seconds in which requests are made after the deadline, too: by the least passes few runners are told apart.
+_LEAST_S = 1.0
 
 
 def check_budget(budget: object) -> None:
@@ -82,8 +84,9 @@ class Deadline:
 
     @classmethod
     def of(cls, budget: str) -> "Deadline":
-        """Begin a budget now."""
-        return cls(budget, BUDGETS[budget], time.monotonic() + BUDGETS[budget])
+        """Begin a budget now, less the time that measuring takes after its end."""
+        seconds = BUDGETS[budget] - _LEAST_S
+        return cls(budget, seconds, time.monotonic() + seconds)
 
     @property
     def left(self) -> float:
@@ -106,8 +109,6 @@ class Deadline:
 #: Passes through the batches at least, of which chance lets one runner win all once in 256; and requests of each.
 _LEAST_PASSES = 8
 _LEAST_REQUESTS = 40
-#: Seconds in which those requests are made after the deadline, too: by the least passes few runners are told apart.
-_LEAST_S = 1.0
 _WARM_UP_PASSES = 2
 
 

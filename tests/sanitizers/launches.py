@@ -306,6 +306,8 @@ def cases() -> Iterator[tuple[str, Callable[[], None]]]:
     yield "compaction, several blocks", partial(run_compaction, (5, 33, 13), FP16, 1030)
     yield "depthwise, several blocks of channels", partial(run_convolution, (1, 72, 13, 12), 72, (5, 3), (2, 1), "silu")
     yield "depthwise, past all sides", partial(run_convolution, (3, 5, 4, 4), 5, (7, 7), (1, 1), "")
+    yield "depthwise, strips of 7", partial(run_convolution, (16, 100, 29, 30), 100, (7, 7), (1, 1), "gelu")
+    yield "depthwise, strips of 4", partial(run_convolution, (8, 100, 57, 55), 100, (5, 5), (2, 2), "hardswish")
     yield "convolution, in slices", partial(run_convolution, (1, 264, 5, 7), 24, (3, 3), (1, 1), "relu")
     yield "convolution, in large blocks", partial(run_convolution, (2, 24, 57, 55), 72, (3, 2), (2, 1), "silu")
     yield "convolution, a product", partial(run_convolution, (1, 520, 7, 7), 136, (1, 1), (1, 1), "")

@@ -89,7 +89,7 @@ def test_runners_count_their_answers_and_nothing_else(net: EarlyExitNetwork, way
 
 def test_measuring_counts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     FakeGpu(monkeypatch)
-    monkeypatch.setitem(BUDGETS, "quick", 0.5)
+    monkeypatch.setitem(BUDGETS, "quick", 1.5)
     net = small_network()
     net.monitor = ExitMonitor(SHARES[: len(net.taps)] + (1 - sum(SHARES[: len(net.taps)]),), 100)
     net(planned_images(3))

@@ -7,7 +7,7 @@ from itertools import groupby
 import pytest
 import torch
 from auxhead.model import EarlyExitNetwork, ExitResult, FusedAuxHead
-from auxhead.model.auto.pass_times import Deadline, batches_of, exits_of, least_requests, measure, shares_of
+from auxhead.model.auto.pass_times import BUDGETS, Deadline, batches_of, exits_of, least_requests, measure, shares_of
 from auxhead.model.auto.planner import _alike
 from support.device_clock import pretended_device
 from support.index_networks import Shifting
@@ -66,6 +66,23 @@ def test_after_the_deadline_it_goes_on_for_a_second_and_then_as_far_as_a_choice_
     assert {len(measured) for one in times.values() for measured in one} == {passes}
     assert len(requests) == 2 * (passes + 2) * (2 * batches + 1)
     assert least_requests(batches) == 10 * (2 * batches + 1)
+
+
+@pytest.mark.parametrize("budget", BUDGETS)
+def test_what_is_measured_after_the_deadline_is_within_the_budget(monkeypatch, budget: str) -> None:
+    clock = pretended_device(monkeypatch, "auxhead.model.auto.pass_times")
+
+    class Answering:
+        def __call__(self, _x: Tensor) -> None:
+            clock.launch(6e3)
+
+        def wait_until_idle(self) -> None:
+            pass
+
+    deadline = Deadline.of(budget)
+    clock.us = deadline.end * 1e6
+    measure({name: Answering() for name in "ab"}, [torch.zeros(1)], deadline)
+    assert 0.9 * BUDGETS[budget] < clock.monotonic() < BUDGETS[budget] + 0.1, "but for the pass that was under way"
 
 
 def differing(labels: int = 0, exits: int = 0) -> Callable[[Tensor], ExitResult]:

@@ -118,7 +118,7 @@ def _exact_convolutions() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _measures_shortly(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(BUDGETS, "quick", 1.0)
+    monkeypatch.setitem(BUDGETS, "quick", 2.0)
 
 
 def test_heads_are_placed_trained_and_calibrated(case: Case) -> None:
