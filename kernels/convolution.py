@@ -32,7 +32,7 @@ __all__ = [
 _MOST_CHANNELS, _ROW_NUMBERS = 32, 512
 #: Rows of a depthwise strip: the first of which there are so many programs, else one; more rows of input than so many
 #: take too many registers. It is 1 % from each one's best in the mean of 77 convolutions of four networks (H200).
-_ROWS, _LEAST_PROGRAMS, _MOST_ROWS_READ = (7, 4, 2), 300, 8
+_ROWS, _LEAST_PROGRAMS, _MOST_ROWS_READ = (7, 4, 2), 300, 13
 _WARPS = 4
 #: Channels of other ones have to be a multiple of this, which a load takes.
 _VECTOR = 8
@@ -99,13 +99,15 @@ def takes_convolution(
         and all(each.dtype == (factors if each is weight or each is bias else x.dtype) for each in tensors)
         and all(each.device == x.device and not each.is_neg() for each in tensors)
         and x.ndim == weight.ndim == 4
-        and 0 < x.numel() < MOST_POSITIONS
+        and min(x.numel(), weight.numel()) > 0
+        and weight.numel() < MOST_POSITIONS
         and x.shape[1] == groups * weight.shape[1]
         and _is_in_rows(x)
         and (bias is None or bias.shape == (len(weight),) and bias.is_contiguous())
         and not (torch.is_grad_enabled() and any(each.requires_grad for each in tensors))
         and all(len(size) == 2 for size in sizes)
         and min(sizes[1]) >= 0
+        and _reach(x, sizes[1]) < MOST_POSITIONS
         and min(size := out_size(x.shape[2:], weight.shape[2:], sizes)) > 0
         and math.prod(out_shape := (len(x), len(weight), *size)) < MOST_POSITIONS
         and (out is None or out.shape == out_shape and _is_in_rows(out))
@@ -124,6 +126,11 @@ def _is_in_rows(x: Tensor) -> bool:
     (_, channels, height, width), row = x.shape, _row(x)
     in_rows = row >= channels and x.stride() == (height * width * row, 1, width * row, row)
     return in_rows and len(x) * height * width * row < MOST_POSITIONS
+
+
+def _reach(x: Tensor, padding: Sequence[int]) -> int:
+    """Return how many numbers windows reach over, which are counted in int32: those of a map and of its padding."""
+    return ((len(x) * x.shape[2] + padding[0] + 1) * x.shape[3] + padding[1]) * _row(x)
 
 
 def _row(x: Tensor) -> int:
@@ -150,7 +157,6 @@ def _takes_dense(
     return (
         x.dtype in (torch.float16, torch.bfloat16)
         and all(size % _VECTOR == 0 for size in (*weight.shape[:2], *rows))
-        and 0 < weight.numel() < 2**31
         and weight.is_contiguous(memory_format=torch.channels_last)
         and (addend is None or addend.shape == out_shape and addend.is_contiguous(memory_format=torch.channels_last))
     )
@@ -239,12 +245,14 @@ def _constants(
         block_c = min(next_power_of_2(channels), _MOST_CHANNELS)
         block_p, vector = _ROW_NUMBERS // block_c, math.gcd(channels, _row(x), row_out, 16)
 
-        def programs(rows: int) -> int:
-            return -(-_strips(len(x), out, rows) // block_p) * -(-channels // block_c)
+        def suits(rows: int) -> bool:
+            programs = -(-_strips(len(x), out, rows) // block_p) * -(-channels // block_c)
+            read = {row * sizes[0][0] + down * sizes[2][0] for row in range(rows) for down in range(weight.shape[2])}
+            return programs >= _LEAST_PROGRAMS and len(read) <= _MOST_ROWS_READ
 
-        enough = (each for each in _ROWS if each * sizes[0][0] <= _MOST_ROWS_READ and programs(each) >= _LEAST_PROGRAMS)
         return {
-            "FOLLOWING": number, "VECTOR": vector, "ROWS": next(enough, 1), "BLOCK_P": block_p, "BLOCK_C": block_c
+            "FOLLOWING": number, "VECTOR": vector, "ROWS": next(filter(suits, _ROWS), 1), "BLOCK_P": block_p,
+            "BLOCK_C": block_c,
         }  # fmt: skip
     window = weight.shape[2:]
     positions = len(x) * math.prod(out)

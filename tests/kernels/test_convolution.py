@@ -13,6 +13,8 @@ from support.counted_launches import counted_launches
 LAST = torch.channels_last
 HALVES = [torch.float16, torch.bfloat16]
 DTYPES = [torch.float32, *HALVES]
+#: Rows of a depthwise strip.
+HEIGHTS = [1, *convolution._ROWS]
 #: N, C, H, W, window, stride, padding, dilation, with a bias
 CASES = [
     (2, 32, 14, 14, (3, 3), (1, 1), (1, 1), (1, 1), True),
@@ -51,13 +53,10 @@ def any_block(request, monkeypatch):
         monkeypatch.setattr(convolution, "_BLOCKS", convolution._BLOCKS[request.param :][:1])
 
 
-@pytest.fixture(params=[None, 1, *convolution._ROWS], ids=lambda rows: f"rows {rows}")
-def any_rows(request, monkeypatch):
-    """Strips by the rule, and of each height there is."""
-    if request.param is not None:
-        monkeypatch.setattr(convolution, "_ROWS", (request.param,))
-        monkeypatch.setattr(convolution, "_LEAST_PROGRAMS", 0)
-        monkeypatch.setattr(convolution, "_MOST_ROWS_READ", 99)
+def force_rows(monkeypatch, rows: int) -> None:
+    """Let depthwise programs take strips of so many rows."""
+    for name, forced in (("_ROWS", (rows,)), ("_LEAST_PROGRAMS", 0), ("_MOST_ROWS_READ", 99)):
+        monkeypatch.setattr(convolution, name, forced)
 
 
 def layer(case, dtype, device):
@@ -90,8 +89,12 @@ def assert_exact(found, given, following, addend=None) -> None:
 
 @pytest.mark.parametrize("following", FOLLOWING)
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_depthwise_is_as_exact_as_pytorchs(device, launches, poisoned_empty, any_rows, case, following) -> None:
-    dtype = DTYPES[(CASES.index(case) + list(FOLLOWING).index(following)) % 3]
+def test_depthwise_is_as_exact_as_pytorchs(device, launches, poisoned_empty, monkeypatch, case, following) -> None:
+    """Each case in strips of each height, by the rule or forced, and in each dtype."""
+    number = CASES.index(case) + list(FOLLOWING).index(following)
+    dtype, rows = DTYPES[number % 3], [None, *HEIGHTS][number % 5]
+    if rows is not None:
+        force_rows(monkeypatch, rows)
     given, _ = layer(case, dtype, device)
     with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
         found = fused_conv2d(*given, following)
@@ -198,13 +201,15 @@ def test_programs_are_as_small_as_a_small_map_wants() -> None:
 def test_strips_are_as_high_as_leaves_enough_programs() -> None:
     """What was measured soonest: one row of few positions, seven of many, four where a stride would read too many."""
 
-    def rows(samples: int, channels: int, size: int, window: int, stride: int = 1) -> int:
+    def rows(samples: int, channels: int, size: int, window: int, stride: int = 1, dilation: int = 1) -> int:
         x, weight = torch.empty(samples, channels, size, size, device="meta"), torch.empty(channels, 1, window, window)
-        return convolution._constants(x, weight, ((stride,) * 2, (window // 2,) * 2, (1, 1)), channels, "")["ROWS"]
+        sizes = (stride,) * 2, (window // 2 * dilation,) * 2, (dilation,) * 2
+        return convolution._constants(x, weight, sizes, channels, "")["ROWS"]
 
     assert rows(1, 384, 14, 7) == rows(1, 120, 28, 5) == rows(8, 184, 14, 3) == rows(1, 64, 112, 3, 2) == 1
     assert rows(32, 96, 56, 7) == rows(8, 192, 28, 7) == rows(32, 768, 7, 7) == 7
     assert rows(32, 144, 56, 5, 2) == rows(8, 144, 56, 5, 2) == 4
+    assert rows(32, 96, 56, 7, dilation=7) == 1, "windows of neighbours share no row"
 
 
 def test_what_is_compiled_for_is_all_that_a_launch_has(device) -> None:
@@ -248,7 +253,8 @@ def test_any_sizes(device, data) -> None:
     )
     dtype, following = data.draw(st.sampled_from(DTYPES)), data.draw(st.sampled_from(list(FOLLOWING)))
     given, _ = layer((n, c, h, w, window, stride, padding, dilation, data.draw(st.booleans())), dtype, device)
-    with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+    with pytest.MonkeyPatch.context() as patch, torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+        force_rows(patch, data.draw(st.sampled_from(HEIGHTS)))
         assert_exact(fused_conv2d(*given, following), given, following)
 
 
@@ -307,6 +313,33 @@ def test_all_others_are_pytorchs(device, launches, monkeypatch, odd) -> None:
         found = fused_conv2d(x, weight, bias, sizes, groups, "relu")
         assert torch.equal(found, F.relu(F.conv2d(x, weight, bias, *sizes, groups)))
     assert found.requires_grad == (odd == "gradient") and not launches
+
+
+#: x, weight, padding, dilation: int32 does not reach what is read, but for the padding, or the weight.
+FAR = [
+    ((1, 64, 8, 3_500_000), (64, 1, 7, 7), (200, 3), (1, 1)),
+    ((1, 8, 1, 100_000_000), (8, 1, 7, 1), (3, 0), (1, 1)),
+    ((1, 48_000_000, 1, 2), (48_000_000, 1, 7, 7), (3, 3), (1, 1)),
+    ((1, 32, 4, 16), (32, 1, 3, 3), (2**22, 1), (2**22, 1)),
+    ((1, 64, 8, 3_500_000), (64, 64, 3, 3), (200, 1), (1, 1)),
+]
+
+
+@pytest.mark.parametrize(("shape", "window", "padding", "dilation"), FAR)
+def test_what_int32_does_not_reach_is_pytorchs(monkeypatch, shape, window, padding, dilation) -> None:
+    monkeypatch.setattr(convolution, "runs_triton", lambda _x: True)
+    monkeypatch.setattr(torch, "is_autocast_enabled", lambda _kind: False)  # knows no device without memory
+    groups = shape[1] // window[1]
+
+    def takes(shape: tuple[int, ...], window: tuple[int, ...], *sizes: tuple[int, int]) -> bool:
+        x, weight = (
+            torch.empty(each, dtype=torch.float16, device="meta", memory_format=LAST) for each in (shape, window)
+        )
+        return takes_convolution(x, weight, None, ((1, 1), *sizes), min(groups, len(weight)))
+
+    assert not takes(shape, window, padding, dilation)
+    few = 8 if groups > 1 else shape[1]
+    assert takes((1, few, *shape[2:3], 2), (few, *window[1:]), (window[2] // 2, window[3] // 2), (1, 1))
 
 
 DENSE_ODD = [
