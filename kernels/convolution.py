@@ -87,8 +87,8 @@ def takes_convolution(
     """Return whether a kernel convolves x, of the arguments of :func:`fused_conv2d`.
 
     Depthwise ones without an addend, also of a weight and bias of float32; others of half precision and channels that
-    are multiples of 8, whose weight lies in channels_last. Maps lie in channels_last, x and ``out`` maybe in wider rows;
-    with their padding they are what int32 counts.
+    are multiples of 8, whose weight lies in channels_last. Maps lie in channels_last, x and ``out`` maybe in wider
+    rows, and int32 counts their numbers, those of the padding included.
     """
     tensors = [each for each in (x, weight, bias, addend, out) if each is not None]
     factors = torch.float32 if _is_depthwise(weight, groups) and weight.dtype == torch.float32 else x.dtype

@@ -101,7 +101,7 @@ _ROWS: tuple[tuple[str, str, tuple[str, ...], str, str, str], ...] = (
     ("time-to-answer", "bench", ("bench",), "h200/bench.jsonl", "auxhead-tune bench",
      "Time to the answer against the exit where all samples leave, with the network cut off there as the floor."),
     ("zoo", "zoo", ("zoo",), "h200/zoo.jsonl", "auxhead-tune zoo",
-     "What make_runner chooses by default against torch.compile, on many networks: where it is slower."),
+     "What make_runner chooses by default against torch.compile, on many networks: where it is faster or slower."),
     ("timeline", "timeline", ("timeline", "overlap"), "h200/overlap.jsonl", "auxhead-tune overlap MODEL",
      "What runs beside what in one replay: trunk and heads over time, and the SMs that the heads' programs are on."),
     ("landscape", "sweep", ("sweep",), "h200/sweep.jsonl.gz", "auxhead-tune sweep resnet18",

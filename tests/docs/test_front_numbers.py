@@ -5,6 +5,7 @@ from itertools import product
 from statistics import mean
 
 import pytest
+from auxhead.autotune.records.zoo import COMPILED
 from auxhead.autotune.zoo.tables import front_page
 from auxhead.plots.figures.registry import FIGURES
 from support.committed_records import BATCHES, benched, figure, records, report
@@ -21,6 +22,7 @@ EAGER = {
 }
 #: The other rows of its table, by their first words: variant, placement of the heads, where samples leave.
 CAPTURED = {
+    "`torch.compile` (reduce-overhead), no heads": ("compile-bare-reduce-overhead@as_is", "blocks", "never"),
     "a CUDA graph of fused convolutions, no heads": ("graph-bare@cudnn", "blocks", "never"),
     "the same with 8 plain heads": ("graph-naive@cudnn", "blocks", "never"),
     '**auxhead**, all 8 heads computed, nobody leaves (`"overlapped"`)': ("overlapped@cudnn", "blocks", "never"),
@@ -68,6 +70,8 @@ def test_the_table_of_networks_is_that_of_the_records():
     assert not [one for one in found if one.environment["commit"].endswith("-dirty")]
     table = front_page(found)
     assert table in FRONT.text, f"{FRONT.name} wants:\n{table}"
+    theirs = [one.measured["first_answer_s"][0] for one in found if one.variant == COMPILED]
+    FRONT.says(f"torch.compile's takes {min(theirs):.0f} to {max(theirs):.0f} s.")
 
 
 def test_what_early_exit_saves_is_that_of_the_figure():
