@@ -12,7 +12,9 @@ from ...model.basics.bad_input import BadInput
 from ...model.basics.machine import driver_version, output_of, package_version
 
 
-def this_device(command: str, otherwise: str = "; `auxhead-tune table` needs none") -> torch.device:
+def this_device(
+    command: str, otherwise: str = "; `auxhead-tune table FILE` prints records without one"
+) -> torch.device:
     """Return the current CUDA device for a command.
 
     Raises:
