@@ -3,41 +3,18 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from auxhead.kernels import convolution, fused_conv2d, fused_conv2d_operator, takes_convolution
+from auxhead.kernels import convolution, fused_conv2d, fused_conv2d_operator
 from auxhead.kernels.convolution import compiled_for
 from auxhead.kernels.reference.convolution import FOLLOWING, convolution_reference
 from hypothesis import given
 from hypothesis import strategies as st
+from support.convolution_layers import CASES, DENSE_CASES, LAST, in_rows, layer
 from support.counted_launches import counted_launches
 
-LAST = torch.channels_last
 HALVES = [torch.float16, torch.bfloat16]
 DTYPES = [torch.float32, *HALVES]
 #: Rows of a depthwise strip.
 HEIGHTS = [1, *convolution._ROWS]
-#: N, C, H, W, window, stride, padding, dilation, with a bias
-CASES = [
-    (2, 32, 14, 14, (3, 3), (1, 1), (1, 1), (1, 1), True),
-    (1, 72, 9, 9, (5, 5), (2, 2), (2, 2), (1, 1), True),  # several blocks of channels
-    (3, 5, 11, 7, (3, 3), (2, 1), (0, 1), (1, 1), False),
-    (1, 96, 8, 8, (7, 7), (1, 1), (3, 3), (1, 1), True),  # ConvNeXt's
-    (2, 3, 12, 9, (3, 2), (1, 2), (2, 0), (2, 3), True),
-    (1, 65, 1, 1, (3, 3), (1, 1), (1, 1), (1, 1), True),
-    (1, 1, 6, 8, (1, 3), (1, 1), (0, 4), (1, 1), False),  # windows wholly outside
-]
-#: The same, and then as many outputs, and True with an addend.
-DENSE_CASES = [
-    (2, 32, 14, 14, (3, 3), (1, 1), (1, 1), (1, 1), True, 48, False),
-    (1, 72, 9, 9, (5, 5), (2, 2), (2, 2), (1, 1), True, 16, True),
-    (3, 8, 11, 7, (3, 3), (2, 1), (0, 1), (1, 1), False, 136, True),
-    (1, 264, 7, 7, (1, 1), (1, 1), (0, 0), (1, 1), True, 24, True),  # a product
-    (2, 520, 5, 6, (1, 1), (1, 1), (0, 0), (1, 1), False, 8, False),
-    (1, 64, 8, 8, (1, 1), (2, 2), (0, 0), (1, 1), True, 64, False),
-    (1, 16, 6, 6, (1, 1), (1, 1), (1, 1), (1, 1), True, 16, False),  # padded
-    (2, 40, 12, 9, (3, 2), (1, 2), (2, 0), (2, 3), True, 72, True),
-    (1, 8, 1, 1, (3, 3), (1, 1), (1, 1), (1, 1), False, 8, False),
-    (1, 8, 6, 8, (1, 3), (1, 1), (0, 4), (1, 1), False, 8, True),
-]
 
 
 @pytest.fixture
@@ -57,18 +34,6 @@ def force_rows(monkeypatch, rows: int) -> None:
     """Let depthwise programs take strips of so many rows."""
     for name, forced in (("_ROWS", (rows,)), ("_LEAST_PROGRAMS", 0), ("_MOST_ROWS_READ", 99)):
         monkeypatch.setattr(convolution, name, forced)
-
-
-def layer(case, dtype, device):
-    """A map, a weight, a bias or None, sizes and groups; and an addend or None."""
-    *shape, window, stride, padding, dilation, biased = case[:9]
-    outputs, groups = (shape[1], shape[1]) if len(case) == 9 else (case[9], 1)
-    x = torch.randn(shape, device=device).to(dtype).contiguous(memory_format=LAST)
-    weight = torch.randn(outputs, shape[1] // groups, *window, device=device).to(dtype)
-    weight = weight if groups > 1 else weight.contiguous(memory_format=LAST)
-    bias, sizes = torch.randn(outputs, device=device).to(dtype) if biased else None, (stride, padding, dilation)
-    given = x, weight, bias, sizes, groups
-    return given, torch.randn_like(convolution_reference(*given)) if len(case) > 9 and case[10] else None
 
 
 def by_operator(given, *others):
@@ -132,13 +97,6 @@ def test_depthwise_factors_may_be_of_float32(device, launches, poisoned_empty, c
     assert kinds[0] != kinds[1]
 
 
-def in_rows(x: torch.Tensor, first: int, channels: int) -> torch.Tensor:
-    """Return a map as some of the channels of a wider one, whose others are NaN."""
-    wide = torch.full((len(x), channels, *x.shape[2:]), torch.nan, dtype=x.dtype, device=x.device)
-    wide = wide.contiguous(memory_format=LAST)
-    return wide[:, first : first + x.shape[1]].copy_(x)
-
-
 @pytest.mark.parametrize("case", [*CASES, *DENSE_CASES])
 @pytest.mark.parametrize("first", [0, 8, 5])
 def test_maps_may_be_some_channels_of_wider_ones(device, launches, case, first: int) -> None:
@@ -158,32 +116,6 @@ def test_maps_may_be_some_channels_of_wider_ones(device, launches, case, first: 
         assert torch.equal(out, expected)
     assert wide_out[:, :16].isnan().all() and wide_out[:, 16 + outputs :].isnan().all()
     assert torch.equal(fused_conv2d(wide_x, *others, "relu", addend), out)
-
-
-@pytest.mark.parametrize("odd", ["rows of an odd number", "planes", "another order"])
-def test_rows_that_the_kernel_does_not_take_are_pytorchs(device, launches, odd: str) -> None:
-    (x, *others), addend = layer(DENSE_CASES[1], torch.float16, device)
-    out = torch.empty_like(fused_conv2d(x, *others, "relu", addend))
-    launches.clear()
-    if odd == "rows of an odd number":
-        x = in_rows(x, 0, x.shape[1] + 3)
-    elif odd == "planes":
-        out = out.contiguous()
-    else:
-        out = out.transpose(2, 3).contiguous(memory_format=LAST).transpose(2, 3)
-    expected = F.relu(F.conv2d(x, others[0], others[1], *others[2], others[3]) + addend)
-    assert fused_conv2d(x, *others, "relu", addend, out) is out and torch.equal(out, expected) and not launches
-
-
-@pytest.mark.parametrize("odd", ["shape", "dtype"])
-def test_what_does_not_fit_into_out_is_refused(device, launches, odd: str) -> None:
-    (x, *others), _ = layer(DENSE_CASES[0], torch.float16, device)
-    out = fused_conv2d(x, *others)
-    launches.clear()
-    out = torch.zeros_like(out[..., :1]) if odd == "shape" else torch.zeros_like(out).float()
-    with pytest.raises(ValueError, match=r"out: got torch.float.* of shape .*, wants torch.float16 of shape"):
-        fused_conv2d(x, *others, out=out)
-    assert not launches and not out.any()
 
 
 def test_programs_are_as_small_as_a_small_map_wants() -> None:
@@ -279,122 +211,6 @@ def test_odd_numbers_stay_odd(device) -> None:
     for following in FOLLOWING:
         found, wanted = fused_conv2d(x, *others, following), convolution_reference(x, *others, following)
         assert torch.equal(found.isnan(), wanted.isnan()) and found[0, 0, 5, 5].isnan(), following
-
-
-DEPTHWISE_ODD = [
-    "contiguous", "gradient", "double", "two of each", "large window", "negated", "empty", "many outputs", "bias",
-    "autocast",
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("odd", DEPTHWISE_ODD)
-def test_all_others_are_pytorchs(device, launches, monkeypatch, odd) -> None:
-    (x, weight, bias, sizes, groups), _ = layer(CASES[0], torch.float32, device)
-    if odd == "many outputs":
-        monkeypatch.setattr(convolution, "MOST_POSITIONS", x.numel() + 1)
-        sizes = (1, 1), (2, 2), (1, 1)
-    elif odd == "contiguous":
-        x = x.contiguous()
-    elif odd == "gradient":
-        weight.requires_grad_()
-    elif odd == "double":
-        x, weight, bias = x.double(), weight.double(), bias.double()
-    elif odd == "two of each":
-        weight, bias = torch.randn(64, 1, 3, 3, device=device), None
-    elif odd == "large window":
-        weight, sizes = torch.randn(32, 1, 8, 8, device=device), ((1, 1), (4, 4), (1, 1))
-    elif odd == "negated":
-        x = torch.complex(x, x).conj().imag
-    elif odd == "bias":
-        bias = torch.randn(64, device=device)[::2]
-    elif odd == "empty":
-        x = x[:0]
-    with torch.autocast(device.type, torch.bfloat16, enabled=odd == "autocast"):
-        found = fused_conv2d(x, weight, bias, sizes, groups, "relu")
-        assert torch.equal(found, F.relu(F.conv2d(x, weight, bias, *sizes, groups)))
-    assert found.requires_grad == (odd == "gradient") and not launches
-
-
-#: x, weight, padding, dilation: int32 does not reach what is read, but for the padding, or the weight.
-FAR = [
-    ((1, 64, 8, 3_500_000), (64, 1, 7, 7), (200, 3), (1, 1)),
-    ((1, 8, 1, 100_000_000), (8, 1, 7, 1), (3, 0), (1, 1)),
-    ((1, 48_000_000, 1, 2), (48_000_000, 1, 7, 7), (3, 3), (1, 1)),
-    ((1, 32, 4, 16), (32, 1, 3, 3), (2**22, 1), (2**22, 1)),
-    ((1, 64, 8, 3_500_000), (64, 64, 3, 3), (200, 1), (1, 1)),
-]
-
-
-@pytest.mark.parametrize(("shape", "window", "padding", "dilation"), FAR)
-def test_what_int32_does_not_reach_is_pytorchs(monkeypatch, shape, window, padding, dilation) -> None:
-    monkeypatch.setattr(convolution, "runs_triton", lambda _x: True)
-    monkeypatch.setattr(torch, "is_autocast_enabled", lambda _kind: False)  # knows no device without memory
-    groups = shape[1] // window[1]
-
-    def takes(shape: tuple[int, ...], window: tuple[int, ...], *sizes: tuple[int, int]) -> bool:
-        x, weight = (
-            torch.empty(each, dtype=torch.float16, device="meta", memory_format=LAST) for each in (shape, window)
-        )
-        return takes_convolution(x, weight, None, ((1, 1), *sizes), min(groups, len(weight)))
-
-    assert not takes(shape, window, padding, dilation)
-    few = 8 if groups > 1 else shape[1]
-    assert takes((1, few, *shape[2:3], 2), (few, *window[1:]), (window[2] // 2, window[3] // 2), (1, 1))
-
-
-DENSE_ODD = [
-    "contiguous", "contiguous weight", "gradient", "float32", "channels", "outputs", "groups", "broadcast",
-    "gradient of the bias", "bias in steps", "negated bias", "wide addend",
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("odd", DENSE_ODD)
-def test_all_other_dense_ones_are_pytorchs(device, launches, odd) -> None:
-    (x, weight, bias, sizes, groups), addend = layer(DENSE_CASES[1], torch.float16, device)
-    if odd == "contiguous":
-        x = x.contiguous()
-    elif odd == "contiguous weight":
-        weight = weight.contiguous()
-    elif odd == "gradient":
-        weight.requires_grad_()
-    elif odd == "gradient of the bias":
-        bias.requires_grad_()
-    elif odd == "bias in steps":
-        bias = torch.randn(32, device=device, dtype=x.dtype)[::2]
-    elif odd == "negated bias":
-        bias = torch._neg_view(bias)
-    elif odd == "float32":
-        x, weight, bias, addend = x.float(), weight.float(), bias.float(), addend.float()
-    elif odd == "channels":
-        x, weight = x[:, :70].contiguous(memory_format=LAST), weight[:, :70].contiguous(memory_format=LAST)
-    elif odd == "outputs":
-        weight, bias = weight[:14], bias[:14]
-        addend = addend[:, :14].contiguous(memory_format=LAST)
-    elif odd == "groups":
-        weight, groups = weight[:, :36].contiguous(memory_format=LAST), 2
-    elif odd == "wide addend":
-        addend = addend.float()
-    else:
-        addend = addend[..., :1]
-    assert not takes_convolution(x, weight, bias, sizes, groups, addend)
-    found = fused_conv2d(x, weight, bias, sizes, groups, "relu", addend)
-    assert torch.equal(found, F.relu(F.conv2d(x, weight, bias, *sizes, groups) + addend)) and not launches
-    assert found.requires_grad == ("gradient" in odd)
-
-
-@pytest.mark.parametrize("odd", ["channels", "bias", "dtype of the bias", "padding"])
-def test_what_pytorch_refuses_is_refused(device, odd) -> None:
-    (x, weight, bias, sizes, groups), _ = layer(DENSE_CASES[1], torch.float16, device)
-    if odd == "channels":
-        x = torch.cat([x, x], 1)
-    elif odd == "bias":
-        bias = bias[:4]
-    elif odd == "dtype of the bias":
-        bias = bias.double()
-    else:
-        sizes = sizes[0], (-1, -1), sizes[2]
-    with pytest.raises(RuntimeError):
-        fused_conv2d(x, weight, bias, sizes, groups)
 
 
 def test_an_exported_program_calls_the_operator(device, launches) -> None:
