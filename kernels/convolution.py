@@ -246,9 +246,10 @@ def _constants(
         block_p, vector = _ROW_NUMBERS // block_c, math.gcd(channels, _row(x), row_out, 16)
 
         def suits(rows: int) -> bool:
-            programs = -(-_strips(len(x), out, rows) // block_p) * -(-channels // block_c)
+            if -(-_strips(len(x), out, rows) // block_p) * -(-channels // block_c) < _LEAST_PROGRAMS:
+                return False
             read = {row * sizes[0][0] + down * sizes[2][0] for row in range(rows) for down in range(weight.shape[2])}
-            return programs >= _LEAST_PROGRAMS and len(read) <= _MOST_ROWS_READ
+            return len(read) <= _MOST_ROWS_READ
 
         return {
             "FOLLOWING": number, "VECTOR": vector, "ROWS": next(filter(suits, _ROWS), 1), "BLOCK_P": block_p,
