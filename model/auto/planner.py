@@ -13,7 +13,7 @@ from ..runners.overlapped import OverlappedRunner
 from ..runners.runner import Runner
 from .candidates import BRANCHED, Candidate, MeasuredRunner, SharedTrunks, candidates, choose
 from .compiled_backbone import COMPILED
-from .pass_times import BUDGETS, Deadline, PassTimes, done_of, least_requests, measure, shares_of
+from .pass_times import BUDGETS, ENERGY_S, Deadline, PassTimes, done_of, least_requests, measure, shares_of
 from .plan import Plan
 
 #: Part of the time for a batch size that measuring one runner may take: ten are measured, and made before.
@@ -24,8 +24,6 @@ _SHARE_FOR_A_TRUNK = {"cudnn": 1 / 4, "inductor": 1 / 2}
 _SHARE_ONCE_COMPILED = 1 / 7
 #: And for comparing with torch.compile, which is captured for that.
 _SHARE_FOR_COMPARING = 1 / 10
-#: Seconds of requests back to back by which the energy of one is measured.
-_ENERGY_S = 0.5
 
 
 class Planner:
@@ -250,7 +248,7 @@ class Planner:
         self._tell("measuring energy")
         us = {name: statistics.median(times[name].device) for name in names}
         try:
-            return {name: joules_a_call(self._runners[name], batches, us[name], read, _ENERGY_S) for name in us}
+            return {name: joules_a_call(self._runners[name], batches, us[name], read, ENERGY_S) for name in us}
         except Exception:  # of the driver, which has counted a moment ago
             return {}
 

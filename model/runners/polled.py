@@ -176,8 +176,11 @@ class PolledRunner(GraphRunner):
         return stream
 
     def _answer_polling(self, captured: PolledBatch, x: Tensor, caller: torch.cuda.Stream) -> ExitResult:
-        stream = self._begin(captured, x, caller)
         graphs = captured.graphs
+        if len(graphs) == 1:  # nobody is asked: another stream would only have to be waited for
+            caller.wait_event(self._captures.unneeded)  # what a larger batch has left, in the same memory
+            return super()._answer(captured, x, caller)
+        stream = self._begin(captured, x, caller)
         for graph in graphs[:2]:
             graph.launch(stream)
         packed, answer = captured.empty_answer()

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from .compiled_part import Compiled
-from .inductor import TracedGraph, assembler_version, compile_graph, mark_of, set_as, settings
+from .inductor import TracedGraph, compile_graph, keep_triton_cache, mark_of, set_as, settings
 
 #: Workers at most, and processors that each wants.
 _MOST, _PROCESSORS = 8, 4
@@ -56,7 +56,7 @@ class CompileWorkers:
         # Forked, Inductor's own processes, which compile kernels, need not import what a worker has imported already.
         inductors = {"TORCHINDUCTOR_COMPILE_THREADS": str(2 * _PROCESSORS), "TORCHINDUCTOR_WORKER_START": "fork"}
         # Each begins with Inductor, which sets another assembler before Triton asks for its version.
-        version = assembler_version()
+        version = keep_triton_cache()
         known_by = {} if version is None else {"TRITON_MOCK_PTX_VERSION": version}
         environment = {**os.environ, "PYTHONPATH": paths, **inductors, **known_by}
         self._workers: list[subprocess.Popen[bytes]] = []

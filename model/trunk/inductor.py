@@ -1,6 +1,7 @@
 """``compile_graph``: compiles a traced graph by Inductor, for CUDA graphs that a runner captures."""
 
 import hashlib
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
@@ -33,16 +34,22 @@ class TracedGraph(NamedTuple):
     """True if its launches begin as :func:`beginning_early` has it."""
 
 
-def assembler_version() -> str | None:
-    """Return the version of the assembler by which Triton's cache knows kernels in this process, from now on.
+def keep_triton_cache() -> str | None:
+    """Let this process find kernels in Triton's cache as before once Inductor compiles, too.
 
-    Triton asks for it once; Inductor sets PyTorch's assembler in place of Triton's as it compiles. A process that asks
-    behind that would find nothing of what those compiled that had asked before, and compile all of it again.
+    Inductor sets another folder, and PyTorch's assembler in place of Triton's, whose version is a part of what kernels
+    are known by and is asked for once. A process that launches behind that what another one compiled before it, or the
+    other way around, would find nothing, and compile all of it again.
+
+    Returns:
+        The version of the assembler, None if there is no Triton for this platform.
     """
     try:
+        from triton import knobs
         from triton.backends.nvidia.compiler import get_ptxas_version
     except ImportError:
         return None
+    os.environ.setdefault("TRITON_CACHE_DIR", knobs.cache.dir)
     major, minor = torch.cuda.get_device_capability() if torch.cuda.is_available() else (8, 0)
     version: str = get_ptxas_version(10 * major + minor)
     return version

@@ -22,7 +22,7 @@ from .branches import Step, run_side_by_side
 from .compiled_part import HandOver, handing_over
 from .fused_convolution import PADDED_CHANNELS, FusedConvolution
 from .fused_linear import FusedLinear
-from .inductor import assembler_version
+from .inductor import keep_triton_cache
 from .joined_maps import join_maps
 from .layer_graph import Unwritten, first_line
 from .timed_convolutions import asked_once, fastest_convolutions, takes_no_longer, times_nothing
@@ -155,7 +155,7 @@ def begin_trunk(
     if backbone.training:
         return partial(as_is, f"Not {kind}: the backbone is in training mode; call its eval().")
     if kind == "inductor":
-        assembler_version()  # asked for before Inductor sets another one
+        keep_triton_cache()  # asked for before Inductor sets another one
     with _making(backbone, example_input):
         example_input = example_input.clone(memory_format=torch.preserve_format)  # made in inference mode, it may be
         # The backbone itself chooses here, too, since what is chosen for a convolution stays chosen.

@@ -8,6 +8,7 @@ import gc
 import pickle
 import weakref
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 
 import pytest
@@ -15,6 +16,7 @@ import torch
 from auxhead.kernels import HeadOutput, runs_triton
 from auxhead.model import EagerRunner, EarlyExitNetwork, ExitResult, ExitRule, FusedAuxHead
 from auxhead.model.listening.taps import listening
+from auxhead.model.network.exits_repeat import _Told
 from support.exits_plan_cases import (
     CLASSES,
     TAPS,
@@ -132,6 +134,14 @@ def test_the_forward_is_left_once_all_are_sure(net: EarlyExitNetwork, index: int
         assert ran == [*TAPS, "fc"][: index + 1]
         assert_same(result, wanted)
         assert result.exit_index.tolist() == [index] * samples
+
+
+def test_threads_of_one_stream_are_told_each_in_memory_of_its_own() -> None:
+    """Between the copy of one and its look at it another may copy: no more than the stream keeps them apart."""
+    told = _Told(3, torch.device("cpu"))
+    with ThreadPoolExecutor(1) as another:
+        others = another.submit(lambda: told.exit_index.data_ptr()).result()
+    assert others != told.exit_index.data_ptr() == told.numbers.__array_interface__["data"][0]
 
 
 def test_answers_share_no_memory(net: EarlyExitNetwork) -> None:

@@ -70,6 +70,21 @@ def test_kernels_are_known_by_the_assembler_that_was_there_before_inductor_sets_
         triton.get_ptxas_version.cache_clear()
 
 
+def test_kernels_are_kept_in_the_folder_that_triton_has_without_inductor(monkeypatch) -> None:
+    """Else those that are launched before Inductor's and behind them lie in two, and each process finds some."""
+    knobs = pytest.importorskip("triton.knobs")
+    from torch._inductor.runtime.cache_dir_utils import triton_cache_dir
+
+    monkeypatch.setattr("torch._inductor.compile", lambda graph, _inputs, options: graph)
+    for own in (None, "/a/folder/of/the/users"):
+        monkeypatch.setenv("TRITON_CACHE_DIR", own or "")
+        if own is None:
+            monkeypatch.delenv("TRITON_CACHE_DIR")
+        before = knobs.cache.dir
+        make_trunk(SmallNet().eval(), [], torch.ones(1, 3, 8, 8), "inductor")
+        assert triton_cache_dir(0) == knobs.cache.dir == before == (own or before)
+
+
 @pytest.mark.parametrize("begins", [["read"], ["read", "wait", "launch", "read", "wait", "launch"], []], ids=len)
 def test_inductors_kernels_begin_with_the_wait(begins, monkeypatch) -> None:
     """As they are written for GPUs: the wait before all else; the next launch begins behind the last that is read.
