@@ -85,7 +85,7 @@ def test_what_is_compared_is_waited_for_while_there_is_time_to(gpu: FakeGpu, mon
         gpu.seconds = max(gpu.seconds, until)
 
     monkeypatch.setattr(SharedTrunks, "compiled_backbone", late)
-    assert not first_call(budget="standard").plans[4].compiled and gpu.seconds == 26.0
+    assert not first_call(budget="standard").plans[4].compiled and gpu.seconds == 25.0
 
 
 def test_a_backbone_that_cannot_be_captured_compiled_is_no_matter(gpu: FakeGpu, monkeypatch) -> None:

@@ -138,9 +138,9 @@ TOO_LATE = "too little was left of the 10 s of budget='quick'"
 
 
 def test_what_does_not_fit_into_the_budget_is_left_out(gpu: FakeGpu) -> None:
-    gpu.making_s = 1.7
+    gpu.making_s = 1.5
     plan = first_call().plans[4]
-    assert gpu.seconds == 8.5 and gpu.open == 1
+    assert gpu.seconds == 7.5 and gpu.open == 1
     assert list(plan.times) == ["serial", PLAIN, "polled", "gated"] and len(plan.trunk_times) == 2
     assert plan.left_out["overlapped (2 forks)"] == TOO_LATE
 
@@ -204,7 +204,7 @@ def test_batch_sizes_share_the_budget(gpu: FakeGpu) -> None:
     """And what one does not need the next ones have."""
     gpu.making_s = 0.6
     runner = first_call(batch_sizes=(1, 2, 3, 4), trunk="as_is")
-    assert 8.0 < gpu.seconds <= 10.0 and gpu.open == 4
+    assert 7.0 < gpu.seconds <= 9.0 and gpu.open == 4, "energy takes a second more"
     assert all(0 < len(plan.left_out) < 5 and PLAIN in plan.times for plan in runner.plans.values())
 
 
@@ -213,7 +213,7 @@ def test_a_slow_network_is_measured_by_fewer_batches(gpu: FakeGpu, monkeypatch: 
     measure = planner.measure
     monkeypatch.setattr(planner, "measure", lambda *given: (seen.append(len(given[1])), measure(*given))[1])
     first_call(32, batch_sizes=(2,), trunk="as_is")
-    gpu.request_s = 0.005
+    gpu.request_s = 0.004
     plan = first_call(32, batch_sizes=(2,), trunk="as_is").plans[2]
     gpu.request_s = 0.05
     first_call(32, batch_sizes=(2,), trunk="as_is")
