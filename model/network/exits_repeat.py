@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from ...kernels import ExitBuffers, ExitHead, ExitLaunch
+from ...kernels.cuda.lifetimes import keep_in_children
 from ...kernels.launch.check_arguments import check_countable, check_head_arguments
 from ...kernels.noted import NotedLaunch, noting
 from ..heads.driver_launch import repeated
@@ -20,7 +21,8 @@ class _Told(threading.local):
     """Exit indices as the host reads them, each thread in memory of its own: a copy to pageable memory takes longer."""
 
     def __init__(self, samples: int, device: torch.device) -> None:
-        self.exit_index = torch.empty(samples, dtype=torch.int64, pin_memory=device.type == "cuda")
+        pinned = torch.empty(samples, dtype=torch.int64, pin_memory=device.type == "cuda")
+        self.exit_index = keep_in_children(pinned)
         self.numbers = self.exit_index.numpy()  # the same memory, faster to read
 
 
