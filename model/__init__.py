@@ -36,6 +36,7 @@ _MODULES = {
     "OverlappedRunner": ".runners.overlapped",
     "PipelinedRunner": ".parallel.pipeline.runner",
     "PolledRunner": ".runners.polled",
+    "Preprocessing": ".basics.preprocessing",
     "Retuner": ".calibration.retuning",
     "Runner": ".runners.runner",
     "SplitRunner": ".parallel.split.runner",

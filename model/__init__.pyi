@@ -7,6 +7,7 @@ from .answers.exit_result import ExitResult as ExitResult
 from .answers.exit_rule import ExitRule as ExitRule
 from .attach import attach as attach
 from .auto.auto_runner import AutoRunner as AutoRunner
+from .basics.preprocessing import Preprocessing as Preprocessing
 from .calibration.calibrate_network import calibrate_network as calibrate_network
 from .calibration.exit_latency import ExitLatencies as ExitLatencies
 from .calibration.exit_latency import measure_exit_latencies as measure_exit_latencies

@@ -106,12 +106,11 @@ def saved_model(
         BadInput: files that are missing or damaged, or as :func:`load_network`, which says what the others are.
     """
     loaded = load_network(checkpoint, backbone, modules)
-    size = loaded.image_size
-    if size is None:
-        raise BadInput(f"checkpoint: {checkpoint} was saved without image_size, wants one to make a batch")
+    prepare = loaded.preprocessing
     paths = sorted((checkpoint / "examples").glob("*.png"))
     if not paths:  # the demo copies no images that its user has as files
-        return UserModel(loaded.network, torch.randn(batch, 3, size, size)), "random numbers"
+        noise = torch.randn(batch, prepare.channels, prepare.crop, prepare.crop)
+        return UserModel(loaded.network, noise), "random numbers"
     images = loaded.read_images([own_file(checkpoint, f"examples/{path.name}") for path in paths])
     return UserModel(loaded.network, repeated(images, batch)), f"pictures of {checkpoint / 'examples'}"
 

@@ -1,4 +1,4 @@
-"""Image files to network input: reading, resizing, normalising, shifting; training and ``auxhead infer`` share it."""
+"""Image files as RGB with 8 bits a channel, and random shifts of decoded ones; training and inference share it."""
 
 import os
 import stat
@@ -11,16 +11,13 @@ from torch import Tensor
 
 from .bad_input import BadInput, one_line
 
-#: Mean and standard deviation of each channel that the demo normalises with, pixels scaled to 0 to 1. They put pixels
-#: in [-1, 1]; batch normalisation does the rest.
-MEAN = (0.5, 0.5, 0.5)
-STD = (0.5, 0.5, 0.5)
-
 #: Formats that are read, by their names in Pillow. Of its others some start programs (EPS: Ghostscript), and few are
 #: tried as often.
 FORMATS = ("BMP", "GIF", "JPEG", "JPEG2000", "PNG", "PPM", "TIFF", "WEBP")
 #: Pixels of an image, at most: a quarter of a GiB as RGB, from where Pillow warns. A file of a few kB may claim more.
 MOST_PIXELS = 2**30 // 12
+#: The longer side of an image for each pixel of the shorter one, at most: resized by that, others take any memory.
+MOST_TO_ONE = 100
 
 
 def open_image(path: str | os.PathLike[str]) -> Image.Image:
@@ -42,7 +39,9 @@ def open_image(path: str | os.PathLike[str]) -> Image.Image:
                 raise ValueError(f"it has {width:,} x {height:,} pixels, wants at most {MOST_PIXELS:,} in all")
             if getattr(file, "is_animated", False) and file.format != "MPO":
                 raise ValueError("it holds several pictures, wants one")
-            return to_rgb(ImageOps.exif_transpose(file))
+            if max(width, height) > MOST_TO_ONE * min(width, height):
+                raise ValueError(f"it has {width:,} x {height:,} pixels, wants sides of 1 to {MOST_TO_ONE} at most")
+            return to_rgb(ImageOps.exif_transpose(file), file.format)
     except FileNotFoundError:
         raise BadInput(f"{path}: no such file, wants an image") from None
     except UnidentifiedImageError:
@@ -52,32 +51,22 @@ def open_image(path: str | os.PathLike[str]) -> Image.Image:
         raise BadInput(f"{path}: cannot be read as an image ({one_line(error)})") from None
 
 
-def to_rgb(image: Image.Image) -> Image.Image:
-    """Return an image of any mode as RGB with 8 bits a channel."""
-    if image.mode.startswith(("I", "F")):  # 16 or 32 bits: Pillow's own conversion would clip at 255
+def to_rgb(image: Image.Image, file_format: str | None = None) -> Image.Image:
+    """Return an image of any mode as RGB with 8 bits a channel.
+
+    Of 16 bits 65,535 is white, whatever the brightest pixel is. Raises ``ValueError`` for numbers of 32 bits, of which
+    nobody knows what white is.
+    """
+    if image.mode.startswith("I;16") or (image.mode, file_format) == ("I", "PPM"):  # which Pillow scales to 65,535
         values = np.asarray(image, dtype=np.float64)
-        if not np.isfinite(values).all():
-            raise ValueError("it has pixels that are no finite numbers")
-        full_scale = 65535.0 if values.max(initial=0.0) > 255.0 else 255.0
-        image = Image.fromarray((values / full_scale * 255.0).clip(0, 255).astype(np.uint8))
+        image = Image.fromarray(np.rint(values * (255.0 / 65535.0)).astype(np.uint8))
+    elif image.mode.startswith(("I", "F")):
+        kind = "floats" if image.mode.startswith("F") else "integers"
+        raise ValueError(f"its pixels are {kind} of 32 bits, of which nobody knows white; wants 8 or 16 bits a channel")
     if image.has_transparency_data:
         image = image.convert("RGBA")
         return Image.alpha_composite(Image.new("RGBA", image.size, "white"), image).convert("RGB")
     return image.convert("RGB")
-
-
-def to_pixels(image: Image.Image, size: int) -> Tensor:
-    """Return an RGB image, resized to size x size whatever its shape, as uint8 [3, size, size]."""
-    resized = image.resize((size, size), Image.Resampling.BILINEAR)
-    return torch.from_numpy(np.array(resized)).permute(2, 0, 1).contiguous()
-
-
-def normalise(pixels: Tensor, mean: tuple[float, ...] = MEAN, std: tuple[float, ...] = STD) -> Tensor:
-    """Turn pixels (uint8 [N, 3, H, W]) into the network's input (float32, the same shape)."""
-    middle = torch.tensor(mean, device=pixels.device).view(3, 1, 1)
-    spread = torch.tensor(std, device=pixels.device).view(3, 1, 1)
-    white = torch.tensor(255.0, device=pixels.device)  # by a number CUDA multiplies: other bits than on the CPU
-    return (pixels.float() / white - middle) / spread
 
 
 def random_shift(pixels: Tensor, most: int, generator: torch.Generator) -> Tensor:

@@ -16,7 +16,6 @@ from torch import Tensor
 from ..answers.exit_result import ExitResult
 from ..basics.bad_input import BadInput
 from ..basics.files import write_json
-from ..basics.images import normalise
 from ..calibration.calibrate_network import calibrate_network
 from ..calibration.exit_latency import ExitLatencies, measure_exit_latencies
 from ..calibration.report import CalibrationReport, most_telling
@@ -45,8 +44,6 @@ def run_calibration(
     """
     agree(lambda: checkpoint_facts(asked.checkpoint))
     loaded = load_network(asked.checkpoint, asked.backbone, asked.modules)
-    if loaded.image_size is None:
-        raise BadInput("--checkpoint: was saved without image_size, wants one to turn image files into input")
     source = load_source(asked.data, asked.dataset, asked.root)
     agree(lambda: {"images": source.facts()})
     network = loaded.network.to(device)
@@ -76,7 +73,7 @@ def run_calibration(
     description, content = read_description(asked.checkpoint), report.to_json()
     save_checkpoint(
         asked.out, network, backbone=description["backbone"], with_backbone=description["with_backbone"],
-        classes=loaded.classes, image_size=loaded.image_size, mean=loaded.mean, std=loaded.std,
+        classes=loaded.classes,
         accuracy={"test": report.accuracy, "test_full_network": report.full_accuracy}, calibration=content,
     )  # fmt: skip
     write_json(asked.out / "report.json", content)
@@ -93,12 +90,9 @@ def _read(source: LabelledImages, loaded: Checkpoint, asked: SimpleNamespace) ->
             f"--checkpoint: its network has the classes {', '.join(loaded.classes):.100}, got images of "
             f"{', '.join(source.classes):.100}; wants the same, in the same order, by --data or --dataset"
         )
-    assert loaded.image_size is not None
-    _, images, _ = decode(source, loaded.image_size, skip_damaged=asked.skip_damaged)
-    return PixelBatches(
-        images, min(_BATCH, len(images.labels)), device=torch.device("cpu"), mean=loaded.mean,
-        std=loaded.std, dtype=loaded.network.dtype,
-    )  # fmt: skip
+    _, images, _ = decode(source, loaded.preprocessing, skip_damaged=asked.skip_damaged)
+    batch_size, dtype = min(_BATCH, len(images.labels)), loaded.network.dtype
+    return PixelBatches(images, batch_size, device=torch.device("cpu"), dtype=dtype)
 
 
 def _latencies(
@@ -111,7 +105,7 @@ def _latencies(
         return None
     network = loaded.network
     some = pixels[torch.arange(asked.batch) % len(pixels)]
-    x = normalise(some, loaded.mean, loaded.std).to(device, network.dtype)
+    x = loaded.preprocessing.normalised(some).to(device, network.dtype)
 
     def measured() -> ExitLatencies:
         if not x.is_cuda:

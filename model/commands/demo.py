@@ -60,7 +60,7 @@ def demo_command(beyond: Callable[[], BeyondDemo]) -> Callable[..., None]:
         from torch import channels_last
 
         from ..basics.files import write_json
-        from ..basics.images import normalise
+        from ..basics.preprocessing import Preprocessing
         from ..training.data_sets import load_source
         from .console import PhaseProgress
         from .demo_run import print_report, run_demo, save_demo
@@ -73,20 +73,23 @@ def demo_command(beyond: Callable[[], BeyondDemo]) -> Callable[..., None]:
             source = load_source(data, dataset, root)
             where = torch_device(device)
             size = image_size or (16 if data is None and dataset in (None, "digits") else 32)
+            halves = (0.5, 0.5, 0.5)  # pixels in [-1, 1]; batch normalisation does the rest
+            preprocessing = Preprocessing(crop=size, resize=size, mean=halves, std=halves)
             console.print(
-                f"{len(source.labels):,} images of {source.name}, {len(source.classes)} classes, {size}x{size} pixels; "
-                f"ResNet-18 with 8 heads on {where}",
+                f"{len(source.labels):,} images of {source.name}, {len(source.classes)} classes; ResNet-18 with 8 "
+                f"heads on {where}\n{preprocessing.describe()}",
                 soft_wrap=True,
             )
             with PhaseProgress(console) as start_phase:
                 run = run_demo(
-                    source, image_size=size, device=where, seed=seed, epochs=epochs,
+                    source, preprocessing=preprocessing, device=where, seed=seed, epochs=epochs,
                     max_accuracy_drop=max_accuracy_drop, skip_damaged=skip_damaged,
                     tell=lambda lines: console.print(lines, soft_wrap=True), start_phase=start_phase,
                 )  # fmt: skip
             report = run.report
             if where.type == "cuda":
-                images = normalise(run.splits.test.pixels[:2048].to(where)).contiguous(memory_format=channels_last)
+                images = preprocessing.normalised(run.splits.test.pixels[:2048].to(where))
+                images = images.contiguous(memory_format=channels_last)
                 report["latency"] = measure_latency(run.network, images)
             make_output_directory(out)
             examples = save_demo(out, run)

@@ -15,8 +15,8 @@ from torch import Tensor
 from ...kernels.reference.criteria import CRITERIA
 from ..answers.exit_result import joined
 from ..basics.files import replacing
-from ..basics.images import MEAN, STD
 from ..basics.machine import package_version
+from ..basics.preprocessing import Preprocessing
 from ..calibration.report import report_environment
 from ..calibration.samples import collect_logits
 from ..calibration.thresholds import exit_indices, exit_scores, thresholds_at_error_rate
@@ -48,7 +48,7 @@ class DemoRun(NamedTuple):
 def run_demo(
     source: LabelledImages,
     *,
-    image_size: int,
+    preprocessing: Preprocessing,
     device: torch.device,
     seed: int,
     epochs: int | None,
@@ -67,7 +67,7 @@ def run_demo(
     with _timed(seconds, "load"):
         advance_reading = start_phase("reading images", len(source.open))
         source, splits = read_splits(
-            source, image_size, seed, skip_damaged=skip_damaged, tell=tell, on_image=lambda: advance_reading(1, "")
+            source, preprocessing, seed, skip_damaged=skip_damaged, tell=tell, on_image=lambda: advance_reading(1, "")
         )
 
     with _timed(seconds, "train"):
@@ -76,9 +76,10 @@ def run_demo(
             network = small_early_exit_network(len(source.classes)).to(device)
             network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # trains a tenth faster
         network.learned_from = LearnedFrom(None, fingerprint(network))  # nothing yet
+        network.preprocessing = preprocessing
         batch_size = min(32, len(splits.train.labels))
         plan = TrainingPlan(epochs=epochs or epochs_for(len(splits.train.labels), batch_size))
-        train_on_pixels(network, splits.train, plan, batch_size, image_size, seed, start_phase)
+        train_on_pixels(network, splits.train, plan, batch_size, seed, start_phase)
 
     with _timed(seconds, "calibrate"):
         validation = calibrate_demo(network, splits.validation, max_accuracy_drop)
@@ -90,7 +91,7 @@ def run_demo(
         "format": REPORT_FORMAT,
         "data": source.name,
         "classes": len(source.classes),
-        "image_size": image_size,
+        "image_size": preprocessing.crop,
         "seed": seed,
         "epochs": plan.epochs,
         "images": {name: len(split.labels) for name, split in zip(Splits._fields, splits, strict=True)},
@@ -225,8 +226,7 @@ def save_demo(directory: Path, run: DemoRun) -> list[Path]:
     report, source, test = run.report, run.source, run.splits.test
     accuracy = {"test": report["accuracy"], "test_full_network": report["full_accuracy"]}
     save_checkpoint(
-        directory, run.network, backbone=BACKBONE, classes=source.classes, image_size=report["image_size"],
-        mean=MEAN, std=STD, accuracy=accuracy,
+        directory, run.network, backbone=BACKBONE, classes=source.classes, accuracy=accuracy,
     )  # fmt: skip
     examples = []
     for label, name in enumerate(source.classes[:10]):

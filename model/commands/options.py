@@ -65,6 +65,14 @@ Draw = Callable[[Mapping[str, Any]], tuple[Any, dict[str, Any]]]
 SaveFigure = Callable[[Any, Mapping[str, Any], Path], object]
 
 
+def numbers(text: str) -> tuple[float, ...]:
+    """Return the numbers of an option, separated by commas."""
+    try:
+        return tuple(map(float, text.split(",")))
+    except ValueError:
+        raise typer.BadParameter(f"got {text!r}, wants numbers, separated by commas: 0.485,0.456,0.406") from None
+
+
 def check_output_directory(out: Path) -> None:
     """Check, before the work begins, that a directory for results is there or can be made.
 

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -17,6 +17,7 @@ from .options import (
     RootOption,
     SeedOption,
     SkipDamagedOption,
+    numbers,
 )
 
 
@@ -33,7 +34,16 @@ def train(
         ),
     ] = None,
     backbone: Annotated[
-        str | None, typer.Option(help="In place of --model a classifier of torchvision by name, without parameters.")
+        str | None,
+        typer.Option(help="In place of --model a classifier of torchvision, resnet50 say, or of timm: timm:NAME."),
+    ] = None,
+    weights: Annotated[
+        str | None,
+        typer.Option(
+            help="Of --backbone: DEFAULT or another name of torchvision's, DEFAULT of timm, or a .safetensors or .pth "
+            "file; images are prepared as they were for these. A classifier of other classes is new.",
+            show_default="none: it begins at random",
+        ),
     ] = None,
     tap: Annotated[
         list[str] | None,
@@ -45,8 +55,8 @@ def train(
     method: Annotated[
         Literal["joint", "heads", "distill"],
         typer.Option(
-            help="joint: all exits together; heads: the heads alone, on features of the backbone as it is, in "
-            "seconds; distill: as joint, and the heads learn from the last exit, too.",
+            help="joint: all exits together; heads: the heads, and a new classifier, on features of the backbone as it "
+            "is, in seconds; distill: as joint, and the heads learn from the last exit, too.",
         ),
     ] = "joint",
     epochs: EpochsOption = None,
@@ -64,11 +74,45 @@ def train(
             show_default="never stop",
         ),
     ] = None,
-    image_size: Annotated[
+    crop: Annotated[
         int | None,
         typer.Option(
-            min=8, max=512, help="Images are resized to this, pixels.", show_default="that of the batch of --model, 224"
+            min=8,
+            max=1024,
+            help="Height and width of what is cut from the middle of a picture, pixels.",
+            show_default="as for --weights; that of the batch of --model; 224",
         ),
+    ] = None,
+    resize: Annotated[
+        int | None,
+        typer.Option(
+            min=8,
+            max=2048,
+            help="Shorter side of a picture before that, pixels.",
+            show_default="as for --weights; 8/7 of --crop; of the digits and CIFAR-10 --crop",
+        ),
+    ] = None,
+    squash: Annotated[
+        bool, typer.Option("--squash", help="Resize whole pictures to a square, whatever their shape, and cut nothing.")
+    ] = False,
+    mean: Annotated[
+        Any,
+        typer.Option(
+            parser=numbers,
+            metavar="R,G,B",
+            help="Of pixels from 0 to 1, subtracted; one number for grey.",
+            show_default="as for --weights; ImageNet's; of the digits and CIFAR-10 0.5",
+        ),
+    ] = None,
+    std: Annotated[
+        Any,
+        typer.Option(
+            parser=numbers, metavar="R,G,B", help="By which pixels are divided then.", show_default="likewise"
+        ),
+    ] = None,
+    channels: Annotated[
+        int | None,
+        typer.Option(min=1, max=3, help="3 for RGB, 1 for grey pictures.", show_default="as --mean or --model has; 3"),
     ] = None,
     seed: SeedOption = 0,
     device: DeviceOption = "auto",

@@ -12,13 +12,9 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from ..attach import attach
-from ..basics.bad_input import BadInput, one_line
+from ..basics.bad_input import BadInput
 from ..basics.files import naming
-from ..basics.images import MEAN, STD
-from ..listening.batches import NotTaken
 from ..network.early_exit_network import EarlyExitNetwork
-from ..network.learned_from import LearnedFrom, fingerprint
 from ..processes.dealing import agree
 from ..processes.process_group import own_rank, ranks
 from ..saving.checkpoint import save_checkpoint
@@ -29,7 +25,7 @@ from ..training.plan import TrainingPlan, epochs_for
 from ..training.train import Epoch, LossNotFinite, Step, Training, train
 from .console import PhaseProgress
 from .options import check_output_directory, make_output_directory
-from .user_model import is_of_torchvision, load_factory
+from .train_network import make_network
 
 #: Begins a phase of so many images for a progress bar; returns a function that counts images as done, with a remark.
 StartPhase = Callable[[str, int], Callable[[int, str], None]]
@@ -51,17 +47,18 @@ def run_training(console: Console, asked: SimpleNamespace, device: torch.device)
     _check_options(asked)
     source = load_source(asked.data, asked.dataset, asked.root)
     agree(lambda: {"images": source.facts()})
-    network, image_size = _make_network(asked, len(source.classes))
+    network, made_by = make_network(asked, source.classes)
     network.to(device)
+    assert network.preprocessing is not None
     console.print(
-        f"{len(source.labels):,} images of {source.name}, {len(source.classes)} classes, {image_size}x{image_size} "
-        f"pixels; {len(network.taps)} heads, {plan.method}, on {device}\n{network.describe()}",
+        f"{len(source.labels):,} images of {source.name}, {len(source.classes)} classes; {len(network.taps)} heads, "
+        f"{plan.method}, on {device}\n{network.describe()}",
         soft_wrap=True,
     )
     with PhaseProgress(console) as start_phase:
         advance = start_phase("reading images", len(source.open))
         source, splits = read_splits(
-            source, image_size, asked.seed, skip_damaged=asked.skip_damaged,
+            source, network.preprocessing, asked.seed, skip_damaged=asked.skip_damaged,
             tell=lambda lines: console.print(lines, soft_wrap=True), on_image=lambda: advance(1, ""),
         )  # fmt: skip
         if own_rank() == 0:  # which alone reads and writes there; another host has another disk
@@ -73,14 +70,14 @@ def run_training(console: Console, asked: SimpleNamespace, device: torch.device)
         with _log(asked, network) as on_epoch:
             try:
                 done = train_on_pixels(
-                    network, splits.train, plan, batch_size, image_size, asked.seed, start_phase,
+                    network, splits.train, plan, batch_size, asked.seed, start_phase,
                     validation=in_order(splits.validation, network), state=asked.out / STATE, resume=asked.resume,
                     on_epoch=on_epoch,
                 )  # fmt: skip
             except LossNotFinite as error:
                 done, failed = error.done, error
     if own_rank() == 0 and done.epochs:
-        _save(console, asked, network.eval(), source, splits, image_size, done)
+        _save(console, asked, network.eval(), made_by, source, splits, done)
     if failed is not None:
         raise failed
 
@@ -92,8 +89,13 @@ def _check_options(asked: SimpleNamespace) -> None:
         raise BadInput("--model: wants a network, by either --model or --backbone")
     if asked.model is not None and asked.tap:
         raise BadInput("--tap: belongs to --backbone; the network of --model has its heads")
-    if asked.method == "heads" and asked.backbone is not None:
-        raise BadInput("--method: heads wants a backbone that is trained already: give yours with --model")
+    if asked.weights is not None and asked.backbone is None:
+        raise BadInput("--weights: belongs to --backbone; the network of --model has its own")
+    if asked.channels == 2:
+        raise BadInput("--channels: got 2, wants 3 for RGB or 1 for grey pictures")
+    if asked.method == "heads" and asked.backbone is not None and asked.weights is None:
+        wants = "--weights DEFAULT or a file of yours, or your network by --model"
+        raise BadInput(f"--method: heads wants a backbone that is trained already: {wants}")
     if asked.method == "heads" and ranks() > 1:
         raise BadInput("--method: heads takes seconds in one process; wants no torchrun")
     if own_rank() == 0 and asked.resume and not (asked.out / STATE).exists():
@@ -128,49 +130,11 @@ def _log(asked: SimpleNamespace, network: EarlyExitNetwork) -> Iterator[Callable
         writer.close()
 
 
-def _make_network(asked: SimpleNamespace, classes: int) -> tuple[EarlyExitNetwork, int]:
-    """Return the network, freshly initialised by the seed, and the size of its images."""
-    with torch.random.fork_rng():
-        torch.manual_seed(asked.seed)
-        if asked.model is not None:
-            network, example = load_factory(asked.model)()
-            shape = list(example.shape)
-            if len(shape) != 4 or shape[1] != 3 or shape[2] != shape[3]:
-                raise BadInput(f"--model: {asked.model} returned a batch {shape}, wants [N, 3, size, size]")
-            network.check_taps(example)
-            found = network.exit_heads[0].num_classes
-            if found != classes:
-                raise BadInput(f"--model: {asked.model} has {found} classes, wants {classes}, as the images have")
-            return network, asked.image_size or example.shape[-1]
-        size = asked.image_size or 224
-        return _attach(str(asked.backbone), asked.tap, classes, size), size
-
-
-def _attach(name: str, taps: list[str] | None, classes: int, size: int) -> EarlyExitNetwork:
-    if not is_of_torchvision(name):
-        yours = "; a function of yours is --model" if ":" in name else ""
-        raise BadInput(f"--backbone: got {name!r}, wants a classifier of torchvision.models, resnet18 say{yours}")
-    from torchvision.models import get_model
-
-    try:
-        backbone = get_model(name, weights=None, num_classes=classes)
-        network = attach(backbone, taps or "auto", example_input=torch.zeros(2, 3, size, size))
-    except NotTaken as error:
-        why = one_line(error.__cause__)
-        raise BadInput(f"--image-size: {name} cannot take {size} pixels: {why}") from None
-    except (ValueError, TypeError) as error:
-        raise BadInput(f"--tap: {name} with {', '.join(taps or ()) or 'none'}: {error}") from None
-    network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # trains a tenth faster
-    network.learned_from = LearnedFrom(None, fingerprint(network))  # nothing yet
-    return network
-
-
 def train_on_pixels(
     network: EarlyExitNetwork,
     split: Split,
     plan: TrainingPlan,
     batch_size: int,
-    image_size: int,
     seed: int,
     start_phase: StartPhase,
     **more: Any,
@@ -183,7 +147,7 @@ def train_on_pixels(
     try:
         batches = PixelBatches(
             split, batch_size, device=network.device, seed=None if heads_alone else seed,
-            largest_shift=0 if heads_alone else image_size // 16,
+            largest_shift=0 if heads_alone else split.preprocessing.crop // 16,
         )  # fmt: skip
     except ValueError as error:
         raise BadInput(f"--batch-size: {str(error).removeprefix('batch_size: ')}") from None
@@ -201,19 +165,16 @@ def _save(
     console: Console,
     asked: SimpleNamespace,
     network: EarlyExitNetwork,
+    made_by: str,
     source: LabelledImages,
     splits: Splits,
-    image_size: int,
     done: Training,
 ) -> None:
     """Write the checkpoint, and print the accuracy of every exit on the validation split."""
     found = accuracy_of_exits(network, in_order(splits.validation, network))
     accuracy = dict(zip([*network.taps, "classifier"], found, strict=True))
-    made_by = asked.model or f"torchvision.models:{asked.backbone}"
-    save_checkpoint(
-        asked.out, network, backbone=made_by, classes=source.classes, image_size=image_size,
-        mean=MEAN, std=STD, accuracy={f"validation of {name}": share for name, share in accuracy.items()},
-    )  # fmt: skip
+    shares = {f"validation of {name}": share for name, share in accuracy.items()}
+    save_checkpoint(asked.out, network, backbone=made_by, classes=source.classes, accuracy=shares)
     table = Table(title=f"Validation split: {len(splits.validation.labels):,} images, each exit answering for all")
     table.add_column("exit")
     table.add_column("accuracy", justify="right")

@@ -124,8 +124,45 @@ def load_modules(spec: str) -> dict[str, nn.Module]:
     return dict(made)
 
 
-#: How checkpoints name a backbone of torchvision: this, and its name there.
-TORCHVISION = "torchvision.models:"
+#: How checkpoints name a backbone of torchvision or timm: this, and its name there.
+TORCHVISION, TIMM = "torchvision.models:", "timm:"
+
+
+def named_backbone(named: str, classes: int, channels: int, option: str) -> nn.Module:
+    """Make a backbone of torchvision or timm, freshly initialised, for so many classes and channels.
+
+    ``BadInput`` for another name, and where timm is not installed.
+    """
+    library, _, name = named.rpartition(":")
+    if library == TIMM[:-1]:
+        try:
+            import timm
+        except ImportError:
+            raise BadInput(f"{option}: {named} wants timm, which is not installed: pip install timm") from None
+        if "/" in name or not timm.is_model(name):
+            raise BadInput(
+                f"{option}: got {named!r:.100}, which this timm has not{close_names(name, timm.list_models())}"
+            )
+        made: nn.Module = timm.create_model(name, num_classes=classes, in_chans=channels)
+        return made
+    if named != TORCHVISION + name or not is_of_torchvision(name):
+        raise BadInput(f"{option}: got {named!r:.100}, which this torchvision has not")
+    from torchvision.models import get_model
+
+    backbone = get_model(name, weights=None, num_classes=classes)
+    if channels != 3:
+        _take_channels(backbone, channels)
+    return backbone
+
+
+def _take_channels(backbone: nn.Module, channels: int) -> None:
+    """Put a first convolution of other channels into a backbone of torchvision, whose first layer is one."""
+    name, first = next((name, one) for name, one in backbone.named_modules() if isinstance(one, nn.Conv2d))
+    parent = backbone.get_submodule(name.rpartition(".")[0])
+    setattr(parent, name.rpartition(".")[2], nn.Conv2d(
+        channels, first.out_channels, first.kernel_size, first.stride, first.padding, first.dilation,  # type: ignore[arg-type]
+        first.groups, first.bias is not None,
+    ))  # fmt: skip
 
 
 def load_network(directory: Path, backbone: str | None, modules: str | None) -> Checkpoint:
@@ -142,8 +179,8 @@ def load_network(directory: Path, backbone: str | None, modules: str | None) -> 
     network: EarlyExitNetwork | None = None
     made: Any = None
     named = None
-    if backbone is not None and is_of_torchvision(backbone):
-        named, backbone = TORCHVISION + backbone, None
+    if backbone is not None and (backbone.startswith(TIMM) or is_of_torchvision(backbone)):
+        named, backbone = backbone if backbone.startswith(TIMM) else TORCHVISION + backbone, None
     if backbone is not None:
         made = import_function("--backbone", backbone)()
         if isinstance(made, tuple):  # a factory of `auxhead train --model`
@@ -163,27 +200,23 @@ def load_network(directory: Path, backbone: str | None, modules: str | None) -> 
     _check_taps(directory, saved, by_tap, modules)
     if backbone is not None:
         return load_checkpoint(directory, made, modules=by_tap)
-    return load_checkpoint(directory, _known_backbone(directory, named, classes), modules=by_tap)
+    channels = 3 if description["preprocessing"] is None else description["preprocessing"]["channels"]
+    return load_checkpoint(directory, _known_backbone(directory, named, classes, channels), modules=by_tap)
 
 
-def _known_backbone(directory: Path, named: str, classes: int) -> nn.Module:
-    """Make the backbone that a checkpoint names, torchvision's or ``resnet18_small``; ``BadInput`` for any other."""
+def _known_backbone(directory: Path, named: str, classes: int, channels: int) -> nn.Module:
+    """Make the backbone that a checkpoint names, of torchvision, timm or the demo; ``BadInput`` for any other."""
     if named in SMALL_RESNET:
         return resnet18_small(classes).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    if not named.startswith(TORCHVISION):
+    if not named.startswith((TORCHVISION, TIMM)):
         raise BadInput(
-            f"checkpoint: {directory} does not name a backbone of torchvision, wants what makes its backbone: "
+            f"checkpoint: {directory} does not name a backbone of torchvision or timm, wants what makes its backbone: "
             f"--backbone {one_line(named or 'package.module:function')}; save_checkpoint(..., "
             f"backbone='{TORCHVISION}NAME', classes=[...]) names one there"
         )
-    name = named.removeprefix(TORCHVISION)
-    if not is_of_torchvision(name):
-        raise BadInput(f"checkpoint: {directory} was saved with {named!r}, which this torchvision has not")
     if not classes:
         raise BadInput(f"checkpoint: {directory} has no names of classes, wants --backbone with a function of yours")
-    from torchvision.models import get_model
-
-    return get_model(name, weights=None, num_classes=classes)
+    return named_backbone(named, classes, channels, f"checkpoint: {directory}")
 
 
 def _check_taps(directory: Path, saved: Mapping[str, str], found: Mapping[str, nn.Module], spec: str | None) -> None:

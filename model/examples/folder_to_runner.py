@@ -7,20 +7,20 @@ import sys
 
 import torch
 import torchvision
-from auxhead.model import TrainingPlan, attach, calibrate_network, make_runner, save_checkpoint, train
+from auxhead.model import Preprocessing, TrainingPlan, attach, calibrate_network, make_runner, save_checkpoint, train
 from torch.utils.data import DataLoader, random_split
-from torchvision.transforms import v2
 
 
 def main(folder: str, device: str, pixels: int = 64, epochs: int = 10) -> None:
     """Attach heads, train them with the network, choose their thresholds, save it all, and answer."""
-    as_input = v2.Compose([v2.ToImage(), v2.Resize((pixels, pixels)), v2.ToDtype(torch.float32, scale=True)])
-    images = torchvision.datasets.ImageFolder(folder, as_input)
+    preprocessing = Preprocessing(crop=pixels, resize=pixels)  # of weights: Preprocessing.of_weights(...)
+    images = torchvision.datasets.ImageFolder(folder, preprocessing.pipeline())
     parts = random_split(images, [0.6, 0.1, 0.3], torch.Generator().manual_seed(0))
     learned, best_epoch, held_out = (DataLoader(part, batch_size=32, shuffle=part is parts[0]) for part in parts)
 
     backbone = torchvision.models.resnet18(num_classes=len(images.classes)).to(device)
     network = attach(backbone, example_input=next(iter(held_out))[0].to(device))
+    network.preprocessing = preprocessing  # goes with it into files, so that `auxhead infer` does the same
     print(network.describe())  # where the heads are, and behind which share of the work
     train(network, learned, TrainingPlan("joint", epochs=epochs), validation=best_epoch)
     # train=set(): the backbone began at random, and nothing was learned from but what `train` has noted by itself
@@ -30,9 +30,6 @@ def main(folder: str, device: str, pixels: int = 64, epochs: int = 10) -> None:
         "my-network",
         network,
         classes=images.classes,
-        image_size=pixels,
-        mean=(0.0, 0.0, 0.0),  # pixels of 0 to 1, as `as_input` makes them, and no more
-        std=(1.0, 1.0, 1.0),
         calibration=report.to_json(),
     )
 

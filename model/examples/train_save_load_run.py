@@ -11,6 +11,7 @@ from auxhead.model import (
     CalibrationReport,
     EarlyExitNetwork,
     FusedAuxHead,
+    Preprocessing,
     TrainingPlan,
     calibrate_network,
     load_checkpoint,
@@ -67,6 +68,8 @@ def main(device: str) -> None:
     heads = {tap: FusedAuxHead(None, len(CLASSES)) for tap in ("block1", "block2")}
     network = EarlyExitNetwork(make_backbone().to(device), heads, example_input=images[:2])
     train_exits(network, *learned)
+    halves = (0.5, 0.5, 0.5)  # of pixels from 0 to 1, which so become -1 to 1; `auxhead infer` does that to files
+    network.preprocessing = Preprocessing(crop=8, resize=8, mean=halves, std=halves)
     report = choose_thresholds(network, *validation)
     before = network(images)
 
@@ -80,9 +83,6 @@ def main(device: str) -> None:
             network,
             backbone=made_by,
             classes=CLASSES,
-            image_size=8,
-            mean=(0.5, 0.5, 0.5),  # of pixels from 0 to 1, which so become -1 to 1
-            std=(0.5, 0.5, 0.5),
             calibration=report.to_json(),
         )
         loaded = load_checkpoint(folder, make_backbone().to(device))

@@ -183,6 +183,7 @@ def describe(network: EarlyExitNetwork, parts: Sequence[Part]) -> dict[str, Any]
     exits = zip([*network.taps, None], [*rules, None], strict=True)  # the classifier has neither
     return {
         "format": FORMAT,
+        "preprocessing": None if network.preprocessing is None else network.preprocessing.as_json(),
         "exits": [{"logits": exit_name(index), "tap": tap, "rule": rule} for index, (tap, rule) in enumerate(exits)],
         "files": [
             {
@@ -210,12 +211,7 @@ def value_like(name: str, tensor: Tensor, batch: object) -> Value:
 def export_saved(checkpoint: Checkpoint, out: Path, format: str | None, stages: bool) -> ExportReport:
     """Write the files of a checkpoint's network; raises as :func:`export_exits` and :func:`export_stages`."""
     _check_new("OUT", out, *([] if stages else [_beside(out)]))
-    size = checkpoint.image_size
-    if size is None:
-        raise BadInput(
-            "checkpoint: was saved without image_size, wants one to make a batch of; export_exits and export_stages "
-            "take a batch of yours"
-        )
-    network = checkpoint.network
-    images = torch.randn(3, 3, size, size, generator=torch.Generator().manual_seed(0), dtype=network.dtype)
+    network, prepare = checkpoint.network, checkpoint.preprocessing
+    shape = (3, prepare.channels, prepare.crop, prepare.crop)
+    images = torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=network.dtype)
     return (export_stages if stages else export_exits)(network, images, out, format=format)

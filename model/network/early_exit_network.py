@@ -15,6 +15,7 @@ from ..answers.exit_monitor import ExitMonitor
 from ..answers.exit_result import ExitResult
 from ..answers.exit_rule import ExitRule, as_exit_rule
 from ..basics.arguments import check_heads, check_module, kind_of
+from ..basics.preprocessing import Preprocessing
 from ..basics.streams import has_streams
 from ..heads.fused_aux_head import FusedAuxHead
 from ..heads.head import AuxHead, HeadRun, check_followed, check_head_device, check_same_classes, with_layout
@@ -67,6 +68,7 @@ class EarlyExitNetwork(nn.Module):
 
     heads: nn.ModuleList
     _monitor: ExitMonitor | None = None
+    _preprocessing: Preprocessing | None = None
     own_exits: Mapping[str, Any] | None = None
     """Of a network of :func:`attach_exits`: ``input``, the sizes of a sample, its ``dtype``, and ``final``."""
     learned_from: LearnedFrom | None = None
@@ -164,6 +166,18 @@ class EarlyExitNetwork(nn.Module):
             wants = f"{len(self.taps) + 1}: heads and the classifier"
             raise ValueError(f"network.monitor: has shares of {len(monitor.shares)} exits, wants {wants}")
         self._monitor = monitor
+
+    @property
+    def preprocessing(self) -> Preprocessing | None:
+        """How pictures become its input; None of networks of other things, or where nobody has said it."""
+        return self._preprocessing
+
+    @preprocessing.setter
+    def preprocessing(self, preprocessing: Preprocessing | None) -> None:
+        if not (preprocessing is None or isinstance(preprocessing, Preprocessing)):
+            wants = "a Preprocessing or None: Preprocessing.of_weights(ResNet50_Weights.DEFAULT), say"
+            raise TypeError(f"network.preprocessing: got {kind_of(preprocessing)}, wants {wants}")
+        self._preprocessing = preprocessing
 
     @property
     def exit_heads(self) -> list[AuxHead]:
@@ -311,8 +325,8 @@ class EarlyExitNetwork(nn.Module):
         self._checked = self._heads_now()  # type: ignore[assignment]
 
     def describe(self) -> str:
-        """Say in a line each where the heads are and what they read, once the taps are checked."""
-        lines = []
+        """Say in a line each how pictures are prepared, and where the heads are and what they read, once checked."""
+        lines = [] if self.preprocessing is None else [self.preprocessing.describe()]
         for tap, head in zip(self.taps, self.exit_heads, strict=True):
             extract = self.extract.get(tap, Extract())
             reads = extract.describe(tap) if isinstance(extract, Extract) else f"a function of {tap}"

@@ -15,7 +15,8 @@ from torch.nn.parameter import is_lazy
 
 from ..basics.arguments import is_plain, kind_of, tensor_in_words
 from ..basics.bad_input import BadInput, one_line
-from ..basics.images import MEAN, STD, normalise, open_image, to_pixels
+from ..basics.images import open_image
+from ..basics.preprocessing import Preprocessing
 from ..listening.hooks import is_earlyon
 from ..listening.kept import modes_kept
 from ..network.early_exit_network import EarlyExitNetwork, check_network
@@ -38,33 +39,36 @@ _FREE = {"return_probs", "dropout"}
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A loaded network, and the facts by which images become its input and its answers get names."""
+    """A loaded network, and the facts by which its answers get names."""
 
     network: EarlyExitNetwork
     """In eval mode, its rules set, on the device of the backbone."""
     classes: tuple[str, ...]
     """Names, in the order of the labels; empty if none were saved."""
-    image_size: int | None
-    """Height and width of the input in pixels; None if it was not saved."""
-    mean: tuple[float, ...]
-    """Subtracted from each channel, scaled to 0 to 1 before; see :func:`auxhead.model.basics.images.normalise`."""
-    std: tuple[float, ...]
-    """Divides each channel after that."""
     accuracy: Mapping[str, float]
     """Facts for people, 0 to 1."""
     calibration: Mapping[str, Any] | None
     """How the rules were found, as :meth:`CalibrationReport.to_json` says it; None if it was not saved."""
 
     def read_images(self, paths: Sequence[str | os.PathLike[str]]) -> Tensor:
-        """Read image files as the network's input, [N, 3, image_size, image_size], in its dtype and on its device.
+        """Read image files as the network's input, [N, C, crop, crop], in its dtype and on its device.
 
         Raises:
-            BadInput: a file that cannot be read as an image, or a checkpoint without ``image_size``.
+            BadInput: a file that cannot be read as an image, or a network without ``preprocessing``.
         """
-        if self.image_size is None:
-            raise BadInput("checkpoint: was saved without image_size, wants one to turn image files into input")
-        pixels = torch.stack([to_pixels(open_image(path), self.image_size) for path in paths])
-        return normalise(pixels.to(self.network.device), self.mean, self.std).to(self.network.dtype)
+        prepare = self.preprocessing
+        pixels = torch.stack([prepare.cropped(open_image(path)) for path in paths])
+        return prepare.normalised(pixels.to(self.network.device)).to(self.network.dtype)
+
+    @property
+    def preprocessing(self) -> Preprocessing:
+        """The network's; ``BadInput`` if it has none."""
+        if self.network.preprocessing is None:
+            raise BadInput(
+                "checkpoint: was saved without preprocessing, wants to be told how image files become input: "
+                "network.preprocessing = Preprocessing(crop=224, resize=256) before save_checkpoint, say"
+            )
+        return self.network.preprocessing
 
 
 def save_checkpoint(
@@ -74,13 +78,10 @@ def save_checkpoint(
     backbone: str | None = None,
     with_backbone: bool = True,
     classes: Sequence[str] = (),
-    image_size: int | None = None,
-    mean: Sequence[float] | None = None,
-    std: Sequence[float] | None = None,
     accuracy: Mapping[str, float] | None = None,
     calibration: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write a network: parameters as safetensors; taps, heads and exit rules as JSON that people can read.
+    """Write a network: parameters as safetensors; preprocessing, taps, heads and rules as JSON that people can read.
 
     ``model.json`` names the file of the parameters by its content and takes the place of an older one last: whatever
     ends a save, and whoever reads or writes beside it, the folder holds the old checkpoint or the new one.
@@ -91,9 +92,6 @@ def save_checkpoint(
         backbone: what makes the backbone, as ``package.module:function``; told to whoever loads, and never called.
         with_backbone: False keeps the heads alone, for a backbone whose parameters are kept elsewhere.
         classes: names, in the order of the labels; as many as the network has classes, or none.
-        image_size: height and width of the input in pixels, for networks of images; wants ``mean`` and ``std``.
-        mean: what training subtracted from each channel of 0 to 1, see :class:`Checkpoint`; (0, 0, 0) for nothing.
-        std: what divided each channel after that; (1, 1, 1) for nothing.
         accuracy: facts for people, 0 to 1.
         calibration: the report of :func:`calibrate_network`, by its ``to_json()``; of the rules and parameters that the
             network has, for which its promise holds.
@@ -110,12 +108,6 @@ def save_checkpoint(
         >>> save_checkpoint(folder, network, backbone="torchvision.models:shufflenet_v2_x0_5", classes=["a", "b", "c"])
     """
     check_network(network)
-    if image_size is not None and (mean is None or std is None):
-        raise ValueError(
-            f"mean, std: got none beside image_size={image_size}, wants what the network's images were normalised with "
-            "in training: mean=(0.485, 0.456, 0.406) and std=(0.229, 0.224, 0.225) are ImageNet's, and (0, 0, 0) and "
-            "(1, 1, 1) those of pixels that were scaled to 0 to 1 alone"
-        )
     heads = {tap: describe_head(network, tap, head) for tap, head in zip(network.taps, network.exit_heads, strict=True)}
     description = {
         "format": FORMAT,
@@ -123,9 +115,7 @@ def save_checkpoint(
         "with_backbone": with_backbone,
         "classes": _as_list(classes),
         "heads": heads,
-        "image_size": image_size,
-        "mean": _as_list(MEAN if mean is None else mean),
-        "std": _as_list(STD if std is None else std),
+        "preprocessing": None if network.preprocessing is None else network.preprocessing.as_json(),
         "accuracy": {} if accuracy is None else accuracy,
         "calibration": calibration,
         "logits": network.logits_part,
@@ -234,12 +224,11 @@ def load_checkpoint(
     network.own_exits = description["own_exits"]
     backbone.eval()
     network.learned_from = learned_from
+    if description["preprocessing"] is not None:
+        network.preprocessing = Preprocessing.of_json(description["preprocessing"])
     return Checkpoint(
         network.eval(),
         tuple(description["classes"]),
-        description["image_size"],
-        tuple(description["mean"]),
-        tuple(description["std"]),
         description["accuracy"],
         description["calibration"],
     )

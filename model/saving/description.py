@@ -19,16 +19,18 @@ from ..answers.exit_rule import ExitRule
 from ..basics.arguments import kind_of
 from ..basics.bad_input import BadInput, one_line
 from ..basics.images import MOST_PIXELS
+from ..basics.preprocessing import Preprocessing
 from ..heads.fused_aux_head import FusedAuxHead
 from ..heads.head import AuxHead
 from ..heads.module_head import ModuleHead
 from ..listening.reading import LAYOUTS, AnyExtract, Extract
 from ..network.early_exit_network import EarlyExitNetwork
 
-FORMAT = 4
-#: Formats before, read all the same: 2 had neither calibrations nor what heads read of their taps, and neither had
-#: what the network has learned from and the hash of the parameters, whose file had another name.
-_BEFORE = (2, 3)
+FORMAT = 5
+#: Formats before, read all the same: 2 had neither calibrations nor what heads read of their taps, and up to 3 there
+#: were neither what the network has learned from nor the hash of the parameters, whose file had another name. Up to 4
+#: pictures were squashed to a square of ``image_size``.
+_BEFORE = (2, 3, 4)
 
 #: Arguments of :class:`ExitRule` that a checkpoint keeps.
 RULE_ARGUMENTS = ("threshold", "criterion", "temperature", "enabled")
@@ -50,6 +52,11 @@ def checked_description(path: Path, content: Any) -> dict[str, Any]:
     wrong = wrong_field(content)
     if wrong is not None:
         raise BadInput(f"checkpoint: {path} has {wrong}")
+    if content["preprocessing"] is not None:
+        try:
+            Preprocessing.of_json(content["preprocessing"])
+        except BadInput as error:
+            raise BadInput(f"checkpoint: {path} has {error}") from None
     for tap, head in content["heads"].items():
         wrong = wrong_in_head(head)
         if wrong is not None:
@@ -193,13 +200,18 @@ def wrong_in_head(head: Any) -> str | None:
 
 
 def _as_of_now(content: dict[str, Any]) -> dict[str, Any]:
-    """Return a description of the format before in the one of now."""
+    """Return a description of a format before in the one of now."""
     heads = content.get("heads")
     if isinstance(heads, dict):
         whole = {"item": None, "layout": None}
         heads = {tap: {"extract": whole, **head} if isinstance(head, dict) else head for tap, head in heads.items()}
     added = dict.fromkeys(("calibration", "logits", "parameters", "own_exits", "learned_from"))
-    return {**added, **content, "heads": heads, "format": FORMAT}
+    of_images = {name: content.get(name) for name in ("image_size", "mean", "std")}
+    rest = {name: value for name, value in content.items() if name not in of_images}
+    crop, mean, std = of_images.values()
+    squashed = {"crop": crop, "resize": None, "mean": mean, "std": std, "interpolation": "bilinear", "antialias": True}
+    preprocessing = None if crop is None else {**squashed, "channels": 3}
+    return {**added, **rest, "preprocessing": preprocessing, "heads": heads, "format": FORMAT}
 
 
 def wrong_field(description: Mapping[str, Any]) -> str | None:
@@ -224,10 +236,6 @@ def _first_wrong(values: Any, forms: _Forms, owner: str) -> str | None:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= 1e308
-
-
-def _are_numbers(value: Any) -> bool:
-    return isinstance(value, list) and len(value) == 3 and all(map(_is_number, value))
 
 
 def _is_text(value: Any) -> bool:
@@ -277,12 +285,7 @@ _DESCRIPTION: _Forms = {
     "with_backbone": _BOOL,
     "classes": ("a list of names", _are_names),
     "heads": ("heads by tap", lambda value: isinstance(value, dict) and len(value) > 0 and _are_names(list(value))),
-    "image_size": (
-        f"a positive int or None, of {MOST_PIXELS:,} pixels at most",
-        lambda value: value is None or (_is_count(value) and value**2 <= MOST_PIXELS),
-    ),
-    "mean": ("three numbers", _are_numbers),
-    "std": ("three numbers greater than 0", lambda value: _are_numbers(value) and min(value) > 0),
+    "preprocessing": ("an object or None", lambda value: value is None or isinstance(value, dict)),
     "accuracy": (
         "numbers by name",
         lambda value: isinstance(value, Mapping) and _are_names([*value]) and all(map(_is_number, value.values())),

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..basics.arguments import check_dense, in_one_tensor, is_plain, kind_of
-from ..basics.images import MEAN, STD, normalise, random_shift
+from ..basics.images import random_shift
 from ..network.early_exit_network import EarlyExitNetwork
 from ..network.learned_from import LearnedFrom, Samples, identities, kind_of_input, short
 from ..processes.dealing import exchanging, tensor_digest
@@ -107,7 +107,7 @@ class ShuffledBatches:
 
 
 class PixelBatches(ShuffledBatches):
-    """Batches (images [N, 3, H, W] float32, labels [N] int64) of decoded images, on the device that trains.
+    """Batches (images [N, C, H, W] float32, labels [N] int64) of decoded images, on the device that trains.
 
     With a seed they are those of a training: shuffled in every epoch; images that do not fill a last batch sit out, and
     of several processes that train together all draw the same batches, and each takes its part of them. Without one
@@ -122,8 +122,6 @@ class PixelBatches(ShuffledBatches):
         device: torch.device,
         seed: int | None = None,
         largest_shift: int = 0,
-        mean: tuple[float, ...] = MEAN,
-        std: tuple[float, ...] = STD,
         dtype: torch.dtype = torch.float32,
     ) -> None:
         """Put the images onto the device; ``ValueError`` for a batch size that does not suit images or processes.
@@ -134,8 +132,6 @@ class PixelBatches(ShuffledBatches):
             device: of the batches.
             seed: of order and shifts; None for no shuffling.
             largest_shift: pixels by which an image is shifted at most, either way; for shuffled ones.
-            mean: subtracted from each channel of pixels from 0 to 1.
-            std: by which it is divided then.
             dtype: of the images.
         """
         self._ranks, self._own_rank = (1, 0) if seed is None else (ranks(), own_rank())
@@ -146,14 +142,14 @@ class PixelBatches(ShuffledBatches):
             )
         super().__init__(split.labels.to(device), batch_size, seed)
         self.split, self._pixels, self._largest_shift = split, split.pixels.to(device), largest_shift
-        self._mean, self._std, self._dtype = mean, std, dtype
+        self._dtype = dtype
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Go through an epoch's batches, and draw each one's shifts."""
         own = slice(self._own_rank, None, self._ranks)
         for batch in self._order():
             shifted = random_shift(self._pixels[batch], self._largest_shift, self.generator)
-            yield normalise(shifted[own], self._mean, self._std).to(self._dtype), self._labels[batch[own]]
+            yield self.split.preprocessing.normalised(shifted[own]).to(self._dtype), self._labels[batch[own]]
 
 
 class SampleLog:

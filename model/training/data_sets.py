@@ -16,7 +16,8 @@ from PIL import Image
 from torch import Tensor
 
 from ..basics.bad_input import BadInput
-from ..basics.images import normalise, open_image, to_pixels, to_rgb
+from ..basics.images import open_image, to_rgb
+from ..basics.preprocessing import Preprocessing
 from ..network.learned_from import FILE, Samples, hashes_of, identities, short
 
 #: Most memory that decoded images may take; more are refused with advice.
@@ -61,18 +62,22 @@ class Split(NamedTuple):
     """Decoded images of one split."""
 
     pixels: Tensor
-    """[M, 3, size, size] uint8."""
+    """[M, C, crop, crop] uint8."""
     labels: Tensor
     """[M] int64."""
     indices: Tensor
     """[M] int64: the index of each image among those that were decoded."""
+    preprocessing: Preprocessing
+    """What has made the pixels, and makes the network's input of them."""
     contents: Tensor | None = None
     """[2, M] int64: of each image a hash of its file's bytes, and one of its pixels in the size that they have there,
     which other files of the same picture share; None of images that are from elsewhere."""
 
     def samples(self) -> Samples:
         """Return hashes of the images and, for functions that see no files, of what a network is given of them."""
-        inputs = short(one for chunk in self.pixels.split(256) for one in identities(normalise(chunk)))
+        inputs = short(
+            one for chunk in self.pixels.split(256) for one in identities(self.preprocessing.normalised(chunk))
+        )
         return Samples([inputs, *([] if self.contents is None else self.contents)], frozenset([FILE]))
 
 
@@ -205,34 +210,34 @@ def split_indices(source: LabelledImages, seed: int) -> tuple[Tensor, Tensor, Te
 
 def decode(
     source: LabelledImages,
-    image_size: int,
+    preprocessing: Preprocessing,
     on_image: Callable[[], None] = lambda: None,
     *,
     skip_damaged: bool = False,
 ) -> tuple[LabelledImages, Split, list[str]]:
-    """Read every image once, resized to image_size x image_size; ``on_image`` is called after each.
+    """Read every image once and prepare it, but for normalising; ``on_image`` is called after each.
 
     Returns those that could be read, as one split, too, and of each other one, which ``skip_damaged`` leaves out, file
     and fault. ``BadInput`` for one that cannot be read, or for more of them than fit into ``MOST_BYTES``.
     """
-    count = len(source.open)
-    size = count * 3 * image_size**2
+    count, crop = len(source.open), preprocessing.crop
+    size = count * preprocessing.channels * crop**2
     if size > MOST_BYTES:
         raise BadInput(
-            f"--image-size: {count} images of {image_size}x{image_size} take {size / 2**30:.0f} GiB of "
-            f"memory, wants at most {MOST_BYTES / 2**30:.0f}; give a smaller size or fewer images"
+            f"--crop: {count} images of {crop}x{crop} take {size / 2**30:.0f} GiB of memory, wants at most "
+            f"{MOST_BYTES / 2**30:.0f}; give a smaller size or fewer images"
         )
 
     def read(open_it: Callable[[], Image.Image]) -> tuple[Tensor, Tensor] | BadInput:
         try:
             image = open_it()
-            return to_pixels(image, image_size), hashes_of([image.tobytes()])
+            return preprocessing.cropped(image), hashes_of([image.tobytes()])
         except BadInput as error:
             if skip_damaged:
                 return error
             raise BadInput(f"{error}; --skip-damaged leaves out what cannot be read") from None
 
-    pixels = torch.empty(count, 3, image_size, image_size, dtype=torch.uint8)
+    pixels = torch.empty(count, preprocessing.channels, crop, crop, dtype=torch.uint8)
     pictures = torch.empty(count, dtype=torch.int64)
     kept: list[int] = []
     damaged: list[str] = []
@@ -257,12 +262,13 @@ def decode(
             test_from=None if source.test_from is None else bisect_left(kept, source.test_from),
         )
     contents = torch.stack([source.contents(), pictures[: len(kept)]])
-    return source, Split(pixels[: len(kept)], source.labels, torch.arange(len(kept)), contents), damaged
+    indices = torch.arange(len(kept))
+    return source, Split(pixels[: len(kept)], source.labels, indices, preprocessing, contents), damaged
 
 
 def read_splits(
     source: LabelledImages,
-    image_size: int,
+    preprocessing: Preprocessing,
     seed: int,
     *,
     skip_damaged: bool = False,
@@ -275,13 +281,13 @@ def read_splits(
     """
     count = len(source.open)
     split_indices(source, seed)  # refuses a class that is too small before anything is read
-    source, whole, damaged = decode(source, image_size, on_image, skip_damaged=skip_damaged)
+    source, whole, damaged = decode(source, preprocessing, on_image, skip_damaged=skip_damaged)
     if damaged:
         tell(_describe_damaged(damaged, count))
     assert whole.contents is not None
     return source, Splits(
         *(
-            Split(whole.pixels[own], whole.labels[own], own, whole.contents[:, own])
+            Split(whole.pixels[own], whole.labels[own], own, preprocessing, whole.contents[:, own])
             for own in split_indices(source, seed)
         )
     )

@@ -40,24 +40,33 @@ class AllExits(nn.Module):
         return self.network.logits(x)
 
 
-class HeadsOnFeatures(nn.Module):
-    """A network's heads, on features that its taps gave before; they share the parameters."""
+def new_classifier(network: EarlyExitNetwork) -> nn.Linear | None:
+    """Return the linear layer that alone of a backbone requires gradients: the new classifier of a frozen one."""
+    trained = (name for name, parameter in network.backbone.named_parameters() if parameter.requires_grad)
+    names = {name.rpartition(".")[0] for name in trained}
+    layer = network.backbone.get_submodule(names.pop()) if len(names) == 1 else None
+    return layer if isinstance(layer, nn.Linear) else None
 
-    def __init__(self, heads: Sequence[AuxHead]) -> None:
+
+class HeadsOnFeatures(nn.Module):
+    """A network's heads, and maybe its new classifier, on features that were computed before; they share parameters."""
+
+    def __init__(self, heads: Sequence[AuxHead], classifier: nn.Linear | None = None) -> None:
         super().__init__()
         self._in_order = tuple(heads)
         self.heads = nn.ModuleList(heads)
+        self.classifier = nn.Identity() if classifier is None else classifier
 
     def forward(self, features: Sequence[Tensor]) -> list[Tensor]:
         """Return the logits of every head and the classifier's.
 
         Args:
-            features: of each tap what its head's ``features`` are, and last the classifier's logits [N, K], which are
-                handed on.
+            features: of each tap what its head's ``features`` are, and last what the new classifier reads, or where
+                there is none the classifier's logits [N, K], which are handed on.
         """
-        *read, final = features
+        *read, last = features
         logits = [head.logits_of_features(each) for head, each in zip(self._in_order, read, strict=True)]
-        return [*logits, final]
+        return [*logits, self.classifier(last)]
 
 
 def accuracy_of_exits(network: EarlyExitNetwork, batches: Iterable[tuple[Tensor, Tensor]]) -> list[float]:
@@ -93,7 +102,7 @@ class FeatureBatches(ShuffledBatches):
     """Batches (features, labels) of a data set, for :class:`HeadsOnFeatures`, on the device that trains."""
 
     def __init__(self, features: Sequence[Tensor], labels: Tensor, batch_size: int, seed: int | None) -> None:
-        """Take features [M, D] of each tap, logits [M, K] of the classifier, last, and labels [M]."""
+        """Take features [M, D] of each tap, last logits or features [M, K] of the classifier, and labels [M]."""
         super().__init__(labels, min(batch_size, len(labels)), seed)
         self._features = features
 
@@ -109,6 +118,7 @@ def cache_features(
     batches: Iterable[tuple[Tensor, Tensor]],
     autocast: torch.autocast,
     *,
+    classifier: nn.Linear | None = None,
     seed: int | None,
     name: str = "batches",
     count: int | None = None,
@@ -119,6 +129,7 @@ def cache_features(
         network: heads that know their width; its mode stays as it is.
         batches: (images, labels), as :func:`train` takes them; what changes at random is drawn this once.
         autocast: in which the backbone runs; features are kept in the heads' dtype.
+        classifier: of the backbone; what it reads is kept in place of the logits.
         seed: of the order of the images in each epoch; None keeps that of ``batches``.
         name: of the argument that they are, for errors.
         count: how many there have to be; None for any number.
@@ -140,8 +151,8 @@ def cache_features(
                 to.append(network.exit_heads[index].features(y))
 
             with autocast, listening(network.backbone, network.taps, keep, network.reading):
-                final = network.backbone(x)
-            parts.append([*features, final, wanted])
+                last = network.backbone(x) if classifier is None else _read_by(classifier, network.backbone, x)
+            parts.append([*features, last, wanted])
             finite.append(torch.stack([all_finite([x]), all_finite(features)]))
             kept += sum(each.nbytes for each in parts[-1])
             if kept > MOST_BYTES:
@@ -158,3 +169,23 @@ def cache_features(
             raise BadInput(f"{name}: {what} batch {number} are not all finite numbers, wants no NaN and no infinity")
     *all_features, all_labels = (torch.cat(each) for each in zip(*parts, strict=True))
     return FeatureBatches(all_features, all_labels, len(parts[0][-1]), seed)
+
+
+def _read_by(classifier: nn.Linear, backbone: nn.Module, x: Tensor) -> Tensor:
+    """Run a backbone and return what its classifier reads, in the classifier's dtype.
+
+    Raises:
+        ValueError: what that layer returns is not what the backbone does.
+    """
+    calls: list[tuple[Tensor, Tensor]] = []
+    handle = classifier.register_forward_hook(lambda _layer, args, returned: calls.append((args[0], returned)))
+    try:
+        final = backbone(x)
+    finally:
+        handle.remove()
+    if len(calls) != 1 or not torch.equal(final, calls[0][1]):
+        raise ValueError(
+            "network: of the backbone one linear layer alone requires gradients, and is not what gives its logits; "
+            "wants requires_grad_(False) for it, or the method 'joint'"
+        )
+    return calls[0][0].to(classifier.weight.dtype)

@@ -33,7 +33,8 @@ class TrainingPlan:
 
     method: str = "joint"
     """``"joint"``: all parameters that require gradients, by the cross-entropies of all exits. ``"heads"``: the heads
-    alone, on features of the frozen backbone that are computed once. ``"distill"``: as ``"joint"``, and each head also
+    alone, on features of the frozen backbone that are computed once, and with them a linear classifier if that alone of
+    the backbone requires gradients, as a new one does. ``"distill"``: as ``"joint"``, and each head also
     learns from the last exit, see :func:`distillation_loss`."""
     epochs: int = 10
     """Passes over the images."""
@@ -41,7 +42,7 @@ class TrainingPlan:
     """The largest, at the top of the cycle."""
     weight_decay: float = 0.05
     weights: tuple[float, ...] | None = None
-    """Of each exit's loss, the classifier's last (of ``"heads"`` without it); None weighs all the same."""
+    """Of each exit's loss, the classifier's last (of ``"heads"`` if it is trained); None weighs all the same."""
     temperature: float = 3.0
     """Of ``"distill"``: divides the logits of student and teacher."""
     teacher_share: float = 0.5

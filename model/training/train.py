@@ -21,7 +21,7 @@ from ..network.early_exit_network import EarlyExitNetwork, check_network
 from ..network.learned_from import fingerprint, learned_by
 from ..processes.process_group import own_rank, ranks
 from .batches import SampleLog, all_finite, all_on_device, count_batches
-from .learners import AllExits, HeadsOnFeatures, accuracies, as_before, cache_features
+from .learners import AllExits, HeadsOnFeatures, accuracies, as_before, cache_features, new_classifier
 from .plan import TrainingPlan, check_weights, distillation_loss, joint_loss, one_cycle
 from .training_state import (
     TrainingState,
@@ -196,7 +196,7 @@ def _check_arguments(
     if plan.method == "heads":
         _check_apart(network)
     if plan.weights is not None:
-        check_weights(plan.weights, len(network.taps) + (plan.method != "heads"))
+        check_weights(plan.weights, len(network.taps) + _trains_classifier(network, plan))
     if plan.patience is not None and validation is None:
         raise ValueError("validation: missing, wants images by which patience can stop the training")
     if state is not None and own_rank() == 0 and (state.is_dir() or not state.parent.is_dir()):
@@ -204,6 +204,10 @@ def _check_arguments(
         raise ValueError(f"state: {why} in one that is there")
     if resume and state is None:
         raise ValueError("state: missing, wants the file to resume from")
+
+
+def _trains_classifier(network: EarlyExitNetwork, plan: TrainingPlan) -> bool:
+    return plan.method != "heads" or new_classifier(network) is not None
 
 
 def _check_apart(network: EarlyExitNetwork) -> None:
@@ -239,10 +243,13 @@ class _TrainingLoop:
         self._learned_before = learned_by(network)
         self._logs = logs = {name: SampleLog(given[name]) for name in counts}
         if plan.method == "heads":
-            self._learner = HeadsOnFeatures(network.exit_heads)
+            classifier = new_classifier(network)
+            self._learner = HeadsOnFeatures(network.exit_heads, classifier)
             for name, count in counts.items():
                 order, watched = seed if name == "batches" else None, logs[name].watched(given[name])
-                given[name] = cache_features(network, watched, self._autocast, seed=order, name=name, count=count)
+                given[name] = cache_features(
+                    network, watched, self._autocast, classifier=classifier, seed=order, name=name, count=count
+                )
                 counts[name] = len(given[name])
         self._given, self._counts = given, counts
         self._count = counts["batches"]
@@ -340,7 +347,8 @@ class _TrainingLoop:
                     exits, labels, plan.weights, temperature=plan.temperature, teacher_share=plan.teacher_share
                 )
             else:
-                loss = joint_loss(exits[:-1] if plan.method == "heads" else exits, labels, plan.weights)
+                trained = exits if _trains_classifier(self._network, plan) else exits[:-1]
+                loss = joint_loss(trained, labels, plan.weights)
             state.scaler.scale(loss / averaged_batches).backward()
         if steps:
             for group in state.optimizer.param_groups:

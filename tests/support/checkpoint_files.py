@@ -14,11 +14,16 @@ def weights_of(folder: Path) -> Path:
 
 
 def as_of_format_3(folder: Path) -> Path:
-    """Give a checkpoint the older form, which has no hash, so that changed parameters are read; returns its folder."""
+    """Give a checkpoint the older form, which has no hash, so that changed parameters are read; returns its folder.
+
+    Pictures were squashed then.
+    """
     weights_of(folder).rename(folder / "model.safetensors")
     path = folder / "model.json"
     content = {**json.loads(path.read_text()), "format": 3}
     del content["parameters"], content["own_exits"], content["learned_from"]
+    prepared = content.pop("preprocessing") or {"crop": None, "mean": [0.5] * 3, "std": [0.5] * 3}
+    content |= {"image_size": prepared["crop"], "mean": prepared["mean"], "std": prepared["std"]}
     path.write_text(json.dumps(content))
     return folder
 

@@ -4,6 +4,7 @@ import pickle
 from pathlib import Path
 
 import numpy as np
+from auxhead.model.basics.preprocessing import Preprocessing
 from PIL import Image
 
 
@@ -13,6 +14,11 @@ def stripes(label: int, size: int, generator: np.random.Generator) -> Image.Imag
     grey = np.broadcast_to(wave if label == 0 else wave[:, None], (size, size))
     noisy = grey[..., None] + generator.integers(-30, 30, (size, size, 3))
     return Image.fromarray(noisy.clip(0, 255).astype(np.uint8))
+
+
+def whole(size: int) -> Preprocessing:
+    """Return what squares of another size become without a crop, in [-1, 1]."""
+    return Preprocessing(size, size, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
 
 
 def write_image_folder(directory: Path, per_class: int = 12, size: int = 16) -> Path:

@@ -11,10 +11,9 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from auxhead.model import EarlyExitNetwork, FusedAuxHead, calibrate_network, save_checkpoint
-from auxhead.model.basics.images import MEAN, STD
 from PIL import Image
 from support.launched_ranks import start_server
-from support.pictures import write_image_folder
+from support.pictures import whole, write_image_folder
 from torch import nn
 
 OWN = """
@@ -70,14 +69,12 @@ def write_case(folder: Path, per_class: int = 15) -> Path:
     network = EarlyExitNetwork(scope["make"](), {"0": FusedAuxHead(8, 2)})
     train_on_stripes(network)
     network.set_rules(0.96)
+    network.preprocessing = whole(16)
     save_checkpoint(
         folder / "net",
         network.eval(),
         backbone="own:make",
         classes=("lying", "standing"),
-        image_size=16,
-        mean=MEAN,
-        std=STD,
     )
     return folder
 

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from auxhead.model import TrainingPlan, train
 from auxhead.model.training.batches import PixelBatches
 from auxhead.model.training.train import Epoch
-from support.trainable import digits, images, tensors, trainable
+from support.trainable import digits, images, part_of, tensors, trainable
 from torch.utils.data import DataLoader, DistributedSampler
 
 RANKS = 2
@@ -28,7 +28,7 @@ def stop(epoch: Epoch) -> None:
 
 def trained(*, norm: bool, on_epoch: Any = lambda epoch: None, **options: Any) -> Any:
     """Train on batches of 16 digits, five an epoch, of all processes together; returns tensors and epochs."""
-    split = type(digits()[0])(*(part[:80] for part in digits()[0]))
+    split = part_of(digits()[0], slice(80))
     batches = PixelBatches(split, 16, device=torch.device("cpu"), seed=5, largest_shift=1)
     network = trainable(norm=norm, seed=0 if not dist.is_initialized() else dist.get_rank())
     validation = DataLoader(images(digits()[1], 60), 20)

@@ -5,6 +5,7 @@ from functools import cache
 import torch
 from auxhead.model import EarlyExitNetwork, FusedAuxHead
 from auxhead.model.training.data_sets import Split, load_digits, read_splits
+from support.pictures import whole
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
@@ -39,8 +40,15 @@ def trainable(*, norm: bool = True, dropout: float = 0.0, seed: int = 0) -> Earl
 @cache
 def digits() -> tuple[Split, Split]:
     """The digits to train on, and those for validation."""
-    _, splits = read_splits(load_digits(), 8, 0)
+    _, splits = read_splits(load_digits(), whole(8), 0)
     return splits.train, splits.validation
+
+
+def part_of(split: Split, part: slice) -> Split:
+    """Some of the images of a split."""
+    assert split.contents is not None
+    of_images = {name: getattr(split, name)[part] for name in ("pixels", "labels", "indices")}
+    return split._replace(**of_images, contents=split.contents[:, part])
 
 
 def images(split: Split, count: int | None = None) -> TensorDataset:

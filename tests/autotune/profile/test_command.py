@@ -17,13 +17,13 @@ from auxhead.autotune.profile.tables import print_comparison
 from auxhead.autotune.records.record import read_records
 from auxhead.model import EagerRunner, EarlyExitNetwork, FusedAuxHead, save_checkpoint
 from auxhead.model.basics.bad_input import BadInput
-from auxhead.model.basics.images import MEAN, STD
 from auxhead.model.commands.small_resnet import BACKBONE, small_early_exit_network
 from PIL import Image
 from rich.console import Console
 from support.command_line import tune
 from support.example_models import SmallNet, needs_gpu, plain_heads
 from support.example_traces import request, runtime, trace_of, two_unequal_requests
+from support.pictures import whole
 from support.pretended_gpu import NAME, compute_on_the_cpu
 from support.simulated_cuda import simulated_events
 from support.written_records import written
@@ -184,15 +184,9 @@ def test_two_records_of_one_run_are_kept(tmp_path, runners, network, kept):
 
 
 def test_a_checkpoint_comes_with_what_the_demo_left(tmp_path):
-    save_checkpoint(
-        tmp_path,
-        small_early_exit_network(4),
-        backbone=BACKBONE,
-        classes=tuple("abcd"),
-        image_size=16,
-        mean=MEAN,
-        std=STD,
-    )
+    network = small_early_exit_network(4)
+    network.preprocessing = whole(16)
+    save_checkpoint(tmp_path, network, backbone=BACKBONE, classes=tuple("abcd"))
     (tmp_path / "examples").mkdir()
     for number in range(3):
         Image.new("L", (16, 16), 255 * number // 2).save(tmp_path / "examples" / f"{number}.png")
@@ -204,14 +198,16 @@ def test_a_checkpoint_comes_with_what_the_demo_left(tmp_path):
 def test_a_checkpoint_of_another_backbone_comes_as_it_is_loaded(tmp_path):
     backbone = torchvision.models.shufflenet_v2_x0_5(num_classes=3)
     network = EarlyExitNetwork(backbone, {"maxpool": FusedAuxHead(24, 3)}, example_input=torch.zeros(2, 3, 32, 32))
-    save_checkpoint(tmp_path, network.eval(), classes=tuple("abc"), image_size=32, mean=MEAN, std=STD)
+    network.preprocessing = whole(32)
+    save_checkpoint(tmp_path, network.eval(), classes=tuple("abc"))
     (loaded, x), made_of = saved_model(tmp_path, 2, "shufflenet_v2_x0_5")
     assert len(x.unique()) > 5 and made_of == "random numbers"
     torch.testing.assert_close(loaded.logits(x), network.logits(x))
     with pytest.raises(BadInput, match="does not name a backbone of torchvision"):
         saved_model(tmp_path, 2)
+    network.preprocessing = None
     save_checkpoint(tmp_path, network, classes=tuple("abc"))
-    with pytest.raises(BadInput, match="was saved without image_size, wants one"):
+    with pytest.raises(BadInput, match="was saved without preprocessing, wants to be told"):
         saved_model(tmp_path, 2, "shufflenet_v2_x0_5")
 
 

@@ -15,11 +15,11 @@ import pytest
 from auxhead.model import load_checkpoint, save_checkpoint
 from auxhead.model.basics.bad_input import BadInput
 from auxhead.model.basics.files import parse_json, write_json
-from auxhead.model.basics.images import MEAN, MOST_PIXELS, STD, open_image
+from auxhead.model.basics.images import MOST_PIXELS, open_image
 from PIL import Image
 from support.damaged import assert_short, damaged_bytes
 from support.example_models import SmallNet
-from support.pictures import write_image_folder
+from support.pictures import whole, write_image_folder
 from support.planner_fakes import small_network
 
 
@@ -200,7 +200,9 @@ def test_any_damage(tmp_path: Path) -> None:
 
 
 def test_checkpoints_name_the_file(tmp_path: Path) -> None:
-    save_checkpoint(tmp_path / "net", small_network(), image_size=8, mean=MEAN, std=STD)
+    network = small_network()
+    network.preprocessing = whole(8)
+    save_checkpoint(tmp_path / "net", network)
     good = sorted(write_image_folder(tmp_path / "pictures", per_class=1).glob("*/*.png"))[0]
     bomb = tmp_path / "bomb.png"
     bomb.write_bytes(png_of(60_000, 60_000))

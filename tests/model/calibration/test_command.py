@@ -6,11 +6,10 @@ import shutil
 import pytest
 import torch
 from auxhead.model import EarlyExitNetwork, FusedAuxHead, load_checkpoint, save_checkpoint
-from auxhead.model.basics.images import MEAN, STD
 from auxhead.model.network.learned_from import LearnedFrom, Samples, fingerprint
 from support.checkpoint_files import weights_of
 from support.command_line import assert_one_line_error, auxhead, plot
-from support.pictures import write_image_folder
+from support.pictures import whole, write_image_folder
 from support.replica_cases import OWN, train_on_stripes
 
 pytestmark = pytest.mark.usefixtures("without_interpreter", "undrawn")
@@ -24,7 +23,8 @@ def made_once(tmp_path_factory):
     exec(OWN, scope)
     network = EarlyExitNetwork(scope["make"](), {"0": FusedAuxHead(8, 2)})
     train_on_stripes(network, steps=40)
-    save_checkpoint(folder / "own", network.eval(), backbone="own_stripes:make", classes=CLASSES, **IMAGES)
+    network.preprocessing = whole(16)
+    save_checkpoint(folder / "own", network.eval(), backbone="own_stripes:make", classes=CLASSES)
     return folder
 
 
@@ -43,7 +43,6 @@ def calibrated(own, *options, out="new"):
 
 
 CLASSES = ("lying", "standing")
-IMAGES = {"image_size": 16, "mean": MEAN, "std": STD}
 ARGUMENTS = ("calibrate", "--checkpoint", "own", "--backbone", "own_stripes:make", "--device", "cpu")
 
 
@@ -82,7 +81,8 @@ def test_classes_beyond_those_of_the_images_are_numbers(own):
     torch.manual_seed(0)
     network = EarlyExitNetwork(nn_backbone(own, classes=3), {"0": FusedAuxHead(8, 3)})
     (own / "own_stripes.py").write_text(OWN.replace("8 * 25, 2)", "8 * 25, 3)"))
-    save_checkpoint(own / "own", network.eval(), backbone="own_stripes:make", **IMAGES)
+    network.preprocessing = whole(16)
+    save_checkpoint(own / "own", network.eval(), backbone="own_stripes:make")
     printed, report = calibrated(own, "--max-work", 1.0)
     assert printed.startswith("The classifier is no better than chance: of 240 samples it gets ")
     assert [(row["name"], row["samples"] > 0) for row in report["classes"]] == [
@@ -113,7 +113,8 @@ def test_who_knows_what_was_learned_in_another_form_says_it(own):
     network = load_checkpoint(own / "own", nn_backbone(own)).network
     in_memory = Samples([torch.arange(5)], frozenset(["float32 [3, 16, 16]"]))
     network.learned_from = LearnedFrom(None, fingerprint(network)).plus("temperature", in_memory)
-    save_checkpoint(own / "own", network, backbone="own_stripes:make", classes=CLASSES, **IMAGES)
+    network.preprocessing = whole(16)
+    save_checkpoint(own / "own", network, backbone="own_stripes:make", classes=CLASSES)
     shutil.copytree(own / "pictures" / "lying", own / "learned" / "lying")
     shutil.copytree(own / "pictures" / "lying", own / "learned" / "standing")
     found = {}

@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from auxhead.model.basics.images import normalise, open_image, to_pixels
+from auxhead.model.basics.images import open_image
 from auxhead.model.calibration.thresholds import exit_indices
 from auxhead.model.commands.demo_run import choose_thresholds
 from auxhead.model.commands.small_resnet import BLOCKS, resnet18_small, small_early_exit_network
@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.checkpoint_files import weights_of
 from support.command_line import assert_one_line_error, auxhead
-from support.pictures import write_image_folder
+from support.pictures import whole, write_image_folder
 
 without_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 pytestmark = pytest.mark.usefixtures("without_interpreter")
@@ -95,7 +95,7 @@ def test_infer_gives_the_answer_of_the_saved_network(done, tmp_path):
     result = auxhead("infer", "--checkpoint", out, *paths, "--device", "cpu")
     assert result.exit_code == 0, result.output
     loaded = load_network(out, None, None)
-    wanted = loaded.network(normalise(torch.stack([to_pixels(open_image(path), 16) for path in paths])))
+    wanted = loaded.network(torch.stack([whole(16).pipeline()(open_image(path)) for path in paths]))
     rows = [line for line in result.output.splitlines() if ".png" in line]
     for row, path, label, confidence, exit_index in zip(
         rows, paths, wanted.label, wanted.confidence, wanted.exit_index, strict=True

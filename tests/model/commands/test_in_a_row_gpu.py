@@ -43,7 +43,7 @@ def auxhead(where: Path, *arguments: object) -> str:
 def calibrated(workplace: Path) -> Path:
     """The workplace with the checkpoints ``trained`` and ``calibrated``."""
     said = auxhead(
-        workplace, "train", "--data", "pictures", "--backbone", "resnet18", "--image-size", 32, "--epochs", 5,
+        workplace, "train", "--data", "pictures", "--backbone", "resnet18", "--crop", 32, "--epochs", 5,
         "--device", DEVICE, "--out", "trained",
     )  # fmt: skip
     assert "of the work" in said, "heads are placed by themselves, and it says where"

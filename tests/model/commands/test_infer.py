@@ -15,11 +15,12 @@ import torchvision
 from auxhead.model import EarlyExitNetwork, FusedAuxHead, attach_exits, save_checkpoint
 from auxhead.model.__main__ import app
 from auxhead.model.basics.files import writing
-from auxhead.model.basics.images import MEAN, STD, normalise, open_image, to_pixels
+from auxhead.model.basics.images import open_image
 from auxhead.plots.records import COMMITTED
 from PIL import Image
 from support.command_line import assert_one_line_error, auxhead, plot, tune
 from support.example_models import SmallNet
+from support.pictures import whole
 from typer.testing import CliRunner
 
 NAMES = ("cat", "dog", "fox")
@@ -29,7 +30,9 @@ NAMES = ("cat", "dog", "fox")
 def network() -> EarlyExitNetwork:
     heads = {"maxpool": FusedAuxHead(24, 3), "stage2": FusedAuxHead(48, 3)}
     backbone = torchvision.models.shufflenet_v2_x0_5(num_classes=3)
-    return EarlyExitNetwork(backbone, heads, rules=0.36, example_input=torch.zeros(2, 3, 32, 32)).eval()
+    network = EarlyExitNetwork(backbone, heads, rules=0.36, example_input=torch.zeros(2, 3, 32, 32)).eval()
+    network.preprocessing = whole(32)
+    return network
 
 
 @pytest.fixture
@@ -51,9 +54,7 @@ def pictures(tmp_path: Path) -> list[Path]:
 @pytest.fixture
 def checkpoint(network: EarlyExitNetwork, tmp_path: Path) -> Path:
     out = tmp_path / "net"
-    save_checkpoint(
-        out, network, backbone="torchvision.models:shufflenet_v2_x0_5", classes=NAMES, image_size=32, mean=MEAN, std=STD
-    )
+    save_checkpoint(out, network, backbone="torchvision.models:shufflenet_v2_x0_5", classes=NAMES)
     return out
 
 
@@ -67,7 +68,7 @@ def test_json_lines(network, pictures, checkpoint, tmp_path, batch, runner):
     assert result.exit_code == 0, result.output
     lines = [json.loads(line) for line in out.read_text().splitlines()]
     assert [line["image"] for line in lines] == [*map(str, pictures)]
-    wanted = network(normalise(torch.stack([to_pixels(open_image(path), 32) for path in pictures])))
+    wanted = network(torch.stack([whole(32).pipeline()(open_image(path)) for path in pictures]))
     assert [line["class_index"] for line in lines] == wanted.label.tolist()
     assert [line["exit_index"] for line in lines] == wanted.exit_index.tolist()
     assert len({line["exit_index"] for line in lines}) > 1
@@ -91,19 +92,23 @@ def test_a_picture_that_cannot_be_read_leaves_the_file_of_before(pictures, check
 
 def test_checkpoints_that_do_not_suffice(network, pictures, tmp_path):
     for change, message in (
-        ({"backbone": "torchvision.models:resnet19"}, "with 'torchvision.models:resnet19', which this torchvision"),
+        ({"backbone": "torchvision.models:resnet19"}, "got 'torchvision.models:resnet19', which this torchvision has"),
         ({"classes": ()}, "has no names of classes, wants --backbone with a function of yours"),
         ({"backbone": "mine:make"}, "wants what makes its backbone: --backbone mine:make"),
-        ({"backbone": None}, "does not name a backbone of torchvision, wants what makes its backbone: --backbone pa"),
-        ({"image_size": None}, "checkpoint: was saved without image_size"),
+        (
+            {"backbone": None},
+            "not name a backbone of torchvision or timm, wants what makes its backbone: --backbone pa",
+        ),
+        ({"preprocessing": None}, "checkpoint: was saved without preprocessing"),
     ):
-        saved = {"backbone": "torchvision.models:shufflenet_v2_x0_5", "classes": NAMES, "image_size": 32, **change}
-        save_checkpoint(tmp_path / "net", network, mean=MEAN, std=STD, **saved)
+        saved = {"backbone": "torchvision.models:shufflenet_v2_x0_5", "classes": NAMES, **change}
+        network.preprocessing = saved.pop("preprocessing", whole(32))
+        save_checkpoint(tmp_path / "net", network, **saved)
         assert_one_line_error(auxhead("infer", *pictures, "--checkpoint", tmp_path / "net", "--device", "cpu"), message)
 
 
 def test_a_backbone_of_torchvision_may_be_named_as_it_is_to_train(network, pictures, tmp_path):
-    save_checkpoint(tmp_path / "net", network, classes=NAMES, image_size=32, mean=MEAN, std=STD)
+    save_checkpoint(tmp_path / "net", network, classes=NAMES)
     options = ("--checkpoint", tmp_path / "net", "--device", "cpu", "--backbone")
     result = auxhead("infer", pictures[0], *options, "shufflenet_v2_x0_5")
     assert result.exit_code == 0 and "1 images" in result.output.replace("1 image ", "1 images "), result.output
@@ -123,11 +128,12 @@ def test_a_network_with_exits_of_its_own_wants_the_function_that_makes_it(pictur
     monkeypatch.syspath_prepend(tmp_path)
     model = importlib.import_module("own_net").Net().eval()
     network = attach_exits(model, torch.randn(2, 3, 32, 32), rules=0.4)
-    save_checkpoint("own", network, classes=NAMES, image_size=32, mean=MEAN, std=STD)
+    network.preprocessing = whole(32)
+    save_checkpoint("own", network, classes=NAMES)
     options = ("--checkpoint", "own", "--json", "-", "--device", "cpu", "--backbone", "own_net:Net")
     result = auxhead("infer", *pictures[:3], *options)
     assert result.exit_code == 0, result.output
-    wanted = network(normalise(torch.stack([to_pixels(open_image(path), 32) for path in pictures[:3]])))
+    wanted = network(torch.stack([whole(32).pipeline()(open_image(path)) for path in pictures[:3]]))
     assert [json.loads(line)["class_index"] for line in result.stdout.splitlines()] == wanted.label.tolist()
 
 
@@ -151,9 +157,8 @@ def folder(users_folder: Path) -> Path:
     """The current one, with a checkpoint and a picture whose name holds what terminals obey."""
     torch.manual_seed(0)
     network = EarlyExitNetwork(SmallNet(), {"block0": FusedAuxHead(8, 5)}).eval()
-    save_checkpoint(
-        "net", network, classes=["café"] + [f"thé {number}" for number in range(4)], image_size=8, mean=MEAN, std=STD
-    )
+    network.preprocessing = whole(8)
+    save_checkpoint("net", network, classes=["café"] + [f"thé {number}" for number in range(4)])
     Path("outputs_net.py").write_text(MAKE)
     Image.new("RGB", (8, 8)).save("a\x1b[31m\nb.png")
     return users_folder

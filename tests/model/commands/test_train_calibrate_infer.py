@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 
 import pytest
 from auxhead.model import load_checkpoint, save_checkpoint
@@ -23,7 +24,7 @@ def done(tmp_path_factory):
     write_image_folder(where / "stripes", per_class=90)
     made = auxhead(
         "train", "--backbone", "shufflenet_v2_x0_5", "--data", where / "stripes",
-        "--image-size", 32, "--epochs", 2, "--seed", 5, "--device", "cpu", "--out", where / "net",
+        "--crop", 32, "--epochs", 2, "--seed", 5, "--device", "cpu", "--out", where / "net",
     )  # fmt: skip
     assert made.exit_code == 0, made.output
     assert made.output.count("of the work") > 1, "heads are placed by themselves, and it says where"
@@ -65,9 +66,9 @@ def test_copies_and_other_files_of_the_same_pixels_are_known_to_who_saves_it_fro
             shutil.copy(file, done / "copies" / folder.name / f"b{file.name}")
             Image.open(file).save(done / "copies" / folder.name / f"c{file.stem}.bmp")
     loaded = load_checkpoint(done / "tuned", shufflenet_v2_x0_5(num_classes=2))
+    loaded.network.preprocessing = replace(loaded.preprocessing, crop=48, resize=None, mean=(0.4,) * 3)
     save_checkpoint(
         done / "saved", loaded.network, backbone="torchvision.models:shufflenet_v2_x0_5", classes=loaded.classes,
-        image_size=48, mean=(0.4,) * 3, std=loaded.std,
     )  # fmt: skip
     _, report = calibrated("saved", "copies", "of saved copies", done)
     assert report["left_out"] == 3 * 144 and sum(report["samples"].values()) == 3 * 36
@@ -79,7 +80,6 @@ def test_a_training_of_ones_own_on_top_is_not_known(done):
     loaded.network.heads[0].linear.bias.data += 0.01
     save_checkpoint(
         done / "changed", loaded.network, backbone="torchvision.models:shufflenet_v2_x0_5", classes=loaded.classes,
-        image_size=32, mean=loaded.mean, std=loaded.std,
     )  # fmt: skip
     printed, report = calibrated("changed", "stripes", "of changed", done)
     assert UNKNOWN in printed and "have changed since" in report["bound"]["unknown"] and report["left_out"] == 144

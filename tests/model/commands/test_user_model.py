@@ -7,11 +7,10 @@ import torch
 import typer
 from auxhead.model import EarlyExitNetwork, FusedAuxHead, ModuleHead, load_checkpoint, save_checkpoint
 from auxhead.model.basics.bad_input import BadInput
-from auxhead.model.basics.images import MEAN, STD
 from auxhead.model.commands.errors import one_line_errors
 from auxhead.model.commands.user_model import load_factory
 from support.command_line import assert_one_line_error, auxhead
-from support.pictures import write_image_folder
+from support.pictures import whole, write_image_folder
 from torch import nn
 
 SOURCE = """
@@ -166,7 +165,7 @@ def too_wide():
     return {"0": nn.Sequential(nn.Conv2d(8, 5, 3, stride=2), nn.ReLU(), nn.Flatten(), nn.Linear(5 * 9, 2))}
 """
 SAVED = ("--checkpoint", "own", "--device", "cpu")
-IMAGES = {"classes": ("lying", "standing"), "mean": MEAN, "std": STD}
+CLASSES = ("lying", "standing")
 
 
 @pytest.fixture
@@ -179,7 +178,8 @@ def own(users_folder):
     torch.manual_seed(0)
     heads = {"0": scope["branch"](), "1": FusedAuxHead(8, 2)}
     network = EarlyExitNetwork(scope["backbone"](), heads, 0.51, example_input=torch.zeros(2, 3, 16, 16)).eval()
-    save_checkpoint(users_folder / "own", network, backbone="own_parts:backbone", image_size=16, **IMAGES)
+    network.preprocessing = whole(16)
+    save_checkpoint(users_folder / "own", network, backbone="own_parts:backbone", classes=CLASSES)
     return scope
 
 
@@ -251,7 +251,8 @@ def test_what_is_no_dict_of_these_modules_is_one_line(own, tmp_path):
 
 def test_modules_for_a_checkpoint_without_any_are_refused(own, tmp_path):
     network = EarlyExitNetwork(nn.Sequential(*own["backbone"]()), {"0": FusedAuxHead(8, 2)}).eval()
-    save_checkpoint(tmp_path / "own", network, image_size=16, **IMAGES)
+    network.preprocessing = whole(16)
+    save_checkpoint(tmp_path / "own", network, classes=CLASSES)
     given = ("--backbone", "own_parts:backbone", "--modules")
     message = "returned a module for 0, wants none: all heads of the checkpoint are fused"
     assert_one_line_error(auxhead("infer", "pictures", *SAVED, *given, "own_parts:modules"), message)
@@ -265,7 +266,8 @@ def test_a_network_of_torchvision_takes_modules_by_its_name(own, tmp_path):
     head = nn.Sequential(nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.LayerNorm(192), nn.Linear(192, 2))
     network = EarlyExitNetwork(backbone, {"stage2": ModuleHead(head)}, example_input=torch.zeros(2, 3, 32, 32)).eval()
     named = "torchvision.models:shufflenet_v2_x0_5"
-    save_checkpoint(tmp_path / "own", network, backbone=named, image_size=32, **IMAGES)
+    network.preprocessing = whole(32)
+    save_checkpoint(tmp_path / "own", network, backbone=named, classes=CLASSES)
     assert_one_line_error(auxhead("infer", "pictures", *SAVED), "--modules: got none for the head at 'stage2' in own")
     (tmp_path / "own_head.py").write_text(
         "from torch import nn\n\ndef make():\n"

@@ -6,22 +6,24 @@ from pathlib import Path
 import pytest
 import torch
 from auxhead.model import EarlyExitNetwork, FusedAuxHead, ModuleHead, save_checkpoint
-from auxhead.model.basics.images import MEAN, STD
 from support.command_line import assert_one_line_error, auxhead
 from support.example_models import SmallNet
 from support.exported import first_sure, read_description, run_stages
+from support.pictures import whole
 from torch import nn
 
 
 @pytest.fixture
 def network() -> EarlyExitNetwork:
-    return EarlyExitNetwork(SmallNet(), {"block0": FusedAuxHead(8, 5)}, rules=0.25).eval()
+    network = EarlyExitNetwork(SmallNet(), {"block0": FusedAuxHead(8, 5)}, rules=0.25).eval()
+    network.preprocessing = whole(16)
+    return network
 
 
 @pytest.fixture
 def checkpoint(network: EarlyExitNetwork, users_folder: Path) -> Path:
     """Of a network whose backbone ``small_nets:make`` makes, in the current directory."""
-    save_checkpoint(users_folder / "net", network, backbone="small_nets:make", image_size=16, mean=MEAN, std=STD)
+    save_checkpoint(users_folder / "net", network, backbone="small_nets:make")
     (users_folder / "small_nets.py").write_text("from support.example_models import SmallNet\n\n\nmake = SmallNet\n")
     return users_folder / "net"
 
@@ -65,15 +67,17 @@ def test_what_is_refused(network, checkpoint, tmp_path):
         for more in ([], ["--stages"]):
             result = auxhead("export", checkpoint, out, *make, *more)
             assert_one_line_error(result, f"OUT: {out} is there already, wants the name of something new")
+    network.preprocessing = None
     save_checkpoint(tmp_path / "plain", network, backbone="small_nets:make")
-    assert_one_line_error(auxhead("export", "plain", "x.pt2", *make), "checkpoint: was saved without image_size")
+    assert_one_line_error(auxhead("export", "plain", "x.pt2", *make), "checkpoint: was saved without preprocessing")
     assert sorted(path.name for path in tmp_path.iterdir() if path.name != "__pycache__") == sorted([*before, "plain"])
 
 
 def test_a_checkpoint_whose_head_is_a_module_of_the_users(checkpoint, tmp_path):
     head = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Tanh(), nn.Linear(8, 5))
     network = EarlyExitNetwork(SmallNet(), {"block0": ModuleHead(head)}, example_input=torch.zeros(2, 3, 16, 16)).eval()
-    save_checkpoint(tmp_path / "module", network, image_size=16, mean=MEAN, std=STD)
+    network.preprocessing = whole(16)
+    save_checkpoint(tmp_path / "module", network)
     (tmp_path / "small_nets.py").write_text(
         "from support.example_models import SmallNet\nfrom torch import nn\n\n\nmake = SmallNet\n\n\n"
         "def heads():\n    parts = nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Tanh(), nn.Linear(8, 5)\n"

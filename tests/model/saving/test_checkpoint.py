@@ -11,7 +11,8 @@ import pytest
 import torch
 from auxhead.model import EarlyExitNetwork, ExitRule, FusedAuxHead, attach_exits, load_checkpoint, save_checkpoint
 from auxhead.model.basics.bad_input import BadInput
-from auxhead.model.basics.images import normalise, open_image, to_pixels
+from auxhead.model.basics.images import open_image
+from auxhead.model.basics.preprocessing import Preprocessing
 from support.checkpoint_files import as_of_format_3, saved_network, weights_of
 from support.example_models import SmallNet, plain_heads
 from support.pictures import write_image_folder
@@ -19,11 +20,8 @@ from torch import nn
 
 pytestmark = pytest.mark.usefixtures("without_interpreter")
 
-MEAN, STD = (0.1, 0.2, 0.3), (0.4, 0.5, 0.6)
-ABOUT = {
-    "backbone": "my.nets:small", "classes": list("abcdç"), "image_size": 8, "mean": MEAN, "std": STD,
-    "accuracy": {"test": 0.5},
-}  # fmt: skip
+PREPARED = Preprocessing(8, 9, (0.1, 0.2, 0.3), (0.4, 0.5, 0.6), "bicubic", antialias=False)
+ABOUT = {"backbone": "my.nets:small", "classes": list("abcdç"), "accuracy": {"test": 0.5}}
 
 
 @pytest.fixture
@@ -32,6 +30,7 @@ def network() -> EarlyExitNetwork:
     for module in network.modules():
         if isinstance(module, nn.BatchNorm2d):  # not what a fresh network has
             module.running_mean.normal_(0, 0.1)
+    network.preprocessing = PREPARED
     return network.eval()
 
 
@@ -53,8 +52,8 @@ def assert_same_answers(mine: EarlyExitNetwork, theirs: EarlyExitNetwork) -> Non
 
 def test_the_same_answers_come_back(saved: Path, network: EarlyExitNetwork) -> None:
     loaded = load_checkpoint(str(saved), SmallNet())
-    assert loaded.classes == tuple("abcdç") and loaded.image_size == 8
-    assert (loaded.mean, loaded.std) == (MEAN, STD) and loaded.accuracy == {"test": 0.5}
+    assert loaded.classes == tuple("abcdç") and loaded.accuracy == {"test": 0.5}
+    assert loaded.preprocessing == loaded.network.preprocessing == PREPARED
     assert not any(module.training for module in loaded.network.modules())
     assert all(parameter.requires_grad for parameter in loaded.network.parameters())
     assert_same_answers(loaded.network, network)
@@ -63,9 +62,10 @@ def test_the_same_answers_come_back(saved: Path, network: EarlyExitNetwork) -> N
 
 
 def test_the_type_of_the_parameters_comes_back(tmp_path: Path, network: EarlyExitNetwork) -> None:
+    network.preprocessing = None
     save_checkpoint(tmp_path, network.bfloat16())
     loaded = load_checkpoint(tmp_path, SmallNet())
-    assert loaded.classes == () and loaded.image_size is None
+    assert loaded.classes == () and loaded.network.preprocessing is None
     assert_same_answers(loaded.network, network)
 
 
@@ -102,8 +102,8 @@ def test_pictures_become_input(saved: Path, tmp_path: Path) -> None:
     paths = sorted(write_image_folder(tmp_path / "pictures", per_class=2).glob("*/*.png"))[:3]
     loaded = load_checkpoint(saved, SmallNet())
     x = loaded.read_images(paths)
-    pixels = torch.stack([to_pixels(open_image(path), 8) for path in paths])
-    assert x.dtype == torch.float32 and torch.equal(x, normalise(pixels, MEAN, STD))
+    wanted = torch.stack([PREPARED.pipeline()(open_image(path)) for path in paths])
+    assert x.dtype == torch.float32 and torch.equal(x, wanted)
     assert loaded.network(x).label.shape == (3,)
     loaded.network.half()
     assert torch.equal(loaded.read_images(paths), x.half())
@@ -136,7 +136,7 @@ def test_hidden_layers_come_back(tmp_path: Path) -> None:
 
 def test_files_of_heads_without_hidden_layers_are_as_they_were(saved: Path) -> None:
     content = json.loads((saved / "model.json").read_text())
-    assert content["format"] == 4 and all(list(head) == HEAD_FIELDS for head in content["heads"].values())
+    assert content["format"] == 5 and all(list(head) == HEAD_FIELDS for head in content["heads"].values())
 
 
 @pytest.mark.parametrize(
@@ -315,8 +315,6 @@ NOT_SAVED: dict[str, tuple[Callable[[], Any], dict[str, Any], str]] = {
     "classes": (plain, {"classes": ["a"]}, "^classes: got 1 names, wants 5"),
     "text": (plain, {"classes": "abcde"}, "^classes: got 'abcde', wants a list"),
     "backbone": (plain, {"backbone": SmallNet}, "^backbone: got <class.*a str"),
-    "mean": (plain, {"mean": 0.5}, "^mean: got 0.5, wants three numbers"),
-    "no std": (plain, {"image_size": 8, "mean": MEAN}, "^mean, std: got none beside image_s"),
     "accuracy": (plain, {"accuracy": {"test": "good"}}, "^accuracy: .*numbers"),
     "report": (plain, {"calibration": {"format": "a", "drop": math.nan}}, "^calibration: got .*report"),
     "sparse": (
@@ -386,6 +384,10 @@ def with_head(description: dict[str, Any], **changes: Any) -> dict[str, Any]:
     return {"heads": {tap: {**head, **changes} for tap, head in description["heads"].items()}}
 
 
+def prepared(**changes: Any) -> dict[str, Any]:
+    return {"preprocessing": {**PREPARED.as_json(), **changes}}
+
+
 A_RULE = {"threshold": 0.5, "criterion": "max_prob", "temperature": 1.0, "enabled": True}
 
 
@@ -398,20 +400,25 @@ def other_classes(heads: dict[str, Any]) -> dict[str, Any]:
 
 
 BAD_DESCRIPTIONS: dict[str, tuple[Callable[[Any], Any], str]] = {
-    "format": (lambda _: {"format": 1}, "has format 1, wants 4; written by another version"),
-    "newer": (lambda _: {"format": 5}, "has format 5, wants 4; written by a newer version"),
+    "format": (lambda _: {"format": 1}, "has format 1, wants 5; written by another version"),
+    "newer": (lambda _: {"format": 6}, "has format 6, wants 5; written by a newer version"),
     "report": (lambda _: {"calibration": {}}, "has calibration: got {}, wants a report, as its to_json"),
-    "size": (lambda _: {"image_size": "16"}, "has image_size: got '16', wants a positive int or None"),
-    "pixels": (lambda _: {"image_size": 10_000}, "has image_size: got 10000, wants .* of 89,478,485 pixels at most"),
-    "std": (lambda _: {"std": [0.5, 0.5, 0.0]}, "has std: got .*, wants three numbers greater than 0"),
-    "nan": (lambda _: {"mean": [0.5, 0.5, math.nan]}, "has mean: got .*, wants three numbers"),
-    "large": (lambda _: {"mean": [10**400, 0, 0]}, "has mean: got .*, wants three numbers"),
+    "size": (lambda _: prepared(crop="16"), "has preprocessing: crop: got '16', wants a positive int, of 89,478,485"),
+    "pixels": (lambda _: prepared(crop=10_000), "has preprocessing: crop: got 10000, wants .* of 89,478,485 pixels at"),
+    "smaller": (lambda _: prepared(resize=7), "has preprocessing: resize: got 7, wants 8 at least, as crop is"),
+    "std": (lambda _: prepared(std=[0.5, 0.5, 0.0]), "has preprocessing: std: got .*, wants numbers greater than 0"),
+    "nan": (lambda _: prepared(mean=[0.5, 0.5, math.nan]), "has preprocessing: mean: got .*, wants three numbers for"),
+    "large": (lambda _: prepared(mean=[10**400, 0, 0]), "has preprocessing: mean: got .*, wants three numbers"),
+    "channels": (lambda _: prepared(channels=1), "has preprocessing: channels: got 1, wants 3, as mean has"),
+    "way": (lambda _: prepared(interpolation="best"), "has preprocessing: interpolation: got 'best', wants one of"),
+    "pixels by a number": (lambda _: {"preprocessing": 8}, "has preprocessing: got 8, wants an object or None"),
+    "half a preprocessing": (lambda _: {"preprocessing": {"crop": 8}}, "has preprocessing: got .*, wants crop, "),
     "path": (lambda _: {"parameters": "../x"}, "has parameters: got .*, wants the SHA-256 of a file or None"),
     "memory of an input": (
         lambda _: {"own_exits": {"input": [2**20, 2**20], "dtype": "int64", "final": None}}, "has own_exits: got .*",
     ),
     "type": (lambda _: {"own_exits": {"input": [3], "dtype": "load", "final": None}}, "has own_exits: got .*"),
-    "extra key": (lambda _: {"surprise": 1}, "has surprise, which format 4 has not"),
+    "extra key": (lambda _: {"surprise": 1}, "has surprise, which format 5 has not"),
     "no heads": (lambda _: {"heads": {}}, "has heads: got {}, wants heads by tap"),
     "pool": (lambda old: with_head(old, pool="median"), "has a head 'block0' that cannot be made: pool: got 'median'"),
     "head's key": (lambda old: with_head(old, surprise=1), "has a head 'block0' that cannot be made"),

@@ -8,10 +8,10 @@ import pytest
 import torch
 from auxhead.model import load_checkpoint, save_checkpoint
 from auxhead.model.basics.bad_input import BadInput
-from auxhead.model.basics.images import MEAN, STD
 from support.checkpoint_files import as_of_format_3, saved_network
 from support.damaged import UNREADABLE, assert_short, damaged_bytes, damaged_json, make_unreadable, read_damaged
 from support.example_models import SmallNet
+from support.pictures import whole
 
 pytestmark = pytest.mark.usefixtures("without_interpreter")
 
@@ -20,8 +20,9 @@ WEIGHTS, DESCRIPTION = "model.safetensors", "model.json"
 
 @pytest.fixture
 def saved(tmp_path: Path) -> Path:
-    about = {"backbone": "my:net", "classes": list("abcde"), "image_size": 8, "mean": MEAN, "std": STD}
-    save_checkpoint(tmp_path, saved_network(), **about, accuracy={"test": 0.5})
+    network = saved_network()
+    network.preprocessing = whole(8)
+    save_checkpoint(tmp_path, network, backbone="my:net", classes=list("abcde"), accuracy={"test": 0.5})
     return as_of_format_3(tmp_path)
 
 

@@ -1,20 +1,29 @@
 """``auxhead train`` as users type it: networks of theirs and of torchvision, images, files, refusals."""
 
 import json
+import pickle
 import sys
+from dataclasses import replace
+from pathlib import Path
+from urllib.error import URLError
 
+import numpy as np
 import pytest
 import torch
 import torchvision
-from auxhead.model import accuracy_of_exits, load_checkpoint
+from auxhead.model import Preprocessing, accuracy_of_exits, load_checkpoint
 from auxhead.model.commands.processes import process_group
 from auxhead.model.commands.train_run import show_steps
+from auxhead.model.commands.user_model import load_network
 from auxhead.model.training.batches import PixelBatches
 from auxhead.model.training.data_sets import load_folder, read_splits
 from auxhead.model.training.train import Step, _TrainingLoop
+from PIL import Image
+from safetensors.torch import save_file
 from support.command_line import assert_one_line_error, auxhead
-from support.pictures import write_image_folder
+from support.pictures import stripes, write_image_folder
 from support.trainable import Blocks, assert_equal_bits, tensors
+from torchvision.transforms._presets import ImageClassification
 
 pytestmark = pytest.mark.usefixtures("without_interpreter")
 
@@ -32,10 +41,16 @@ def make(classes=10, size=8):
 def for_stripes():
     return make(2, 16)
 
-def grey():
+def of_channels(channels):
     network, _ = make()
-    network.backbone.first[0] = torch.nn.Conv2d(1, 8, 3)
-    return network, torch.zeros(2, 1, 8, 8)
+    network.backbone.first[0] = torch.nn.Conv2d(channels, 8, 3)
+    return network, torch.zeros(2, channels, 8, 8)
+
+def grey():
+    return of_channels(1)
+
+def infrared():
+    return of_channels(4)
 """
 
 
@@ -64,9 +79,9 @@ def test_a_network_of_yours_on_a_folder_of_pictures(module, tmp_path):
     backbone = Blocks()
     backbone.fc = torch.nn.Linear(16, 2)
     loaded = load_checkpoint("out", backbone)
-    assert loaded.classes == ("lying", "standing") and loaded.image_size == 16
+    assert loaded.classes == ("lying", "standing") and loaded.preprocessing.crop == 16
     assert json.loads((tmp_path / "out" / "model.json").read_text())["backbone"] == f"{module}:for_stripes"
-    _, splits = read_splits(load_folder(folder), 16, 0, skip_damaged=False, tell=print, on_image=lambda: None)
+    _, splits = read_splits(load_folder(folder), loaded.preprocessing, 0)
     validation = PixelBatches(splits.validation, 8, device=torch.device("cpu"))
     wanted = dict(zip(["first", "second", "classifier"], accuracy_of_exits(loaded.network, validation), strict=True))
     found = rows(result)
@@ -88,11 +103,145 @@ def test_a_backbone_of_torchvision_by_name(tmp_path, monkeypatch):
     folder = write_image_folder(tmp_path / "stripes", per_class=6)
     result = trained(
         "--data", folder, "--backbone", "shufflenet_v2_x0_5", "--tap", "stage2", "--tap", "stage3.0",
-        "--image-size", 32, "--epochs", 1, "--batch-size", 4,
+        "--crop", 32, "--epochs", 1, "--batch-size", 4,
     )  # fmt: skip
     assert list(rows(result)) == ["stage2", "stage3.0", "classifier"]
     loaded = load_checkpoint("out", torchvision.models.shufflenet_v2_x0_5(num_classes=2))
-    assert loaded.network.taps == ("stage2", "stage3.0") and loaded.image_size == 32
+    assert loaded.network.taps == ("stage2", "stage3.0") and loaded.preprocessing.crop == 32
+
+
+def accuracies_of(directory, folder, backbone):
+    """Of a checkpoint's exits, all by itself: torchvision's pipeline, the saved network, eager."""
+    loaded = load_checkpoint(directory, backbone)
+    data = torchvision.datasets.ImageFolder(folder, loaded.preprocessing.pipeline())
+    return accuracy_of_exits(loaded.network, torch.utils.data.DataLoader(data, 8))
+
+
+@pytest.fixture(scope="module")
+def pretrained():
+    """ShuffleNet, trained a little on stripes that fill a third of wide pictures, as torchvision prepares them."""
+    torch.manual_seed(0)
+    backbone = torchvision.models.shufflenet_v2_x0_5(num_classes=2)
+    generator = np.random.default_rng(1)
+    pictures = [wide(label, generator) for label in (0, 1) * 32]
+    x = torch.stack([ImageClassification(crop_size=32, resize_size=37)(one) for one in pictures])
+    y = torch.tensor((0, 1) * 32)
+    optimizer = torch.optim.AdamW(backbone.parameters(), 5e-3)
+    for _ in range(12):
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(backbone(x), y).backward()
+        optimizer.step()
+    with torch.no_grad():
+        [backbone(x) for _ in range(40)]  # batch norms get the statistics of now
+    return backbone.eval()
+
+
+def wide(label, generator):
+    whole = Image.new("RGB", (96, 32), (200, 30, 90))
+    whole.paste(stripes(label, 32, generator), (32, 0))
+    return whole
+
+
+def wide_folder(folder, classes=("standing", "lying"), per_class=12):
+    generator = np.random.default_rng(0)
+    for number, name in enumerate(classes):
+        (folder / name).mkdir(parents=True)
+        for index in range(per_class):
+            wide(number % 2, generator).save(folder / name / f"{index}.png")
+    return folder
+
+
+@pytest.mark.parametrize("form", ["pth", "safetensors", "training.pth"])
+def test_heads_on_a_frozen_backbone_of_weights_in_a_file(pretrained, tmp_path, monkeypatch, form):
+    """Its classifier answers as before, for pictures that are prepared as it was trained."""
+    monkeypatch.chdir(tmp_path)
+    state = pretrained.state_dict()
+    if form == "safetensors":
+        save_file(state, "w.safetensors")
+    else:
+        torch.save({"model": state, "epoch": 3} if form == "training.pth" else state, f"w.{form}")
+    folder = wide_folder(tmp_path / "wide", ("a standing", "lying"))
+    options = ("--data", folder, "--backbone", "shufflenet_v2_x0_5", "--weights", f"w.{form}", "--method", "heads")
+    result = trained(*options, "--crop", 32, "--tap", "stage3")
+    assert "resized to a shorter side of 37, cropped to 32 x 32 pixels" in result.output
+    loaded = load_checkpoint("out", torchvision.models.shufflenet_v2_x0_5(num_classes=2))
+    for name, value in loaded.network.backbone.state_dict().items():
+        assert torch.equal(value, state[name]), name
+    x = torch.randn(3, 3, 32, 32)
+    assert torch.equal(loaded.network.logits(x)[-1], pretrained(x))
+    assert accuracies_of("out", folder, torchvision.models.shufflenet_v2_x0_5(num_classes=2))[-1] > 0.9
+    assert "trained on images that nobody has noted" in str(loaded.network.learned_from.unknown)
+
+
+def test_a_classifier_of_other_classes_is_new_and_learns_with_the_heads(pretrained, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    torch.save(pretrained.state_dict(), "w.pth")
+    folder = wide_folder(tmp_path / "wide", ("a", "b", "c"), per_class=18)  # a and c are the same
+    make = ("--data", folder, "--backbone", "shufflenet_v2_x0_5", "--weights", "w.pth", "--crop", 32, "--tap", "stage4")
+    result = trained(*make, "--method", "heads", "--learning-rate", 0.02)
+    found = load_checkpoint("out", torchvision.models.shufflenet_v2_x0_5(num_classes=3)).network.backbone.state_dict()
+    for name, value in pretrained.state_dict().items():
+        assert name.startswith("fc.") or torch.equal(found[name], value), name
+    assert float(rows(result)["classifier"].removesuffix("%")) > 50.0
+    state = {**pretrained.state_dict(), "conv1.0.weight": torch.zeros(24, 3, 5, 5)}
+    torch.save(state, "w.pth")
+    what = "--weights: w.pth does not fit shufflenet_v2_x0_5: 'conv1.0.weight' is [24, 3, 5, 5], wants [24, 3, 3, 3]"
+    assert_one_line_error(auxhead("train", *make), what)
+    torch.save({"other.weight": torch.ones(1)}, "w.pth")
+    assert_one_line_error(auxhead("train", *make), "--weights: w.pth is not of shufflenet_v2_x0_5: it ")
+    torch.save([1], "w.pth")
+    assert_one_line_error(auxhead("train", *make), "--weights: w.pth holds list, wants parameters by name")
+    (tmp_path / "w.pth").write_bytes(pickle.dumps(Path("x")))
+    assert_one_line_error(auxhead("train", *make), "--weights: w.pth cannot be read as parameters (")
+
+
+def test_weights_of_torchvision_by_name(pretrained, tmp_path, monkeypatch):
+    """A thousand classes; what they are prepared by, and where they are looked for, is theirs."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path / "cache"))
+    folder = wide_folder(tmp_path / "wide", per_class=6)
+    weights = torchvision.models.ShuffleNet_V2_X0_5_Weights.DEFAULT
+    options = ("--data", folder, "--backbone", "shufflenet_v2_x0_5", "--weights", "DEFAULT", "--epochs", 1)
+
+    def no_network(*_, **__):
+        raise URLError("no network")
+
+    monkeypatch.setattr("torch.hub.download_url_to_file", no_network)
+    file = tmp_path / "cache" / "hub" / "checkpoints" / "shufflenetv2_x0.5-f707e7126e.pth"
+    where = f"--weights: {weights} is not at {file}, and {weights.url} cannot be fetched (<urlopen error no network>)"
+    assert_one_line_error(auxhead("train", *options), where)
+    of_imagenet = torchvision.models.shufflenet_v2_x0_5().state_dict()
+    of_imagenet |= {name: value for name, value in pretrained.state_dict().items() if not name.startswith("fc.")}
+    monkeypatch.setattr(type(weights), "get_state_dict", lambda *_, **__: of_imagenet)
+    result = trained(*options, "--method", "heads", "--batch-size", 4)
+    wanted = replace(Preprocessing.of_weights(weights), crop=224, resize=256)
+    loaded = load_checkpoint("out", torchvision.models.shufflenet_v2_x0_5(num_classes=2))
+    assert loaded.preprocessing == wanted and wanted.describe() in result.output
+    assert torch.equal(loaded.network.backbone.conv1[0].weight, of_imagenet["conv1.0.weight"])
+    trained(*options, "--method", "heads", "--batch-size", 4, "--crop", 64, "--channels", 1, out="grey")
+    grey = load_network(tmp_path / "grey", None, None)
+    assert grey.preprocessing == replace(wanted, crop=64, resize=73, mean=(0.449,), std=(0.226,))
+    assert torch.equal(grey.network.backbone.conv1[0].weight, of_imagenet["conv1.0.weight"].sum(1, keepdim=True))
+    answers = auxhead("infer", folder, "--checkpoint", "grey", "--device", "cpu", "--json", "x.jsonl")
+    assert answers.exit_code == 0, answers.output
+
+
+def test_a_backbone_of_timm(tmp_path, monkeypatch):
+    timm = pytest.importorskip("timm")
+    monkeypatch.chdir(tmp_path)
+    folder = wide_folder(tmp_path / "wide", per_class=6)
+    options = ("--data", folder, "--backbone", "timm:mobilenetv4_conv_small", "--epochs", 1, "--batch-size", 4)
+    trained(*options, "--crop", 64, "--mean", "0.5", "--std", "0.25")
+    loaded = load_network(tmp_path / "out", None, None)
+    usual = Preprocessing.of_timm(timm.create_model("mobilenetv4_conv_small"))
+    assert loaded.preprocessing == replace(usual, crop=64, resize=73, mean=(0.5,), std=(0.25,))
+    assert loaded.network.backbone.conv_stem.in_channels == 1
+    answers = auxhead("infer", folder, "--checkpoint", "out", "--device", "cpu", "--json", "x.jsonl")
+    assert answers.exit_code == 0, answers.output
+    monkeypatch.setattr(timm, "create_model", lambda name, pretrained=False, **_: pretrained and 1 / 0 or loaded)
+    monkeypatch.setattr("auxhead.model.commands.train_network.named_backbone", lambda *_: loaded.network.backbone)
+    refused = auxhead("train", *options, "--weights", "DEFAULT")
+    assert_one_line_error(refused, "--weights: those of timm's mobilenetv4_conv_small (timm/mobilenetv4_conv_small.")
 
 
 def test_a_stopped_command_goes_on(module, tmp_path, monkeypatch):
@@ -172,11 +321,29 @@ REFUSED = {
     "a function": (("--backbone", "my_model:make"), "; a function of yours is --model"),
     "too small": (
         ("--backbone", "vit_b_16"),
-        "--image-size: vit_b_16 cannot take 32 pixels: Wrong image height! Expected",
+        "--crop: vit_b_16 cannot take 32 pixels: Wrong image height! Expected",
     ),
     "untrained": (("--backbone", "resnet18", "--tap", "layer1", "--method", "heads"), "--method: heads wants a back"),
     "classes": (("--model", "my_model:for_stripes"), "my_model:for_stripes has 2 classes, wants 10"),
-    "grey": (("--model", "my_model:grey"), "returned a batch [2, 1, 8, 8], wants [N, 3, size, size]"),
+    "infrared": (("--model", "my_model:infrared"), "returned a batch [2, 4, 8, 8], wants [N, 3, size, size], or [N, 1"),
+    "colours for grey": (("--model", "my_model:grey", "--channels", 3), "--channels: got 3, wants 1, as my_model:grey"),
+    "weights of yours": (("--model", "my_model:make", "--weights", "DEFAULT"), "--weights: belongs to --backbone"),
+    "no such weights": (("--backbone", "resnet18", "--weights", "V3"), "got 'V3', wants DEFAULT, IMAGENET1K_V1, or a"),
+    "no file": (
+        ("--backbone", "resnet18", "--weights", "x.pth"),
+        "--weights: x.pth is not there, wants a .saf",
+    ),
+    "their input": (("--backbone", "googlenet", "--weights", "DEFAULT"), "those of googlenet want another input"),
+    "twice resized": (("--backbone", "resnet18", "--squash", "--resize", 64), "--squash: goes without --resize, wants"),
+    "too small a side": (("--backbone", "resnet18", "--resize", 16), "--resize: got 16, wants 32 at least, as crop is"),
+    "two channels": (("--backbone", "resnet18", "--channels", 2), "--channels: got 2, wants 3 for RGB or 1 for grey"),
+    "two numbers": (("--backbone", "resnet18", "--mean", "0.5,0.5"), "--mean: got (0.5, 0.5), wants three numbers"),
+    "no number": (("--backbone", "resnet18", "--std", "0.5,0,1"), "--std: got [0.5, 0.0, 1.0], wants numbers greater"),
+    "no such model": (
+        ("--backbone", "timm:resnet19"),
+        "--backbone: got 'timm:resnet19', which this timm has not; c",
+    ),
+    "a hub": (("--backbone", "timm:hf-hub:me/net"), "--backbone: got 'timm:hf-hub:me/net', which this t"),
     "nothing to resume": (
         ("--model", "my_model:make", "--epochs", "1", "--resume"),
         "--resume: auxhead-train has no training.safetensors",
@@ -187,10 +354,10 @@ REFUSED = {
 
 def test_what_cannot_be_is_refused_in_one_line(module, tmp_path, monkeypatch):
     for options, message in REFUSED.values():
-        assert_one_line_error(auxhead("train", "--device", "cpu", "--image-size", "32", *options), message)
+        assert_one_line_error(auxhead("train", "--device", "cpu", "--crop", "32", *options), message)
     monkeypatch.setattr("auxhead.model.commands.train_run.load_source", lambda *_: pytest.fail("that takes its time"))
     (tmp_path / "file").touch()
-    options = ("--model", "my_model:make", "--epochs", "1", "--image-size", "32", "--out", tmp_path / "file" / "out")
+    options = ("--model", "my_model:make", "--epochs", "1", "--crop", "32", "--out", tmp_path / "file" / "out")
     assert_one_line_error(auxhead("train", "--device", "cpu", *options), f"--out: {tmp_path / 'file'} is a file, wants")
 
 

@@ -6,9 +6,8 @@ import sys
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 from auxhead.model.basics.bad_input import BadInput
-from auxhead.model.basics.images import normalise, open_image, random_shift, to_pixels, to_rgb
+from auxhead.model.basics.images import open_image, random_shift, to_rgb
 from auxhead.model.training.data_sets import (
     LabelledImages,
     decode,
@@ -19,9 +18,8 @@ from auxhead.model.training.data_sets import (
     split_indices,
 )
 from PIL import Image
-from support.pictures import write_cifar10, write_image_folder
+from support.pictures import whole, write_cifar10, write_image_folder
 from torchvision.datasets import CIFAR10
-from torchvision.transforms import functional as T
 
 
 def labelled(labels, test_from=None):
@@ -33,7 +31,7 @@ def test_digits_are_the_real_ones_on_the_full_scale():
     source = load_digits()
     assert len(source.open) == len(source.labels) == 1797
     assert source.classes == tuple("0123456789")
-    pixels = decode(source, 8)[1].pixels
+    pixels = decode(source, whole(8))[1].pixels
     assert pixels.shape == (1797, 3, 8, 8) and pixels.dtype == torch.uint8
     assert pixels.min() == 0 and pixels.max() == 255
     assert torch.equal(pixels[:, 0], pixels[:, 2])
@@ -65,7 +63,7 @@ def test_a_class_with_too_few_images_is_named():
 
 
 def test_each_split_holds_the_pictures_of_its_places_and_a_given_test_split_stays():
-    _, splits = read_splits(labelled([i % 2 for i in range(60)], test_from=40), 8, 0)
+    _, splits = read_splits(labelled([i % 2 for i in range(60)], test_from=40), whole(8), 0)
     assert splits.test.indices.tolist() == list(range(40, 60))
     assert [len(split.labels) for split in splits] == [36, 4, 20]
     assert sorted(torch.cat([split.indices for split in splits]).tolist()) == list(range(60))
@@ -115,22 +113,22 @@ def test_damaged_pictures_are_named_with_what_to_do_and_can_be_left_out(tmp_path
     with pytest.raises(
         BadInput, match=r"/0.png: cannot be read as an image \(it is empty\); --skip-damaged leaves out"
     ):
-        decode(source, 16)
+        decode(source, whole(16))
     read = []
-    whole, split, damaged = decode(source, 16, lambda: read.append(1), skip_damaged=True)
+    readable, split, damaged = decode(source, whole(16), lambda: read.append(1), skip_damaged=True)
     pixels = split.pixels
     assert len(read) == len(source.open) == 17 and len(damaged) == 5
     assert [message.partition(": ")[0] for message in damaged] == [
-        str(path) for path in source.paths if path not in whole.paths
+        str(path) for path in source.paths if path not in readable.paths
     ]
     for said, (_, reason) in zip(damaged, DAMAGE.values(), strict=False):
         assert ": cannot be read as an image (" in said and reason in said
         assert said.count(".png") == 1 and "\n" not in said
-    assert len(whole.open) == len(whole.paths) == len(whole.labels) == len(pixels) == 12
-    assert whole.labels.tolist() == [0] * 4 + [1] * 8 and whole.classes == source.classes
-    for path, read_again, image in zip(whole.paths, whole.open, pixels, strict=True):
-        assert torch.equal(to_pixels(open_image(path), 16), image)
-        assert torch.equal(to_pixels(read_again(), 16), image)
+    assert len(readable.open) == len(readable.paths) == len(readable.labels) == len(pixels) == 12
+    assert readable.labels.tolist() == [0] * 4 + [1] * 8 and readable.classes == source.classes
+    for path, read_again, image in zip(readable.paths, readable.open, pixels, strict=True):
+        assert torch.equal(whole(16).cropped(open_image(path)), image)
+        assert torch.equal(whole(16).cropped(read_again()), image)
 
 
 def test_a_picture_whose_orientation_cannot_be_read_is_named(tmp_path, monkeypatch):
@@ -142,12 +140,12 @@ def test_a_picture_whose_orientation_cannot_be_read_is_named(tmp_path, monkeypat
     write_image_folder(tmp_path, per_class=4)
     monkeypatch.setattr("auxhead.model.basics.images.ImageOps.exif_transpose", damaged)
     with pytest.raises(BadInput, match=r"\.png: cannot be read as an image \(required argument"):
-        decode(load_folder(tmp_path), 16)
+        decode(load_folder(tmp_path), whole(16))
 
 
 def test_more_pictures_than_memory_are_refused_before_reading():
-    with pytest.raises(BadInput, match=r"--image-size: 20000 images of 512x512 take 15 GiB"):
-        decode(labelled([0, 1] * 10_000), 512)
+    with pytest.raises(BadInput, match=r"--crop: 20000 images of 512x512 take 15 GiB"):
+        decode(labelled([0, 1] * 10_000), whole(512))
 
 
 def test_cifar10_by_torchvisions_loader(tmp_path, monkeypatch):
@@ -158,7 +156,7 @@ def test_cifar10_by_torchvisions_loader(tmp_path, monkeypatch):
     assert source.name == "CIFAR-10" and source.classes[3] == "kind3"
     assert len(source.labels) == 120 and source.test_from == 100
     direct = CIFAR10(str(tmp_path), train=False)
-    assert torch.equal(decode(source, 32)[1].pixels[100:], torch.from_numpy(direct.data).permute(0, 3, 1, 2))
+    assert torch.equal(decode(source, whole(32))[1].pixels[100:], torch.from_numpy(direct.data).permute(0, 3, 1, 2))
     train, validation, test = split_indices(source, 0)
     assert (len(train), len(validation), len(test)) == (90, 10, 20)
 
@@ -191,24 +189,6 @@ def test_a_photo_is_turned_upright(tmp_path):
     exif[0x0112] = 6
     image.save(tmp_path / "photo.jpg", exif=exif)
     assert open_image(tmp_path / "photo.jpg").size == (3, 6)
-    assert to_pixels(open_image(tmp_path / "photo.jpg"), 5).shape == (3, 5, 5)
-
-
-def test_normalise_is_torchvisions_and_makes_the_same_input_on_every_device(device):
-    pixels = torch.randint(0, 256, (3, 3, 5, 7), dtype=torch.uint8)
-    mean, std = (0.1, 0.5, 0.9), (0.2, 0.3, 0.4)
-    torch.testing.assert_close(normalise(pixels, mean, std), T.normalize(pixels / 255.0, mean, std))
-    pixels = torch.arange(256, dtype=torch.uint8).repeat(3).reshape(1, 3, 16, 16)
-    assert torch.equal(normalise(pixels.to(device)).cpu(), normalise(pixels))
-
-
-def test_pictures_are_resized_bilinearly():
-    """Each of four pixels of one becomes the mean of its neighbours, weighted by how near they are."""
-    values = torch.randint(0, 256, (3, 8, 8), dtype=torch.uint8)
-    picture = Image.fromarray(values.permute(1, 2, 0).numpy())
-    for size in (4, 16):
-        wanted = F.interpolate(values[None].float(), (size, size), mode="bilinear", antialias=True)[0]
-        assert (to_pixels(picture, size).float() - wanted).abs().max() <= 1.0
 
 
 def test_random_shift_crops_each_picture_from_a_black_border():

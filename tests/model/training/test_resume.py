@@ -13,7 +13,7 @@ from auxhead.model.training.train import LossNotFinite
 from auxhead.model.training.training_state import TrainingState
 from safetensors import safe_open
 from safetensors.torch import save_file
-from support.trainable import assert_equal_bits, digits, images, tensors, trainable
+from support.trainable import assert_equal_bits, digits, images, part_of, tensors, trainable
 from torch.utils.data import DataLoader
 
 pytestmark = pytest.mark.usefixtures("without_interpreter")
@@ -24,7 +24,7 @@ class Stopped(Exception):
 
 
 def pixels():
-    split = type(digits()[0])(*(part[:80] for part in digits()[0]))
+    split = part_of(digits()[0], slice(80))
     return PixelBatches(split, 16, device=torch.device("cpu"), seed=5, largest_shift=1)
 
 

@@ -9,11 +9,10 @@ import torch
 import torch.nn.functional as F
 from auxhead.model import EarlyExitNetwork, FusedAuxHead, TrainingPlan, accuracy_of_exits, joint_loss, train
 from auxhead.model.basics.bad_input import BadInput
-from auxhead.model.basics.images import normalise
 from auxhead.model.network.learned_from import FILE, LearnedFrom, Samples, fingerprint, identities, learned_by, short
 from auxhead.model.training.batches import PixelBatches
 from support.pictures import write_image_folder
-from support.trainable import Blocks, assert_equal_bits, digits, images, tensors, trainable
+from support.trainable import Blocks, assert_equal_bits, digits, images, part_of, tensors, trainable
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import (
     BatchSampler,
@@ -45,7 +44,7 @@ def loader(count=96, size=16, **options):
 def pixels(device=CPU, seed=0, count=None, size=32):
     split = digits()[0]
     if count:
-        split = type(split)(*(part[:count] for part in split))
+        split = part_of(split, slice(count))
     return PixelBatches(split, size, device=device, seed=seed, largest_shift=1)
 
 
@@ -446,13 +445,14 @@ def test_samples_of_a_part_of_a_data_set_are_noted():
 
 
 def test_of_images_of_a_command_files_and_pixels_are_noted_without_shifts():
-    split = type(digits()[0])(*(part[:40] for part in digits()[0]))
+    split = part_of(digits()[0], slice(40))
     batches = PixelBatches(split, 8, device=torch.device("cpu"), seed=0, largest_shift=2)
     learned = learned_by_training(batches, TrainingPlan(epochs=1))
     (part,) = learned.parts
     assert part.kinds == {FILE} and learned.unknown is None
     assert set(split.contents.flatten().tolist()) < set(part.hashes.tolist())
-    roles, _ = learned.roles(Samples([short(identities(normalise(split.pixels)))], frozenset(["float32 [3, 8, 8]"])))
+    inputs = split.preprocessing.normalised(split.pixels)
+    roles, _ = learned.roles(Samples([short(identities(inputs))], frozenset(["float32 [3, 8, 8]"])))
     assert (roles == 0).all()
 
 
@@ -466,7 +466,7 @@ def test_a_resumed_training_has_learned_from_the_same_images_or_says_that_it_doe
         with pytest.raises(KeyboardInterrupt):
             learned_by_training(make(count=64), plan, state=state, on_epoch=stop)
         if unknown is None:
-            split = type(digits()[0])(*(part[64:128] for part in digits()[0]))
+            split = part_of(digits()[0], slice(64, 128))
             others = PixelBatches(split, 32, device=CPU, seed=0, largest_shift=1)
             with pytest.raises(BadInput, match="is of a training with images .*; wants the same"):
                 learned_by_training(others, plan, state=state, resume=True)

@@ -1,0 +1,225 @@
+"""The network of ``auxhead train``, and how pictures become its input: a factory's, or torchvision's or timm's."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..attach import attach
+from ..basics.bad_input import BadInput, one_line
+from ..basics.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Preprocessing, resize_for
+from ..listening.batches import NotTaken
+from ..network.early_exit_network import EarlyExitNetwork
+from ..network.learned_from import LearnedFrom, fingerprint
+from .user_model import TIMM, TORCHVISION, is_of_torchvision, load_factory, named_backbone
+
+#: The weights that torchvision and timm recommend.
+DEFAULT = "DEFAULT"
+#: Of torchvision's classifiers those whose weights come with another input and without the exits they are made with.
+_OTHERWISE_MADE = ("googlenet", "inception_v3")
+
+
+def make_network(asked: SimpleNamespace, classes: tuple[str, ...]) -> tuple[EarlyExitNetwork, str]:
+    """Return the network, freshly initialised by the seed or with weights, and the name of what makes its backbone.
+
+    Its preprocessing is that of its weights or its factory, or torchvision's usual one, as far as options do not say
+    otherwise. ``BadInput`` for options that no network can be made of.
+    """
+    with torch.random.fork_rng():
+        torch.manual_seed(asked.seed)
+        if asked.model is not None:
+            return _of_factory(asked, len(classes)), str(asked.model)
+        return _attached(asked, classes)
+
+
+def _of_factory(asked: SimpleNamespace, classes: int) -> EarlyExitNetwork:
+    network, example = load_factory(asked.model)()
+    shape = list(example.shape)
+    if len(shape) != 4 or shape[1] not in (1, 3) or shape[2] != shape[3]:
+        raise BadInput(f"--model: {asked.model} returned a batch {shape}, wants [N, 3, size, size], or [N, 1, ...]")
+    network.check_taps(example)
+    found = network.exit_heads[0].num_classes
+    if found != classes:
+        raise BadInput(f"--model: {asked.model} has {found} classes, wants {classes}, as the images have")
+    usual = network.preprocessing or _usual(asked, shape[-1], shape[1])
+    network.preprocessing = _as_asked(asked, usual)
+    if network.preprocessing.channels != shape[1]:
+        raise BadInput(f"--channels: got {network.preprocessing.channels}, wants {shape[1]}, as {asked.model} takes")
+    return network
+
+
+def _attached(asked: SimpleNamespace, classes: tuple[str, ...]) -> tuple[EarlyExitNetwork, str]:
+    """Attach heads to a classifier of torchvision or timm, whose name is returned, too."""
+    name, taps = str(asked.backbone), asked.tap
+    full = name if name.startswith(TIMM) else TORCHVISION + name
+    if not (name.startswith(TIMM) or is_of_torchvision(name)):
+        yours = "; a function of yours is --model" if ":" in name else ""
+        wants = "a classifier of torchvision.models, resnet18 say, or timm:NAME"
+        raise BadInput(f"--backbone: got {name!r}, wants {wants}{yours}")
+    channels = asked.channels or (1 if asked.mean is not None and len(asked.mean) == 1 else 3)
+    backbone = named_backbone(full, len(classes), channels, "--backbone")
+    usual, state = _weights(asked, full, backbone, channels)
+    preprocessing = _as_asked(asked, usual)
+    fresh = None if state is None else _load(backbone, state, f"--weights: {asked.weights}", name)
+    example = torch.zeros(2, preprocessing.channels, preprocessing.crop, preprocessing.crop)
+    if asked.method == "heads":  # the weights stay, but for a classifier of other classes, which is new
+        for layer, parameter in backbone.named_parameters():
+            parameter.requires_grad_(fresh is not None and layer.rpartition(".")[0] == fresh)
+    try:
+        network = attach(backbone, taps or "auto", example_input=example)
+    except NotTaken as error:
+        why = one_line(error.__cause__)
+        raise BadInput(f"--crop: {name} cannot take {preprocessing.crop} pixels: {why}") from None
+    except (ValueError, TypeError) as error:
+        raise BadInput(f"--tap: {name} with {', '.join(taps or ()) or 'none'}: {error}") from None
+    network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # trains a tenth faster
+    network.preprocessing = preprocessing
+    of_others = None if state is None else "the weights of its backbone were trained on images that nobody has noted"
+    network.learned_from = LearnedFrom(of_others, fingerprint(network))
+    return network, full
+
+
+def _weights(
+    asked: SimpleNamespace, full: str, backbone: nn.Module, channels: int
+) -> tuple[Preprocessing, Mapping[str, Tensor] | None]:
+    """Return how pictures were prepared for the weights that are asked for, and these; None where there are none."""
+    name, weights = full.partition(":")[2], asked.weights
+    if full.startswith(TIMM):
+        usual = Preprocessing.of_timm(backbone)
+        if weights == DEFAULT:
+            return usual, _of_hub(name, channels)
+    else:
+        usual = _usual(asked, 224, channels)
+        known = {one.name: one for one in _registered(name)}
+        if weights == DEFAULT and known:
+            weights = _registered(name).DEFAULT.name
+        if weights in known:
+            if name in _OTHERWISE_MADE:
+                wants = "another backbone, or yours by --model"
+                raise BadInput(f"--weights: those of {name} want another input than its images, wants {wants}")
+            return Preprocessing.of_weights(known[weights]), _downloaded(known[weights])
+    if weights is None:
+        return usual, None
+    if Path(weights).suffix not in (".safetensors", ".pth", ".pt", ".bin"):
+        names = [DEFAULT] if full.startswith(TIMM) else [DEFAULT, *known]
+        raise BadInput(f"--weights: got {weights!r}, wants {', '.join(names)}, or a .safetensors or .pth file")
+    return usual, _read(Path(weights))
+
+
+def _registered(name: str) -> Any:
+    from torchvision.models import get_model_weights
+
+    return get_model_weights(name)
+
+
+def _downloaded(weights: Any) -> Mapping[str, Tensor]:
+    """Return registered weights, from torch.hub's cache or the network."""
+    folder = Path(torch.hub.get_dir(), "checkpoints")
+    try:
+        found: Mapping[str, Tensor] = weights.get_state_dict(progress=False, check_hash=True)
+    except (OSError, RuntimeError) as error:  # no network; another file than was published
+        file = folder / Path(weights.url).name
+        raise BadInput(
+            f"--weights: {weights} is not at {file}, and {weights.url} cannot be fetched ({one_line(error)}); wants a "
+            "connection, or that file there"
+        ) from None
+    return found
+
+
+def _of_hub(name: str, channels: int) -> Mapping[str, Tensor]:
+    """Return what timm recommends for a model, from its cache or the network."""
+    import timm
+
+    try:
+        made = timm.create_model(name, pretrained=True, in_chans=channels)
+    except Exception as error:  # of several libraries: no network, no such file, nothing published
+        from huggingface_hub.constants import HF_HUB_CACHE
+
+        config = timm.get_pretrained_cfg(name)
+        source = config.hf_hub_id if config is not None and config.hf_hub_id else config and config.url
+        raise BadInput(
+            f"--weights: those of timm's {name} ({source}) are not in {HF_HUB_CACHE} and cannot be fetched "
+            f"({one_line(error)}); wants a connection, or a file of weights"
+        ) from None
+    found: Mapping[str, Tensor] = made.state_dict()
+    return found
+
+
+def _read(path: Path) -> Mapping[str, Tensor]:
+    """Read a file of parameters by name; nothing in it is run."""
+    try:
+        if path.suffix == ".safetensors":
+            from safetensors.torch import load_file
+
+            return load_file(path)
+        found = torch.load(path, map_location="cpu", weights_only=True)
+    except FileNotFoundError:
+        raise BadInput(f"--weights: {path} is not there, wants a .safetensors or .pth file") from None
+    except Exception as error:  # of whatever is no such file
+        raise BadInput(f"--weights: {path} cannot be read as parameters ({one_line(error)})") from None
+    for key in ("state_dict", "model"):  # as trainings of torchvision and others save them
+        if isinstance(found, Mapping) and isinstance(found.get(key), Mapping):
+            found = found[key]
+    if not isinstance(found, Mapping) or not all(isinstance(value, Tensor) for value in found.values()):
+        raise BadInput(f"--weights: {path} holds {type(found).__name__}, wants parameters by name, a state_dict")
+    return found
+
+
+def _load(backbone: nn.Module, given: Mapping[str, Tensor], what: str, name: str) -> str | None:
+    """Load weights; returns the name of the layer that gives the class scores if it has other classes, and stays new.
+
+    A convolution of grey pictures takes what it would make of the same in red, green and blue. ``BadInput`` for weights
+    of another backbone.
+    """
+    own = backbone.state_dict()
+    state = dict(given)
+    for key in own.keys() & state.keys():
+        if own[key].ndim == 4 and own[key].shape[1] == 1 and state[key].shape[1:2] == (3,):
+            state[key] = state[key].sum(1, keepdim=True)
+    for missing in sorted(own.keys() ^ state.keys()):
+        which = "does not have" if missing in own else "has, besides,"
+        raise BadInput(f"{what} is not of {name}: it {which} {missing!r:.80}")
+    other = [key for key in own if own[key].shape != state[key].shape]
+    layers = {key.rpartition(".")[0] for key in other}
+    if len(layers) > 1 or any(own[key].shape[1:] != state[key].shape[1:] for key in other):
+        got, wants = (list(values[other[0]].shape) for values in (state, own))
+        raise BadInput(f"{what} does not fit {name}: {other[0]!r} is {got}, wants {wants}")
+    backbone.load_state_dict({**state, **{key: own[key] for key in other}})
+    return layers.pop() if layers else None
+
+
+def _usual(asked: SimpleNamespace, crop: int, channels: int) -> Preprocessing:
+    """Return torchvision's usual preprocessing; the digits and CIFAR-10 fill their pictures, which are not cropped."""
+    if asked.data is None:
+        half = (0.5,) * channels
+        return Preprocessing(crop, crop, half, half)
+    mean, std = _in_channels(channels, IMAGENET_MEAN, IMAGENET_STD)
+    return Preprocessing(crop, resize_for(crop), mean, std)
+
+
+def _in_channels(channels: int, *values: tuple[float, ...]) -> list[tuple[float, ...]]:
+    """Return values of each channel for another number of channels: of grey their mean, of RGB that of grey thrice."""
+    return [value if len(value) == channels else (sum(value) / len(value),) * channels for value in values]
+
+
+def _as_asked(asked: SimpleNamespace, usual: Preprocessing) -> Preprocessing:
+    """Return a preprocessing with what options say."""
+    if asked.squash and asked.resize is not None:
+        raise BadInput("--squash: goes without --resize, wants one of them")
+    crop = asked.crop or usual.crop
+    resize = usual.resize
+    if resize is not None and asked.crop is not None:
+        resize = round(crop * resize / usual.crop)
+    if asked.resize is not None or asked.squash:
+        resize = asked.resize
+    given = [value for value in (asked.mean, asked.std) if value is not None]
+    channels = asked.channels or (len(given[0]) if given else usual.channels)
+    mean, std = _in_channels(channels, usual.mean, usual.std)
+    try:
+        return replace(usual, crop=crop, resize=resize, mean=asked.mean or mean, std=asked.std or std)
+    except (ValueError, TypeError) as error:
+        raise BadInput(f"--{error}") from None
