@@ -16,10 +16,11 @@ from auxhead.model.auto.plan import PlanFile
 from auxhead.model.basics.bad_input import BadInput
 from auxhead.model.basics.images import open_image
 from auxhead.model.commands.options import RUNS_YOUR_CODE
-from auxhead.model.training.data_sets import load_cifar10
+from auxhead.model.training.sources import load_source
 from support.checkpoint_files import weights_of
+from support.command_line import assert_one_line_error, auxhead
 from support.example_models import SmallNet
-from support.pictures import write_cifar10
+from support.pictures import write_cifar10, write_image_folder
 from support.planner_fakes import small_network
 from typer.testing import CliRunner
 
@@ -45,6 +46,7 @@ ALLOWED = {
     "model/listening/recorder.py": {"pickle"},  # dumps alone: random numbers of before and after are compared
     "model/trunk/inductor.py": {"loads"},  # graphs that became bytes a moment ago, in this process
     "model/trunk/compile_workers.py": {"pickle", "loads", "subprocess"},  # graphs in a folder of its own; ourselves
+    "model/commands/train_network.py": {"load", "weights_only"},  # a file named on the command line; a test tries one
     "model/processes/dealing.py": {"load"},  # of safetensors, which holds tensors alone
     "model/export/file_formats.py": {"load"},  # a file that was written a moment ago, in a folder of its own
     "plots/figures/registry.py": {"importlib", "import_module"},  # its own figures, when they are drawn
@@ -126,8 +128,12 @@ def test_no_pickle_in_the_place_of_a_file_is_opened(tmp_path):
         read_records(tmp_path / "file")
     for file in (write_cifar10(tmp_path) / "cifar-10-batches-py").iterdir():
         file.write_bytes(content)
-    with pytest.raises(BadInput, match="does not hold CIFAR-10"):
-        load_cifar10(tmp_path)
+    with pytest.raises(BadInput, match="cifar-10-batches-py is not CIFAR-10"):
+        load_source(tmp_path)
+    (tmp_path / "weights.pth").write_bytes(content)
+    write_image_folder(tmp_path / "pictures", per_class=3)
+    train = "train", "--data", tmp_path / "pictures", "--backbone", "resnet18", "--weights", tmp_path / "weights.pth"
+    assert_one_line_error(auxhead(*train, "--device", "cpu"), "weights.pth cannot be read as parameters")
     assert not mark.exists()
 
 

@@ -2,6 +2,7 @@
 
 import os
 import stat
+from typing import BinaryIO
 
 import numpy as np
 import torch
@@ -20,8 +21,8 @@ MOST_PIXELS = 2**30 // 12
 MOST_TO_ONE = 100
 
 
-def open_image(path: str | os.PathLike[str]) -> Image.Image:
-    """Read an image file and return it as RGB, upright, on white where it is transparent.
+def open_image(path: str | os.PathLike[str] | BinaryIO, name: str = "") -> Image.Image:
+    """Read an image file, or the content of one that is called ``name``: as RGB, upright, on white if transparent.
 
     Before a pixel is decoded, what is no file is refused (whoever opens a pipe waits), other formats than ``FORMATS``,
     more than ``MOST_PIXELS`` pixels, and several pictures in one file, of which nobody knows the right one; the first
@@ -30,8 +31,9 @@ def open_image(path: str | os.PathLike[str]) -> Image.Image:
     Raises:
         BadInput: the file is missing or is not an image that can be read to its end.
     """
+    name = name or str(path)
     try:
-        if not stat.S_ISREG(os.stat(path).st_mode):
+        if isinstance(path, (str, os.PathLike)) and not stat.S_ISREG(os.stat(path).st_mode):
             raise ValueError("it is not a file")
         with Image.open(path, formats=FORMATS) as file:
             width, height = file.size
@@ -43,12 +45,13 @@ def open_image(path: str | os.PathLike[str]) -> Image.Image:
                 raise ValueError(f"it has {width:,} x {height:,} pixels, wants sides of 1 to {MOST_TO_ONE} at most")
             return to_rgb(ImageOps.exif_transpose(file), file.format)
     except FileNotFoundError:
-        raise BadInput(f"{path}: no such file, wants an image") from None
+        raise BadInput(f"{name}: no such file, wants an image") from None
     except UnidentifiedImageError:
-        what = "its format is not known" if os.path.getsize(path) else "it is empty"
-        raise BadInput(f"{path}: cannot be read as an image ({what})") from None
+        is_empty = isinstance(path, (str, os.PathLike)) and not os.path.getsize(path)
+        what = "it is empty" if is_empty else "its format is not known"
+        raise BadInput(f"{name}: cannot be read as an image ({what})") from None
     except Exception as error:  # Pillow's plugins raise what they come across: struct.error, TypeError, KeyError
-        raise BadInput(f"{path}: cannot be read as an image ({one_line(error)})") from None
+        raise BadInput(f"{name}: cannot be read as an image ({one_line(error)})") from None
 
 
 def to_rgb(image: Image.Image, file_format: str | None = None) -> Image.Image:

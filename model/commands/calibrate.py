@@ -15,11 +15,9 @@ from .options import (
     BackboneOption,
     CheckpointOption,
     DataOption,
-    DatasetOption,
     DeviceOption,
     Draw,
     ModulesOption,
-    RootOption,
     SaveFigure,
     SkipDamagedOption,
     check_output_directory,
@@ -32,8 +30,6 @@ def calibrate_command(beyond: Callable[[], tuple[Draw, SaveFigure]]) -> Callable
     def calibrate(
         checkpoint: CheckpointOption,
         data: DataOption = None,
-        dataset: DatasetOption = None,
-        root: RootOption = None,
         backbone: BackboneOption = None,
         modules: ModulesOption = None,
         train_data: Annotated[

@@ -26,7 +26,8 @@ from ..processes.process_group import own_rank
 from ..saving.checkpoint import Checkpoint, save_checkpoint
 from ..saving.checkpoint_files import read_description
 from ..training.batches import PixelBatches
-from ..training.data_sets import LabelledImages, decode, load_folder, load_source
+from ..training.data_sets import decode
+from ..training.sources import LabelledImages, load_source
 from .options import make_output_directory
 from .user_model import load_network
 
@@ -44,11 +45,11 @@ def run_calibration(
     """
     agree(lambda: checkpoint_facts(asked.checkpoint))
     loaded = load_network(asked.checkpoint, asked.backbone, asked.modules)
-    source = load_source(asked.data, asked.dataset, asked.root)
+    source = load_source(asked.data)
     agree(lambda: {"images": source.facts()})
     network = loaded.network.to(device)
     if asked.train_data is not None and asked.train_data != Path("none"):
-        learned = _read(load_folder(asked.train_data, "--train-data"), loaded, asked)
+        learned = _read(load_source(asked.train_data, "--train-data"), loaded, asked)
         assert learned.split.contents is not None
         inputs = (one for x, _ in learned for one in identities(x))
         samples = Samples([*learned.split.contents, short(inputs)], frozenset([FILE]))
@@ -88,7 +89,7 @@ def _read(source: LabelledImages, loaded: Checkpoint, asked: SimpleNamespace) ->
     if loaded.classes and source.classes != loaded.classes:
         raise BadInput(
             f"--checkpoint: its network has the classes {', '.join(loaded.classes):.100}, got images of "
-            f"{', '.join(source.classes):.100}; wants the same, in the same order, by --data or --dataset"
+            f"{', '.join(source.classes):.100}; wants the same, in the same order, by --data"
         )
     _, images, _ = decode(source, loaded.preprocessing, skip_damaged=asked.skip_damaged)
     batch_size, dtype = min(_BATCH, len(images.labels)), loaded.network.dtype

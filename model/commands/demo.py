@@ -11,11 +11,9 @@ from .console import plain_console
 from .errors import one_line_errors
 from .options import (
     DataOption,
-    DatasetOption,
     DeviceOption,
     Draw,
     EpochsOption,
-    RootOption,
     SaveFigure,
     SeedOption,
     SkipDamagedOption,
@@ -38,8 +36,6 @@ def demo_command(beyond: Callable[[], BeyondDemo]) -> Callable[..., None]:
 
     def demo(
         data: DataOption = None,
-        dataset: DatasetOption = None,
-        root: RootOption = None,
         skip_damaged: SkipDamagedOption = False,
         out: Annotated[Path, typer.Option(help="Where checkpoint, report and figure go.")] = Path("auxhead-demo"),
         epochs: EpochsOption = None,
@@ -61,7 +57,7 @@ def demo_command(beyond: Callable[[], BeyondDemo]) -> Callable[..., None]:
 
         from ..basics.files import write_json
         from ..basics.preprocessing import Preprocessing
-        from ..training.data_sets import load_source
+        from ..training.sources import load_source
         from .console import PhaseProgress
         from .demo_run import print_report, run_demo, save_demo
         from .processes import torch_device
@@ -70,9 +66,9 @@ def demo_command(beyond: Callable[[], BeyondDemo]) -> Callable[..., None]:
         console = plain_console()
         with one_line_errors():
             check_output_directory(out)
-            source = load_source(data, dataset, root)
+            source = load_source(data)
             where = torch_device(device)
-            size = image_size or (16 if data is None and dataset in (None, "digits") else 32)
+            size = image_size or (16 if data is None else 32)
             halves = (0.5, 0.5, 0.5)  # pixels in [-1, 1]; batch normalisation does the rest
             preprocessing = Preprocessing(crop=size, resize=size, mean=halves, std=halves)
             console.print(

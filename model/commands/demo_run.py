@@ -23,8 +23,9 @@ from ..calibration.thresholds import exit_indices, exit_scores, thresholds_at_er
 from ..network.early_exit_network import EarlyExitNetwork
 from ..network.learned_from import LearnedFrom, fingerprint
 from ..saving.checkpoint import save_checkpoint
-from ..training.data_sets import LabelledImages, Split, Splits, read_splits
+from ..training.data_sets import Split, Splits, read_splits
 from ..training.plan import TrainingPlan, epochs_for
+from ..training.sources import LabelledImages
 from .small_resnet import BACKBONE, BLOCKS, small_early_exit_network
 from .train_run import StartPhase, in_order, train_on_pixels
 

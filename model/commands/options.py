@@ -33,17 +33,12 @@ ModulesOption = Annotated[
     ),
 ]
 DataOption = Annotated[
-    Path | None, typer.Option(help="Your own images: a directory with one folder of images a class.")
-]
-DatasetOption = Annotated[
-    Literal["digits", "cifar10"] | None,
-    typer.Option(help="A data set by name; the digits (shipped with scikit-learn) by default."),
-]
-RootOption = Annotated[
     Path | None,
     typer.Option(
-        help="For --dataset cifar10: the directory that holds cifar-10-batches-py. These are pickles, opened only if "
-        "their checksums are those of CIFAR-10."
+        help="Your own images: a directory with one folder of images a class, or with such below train, val and test; "
+        "a CSV file with the columns path and label; a directory of a Hugging Face data set's parquet files; the "
+        "directory that holds CIFAR-10 or CIFAR-100, of which pickles are opened only if their checksums are theirs.",
+        show_default="the digits that come with scikit-learn",
     ),
 ]
 SkipDamagedOption = Annotated[

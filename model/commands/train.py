@@ -11,10 +11,8 @@ from .errors import one_line_errors
 from .options import (
     RUNS_YOUR_CODE,
     DataOption,
-    DatasetOption,
     DeviceOption,
     EpochsOption,
-    RootOption,
     SeedOption,
     SkipDamagedOption,
     numbers,
@@ -23,8 +21,6 @@ from .options import (
 
 def train(
     data: DataOption = None,
-    dataset: DatasetOption = None,
-    root: RootOption = None,
     skip_damaged: SkipDamagedOption = False,
     model: Annotated[
         str | None,

@@ -15,6 +15,7 @@ from ..basics.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Preprocessing, r
 from ..listening.batches import NotTaken
 from ..network.early_exit_network import EarlyExitNetwork
 from ..network.learned_from import LearnedFrom, fingerprint
+from ..training.sources import LabelledImages
 from .user_model import TIMM, TORCHVISION, is_of_torchvision, load_factory, named_backbone
 
 #: The weights that torchvision and timm recommend.
@@ -23,8 +24,8 @@ DEFAULT = "DEFAULT"
 _OTHERWISE_MADE = ("googlenet", "inception_v3")
 
 
-def make_network(asked: SimpleNamespace, classes: tuple[str, ...]) -> tuple[EarlyExitNetwork, str]:
-    """Return the network, freshly initialised by the seed or with weights, and the name of what makes its backbone.
+def make_network(asked: SimpleNamespace, source: LabelledImages) -> tuple[EarlyExitNetwork, str]:
+    """Return the network for images, initialised by the seed or with weights, and the name of what makes its backbone.
 
     Its preprocessing is that of its weights or its factory, or torchvision's usual one, as far as options do not say
     otherwise. ``BadInput`` for options that no network can be made of.
@@ -32,27 +33,27 @@ def make_network(asked: SimpleNamespace, classes: tuple[str, ...]) -> tuple[Earl
     with torch.random.fork_rng():
         torch.manual_seed(asked.seed)
         if asked.model is not None:
-            return _of_factory(asked, len(classes)), str(asked.model)
-        return _attached(asked, classes)
+            return _of_factory(asked, source), str(asked.model)
+        return _attached(asked, source)
 
 
-def _of_factory(asked: SimpleNamespace, classes: int) -> EarlyExitNetwork:
+def _of_factory(asked: SimpleNamespace, source: LabelledImages) -> EarlyExitNetwork:
     network, example = load_factory(asked.model)()
     shape = list(example.shape)
     if len(shape) != 4 or shape[1] not in (1, 3) or shape[2] != shape[3]:
         raise BadInput(f"--model: {asked.model} returned a batch {shape}, wants [N, 3, size, size], or [N, 1, ...]")
     network.check_taps(example)
-    found = network.exit_heads[0].num_classes
+    found, classes = network.exit_heads[0].num_classes, len(source.classes)
     if found != classes:
         raise BadInput(f"--model: {asked.model} has {found} classes, wants {classes}, as the images have")
-    usual = network.preprocessing or _usual(asked, shape[-1], shape[1])
+    usual = network.preprocessing or _usual(source, shape[-1], shape[1])
     network.preprocessing = _as_asked(asked, usual)
     if network.preprocessing.channels != shape[1]:
         raise BadInput(f"--channels: got {network.preprocessing.channels}, wants {shape[1]}, as {asked.model} takes")
     return network
 
 
-def _attached(asked: SimpleNamespace, classes: tuple[str, ...]) -> tuple[EarlyExitNetwork, str]:
+def _attached(asked: SimpleNamespace, source: LabelledImages) -> tuple[EarlyExitNetwork, str]:
     """Attach heads to a classifier of torchvision or timm, whose name is returned, too."""
     name, taps = str(asked.backbone), asked.tap
     full = name if name.startswith(TIMM) else TORCHVISION + name
@@ -61,8 +62,8 @@ def _attached(asked: SimpleNamespace, classes: tuple[str, ...]) -> tuple[EarlyEx
         wants = "a classifier of torchvision.models, resnet18 say, or timm:NAME"
         raise BadInput(f"--backbone: got {name!r}, wants {wants}{yours}")
     channels = asked.channels or (1 if asked.mean is not None and len(asked.mean) == 1 else 3)
-    backbone = named_backbone(full, len(classes), channels, "--backbone")
-    usual, state = _weights(asked, full, backbone, channels)
+    backbone = named_backbone(full, len(source.classes), channels, "--backbone")
+    usual, state = _weights(asked, full, backbone, source, channels)
     preprocessing = _as_asked(asked, usual)
     fresh = None if state is None else _load(backbone, state, f"--weights: {asked.weights}", name)
     example = torch.zeros(2, preprocessing.channels, preprocessing.crop, preprocessing.crop)
@@ -84,7 +85,7 @@ def _attached(asked: SimpleNamespace, classes: tuple[str, ...]) -> tuple[EarlyEx
 
 
 def _weights(
-    asked: SimpleNamespace, full: str, backbone: nn.Module, channels: int
+    asked: SimpleNamespace, full: str, backbone: nn.Module, source: LabelledImages, channels: int
 ) -> tuple[Preprocessing, Mapping[str, Tensor] | None]:
     """Return how pictures were prepared for the weights that are asked for, and these; None where there are none."""
     name, weights = full.partition(":")[2], asked.weights
@@ -93,7 +94,7 @@ def _weights(
         if weights == DEFAULT:
             return usual, _of_hub(name, channels)
     else:
-        usual = _usual(asked, 224, channels)
+        usual = _usual(source, 224, channels)
         known = {one.name: one for one in _registered(name)}
         if weights == DEFAULT and known:
             weights = _registered(name).DEFAULT.name
@@ -192,9 +193,9 @@ def _load(backbone: nn.Module, given: Mapping[str, Tensor], what: str, name: str
     return layers.pop() if layers else None
 
 
-def _usual(asked: SimpleNamespace, crop: int, channels: int) -> Preprocessing:
-    """Return torchvision's usual preprocessing; the digits and CIFAR-10 fill their pictures, which are not cropped."""
-    if asked.data is None:
+def _usual(source: LabelledImages, crop: int, channels: int) -> Preprocessing:
+    """Return torchvision's usual preprocessing; of images that fill their pictures nothing is cropped."""
+    if source.fills:
         half = (0.5,) * channels
         return Preprocessing(crop, crop, half, half)
     mean, std = _in_channels(channels, IMAGENET_MEAN, IMAGENET_STD)

@@ -19,9 +19,10 @@ from ..processes.dealing import agree
 from ..processes.process_group import own_rank, ranks
 from ..saving.checkpoint import save_checkpoint
 from ..training.batches import PixelBatches
-from ..training.data_sets import LabelledImages, Split, Splits, load_source, read_splits
+from ..training.data_sets import Split, Splits, read_splits
 from ..training.learners import accuracy_of_exits
 from ..training.plan import TrainingPlan, epochs_for
+from ..training.sources import LabelledImages, load_source
 from ..training.train import Epoch, LossNotFinite, Step, Training, train
 from .console import PhaseProgress
 from .options import check_output_directory, make_output_directory
@@ -45,9 +46,9 @@ def run_training(console: Console, asked: SimpleNamespace, device: torch.device)
         accumulate=asked.accumulate, patience=asked.patience,
     )  # fmt: skip
     _check_options(asked)
-    source = load_source(asked.data, asked.dataset, asked.root)
+    source = load_source(asked.data)
     agree(lambda: {"images": source.facts()})
-    network, made_by = make_network(asked, source.classes)
+    network, made_by = make_network(asked, source)
     network.to(device)
     assert network.preprocessing is not None
     console.print(

@@ -1,61 +1,22 @@
-"""Data sets of images: the digits, CIFAR-10 or a folder; decoded and split into train, validation and test."""
+"""Labelled images decoded, and split into train, validation and test."""
 
-import hashlib
 import os
-from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
-from functools import partial
-from pathlib import Path
+from dataclasses import replace
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
 
 from ..basics.bad_input import BadInput
-from ..basics.images import open_image, to_rgb
 from ..basics.preprocessing import Preprocessing
 from ..network.learned_from import FILE, Samples, hashes_of, identities, short
+from .sources import LabelledImages
 
 #: Most memory that decoded images may take; more are refused with advice.
 MOST_BYTES = 8 * 2**30
-
-#: Names of folders that are splits, not classes.
-_SPLIT_NAMES = {"train", "training", "val", "valid", "validation", "test", "testing", "eval"}
-
-
-@dataclass(frozen=True)
-class LabelledImages:
-    """Images with their classes, not yet decoded."""
-
-    name: str
-    """The data set's name in reports."""
-    open: Sequence[Callable[[], Image.Image]]
-    """For each image a function that reads it as RGB."""
-    labels: Tensor
-    """[M] int64."""
-    classes: tuple[str, ...]
-    paths: tuple[Path, ...] | None = None
-    """The image files; None for images that come in arrays."""
-    test_from: int | None = None
-    """Index of the first image of a given test split, which lasts to the end; None: a test split is drawn."""
-
-    def contents(self) -> Tensor:
-        """Return of each image a hash of its file's bytes, or of its pixels where it comes in an array, [M] int64."""
-        if self.paths is None:
-            return hashes_of(open_it().tobytes() for open_it in self.open)
-        return hashes_of(path.read_bytes() for path in self.paths)
-
-    def facts(self) -> str:
-        """Return the number of images, and a hash of names, sizes on disk, labels and classes, to agree on."""
-        found = hashlib.sha256(repr(self.classes).encode())
-        found.update(self.labels.numpy().tobytes())
-        for path in self.paths or ():
-            found.update(f"{path.parent.name}/{path.name} {path.stat().st_size}\n".encode())
-        return f"{len(self.labels)} images of {self.name} ({found.hexdigest()[:16]})"
 
 
 class Split(NamedTuple):
@@ -89,123 +50,35 @@ class Splits(NamedTuple):
     test: Split
 
 
-def load_source(data: Path | None, dataset: str | None, root: Path | None) -> LabelledImages:
-    """Return the images that the options ``--data``, ``--dataset`` and ``--root`` ask for; the digits by default."""
-    if data is not None:
-        if dataset is not None or root is not None:
-            raise BadInput("--data: cannot be given together with --dataset or --root; wants one source")
-        return load_folder(data)
-    if dataset is None and root is None or dataset == "digits":
-        if root is not None:
-            raise BadInput("--root: the digits need none; it belongs to --dataset cifar10")
-        return load_digits()
-    if dataset != "cifar10":
-        got = "--root without --dataset" if dataset is None else repr(dataset)
-        raise BadInput(f"--dataset: got {got}, wants 'digits' or 'cifar10'")
-    if root is None:
-        raise BadInput("--root: missing; --dataset cifar10 wants the directory that holds cifar-10-batches-py")
-    return load_cifar10(root)
-
-
-def load_digits() -> LabelledImages:
-    """Return scikit-learn's 1,797 handwritten digits (8x8, white on black), which ship inside the package."""
-    try:
-        from sklearn.datasets import load_digits as sklearn_digits
-    except ImportError:
-        raise BadInput(
-            "the digits come with scikit-learn, which is not installed: pip install 'auxhead[demo]' "
-            "(or give your own images with --data DIR)"
-        ) from None
-    digits = sklearn_digits()
-    grey = np.rint(digits.images * (255.0 / 16.0)).astype(np.uint8)  # [M, 8, 8], from 0..16
-    return LabelledImages(
-        name="scikit-learn digits",
-        open=[partial(_open_array, array) for array in grey],
-        labels=torch.from_numpy(digits.target).long(),
-        classes=tuple(str(digit) for digit in range(10)),
-    )
-
-
-def load_folder(directory: Path, name: str = "--data") -> LabelledImages:
-    """Return the images below a directory that has one folder a class, as ``torchvision.datasets.ImageFolder`` does."""
-    from torchvision.datasets import ImageFolder
-
-    if not directory.is_dir():
-        what = "is not a directory" if directory.exists() else "does not exist"
-        raise BadInput(f"{name}: {directory} {what}, wants a directory with one folder of images a class")
-    folders = sorted(entry.name for entry in directory.iterdir() if entry.is_dir())
-    if len(folders) < 2:
-        found = f"only the folder {folders[0]!r}" if folders else "no folders"
-        raise BadInput(f"{name}: {directory} has {found}, wants at least two, one of images a class")
-    if _SPLIT_NAMES.issuperset(folder.lower() for folder in folders):
-        raise BadInput(
-            f"{name}: the folders {', '.join(folders)} of {directory} look like splits, wants one folder a class; "
-            f"give {directory / folders[0]}, say: splits are drawn from it"
-        )
-    found = ImageFolder(directory, allow_empty=True)
-    paths = tuple(Path(path) for path, _ in found.samples)
-    return LabelledImages(
-        name=directory.resolve().name,
-        open=[partial(open_image, path) for path in paths],
-        labels=torch.tensor(found.targets, dtype=torch.int64),
-        classes=tuple(found.classes),
-        paths=paths,
-    )
-
-
-def load_cifar10(root: Path) -> LabelledImages:
-    """Return CIFAR-10 from files that are already there, by torchvision's loader; its test split stays the test split.
-
-    The files are pickles. The loader opens none before all have the checksums of those that the data set's authors
-    published, so that no others are unpickled.
-    """
-    from torchvision.datasets import CIFAR10
-
-    try:
-        parts = [CIFAR10(str(root), train=train, download=False) for train in (True, False)]
-    except (RuntimeError, OSError) as error:
-        raise BadInput(
-            f"--root: {root} does not hold CIFAR-10 ({' '.join(str(error).split())}); wants the directory that holds "
-            "cifar-10-batches-py, unpacked from cifar-10-python.tar.gz; nothing is downloaded"
-        ) from None
-    arrays = np.concatenate([part.data for part in parts])  # [M, 32, 32, 3] uint8
-    return LabelledImages(
-        name="CIFAR-10",
-        open=[partial(_open_array, array) for array in arrays],
-        labels=torch.tensor([label for part in parts for label in part.targets], dtype=torch.int64),
-        classes=tuple(parts[0].classes),
-        test_from=len(parts[0].data),
-    )
-
-
-def _open_array(array: np.ndarray) -> Image.Image:
-    return to_rgb(Image.fromarray(array))
-
-
 def split_indices(source: LabelledImages, seed: int) -> tuple[Tensor, Tensor, Tensor]:
     """Draw the indices of the train, validation and test images, each class in the same proportions.
 
-    60, 20 and 20 %, at least one image of every class in each. Where the test split is given, a tenth of the rest is
-    for validation.
+    60, 20 and 20 %, at least one image of every class in each. Splits that are given stay what they are: without one
+    for validation that is a tenth of those to train, and half of it is the test where there is no split for that.
     """
     generator = torch.Generator().manual_seed(seed)
-    given = source.test_from is not None
-    indices = torch.arange(len(source.labels))
-    drawn_from = indices[: source.test_from] if given else indices
-    parts: tuple[list[Tensor], list[Tensor], list[Tensor]] = ([], [], [])
-    wanted = 2 if given else 3
+    given = torch.zeros_like(source.labels) if source.given is None else source.given
+    own = [(given == part).nonzero()[:, 0] for part in range(3)]
+    validation_share, test_share = (0.2, 0.2) if source.given is None else (0.0 if len(own[1]) else 0.1, 0.0)
+    parts: tuple[list[Tensor], list[Tensor], list[Tensor]] = ([], [own[1]], [own[2]])
+    wanted = 1 + (validation_share > 0.0) + (test_share > 0.0)
     for label, name in enumerate(source.classes):
-        own = drawn_from[source.labels[drawn_from] == label]
-        count = len(own)
+        of_class = own[0][source.labels[own[0]] == label]
+        count = len(of_class)
         if count < wanted:
-            raise BadInput(f"--data: class {name!r} has {count} images, wants at least {wanted}, one for each split")
-        own = own[torch.randperm(count, generator=generator)]
-        validation = max(1, round(count * (0.1 if given else 0.2)))
-        test = 0 if given else max(1, round(count * 0.2))
-        for part, piece in zip(parts, own.split([count - validation - test, validation, test]), strict=True):
+            each = "one for each split" if wanted > 1 else "to train with"
+            raise BadInput(f"--data: class {name!r} has {count} images, wants at least {wanted}, {each}")
+        of_class = of_class[torch.randperm(count, generator=generator)]
+        validation, test = (max(1, round(count * share)) if share else 0 for share in (validation_share, test_share))
+        for part, piece in zip(parts, of_class.split([count - validation - test, validation, test]), strict=True):
             part.append(piece)
     train, validation_indices, test_indices = (torch.cat(part).sort().values for part in parts)
-    return train, validation_indices, indices[source.test_from :] if given else test_indices
+    if not len(test_indices):
+        labels = source.labels[validation_indices]
+        by_class = [validation_indices[labels == label] for label in range(len(source.classes))]
+        drawn = [each[torch.randperm(len(each), generator=generator)].tensor_split(2) for each in by_class]
+        validation_indices, test_indices = (torch.cat(part).sort().values for part in zip(*drawn, strict=True))
+    return train, validation_indices, test_indices
 
 
 def decode(
@@ -259,7 +132,7 @@ def decode(
             open=[source.open[index] for index in kept],
             labels=source.labels[kept],
             paths=None if source.paths is None else tuple(source.paths[index] for index in kept),
-            test_from=None if source.test_from is None else bisect_left(kept, source.test_from),
+            given=None if source.given is None else source.given[kept],
         )
     contents = torch.stack([source.contents(), pictures[: len(kept)]])
     indices = torch.arange(len(kept))

@@ -4,7 +4,8 @@ from functools import cache
 
 import torch
 from auxhead.model import EarlyExitNetwork, FusedAuxHead
-from auxhead.model.training.data_sets import Split, load_digits, read_splits
+from auxhead.model.training.data_sets import Split, read_splits
+from auxhead.model.training.sources import load_digits
 from support.pictures import whole
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset

@@ -119,7 +119,7 @@ def test_calibrate_leaves_out_the_images_that_the_demo_learned_from(done, tmp_pa
     ("arguments", "message"),
     [
         pytest.param(["demo", "--device", "cuda"], "--device: got cuda", marks=without_gpu),
-        (["demo", "--dataset", "cifar10", "--root", "nowhere"], "--root: nowhere does not hold CIFAR-10"),
+        (["demo", "--data", "nowhere"], "--data: nowhere does not exist, wants a folder of images a class"),
         (["demo", "--data", "x", "--skip-damaged"], "--data: class 'lying' has 0 images, wants at least 3"),
     ],
 )

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 from auxhead.model import load_checkpoint, save_checkpoint
-from auxhead.model.training.data_sets import load_folder
+from auxhead.model.training.sources import load_source
 from PIL import Image
 from support.command_line import assert_one_line_error, auxhead
 from support.pictures import write_image_folder
@@ -93,7 +93,7 @@ def test_images_of_which_all_were_learned_from_are_refused(done):
     for folder in (done / "stripes").iterdir():
         (done / "learned" / folder.name).mkdir(parents=True)
     loaded = load_checkpoint(done / "net", shufflenet_v2_x0_5(num_classes=2)).network.learned_from
-    source = load_folder(done / "stripes")
+    source = load_source(done / "stripes")
     known = set(loaded.parts[0].hashes.tolist())
     for path, content in zip(source.paths, source.contents().tolist(), strict=True):
         if content in known:

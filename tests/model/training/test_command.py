@@ -16,7 +16,8 @@ from auxhead.model.commands.processes import process_group
 from auxhead.model.commands.train_run import show_steps
 from auxhead.model.commands.user_model import load_network
 from auxhead.model.training.batches import PixelBatches
-from auxhead.model.training.data_sets import load_folder, read_splits
+from auxhead.model.training.data_sets import read_splits
+from auxhead.model.training.sources import load_source
 from auxhead.model.training.train import Step, _TrainingLoop
 from PIL import Image
 from safetensors.torch import save_file
@@ -81,7 +82,7 @@ def test_a_network_of_yours_on_a_folder_of_pictures(module, tmp_path):
     loaded = load_checkpoint("out", backbone)
     assert loaded.classes == ("lying", "standing") and loaded.preprocessing.crop == 16
     assert json.loads((tmp_path / "out" / "model.json").read_text())["backbone"] == f"{module}:for_stripes"
-    _, splits = read_splits(load_folder(folder), loaded.preprocessing, 0)
+    _, splits = read_splits(load_source(folder), loaded.preprocessing, 0)
     validation = PixelBatches(splits.validation, 8, device=torch.device("cpu"))
     wanted = dict(zip(["first", "second", "classifier"], accuracy_of_exits(loaded.network, validation), strict=True))
     found = rows(result)
@@ -348,7 +349,6 @@ REFUSED = {
         ("--model", "my_model:make", "--epochs", "1", "--resume"),
         "--resume: auxhead-train has no training.safetensors",
     ),
-    "two sources": (("--model", "my_model:make", "--data", "x", "--dataset", "digits"), "--data: cannot be given"),
 }
 
 

@@ -8,23 +8,16 @@ import pytest
 import torch
 from auxhead.model.basics.bad_input import BadInput
 from auxhead.model.basics.images import open_image, random_shift, to_rgb
-from auxhead.model.training.data_sets import (
-    LabelledImages,
-    decode,
-    load_digits,
-    load_folder,
-    load_source,
-    read_splits,
-    split_indices,
-)
+from auxhead.model.training.data_sets import decode, read_splits, split_indices
+from auxhead.model.training.sources import LabelledImages, load_digits, load_source
 from PIL import Image
 from support.pictures import whole, write_cifar10, write_image_folder
 from torchvision.datasets import CIFAR10
 
 
-def labelled(labels, test_from=None):
+def labelled(labels, given=None):
     images = [lambda value=i: Image.new("RGB", (4, 4), (value % 256,) * 3) for i in range(len(labels))]
-    return LabelledImages("made", images, torch.tensor(labels), ("a", "b"), test_from=test_from)
+    return LabelledImages("made", images, torch.tensor(labels), ("a", "b"), given=given)
 
 
 def test_digits_are_the_real_ones_on_the_full_scale():
@@ -63,7 +56,7 @@ def test_a_class_with_too_few_images_is_named():
 
 
 def test_each_split_holds_the_pictures_of_its_places_and_a_given_test_split_stays():
-    _, splits = read_splits(labelled([i % 2 for i in range(60)], test_from=40), whole(8), 0)
+    _, splits = read_splits(labelled([i % 2 for i in range(60)], torch.tensor([0] * 40 + [2] * 20)), whole(8), 0)
     assert splits.test.indices.tolist() == list(range(40, 60))
     assert [len(split.labels) for split in splits] == [36, 4, 20]
     assert sorted(torch.cat([split.indices for split in splits]).tolist()) == list(range(60))
@@ -77,17 +70,14 @@ def test_folders_that_are_no_classes(tmp_path):
     (tmp_path / "flat").mkdir()
     Image.new("RGB", (4, 4)).save(tmp_path / "flat" / "x.png")
     (tmp_path / "one" / "only").mkdir(parents=True)
-    for split in ("train", "Test"):
-        write_image_folder(tmp_path / "splits" / split, per_class=1)
     for name, message in (
         ("nowhere", "nowhere does not exist"),
         ("file", "file is not a directory"),
         ("flat", "has no folders, wants at least two"),
         ("one", "has only the folder 'only'"),
-        ("splits", "look like splits"),
     ):
         with pytest.raises(BadInput, match=f"--data: .*{message}"):
-            load_folder(tmp_path / name)
+            load_source(tmp_path / name)
 
 
 #: What is wrong with a picture file, by its content (of a whole one), and what is said about it.
@@ -109,7 +99,7 @@ def test_damaged_pictures_are_named_with_what_to_do_and_can_be_left_out(tmp_path
     for number, kind in enumerate(DAMAGE):
         damage(folder / "lying" / f"{number}.png", kind)
     (folder / "standing" / "note.png").symlink_to(folder / "gone.png")
-    source = load_folder(folder)
+    source = load_source(folder)
     with pytest.raises(
         BadInput, match=r"/0.png: cannot be read as an image \(it is empty\); --skip-damaged leaves out"
     ):
@@ -140,7 +130,7 @@ def test_a_picture_whose_orientation_cannot_be_read_is_named(tmp_path, monkeypat
     write_image_folder(tmp_path, per_class=4)
     monkeypatch.setattr("auxhead.model.basics.images.ImageOps.exif_transpose", damaged)
     with pytest.raises(BadInput, match=r"\.png: cannot be read as an image \(required argument"):
-        decode(load_folder(tmp_path), whole(16))
+        decode(load_source(tmp_path), whole(16))
 
 
 def test_more_pictures_than_memory_are_refused_before_reading():
@@ -152,24 +142,13 @@ def test_cifar10_by_torchvisions_loader(tmp_path, monkeypatch):
     write_cifar10(tmp_path, per_batch=20)
     monkeypatch.setattr(CIFAR10, "_check_integrity", lambda self: True)
     monkeypatch.setattr("torchvision.datasets.cifar.check_integrity", lambda *_: True)
-    source = load_source(None, "cifar10", tmp_path)
+    source = load_source(tmp_path)
     assert source.name == "CIFAR-10" and source.classes[3] == "kind3"
-    assert len(source.labels) == 120 and source.test_from == 100
+    assert len(source.labels) == 120 and source.given.tolist() == [0] * 100 + [2] * 20 and source.fills
     direct = CIFAR10(str(tmp_path), train=False)
     assert torch.equal(decode(source, whole(32))[1].pixels[100:], torch.from_numpy(direct.data).permute(0, 3, 1, 2))
     train, validation, test = split_indices(source, 0)
     assert (len(train), len(validation), len(test)) == (90, 10, 20)
-
-
-def test_options_that_contradict():
-    for options, message in (
-        (("x", "digits", None), "--data: cannot be given together"),
-        ((None, "cifar10", None), "--root: missing"),
-        ((None, None, "x"), "--dataset: got --root without --dataset"),
-        ((None, "digits", "x"), "--root: the digits need none"),
-    ):
-        with pytest.raises(BadInput, match=message):
-            load_source(*options)
 
 
 def test_pictures_of_every_mode_become_rgb():
