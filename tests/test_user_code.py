@@ -178,9 +178,10 @@ def test_the_help_says_where_the_users_code_is_run(app, name, command, texts, pr
             continue
         probe.unlink(missing_ok=True)
         sys.modules.pop("probe", None)
-        others = ["nothing" for other in command.params if other.required and other is not one and not is_option(other)]
+        arguments = [other for other in command.params if other.required and not is_option(other)]
+        others = [str(probe.parent) for other in arguments if other is not one]
         if name == "profile" and one.name in ("backbone", "modules"):  # which belong to a checkpoint
-            others += ["--checkpoint", str(probe.parent)]
+            others.append(str(probe.parent))
         CliRunner().invoke(app, [name, *required, *([one.opts[0]] if is_option(one) else []), "probe:make", *others])
         assert probe.exists() == says_so(one), f"{name} {one.name}: runs the user's code: {probe.exists()}"
     shown = " ".join(re.sub(r"[│╭╮╰╯─]", " ", CliRunner().invoke(app, [name, "--help"]).output).split())

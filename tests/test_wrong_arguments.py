@@ -35,12 +35,12 @@ TUNE = [
     ("plan resnet18 --exits layer5", "--exits: got layer5, wants names or globs of: never, layer1"),
     ("plan resnet18 --trunk fast", "--trunk: got fast, wants one of as_is, cudnn, inductor, auto"),
     ("plan resnet18 --budget all", "--budget: got all, wants one of quick, standard, thorough"),
-    ("profile", "--model, --checkpoint: got neither, wants exactly one of the two"),
-    ("profile --model a:b --checkpoint x", "--model, --checkpoint: got both, wants exactly one of the two"),
-    ("profile --model a:b --backbone c:d", "--backbone, --modules: belong to --checkpoint"),
+    ("profile", "CHECKPOINT, --model: got neither, wants exactly one of the two"),
+    ("profile --model a:b x", "CHECKPOINT, --model: got both, wants exactly one of the two"),
+    ("profile --model a:b --backbone c:d", "--backbone, --modules: belong to a checkpoint"),
     ("profile --model a", "--model: got 'a', wants package.module:function"),
     ("profile --model no_such:thing", f"--model: {MODULE}"),
-    ("profile --checkpoint absent", "checkpoint: absent has no model.json"),
+    ("profile absent", "checkpoint: absent has no model.json"),
     ("profile --model a:b --out file", "--out: file is a file, wants a directory"),
     ("profile --model a:b --exits eager", "--exits: got eager, wants one of overlapped, polled, gated"),
     ("profile --model a:b --trunk x", "--trunk: got x, wants one of as_is, cudnn, inductor"),
@@ -53,7 +53,7 @@ AUXHEAD = [
     ("demo --device cuda --data absent", "--data: absent does not exist, wants a directory"),
     ("demo --device cuda --out file", "--out: file is a file, wants a directory"),
     ("demo --device cuda --data absent --out file/in/it", "file is a file, wants a directory"),
-    ("infer --device cuda --checkpoint absent x.png", "checkpoint: absent has no model.json"),
+    ("infer --device cuda absent x.png", "checkpoint: absent has no model.json"),
 ]
 #: The same with nothing wrong but that.
 NO_DEVICE = [

@@ -16,15 +16,16 @@ _KINDS = (*TRUNKS, *MORE_TRUNKS)
 
 
 def profile(
+    checkpoint: Annotated[
+        Path | None,
+        typer.Argument(help="A directory written by `auxhead demo`, `train` or save_checkpoint.", show_default=False),
+    ] = None,
     model: Annotated[
         str | None,
         typer.Option(
-            help="Your model: package.module:factory, a function that returns (EarlyExitNetwork, a batch), or "
+            help="In place of it package.module:factory, a function that returns (EarlyExitNetwork, a batch), or "
             f"(a model that returns the logits of several exits, a batch). {RUNS_YOUR_CODE}"
         ),
-    ] = None,
-    checkpoint: Annotated[
-        Path | None, typer.Option(help="Or a directory written by `auxhead demo`, `train` or save_checkpoint.")
     ] = None,
     backbone: BackboneOption = None,
     modules: ModulesOption = None,
@@ -56,9 +57,9 @@ def profile(
     with one_line_errors(BadRecord):
         if (model is None) == (checkpoint is None):
             got = "neither" if model is None else "both"
-            raise BadInput(f"--model, --checkpoint: got {got}, wants exactly one of the two")
+            raise BadInput(f"CHECKPOINT, --model: got {got}, wants exactly one of the two")
         if checkpoint is None and (backbone or modules):
-            raise BadInput("--backbone, --modules: belong to --checkpoint; the network of --model has its heads")
+            raise BadInput("--backbone, --modules: belong to a checkpoint; the network of --model has its heads")
         for name, value, known in (("exits", exits, RUNNERS), ("trunk", trunk, _KINDS)):
             if value not in known:
                 raise BadInput(f"--{name}: got {value}, wants one of {', '.join(known)}")

@@ -13,7 +13,7 @@ from .console import plain_console
 from .errors import one_line_errors
 from .options import (
     BackboneOption,
-    CheckpointOption,
+    CheckpointArgument,
     DataOption,
     DeviceOption,
     Draw,
@@ -28,7 +28,7 @@ def calibrate_command(beyond: Callable[[], tuple[Draw, SaveFigure]]) -> Callable
     """Return the command ``calibrate``, given what imports what draws and saves its figure when it runs."""
 
     def calibrate(
-        checkpoint: CheckpointOption,
+        checkpoint: CheckpointArgument,
         data: DataOption = None,
         backbone: BackboneOption = None,
         modules: ModulesOption = None,

@@ -88,7 +88,7 @@ def _read(source: LabelledImages, loaded: Checkpoint, asked: SimpleNamespace) ->
     """Return images that have the network's classes, in batches as it takes them."""
     if loaded.classes and source.classes != loaded.classes:
         raise BadInput(
-            f"--checkpoint: its network has the classes {', '.join(loaded.classes):.100}, got images of "
+            f"checkpoint: its network has the classes {', '.join(loaded.classes):.100}, got images of "
             f"{', '.join(source.classes):.100}; wants the same, in the same order, by --data"
         )
     _, images, _ = decode(source, loaded.preprocessing, skip_damaged=asked.skip_damaged)
@@ -130,7 +130,7 @@ def print_report(console: Console, report: CalibrationReport) -> None:
         console.print(report.chance, soft_wrap=True)
     known = " that nothing was chosen with" if report.bound.unknown is None else ""
     table = Table(title=f"Test split: {report.samples['test']:,} images{known}")
-    table.add_column("exit")
+    table.add_column("exit", no_wrap=True)
     columns = ["leave if\nscore >", "leave\nhere", "right\nof these", "right\nof all"]
     columns += ["temper-\nature", "off by, %", "work"]
     if report.latencies is not None:
@@ -168,13 +168,12 @@ def _by_class(report: CalibrationReport) -> Table:
         title += f": of {len(rows):,} the {each} that are right least often, and the {each} that leave latest"
         rows = most_telling(rows, each)
     table = Table(title=title)
-    table.add_column("class")
-    names = [row.name for row in report.exits]
-    for column in ("images", "right", "full network\nright", *(f"leave at\n{name}" for name in names)):
+    table.add_column("class", overflow="fold")
+    exits = len(report.exits)
+    for column in ("images", "right", "full net-\nwork right", f"leave at exit\n0 to {exits - 1}, %"):
         table.add_column(column, justify="right")
     for row in rows:
-        shares = [None] * len(names) if row.shares is None else row.shares
-        values: list[float | None] = [row.accuracy, row.full_accuracy, *shares]
-        cells = ["-" if value is None else f"{value:.1%}" for value in values]
-        table.add_row(row.name, f"{row.samples:,}", *cells)
+        cells = ["-" if value is None else f"{value:.1%}" for value in (row.accuracy, row.full_accuracy)]
+        left = "-" if row.shares is None else " ".join(f"{100 * share:3.0f}" for share in row.shares)
+        table.add_row(row.name, f"{row.samples:,}", *cells, left)
     return table

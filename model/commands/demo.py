@@ -97,6 +97,6 @@ def demo_command(beyond: Callable[[], BeyondDemo]) -> Callable[..., None]:
             if examples:
                 chosen = " ".join(shlex.quote(str(path)) for path in examples[:3])
                 console.print("Try it on pictures of the test split:")
-                console.print(f"  auxhead infer --checkpoint {shlex.quote(str(out))} {chosen}", soft_wrap=True)
+                console.print(f"  auxhead infer {shlex.quote(str(out))} {chosen}", soft_wrap=True)
 
     return demo

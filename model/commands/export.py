@@ -7,14 +7,11 @@ import typer
 
 from .console import plain_console
 from .errors import one_line_errors
-from .options import BackboneOption, ModulesOption
+from .options import BackboneOption, CheckpointArgument, ModulesOption
 
 
 def export(
-    checkpoint: Annotated[
-        Path,
-        typer.Argument(help="A directory written by `auxhead demo`, `train` or save_checkpoint.", show_default=False),
-    ],
+    checkpoint: CheckpointArgument,
     out: Annotated[
         Path,
         typer.Argument(

@@ -8,14 +8,14 @@ import typer
 from ..runners.table import EXITS
 from .console import plain_console
 from .errors import one_line_errors
-from .options import BackboneOption, CheckpointOption, DeviceOption, ModulesOption
+from .options import BackboneOption, CheckpointArgument, DeviceOption, ModulesOption
 
 
 def infer(
+    checkpoint: CheckpointArgument,
     images: Annotated[
         list[Path], typer.Argument(help="Picture files, or folders of them with all that is below.", show_default=False)
     ],
-    checkpoint: CheckpointOption,
     backbone: BackboneOption = None,
     modules: ModulesOption = None,
     runner: Annotated[

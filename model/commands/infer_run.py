@@ -140,7 +140,7 @@ def answers_table(files: Sequence[Path], result: ExitResult, exits: Sequence[str
         Column("file", overflow="fold"),
         "answer",
         Column("sure", justify="right"),
-        Column(f"exit (of {len(exits)})", no_wrap=True),
+        Column(f"exit (0 to {len(exits) - 1})", no_wrap=True),
         "most likely",
     )
     for row, file in enumerate(files):
@@ -150,7 +150,7 @@ def answers_table(files: Sequence[Path], result: ExitResult, exits: Sequence[str
             escaped(str(file)),
             classes[int(result.label[row])],
             f"{sure:.1%}" if 0.0 <= sure <= 1.0 else f"{sure:.4g}",  # an energy is of any size
-            f"{exit_index + 1}: {exits[exit_index]}",
+            f"{exit_index}: {exits[exit_index]}",
             ", ".join(f"{classes[label]} {share:.0%}" for label, share in likely),
         )
     return table

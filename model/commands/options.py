@@ -50,8 +50,8 @@ EpochsOption = Annotated[
     int | None,
     typer.Option(min=1, help="Passes over the training images.", show_default="10, more for few images"),
 ]
-CheckpointOption = Annotated[
-    Path, typer.Option(help="A directory written by `auxhead demo`, `train` or save_checkpoint.", show_default=False)
+CheckpointArgument = Annotated[
+    Path, typer.Argument(help="A directory written by `auxhead demo`, `train` or save_checkpoint.", show_default=False)
 ]
 
 #: Draws the content of a ``report.json``; returns a figure and the numbers in it.

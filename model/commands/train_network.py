@@ -79,8 +79,10 @@ def _attached(asked: SimpleNamespace, source: LabelledImages) -> tuple[EarlyExit
         raise BadInput(f"--tap: {name} with {', '.join(taps or ()) or 'none'}: {error}") from None
     network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # trains a tenth faster
     network.preprocessing = preprocessing
-    of_others = None if state is None else "the weights of its backbone were trained on images that nobody has noted"
-    network.learned_from = LearnedFrom(of_others, fingerprint(network))
+    # Registered weights are taken to have seen none of the user's images, who can say otherwise (--train-data).
+    is_own = state is not None and Path(asked.weights).suffix != ""
+    unknown = "the weights of its backbone were trained on images that nobody has noted" if is_own else None
+    network.learned_from = LearnedFrom(unknown, fingerprint(network))
     return network, full
 
 

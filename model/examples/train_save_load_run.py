@@ -75,7 +75,7 @@ def main(device: str) -> None:
 
     with tempfile.TemporaryDirectory() as folder:  # in a script of yours, a folder that stays
         # Heads, taps, thresholds and the backbone's parameters; not its code: whoever loads brings the module, and
-        # `backbone` says how to make it. The command line can, too, for image files: auxhead infer --checkpoint FOLDER
+        # `backbone` says how to make it. The command line can, too, for image files: auxhead infer FOLDER
         # --backbone auxhead.model.examples.train_save_load_run:make_backbone FILES
         made_by = "auxhead.model.examples.train_save_load_run:make_backbone"
         save_checkpoint(

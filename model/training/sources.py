@@ -81,13 +81,15 @@ def load_source(data: Path | None, option: str = "--data") -> LabelledImages:
     if data is None:
         return load_digits()
     if not data.exists():
-        raise BadInput(f"{option}: {data} does not exist, wants a folder of images a class, or a CSV or parquet file")
+        raise BadInput(
+            f"{option}: {data} does not exist, wants a directory of images by class, or a CSV or parquet file"
+        )
     if data.suffix.lower() in (".csv", ".tsv"):
         return _load_csv(data, option)
     if data.suffix.lower() == ".parquet":
         return _load_parquet([data], data.stem, option)
     if not data.is_dir():
-        raise BadInput(f"{option}: {data} is not a directory, wants one of images a class, or a CSV or parquet file")
+        raise BadInput(f"{option}: {data} is not a directory, wants one of images by class, or a CSV or parquet file")
     for folder in _CIFAR:
         if (data / folder).is_dir() or data.resolve().name == folder:
             return _load_cifar(data if (data / folder).is_dir() else data.resolve().parent, folder, option)

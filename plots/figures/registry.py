@@ -91,7 +91,7 @@ class FigureKind(NamedTuple):
 _ROWS: tuple[tuple[str, str, tuple[str, ...], str, str, str], ...] = (
     ("exits", "reports", ("demo",), "cpu/demo-digits.json", "auxhead demo",
      "How many images leave at each exit, and how often they are right."),
-    ("calibration", "reports", ("calibrate",), "cpu/calibration-digits.json", "auxhead calibrate --checkpoint DIR",
+    ("calibration", "reports", ("calibrate",), "cpu/calibration-digits.json", "auxhead calibrate DIR",
      "Confidences before and after temperatures, where samples leave, and what the thresholds were chosen from."),
     ("footprint", "footprint", ("footprint",), "h200/footprint.jsonl",
      "auxhead-tune overlap resnet18 --footprints --classes 10 --batch 1 --batch 32",
@@ -112,7 +112,7 @@ _ROWS: tuple[tuple[str, str, tuple[str, ...], str, str, str], ...] = (
      "How far heads alone are from the memory's bandwidth, and which wait for latency instead."),
     ("random-heads", "random_heads", ("random-heads",), "h100/random-heads.jsonl.gz", "auxhead-tune heads --random 400",
      "Heads drawn at random against plain PyTorch, and some against torch.compile: where a fused head is slower."),
-    ("profile", "profile", ("profile",), "h200/profile.jsonl", "auxhead-tune profile --checkpoint DIR",
+    ("profile", "profile", ("profile",), "h200/profile.jsonl", "auxhead-tune profile DIR",
      "Launches and CUDA API time of one request, naive early exit before and a runner after."),
     ("pipeline", "pipelines", ("pipeline",), "h200/pipelines.jsonl", "",
      "Images a second over two GPUs against the size of micro-batches, with what stages and link allow."),

@@ -35,8 +35,8 @@ IMPORTED_LATE = (
     "auxhead.model.commands.train_run", "torchvision.datasets",
 )  # fmt: skip
 #: Of each command, those of every test; the pictures are 16 pixels wide, of two classes.
-INFER = ("infer", "pictures", "--checkpoint", "net", "--backbone", "own:make", "--device", "cpu", "--batch", 4)
-CALIBRATE = ("calibrate", "--checkpoint", "net", "--backbone", "own:make", "--device", "cpu", "--data", "pictures")
+INFER = ("infer", "net", "pictures", "--backbone", "own:make", "--device", "cpu", "--batch", 4)
+CALIBRATE = ("calibrate", "net", "--backbone", "own:make", "--device", "cpu", "--data", "pictures")
 TRAIN = ("train", "--model", "own:make_network", "--device", "cpu", "--data", "pictures")
 
 

@@ -43,7 +43,7 @@ def calibrated(own, *options, out="new"):
 
 
 CLASSES = ("lying", "standing")
-ARGUMENTS = ("calibrate", "--checkpoint", "own", "--backbone", "own_stripes:make", "--device", "cpu")
+ARGUMENTS = ("calibrate", "own", "--backbone", "own_stripes:make", "--device", "cpu")
 
 
 def test_a_checkpoint_of_ones_own_is_calibrated(own):
@@ -135,7 +135,7 @@ def test_what_cannot_be_done_is_one_line(own):
     refused("--max-latency-ms: wants --batch", *ARGUMENTS, *to, "--max-latency-ms", 1)
     refused("confidence: got 1.5, wants", *ARGUMENTS, *to, "--confidence", 1.5)
     refused("wants another directory", *ARGUMENTS, "--data", "pictures", "--out", "own")
-    refused("does not name a backbone of torchvision", "calibrate", "--checkpoint", "own", *to)
+    refused("does not name a backbone of torchvision", "calibrate", "own", *to)
     refused("--train-data: own has no folders", *ARGUMENTS, *to, "--train-data", "own")
     (own / "pictures" / "standing").rename(own / "pictures" / "upright")
     refused("its network has the classes lying, standing, got images of lying, upright", *ARGUMENTS, *to)

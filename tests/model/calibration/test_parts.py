@@ -242,7 +242,12 @@ def test_all_of_a_few_classes_are_printed_and_of_many_the_most_telling(classes):
     lines = [line for line in text[text.index("Test split by class") :].splitlines() if line.startswith("│")]
     shown = report.classes if classes == 3 else most_telling(report.classes, 10)
     assert [[cell.strip() for cell in line.split("│")[1:-1]] for line in lines] == [
-        [row.name, f"{row.samples}", *(f"{value:.1%}" for value in (row.accuracy, row.full_accuracy, *row.shares))]
+        [
+            row.name,
+            f"{row.samples}",
+            *(f"{value:.1%}" for value in (row.accuracy, row.full_accuracy)),
+            " ".join(f"{100 * share:3.0f}" for share in row.shares).strip(),
+        ]
         for row in shown
     ]
     assert len(report.to_json()["classes"]) == classes and len(shown) <= 20

@@ -55,7 +55,7 @@ def test_the_demo_writes_what_it_says(done):
     assert told < result.output.index("training, all epochs: 384 of 384 images, epoch 6 of 6")
     assert f"{folder / 'lying' / '0.png'}: cannot be read as an image (it is empty)" in result.output
     assert "and 2 more" in result.output and "reading images: 130 of 130 images" in result.output
-    tried = [line for line in result.output.splitlines() if "auxhead infer --checkpoint" in line]
+    tried = [line for line in result.output.splitlines() if "auxhead infer " in line]
     assert tried and not any(f"/lying/{number}.png" in tried[0] for number in range(5))
 
 
@@ -92,7 +92,7 @@ def test_infer_gives_the_answer_of_the_saved_network(done, tmp_path):
     assert description["backbone"] == "auxhead.model.commands.small_resnet:resnet18_small"
     description["backbone"] = "auxhead.model.commands.demo.small_resnet:resnet18_small"  # as it was called once
     (out / "model.json").write_text(json.dumps(description))
-    result = auxhead("infer", "--checkpoint", out, *paths, "--device", "cpu")
+    result = auxhead("infer", out, *paths, "--device", "cpu")
     assert result.exit_code == 0, result.output
     loaded = load_network(out, None, None)
     wanted = loaded.network(torch.stack([whole(16).pipeline()(open_image(path)) for path in paths]))
@@ -102,14 +102,14 @@ def test_infer_gives_the_answer_of_the_saved_network(done, tmp_path):
     ):
         file, answer, sure, answered_by, likely = (cell.strip() for cell in row.strip("│┃ ").split("│"))
         assert file == str(path) and answer == loaded.classes[label] and sure == f"{confidence.item():.1%}"
-        assert answered_by == f"{exit_index + 1}: {[*loaded.network.taps, 'classifier'][exit_index]}"
+        assert answered_by == f"{exit_index}: {[*loaded.network.taps, 'classifier'][exit_index]}"
         assert likely.startswith(answer) and likely.count("%") == 2
 
 
 def test_calibrate_leaves_out_the_images_that_the_demo_learned_from(done, tmp_path):
     folder, out, _ = done
     options = ("--data", folder, "--skip-damaged", "--out", tmp_path / "new", "--device", "cpu")
-    result = auxhead("calibrate", "--checkpoint", out, *options)
+    result = auxhead("calibrate", out, *options)
     assert result.exit_code == 0, result.output
     report = json.loads((tmp_path / "new" / "report.json").read_text())
     assert sum(report["samples"].values()) == 50 and report["left_out"] == 75 and report["bound"]["unknown"] is None
@@ -119,7 +119,7 @@ def test_calibrate_leaves_out_the_images_that_the_demo_learned_from(done, tmp_pa
     ("arguments", "message"),
     [
         pytest.param(["demo", "--device", "cuda"], "--device: got cuda", marks=without_gpu),
-        (["demo", "--data", "nowhere"], "--data: nowhere does not exist, wants a folder of images a class"),
+        (["demo", "--data", "nowhere"], "--data: nowhere does not exist, wants a directory of images by class"),
         (["demo", "--data", "x", "--skip-damaged"], "--data: class 'lying' has 0 images, wants at least 3"),
     ],
 )

@@ -48,7 +48,7 @@ def calibrated(workplace: Path) -> Path:
     )  # fmt: skip
     assert "of the work" in said, "heads are placed by themselves, and it says where"
     auxhead(
-        workplace, "calibrate", "--checkpoint", "trained", "--data", "pictures", "--max-accuracy-drop", 0.1,
+        workplace, "calibrate", "trained", "--data", "pictures", "--max-accuracy-drop", 0.1,
         "--device", DEVICE, "--out", "calibrated",
     )  # fmt: skip
     return workplace
@@ -58,8 +58,7 @@ def answers(where: Path, runner: str, device: str) -> list[dict]:
     """What ``auxhead infer`` writes for all pictures, a dict each."""
     out = f"{runner}-{device}.jsonl"
     auxhead(
-        where, "infer", "--checkpoint", "calibrated", "--runner", runner, "--batch", 16, "--device", device,
-        "--json", out, "pictures",
+        where, "infer", "calibrated", "pictures", "--runner", runner, "--batch", 16, "--device", device, "--json", out,
     )  # fmt: skip
     return [json.loads(line) for line in (where / out).read_text().splitlines()]
 

@@ -62,7 +62,7 @@ def checkpoint(network: EarlyExitNetwork, tmp_path: Path) -> Path:
 def test_json_lines(network, pictures, checkpoint, tmp_path, batch, runner):
     out = tmp_path / "answers.jsonl"
     result = auxhead(
-        "infer", tmp_path / "pictures", "--checkpoint", checkpoint, "--batch", batch, "--json", out,
+        "infer", checkpoint, tmp_path / "pictures", "--batch", batch, "--json", out,
         "--runner", runner, "--device", "cpu",
     )  # fmt: skip
     assert result.exit_code == 0, result.output
@@ -84,7 +84,7 @@ def test_a_picture_that_cannot_be_read_leaves_the_file_of_before(pictures, check
     out = tmp_path / "answers.jsonl"
     out.write_text("of before\n")
     pictures[4].write_bytes(b"broken")
-    result = auxhead("infer", *pictures, "--checkpoint", checkpoint, "--batch", 2, "--json", out, "--device", "cpu")
+    result = auxhead("infer", checkpoint, *pictures, "--batch", 2, "--json", out, "--device", "cpu")
     assert_one_line_error(result, f"{pictures[4]}: cannot be read as an image")
     assert out.read_text() == "of before\n"
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
@@ -104,16 +104,16 @@ def test_checkpoints_that_do_not_suffice(network, pictures, tmp_path):
         saved = {"backbone": "torchvision.models:shufflenet_v2_x0_5", "classes": NAMES, **change}
         network.preprocessing = saved.pop("preprocessing", whole(32))
         save_checkpoint(tmp_path / "net", network, **saved)
-        assert_one_line_error(auxhead("infer", *pictures, "--checkpoint", tmp_path / "net", "--device", "cpu"), message)
+        assert_one_line_error(auxhead("infer", tmp_path / "net", *pictures, "--device", "cpu"), message)
 
 
 def test_a_backbone_of_torchvision_may_be_named_as_it_is_to_train(network, pictures, tmp_path):
     save_checkpoint(tmp_path / "net", network, classes=NAMES)
-    options = ("--checkpoint", tmp_path / "net", "--device", "cpu", "--backbone")
-    result = auxhead("infer", pictures[0], *options, "shufflenet_v2_x0_5")
+    options = (tmp_path / "net", "--device", "cpu", "--backbone")
+    result = auxhead("infer", *options, "shufflenet_v2_x0_5", pictures[0])
     assert result.exit_code == 0 and "1 images" in result.output.replace("1 image ", "1 images "), result.output
     wants = "--backbone: got 'shufflenet', wants package.module:function, or a classifier of torchvision.models by name"
-    assert_one_line_error(auxhead("infer", pictures[0], *options, "shufflenet"), wants)
+    assert_one_line_error(auxhead("infer", *options, "shufflenet", pictures[0]), wants)
 
 
 def test_a_network_with_exits_of_its_own_wants_the_function_that_makes_it(pictures, tmp_path, monkeypatch):
@@ -130,8 +130,8 @@ def test_a_network_with_exits_of_its_own_wants_the_function_that_makes_it(pictur
     network = attach_exits(model, torch.randn(2, 3, 32, 32), rules=0.4)
     network.preprocessing = whole(32)
     save_checkpoint("own", network, classes=NAMES)
-    options = ("--checkpoint", "own", "--json", "-", "--device", "cpu", "--backbone", "own_net:Net")
-    result = auxhead("infer", *pictures[:3], *options)
+    options = ("own", "--json", "-", "--device", "cpu", "--backbone", "own_net:Net")
+    result = auxhead("infer", *options, *pictures[:3])
     assert result.exit_code == 0, result.output
     wanted = network(torch.stack([whole(32).pipeline()(open_image(path)) for path in pictures[:3]]))
     assert [json.loads(line)["class_index"] for line in result.stdout.splitlines()] == wanted.label.tolist()
@@ -139,15 +139,15 @@ def test_a_network_with_exits_of_its_own_wants_the_function_that_makes_it(pictur
 
 def test_folders_and_runners_that_are_none(checkpoint, pictures, tmp_path):
     (tmp_path / "empty").mkdir()
-    result = auxhead("infer", tmp_path / "empty", "--checkpoint", checkpoint, "--device", "cpu")
+    result = auxhead("infer", checkpoint, tmp_path / "empty", "--device", "cpu")
     assert_one_line_error(result, f"{tmp_path / 'empty'}: has no images below it, wants files that end in .")
     if not torch.cuda.is_available():
-        result = auxhead("infer", *pictures, "--checkpoint", checkpoint, "--runner", "gated", "--device", "cpu")
+        result = auxhead("infer", checkpoint, *pictures, "--runner", "gated", "--device", "cpu")
         assert_one_line_error(result, "--runner: gated: ")
 
 
 MAKE = "from support.example_models import SmallNet\n\n\nmake = SmallNet\n"
-OPTIONS = ("--checkpoint", "net", "--backbone", "outputs_net:make", "--device", "cpu")
+OPTIONS = ("net", "--backbone", "outputs_net:make", "--device", "cpu")
 #: A command that needs no PyTorch.
 TABLE = [sys.executable, "-m", "auxhead.autotune", "table", str(COMMITTED / "h200/doctor.jsonl")]
 
@@ -175,7 +175,7 @@ def test_a_link_is_written_through_and_a_device_is_written_to(folder: Path) -> N
     target.write_text("of before")
     link.symlink_to(target)
     for out in (link, Path("/dev/null")):
-        result = auxhead("infer", picture(), *OPTIONS, "--json", out)
+        result = auxhead("infer", *OPTIONS, picture(), "--json", out)
         assert result.exit_code == 0, result.output
     assert link.is_symlink() and json.loads(target.read_text())["image"] == picture()
     assert os.path.exists("/dev/null") and not os.path.isfile("/dev/null")
@@ -187,25 +187,25 @@ def test_a_pipe_gets_the_answers(folder: Path) -> None:
     read: list[str] = []
     reader = threading.Thread(target=lambda: read.append(Path("pipe").read_text()))
     reader.start()
-    assert auxhead("infer", picture(), *OPTIONS, "--json", "pipe").exit_code == 0
+    assert auxhead("infer", *OPTIONS, picture(), "--json", "pipe").exit_code == 0
     reader.join()
     assert json.loads(read[0])["exit"] == "classifier" and Path("pipe").is_fifo()
 
 
 def test_standard_output_by_its_names_gets_the_answers_alone(folder: Path) -> None:
     for out in ("-", "/dev/stdout"):
-        result = auxhead("infer", picture(), *OPTIONS, "--json", out)
+        result = auxhead("infer", *OPTIONS, picture(), "--json", out)
         assert [json.loads(line)["image"] for line in result.stdout.splitlines()] == [picture()], result.output
     result = plot("perfetto", COMMITTED / "h200/overlap.jsonl", "--out", "/dev/stdout")
     assert json.loads(result.stdout)["traceEvents"], result.output
 
 
 def test_an_output_that_takes_nothing_is_named(folder: Path) -> None:
-    assert_one_line_error(auxhead("infer", picture(), *OPTIONS, "--json", "/dev/full"), "/dev/full: No space left")
-    assert_one_line_error(auxhead("infer", picture(), *OPTIONS, "--json", "no/such"), "Error: no/such: No such file")
+    assert_one_line_error(auxhead("infer", *OPTIONS, picture(), "--json", "/dev/full"), "/dev/full: No space left")
+    assert_one_line_error(auxhead("infer", *OPTIONS, picture(), "--json", "no/such"), "Error: no/such: No such file")
     (folder / "circle").symlink_to("circle")
-    assert_one_line_error(auxhead("infer", picture(), *OPTIONS, "--json", "circle"), "Error: circle: Too many levels")
-    calibrate = ("calibrate", "--data", ".", "--checkpoint", "circle", "--out")
+    assert_one_line_error(auxhead("infer", *OPTIONS, picture(), "--json", "circle"), "Error: circle: Too many levels")
+    calibrate = ("calibrate", "circle", "--data", ".", "--out")
     assert_one_line_error(auxhead(*calibrate, "circle"), "--out: circle is the checkpoint itself")
     wants = "/dev/null: is no file, wants a file that lines are added to"
     assert_one_line_error(tune("bench", "--out", "/dev/null"), wants)
@@ -220,15 +220,15 @@ def test_standard_output_that_is_full_or_closed() -> None:
 
 
 def test_an_output_that_cannot_hold_a_name_gets_it_escaped(folder: Path) -> None:
-    result = CliRunner(charset="ascii", env={"COLUMNS": "200"}).invoke(app, ["infer", picture(), *OPTIONS])
+    result = CliRunner(charset="ascii", env={"COLUMNS": "200"}).invoke(app, ["infer", *OPTIONS, picture()])
     assert result.exit_code == 0 and "th\\xe9" in result.stdout, result.output
 
 
 def test_control_characters_of_names_do_not_reach_the_terminal(folder: Path) -> None:
-    shown = auxhead("infer", picture(), *OPTIONS)
+    shown = auxhead("infer", *OPTIONS, picture())
     assert shown.exit_code == 0 and "\x1b" not in shown.output and "a\\x1b[31m\\nb.png" in shown.output
     Path(picture()).write_bytes(b"no picture")
-    assert_one_line_error(auxhead("infer", picture(), *OPTIONS), "a\\x1b[31m\\nb.png: cannot be read as an image")
+    assert_one_line_error(auxhead("infer", *OPTIONS, picture()), "a\\x1b[31m\\nb.png: cannot be read as an image")
     result = tune("table", "records\x1b]0;title\x07.jsonl")
     assert_one_line_error(result, "records\\x1b]0;title\\x07.jsonl: no such file")
 
@@ -236,8 +236,8 @@ def test_control_characters_of_names_do_not_reach_the_terminal(folder: Path) -> 
 def test_an_empty_name_is_refused(folder: Path) -> None:
     before = sorted(folder.iterdir())
     for run, arguments, named in (
-        (auxhead, ("infer", "", *OPTIONS), "argument"),
-        (auxhead, ("infer", "a.png", "--checkpoint", ""), "--checkpoint"),
+        (auxhead, ("infer", *OPTIONS, ""), "argument"),
+        (auxhead, ("infer", "", "a.png"), "argument"),
         (auxhead, ("train", "--data="), "--data"),
         (tune, ("table", ""), "argument"),
         (tune, ("doctor", "--out", "", "trace.json"), "--out"),

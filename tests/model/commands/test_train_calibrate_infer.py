@@ -34,7 +34,7 @@ def done(tmp_path_factory):
 
 def calibrated(checkpoint, data, out, where, *options):
     """Run the command; returns what it printed and its report."""
-    command = ("calibrate", "--checkpoint", where / checkpoint, "--data", where / data, "--out", where / out)
+    command = ("calibrate", where / checkpoint, "--data", where / data, "--out", where / out)
     result = auxhead(*command, "--device", "cpu", *options)
     assert result.exit_code == 0, result.output
     return result.output, json.loads((where / out / "report.json").read_text())
@@ -45,7 +45,7 @@ def test_three_commands(done):
     assert sum(report["samples"].values()) == 36 and report["left_out"] == 144, "of 180 a fifth was for no training"
     assert report["bound"]["unknown"] is None
     answers = done / "x.jsonl"
-    made = auxhead("infer", done / "stripes" / "lying", "--checkpoint", done / "tuned", "--json", answers)
+    made = auxhead("infer", done / "tuned", done / "stripes" / "lying", "--json", answers)
     assert made.exit_code == 0 and "90 images in" in made.output, made.output
     assert len(answers.read_text().splitlines()) == 90
 
@@ -98,7 +98,7 @@ def test_images_of_which_all_were_learned_from_are_refused(done):
     for path, content in zip(source.paths, source.contents().tolist(), strict=True):
         if content in known:
             shutil.copy(path, done / "learned" / path.parent.name / path.name)
-    refused = auxhead("calibrate", "--checkpoint", done / "net", "--data", done / "learned", "--out", done / "none")
+    refused = auxhead("calibrate", done / "net", "--data", done / "learned", "--out", done / "none")
     assert_one_line_error(
         refused, "data: got 0 different samples that it has not learned from, wants at least one for each of"
     )

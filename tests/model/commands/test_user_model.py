@@ -164,7 +164,7 @@ def no_module():
 def too_wide():
     return {"0": nn.Sequential(nn.Conv2d(8, 5, 3, stride=2), nn.ReLU(), nn.Flatten(), nn.Linear(5 * 9, 2))}
 """
-SAVED = ("--checkpoint", "own", "--device", "cpu")
+SAVED = ("own", "--device", "cpu")
 CLASSES = ("lying", "standing")
 
 
@@ -198,7 +198,7 @@ GIVEN = {
 
 @pytest.mark.parametrize("given", GIVEN)
 def test_infer_answers_by_the_modules(own, tmp_path, given):
-    result = auxhead("infer", "pictures", *SAVED, *GIVEN[given], "--json", "answers.jsonl")
+    result = auxhead("infer", *SAVED, "pictures", *GIVEN[given], "--json", "answers.jsonl")
     assert result.exit_code == 0, result.output
     lines = [json.loads(line) for line in (tmp_path / "answers.jsonl").read_text().splitlines()]
     checkpoint = loaded(own, tmp_path / "own")
@@ -219,7 +219,7 @@ def test_what_is_calibrated_has_the_modules_and_is_taken_again(own, tmp_path):
     ]
     for name, value in before.state_dict().items():
         assert ".rule." in name or torch.equal(value, network.state_dict()[name]), name
-    again = auxhead("infer", "pictures/lying/0.png", "--checkpoint", "new", "--device", "cpu", *GIVEN[given])
+    again = auxhead("infer", "new", "pictures/lying/0.png", "--device", "cpu", *GIVEN[given])
     assert again.exit_code == 0, again.output
 
 
@@ -244,7 +244,9 @@ def test_what_is_no_dict_of_these_modules_is_one_line(own, tmp_path):
     for kind, (spec, message) in BAD.items():
         for command in ("infer pictures", *(["calibrate --data pictures --out new"] if kind == "missing" else [])):
             modules = () if spec is None else ("--modules", spec)
-            result = auxhead(*command.split(), *SAVED, "--backbone", "own_parts:backbone", *modules)
+            result = auxhead(
+                command.split()[0], *SAVED, *command.split()[1:], "--backbone", "own_parts:backbone", *modules
+            )
             assert_one_line_error(result, message)
     assert not (tmp_path / "new").exists()
 
@@ -255,8 +257,8 @@ def test_modules_for_a_checkpoint_without_any_are_refused(own, tmp_path):
     save_checkpoint(tmp_path / "own", network, classes=CLASSES)
     given = ("--backbone", "own_parts:backbone", "--modules")
     message = "returned a module for 0, wants none: all heads of the checkpoint are fused"
-    assert_one_line_error(auxhead("infer", "pictures", *SAVED, *given, "own_parts:modules"), message)
-    assert auxhead("infer", "pictures/lying/0.png", *SAVED, *given, "own_parts:empty").exit_code == 0
+    assert_one_line_error(auxhead("infer", *SAVED, "pictures", *given, "own_parts:modules"), message)
+    assert auxhead("infer", *SAVED, "pictures/lying/0.png", *given, "own_parts:empty").exit_code == 0
 
 
 def test_a_network_of_torchvision_takes_modules_by_its_name(own, tmp_path):
@@ -268,11 +270,11 @@ def test_a_network_of_torchvision_takes_modules_by_its_name(own, tmp_path):
     named = "torchvision.models:shufflenet_v2_x0_5"
     network.preprocessing = whole(32)
     save_checkpoint(tmp_path / "own", network, backbone=named, classes=CLASSES)
-    assert_one_line_error(auxhead("infer", "pictures", *SAVED), "--modules: got none for the head at 'stage2' in own")
+    assert_one_line_error(auxhead("infer", *SAVED, "pictures"), "--modules: got none for the head at 'stage2' in own")
     (tmp_path / "own_head.py").write_text(
         "from torch import nn\n\ndef make():\n"
         "    layers = nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.LayerNorm(192), nn.Linear(192, 2)\n"
         "    return {'stage2': nn.Sequential(*layers)}\n"
     )
-    result = auxhead("infer", "pictures", *SAVED, "--modules", "own_head:make")
+    result = auxhead("infer", *SAVED, "pictures", "--modules", "own_head:make")
     assert result.exit_code == 0, result.output

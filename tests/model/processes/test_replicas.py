@@ -170,7 +170,7 @@ ENDED = {
     ),
     "hangs": (ANSWERS, {0: "looks_out_for_2_seconds", 1: "stops"}, ["Error: rank 1 of 2 has died or hangs", None]),
     "has another version": (ANSWERS, {1: "other_version"}, ["version of auxhead: rank 0 has "] * 2),
-    "has other arguments": (ANSWERS, {1: "other_arguments"}, ["arguments: rank 0 has infer pictures "] * 2),
+    "has other arguments": (ANSWERS, {1: "other_arguments"}, ["arguments: rank 0 has infer net pictures "] * 2),
 }  # fmt: skip
 
 

@@ -66,7 +66,7 @@ def test_a_training(case):
     said = done(case, [*TRAIN, "--epochs", 3, "--batch-size", 16, "--out", "trained"], RANKS)
     assert said.count("Saved in trained") == 1
     assert (case / "trained" / "model.json").exists() and not left_over(case)
-    done(case, [*INFER, "--checkpoint", "trained", "--batch", 64, "--json", "trained.jsonl"])
+    done(case, [INFER[0], "trained", *INFER[2:], "--batch", 64, "--json", "trained.jsonl"])
     found = answers_of(case / "trained.jsonl")
     right = [Path(line["image"]).parent.name == line["class"] for line in found]
     assert len(right) == 2 * PER_CLASS and sum(right) > 0.8 * len(right)

@@ -218,12 +218,13 @@ def test_weights_of_torchvision_by_name(pretrained, tmp_path, monkeypatch):
     wanted = replace(Preprocessing.of_weights(weights), crop=224, resize=256)
     loaded = load_checkpoint("out", torchvision.models.shufflenet_v2_x0_5(num_classes=2))
     assert loaded.preprocessing == wanted and wanted.describe() in result.output
+    assert loaded.network.learned_from.unknown is None, "ImageNet has none of these"
     assert torch.equal(loaded.network.backbone.conv1[0].weight, of_imagenet["conv1.0.weight"])
     trained(*options, "--method", "heads", "--batch-size", 4, "--crop", 64, "--channels", 1, out="grey")
     grey = load_network(tmp_path / "grey", None, None)
     assert grey.preprocessing == replace(wanted, crop=64, resize=73, mean=(0.449,), std=(0.226,))
     assert torch.equal(grey.network.backbone.conv1[0].weight, of_imagenet["conv1.0.weight"].sum(1, keepdim=True))
-    answers = auxhead("infer", folder, "--checkpoint", "grey", "--device", "cpu", "--json", "x.jsonl")
+    answers = auxhead("infer", "grey", folder, "--device", "cpu", "--json", "x.jsonl")
     assert answers.exit_code == 0, answers.output
 
 
@@ -237,7 +238,7 @@ def test_a_backbone_of_timm(tmp_path, monkeypatch):
     usual = Preprocessing.of_timm(timm.create_model("mobilenetv4_conv_small"))
     assert loaded.preprocessing == replace(usual, crop=64, resize=73, mean=(0.5,), std=(0.25,))
     assert loaded.network.backbone.conv_stem.in_channels == 1
-    answers = auxhead("infer", folder, "--checkpoint", "out", "--device", "cpu", "--json", "x.jsonl")
+    answers = auxhead("infer", "out", folder, "--device", "cpu", "--json", "x.jsonl")
     assert answers.exit_code == 0, answers.output
     monkeypatch.setattr(timm, "create_model", lambda name, pretrained=False, **_: pretrained and 1 / 0 or loaded)
     monkeypatch.setattr("auxhead.model.commands.train_network.named_backbone", lambda *_: loaded.network.backbone)
