@@ -1,14 +1,11 @@
-"""Image files as RGB with 8 bits a channel, and random shifts of decoded ones; training and inference share it."""
+"""Image files as RGB with 8 bits a channel; training and inference share it."""
 
 import os
 import stat
 from typing import BinaryIO
 
 import numpy as np
-import torch
-import torch.nn.functional as F
 from PIL import Image, ImageOps, UnidentifiedImageError
-from torch import Tensor
 
 from .bad_input import BadInput, one_line
 
@@ -70,20 +67,3 @@ def to_rgb(image: Image.Image, file_format: str | None = None) -> Image.Image:
         image = image.convert("RGBA")
         return Image.alpha_composite(Image.new("RGBA", image.size, "white"), image).convert("RGB")
     return image.convert("RGB")
-
-
-def random_shift(pixels: Tensor, most: int, generator: torch.Generator) -> Tensor:
-    """Shift each image of [N, 3, H, W] by up to ``most`` pixels either way, and fill up with black.
-
-    Does the same as torchvision's ``RandomCrop((H, W), padding=most)`` on each image, for a batch at once. Draws from
-    ``generator`` on the CPU, so that a seed means the same on every device.
-    """
-    if most == 0:
-        return pixels
-    batch, _, height, width = pixels.shape
-    padded = F.pad(pixels, (most, most, most, most))
-    start = torch.randint(0, 2 * most + 1, (2, batch), generator=generator, device="cpu").to(pixels.device)
-    rows = start[0, :, None, None] + torch.arange(height, device=pixels.device)[:, None]  # [N, H, 1]
-    columns = start[1, :, None, None] + torch.arange(width, device=pixels.device)  # [N, 1, W]
-    sample = torch.arange(batch, device=pixels.device)[:, None, None]
-    return padded[sample, :, rows, columns].permute(0, 3, 1, 2).contiguous()  # as loaders': for backbones with a .view

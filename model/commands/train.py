@@ -49,18 +49,41 @@ def train(
         ),
     ] = None,
     method: Annotated[
-        Literal["joint", "heads", "distill"],
+        Literal["joint", "heads", "distill", "mixed"],
         typer.Option(
             help="joint: all exits together; heads: the heads, and a new classifier, on features of the backbone as it "
-            "is, in seconds; distill: as joint, and the heads learn from the last exit, too.",
+            "is, in seconds; distill: as joint, and the heads learn from the last exit, "
+            "too; mixed: the first half of the epochs by the last exit alone, then as joint.",
         ),
     ] = "joint",
     epochs: EpochsOption = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Images of a batch, of all processes of torchrun.")] = 32,
     learning_rate: Annotated[float, typer.Option(min=1e-9, max=10.0, help="The largest, of AdamW.")] = 1e-3,
     precision: Annotated[
-        Literal["float32", "bfloat16", "float16"], typer.Option(help="Of the forward pass, by autocast.")
-    ] = "float32",
+        Literal["float32", "bfloat16", "float16"] | None,
+        typer.Option(
+            help="Of the forward pass, by autocast.", show_default="bfloat16 on a GPU that has it, else float32"
+        ),
+    ] = None,
+    augment: Annotated[
+        Literal["none", "shift", "standard", "trivial"],
+        typer.Option(
+            help="How images are changed at random: not; shifted by a sixteenth; cropped, resized and flipped; and by "
+            "TrivialAugment, too. Not with --method heads."
+        ),
+    ] = "shift",
+    label_smoothing: Annotated[
+        float, typer.Option(min=0.0, max=0.99, help="Part of each label that all classes share.")
+    ] = 0.0,
+    ema: Annotated[
+        float | None,
+        typer.Option(
+            min=0.0,
+            max=0.999999,
+            help="Keep a moving average of the parameters, of which a step leaves this: 0.999, say.",
+            show_default="the parameters themselves",
+        ),
+    ] = None,
     accumulate: Annotated[int, typer.Option(min=1, help="Batches for one step.")] = 1,
     patience: Annotated[
         int | None,

@@ -42,8 +42,8 @@ def run_training(console: Console, asked: SimpleNamespace, device: torch.device)
     """
     console.quiet = own_rank() > 0
     plan = TrainingPlan(
-        method=asked.method, learning_rate=asked.learning_rate, precision=asked.precision,
-        accumulate=asked.accumulate, patience=asked.patience,
+        method=asked.method, learning_rate=asked.learning_rate, precision=asked.precision or _usual_precision(device),
+        accumulate=asked.accumulate, patience=asked.patience, label_smoothing=asked.label_smoothing, ema=asked.ema,
     )  # fmt: skip
     _check_options(asked)
     source = load_source(asked.data)
@@ -71,7 +71,7 @@ def run_training(console: Console, asked: SimpleNamespace, device: torch.device)
         with _log(asked, network) as on_epoch:
             try:
                 done = train_on_pixels(
-                    network, splits.train, plan, batch_size, asked.seed, start_phase,
+                    network, splits.train, plan, batch_size, asked.seed, start_phase, asked.augment,
                     validation=in_order(splits.validation, network), state=asked.out / STATE, resume=asked.resume,
                     on_epoch=on_epoch,
                 )  # fmt: skip
@@ -81,6 +81,10 @@ def run_training(console: Console, asked: SimpleNamespace, device: torch.device)
         _save(console, asked, network.eval(), made_by, source, splits, done)
     if failed is not None:
         raise failed
+
+
+def _usual_precision(device: torch.device) -> str:
+    return "bfloat16" if device.type == "cuda" and torch.cuda.is_bf16_supported() else "float32"
 
 
 def _check_options(asked: SimpleNamespace) -> None:
@@ -138,9 +142,10 @@ def train_on_pixels(
     batch_size: int,
     seed: int,
     start_phase: StartPhase,
+    augment: str = "shift",
     **more: Any,
 ) -> Training:
-    """Train on shifted images of a split, with progress; ``more`` goes to :func:`train`.
+    """Train on images of a split, changed at random, with progress; ``more`` goes to :func:`train`.
 
     Of the method "heads", whose images go through the backbone once, these are as they are.
     """
@@ -148,7 +153,7 @@ def train_on_pixels(
     try:
         batches = PixelBatches(
             split, batch_size, device=network.device, seed=None if heads_alone else seed,
-            largest_shift=0 if heads_alone else split.preprocessing.crop // 16,
+            augment="none" if heads_alone else augment,
         )  # fmt: skip
     except ValueError as error:
         raise BadInput(f"--batch-size: {str(error).removeprefix('batch_size: ')}") from None

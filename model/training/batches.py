@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from ..basics.arguments import check_dense, in_one_tensor, is_plain, kind_of
-from ..basics.images import random_shift
 from ..network.early_exit_network import EarlyExitNetwork
 from ..network.learned_from import LearnedFrom, Samples, identities, kind_of_input, short
 from ..processes.dealing import exchanging, tensor_digest
 from ..processes.process_group import own_rank, ranks
+from .augment import augmented
 from .data_sets import Split
 
 
@@ -121,7 +121,7 @@ class PixelBatches(ShuffledBatches):
         *,
         device: torch.device,
         seed: int | None = None,
-        largest_shift: int = 0,
+        augment: str = "none",
         dtype: torch.dtype = torch.float32,
     ) -> None:
         """Put the images onto the device; ``ValueError`` for a batch size that does not suit images or processes.
@@ -130,8 +130,8 @@ class PixelBatches(ShuffledBatches):
             split: the images.
             batch_size: N, of all processes together; at most the number of images.
             device: of the batches.
-            seed: of order and shifts; None for no shuffling.
-            largest_shift: pixels by which an image is shifted at most, either way; for shuffled ones.
+            seed: of order and changes; None for no shuffling.
+            augment: how images are changed at random, see :func:`augmented`; for shuffled ones.
             dtype: of the images.
         """
         self._ranks, self._own_rank = (1, 0) if seed is None else (ranks(), own_rank())
@@ -141,21 +141,21 @@ class PixelBatches(ShuffledBatches):
                 f"batch_size: got {batch_size}, wants 1 to {len(split.labels)}, the number of images{shareable}"
             )
         super().__init__(split.labels.to(device), batch_size, seed)
-        self.split, self._pixels, self._largest_shift = split, split.pixels.to(device), largest_shift
+        self.split, self._pixels, self._augment = split, split.pixels.to(device), augment
         self._dtype = dtype
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Go through an epoch's batches, and draw each one's shifts."""
+        """Go through an epoch's batches, and draw each one's changes."""
         own = slice(self._own_rank, None, self._ranks)
         for batch in self._order():
-            shifted = random_shift(self._pixels[batch], self._largest_shift, self.generator)
-            yield self.split.preprocessing.normalised(shifted[own]).to(self._dtype), self._labels[batch[own]]
+            changed = augmented(self._pixels[batch], self._augment, self.generator, own)
+            yield self.split.preprocessing.normalised(changed).to(self._dtype), self._labels[batch[own]]
 
 
 class SampleLog:
     """Samples that batches have yielded; where these change them at random, it is said that they are not known.
 
-    Of :class:`PixelBatches` the images are known before they are shifted. What others yield is hashed as it is: in a
+    Of :class:`PixelBatches` the images are known before they are changed. What others yield is hashed as it is: in a
     second epoch, or a batch drawn once more if there is one epoch alone, the same samples come again, and those that
     ``drop_last`` had left out; or they change.
     """

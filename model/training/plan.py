@@ -12,7 +12,7 @@ from torch import Tensor
 from ..listening.reading import parts_in_words
 
 #: What is trained, by the name of the method.
-METHODS = ("joint", "heads", "distill")
+METHODS = ("joint", "heads", "distill", "mixed")
 #: Number formats of the forward pass; parameters and gradients stay as they are in all.
 PRECISIONS = ("float32", "bfloat16", "float16")
 #: Of each number of a plan the least, the most, and both in words.
@@ -20,6 +20,7 @@ _NUMBERS = {
     **dict.fromkeys(("learning_rate", "temperature"), (math.ulp(0.0), sys.float_info.max, "a positive number")),
     "weight_decay": (0.0, sys.float_info.max, "a number from 0"),
     "teacher_share": (0.0, 1.0, "a number from 0 to 1"),
+    **dict.fromkeys(("label_smoothing", "ema"), (0.0, math.nextafter(1.0, 0.0), "a number from 0, smaller than 1")),
 }
 
 
@@ -35,7 +36,8 @@ class TrainingPlan:
     """``"joint"``: all parameters that require gradients, by the cross-entropies of all exits. ``"heads"``: the heads
     alone, on features of the frozen backbone that are computed once, and with them a linear classifier if that alone of
     the backbone requires gradients, as a new one does. ``"distill"``: as ``"joint"``, and each head also
-    learns from the last exit, see :func:`distillation_loss`."""
+    learns from the last exit, see :func:`distillation_loss`. ``"mixed"``: the first half of the epochs by the loss of
+    the last exit alone, then as ``"joint"`` (arXiv 2407.14320, which changes over once that has converged)."""
     epochs: int = 10
     """Passes over the images."""
     learning_rate: float = 1e-3
@@ -47,6 +49,11 @@ class TrainingPlan:
     """Of ``"distill"``: divides the logits of student and teacher."""
     teacher_share: float = 0.5
     """Of ``"distill"``: the teacher's share of a head's loss, from 0 to 1; the labels have the rest."""
+    label_smoothing: float = 0.0
+    """The part of each label that all classes share, from 0 (Szegedy et al. 2016)."""
+    ema: float | None = None
+    """Of a moving average of parameters and buffers, which the network is left with, what each step leaves of it, 0 to
+    1 (0.999, say); None leaves it with the parameters themselves."""
     precision: str = "float32"
     """``"float32"``, or ``"bfloat16"`` or ``"float16"`` by autocast; losses of float16 are scaled. A network in float64
     trains in that, under ``"float32"``, which is no autocast."""
@@ -65,6 +72,8 @@ class TrainingPlan:
                 raise ValueError(f"{name}: got {value!r}, wants a whole number from 1")
         for name, (least, most, words) in _NUMBERS.items():
             value = getattr(self, name)
+            if name == "ema" and value is None:
+                continue
             if not isinstance(value, (int, float)):
                 raise TypeError(f"{name}: got {value!r:.50}, wants a number")
             if not least <= value <= most:
@@ -90,13 +99,16 @@ def one_cycle(step: int, steps: int) -> float:
     return 0.5 * (1.0 + math.cos(math.pi * (step - rise + 1) / (steps - rise + 1)))
 
 
-def joint_loss(exits: Sequence[Tensor], labels: Tensor, weights: Sequence[float] | None = None) -> Tensor:
+def joint_loss(
+    exits: Sequence[Tensor], labels: Tensor, weights: Sequence[float] | None = None, *, label_smoothing: float = 0.0
+) -> Tensor:
     """Return the weighted mean of the exits' cross-entropies: deep supervision (Lee et al. 2015, BranchyNet 2016).
 
     Args:
         exits: logits [N, K] of each exit, as :meth:`EarlyExitNetwork.logits` returns them.
         labels: [N] int64.
         weights: one an exit, from 0; divided by their sum. None weighs all the same.
+        label_smoothing: the part of each label that all classes share.
 
     Returns:
         A scalar in nats, float32, of float64 logits float64.
@@ -105,7 +117,7 @@ def joint_loss(exits: Sequence[Tensor], labels: Tensor, weights: Sequence[float]
         ValueError: weights that are not one an exit, or not numbers from 0 with a positive one among them.
         TypeError: exits that are no logits.
     """
-    losses = torch.stack([F.cross_entropy(_wide(logits), labels) for logits in exits])
+    losses = torch.stack([_cross_entropy(logits, labels, label_smoothing) for logits in exits])
     return _weighted_mean(losses, weights)
 
 
@@ -116,6 +128,7 @@ def distillation_loss(
     *,
     temperature: float = 3.0,
     teacher_share: float = 0.5,
+    label_smoothing: float = 0.0,
 ) -> Tensor:
     """Return the loss of self-distillation: each head learns from the labels and from the last exit.
 
@@ -130,6 +143,7 @@ def distillation_loss(
         weights: as in :func:`joint_loss`.
         temperature: T.
         teacher_share: s, from 0 to 1.
+        label_smoothing: as in :func:`joint_loss`.
 
     Returns:
         A scalar in nats, float32, of float64 logits float64.
@@ -142,9 +156,9 @@ def distillation_loss(
     for logits in exits[:-1]:
         student = F.log_softmax(_wide(logits) / temperature, dim=1)
         divergence = F.kl_div(student, teacher, reduction="batchmean", log_target=True)
-        by_labels = F.cross_entropy(_wide(logits), labels)
+        by_labels = _cross_entropy(logits, labels, label_smoothing)
         losses.append((1.0 - teacher_share) * by_labels + teacher_share * temperature**2 * divergence)
-    losses.append(F.cross_entropy(_wide(exits[-1]), labels))
+    losses.append(_cross_entropy(exits[-1], labels, label_smoothing))
     return _weighted_mean(torch.stack(losses), weights)
 
 
@@ -155,6 +169,10 @@ def check_weights(weights: Sequence[float], exits: int) -> None:
         raise ValueError(
             f"weights: got {list(weights)}, wants {exits}, one an exit, numbers from 0 with a positive one among them"
         )
+
+
+def _cross_entropy(logits: Tensor, labels: Tensor, label_smoothing: float) -> Tensor:
+    return F.cross_entropy(_wide(logits), labels, label_smoothing=label_smoothing)
 
 
 def _wide(logits: Tensor) -> Tensor:

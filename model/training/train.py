@@ -24,6 +24,7 @@ from .batches import SampleLog, all_finite, all_on_device, count_batches
 from .learners import AllExits, HeadsOnFeatures, accuracies, as_before, cache_features, new_classifier
 from .plan import TrainingPlan, check_weights, distillation_loss, joint_loss, one_cycle
 from .training_state import (
+    Average,
     TrainingState,
     averaged,
     from_rank_0,
@@ -260,7 +261,8 @@ class _TrainingLoop:
         self._model = shared(self._learner, device)
         optimizer = torch.optim.AdamW(self._parameters, lr=plan.learning_rate, weight_decay=plan.weight_decay)
         scaler = torch.amp.GradScaler(device.type, enabled=plan.precision == "float16")
-        self.state = TrainingState(self._learner, optimizer, scaler, generators_of(given["batches"]))
+        average = None if plan.ema is None else Average(self._learner, plan.ema)
+        self.state = TrainingState(self._learner, optimizer, scaler, generators_of(given["batches"]), average)
 
     def settings(self) -> dict[str, Any]:
         """Return what a training that goes on must have in common, as JSON has it."""
@@ -297,6 +299,11 @@ class _TrainingLoop:
         if not math.isfinite(mean) or not all_finite(self._parameters):
             each_loss, each_finite = of_batches.tolist()
             raise LossNotFinite(self._cause(each_loss, each_finite, first_step), self._done())
+        with self.state.averaged():
+            self._end_epoch(epoch, mean)
+
+    def _end_epoch(self, epoch: int, mean: float) -> None:
+        """Note an epoch of that mean loss, and keep the learner as it is now, if it is the best so far."""
         accuracy = self._validate() if "validation" in self._counts else None
         rate = self.state.optimizer.param_groups[0]["lr"]
         self.state.epochs.append({"epoch": epoch, "loss": mean, "learning_rate": rate, "accuracy": accuracy})
@@ -344,11 +351,15 @@ class _TrainingLoop:
                 exits = model(x)
             if plan.method == "distill":
                 loss = distillation_loss(
-                    exits, labels, plan.weights, temperature=plan.temperature, teacher_share=plan.teacher_share
-                )
+                    exits, labels, plan.weights, temperature=plan.temperature, teacher_share=plan.teacher_share,
+                    label_smoothing=plan.label_smoothing,
+                )  # fmt: skip
             else:
                 trained = exits if _trains_classifier(self._network, plan) else exits[:-1]
-                loss = joint_loss(trained, labels, plan.weights)
+                weights = plan.weights
+                if plan.method == "mixed" and len(state.epochs) < plan.epochs // 2:
+                    weights = (*[0.0] * (len(exits) - 1), 1.0)  # heads have gradients, of 0
+                loss = joint_loss(trained, labels, weights, label_smoothing=plan.label_smoothing)
             state.scaler.scale(loss / averaged_batches).backward()
         if steps:
             for group in state.optimizer.param_groups:
@@ -356,6 +367,8 @@ class _TrainingLoop:
             state.scaler.step(state.optimizer)
             state.scaler.update()
             state.step += 1
+            if state.average is not None:
+                state.average.update(state.step)
         return loss.detach()
 
     def _validate(self) -> list[float]:
@@ -368,7 +381,7 @@ class _TrainingLoop:
 
     def finish(self) -> Training:
         """Leave the network at its best, the same in all processes."""
-        if self.state.best is not None:
+        if self.state.best is not None or self.state.average is not None:
             self.state.kept.put_back()
         from_rank_0(list(self._network.buffers()))  # each process has seen other images
         learned = self._learned_before

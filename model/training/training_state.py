@@ -6,6 +6,8 @@ each other by ``torch.distributed``; without a process group there is one.
 
 import json
 import random
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,7 +26,7 @@ from ..basics.files import parse_json, replacing
 from ..processes.process_group import own_rank, ranks
 
 #: The value of ``format`` in the file; others are refused.
-FORMAT = "auxhead training state 1"
+FORMAT = "auxhead training state 2"
 
 
 @dataclass
@@ -36,6 +38,8 @@ class TrainingState:
     scaler: torch.amp.GradScaler
     generators: list[torch.Generator]
     """Those that the batches draw from."""
+    average: "Average | None" = None
+    """Of parameters and buffers, if that is what is kept."""
     step: int = 0
     """Steps of the optimizer so far."""
     epochs: list[dict[str, Any]] = field(default_factory=list)
@@ -52,11 +56,17 @@ class TrainingState:
         """Remember the learner as it is now."""
         self.kept = Snapshot(self.learner)
 
+    def averaged(self) -> AbstractContextManager[None]:
+        """Let the learner have its averages until the context ends, if there are some."""
+        return nullcontext() if self.average is None else self.average.in_place()
+
     def save(self, path: Path, settings: dict[str, Any]) -> None:
         """Write the state, or leave the file that is there; ``settings`` are those that it goes on with alone."""
         tensors = {f"learner.{name}": tensor for name, tensor in tensors_of(self.learner).items()}
         if self.best is not None:
             tensors |= {f"best.{name}": self.kept.values[name] for name in tensors_of(self.learner)}
+        if self.average is not None:
+            tensors |= {f"average.{name}": value for name, value in self.average.values.items()}
         tensors |= {f"generator.{index}": one.get_state() for index, one in enumerate(self.generators)}
         for index, values in self.optimizer.state_dict()["state"].items():
             tensors |= {f"optimizer.{index}.{name}": value for name, value in values.items()}
@@ -111,8 +121,12 @@ class TrainingState:
         if other_rate and best is not None:
             step, epochs = step * (best + 1) // len(epochs), epochs[: best + 1]
         at_best = {name: saved[f"best.{name}"] for name in own} if best is not None else {}
+        begin = at_best if other_rate else {}
+        averages = {} if self.average is None else begin or {name: saved[f"average.{name}"] for name in own}
 
-        _overwrite(own, at_best if other_rate and at_best else {name: saved[f"learner.{name}"] for name in own})
+        _overwrite(own, begin or {name: saved[f"learner.{name}"] for name in own})
+        if self.average is not None:
+            _overwrite(self.average.values, averages)
         self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": state})
         for generator, numbers in zip(self.generators, generators, strict=True):
             generator.set_state(numbers)
@@ -122,6 +136,35 @@ class TrainingState:
         self.keep()
         if at_best:
             _overwrite({name: self.kept.values[name] for name in own}, at_best)
+
+
+class Average:
+    """A moving average of a learner's parameters and buffers (Polyak & Juditsky 1992), quicker at first."""
+
+    def __init__(self, learner: nn.Module, decay: float) -> None:
+        self._own, self._decay = tensors_of(learner), decay
+        self.values = {name: tensor.detach().clone() for name, tensor in self._own.items()}
+        """By name."""
+
+    @torch.no_grad()
+    def update(self, step: int) -> None:
+        """Take in the learner as it is after a step, counted from 1."""
+        share = 1.0 - min(self._decay, (1 + step) / (10 + step))
+        for name, tensor in self._own.items():
+            if tensor.is_floating_point():
+                self.values[name].lerp_(tensor, share)
+            else:
+                self.values[name].copy_(tensor)
+
+    @contextmanager
+    def in_place(self) -> Iterator[None]:
+        """Let the learner have the averages until the context ends."""
+        before = {name: tensor.detach().clone() for name, tensor in self._own.items()}
+        try:
+            _overwrite(self._own, self.values)
+            yield
+        finally:
+            _overwrite(self._own, before)
 
 
 class Snapshot:

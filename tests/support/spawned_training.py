@@ -29,7 +29,7 @@ def stop(epoch: Epoch) -> None:
 def trained(*, norm: bool, on_epoch: Any = lambda epoch: None, **options: Any) -> Any:
     """Train on batches of 16 digits, five an epoch, of all processes together; returns tensors and epochs."""
     split = part_of(digits()[0], slice(80))
-    batches = PixelBatches(split, 16, device=torch.device("cpu"), seed=5, largest_shift=1)
+    batches = PixelBatches(split, 16, device=torch.device("cpu"), seed=5, augment="shift")
     network = trainable(norm=norm, seed=0 if not dist.is_initialized() else dist.get_rank())
     validation = DataLoader(images(digits()[1], 60), 20)
     done = train(network, batches, PLAN, validation=validation, seed=1, on_epoch=on_epoch, **options)

@@ -1,5 +1,6 @@
 """``auxhead export``: files of a checkpoint's network, and what is refused."""
 
+import json
 import logging
 from pathlib import Path
 
@@ -36,6 +37,7 @@ def test_stages(network, checkpoint, tmp_path):
     off, saved = result.output.splitlines()
     assert off.startswith("Off from the network: ") and off.endswith(" at most (torch.export.load).")
     assert saved.startswith("Saved: ") and saved.endswith(str(description))
+    assert json.loads(description.read_text())["preprocessing"] == whole(16).as_json()
     label, exit_index = first_sure(description, run_stages(description, x))
     assert torch.equal(label, wanted.label) and torch.equal(exit_index, wanted.exit_index)
 

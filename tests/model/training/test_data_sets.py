@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from auxhead.model.basics.bad_input import BadInput
-from auxhead.model.basics.images import open_image, random_shift, to_rgb
+from auxhead.model.basics.images import open_image, to_rgb
 from auxhead.model.training.data_sets import decode, read_splits, split_indices
 from auxhead.model.training.sources import LabelledImages, load_digits, load_source
 from PIL import Image
@@ -168,22 +168,3 @@ def test_a_photo_is_turned_upright(tmp_path):
     exif[0x0112] = 6
     image.save(tmp_path / "photo.jpg", exif=exif)
     assert open_image(tmp_path / "photo.jpg").size == (3, 6)
-
-
-def test_random_shift_crops_each_picture_from_a_black_border():
-    pixels = torch.randint(1, 256, (64, 3, 6, 5), dtype=torch.uint8)
-    shifted = random_shift(pixels, 2, torch.Generator().manual_seed(0))
-    assert shifted.shape == pixels.shape and shifted.dtype == torch.uint8
-    padded = torch.nn.functional.pad(pixels, (2, 2, 2, 2))
-    found = set()
-    for place in range(64):
-        fits = [
-            (dy, dx)
-            for dy in range(5)
-            for dx in range(5)
-            if torch.equal(shifted[place], padded[place, :, dy : dy + 6, dx : dx + 5])
-        ]
-        assert len(fits) == 1
-        found.add(fits[0])
-    assert len(found) > 15  # of 25
-    assert random_shift(pixels, 0, torch.Generator()) is pixels

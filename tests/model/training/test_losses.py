@@ -29,6 +29,17 @@ def test_the_joint_loss_is_the_weighted_mean_of_the_cross_entropies(weights):
     torch.testing.assert_close(joint_loss(logits, LABELS, weights).double(), wanted, rtol=1e-5, atol=0.0)
 
 
+def test_smoothed_labels_give_a_part_to_all_classes():
+    logits, part = exits(), 0.2
+    shares = torch.full((len(LABELS), 5), part / 5, dtype=torch.float64)
+    shares[torch.arange(len(LABELS)), LABELS] += 1.0 - part
+    wanted = torch.stack([-(shares * log_softmax(one)).sum(1).mean() for one in logits])
+    found = joint_loss(logits, LABELS, label_smoothing=part)
+    torch.testing.assert_close(found.double(), wanted.mean(), rtol=1e-5, atol=0.0)
+    without_teacher = distillation_loss(logits, LABELS, teacher_share=0.0, label_smoothing=part)
+    torch.testing.assert_close(without_teacher, found)
+
+
 @pytest.mark.parametrize("weights", [None, (1.0, 0.5, 2.0)], ids=["same", "weighted"])
 def test_the_distillation_loss_is_that_of_its_formula(weights):
     logits, temperature, share = exits(), 2.5, 0.3

@@ -25,7 +25,7 @@ class Stopped(Exception):
 
 def pixels():
     split = part_of(digits()[0], slice(80))
-    return PixelBatches(split, 16, device=torch.device("cpu"), seed=5, largest_shift=1)
+    return PixelBatches(split, 16, device=torch.device("cpu"), seed=5, augment="shift")
 
 
 def global_loader():
@@ -44,6 +44,8 @@ def in_workers():
 PLANS = {
     "joint": (pixels, TrainingPlan(epochs=4), True),
     "rest": (global_loader, TrainingPlan(epochs=4, accumulate=2), False),
+    "average": (pixels, TrainingPlan(epochs=4, ema=0.8), True),
+    "average, last": (global_loader, TrainingPlan("mixed", epochs=4, ema=0.8, label_smoothing=0.1), False),
     "generator": (own_loader, TrainingPlan("distill", epochs=4), True),
     "float16": (global_loader, TrainingPlan(epochs=4, precision="float16"), True),
     "heads": (global_loader, TrainingPlan("heads", epochs=4), True),
@@ -164,7 +166,7 @@ DAMAGE = {
     "cut": lambda path: path.write_bytes(path.read_bytes()[:-40]),
     "empty": lambda path: path.write_bytes(b""),
     "no facts": lambda path: save_file({"x": torch.zeros(2)}, path),
-    "newer": lambda path: rewritten(path, lambda facts, _: facts.update(format="auxhead training state 2")),
+    "newer": lambda path: rewritten(path, lambda facts, _: facts.update(format="auxhead training state 3")),
     "no step": lambda path: rewritten(path, lambda facts, _: facts.pop("step")),
     "no moments": lambda path: rewritten(path, lambda _, found: found.pop("optimizer.1.exp_avg")),
     "no generator": lambda path: rewritten(path, lambda _, found: found.pop("generator.0")),

@@ -45,7 +45,7 @@ def pixels(device=CPU, seed=0, count=None, size=32):
     split = digits()[0]
     if count:
         split = part_of(split, slice(count))
-    return PixelBatches(split, size, device=device, seed=seed, largest_shift=1)
+    return PixelBatches(split, size, device=device, seed=seed, augment="shift")
 
 
 @pytest.mark.parametrize("method", ["joint", "distill"])
@@ -446,7 +446,7 @@ def test_samples_of_a_part_of_a_data_set_are_noted():
 
 def test_of_images_of_a_command_files_and_pixels_are_noted_without_shifts():
     split = part_of(digits()[0], slice(40))
-    batches = PixelBatches(split, 8, device=torch.device("cpu"), seed=0, largest_shift=2)
+    batches = PixelBatches(split, 8, device=torch.device("cpu"), seed=0, augment="shift")
     learned = learned_by_training(batches, TrainingPlan(epochs=1))
     (part,) = learned.parts
     assert part.kinds == {FILE} and learned.unknown is None
@@ -467,8 +467,54 @@ def test_a_resumed_training_has_learned_from_the_same_images_or_says_that_it_doe
             learned_by_training(make(count=64), plan, state=state, on_epoch=stop)
         if unknown is None:
             split = part_of(digits()[0], slice(64, 128))
-            others = PixelBatches(split, 32, device=CPU, seed=0, largest_shift=1)
+            others = PixelBatches(split, 32, device=CPU, seed=0, augment="shift")
             with pytest.raises(BadInput, match="is of a training with images .*; wants the same"):
                 learned_by_training(others, plan, state=state, resume=True)
         learned = learned_by_training(make(count=64), plan, state=state, resume=True)
         assert learned.unknown == unknown and len(learned.parts[0].hashes) >= 60
+
+
+def losses_of(plan):
+    """Of each epoch."""
+    network = trainable()
+    return [epoch.loss for epoch in train(network, loader(shuffle=True), plan, seed=3).epochs], network
+
+
+def test_mixed_begins_with_the_classifier_alone():
+    mixed, _ = losses_of(TrainingPlan("mixed", epochs=4))
+    joint, _ = losses_of(TrainingPlan(epochs=4))
+    alone, _ = losses_of(TrainingPlan(epochs=4, weights=(0.0, 0.0, 1.0)))
+    assert mixed[:2] == alone[:2] and mixed[0] != joint[0]
+    assert mixed[2] != alone[2] and not set(mixed) & set(joint)
+    assert losses_of(TrainingPlan("mixed", epochs=1))[0] == losses_of(TrainingPlan(epochs=1))[0]
+
+
+def test_an_average_is_kept_and_the_training_is_the_same():
+    """Of parameters and buffers: the formula, step by step; and exits are validated by it."""
+    network, decay, steps = trainable(), 0.9, []
+
+    def keep(_):
+        steps.append({name: value.detach().clone() for name, value in tensors(network).items()})
+
+    before = {name: value.clone() for name, value in tensors(network).items()}
+    validation = [next(iter(loader()))]
+    plan = TrainingPlan(epochs=2, ema=decay)
+    done = train(network, loader(shuffle=True), plan, validation=validation, seed=3, on_step=keep)
+    assert [epoch.loss for epoch in done.epochs] == losses_of(TrainingPlan(epochs=2))[0]
+    until = (done.best + 1) * len(steps) // 2
+    for name, value in tensors(network).items():
+        wanted = before[name].clone()
+        for step, now in enumerate(steps[:until], 1):
+            share = 1.0 - min(decay, (1 + step) / (10 + step))
+            wanted = wanted.lerp(now[name], share) if value.is_floating_point() else now[name]
+        torch.testing.assert_close(value, wanted)
+    assert done.epochs[done.best].accuracy == tuple(accuracy_of_exits(network, validation))
+    assert any(not torch.equal(value, steps[until - 1][name]) for name, value in tensors(network).items())
+
+
+def test_a_linear_layer_that_gives_no_logits_is_no_new_classifier():
+    network = trainable()
+    network.backbone.requires_grad_(False)
+    network.backbone.fc = torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.Linear(16, 10).requires_grad_(False))
+    with pytest.raises(ValueError, match="^network: of the backbone one linear layer alone requires gradients, and is"):
+        train(network, loader(), TrainingPlan("heads", epochs=1))
