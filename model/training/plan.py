@@ -2,13 +2,14 @@
 
 import math
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
+from ..basics.arguments import kind_of
 from ..listening.reading import parts_in_words
 
 #: What is trained, by the name of the method.
@@ -26,7 +27,7 @@ _NUMBERS = {
 
 @dataclass(frozen=True)
 class TrainingPlan:
-    """Settings of a training: AdamW (Loshchilov & Hutter 2019) under a one-cycle schedule (Smith & Topin 2018).
+    """Settings of a training: AdamW (Loshchilov & Hutter 2019), one-cycle schedule (Smith & Topin 2018), or yours.
 
     Raises:
         ValueError, TypeError: a setting out of its range, or of another type.
@@ -43,6 +44,13 @@ class TrainingPlan:
     learning_rate: float = 1e-3
     """The largest, at the top of the cycle."""
     weight_decay: float = 0.05
+    optimizer: Callable[[list[nn.Parameter]], torch.optim.Optimizer] | None = None
+    """Makes one of the parameters that are trained, ``lambda parameters: torch.optim.SGD(parameters, 0.1, 0.9)``, say;
+    learning rate and weight decay are its own then. None is AdamW of those above."""
+    scheduler: Callable[[torch.optim.Optimizer, int], torch.optim.lr_scheduler.LRScheduler] | None = None
+    """Makes one for the optimizer and a number of steps, behind each of which it steps: ``lambda optimizer, steps:
+    torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)``. None is the one-cycle schedule, up to the
+    optimizer's own rates."""
     weights: tuple[float, ...] | None = None
     """Of each exit's loss, the classifier's last (of ``"heads"`` if it is trained); None weighs all the same."""
     temperature: float = 3.0
@@ -78,6 +86,14 @@ class TrainingPlan:
                 raise TypeError(f"{name}: got {value!r:.50}, wants a number")
             if not least <= value <= most:
                 raise ValueError(f"{name}: got {value!r}, wants {words}")
+        for name in ("optimizer", "scheduler"):
+            value = getattr(self, name)
+            if not (value is None or callable(value)):
+                raise TypeError(f"{name}: got {kind_of(value)}, wants a function that makes one, or None")
+        for name in ("learning_rate", "weight_decay"):
+            usual = next(field.default for field in fields(self) if field.name == name)
+            if self.optimizer is not None and getattr(self, name) != usual:
+                raise ValueError(f"{name}: got {getattr(self, name)!r} beside an optimizer, which has its own")
         weights = () if self.weights is None else self.weights
         if not (isinstance(weights, Sequence) and all(isinstance(weight, (int, float)) for weight in weights)):
             raise TypeError(f"weights: got {weights!r:.50}, wants a number for each exit, or None")

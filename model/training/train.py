@@ -2,12 +2,13 @@
 
 import math
 import os
+import warnings
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import NoneType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -34,6 +35,8 @@ from .training_state import (
     set_epoch,
     shared,
 )
+
+_T = TypeVar("_T")
 
 
 class Step(NamedTuple):
@@ -259,16 +262,32 @@ class _TrainingLoop:
         if not self._parameters:
             raise ValueError("network: has no parameter that requires a gradient, wants one to train")
         self._model = shared(self._learner, device)
-        optimizer = torch.optim.AdamW(self._parameters, lr=plan.learning_rate, weight_decay=plan.weight_decay)
+        optimizer = self._made("optimizer", torch.optim.Optimizer, self._parameters)
+        if optimizer is None:
+            optimizer = torch.optim.AdamW(self._parameters, lr=plan.learning_rate, weight_decay=plan.weight_decay)
+        self._rates = [group["lr"] for group in optimizer.param_groups]
+        scheduler = self._made("scheduler", torch.optim.lr_scheduler.LRScheduler, optimizer, self._steps)
         scaler = torch.amp.GradScaler(device.type, enabled=plan.precision == "float16")
         average = None if plan.ema is None else Average(self._learner, plan.ema)
-        self.state = TrainingState(self._learner, optimizer, scaler, generators_of(given["batches"]), average)
+        self.state = TrainingState(
+            self._learner, optimizer, scaler, generators_of(given["batches"]), scheduler, average
+        )
+
+    def _made(self, name: str, kind: type[_T], *arguments: Any) -> _T | None:
+        """Return what the plan's function of that name makes; None where there is none."""
+        make = getattr(self._plan, name)
+        made = None if make is None else make(*arguments)
+        if make is not None and not isinstance(made, kind):
+            raise TypeError(f"{name}: made {kind_of(made)}, wants a {kind.__module__}.{kind.__name__}")
+        return made
 
     def settings(self) -> dict[str, Any]:
         """Return what a training that goes on must have in common, as JSON has it."""
         plan = asdict(self._plan)
         weights = None if self._plan.weights is None else list(self._plan.weights)
         plan["images"] = [log.digest() for log in self._logs.values()]
+        for name in ("optimizer", "scheduler"):
+            plan[name] = None if plan[name] is None else getattr(plan[name], "__qualname__", type(plan[name]).__name__)
         return {**plan, "weights": weights, "seed": self._seed, "batches": self._count, "processes": ranks()}
 
     def resume(self, file: Path) -> None:
@@ -362,10 +381,15 @@ class _TrainingLoop:
                 loss = joint_loss(trained, labels, weights, label_smoothing=plan.label_smoothing)
             state.scaler.scale(loss / averaged_batches).backward()
         if steps:
-            for group in state.optimizer.param_groups:
-                group["lr"] = plan.learning_rate * one_cycle(state.step, self._steps)
+            if state.scheduler is None:
+                for group, rate in zip(state.optimizer.param_groups, self._rates, strict=True):
+                    group["lr"] = rate * one_cycle(state.step, self._steps)
             state.scaler.step(state.optimizer)
             state.scaler.update()
+            if state.scheduler is not None:
+                with warnings.catch_warnings():  # of a first step that the scaler has skipped
+                    warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step")
+                    state.scheduler.step()
             state.step += 1
             if state.average is not None:
                 state.average.update(state.step)

@@ -38,6 +38,8 @@ class TrainingState:
     scaler: torch.amp.GradScaler
     generators: list[torch.Generator]
     """Those that the batches draw from."""
+    scheduler: torch.optim.lr_scheduler.LRScheduler | None = None
+    """Of the learning rate, where that is the user's."""
     average: "Average | None" = None
     """Of parameters and buffers, if that is what is kept."""
     step: int = 0
@@ -68,9 +70,16 @@ class TrainingState:
         if self.average is not None:
             tensors |= {f"average.{name}": value for name, value in self.average.values.items()}
         tensors |= {f"generator.{index}": one.get_state() for index, one in enumerate(self.generators)}
-        for index, values in self.optimizer.state_dict()["state"].items():
-            tensors |= {f"optimizer.{index}.{name}": value for name, value in values.items()}
+        optimizer = self.optimizer.state_dict()
+        numbers: dict[str, dict[str, Any]] = {}
+        names: dict[str, list[str]] = {}
+        for index, values in optimizer["state"].items():
+            own = names[str(index)] = [name for name, value in values.items() if isinstance(value, Tensor)]
+            tensors |= {f"optimizer.{index}.{name}": values[name] for name in own}
+            numbers[str(index)] = {name: value for name, value in values.items() if name not in own}
         facts = {
+            "optimizer": {"numbers": numbers, "tensors": names, "param_groups": optimizer["param_groups"]},
+            "scheduler": None if self.scheduler is None else self.scheduler.state_dict(),
             "format": FORMAT,
             "settings": settings,
             "step": self.step,
@@ -78,9 +87,14 @@ class TrainingState:
             "best": self.best,
             "scaler": self.scaler.state_dict(),
         }
+        try:
+            text = json.dumps(facts)
+        except TypeError as error:
+            wants = "wants one that keeps numbers, text and tensors alone, or no state"
+            raise TypeError(f"state: the optimizer or scheduler cannot be saved ({error}), {wants}") from None
         copies = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
         with replacing(path) as unfinished:
-            save_file(copies, unfinished, {"auxhead": json.dumps(facts)})
+            save_file(copies, unfinished, {"auxhead": text})
 
     def restore(self, path: Path, settings: dict[str, Any]) -> None:
         """Take over what :meth:`save` wrote; of a training with another learning rate, the best epoch.
@@ -107,15 +121,17 @@ class TrainingState:
             if found is None or found.shape != tensor.shape:
                 got = "has none" if found is None else f"has {list(found.shape)}"
                 raise BadInput(f"{path}: {got} for {name!r}, wants {list(tensor.shape)}, as this network has")
-        parameters = self.optimizer.param_groups[0]["params"]
-        state: dict[int, dict[str, Tensor]] = {}
+        parameters = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+        numbers, names = facts["optimizer"]["numbers"], facts["optimizer"]["tensors"]
+        state: dict[int, dict[str, Any]] = {}
         for index, parameter in enumerate(parameters):
-            if f"optimizer.{index}.step" not in saved or other_rate:
+            if str(index) not in numbers or other_rate:
                 continue  # no exit depends on it, so that it never had a gradient
-            values = {name: saved[f"optimizer.{index}.{name}"] for name in ("step", "exp_avg", "exp_avg_sq")}
-            for name in ("exp_avg", "exp_avg_sq"):  # laid out as the parameter, as the optimizer does
-                values[name] = torch.empty_like(parameter).detach().copy_(values[name])
-            state[index] = values
+            state[index] = dict(numbers[str(index)])
+            for name in names[str(index)]:
+                value = state[index][name] = saved[f"optimizer.{index}.{name}"]
+                if value.shape == parameter.shape:  # laid out as the parameter, as the optimizer does
+                    state[index][name] = torch.empty_like(parameter, dtype=value.dtype).detach().copy_(value)
         generators = [saved[f"generator.{index}"] for index in range(len(self.generators))]
         step, epochs, best, scaler = facts["step"], list(facts["epochs"]), facts["best"], facts["scaler"]
         if other_rate and best is not None:
@@ -127,7 +143,10 @@ class TrainingState:
         _overwrite(own, begin or {name: saved[f"learner.{name}"] for name in own})
         if self.average is not None:
             _overwrite(self.average.values, averages)
-        self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": state})
+        groups = self.optimizer.state_dict() if other_rate else facts["optimizer"]
+        self.optimizer.load_state_dict({"param_groups": groups["param_groups"], "state": state})
+        if self.scheduler is not None:
+            self.scheduler.load_state_dict(facts["scheduler"])
         for generator, numbers in zip(self.generators, generators, strict=True):
             generator.set_state(numbers)
         if scaler:

@@ -133,6 +133,20 @@ def test_how_often_the_bound_holds_is_that_of_the_record():
     MODEL.says(f"{early:.1f} % of the images left early")
 
 
+def test_the_ways_to_train_are_those_of_the_record():
+    record = json.loads((ROOT / "autotune" / "records" / "cpu" / "trainings-digits.json").read_text())
+    assert len(record["seeds"]) == 5 and record["exits"] == ["block1", "block2", "classifier"]
+    means = {}
+    for name, way in record["ways"].items():
+        assert len(way["accuracy"]) == 5
+        means[name] = [100 * sum(of_exit) / 5 for of_exit in zip(*way["accuracy"], strict=True)]
+        MODEL.says(f"| {name} | {' | '.join(f'{mean:.1f}' for mean in means[name])} |")
+    usual = means.pop("joint")
+    helped = {name for name, found in means.items() if found[0] > usual[0] + 0.5}
+    assert helped == {"augment none", "label smoothing 0.1", "distill"}
+    assert usual[0] - means["mixed"][0] > 10.0 and means["mixed"][2] < usual[2]
+
+
 ALONE = records("h200/hidden-heads.jsonl")
 IN_NETWORK = records("h200/hidden-bench.jsonl")
 KINDS = {"hidden": "a hidden layer", "norm": "a LayerNorm"}

@@ -40,12 +40,23 @@ def in_workers():
     return DataLoader(images(digits()[0], 40), 20, shuffle=True, num_workers=1)
 
 
+def sgd(parameters):
+    *most, last = parameters
+    return torch.optim.SGD([{"params": most}, {"params": [last], "lr": 0.01}], lr=0.05, momentum=0.9)
+
+
+def cosine(optimizer, steps):
+    return torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
+
+
 #: Batches, a plan, and whether there are images for validation, by which the best epoch is kept, else the last.
 PLANS = {
     "joint": (pixels, TrainingPlan(epochs=4), True),
     "rest": (global_loader, TrainingPlan(epochs=4, accumulate=2), False),
     "average": (pixels, TrainingPlan(epochs=4, ema=0.8), True),
     "average, last": (global_loader, TrainingPlan("mixed", epochs=4, ema=0.8, label_smoothing=0.1), False),
+    "sgd": (pixels, TrainingPlan(epochs=4, optimizer=sgd, scheduler=cosine), True),
+    "one cycle of adam": (pixels, TrainingPlan(epochs=4, optimizer=torch.optim.Adam), False),
     "generator": (own_loader, TrainingPlan("distill", epochs=4), True),
     "float16": (global_loader, TrainingPlan(epochs=4, precision="float16"), True),
     "heads": (global_loader, TrainingPlan("heads", epochs=4), True),

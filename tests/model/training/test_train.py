@@ -518,3 +518,47 @@ def test_a_linear_layer_that_gives_no_logits_is_no_new_classifier():
     network.backbone.fc = torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.Linear(16, 10).requires_grad_(False))
     with pytest.raises(ValueError, match="^network: of the backbone one linear layer alone requires gradients, and is"):
         train(network, loader(), TrainingPlan("heads", epochs=1))
+
+
+def test_an_optimizer_and_a_schedule_of_ones_own():
+    """As a loop of PyTorch alone."""
+    batches = list(loader())
+    plan = TrainingPlan(
+        epochs=2, optimizer=lambda parameters: torch.optim.SGD(parameters, 0.05, 0.9),
+        scheduler=lambda optimizer, steps: torch.optim.lr_scheduler.PolynomialLR(optimizer, steps),
+    )  # fmt: skip
+    network, alone = trainable(), trainable()
+    done = train(network, batches, plan)
+    optimizer = torch.optim.SGD(alone.parameters(), 0.05, 0.9)
+    scheduler = torch.optim.lr_scheduler.PolynomialLR(optimizer, 12)
+    alone.train()
+    for x, labels in batches * 2:
+        optimizer.zero_grad()
+        joint_loss(alone.logits(x), labels).backward()
+        optimizer.step()
+        scheduler.step()
+    for one, other in zip(tensors(network).values(), tensors(alone).values(), strict=True):
+        torch.testing.assert_close(one, other)
+    assert [epoch.learning_rate for epoch in done.epochs] == pytest.approx([0.025, 0.0])
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"optimizer": "sgd"}, "optimizer: got str, wants a function that makes one, or None"),
+        ({"optimizer": torch.optim.SGD, "learning_rate": 0.1}, "learning_rate: got 0.1 beside an optimizer, which has"),
+        ({"scheduler": lambda *_: None}, "scheduler: made NoneType, wants a torch.optim.lr_scheduler.LRScheduler"),
+        ({"label_smoothing": 1.0}, "label_smoothing: got 1.0, wants a number from 0, smaller than 1"),
+        ({"ema": 1}, "ema: got 1, wants a number from 0, smaller than 1"),
+        ({"ema": "0.9"}, "ema: got '0.9', wants a number"),
+    ],
+)
+def test_settings_that_cannot_be(settings, message):
+    with pytest.raises((ValueError, TypeError), match=f"^{message}"):
+        train(trainable(), loader(), TrainingPlan(epochs=1, **settings))
+
+
+def test_what_cannot_be_saved_is_named(tmp_path):
+    plan = TrainingPlan(epochs=1, optimizer=lambda parameters: torch.optim.SGD(parameters, torch.tensor(0.05)))
+    with pytest.raises(TypeError, match="^state: the optimizer or scheduler cannot be saved .Object of type Tensor"):
+        train(trainable(), loader(), plan, state=tmp_path / "state")
