@@ -57,6 +57,8 @@ def to_rgb(image: Image.Image, file_format: str | None = None) -> Image.Image:
     Of 16 bits 65,535 is white, whatever the brightest pixel is. Raises ``ValueError`` for numbers of 32 bits, of which
     nobody knows what white is.
     """
+    if image.mode.startswith("I;16") and image.has_transparency_data:
+        raise ValueError("one of its 16-bit values is transparent; wants 8 bits, or none")
     if image.mode.startswith("I;16") or (image.mode, file_format) == ("I", "PPM"):  # which Pillow scales to 65,535
         values = np.asarray(image, dtype=np.float64)
         image = Image.fromarray(np.rint(values * (255.0 / 65535.0)).astype(np.uint8))

@@ -94,8 +94,8 @@ class Preprocessing:
         Raises:
             TypeError: weights that are not those of a classifier.
         """
-        preset = weights.transforms() if hasattr(weights, "transforms") else weights
         try:
+            preset = weights.transforms() if hasattr(weights, "transforms") else weights
             (crop,), (resize,) = preset.crop_size, preset.resize_size
             mean, std, interpolation = preset.mean, preset.std, preset.interpolation.value
         except (AttributeError, TypeError, ValueError):

@@ -26,7 +26,7 @@ from ..processes.process_group import own_rank
 from ..saving.checkpoint import Checkpoint, save_checkpoint
 from ..saving.checkpoint_files import read_description
 from ..training.batches import PixelBatches
-from ..training.data_sets import decode
+from ..training.data_sets import decode, describe_damaged
 from ..training.sources import LabelledImages, load_source
 from .options import make_output_directory
 from .user_model import load_network
@@ -49,12 +49,12 @@ def run_calibration(
     agree(lambda: {"images": source.facts()})
     network = loaded.network.to(device)
     if asked.train_data is not None and asked.train_data != Path("none"):
-        learned = _read(load_source(asked.train_data, "--train-data"), loaded, asked)
+        learned = _read(console, load_source(asked.train_data, "--train-data"), loaded, asked)
         assert learned.split.contents is not None
         inputs = (one for x, _ in learned for one in identities(x))
         samples = Samples([*learned.split.contents, short(inputs)], frozenset([FILE]))
         network.learned_from = learned_by(network).plus("weights", samples)
-    images = _read(source, loaded, asked)
+    images = _read(console, source, loaded, asked)
     latencies = _latencies(asked, loaded, images.split.pixels, device)
     no_budget = (asked.max_accuracy_drop, asked.max_latency_ms, asked.max_work) == (None, None, None)
     with warnings.catch_warnings():
@@ -84,14 +84,16 @@ def run_calibration(
     console.print(f"\nSaved in {asked.out}: {files}", soft_wrap=True)
 
 
-def _read(source: LabelledImages, loaded: Checkpoint, asked: SimpleNamespace) -> PixelBatches:
+def _read(console: Console, source: LabelledImages, loaded: Checkpoint, asked: SimpleNamespace) -> PixelBatches:
     """Return images that have the network's classes, in batches as it takes them."""
     if loaded.classes and source.classes != loaded.classes:
         raise BadInput(
             f"checkpoint: its network has the classes {', '.join(loaded.classes):.100}, got images of "
             f"{', '.join(source.classes):.100}; wants the same, in the same order, by --data"
         )
-    _, images, _ = decode(source, loaded.preprocessing, skip_damaged=asked.skip_damaged)
+    _, images, damaged = decode(source, loaded.preprocessing, skip_damaged=asked.skip_damaged)
+    if damaged:
+        console.print(describe_damaged(damaged, len(source.open)), soft_wrap=True)
     batch_size, dtype = min(_BATCH, len(images.labels)), loaded.network.dtype
     return PixelBatches(images, batch_size, device=torch.device("cpu"), dtype=dtype)
 

@@ -13,6 +13,7 @@ from ..attach import attach
 from ..basics.bad_input import BadInput, one_line
 from ..basics.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Preprocessing, resize_for
 from ..listening.batches import NotTaken
+from ..listening.kept import modes_kept
 from ..network.early_exit_network import EarlyExitNetwork
 from ..network.learned_from import LearnedFrom, fingerprint
 from ..training.sources import LabelledImages
@@ -24,8 +25,8 @@ DEFAULT = "DEFAULT"
 _OTHERWISE_MADE = ("googlenet", "inception_v3")
 
 
-def make_network(asked: SimpleNamespace, source: LabelledImages) -> tuple[EarlyExitNetwork, str]:
-    """Return the network for images, initialised by the seed or with weights, and the name of what makes its backbone.
+def make_network(asked: SimpleNamespace, source: LabelledImages) -> tuple[EarlyExitNetwork, str, str]:
+    """Return the network for images, by the seed or with weights, the name of what makes its backbone, and what to say.
 
     Its preprocessing is that of its weights or its factory, or torchvision's usual one, as far as options do not say
     otherwise. ``BadInput`` for options that no network can be made of.
@@ -33,7 +34,7 @@ def make_network(asked: SimpleNamespace, source: LabelledImages) -> tuple[EarlyE
     with torch.random.fork_rng():
         torch.manual_seed(asked.seed)
         if asked.model is not None:
-            return _of_factory(asked, source), str(asked.model)
+            return _of_factory(asked, source), str(asked.model), ""
         return _attached(asked, source)
 
 
@@ -47,27 +48,37 @@ def _of_factory(asked: SimpleNamespace, source: LabelledImages) -> EarlyExitNetw
     if found != classes:
         raise BadInput(f"--model: {asked.model} has {found} classes, wants {classes}, as the images have")
     usual = network.preprocessing or _usual(source, shape[-1], shape[1])
-    network.preprocessing = _as_asked(asked, usual)
-    if network.preprocessing.channels != shape[1]:
-        raise BadInput(f"--channels: got {network.preprocessing.channels}, wants {shape[1]}, as {asked.model} takes")
+    network.preprocessing = prepare = _as_asked(asked, usual)
+    if prepare.channels != shape[1]:
+        raise BadInput(f"--channels: got {prepare.channels}, wants {shape[1]}, as {asked.model} takes")
+    if prepare.crop != shape[-1]:
+        try:
+            with torch.no_grad(), modes_kept(network):
+                network.eval().logits(example.new_zeros(2, shape[1], prepare.crop, prepare.crop))
+        except (RuntimeError, ValueError) as error:
+            raise BadInput(f"--crop: {asked.model} cannot take {prepare.crop} pixels: {one_line(error)}") from None
     return network
 
 
-def _attached(asked: SimpleNamespace, source: LabelledImages) -> tuple[EarlyExitNetwork, str]:
-    """Attach heads to a classifier of torchvision or timm, whose name is returned, too."""
+def _attached(asked: SimpleNamespace, source: LabelledImages) -> tuple[EarlyExitNetwork, str, str]:
+    """Attach heads to a classifier of torchvision or timm; returns its name and what weights leave of it, too."""
     name, taps = str(asked.backbone), asked.tap
     full = name if name.startswith(TIMM) else TORCHVISION + name
     if not (name.startswith(TIMM) or is_of_torchvision(name)):
         yours = "; a function of yours is --model" if ":" in name else ""
         wants = "a classifier of torchvision.models, resnet18 say, or timm:NAME"
         raise BadInput(f"--backbone: got {name!r}, wants {wants}{yours}")
-    channels = asked.channels or (1 if asked.mean is not None and len(asked.mean) == 1 else 3)
+    channels = asked.channels or (1 if 1 in [len(given) for given in (asked.mean, asked.std) if given] else 3)
     backbone = named_backbone(full, len(source.classes), channels, "--backbone")
     usual, state = _weights(asked, full, backbone, source, channels)
     preprocessing = _as_asked(asked, usual)
     fresh = None if state is None else _load(backbone, state, f"--weights: {asked.weights}", name)
     example = torch.zeros(2, preprocessing.channels, preprocessing.crop, preprocessing.crop)
     if asked.method == "heads":  # the weights stay, but for a classifier of other classes, which is new
+        if fresh is not None and not isinstance(backbone.get_submodule(fresh), nn.Linear):
+            kind = type(backbone.get_submodule(fresh)).__name__
+            wants = "wants a linear one, weights of as many classes as the images have, or --method joint"
+            raise BadInput(f"--method: heads trains no new classifier that is a {kind}, as that of {name}: {wants}")
         for layer, parameter in backbone.named_parameters():
             parameter.requires_grad_(fresh is not None and layer.rpartition(".")[0] == fresh)
     try:
@@ -83,7 +94,9 @@ def _attached(asked: SimpleNamespace, source: LabelledImages) -> tuple[EarlyExit
     is_own = state is not None and Path(asked.weights).suffix != ""
     unknown = "the weights of its backbone were trained on images that nobody has noted" if is_own else None
     network.learned_from = LearnedFrom(unknown, fingerprint(network))
-    return network, full
+    said = "" if state is None else f"With weights {asked.weights}; the classifier is "
+    said += "" if state is None else "theirs, of as many classes.\n" if fresh is None else f"new: {fresh}.\n"
+    return network, full, said
 
 
 def _weights(
@@ -92,7 +105,10 @@ def _weights(
     """Return how pictures were prepared for the weights that are asked for, and these; None where there are none."""
     name, weights = full.partition(":")[2], asked.weights
     if full.startswith(TIMM):
-        usual = Preprocessing.of_timm(backbone)
+        try:
+            usual = Preprocessing.of_timm(backbone)
+        except ValueError as error:
+            raise BadInput(f"--backbone: {full}: {str(error).removeprefix('model: ')}") from None
         if weights == DEFAULT:
             return usual, _of_hub(name, channels)
     else:
@@ -167,7 +183,9 @@ def _read(path: Path) -> Mapping[str, Tensor]:
     for key in ("state_dict", "model"):  # as trainings of torchvision and others save them
         if isinstance(found, Mapping) and isinstance(found.get(key), Mapping):
             found = found[key]
-    if not isinstance(found, Mapping) or not all(isinstance(value, Tensor) for value in found.values()):
+    if not isinstance(found, Mapping) or not all(
+        isinstance(name, str) and isinstance(value, Tensor) for name, value in found.items()
+    ):
         raise BadInput(f"--weights: {path} holds {type(found).__name__}, wants parameters by name, a state_dict")
     return found
 
@@ -219,8 +237,12 @@ def _as_asked(asked: SimpleNamespace, usual: Preprocessing) -> Preprocessing:
         resize = round(crop * resize / usual.crop)
     if asked.resize is not None or asked.squash:
         resize = asked.resize
-    given = [value for value in (asked.mean, asked.std) if value is not None]
-    channels = asked.channels or (len(given[0]) if given else usual.channels)
+    given = {name: value for name, value in (("mean", asked.mean), ("std", asked.std)) if value is not None}
+    channels = asked.channels or next((len(value) for value in given.values()), usual.channels)
+    for name, value in given.items():
+        if len(value) != channels and channels in (1, 3):
+            wants = "as --channels says" if asked.channels else "as the other one of --mean and --std has"
+            raise BadInput(f"--{name}: got {len(value)} numbers, wants {channels}, {wants}")
     mean, std = _in_channels(channels, usual.mean, usual.std)
     try:
         return replace(usual, crop=crop, resize=resize, mean=asked.mean or mean, std=asked.std or std)

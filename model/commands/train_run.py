@@ -48,12 +48,12 @@ def run_training(console: Console, asked: SimpleNamespace, device: torch.device)
     _check_options(asked)
     source = load_source(asked.data)
     agree(lambda: {"images": source.facts()})
-    network, made_by = make_network(asked, source)
+    network, made_by, said = make_network(asked, source)
     network.to(device)
     assert network.preprocessing is not None
     console.print(
         f"{len(source.labels):,} images of {source.name}, {len(source.classes)} classes; {len(network.taps)} heads, "
-        f"{plan.method}, on {device}\n{network.describe()}",
+        f"{plan.method}, on {device}\n{said}{network.describe()}",
         soft_wrap=True,
     )
     with PhaseProgress(console) as start_phase:

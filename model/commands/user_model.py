@@ -143,7 +143,10 @@ def named_backbone(named: str, classes: int, channels: int, option: str) -> nn.M
             raise BadInput(
                 f"{option}: got {named!r:.100}, which this timm has not{close_names(name, timm.list_models())}"
             )
-        made: nn.Module = timm.create_model(name, num_classes=classes, in_chans=channels)
+        try:
+            made: nn.Module = timm.create_model(name, num_classes=classes, in_chans=channels)
+        except RuntimeError as error:  # a tag that it has not, say
+            raise BadInput(f"{option}: {named:.100}: {one_line(error)}") from None
         return made
     if named != TORCHVISION + name or not is_of_torchvision(name):
         raise BadInput(f"{option}: got {named!r:.100}, which this torchvision has not")
@@ -199,7 +202,10 @@ def load_network(directory: Path, backbone: str | None, modules: str | None) -> 
         by_tap = {tap: head.module for tap, head in heads.items() if tap in saved and isinstance(head, ModuleHead)}
     _check_taps(directory, saved, by_tap, modules)
     if backbone is not None:
-        return load_checkpoint(directory, made, modules=by_tap)
+        loaded = load_checkpoint(directory, made, modules=by_tap)
+        if network is not None and loaded.network.preprocessing is None:
+            loaded.network.preprocessing = network.preprocessing
+        return loaded
     channels = 3 if description["preprocessing"] is None else description["preprocessing"]["channels"]
     return load_checkpoint(directory, _known_backbone(directory, named, classes, channels), modules=by_tap)
 

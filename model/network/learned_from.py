@@ -3,7 +3,7 @@
 import hashlib
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -133,11 +133,14 @@ def learned_by(network: Any) -> LearnedFrom:
     return replace(noted, parameters=now).but(changed)
 
 
-def fingerprint(network: nn.Module) -> tuple[str, ...]:
-    """Return hashes of a network's parameters and buffers in two dtypes: a cast to one of these leaves its hash."""
+def fingerprint(network: nn.Module, but: Container[str] = ()) -> tuple[str, ...]:
+    """Return hashes of a network's parameters and buffers in two dtypes: a cast to one of these leaves its hash.
+
+    Those of the names ``but`` are left out.
+    """
     found = {dtype: hashlib.blake2b(digest_size=8) for dtype in (torch.bfloat16, torch.float16)}
     for name, value in network.state_dict().items():
-        if not isinstance(value, Tensor) or OF_RULE.match(name) or is_lazy(value) or value.is_meta:
+        if not isinstance(value, Tensor) or OF_RULE.match(name) or is_lazy(value) or value.is_meta or name in but:
             continue
         if value.layout is not torch.strided:  # a graph's edges, say
             continue

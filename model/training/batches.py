@@ -141,14 +141,14 @@ class PixelBatches(ShuffledBatches):
                 f"batch_size: got {batch_size}, wants 1 to {len(split.labels)}, the number of images{shareable}"
             )
         super().__init__(split.labels.to(device), batch_size, seed)
-        self.split, self._pixels, self._augment = split, split.pixels.to(device), augment
+        self.split, self._pixels, self.augment = split, split.pixels.to(device), augment
         self._dtype = dtype
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Go through an epoch's batches, and draw each one's changes."""
         own = slice(self._own_rank, None, self._ranks)
         for batch in self._order():
-            changed = augmented(self._pixels[batch], self._augment, self.generator, own)
+            changed = augmented(self._pixels[batch], self.augment, self.generator, own)
             yield self.split.preprocessing.normalised(changed).to(self._dtype), self._labels[batch[own]]
 
 

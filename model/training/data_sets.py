@@ -59,7 +59,7 @@ def split_indices(source: LabelledImages, seed: int) -> tuple[Tensor, Tensor, Te
     generator = torch.Generator().manual_seed(seed)
     given = torch.zeros_like(source.labels) if source.given is None else source.given
     own = [(given == part).nonzero()[:, 0] for part in range(3)]
-    validation_share, test_share = (0.2, 0.2) if source.given is None else (0.0 if len(own[1]) else 0.1, 0.0)
+    validation_share, test_share = (0.0 if len(own[1]) else 0.1, 0.0) if given.any() else (0.2, 0.2)
     parts: tuple[list[Tensor], list[Tensor], list[Tensor]] = ([], [own[1]], [own[2]])
     wanted = 1 + (validation_share > 0.0) + (test_share > 0.0)
     for label, name in enumerate(source.classes):
@@ -76,8 +76,10 @@ def split_indices(source: LabelledImages, seed: int) -> tuple[Tensor, Tensor, Te
     if not len(test_indices):
         labels = source.labels[validation_indices]
         by_class = [validation_indices[labels == label] for label in range(len(source.classes))]
-        drawn = [each[torch.randperm(len(each), generator=generator)].tensor_split(2) for each in by_class]
-        validation_indices, test_indices = (torch.cat(part).sort().values for part in zip(*drawn, strict=True))
+        drawn = torch.cat([each[torch.randperm(len(each), generator=generator)] for each in by_class])
+        if len(drawn) < 2:
+            raise BadInput("--data: has one image for validation and none for the test, wants two at least")
+        validation_indices, test_indices = (drawn[half::2].sort().values for half in (0, 1))
     return train, validation_indices, test_indices
 
 
@@ -126,6 +128,8 @@ def decode(
         except BaseException:
             threads.shutdown(cancel_futures=True)
             raise
+    if not kept:
+        raise BadInput(f"--data: of {count} images none can be read: {damaged[0] if damaged else 'there are none'}")
     if damaged:
         source = replace(
             source,
@@ -156,7 +160,7 @@ def read_splits(
     split_indices(source, seed)  # refuses a class that is too small before anything is read
     source, whole, damaged = decode(source, preprocessing, on_image, skip_damaged=skip_damaged)
     if damaged:
-        tell(_describe_damaged(damaged, count))
+        tell(describe_damaged(damaged, count))
     assert whole.contents is not None
     return source, Splits(
         *(
@@ -166,7 +170,7 @@ def read_splits(
     )
 
 
-def _describe_damaged(damaged: Sequence[str], images: int, most: int = 3) -> str:
+def describe_damaged(damaged: Sequence[str], images: int, most: int = 3) -> str:
     """Say how many images were left out, and name the first few, a line each."""
     lines = [f"Left out {len(damaged):,} of {images:,} images, which cannot be read:", *damaged[:most]]
     return "\n  ".join([*lines, f"and {len(damaged) - most:,} more"] if len(damaged) > most else lines)

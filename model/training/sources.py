@@ -120,8 +120,12 @@ def load_digits() -> LabelledImages:
 
 def _load_folder(directory: Path, option: str) -> LabelledImages:
     """Return the images below a folder: of one folder a class, or of such folders for each split."""
-    folders = sorted(entry.name for entry in directory.iterdir() if entry.is_dir())
-    if len(folders) > 1 and all(name.lower() in _SPLITS for name in folders):
+    folders = sorted(entry.name for entry in directory.iterdir() if entry.is_dir() and entry.name[0] != ".")
+    others = [name for name in folders if name.lower() not in _SPLITS]
+    if others and "train" in map(str.lower, folders) and len(others) < len(folders) - 1:
+        wants = "wants train, val and test alone, or one folder a class"
+        raise BadInput(f"{option}: {directory} has the folders {', '.join(folders):.100}, {wants}")
+    if len(folders) > 1 and not others:
         parts = [_load_folder(directory / name, f"{option}: of {name}") for name in folders]
         indices = [_SPLITS[name.lower()] for name in folders]
         if 0 not in indices or len({*indices}) < len(indices):
@@ -130,7 +134,8 @@ def _load_folder(directory: Path, option: str) -> LabelledImages:
         for name, part in zip(folders, parts, strict=True):
             if other := {*part.classes} - {*classes}:
                 raise BadInput(f"{option}: {directory / name} has {min(other)!r}, which is no class of those to train")
-        of_parts = [torch.tensor([classes.index(part.classes[label]) for label in part.labels]) for part in parts]
+        numbers = [[classes.index(part.classes[label]) for label in part.labels] for part in parts]
+        of_parts = [torch.tensor(of_part, dtype=torch.int64) for of_part in numbers]
         paths = tuple(path for part in parts for path in part.paths or ())
         given = torch.cat([torch.full_like(each, index) for each, index in zip(of_parts, indices, strict=True)])
         return _of_paths(directory.resolve().name, paths, torch.cat(of_parts), classes, given)
@@ -163,13 +168,23 @@ def _load_csv(file: Path, option: str) -> LabelledImages:
             columns = [str(name) for name in table.fieldnames or ()]
     except (OSError, UnicodeError, csv.Error) as error:
         raise BadInput(f"{option}: {file} cannot be read as CSV ({one_line(error)})") from None
+    if len({name.strip().lower() for name in columns}) < len(columns):
+        raise BadInput(f"{option}: {file} has a column twice: {', '.join(columns):.100}; wants each once")
     path_in, label_in = (_column(file, columns, names, option) for names in (_PATHS, _LABELS))
     part_in = next((name for name in columns if name.strip().lower() in _PARTS), None)
+    listed: dict[Path, int] = {}
     for number, row in rows:
+        if None in row:
+            raise BadInput(f"{option}: line {number} of {file} has more cells than the header; wants commas in quotes")
         for name in (path_in, label_in):
             if not (row[name] or "").strip():
                 raise BadInput(f"{option}: line {number} of {file} has no {name}")
-    paths = tuple(file.parent / row[path_in].strip() for _, row in rows)
+        path = file.parent / row[path_in].strip()
+        if (before := listed.setdefault(path, number)) != number:  # which would be trained on and tested with
+            raise BadInput(f"{option}: line {number} of {file} has the image of line {before}; wants each once")
+    if not rows:
+        raise BadInput(f"{option}: {file} lists no images")
+    paths = tuple(listed)
     labels, classes = _numbered([row[label_in].strip() for _, row in rows])
     given = None
     if part_in is not None:
@@ -215,22 +230,24 @@ def _load_parquet(files: Sequence[Path], name: str, option: str) -> LabelledImag
     except (OSError, ValueError) as error:  # pyarrow's own are of these
         raise BadInput(f"{option}: {files[0].parent} cannot be read as parquet ({one_line(error)})") from None
     schema = tables[0].schema
-    for file, table in zip(files, tables, strict=True):
-        if table.schema.names != schema.names:
-            raise BadInput(f"{option}: {file} has other columns than {files[0]}, wants the files of one data set")
     features = _features(schema)
-    image = next((one for one in schema.names if features.get(one, {}).get("_type") == "Image"), None)
-    image = image or _column(files[0], schema.names, ("image", "img", "picture", "bytes"), option)
-    label = next((one for one in schema.names if features.get(one, {}).get("_type") == "ClassLabel"), None)
-    label = label or _column(files[0], schema.names, _LABELS, option)
+    for file, table in zip(files, tables, strict=True):
+        if table.schema.names != schema.names or _features(table.schema) != features:
+            raise BadInput(f"{option}: {file} has other columns than {files[0]}, wants the files of one data set")
+    of_kind = {str(feature.get("_type")): one for one, feature in reversed(features.items())}
+    image = of_kind.get("Image") or _column(files[0], schema.names, ("image", "img", "picture", "bytes"), option)
+    label = of_kind.get("ClassLabel") or _column(files[0], schema.names, _LABELS, option)
     values = [value for table in tables for value in table[label].to_pylist()]
-    classes: tuple[str, ...] | None = tuple(features.get(label, {}).get("names") or ()) or None
-    if any(value is None or value == -1 for value in values):
-        raise BadInput(f"{option}: {files[0].parent} has images without a label, wants one for each")
-    if classes is None:
-        labels, classes = _numbered(values)
-    else:
+    classes = tuple(str(name) for name in features.get(label, {}).get("names") or ())
+    if any(value is None or value == -1 for value in values) or not values:
+        raise BadInput(f"{option}: {files[0].parent} has images without a label, or none; wants one for each")
+    for value in values if classes else ():
+        if type(value) is not int or not 0 <= value < len(classes):
+            raise BadInput(f"{option}: {files[0].parent} has the label {value!r:.60}, wants 0 to {len(classes) - 1}")
+    if classes:
         labels = torch.tensor(values, dtype=torch.int64)
+    else:
+        labels, classes = _numbered(values)
     opens = [
         partial(_open_cell, table[image], row, f"{file}, row {row}")
         for file, table in zip(files, tables, strict=True)
@@ -239,7 +256,12 @@ def _load_parquet(files: Sequence[Path], name: str, option: str) -> LabelledImag
     parts = [re.match(r"[a-z]+", file.name.lower()) for file in files]
     known = [_SPLITS.get(part.group()) if part else None for part in parts]
     given = None
-    if None not in known and 0 in known and len({*known}) > 1:
+    if None in known and len({*known}) > 1:
+        other = files[known.index(None)].name
+        raise BadInput(
+            f"{option}: of the files of {name} {other} is of no split; wants train, validation and test alone"
+        )
+    if 0 in known and len({*known}) > 1:
         counts = [len(table) for table in tables]
         given = torch.tensor(known, dtype=torch.int64).repeat_interleave(torch.tensor(counts))
     return LabelledImages(name, opens, labels, classes, given=given)
@@ -248,10 +270,10 @@ def _load_parquet(files: Sequence[Path], name: str, option: str) -> LabelledImag
 def _features(schema: Any) -> dict[str, dict[str, Any]]:
     """Return the features of a Hugging Face data set by column; none where the file has none."""
     try:
-        found: dict[str, dict[str, Any]] = json.loads(schema.metadata[b"huggingface"])["info"]["features"]
-    except (KeyError, TypeError, ValueError):
+        found = json.loads(schema.metadata[b"huggingface"])["info"]["features"]
+        return {name: feature for name, feature in found.items() if name in schema.names and isinstance(feature, dict)}
+    except (AttributeError, KeyError, TypeError, ValueError):
         return {}
-    return found
 
 
 def _open_cell(column: Any, row: int, name: str) -> Image.Image:

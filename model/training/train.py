@@ -240,7 +240,9 @@ class _TrainingLoop:
     ) -> None:
         dtype = torch.float32 if plan.precision == "float32" else getattr(torch, plan.precision)
         self._network, self._plan, self._seed, self._device = network, plan, seed, device
+        self._frozen: tuple[str, ...] = ()  # hashes of what features are computed with
         self._autocast = torch.autocast(device.type, dtype, enabled=plan.precision != "float32")
+        self._alone = plan.epochs // 2 if plan.method == "mixed" else 0  # epochs of the last exit alone
         self._learner: nn.Module = AllExits(network)
         given = {"batches": batches} if validation is None else {"batches": batches, "validation": validation}
         counts = {name: count_batches(name, each) for name, each in given.items()}
@@ -248,6 +250,9 @@ class _TrainingLoop:
         self._logs = logs = {name: SampleLog(given[name]) for name in counts}
         if plan.method == "heads":
             classifier = new_classifier(network)
+            learned = {*([] if classifier is None else classifier.parameters())}
+            names = {name for name, each in network.backbone.named_parameters() if each in learned}
+            self._frozen = fingerprint(network.backbone, names)
             self._learner = HeadsOnFeatures(network.exit_heads, classifier)
             for name, count in counts.items():
                 order, watched = seed if name == "batches" else None, logs[name].watched(given[name])
@@ -286,6 +291,8 @@ class _TrainingLoop:
         plan = asdict(self._plan)
         weights = None if self._plan.weights is None else list(self._plan.weights)
         plan["images"] = [log.digest() for log in self._logs.values()]
+        plan["augment"] = getattr(self._given["batches"], "augment", None)
+        plan["frozen"] = list(self._frozen)
         for name in ("optimizer", "scheduler"):
             plan[name] = None if plan[name] is None else getattr(plan[name], "__qualname__", type(plan[name]).__name__)
         return {**plan, "weights": weights, "seed": self._seed, "batches": self._count, "processes": ranks()}
@@ -326,7 +333,7 @@ class _TrainingLoop:
         accuracy = self._validate() if "validation" in self._counts else None
         rate = self.state.optimizer.param_groups[0]["lr"]
         self.state.epochs.append({"epoch": epoch, "loss": mean, "learning_rate": rate, "accuracy": accuracy})
-        if accuracy is not None:
+        if accuracy is not None and epoch >= self._alone:
             best = self.state.best
             if best is None or sum(accuracy) > sum(self.state.epochs[best]["accuracy"]):
                 self.state.best = epoch
@@ -376,7 +383,7 @@ class _TrainingLoop:
             else:
                 trained = exits if _trains_classifier(self._network, plan) else exits[:-1]
                 weights = plan.weights
-                if plan.method == "mixed" and len(state.epochs) < plan.epochs // 2:
+                if len(state.epochs) < self._alone:
                     weights = (*[0.0] * (len(exits) - 1), 1.0)  # heads have gradients, of 0
                 loss = joint_loss(trained, labels, weights, label_smoothing=plan.label_smoothing)
             state.scaler.scale(loss / averaged_batches).backward()

@@ -99,7 +99,8 @@ def test_what_no_pipeline_can_have_is_refused(arguments: dict, message: str) -> 
 
 
 def test_weights_of_no_classifier_and_configs_that_crop_in_another_way_are_refused() -> None:
-    for weights in (torchvision.models.segmentation.FCN_ResNet50_Weights.DEFAULT, "DEFAULT"):
+    of_class = torchvision.models.ResNet50_Weights  # without .DEFAULT
+    for weights in (torchvision.models.segmentation.FCN_ResNet50_Weights.DEFAULT, "DEFAULT", of_class):
         with pytest.raises(TypeError, match="^weights: got .*, wants weights of a classifier of torchvision.models"):
             Preprocessing.of_weights(weights)
     timm = pytest.importorskip("timm")
@@ -128,6 +129,13 @@ def test_more_than_8_bits_are_read_by_their_type_and_never_by_what_is_brightest(
         path = saved(tmp_path / "wide.tif", values.astype(kind), "TIFF")
         with pytest.raises(BadInput, match="of 32 bits, of which nobody knows white; wants 8 or 16 bits a channel"):
             open_image(path)
+
+
+def test_a_transparent_value_of_16_bits_is_refused(tmp_path: Path) -> None:
+    image = Image.fromarray(np.zeros((4, 4), np.uint16))
+    image.save(tmp_path / "clear.png", transparency=0)
+    with pytest.raises(BadInput, match="clear.png: cannot be read as an image .one of its 16-bit values is tr"):
+        open_image(tmp_path / "clear.png")
 
 
 def test_a_picture_that_is_a_line_is_refused_before_it_is_resized(tmp_path: Path) -> None:

@@ -47,6 +47,12 @@ def of_channels(channels):
     network.backbone.first[0] = torch.nn.Conv2d(channels, 8, 3)
     return network, torch.zeros(2, channels, 8, 8)
 
+def flattened():
+    network, x = make()
+    network.backbone.fc = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(16, 10))
+    first = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(192, 16))
+    return EarlyExitNetwork(torch.nn.Sequential(first, torch.nn.Linear(16, 10)), {"0": FusedAuxHead(16, 10)}), x
+
 def grey():
     return of_channels(1)
 
@@ -165,6 +171,7 @@ def test_heads_on_a_frozen_backbone_of_weights_in_a_file(pretrained, tmp_path, m
     options = ("--data", folder, "--backbone", "shufflenet_v2_x0_5", "--weights", f"w.{form}", "--method", "heads")
     result = trained(*options, "--crop", 32, "--tap", "stage3")
     assert "resized to a shorter side of 37, cropped to 32 x 32 pixels" in result.output
+    assert f"With weights w.{form}; the classifier is theirs, of as many classes." in result.output
     loaded = load_checkpoint("out", torchvision.models.shufflenet_v2_x0_5(num_classes=2))
     for name, value in loaded.network.backbone.state_dict().items():
         assert torch.equal(value, state[name]), name
@@ -180,6 +187,7 @@ def test_a_classifier_of_other_classes_is_new_and_learns_with_the_heads(pretrain
     folder = wide_folder(tmp_path / "wide", ("a", "b", "c"), per_class=18)  # a and c are the same
     make = ("--data", folder, "--backbone", "shufflenet_v2_x0_5", "--weights", "w.pth", "--crop", 32, "--tap", "stage4")
     result = trained(*make, "--method", "heads", "--learning-rate", 0.02)
+    assert "With weights w.pth; the classifier is new: fc." in result.output
     found = load_checkpoint("out", torchvision.models.shufflenet_v2_x0_5(num_classes=3)).network.backbone.state_dict()
     for name, value in pretrained.state_dict().items():
         assert name.startswith("fc.") or torch.equal(found[name], value), name
@@ -188,12 +196,25 @@ def test_a_classifier_of_other_classes_is_new_and_learns_with_the_heads(pretrain
     torch.save(state, "w.pth")
     what = "--weights: w.pth does not fit shufflenet_v2_x0_5: 'conv1.0.weight' is [24, 3, 5, 5], wants [24, 3, 3, 3]"
     assert_one_line_error(auxhead("train", *make), what)
+    torch.save({0: torch.ones(1)}, "w.pth")
+    assert_one_line_error(auxhead("train", *make), "--weights: w.pth holds dict, wants parameters by name")
     torch.save({"other.weight": torch.ones(1)}, "w.pth")
     assert_one_line_error(auxhead("train", *make), "--weights: w.pth is not of shufflenet_v2_x0_5: it ")
     torch.save([1], "w.pth")
     assert_one_line_error(auxhead("train", *make), "--weights: w.pth holds list, wants parameters by name")
     (tmp_path / "w.pth").write_bytes(pickle.dumps(Path("x")))
     assert_one_line_error(auxhead("train", *make), "--weights: w.pth cannot be read as parameters (")
+
+
+def test_a_new_classifier_that_is_no_linear_layer_is_refused_where_it_would_stay_random(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    torch.save(torchvision.models.squeezenet1_1(num_classes=7).state_dict(), "w.pth")
+    folder = wide_folder(tmp_path / "wide", per_class=6)
+    options = ("--data", folder, "--backbone", "squeezenet1_1", "--weights", "w.pth", "--crop", 64)
+    refused = auxhead("train", *options, "--method", "heads")
+    assert_one_line_error(
+        refused, "--method: heads trains no new classifier that is a Conv2d, as that of squeezenet1_1"
+    )
 
 
 def test_weights_of_torchvision_by_name(pretrained, tmp_path, monkeypatch):
@@ -338,6 +359,18 @@ REFUSED = {
     "their input": (("--backbone", "googlenet", "--weights", "DEFAULT"), "those of googlenet want another input"),
     "twice resized": (("--backbone", "resnet18", "--squash", "--resize", 64), "--squash: goes without --resize, wants"),
     "too small a side": (("--backbone", "resnet18", "--resize", 16), "--resize: got 16, wants 32 at least, as crop is"),
+    "one number": (
+        ("--backbone", "resnet18", "--std", "0.5", "--channels", 3),
+        "--std: got 1 numbers, wants 3, as -",
+    ),
+    "three numbers": (("--backbone", "resnet18", "--mean", "1,2,3", "--channels", 1), "--mean: got 3 numbers, wants 1"),
+    "numbers of two": (
+        ("--backbone", "resnet18", "--mean", "0.5", "--std", "1,2,3"),
+        "--std: got 3 numbers, wants 1",
+    ),
+    "no such tag": (("--backbone", "timm:resnet18.none"), "--backbone: timm:resnet18.none: Invalid pretrained tag"),
+    "another crop": (("--backbone", "timm:tf_efficientnetv2_b3"), "tf_efficientnetv2_b3: its data config has "),
+    "flattened": (("--model", "my_model:flattened"), "--crop: my_model:flattened cannot take 32 pixels: mat1 and mat2"),
     "two channels": (("--backbone", "resnet18", "--channels", 2), "--channels: got 2, wants 3 for RGB or 1 for grey"),
     "two numbers": (("--backbone", "resnet18", "--mean", "0.5,0.5"), "--mean: got (0.5, 0.5), wants three numbers"),
     "no number": (("--backbone", "resnet18", "--std", "0.5,0,1"), "--std: got [0.5, 0.0, 1.0], wants numbers greater"),

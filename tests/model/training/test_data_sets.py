@@ -133,6 +133,14 @@ def test_a_picture_whose_orientation_cannot_be_read_is_named(tmp_path, monkeypat
         decode(load_source(tmp_path), whole(16))
 
 
+def test_pictures_of_which_none_can_be_read(tmp_path):
+    folder = write_image_folder(tmp_path, per_class=2)
+    for path in folder.glob("*/*.png"):
+        path.write_bytes(b"")
+    with pytest.raises(BadInput, match="^--data: of 4 images none can be read: .*png: cannot be read as an image"):
+        decode(load_source(folder), whole(16), skip_damaged=True)
+
+
 def test_more_pictures_than_memory_are_refused_before_reading():
     with pytest.raises(BadInput, match=r"--crop: 20000 images of 512x512 take 15 GiB"):
         decode(labelled([0, 1] * 10_000), whole(512))

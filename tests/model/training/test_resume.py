@@ -257,3 +257,27 @@ def test_a_loss_that_is_no_number_keeps_the_best_epoch_to_resume_from(tmp_path, 
     for name, kept in states[done.best].items():
         torch.testing.assert_close(begun[0][1][name], kept, rtol=0, atol=1e-2)
     assert found.epochs[-1].learning_rate < 1e-3
+
+
+def test_heads_are_resumed_on_the_backbone_that_made_their_features_alone(tmp_path):
+    state, plan = tmp_path / "state.safetensors", TrainingPlan("heads", epochs=1)
+    for classifier in (False, True):
+        network = trainable()
+        network.backbone.requires_grad_(False)
+        network.backbone.fc.requires_grad_(classifier)
+        train(network, global_loader(), plan, seed=7, state=state)
+        train(network, global_loader(), plan, seed=7, state=state, resume=True)
+        with torch.no_grad():
+            next(network.backbone.parameters()).add_(1.0)
+        with pytest.raises(BadInput, match="is of a training with frozen .*; wants the same"):
+            train(network, global_loader(), plan, seed=7, state=state, resume=True)
+
+
+def test_images_are_changed_as_before_in_a_resumed_training(tmp_path):
+    state = tmp_path / "state.safetensors"
+    network, plan = trainable(), TrainingPlan(epochs=1)
+    train(network, pixels(), plan, seed=7, state=state)
+    others = pixels()
+    others.augment = "none"
+    with pytest.raises(BadInput, match="is of a training with augment 'shift', got 'none'; wants the same"):
+        train(network, others, plan, seed=7, state=state, resume=True)

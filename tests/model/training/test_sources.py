@@ -62,6 +62,34 @@ def test_folders_for_splits_that_do_not_go_together(tmp_path: Path) -> None:
         load_source(tmp_path / "more")
 
 
+def test_folders_beside_those_for_splits(tmp_path: Path) -> None:
+    """They would be classes, whose images are those of all splits; hidden ones are no one's."""
+    for name in ("train", "val"):
+        write_image_folder(tmp_path / name, per_class=4)
+    (tmp_path / ".ipynb_checkpoints").mkdir()
+    assert load_source(tmp_path).classes == ("lying", "standing")
+    write_image_folder(tmp_path / "extra", per_class=1)
+    with pytest.raises(BadInput, match="--data: .* has the folders extra, train, val, wants train, val and test alone"):
+        load_source(tmp_path)
+
+
+def test_a_split_of_folders_without_images(tmp_path: Path) -> None:
+    write_image_folder(tmp_path / "train", per_class=5)
+    for name in ("lying", "standing"):
+        (tmp_path / "val" / name).mkdir(parents=True)
+    source = load_source(tmp_path)
+    assert source.labels.dtype == torch.int64 and [len(part) for part in split_names(source)] == [6, 2, 2]
+
+
+def test_one_image_a_class_for_validation_is_shared_with_the_test(tmp_path: Path) -> None:
+    write_image_folder(tmp_path / "train", per_class=5)
+    write_image_folder(tmp_path / "val", per_class=1)
+    assert [len(part) for part in split_names(load_source(tmp_path))] == [10, 1, 1]
+    next((tmp_path / "val").glob("*/*.png")).unlink()
+    with pytest.raises(BadInput, match="--data: has one image for validation and none for the test, wants two"):
+        split_names(load_source(tmp_path))
+
+
 @pytest.fixture
 def table(tmp_path: Path) -> Path:
     """A folder of four pictures, to be listed."""
@@ -94,6 +122,10 @@ def test_a_csv_file_lists_paths_and_labels(table: Path, delimiter: str) -> None:
         ("path,label\nx.png", "line 2 of .*list.csv has no label"),
         ("path,label,split\nx.png,a,train\ny.png,a,later", "line 3 of .*list.csv has the split 'later', wants train"),
         ("", "list.csv has the columns none, wants one of"),
+        ("path,label", "list.csv lists no images"),
+        ("path,label,Label\nx.png,a,b", "list.csv has a column twice: path, label, Label; wants each once"),
+        ("path,label\na,x/0.png,a", "line 2 of .*list.csv has more cells than the header; wants commas in quotes"),
+        ("path,label\nx.png,a\ny.png,a\nx.png,b", "line 4 of .*list.csv has the image of line 2; wants each once"),
     ],
 )
 def test_csv_files_that_list_no_images(tmp_path: Path, text: str, message: str) -> None:
@@ -154,7 +186,7 @@ def test_parquet_files_that_hold_no_images(tmp_path: Path, monkeypatch: pytest.M
     with pytest.raises(BadInput, match="^--data: .*x.parquet has the columns text, label, wants one of image"):
         load_source(tmp_path / "x.parquet")
     parquet.write_table(pyarrow.table({"image": ["a"], "label": [-1]}), tmp_path / "x.parquet")
-    with pytest.raises(BadInput, match="has images without a label, wants one for each"):
+    with pytest.raises(BadInput, match="has images without a label, or none; wants one for"):
         load_source(tmp_path / "x.parquet")
     parquet.write_table(pyarrow.table({"image": [None, b"x"], "label": [0, 1]}), tmp_path / "x.parquet")
     source = load_source(tmp_path / "x.parquet")
@@ -165,6 +197,36 @@ def test_parquet_files_that_hold_no_images(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(BadInput, match="^--data: parquet files want pyarrow, which is not installed: pip install"):
         load_source(tmp_path / "x.parquet")
+
+
+def test_parquet_files_that_do_not_go_together(tmp_path: Path) -> None:
+    """Names of classes in another order, files of no split, labels that are no class."""
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    def write(name: str, names: list[str], labels: list[object], more: dict | None = None) -> None:
+        said = {"boxes": [{"x": 1}], "kind": {"_type": "ClassLabel", "names": names}, **(more or {})}
+        cells = [{"bytes": png(number)} for number in range(len(labels))]
+        table = pyarrow.table({"boxes": [1] * len(labels), "image": cells, "kind": labels})
+        table = table.replace_schema_metadata({"huggingface": json.dumps({"info": {"features": said}})})
+        parquet.write_table(table, tmp_path / f"{name}.parquet")
+
+    write("train", ["a", "b"], [0, 1])
+    assert load_source(tmp_path).classes == ("a", "b"), "a list among the features is no matter"
+    write("test", ["b", "a"], [0, 1])
+    with pytest.raises(BadInput, match="train.parquet has other columns than .*test.parquet, wants the files of one"):
+        load_source(tmp_path)
+    write("test", ["a", "b"], [0, 1])
+    write("unsupervised", ["a", "b"], [0, 1])
+    with pytest.raises(BadInput, match="of the files of .* unsupervised.parquet is of no split; wants train, valid"):
+        load_source(tmp_path)
+    for labels, said in (([0, 2], "2"), ([0.0, 1.5], "0.0"), (["a", "b"], "'a'")):
+        write("alone", ["a", "b"], labels)
+        with pytest.raises(BadInput, match=f"has the label {said}, wants 0 to 1"):
+            load_source(tmp_path / "alone.parquet")
+    write("alone", [], [])
+    with pytest.raises(BadInput, match="has images without a label, or none; wants one for each"):
+        load_source(tmp_path / "alone.parquet")
 
 
 def test_a_folder_of_cifar_that_is_damaged(tmp_path: Path) -> None:

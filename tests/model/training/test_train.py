@@ -562,3 +562,20 @@ def test_what_cannot_be_saved_is_named(tmp_path):
     plan = TrainingPlan(epochs=1, optimizer=lambda parameters: torch.optim.SGD(parameters, torch.tensor(0.05)))
     with pytest.raises(TypeError, match="^state: the optimizer or scheduler cannot be saved .Object of type Tensor"):
         train(trainable(), loader(), plan, state=tmp_path / "state")
+
+
+def test_mixed_is_judged_once_its_heads_are_trained():
+    """Neither patience nor the best epoch is of those that train the classifier alone."""
+    validation = [next(iter(loader()))]
+    done = train(trainable(), loader(), TrainingPlan("mixed", epochs=8, patience=1), validation=validation, seed=3)
+    assert len(done.epochs) >= 5 and done.best >= 4
+
+
+def test_images_that_are_no_numbers_are_named_with_a_new_classifier_too():
+    network = trainable()
+    network.backbone.requires_grad_(False)
+    network.backbone.fc.requires_grad_(True)
+    x, labels = next(iter(loader()))
+    x[0, 0, 0, 0] = torch.nan
+    with pytest.raises(BadInput, match="^batches: images of batch 1 are not all finite numbers"):
+        train(network, [(x, labels)], TrainingPlan("heads", epochs=1))
