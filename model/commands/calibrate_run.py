@@ -130,6 +130,9 @@ def print_report(console: Console, report: CalibrationReport) -> None:
     """Print a calibration for someone who has not read how it is made."""
     if report.chance is not None:
         console.print(report.chance, soft_wrap=True)
+    parts = ", ".join(f"{count:,} for {name}" for name, count in report.samples.items())
+    left_out = f"{report.left_out:,} left out, which it has learned from; " if report.left_out else ""
+    console.print(f"{report.left_out + sum(report.samples.values()):,} images: {left_out}{parts}", soft_wrap=True)
     known = " that nothing was chosen with" if report.bound.unknown is None else ""
     table = Table(title=f"Test split: {report.samples['test']:,} images{known}")
     table.add_column("exit", no_wrap=True)

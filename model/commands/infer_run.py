@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Column, Table
 from torch import Tensor
 
+from ...kernels.reference.criteria import CRITERIA
 from ..answers.exit_result import ExitResult, joined
 from ..basics.bad_input import BadInput
 from ..basics.files import is_standard_output, writing
@@ -109,6 +110,8 @@ def run_infer(
     seconds = time.perf_counter() - began
     shares = ", ".join(f"{left[index] / len(files):.0%} {name}" for index, name in enumerate(exit_names) if left[index])
     saved = "" if out is None else f" Saved in {out}."
+    if all(head.rule.threshold >= CRITERIA[head.rule.criterion].high for head in network.exit_heads):
+        saved += " No head may answer yet: `auxhead calibrate` chooses thresholds."
     console.print(
         f"{len(files):,} images in {seconds:.1f} s, reading included; left at: {shares}.{saved}", soft_wrap=True
     )

@@ -37,7 +37,8 @@ def train(
         str | None,
         typer.Option(
             help="Of --backbone: DEFAULT or another name of torchvision's, DEFAULT of timm, or a .safetensors or .pth "
-            "file; images are prepared as they were for these. A classifier of other classes is new.",
+            "file; images are prepared as for those of a name, and by default for a file, which does not say. "
+            "A classifier of other classes is new.",
             show_default="none: it begins at random",
         ),
     ] = None,
@@ -66,12 +67,13 @@ def train(
         ),
     ] = None,
     augment: Annotated[
-        Literal["none", "shift", "standard", "trivial"],
+        Literal["none", "shift", "standard", "trivial"] | None,
         typer.Option(
             help="How images are changed at random: not; shifted by a sixteenth; cropped, resized and flipped; and by "
-            "TrivialAugment, too. Not with --method heads."
+            "TrivialAugment, too. Not with --method heads.",
+            show_default="shift",
         ),
-    ] = "shift",
+    ] = None,
     label_smoothing: Annotated[
         float, typer.Option(min=0.0, max=0.99, help="Part of each label that all classes share.")
     ] = 0.0,

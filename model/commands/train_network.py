@@ -144,7 +144,7 @@ def _downloaded(weights: Any) -> Mapping[str, Tensor]:
         file = folder / Path(weights.url).name
         raise BadInput(
             f"--weights: {weights} is not at {file}, and {weights.url} cannot be fetched ({one_line(error)}); wants a "
-            "connection, or that file there"
+            "connection, that file there, or --weights FILE"
         ) from None
     return found
 
@@ -179,7 +179,13 @@ def _read(path: Path) -> Mapping[str, Tensor]:
     except FileNotFoundError:
         raise BadInput(f"--weights: {path} is not there, wants a .safetensors or .pth file") from None
     except Exception as error:  # of whatever is no such file
-        raise BadInput(f"--weights: {path} cannot be read as parameters ({one_line(error)})") from None
+        why, wants = one_line(error), "wants a .safetensors or .pth file"
+        if why.startswith("Weights only load failed"):  # and how to run what is in it
+            why, wants = (
+                "it holds more, a whole module say",
+                'wants these alone: torch.save(model.state_dict(), "w.pth")',
+            )
+        raise BadInput(f"--weights: {path} cannot be read as parameters ({why}); {wants}") from None
     for key in ("state_dict", "model"):  # as trainings of torchvision and others save them
         if isinstance(found, Mapping) and isinstance(found.get(key), Mapping):
             found = found[key]

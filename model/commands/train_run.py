@@ -67,11 +67,12 @@ def run_training(console: Console, asked: SimpleNamespace, device: torch.device)
         images = len(splits.train.labels)
         batch_size = min(asked.batch_size, images // ranks() * ranks())
         plan = replace(plan, epochs=asked.epochs or epochs_for(images, batch_size))
+        console.print(_settings(asked, plan, splits, batch_size), soft_wrap=True)
         failed = None
         with _log(asked, network) as on_epoch:
             try:
                 done = train_on_pixels(
-                    network, splits.train, plan, batch_size, asked.seed, start_phase, asked.augment,
+                    network, splits.train, plan, batch_size, asked.seed, start_phase, asked.augment or "shift",
                     validation=in_order(splits.validation, network), state=asked.out / STATE, resume=asked.resume,
                     on_epoch=on_epoch,
                 )  # fmt: skip
@@ -81,6 +82,20 @@ def run_training(console: Console, asked: SimpleNamespace, device: torch.device)
         _save(console, asked, network.eval(), made_by, source, splits, done)
     if failed is not None:
         raise failed
+
+
+def _settings(asked: SimpleNamespace, plan: TrainingPlan, splits: Splits, batch_size: int) -> str:
+    """Say in a line what is trained with, and on how many images."""
+    train, validation, test = (len(split.labels) for split in splits)
+    used = train // batch_size * batch_size
+    augment = "as they are" if asked.method == "heads" else asked.augment or "shift"
+    more = [f"label smoothing {plan.label_smoothing:g}"] if plan.label_smoothing else []
+    more += [f"average of {plan.ema:g}"] if plan.ema is not None else []
+    said = [f"method {plan.method}", f"{plan.epochs} epochs", f"AdamW up to {plan.learning_rate:g}", plan.precision]
+    return (
+        f"{train:,} images to train with, {used:,} an epoch in batches of {batch_size}; {validation:,} for validation, "
+        f"{test:,} left for a test\n{', '.join([*said, f'images {augment}', *more])}"
+    )
 
 
 def _usual_precision(device: torch.device) -> str:
@@ -94,6 +109,8 @@ def _check_options(asked: SimpleNamespace) -> None:
         raise BadInput("--model: wants a network, by either --model or --backbone")
     if asked.model is not None and asked.tap:
         raise BadInput("--tap: belongs to --backbone; the network of --model has its heads")
+    if asked.method == "heads" and asked.augment is not None:
+        raise BadInput("--augment: does nothing with --method heads, which reads each image once; wants --method joint")
     if asked.weights is not None and asked.backbone is None:
         raise BadInput("--weights: belongs to --backbone; the network of --model has its own")
     if asked.channels == 2:

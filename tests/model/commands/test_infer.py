@@ -137,6 +137,14 @@ def test_a_network_with_exits_of_its_own_wants_the_function_that_makes_it(pictur
     assert [json.loads(line)["class_index"] for line in result.stdout.splitlines()] == wanted.label.tolist()
 
 
+def test_before_thresholds_are_chosen_no_head_answers_and_it_is_said(network, pictures, tmp_path):
+    network.set_rules(1.0)
+    named = {"backbone": "torchvision.models:shufflenet_v2_x0_5", "classes": NAMES}
+    save_checkpoint(tmp_path / "new", network, **named)
+    result = auxhead("infer", tmp_path / "new", *pictures[:2], "--device", "cpu")
+    assert "100% classifier. No head may answer yet: `auxhead calibrate` chooses thresholds." in result.output
+
+
 def test_folders_and_runners_that_are_none(checkpoint, pictures, tmp_path):
     (tmp_path / "empty").mkdir()
     result = auxhead("infer", checkpoint, tmp_path / "empty", "--device", "cpu")

@@ -1,10 +1,8 @@
 """``auxhead train`` as users type it: networks of theirs and of torchvision, images, files, refusals."""
 
 import json
-import pickle
 import sys
 from dataclasses import replace
-from pathlib import Path
 from urllib.error import URLError
 
 import numpy as np
@@ -188,6 +186,7 @@ def test_a_classifier_of_other_classes_is_new_and_learns_with_the_heads(pretrain
     make = ("--data", folder, "--backbone", "shufflenet_v2_x0_5", "--weights", "w.pth", "--crop", 32, "--tap", "stage4")
     result = trained(*make, "--method", "heads", "--learning-rate", 0.02)
     assert "With weights w.pth; the classifier is new: fc." in result.output
+    assert "30 images to train with, 30 an epoch in batches of 30; 12 for validation, 12 left" in result.output
     found = load_checkpoint("out", torchvision.models.shufflenet_v2_x0_5(num_classes=3)).network.backbone.state_dict()
     for name, value in pretrained.state_dict().items():
         assert name.startswith("fc.") or torch.equal(found[name], value), name
@@ -202,8 +201,12 @@ def test_a_classifier_of_other_classes_is_new_and_learns_with_the_heads(pretrain
     assert_one_line_error(auxhead("train", *make), "--weights: w.pth is not of shufflenet_v2_x0_5: it ")
     torch.save([1], "w.pth")
     assert_one_line_error(auxhead("train", *make), "--weights: w.pth holds list, wants parameters by name")
-    (tmp_path / "w.pth").write_bytes(pickle.dumps(Path("x")))
-    assert_one_line_error(auxhead("train", *make), "--weights: w.pth cannot be read as parameters (")
+    (tmp_path / "w.pth").write_bytes(b"PK")
+    assert_one_line_error(auxhead("train", *make), "--weights: w.pth cannot be read as parameters")
+    torch.save(pretrained, "w.pth")
+    assert_one_line_error(
+        auxhead("train", *make), "(it holds more, a whole module say); wants these alone: torch.save("
+    )
 
 
 def test_a_new_classifier_that_is_no_linear_layer_is_refused_where_it_would_stay_random(tmp_path, monkeypatch):
@@ -371,6 +374,10 @@ REFUSED = {
     "no such tag": (("--backbone", "timm:resnet18.none"), "--backbone: timm:resnet18.none: Invalid pretrained tag"),
     "another crop": (("--backbone", "timm:tf_efficientnetv2_b3"), "tf_efficientnetv2_b3: its data config has "),
     "flattened": (("--model", "my_model:flattened"), "--crop: my_model:flattened cannot take 32 pixels: mat1 and mat2"),
+    "changed images": (
+        ("--backbone", "resnet18", "--weights", "x.pth", "--method", "heads", "--augment", "standard"),
+        "--augment: does nothing with --method heads, which reads each image once",
+    ),
     "two channels": (("--backbone", "resnet18", "--channels", 2), "--channels: got 2, wants 3 for RGB or 1 for grey"),
     "two numbers": (("--backbone", "resnet18", "--mean", "0.5,0.5"), "--mean: got (0.5, 0.5), wants three numbers"),
     "no number": (("--backbone", "resnet18", "--std", "0.5,0,1"), "--std: got [0.5, 0.0, 1.0], wants numbers greater"),
