@@ -142,10 +142,10 @@ def print_report(console: Console, report: CalibrationReport) -> None:
         columns.append("answer\nin, ms")
     for column in columns:
         table.add_column(column, justify="right")
-    for row in report.exits:
+    for index, row in enumerate(report.exits):
         last = row is report.exits[-1]
         cells = [
-            row.name,
+            f"{index}: {row.name}",
             "the rest" if last else "never" if row.threshold is None else f"{row.threshold:.3f}",
             f"{row.share:.1%}",
             "-" if row.accuracy is None else f"{row.accuracy:.1%}",

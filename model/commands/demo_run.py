@@ -259,10 +259,10 @@ def print_report(console: Console, report: Mapping[str, Any]) -> None:
         "accuracy if it\nanswered all",
     ):
         table.add_column(column, justify="right")
-    for row in report["exits"]:
+    for index, row in enumerate(report["exits"]):
         threshold, accuracy = row["threshold"], row["accuracy"]
         table.add_row(
-            row["name"],
+            f"{index}: {row['name']}",
             "the rest" if threshold is None else "never" if threshold >= 1.0 else f"{threshold:.3f}",
             f"{row['images']:,} ({row['share']:.1%})",
             "-" if accuracy is None else f"{accuracy:.1%}",

@@ -201,8 +201,8 @@ def _save(
     table = Table(title=f"Validation split: {len(splits.validation.labels):,} images, each exit answering for all")
     table.add_column("exit")
     table.add_column("accuracy", justify="right")
-    for name, share in accuracy.items():
-        table.add_row(name, f"{share:.1%}")
+    for index, (name, share) in enumerate(accuracy.items()):
+        table.add_row(f"{index}: {name}", f"{share:.1%}")
     console.print(table)
     console.print(
         f"As after epoch {done.best + 1} of {len(done.epochs)}, the best. No head exits yet: thresholds come next.\n"

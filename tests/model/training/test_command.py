@@ -73,9 +73,10 @@ def trained(*options, out="out"):
 
 
 def rows(result):
-    """The table at the end, accuracy by exit as printed."""
+    """The table at the end, accuracy by exit as printed; exits are counted from 0."""
     lines = [line.strip("│ ").split("│") for line in result.output.splitlines() if line.startswith("│")]
-    return {name.strip(): share.strip() for name, share in lines}
+    assert [name.split(":")[0].strip() for name, _ in lines] == [str(index) for index in range(len(lines))]
+    return {name.split(":")[1].strip(): share.strip() for name, share in lines}
 
 
 def test_a_network_of_yours_on_a_folder_of_pictures(module, tmp_path):
