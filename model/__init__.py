@@ -40,7 +40,7 @@ _MODULES = {
     "Retuner": ".calibration.retuning",
     "Runner": ".runners.runner",
     "SplitRunner": ".parallel.split.runner",
-    "Training": ".training.train",
+    "Training": ".training.training_loop",
     "TrainingPlan": ".training.plan",
     "Trunk": ".trunk.trunk",
     "accelerate": ".accelerate",

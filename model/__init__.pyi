@@ -45,8 +45,8 @@ from .training.learners import accuracy_of_exits as accuracy_of_exits
 from .training.plan import TrainingPlan as TrainingPlan
 from .training.plan import distillation_loss as distillation_loss
 from .training.plan import joint_loss as joint_loss
-from .training.train import Training as Training
 from .training.train import train as train
+from .training.training_loop import Training as Training
 from .trunk.trunk import Trunk as Trunk
 from .trunk.trunk import make_trunk as make_trunk
 

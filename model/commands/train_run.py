@@ -23,7 +23,8 @@ from ..training.data_sets import Split, Splits, read_splits
 from ..training.learners import accuracy_of_exits
 from ..training.plan import TrainingPlan, epochs_for
 from ..training.sources import LabelledImages, load_source
-from ..training.train import Epoch, LossNotFinite, Step, Training, train
+from ..training.train import train
+from ..training.training_loop import Epoch, LossNotFinite, Step, Training
 from .console import PhaseProgress
 from .options import check_output_directory, make_output_directory
 from .train_network import make_network

@@ -138,7 +138,9 @@ def decode(
             paths=None if source.paths is None else tuple(source.paths[index] for index in kept),
             given=None if source.given is None else source.given[kept],
         )
-    contents = torch.stack([source.contents(), pictures[: len(kept)]])
+    pictures = pictures[: len(kept)]
+    of_files = pictures if source.paths is None else hashes_of(path.read_bytes() for path in source.paths)
+    contents = torch.stack([of_files, pictures])
     indices = torch.arange(len(kept))
     return source, Split(pixels[: len(kept)], source.labels, indices, preprocessing, contents), damaged
 

@@ -18,7 +18,6 @@ from torch import Tensor
 
 from ..basics.bad_input import BadInput, one_line
 from ..basics.images import open_image, to_rgb
-from ..network.learned_from import hashes_of
 
 #: Names of folders, files and values that are splits, by the index in ``Splits`` that they stand for.
 _SPLITS = {
@@ -51,12 +50,6 @@ class LabelledImages:
     """[M] int64: the index in ``Splits`` of the split that each image is given for; None: splits are drawn."""
     fills: bool = False
     """True if what there is to see fills each picture, of which nothing is to be cropped."""
-
-    def contents(self) -> Tensor:
-        """Return of each image a hash of its file's bytes, or of its pixels where it has no file, [M] int64."""
-        if self.paths is None:
-            return hashes_of(open_it().tobytes() for open_it in self.open)
-        return hashes_of(path.read_bytes() for path in self.paths)
 
     def facts(self) -> str:
         """Return the number of images, and a hash of names, sizes on disk, labels and classes, to agree on."""

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from auxhead.model import TrainingPlan, train
 from auxhead.model.training.batches import PixelBatches
-from auxhead.model.training.train import Epoch
+from auxhead.model.training.training_loop import Epoch
 from support.trainable import digits, images, part_of, tensors, trainable
 from torch.utils.data import DataLoader, DistributedSampler
 

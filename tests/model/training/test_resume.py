@@ -9,7 +9,7 @@ import torch
 from auxhead.model import TrainingPlan, train
 from auxhead.model.basics.bad_input import BadInput
 from auxhead.model.training.batches import PixelBatches
-from auxhead.model.training.train import LossNotFinite
+from auxhead.model.training.training_loop import LossNotFinite
 from auxhead.model.training.training_state import TrainingState
 from safetensors import safe_open
 from safetensors.torch import save_file
