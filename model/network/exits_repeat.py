@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -105,7 +106,7 @@ class ExitsRepeat:
         launch = ExitLaunch(self._buffers, part.start, self._exits[part])
         with noting() as launches:
             launch(aliases, packed)
-        made = _OfLayout(launches[-1], launch, self._buffers, inputs, packed, stream)
+        made = _OfLayout(launches, launch, self._buffers, inputs, packed, stream)
         self._made[index] = [made, *self._made[index][: _MOST_LAYOUTS - 1]]
 
     def _check(self, x: Tensor, head: ExitHead | None) -> None:
@@ -127,9 +128,10 @@ class _OfLayout:
     """One launch for inputs of a layout, with other inputs and another answer."""
 
     def __init__(
-        self, noted: NotedLaunch, launch: ExitLaunch, buffers: ExitBuffers, inputs: Sequence[Tensor], packed: Tensor,
-        stream: int,
+        self, launches: Sequence[NotedLaunch], launch: ExitLaunch, buffers: ExitBuffers, inputs: Sequence[Tensor],
+        packed: Tensor, stream: int,
     ) -> None:  # fmt: skip
+        *before, noted = launches
         given = noted.given()
         reads = [arguments[0][0] for arguments, _ in given["places"]]
         probs, label, confidence, exit_index = given["answer"]
@@ -137,9 +139,16 @@ class _OfLayout:
         self._buffers, self._compiled = buffers, noted.compiled
         # By offset in bytes: the answer's parts lie in one tensor.
         self._offsets = [part.data_ptr() - packed.data_ptr() for part in answer]
+        self._launch = launch if launch.by_library else None
+        sources = {id(features): x for one in before for (x, *_), features, _ in one.given()["packed"]}
+        self._packed = [] if launch.by_library else [i for i, x in enumerate(reads) if id(x) in sources]
+        features = [reads[i] for i in self._packed]
+        # like tensors that stay: torch.empty takes twice the time, since it looks for the device
+        self._features = [(x.new_empty(1), x.shape) for x in features]
+        of_pack = [*[sources[id(x)] for x in features], *features]
+        self._pack = repeated(before[0], of_pack, stream) if features else None
         self._repeat = repeated(noted, [*reads, *answer], stream)
         self._forms = TensorForms(_distinct(inputs))
-        self._launch = launch if launch.by_library or launch.packed else None
         self._alignments = [x.data_ptr() % ALIGNED for x in inputs]
 
     def fits(self, inputs: Sequence[Tensor], addresses: Sequence[int]) -> bool:
@@ -150,11 +159,19 @@ class _OfLayout:
         if self._launch is not None:
             inputs = self._launch.run_before(inputs)
             addresses = [*map(Tensor.data_ptr, inputs)]
+        # each call's own: a thread may launch between two launches of another one
+        features = [one.new_empty(shape) for one, shape in self._features]
+        read: list[Any] = [*addresses] if self._compiled else [*inputs]
+        if self._pack is not None:
+            packed_features = [*map(Tensor.data_ptr, features)] if self._compiled else features
+            self._pack([*[read[i] for i in self._packed], *packed_features])
+            for i, one in zip(self._packed, packed_features, strict=True):
+                read[i] = one
         if self._compiled:
             first = packed.data_ptr()
-            self._repeat([*addresses, *[first + offset for offset in self._offsets]])
+            self._repeat([*read, *[first + offset for offset in self._offsets]])
         else:
-            self._repeat([*inputs, *[part for part in self._buffers.answer(packed) if part is not None]])
+            self._repeat([*read, *[part for part in self._buffers.answer(packed) if part is not None]])
 
 
 def _distinct(tensors: Sequence[Tensor]) -> Sequence[Tensor]:

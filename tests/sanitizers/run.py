@@ -109,7 +109,7 @@ def tool_reports(output: str) -> list[str]:
     blocks: list[str] = []
     for line in output.splitlines():
         says_nothing = re.match(r"=+ (COMPUTE-SANITIZER|\w+ SUMMARY:)", line) and "not printed" not in line
-        if not line.startswith("========= ") or says_nothing:
+        if not line.startswith("========= ") or not line.strip("= ") or says_nothing:
             continue
         text = line.lstrip("=")
         if text.startswith("  ") and blocks:

@@ -1,6 +1,7 @@
 """Processes that have runners on a GPU: what they fork ends as it wants to, and they end without a word."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -105,7 +106,11 @@ def test_a_process_ends_well(then: str) -> None:
     script = [sys.executable, "-c", MADE + then]
     for _ in range(5 if then is DAEMON else 1):
         done = subprocess.run(script, capture_output=True, text=True, timeout=300, env=environment)
-        assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+        # A lock of Inductor's that outlives its module, as all do where a program holds every module, says so.
+        errors = re.sub(
+            r"Exception ignored in: <function BaseFileLock.__del__(.*\n)+?AttributeError.*\n", "", done.stderr
+        )
+        assert (done.returncode, done.stdout, errors) == (0, "", "")
 
 
 def test_streams_that_come_and_go_leave_little_behind() -> None:
