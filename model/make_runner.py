@@ -2,7 +2,7 @@
 
 import dataclasses
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
@@ -11,9 +11,11 @@ from .auto.candidates import ANY_TRUNK
 from .auto.pass_times import STANDARD, check_budget
 from .auto.plan import REMEMBERED, PlanFile
 from .basics.arguments import check_batch, check_mode
+from .listening.batches import Batch
 from .network.early_exit_network import EarlyExitNetwork, check_network
 from .runners.capture import NotCapturable
 from .runners.checks import check_device, check_sizes, is_on_cuda, sizes_of
+from .runners.packed import PackedRunner
 from .runners.runner import EagerRunner, Runner
 from .runners.table import EXITS, kind_of_runner
 from .trunk.trunk import TRUNKS, check_kind, make_trunk
@@ -21,10 +23,11 @@ from .trunk.trunk import TRUNKS, check_kind, make_trunk
 
 def make_runner(
     network: EarlyExitNetwork,
-    example_input: Tensor,
+    example_input: Batch,
     *,
     exits: str = "auto",
     batch_sizes: Sequence[int] | str | None = None,
+    lengths: Sequence[int] | None = None,
     trunk: str | None = None,
     budget: str = STANDARD,
     compact: bool = False,
@@ -39,13 +42,18 @@ def make_runner(
 
     Args:
         network: in eval mode.
-        example_input: a batch [N, ...] of any size, on the network's device; for "auto" samples like those to come.
+        example_input: a batch [N, ...] of any size, on the network's device; for "auto" samples like those to come. For
+            a backbone of several arguments a tuple or dict of tensors [N, ...], and of constants, which stay: requests
+            are such batches then, and come in as rows of bytes; see :class:`PackedRunner`.
         exits: "auto" (for each batch size the one that is fastest on the example, measured now or read from ``plan``;
             "eager" where the example is not on a CUDA device, or no graph can hold the network), or a name of
             ``RUNNERS``: "eager" (no graph, any device), "overlapped" (one graph, every head computed), "polled" (a
             graph a segment, the host stops launching) or "gated" (one graph with conditional nodes, no host).
         batch_sizes: to capture; None is that of the example. For "auto" also "on_demand": that of the example, and each
             other one at its first request; see :class:`AutoRunner`.
+        lengths: numbers of tokens, each of which is made ready: a request is padded to the next one, in the mask [N, T]
+            that the batch has, by a name that ends in "attention_mask" or "padding_mask", and in all that has as many
+            tokens. None is the example's number alone.
         trunk: how the backbone is run, see :func:`make_trunk`; for "auto" also "auto": the fastest of them. None is
             "auto" there, and "as_is" otherwise.
         budget: for "auto", the time to measure in: "standard", 30 s; "quick", 10 s, without the trunk "inductor",
@@ -85,20 +93,24 @@ def make_runner(
     ):
         if given != default and exits != its:
             raise ValueError(f"{name}: got {given!r} with exits={exits!r}, wants {default!r}: only {its!r} {why}")
-    if exits == "auto":
-        return _measured(network, example_input, batch_sizes, ANY_TRUNK if trunk is None else trunk, budget, plan)
-    if trunk == ANY_TRUNK:
+    if trunk == ANY_TRUNK and exits != "auto":
         wanted = f"one of {list(TRUNKS)}: only 'auto' measures"
         raise ValueError(f"trunk: got {trunk!r} with exits={exits!r}, wants {wanted}")
-    trunk = "as_is" if trunk is None else trunk
-    kind = kind_of_runner(exits, compact=compact)
-    if not kind.graphs:
-        return eager_runner(network, example_input, batch_sizes, trunk, kind=kind.imported_class())
-    options = {} if forks is None else {"forks": forks}
-    made: Runner = kind.imported_class()(
-        network, example_input, batch_sizes=sizes_of(batch_sizes, example_input), trunk=trunk, **options
-    )
-    return made
+
+    def make(network: EarlyExitNetwork, example: Tensor) -> Runner:
+        if exits == "auto":
+            return _measured(network, example, batch_sizes, ANY_TRUNK if trunk is None else trunk, budget, plan)
+        kind, how = kind_of_runner(exits, compact=compact), "as_is" if trunk is None else trunk
+        if not kind.graphs:
+            return eager_runner(network, example, batch_sizes, how, kind=kind.imported_class())
+        options = {} if forks is None else {"forks": forks}
+        sizes = sizes_of(batch_sizes, example)
+        made: Runner = kind.imported_class()(network, example, batch_sizes=sizes, trunk=how, **options)
+        return made
+
+    if lengths is not None or isinstance(example_input, (tuple, Mapping)):
+        return PackedRunner(network, example_input, make, lengths)
+    return make(network, example_input)
 
 
 def _measured(

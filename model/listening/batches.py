@@ -51,7 +51,7 @@ def of_size(x: Tensor, size: int) -> Tensor:
     return torch.cat([x[:size]] * -(-size // len(x)))[:size]
 
 
-def call_with(backbone: nn.Module, x: Batch) -> Any:
+def call_with(backbone: Callable[..., Any], x: Batch) -> Any:
     """Return what a backbone returns for a batch."""
     if isinstance(x, tuple):
         return backbone(*x)

@@ -81,10 +81,13 @@ AnyExtract = Extract | Callable[[Any], Tensor]
 class Reading(NamedTuple):
     """What comes between a backbone and those who listen to it."""
 
-    taps: tuple[Callable[[Any], Tensor] | None, ...]
+    taps: tuple[Callable[..., Tensor] | None, ...]
     """Of each tap, what makes a head's input of its output; None for the output itself."""
     logits: int | str | None
     """The part of the backbone's output that is its logits; None for the output itself."""
+    arguments: Callable[[Tensor], Mapping[Any, Any]] | None = None
+    """Of a backbone that takes a packed batch, what finds the arguments in it, by name: those who make heads' inputs
+    are then given these and the tap's output."""
 
 
 def reading_of(taps: Sequence[str], extract: Mapping[str, AnyExtract], logits: int | str | None) -> Reading | None:
@@ -119,6 +122,11 @@ def with_mask(
             f"ends in {PADDING!r}; if it says the opposite, mask={f'~{mask}'.removeprefix('~~')!r} in its Extract"
         )
     return replace(extract, mask=mask)
+
+
+def without_mask(read: Callable[[Any], Tensor], _arguments: Mapping[Any, Any], output: Any) -> Tensor:
+    """Return what is read of a layer's output, whatever the batch's arguments are."""
+    return read(output)
 
 
 def read_tokens(tap: str, extract: Extract, head: Any, arguments: Mapping[Any, Any], output: Any) -> Tensor:

@@ -3,7 +3,7 @@
 import sys
 import warnings
 from collections import OrderedDict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import count, repeat
 from threading import get_ident
@@ -47,6 +47,7 @@ class listening:
         self._hooks, self._keys = [], []
         reading = reading or Reading((None,) * len(taps), None)
         self._backbone, self._taps, self._logits = backbone, taps, reading.logits
+        self._arguments = reading.arguments
         self._listener = _Listener(taps, on_tap, reading)
 
     def __enter__(self) -> None:
@@ -62,17 +63,19 @@ class listening:
             return
         try:
             thread = get_ident()
+            if self._arguments is not None:
+                self._hook(self._backbone._forward_pre_hooks, _ArgumentsHook(listener, self._arguments, thread))
             for index, tap in enumerate(self._taps):
-                self._hook(_layer(self._backbone, tap), _TapHook(listener, index, thread))
+                self._hook(_layer(self._backbone, tap)._forward_hooks, _TapHook(listener, index, thread))
             if part is not None:
-                self._hook(self._backbone, _LogitsHook(part, thread))
+                self._hook(self._backbone._forward_hooks, _LogitsHook(part, thread))
         except BaseException:
             self._unhook()
             raise
 
-    def _hook(self, layer: nn.Module, hook: ThreadHook) -> None:
+    def _hook(self, hooks: dict[int, Any], hook: ThreadHook) -> None:
         """Do as register_forward_hook does, without a handle, which takes longer to make than all else."""
-        hooks, key = layer._forward_hooks, next(_keys)
+        key = next(_keys)
         self._hooks.append(hooks)
         self._keys.append(key)
         hooks[key] = hook
@@ -100,12 +103,14 @@ class _Listener:
     def __init__(self, taps: Sequence[str], on_tap: OnTap, reading: Reading) -> None:
         self._taps, self._on_tap, self._reads = taps, on_tap, reading.taps
         self.returned = 0
+        self.arguments: Mapping[Any, Any] | None = None
+        """By name, of a batch that was packed."""
 
     def hear(self, index: int, output: Any) -> None:
         """Hand on what a tap returned, in its turn."""
         read = self._reads[index]
         if read is not None:
-            output = read(output)
+            output = read(output) if self.arguments is None else read(self.arguments, output)
         if index != self.returned:
             returned, taps = self.returned, self._taps
             expected = f"{taps[returned]!r} should" if returned < len(taps) else "no tap should any more"
@@ -123,6 +128,17 @@ class _TapHook(ThreadHook):
     def __call__(self, _module: nn.Module, _inputs: Any, output: Any) -> None:
         if get_ident() == self._thread:
             self._hear(self._index, output)
+
+
+class _ArgumentsHook(ThreadHook):
+    """The hook before a backbone that takes a packed batch."""
+
+    def __init__(self, listener: _Listener, arguments: Callable[[Tensor], Mapping[Any, Any]], thread: int) -> None:
+        self._listener, self._arguments, self._thread = listener, arguments, thread
+
+    def __call__(self, _module: nn.Module, inputs: Any) -> None:
+        if get_ident() == self._thread:
+            self._listener.arguments = self._arguments(inputs[0])
 
 
 class _LogitsHook(ThreadHook):

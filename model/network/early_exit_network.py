@@ -31,6 +31,7 @@ from ..listening.batches import (
 )
 from ..listening.dry_run import dry_run
 from ..listening.hooks import overridden
+from ..listening.packing import Packing
 from ..listening.reading import (
     AUTO,
     LOGITS,
@@ -41,6 +42,7 @@ from ..listening.reading import (
     read_tokens,
     reading_of,
     with_mask,
+    without_mask,
 )
 from ..listening.recording import Recording
 from ..listening.taps import listening, version_of, warn_if_checkpointed
@@ -119,7 +121,8 @@ class EarlyExitNetwork(nn.Module):
             if head.map_size is not None and head is not given
         }
         by_tap = None if rules is None else self._rules_by_tap(rules)
-        self._argument_names = argument_names(backbone)
+        self.argument_names = argument_names(backbone)
+        """Of the backbone, as far as known."""
         self.extract = check_extract(extract, self.taps)
         if isinstance(logits, bool) or not (logits is None or isinstance(logits, (int, str))):
             raise TypeError(f"logits: got {kind_of(logits)}, wants an index, a key or None")
@@ -220,19 +223,40 @@ class EarlyExitNetwork(nn.Module):
             as_exit_rule(rule, f"rules[{tap!r}]", own.criterion)  # refuses what is none before any head is changed
         return by_tap
 
-    def _reading_now(self, x: Batch) -> Reading:
+    def reading_for(self, x: Batch) -> Reading:
         """Return how a batch is read in the current mode: in training some backbones return more than logits."""
         reading = self.reading or Reading((None,) * len(self.taps), None)
         if self.backbone.training and self.logits_part is None:
-            reading = Reading(reading.taps, LOGITS)
+            reading = reading._replace(logits=LOGITS)
         if isinstance(x, Tensor) or not self._of_tokens:
             return reading
-        arguments, reads = arguments_in(x, self._argument_names), list(reading.taps)
-        for index, (tap, head) in enumerate(zip(self.taps, self.exit_heads, strict=True)):
-            extract = self.extract[tap]
-            if head.pool != "none" and isinstance(extract, Extract) and extract.mask is not None:
-                reads[index] = partial(read_tokens, tap, extract, head, arguments)
-        return Reading(tuple(reads), reading.logits)
+        arguments, reads = arguments_in(x, self.argument_names), list(reading.taps)
+        for index, read in self._reads_tokens().items():
+            reads[index] = partial(read, arguments)
+        return reading._replace(taps=tuple(reads))
+
+    def reading_for_rows(self, packing: Packing) -> Reading:
+        """Return how the batches are read that a packing has packed into rows."""
+        reading = self.reading or Reading((None,) * len(self.taps), None)
+        by_mask = self._reads_tokens()
+        reads = [by_mask.get(index, each and partial(without_mask, each)) for index, each in enumerate(reading.taps)]
+        return Reading(
+            tuple(reads), reading.logits, lambda rows: arguments_in(packing.unpack(rows), self.argument_names)
+        )
+
+    def _reads_tokens(self) -> dict[int, Callable[..., Tensor]]:
+        """Return by tap what reads its output, given a batch's arguments by name, where their mask may tell padding."""
+        return {
+            index: partial(read_tokens, tap, extract, head)
+            for index, (tap, head) in enumerate(zip(self.taps, self.exit_heads, strict=True))
+            if head.pool != "none"
+            and isinstance(extract := self.extract.get(tap), Extract)
+            and extract.mask is not None
+        }
+
+    def forget_repeats(self) -> None:
+        """Make launches anew, of a network that was copied."""
+        self._repeats = ExitsRepeats()
 
     def check_taps(self, example_input: Batch, recorded: Recording | None = None) -> None:
         """Check taps and heads by one dry run of the backbone, the first time and when heads were put in since.
@@ -295,7 +319,7 @@ class EarlyExitNetwork(nn.Module):
         two = recorded or two_samples(example_input)
         run = dry_run(self.backbone, self.taps, two, extract=self.extract, logits=self.logits_part)
         check_classes("backbone", run.logits.shape[1])
-        samples, takes = first_tensor(example_input).shape[0], self._argument_names
+        samples, takes = first_tensor(example_input).shape[0], self.argument_names
         arguments = arguments_in(example_input, takes)
         heads = [
             _unless_of_other_maps(head, self._windowed.get(head), features)
@@ -358,7 +382,7 @@ class EarlyExitNetwork(nn.Module):
             stop=stop,
             repeats=self._repeats,
             monitor=self.monitor,
-            reading=self._reading_now(x),
+            reading=self.reading_for(x),
         )
 
     def logits(self, x: Batch) -> list[Tensor]:
@@ -385,7 +409,7 @@ class EarlyExitNetwork(nn.Module):
             if differentiable and not torch.is_grad_enabled():
                 warn_if_checkpointed(self.taps[index])
 
-        with listening(self.backbone, self.taps, keep, self._reading_now(x)):
+        with listening(self.backbone, self.taps, keep, self.reading_for(x)):
             final = call_with(self.backbone, x)
         check_same_classes(self.taps[0], self.exit_heads[0].num_classes, final)
         for tap, (y, _, version) in zip(self.taps, features, strict=True):

@@ -151,6 +151,8 @@ def run_side_by_side(
     awaited = {each for step in steps for each in step.waits}
     last_use = {each: number for number, step in enumerate(steps) for each in step.node.all_input_nodes}
     run = fx.Interpreter(module, garbage_collect_values=False)
+    for hook in (*module._forward_pre_hooks.values(),):  # of who listens, and reads what is packed in x
+        hook(module, (x,))
     homes: dict[Node, set[int]] = {}  # the lanes that gave each output its memory, and get that back
     events: dict[int, torch.cuda.Event] = {}
     shared: list[Any] = []  # what other lanes have read: nobody gets its memory before they join

@@ -1,0 +1,152 @@
+"""``Packing``: a batch of several tensors as one tensor of bytes, a row a sample, for whatever takes one input."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import keystr, tree_flatten_with_path, tree_unflatten
+
+from ..basics.arguments import check_dense, kind_of, tensor_in_words
+from .batches import Batch, call_with, check_input_batch, first_tensor
+
+#: Each tensor's numbers begin at a multiple of so many bytes of a row, as kernels like to read them.
+_ALIGNED = 16
+
+
+class _Part(NamedTuple):
+    """Where a row has a sample of one tensor."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    begin: int
+    end: int
+    channels_last: bool
+
+
+class Packing:
+    """Packs batches like an example into rows of bytes, [N, B] uint8, and finds the tensors in them again."""
+
+    def __init__(self, name: str, example: Batch) -> None:
+        """Take a batch of tensors [N, ...] and of constants; ``name`` is the argument's, for errors.
+
+        Raises:
+            ValueError, TypeError: a tensor without N samples or numbers, or no batch at all.
+        """
+        check_input_batch(name, example)
+        samples, self._parts, self._fixed = len(first_tensor(example)), {}, {}
+        self._keys = list(example) if isinstance(example, Mapping) else None
+        leaves, self._tree = tree_flatten_with_path(self._in_order(example))
+        end = 0
+        for index, (path, each) in enumerate(leaves):
+            own = f"{name}{keystr(path)}"
+            if not isinstance(each, Tensor):
+                self._fixed[index] = own, each
+                continue
+            check_dense(own, each)
+            if not each.ndim or len(each) != samples or not each.numel():
+                wants = f"a row of numbers for each of the {samples} samples, as the first tensor has"
+                raise ValueError(f"{own}: got {tensor_in_words(each)}, wants {wants}")
+            begin = -(-end // _ALIGNED) * _ALIGNED
+            end = begin + each[0].nbytes
+            last = each.ndim == 4 and each.is_contiguous(memory_format=torch.channels_last)
+            last = last and not each.is_contiguous()
+            self._parts[index] = _Part(own, tuple(each.shape[1:]), each.dtype, begin, end, last)
+        self._bytes = -(-end // _ALIGNED) * _ALIGNED
+
+    def pack(self, x: Batch, device: torch.device) -> Tensor:
+        """Return the rows of a batch: in pinned memory for another device if all of it is on the CPU, else on that.
+
+        Raises:
+            ValueError, TypeError: tensors or constants that are not like the example's.
+        """
+        leaves, tree = tree_flatten_with_path(self._in_order(x)) if isinstance(x, (tuple, Mapping)) else ([], None)
+        if tree != self._tree:
+            names = self._keys or f"a tuple of {len(self._parts)}"
+            got = sorted(map(str, x)) if isinstance(x, Mapping) else kind_of(x)
+            raise TypeError(f"x: got {got}, wants {names}, as the example input has")
+        for index, (name, value) in self._fixed.items():
+            if (given := leaves[index][1]) is not value and (type(given) is not type(value) or given != value):
+                raise ValueError(f"{name}: got {given!r:.50}, wants {value!r:.50}, as the example input has")
+        tensors = {index: leaves[index][1] for index in self._parts}
+        samples = None
+        for index, part in self._parts.items():
+            each = tensors[index]
+            if not isinstance(each, Tensor):
+                raise TypeError(f"{part.name}: got {kind_of(each)}, wants a torch.Tensor")
+            check_dense(part.name, each)
+            samples = len(each) if samples is None and each.ndim else samples
+            if each.dtype != part.dtype:
+                raise TypeError(f"{part.name}: got {each.dtype}, wants {part.dtype}, as the example input has")
+            if each.shape != (samples, *part.shape) or not samples:
+                wants = f"[N, {', '.join(map(str, part.shape))}] and N >= 1" if part.shape else "[N] and N >= 1"
+                raise ValueError(f"{part.name}: got shape {list(each.shape)}, wants {wants}, one N for all")
+            if each.device != device and not each.is_cpu:
+                raise ValueError(f"{part.name}: got device {each.device}, wants {device} or the CPU")
+        on_host = all(each.is_cpu for each in tensors.values())
+        rows = torch.empty(
+            samples, self._bytes, dtype=torch.uint8, device="cpu" if on_host else device,
+            pin_memory=on_host and device.type == "cuda",
+        )  # fmt: skip
+        for index, part in self._parts.items():
+            _view(rows, part).copy_(tensors[index].detach())
+        return rows
+
+    def unpack(self, rows: Tensor) -> Any:
+        """Return the batch that rows are of, its tensors as views of them."""
+        return self._batch({index: _view(rows, part) for index, part in self._parts.items()})
+
+    def call(self, backbone: nn.Module, forward: Any, rows: Tensor) -> Any:
+        """Return what a backbone's forward returns for the batch in rows, given dense tensors.
+
+        A backbone in float64, by which trunks are checked, gets all floats in that.
+        """
+        exact = any(each.dtype == torch.float64 for each in backbone.parameters())
+        tensors = {}
+        for index, part in self._parts.items():
+            layout = torch.channels_last if part.channels_last else torch.contiguous_format
+            each = _view(rows, part).contiguous(memory_format=layout)
+            tensors[index] = each.double() if exact and part.dtype.is_floating_point else each
+        return call_with(forward, self._batch(tensors))
+
+    def _batch(self, tensors: Mapping[int, Tensor]) -> Any:
+        fixed = {index: value for index, (_, value) in self._fixed.items()}
+        return tree_unflatten([{**fixed, **tensors}[index] for index in range(len(fixed) + len(tensors))], self._tree)
+
+    def _in_order(self, x: Batch) -> Any:
+        """Return a mapping as a dict, its arguments in the example's order and others behind."""
+        if not isinstance(x, Mapping):
+            return x
+        keys = [*(key for key in self._keys or () if key in x), *(key for key in x if key not in (self._keys or ()))]
+        return {key: x[key] for key in keys}
+
+
+def _view(rows: Tensor, part: _Part) -> Tensor:
+    numbers = rows[:, part.begin : part.end].view(part.dtype)
+    if not part.channels_last:
+        return numbers.view(-1, *part.shape)
+    channels, height, width = part.shape
+    return numbers.view(-1, height, width, channels).permute(0, 3, 1, 2)
+
+
+def taking_rows(backbone: nn.Module, packing: Packing) -> nn.Module:
+    """Return a backbone that takes rows, [N, B] uint8, in place of the batches in them.
+
+    It is the given one under another class: layers, parameters, names and modes are the same objects.
+
+    Raises:
+        TypeError: a backbone whose forward cannot be replaced.
+    """
+    kind = type(backbone)
+    if isinstance(backbone, torch.jit.ScriptModule) or "forward" in vars(backbone):
+        what = "TorchScript" if "forward" not in vars(backbone) else "a forward set on the instance"
+        raise TypeError(f"backbone: is {kind_of(backbone)} with {what}, wants a module whose class has the forward")
+
+    def forward(self: nn.Module, rows: Tensor) -> Any:
+        return packing.call(self, lambda *arguments, **named: kind.forward(self, *arguments, **named), rows)
+
+    taking = object.__new__(type(kind.__name__, (kind,), {"forward": forward, "__module__": kind.__module__}))
+    taking.__dict__ = backbone.__dict__
+    assert isinstance(taking, nn.Module)
+    return taking
