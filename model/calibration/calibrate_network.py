@@ -4,6 +4,7 @@ import math
 import warnings
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -42,7 +43,7 @@ from .search import (
 from .thresholds import check_number, exit_indices, exit_scores, fit_temperatures, threshold_path
 
 #: Whatever yields batches of input and labels, such as a DataLoader.
-Loader = Iterable[tuple[Tensor, Tensor]]
+Loader = Iterable[Any]
 #: Samples by their places in the order of a loader.
 Indices = Sequence[int] | Tensor
 
@@ -84,8 +85,8 @@ def calibrate_network(
 
     Args:
         network: in eval mode.
-        data: yields batches of input [N, ...] and labels [N]: one loader that is split here, or a dict of three,
-            "temperature", "thresholds" and "test".
+        data: yields batches of input [N, ...] and labels [N], or of several inputs as :func:`train` takes them: one
+            loader that is split here, or a dict of three, "temperature", "thresholds" and "test".
         max_accuracy_drop: 0.01 is one percentage point. This, ``max_latency_ms`` or ``max_work``.
         max_latency_ms: what a batch may take on average, milliseconds, from the call until the host has the answer.
         max_work: how much of the backbone a sample may take on average, as a share of its FLOPs, 0 to 1. They are

@@ -13,8 +13,8 @@ from torch import Tensor
 from ...kernels.reference.criteria import CRITERIA
 from ..answers.exit_result import ExitResult
 from ..answers.exit_rule import ExitRule
-from ..basics.arguments import check_batch
 from ..basics.machine import processor_name
+from ..listening.batches import Batch, check_input_batch, first_tensor
 from ..network.early_exit_network import EarlyExitNetwork, check_network
 
 
@@ -45,7 +45,7 @@ class ExitLatencies:
 
 
 def measure_exit_latencies(
-    network: EarlyExitNetwork, runner: Callable[[Tensor], ExitResult], x: Tensor, *, rounds: int = 30
+    network: EarlyExitNetwork, runner: Callable[..., ExitResult], x: Batch, *, rounds: int = 30
 ) -> ExitLatencies:
     """Measure the time to the answer for each exit; medians of rounds in which the exits take turns.
 
@@ -62,7 +62,8 @@ def measure_exit_latencies(
         TypeError, ValueError: arguments that are none of these, or a runner that does not follow the network's rules.
     """
     check_network(network)
-    check_batch("x", x)
+    check_input_batch("x", x)
+    first = first_tensor(x)
     if type(rounds) is not int or rounds < 1:
         raise ValueError(f"rounds: got {rounds!r}, wants a whole number of at least 1")
     heads = network.exit_heads
@@ -74,8 +75,8 @@ def measure_exit_latencies(
                 for index, (head, rule) in enumerate(zip(heads, before, strict=True)):
                     lowest = CRITERIA[rule.criterion][0]
                     head.rule.assign(ExitRule(lowest, criterion=rule.criterion, enabled=index == exit_index))
-                if x.is_cuda:
-                    torch.cuda.synchronize(x.device)
+                if first.is_cuda:
+                    torch.cuda.synchronize(first.device)
                 began = time.perf_counter()
                 answer = runner(x)
                 answer.label.cpu()
@@ -89,8 +90,8 @@ def measure_exit_latencies(
     finally:
         for head, rule in zip(heads, before, strict=True):
             head.rule.assign(rule)
-    device = torch.cuda.get_device_name(x.device) if x.is_cuda else processor_name() or "CPU"
-    return ExitLatencies(tuple(map(statistics.median, times)), len(x), type(runner).__name__, device)
+    device = torch.cuda.get_device_name(first.device) if first.is_cuda else processor_name() or "CPU"
+    return ExitLatencies(tuple(map(statistics.median, times)), len(first), type(runner).__name__, device)
 
 
 def check_latencies(latencies: object, heads: int) -> None:

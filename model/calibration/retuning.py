@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from ...kernels.reference.criteria import CRITERIA, check_criterion
-from ..basics.arguments import check_batch, check_mode, kind_of
+from ..basics.arguments import check_mode, kind_of
+from ..listening.batches import Batch, check_input_batch, first_tensor, on_device
 from ..listening.reading import parts_in_words
 from ..network.early_exit_network import EarlyExitNetwork, check_network
 from ..network.learned_from import Samples, identities, kind_of_input, short
@@ -259,7 +260,7 @@ class Retuner:
         self._logged: list[Tensor] = []
         self._samples: list[Samples] = []
 
-    def observe(self, x: Tensor) -> tuple[float, ...] | None:
+    def observe(self, x: Batch) -> tuple[float, ...] | None:
         """Log a request, if it is drawn; when that completes a window, retune.
 
         For a request that is drawn the host waits until all exits are computed, and at the end of a window for the
@@ -276,12 +277,12 @@ class Retuner:
             TypeError, ValueError: no such batch, a network in training mode, or a policy that returns no thresholds for
                 these heads; rules are as before then.
         """
-        check_batch("x", x, may_be_empty=True)
-        if not len(x) or self._drawn.random() >= self.share:
+        check_input_batch("x", x, may_be_empty=True)
+        if not len(first_tensor(x)) or self._drawn.random() >= self.share:
             return None
         check_mode(self.network)
         with torch.no_grad():
-            logits = self.network.logits(x.to(self.network.device))
+            logits = self.network.logits(on_device(x, self.network.device))
         self._logged.append(torch.stack([each.float() for each in logits]).cpu())
         self._samples.append(Samples([short(identities(x))], frozenset([kind_of_input(x)])))
         if sum(each.shape[1] for each in self._logged) < self.window:

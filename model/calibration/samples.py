@@ -1,13 +1,13 @@
 """Samples of a calibration: what every exit says of them, who they are, and which split each is in."""
 
 from collections.abc import Iterable, Mapping, Sequence, Set
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from ..basics.arguments import check_batch, kind_of
-from ..listening.batches import two_samples
+from ..basics.arguments import kind_of
+from ..listening.batches import Batch, call_with, check_input_batch, first_tensor, on_device, two_samples
 from ..listening.dry_run import Flow
 from ..listening.reading import parts_in_words
 from ..network.early_exit_network import EarlyExitNetwork
@@ -20,7 +20,7 @@ from ..training.batches import pair_of
 SHARES = {"temperature": 0.2, "thresholds": 0.5, "test": 0.3}
 
 
-def sample_identities(loader: Iterable[tuple[Tensor, Tensor]]) -> set[bytes]:
+def sample_identities(loader: Iterable[Any]) -> set[bytes]:
     """Return the identities of all samples of a loader, by which :func:`calibrate_network` knows the training samples.
 
     A sample is known by its bytes: the loader yields batches of input [N, ...] and labels, without random changes, and
@@ -29,7 +29,7 @@ def sample_identities(loader: Iterable[tuple[Tensor, Tensor]]) -> set[bytes]:
     found: set[bytes] = set()
     for batch in loader:
         x, _ = pair_of("loader", batch, "input [N, ...] and labels [N]")
-        check_batch("loader: input", x)
+        check_input_batch("loader: input", x)
         found.update(identities(x))
     return found
 
@@ -158,7 +158,7 @@ class ExitLogits(NamedTuple):
 @torch.no_grad()
 def collect_logits(
     network: EarlyExitNetwork,
-    loader: Iterable[tuple[Tensor, Tensor]],
+    loader: Iterable[Any],
     static_model: nn.Module | None = None,
     name: str = "data",
 ) -> ExitLogits:
@@ -168,7 +168,7 @@ def collect_logits(
 
     Args:
         network: in eval mode.
-        loader: yields batches of input [N, ...], which is brought to the network's device, and labels [N].
+        loader: yields batches, which are brought to the network's device; see :func:`calibrate_network`.
         static_model: another network, from the same input to logits [N, K].
         name: of the argument, for errors.
     """
@@ -176,22 +176,22 @@ def collect_logits(
     if not hasattr(loader, "__iter__") and not hasattr(loader, "__getitem__"):
         raise TypeError(f"{name}: got {kind_of(loader)}, wants a DataLoader, or what else yields batches")
 
-    def answered(numbered: tuple[int, tuple[Tensor, Tensor]]) -> dict[str, Tensor]:
+    def answered(numbered: tuple[int, tuple[Batch, Tensor]]) -> dict[str, Tensor]:
         number, (x, y) = numbered
-        moved = x.to(device)
+        moved = on_device(x, device)
         exits = torch.stack(network.logits(moved)).float()
         parts = {}
         if number == 0:
             work = [*Flow(network.backbone, two_samples(moved)).work_at(network.taps), 1.0]
             parts["work"] = torch.tensor(work, dtype=torch.float64, device="cpu")
         if static_model is not None:
-            static = static_model(moved)
+            static = call_with(static_model, moved)
             if not isinstance(static, Tensor) or static.shape != exits[-1].shape:
                 wants = f"logits {list(exits[-1].shape)}"
                 raise ValueError(f"static_model: returned {parts_in_words(static)}, wants {wants}")
             parts["static_labels"] = static.argmax(1).cpu()
         own = torch.frombuffer(bytearray(b"".join(identities(x))), dtype=torch.uint8)  # while the device is at work
-        parts |= {"identities": own.reshape(len(x), -1), "logits": exits.cpu(), "labels": y.detach().cpu().long()}
+        parts |= {"identities": own.reshape(len(y), -1), "logits": exits.cpu(), "labels": y.detach().cpu().long()}
         return parts
 
     kinds: set[str] = set()
@@ -218,22 +218,21 @@ def collect_logits(
     return found
 
 
-def _content(numbered: tuple[int, tuple[Tensor, Tensor]]) -> bytes:
+def _content(numbered: tuple[int, tuple[Batch, Tensor]]) -> bytes:
     """Return what tells whether processes go through the same batches, but for what costs a pass over all images."""
     _, (x, y) = numbered
-    return repr((x.shape, x.dtype, y.tolist(), identities(x[:1]))).encode()
+    return repr((kind_of_input(x), y.tolist(), identities(two_samples(x))[:1])).encode()
 
 
-def _checked(batch: object, name: str, kinds: set[str]) -> tuple[Tensor, Tensor]:
+def _checked(batch: object, name: str, kinds: set[str]) -> tuple[Batch, Tensor]:
     x, y = pair_of(name, batch, "input [N, ...] and labels [N]")
-    check_batch(f"{name}: input", x)
+    check_input_batch(f"{name}: input", x)
+    samples = first_tensor(x).shape[:1]
     if not isinstance(y, Tensor):
         raise TypeError(f"{name}: yields labels as {kind_of(y)}, wants a torch.Tensor [N]")
-    if y.is_floating_point() or y.dtype == torch.bool or y.shape != x.shape[:1]:
-        how = (
-            ": labels.long()" if y.shape == x.shape[:1] else "" if y.ndim else ", as a DataLoader of the data set does"
-        )
-        wants = f"class indices [{len(x)}], whole numbers{how}"
+    if y.is_floating_point() or y.dtype == torch.bool or y.shape != samples:
+        how = ": labels.long()" if y.shape == samples else "" if y.ndim else ", as a DataLoader of the data set does"
+        wants = f"class indices {list(samples)}, whole numbers{how}"
         raise ValueError(f"{name}: yields labels {list(y.shape)} of {y.dtype}, wants {wants}")
     kinds.add(kind_of_input(x))
     return x, y

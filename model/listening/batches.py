@@ -8,7 +8,7 @@ from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import keystr, tree_leaves, tree_leaves_with_path, tree_map
 
 from ..basics.arguments import check_batch, kind_of, tensor_in_words
 
@@ -29,6 +29,16 @@ def check_input_batch(name: str, x: object, *, may_be_empty: bool = False) -> No
 def first_tensor(x: Batch) -> Tensor:
     """Return the first tensor of a batch, which tells the number of samples and the device."""
     return x if isinstance(x, Tensor) else _tensors(x)[0]
+
+
+def on_device(x: BatchT, device: torch.device) -> BatchT:
+    """Return a batch on a device, as it lies, for which the host does not wait."""
+    return map_tensors(x, lambda each: each.to(device, non_blocking=True))
+
+
+def tensors_by_name(x: Batch) -> dict[str, Tensor]:
+    """Return the tensors of a batch by their places in it; that of one tensor is ""."""
+    return {keystr(path): each for path, each in tree_leaves_with_path(_plain(x)) if isinstance(each, Tensor)}
 
 
 def map_tensors(x: BatchT, change: Callable[[Tensor], Tensor]) -> BatchT:

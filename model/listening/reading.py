@@ -116,7 +116,7 @@ def with_mask(
     if found is None:
         return extract
     mask, values = found
-    if not _are_tokens(mask, values).any(1).all():
+    if not are_tokens(mask, values).any(1).all():
         raise ValueError(
             f"heads[{tap!r}]: {mask} calls all of a sample padding, wants numbers over 0 at tokens, or 0 if its name "
             f"ends in {PADDING!r}; if it says the opposite, mask={f'~{mask}'.removeprefix('~~')!r} in its Extract"
@@ -137,15 +137,21 @@ def read_tokens(tap: str, extract: Extract, head: Any, arguments: Mapping[Any, A
         return x
     if head.hidden is not None and head.hidden.rectifies:
         x = F.relu(x)  # before the pool; once more after it, that changes nothing
-    are_tokens = _are_tokens(*found).to(x.device)
+    kept = are_tokens(*found).to(x.device)
     if head.pool == "avg":
-        total = x.masked_fill(~are_tokens[..., None], 0).sum(1, dtype=torch.promote_types(x.dtype, torch.float32))
-        return (total / are_tokens.sum(1, keepdim=True).clamp(min=1)).to(x.dtype)
+        total = x.masked_fill(~kept[..., None], 0).sum(1, dtype=torch.promote_types(x.dtype, torch.float32))
+        return (total / kept.sum(1, keepdim=True).clamp(min=1)).to(x.dtype)
     if head.pool == "max":
-        y = x.masked_fill(~are_tokens[..., None], -torch.inf).amax(1)
+        y = x.masked_fill(~kept[..., None], -torch.inf).amax(1)
     else:
-        y = x[torch.arange(len(x), device=x.device), are_tokens.int().argmax(1)]
-    return y.masked_fill(~are_tokens.any(1, keepdim=True), 0)
+        y = x[torch.arange(len(x), device=x.device), kept.int().argmax(1)]
+    return y.masked_fill(~kept.any(1, keepdim=True), 0)
+
+
+def masks_in(arguments: Mapping[Any, Any]) -> list[tuple[str, Tensor]]:
+    """Return, among arguments by name, masks [N, T] that tell padding by their names."""
+    named = [(str(name), each) for name, each in arguments.items() if str(name).endswith((TOKENS, PADDING))]
+    return [(name, each) for name, each in named if isinstance(each, Tensor) and each.ndim == 2]
 
 
 def _find_mask(tap: str, mask: str, tokens: tuple[int, ...], arguments: Mapping[Any, Any]) -> tuple[str, Tensor] | None:
@@ -170,7 +176,8 @@ def _find_mask(tap: str, mask: str, tokens: tuple[int, ...], arguments: Mapping[
     return None
 
 
-def _are_tokens(mask: str, values: Tensor) -> Tensor:
+def are_tokens(mask: str, values: Tensor) -> Tensor:
+    """Return which places of a mask of that name are tokens, and no padding."""
     tells_padding = mask.endswith(PADDING) != mask.startswith("~")
     return values == 0 if tells_padding else values > 0
 

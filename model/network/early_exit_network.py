@@ -246,13 +246,12 @@ class EarlyExitNetwork(nn.Module):
 
     def _reads_tokens(self) -> dict[int, Callable[..., Tensor]]:
         """Return by tap what reads its output, given a batch's arguments by name, where their mask may tell padding."""
-        return {
-            index: partial(read_tokens, tap, extract, head)
-            for index, (tap, head) in enumerate(zip(self.taps, self.exit_heads, strict=True))
-            if head.pool != "none"
-            and isinstance(extract := self.extract.get(tap), Extract)
-            and extract.mask is not None
-        }
+        found: dict[int, Callable[..., Tensor]] = {}
+        for index, (tap, head) in enumerate(zip(self.taps, self.exit_heads, strict=True)):
+            extract = self.extract.get(tap)
+            if head.pool != "none" and isinstance(extract, Extract) and extract.mask is not None:
+                found[index] = partial(read_tokens, tap, extract, head)
+        return found
 
     def forget_repeats(self) -> None:
         """Make launches anew, of a network that was copied."""

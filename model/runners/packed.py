@@ -2,7 +2,7 @@
 
 import copy
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -13,7 +13,7 @@ from ..answers.exit_result import ExitResult
 from ..basics.arguments import kind_of
 from ..listening.batches import Batch, arguments_in, first_tensor, map_tensors
 from ..listening.packing import Packing, taking_rows
-from ..listening.reading import PADDING, TOKENS
+from ..listening.reading import PADDING, TOKENS, masks_in
 from ..network.early_exit_network import EarlyExitNetwork
 from .runner import Runner
 
@@ -116,13 +116,9 @@ def _checked(lengths: Sequence[int]) -> list[int]:
 
 def _mask(name: str, x: Any, network: EarlyExitNetwork) -> tuple[str, Tensor]:
     """Return name and tensor [N, T] of the mask that tells padding in a batch."""
-    if not isinstance(x, (tuple, dict)) and not hasattr(x, "keys"):
+    if not isinstance(x, (tuple, Mapping)):
         raise TypeError(f"{name}: got {kind_of(x)}, wants a tuple or dict of the backbone's arguments with a mask")
-    masks = [
-        (str(key), each)
-        for key, each in arguments_in(x, network.argument_names).items()
-        if str(key).endswith((TOKENS, PADDING)) and isinstance(each, Tensor) and each.ndim == 2
-    ]
+    masks = masks_in(arguments_in(x, network.argument_names))
     if len(masks) != 1:
         wants = f"one [N, T] whose name ends in {TOKENS!r} or {PADDING!r}, which lengths are padded by"
         raise ValueError(f"{name}: got {len(masks)} masks, wants {wants}")

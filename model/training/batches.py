@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..basics.arguments import check_dense, in_one_tensor, is_plain, kind_of
+from ..basics.arguments import check_dense, is_plain, kind_of
+from ..listening.batches import check_input_batch, first_tensor, on_device, tensors_by_name
 from ..network.early_exit_network import EarlyExitNetwork
 from ..network.learned_from import LearnedFrom, Samples, identities, kind_of_input, short
 from ..processes.dealing import exchanging, tensor_digest
@@ -31,20 +32,29 @@ def count_batches(name: str, batches: Any) -> int:
 
 
 def pair_of(name: str, batch: Any, parts: str) -> tuple[Any, Any]:
-    """Return the two parts of a batch; raises ``TypeError`` unless it is a tuple or list of two."""
-    if not isinstance(batch, (tuple, list)) or len(batch) != 2:
-        count = f" of {len(batch)}" if isinstance(batch, (tuple, list)) else ""
-        several = in_one_tensor(batch[:-1] if isinstance(batch, tuple) else batch)
-        if isinstance(batch, Mapping) and len(batch) == 2:
-            x, y = sorted(batch, key=lambda name: str(name).startswith(("label", "target", "y")))
-            several = several or f": [(b[{x!r}], b[{y!r}]) for b in loader]"
-        raise TypeError(f"{name}: yields {kind_of(batch)}{count}, wants pairs of {parts}, without more parts{several}")
-    return batch[0], batch[1]
+    """Return input and labels of a batch: of a pair, or of a dict that has "labels" or "label" beside the input.
+
+    Input in several parts is a tuple or dict of them. ``TypeError`` for anything else.
+    """
+    if isinstance(batch, Mapping) and len(found := [key for key in ("labels", "label") if key in batch]) == 1:
+        return {key: each for key, each in batch.items() if key != found[0]}, batch[found[0]]
+    if isinstance(batch, (tuple, list)) and len(batch) == 2:
+        return tuple(batch[0]) if isinstance(batch[0], list) else batch[0], batch[1]
+    got = f" of {len(batch)}" if isinstance(batch, (tuple, list)) else ""
+    how = ""
+    if isinstance(batch, (tuple, list)) and len(batch) > 2:
+        how = "; if the last are the labels, and all others the backbone's arguments: ((a, b), labels)"
+    if isinstance(batch, Mapping):
+        got, how = f" of {', '.join(map(str, batch))}", ', or a dict with its labels under "labels"'
+        if len(batch) == 2:
+            x, y = sorted(batch, key=lambda name: str(name).startswith(("target", "y")))
+            how += f": [(b[{x!r}], b[{y!r}]) for b in loader]"
+    raise TypeError(f"{name}: yields {kind_of(batch)}{got}, wants pairs of {parts}, without more parts{how}")
 
 
 def all_on_device(
     name: str, batches: Iterable[Any], network: EarlyExitNetwork, device: torch.device, count: int | None = None
-) -> Iterator[tuple[Tensor, Tensor]]:
+) -> Iterator[tuple[Any, Tensor]]:
     """Yield the batches (images, labels) of an argument on the network's device, images laid out as they come.
 
     ``TypeError`` or ``ValueError`` for batches that are no pairs of tensors or empty, labels that are no int64 [N] or,
@@ -59,21 +69,26 @@ def all_on_device(
         _check(name, images, labels, network)
         if not len(labels):
             raise ValueError(f"{name}: batch {found} has no image, wants at least one in each")
-        yield images.to(device, non_blocking=True), labels.to(device, non_blocking=True)
+        yield on_device(images, device), labels.to(device, non_blocking=True)
     if count is not None and found < count:
         raise ValueError(f"{name}: yields {found} batches, wants {count}, as its length says")
 
 
 def _check(name: str, images: Any, labels: Any, network: EarlyExitNetwork) -> None:
+    if not isinstance(images, (Tensor, tuple, Mapping)):
+        raise TypeError(f"{name}: got {kind_of(images)} for images, wants (images, labels)")
+    if not isinstance(labels, Tensor):
+        raise TypeError(f"{name}: got {kind_of(labels)} for labels, wants (images, labels)")
     for part, value in (("images", images), ("labels", labels)):
-        if not isinstance(value, Tensor):
-            raise TypeError(f"{name}: got {kind_of(value)} for {part}, wants (images, labels){in_one_tensor(value)}")
-        check_dense(f"{name}: {part}", value)
+        for each in tensors_by_name(value).values():
+            check_dense(f"{name}: {part}", each)
+    check_input_batch(f"{name}: images", images, may_be_empty=True)
+    first = first_tensor(images)
     if labels.dtype != torch.int64:
         raise TypeError(f"{name}: got labels of {labels.dtype}, wants torch.int64: labels.long(), [N]")
-    if labels.shape != images.shape[:1]:
+    if labels.shape != first.shape[:1]:
         wants = "[N]" if labels.ndim else "[N], as a DataLoader of the data set yields them"
-        raise ValueError(f"{name}: got labels {list(labels.shape)} for images {list(images.shape)}, wants {wants}")
+        raise ValueError(f"{name}: got labels {list(labels.shape)} for images {list(first.shape)}, wants {wants}")
     classes = network.exit_heads[0].num_classes
     if labels.device.type == "cpu" and labels.numel() and not (0 <= labels.min() and labels.max() < classes):
         got = labels[(labels < 0) | (labels >= classes)][0].item()
@@ -180,8 +195,11 @@ class SampleLog:
             self._end_epoch(torch.cat(found))
 
     def _hash(self, batch: Any, found: list[Tensor]) -> None:
-        x = batch[0] if isinstance(batch, (tuple, list)) and batch else None
-        if isinstance(x, Tensor) and is_plain(x) and x.ndim and len(x):  # what is no batch the training refuses
+        with suppress(TypeError, ValueError):  # what is no batch the training refuses
+            x, _ = pair_of("batches", batch, "")
+            check_input_batch("batches", x)
+            if not all(map(is_plain, tensors_by_name(x).values())):
+                return
             found.append(short(identities(x)))
             self._kinds.add(kind_of_input(x))
 

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from ..basics.bad_input import BadInput
 from ..heads.head import AuxHead, check_followed
+from ..listening.batches import Batch, call_with, tensors_by_name
 from ..listening.kept import modes_kept
 from ..listening.taps import listening
 from ..network.early_exit_network import EarlyExitNetwork
@@ -35,7 +36,7 @@ class AllExits(nn.Module):
         super().__init__()
         self.network = network
 
-    def forward(self, x: Tensor) -> list[Tensor]:
+    def forward(self, x: Batch) -> list[Tensor]:
         """Return the logits of every head and, last, of the classifier."""
         return self.network.logits(x)
 
@@ -69,12 +70,12 @@ class HeadsOnFeatures(nn.Module):
         return [*logits, self.classifier(last)]
 
 
-def accuracy_of_exits(network: EarlyExitNetwork, batches: Iterable[tuple[Tensor, Tensor]]) -> list[float]:
+def accuracy_of_exits(network: EarlyExitNetwork, batches: Iterable[Any]) -> list[float]:
     """Return the accuracy of every head and, last, of the classifier, each on all images, from 0 to 1.
 
     Args:
         network: on the device where it is; its mode stays as it is.
-        batches: (images [N, ...], labels [N] int64); others are refused as by :func:`train`.
+        batches: as of :func:`train`; others are refused.
     """
     device = next(network.parameters()).device
     return accuracies(AllExits(network), all_on_device("batches", batches, network, device)).tolist()
@@ -115,7 +116,7 @@ class FeatureBatches(ShuffledBatches):
 @torch.no_grad()
 def cache_features(
     network: EarlyExitNetwork,
-    batches: Iterable[tuple[Tensor, Tensor]],
+    batches: Iterable[Any],
     autocast: torch.autocast,
     *,
     classifier: nn.Linear | None = None,
@@ -150,10 +151,12 @@ def cache_features(
             def keep(index: int, y: Tensor, to: list[Tensor] = features) -> None:
                 to.append(network.exit_heads[index].features(y))
 
-            with autocast, listening(network.backbone, network.taps, keep, network.reading):
-                last = network.backbone(x) if classifier is None else _read_by(classifier, network.backbone, x)
+            with autocast, listening(network.backbone, network.taps, keep, network.reading_for(x)):
+                last = (
+                    call_with(network.backbone, x) if classifier is None else _read_by(classifier, network.backbone, x)
+                )
             parts.append([*features, last, wanted])
-            finite.append(torch.stack([all_finite([x]), all_finite(features)]))
+            finite.append(torch.stack([all_finite(tensors_by_name(x).values()), all_finite(features)]))
             kept += sum(each.nbytes for each in parts[-1])
             if kept > MOST_BYTES:
                 raise ValueError(
@@ -171,7 +174,7 @@ def cache_features(
     return FeatureBatches(all_features, all_labels, len(parts[0][-1]), seed)
 
 
-def _read_by(classifier: nn.Linear, backbone: nn.Module, x: Tensor) -> Tensor:
+def _read_by(classifier: nn.Linear, backbone: nn.Module, x: Batch) -> Tensor:
     """Run a backbone and return what its classifier reads, in the classifier's dtype.
 
     Raises:
@@ -180,7 +183,7 @@ def _read_by(classifier: nn.Linear, backbone: nn.Module, x: Tensor) -> Tensor:
     calls: list[tuple[Tensor, Tensor]] = []
     handle = classifier.register_forward_hook(lambda _layer, args, returned: calls.append((args[0], returned)))
     try:
-        final = backbone(x)
+        final = call_with(backbone, x)
     finally:
         handle.remove()
     if len(calls) != 1 or not torch.equal(final.nan_to_num(), calls[0][1].nan_to_num()):

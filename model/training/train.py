@@ -47,7 +47,8 @@ def train(
         network: heads that know their width, and parameters in float32, or all in float64. Parameters that require
             no gradient stay as they are, and a backbone without any that do stays in eval mode.
         batches: (images [N, ...], labels [N] int64): a DataLoader, or anything else with a length that can be gone
-            through again and again.
+            through again and again. Of a backbone of several arguments ((one, other), labels), or dicts of arguments by
+            name that have "labels", or "label", beside them.
         plan: the settings; None for those of ``TrainingPlan()``.
         validation: images that are not learned from. After each epoch every exit answers for all of them; the network
             is left as it was after the epoch with the best mean of their accuracies. Choose thresholds on others.

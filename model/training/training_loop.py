@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ..basics.arguments import kind_of
 from ..basics.bad_input import BadInput
+from ..listening.batches import tensors_by_name
 from ..network.early_exit_network import EarlyExitNetwork
 from ..network.learned_from import fingerprint, learned_by
 from ..processes.process_group import own_rank, ranks
@@ -171,7 +172,7 @@ class TrainingLoop:
         self._model.train()
         losses, finite, first_step = [], [], self.state.step
         for index, (x, wanted) in enumerate(self._on_device("batches")):
-            finite.append(all_finite(x if isinstance(x, list) else [x]))
+            finite.append(all_finite(x if isinstance(x, list) else tensors_by_name(x).values()))
             losses.append(self._learn(index, x, wanted))
             on_step(Step(epoch, len(wanted) * ranks(), losses[-1]))
         of_batches = averaged(torch.stack([torch.stack(losses), torch.stack(finite).to(losses[0].dtype)]))
