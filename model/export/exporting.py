@@ -1,6 +1,7 @@
 """``export_exits`` and ``export_stages``: a network as files that others run, compared with it before."""
 
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,10 +12,10 @@ import torch
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
-from ..basics.arguments import check_batch, check_mode
+from ..basics.arguments import check_mode
 from ..basics.bad_input import BadInput
 from ..basics.files import naming, on_disk, write_json
-from ..listening.batches import two_samples
+from ..listening.batches import Batch, check_input_batch, first_tensor, map_tensors, tensors_by_name, two_samples
 from ..network.early_exit_network import EarlyExitNetwork, check_network
 from ..runners.checks import check_device
 from ..saving.checkpoint import Checkpoint
@@ -39,7 +40,7 @@ class ExportReport:
 
 
 def export_exits(
-    network: EarlyExitNetwork, example_images: Tensor, path: str | os.PathLike[str], *, format: str | None = None
+    network: EarlyExitNetwork, example_images: Batch, path: str | os.PathLike[str], *, format: str | None = None
 ) -> ExportReport:
     """Write the logits of all exits as one file, for batches of any size, and a JSON beside it.
 
@@ -49,7 +50,9 @@ def export_exits(
 
     Args:
         network: in eval mode; the file has its parameters, its dtype and, as pt2, its device.
-        example_images: a batch that the network takes, which also serves to compare the file with it.
+        example_images: a batch that the network takes, which also serves to compare the file with it. Of several
+            tensors the file takes one after the other; their sizes but for the batch's are the example's, as is what
+            is no tensor.
         path: of the file, where there is none.
         format: "onnx", which needs onnx and onnxscript, or "pt2", which ``torch.export.load`` reads; None is that by
             which the path ends, and else "pt2".
@@ -68,13 +71,14 @@ def export_exits(
     images = _checked(network, example_images)
     program = logits_program(network, _example(images))
     nodes = {node.name: node for node in program.graph.nodes}
-    (x,) = (nodes[name].meta["val"] for name in program.graph_signature.user_inputs)
+    takes = [nodes[name].meta["val"] for name in program.graph_signature.user_inputs]
+    batch = takes[0].shape[0]
     outputs = [nodes[name].meta["val"] for name in program.graph_signature.user_outputs]
     part = Part(
         path.name,
         program,
-        (value_like("input", x, x.shape[0]),),
-        tuple(value_like(exit_name(index), each, x.shape[0]) for index, each in enumerate(outputs)),
+        _inputs(images, takes),
+        tuple(value_like(exit_name(index), each, batch) for index, each in enumerate(outputs)),
     )
     with naming(path), TemporaryDirectory(dir=path.parent, prefix=".auxhead-") as folder:
         difference, by = _write(network, images, [part], Path(folder), description.name, format)
@@ -84,7 +88,7 @@ def export_exits(
 
 
 def export_stages(
-    network: EarlyExitNetwork, example_images: Tensor, directory: str | os.PathLike[str], *, format: str | None = None
+    network: EarlyExitNetwork, example_images: Batch, directory: str | os.PathLike[str], *, format: str | None = None
 ) -> ExportReport:
     """Write the network cut at its taps, a file a stage, for batches of any size, and ``stages.json``.
 
@@ -104,7 +108,7 @@ def export_stages(
     images = _checked(network, example_images)
     x = _example(images)
     stages = cut_into_stages(logits_program(network, x).module())
-    parts = _parts(stages, x, format)
+    parts = _parts(stages, x, _inputs(x, stages[0].takes), format)
     with naming(directory), TemporaryDirectory(dir=directory.parent, prefix=".auxhead-") as folder:
         inside = Path(folder, directory.name)  # with the permissions of a new folder, which a temporary one lacks
         inside.mkdir()
@@ -126,29 +130,35 @@ def _beside(path: Path) -> Path:
     return path.with_name(f"{path.name}.json")
 
 
-def _example(images: Tensor) -> Tensor:
+def _example(images: Batch) -> Batch:
     """Return two samples of a batch: a program made of one takes one alone, and of a view it keeps the sizes behind."""
-    return two_samples(images).clone(memory_format=torch.preserve_format)
+    return map_tensors(two_samples(images), lambda each: each.clone(memory_format=torch.preserve_format))
 
 
-def _checked(network: EarlyExitNetwork, example_images: Tensor) -> Tensor:
+def _inputs(images: Batch, takes: Sequence[Tensor]) -> tuple[Value, ...]:
+    """Describe the inputs of a file, fake tensors, by the names that they have in a batch; that of one is "input"."""
+    words = [re.sub(r"\W+", "_", name).strip("_") for name in tensors_by_name(images)]
+    names = [f"input_{word}" if word.isdecimal() else word or "input" for word in words]
+    return tuple(value_like(name, each, takes[0].shape[0]) for name, each in zip(names, takes, strict=True))
+
+
+def _checked(network: EarlyExitNetwork, example_images: Batch) -> Batch:
     """Return the images, without gradients, if they and the network can be exported."""
     check_network(network)
-    check_batch("example_images", example_images)
+    check_input_batch("example_images", example_images)
     check_mode(network)
     for tap, head in zip(network.taps, network.exit_heads, strict=True):
         if any(map(is_lazy, head.parameters())):
             raise BadInput(f"heads[{tap!r}]: does not know its width yet, wants to have seen a batch and been trained")
-    check_device(network, example_images.device)
+    check_device(network, first_tensor(example_images).device)
     network.check_taps(example_images)
-    return example_images.detach()
+    return map_tensors(example_images, Tensor.detach)
 
 
-def _parts(stages: Sequence[Stage], x: Tensor, format: str) -> list[Part]:
-    """Return the programs of stages, exported with what the stages before hand over for ``x``."""
+def _parts(stages: Sequence[Stage], x: Batch, inputs: tuple[Value, ...], format: str) -> list[Part]:
+    """Return the programs of stages, exported with what the stages before hand over for ``x``, and the first takes."""
     batch = stages[0].takes[0].shape[0]
-    handed: tuple[Tensor, ...] = (x,)
-    inputs: tuple[Value, ...] = (value_like("input", stages[0].takes[0], batch),)
+    handed = tuple(tensors_by_name(x).values())
     parts = []
     for index, stage in enumerate(stages):
         hands = [value_like(f"handed_{index}_{place}", each, batch) for place, each in enumerate(stage.hands)]
@@ -162,7 +172,7 @@ def _parts(stages: Sequence[Stage], x: Tensor, format: str) -> list[Part]:
 
 
 def _write(
-    network: EarlyExitNetwork, images: Tensor, parts: Sequence[Part], folder: Path, description: str, format: str
+    network: EarlyExitNetwork, images: Batch, parts: Sequence[Part], folder: Path, description: str, format: str
 ) -> tuple[float | None, str]:
     """Write files and JSON into a folder, and compare them with the network."""
     paths = [write_part(part, folder, format) for part in parts]

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.export import ExportedProgram
 
 from ..basics.bad_input import BadInput, one_line
+from ..listening.batches import Batch, first_tensor, map_tensors, tensors_by_name
 from ..listening.rounding import relative_error
 from ..network.early_exit_network import EarlyExitNetwork
 from .program import one_line_of_exporter, quietly
@@ -149,7 +150,7 @@ _ALLOWED_NARROW = 5e-2
 
 @torch.no_grad()
 def check_files(
-    network: EarlyExitNetwork, images: Tensor, paths: Sequence[Path], format: str
+    network: EarlyExitNetwork, images: Batch, paths: Sequence[Path], format: str
 ) -> tuple[float | None, str]:
     """Run the files, one after another, beside the network; ``RuntimeError`` for more than rounding between them.
 
@@ -159,9 +160,10 @@ def check_files(
     files = [open_file(path, format) for path in paths]
     by, largest = files[0].by, 0.0
     for size in _SIZES:
-        x = images[torch.arange(size) % len(images)]
+        which = torch.arange(size) % len(first_tensor(images))
+        x = map_tensors(images, lambda each, which=which: each[which])  # type: ignore[misc]
         found: list[Tensor] = []
-        handed: Sequence[Tensor] = [x.clone()]
+        handed: Sequence[Tensor] = [each.clone() for each in tensors_by_name(x).values()]
         for file in files:
             try:
                 returned = file.run(handed)

@@ -7,10 +7,11 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor, fx, nn
 from torch.export import Dim, ExportedProgram
 
 from ..basics.bad_input import BadInput
+from ..listening.batches import Batch, map_tensors, tensors_by_name
 from ..network.early_exit_network import EarlyExitNetwork
 from ..training.learners import AllExits
 
@@ -77,6 +78,8 @@ def _stages(nodes: Sequence[fx.Node], exits: Sequence[fx.Node]) -> dict[fx.Node,
                 stage_of[node] = index
                 ahead += node.all_input_nodes
     for node in nodes:
+        if node.op == "placeholder" and node in stage_of:  # given to the first, who hands on what later ones read
+            stage_of[node] = 0
         if node.target is operator.getitem and node in stage_of:  # a tuple is not handed over: its items are
             stage_of[node] = stage_of[node.all_input_nodes[0]]
     return stage_of
@@ -117,16 +120,33 @@ class _Copy:
         return None
 
 
-def logits_program(network: EarlyExitNetwork, images: Tensor) -> ExportedProgram:
+class _OfTensors(nn.Module):
+    """The logits of all exits, given the tensors of a batch one by one; what else is in it stays as it is."""
+
+    def __init__(self, network: EarlyExitNetwork, example: Batch) -> None:
+        super().__init__()
+        self.network = AllExits(network)
+        self._example = example
+
+    def forward(self, *tensors: Tensor) -> list[Tensor]:
+        left = iter(tensors)
+        return self.network(map_tensors(self._example, lambda _: next(left)))  # type: ignore[no-any-return]
+
+
+def logits_program(network: EarlyExitNetwork, example: Batch) -> ExportedProgram:
     """Return the program of a network's logits, whose operators write to nothing that others read.
 
-    ``images`` are two samples or more, lest the program be made for one. ``BadInput`` if torch.export cannot make it,
-    or the backbone keeps a state, which files would not.
+    It takes the tensors of a batch like the example, which has two samples or more, lest the program be made for one.
+    ``BadInput`` if torch.export cannot make it, or the backbone keeps a state, which files would not.
     """
+    tensors = tuple(tensors_by_name(example).values())
     with one_line_of_exporter("network: torch.export cannot export it"):
-        program = torch.export.export(AllExits(network), (images,), dynamic_shapes=({0: Dim.DYNAMIC},))
+        shapes = (tuple({0: Dim.DYNAMIC} for _ in tensors),)
+        program = torch.export.export(_OfTensors(network, example), tensors, dynamic_shapes=shapes)
         program = program.run_decompositions({})  # into operators without side effects, and no further
-    written = sorted(name.removeprefix("network.") for name in program.graph_signature.buffers_to_mutate.values())
+    written = sorted(
+        name.removeprefix("network.network.") for name in program.graph_signature.buffers_to_mutate.values()
+    )
     if written:
         raise BadInput(f"network: a forward writes to {written[0]!r}, wants none that does: files keep no state")
     return program

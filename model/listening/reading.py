@@ -144,7 +144,7 @@ def read_tokens(tap: str, extract: Extract, head: Any, arguments: Mapping[Any, A
     if head.pool == "max":
         y = x.masked_fill(~kept[..., None], -torch.inf).amax(1)
     else:
-        y = x[torch.arange(len(x), device=x.device), kept.int().argmax(1)]
+        y = x[torch.arange(x.shape[0], device=x.device), kept.int().argmax(1)]
     return y.masked_fill(~kept.any(1, keepdim=True), 0)
 
 
