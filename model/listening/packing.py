@@ -40,14 +40,14 @@ class Packing:
         leaves, self._tree = tree_flatten_with_path(self._in_order(example))
         end = 0
         for index, (path, each) in enumerate(leaves):
-            own = f"{name}{keystr(path)}"
+            own = keystr(path)
             if not isinstance(each, Tensor):
                 self._fixed[index] = own, each
                 continue
-            check_dense(own, each)
+            check_dense(name + own, each)
             if not each.ndim or len(each) != samples or not each.numel():
                 wants = f"a row of numbers for each of the {samples} samples, as the first tensor has"
-                raise ValueError(f"{own}: got {tensor_in_words(each)}, wants {wants}")
+                raise ValueError(f"{name}{own}: got {tensor_in_words(each)}, wants {wants}")
             begin = -(-end // _ALIGNED) * _ALIGNED
             end = begin + each[0].nbytes
             last = each.ndim == 4 and each.is_contiguous(memory_format=torch.channels_last)
@@ -68,22 +68,22 @@ class Packing:
             raise TypeError(f"x: got {got}, wants {names}, as the example input has")
         for index, (name, value) in self._fixed.items():
             if (given := leaves[index][1]) is not value and (type(given) is not type(value) or given != value):
-                raise ValueError(f"{name}: got {given!r:.50}, wants {value!r:.50}, as the example input has")
+                raise ValueError(f"x{name}: got {given!r:.50}, wants {value!r:.50}, as the example input has")
         tensors = {index: leaves[index][1] for index in self._parts}
         samples = None
         for index, part in self._parts.items():
             each = tensors[index]
             if not isinstance(each, Tensor):
-                raise TypeError(f"{part.name}: got {kind_of(each)}, wants a torch.Tensor")
-            check_dense(part.name, each)
+                raise TypeError(f"x{part.name}: got {kind_of(each)}, wants a torch.Tensor")
+            check_dense(f"x{part.name}", each)
             samples = len(each) if samples is None and each.ndim else samples
             if each.dtype != part.dtype:
-                raise TypeError(f"{part.name}: got {each.dtype}, wants {part.dtype}, as the example input has")
+                raise TypeError(f"x{part.name}: got {each.dtype}, wants {part.dtype}, as the example input has")
             if each.shape != (samples, *part.shape) or not samples:
                 wants = f"[N, {', '.join(map(str, part.shape))}] and N >= 1" if part.shape else "[N] and N >= 1"
-                raise ValueError(f"{part.name}: got shape {list(each.shape)}, wants {wants}, one N for all")
+                raise ValueError(f"x{part.name}: got shape {list(each.shape)}, wants {wants}, one N for all")
             if each.device != device and not each.is_cpu:
-                raise ValueError(f"{part.name}: got device {each.device}, wants {device} or the CPU")
+                raise ValueError(f"x{part.name}: got device {each.device}, wants {device} or the CPU")
         on_host = all(each.is_cpu for each in tensors.values())
         rows = torch.empty(
             samples, self._bytes, dtype=torch.uint8, device="cpu" if on_host else device,
