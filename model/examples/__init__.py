@@ -1,5 +1,5 @@
 """Short scripts to copy from, one a task: ``python -m auxhead.model.examples.NAME``, on the CPU and on a GPU.
 
-``swap_heads``, ``train_save_load_run``, ``run_from_graphs`` and ``folder_to_runner``. Unlike the rest of the sources
-they import ``auxhead.model`` by its name, as a script elsewhere has to.
+``swap_heads``, ``train_save_load_run``, ``run_from_graphs``, ``folder_to_runner``, ``classify_text`` and
+``two_streams``. Unlike the rest of the sources they import ``auxhead.model`` by its name, as a script elsewhere has to.
 """

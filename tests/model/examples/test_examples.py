@@ -76,6 +76,21 @@ def test_a_network_is_run_from_graphs(printed, device):
     assert all(int(us.replace(",", "")) > 0 for _, *both in times for us in both)
 
 
+@pytest.mark.parametrize(("name", "epochs"), [("classify_text", 1), ("two_streams", 2)])
+def test_networks_of_several_inputs_go_all_the_way(printed, device, monkeypatch, name, epochs):
+    example = importlib.import_module(f"auxhead.model.examples.{name}")
+    if device.type == "cpu":  # seconds for what a GPU's test learns to the end
+        monkeypatch.setattr(example, "EPOCHS", epochs)
+        if name == "classify_text":
+            monkeypatch.setattr(example, "EACH", 150)
+    said = printed(name)
+    ((count, right),) = re.findall(r"^test: (\d+) \w+, ([\d.]+)% right$", said, re.MULTILINE)
+    left = [int(each) for each in re.findall(r"^ +(\d+) \w+ left at ", said, re.MULTILINE)]
+    assert sum(left) == int(count) and len(left) == 4
+    assert "come in as one" in said and said.count("Up to ") == (3 if name == "classify_text" else 0)
+    assert device.type == "cpu" or float(right) > (60 if name == "classify_text" else 75)
+
+
 def test_times_of_the_graphs_are_microseconds(monkeypatch):
     """An event's times are milliseconds; here a request takes a quarter of one, and every tenth takes three."""
     clock = {"ms": 0.0, "requests": 0}
