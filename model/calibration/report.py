@@ -61,6 +61,10 @@ class CalibratedExit:
     """Done of the backbone when a sample leaves here, as a share of its FLOPs."""
     latency_ms: float | None
     """When a whole batch leaves here; None if it was not measured."""
+    stayed: int
+    """Number of samples that went on past this exit; 0 of the classifier."""
+    never_right: int
+    """Of those, samples that no later exit gets right: to let them go here would have cost no accuracy."""
     before: Reliability
     """Of the largest probability, at temperature 1."""
     after: Reliability
@@ -194,6 +198,11 @@ class CalibrationReport:
                 f"{self.expected_latency_ms:.3g} ms; {self.latencies.milliseconds[-1]:.3g} ms if nobody leaves early "
                 f"({self.latencies.runner}, {self.latencies.device})."
             )
+        in_vain = [
+            f"{row.never_right:,} of {row.stayed:,} past {row.name}" for row in self.exits[:-1] if row.never_right
+        ]
+        if in_vain:
+            lines.append(f"Samples that went on although no later exit is right: {', '.join(in_vain)}.")
         within = [row for row in self.exits[:-1] if row.accuracy_on_all >= self.accuracy]
         if within:
             lines.append(f"The network cut off at {within[0].name} is as accurate on these samples.")
@@ -229,12 +238,17 @@ def exits_on_test(
 
     ``logits`` [E + 1, M, K], ``labels`` and ``exits`` [M] are of the test split, ``temperatures`` and ``work`` of E + 1
     exits, ``thresholds`` of E, None for a head that never exits.
+
+    The question of ``never_right`` is that of early-exit failure prediction (Kubaty et al., 2025, arXiv:2508.21495): a
+    sample is to leave where this exit is right, or where no later one would be. The second half is counted here, of
+    those that stayed; nothing else is taken from there.
     """
     names = [*network.taps, "classifier"]
+    correct = logits.argmax(2) == labels  # [E + 1, M]
     criteria = [*(head.rule.criterion for head in network.exit_heads), "max_prob"]
     rows = []
     for index, (name, threshold) in enumerate(zip(names, [*thresholds, None], strict=True)):
-        right, left = logits[index].argmax(1) == labels, exits == index
+        right, left, stayed = correct[index], exits == index, exits > index
         rows.append(
             CalibratedExit(
                 name=name,
@@ -247,6 +261,8 @@ def exits_on_test(
                 accuracy_on_all=right.double().mean().item(),
                 work=work[index],
                 latency_ms=None if latencies is None else latencies.milliseconds[index],
+                stayed=int(stayed.sum()),
+                never_right=int((stayed & ~correct[index + 1 :].any(0)).sum()),
                 before=reliability(logits[index].softmax(1).amax(1), right),
                 after=reliability((logits[index] / temperatures[index]).softmax(1).amax(1), right),
             )

@@ -5,6 +5,10 @@ to make the thresholds, being lost is a coin with an unknown rate, and that rate
 early exit wins back, where a head alone is right, is not counted. If the rate were above a budget, so few lost samples
 as there are would come up with at most the probability of a binomial tail, which is the p-value here.
 
+A sample that no later exit gets right (``CalibratedExit.never_right``) is never lost, wherever it leaves: the
+classifier is one of the later exits. So such samples count against no budget of accuracy, nor against a head where
+candidates are made (``thresholds.threshold_path``), and there is nothing to ask for.
+
 Of several candidates, from the strictest on, each is tested in turn until one fails (fixed-sequence testing in "Learn
 then Test", Angelopoulos et al., 2021, arXiv:2110.01052): the probability that any that passed exceeds the budget is at
 most 1 - confidence. Assumed are exchangeable samples, those of later use included, and candidates and their order that

@@ -52,6 +52,12 @@ def test_rules_are_set_and_the_network_answers_as_the_report_says(network, held_
     assert report.full_accuracy == pytest.approx(alone[-1])
     assert report.accuracy_drop == pytest.approx(alone[-1] - report.accuracy)
     assert 0 < report.exits[0].share + report.exits[1].share
+    with torch.no_grad():
+        right = torch.stack([logits.argmax(1) == test_labels for logits in network.logits(test_images)])
+    for place, row in enumerate(report.exits):
+        went_on = [one for one, left in enumerate(answer.exit_index.tolist()) if left > place]
+        assert row.stayed == len(went_on)
+        assert row.never_right == sum(not right[place + 1 :, one].any() for one in went_on)
     early = network(images[750:1400])
     with torch.no_grad():
         classifier = network.logits(images[750:1400])[-1].argmax(1)
