@@ -4,7 +4,7 @@ import math
 import warnings
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +13,7 @@ from ...kernels.reference.criteria import CRITERIA
 from ..answers.exit_rule import ExitRule
 from ..basics.arguments import check_mode, check_module
 from ..network.early_exit_network import EarlyExitNetwork, check_network
-from ..network.learned_from import FILE, NEW, ROLES, Samples, learned_by, short
+from ..network.learned_from import FILE, NEW, ROLES, LearnedFrom, Samples, learned_by, short
 from ..processes.dealing import agree, tensor_digest
 from ..training.batches import PixelBatches
 from .exit_latency import ExitLatencies, check_latencies, expected_latency
@@ -119,6 +119,58 @@ def calibrate_network(
         {'temperature': 40, 'thresholds': 100, 'test': 60}
     """
     budget = one_budget(max_accuracy_drop, max_latency_ms, max_work, latencies)
+    prepared = prepare(
+        network, data, {"budget": budget}, latencies, confidence, seed, splits=splits, train=train,
+        static_model=static_model,
+    )  # fmt: skip
+    report, rules = _calibrated(network, prepared, budget, latencies, confidence)
+    learned, samples = prepared.learned, prepared.samples
+    numbers = [list(rule.numbers) for rule in rules]
+    report = replace(report, parameters=list(learned.parameters), rules=numbers)
+    for head, rule in zip(network.exit_heads, rules, strict=True):
+        head.rule.assign(rule)
+    for name in ROLES[1:]:
+        own = prepared.parts[name]
+        learned = learned.plus(name, samples._replace(hashes=[each[own] for each in samples.hashes]))
+    network.learned_from = learned
+    if report.chance is not None:
+        warnings.warn(report.chance, stacklevel=2)
+    return report
+
+
+class Prepared(NamedTuple):
+    """What the exits say of all samples, the splits, and what is known of who was learned from."""
+
+    collected: ExitLogits
+    parts: dict[str, Tensor]
+    """Indices of the samples of each split."""
+    seed: int | None
+    """Of the splits; None where they were given."""
+    samples: Samples
+    learned: LearnedFrom
+    """What the network has learned from before this, with what the caller says."""
+    left_out: int
+    """Number of samples that weights were made from, and that are in no split."""
+    unknown: str | None
+    """Why it is not known whether the network has learned from these samples; else None."""
+
+
+def prepare(
+    network: EarlyExitNetwork,
+    data: Loader | Mapping[str, Loader],
+    asked: Mapping[str, object],
+    latencies: ExitLatencies | None,
+    confidence: float,
+    seed: int,
+    *,
+    splits: Mapping[str, Indices] | None,
+    train: Set[bytes] | Indices | None,
+    static_model: nn.Module | None = None,
+) -> Prepared:
+    """Check arguments, run the network over the data, and split it, see :func:`calibrate_network`, which has them all.
+
+    Processes that work together have to agree on ``asked``, too.
+    """
     check_network(network)
     check_mode(network)
     if latencies is not None:
@@ -129,7 +181,7 @@ def calibrate_network(
     if static_model is not None:
         check_module("static_model", static_model)
         check_mode(static_model, "static_model")
-    agree(lambda: _facts(network, budget, latencies, confidence, seed))
+    agree(lambda: _facts(network, {**asked, "latencies": latencies, "confidence": confidence, "seed": seed}))
     collected, parts = _collect(network, data, splits, static_model)
     by_index = not isinstance(data, Mapping)
     known = None if train is None else as_identities(train, collected.identities, by_index=by_index)
@@ -151,32 +203,18 @@ def calibrate_network(
         )
     given = splits is not None or isinstance(data, Mapping)
     unknown = unknown if known is None else None
-    report, rules = _calibrated(
-        network, collected, parts, budget, latencies, confidence, None if given else seed, unknown
-    )
-    left_out, numbers = int((roles == 0).sum()), [list(rule.numbers) for rule in rules]
-    report = replace(report, left_out=left_out, parameters=list(learned.parameters), rules=numbers)
-    for head, rule in zip(network.exit_heads, rules, strict=True):
-        head.rule.assign(rule)
-    for name in ROLES[1:]:
-        learned = learned.plus(name, samples._replace(hashes=[each[parts[name]] for each in hashes]))
-    network.learned_from = learned
-    if report.chance is not None:
-        warnings.warn(report.chance, stacklevel=2)
-    return report
+    return Prepared(collected, parts, None if given else seed, samples, learned, int((roles == 0).sum()), unknown)
 
 
 def _calibrated(
     network: EarlyExitNetwork,
-    collected: ExitLogits,
-    parts: Mapping[str, Tensor],
+    prepared: Prepared,
     budget: Budget,
     latencies: ExitLatencies | None,
     confidence: float,
-    seed: int | None,
-    unknown: str | None,
 ) -> tuple[CalibrationReport, list[ExitRule]]:
-    """Return the report and the rules for what a network has said, given the indices of each split."""
+    """Return the report and the rules for what a network has said."""
+    collected, parts, unknown = prepared.collected, prepared.parts, prepared.unknown
     rules = [head.rule for head in network.exit_heads]
     own = parts["temperature"]
     temperatures = fit_temperatures(collected.logits[:, own], collected.labels[own]).tolist()
@@ -207,9 +245,9 @@ def _calibrated(
     report = CalibrationReport(
         format=REPORT_FORMAT,
         data=None,
-        seed=seed,
+        seed=prepared.seed,
         samples={name: len(part) for name, part in parts.items()},
-        left_out=0,
+        left_out=prepared.left_out,
         parameters=[],
         rules=[],
         chance=_chance(collected, torch.cat(list(parts.values()))),
@@ -238,19 +276,14 @@ def _calibrated(
     return report, found
 
 
-def _facts(
-    network: EarlyExitNetwork, budget: Budget, latencies: ExitLatencies | None, confidence: float, seed: int
-) -> dict[str, str]:
+def _facts(network: EarlyExitNetwork, asked: Mapping[str, object]) -> dict[str, str]:
     """Return what processes that calibrate together have to agree on before they begin."""
     state = network.state_dict()
     tensors = {name: value for name, value in state.items() if isinstance(value, Tensor)}
     return {
         "network: names": str(len(state)),
         **{f"network: {name}": tensor_digest(value) for name, value in tensors.items()},
-        "budget": str(budget),
-        "latencies": str(latencies),
-        "confidence": str(confidence),
-        "seed": str(seed),
+        **{name: str(value) for name, value in asked.items()},
     }
 
 

@@ -153,6 +153,8 @@ class ExitLogits(NamedTuple):
     """[M] int64, what another network answers; None without one."""
     work: tuple[float, ...]
     """Done at each of the E + 1 exits, as a share of the backbone's FLOPs; 1 at the last."""
+    flops: float
+    """Of the backbone for one sample, see :attr:`Flow.flops`."""
 
 
 @torch.no_grad()
@@ -182,7 +184,8 @@ def collect_logits(
         exits = torch.stack(network.logits(moved)).float()
         parts = {}
         if number == 0:
-            work = [*Flow(network.backbone, two_samples(moved)).work_at(network.taps), 1.0]
+            flow = Flow(network.backbone, two_samples(moved))
+            work = [*flow.work_at(network.taps), 1.0, flow.flops]
             parts["work"] = torch.tensor(work, dtype=torch.float64, device="cpu")
         if static_model is not None:
             static = call_with(static_model, moved)
@@ -199,13 +202,15 @@ def collect_logits(
     each = list(dealt(batches, answered, _content, name))
     if not each:
         raise ValueError(f"{name}: got no batches, wants at least one; a generator that was read before has none")
+    *work, flops = each[0]["work"].tolist()
     found = ExitLogits(
         torch.cat([one["logits"] for one in each], 1),
         torch.cat([one["labels"] for one in each]),
         [bytes(row) for one in each for row in one["identities"].numpy()],
         frozenset(kinds),
         torch.cat([one["static_labels"] for one in each]) if static_model is not None else None,
-        tuple(each[0]["work"].tolist()),
+        tuple(work),
+        flops,
     )
     classes = found.logits.shape[2]
     low, high = (int(label) for label in found.labels.aminmax())
@@ -248,4 +253,5 @@ def one_of_all(parts: Sequence[ExitLogits]) -> ExitLogits:
         frozenset().union(*(part.kinds for part in parts)),
         torch.cat(static) if static else None,
         parts[0].work,
+        parts[0].flops,
     )

@@ -294,6 +294,11 @@ class Flow:
             work = [not each.is_view for each in self.recording.operations]
         return [sum(work[: self._ends[layer].ended]) / sum(work) for layer in layers]
 
+    @property
+    def flops(self) -> float:
+        """FLOPs of the whole model for one sample, two for each multiply-add; 0 of one without any, see ``work_at``."""
+        return sum(each.flops for each in self.recording.operations) / self.recording.samples
+
     def cuts(self) -> list[str]:
         """Return the layers through whose output alone all that comes later depends on the input, as they run.
 
