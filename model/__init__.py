@@ -14,6 +14,7 @@ from typing import Any
 #: The modules of the public names; ``__init__.pyi`` says the same to type checkers.
 _MODULES = {
     "Accelerated": ".accelerate",
+    "AnytimeReport": ".calibration.curve",
     "AutoRunner": ".auto.auto_runner",
     "CalibrationReport": ".calibration.report",
     "Checkpoint": ".saving.checkpoint",
@@ -45,6 +46,7 @@ _MODULES = {
     "Trunk": ".trunk.trunk",
     "accelerate": ".accelerate",
     "accuracy_of_exits": ".training.learners",
+    "anytime_curve": ".calibration.curve",
     "attach": ".attach",
     "attach_exits": ".own_exits.attach_exits",
     "calibrate_network": ".calibration.calibrate_network",

@@ -9,6 +9,8 @@ from .attach import attach as attach
 from .auto.auto_runner import AutoRunner as AutoRunner
 from .basics.preprocessing import Preprocessing as Preprocessing
 from .calibration.calibrate_network import calibrate_network as calibrate_network
+from .calibration.curve import AnytimeReport as AnytimeReport
+from .calibration.curve import anytime_curve as anytime_curve
 from .calibration.exit_latency import ExitLatencies as ExitLatencies
 from .calibration.exit_latency import measure_exit_latencies as measure_exit_latencies
 from .calibration.report import CalibrationReport as CalibrationReport
