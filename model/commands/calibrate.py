@@ -1,7 +1,7 @@
 """The command ``auxhead calibrate``."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Annotated
@@ -24,8 +24,8 @@ from .options import (
 )
 
 
-def calibrate_command(beyond: Callable[[], tuple[Draw, SaveFigure]]) -> Callable[..., None]:
-    """Return the command ``calibrate``, given what imports what draws and saves its figure when it runs."""
+def calibrate_command(beyond: Callable[[], tuple[Mapping[str, Draw], SaveFigure]]) -> Callable[..., None]:
+    """Return the command ``calibrate``, given what imports what draws its figures, by name, and saves them."""
 
     def calibrate(
         checkpoint: CheckpointArgument,
@@ -63,6 +63,10 @@ def calibrate_command(beyond: Callable[[], tuple[Draw, SaveFigure]]) -> Callable
                 help="Instead, how much of the backbone an image may take on average, a fraction of its FLOPs.",
             ),
         ] = None,
+        curve: Annotated[
+            bool,
+            typer.Option("--curve", help="Also test accuracy against work and time, from strict thresholds to loose."),
+        ] = False,
         seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Of the splits.")] = 0,
         out: Annotated[Path, typer.Option(help="Where the calibrated checkpoint, report and figure go.")] = Path(
             "auxhead-calibrated"
@@ -81,14 +85,14 @@ def calibrate_command(beyond: Callable[[], tuple[Draw, SaveFigure]]) -> Callable
         from .calibrate_run import run_calibration
         from .processes import process_group
 
-        draw, save_figure = beyond()
+        draws, save_figure = beyond()
         with one_line_errors(ValueError, RankFailed), process_group(device) as where:
             if own_rank() == 0:  # which alone writes; another host has another disk
                 check_output_directory(out)
             if os.path.realpath(out) == os.path.realpath(checkpoint):
                 raise BadInput(f"--out: {out} is the checkpoint itself, wants another directory")
             run_calibration(
-                plain_console(), asked, where, lambda report: save_figure(*draw(report), out / "calibration")
+                plain_console(), asked, where, lambda name, report: save_figure(*draws[name](report), out / name)
             )
 
     return calibrate

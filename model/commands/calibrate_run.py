@@ -17,6 +17,7 @@ from ..answers.exit_result import ExitResult
 from ..basics.bad_input import BadInput
 from ..basics.files import write_json
 from ..calibration.calibrate_network import calibrate_network
+from ..calibration.curve import anytime_curve
 from ..calibration.exit_latency import ExitLatencies, measure_exit_latencies
 from ..calibration.report import CalibrationReport, most_telling
 from ..make_runner import make_runner
@@ -36,12 +37,12 @@ _BATCH = 256
 
 
 def run_calibration(
-    console: Console, asked: SimpleNamespace, device: torch.device, draw: Callable[[dict[str, Any]], object]
+    console: Console, asked: SimpleNamespace, device: torch.device, draw: Callable[[str, dict[str, Any]], object]
 ) -> None:
     """Calibrate the network of a checkpoint on images that it has not learned from; several processes do it together.
 
-    ``asked`` has the options of ``auxhead calibrate`` by their names; ``draw`` saves the figure, given the content of
-    ``report.json``. ``BadInput`` or ``ValueError`` for options, a checkpoint or images that cannot be used.
+    ``asked`` has the options of ``auxhead calibrate`` by their names; ``draw`` saves a figure, given its name and the
+    content of its report. ``BadInput`` or ``ValueError`` for options, a checkpoint or images that cannot be used.
     """
     agree(lambda: checkpoint_facts(asked.checkpoint))
     loaded = load_network(asked.checkpoint, asked.backbone, asked.modules)
@@ -57,14 +58,19 @@ def run_calibration(
     images = _read(console, source, loaded, asked)
     latencies = _latencies(asked, loaded, images.split.pixels, device)
     no_budget = (asked.max_accuracy_drop, asked.max_latency_ms, asked.max_work) == (None, None, None)
+    train: set[bytes] | None = None if asked.train_data is None else set()  # nothing besides what was noted
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "The classifier is no better than chance")  # which is printed below
         report = calibrate_network(
             network, images, max_accuracy_drop=0.01 if no_budget else asked.max_accuracy_drop,
             max_latency_ms=asked.max_latency_ms, max_work=asked.max_work, latencies=latencies,
-            confidence=asked.confidence, seed=asked.seed,
-            train=None if asked.train_data is None else set(),  # nothing besides what was noted
+            confidence=asked.confidence, seed=asked.seed, train=train,
         )  # fmt: skip
+    curve = None
+    if asked.curve:  # on the same splits, which the network has noted
+        curve = anytime_curve(
+            network, images, latencies=latencies, confidence=asked.confidence, seed=asked.seed, train=train
+        )
     names = loaded.classes or source.classes  # without names the network may have more classes than the images
     named = [replace(row, name=name) for row, name in zip(report.classes, names, strict=False)]
     report = replace(report, data=source.name, classes=[*named, *report.classes[len(names) :]])
@@ -78,9 +84,15 @@ def run_calibration(
         accuracy={"test": report.accuracy, "test_full_network": report.full_accuracy}, calibration=content,
     )  # fmt: skip
     write_json(asked.out / "report.json", content)
-    draw(content)
+    draw("calibration", content)
     print_report(console, report)
     files = "model.json and its parameters, report.json, calibration.png, .svg, .json"
+    if curve is not None:
+        content = replace(curve, data=source.name).to_json()
+        write_json(asked.out / "anytime-report.json", content)
+        draw("anytime", content)
+        console.print(str(curve), soft_wrap=True)
+        files += ", anytime-report.json, anytime.png, .svg, .json"
     console.print(f"\nSaved in {asked.out}: {files}", soft_wrap=True)
 
 

@@ -93,6 +93,8 @@ _ROWS: tuple[tuple[str, str, tuple[str, ...], str, str, str], ...] = (
      "How many images leave at each exit, and how often they are right."),
     ("calibration", "reports", ("calibrate",), "cpu/calibration-digits.json", "auxhead calibrate DIR",
      "Confidences before and after temperatures, where samples leave, and what the thresholds were chosen from."),
+    ("anytime", "anytime", ("curve",), "cpu/anytime-digits.json", "auxhead calibrate DIR --curve",
+     "Accuracy against mean work and time, from strict thresholds to loose, beside budgeted batches and cut networks."),
     ("footprint", "footprint", ("footprint",), "h200/footprint.jsonl",
      "auxhead-tune overlap resnet18 --footprints --classes 10 --batch 1 --batch 32",
      "Overlap and trunk stretch against SM occupancy by the heads, and where overlap stops being free."),

@@ -24,6 +24,8 @@ def _numbers_of(*names: str) -> dict[str, Any]:
 _MAYBE = dict.fromkeys(("threshold", "accuracy"), _NULL_OR_NUMBER)
 _EXIT = {"name": TEXT, **_MAYBE, **_numbers_of("share", "accuracy_on_all")}
 _LATENCIES = {"milliseconds": [NUMBER], "batch_size": WHOLE}
+_POINT = {**_numbers_of("work", "accuracy"), "interval": [NUMBER], "latency_ms": _NULL_OR_NUMBER}
+_ANSWERS = {"path": [_POINT], "budgeted": [_POINT]}
 #: By kind: the command that writes such reports, their format, and all that is read of them.
 _REPORTS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "demo": (
@@ -54,12 +56,27 @@ _REPORTS: dict[str, tuple[str, str, dict[str, Any]]] = {
             "environment": dict.fromkeys(("device", "python", "torch", "auxhead"), _NULL_OR_TEXT),
         },
     ),
+    "curve": (
+        "auxhead calibrate --curve",
+        "auxhead anytime curve 1",
+        {
+            "data": _NULL_OR_TEXT,
+            "samples": dict.fromkeys(("temperature", "thresholds", "test"), WHOLE),
+            "confidence": NUMBER,
+            "flops": _NULL_OR_NUMBER,
+            "exits": [{"name": TEXT, **_numbers_of("work", "accuracy"), "latency_ms": _NULL_OR_NUMBER}],
+            "alone": _ANSWERS,
+            "ensemble": {**_numbers_of("better", "worse", "p_value"), "answers": Maybe(_ANSWERS, absent=False)},
+            "latencies": Maybe({**_LATENCIES, "runner": TEXT, "device": TEXT}, absent=False),
+            "environment": dict.fromkeys(("device", "python", "torch", "auxhead"), _NULL_OR_TEXT),
+        },
+    ),
 }
 _SOME = Value("an exit or more", bool)
 
 
 def read(paths: Sequence[Path], kinds: Sequence[str], known: Known) -> dict[str, Any]:
-    """Read the one report of a kind, "demo" or "calibrate", in some files; those of the other kind are passed over.
+    """Read the one report of a kind, of ``_REPORTS``, in some files; those of other kinds are passed over.
 
     Raises:
         NoRecords: there is no such file.

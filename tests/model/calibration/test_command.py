@@ -67,7 +67,14 @@ def test_a_checkpoint_of_ones_own_is_calibrated(own):
 
 
 def test_a_checkpoint_is_calibrated_for_a_budget_of_work(own):
-    printed, report = calibrated(own, "--max-work", 0.5)
+    printed, report = calibrated(own, "--max-work", 0.5, "--curve")
+    curve = json.loads((own / "new" / "anytime-report.json").read_text())
+    assert curve["samples"] == report["samples"] and curve["data"] == "pictures" and curve["seed"] == 0
+    assert [one["accuracy"] for one in curve["exits"]] == [one["accuracy_on_all"] for one in report["exits"]]
+    assert "no runner answers by them" in printed or "they are left out" in printed
+    drawn = plot("anytime", "--records", own / "new" / "anytime-report.json", "--out", own / "again")
+    assert drawn.exit_code == 0, drawn.output
+    assert (own / "again.json").read_text() == (own / "new" / "anytime.json").read_text()
     flops = [2 * 49 * 27 * 8, 2 * 25 * 72 * 8, 2 * 200 * 2]
     assert report["budget"] == {"max_work": 0.5} and report["exits"][0]["work"] == flops[0] / sum(flops)
     assert report["bound"]["reachable"] and report["expected_work"] < 1.0
