@@ -43,8 +43,8 @@ def anytime_numbers(report: Mapping[str, Any]) -> dict[str, Any]:
             f"{report['data'] or 'data without a name'}; samples for temperatures {samples['temperature']:,} and "
             f"thresholds {samples['thresholds']:,}, test {samples['test']:,} (shown); band: "
             f"{100 * report['confidence']:g} % for each point by itself\n"
-            f"mean of the exits so far: on samples for thresholds better {ensemble['better']:,} times, worse "
-            f"{ensemble['worse']:,} times (p = {ensemble['p_value']:.2g}), {kept}\n"
+            f"mean of the exits so far: of {samples['thresholds']:,} samples for thresholds {ensemble['better']:,} "
+            f"answered better, {ensemble['worse']:,} worse (p = {ensemble['p_value']:.2g}), {kept}\n"
             f"{machine['device']}, Python {machine['python']}, torch {machine['torch']}, auxhead {machine['auxhead']}"
             + ("" if latencies is None else f"; {latencies['runner']} on {latencies['device']}")
         ),

@@ -24,7 +24,7 @@ def commands(path):
     yield "promote", lambda: tune("promote", path, "--out", path.parent / "table.json")
     yield "perfetto", lambda: plot("perfetto", path, "--out", path.parent / "trace.json")
     for kind in FIGURES.values():
-        if kind.name not in ("exits", "calibration"):  # of reports, not of records
+        if kind.name not in ("exits", "calibration", "anytime"):  # of reports, not of records
             yield kind.name, lambda kind=kind: plot(kind.name, "--records", path, "--out", path.parent / "figure")
 
 
@@ -57,6 +57,7 @@ def test_damaged_records_are_named_with_file_and_line(content, message, tmp_path
     [
         ("calibration", "cpu/calibration-digits.json", lambda report: report["exits"][0]["before"]["samples"].pop()),
         ("calibration", "cpu/calibration-digits.json", lambda report: report.update(chosen=2**62)),
+        ("anytime", "cpu/anytime-digits.json", lambda report: report["alone"]["path"][0]["interval"].pop()),
         ("gpus", "h200/pipelines.jsonl", lambda record: record["measured"]["exchanges"].pop()),
     ],
 )

@@ -110,6 +110,28 @@ def test_with_latencies_the_curve_is_over_time(report):
     assert lines["candidates, split for thresholds"][0] == [row["latency_ms"] for row in rows]
 
 
+@pytest.fixture
+def curve():
+    return json.loads((COMMITTED / "cpu" / "anytime-digits.json").read_text())
+
+
+def test_anytime_curves_are_over_work_and_where_it_was_measured_over_time(curve):
+    figure, numbers = FIGURES["anytime"].draw(curve)
+    (axes,), flops = figure.axes, curve["flops"]
+    assert axes.get_xlabel() == "million FLOPs a sample, mean"
+    drawn = labelled(axes)["thresholds by share (MSDNet)"]
+    wanted = [[one["work"] * flops / 1e6, 100 * one["accuracy"]] for one in curve["alone"]["budgeted"]]
+    assert drawn == [list(axis) for axis in zip(*wanted, strict=True)]
+    assert "mean of the exits so far" not in labelled(axes) and "left out" in numbers["stamp"]
+    curve["ensemble"]["answers"], curve["flops"] = curve["alone"], None
+    curve["latencies"] = {"milliseconds": [1.0] * 9, "batch_size": 8, "runner": "r", "device": "d"}
+    for number, row in enumerate([*curve["alone"]["path"], *curve["alone"]["budgeted"], *curve["exits"]]):
+        row["latency_ms"] = number / 10
+    work, time = FIGURES["anytime"].draw(curve)[0].axes
+    assert work.get_xlabel() == "% of the backbone's operators" and time.get_xlabel() == "ms to the answer, batch 8"
+    assert labelled(time)["mean of the exits so far"] == labelled(time)["thresholds by error rate (calibrate)"]
+
+
 def test_reports_of_other_commands_are_passed_over(report, tmp_path):
     demo, own = COMMITTED / "cpu" / "demo-digits.json", tmp_path / "report.json"
     own.write_text(json.dumps(report))
