@@ -191,10 +191,9 @@ def anytime_curve(
     prepared = prepare(network, data, {}, latencies, confidence, seed, splits=splits, train=train)
     collected, parts = prepared.collected, prepared.parts
     fitting, held_out, test = parts["temperature"], parts["thresholds"], parts["test"]
-    temperatures = fit_temperatures(collected.logits[:, fitting], collected.labels[fitting])
-    log_probs = (collected.logits / temperatures.float()[:, None, None]).log_softmax(2)
-    weights = fit_ensembles(log_probs[:, fitting], collected.labels[fitting])
-    together = ensemble_logits(log_probs, weights)
+    temperatures = fit_temperatures(collected.logits[:, fitting], collected.labels[fitting]).tolist()
+    weights = fit_ensembles(collected.logits[:, fitting], collected.labels[fitting])
+    together = ensemble_logits(collected.logits, weights)
     right, of_ensembles = (logits.argmax(2) == collected.labels for logits in (collected.logits, together))
     verdict = judge_ensembles(of_ensembles[:, held_out], right[:, held_out])
 
@@ -223,7 +222,7 @@ def anytime_curve(
             )
             for index, (name, accuracy) in enumerate(zip(names, means(right[:, test]), strict=True))
         ],
-        alone=answers(collected.logits, temperatures.tolist()),
+        alone=answers(collected.logits, temperatures),
         ensemble=AnytimeEnsemble(
             weights=weights,
             accuracy=means(of_ensembles[:, held_out]),

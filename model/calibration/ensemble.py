@@ -15,21 +15,22 @@ _NEARLY_NONE = 1e-4
 _LEVEL = 0.05
 
 
-def fit_ensembles(log_probs: Tensor, labels: Tensor) -> list[list[float]]:
+def fit_ensembles(logits: Tensor, labels: Tensor) -> list[list[float]]:
     """Fit for each exit the weights, none below 0, of the exits up to it under which the labels are likeliest.
 
     The answer is softmax(sum of weight times log-probability): the mean of log-probabilities, of which the sum of the
-    weights is a temperature's inverse. The exit alone has weights 0, ..., 0, 1. The negative log-likelihood is convex
-    in the weights; labels count as not quite certain, as in :func:`fit_temperatures`.
+    weights is a temperature's inverse. The exit alone has weights 0, ..., 0, 1 / temperature. The negative
+    log-likelihood is convex in the weights; labels count as not quite certain, as in :func:`fit_temperatures`.
 
     Args:
-        log_probs: [E + 1, M, K] float, of the exits at their temperatures, finite.
+        logits: [E + 1, M, K] float, finite.
         labels: [M] int64.
 
     Returns:
         For each exit one weight more than for the one before.
     """
-    return [_fit(log_probs[: last + 1].double(), labels).tolist() for last in range(len(log_probs))]
+    log_probs = logits.double().log_softmax(2)
+    return [_fit(log_probs[: last + 1], labels).tolist() for last in range(len(log_probs))]
 
 
 def _fit(log_probs: Tensor, labels: Tensor) -> Tensor:
@@ -45,8 +46,7 @@ def _fit(log_probs: Tensor, labels: Tensor) -> Tensor:
     def loss(weights: Tensor) -> float:
         return (mixed(weights).logsumexp(1).mean() - weights @ own).item()
 
-    weights = torch.zeros_like(own)
-    weights[-1] = 1.0
+    weights = torch.zeros_like(own)  # where no softmax is saturated, and Newton's step knows how far to go
     for _ in range(_STEPS):
         probs = mixed(weights).softmax(1)
         means = torch.einsum("mk,emk->em", probs, log_probs)
@@ -57,6 +57,8 @@ def _fit(log_probs: Tensor, labels: Tensor) -> Tensor:
         curvature += 1e-9 * torch.eye(len(curvature), dtype=torch.float64, device="cpu")  # exits that say the same
         step = slope.clone()
         step[free] = torch.linalg.solve(curvature, slope[free])
+        if slope[free] @ step[free] + slope[~free] @ weights[~free] < 1e-12:  # what is to be gained, twice at most
+            break
         size, before = 1.0, loss(weights)
         while size > 1e-6 and loss((weights - size * step).clamp(min=0.0)) >= before:
             size /= 2
@@ -66,10 +68,13 @@ def _fit(log_probs: Tensor, labels: Tensor) -> Tensor:
     return weights
 
 
-def ensemble_logits(log_probs: Tensor, weights: list[list[float]]) -> Tensor:
-    """Return what the ensembles say, as logits [E + 1, M, K] of a softmax at temperature 1."""
+def ensemble_logits(logits: Tensor, weights: list[list[float]]) -> Tensor:
+    """Return what ensembles say of logits [E + 1, M, K], as logits of the same shape and of temperature 1.
+
+    A softmax of weighted logits is one of weighted log-probabilities, which differ by a number for each sample.
+    """
     said = [
-        torch.einsum("e,emk->mk", torch.tensor(own, dtype=log_probs.dtype, device="cpu"), log_probs[: len(own)])
+        torch.einsum("e,emk->mk", torch.tensor(own, dtype=logits.dtype, device="cpu"), logits[: len(own)])
         for own in weights
     ]
     return torch.stack(said)

@@ -10,7 +10,7 @@ from ..style import AMBER, BLUE, GREEN, GREY, frame, new_figure, note, tidy
 from .reports import read as read
 
 #: What is drawn of the points of each way to thresholds: its label, and its looks.
-_LINES = {
+_LINES: dict[str, tuple[str, dict[str, Any]]] = {
     "path": ("thresholds by error rate (calibrate)", {"color": BLUE, "linestyle": "-", "linewidth": 2}),
     "budgeted": ("thresholds by share (MSDNet)", {"color": AMBER, "marker": ".", "linewidth": 1}),
     "ensemble": ("mean of the exits so far", {"color": GREEN, "linestyle": "--", "linewidth": 1.5}),

@@ -127,24 +127,38 @@ def test_a_head_that_is_not_enabled_lets_nobody_go(network, held_out):
 # Ensembles of the exits so far.
 
 
-def test_weights_are_the_likeliest_ones_that_are_not_negative():
+def evidence(exits, samples, alike):
+    """Logits [E, M, 5] of exits that know more and more, of whose noise a share is common; one knows the contrary."""
     generator = torch.Generator().manual_seed(0)
-    labels = torch.randint(5, (400,), generator=generator)
-    logits = torch.randn(4, 400, 5, generator=generator, dtype=torch.float64) * 1.5
-    logits[:, torch.arange(400), labels] += torch.tensor([0.5, 1.0, 0.0, 2.0], dtype=torch.float64)[:, None]
-    logits[2] = -logits[2]
-    log_probs = logits.log_softmax(2)
-    for last, found in enumerate(fit_ensembles(log_probs, labels)):
+    labels = torch.randint(5, (samples,), generator=generator)
+    noise = torch.randn(exits + 1, samples, 5, generator=generator, dtype=torch.float64)
+    logits = 1.5 * (alike * noise[-1] + (1 - alike) * noise[:-1])
+    logits[:, torch.arange(samples), labels] += torch.linspace(0.5, 4.0, exits, dtype=torch.float64)[:, None]
+    logits[1] *= -1
+    return logits, labels
+
+
+@pytest.mark.parametrize(("exits", "samples", "alike"), [(4, 400, 0.0), (8, 40, 0.8)], ids=["noisy", "nearly alike"])
+def test_weights_are_the_likeliest_ones_that_are_not_negative(exits, samples, alike):
+    logits, labels = evidence(exits, samples, alike)
+    doubt = 1 / (samples + 2)
+    for last, found in enumerate(fit_ensembles(logits, labels)):
         weights = torch.tensor(found, dtype=torch.float64, requires_grad=True)
-        said = (weights[:, None, None] * log_probs[: last + 1]).sum(0).log_softmax(1)
-        doubt = 1 / 402
+        said = (weights[:, None, None] * logits.log_softmax(2)[: last + 1]).sum(0).log_softmax(1)
         loss = -(1 - doubt) * said.gather(1, labels[:, None]).mean() - doubt * said.mean()
         (slope,) = torch.autograd.grad(loss, weights)
         assert len(found) == last + 1 and min(found) >= 0
         for weight, its in zip(found, slope.tolist(), strict=True):
-            assert its == pytest.approx(0.0, abs=1e-6) if weight else its >= -1e-6
-    twice = fit_ensembles(log_probs[[3, 3]], labels)[1]
-    assert sum(twice) == pytest.approx(fit_ensembles(log_probs[[3]], labels)[0][0], rel=1e-4), "exits that say the same"
+            assert its == pytest.approx(0.0, abs=2e-6) if weight else its >= -2e-6
+
+
+def test_weights_know_temperatures_and_exits_that_say_the_same():
+    logits, labels = evidence(4, 400, 0.0)
+    ((alone,), twice) = fit_ensembles(logits[[3, 3]], labels)
+    assert alone == pytest.approx(1 / fit_temperatures(logits[[3]], labels).item(), rel=1e-6)
+    assert sum(twice) == pytest.approx(alone, rel=1e-4), "exits that say the same"
+    sharp = fit_ensembles(100 * logits, labels)
+    assert sharp[3] == pytest.approx([one / 100 for one in fit_ensembles(logits, labels)[3]], rel=1e-4, abs=1e-6)
 
 
 def test_ensembles_are_judged_by_samples_not_by_exits():
@@ -182,8 +196,8 @@ def test_ensembles_that_are_better_have_curves_of_their_own():
     assert found.answers.path[0].accuracy > report.alone.path[0].accuracy + 0.05
     assert min(found.weights[1]) > 0.5 and "no runner answers by them" in str(report)
     assert report.flops is None and json.loads(json.dumps(report.to_json(), allow_nan=False)) == report.to_json()
-    log_probs = x.view(1200, 2, 4).transpose(0, 1).log_softmax(2)
-    assert torch.equal(ensemble_logits(log_probs, [[1.0], [0.0, 2.0]]), log_probs * torch.tensor([1, 2])[:, None, None])
+    logits = x.view(1200, 2, 4).transpose(0, 1)
+    assert torch.equal(ensemble_logits(logits, [[1.0], [0.0, 2.0]]), logits * torch.tensor([1, 2])[:, None, None])
 
 
 def test_intervals_are_wilsons():
