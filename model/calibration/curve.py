@@ -25,6 +25,8 @@ CURVE_FORMAT = "auxhead anytime curve 1"
 _BUDGETS = 20
 #: Halvings of the search for the shares of exits.
 _HALVINGS = 60
+#: Of the sign test of ensembles, as that of whether a classifier is better than chance.
+_LEVEL = 0.05
 
 
 @dataclass(frozen=True)
@@ -127,16 +129,16 @@ class AnytimeReport:
         """Say what half of the work gets right, by either way to thresholds, and whether ensembles answer better."""
         path, batch = (min(each, key=_from_half) for each in (self.alone.path, self.alone.budgeted))
         (low, high), full, found = path.interval, self.exits[-1].accuracy, self.ensemble
+        verdict = "so they have curves of their own; no runner answers by them"
         if found.answers is None:
             verdict = "which does not show that they are better: they are left out"
-        else:
-            verdict = "so they have curves of their own; no runner answers by them"
         return (
             f"With {path.work:.0%} of the work {path.accuracy:.2%} of the test split are right ({low:.1%} to "
             f"{high:.1%} with {self.confidence:.0%} confidence), with all of it {full:.2%}; as a budgeted batch, with "
             f"{batch.work:.0%} of it {batch.accuracy:.2%}.\n"
             f"Of {self.samples['thresholds']:,} samples for thresholds the ensembles of the exits so far answer "
             f"{found.better:,} better and {found.worse:,} worse (p = {found.p_value:.2g}), {verdict}."
+            + ("" if self.unknown is None else f"\nIt may have learned from these samples: {self.unknown}.")
         )
 
 
@@ -195,7 +197,7 @@ def anytime_curve(
     weights = fit_ensembles(collected.logits[:, fitting], collected.labels[fitting])
     together = ensemble_logits(collected.logits, weights)
     right, of_ensembles = (logits.argmax(2) == collected.labels for logits in (collected.logits, together))
-    verdict = judge_ensembles(of_ensembles[:, held_out], right[:, held_out])
+    better, worse, doubt = judge_ensembles(of_ensembles[:, held_out], right[:, held_out])
 
     def answers(logits: Tensor, temperatures: Sequence[float]) -> AnytimeAnswers:
         return _answers(network, prepared, logits, temperatures, latencies, confidence)
@@ -227,8 +229,10 @@ def anytime_curve(
             weights=weights,
             accuracy=means(of_ensembles[:, held_out]),
             accuracy_alone=means(right[:, held_out]),
-            **verdict._asdict(),
-            answers=answers(together, [1.0] * len(together)) if verdict.holds else None,
+            better=better,
+            worse=worse,
+            p_value=doubt,
+            answers=answers(together, [1.0] * len(together)) if doubt <= _LEVEL else None,
         ),
         latencies=latencies,
         environment=report_environment(network.device),

@@ -1,7 +1,5 @@
 """Ensemble of the exits so far: at each exit the weighted mean of log-probabilities of the exits up to it."""
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
@@ -11,8 +9,6 @@ from .search import p_value
 _STEPS = 50
 #: A weight below this whose slope points to 0 goes there, and has no part in Newton's step.
 _NEARLY_NONE = 1e-4
-#: Of the sign test, as that of whether a classifier is better than chance.
-_LEVEL = 0.05
 
 
 def fit_ensembles(logits: Tensor, labels: Tensor) -> list[list[float]]:
@@ -80,24 +76,12 @@ def ensemble_logits(logits: Tensor, weights: list[list[float]]) -> Tensor:
     return torch.stack(said)
 
 
-class Verdict(NamedTuple):
-    """Whether ensembles answer better than exits alone, on samples that no weight was fitted to."""
+def judge_ensembles(ensembles: Tensor, alone: Tensor) -> tuple[int, int, float]:
+    """Return for how many samples more ensembles than exits are right, and fewer, and a sign test's p-value.
 
-    better: int
-    """Samples that more of the ensembles than of the exits get right."""
-    worse: int
-    """Samples that fewer do."""
-    p_value: float
-    """Of a sign test that they are no better."""
-
-    @property
-    def holds(self) -> bool:
-        """Whether the sign test shows that they are better, at 5 %."""
-        return self.p_value <= _LEVEL
-
-
-def judge_ensembles(ensembles: Tensor, alone: Tensor) -> Verdict:
-    """Compare answers that are right, [E + 1, M] bool each, sample by sample over all exits together."""
+    That is of their being no better. ``ensembles`` and ``alone`` are [E + 1, M] bool, of samples that no weight was
+    fitted to; a sample counts once, over all exits together.
+    """
     gain = ensembles.sum(0) - alone.sum(0)
     better, worse = int((gain > 0).sum()), int((gain < 0).sum())
-    return Verdict(better, worse, p_value(worse, better + worse, 0.5))
+    return better, worse, p_value(worse, better + worse, 0.5)

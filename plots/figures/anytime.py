@@ -42,7 +42,9 @@ def anytime_numbers(report: Mapping[str, Any]) -> dict[str, Any]:
         "stamp": (
             f"{report['data'] or 'data without a name'}; samples for temperatures {samples['temperature']:,} and "
             f"thresholds {samples['thresholds']:,}, test {samples['test']:,} (shown); band: "
-            f"{100 * report['confidence']:g} % for each point by itself\n"
+            f"{100 * report['confidence']:g} % for each point by itself"
+            + ("" if report["unknown"] is None else "; it may have learned from these samples")
+            + "\n"
             f"mean of the exits so far: of {samples['thresholds']:,} samples for thresholds {ensemble['better']:,} "
             f"answered better, {ensemble['worse']:,} worse (p = {ensemble['p_value']:.2g}), {kept}\n"
             f"{machine['device']}, Python {machine['python']}, torch {machine['torch']}, auxhead {machine['auxhead']}"

@@ -63,6 +63,7 @@ _REPORTS: dict[str, tuple[str, str, dict[str, Any]]] = {
             "data": _NULL_OR_TEXT,
             "samples": dict.fromkeys(("temperature", "thresholds", "test"), WHOLE),
             "confidence": NUMBER,
+            "unknown": _NULL_OR_TEXT,
             "flops": _NULL_OR_NUMBER,
             "exits": [{"name": TEXT, **_numbers_of("work", "accuracy"), "latency_ms": _NULL_OR_NUMBER}],
             "alone": _ANSWERS,

@@ -123,6 +123,8 @@ def test_anytime_curves_are_over_work_and_where_it_was_measured_over_time(curve)
     wanted = [[one["work"] * flops / 1e6, 100 * one["accuracy"]] for one in curve["alone"]["budgeted"]]
     assert drawn == [list(axis) for axis in zip(*wanted, strict=True)]
     assert "mean of the exits so far" not in labelled(axes) and "left out" in numbers["stamp"]
+    assert "may have learned" not in numbers["stamp"]
+    assert "may have learned from" in FIGURES["anytime"].numbers({**curve, "unknown": "its backbone"})["stamp"]
     curve["ensemble"]["answers"], curve["flops"] = curve["alone"], None
     curve["latencies"] = {"milliseconds": [1.0] * 9, "batch_size": 8, "runner": "r", "device": "d"}
     for number, row in enumerate([*curve["alone"]["path"], *curve["alone"]["budgeted"], *curve["exits"]]):
