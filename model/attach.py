@@ -12,6 +12,7 @@ from torch.utils._pytree import tree_leaves
 
 from ..kernels.cuda.runtime import beside_captures
 from ..kernels.launch.check_arguments import check_classes
+from .basics.arguments import of_one_layer
 from .heads.fused_aux_head import FusedAuxHead
 from .listening.batches import Batch, call_with, check_input_batch, first_taken, first_tensor, map_tensors, two_samples
 from .listening.dry_run import Flow, layers_in_words
@@ -71,7 +72,8 @@ def attach(
     if not taps or isinstance(taps, str) and taps != "auto":
         raise ValueError(f"taps: got {taps!r}, {wants}" if taps else f"taps: got none, {wants}")
     if not isinstance(taps, (str, Sequence)) or not all(isinstance(tap, str) for tap in taps):
-        raise TypeError(f"taps: got {taps!r:.100}, {wants}")
+        several = next(filter(None, map(of_one_layer, taps)), "")
+        raise TypeError(f"taps: got {taps!r:.100}, {wants}{several}")
     if taps != "auto" and (twice := [tap for tap in taps if list(taps).count(tap) > 1]):
         raise ValueError(f"taps: got {twice[0]!r} twice, wants each layer once")
     if taps == "auto" and is_earlyon(model) and isinstance(example_input, Tensor):

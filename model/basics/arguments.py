@@ -2,7 +2,6 @@
 
 import difflib
 from collections.abc import Iterable, Mapping
-from typing import TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -31,30 +30,10 @@ def check_mode(network: nn.Module, name: str = "network") -> None:
 def check_batch(name: str, x: object, *, may_be_empty: bool = False) -> None:
     """Raise ``TypeError`` unless an argument is a tensor, ``ValueError`` unless it is a batch with a sample in it."""
     if not isinstance(x, Tensor):
-        raise TypeError(f"{name}: got {kind_of(x)}, wants a torch.Tensor [N, ...]{in_one_tensor(x)}")
+        raise TypeError(f"{name}: got {kind_of(x)}, wants a torch.Tensor [N, ...]")
     check_dense(name, x)
     if not x.ndim or not (may_be_empty or x.shape[0]):
         raise ValueError(f"{name}: got shape {list(x.shape)}, wants [N, ...] with at least one sample")
-
-
-def in_one_tensor(x: object) -> str:
-    """Say what makes one tensor of a tuple or dict of integers [N, T], but for labels; "" for anything else."""
-    given = [("", each) for each in x] if isinstance(x, tuple) else []
-    if isinstance(x, Mapping):
-        given = [(f"{key}=", each) for key, each in x.items() if "label" not in str(key)]
-    shapes = {each.shape if _are_tokens(each) else None for _, each in given}
-    if not 1 < len(given) < 9 or len(shapes) > 1 or None in shapes:
-        return ""
-    parts = ", ".join(f"{name}x[:, {index}]" for index, (name, _) in enumerate(given))
-    how = "; torch.stack(arguments, 1) of several [N, T] makes one, for a module around the model whose"
-    return (
-        f"{how} forward(self, x) returns self.model({parts}); heads on it read padding as tokens, unless the model "
-        "pools in a layer of its own"
-    )
-
-
-def _are_tokens(x: object) -> TypeGuard[Tensor]:
-    return isinstance(x, Tensor) and x.ndim == 2 and not (x.is_floating_point() or x.is_complex())
 
 
 def check_dense(name: str, x: object) -> None:
@@ -93,7 +72,17 @@ def check_heads(heads: object) -> None:
         raise ValueError("heads: got none, wants at least one")
     for tap in heads:
         if not isinstance(tap, str):
-            raise TypeError(f"heads: got {kind_of(tap)} for a tap, wants the name of a layer, a str")
+            raise TypeError(f"heads: got {kind_of(tap)} for a tap, wants the name of a layer, a str{of_one_layer(tap)}")
+
+
+def of_one_layer(tap: object) -> str:
+    """Say how one head reads several layers, if that is what a tap asks for, or return ""."""
+    several = isinstance(tap, (tuple, list, set, frozenset)) and len(tap) > 1
+    how = (
+        "; a head reads one layer: where the forward has the outputs of several, let it call "
+        "self.joined(torch.cat([...], 1)) of self.joined = nn.Identity(), whose name is the tap"
+    )
+    return how if several else ""
 
 
 def close_names(name: str, names: Iterable[str]) -> str:

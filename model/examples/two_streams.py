@@ -5,6 +5,8 @@ background; a picture is the second of two frames, its motion the difference of 
 the streams run side by side.
 """
 
+from typing import Any
+
 import torch
 from auxhead.model import (
     EarlyExitNetwork,
@@ -62,9 +64,10 @@ def move_digits(seed: int) -> tuple[Tensor, Tensor, Tensor]:
     return frames[1, :, None], (frames[1] - frames[0])[:, None], labels
 
 
-def load(pictures: Tensor, motion: Tensor, labels: Tensor) -> DataLoader[dict[str, Tensor]]:
+def load(pictures: Tensor, motion: Tensor, labels: Tensor) -> DataLoader[Any]:
     """Return batches as dicts: the arguments of the network's forward by name, and labels."""
-    return DataLoader(StackDataset(pictures=pictures, motion=motion, labels=labels), 50, shuffle=True)
+    data = StackDataset(pictures=pictures, motion=motion, labels=labels)  # type: ignore[arg-type]  # has items, too
+    return DataLoader(data, 50, shuffle=True)
 
 
 def main(device: str) -> None:

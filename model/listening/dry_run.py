@@ -136,6 +136,8 @@ def _check_taps(
         read.append(y)
         if not is_readable(y):
             part = "" if tap in extract else _part_to_read(tap, of_layer[layer], channels, recording.samples)
+            if isinstance(y, Tensor) and y.is_nested:
+                part = "; set use_nested_tensor = False on the nn.TransformerEncoder, which packs padded batches so"
             raise ValueError(
                 f"heads: layer {tap!r} returns {parts_in_words(y)}, which a head cannot read: "
                 f"wants {_wanted(y)}{part}{would_work}"

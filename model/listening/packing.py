@@ -70,13 +70,13 @@ class Packing:
             if (given := leaves[index][1]) is not value and (type(given) is not type(value) or given != value):
                 raise ValueError(f"x{name}: got {given!r:.50}, wants {value!r:.50}, as the example input has")
         tensors = {index: leaves[index][1] for index in self._parts}
-        samples = None
+        samples = 0
         for index, part in self._parts.items():
             each = tensors[index]
             if not isinstance(each, Tensor):
                 raise TypeError(f"x{part.name}: got {kind_of(each)}, wants a torch.Tensor")
             check_dense(f"x{part.name}", each)
-            samples = len(each) if samples is None and each.ndim else samples
+            samples = samples or (len(each) if each.ndim else 0)
             if each.dtype != part.dtype:
                 raise TypeError(f"x{part.name}: got {each.dtype}, wants {part.dtype}, as the example input has")
             if each.shape != (samples, *part.shape) or not samples:
@@ -146,7 +146,8 @@ def taking_rows(backbone: nn.Module, packing: Packing) -> nn.Module:
     def forward(self: nn.Module, rows: Tensor) -> Any:
         return packing.call(self, lambda *arguments, **named: kind.forward(self, *arguments, **named), rows)
 
-    taking = object.__new__(type(kind.__name__, (kind,), {"forward": forward, "__module__": kind.__module__}))
+    taking: nn.Module = object.__new__(
+        type(kind.__name__, (kind,), {"forward": forward, "__module__": kind.__module__})
+    )
     taking.__dict__ = backbone.__dict__
-    assert isinstance(taking, nn.Module)
     return taking

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..answers.exit_result import ExitResult
 from ..basics.arguments import kind_of
-from ..listening.batches import Batch, arguments_in, first_tensor, map_tensors
+from ..listening.batches import Batch, arguments_in, check_input_batch, first_tensor, map_tensors
 from ..listening.packing import Packing, taking_rows
 from ..listening.reading import PADDING, TOKENS, masks_in
 from ..network.early_exit_network import EarlyExitNetwork
@@ -33,6 +33,7 @@ class PackedRunner(Runner):
         lengths: Sequence[int] | None = None,
     ) -> None:
         """Make runners, by ``make``, of a network that takes rows, and rows of the example; see :func:`make_runner`."""
+        check_input_batch("example_input", example_input)
         self._lengths = None if lengths is None else _checked(lengths)
         network.check_taps(example_input)
         self.network = network
@@ -41,7 +42,7 @@ class PackedRunner(Runner):
         self.runners: list[Runner] = []
         """One for each length, in their order; or the one that there is."""
         try:
-            for length in self._lengths or [None]:
+            for length in self._lengths or (None,):
                 example = example_input if length is None else self._of_length(length, "example_input", example_input)
                 packing = Packing("example_input", example)
                 self._packings.append(packing)
@@ -77,7 +78,7 @@ class PackedRunner(Runner):
     def describe(self) -> str:
         """Say how batches come in, and what was made of the network, for each length."""
         lines = ["Batches of several tensors come in as one, a row of bytes a sample."]
-        for length, runner in zip(self._lengths or [None], self.runners, strict=True):
+        for length, runner in zip(self._lengths or (None,), self.runners, strict=True):
             lines += [*([] if length is None else [f"Up to {length} tokens:"]), runner.describe()]
         return "\n".join(lines)
 

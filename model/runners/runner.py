@@ -72,8 +72,8 @@ class Runner(ABC):
     """Answers for batches of one network; as a context manager it closes itself at the end."""
 
     @abstractmethod
-    def __call__(self, x: Tensor) -> ExitResult:
-        """Answer for a batch x [N, ...]."""
+    def __call__(self, x: Any) -> ExitResult:
+        """Answer for a batch like the example that it was made for, a tensor [N, ...] or several."""
 
     @abstractmethod
     def describe(self) -> str:

@@ -256,6 +256,11 @@ def test_an_error_of_the_users_own_stays_in_sight() -> None:
     [
         ({"taps": "layer1"}, ValueError, "taps: got 'layer1', wants 'auto' or a list"),
         ({"taps": [1]}, TypeError, r"taps: got \[1\], wants 'auto' or a list of names"),
+        (
+            {"taps": [("blocks.0", "blocks.1")]},
+            TypeError,
+            r"taps: .*; a head reads one layer: .* self.joined = nn.Ident",
+        ),
         ({"taps": ["blocks.0", "blocks.0"]}, ValueError, "taps: got 'blocks.0' twice, wants each layer once"),
         ({"model": attach(Residual(), example_input=torch.randn(2, 3, 8, 8))}, TypeError, "model: got an EarlyExitNet"),
         ({"model": InAList(), "logits": "out"}, ValueError, "logits: of what .* returns: .*; wants logits=0"),

@@ -83,11 +83,17 @@ def test_a_refused_first_batch_leaves_the_network_unchecked() -> None:
         (SmallNet(), None, TypeError, "heads: got NoneType, wants a dict of heads by the names of layers"),
         (SmallNet(), [FusedAuxHead(8, 5)], TypeError, "heads: got list, wants a dict of heads"),
         (SmallNet(), {0: FusedAuxHead(8, 5)}, TypeError, "heads: got int for a tap, wants the name of a layer, a str"),
+        (
+            SmallNet(),
+            {("a", "b"): FusedAuxHead(8, 5)},
+            TypeError,
+            "heads: got tuple for a tap, wants the name of a layer, a str; a head reads one layer: where",
+        ),
         (SmallNet(), {None: FusedAuxHead(8, 5)}, TypeError, "heads: got NoneType for a tap"),
         (SmallNet(), {nn.ReLU(): FusedAuxHead(8, 5)}, TypeError, "heads: got ReLU for a tap"),
         (SmallNet(), {"block0": FusedAuxHead}, TypeError, "heads['block0']: got the class FusedAuxHead, wants a Fused"),
     ],
-    ids=["name", "class", "function", "no heads", "list", "number", "none", "layer", "head class"],
+    ids=["name", "class", "function", "no heads", "list", "number", "several layers", "none", "layer", "head class"],
 )
 def test_what_is_no_network_is_refused_by_name(
     backbone: object, heads: object, error: type[Exception], message: str

@@ -12,6 +12,7 @@ import torch
 from auxhead.model import EarlyExitNetwork, Extract, FusedAuxHead, attach, load_checkpoint, save_checkpoint
 from auxhead.model.listening.reading import read_tokens
 from support.example_models import needs_gpu
+from support.several_inputs import Words, words
 from torch import Tensor, nn
 
 K, D = 4, 16
@@ -321,3 +322,14 @@ def test_heads_are_placed_beside_a_mask_that_all_layers_read(given: Callable[[di
 def test_a_head_that_reads_the_first_token_does_not_say_that_it_reads_all() -> None:
     said = network_of(Encoder(), IDS, pool="first").describe()
     assert said.splitlines() == [f"{tap} [N, T, D]: pool 'first', 4 classes" for tap in TAPS]
+
+
+def test_nested_tensors_are_refused_with_what_keeps_tokens_dense() -> None:
+    model, x = Words().eval(), words(9, 4)
+    model.encoder.use_nested_tensor = True
+    with pytest.raises(ValueError, match="returns a nested tensor.*; set use_nested_tensor = False on the nn.Transfor"):
+        attach(model, ["encoder.layers.0"], example_input=x)
+    model.encoder.use_nested_tensor = False
+    with torch.no_grad():
+        network = attach(model, ["encoder.layers.0"], example_input=x).eval()
+        assert network(x).confidence.shape == (2,)
