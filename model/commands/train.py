@@ -57,6 +57,13 @@ def train(
             "too; mixed: the first half of the epochs by the last exit alone, then as joint.",
         ),
     ] = "joint",
+    gradients: Annotated[
+        Literal["equal", "depth"],
+        typer.Option(
+            help="equal: the losses of all exits count the same; depth: 1, 2, 3, ... in the order of the exits. Not "
+            "with --method heads, whose exits share nothing that learns."
+        ),
+    ] = "equal",
     epochs: EpochsOption = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Images of a batch, of all processes of torchrun.")] = 32,
     learning_rate: Annotated[float, typer.Option(min=1e-9, max=10.0, help="The largest, of AdamW.")] = 1e-3,

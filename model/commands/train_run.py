@@ -42,11 +42,12 @@ def run_training(console: Console, asked: SimpleNamespace, device: torch.device)
     images that cannot be read, and a network that does not fit them.
     """
     console.quiet = own_rank() > 0
-    plan = TrainingPlan(
-        method=asked.method, learning_rate=asked.learning_rate, precision=asked.precision or _usual_precision(device),
-        accumulate=asked.accumulate, patience=asked.patience, label_smoothing=asked.label_smoothing, ema=asked.ema,
-    )  # fmt: skip
     _check_options(asked)
+    plan = TrainingPlan(
+        method=asked.method, gradients=asked.gradients, learning_rate=asked.learning_rate,
+        precision=asked.precision or _usual_precision(device), accumulate=asked.accumulate, patience=asked.patience,
+        label_smoothing=asked.label_smoothing, ema=asked.ema,
+    )  # fmt: skip
     source = load_source(asked.data)
     agree(lambda: {"images": source.facts()})
     network, made_by, said = make_network(asked, source)
@@ -90,7 +91,8 @@ def _settings(asked: SimpleNamespace, plan: TrainingPlan, splits: Splits, batch_
     train, validation, test = (len(split.labels) for split in splits)
     used = train // batch_size * batch_size
     augment = "as they are" if asked.method == "heads" else asked.augment or "shift"
-    more = [f"label smoothing {plan.label_smoothing:g}"] if plan.label_smoothing else []
+    more = ["losses by depth"] if plan.gradients == "depth" else []
+    more += [f"label smoothing {plan.label_smoothing:g}"] if plan.label_smoothing else []
     more += [f"average of {plan.ema:g}"] if plan.ema is not None else []
     said = [f"method {plan.method}", f"{plan.epochs} epochs", f"AdamW up to {plan.learning_rate:g}", plan.precision]
     return (
@@ -112,6 +114,8 @@ def _check_options(asked: SimpleNamespace) -> None:
         raise BadInput("--tap: belongs to --backbone; the network of --model has its heads")
     if asked.method == "heads" and asked.augment is not None:
         raise BadInput("--augment: does nothing with --method heads, which reads each image once; wants --method joint")
+    if asked.method == "heads" and asked.gradients == "depth":
+        raise BadInput("--gradients: depth does nothing with --method heads, whose exits share nothing that learns")
     if asked.weights is not None and asked.backbone is None:
         raise BadInput("--weights: belongs to --backbone; the network of --model has its own")
     if asked.channels == 2:

@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from functools import partial
 from typing import Any
 
@@ -47,6 +47,7 @@ from ..listening.reading import (
 from ..listening.recording import Recording
 from ..listening.taps import listening, version_of, warn_if_checkpointed
 from .eager_pass import ExitsRepeats, run_eagerly
+from .equilibrium import read_in_equilibrium
 from .learned_from import LearnedFrom
 
 #: A dry run hooks every layer and switches modes, so that two at a time would see each other.
@@ -384,18 +385,23 @@ class EarlyExitNetwork(nn.Module):
             reading=self.reading_for(x),
         )
 
-    def logits(self, x: Batch) -> list[Tensor]:
+    def logits(self, x: Batch, *, in_equilibrium: bool = False) -> list[Tensor]:
         """Return the logits [N, K] of every head and, last, of the classifier; differentiable, for training.
 
         Heads train where the backbone runs without gradients or is checkpointed, too: they come after it. A layer under
         reentrant checkpointing gets no gradients from its head, and a warning says so.
+
+        Args:
+            x: a batch, as :meth:`forward` takes it.
+            in_equilibrium: each layer of the backbone gets the mean of the gradients of the exits behind it, not their
+                sum: the ``gradients="equilibrium"`` of :class:`TrainingPlan`. The logits are the same.
 
         Raises:
             ValueError: a tap's output is changed in place later in the forward, as by a dropout in training mode alone;
                 or a head has hooks, or a forward of its own, that its answers alone would follow.
         """
         if self._keeps_compiler_out():
-            return self._uncompiled(EarlyExitNetwork.logits, x)
+            return self._uncompiled(EarlyExitNetwork.logits, x, in_equilibrium=in_equilibrium)
         self._check_first(x)
         check_followed(self.taps, self.exit_heads)
         features: list[tuple[Tensor, torch.autocast, int | None]] = []
@@ -408,7 +414,10 @@ class EarlyExitNetwork(nn.Module):
             if differentiable and not torch.is_grad_enabled():
                 warn_if_checkpointed(self.taps[index])
 
-        with listening(self.backbone, self.taps, keep, self.reading_for(x)):
+        outputs: list[Any] = []  # of the tapped layers, of which heads may read a part
+        with listening(self.backbone, self.taps, keep, self.reading_for(x)), ExitStack() as also:
+            if in_equilibrium:
+                also.enter_context(listening(self.backbone, self.taps, lambda _, output: outputs.append(output)))
             final = call_with(self.backbone, x)
         check_same_classes(self.taps[0], self.exit_heads[0].num_classes, final)
         for tap, (y, _, version) in zip(self.taps, features, strict=True):
@@ -418,8 +427,10 @@ class EarlyExitNetwork(nn.Module):
                     "inplace=True, say, in training mode alone), before its head has read it; tap the layer that "
                     "changes it, or make that one inplace=False"
                 )
-        logits = []
-        for head, (y, autocast, _) in zip(self.exit_heads, features, strict=True):
+        logits, reads = [], [y for y, _, _ in features]
+        if in_equilibrium:
+            reads = read_in_equilibrium(self.taps, outputs, reads)
+        for head, y, (_, autocast, _) in zip(self.exit_heads, reads, features, strict=True):
             with autocast:
                 logits.append(head.logits(y))
         return [*logits, final]

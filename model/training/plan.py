@@ -14,6 +14,8 @@ from ..listening.reading import parts_in_words
 
 #: What is trained, by the name of the method.
 METHODS = ("joint", "heads", "distill", "mixed")
+#: How much each exit's gradient counts, by name.
+GRADIENTS = ("equal", "depth", "equilibrium")
 #: Number formats of the forward pass; parameters and gradients stay as they are in all.
 PRECISIONS = ("float32", "bfloat16", "float16")
 #: Of each number of a plan the least, the most, and both in words.
@@ -53,6 +55,12 @@ class TrainingPlan:
     optimizer's own rates."""
     weights: tuple[float, ...] | None = None
     """Of each exit's loss, the classifier's last (of ``"heads"`` if it is trained); None weighs all the same."""
+    gradients: str = "equal"
+    """``"equal"``: all losses count the same, and an early layer gets the sum of the gradients of all exits behind it.
+    ``"depth"``: losses are weighed 1, 2, 3, ... in the order of the exits (PABEE, Zhou et al. 2020, arXiv:2006.04152,
+    after Kaya et al. 2019), in place of ``weights``. ``"equilibrium"``: a layer gets the mean of those gradients (Li et
+    al. 2019, arXiv:1908.06294), of losses by ``weights``. AdamW, which divides a gradient by its size, undoes that:
+    wants an ``optimizer`` that does not, SGD say. Neither goes with ``"heads"``, whose exits share nothing."""
     temperature: float = 3.0
     """Of ``"distill"``: divides the logits of student and teacher."""
     teacher_share: float = 0.5
@@ -71,7 +79,7 @@ class TrainingPlan:
     """Epochs in a row without a better mean accuracy of the exits after which training stops; None never stops."""
 
     def __post_init__(self) -> None:
-        for name, wanted in (("method", METHODS), ("precision", PRECISIONS)):
+        for name, wanted in (("method", METHODS), ("gradients", GRADIENTS), ("precision", PRECISIONS)):
             if getattr(self, name) not in wanted:
                 raise ValueError(f"{name}: got {getattr(self, name)!r}, wants one of {', '.join(map(repr, wanted))}")
         for name in ("epochs", "accumulate", "patience"):
@@ -97,6 +105,19 @@ class TrainingPlan:
         weights = () if self.weights is None else self.weights
         if not (isinstance(weights, Sequence) and all(isinstance(weight, (int, float)) for weight in weights)):
             raise TypeError(f"weights: got {weights!r:.50}, wants a number for each exit, or None")
+        if self.gradients != "equal" and self.method == "heads":
+            raise ValueError(
+                f"gradients: got {self.gradients!r} for the method 'heads', whose backbone is frozen, so that none "
+                "flow into it; wants 'equal', or the method 'joint'"
+            )
+        if self.gradients == "depth" and self.weights is not None:
+            raise ValueError(
+                f"weights: got {weights!r:.50} beside the gradients 'depth', which weigh losses; wants None"
+            )
+
+    def weights_of(self, exits: int) -> tuple[float, ...] | None:
+        """Return the weights of so many exits' losses; None weighs all the same."""
+        return tuple(map(float, range(1, exits + 1))) if self.gradients == "depth" else self.weights
 
 
 def epochs_for(images: int, batch_size: int) -> int:

@@ -170,6 +170,8 @@ class TrainingLoop:
         set_epoch(self._given["batches"], epoch)
         seed_all(seed_of(self._seed, own_rank(), 1 + epoch))
         self._model.train()
+        if isinstance(self._learner, AllExits):  # an exit that learns alone meets no other
+            self._learner.in_equilibrium = self._plan.gradients == "equilibrium" and epoch >= self._alone
         losses, finite, first_step = [], [], self.state.step
         for index, (x, wanted) in enumerate(self._on_device("batches")):
             finite.append(all_finite(x if isinstance(x, list) else tensors_by_name(x).values()))
@@ -232,12 +234,12 @@ class TrainingLoop:
                 exits = model(x)
             if plan.method == "distill":
                 loss = distillation_loss(
-                    exits, labels, plan.weights, temperature=plan.temperature, teacher_share=plan.teacher_share,
-                    label_smoothing=plan.label_smoothing,
+                    exits, labels, plan.weights_of(len(exits)), temperature=plan.temperature,
+                    teacher_share=plan.teacher_share, label_smoothing=plan.label_smoothing,
                 )  # fmt: skip
             else:
                 trained = exits if self._trains_classifier else exits[:-1]
-                weights = plan.weights
+                weights = plan.weights_of(len(exits))
                 if len(state.epochs) < self._alone:
                     weights = (*[0.0] * (len(exits) - 1), 1.0)  # heads have gradients, of 0
                 loss = joint_loss(trained, labels, weights, label_smoothing=plan.label_smoothing)

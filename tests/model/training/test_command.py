@@ -205,6 +205,10 @@ REFUSED = {
         ("--backbone", "resnet18", "--weights", "x.pth", "--method", "heads", "--augment", "standard"),
         "--augment: does nothing with --method heads, which reads each image once",
     ),
+    "gradients of a frozen backbone": (
+        ("--backbone", "resnet18", "--weights", "x.pth", "--method", "heads", "--gradients", "depth"),
+        "--gradients: depth does nothing with --method heads, whose exits share nothing that learns",
+    ),
     "two channels": (("--backbone", "resnet18", "--channels", 2), "--channels: got 2, wants 3 for RGB or 1 for grey"),
     "two numbers": (("--backbone", "resnet18", "--mean", "0.5,0.5"), "--mean: got (0.5, 0.5), wants three numbers"),
     "no number": (("--backbone", "resnet18", "--std", "0.5,0,1"), "--std: got [0.5, 0.0, 1.0], wants numbers greater"),
