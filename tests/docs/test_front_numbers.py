@@ -144,8 +144,13 @@ def test_the_ways_to_train_are_those_of_the_record():
         MODEL.says(f"| {row} | {' | '.join(f'{mean:.1f}' for mean in means[name])} |")
     usual = means.pop("joint")
     helped = {name for name, found in means.items() if found[0] > usual[0] + 0.5}
-    assert helped == {"augment none", "label smoothing 0.1", "distill"}
+    assert helped == {"augment none", "label smoothing 0.1", "distill", "SGD", "SGD, gradients in equilibrium"}
     assert usual[0] - means["mixed"][0] > 10.0 and means["mixed"][2] < usual[2]
+    for before, begin in ((usual, ""), (means["SGD"], "SGD, ")):
+        by_depth = [after - other for after, other in zip(means[f"{begin}gradients by depth"], before, strict=True)]
+        assert -5.0 < by_depth[0] < -2.5 and 0.0 < by_depth[2] < 0.5
+    assert all(abs(one - other) < 0.3 for one, other in zip(means["gradients in equilibrium"], usual, strict=True))
+    assert all(one < other for one, other in zip(means["SGD, gradients in equilibrium"], means["SGD"], strict=True))
 
 
 ALONE = records("h200/hidden-heads.jsonl")
