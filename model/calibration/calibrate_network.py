@@ -108,7 +108,7 @@ def calibrate_network(
         RankFailed: another process could not answer for its batches.
 
     Warns:
-        UserWarning: the classifier is no better than chance; the first line of ``str(report)``, too.
+        UserWarning: the classifier is no better than chance; the first sentence of ``str(report)``, too.
 
     Example:
         >>> backbone = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 5))

@@ -14,6 +14,7 @@ from ...kernels.reference.criteria import CRITERIA
 from ..answers.exit_result import ExitResult
 from ..answers.exit_rule import ExitRule
 from ..basics.machine import processor_name
+from ..basics.tables import text_table, wrapped
 from ..listening.batches import Batch, check_input_batch, first_tensor
 from ..network.early_exit_network import EarlyExitNetwork, check_network
 
@@ -32,6 +33,14 @@ class ExitLatencies:
     batch_size: int
     runner: str
     device: str
+
+    def __repr__(self) -> str:
+        """Show them as a table."""
+        names = [f"{index}" for index in range(len(self.milliseconds) - 1)]
+        times = [f"{one:.3g}" for one in self.milliseconds]
+        rows = zip([*names, f"{len(names)}: classifier"], times, strict=True)
+        said = f"Batches of {self.batch_size:,} that leave whole at an exit ({self.runner}, {self.device}):"
+        return f"{wrapped([said])}\n{text_table([['exit', 'answer in, ms'], *map(list, rows)])}"
 
     def __post_init__(self) -> None:
         """Check the numbers, which the choice of thresholds goes by."""

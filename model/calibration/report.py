@@ -11,12 +11,18 @@ import torch
 from torch import Tensor
 
 from ..basics.machine import package_version, processor_name
+from ..basics.tables import text_table, wrapped
 from ..network.early_exit_network import EarlyExitNetwork
 from .exit_latency import ExitLatencies
 from .thresholds import Reliability, reliability
 
 #: The value of ``format``; figures refuse others.
 REPORT_FORMAT = "auxhead calibration report 1"
+#: What columns of a report's table are.
+LEGEND = (
+    "Right of all: if this exit answered for all images, as a network cut off there does. Off by: how far its "
+    "confidence is from the rate of right answers, before / after its temperature (ECE)."
+)
 
 
 @dataclass(frozen=True)
@@ -164,9 +170,31 @@ class CalibrationReport:
             content["latencies"]["milliseconds"] = list(self.latencies.milliseconds)
         return content
 
-    def __str__(self) -> str:
-        """Say the report in sentences, a line each; the first one that the classifier is no better than chance."""
-        return "\n".join([*([] if self.chance is None else [self.chance]), *self.sentences()])
+    def __repr__(self) -> str:
+        """Say it in 80 columns: that the classifier is no better than chance, if so; exits, as a table; sentences."""
+        first = [] if self.chance is None else [self.chance]
+        said = f"Test split, {self.samples['test']:,} samples:"
+        return "\n".join([wrapped([*first, said]), text_table(self.rows()), wrapped([LEGEND, *self.sentences()])])
+
+    def rows(self) -> list[list[str]]:
+        """Return headings, and what is said of each exit on the test split, as text; ``LEGEND`` says what is meant."""
+        head = ["exit", "leave if\nscore >", "leave\nhere", "right\nof these", "right\nof all", "temper-\nature"]
+        head += ["off by, %", "work", *([] if self.latencies is None else ["answer\nin, ms"])]
+        rows = [head]
+        for index, row in enumerate(self.exits):
+            last = row is self.exits[-1]
+            rows.append([
+                f"{index}: {row.name}",
+                "the rest" if last else "never" if row.threshold is None else f"{row.threshold:.3f}",
+                f"{row.share:.1%}",
+                "-" if row.accuracy is None else f"{row.accuracy:.1%}",
+                f"{row.accuracy_on_all:.1%}",
+                f"{row.temperature:.2f}",
+                f"{100 * row.before.ece:.1f} / {100 * row.after.ece:.1f}",
+                f"{row.work:.1%}",
+                *([] if row.latency_ms is None else [f"{row.latency_ms:.3g}"]),
+            ])  # fmt: skip
+        return rows
 
     def sentences(self) -> list[str]:
         """Say what was found and what is promised; not that the classifier is no better than chance."""

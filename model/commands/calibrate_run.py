@@ -19,7 +19,7 @@ from ..basics.files import write_json
 from ..calibration.calibrate_network import calibrate_network
 from ..calibration.curve import anytime_curve
 from ..calibration.exit_latency import ExitLatencies, measure_exit_latencies
-from ..calibration.report import CalibrationReport, most_telling
+from ..calibration.report import LEGEND, CalibrationReport, most_telling
 from ..make_runner import make_runner
 from ..network.learned_from import FILE, Samples, identities, learned_by, short
 from ..processes.dealing import agree, checkpoint_facts, made_by_rank_0
@@ -147,35 +147,15 @@ def print_report(console: Console, report: CalibrationReport) -> None:
     console.print(f"{report.left_out + sum(report.samples.values()):,} images: {left_out}{parts}", soft_wrap=True)
     known = " that nothing was chosen with" if report.bound.unknown is None else ""
     table = Table(title=f"Test split: {report.samples['test']:,} images{known}")
-    table.add_column("exit", no_wrap=True)
-    columns = ["leave if\nscore >", "leave\nhere", "right\nof these", "right\nof all"]
-    columns += ["temper-\nature", "off by, %", "work"]
-    if report.latencies is not None:
-        columns.append("answer\nin, ms")
+    (first, *columns), *rows = report.rows()
+    table.add_column(first, no_wrap=True)
     for column in columns:
         table.add_column(column, justify="right")
-    for index, row in enumerate(report.exits):
-        last = row is report.exits[-1]
-        cells = [
-            f"{index}: {row.name}",
-            "the rest" if last else "never" if row.threshold is None else f"{row.threshold:.3f}",
-            f"{row.share:.1%}",
-            "-" if row.accuracy is None else f"{row.accuracy:.1%}",
-            f"{row.accuracy_on_all:.1%}",
-            f"{row.temperature:.2f}",
-            f"{100 * row.before.ece:.1f} / {100 * row.after.ece:.1f}",
-            f"{row.work:.1%}",
-        ]
-        if row.latency_ms is not None:
-            cells.append(f"{row.latency_ms:.3g}")
-        table.add_row(*cells)
+    for row in rows:
+        table.add_row(*row)
     console.print(table)
     console.print(_by_class(report))
-    legend = (
-        "Right of all: if this exit answered for all images, as a network cut off there does. Off by: how far its "
-        "confidence is from the rate of right answers, before / after its temperature (ECE)."
-    )
-    console.print("\n".join([legend, *report.sentences()]), soft_wrap=True)
+    console.print("\n".join([LEGEND, *report.sentences()]), soft_wrap=True)
 
 
 def _by_class(report: CalibrationReport) -> Table:

@@ -39,7 +39,4 @@ def export(
     with one_line_errors(RuntimeError):
         loaded = load_network(checkpoint, backbone, modules)
         report = export_saved(loaded, out, format, stages)
-        found = "not compared" if report.difference is None else f"{report.difference:.1g} of the largest logit at most"
-        console = plain_console()
-        console.print(f"Off from the network: {found} ({report.checked_by}).", soft_wrap=True)
-        console.print(f"Saved: {', '.join(map(str, report.files))}", soft_wrap=True)
+        plain_console().print(str(report), soft_wrap=True)

@@ -38,6 +38,11 @@ class ExportReport:
     checked_by: str
     """What ran the files, or why nothing did."""
 
+    def __repr__(self) -> str:
+        """Say how far off the files are, and name them."""
+        found = "not compared" if self.difference is None else f"{self.difference:.1g} of the largest logit at most"
+        return f"Off from the network: {found} ({self.checked_by}).\nSaved: {', '.join(map(str, self.files))}"
+
 
 def export_exits(
     network: EarlyExitNetwork, example_images: Batch, path: str | os.PathLike[str], *, format: str | None = None

@@ -9,6 +9,7 @@ from torch.nn.parameter import is_lazy
 
 from ..answers.exit_rule import ExitRule, as_exit_rule
 from ..basics.arguments import check_module, close_names, kind_of
+from ..basics.tables import wrapped
 from .fold_head import match_or_fold
 from .fused_aux_head import FusedAuxHead
 from .head import AuxHead
@@ -22,6 +23,12 @@ class FuseReport(NamedTuple):
     """The new heads by the names of the modules they replaced."""
     left_alone: dict[str, str]
     """For every other candidate that was not left out by name, the reason."""
+
+    def __repr__(self) -> str:
+        """Say of each candidate what became of it."""
+        lines = [f"{path}: {head.describe()}" for path, head in self.replaced.items()]
+        left = [f"{path}: left alone, {reason}" for path, reason in self.left_alone.items()]
+        return wrapped([*lines, *left] or ["No head was found."])
 
 
 class _Found(NamedTuple):

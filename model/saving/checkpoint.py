@@ -17,6 +17,7 @@ from ..basics.arguments import is_plain, kind_of, tensor_in_words
 from ..basics.bad_input import BadInput, one_line
 from ..basics.images import open_image
 from ..basics.preprocessing import Preprocessing
+from ..basics.tables import wrapped
 from ..listening.hooks import is_earlyon
 from ..listening.kept import modes_kept
 from ..network.early_exit_network import EarlyExitNetwork, check_network
@@ -49,6 +50,13 @@ class Checkpoint:
     """Facts for people, 0 to 1."""
     calibration: Mapping[str, Any] | None
     """How the rules were found, as :meth:`CalibrationReport.to_json` says it; None if it was not saved."""
+
+    def __repr__(self) -> str:
+        """Say what the network is, its classes, and the facts."""
+        classes = f"{len(self.classes)} classes: {', '.join(self.classes)}" if self.classes else "Classes have no names"
+        facts = [f"{name}: {share:.1%}" for name, share in self.accuracy.items()]
+        calibrated = "Not calibrated." if self.calibration is None else "Calibrated."
+        return wrapped([*self.network.describe().splitlines(), classes, *facts, calibrated])
 
     def read_images(self, paths: Sequence[str | os.PathLike[str]]) -> Tensor:
         """Read image files as the network's input, [N, C, crop, crop], in its dtype and on its device.

@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ..basics.arguments import kind_of
 from ..basics.bad_input import BadInput
+from ..basics.tables import text_table
 from ..listening.batches import tensors_by_name
 from ..network.early_exit_network import EarlyExitNetwork
 from ..network.learned_from import fingerprint, learned_by
@@ -34,6 +35,8 @@ from .training_state import (
 )
 
 _T = TypeVar("_T")
+#: Of more epochs than this the last ones are shown.
+_MOST_EPOCHS = 20
 
 
 class Step(NamedTuple):
@@ -67,6 +70,16 @@ class Training:
     epochs: tuple[Epoch, ...]
     best: int
     """Index of the epoch whose parameters the network has: the best on the validation images, else the last."""
+
+    def __repr__(self) -> str:
+        """Show the epochs as a table: of many the best and the last."""
+        shown = [one for one in self.epochs if one.epoch == self.best or len(self.epochs) - one.epoch <= _MOST_EPOCHS]
+        left = f"Trained for {len(self.epochs)} epochs, counted from 0; left as after epoch {self.best}."
+        rows = [["epoch", "loss", "learning\nrate", "right at each exit,\nvalidation, %"]]
+        for one in shown:
+            right = "-" if one.accuracy is None else " ".join(f"{100 * share:5.1f}" for share in one.accuracy)
+            rows.append([f"{one.epoch}", f"{one.loss:.4f}", f"{one.learning_rate:.2g}", right])
+        return f"{left}\n{text_table(rows)}" if self.epochs else left
 
 
 class LossNotFinite(BadInput):
