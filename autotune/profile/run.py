@@ -105,7 +105,7 @@ def saved_model(
     Raises:
         BadInput: files that are missing or damaged, or as :func:`load_network`, which says what the others are.
     """
-    loaded = load_network(checkpoint, backbone, modules)
+    loaded = load_network("auxhead-tune profile", checkpoint, backbone, modules)
     prepare = loaded.preprocessing
     paths = sorted((checkpoint / "examples").glob("*.png"))
     if not paths:  # the demo copies no images that its user has as files

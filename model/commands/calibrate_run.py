@@ -29,6 +29,7 @@ from ..saving.checkpoint_files import read_description
 from ..training.batches import PixelBatches
 from ..training.data_sets import decode, describe_damaged
 from ..training.sources import LabelledImages, load_source
+from .errors import by_option
 from .options import make_output_directory
 from .user_model import load_network
 
@@ -45,7 +46,7 @@ def run_calibration(
     content of its report. ``BadInput`` or ``ValueError`` for options, a checkpoint or images that cannot be used.
     """
     agree(lambda: checkpoint_facts(asked.checkpoint))
-    loaded = load_network(asked.checkpoint, asked.backbone, asked.modules)
+    loaded = load_network("auxhead calibrate", asked.checkpoint, asked.backbone, asked.modules)
     source = load_source(asked.data)
     agree(lambda: {"images": source.facts()})
     network = loaded.network.to(device)
@@ -60,6 +61,8 @@ def run_calibration(
     no_budget = (asked.max_accuracy_drop, asked.max_latency_ms, asked.max_work) == (None, None, None)
     train: set[bytes] | None = None if asked.train_data is None else set()  # nothing besides what was noted
     with warnings.catch_warnings():
+    options = ("data", "confidence", "max_accuracy_drop", "max_latency_ms", "max_work")
+    with warnings.catch_warnings(), by_option(*options):
         warnings.filterwarnings("ignore", "The classifier is no better than chance")  # which is printed below
         report = calibrate_network(
             network, images, max_accuracy_drop=0.01 if no_budget else asked.max_accuracy_drop,

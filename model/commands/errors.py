@@ -51,6 +51,24 @@ def one_line_errors(*kinds: type[Exception]) -> Iterator[None]:
     raise typer.Exit(2)
 
 
+@contextmanager
+def by_option(*names: str) -> Iterator[None]:
+    """Let a ``ValueError`` that names an argument of a function of ours name the option that it comes from.
+
+    ``names`` are those of the arguments: ``max_work`` is ``--max-work``.
+    """
+    try:
+        yield
+    except ValueError as error:
+        blamed, colon, rest = str(error).partition(":")
+        if not set(blamed.split(", ")) <= {*names}:
+            raise
+        for name in names:
+            blamed = blamed.replace(name, "--" + name.replace("_", "-"))
+            rest = rest.replace(name, "--" + name.replace("_", "-")) if "_" in name else rest
+        raise BadInput(blamed + colon + rest) from None
+
+
 def call_users(function: Callable[[], Any]) -> Any:
     """Call a function of the user's; :func:`one_line_errors` knows it by this frame."""
     return function()

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 import typer
 
 from .console import plain_console
-from .errors import one_line_errors
+from .errors import by_option, one_line_errors
 from .options import BackboneOption, CheckpointArgument, ModulesOption
 
 
@@ -37,6 +37,7 @@ def export(
     from .user_model import load_network
 
     with one_line_errors(RuntimeError):
-        loaded = load_network(checkpoint, backbone, modules)
-        report = export_saved(loaded, out, format, stages)
+        loaded = load_network("auxhead export", checkpoint, backbone, modules)
+        with by_option("format"):
+            report = export_saved(loaded, out, format, stages)
         plain_console().print(str(report), soft_wrap=True)

@@ -43,7 +43,7 @@ def infer(
         # whether there is a checkpoint is said before what the machine lacks
         with process_group(device, check=lambda: read_description(checkpoint)) as where:
             agree(lambda: checkpoint_facts(checkpoint))
-            loaded = load_network(checkpoint, backbone, modules)
+            loaded = load_network("auxhead infer", checkpoint, backbone, modules)
             loaded.network.to(where)
             console = plain_console()
             run_infer(loaded, images, exits=runner, batch=batch, out=json_lines, console=console)

@@ -168,10 +168,11 @@ def _take_channels(backbone: nn.Module, channels: int) -> None:
     ))  # fmt: skip
 
 
-def load_network(directory: Path, backbone: str | None, modules: str | None) -> Checkpoint:
+def load_network(command: str, directory: Path, backbone: str | None, modules: str | None) -> Checkpoint:
     """Load a checkpoint.
 
     Args:
+        command: that loads it, ``auxhead calibrate`` say, for errors that tell what to write.
         directory: of the checkpoint.
         backbone: ``package.module:function``, which makes it, or a network with it and a batch, or the name of a
             network of torchvision; None for one that the checkpoint names and torchvision has, or the demo's. What a
@@ -207,22 +208,25 @@ def load_network(directory: Path, backbone: str | None, modules: str | None) -> 
             loaded.network.preprocessing = network.preprocessing
         return loaded
     channels = 3 if description["preprocessing"] is None else description["preprocessing"]["channels"]
-    return load_checkpoint(directory, _known_backbone(directory, named, classes, channels), modules=by_tap)
+    option = f"checkpoint: {directory}" if named == description["backbone"] else "--backbone"
+    known = _known_backbone(f"{command} {directory}", named, classes, channels, option)
+    return load_checkpoint(directory, known, modules=by_tap)
 
 
-def _known_backbone(directory: Path, named: str, classes: int, channels: int) -> nn.Module:
-    """Make the backbone that a checkpoint names, of torchvision, timm or the demo; ``BadInput`` for any other."""
+def _known_backbone(command: str, named: str, classes: int, channels: int, option: str) -> nn.Module:
+    """Make the backbone that a checkpoint or option names, of torchvision, timm or the demo; ``BadInput`` otherwise."""
     if named in SMALL_RESNET:
         return resnet18_small(classes).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     if not named.startswith((TORCHVISION, TIMM)):
         raise BadInput(
-            f"checkpoint: {directory} does not name a backbone of torchvision or timm, wants what makes its backbone: "
-            f"--backbone {one_line(named or 'package.module:function')}; save_checkpoint(..., "
-            f"backbone='{TORCHVISION}NAME', classes=[...]) names one there"
+            f"{option} does not name a backbone of torchvision or timm, wants what makes its backbone: "
+            f"{command} --backbone {one_line(named or 'package.module:function')}; "
+            f"save_checkpoint(..., backbone='{TORCHVISION}NAME', classes=[...]) names one there"
         )
     if not classes:
-        raise BadInput(f"checkpoint: {directory} has no names of classes, wants --backbone with a function of yours")
-    return named_backbone(named, classes, channels, f"checkpoint: {directory}")
+        wants = f"a function of yours: {command} --backbone package.module:function"
+        raise BadInput(f"checkpoint: it has no names of classes, by which {named} would be made; wants {wants}")
+    return named_backbone(named, classes, channels, option)
 
 
 def _check_taps(directory: Path, saved: Mapping[str, str], found: Mapping[str, nn.Module], spec: str | None) -> None:

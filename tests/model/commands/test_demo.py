@@ -78,7 +78,7 @@ def test_the_report_adds_up(done):
     assert report["latency"] is None and set(report["seconds"]) == {"load", "train", "calibrate", "evaluate"}
     lasted = max(path.stat().st_mtime for path in out.iterdir()) - folder.stat().st_mtime
     assert 0.0 < sum(report["seconds"].values()) < lasted + 1.0 and min(report["seconds"].values()) > 0.0
-    network = load_network(out, None, None).network
+    network = load_network("auxhead infer", out, None, None).network
     assert [head.rule.threshold for head in network.heads] == [line["threshold"] for line in exits[:-1]]
 
 
@@ -94,7 +94,7 @@ def test_infer_gives_the_answer_of_the_saved_network(done, tmp_path):
     (out / "model.json").write_text(json.dumps(description))
     result = auxhead("infer", out, *paths, "--device", "cpu")
     assert result.exit_code == 0, result.output
-    loaded = load_network(out, None, None)
+    loaded = load_network("auxhead infer", out, None, None)
     wanted = loaded.network(torch.stack([whole(16).pipeline()(open_image(path)) for path in paths]))
     rows = [line for line in result.output.splitlines() if ".png" in line]
     for row, path, label, confidence, exit_index in zip(

@@ -93,11 +93,14 @@ def test_a_picture_that_cannot_be_read_leaves_the_file_of_before(pictures, check
 def test_checkpoints_that_do_not_suffice(network, pictures, tmp_path):
     for change, message in (
         ({"backbone": "torchvision.models:resnet19"}, "got 'torchvision.models:resnet19', which this torchvision has"),
-        ({"classes": ()}, "has no names of classes, wants --backbone with a function of yours"),
-        ({"backbone": "mine:make"}, "wants what makes its backbone: --backbone mine:make"),
+        ({"classes": ()}, "has no names of classes, by which torchvision.models:shufflenet_v2_x0_5 would be"),
+        (
+            {"backbone": "mine:make"},
+            f"wants what makes its backbone: auxhead infer {tmp_path / 'net'} --backbone mine:make",
+        ),
         (
             {"backbone": None},
-            "not name a backbone of torchvision or timm, wants what makes its backbone: --backbone pa",
+            "not name a backbone of torchvision or timm, wants what makes its backbone: auxhead infer ",
         ),
         ({"preprocessing": None}, "checkpoint: was saved without preprocessing"),
     ):

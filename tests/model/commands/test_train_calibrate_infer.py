@@ -101,5 +101,5 @@ def test_images_of_which_all_were_learned_from_are_refused(done):
             shutil.copy(path, done / "learned" / path.parent.name / path.name)
     refused = auxhead("calibrate", done / "net", "--data", done / "learned", "--out", done / "none")
     assert_one_line_error(
-        refused, "data: got 0 different samples that it has not learned from, wants at least one for each of"
+        refused, "--data: got 0 different samples that it has not learned from, wants at least one for each of"
     )

@@ -64,7 +64,10 @@ def test_what_is_refused(network, checkpoint, tmp_path):
     make = ("--backbone", "small_nets:make")
     before = sorted(path.name for path in tmp_path.iterdir())
     assert_one_line_error(auxhead("export", "nowhere", "x.pt2"), "checkpoint: nowhere has no model.json")
-    assert_one_line_error(auxhead("export", checkpoint, "x.pt2"), "what makes its backbone: --backbone small_nets:make")
+    assert_one_line_error(
+        auxhead("export", checkpoint, "x.pt2"),
+        f"what makes its backbone: auxhead export {checkpoint} --backbone small_nets:make",
+    )
     for out in ("net", "small_nets.py"):
         for more in ([], ["--stages"]):
             result = auxhead("export", checkpoint, out, *make, *more)

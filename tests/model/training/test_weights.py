@@ -149,7 +149,7 @@ def test_weights_of_torchvision_by_name(pretrained, tmp_path, monkeypatch):
     assert loaded.network.learned_from.unknown is None, "ImageNet has none of these"
     assert torch.equal(loaded.network.backbone.conv1[0].weight, of_imagenet["conv1.0.weight"])
     trained(*options, "--method", "heads", "--batch-size", 4, "--crop", 64, "--channels", 1, out="grey")
-    grey = load_network(tmp_path / "grey", None, None)
+    grey = load_network("auxhead infer", tmp_path / "grey", None, None)
     assert grey.preprocessing == replace(wanted, crop=64, resize=73, mean=(0.449,), std=(0.226,))
     assert torch.equal(grey.network.backbone.conv1[0].weight, of_imagenet["conv1.0.weight"].sum(1, keepdim=True))
     answers = auxhead("infer", "grey", folder, "--device", "cpu", "--json", "x.jsonl")
@@ -162,7 +162,7 @@ def test_a_backbone_of_timm(tmp_path, monkeypatch):
     folder = wide_folder(tmp_path / "wide", per_class=6)
     options = ("--data", folder, "--backbone", "timm:mobilenetv4_conv_small", "--epochs", 1, "--batch-size", 4)
     trained(*options, "--crop", 64, "--mean", "0.5", "--std", "0.25")
-    loaded = load_network(tmp_path / "out", None, None)
+    loaded = load_network("auxhead infer", tmp_path / "out", None, None)
     usual = Preprocessing.of_timm(timm.create_model("mobilenetv4_conv_small"))
     assert loaded.preprocessing == replace(usual, crop=64, resize=73, mean=(0.5,), std=(0.25,))
     assert loaded.network.backbone.conv_stem.in_channels == 1
