@@ -1,6 +1,8 @@
 """Commands of ``auxhead-plot``: one for each figure, one for all of them, and one for Perfetto traces."""
 
+import json
 from collections.abc import Callable
+from datetime import date
 from pathlib import Path
 from typing import Annotated
 
@@ -11,11 +13,14 @@ from ..model.basics.files import is_standard_output
 from ..model.commands.console import activity, plain_console
 from ..model.commands.errors import command_group, one_line_errors
 from .figures.registry import FIGURES, FigureKind
-from .records import Known, NoRecords
+from .records import Known, NoRecords, own_files
 
 Records = Annotated[
     list[Path] | None,
-    typer.Option(help="A file of records; may be given several times.", show_default="those that come with auxhead"),
+    typer.Option(
+        help="A file of records; may be given several times.",
+        show_default="yours that were written last here, or those that come with auxhead",
+    ),
 ]
 _WRITTEN = "Where the figure goes, without an ending: OUT.png, OUT.svg and OUT.json are written."
 Stem = Annotated[Path | None, typer.Option(help=_WRITTEN, show_default="the figure's name")]
@@ -36,13 +41,11 @@ def every_figure(
         saved, known = False, Known()
         for name, kind in FIGURES.items():
             try:
-                with activity(f"Drawing {name}"):
-                    paths = kind.save(records or None, out / name, known)
+                _draw(kind, records, out / name, known)
             except NoRecords as error:
                 plain_console().print(f"Left out: {name}. {error}", soft_wrap=True)
                 continue
             saved = True
-            _print_saved(paths)
         if not saved:
             raise BadRecord("--records: got none that a figure is drawn from")
 
@@ -64,6 +67,31 @@ def perfetto(
             _print_saved([out])
 
 
+def _draw(kind: FigureKind, records: list[Path] | None, stem: Path, known: Known) -> None:
+    """Draw a figure and save it; of no given records it is of the user's last ones, else of the package's, and says so.
+
+    Raises as :meth:`FigureKind.save`.
+    """
+    own: Path | None = None
+    with activity(f"Drawing {kind.name}"):
+        for own in [] if records else own_files(Path()):
+            try:
+                saved = kind.save([own], stem, known)
+                break
+            except BadRecord:  # of other kinds, or of an earlier version
+                continue
+        else:
+            own, saved = None, kind.save(records or None, stem, known)
+    if not records:
+        measured = json.loads(stem.with_name(f"{stem.name}.json").read_text(encoding="utf-8"))["stamp"].splitlines()[-1]
+        makes = f" `{kind.made_by}` makes yours." if kind.made_by else ""
+        whose = f"{kind.file}, which comes with auxhead"
+        if own is not None:
+            whose = f"{own}, yours, written on {date.fromtimestamp(own.stat().st_mtime)}"
+        plain_console().print(f"Of {whose}: {measured}.{'' if own else makes}", soft_wrap=True)
+    _print_saved(saved)
+
+
 def _print_saved(paths: list[Path]) -> None:
     plain_console().print("Saved " + ", ".join(map(str, paths)), soft_wrap=True)
 
@@ -76,9 +104,7 @@ def _figure_command(kind: FigureKind) -> Callable[..., None]:
         with one_line_errors(BadRecord):
             if stem.name in ("", ".."):
                 raise BadRecord(f"--out: got {stem}, wants the name of a figure, as {stem / kind.name}")
-            with activity(f"Drawing {kind.name}"):
-                saved = kind.save(records, stem.with_suffix("") if stem.suffix in (".png", ".svg", ".json") else stem)
-            _print_saved(saved)
+            _draw(kind, records, stem.with_suffix("") if stem.suffix in (".png", ".svg", ".json") else stem, {})
 
     return command
 

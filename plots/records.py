@@ -10,6 +10,8 @@ from ..autotune.records.record import ENVIRONMENT_KEY, BadRecord, Record, latest
 
 #: The records that come with the package.
 COMMITTED = Path(record_format.__file__).parent
+#: Where commands leave records, below the folder in which they run.
+_LEFT_IN = ("autotune-records/*", "auxhead-*/*.jsonl", "auxhead-*/report.json")
 #: The exit pattern in which no sample leaves early.
 NEVER = "never"
 #: Kinds of which a figure shows one record alone, so that the others may be of other devices.
@@ -48,6 +50,12 @@ def read_kinds(paths: Sequence[Path], kinds: Sequence[str], known: Known | None 
         if len(values) > 1:
             raise BadRecord(f"{files}: got records of several {name} ({_list(sorted(values))}), wants those of one")
     return found
+
+
+def own_files(folder: Path) -> list[Path]:
+    """Return the files of records that commands have left below a folder, the one written last first."""
+    found = {path for pattern in _LEFT_IN for path in folder.glob(pattern) if path.is_file()}
+    return sorted(found, key=lambda path: path.stat().st_mtime, reverse=True)
 
 
 def stamp(records: Sequence[Record], *more: str) -> str:
