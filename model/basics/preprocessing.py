@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -19,6 +19,7 @@ from .images import MOST_PIXELS
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 #: Ways to resize, as torchvision's ``InterpolationMode`` names them; the last three always average.
 INTERPOLATIONS = ("nearest", "nearest-exact", "bilinear", "bicubic", "box", "hamming", "lanczos")
+_FLOAT32 = torch.finfo(torch.float32)
 #: A picture is resized to a larger shorter side than the crop, as torchvision's first presets do: 256 for 224.
 _RESIZE_OF_224 = 256
 
@@ -76,6 +77,10 @@ class Preprocessing:
                 raise TypeError(f"{name}: got {kind_of(given)}, wants a number for each channel, of RGB or of grey")
             if len(given) not in (1, 3) or not all(map(_is_number, given)):
                 raise ValueError(f"{name}: got {given!r:.60}, wants three numbers for RGB, or one for grey")
+            if not all(each == 0.0 or _FLOAT32.tiny <= abs(each) <= _FLOAT32.max for each in given):
+                raise ValueError(
+                    f"{name}: got {given!r:.60}, wants numbers that float32 holds: 0, or 1.2e-38 to 3.4e38"
+                )
             object.__setattr__(self, name, tuple(map(float, given)))
         if len(self.std) != len(self.mean) or min(self.std) <= 0.0:
             wants = f"numbers greater than 0, as many as mean has: {len(self.mean)}"
@@ -165,6 +170,14 @@ class Preprocessing:
         resized = [resize, to_tensor] if self.antialias else [to_tensor, resize]
         cut = [] if self.resize is None else [v2.CenterCrop(self.crop)]
         return [v2.RGB() if self.channels == 3 else v2.Grayscale(), *resized, *cut]
+
+    def cut_away(self, sizes: Iterable[tuple[int, int]]) -> str:
+        """Say what part of pictures, of these widths and heights, the crop cuts away on average; "" for a quarter."""
+        kept = [min(size) / max(size) * (self.crop / self.resize) ** 2 for size in sizes if self.resize is not None]
+        if not kept or (cut := 1.0 - sum(kept) / len(kept)) <= 0.25:
+            return ""
+        less = f", `--resize {self.crop}` cuts less" if self.resize != self.crop else ""
+        return f"The crop cuts away {cut:.0%} of the pictures; `auxhead train --squash` keeps all of them{less}."
 
     def describe(self) -> str:
         """Say in a line what happens to a picture."""

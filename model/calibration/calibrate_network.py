@@ -250,7 +250,7 @@ def _calibrated(
         left_out=prepared.left_out,
         parameters=[],
         rules=[],
-        chance=_chance(collected, torch.cat(list(parts.values()))),
+        chance=_chance(network.taps, collected, torch.cat(list(parts.values()))),
         budget={budget.name: budget.value},
         bound=replace(bound, unknown=unknown),
         exits=exits_on_test(
@@ -310,16 +310,22 @@ def _collect(
     return one_of_all(each), parts
 
 
-def _chance(collected: ExitLogits, own: Tensor) -> str | None:
+def _chance(taps: Sequence[str], collected: ExitLogits, own: Tensor) -> str | None:
     """Say so where a sign test, at 5 %, does not show the classifier to be better than the majority class."""
-    labels, right = collected.labels[own], collected.logits[-1, own].argmax(1) == collected.labels[own]
+    labels = collected.labels[own]
     most = int(labels.bincount().argmax())
-    better, worse = int((right & (labels != most)).sum()), int((~right & (labels == most)).sum())
-    if p_value(worse, better + worse, 0.5) <= 0.05:
+    right = collected.logits.argmax(2)[:, own] == labels  # [E + 1, M]
+    better, worse = (right & (labels != most)).sum(1).tolist(), (~right & (labels == most)).sum(1).tolist()
+    *heads, classifier = [p_value(less, more + less, 0.5) <= 0.05 for more, less in zip(better, worse, strict=True)]
+    if classifier:
         return None
-    share, always = right.double().mean().item(), (labels == most).double().mean().item()
+    *shares, share = right.double().mean(1).tolist()
+    always = (labels == most).double().mean().item()
+    sure = [f"{tap} {part:.1%}" for tap, part, is_better in zip(taps, shares, heads, strict=True) if is_better]
+    asks = "Thresholds mean nothing here: is it trained, and are labels, classes and preprocessing those that it knows?"
+    if sure:
+        asks = f"Heads are better: {', '.join(sure)}; is it the classifier that is not trained, or of other classes?"
     return (
         f"The classifier is no better than chance: of {len(own):,} samples it gets {share:.1%} right; to say class "
-        f"{most} always would get {always:.1%}, and a random label {1 / collected.logits.shape[2]:.1%}. Thresholds "
-        "mean nothing here: is it trained, and are labels, classes and preprocessing those that it knows?"
+        f"{most} always would get {always:.1%}, and a random label {1 / collected.logits.shape[2]:.1%}. {asks}"
     )

@@ -112,9 +112,16 @@ def run_infer(
     saved = "" if out is None else f" Saved in {out}."
     if all(head.rule.threshold >= CRITERIA[head.rule.criterion].high for head in network.exit_heads):
         saved += " No head may answer yet: `auxhead calibrate` chooses thresholds."
+    if cut := checkpoint.preprocessing.cut_away(map(_size_of, files)):
+        saved += f" {cut}"
     console.print(
         f"{len(files):,} images in {seconds:.1f} s, reading included; left at: {shares}.{saved}", soft_wrap=True
     )
+
+
+def _size_of(file: Path) -> tuple[int, int]:
+    with Image.open(file, formats=FORMATS) as image:  # which reads no pixel
+        return image.size
 
 
 def _write_lines(

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from ..basics.bad_input import BadInput
+from ..basics.images import FORMATS
 
 #: Said in the help of each option that names a function of the user's.
 RUNS_YOUR_CODE = (
@@ -36,8 +37,9 @@ DataOption = Annotated[
     Path | None,
     typer.Option(
         help="Your own images: a directory with one folder of images a class, or with such below train, val and test; "
-        "a CSV file with the columns path and label; a directory of a Hugging Face data set's parquet files; the "
-        "directory that holds CIFAR-10 or CIFAR-100, of which pickles are opened only if their checksums are theirs.",
+        "a .csv or .tsv file with the columns path and label; a directory of a Hugging Face data set's parquet files, "
+        "or one of them; the directory that holds CIFAR-10 or CIFAR-100, of which pickles are opened only if their "
+        f"checksums are theirs. Images are {', '.join(FORMATS)}.",
         show_default="the digits that come with scikit-learn",
     ),
 ]

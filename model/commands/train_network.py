@@ -212,6 +212,11 @@ def _load(backbone: nn.Module, given: Mapping[str, Tensor], what: str, name: str
         raise BadInput(f"{what} is not of {name}: it {which} {missing!r:.80}")
     other = [key for key in own if own[key].shape != state[key].shape]
     layers = {key.rpartition(".")[0] for key in other}
+    if len(layers) > 1 and all(own[key].shape[1:] == state[key].shape[1:] for key in other):
+        raise BadInput(
+            f"{what}: {name} has {len(layers)} classifiers, {' and '.join(sorted(layers))}, of which it answers the "
+            f"mean, and one alone can be new; wants weights of {len(own[other[0]])} classes, or another backbone"
+        )
     if len(layers) > 1 or any(own[key].shape[1:] != state[key].shape[1:] for key in other):
         got, wants = (list(values[other[0]].shape) for values in (state, own))
         raise BadInput(f"{what} does not fit {name}: {other[0]!r} is {got}, wants {wants}")

@@ -31,6 +31,8 @@ FORMAT = 5
 #: were neither what the network has learned from nor the hash of the parameters, whose file had another name. Up to 4
 #: pictures were squashed to a square of ``image_size``.
 _BEFORE = (2, 3, 4)
+#: Fields that all files of format 4 have, and that files before may be without.
+_SINCE_4 = ("parameters", "own_exits", "learned_from", "image_size", "mean", "std")
 
 #: Arguments of :class:`ExitRule` that a checkpoint keeps.
 RULE_ARGUMENTS = ("threshold", "criterion", "temperature", "enabled")
@@ -43,6 +45,11 @@ _OPTIONAL = {"hidden", "map_size", "mask"}
 
 def checked_description(path: Path, content: Any) -> dict[str, Any]:
     """Return the content of a ``model.json`` in the format of now; ``BadInput`` for the first thing wrong with it."""
+    if isinstance(content, dict) and content.get("format") in (4, FORMAT):
+        lacks = next((name for name in _SINCE_4 if content["format"] == 4 and name not in content), None)
+        if lacks is not None or content.get("parameters", "") is None:
+            lost = f"no {lacks}" if lacks else "no SHA-256 of its parameters"
+            raise BadInput(f"checkpoint: {path} is damaged: it has {lost}, which format {content['format']} has")
     if isinstance(content, dict) and content.get("format") in _BEFORE:
         content = _as_of_now(content)
     if not isinstance(content, dict) or content.get("format") != FORMAT:

@@ -89,8 +89,11 @@ def decode(
     on_image: Callable[[], None] = lambda: None,
     *,
     skip_damaged: bool = False,
+    tell: Callable[[str], object] = lambda line: None,
 ) -> tuple[LabelledImages, Split, list[str]]:
     """Read every image once and prepare it, but for normalising; ``on_image`` is called after each.
+
+    ``tell`` takes a line about what the crop cuts away, where that is much.
 
     Returns those that could be read, as one split, too, and of each other one, which ``skip_damaged`` leaves out, file
     and fault. ``BadInput`` for one that cannot be read, or for more of them than fit into ``MOST_BYTES``.
@@ -106,6 +109,7 @@ def decode(
     def read(open_it: Callable[[], Image.Image]) -> tuple[Tensor, Tensor] | BadInput:
         try:
             image = open_it()
+            sizes.append(image.size)
             return preprocessing.cropped(image), hashes_of([image.tobytes()])
         except BadInput as error:
             if skip_damaged:
@@ -116,6 +120,7 @@ def decode(
     pictures = torch.empty(count, dtype=torch.int64)
     kept: list[int] = []
     damaged: list[str] = []
+    sizes: list[tuple[int, int]] = []
     with ThreadPoolExecutor(os.cpu_count()) as threads:  # Pillow decodes outside Python's lock
         try:
             for index, image in enumerate(threads.map(read, source.open)):
@@ -130,6 +135,8 @@ def decode(
             raise
     if not kept:
         raise BadInput(f"--data: of {count} images none can be read: {damaged[0] if damaged else 'there are none'}")
+    if cut := preprocessing.cut_away(sizes):
+        tell(cut)
     if damaged:
         source = replace(
             source,
@@ -156,11 +163,12 @@ def read_splits(
 ) -> tuple[LabelledImages, Splits]:
     """Decode and split the images of a source; returns those that could be read, and their splits.
 
-    ``tell`` takes lines about images that were left out; all else is as in :func:`decode` and :func:`split_indices`.
+    ``tell`` takes lines about images that were left out, and what is cut away of others; all else is as in
+    :func:`decode` and :func:`split_indices`.
     """
     count = len(source.open)
     split_indices(source, seed)  # refuses a class that is too small before anything is read
-    source, whole, damaged = decode(source, preprocessing, on_image, skip_damaged=skip_damaged)
+    source, whole, damaged = decode(source, preprocessing, on_image, skip_damaged=skip_damaged, tell=tell)
     if damaged:
         tell(describe_damaged(damaged, count))
     assert whole.contents is not None

@@ -88,6 +88,11 @@ def test_it_goes_through_files_and_to_the_workers_of_a_loader() -> None:
         ({"mean": (0.5, 0.5)}, r"mean: got \(0.5, 0.5\), wants three numbers for RGB, or one for grey"),
         ({"mean": (0.5,)}, r"std: got \[0.229, 0.224, 0.225\], wants numbers greater than 0, as many as mean has: 1"),
         ({"std": (0.2, 0.0, 0.2)}, r"std: got \[0.2, 0.0, 0.2\], wants numbers greater than 0"),
+        (
+            {"std": (1e-50, 0.2, 0.2)},
+            r"std: got \(1e-50, 0.2, 0.2\), wants numbers that float32 holds: 0, or 1.2e-38 to",
+        ),
+        ({"mean": (1e40,), "std": (1.0,)}, r"mean: got \(1e\+40,\), wants numbers that float32 holds"),
         ({"interpolation": "cubic"}, "interpolation: got 'cubic', wants one of nearest, "),
         ({"antialias": 1}, "antialias: got int, wants a bool"),
         ({"interpolation": "box", "antialias": False}, "antialias: got False, wants True with box, which"),
@@ -96,6 +101,15 @@ def test_it_goes_through_files_and_to_the_workers_of_a_loader() -> None:
 def test_what_no_pipeline_can_have_is_refused(arguments: dict, message: str) -> None:
     with pytest.raises((ValueError, TypeError), match=f"^{message}"):
         Preprocessing(**arguments)
+
+
+def test_it_says_what_the_crop_cuts_away_of_wide_pictures() -> None:
+    assert Preprocessing().cut_away([(100, 100), (80, 80)]) == "", "less than a quarter"
+    assert Preprocessing(16, None).cut_away([(100, 10)]) == "" == Preprocessing(16, 16).cut_away([])
+    assert Preprocessing(16, 16).cut_away([(100, 50), (40, 160)]) == (
+        "The crop cuts away 62% of the pictures; `auxhead train --squash` keeps all of them."
+    )
+    assert "cuts away 43% of" in (said := Preprocessing().cut_away([(40, 30)])) and "`--resize 224` cuts less" in said
 
 
 def test_weights_of_no_classifier_and_configs_that_crop_in_another_way_are_refused() -> None:

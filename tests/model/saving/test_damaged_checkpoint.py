@@ -64,6 +64,20 @@ def test_any_description(saved: Path) -> None:
     assert 60 < sum(refused) < 100
 
 
+@pytest.mark.parametrize("lost", ["parameters", "image_size", "std", "learned_from"])
+def test_a_field_of_format_4_that_is_lost_is_damage(saved: Path, lost: str) -> None:
+    """Without it the pictures would be prepared in no way, or parameters looked for in a file of another name."""
+    content = json.loads((saved / DESCRIPTION).read_bytes())
+    content |= {"format": 4, "parameters": "0" * 64, "own_exits": None, "learned_from": None}
+    del content[lost]
+    (saved / DESCRIPTION).write_text(json.dumps(content))
+    with pytest.raises(BadInput, match=f"model.json is damaged: it has no {lost}, which format 4 has$"):
+        load_checkpoint(saved, SmallNet())
+    (saved / DESCRIPTION).write_text(json.dumps({**content, lost: None, "parameters": None}))
+    with pytest.raises(BadInput, match="is damaged: it has no SHA-256 of its parameters, which format 4 has$"):
+        load_checkpoint(saved, SmallNet())
+
+
 def with_header(content: bytes, header: bytes) -> bytes:
     end = 8 + int.from_bytes(content[:8], "little")
     return len(header).to_bytes(8, "little") + header + content[end:]

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -247,3 +248,20 @@ def test_a_network_at_chance_is_not_calibrated_without_a_word(network):
     assert said(report).startswith(f"{report.chance} Test split")
     most = shuffled.bincount().max().item() / len(shuffled)
     assert f"always would get {most:.1%}, and a random label 10.0%" in report.chance
+    assert report.chance.endswith("are labels, classes and preprocessing those that it knows?")
+
+
+def test_of_a_classifier_at_chance_behind_good_heads_it_is_said_that_these_are_good(network):
+    """As of a frozen backbone whose new classifier was not trained."""
+    images, labels = (part[500:] for part in digits())
+    own = copy.deepcopy(network)
+    last = [layer for layer in own.backbone.modules() if isinstance(layer, torch.nn.Linear)][-1]
+    last.weight.data.zero_()
+    with pytest.warns(UserWarning, match="The classifier is no better than chance: .*Heads are better: "):
+        report = calibrate_network(own, batches(images, labels), max_work=0.9, train=set())
+    found = re.search(
+        r"Heads are better: 0 (\d\d)\.\d%, 1 (\d\d)\.\d%; is it the classifier that is not", report.chance
+    )
+    assert [int(share) / 100 for share in found.groups()] == pytest.approx(
+        [one.accuracy_on_all for one in report.exits[:-1]], abs=0.06
+    )

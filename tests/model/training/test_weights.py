@@ -73,6 +73,9 @@ def test_heads_on_a_frozen_backbone_of_weights_in_a_file(pretrained, tmp_path, m
     options = ("--data", folder, "--backbone", "shufflenet_v2_x0_5", "--weights", f"w.{form}", "--method", "heads")
     result = trained(*options, "--crop", 32, "--tap", "stage3")
     assert "resized to a shorter side of 37, cropped to 32 x 32 pixels" in result.output
+    assert result.output.count("of the pictures; `auxhead train --squash` keeps all of them, `--resize 32` cuts") == 1
+    answered = auxhead("infer", "out", folder, "--device", "cpu", "--backbone", "shufflenet_v2_x0_5").output
+    assert answered.count("of the pictures; `auxhead train --squash` keeps all") == 1
     assert f"With weights w.{form}; the classifier is theirs, of as many classes." in result.output
     loaded = load_checkpoint("out", torchvision.models.shufflenet_v2_x0_5(num_classes=2))
     for name, value in loaded.network.backbone.state_dict().items():
@@ -81,6 +84,16 @@ def test_heads_on_a_frozen_backbone_of_weights_in_a_file(pretrained, tmp_path, m
     assert torch.equal(loaded.network.logits(x)[-1], pretrained(x))
     assert accuracies_of("out", folder, torchvision.models.shufflenet_v2_x0_5(num_classes=2))[-1] > 0.9
     assert "trained on images that nobody has noted" in str(loaded.network.learned_from.unknown)
+
+
+def test_a_backbone_of_two_classifiers_is_refused_with_the_reason(tmp_path, monkeypatch):
+    timm = pytest.importorskip("timm")
+    monkeypatch.chdir(tmp_path)
+    torch.save(timm.create_model("levit_128s", num_classes=5).state_dict(), "w.pth")
+    folder = wide_folder(tmp_path / "wide", ("a", "b"))
+    refused = auxhead("train", "--data", folder, "--backbone", "timm:levit_128s", "--weights", "w.pth")
+    has = "timm:levit_128s has 2 classifiers, head.linear and head_dist.linear, of which it answers the mean, and one"
+    assert_one_line_error(refused, f"--weights: w.pth: {has} alone can be new; wants weights of 2 classes, or another")
 
 
 def test_a_classifier_of_other_classes_is_new_and_learns_with_the_heads(pretrained, tmp_path, monkeypatch):
