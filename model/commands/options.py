@@ -8,7 +8,6 @@ from typing import Annotated, Any, Literal
 import typer
 
 from ..basics.bad_input import BadInput
-from ..basics.images import FORMATS
 
 #: Said in the help of each option that names a function of the user's.
 RUNS_YOUR_CODE = (
@@ -39,7 +38,7 @@ DataOption = Annotated[
         help="Your own images: a directory with one folder of images a class, or with such below train, val and test; "
         "a .csv or .tsv file with the columns path and label; a directory of a Hugging Face data set's parquet files, "
         "or one of them; the directory that holds CIFAR-10 or CIFAR-100, of which pickles are opened only if their "
-        f"checksums are theirs. Images are {', '.join(FORMATS)}.",
+        "checksums are theirs. Images are BMP, GIF, JPEG, JPEG2000, PNG, PPM, TIFF, WEBP.",
         show_default="the digits that come with scikit-learn",
     ),
 ]

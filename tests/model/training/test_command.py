@@ -7,6 +7,7 @@ import pytest
 import torch
 import torchvision
 from auxhead.model import accuracy_of_exits, load_checkpoint
+from auxhead.model.basics.images import FORMATS
 from auxhead.model.commands.processes import process_group
 from auxhead.model.commands.train_run import show_steps
 from auxhead.model.training.batches import PixelBatches
@@ -77,6 +78,11 @@ def test_a_network_of_yours_on_a_folder_of_pictures(module, tmp_path):
     assert wanted["second"] > 0.8
     assert all(head.rule.threshold == 1.0 for head in loaded.network.fused_heads)
     assert "No head exits yet" in result.output
+
+
+def test_the_help_names_all_kinds_of_data():
+    shown = " ".join(auxhead("train", "--help").output.replace("│", " ").split())
+    assert f"Images are {', '.join(FORMATS)}." in shown and ".csv or .tsv" in shown and "or one of them" in shown
 
 
 def test_the_digits_by_another_method(module):
