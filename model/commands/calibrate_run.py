@@ -60,7 +60,6 @@ def run_calibration(
     latencies = _latencies(asked, loaded, images.split.pixels, device)
     no_budget = (asked.max_accuracy_drop, asked.max_latency_ms, asked.max_work) == (None, None, None)
     train: set[bytes] | None = None if asked.train_data is None else set()  # nothing besides what was noted
-    with warnings.catch_warnings():
     options = ("data", "confidence", "max_accuracy_drop", "max_latency_ms", "max_work")
     with warnings.catch_warnings(), by_option(*options):
         warnings.filterwarnings("ignore", "The classifier is no better than chance")  # which is printed below
@@ -71,9 +70,10 @@ def run_calibration(
         )  # fmt: skip
     curve = None
     if asked.curve:  # on the same splits, which the network has noted
-        curve = anytime_curve(
-            network, images, latencies=latencies, confidence=asked.confidence, seed=asked.seed, train=train
-        )
+        with by_option(*options):
+            curve = anytime_curve(
+                network, images, latencies=latencies, confidence=asked.confidence, seed=asked.seed, train=train
+            )
     names = loaded.classes or source.classes  # without names the network may have more classes than the images
     named = [replace(row, name=name) for row, name in zip(report.classes, names, strict=False)]
     report = replace(report, data=source.name, classes=[*named, *report.classes[len(names) :]])
