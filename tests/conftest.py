@@ -7,12 +7,15 @@ import itertools
 import os
 import sys
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
 pytest_plugins = ["support.pretended_gpu"]
+# As where auxhead is installed: transformers takes a folder `kernels` on the path for Hugging Face's package.
+sys.path[:] = [place for place in sys.path if Path(place).resolve() != Path(__file__).resolve().parents[1]]
 if "PYTEST_XDIST_WORKER" in os.environ:
     # The workers have the cores: threads of each would mostly spin until those of another one are done.
     torch.set_num_threads(1)

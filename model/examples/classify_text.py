@@ -5,11 +5,11 @@ libraries that are installed here, and the question is in which of these one sta
 same way: its tokenizer's output, with ``labels`` in it, is a batch.
 """
 
-import importlib
 import re
 import tempfile
 from collections import Counter
 from collections.abc import Sequence
+from pkgutil import resolve_name
 
 import torch
 from auxhead.model import TrainingPlan, attach, calibrate_network, load_checkpoint, make_runner, save_checkpoint, train
@@ -30,7 +30,7 @@ def read_sentences(library: str) -> list[list[str]]:
     """Return paragraphs of a library's docstrings as words, each once, in an order that is always the same."""
     found: dict[str, list[str]] = {}
     for part in LIBRARIES[library]:
-        for each in vars(importlib.import_module(library + part)).values():
+        for each in vars(resolve_name(library + part)).values():
             text = vars(each).get("__doc__") if isinstance(each, type) else getattr(each, "__doc__", None)
             for paragraph in re.split(r"\n\s*\n", text if isinstance(text, str) else ""):
                 words = re.findall(r"[a-z]+", paragraph.lower())

@@ -64,7 +64,7 @@ def move_digits(seed: int) -> tuple[Tensor, Tensor, Tensor]:
     return frames[1, :, None], (frames[1] - frames[0])[:, None], labels
 
 
-def load(pictures: Tensor, motion: Tensor, labels: Tensor) -> DataLoader[Any]:
+def batches_of(pictures: Tensor, motion: Tensor, labels: Tensor) -> DataLoader[Any]:
     """Return batches as dicts: the arguments of the network's forward by name, and labels."""
     data = StackDataset(pictures=pictures, motion=motion, labels=labels)  # type: ignore[arg-type]  # has items, too
     return DataLoader(data, 50, shuffle=True)
@@ -76,7 +76,7 @@ def main(device: str) -> None:
     pictures, motion, labels = (each.to(device) for each in move_digits(0))
     learned, held_out, test = (slice(0, 1_000), slice(1_000, 1_400), slice(1_400, None))
     training, validation, checked = (
-        load(pictures[part], motion[part], labels[part]) for part in (learned, held_out, test)
+        batches_of(pictures[part], motion[part], labels[part]) for part in (learned, held_out, test)
     )
     heads = {tap: FusedAuxHead(None, CLASSES) for tap in ("pictures", "motion", "fusion")}
     network = EarlyExitNetwork(TwoStreams().to(device), heads, example_input=(pictures[:2], motion[:2]))

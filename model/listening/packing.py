@@ -56,7 +56,7 @@ class Packing:
         self._bytes = -(-end // _ALIGNED) * _ALIGNED
 
     def pack(self, x: Batch, device: torch.device) -> Tensor:
-        """Return the rows of a batch: in pinned memory for another device if all of it is on the CPU, else on that.
+        """Return the rows of a batch on a device, to which what is all on the CPU crosses in one piece.
 
         Raises:
             ValueError, TypeError: tensors or constants that are not like the example's.
@@ -91,7 +91,7 @@ class Packing:
         )  # fmt: skip
         for index, part in self._parts.items():
             _view(rows, part).copy_(tensors[index].detach())
-        return rows
+        return rows.to(device, non_blocking=True)
 
     def unpack(self, rows: Tensor) -> Any:
         """Return the batch that rows are of, its tensors as views of them."""

@@ -6,12 +6,17 @@ import pytest
 import torch
 from auxhead.model import EarlyExitNetwork, FusedAuxHead, attach, make_runner
 from auxhead.model.listening.packing import Packing
-from support.exits_plan_cases import assert_same
 from support.several_inputs import CLASSES, TwoStreams, Words, streams, words
 
 pytestmark = pytest.mark.usefixtures("without_interpreter", "without_gradients")
 #: On the CPU there are no graphs.
 WAYS = ["eager", *["overlapped", "polled", "gated"] * torch.cuda.is_available()]
+
+
+def assert_same(found, wanted):
+    """Other sizes and trunks round in other places."""
+    assert found.exit_index.equal(wanted.exit_index) and found.label.equal(wanted.label)
+    torch.testing.assert_close(found.confidence, wanted.confidence, rtol=1e-4, atol=1e-5)
 
 
 def on(device, x):
@@ -35,8 +40,9 @@ def of_streams(device):
     torch.manual_seed(0)
     heads = {tap: FusedAuxHead(8, CLASSES) for tap in ("pictures", "motion", "fusion")}
     example = on(device, streams(5))
-    net = EarlyExitNetwork(TwoStreams().eval().to(device), heads, 0.45, example_input=example)
-    return net.to(device).eval()
+    net = EarlyExitNetwork(TwoStreams().eval(), heads, 0.45).to(device).eval()
+    net.check_taps(example)
+    return net
 
 
 SAMPLES = {
@@ -88,14 +94,14 @@ def test_answers_are_those_of_the_network(of_streams, device, way, form):
     assert len(found) > 1
 
 
-def on_cpu_if_none(device):
+def trunks_of(device):
     return ("as_is", "cudnn", "branched", "inductor") if device.type == "cuda" else ("as_is", "cudnn", "branched")
 
 
 def test_every_trunk_reads_the_rows(of_streams, of_words, device):
     for net, x in ((of_streams, on(device, streams(4))), (of_words, on(device, words(9, 5, 3)))):
         wanted = net(x)
-        for trunk in on_cpu_if_none(device):
+        for trunk in trunks_of(device):
             with make_runner(net, x, exits="overlapped" if device.type == "cuda" else "eager", trunk=trunk) as runner:
                 assert_same(runner(x), wanted)
 
