@@ -108,8 +108,6 @@ _ROWS: tuple[tuple[str, str, tuple[str, ...], str, str, str], ...] = (
      "What runs beside what in one replay: trunk and heads over time, and the SMs that the heads' programs are on."),
     ("landscape", "sweep", ("sweep",), "h200/sweep.jsonl.gz", "auxhead-tune sweep resnet18",
      "Time of heads alone over two fields of their launch configuration, with the noise and what was not tried."),
-    ("pareto", "pareto", ("pareto",), "h200/pareto.jsonl", "",
-     "How much sooner answers come for how much accuracy, by runner and batch size."),
     ("roofline", "roofline", ("heads",), "h200/heads.jsonl", "auxhead-tune heads resnet18",
      "How far heads alone are from the memory's bandwidth, and which wait for latency instead."),
     ("random-heads", "random_heads", ("random-heads",), "h100/random-heads.jsonl.gz", "auxhead-tune heads --random 400",

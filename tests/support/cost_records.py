@@ -13,34 +13,6 @@ def record(kind, cell, variant, run="r1", exits="own", **rest):
     return Record(kind=kind, cell=cell, exits=exits, variant=variant, run=run, utc="2026-11-21T12:00:00+00:00", **rest)
 
 
-def pareto_records(run="r1", weights="w1", batches=(1, 64), faster=1.0):
-    """Of each batch size three sets of thresholds; ``faster`` divides the runners' times."""
-    times = {1: {"overlapped": (380, 381, 382), "polled": (345, 210, 130), "gated": (360, 190, 110)}}
-    times[64] = {"overlapped": (500, 501, 502), "polled": (480, 470, 330), "gated": (510, 490, 300)}
-    full = {1: {"eager-bare@as_is": 1430.0, "graph-bare@cudnn": 320.0}}
-    full[64] = {"eager-bare@as_is": 1530.0, "graph-bare@cudnn": 440.0}
-    found = []
-    for batch in batches:
-        cell = {"model": "resnet18_small", "dtype": "float32", "batch": batch, "taps": ["a", "b"], "input": [3, 16, 16]}
-        for place, exits in enumerate(("never", "calibrated 0.5 %", "calibrated 4 %")):
-            accuracy = (0.9944, 0.9916, 0.9832)[place]
-            rows = [(name, us, 0.9944, []) for name, us in full[batch].items()]
-            for name, of_points in times[batch].items():
-                us = of_points[place] / faster
-                bare = full[batch]["graph-bare@cudnn"]
-                pair = {"role": "bare", "mean_host_us": bare, "mean_host_ratio": us / bare}
-                rows.append((f"{name}@cudnn", us, accuracy, [pair]))
-            found += [
-                record(
-                    "pareto", cell, name, run, exits, paired=paired,
-                    protocol={"data": "scikit-learn digits", "weights": weights},
-                    measured={"samples": 359, "accuracy": right, "mean_host_us": us},
-                )
-                for name, us, right, paired in rows
-            ]  # fmt: skip
-    return found
-
-
 #: Channels and side of the map at each tap.
 TAPS = {"layer1": (64, 56), "layer2": (128, 28), "layer3": (256, 14), "layer4": (512, 7)}
 

@@ -10,39 +10,10 @@ from auxhead.plots.figures.reports import read
 from auxhead.plots.records import COMMITTED, NoRecords
 from support.command_line import plot
 from support.committed_records import records as committed
-from support.cost_records import head_records, pareto_records, profile_records
+from support.cost_records import head_records, profile_records
 from support.pipeline_records import pipeline_records
 
-PARETO, PROFILE, ROOFLINE = FIGURES["pareto"], FIGURES["profile"], FIGURES["roofline"]
-
-
-def test_pareto_front_and_title():
-    drawn = PARETO.numbers(pareto_records())
-    first, second = drawn["panels"]
-    assert (first["batch"], second["batch"]) == (1, 64)
-    assert first["full"]["graph-bare"] == {"mean_us": 320.0, "accuracy_percent": pytest.approx(99.44)}
-    assert first["runners"]["polled"]["mean_us"] == [345, 210, 130]
-    assert first["runners"]["polled"]["thresholds"] == ["never", "calibrated 0.5 %", "calibrated 4 %"]
-    # the cheapest thresholds, then gated at half a point, then the full network: all others are beaten by one of them
-    assert first["front"] == [[110, pytest.approx(98.32)], [190, pytest.approx(99.16)], [320.0, pytest.approx(99.44)]]
-    assert second["front"] == [[300, pytest.approx(98.32)], [440.0, pytest.approx(99.44)]]
-    assert "1.7 times sooner (gated) at batch 1, no sooner at batch 64" in drawn["title"]
-    assert "359 test images, one of them is 0.28 points" in drawn["stamp"]
-    assert "no sooner at batch 1" in PARETO.numbers(pareto_records(batches=(1,), faster=0.5))["title"]
-
-
-def test_pareto_takes_the_last_run_of_the_last_network():
-    older, other = pareto_records("r0", faster=2.0), pareto_records("r2", "w0", batches=(1,), faster=3.0)
-    expected = PARETO.numbers(pareto_records())
-    assert PARETO.numbers([*older, *other, *pareto_records()]) == expected
-    failed = dataclasses.replace(older[-1], run="r1", error="RuntimeError: no gates", measured=None)
-    assert "failed: gated@cudnn: RuntimeError: no gates" in PARETO.numbers([*pareto_records(), failed])["stamp"]
-
-
-def test_pareto_needs_the_full_network_and_a_runner():
-    alone = [record for record in pareto_records() if record.variant.startswith("eager")]
-    with pytest.raises(NoRecords, match="no measurement of the full network in a CUDA graph and of a runner"):
-        PARETO.draw(alone)
+PROFILE, ROOFLINE = FIGURES["profile"], FIGURES["roofline"]
 
 
 def test_roofline_takes_the_last_run_in_which_the_fused_head_was_timed():
