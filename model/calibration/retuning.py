@@ -284,7 +284,8 @@ class Retuner:
         with torch.no_grad():
             logits = self.network.logits(on_device(x, self.network.device))
         self._logged.append(torch.stack([each.float() for each in logits]).cpu())
-        self._samples.append(Samples([short(identities(x))], frozenset([kind_of_input(x)])))
+        mask = self.network.mask_in(x)
+        self._samples.append(Samples([short(identities(x, mask))], frozenset([kind_of_input(x, mask)])))
         if sum(each.shape[1] for each in self._logged) < self.window:
             return None
         self.log = log = self._log()

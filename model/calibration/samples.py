@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from ..basics.arguments import kind_of
 from ..listening.batches import Batch, call_with, check_input_batch, first_tensor, on_device, two_samples
 from ..listening.dry_run import Flow
-from ..listening.reading import parts_in_words
+from ..listening.reading import masks_in, parts_in_words
 from ..network.early_exit_network import EarlyExitNetwork
 from ..network.learned_from import NEW, ROLES, identities, kind_of_input
 from ..processes.dealing import dealt
@@ -20,17 +20,23 @@ from ..training.batches import pair_of
 SHARES = {"temperature": 0.2, "thresholds": 0.5, "test": 0.3}
 
 
-def sample_identities(loader: Iterable[Any]) -> set[bytes]:
+def sample_identities(loader: Iterable[Any], network: EarlyExitNetwork | None = None) -> set[bytes]:
     """Return the identities of all samples of a loader, by which :func:`calibrate_network` knows the training samples.
 
     A sample is known by its bytes: the loader yields batches of input [N, ...] and labels, without random changes, and
-    prepared as those for calibration are. Others raise ``TypeError`` or ``ValueError``.
+    prepared as those for calibration are. Of several inputs padding is left out by the mask that the heads of
+    ``network`` read by, or of a dict, without one, by its one mask that is called so. Others raise ``TypeError`` or
+    ``ValueError``.
     """
     found: set[bytes] = set()
     for batch in loader:
         x, _ = pair_of("loader", batch, "input [N, ...] and labels [N]")
         check_input_batch("loader: input", x)
-        found.update(identities(x))
+        if network is None:
+            masks = masks_in(x) if isinstance(x, Mapping) else []
+            found.update(identities(x, masks[0] if len(masks) == 1 else None))
+        else:
+            found.update(identities(x, network.mask_in(x)))
     return found
 
 
@@ -193,12 +199,13 @@ def collect_logits(
                 wants = f"logits {list(exits[-1].shape)}"
                 raise ValueError(f"static_model: returned {parts_in_words(static)}, wants {wants}")
             parts["static_labels"] = static.argmax(1).cpu()
-        own = torch.frombuffer(bytearray(b"".join(identities(x))), dtype=torch.uint8)  # while the device is at work
+        hashes = b"".join(identities(x, network.mask_in(x)))
+        own = torch.frombuffer(bytearray(hashes), dtype=torch.uint8)  # while the device is at work
         parts |= {"identities": own.reshape(len(y), -1), "logits": exits.cpu(), "labels": y.detach().cpu().long()}
         return parts
 
     kinds: set[str] = set()
-    batches = enumerate(_checked(batch, name, kinds) for batch in loader)
+    batches = enumerate(_checked(batch, name, network, kinds) for batch in loader)
     each = list(dealt(batches, answered, _content, name))
     if not each:
         raise ValueError(f"{name}: got no batches, wants at least one; a generator that was read before has none")
@@ -229,7 +236,7 @@ def _content(numbered: tuple[int, tuple[Batch, Tensor]]) -> bytes:
     return repr((kind_of_input(x), y.tolist(), identities(two_samples(x))[:1])).encode()
 
 
-def _checked(batch: object, name: str, kinds: set[str]) -> tuple[Batch, Tensor]:
+def _checked(batch: object, name: str, network: EarlyExitNetwork, kinds: set[str]) -> tuple[Batch, Tensor]:
     x, y = pair_of(name, batch, "input [N, ...] and labels [N]")
     check_input_batch(f"{name}: input", x)
     samples = first_tensor(x).shape[:1]
@@ -239,7 +246,7 @@ def _checked(batch: object, name: str, kinds: set[str]) -> tuple[Batch, Tensor]:
         how = ": labels.long()" if y.shape == samples else "" if y.ndim else ", as a DataLoader of the data set does"
         wants = f"class indices {list(samples)}, whole numbers{how}"
         raise ValueError(f"{name}: yields labels {list(y.shape)} of {y.dtype}, wants {wants}")
-    kinds.add(kind_of_input(x))
+    kinds.add(kind_of_input(x, network.mask_in(x)))
     return x, y
 
 

@@ -144,6 +144,8 @@ def _inputs(images: Batch, takes: Sequence[Tensor]) -> tuple[Value, ...]:
     """Describe the inputs of a file, fake tensors, by the names that they have in a batch; that of one is "input"."""
     words = [re.sub(r"\W+", "_", name).strip("_") for name in tensors_by_name(images)]
     names = [f"input_{word}" if word.isdecimal() else word or "input" for word in words]
+    if len({*names}) < len(names) or any(name.startswith("exit_") for name in names):
+        names = [f"input_{index}" for index in range(len(names))]
     return tuple(value_like(name, each, takes[0].shape[0]) for name, each in zip(names, takes, strict=True))
 
 

@@ -160,8 +160,10 @@ def check_files(
     files = [open_file(path, format) for path in paths]
     by, largest = files[0].by, 0.0
     for size in _SIZES:
-        which = torch.arange(size) % len(first_tensor(images))
-        x = map_tensors(images, lambda each, which=which: each[which])  # type: ignore[misc]
+        samples = len(first_tensor(images))
+        which = torch.arange(size) % samples
+        own = [y for y in tensors_by_name(images).values() if y.ndim and len(y) == samples]
+        x = map_tensors(images, lambda y, i=which, own=own: y[i] if any(y is one for one in own) else y)  # type: ignore[misc]
         found: list[Tensor] = []
         handed: Sequence[Tensor] = [each.clone() for each in tensors_by_name(x).values()]
         for file in files:

@@ -11,7 +11,7 @@ from torch import Tensor, fx, nn
 from torch.export import Dim, ExportedProgram
 
 from ..basics.bad_input import BadInput
-from ..listening.batches import Batch, map_tensors, tensors_by_name
+from ..listening.batches import Batch, first_tensor, map_tensors, tensors_by_name
 from ..network.early_exit_network import EarlyExitNetwork
 from ..training.learners import AllExits
 
@@ -139,9 +139,9 @@ def logits_program(network: EarlyExitNetwork, example: Batch) -> ExportedProgram
     It takes the tensors of a batch like the example, which has two samples or more, lest the program be made for one.
     ``BadInput`` if torch.export cannot make it, or the backbone keeps a state, which files would not.
     """
-    tensors = tuple(tensors_by_name(example).values())
+    tensors, samples = tuple(tensors_by_name(example).values()), len(first_tensor(example))
     with one_line_of_exporter("network: torch.export cannot export it"):
-        shapes = (tuple({0: Dim.DYNAMIC} for _ in tensors),)
+        shapes = (tuple({0: Dim.DYNAMIC} if each.ndim and len(each) == samples else None for each in tensors),)
         program = torch.export.export(_OfTensors(network, example), tensors, dynamic_shapes=shapes)
         program = program.run_decompositions({})  # into operators without side effects, and no further
     written = sorted(

@@ -114,6 +114,8 @@ def _tensors(x: Batch) -> list[Tensor]:
     return [each for each in tree_leaves(_plain(x)) if isinstance(each, Tensor)]
 
 
-def _plain(x: Batch) -> Any:
-    """Return a mapping of any kind as a dict, the one kind whose values PyTorch finds."""
-    return dict(x) if isinstance(x, Mapping) else x
+def _plain(x: Any) -> Any:
+    """Return mappings of any kind as dicts, the one kind whose values PyTorch finds."""
+    if isinstance(x, Mapping):
+        return {key: _plain(each) for key, each in x.items()}
+    return type(x)(map(_plain, x)) if type(x) in (tuple, list) else x

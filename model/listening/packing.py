@@ -9,6 +9,7 @@ from torch.utils._pytree import keystr, tree_flatten_with_path, tree_unflatten
 
 from ..basics.arguments import check_dense, kind_of, tensor_in_words
 from .batches import Batch, call_with, check_input_batch, first_tensor
+from .hooks import hooks_of, users_hooks
 
 #: Each tensor's numbers begin at a multiple of so many bytes of a row, as kernels like to read them.
 _ALIGNED = 16
@@ -36,8 +37,7 @@ class Packing:
         """
         check_input_batch(name, example)
         samples, self._parts, self._fixed = len(first_tensor(example)), {}, {}
-        self._keys = list(example) if isinstance(example, Mapping) else None
-        leaves, self._tree = tree_flatten_with_path(self._in_order(example))
+        leaves, self._tree = tree_flatten_with_path(_in_order(example))
         end = 0
         for index, (path, each) in enumerate(leaves):
             own = keystr(path)
@@ -61,11 +61,13 @@ class Packing:
         Raises:
             ValueError, TypeError: tensors or constants that are not like the example's.
         """
-        leaves, tree = tree_flatten_with_path(self._in_order(x)) if isinstance(x, (tuple, Mapping)) else ([], None)
+        leaves, tree = tree_flatten_with_path(_in_order(x))
         if tree != self._tree:
-            names = self._keys or f"a tuple of {len(self._parts)}"
-            got = sorted(map(str, x)) if isinstance(x, Mapping) else kind_of(x)
-            raise TypeError(f"x: got {got}, wants {names}, as the example input has")
+            named = ", ".join(keystr(path) for path, _ in leaves)
+            wants = ", ".join(
+                [*(part.name for part in self._parts.values()), *(name for name, _ in self._fixed.values())]
+            )
+            raise TypeError(f"x: got {kind_of(x)} {named}, wants {wants}, as the example input has")
         for index, (name, value) in self._fixed.items():
             if (given := leaves[index][1]) is not value and (type(given) is not type(value) or given != value):
                 raise ValueError(f"x{name}: got {given!r:.50}, wants {value!r:.50}, as the example input has")
@@ -102,24 +104,28 @@ class Packing:
 
         A backbone in float64, by which trunks are checked, gets all floats in that.
         """
-        exact = any(each.dtype == torch.float64 for each in backbone.parameters())
+        kinds = {each.dtype for each in backbone.parameters() if each.is_floating_point()}
         tensors = {}
         for index, part in self._parts.items():
             layout = torch.channels_last if part.channels_last else torch.contiguous_format
-            each = _view(rows, part).contiguous(memory_format=layout)
-            tensors[index] = each.double() if exact and part.dtype.is_floating_point else each
+            if part.dtype == torch.bool:  # which Inductor cannot view as such
+                each = _view(rows, part._replace(dtype=torch.uint8)) != 0
+            else:
+                each = _view(rows, part).contiguous(memory_format=layout)
+            exact = kinds == {torch.float64} and part.dtype.is_floating_point
+            tensors[index] = each.double() if exact else each
         return call_with(forward, self._batch(tensors))
 
     def _batch(self, tensors: Mapping[int, Tensor]) -> Any:
         fixed = {index: value for index, (_, value) in self._fixed.items()}
         return tree_unflatten([{**fixed, **tensors}[index] for index in range(len(fixed) + len(tensors))], self._tree)
 
-    def _in_order(self, x: Batch) -> Any:
-        """Return a mapping as a dict, its arguments in the example's order and others behind."""
-        if not isinstance(x, Mapping):
-            return x
-        keys = [*(key for key in self._keys or () if key in x), *(key for key in x if key not in (self._keys or ()))]
-        return {key: x[key] for key in keys}
+
+def _in_order(x: Any) -> Any:
+    """Return mappings as dicts whose keys are in order, so that a batch has one form."""
+    if isinstance(x, Mapping):
+        return {key: _in_order(x[key]) for key in sorted(x, key=str)}
+    return type(x)(map(_in_order, x)) if type(x) in (tuple, list) else x
 
 
 def _view(rows: Tensor, part: _Part) -> Tensor:
@@ -130,24 +136,33 @@ def _view(rows: Tensor, part: _Part) -> Tensor:
     return numbers.view(-1, height, width, channels).permute(0, 3, 1, 2)
 
 
+def check_takes_rows(backbone: nn.Module) -> None:
+    """Raise ``TypeError`` for a backbone of which another forward cannot take rows in place of batches."""
+    own = vars(backbone)
+    why = {
+        "TorchScript": isinstance(backbone, torch.jit.ScriptModule),
+        "a forward set on the instance": "forward" in own,
+        "hooks, which would be given rows": any(map(users_hooks, hooks_of(backbone)[:2])),
+        "a compiled call": own.get("_compiled_call_impl") is not None,
+    }
+    if found := [what for what, is_so in why.items() if is_so]:
+        wants = "a plain module whose class has the forward; or the backbone in a module that calls it"
+        raise TypeError(f"backbone: is a {type(backbone).__name__} with {found[0]}, wants {wants}")
+
+
 def taking_rows(backbone: nn.Module, packing: Packing) -> nn.Module:
     """Return a backbone that takes rows, [N, B] uint8, in place of the batches in them.
 
-    It is the given one under another class: layers, parameters, names and modes are the same objects.
-
-    Raises:
-        TypeError: a backbone whose forward cannot be replaced.
+    It is the given one under another class: layers, parameters, names and modes are the same objects. Raises as
+    :func:`check_takes_rows` does.
     """
+    check_takes_rows(backbone)
     kind = type(backbone)
-    if isinstance(backbone, torch.jit.ScriptModule) or "forward" in vars(backbone):
-        what = "TorchScript" if "forward" not in vars(backbone) else "a forward set on the instance"
-        raise TypeError(f"backbone: is {kind_of(backbone)} with {what}, wants a module whose class has the forward")
 
     def forward(self: nn.Module, rows: Tensor) -> Any:
         return packing.call(self, lambda *arguments, **named: kind.forward(self, *arguments, **named), rows)
 
-    taking: nn.Module = object.__new__(
-        type(kind.__name__, (kind,), {"forward": forward, "__module__": kind.__module__})
-    )
+    its = {"forward": forward, "__module__": kind.__module__}
+    taking: nn.Module = object.__new__(type(kind.__name__, (kind,), its))
     taking.__dict__ = backbone.__dict__
     return taking

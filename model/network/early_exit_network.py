@@ -39,6 +39,7 @@ from ..listening.reading import (
     Extract,
     Reading,
     check_extract,
+    masks_in,
     read_tokens,
     reading_of,
     with_mask,
@@ -254,6 +255,19 @@ class EarlyExitNetwork(nn.Module):
                 found[index] = partial(read_tokens, tap, extract, head)
         return found
 
+    def mask_in(self, x: Batch) -> tuple[str, Tensor] | None:
+        """Return the name and the mask [N, T] by which heads leave padding out of a batch; None if there is no one.
+
+        Where no head reads by a mask it is the one that is called so; its name begins with "~" if it says the opposite.
+        """
+        if isinstance(x, Tensor):
+            return None
+        arguments = arguments_in(x, self.argument_names)
+        read = {each.mask for each in self.extract.values() if isinstance(each, Extract)} - {None, AUTO}
+        masks = [(str(name), arguments.get(str(name).removeprefix("~"))) for name in read] or masks_in(arguments)
+        found = [(name, mask) for name, mask in masks if isinstance(mask, Tensor) and mask.ndim == 2]
+        return found[0] if len(found) == 1 else None
+
     def forget_repeats(self) -> None:
         """Make launches anew, of a network that was copied."""
         self._repeats = ExitsRepeats()
@@ -394,13 +408,14 @@ class EarlyExitNetwork(nn.Module):
         Args:
             x: a batch, as :meth:`forward` takes it.
             in_equilibrium: each layer of the backbone gets the mean of the gradients of the exits behind it, not their
-                sum: the ``gradients="equilibrium"`` of :class:`TrainingPlan`. The logits are the same.
+                sum, where all of it flows through the taps: the ``gradients="equilibrium"`` of :class:`TrainingPlan`.
+                The logits are the same.
 
         Raises:
             ValueError: a tap's output is changed in place later in the forward, as by a dropout in training mode alone;
                 or a head has hooks, or a forward of its own, that its answers alone would follow.
         """
-        if self._keeps_compiler_out():
+        if self._keeps_compiler_out() or in_equilibrium and torch.compiler.is_dynamo_compiling():
             return self._uncompiled(EarlyExitNetwork.logits, x, in_equilibrium=in_equilibrium)
         self._check_first(x)
         check_followed(self.taps, self.exit_heads)

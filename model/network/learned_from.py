@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from ..basics.bad_input import BadInput
-from ..listening.batches import Batch, tensors_by_name
-from ..listening.reading import are_tokens, masks_in
+from ..listening.batches import Batch, first_tensor, tensors_by_name
+from ..listening.reading import are_tokens
 
 #: What a network was given samples for; the index is the sample's *role*, and that of one it has not seen ``NEW``.
 #: "weights" are the parameters, and the choice of their best epoch.
@@ -153,29 +153,29 @@ def fingerprint(network: nn.Module, but: Container[str] = ()) -> tuple[str, ...]
     return tuple(own.hexdigest() for own in found.values())
 
 
-def identities(x: Batch) -> list[bytes]:
-    """Return of each sample of a batch a hash of its content, 16 bytes; padding that a mask tells is no content."""
+def identities(x: Batch, mask: tuple[str, Tensor] | None = None) -> list[bytes]:
+    """Return of each sample of a batch a hash of its content, 16 bytes.
+
+    Padding that the mask [N, T] tells, given with its name, is no content; what is not of samples is one of all.
+    """
     if isinstance(x, Tensor):
         return _of_rows(x)
-    parts, kept = tensors_by_name(x), _tokens_in(x)
-    digests = [
-        _of_rows(each)
-        if kept is None or each.shape[:2] != kept.shape
-        else [_of_rows(sample[own][None])[0] for sample, own in zip(each.detach().cpu(), kept, strict=True)]
-        for each in parts.values()
-    ]
+    samples, kept = len(first_tensor(x)), None if mask is None else are_tokens(mask[0], mask[1].detach().cpu())
+    parts, digests = tensors_by_name(x), []
+    for each in parts.values():
+        if not each.ndim or len(each) != samples:
+            digests.append(_of_rows(each[None]) * samples)
+        elif kept is None or each.shape[:2] != kept.shape:
+            digests.append(_of_rows(each))
+        else:
+            rows = zip(each.detach().cpu(), kept, strict=True)
+            digests.append([_of_rows(sample[own][None])[0] for sample, own in rows])
     names = "\0".join(parts).encode()
     return [_digest(b"".join([names, *own])) for own in zip(*digests, strict=True)]
 
 
-def _tokens_in(x: Batch) -> Tensor | None:
-    """Return which tokens [N, T] of a dict are no padding, on the CPU; None unless it has one mask by its name."""
-    masks = masks_in(x) if isinstance(x, Mapping) else []
-    return are_tokens(masks[0][0], masks[0][1].detach().cpu()) if len(masks) == 1 else None
-
-
 def _of_rows(x: Tensor) -> list[bytes]:
-    rows = x.detach().cpu().contiguous().reshape(len(x), -1).view(torch.uint8).numpy()
+    rows = x.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(len(x), -1).view(torch.uint8).numpy()
     if rows[:1].nbytes < _WORTH_A_THREAD:
         return [_digest(row) for row in rows]
     with ThreadPoolExecutor(os.cpu_count()) as threads:
@@ -187,12 +187,12 @@ def short(digests: Iterable[bytes]) -> Tensor:
     return torch.from_numpy(np.frombuffer(b"".join(one[:8] for one in digests), "<i8").astype(np.int64))
 
 
-def kind_of_input(x: Batch) -> str:
+def kind_of_input(x: Batch, mask: tuple[str, Tensor] | None = None) -> str:
     """Return the kind of a batch's samples; the number of tokens, if a mask tells padding, is T."""
-    kept, kinds = _tokens_in(x), []
+    kinds = []
     for name, each in tensors_by_name(x).items():
         sizes = [*map(str, each.shape[1:])]
-        if kept is not None and each.shape[:2] == kept.shape:
+        if mask is not None and each.shape[:2] == mask[1].shape:
             sizes[0] = "T"
         kinds.append(f"{name} {each.dtype} [{', '.join(sizes)}]".replace("torch.", "").strip())
     return ", ".join(kinds)

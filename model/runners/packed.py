@@ -3,7 +3,6 @@
 import copy
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -11,11 +10,15 @@ from torch import Tensor
 
 from ..answers.exit_result import ExitResult
 from ..basics.arguments import kind_of
-from ..listening.batches import Batch, arguments_in, check_input_batch, first_tensor, map_tensors
-from ..listening.packing import Packing, taking_rows
-from ..listening.reading import PADDING, TOKENS, masks_in
+from ..listening.batches import Batch, check_input_batch, first_tensor, map_tensors, tensors_by_name
+from ..listening.packing import Packing, check_takes_rows, taking_rows
+from ..listening.reading import PADDING, TOKENS, are_tokens
+from ..listening.rounding import relative_error
 from ..network.early_exit_network import EarlyExitNetwork
 from .runner import Runner
+
+#: How far logits may be off where padding is added, in roundings of the largest: sums come in another order.
+_ROUNDINGS = 100
 
 
 class PackedRunner(Runner):
@@ -34,16 +37,16 @@ class PackedRunner(Runner):
     ) -> None:
         """Make runners, by ``make``, of a network that takes rows, and rows of the example; see :func:`make_runner`."""
         check_input_batch("example_input", example_input)
-        self._lengths = None if lengths is None else _checked(lengths)
         network.check_taps(example_input)
         self.network = network
         self._device = first_tensor(example_input).device
+        self._padding = None if lengths is None else _Padding(network, example_input, lengths)
         self._packings: list[Packing] = []
         self.runners: list[Runner] = []
         """One for each length, in their order; or the one that there is."""
         try:
-            for length in self._lengths or (None,):
-                example = example_input if length is None else self._of_length(length, "example_input", example_input)
+            for length in self._lengths:
+                example = example_input if self._padding is None else self._padding.to(length, example_input)
                 packing = Packing("example_input", example)
                 self._packings.append(packing)
                 self.runners.append(make(_taking_rows(network, packing), packing.pack(example, self._device)))
@@ -51,35 +54,32 @@ class PackedRunner(Runner):
             self.close()
             raise
 
-    def __call__(self, x: Batch) -> ExitResult:
+    @property
+    def _lengths(self) -> Sequence[int]:
+        return (0,) if self._padding is None else self._padding.lengths
+
+    def __call__(self, x: Batch, **options: Any) -> ExitResult:
         """Answer for a batch like the example, of any number of samples and, with lengths, up to the longest.
 
         It may be on the CPU or on the device of the example, and each tensor on either; one in pinned memory may be
-        written to once this has returned.
+        written to once this has returned. Options are those of the runner behind it.
 
         Raises:
             ValueError, TypeError: a tensor or constant that is not like the example's; nothing is launched.
             RuntimeError: as of the runner behind it.
         """
+        check_takes_rows(self.network.backbone)
         index = 0
-        if self._lengths is not None:
-            tokens = _mask("x", x, self.network)[1].shape[1]
-            index = bisect_left(self._lengths, tokens)
-            if index == len(self._lengths):
-                raise ValueError(f"x: has {tokens} tokens, wants at most {self._lengths[-1]}, the longest of lengths")
-            x = self._of_length(self._lengths[index], "x", x)
-        return self.runners[index](self._packings[index].pack(x, self._device))
-
-    def _of_length(self, length: int, name: str, x: Batch) -> Batch:
-        """Return a batch with so many tokens: padded behind its own, or the first ones."""
-        which, mask = _mask(name, x, self.network)
-        return map_tensors(x, partial(_resized, length, mask, int(which.endswith(PADDING))))
+        if self._padding is not None:
+            index = self._padding.length_of(x)
+            x = self._padding.to(self._lengths[index], x)
+        return self.runners[index](self._packings[index].pack(x, self._device), **options)
 
     def describe(self) -> str:
         """Say how batches come in, and what was made of the network, for each length."""
         lines = ["Batches of several tensors come in as one, a row of bytes a sample."]
-        for length, runner in zip(self._lengths or (None,), self.runners, strict=True):
-            lines += [*([] if length is None else [f"Up to {length} tokens:"]), runner.describe()]
+        for length, runner in zip(self._lengths, self.runners, strict=True):
+            lines += [*([] if self._padding is None else [f"Up to {length} tokens:"]), runner.describe()]
         return "\n".join(lines)
 
     def refresh(self) -> None:
@@ -105,36 +105,75 @@ class PackedRunner(Runner):
             runner.wait_until_idle()
 
 
-def _checked(lengths: Sequence[int]) -> list[int]:
-    try:
-        found = sorted(set(lengths))
-    except TypeError:
-        found = []
-    if isinstance(lengths, str) or not found or not all(type(each) is int and each > 0 for each in found):
-        raise ValueError(f"lengths: got {lengths!r:.50}, wants numbers of tokens, positive ints")
-    return found
+class _Padding:
+    """Pads batches to some lengths as an example is padded: by its mask, in what has a row for each of its tokens."""
 
+    def __init__(self, network: EarlyExitNetwork, example: Batch, lengths: Sequence[int]) -> None:
+        """Find out what padding is in each tensor, and that no logits change with it.
 
-def _mask(name: str, x: Any, network: EarlyExitNetwork) -> tuple[str, Tensor]:
-    """Return name and tensor [N, T] of the mask that tells padding in a batch."""
-    if not isinstance(x, (tuple, Mapping)):
-        raise TypeError(f"{name}: got {kind_of(x)}, wants a tuple or dict of the backbone's arguments with a mask")
-    masks = masks_in(arguments_in(x, network.argument_names))
-    if len(masks) != 1:
-        wants = f"one [N, T] whose name ends in {TOKENS!r} or {PADDING!r}, which lengths are padded by"
-        raise ValueError(f"{name}: got {len(masks)} masks, wants {wants}")
-    return masks[0]
+        Raises:
+            ValueError, TypeError: lengths that are none, or an example without one mask; or logits that do change.
+        """
+        try:
+            self.lengths = sorted(set(lengths))
+        except TypeError:
+            self.lengths = []
+        if isinstance(lengths, str) or not self.lengths or any(type(one) is not int or one < 1 for one in self.lengths):
+            raise ValueError(f"lengths: got {lengths!r:.50}, wants numbers of tokens, positive ints")
+        self._network = network
+        name, mask = self._mask("example_input", example)
+        kept = are_tokens(name, mask)
+        tells_padding = name.endswith(PADDING) != name.startswith("~")
+        #: By the place of each tensor that has tokens, what is in their padding.
+        self._fills: dict[str, bool | int | float] = {}
+        for place, each in tensors_by_name(example).items():
+            if each.shape[:2] == kept.shape:
+                padding = each[~kept].unique()
+                self._fills[place] = padding.item() if padding.numel() == 1 else int(tells_padding and each is mask)
+        self._check(example, mask.shape[1])
 
+    def _mask(self, name: str, x: Any) -> tuple[str, Tensor]:
+        if not isinstance(x, (tuple, Mapping)):
+            raise TypeError(f"{name}: got {kind_of(x)}, wants a tuple or dict of the backbone's arguments with a mask")
+        if (found := self._network.mask_in(x)) is None:
+            wants = f"one [N, T] by which heads read, or whose name ends in {TOKENS!r} or {PADDING!r}"
+            raise ValueError(f"{name}: lengths are padded by a mask, wants {wants}")
+        return found
 
-def _resized(length: int, mask: Tensor, padding: int, each: Tensor) -> Tensor:
-    """Return a tensor of a batch with so many tokens, if it has one number, or several, for each token of the mask."""
-    tokens = mask.shape[1]
-    if each.ndim < 2 or each.shape[1] != tokens or tokens == length:
-        return each
-    if tokens > length:
-        return each[:, :length]
-    more = each.new_full((len(each), length - tokens, *each.shape[2:]), padding if each is mask else 0)
-    return torch.cat([each, more], 1)
+    @torch.no_grad()
+    def _check(self, example: Batch, tokens: int) -> None:
+        """Raise ``ValueError`` if the logits of any exit change where the example is padded."""
+        longest = self.lengths[-1]
+        short = example if tokens < longest else self.to(longest - 1, example) if longest > 1 else example
+        own, padded = self._network.logits(short), self._network.logits(self.to(longest, short))
+        allowed = _ROUNDINGS * torch.finfo(own[-1].dtype).eps
+        for name, one, other in zip([*self._network.taps, "the classifier"], own, padded, strict=True):
+            if not (off := relative_error([other], [one.double()])) <= allowed:
+                raise ValueError(
+                    f"lengths: logits of {name} change by {off:.2g} of the largest where the example is padded to "
+                    f"{longest} tokens; wants layers and heads that leave padding out, and an example that is padded as "
+                    "requests are, with another number of tokens than of anything else in it"
+                )
+
+    def length_of(self, x: Batch) -> int:
+        """Return the index of the length for a batch."""
+        tokens = self._mask("x", x)[1].shape[1]
+        if not 0 < tokens <= self.lengths[-1]:
+            raise ValueError(f"x: has {tokens} tokens, wants 1 to {self.lengths[-1]}, the longest of lengths")
+        return bisect_left(self.lengths, tokens)
+
+    def to(self, length: int, x: Batch) -> Batch:
+        """Return a batch with so many tokens: padded behind its own, or the first ones."""
+        tokens = self._mask("x", x)[1].shape[1]
+        fills = {id(each): self._fills[place] for place, each in tensors_by_name(x).items() if place in self._fills}
+
+        def resized(each: Tensor) -> Tensor:
+            if id(each) not in fills or each.ndim < 2 or each.shape[1] != tokens:  # which is refused
+                return each
+            more = each.new_full((len(each), max(0, length - tokens), *each.shape[2:]), fills[id(each)])
+            return torch.cat([each[:, :length], more], 1)
+
+        return map_tensors(x, resized)
 
 
 def _taking_rows(network: EarlyExitNetwork, packing: Packing) -> EarlyExitNetwork:

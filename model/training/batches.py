@@ -175,9 +175,9 @@ class SampleLog:
     ``drop_last`` had left out; or they change.
     """
 
-    def __init__(self, batches: Any) -> None:
-        """Log no batches yet, or all that the images are of."""
-        self._batches = batches
+    def __init__(self, batches: Any, network: EarlyExitNetwork) -> None:
+        """Log no batches yet, or all that the images are of; the network knows which mask tells padding."""
+        self._batches, self._mask_in = batches, network.mask_in
         known = batches.split.samples() if isinstance(batches, PixelBatches) else None
         none = torch.empty(0, dtype=torch.int64, device="cpu")
         self._seen = none if known is None else torch.cat(list(known.hashes)).unique()
@@ -200,8 +200,9 @@ class SampleLog:
             check_input_batch("batches", x)
             if not all(map(is_plain, tensors_by_name(x).values())):
                 return
-            found.append(short(identities(x)))
-            self._kinds.add(kind_of_input(x))
+            mask = self._mask_in(x)
+            found.append(short(identities(x, mask)))
+            self._kinds.add(kind_of_input(x, mask))
 
     def _end_epoch(self, own: Tensor) -> None:
         self._seen = torch.cat([self._seen, own]).unique()

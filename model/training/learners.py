@@ -173,6 +173,9 @@ def cache_features(
         if not of_features:
             what = "what heads read of" if of_images else "images of"
             raise BadInput(f"{name}: {what} batch {number} are not all finite numbers, wants no NaN and no infinity")
+    for tap, each in zip(network.taps, zip(*parts, strict=True), strict=False):
+        if len({features.shape[1:] for features in each}) > 1:
+            raise ValueError(f"{name}: what the head at {tap!r} reads has other sizes in other batches; wants 'joint'")
     *all_features, all_labels = (torch.cat(each) for each in zip(*parts, strict=True))
     return FeatureBatches(all_features, all_labels, len(parts[0][-1]), seed)
 

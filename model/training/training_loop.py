@@ -114,7 +114,7 @@ class TrainingLoop:
         given = {"batches": batches} if validation is None else {"batches": batches, "validation": validation}
         counts = {name: count_batches(name, each) for name, each in given.items()}
         self._learned_before = learned_by(network)
-        self._logs = logs = {name: SampleLog(given[name]) for name in counts}
+        self._logs = logs = {name: SampleLog(given[name], network) for name in counts}
         if plan.method == "heads":
             classifier = new_classifier(network)
             learned = {*([] if classifier is None else classifier.parameters())}

@@ -4,7 +4,7 @@ from collections import UserDict
 
 import pytest
 import torch
-from auxhead.model import EarlyExitNetwork, FusedAuxHead, attach, make_runner
+from auxhead.model import EarlyExitNetwork, Extract, FusedAuxHead, attach, make_runner
 from auxhead.model.listening.packing import Packing
 from support.several_inputs import CLASSES, TwoStreams, Words, streams, words
 
@@ -119,7 +119,7 @@ def test_padding_is_left_out_at_every_length(of_words, device, way):
                 assert_same(runner(x), wanted)
                 again = runner({**x, "ids": torch.where(x["padding_mask"], 29 - x["ids"], x["ids"])})
                 assert again.confidence.equal(runner(x).confidence), "not even by rounding"
-        with pytest.raises(ValueError, match="x: has 25 tokens, wants at most 24, the longest of lengths"):
+        with pytest.raises(ValueError, match="x: has 25 tokens, wants 1 to 24, the longest of lengths"):
             runner(on(device, words(25, 3)))
 
 
@@ -136,9 +136,9 @@ def test_rules_and_weights_are_followed(of_words, device):
 
 WORDS = words(9, 4)
 REFUSED = {
-    "a tensor": (WORDS["ids"], TypeError, "x: got Tensor, wants .*ids.*padding_mask"),
+    "a tensor": (WORDS["ids"], TypeError, "x: got Tensor , wants .*ids.*padding_mask"),
     "an argument more": ({**WORDS, "more": WORDS["ids"]}, TypeError, "x: got .*more.*, wants"),
-    "an argument less": ({"ids": WORDS["ids"]}, TypeError, r"x: got \['ids'\], wants \['ids', 'padding_mask'\]"),
+    "an argument less": ({"ids": WORDS["ids"]}, TypeError, r"x: got dict .*'ids'.*, wants .*ids.*padding_mask"),
     "dtype": ({**WORDS, "ids": WORDS["ids"].int()}, TypeError, r"x\['ids'\]: got torch.int32, wants torch.int64"),
     "no tensor": ({**WORDS, "ids": "words"}, TypeError, r"x\['ids'\]: got str, wants a torch.Tensor"),
     "tokens": (words(8, 4), ValueError, r"x\['ids'\]: got shape \[2, 8\], wants \[N, 9\] and N >= 1"),
@@ -188,7 +188,7 @@ def test_other_arguments_are_refused(of_words, device, options, error, message):
 
 
 def test_lengths_want_one_mask(of_streams, device):
-    with pytest.raises(ValueError, match="example_input: got 0 masks, wants one .*attention_mask"):
+    with pytest.raises(ValueError, match="example_input: lengths are padded by a mask, wants one .*attention_mask"):
         make_runner(of_streams, on(device, streams(3)), lengths=(8,))
     with pytest.raises(TypeError, match="example_input: got Tensor, wants a tuple or dict of the backbone's arguments"):
         make_runner(of_streams, on(device, streams(3))[0], lengths=(8,))
@@ -196,5 +196,80 @@ def test_lengths_want_one_mask(of_streams, device):
 
 def test_a_forward_of_the_instance_is_refused(of_words, device):
     of_words.backbone.forward = of_words.backbone.forward
-    with pytest.raises(TypeError, match="backbone: is Words with a forward set on the instance"):
+    with pytest.raises(TypeError, match="backbone: is a Words with a forward set on the instance"):
         make_runner(of_words, on(device, WORDS))
+
+
+def test_hooks_and_compiled_calls_of_the_backbone_would_be_given_rows(of_words, device):
+    x = on(device, WORDS)
+    with make_runner(of_words, x, exits="eager") as runner:
+        handle = of_words.backbone.register_forward_pre_hook(lambda _module, _inputs: None)
+        for call in (lambda: runner(x), lambda: make_runner(of_words, x, exits="eager")):
+            with pytest.raises(TypeError, match="backbone: is a Words with hooks, which would be given rows"):
+                call()
+        handle.remove()
+        runner(x)
+        of_words.backbone.compile(backend="eager")
+        with pytest.raises(TypeError, match="backbone: is a Words with a compiled call"):
+            runner(x)
+
+
+class Masked(Words):
+    """Takes what a subclass or caller calls padding: by scores that are added, the opposite, or its own id."""
+
+    def __init__(self, kind):
+        super().__init__()
+        self.kind = kind
+
+    def forward(self, ids, padding_mask=None, attention_mask=None, regions=None):
+        if self.kind == "scores":
+            padding_mask = padding_mask < 0
+        elif self.kind == "the opposite":
+            padding_mask = attention_mask > 0
+        elif self.kind == "ids":
+            padding_mask = ids == 29
+        logits = super().forward(ids, padding_mask)
+        return logits if regions is None else logits + regions.mean((1, 2))[:, None]
+
+
+def masked(kind, *lengths, to=None):
+    x = words(*lengths, to=to)
+    ids, padding = x["ids"].clamp(max=28), x["padding_mask"]
+    if kind == "scores":
+        return {"ids": ids, "padding_mask": torch.zeros(ids.shape).masked_fill(padding, -torch.inf)}
+    if kind == "the opposite":
+        return {"ids": ids, "attention_mask": padding.long()}
+    return {"ids": ids.masked_fill(padding, 29), "attention_mask": (~padding).long()}
+
+
+@pytest.mark.parametrize("kind", ["scores", "the opposite", "ids"])
+def test_padding_is_what_it_is_in_the_example(device, kind):
+    """A mask of scores, one that says the opposite, and an id by which the backbone knows it."""
+    torch.manual_seed(0)
+    extract = {"encoder.layers.0": Extract(mask="~attention_mask")} if kind == "the opposite" else None
+    x = on(device, masked(kind, 9, 4))
+    net = attach(Masked(kind).eval().to(device), ["encoder.layers.0"], example_input=x, extract=extract).eval()
+    with make_runner(net, x, exits="eager", lengths=(8, 16)) as runner:
+        for lengths in ((3, 6), (12, 1), (16, 9)):
+            assert_same(runner(on(device, masked(kind, *lengths))), net(on(device, masked(kind, *lengths))))
+
+
+def test_lengths_are_refused_where_padding_changes_an_answer(of_words, device):
+    x = on(device, {**words(9, 4), "regions": torch.randn(2, 9, 3, generator=torch.Generator().manual_seed(0))})
+    torch.manual_seed(0)
+    model = Masked("plain").eval().to(device)
+    net = attach(model, ["encoder.layers.0"], example_input=x).eval()
+    with pytest.raises(
+        ValueError, match="logits of the classifier change by .* padded to 16 tokens; wants .* another num"
+    ):
+        make_runner(net, x, lengths=(16,))
+    x["regions"] = x["regions"][:, :5]
+    with make_runner(net, x, exits="eager", lengths=(16,)) as runner:
+        other = on(device, {**words(5, 4), "regions": torch.ones(2, 5, 3)})  # as many as tokens, by accident
+        assert_same(runner(other), net(other))
+    extract = {"encoder.layers.0": Extract(mask=None)}
+    reads_padding = attach(
+        Words().eval().to(device), ["encoder.layers.0"], example_input=on(device, WORDS), extract=extract
+    )
+    with pytest.raises(ValueError, match="logits of encoder.layers.0 change by"):
+        make_runner(reads_padding.eval(), on(device, WORDS), lengths=(16,))

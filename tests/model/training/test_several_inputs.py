@@ -6,6 +6,7 @@ import pytest
 import torch
 from auxhead.model import (
     EarlyExitNetwork,
+    Extract,
     FusedAuxHead,
     Retuner,
     TrainingPlan,
@@ -42,6 +43,12 @@ def sentences(seed=0):
     return [{**words(*its, seed=seed + place), "labels": torch.arange(3)} for place, its in enumerate(lengths)]
 
 
+class Opposite(Words):
+    def forward(self, ids, attention_mask):
+        return super().forward(ids, attention_mask > 0)
+
+
+OPPOSITE = {"encoder.layers.0": Extract(mask="~attention_mask")}
 FORMS = {
     "pairs": lambda: [((p, m, t), y) for p, m, t, y in DataLoader(StackDataset(*streams(12), LABELS), 4)],
     "lists": lambda: [[[p, m, t], y] for p, m, t, y in DataLoader(StackDataset(*streams(12), LABELS), 4)],
@@ -97,6 +104,29 @@ def test_a_sample_is_known_whatever_its_padding():
     assert sample_identities(other) != sample_identities(far)
     swapped = [((m, p), y) for p, m, y in [(*streams(2)[:2], LABELS[:2])]]
     assert not sample_identities(swapped) & sample_identities([((p, m), y) for (m, p), y in swapped])
+
+
+def test_a_network_tells_what_padding_is():
+    """Of tuples by the names of its arguments, and of masks that say the opposite, whose tokens are no padding."""
+    net = of_words()
+    near, far = ([(tuple(words(9, 4, 7, to=to).values()), torch.arange(3))] for to in (9, 30))
+    assert sample_identities(near, net) == sample_identities(far, net) != sample_identities(near)
+    x = words(9, 4)
+    x = {"ids": x["ids"], "attention_mask": x["padding_mask"].long()}
+    opposite = attach(Opposite().eval(), ["encoder.layers.0"], example_input=x, extract=OPPOSITE)
+    other = {**x, "ids": torch.where(x["attention_mask"] == 0, 29 - x["ids"], x["ids"])}
+    assert not sample_identities([(x, LABELS[:2])], opposite) & sample_identities([(other, LABELS[:2])], opposite)
+
+
+def test_what_is_of_no_sample_is_noted_with_each():
+    data = [
+        {"pictures": p, "motion": m, "times": t, "scale": torch.tensor(2.0), "labels": y}
+        for (p, m, t), y in FORMS["pairs"]()
+    ]
+    net = of_streams()
+    train(net, data, TrainingPlan(epochs=1))
+    assert [(part.role, len(part.hashes)) for part in net.learned_from.parts] == [("weights", 12)]
+    assert not sample_identities(data) & sample_identities([{**data[0], "scale": torch.tensor(3.0)}])
 
 
 def test_calibration_refuses_what_was_trained_on(tmp_path):
