@@ -11,7 +11,7 @@ from ..autotune.records.record import ENVIRONMENT_KEY, BadRecord, Record, latest
 #: The records that come with the package.
 COMMITTED = Path(record_format.__file__).parent
 #: Where commands leave records, below the folder in which they run.
-_LEFT_IN = ("autotune-records/*", "auxhead-*/*.jsonl", "auxhead-*/report.json")
+_LEFT_IN = ("autotune-records/*", "auxhead-*/*.jsonl", "*/report.json", "*/anytime-report.json")
 #: The exit pattern in which no sample leaves early.
 NEVER = "never"
 #: Kinds of which a figure shows one record alone, so that the others may be of other devices.

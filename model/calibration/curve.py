@@ -125,7 +125,7 @@ class AnytimeReport:
             content["latencies"]["milliseconds"] = list(self.latencies.milliseconds)
         return content
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         """Say what half of the work gets right, by either way to thresholds, and whether ensembles answer better."""
         path, batch = (min(each, key=_from_half) for each in (self.alone.path, self.alone.budgeted))
         (low, high), full, found = path.interval, self.exits[-1].accuracy, self.ensemble

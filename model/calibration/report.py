@@ -233,7 +233,7 @@ class CalibrationReport:
             lines.append(f"Samples that went on although no later exit is right: {', '.join(in_vain)}.")
         within = [row for row in self.exits[:-1] if row.accuracy_on_all >= self.accuracy]
         if within:
-            lines.append(f"The network cut off at {within[0].name} is as accurate on these samples.")
+            lines.append(f"The network cut off at {within[0].name} is right as often on these samples, without rules.")
         return lines
 
 

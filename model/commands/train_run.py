@@ -222,12 +222,12 @@ _BETWEEN_LOOKS = 0.5
 
 def show_steps(advance: Callable[[int, str], None], epochs: int, images_an_epoch: int) -> Callable[[Step], None]:
     """Return an ``on_step`` for :func:`train` that counts images as done; of a resumed training those before, too."""
-    loss, looked, begun = 0.0, -math.inf, False
+    loss, looked, begun, epoch = 0.0, -math.inf, False, -1
 
     def on_step(step: Step) -> None:
-        nonlocal loss, looked, begun
-        if time.monotonic() > looked + _BETWEEN_LOOKS:
-            loss, looked = step.loss.item(), time.monotonic()
+        nonlocal loss, looked, begun, epoch
+        if time.monotonic() > looked + _BETWEEN_LOOKS or step.epoch > epoch:  # of features an epoch takes no time
+            loss, looked, epoch = step.loss.item(), time.monotonic(), step.epoch
         before = 0 if begun else step.epoch * images_an_epoch
         begun = True
         advance(before + step.images, f"epoch {step.epoch + 1} of {epochs}, loss {loss:.2f}")

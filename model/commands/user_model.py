@@ -219,8 +219,8 @@ def _known_backbone(command: str, named: str, classes: int, channels: int, optio
         return resnet18_small(classes).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     if not named.startswith((TORCHVISION, TIMM)):
         raise BadInput(
-            f"{option} does not name a backbone of torchvision or timm, wants what makes its backbone: "
-            f"{command} --backbone {one_line(named or 'package.module:function')}; "
+            f"{option if named else 'checkpoint'} does not name a backbone of torchvision or timm, wants what makes "
+            f"its backbone: {command} --backbone {one_line(named or 'resnet18, or package.module:function')}; "
             f"save_checkpoint(..., backbone='{TORCHVISION}NAME', classes=[...]) names one there"
         )
     if not classes:

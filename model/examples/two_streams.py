@@ -8,15 +8,7 @@ the streams run side by side.
 from typing import Any
 
 import torch
-from auxhead.model import (
-    EarlyExitNetwork,
-    FusedAuxHead,
-    TrainingPlan,
-    accuracy_of_exits,
-    calibrate_network,
-    make_runner,
-    train,
-)
+from auxhead.model import EarlyExitNetwork, FusedAuxHead, TrainingPlan, calibrate_network, make_runner, train
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, StackDataset
 
@@ -75,16 +67,11 @@ def main(device: str) -> None:
     torch.manual_seed(0)
     pictures, motion, labels = (each.to(device) for each in move_digits(0))
     learned, held_out, test = (slice(0, 1_000), slice(1_000, 1_400), slice(1_400, None))
-    training, validation, checked = (
-        batches_of(pictures[part], motion[part], labels[part]) for part in (learned, held_out, test)
-    )
+    training, validation = (batches_of(pictures[part], motion[part], labels[part]) for part in (learned, held_out))
     heads = {tap: FusedAuxHead(None, CLASSES) for tap in ("pictures", "motion", "fusion")}
     network = EarlyExitNetwork(TwoStreams().to(device), heads, example_input=(pictures[:2], motion[:2]))
     plan = TrainingPlan(epochs=EPOCHS, learning_rate=5e-3)
     train(network, training, plan, on_epoch=lambda epoch: print(f"epoch {epoch.epoch + 1}: loss {epoch.loss:.2f} nats"))
-    names = [*network.taps, "classifier"]
-    for name, accuracy in zip(names, accuracy_of_exits(network, checked), strict=True):
-        print(f"  {name} alone: {accuracy:.1%} of the test right")
     calibrate_network(network, validation, max_accuracy_drop=0.05, confidence=0.9)
     with make_runner(network, (pictures[:32], motion[:32])) as runner:
         answer = runner((pictures[test], motion[test]))
@@ -92,7 +79,7 @@ def main(device: str) -> None:
     truth = labels[test]
     right = answer.label == truth
     print(f"test: {len(truth)} pairs, {right.double().mean().item():.1%} right")
-    for index, name in enumerate(names):
+    for index, name in enumerate([*network.taps, "classifier"]):
         left = answer.exit_index == index
         print(f"  {int(left.sum()):>4} pairs left at {name}, {int((left & right).sum())} of them right")
 

@@ -1,6 +1,6 @@
 """``read_in_equilibrium``: scales the gradients of exits where they meet in the backbone, which gets their mean."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -16,7 +16,8 @@ def read_in_equilibrium(taps: Sequence[str], outputs: Sequence[Any], reads: Sequ
     Gradient equilibrium (Li et al., "Improved Techniques for Training Adaptive Deep Networks", ICCV 2019,
     arXiv:1908.06294): at the i-th of k exits, from 1, the gradient of the exit is scaled by 1 / (k - i + 1), and that
     of all that is behind it by (k - i) / (k - i + 1). So each layer gets the mean of the gradients of the exits behind
-    it, where it has their sum otherwise. Gradients of the heads' own parameters stay as they are.
+    it, where it has their sum otherwise, if all of it flows through the taps. Gradients of the heads' own parameters
+    stay as they are.
 
     Args:
         taps: the names of the taps; k is one more.
@@ -36,6 +37,8 @@ def read_in_equilibrium(taps: Sequence[str], outputs: Sequence[Any], reads: Sequ
             )
         exits = len(taps) - index
         for key, one in found.items():
+            if len(found) > 1 and _is_made_of(one, found.values()):  # whose gradient comes by it, and is scaled there
+                continue
             one.register_hook(partial(_times, exits / (exits + 1)))  # of the sum: of this exit and all behind it
             behind[key] = exits
     scaled = []
@@ -46,6 +49,20 @@ def read_in_equilibrium(taps: Sequence[str], outputs: Sequence[Any], reads: Sequ
             y.register_hook(partial(_times, 1.0 / exits))
         scaled.append(y)
     return scaled
+
+
+def _is_made_of(one: Tensor, others: Iterable[Tensor]) -> bool:
+    sources = {each.grad_fn for each in others if each is not one}
+    ahead, seen = [one.grad_fn], set()
+    while ahead:
+        node = ahead.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if any(before in sources for before, _ in node.next_functions):
+            return True
+        ahead += [before for before, _ in node.next_functions]
+    return False
 
 
 def _times(factor: float, gradient: Tensor) -> Tensor:

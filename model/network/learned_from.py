@@ -63,7 +63,8 @@ class LearnedFrom:
 
     def but(self, unknown: str) -> "LearnedFrom":
         """Return it with something more that is not known."""
-        return replace(self, unknown=unknown if self.unknown is None else f"{unknown}; and {self.unknown}")
+        known = self.unknown is None or unknown in self.unknown
+        return replace(self, unknown=self.unknown or unknown if known else f"{unknown}; and {self.unknown}")
 
     def plus(self, role: str, samples: Samples) -> "LearnedFrom":
         """Return it with more samples."""

@@ -151,8 +151,8 @@ class _Padding:
             if not (off := relative_error([other], [one.double()])) <= allowed:
                 raise ValueError(
                     f"lengths: logits of {name} change by {off:.2g} of the largest where the example is padded to "
-                    f"{longest} tokens; wants layers and heads that leave padding out, and an example that is padded as "
-                    "requests are, with another number of tokens than of anything else in it"
+                    f"{longest} tokens; wants layers and heads that leave padding out, and an example that is padded "
+                    "as requests are, with another number of tokens than of anything else in it"
                 )
 
     def length_of(self, x: Batch) -> int:

@@ -74,7 +74,8 @@ class Checkpoint:
         if self.network.preprocessing is None:
             raise BadInput(
                 "checkpoint: was saved without preprocessing, wants to be told how image files become input: "
-                "network.preprocessing = Preprocessing(crop=224, resize=256) before save_checkpoint, say"
+                "network.preprocessing = Preprocessing(crop=224, resize=256) before save_checkpoint; or, of other "
+                "inputs, export_exits(network, batch, path) in Python"
             )
         return self.network.preprocessing
 

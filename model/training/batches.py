@@ -46,9 +46,6 @@ def pair_of(name: str, batch: Any, parts: str) -> tuple[Any, Any]:
         how = "; if the last are the labels, and all others the backbone's arguments: ((a, b), labels)"
     if isinstance(batch, Mapping):
         got, how = f" of {', '.join(map(str, batch))}", ', or a dict with its labels under "labels"'
-        if len(batch) == 2:
-            x, y = sorted(batch, key=lambda name: str(name).startswith(("target", "y")))
-            how += f": [(b[{x!r}], b[{y!r}]) for b in loader]"
     raise TypeError(f"{name}: yields {kind_of(batch)}{got}, wants pairs of {parts}, without more parts{how}")
 
 

@@ -116,8 +116,6 @@ _ROWS: tuple[tuple[str, str, tuple[str, ...], str, str, str], ...] = (
      "Launches and CUDA API time of one request, naive early exit before and a runner after."),
     ("pipeline", "pipelines", ("pipeline",), "h200/pipelines.jsonl", "",
      "Images a second over two GPUs against the size of micro-batches, with what stages and link allow."),
-    ("gpus", "pipelines", ("gpus",), "h200/pipelines.jsonl", "",
-     "When each of two GPUs computes in one request: model-parallel, the tutorial's pipeline, and ours."),
     ("doctor", "doctor", ("doctor",), "h200/doctor.jsonl", "auxhead-tune doctor TARGET",
      "The last diagnosis: a timeline of one request, the host and stream by stream, with what was found marked."),
 )  # fmt: skip

@@ -89,17 +89,17 @@ def test_the_command_refuses_in_one_line(tmp_path, content, message):
 def test_a_figure_is_of_your_own_last_records_or_says_that_it_is_not(report, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert "Of cpu/demo-digits.json, which comes with auxhead: " in plot("exits").stdout
-    for number, name in enumerate(("auxhead-demo", "auxhead-calibrated", "auxhead-other", "elsewhere")):
-        (tmp_path / name).mkdir()
+    for number, name in enumerate(("auxhead-demo", "auxhead-calibrated", "other", "elsewhere/deeper")):
+        (tmp_path / name).mkdir(parents=True)
         content = json.dumps({**report, "seed": number}) if name != "auxhead-calibrated" else '{"format": "x"}'
         (tmp_path / name / "report.json").write_text(content)
         os.utime(tmp_path / name / "report.json", (1e9 + 1e6 * number,) * 2)
     said = plot("exits").stdout
-    assert "Of auxhead-other/report.json, yours, written on 2001-10-02: a CPU, Python 3, torch 2" in said
+    assert "Of other/report.json, yours, written on 2001-10-02: a CPU, Python 3, torch 2" in said
     assert ", seed 2;" in json.loads((tmp_path / "exits.json").read_text())["stamp"]
     os.utime(tmp_path / "auxhead-demo" / "report.json")
     assert "Of auxhead-demo/report.json, yours" in plot("exits").stdout
-    assert "yours" not in plot("exits", "--records", tmp_path / "elsewhere" / "report.json").stdout
+    assert "yours" not in plot("exits", "--records", tmp_path / "elsewhere" / "deeper" / "report.json").stdout
 
 
 @pytest.mark.parametrize("out", [".", "/", ".."])

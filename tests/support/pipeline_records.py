@@ -47,23 +47,4 @@ def pipeline_records():
         for variant, exits, images, size in rows:
             of_batch = ("pipeline", cell(batch), variant, f"run {batch}", ENVIRONMENT, PROTOCOL)
             made.append(Record(*of_batch, exits=exits, measured=measured(images, size)))
-    return made + timelines(120)
-
-
-def timelines(batch):
-    """Model-parallel, one GPU after the other; ours, both for most of the time."""
-    shown = {
-        ("model-parallel", "never"): (2000.0, [[[0.0, 1000.0]], [[1000.0, 2000.0]]], [[], []]),
-        ("pipelined-heads@20", "never"): (
-            1000.0,
-            [[[0.0, 900.0]], [[100.0, 1000.0]]],
-            [[[900.0, 950.0]], [[50.0, 100.0]]],
-        ),
-    }
-    return [
-        Record(
-            "gpus", cell(batch), variant, f"run {batch}", ENVIRONMENT, PROTOCOL, exits=exits,
-            measured={"span_us": span, "computes": computes, "exchanges": exchanges},
-        )
-        for (variant, exits), (span, computes, exchanges) in shown.items()
-    ]  # fmt: skip
+    return made

@@ -112,6 +112,46 @@ def test_one_tensor_behind_which_there_are_two_heads():
         torch.testing.assert_close(found[name] * shared, gradient, rtol=1e-10, atol=1e-15)
 
 
+class Doubled(nn.Module):
+    """Returns tensors and what is made of them, beside a number of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        y = self.linear(x["y"] if isinstance(x, dict) else x).tanh()
+        return {"y": y, "scaled": 2.0 * y, "more": (2.0 * y).sin()}
+
+
+class OfDoubled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.fc = Doubled(), Doubled(), nn.Linear(4, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(self.second(self.first(x))["y"])
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_what_is_made_of_another_tensor_is_scaled_once(compiled: bool):
+    """And a compiler, which would lose the hooks, is kept out."""
+    torch.manual_seed(0)
+    heads = {tap: FusedAuxHead(4, 5, pool="none").double() for tap in ("first", "second")}
+    extract = dict.fromkeys(heads, Extract(item="more"))
+    x, labels = torch.randn(4, 4, dtype=torch.float64), torch.tensor([0, 1, 4, 2])
+    network = EarlyExitNetwork(OfDoubled().double(), heads, extract=extract, example_input=x)
+
+    def call(x: Tensor, **how: bool) -> list[Tensor]:
+        return network.logits(x, **how)
+
+    called = torch.compile(call, backend="aot_eager") if compiled else call
+    found = gradients(network, called(x, in_equilibrium=True), labels)
+    for name, gradient in gradients(network, network.logits(x), labels).items():
+        shared = {"backbone.first": 3, "backbone.second": 2}.get(".".join(name.split(".")[:2]), 1)
+        torch.testing.assert_close(found[name] * shared, gradient, rtol=1e-10, atol=1e-15)
+
+
 def test_a_tap_of_which_nobody_knows_where_its_tensors_are_is_refused():
     class Box:
         def __init__(self, y: Tensor) -> None:

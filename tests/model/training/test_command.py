@@ -135,7 +135,7 @@ def test_progress_names_the_epoch_of_each_step_and_reads_a_loss_now_and_then(mon
     on_step = show_steps(lambda images, remark: told.append((images, remark)), 3, 4)
     for epoch in (1, 1, 2, 2):  # the first was before, in a training that this resumes
         on_step(Step(epoch, 2, Loss()))
-    assert [images for images, _ in told] == [6, 2, 2, 2] and Loss.reads == 1
+    assert [images for images, _ in told] == [6, 2, 2, 2] and Loss.reads == 2
     assert [remark for _, remark in told] == [f"epoch {epoch} of 3, loss 1.25" for epoch in (2, 2, 3, 3)]
 
 

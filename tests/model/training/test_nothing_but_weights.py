@@ -113,7 +113,7 @@ REFUSED_TRAINING = {
         [{"y": LABELS, "x": X}],
         {},
         TypeError,
-        r"batches: .*pairs .*: \[\(b\['x'\], b\['y'\]\) for b in loader\]$",
+        'batches: .*pairs .*, or a dict with its labels under "labels"$',
     ),
     "ids by name": (
         [{"ids": X, "mask": LABELS[:, None], "label": LABELS}],

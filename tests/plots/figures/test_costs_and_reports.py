@@ -50,12 +50,6 @@ def test_throughput_of_two_gpus_needs_the_baseline():
         FIGURES["pipeline"].draw(records)
 
 
-def test_timelines_where_all_have_exits_compare_nothing():
-    records = [dataclasses.replace(one, exits="50/50") if one.kind == "gpus" else one for one in pipeline_records()]
-    with pytest.raises(NoRecords, match="no timelines of two of .* where nobody leaves"):
-        FIGURES["gpus"].draw(records)
-
-
 # Calibrations.
 
 
