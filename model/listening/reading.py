@@ -124,11 +124,6 @@ def with_mask(
     return replace(extract, mask=mask)
 
 
-def without_mask(read: Callable[[Any], Tensor], _arguments: Mapping[Any, Any], output: Any) -> Tensor:
-    """Return what is read of a layer's output, whatever the batch's arguments are."""
-    return read(output)
-
-
 def read_tokens(tap: str, extract: Extract, head: Any, arguments: Mapping[Any, Any], output: Any) -> Tensor:
     """Return what a fused head reads of a layer's output: if a mask tells its tokens, their pool [N, D]."""
     x = extract(output)

@@ -43,7 +43,6 @@ from ..listening.reading import (
     read_tokens,
     reading_of,
     with_mask,
-    without_mask,
 )
 from ..listening.recording import Recording
 from ..listening.taps import listening, version_of, warn_if_checkpointed
@@ -241,7 +240,10 @@ class EarlyExitNetwork(nn.Module):
         """Return how the batches are read that a packing has packed into rows."""
         reading = self.reading or Reading((None,) * len(self.taps), None)
         by_mask = self._reads_tokens()
-        reads = [by_mask.get(index, each and partial(without_mask, each)) for index, each in enumerate(reading.taps)]
+        reads = [
+            by_mask.get(index, read and (lambda _arguments, output, read=read: read(output)))
+            for index, read in enumerate(reading.taps)
+        ]
         return Reading(
             tuple(reads), reading.logits, lambda rows: arguments_in(packing.unpack(rows), self.argument_names)
         )
@@ -267,10 +269,6 @@ class EarlyExitNetwork(nn.Module):
         masks = [(str(name), arguments.get(str(name).removeprefix("~"))) for name in read] or masks_in(arguments)
         found = [(name, mask) for name, mask in masks if isinstance(mask, Tensor) and mask.ndim == 2]
         return found[0] if len(found) == 1 else None
-
-    def forget_repeats(self) -> None:
-        """Make launches anew, of a network that was copied."""
-        self._repeats = ExitsRepeats()
 
     def check_taps(self, example_input: Batch, recorded: Recording | None = None) -> None:
         """Check taps and heads by one dry run of the backbone, the first time and when heads were put in since.

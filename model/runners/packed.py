@@ -10,8 +10,8 @@ from torch import Tensor
 
 from ..answers.exit_result import ExitResult
 from ..basics.arguments import kind_of
-from ..listening.batches import Batch, check_input_batch, first_tensor, map_tensors, tensors_by_name
-from ..listening.packing import Packing, check_takes_rows, taking_rows
+from ..listening.batches import Batch, check_input_batch, first_tensor, tensors_by_name
+from ..listening.packing import Packing, Padding, check_takes_rows, taking_rows
 from ..listening.reading import PADDING, TOKENS, are_tokens
 from ..listening.rounding import relative_error
 from ..network.early_exit_network import EarlyExitNetwork
@@ -40,23 +40,18 @@ class PackedRunner(Runner):
         network.check_taps(example_input)
         self.network = network
         self._device = first_tensor(example_input).device
-        self._padding = None if lengths is None else _Padding(network, example_input, lengths)
-        self._packings: list[Packing] = []
+        self._lengths = [0] if lengths is None else _checked(lengths)
+        paddings = [None] if lengths is None else _paddings(network, example_input, self._lengths)
+        self._packings = [Packing("example_input", example_input, padding) for padding in paddings]
         self.runners: list[Runner] = []
         """One for each length, in their order; or the one that there is."""
+        leaves = self._packings[0].leaves(example_input)
         try:
-            for length in self._lengths:
-                example = example_input if self._padding is None else self._padding.to(length, example_input)
-                packing = Packing("example_input", example)
-                self._packings.append(packing)
-                self.runners.append(make(_taking_rows(network, packing), packing.pack(example, self._device)))
+            for packing in self._packings:
+                self.runners.append(make(_taking_rows(network, packing), packing.pack(leaves, self._device)))
         except BaseException:
             self.close()
             raise
-
-    @property
-    def _lengths(self) -> Sequence[int]:
-        return (0,) if self._padding is None else self._padding.lengths
 
     def __call__(self, x: Batch, **options: Any) -> ExitResult:
         """Answer for a batch like the example, of any number of samples and, with lengths, up to the longest.
@@ -69,17 +64,19 @@ class PackedRunner(Runner):
             RuntimeError: as of the runner behind it.
         """
         check_takes_rows(self.network.backbone)
-        index = 0
-        if self._padding is not None:
-            index = self._padding.length_of(x)
-            x = self._padding.to(self._lengths[index], x)
-        return self.runners[index](self._packings[index].pack(x, self._device), **options)
+        leaves, index = self._packings[0].leaves(x), 0
+        if self._lengths[-1]:
+            tokens = self._packings[0].tokens_of(leaves)
+            if not 0 < tokens <= self._lengths[-1]:
+                raise ValueError(f"x: has {tokens} tokens, wants 1 to {self._lengths[-1]}, the longest of lengths")
+            index = bisect_left(self._lengths, tokens)
+        return self.runners[index](self._packings[index].pack(leaves, self._device), **options)
 
     def describe(self) -> str:
         """Say how batches come in, and what was made of the network, for each length."""
         lines = ["Batches of several tensors come in as one, a row of bytes a sample."]
         for length, runner in zip(self._lengths, self.runners, strict=True):
-            lines += [*([] if self._padding is None else [f"Up to {length} tokens:"]), runner.describe()]
+            lines += [*([f"Up to {length} tokens:"] if length else []), runner.describe()]
         return "\n".join(lines)
 
     def refresh(self) -> None:
@@ -89,8 +86,7 @@ class PackedRunner(Runner):
 
     def close(self) -> None:
         """Free what is held; closing twice is fine."""
-        for runner in self.runners:
-            runner.check_closable()
+        self.check_closable()
         for runner in self.runners:
             runner.close()
 
@@ -105,81 +101,59 @@ class PackedRunner(Runner):
             runner.wait_until_idle()
 
 
-class _Padding:
-    """Pads batches to some lengths as an example is padded: by its mask, in what has a row for each of its tokens."""
+def _checked(lengths: Sequence[int]) -> list[int]:
+    """Return numbers of tokens in ascending order; ``ValueError`` if they are none."""
+    try:
+        found = sorted(set(lengths))
+    except TypeError:
+        found = []
+    if isinstance(lengths, str) or not found or any(type(one) is not int or one < 1 for one in found):
+        raise ValueError(f"lengths: got {lengths!r:.50}, wants numbers of tokens, positive ints")
+    return found
 
-    def __init__(self, network: EarlyExitNetwork, example: Batch, lengths: Sequence[int]) -> None:
-        """Find out what padding is in each tensor, and that no logits change with it.
 
-        Raises:
-            ValueError, TypeError: lengths that are none, or an example without one mask; or logits that do change.
-        """
-        try:
-            self.lengths = sorted(set(lengths))
-        except TypeError:
-            self.lengths = []
-        if isinstance(lengths, str) or not self.lengths or any(type(one) is not int or one < 1 for one in self.lengths):
-            raise ValueError(f"lengths: got {lengths!r:.50}, wants numbers of tokens, positive ints")
-        self._network = network
-        name, mask = self._mask("example_input", example)
-        kept = are_tokens(name, mask)
-        tells_padding = name.endswith(PADDING) != name.startswith("~")
-        #: By the place of each tensor that has tokens, what is in their padding.
-        self._fills: dict[str, bool | int | float] = {}
-        for place, each in tensors_by_name(example).items():
-            if each.shape[:2] == kept.shape:
-                padding = each[~kept].unique()
-                self._fills[place] = padding.item() if padding.numel() == 1 else int(tells_padding and each is mask)
-        self._check(example, mask.shape[1])
+@torch.no_grad()
+def _paddings(network: EarlyExitNetwork, example: Batch, lengths: Sequence[int]) -> list[Padding]:
+    """Find out what is in the padding of an example, and that no logits of it change with more.
 
-    def _mask(self, name: str, x: Any) -> tuple[str, Tensor]:
-        if not isinstance(x, (tuple, Mapping)):
-            raise TypeError(f"{name}: got {kind_of(x)}, wants a tuple or dict of the backbone's arguments with a mask")
-        if (found := self._network.mask_in(x)) is None:
-            wants = f"one [N, T] by which heads read, or whose name ends in {TOKENS!r} or {PADDING!r}"
-            raise ValueError(f"{name}: lengths are padded by a mask, wants {wants}")
-        return found
-
-    @torch.no_grad()
-    def _check(self, example: Batch, tokens: int) -> None:
-        """Raise ``ValueError`` if the logits of any exit change where the example is padded."""
-        longest = self.lengths[-1]
-        short = example if tokens < longest else self.to(longest - 1, example) if longest > 1 else example
-        own, padded = self._network.logits(short), self._network.logits(self.to(longest, short))
-        allowed = _ROUNDINGS * torch.finfo(own[-1].dtype).eps
-        for name, one, other in zip([*self._network.taps, "the classifier"], own, padded, strict=True):
-            if not (off := relative_error([other], [one.double()])) <= allowed:
-                raise ValueError(
-                    f"lengths: logits of {name} change by {off:.2g} of the largest where the example is padded to "
-                    f"{longest} tokens; wants layers and heads that leave padding out, and an example that is padded "
-                    "as requests are, with another number of tokens than of anything else in it"
-                )
-
-    def length_of(self, x: Batch) -> int:
-        """Return the index of the length for a batch."""
-        tokens = self._mask("x", x)[1].shape[1]
-        if not 0 < tokens <= self.lengths[-1]:
-            raise ValueError(f"x: has {tokens} tokens, wants 1 to {self.lengths[-1]}, the longest of lengths")
-        return bisect_left(self.lengths, tokens)
-
-    def to(self, length: int, x: Batch) -> Batch:
-        """Return a batch with so many tokens: padded behind its own, or the first ones."""
-        tokens = self._mask("x", x)[1].shape[1]
-        fills = {id(each): self._fills[place] for place, each in tensors_by_name(x).items() if place in self._fills}
-
-        def resized(each: Tensor) -> Tensor:
-            if id(each) not in fills or each.ndim < 2 or each.shape[1] != tokens:  # which is refused
-                return each
-            more = each.new_full((len(each), max(0, length - tokens), *each.shape[2:]), fills[id(each)])
-            return torch.cat([each[:, :length], more], 1)
-
-        return map_tensors(x, resized)
+    Raises:
+        ValueError, TypeError: an example without one mask; or logits that do change.
+    """
+    if not isinstance(example, (tuple, Mapping)):
+        wants = "a tuple or dict of the backbone's arguments with a mask"
+        raise TypeError(f"example_input: got {kind_of(example)}, wants {wants}")
+    if (found := network.mask_in(example)) is None:
+        wants = f"one [N, T] by which heads read, or whose name ends in {TOKENS!r} or {PADDING!r}"
+        raise ValueError(f"example_input: lengths are padded by a mask, wants {wants}")
+    name, mask = found
+    kept, place = are_tokens(name, mask), ""
+    fills: dict[str, bool | int | float] = {}
+    for own, each in tensors_by_name(example).items():
+        if each.shape[:2] == kept.shape:
+            place, padding = own if each is mask else place, each[~kept].unique()
+            by_name = name.endswith(PADDING) != name.startswith("~") and each is mask
+            fills[own] = padding.item() if padding.numel() == 1 else int(by_name)
+    # what is compared has to be padded: the example, or all but its last tokens
+    short, longest = min(mask.shape[1], max(1, lengths[-1] - 1)), lengths[-1]
+    batches: list[Batch] = []
+    for length in (short, longest):
+        packing = Packing("example_input", example, Padding(length, place, fills))
+        batches.append(packing.unpack(packing.pack(packing.leaves(batches[0] if batches else example), mask.device)))
+    before, padded = map(network.logits, batches)
+    allowed = _ROUNDINGS * torch.finfo(before[-1].dtype).eps
+    for exit_name, one, other in zip([*network.taps, "the classifier"], before, padded, strict=True):
+        if not (off := relative_error([other], [one.double()])) <= allowed:
+            raise ValueError(
+                f"lengths: logits of {exit_name} change by {off:.2g} of the largest where the example is padded to "
+                f"{longest} tokens; wants layers and heads that leave padding out, and an example that is padded "
+                "as requests are, with another number of tokens than of anything else in it"
+            )
+    return [Padding(length, place, fills) for length in lengths]
 
 
 def _taking_rows(network: EarlyExitNetwork, packing: Packing) -> EarlyExitNetwork:
     """Return the network with a backbone that takes rows, and reading that finds masks in them; all else is shared."""
     taking = copy.copy(network)
     taking._modules = {**network._modules, "backbone": taking_rows(network.backbone, packing)}
-    taking.forget_repeats()
     taking.reading = network.reading_for_rows(packing)
     return taking

@@ -58,7 +58,6 @@ def test_damaged_records_are_named_with_file_and_line(content, message, tmp_path
         ("calibration", "cpu/calibration-digits.json", lambda report: report["exits"][0]["before"]["samples"].pop()),
         ("calibration", "cpu/calibration-digits.json", lambda report: report.update(chosen=2**62)),
         ("anytime", "cpu/anytime-digits.json", lambda report: report["alone"]["path"][0]["interval"].pop()),
-        ("gpus", "h200/pipelines.jsonl", lambda record: record["measured"]["exchanges"].pop()),
     ],
 )
 def test_lists_of_several_lengths_and_absurd_numbers_end_a_figure_in_one_line(figure, name, change, tmp_path):

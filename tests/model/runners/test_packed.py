@@ -61,7 +61,7 @@ SAMPLES = {
 def test_rows_hold_what_was_packed(device):
     batch = {"nested": (on(device, SAMPLES), None, [2]), "shift": 1.5}
     packing = Packing("x", batch)
-    rows = packing.pack(batch, device)
+    rows = packing.pack(packing.leaves(batch), device)
     found = packing.unpack(rows)
     assert rows.shape[0] == 3 and rows.dtype == torch.uint8
     assert found["shift"] == 1.5 and found["nested"][1:] == (None, [2])
