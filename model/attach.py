@@ -100,6 +100,8 @@ def attach(
     shares = measured_work(model, known, example_input) if on_gpu else flow.work_at(known)
     work = dict(zip(known, shares, strict=True))
     names = place_taps(cuts, work) if taps == "auto" else cuts
+    if on_gpu and not names:  # others' work on the GPU was measured
+        names = place_taps(cuts, work := dict(zip(known, flow.work_at(known), strict=True)))
     if not names:
         raise ValueError(
             "taps: 'auto' finds no layer of the model through which all goes that comes later; wants names of layers; "

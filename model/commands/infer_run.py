@@ -145,17 +145,17 @@ def _write_lines(
 def answers_table(files: Sequence[Path], result: ExitResult, exits: Sequence[str], classes: Sequence[str]) -> Table:
     """Return the table of answers for image files, a row each; the last of ``exits`` is the classifier."""
     assert result.probs is not None
-    top = result.probs.topk(min(3, len(classes)), dim=1)
+    top = result.probs.topk(min(2, len(classes)), dim=1)
     table = Table(
         Column("file", overflow="fold"),
         "answer",
         Column("sure", justify="right"),
         Column(f"exit (0 to {len(exits) - 1})", no_wrap=True),
-        "most likely",
+        "next",
     )
     for row, file in enumerate(files):
         exit_index, sure = int(result.exit_index[row]), result.confidence[row].item()
-        likely = zip(top.indices[row].tolist(), top.values[row].tolist(), strict=True)
+        likely = zip(top.indices[row, 1:].tolist(), top.values[row, 1:].tolist(), strict=True)
         table.add_row(
             escaped(str(file)),
             classes[int(result.label[row])],

@@ -116,7 +116,9 @@ class Packing:
             shape = part.shape if part.fill is None else (tokens, *part.shape[1:])
             if each.shape != (samples, *shape) or not samples:
                 wants = f"[N, {', '.join(map(str, shape))}] and N >= 1" if shape else "[N] and N >= 1"
-                raise ValueError(f"x{part.name}: got shape {list(each.shape)}, wants {wants}, one N for all")
+                raise ValueError(
+                    f"x{part.name}: got shape {list(each.shape)}, wants {wants}, one N for all; lengths= takes others"
+                )
             if each.device != device and not each.is_cpu:
                 raise ValueError(f"x{part.name}: got device {each.device}, wants {device} or the CPU")
             on_host &= each.is_cpu

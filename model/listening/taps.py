@@ -133,7 +133,7 @@ class _TapHook(ThreadHook):
 class _ArgumentsHook(ThreadHook):
     """The hook before a backbone that takes a packed batch."""
 
-    def __init__(self, listener: _Listener, arguments: Callable[[Tensor], Mapping[Any, Any]], thread: int) -> None:
+    def __init__(self, listener: _Listener, arguments: Callable[[Tensor], Any], thread: int) -> None:
         self._listener, self._arguments, self._thread = listener, arguments, thread
 
     def __call__(self, _module: nn.Module, inputs: Any) -> None:

@@ -114,11 +114,7 @@ def _checked(lengths: Sequence[int]) -> list[int]:
 
 @torch.no_grad()
 def _paddings(network: EarlyExitNetwork, example: Batch, lengths: Sequence[int]) -> list[Padding]:
-    """Find out what is in the padding of an example, and that no logits of it change with more.
-
-    Raises:
-        ValueError, TypeError: an example without one mask; or logits that do change.
-    """
+    """Find out what is in the padding of an example, and that no logits of it change with more; raise if they do."""
     if not isinstance(example, (tuple, Mapping)):
         wants = "a tuple or dict of the backbone's arguments with a mask"
         raise TypeError(f"example_input: got {kind_of(example)}, wants {wants}")
