@@ -127,7 +127,8 @@ class AnytimeReport:
 
     def __repr__(self) -> str:
         """Say what half of the work gets right, by either way to thresholds, and whether ensembles answer better."""
-        path, batch = (min(each, key=_from_half) for each in (self.alone.path, self.alone.budgeted))
+        both = self.alone.path, self.alone.budgeted
+        path, batch = (min(each, key=lambda point: abs(point.work - 0.5)) for each in both)
         (low, high), full, found = path.interval, self.exits[-1].accuracy, self.ensemble
         verdict = "so they have curves of their own; no runner answers by them"
         if found.answers is None:
@@ -140,10 +141,6 @@ class AnytimeReport:
             f"{found.better:,} better and {found.worse:,} worse (p = {found.p_value:.2g}), {verdict}."
             + ("" if self.unknown is None else f"\nIt may have learned from these samples: {self.unknown}.")
         )
-
-
-def _from_half(point: AnytimePoint) -> float:
-    return abs(point.work - 0.5)
 
 
 def anytime_curve(

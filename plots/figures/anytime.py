@@ -26,11 +26,14 @@ def anytime_numbers(report: Mapping[str, Any]) -> dict[str, Any]:
     if ensemble["answers"] is not None:
         curves["ensemble"] = ensemble["answers"]["path"]
     low, high = (100 * end for end in half["interval"])
+    cut = max((one for one in exits if one["work"] <= half["work"]), key=lambda one: one["accuracy"], default=half)
+    beaten = cut is not half and cut["accuracy"] >= half["accuracy"]
     kept = "drawn, though no runner answers by it" if "ensemble" in curves else "not shown to be better, left out"
     return {
         "title": (
             f"{100 * half['work']:.0f} % of the work gets {100 * half['accuracy']:.1f} % right "
             f"({low:.1f} to {high:.1f}), all of it {100 * full['accuracy']:.1f} %"
+            + (f";\ncut off at {cut['name']} it gets {100 * cut['accuracy']:.1f} %" if beaten else "")
         ),
         "curves": {name: [_point(one, report["flops"]) for one in points] for name, points in curves.items()},
         "exits": [{"name": one["name"], **_point(one, report["flops"])} for one in exits],

@@ -184,7 +184,7 @@ def calibration_numbers(report: Mapping[str, Any]) -> dict[str, Any]:
     exits, bound, samples, machine = report["exits"], report["bound"], report["samples"], report["environment"]
     latencies = report["latencies"]
     confidence, most = f"{100 * bound['confidence']:g} %", f"{100 * bound['max_accuracy_drop']:.2f} points"
-    promise = f"with {confidence} confidence it drops by {most} at most"
+    promise = f"of new samples like these it loses {most} at most, with {confidence} confidence"
     if bound.get("unknown") is not None:
         promise = "nothing is promised: it is not known what it learned from"
     return {

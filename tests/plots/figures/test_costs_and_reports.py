@@ -90,6 +90,9 @@ def test_anytime_curves_are_over_work_and_where_it_was_measured_over_time(curve)
     assert "mean of the exits so far" not in labelled(axes) and "left out" in numbers["stamp"]
     assert "may have learned" not in numbers["stamp"]
     assert "may have learned from" in FIGURES["anytime"].numbers({**curve, "unknown": "its backbone"})["stamp"]
+    assert numbers["title"].endswith(";\ncut off at layer2.1 it gets 99.1 %"), "as often, with no more work"
+    worse = [{**one, "accuracy": 0.5} for one in curve["exits"]]
+    assert "cut off" not in FIGURES["anytime"].numbers({**curve, "exits": worse})["title"]
     curve["ensemble"]["answers"], curve["flops"] = curve["alone"], None
     curve["latencies"] = {"milliseconds": [1.0] * 9, "batch_size": 8, "runner": "r", "device": "d"}
     for number, row in enumerate([*curve["alone"]["path"], *curve["alone"]["budgeted"], *curve["exits"]]):
