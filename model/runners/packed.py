@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..answers.exit_result import ExitResult
-from ..basics.arguments import kind_of
+from ..basics.arguments import check_mode, kind_of
 from ..listening.batches import Batch, check_input_batch, first_tensor, tensors_by_name
 from ..listening.packing import Packing, Padding, check_takes_rows, taking_rows
 from ..listening.reading import PADDING, TOKENS, are_tokens
@@ -102,7 +102,6 @@ class PackedRunner(Runner):
 
 
 def _checked(lengths: Sequence[int]) -> list[int]:
-    """Return numbers of tokens in ascending order; ``ValueError`` if they are none."""
     try:
         found = sorted(set(lengths))
     except TypeError:
@@ -121,6 +120,7 @@ def _paddings(network: EarlyExitNetwork, example: Batch, lengths: Sequence[int])
     if (found := network.mask_in(example)) is None:
         wants = f"one [N, T] by which heads read, or whose name ends in {TOKENS!r} or {PADDING!r}"
         raise ValueError(f"example_input: lengths are padded by a mask, wants {wants}")
+    check_mode(network)
     name, mask = found
     kept, place = are_tokens(name, mask), ""
     fills: dict[str, bool | int | float] = {}

@@ -187,7 +187,9 @@ def test_other_arguments_are_refused(of_words, device, options, error, message):
         make_runner(of_words, on(device, WORDS), **options)
 
 
-def test_lengths_want_one_mask(of_streams, device):
+def test_lengths_want_one_mask(of_streams, of_words, device):
+    with pytest.raises(ValueError, match="network: .*in training mode, wants network.eval()"):
+        make_runner(of_words.train(), on(device, WORDS), lengths=(16,))
     with pytest.raises(ValueError, match="example_input: lengths are padded by a mask, wants one .*attention_mask"):
         make_runner(of_streams, on(device, streams(3)), lengths=(8,))
     with pytest.raises(TypeError, match="example_input: got Tensor, wants a tuple or dict of the backbone's arguments"):
