@@ -123,7 +123,15 @@ def calibrate_network(
         network, data, {"budget": budget}, latencies, confidence, seed, splits=splits, train=train,
         static_model=static_model,
     )  # fmt: skip
-    report, rules = _calibrated(network, prepared, budget, latencies, confidence)
+    report = calibrate_prepared(network, prepared, budget)
+    if report.chance is not None:
+        warnings.warn(report.chance, stacklevel=2)
+    return report
+
+
+def calibrate_prepared(network: EarlyExitNetwork, prepared: "Prepared", budget: Budget) -> CalibrationReport:
+    """Do as :func:`calibrate_network`, but warn of nothing, given what the network has said of all samples."""
+    report, rules = _calibrated(network, prepared, budget)
     learned, samples = prepared.learned, prepared.samples
     numbers = [list(rule.numbers) for rule in rules]
     report = replace(report, parameters=list(learned.parameters), rules=numbers)
@@ -133,8 +141,6 @@ def calibrate_network(
         own = prepared.parts[name]
         learned = learned.plus(name, samples._replace(hashes=[each[own] for each in samples.hashes]))
     network.learned_from = learned
-    if report.chance is not None:
-        warnings.warn(report.chance, stacklevel=2)
     return report
 
 
@@ -153,6 +159,8 @@ class Prepared(NamedTuple):
     """Number of samples that weights were made from, and that are in no split."""
     unknown: str | None
     """Why it is not known whether the network has learned from these samples; else None."""
+    latencies: ExitLatencies | None
+    confidence: float
 
 
 def prepare(
@@ -203,18 +211,16 @@ def prepare(
         )
     given = splits is not None or isinstance(data, Mapping)
     unknown = unknown if known is None else None
-    return Prepared(collected, parts, None if given else seed, samples, learned, int((roles == 0).sum()), unknown)
+    seen, used = int((roles == 0).sum()), None if given else seed
+    return Prepared(collected, parts, used, samples, learned, seen, unknown, latencies, confidence)
 
 
 def _calibrated(
-    network: EarlyExitNetwork,
-    prepared: Prepared,
-    budget: Budget,
-    latencies: ExitLatencies | None,
-    confidence: float,
+    network: EarlyExitNetwork, prepared: Prepared, budget: Budget
 ) -> tuple[CalibrationReport, list[ExitRule]]:
     """Return the report and the rules for what a network has said."""
     collected, parts, unknown = prepared.collected, prepared.parts, prepared.unknown
+    latencies, confidence = prepared.latencies, prepared.confidence
     rules = [head.rule for head in network.exit_heads]
     own = parts["temperature"]
     temperatures = fit_temperatures(collected.logits[:, own], collected.labels[own]).tolist()

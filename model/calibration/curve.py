@@ -188,6 +188,11 @@ def anytime_curve(
         (1.0, 1.0)
     """
     prepared = prepare(network, data, {}, latencies, confidence, seed, splits=splits, train=train)
+    return curve_of_prepared(network, prepared)
+
+
+def curve_of_prepared(network: EarlyExitNetwork, prepared: Prepared) -> AnytimeReport:
+    """Do as :func:`anytime_curve`, given what the network has said of all samples."""
     collected, parts = prepared.collected, prepared.parts
     fitting, held_out, test = parts["temperature"], parts["thresholds"], parts["test"]
     temperatures = fit_temperatures(collected.logits[:, fitting], collected.labels[fitting]).tolist()
@@ -196,32 +201,22 @@ def anytime_curve(
     right, of_ensembles = (logits.argmax(2) == collected.labels for logits in (collected.logits, together))
     better, worse, doubt = judge_ensembles(of_ensembles[:, held_out], right[:, held_out])
 
-    def answers(logits: Tensor, temperatures: Sequence[float]) -> AnytimeAnswers:
-        return _answers(network, prepared, logits, temperatures, latencies, confidence)
-
     def means(correct: Tensor) -> list[float]:
         return correct.double().mean(1).tolist()
 
-    names, times = [*network.taps, "classifier"], None if latencies is None else latencies.milliseconds
+    names, latencies = [*network.taps, "classifier"], prepared.latencies
+    times = [None] * len(names) if latencies is None else latencies.milliseconds
+    exits = zip(names, collected.work, times, means(right[:, test]), strict=True)
     return AnytimeReport(
         format=CURVE_FORMAT,
         data=None,
         seed=prepared.seed,
         samples={name: len(part) for name, part in parts.items()},
         unknown=prepared.unknown,
-        confidence=confidence,
+        confidence=prepared.confidence,
         flops=collected.flops or None,
-        exits=[
-            AnytimeExit(
-                name=name,
-                work=collected.work[index],
-                latency_ms=None if times is None else times[index],
-                accuracy=accuracy,
-                interval=wilson_interval(accuracy, len(test), confidence),
-            )
-            for index, (name, accuracy) in enumerate(zip(names, means(right[:, test]), strict=True))
-        ],
-        alone=answers(collected.logits, temperatures),
+        exits=[AnytimeExit(*one, _interval(prepared, one[-1])) for one in exits],
+        alone=_answers(network, prepared, collected.logits, temperatures),
         ensemble=AnytimeEnsemble(
             weights=weights,
             accuracy=means(of_ensembles[:, held_out]),
@@ -229,7 +224,7 @@ def anytime_curve(
             better=better,
             worse=worse,
             p_value=doubt,
-            answers=answers(together, [1.0] * len(together)) if doubt <= _LEVEL else None,
+            answers=_answers(network, prepared, together, [1.0] * len(together)) if doubt <= _LEVEL else None,
         ),
         latencies=latencies,
         environment=report_environment(network.device),
@@ -237,12 +232,7 @@ def anytime_curve(
 
 
 def _answers(
-    network: EarlyExitNetwork,
-    prepared: Prepared,
-    logits: Tensor,
-    temperatures: Sequence[float],
-    latencies: ExitLatencies | None,
-    confidence: float,
+    network: EarlyExitNetwork, prepared: Prepared, logits: Tensor, temperatures: Sequence[float]
 ) -> AnytimeAnswers:
     """Return the curves of exits that answer by some logits [E + 1, M, K] at temperatures."""
     rules = [head.rule for head in network.exit_heads]
@@ -262,22 +252,22 @@ def _answers(
         batches.append(thresholds_for(held_out.scores, shares, ranges))
 
     def tested(path: Sequence[Tensor], budgets: Sequence[float | None]) -> list[AnytimePoint]:
-        curve = curve_of(path, testing, [high for _, high in ranges], work, latencies)
+        curve = curve_of(path, testing, [high for _, high in ranges], work, prepared.latencies)
         return [
             AnytimePoint(
                 budget=budget,
-                thresholds=point.thresholds,
-                shares=point.shares,
-                accuracy=point.accuracy,
-                interval=wilson_interval(point.accuracy, len(prepared.parts["test"]), confidence),
-                work=point.work,
-                latency_ms=point.latency_ms,
+                interval=_interval(prepared, point.accuracy),
+                **{name: getattr(point, name) for name in ("thresholds", "shares", "accuracy", "work", "latency_ms")},
             )
             for point, budget in zip(curve, budgets, strict=True)
         ]
 
     path = threshold_path(fitting.scores, fitting.correct, ranges, enabled)
     return AnytimeAnswers(path=tested(path, [None] * len(path)), budgeted=tested(batches, budgets))
+
+
+def _interval(prepared: Prepared, accuracy: float) -> list[float]:
+    return wilson_interval(accuracy, len(prepared.parts["test"]), prepared.confidence)
 
 
 def shares_within(costs: Sequence[float], budget: float) -> Tensor:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from ..basics.arguments import kind_of
 from ..listening.batches import Batch, call_with, check_input_batch, first_tensor, on_device, two_samples
 from ..listening.dry_run import Flow
-from ..listening.reading import masks_in, parts_in_words
+from ..listening.reading import parts_in_words, the_mask
 from ..network.early_exit_network import EarlyExitNetwork
 from ..network.learned_from import NEW, ROLES, identities, kind_of_input
 from ..processes.dealing import dealt
@@ -32,11 +32,8 @@ def sample_identities(loader: Iterable[Any], network: EarlyExitNetwork | None = 
     for batch in loader:
         x, _ = pair_of("loader", batch, "input [N, ...] and labels [N]")
         check_input_batch("loader: input", x)
-        if network is None:
-            masks = masks_in(x) if isinstance(x, Mapping) else []
-            found.update(identities(x, masks[0] if len(masks) == 1 else None))
-        else:
-            found.update(identities(x, network.mask_in(x)))
+        named = x if isinstance(x, Mapping) else {}
+        found.update(identities(x, the_mask({}, named) if network is None else network.mask_in(x)))
     return found
 
 

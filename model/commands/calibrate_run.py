@@ -1,7 +1,6 @@
 """Work of ``auxhead calibrate``: loads a checkpoint and images, calibrates, and saves the result."""
 
 import functools
-import warnings
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -16,10 +15,11 @@ from torch import Tensor
 from ..answers.exit_result import ExitResult
 from ..basics.bad_input import BadInput
 from ..basics.files import write_json
-from ..calibration.calibrate_network import calibrate_network
-from ..calibration.curve import anytime_curve
+from ..calibration.calibrate_network import calibrate_prepared, prepare
+from ..calibration.curve import curve_of_prepared
 from ..calibration.exit_latency import ExitLatencies, measure_exit_latencies
 from ..calibration.report import LEGEND, CalibrationReport, most_telling
+from ..calibration.search import one_budget
 from ..make_runner import make_runner
 from ..network.learned_from import FILE, Samples, identities, learned_by, short
 from ..processes.dealing import agree, checkpoint_facts, made_by_rank_0
@@ -60,20 +60,14 @@ def run_calibration(
     latencies = _latencies(asked, loaded, images.split.pixels, device)
     no_budget = (asked.max_accuracy_drop, asked.max_latency_ms, asked.max_work) == (None, None, None)
     train: set[bytes] | None = None if asked.train_data is None else set()  # nothing besides what was noted
-    options = ("data", "confidence", "max_accuracy_drop", "max_latency_ms", "max_work")
-    with warnings.catch_warnings(), by_option(*options):
-        warnings.filterwarnings("ignore", "The classifier is no better than chance")  # which is printed below
-        report = calibrate_network(
-            network, images, max_accuracy_drop=0.01 if no_budget else asked.max_accuracy_drop,
-            max_latency_ms=asked.max_latency_ms, max_work=asked.max_work, latencies=latencies,
-            confidence=asked.confidence, seed=asked.seed, train=train,
-        )  # fmt: skip
-    curve = None
-    if asked.curve:  # on the same splits, which the network has noted
-        with by_option(*options):
-            curve = anytime_curve(
-                network, images, latencies=latencies, confidence=asked.confidence, seed=asked.seed, train=train
-            )
+    with by_option("data", "confidence", "max_accuracy_drop", "max_latency_ms", "max_work"):
+        drop = 0.01 if no_budget else asked.max_accuracy_drop
+        budget = one_budget(drop, asked.max_latency_ms, asked.max_work, latencies)
+        prepared = prepare(
+            network, images, {"budget": budget}, latencies, asked.confidence, asked.seed, splits=None, train=train
+        )
+        report = calibrate_prepared(network, prepared, budget)
+    curve = curve_of_prepared(network, prepared) if asked.curve else None
     names = loaded.classes or source.classes  # without names the network may have more classes than the images
     named = [replace(row, name=name) for row, name in zip(report.classes, names, strict=False)]
     report = replace(report, data=source.name, classes=[*named, *report.classes[len(names) :]])

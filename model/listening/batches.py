@@ -38,12 +38,12 @@ def on_device(x: BatchT, device: torch.device) -> BatchT:
 
 def tensors_by_name(x: Batch) -> dict[str, Tensor]:
     """Return the tensors of a batch by their places in it; that of one tensor is ""."""
-    return {keystr(path): each for path, each in tree_leaves_with_path(_plain(x)) if isinstance(each, Tensor)}
+    return {keystr(path): each for path, each in tree_leaves_with_path(as_dicts(x)) if isinstance(each, Tensor)}
 
 
 def map_tensors(x: BatchT, change: Callable[[Tensor], Tensor]) -> BatchT:
     """Return a batch whose tensors are what ``change`` makes of them."""
-    return cast(BatchT, tree_map(lambda each: change(each) if isinstance(each, Tensor) else each, _plain(x)))
+    return cast(BatchT, tree_map(lambda each: change(each) if isinstance(each, Tensor) else each, as_dicts(x)))
 
 
 def two_samples(x: BatchT) -> BatchT:
@@ -111,11 +111,11 @@ def arguments_in(x: Batch, names: Sequence[str]) -> dict[Any, Any]:
 
 
 def _tensors(x: Batch) -> list[Tensor]:
-    return [each for each in tree_leaves(_plain(x)) if isinstance(each, Tensor)]
+    return [each for each in tree_leaves(as_dicts(x)) if isinstance(each, Tensor)]
 
 
-def _plain(x: Any) -> Any:
-    """Return mappings of any kind as dicts, the one kind whose values PyTorch finds."""
+def as_dicts(x: Any, *, in_order: bool = False) -> Any:
+    """Return mappings of any kind as dicts, whose values PyTorch finds; with their keys in order if asked for."""
     if isinstance(x, Mapping):
-        return {key: _plain(each) for key, each in x.items()}
-    return type(x)(map(_plain, x)) if type(x) in (tuple, list) else x
+        return {key: as_dicts(x[key], in_order=in_order) for key in (sorted(x, key=str) if in_order else x)}
+    return type(x)(as_dicts(each, in_order=in_order) for each in x) if type(x) in (tuple, list) else x

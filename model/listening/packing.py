@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import keystr, tree_flatten_with_path, tree_unflatten
 
 from ..basics.arguments import check_dense, kind_of, tensor_in_words
-from .batches import Batch, call_with, check_input_batch, first_tensor
+from .batches import Batch, as_dicts, call_with, check_input_batch, first_tensor
 from .hooks import hooks_of, users_hooks
 
 #: Each tensor's numbers begin at a multiple of so many bytes of a row, as kernels like to read them.
@@ -54,7 +54,7 @@ class Packing:
         samples, self._parts, self._fixed = len(first_tensor(example)), {}, {}
         flat = isinstance(example, Mapping) and not any(isinstance(y, (Mapping, tuple, list)) for y in example.values())
         self._keys = sorted(example, key=str) if flat else None
-        leaves, self._tree = tree_flatten_with_path(_in_order(example))
+        leaves, self._tree = tree_flatten_with_path(as_dicts(example, in_order=True))
         self._padding, self._tokens, end = padding, 0, 0
         for index, (path, each) in enumerate(leaves):
             own = keystr(path)
@@ -82,7 +82,7 @@ class Packing:
         if self._keys is not None and isinstance(x, Mapping) and len(x) == len(self._keys):
             with suppress(KeyError):  # PyTorch's way takes five times as long
                 return [x[key] for key in self._keys]
-        leaves, tree = tree_flatten_with_path(_in_order(x))
+        leaves, tree = tree_flatten_with_path(as_dicts(x, in_order=True))
         if tree != self._tree:
             named = ", ".join(keystr(path) for path, _ in leaves)
             wants = ", ".join([part.name for part in self._parts.values()] + [name for name, _ in self._fixed.values()])
@@ -159,13 +159,6 @@ class Packing:
     def _batch(self, tensors: Mapping[int, Tensor]) -> Any:
         fixed = {index: value for index, (_, value) in self._fixed.items()}
         return tree_unflatten([{**fixed, **tensors}[index] for index in range(len(fixed) + len(tensors))], self._tree)
-
-
-def _in_order(x: Any) -> Any:
-    """Return mappings as dicts whose keys are in order, so that a batch has one form."""
-    if isinstance(x, Mapping):
-        return {key: _in_order(x[key]) for key in sorted(x, key=str)}
-    return type(x)(map(_in_order, x)) if type(x) in (tuple, list) else x
 
 
 def _view(rows: Tensor, part: _Part) -> Tensor:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -124,6 +125,18 @@ def with_mask(
     return replace(extract, mask=mask)
 
 
+def reads_by_mask(
+    taps: Sequence[str], heads: Sequence[Any], extract: Mapping[str, AnyExtract]
+) -> dict[int, Callable[..., Tensor]]:
+    """Return by tap what reads its output, given a batch's arguments by name, where their mask may tell padding."""
+    found: dict[int, Callable[..., Tensor]] = {}
+    for index, (tap, head) in enumerate(zip(taps, heads, strict=True)):
+        read = extract.get(tap)
+        if head.pool != "none" and isinstance(read, Extract) and read.mask is not None:
+            found[index] = partial(read_tokens, tap, read, head)
+    return found
+
+
 def read_tokens(tap: str, extract: Extract, head: Any, arguments: Mapping[Any, Any], output: Any) -> Tensor:
     """Return what a fused head reads of a layer's output: if a mask tells its tokens, their pool [N, D]."""
     x = extract(output)
@@ -147,6 +160,14 @@ def masks_in(arguments: Mapping[Any, Any]) -> list[tuple[str, Tensor]]:
     """Return, among arguments by name, masks [N, T] that tell padding by their names."""
     named = [(str(name), each) for name, each in arguments.items() if str(name).endswith((TOKENS, PADDING))]
     return [(name, each) for name, each in named if isinstance(each, Tensor) and each.ndim == 2]
+
+
+def the_mask(extract: Mapping[str, AnyExtract], arguments: Mapping[Any, Any]) -> tuple[str, Tensor] | None:
+    """Return the name and the mask [N, T] that taps are read by, or that is called so; None without, or of several."""
+    read = {each.mask for each in extract.values() if isinstance(each, Extract)} - {None, AUTO}
+    masks = [(str(name), arguments.get(str(name).removeprefix("~"))) for name in read] or masks_in(arguments)
+    found = [(name, mask) for name, mask in masks if isinstance(mask, Tensor) and mask.ndim == 2]
+    return found[0] if len(found) == 1 else None
 
 
 def _find_mask(tap: str, mask: str, tokens: tuple[int, ...], arguments: Mapping[Any, Any]) -> tuple[str, Tensor] | None:

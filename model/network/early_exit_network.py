@@ -18,8 +18,8 @@ from ..basics.arguments import check_heads, check_module, kind_of
 from ..basics.preprocessing import Preprocessing
 from ..basics.streams import has_streams
 from ..heads.fused_aux_head import FusedAuxHead
+from ..heads.given_heads import as_head, check_distinct, unless_of_other_maps
 from ..heads.head import AuxHead, HeadRun, check_followed, check_head_device, check_same_classes, with_layout
-from ..heads.module_head import ModuleHead
 from ..listening.batches import (
     Batch,
     argument_names,
@@ -30,7 +30,6 @@ from ..listening.batches import (
     two_samples,
 )
 from ..listening.dry_run import dry_run
-from ..listening.hooks import overridden
 from ..listening.packing import Packing
 from ..listening.reading import (
     AUTO,
@@ -39,9 +38,9 @@ from ..listening.reading import (
     Extract,
     Reading,
     check_extract,
-    masks_in,
-    read_tokens,
     reading_of,
+    reads_by_mask,
+    the_mask,
     with_mask,
 )
 from ..listening.recording import Recording
@@ -114,8 +113,8 @@ class EarlyExitNetwork(nn.Module):
         check_heads(heads)
         self.backbone = backbone
         self.taps = tuple(heads)
-        self.heads = nn.ModuleList(_as_head(tap, head) for tap, head in heads.items())
-        _check_distinct(heads)
+        self.heads = nn.ModuleList(as_head(tap, head) for tap, head in heads.items())
+        check_distinct(heads)
         self._windowed: dict[nn.Module, nn.Module] = {  # what heads were made of that read maps of one size alone
             head: given
             for head, given in zip(self.exit_heads, heads.values(), strict=True)
@@ -232,14 +231,14 @@ class EarlyExitNetwork(nn.Module):
         if isinstance(x, Tensor) or not self._of_tokens:
             return reading
         arguments, reads = arguments_in(x, self.argument_names), list(reading.taps)
-        for index, read in self._reads_tokens().items():
+        for index, read in reads_by_mask(self.taps, self.exit_heads, self.extract).items():
             reads[index] = partial(read, arguments)
         return reading._replace(taps=tuple(reads))
 
     def reading_for_rows(self, packing: Packing) -> Reading:
         """Return how the batches are read that a packing has packed into rows."""
         reading = self.reading or Reading((None,) * len(self.taps), None)
-        by_mask = self._reads_tokens()
+        by_mask = reads_by_mask(self.taps, self.exit_heads, self.extract)
         reads = [
             by_mask.get(index, read and (lambda _arguments, output, read=read: read(output)))
             for index, read in enumerate(reading.taps)
@@ -248,27 +247,12 @@ class EarlyExitNetwork(nn.Module):
             tuple(reads), reading.logits, lambda rows: arguments_in(packing.unpack(rows), self.argument_names)
         )
 
-    def _reads_tokens(self) -> dict[int, Callable[..., Tensor]]:
-        """Return by tap what reads its output, given a batch's arguments by name, where their mask may tell padding."""
-        found: dict[int, Callable[..., Tensor]] = {}
-        for index, (tap, head) in enumerate(zip(self.taps, self.exit_heads, strict=True)):
-            extract = self.extract.get(tap)
-            if head.pool != "none" and isinstance(extract, Extract) and extract.mask is not None:
-                found[index] = partial(read_tokens, tap, extract, head)
-        return found
-
     def mask_in(self, x: Batch) -> tuple[str, Tensor] | None:
         """Return the name and the mask [N, T] by which heads leave padding out of a batch; None if there is no one.
 
         Where no head reads by a mask it is the one that is called so; its name begins with "~" if it says the opposite.
         """
-        if isinstance(x, Tensor):
-            return None
-        arguments = arguments_in(x, self.argument_names)
-        read = {each.mask for each in self.extract.values() if isinstance(each, Extract)} - {None, AUTO}
-        masks = [(str(name), arguments.get(str(name).removeprefix("~"))) for name in read] or masks_in(arguments)
-        found = [(name, mask) for name, mask in masks if isinstance(mask, Tensor) and mask.ndim == 2]
-        return found[0] if len(found) == 1 else None
+        return None if isinstance(x, Tensor) else the_mask(self.extract, arguments_in(x, self.argument_names))
 
     def check_taps(self, example_input: Batch, recorded: Recording | None = None) -> None:
         """Check taps and heads by one dry run of the backbone, the first time and when heads were put in since.
@@ -323,7 +307,7 @@ class EarlyExitNetwork(nn.Module):
         if len(self.heads) != len(self.taps):
             raise ValueError(f"heads: got {len(self.heads)}, wants {len(self.taps)}, one for each of {list(self.taps)}")
         for tap, head in zip(self.taps, self.heads, strict=True):
-            if _as_head(tap, head) is not head:
+            if as_head(tap, head) is not head:
                 wants = "a FusedAuxHead, which FusedAuxHead.from_module makes of some modules, or a ModuleHead"
                 raise TypeError(f"heads[{tap!r}]: got {kind_of(head)}, wants {wants}")
         autocasts = torch.is_autocast_enabled(first_tensor(example_input).device.type)
@@ -334,7 +318,7 @@ class EarlyExitNetwork(nn.Module):
         samples, takes = first_tensor(example_input).shape[0], self.argument_names
         arguments = arguments_in(example_input, takes)
         heads = [
-            _unless_of_other_maps(head, self._windowed.get(head), features)
+            unless_of_other_maps(head, self._windowed.get(head), features)
             for head, features in zip(self.exit_heads, run.features, strict=True)
         ]
         found: list[tuple[AuxHead, Tensor, HeadRun | None]] = []
@@ -465,40 +449,3 @@ def check_model(model: object) -> None:
         )
     if isinstance(model, EarlyExitNetwork):
         raise TypeError("model: got an EarlyExitNetwork, wants a model without heads, as its network.backbone")
-
-
-def _check_distinct(heads: Mapping[str, nn.Module]) -> None:
-    first: dict[nn.Module, str] = {}
-    for tap, head in heads.items():
-        if first.setdefault(head, tap) != tap:
-            raise ValueError(f"heads[{tap!r}]: is that of {first[head]!r}, wants one with a rule of its own")
-
-
-def _as_head(tap: str, head: nn.Module) -> AuxHead:
-    if isinstance(head, AuxHead):
-        if (reason := overridden(head, head.kind())) is not None:
-            raise ValueError(
-                f"heads[{tap!r}]: is a {type(head).__name__} that {reason}, which launches or training would pass "
-                f"over; wants a plain {head.kind().__name__}, or ModuleHead(module) of a module that makes logits"
-            )
-        return head
-    if not isinstance(head, nn.Module):
-        raise TypeError(f"heads[{tap!r}]: got {kind_of(head)}, wants a FusedAuxHead or another nn.Module")
-    try:
-        return FusedAuxHead.from_module(head)
-    except ValueError as error:
-        as_it_is = ModuleHead(head)
-        own = type(head) is nn.Identity  # as errors advise for exits whose code is not to be touched
-        as_it_is.why_not_fused = "the backbone makes its logits" if own else str(error).removeprefix("module: ")
-        return as_it_is
-
-
-def _unless_of_other_maps(head: AuxHead, module: nn.Module | None, features: Tensor) -> AuxHead:
-    """Return a head, or the module that it was made of where that pools by a window that is not the whole map."""
-    if module is None or head.map_size is None or features.shape[2:] == head.map_size:
-        return head
-    height, width = head.map_size
-    as_it_is = ModuleHead(module, return_probs=head.return_probs).to(next(head.parameters()).device)
-    as_it_is.rule = head.rule
-    as_it_is.why_not_fused = f"its AvgPool2d has windows of {height}x{width} on the output {list(features.shape)}"
-    return as_it_is.train(head.training)

@@ -40,8 +40,7 @@ def pair_of(name: str, batch: Any, parts: str) -> tuple[Any, Any]:
         return {key: each for key, each in batch.items() if key != found[0]}, batch[found[0]]
     if isinstance(batch, (tuple, list)) and len(batch) == 2:
         return tuple(batch[0]) if isinstance(batch[0], list) else batch[0], batch[1]
-    got = f" of {len(batch)}" if isinstance(batch, (tuple, list)) else ""
-    how = ""
+    got, how = f" of {len(batch)}" if isinstance(batch, (tuple, list)) else "", ""
     if isinstance(batch, (tuple, list)) and len(batch) > 2:
         how = "; if the last are the labels, and all others the backbone's arguments: ((a, b), labels)"
     if isinstance(batch, Mapping):
