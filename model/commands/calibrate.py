@@ -65,7 +65,7 @@ def calibrate_command(beyond: Callable[[], tuple[Mapping[str, Draw], SaveFigure]
         ] = None,
         curve: Annotated[
             bool,
-            typer.Option("--curve", help="Also test accuracy against work and time, from strict thresholds to loose."),
+            typer.Option("--curve", help="Also test accuracy against work, and time with --batch, at all thresholds."),
         ] = False,
         seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Of the splits.")] = 0,
         out: Annotated[Path, typer.Option(help="Where the calibrated checkpoint, report and figure go.")] = Path(
