@@ -42,24 +42,21 @@ def check_dense(name: str, x: object) -> None:
         raise TypeError(f"{name}: got {tensor_in_words(x)}, wants a dense one [N, ...]")
 
 
-def is_plain(value: object) -> bool:
-    """Return whether a value is a tensor whose memory kernels can read: none that is sparse, opaque, nested or wrapped.
+def is_wrapped(value: object) -> bool:
+    """Return whether a value is a tensor that has others instead of memory, as one of ``torch.distributed.tensor``."""
+    return isinstance(value, Tensor) and is_traceable_wrapper_subclass(value)
 
-    Wrapped are the tensors of ``torch.distributed.tensor``, say: they have other tensors instead of memory.
-    """
-    return (
-        isinstance(value, Tensor)
-        and value.layout == torch.strided
-        and not value.is_nested
-        and not is_traceable_wrapper_subclass(value)
-    )
+
+def is_plain(value: object) -> bool:
+    """Return whether a value is a tensor whose memory kernels can read: not sparse, opaque, nested or wrapped."""
+    return isinstance(value, Tensor) and value.layout == torch.strided and not value.is_nested and not is_wrapped(value)
 
 
 def tensor_in_words(tensor: Tensor) -> str:
     """Describe a tensor for an error."""
     if is_plain(tensor):
         return f"a tensor {list(tensor.shape)} of {tensor.dtype}"
-    if is_traceable_wrapper_subclass(tensor):
+    if is_wrapped(tensor):
         return f"a {type(tensor).__name__}"
     return f"a {'nested' if tensor.is_nested else tensor.layout} tensor"
 

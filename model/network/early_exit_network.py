@@ -4,6 +4,7 @@ import threading
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, nullcontext
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -75,6 +76,8 @@ class EarlyExitNetwork(nn.Module):
     """Of a network of :func:`attach_exits`: ``input``, the sizes of a sample, its ``dtype``, and ``final``."""
     learned_from: LearnedFrom | None = None
     """What its weights and rules were made from; None where nobody has noted that: see :func:`learned_by`."""
+    unread: Path | None = None
+    """File of parameters on meta, from which a part of the network is read when it is placed on a device."""
 
     def __init__(
         self,

@@ -5,6 +5,7 @@ import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from ..basics.arguments import is_plain, kind_of, tensor_in_words
+from ..basics.arguments import is_plain, is_wrapped, kind_of, tensor_in_words
 from ..basics.bad_input import BadInput, one_line
 from ..basics.images import open_image
 from ..basics.preprocessing import Preprocessing
@@ -23,7 +24,7 @@ from ..listening.kept import modes_kept
 from ..network.early_exit_network import EarlyExitNetwork, check_network
 from ..network.learned_from import OF_RULE, LearnedFrom, fingerprint
 from ..own_exits.attach_exits import attach_exits
-from .checkpoint_files import DESCRIPTION, read_files, write_files
+from .checkpoint_files import DESCRIPTION, read_files, weights_name, write_files
 from .description import (
     FORMAT,
     checked_modules,
@@ -43,7 +44,7 @@ class Checkpoint:
     """A loaded network, and the facts by which its answers get names."""
 
     network: EarlyExitNetwork
-    """In eval mode, its rules set, on the device of the backbone."""
+    """In eval mode, its rules set, on the device of the backbone; heads of one on meta are on the CPU."""
     classes: tuple[str, ...]
     """Names, in the order of the labels; empty if none were saved."""
     accuracy: Mapping[str, float]
@@ -107,8 +108,8 @@ def save_checkpoint(
 
     Raises:
         ValueError, TypeError: a network that could not be loaded again: a head of another class or with a parametrized
-            linear layer, one that does not know its width, a state of the backbone that is no tensor; nothing is
-            written.
+            linear layer, one that does not know its width, a state of the backbone that is no tensor, is sharded or on
+            the device meta; nothing is written.
         OSError: no space or no permission; names the path, and what was there is as it was.
 
     Example:
@@ -135,18 +136,14 @@ def save_checkpoint(
     wrong = wrong_field(description)
     if wrong is not None:
         raise TypeError(wrong)
+    state = _kept_state(network, with_backbone)
+    _check_saveable(state)
     _check_calibration(network, calibration or {})
     num_classes = network.exit_heads[0].num_classes
     if classes and len(classes) != num_classes:
         raise ValueError(f"classes: got {len(classes)} names, wants {num_classes}, as the network has classes, or none")
     tensors = {} if network.learned_from is None else network.learned_from.tensors()
-    for name, value in _kept_state(network, with_backbone).items():
-        if not isinstance(value, Tensor) or is_lazy(value) or not is_plain(value):
-            lazy = not isinstance(value, Tensor) or is_lazy(value)
-            got = f"a {type(value).__name__}" if lazy else tensor_in_words(value)
-            raise TypeError(f"network: its state {name!r} is {got}, wants dense tensors alone")
-        if not name.startswith(("backbone.", "heads.")):
-            raise ValueError(f"network: keeps {name!r}, which files do not; wants that in the backbone")
+    for name, value in state.items():
         tensors[name] = value.detach().cpu().contiguous().clone()  # a copy: safetensors refuses what shares memory
     where = _folder(directory)
     if where.exists() and not where.is_dir():
@@ -171,7 +168,9 @@ def load_checkpoint(
         backbone: made like the one that was saved. Parameters that the checkpoint holds are copied into it, in the
             dtype in which they were saved; it keeps its device and is set to eval mode. If the checkpoint holds the
             heads alone it keeps its parameters. Of a network that :func:`attach_exits` made, the model as it was
-            handed to that: its exits are found again, by a batch of noise of the size that was saved.
+            handed to that: its exits are found again, by a batch of noise of the size that was saved. What is on the
+            device meta (made under ``with torch.device("meta")``) stays there, in the dtype that was saved, and is not
+            read: ``network.unread`` is the file that has it.
         extract: the functions by which heads read what their taps return, where the network had some, by tap: they
             cannot be saved. An :class:`Extract` was.
         modules: made like those of the network's :class:`ModuleHead` heads, where it had some, by tap. They take over
@@ -179,7 +178,7 @@ def load_checkpoint(
 
     Raises:
         BadInput: files that are missing, damaged or of another format, a backbone that they do not fit, which is left
-            as it was, or a function or a module that is missing.
+            as it was, or a function or a module that is missing; or something on meta that no file has.
 
     Example:
         >>> def make():
@@ -190,10 +189,15 @@ def load_checkpoint(
         (('1',), 0.9)
     """
     where = _folder(directory)
-    description, tensors = read_files(where)
+    unread = _left_in_file(backbone)
+    description, tensors = read_files(where, frozenset(unread))
     made_by = f"; it was made by {one_line(description['backbone'])}" if description["backbone"] else ""
     if not isinstance(backbone, nn.Module) or isinstance(backbone, EarlyExitNetwork):
         raise BadInput(f"backbone: got {kind_of(backbone)}, wants an nn.Module, without heads of ours{made_by}")
+    if unread and not description["with_backbone"]:
+        name = unread[0].removeprefix("backbone.")
+        nowhere = f"{where} has the heads alone, so that its values are nowhere to be read"
+        raise BadInput(f"backbone: its {name!r} is on meta, and {nowhere}; wants a backbone with its values")
     learned_from = LearnedFrom.of_facts(where, description["learned_from"], tensors)
     layers = dict(backbone.named_modules(remove_duplicate=False))
     missing = [tap for tap in description["heads"] if tap not in layers]
@@ -208,9 +212,15 @@ def load_checkpoint(
             what = f"the exit at {own_code[0]!r:.60} in {where} runs as the model's own code"
             raise BadInput(f"backbone: {what}; wants the model that was handed to attach_exits, not its backbone")
         modules = checked_modules(where, description["heads"], modules)
+        for tap, module in modules.items():
+            for name in _on_meta(module):
+                wants = "wants it on the CPU, since heads are read whole"
+                raise BadInput(f"modules[{tap!r:.60}]: its {name!r} is on meta, {wants}")
+        with torch.device("cpu"):  # whatever device the caller makes tensors on
+            heads = make_heads(where / DESCRIPTION, description["heads"], tensors, modules)
         network = EarlyExitNetwork(
             backbone,
-            make_heads(where / DESCRIPTION, description["heads"], tensors, modules),
+            heads,
             extract=saved_extract(where, description["heads"], {} if extract is None else extract),
             logits=description["logits"],
         )
@@ -233,6 +243,7 @@ def load_checkpoint(
     network.own_exits = description["own_exits"]
     backbone.eval()
     network.learned_from = learned_from
+    network.unread = (where / weights_name(description)).resolve() if unread else None
     if description["preprocessing"] is not None:
         network.preprocessing = Preprocessing.of_json(description["preprocessing"])
     return Checkpoint(
@@ -241,6 +252,22 @@ def load_checkpoint(
         description["accuracy"],
         description["calibration"],
     )
+
+
+def _check_saveable(state: Mapping[str, Any]) -> None:
+    """Raise ``TypeError`` or ``ValueError`` for a state that files do not keep, or that has no values."""
+    for name, value in state.items():
+        if not isinstance(value, Tensor) or is_lazy(value) or not is_plain(value):
+            lazy = not isinstance(value, Tensor) or is_lazy(value)
+            got = f"a {type(value).__name__}" if lazy else tensor_in_words(value)
+            gathered = "; what is sharded, gathered by torch.distributed.checkpoint.state_dict.get_model_state_dict"
+            wants = f"dense tensors alone{gathered if is_wrapped(value) else ''}"
+            raise TypeError(f"network: its state {name!r} is {got}, wants {wants}")
+        if value.is_meta:
+            wants = "wants values: those of load_checkpoint(directory, backbone) with a backbone that is not on meta"
+            raise BadInput(f"network: its state {name!r} is on meta, without values; {wants}")
+        if not name.startswith(("backbone.", "heads.")):
+            raise ValueError(f"network: keeps {name!r}, which files do not; wants that in the backbone")
 
 
 def _check_calibration(network: EarlyExitNetwork, report: Mapping[str, Any]) -> None:
@@ -268,6 +295,10 @@ def _folder(directory: str | os.PathLike[str]) -> Path:
 def _found_again(where: Path, description: Mapping[str, Any], model: nn.Module) -> EarlyExitNetwork:
     """Find the exits of a model, which are those that were saved, and give them their rules."""
     kind, example, described = type(model).__name__, description["own_exits"], description["heads"]
+    for name in _on_meta(model):
+        found = f"and the exits of {kind} are found by running it"
+        wants = "wants it with values, or attach_exits(model, example).backbone.to('meta')"
+        raise BadInput(f"backbone: its {name!r} is on meta, {found}; {wants}")
     rules = {tap: saved_rule(where / DESCRIPTION, tap, head) for tap, head in described.items()}
     dtype = getattr(torch, example["dtype"])
     if dtype.is_floating_point:  # the model may have been turned into another type afterwards
@@ -342,5 +373,32 @@ def _same_kind(own: torch.dtype, saved: torch.dtype) -> bool:
     return own == saved or both_float and min(own.itemsize, saved.itemsize) >= 2
 
 
+def _on_meta(module: nn.Module) -> dict[str, Tensor]:
+    """Return the parameters and buffers of a module that are on the device meta, by name."""
+    named = chain(module.named_parameters(remove_duplicate=False), module.named_buffers(remove_duplicate=False))
+    return {name: tensor for name, tensor in named if tensor.is_meta}
+
+
+def _left_in_file(backbone: object) -> list[str]:
+    """Return the names in a file of the tensors that a backbone has on the device meta; none of what is no module.
+
+    Raises:
+        BadInput: one is not in the state_dict, so that no file has it.
+    """
+    on_meta = _on_meta(backbone) if isinstance(backbone, nn.Module) else {}
+    state = backbone.state_dict(keep_vars=True) if isinstance(backbone, nn.Module) and on_meta else {}
+    kept = {id(value) for value in state.values()}
+    for name, value in on_meta.items():
+        if id(value) not in kept:
+            holder, _, key = name.rpartition(".")
+            raise BadInput(
+                f"backbone: its {name!r} is on meta, and not in its state_dict, so that no file has its values; wants "
+                f"them on the CPU: backbone.get_submodule({holder!r}).{key} = a tensor that is computed there"
+            )
+    return [f"backbone.{name}" for name, value in state.items() if isinstance(value, Tensor) and value.is_meta]
+
+
 def _device_of(backbone: nn.Module) -> torch.device:
-    return next((parameter.device for parameter in backbone.parameters()), torch.device("cpu"))
+    """Return the device of a backbone's first parameter that is not on meta; the CPU if there is none."""
+    devices = (parameter.device for parameter in backbone.parameters() if not parameter.is_meta)
+    return next(devices, torch.device("cpu"))

@@ -8,13 +8,14 @@ import hashlib
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 
 from ..basics.bad_input import BadInput, one_line
@@ -27,6 +28,13 @@ WEIGHTS = "model.safetensors"
 _UNFINISHED = ".model-unfinished-"
 #: Names of parameters, for ``glob``: shards of other programs are called alike.
 _BY_CONTENT = f"model-{'[0-9a-f]' * 16}.safetensors"
+#: Dtypes by their names in the header of a file of parameters.
+_DTYPES = {
+    "BOOL": torch.bool, "U8": torch.uint8, "U16": torch.uint16, "U32": torch.uint32, "U64": torch.uint64,
+    "I8": torch.int8, "I16": torch.int16, "I32": torch.int32, "I64": torch.int64, "F16": torch.float16,
+    "BF16": torch.bfloat16, "F32": torch.float32, "F64": torch.float64, "C64": torch.complex64,
+    "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2,
+}  # fmt: skip
 
 
 def write_files(directory: Path, description: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
@@ -56,13 +64,16 @@ def write_files(directory: Path, description: Mapping[str, Any], tensors: Mappin
                 shutil.rmtree(path, ignore_errors=True)
 
 
-def read_files(directory: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Read description and parameters that belong together, while others may save; see :func:`load_checkpoint`."""
+def read_files(directory: Path, unread: Container[str] = ()) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Read description and parameters that belong together, while others may save; see :func:`load_checkpoint`.
+
+    Of the parameters named in ``unread`` the file's header is read alone: they are on the device meta.
+    """
     while True:
         saved = _save_of(directory)
         description = read_description(directory)
         try:
-            return description, _read_weights(directory, description)
+            return description, _read_weights(directory, description, unread)
         except BadInput:
             if _save_of(directory) == saved:
                 raise  # else another save has taken the parameters away since, and maybe one more brought them back
@@ -102,6 +113,32 @@ def weights_name(description: Mapping[str, Any]) -> str:
     return WEIGHTS if content is None else f"model-{content[:16]}.safetensors"
 
 
+def read_tensor(path: Path, name: str, device: torch.device) -> Tensor:
+    """Read one tensor of a file of parameters onto a device, into memory of its own; the others stay unread.
+
+    Args:
+        path: of the file, as ``EarlyExitNetwork.unread`` has it; its hash was compared when the checkpoint was loaded.
+        name: as in the network's ``state_dict``, "backbone.layer1.0.conv1.weight" say.
+        device: where it goes.
+
+    Raises:
+        BadInput: the file is damaged, has no such tensor, or is gone, as it is after another save into its folder.
+    """
+    try:
+        with safe_open(path, "pt") as file:
+            if name not in file.keys():
+                raise BadInput(f"checkpoint: {path} has no tensor {name!r:.100}")
+            tensor: Tensor = file.get_tensor(name)
+    except FileNotFoundError:
+        raise BadInput(
+            f"checkpoint: {path} is not there any more: another save has taken its place, or its folder was moved; "
+            "load the checkpoint again"
+        ) from None
+    except (SafetensorError, OSError) as error:
+        raise BadInput(f"checkpoint: {path} is damaged ({one_line(error)})") from None
+    return tensor.to(device, copy=True)  # it lies in the file until then
+
+
 def content_hash(path: Path) -> str:
     """Return the SHA-256 of a file's content."""
     found = hashlib.sha256()
@@ -119,7 +156,7 @@ def _save_of(directory: Path) -> tuple[int, ...]:
     return ()
 
 
-def _read_weights(directory: Path, description: Mapping[str, Any]) -> dict[str, Tensor]:
+def _read_weights(directory: Path, description: Mapping[str, Any], unread: Container[str]) -> dict[str, Tensor]:
     path, wanted = own_file(directory, weights_name(description)), description["parameters"]
     try:
         found = wanted and content_hash(path)
@@ -128,10 +165,21 @@ def _read_weights(directory: Path, description: Mapping[str, Any]) -> dict[str, 
                 f"checkpoint: {path} is damaged, or does not belong to {DESCRIPTION} beside it: its SHA-256 is "
                 f"{found:.16}..., wants {wanted:.16}..., as both were saved"
             )
-        tensors: dict[str, Tensor] = load_file(path)
+        with torch.device("cpu"), safe_open(path, "pt") as file:  # whatever device the caller makes tensors on
+            return {
+                name: _of_header(path, file, name) if name in unread else file.get_tensor(name) for name in file.keys()
+            }
     except (SafetensorError, OSError, RuntimeError) as error:  # PyTorch opens it once more
         raise BadInput(f"checkpoint: {path} is damaged ({one_line(error)})") from None
-    return tensors
+
+
+def _of_header(path: Path, file: Any, name: str) -> Tensor:
+    """Return a tensor on the device meta, of the shape and dtype that an opened file has for one."""
+    saved = file.get_slice(name)
+    kind = saved.get_dtype()
+    if kind not in _DTYPES:
+        raise BadInput(f"checkpoint: {path} has {name!r:.100} as {kind}, wants one of {', '.join(_DTYPES)}")
+    return torch.empty(saved.get_shape(), dtype=_DTYPES[kind], device="meta")
 
 
 @contextmanager

@@ -110,13 +110,13 @@ def test_a_reader_whose_parameters_go_and_come_back(tmp_path: Path, monkeypatch:
     save_checkpoint(tmp_path, network(0.25))
     read, reads = checkpoint_files._read_weights, []
 
-    def among_saves(directory, description):
-        reads.append(description)
+    def among_saves(directory, *rest):
+        reads.append(directory)
         if len(reads) > 1:
-            return read(directory, description)
+            return read(directory, *rest)
         save_checkpoint(tmp_path, network(0.75))
         try:
-            return read(directory, description)
+            return read(directory, *rest)
         finally:
             save_checkpoint(tmp_path, network(0.25))
 
@@ -126,14 +126,14 @@ def test_a_reader_whose_parameters_go_and_come_back(tmp_path: Path, monkeypatch:
 
 def test_parameters_that_go_while_they_are_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save_checkpoint(tmp_path, network(0.25))
-    load = checkpoint_files.load_file
+    opens = checkpoint_files.safe_open
 
-    def gone(path):
-        monkeypatch.setattr(checkpoint_files, "load_file", load)
+    def gone(path, _framework):
+        monkeypatch.setattr(checkpoint_files, "safe_open", opens)
         save_checkpoint(tmp_path, network(0.75))
         raise RuntimeError(f"unable to open file <{path}> in read-only mode: No such file or directory (2)")
 
-    monkeypatch.setattr(checkpoint_files, "load_file", gone)
+    monkeypatch.setattr(checkpoint_files, "safe_open", gone)
     assert loaded(tmp_path) == 0.75
 
 
