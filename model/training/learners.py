@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..basics.arguments import is_wrapped, tensor_in_words
 from ..basics.bad_input import BadInput
 from ..heads.head import AuxHead, check_followed
 from ..listening.batches import Batch, call_with, tensors_by_name
@@ -15,6 +16,33 @@ from ..listening.taps import listening
 from ..network.early_exit_network import EarlyExitNetwork
 from .batches import ShuffledBatches, all_finite, all_on_device
 from .data_sets import MOST_BYTES
+
+#: What to do with a network that has no room on one device.
+_INSTEAD = (
+    "to train what does not fit on one device, shard its backbone by torch.distributed.fsdp.fully_shard, take plain "
+    "steps, joint_loss(network.logits(images), labels).backward(), save_checkpoint what was learned, and split what "
+    "load_checkpoint returns, as the guide several_gpus.md does"
+)
+
+
+def check_on_one_device(network: EarlyExitNetwork) -> None:
+    """Raise ``BadInput`` if some parameter is on another device than the first one, or on meta: a split network."""
+    first: tuple[str, torch.device] | None = None
+    for name, parameter in network.named_parameters():
+        first = first or (name, parameter.device)
+        if parameter.is_meta or parameter.device != first[1]:
+            others = "" if first[0] == name else f", and {first[0]} on {first[1]}"
+            raise BadInput(
+                f"network: its {name} is on {parameter.device}{others}; wants all of it on one device; {_INSTEAD}"
+            )
+
+
+def check_not_sharded(network: EarlyExitNetwork) -> None:
+    """Raise ``BadInput`` if each process has a shard of some parameter, where gradients of whole ones are averaged."""
+    for name, parameter in network.named_parameters():
+        if is_wrapped(parameter):
+            wants = f"wants plain ones, whole in each process; {_INSTEAD}"
+            raise BadInput(f"network: its {name} is {tensor_in_words(parameter)}, {wants}")
 
 
 @contextmanager
@@ -77,9 +105,13 @@ def accuracy_of_exits(network: EarlyExitNetwork, batches: Iterable[Any]) -> list
     """Return the accuracy of every head and, last, of the classifier, each on all images, from 0 to 1.
 
     Args:
-        network: on the device where it is; its mode stays as it is.
+        network: on one device; its mode stays as it is. It may be sharded over processes, all of which call this.
         batches: as of :func:`train`; others are refused.
+
+    Raises:
+        BadInput: a network that is split, over devices or with parts on meta.
     """
+    check_on_one_device(network)
     device = next(network.parameters()).device
     return accuracies(AllExits(network), all_on_device("batches", batches, network, device)).tolist()
 

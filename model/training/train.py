@@ -13,7 +13,7 @@ from ..basics.arguments import kind_of
 from ..listening.kept import own_random_numbers
 from ..network.early_exit_network import EarlyExitNetwork, check_network
 from ..processes.process_group import own_rank
-from .learners import as_before
+from .learners import as_before, check_not_sharded, check_on_one_device
 from .plan import TrainingPlan, check_weights
 from .training_loop import Epoch, LossNotFinite, Step, Training, TrainingLoop, as_epoch, trains_classifier
 from .training_state import seed_all, seed_of
@@ -44,8 +44,9 @@ def train(
     DistributedSampler, say. Rank 0 evaluates and writes. Batch norms see each one's part alone.
 
     Args:
-        network: heads that know their width, and parameters in float32, or all in float64. Parameters that require
-            no gradient stay as they are, and a backbone without any that do stays in eval mode.
+        network: heads that know their width, and parameters in float32, or all in float64, all on one device: a network
+            that was split or sharded is refused. Parameters that require no gradient stay as they are, and a backbone
+            without any that do stays in eval mode.
         batches: (images [N, ...], labels [N] int64): a DataLoader, or anything else with a length that can be gone
             through again and again. Of a backbone of several arguments ((one, other), labels), or dicts of arguments by
             name that have "labels", or "label", beside them.
@@ -67,7 +68,8 @@ def train(
     Raises:
         TypeError, ValueError: arguments or batches that are not as described, or a tap whose output is changed in place
             in training mode.
-        BadInput: a ``state`` to resume that is damaged or of another training; or a loss that is no finite number, with
+        BadInput: a network that is split, over devices or with parts on meta, or sharded; with what to do instead. Or a
+            ``state`` to resume that is damaged or of another training; or a loss that is no finite number, with
             what it comes from: images, the network, its precision or the learning rate.
 
     Example:
@@ -123,6 +125,8 @@ def _check_arguments(
         raise ValueError(
             f"network: the heads at {lazy} do not know their width yet; call network.check_taps(example_input) before"
         )
+    check_on_one_device(network)
+    check_not_sharded(network)
     for name, parameter in network.named_parameters():
         if parameter.requires_grad and not is_lazy(parameter) and not parameter.isfinite().all():
             raise ValueError(f"network: its {name} is not all finite numbers, wants no NaN and no infinity")

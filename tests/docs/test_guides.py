@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 import torch.distributed.run
+import torchvision
 from auxhead.autotune.doctor.load_trace import load_trace
 from auxhead.autotune.records.record import latest
+from auxhead.model import load_checkpoint
 from auxhead.plots.figures.footprint import FREE_PERCENT
 from support.command_line import plot, tune
 from support.committed_records import benched, figure, records
@@ -125,12 +127,13 @@ def test_tiers_of_occupancy_are_those_of_the_record():
 def test_scripts_of_several_processes_run_under_torchrun(tmp_path, monkeypatch, capfd):
     """One after the other, in the same processes, to Python's own end of these: no thread may be waiting by then."""
     guide = (FOLDER / "several_gpus.md").read_text()
-    for script in ("replicas.py", "pipeline.py"):
+    scripts = ("replicas.py", "pipeline.py", "sharded.py")
+    for script in scripts:
         assert f".venv/bin/torchrun --standalone --nproc-per-node 2 {script}\n" in guide
         code = guide.partition(f"Save this as `{script}`:\n\n```python\n")[2].partition("```")[0]
         (tmp_path / script).write_text(code)
-    (tmp_path / "both.py").write_text(
-        "import runpy\nfor script in ('replicas.py', 'pipeline.py'):\n    runpy.run_path(script, run_name='__main__')\n"
+    (tmp_path / "all.py").write_text(
+        f"import runpy\nfor script in {scripts}:\n    runpy.run_path(script, run_name='__main__')\n"
     )
     monkeypatch.setattr(os, "environ", os.environ.copy())
     os.environ.update(PYTHONPATH=os.pathsep.join(filter(None, sys.path)), CUDA_VISIBLE_DEVICES="")
@@ -140,7 +143,7 @@ def test_scripts_of_several_processes_run_under_torchrun(tmp_path, monkeypatch, 
         number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
     }
     try:
-        torch.distributed.run.main(["--standalone", "--nproc-per-node", "2", "both.py"])  # which is torchrun
+        torch.distributed.run.main(["--standalone", "--nproc-per-node", "2", "all.py"])  # which is torchrun
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
@@ -153,6 +156,10 @@ def test_scripts_of_several_processes_run_under_torchrun(tmp_path, monkeypatch, 
     assert sorted(int(place) for some in places for place in some.split(", ")) == list(range(32))
     first, _, last = map(int, re.findall(r"\[(\d+), (\d+), (\d+)\] images at each exit", done.out)[0])
     assert min(first, last) >= 8, "samples leave in the first stage, and go through both"
+    losses = {rank: [*map(float, re.findall(rf"rank {rank}: loss ([\d.]+)", done.out))] for rank in "01"}
+    assert all(len(each) == 3 and each[2] < each[0] for each in losses.values()), done.out
+    trained = load_checkpoint(tmp_path / "sharded-net", torchvision.models.resnet18(num_classes=10)).network
+    assert trained.taps == ("layer2", "layer3")
 
 
 def test_one_gpu_beat_a_pipeline():
