@@ -30,10 +30,9 @@ from .listening.reading import Extract as Extract
 from .make_runner import make_runner as make_runner
 from .network.early_exit_network import EarlyExitNetwork as EarlyExitNetwork
 from .own_exits.attach_exits import attach_exits as attach_exits
+from .parallel.parallelize import parallelize as parallelize
 from .parallel.pipeline.pipelined import pipelined as pipelined
 from .parallel.pipeline.runner import PipelinedRunner as PipelinedRunner
-from .parallel.split.parallelize import parallelize as parallelize
-from .parallel.split.runner import SplitRunner as SplitRunner
 from .runners.compacting import CompactingRunner as CompactingRunner
 from .runners.gated import GatedRunner as GatedRunner
 from .runners.overlapped import OverlappedRunner as OverlappedRunner

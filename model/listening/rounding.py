@@ -23,7 +23,7 @@ def truth_of(own: list[Tensor], exactly: Callable[[], list[Tensor]]) -> tuple[li
     ``exactly`` computes them in float64; of a model that computes in one dtype only it raises, and its own outputs are
     the truth.
     """
-    dtype = own[-1].dtype
+    dtype = next((each.dtype for each in reversed(own) if each.is_floating_point()), torch.float32)
     floor = FLOOR_ROUNDINGS.get(dtype, FLOOR_ROUNDINGS_NARROW) * torch.finfo(dtype).eps
     try:
         exact = exactly()

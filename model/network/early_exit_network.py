@@ -313,7 +313,8 @@ class EarlyExitNetwork(nn.Module):
             if as_head(tap, head) is not head:
                 wants = "a FusedAuxHead, which FusedAuxHead.from_module makes of some modules, or a ModuleHead"
                 raise TypeError(f"heads[{tap!r}]: got {kind_of(head)}, wants {wants}")
-        autocasts = torch.is_autocast_enabled(first_tensor(example_input).device.type)
+        device = first_tensor(example_input).device.type
+        autocasts = device != "meta" and torch.is_autocast_enabled(device)
         extract = dict(self.extract)
         two = recorded or two_samples(example_input)
         run = dry_run(self.backbone, self.taps, two, extract=self.extract, logits=self.logits_part)
@@ -327,6 +328,8 @@ class EarlyExitNetwork(nn.Module):
         found: list[tuple[AuxHead, Tensor, HeadRun | None]] = []
         for tap, head, features, channels in zip(self.taps, heads, run.features, run.channels, strict=True):
             given = self.extract.get(tap, Extract())
+            if features.is_meta:  # where a backbone may be that is too large for the device of its heads
+                features = torch.zeros_like(features, device=head.rule.threshold_tensor.device)
             check_head_device(tap, head, features)
             if isinstance(given, Extract):
                 read = with_layout(tap, given, features, head, channels)

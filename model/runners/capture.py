@@ -93,6 +93,14 @@ def copy_memory(into: int, source: int, size: int, stream: int) -> None:
         checked(returned)
 
 
+def copy_between(into: Tensor, source: Tensor, stream: torch.cuda.Stream) -> None:
+    """Copy memory of one layout, on a device or between two, on a stream of one of them; does not wait.
+
+    ``Tensor.copy_`` takes the host twice the time, and would order the current streams of both devices.
+    """
+    copy_memory(into.data_ptr(), source.data_ptr(), source.nbytes, stream.cuda_stream)
+
+
 class CapturedReads(OperatorMode):
     """Notes while a capture runs which memory its operators are given that none of them has allocated.
 

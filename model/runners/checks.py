@@ -10,20 +10,34 @@ from ..listening.hooks import has_hooks
 from ..network.early_exit_network import EarlyExitNetwork
 
 
-def check_capturable(network: EarlyExitNetwork, example_input: Tensor) -> None:
-    """Check network, example and taps; raises as :class:`GraphRunner` does for what cannot be captured."""
+def check_capturable(network: EarlyExitNetwork, example_input: Tensor, *, in_parts: bool = False) -> None:
+    """Check network, example and taps; raises as :class:`GraphRunner` does for what cannot be captured.
+
+    Parts of the backbone may be on other devices, if it is ``in_parts``; its taps are checked then.
+    """
+    check_may_capture(network, example_input)
+    if not in_parts:
+        check_device(network.backbone, example_input.device)
+        network.check_taps(example_input)
+    check_device(network.heads if in_parts else network, example_input.device)
+    check_heads(network)
+
+
+def check_may_capture(network: EarlyExitNetwork, example_input: Tensor) -> None:
+    """Check all but on which device the network is, and its taps."""
     check_batch("example_input", example_input)
     _check_cuda(example_input)
     _check_allocator()
     check_mode(network)
-    check_device(network.backbone, example_input.device)
     if torch.is_autocast_enabled("cuda"):
         raise RuntimeError("a runner cannot capture under autocast; leave it and cast the network, or use 'eager'")
     with torch.cuda.device_of(example_input):
         check_no_outer_capture()
-    network.check_taps(example_input)
-    check_device(network, example_input.device)
-    for tap, head in zip(network.taps, network.exit_heads, strict=True):  # which have their sizes now
+
+
+def check_heads(network: EarlyExitNetwork) -> None:
+    """Raise ``ValueError`` for a head that no graph would follow; taps are checked, so that heads have their sizes."""
+    for tap, head in zip(network.taps, network.exit_heads, strict=True):
         why = head.why_not_launched() or ("carries hooks" if has_hooks(head) else None)
         if why is not None:
             raise ValueError(

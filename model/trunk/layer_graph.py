@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_leaves
 from ..basics.streams import OwnedLock
 from ..listening.hooks import hooks_of, why_not_plain
 from ..listening.recording import OperatorMode, has_memory, written_tensors
+from ..listening.taps import ForwardLeft
 
 #: For whoever traces or compiles: two traces at once would each put back what it found of ``nn.Module``: the other's
 #: changes, for good.
@@ -162,6 +163,8 @@ def trace(module: nn.Module, taps: Mapping[nn.Module, str]) -> tuple[fx.Graph, d
                 return _TapTracer(taps, kept).trace(module), kept
         except _UntraceableLayerError as error:
             path, kept[path] = error.args
+        except ForwardLeft:
+            return "it leaves the forward"
         except Exception as error:  # as above, in the forward of the module itself
             return first_line(error)
 

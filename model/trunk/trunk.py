@@ -54,6 +54,16 @@ class Trunk:
     side_by_side: bool = False
     """True if graphs of one GPU are to run them so."""
 
+    @property
+    def in_parts(self) -> bool:
+        """Whether parts of the backbone are on other devices than its input."""
+        return False
+
+    @property
+    def written(self) -> list[nn.Module]:
+        """Whatever :meth:`refresh` writes to."""
+        return [self.module]
+
     def run(self, x: Tensor, beside: Sequence[torch.cuda.Stream]) -> Any:
         """Run the module; with streams beside the current one its branches on them, joined when it returns."""
         if not beside:

@@ -8,7 +8,16 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import torch
-from auxhead.model import EarlyExitNetwork, ExitMonitor, ExitResult, ExitRule, Extract, FusedAuxHead, pipelined
+from auxhead.model import (
+    EarlyExitNetwork,
+    ExitMonitor,
+    ExitResult,
+    ExitRule,
+    Extract,
+    FusedAuxHead,
+    load_checkpoint,
+    pipelined,
+)
 from auxhead.model.parallel.pipeline import exchange
 from auxhead.model.parallel.pipeline.stage import Stage
 from torch import Tensor, nn
@@ -43,8 +52,8 @@ def normed() -> EarlyExitNetwork:
     )
 
 
-class _Skipping(nn.Module):
-    """Hands over more than the taps' outputs, and tokens before samples."""
+class _Tokens(nn.Module):
+    """Tokens that lie before samples."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -52,13 +61,13 @@ class _Skipping(nn.Module):
         self.out = nn.Linear(8, CLASSES)
 
     def forward(self, x: Tensor) -> Tensor:  # [N, 7, 6]
-        y = self.first(x).transpose(0, 1)
-        y = y + torch.tanh(self.mix(y))
-        z = self.rest(y.flip(2)) + y
-        return self.out((y * z).mean(0)) + x.mean((1, 2))[:, None]
+        tokens, samples = x.shape[1], len(x)
+        y = self.mix(self.first(x).transpose(0, 1))
+        y = self.rest((torch.tanh(y) + y).flip(2)).view(tokens, samples, -1)
+        return self.out((y * torch.tanh(y)).mean(0))
 
 
-def skipping() -> EarlyExitNetwork:
+def tokens() -> EarlyExitNetwork:
     """A head that is a module, and tokens that lie [T, N, D]."""
     torch.manual_seed(1)
     heads: dict[str, nn.Module] = {
@@ -66,9 +75,25 @@ def skipping() -> EarlyExitNetwork:
         "rest": nn.Sequential(nn.Flatten(), nn.Linear(56, 12), nn.Tanh(), nn.Linear(12, CLASSES)),
     }
     extract = {tap: Extract(layout="TND") for tap in heads}
-    network = EarlyExitNetwork(_Skipping(), heads, extract=extract)
+    network = EarlyExitNetwork(_Tokens(), heads, extract=extract)
     network.check_taps(torch.randn(2, 7, 6))
     return _ready(network)
+
+
+class _Skipping(nn.Module):
+    """The batch goes past the tap."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mix, self.out = nn.Linear(6, 6), nn.Linear(6, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.mix(x) + x)
+
+
+def skipping() -> EarlyExitNetwork:
+    """One that cannot be cut at its tap."""
+    return EarlyExitNetwork(_Skipping(), {"mix": FusedAuxHead(6, CLASSES, pool="none")}).eval()
 
 
 def _ready(network: EarlyExitNetwork) -> EarlyExitNetwork:
@@ -149,33 +174,30 @@ def _count_computed() -> list[int]:
     computed: list[int] = []
     original = Stage._compute
 
-    def compute(self: Stage, state: Tensor, taken: list[Tensor], *side: torch.cuda.Stream) -> object:
+    def compute(self: Stage, taken: Tensor, *side: torch.cuda.Stream) -> object:
         if computed:
             computed[-1] += 1
-        return original(self, state, taken, *side)
+        return original(self, taken, *side)
 
     Stage._compute = compute  # type: ignore[method-assign]
     return computed
 
 
-def stream_and_serve() -> None:
-    """Answers as they come, a consumer that stops, a batch that is refused; other ranks serve.
-
-    Then all leave on the first stage, and the last one does not go on before that answer is there; and nobody leaves.
-    """
+def answers_early() -> None:
+    """All leave on the first stage, and the last one does not go on before that answer is there; then nobody leaves."""
     network, there = plain(), Path("there")
-    network.set_rules(dict(zip(network.taps, rules_of(network)[2], strict=True)))
     example = batch_of("plain", 16)
     with pipelined(network, example, split_size=4, timeout_s=10.0) as run:
         if not run.is_first:
-            original = run.stage.computed
+            original, come = run.stage.forward, []
 
-            def computed(*given: object) -> object:
-                while Path("wait").exists() and not there.exists():
+            def forward(*given: Tensor) -> object:
+                come.append(given)
+                while len(come) == 3 and not there.exists():  # the last micro-batch of the first request
                     time.sleep(0.01)
-                return original(*given)  # type: ignore[arg-type]
+                return original(*given)
 
-            run.stage.computed = computed  # type: ignore[method-assign]
+            run.stage.forward = forward  # type: ignore[method-assign, assignment]
             run.serve()
             return
         refused = []
@@ -184,16 +206,20 @@ def stream_and_serve() -> None:
                 run(x)
             except (ValueError, TypeError) as error:
                 refused.append(str(error))
-        parts = [(places, tuple(answered)) for places, answered in run.answers(batch_of("plain", 37))]
-        for _ in run.answers(batch_of("plain", 21)):
-            break
         network.set_rules(0.0)
-        Path("wait").touch()
         last = [tuple(run(batch_of("plain", 9)))]
         there.touch()
         network.set_rules(1.0)
         last.append(tuple(run(batch_of("plain", 9))))
-        torch.save((refused, parts, *last), "0.pt")
+        torch.save((refused, *last), "0.pt")
+
+
+def from_a_checkpoint() -> None:
+    network = load_checkpoint("saved", plain().backbone.to("meta")).network
+    with pipelined(network, batch_of("plain", 8), split_size=4, stages=["2"], device="cpu") as run:
+        answered = run(batch_of("plain", 11) if run.is_first else None)
+        read = [name for name, each in network.backbone.named_parameters() if not each.is_meta]
+    torch.save((None if answered is None else tuple(answered), read), f"{os.environ['RANK']}.pt")
 
 
 def one_after_another() -> None:
@@ -243,16 +269,15 @@ def _run(change: Callable[[EarlyExitNetwork], None] = lambda _: None, **options:
 
 def _on_fifth_micro_batch(act: Callable[[], object]) -> Callable[[EarlyExitNetwork], None]:
     def change(_: EarlyExitNetwork) -> None:
-        original, steps = Stage.computed, []
+        original, steps = Stage._compute, []
 
-        def computed(self: Stage, *given: object) -> object:
-            if hasattr(self, "_request"):  # else times are measured
-                steps.append(1)
+        def compute(self: Stage, *given: object) -> object:
+            steps.append(1)
             if len(steps) == 5:
                 act()
-            return original(self, *given)
+            return original(self, *given)  # type: ignore[arg-type]
 
-        Stage.computed = computed  # type: ignore[method-assign]
+        Stage._compute = compute  # type: ignore[method-assign]
 
     return change
 
@@ -299,11 +324,34 @@ def no_such_device() -> None:
     _run(device=device)
 
 
-def cannot_be_traced() -> None:
+def reads_a_number() -> None:
     def change(network: EarlyExitNetwork) -> None:
-        network.backbone[2].forward = lambda x: x if bool(x.sum() > 0) else -x
+        pool = network.backbone[2].forward
+        network.backbone[2].forward = lambda x: pool(x) if bool(x.sum() > 0) else -pool(x)
 
     _run(change)
+
+
+class _Shifting(nn.Module):
+    """Keeps what no state_dict has."""
+
+    def __init__(self, shift: float, number: float) -> None:
+        super().__init__()
+        self.number = number
+        self.register_buffer("shift", torch.tensor([shift]), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x + self.shift).mean((2, 3), keepdim=True) * self.number
+
+
+def unlike() -> None:
+    """Argument: what of the last rank's network is another one."""
+    other = {sys.argv[1]} if os.environ["RANK"] == "1" else set()
+    network = normed()
+    network.backbone[2] = _Shifting(2.0 if "buffer" in other else 1.0, 2.0 if "number" in other else 1.0).eval()
+    network.exit_heads[0].return_probs = "probs" not in other
+    with pipelined(network, batch_of("plain", 8), split_size=2, timeout_s=5.0) as run:
+        run(batch_of("plain", 8) if run.is_first else None)
 
 
 def other_heads() -> None:
@@ -313,13 +361,12 @@ def other_heads() -> None:
         change = network.heads[0].linear.register_forward_hook
         if run.is_first:
             handle = change(lambda *_: None)
-            for call in (run, lambda x: next(run.answers(x))):
-                try:
-                    call(example)
-                except RuntimeError as error:
-                    assert str(error).startswith("heads['0']: its linear was given other hooks")
-                else:
-                    raise AssertionError("was answered")
+            try:
+                run(example)
+            except RuntimeError as error:
+                assert str(error).startswith("heads['0']: its linear was given other hooks")
+            else:
+                raise AssertionError("was answered")
             handle.remove()
         run(example if run.is_first else None)
         if not run.is_first:

@@ -215,6 +215,10 @@ def simulated_cuda() -> Iterator[None]:
             self.graphs.append(recording[0].graph)
             recording[0].graph = _Graph()
 
+    def copy_between(into: torch.Tensor, source: torch.Tensor, stream: stream_order.Stream) -> None:
+        with stream_order.current(stream):
+            into.copy_(source)
+
     def nest_in_conditions(graphs: list[_Graph]) -> tuple[_Graph, list[int]]:
         root = _Graph()
         root.calls = [call for graph in graphs for call in graph.calls]
@@ -229,6 +233,7 @@ def simulated_cuda() -> Iterator[None]:
             "is_capturing": lambda _device: False,
             "_check_allocator": lambda: None,
             "warm_up": warm_up,
+            "copy_between": copy_between,
             "nest_in_conditions": nest_in_conditions,
         }
         for module in [module for name, module in sys.modules.items() if name.startswith("auxhead.")]:

@@ -3,14 +3,12 @@
 Whatever may wait for another process runs in threads: the caller hears of a failure elsewhere while they still wait.
 """
 
-import queue
 import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, TypeVar
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -19,11 +17,11 @@ from ...basics.bad_input import one_line
 from ...network.early_exit_network import EarlyExitNetwork
 from ...processes.process_group import Processes
 from ...processes.rank_failures import RankFailed
+from ...processes.worker import Worker
 from ...runners.captured_network import CapturedNetwork
 from ...runners.checks import check_request
 from ...runners.runner import Runner
-from .answered import Answers, as_result
-from .exchange import Exchange, Worker
+from .exchange import Exchange
 from .stage import StageFailed
 
 _T = TypeVar("_T")
@@ -50,15 +48,16 @@ class PipelinedRunner(Runner):
         self._exchange, self._index = exchange, exchange.index
         self._stage = self.stage = exchange.stage
         """What this rank runs, for who measures it between requests."""
-        used = {tensor.data_ptr() for tensor in (*self._stage.parameters(), *self._stage.buffers())}
+        own = (*self._stage.modules_run.parameters(), *self._stage.modules_run.buffers())
+        used = {tensor.data_ptr() for tensor in own if not tensor.is_meta}
         # without rules, which are sent with each request
         self._network_then = CapturedNetwork(network, rules=False, read=used)
         self._shape, self._dtype, self._description = example.shape[1:], example.dtype, description
         self._timeout_s, self._processes, self._opened = timeout_s, processes, opened
         opened.callback(self._network_then.clear)
-        self._running, self._hearing = Worker("auxhead stage"), Worker("auxhead answers")
-        self._under_way: set[Future[Any]] = set()
-        """Of requests that are answered."""
+        self._running = Worker("auxhead stage")
+        self._asking: Future[Any] = self._running.submit(lambda: None)
+        """The latest request, of which later stages may be at it when it is answered."""
         self._ended = False  # on the first rank, as another one has heard
         self._closed: str | None = None
 
@@ -86,27 +85,16 @@ class PipelinedRunner(Runner):
         """
         if self.is_first:
             self._refuse_closed()
-            device, form = self._stage.device, self._exchange.form
-            samples = self._checked(x)
-            found = torch.empty(samples, form.width, dtype=form.dtype, pin_memory=device.type == "cuda")
-            into, counts = found.numpy(), list[int]()
-            events: queue.SimpleQueue[Answers | Future[Any]] = queue.SimpleQueue()
-
-            def take(answers: Answers) -> None:  # in the threads that have them: rows of different samples
-                into[answers[:, 0].astype(np.int64)] = answers
-                counts.append(len(answers))
-                if sum(counts) == samples:
-                    events.put(answers[:0])
-
-            asking, hearing = self._asked(x, samples, take)
-
-            def is_answered() -> bool:  # later stages may be at it still, for nobody
-                uses_stream = device.type == "cuda" and not asking.done()  # the caller's
-                return sum(counts) == samples and not uses_stream
-
-            for _ in self._waited_for([asking, hearing], events, is_answered):
-                pass
-            return self._counted(found.to(device, non_blocking=True))
+            self._check_unchanged()
+            check_request(x, self._shape, self._dtype, self._stage.device)  # type: ignore[arg-type]
+            assert x is not None
+            batch, early = x.detach(), Future[Tensor]()
+            self._first_of(self._asking)
+            self._asking = self._running.submit(self._on_stream(lambda: self._exchange.ask(self.network, batch, early)))
+            result = self._stage.form.result(self._first_of(early, self._asking))
+            if self.network.monitor is not None:
+                self.network.monitor.count(result.exit_index, result.confidence)
+            return result
         if x is not None:
             raise TypeError(
                 f"x: got {type(x).__name__} on rank {self._index} of the pipeline, wants None but on rank 0"
@@ -114,23 +102,6 @@ class PipelinedRunner(Runner):
         if not self._take_part():
             raise RuntimeError("this runner is closed on the first rank")
         return None
-
-    def answers(self, x: Tensor) -> Iterator[tuple[Tensor, ExitResult]]:
-        """Answer on the first rank as soon as exits decide; the others are called as for :meth:`__call__`.
-
-        Yields:
-            The places of some samples in the batch, [M] int64, ascending, and their answers, all on the CPU; each
-            sample once. Who stops early waits for the rest all the same.
-        """
-        if not self.is_first:
-            raise RuntimeError(
-                f"answers: called on rank {self._index} of the pipeline, wants rank 0, which has the batch"
-            )
-        self._refuse_closed()
-        found: queue.SimpleQueue[Answers | Future[Any]] = queue.SimpleQueue()
-        for answers in self._waited_for(self._asked(x, self._checked(x), found.put), found):
-            in_order = torch.from_numpy(answers[answers[:, 0].argsort()])
-            yield in_order[:, 0].long(), self._counted(in_order)
 
     def serve(self) -> None:
         """Take part in requests until the first rank closes its runner; for the other ranks."""
@@ -145,7 +116,7 @@ class PipelinedRunner(Runner):
         return self._description
 
     def refresh(self) -> None:
-        """Take over parameters of this rank's network that were changed in place, where the stage has copies.
+        """Take over parameters of this rank's part that were changed in place, where folded copies are read.
 
         Raises:
             RuntimeError: one that the stage's graph reads lies in other memory than when it was captured.
@@ -153,7 +124,7 @@ class PipelinedRunner(Runner):
         self._refuse_closed()
         if self._stage.device.type == "cuda":  # elsewhere layers run, and find what they are given
             self._network_then.check_unmoved(self.network)
-        self._stage.refresh(self.network)
+        self._stage.refresh()
 
     def close(self) -> None:
         """Wait until all ranks close, and free what is held; closing twice is fine.
@@ -164,13 +135,13 @@ class PipelinedRunner(Runner):
             RankFailed: another rank has failed meanwhile.
         """
         if self._closed is None and self.is_first:
-            for _ in self._waited_for([self._running.submit(self._exchange.end)], queue.SimpleQueue()):
-                pass
+            self._first_of(self._asking)
+            self._first_of(self._running.submit(self._exchange.end))
         while self._closed is None and not self.is_first and not self._ended:
             self._take_part()
         if self._closed is None:
             self._closed = "this runner is closed"
-            self._end_workers()
+            self._running.end()
             self._opened.close()
 
     def __exit__(self, *raised: object) -> None:
@@ -184,37 +155,11 @@ class PipelinedRunner(Runner):
         if self._closed is not None:
             raise RuntimeError(self._closed)
 
-    def _counted(self, answers: Tensor) -> ExitResult:
-        result = as_result(answers, with_probs=self._exchange.form.with_probs)
-        if self.network.monitor is not None:
-            device = self._stage.device
-            self.network.monitor.count(result.exit_index.to(device), result.confidence.to(device))
-        return result
-
     def _check_unchanged(self) -> None:
         """Raise if the network is no longer what the stage runs."""
         self._network_then.check_unchanged()
         self._network_then.resizable = self._stage.resizable
         self._network_then.check_not_resized()
-
-    def _checked(self, x: Tensor | None) -> int:
-        """Return how many samples a request has, unless it or the network cannot be taken; nobody is told then."""
-        self._check_unchanged()
-        return check_request(x, self._shape, self._dtype, self._stage.device)  # type: ignore[arg-type]
-
-    def _asked(
-        self, x: Tensor | None, samples: int, answer: Callable[[Answers], None]
-    ) -> "tuple[Future[Any], Future[Any]]":
-        """Begin to run the own stage for a batch, and to hear the others.
-
-        ``answer`` is called with answers as they come, until both futures are done.
-        """
-        assert x is not None
-        batch = x.detach()
-        return (
-            self._running.submit(self._on_stream(lambda: self._exchange.ask(self.network, batch, samples, answer))),
-            self._hearing.submit(lambda: self._exchange.hear(answer)),
-        )
 
     def _take_part(self) -> bool:
         """Take part in a request; returns False if none comes, since the first rank has closed its runner."""
@@ -223,41 +168,17 @@ class PipelinedRunner(Runner):
             return False
         with self._failing():
             self._check_unchanged()
-        work = self._running.submit(self._on_stream(self._exchange.answer_next))
-        for _ in self._waited_for([work], queue.SimpleQueue()):
-            pass
-        self._ended = not work.result()
-        return not self._ended
+        goes_on: bool = self._first_of(self._running.submit(self._on_stream(self._exchange.answer_next)))
+        self._ended = not goes_on
+        return goes_on
 
-    def _waited_for(
-        self,
-        work: "Sequence[Future[Any]]",
-        found: "queue.SimpleQueue[Answers | Future[Any]]",
-        enough: Callable[[], bool] = lambda: False,
-    ) -> Iterator[Answers]:
-        """Yield what is found until all work is done, that of earlier requests too, or there is enough."""
-        running, self._under_way = {*self._under_way, *work}, set()
-        for each in running:
-            each.add_done_callback(found.put)
-        left: GeneratorExit | None = None
+    def _first_of(self, *futures: "Future[Any]") -> Any:
+        """Return the result of the first of some futures that has one, unless something fails elsewhere meanwhile."""
         with self._failing():
-            while running and not enough():
-                item = None
-                with suppress(queue.Empty):
-                    item = found.get(timeout=_LOOK_S)
-                if item is None:
-                    self._look()
-                elif isinstance(item, Future):
-                    item.result()
-                    running.remove(item)
-                elif left is None:
-                    try:
-                        yield item
-                    except GeneratorExit as error:  # nobody wants more, but the ranks are at it
-                        left = error
-        self._under_way = running
-        if left is not None:
-            raise left
+            while True:
+                for done in wait(futures, timeout=_LOOK_S, return_when=FIRST_COMPLETED).done:
+                    return done.result()
+                self._look()
 
     def _look(self) -> None:
         """Raise what has failed elsewhere, or that the own stage takes too long."""
@@ -287,15 +208,10 @@ class PipelinedRunner(Runner):
         """Close after an error, of which the others are told if it is the own one."""
         if self._closed is None:
             self._closed = f"this runner is closed since {error}"
-            self._end_workers()
+            self._running.end()
             with suppress(type(error)):  # it goes through all that is open, and comes out again
                 self._opened.__exit__(type(error), error, error.__traceback__)
             self._running.leave_behind()
-            self._hearing.leave_behind()
-
-    def _end_workers(self) -> None:
-        self._running.end()
-        self._hearing.end()
 
     def _on_stream(self, work: Callable[[], _T]) -> Callable[[], _T]:
         """Return work that goes to the caller's current stream, wherever it is called."""

@@ -1,7 +1,6 @@
 """``StageGraph``: what a stage computes for a micro-batch, captured as a CUDA graph, launched without a wait."""
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -11,52 +10,27 @@ from ....kernels.cuda.lifetimes import new_event
 from ....kernels.cuda.runtime import beside_captures
 from ...answers.exit_rule import ExitRule
 from ...answers.rule_order import note_reader, wait_for_writes
-from ...runners.capture import CAPTURE_LOCK
+from ...runners.capture import CAPTURE_LOCK, copy_between
 from ...runners.captures import Captures
 from ...runners.program import capture_program
 from ...trunk.trunk import Trunk
+from .wire import Wire
 
 #: The lowest: what sends and receives, which a later stage waits for, is placed before a stage's waiting blocks.
 _PRIORITY = 0
 
-#: From the state of samples, what a stage takes and a side stream for its exits, to what these say (see
-#: ``ExitDecisions``), and what it hands over.
-Compute = Callable[[Tensor, Sequence[Tensor], torch.cuda.Stream], tuple[Tensor, tuple[Tensor, ...]]]
+#: From what a stage takes, and a side stream for its exits, to what it hands over.
+Compute = Callable[[Tensor, torch.cuda.Stream], Sequence[Tensor]]
 
 
 class UnderWay(NamedTuple):
-    """Events of what a device computes for a micro-batch."""
+    """What a device computes for a micro-batch."""
 
+    handed: Tensor
+    """As it is sent, on the device, for streams that wait until all is done."""
     begun: torch.cuda.Event
     """Behind what it waits for."""
     done: torch.cuda.Event
-
-
-class Computed(NamedTuple):
-    """What was computed, or is being computed, for a micro-batch."""
-
-    said: Tensor
-    """See ``ExitDecisions``; on the CPU, to be read once all is done."""
-    handed: tuple[Tensor, ...]
-    """On the device, for streams that wait until all is done."""
-    under_way: UnderWay | None = None
-    """None if all is done."""
-
-    @property
-    def is_done(self) -> bool:
-        """Whether all is computed."""
-        return self.under_way is None or self.under_way.done.query()
-
-
-@contextmanager
-def beside(side: torch.cuda.Stream | None) -> Iterator[None]:
-    """Run what is inside on a side stream, behind what is on the current one so far; None: on the current one."""
-    if side is None:
-        yield
-        return
-    side.wait_stream(torch.cuda.current_stream(side.device))
-    with torch.cuda.stream(side):
-        yield
 
 
 class StageGraph:
@@ -65,18 +39,19 @@ class StageGraph:
     def __init__(
         self,
         compute: Compute,
-        module: nn.Module,
+        modules: nn.Module,
         rules: Sequence[ExitRule],
         trunk: Trunk,
-        state: Tensor,
-        example: Sequence[Tensor],
+        example: Tensor,
+        hands: Wire,
+        samples: int,
     ) -> None:
-        """Capture ``compute``, with memory that ``module`` has, for a state and tensors like the example's.
+        """Capture ``compute``, with memory that ``modules`` have, for tensors like the example, of so many samples.
 
         What is read is written to in order: the ``rules``, and the weights of the ``trunk`` that ``compute`` is of.
         """
-        device = example[0].device
-        self._rules, self._written = rules, [*rules, trunk.module]
+        device = example.device
+        self._rules, self._written, self._hands = rules, [*rules, trunk.module], hands
         self._criteria = [rule.criterion for rule in rules]
         with (
             CAPTURE_LOCK,
@@ -92,14 +67,11 @@ class StageGraph:
                 self._stream = stream = self._captures.streams.trunk
                 side = self._captures.streams.side
                 self._captures.streams.allocate_workspaces(side)  # heads may be modules, which call cuBLAS
-                self._state = state.to(device)
-                self._taken = [each.clone(memory_format=torch.preserve_format) for each in example]
-                with trunk.choosing(len(state)):
-                    program = capture_program(
-                        lambda _cut: compute(self._state, self._taken, side), None, [self._state, *self._taken],
-                        stream, self._captures.memory, [module],
-                    )  # fmt: skip
-                (self._graph,), (self._said, self._handed), self.resizable = program
+                self._taken = taken = example.clone(memory_format=torch.preserve_format)
+                with trunk.choosing(samples):
+                    (self._graph,), self._handed, self.resizable = capture_program(
+                        lambda _cut: compute(taken, side), None, [taken], stream, self._captures.memory, [modules]
+                    )
                 self._captures.record(stream)
             except BaseException:
                 self._captures.free()
@@ -110,41 +82,38 @@ class StageGraph:
         """The event behind the last launch, which reads rules."""
         return (self._captures.done,)
 
-    def __call__(self, state: Tensor | None, taken: Sequence[Tensor]) -> Computed:
+    def __call__(self, taken: Tensor) -> UnderWay:
         """Launch, behind what is on the current stream.
 
         Args:
-            state: on any device; None if it is as it was captured.
-            taken: tensors as they were captured, or, of the first stage, samples to fill them with, on any device. They
-                must not change before all is done.
+            taken: as it was captured, or, of the first stage, samples to fill it with, on any device. It must not
+                change before all is done.
         """
         if [rule.criterion for rule in self._rules] != self._criteria:
             raise RuntimeError(f"network: its heads were captured with the criteria {', '.join(self._criteria)}")
         current, stream = torch.cuda.current_stream(self._captures.device), self._stream
         with beside_captures():  # PyTorch's allocator may have to ask the device for memory
-            # The current stream's, which waits until all is done before it hands them on, and so before they are freed.
-            handed = tuple(torch.empty_like(each) for each in self._handed)
-        stream.wait_stream(current)
-        wait_for_writes(self._written, stream)
-        events = UnderWay(new_event(), new_event())
-        events.begun.record(stream)
-        with beside_captures(), torch.cuda.stream(stream):
-            if state is not None:
-                self._state.copy_(state, non_blocking=True)
-            for into, each in zip(self._taken, taken, strict=True):
-                if len(each) == len(into):
-                    into.copy_(each, non_blocking=True)
-                else:
-                    into[: len(each)].copy_(each, non_blocking=True)
-                    into[len(each) :] = each[:1]
+            # The current stream's, which waits until all is done before it hands it on, and so before it is freed.
+            handed = self._hands.empty(self._captures.device)
+            under_way = UnderWay(handed, new_event(), new_event())
+            stream.wait_stream(current)
+            wait_for_writes(self._written, stream)
+            under_way.begun.record(stream)
+            if (
+                taken.shape == self._taken.shape
+                and taken.stride() == self._taken.stride()
+                and taken.device == self._taken.device
+            ):
+                copy_between(self._taken, taken, stream)
+            else:
+                with torch.cuda.stream(stream):
+                    self._taken[: len(taken)].copy_(taken, non_blocking=True)
+                    self._taken[len(taken) :] = self._taken[:1]
             self._graph.launch(stream)
-            for into, each in zip(handed, self._handed, strict=True):
-                into.copy_(each, non_blocking=True)
-            said = torch.empty_like(self._said, device="cpu", pin_memory=True)
-            said.copy_(self._said, non_blocking=True)
-            events.done.record(stream)
+            self._hands.fill(handed, self._handed, stream)
+            under_way.done.record(stream)
         self._captures.record(stream)
-        return Computed(said, handed, events)
+        return under_way
 
     def close(self) -> None:
         """Free the graph; closing twice is fine."""

@@ -125,7 +125,7 @@ def test_who_asks_while_the_next_graph_runs_ends_that_one_soon_after() -> None:
 
 @pytest.mark.parametrize("done", [[0.5], [0.5, 0.5, 1.5], [0.1, float("nan"), 0.2]])
 def test_shares_of_batches_are_one_for_each_tap(done: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("auxhead.model.runners.graph_runner.check_capturable", lambda *_: None)
+    monkeypatch.setattr("auxhead.model.runners.graph_runner.check_capturable", lambda *_, **__: None)
     with pytest.raises(ValueError, match=r"done: got .*, wants 3 shares, 0 to 1, one for each tap"):
         PolledRunner(EarlyExitNetwork(SmallNet(), plain_heads(), 1.0).eval(), torch.randn(1, 3, 8, 8), done=done)
 

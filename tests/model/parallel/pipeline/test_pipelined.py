@@ -9,11 +9,10 @@ from itertools import count
 import pytest
 import torch
 import torch.distributed as dist
-from auxhead.model import ExitResult
+from auxhead.model import pipelined, save_checkpoint
+from auxhead.model.basics.bad_input import BadInput
 from auxhead.model.commands import processes
 from auxhead.model.parallel.pipeline import pipelined as set_up
-from auxhead.model.parallel.pipeline.answered import cut
-from auxhead.model.parallel.segments import balanced
 from auxhead.model.processes import process_group
 from support import pipeline_ranks
 from support.launched_ranks import LIMIT_S, launch
@@ -45,7 +44,7 @@ def ran(folder, ranks, function, *arguments):
     [
         ("plain", 2, 16, "whole", "2", (*range(1, 130, 4), 130)),
         ("plain", 3, 4, "in parts", "0,2", pipeline_ranks.SOME),
-        ("skipping", 3, 3, "whole", "auto", pipeline_ranks.SOME),
+        ("tokens", 3, 3, "whole", "auto", pipeline_ranks.SOME),
     ],
     ids=lambda value: "sizes" if isinstance(value, tuple) else None,
 )
@@ -62,38 +61,32 @@ def test_answers_are_the_eager_networks(tmp_path, name, ranks, size, how, stages
         assert [computed[place] for _, computed, _, _ in saved] == [-(-len(x) // size)] * ranks
     by_exit = torch.cat(exits).bincount(minlength=len(network.taps) + 1)
     assert by_exit.min() > 0 and torch.equal(counted, by_exit)
-    assert [line.split(",")[0] for line in said.splitlines()[:-1]] == [f"Stage {rank}" for rank in range(ranks)]
+    assert [line.split(",")[0] for line in said.splitlines()[:-1]] == [
+        f"Part {rank} on rank {rank}" for rank in range(ranks)
+    ]
 
 
-def test_stages_are_balanced_by_the_times_of_their_segments(monkeypatch):
-    """However many samples leave: a micro-batch goes through all stages."""
-    network, x = pipeline_ranks.plain(), pipeline_ranks.batch_of("plain", 4)
-    times = iter([2.0, 1.0, 1.0, 2.0])
-    monkeypatch.setattr(set_up, "median_ms", lambda run: run() or next(times))
-    made, x = cut(network, x, x.device, "as_is")
-    ms = set_up.segment_ms(made, x)
-    assert ms == [2.0, 1.0, 1.0, 2.0] and balanced(ms, 2) == [0, 2] and balanced(ms, 3) == [0, 1, 3]
-
-
-def test_answers_as_they_come(tmp_path):
-    """Each sample once, with its place; who stops early and who asks wrongly disturbs nobody.
-
-    An answer waits for no stage that has nothing to say.
-    """
-    (refused, parts, *last), _ = ran(tmp_path, 2, "stream_and_serve")
+def test_answers_of_the_first_stage_wait_for_no_other(tmp_path):
+    """Where it answers for all, the others are at it still; who asks wrongly disturbs nobody."""
+    (refused, *last), _ = ran(tmp_path, 2, "answers_early")
     assert [text.split(",")[0] for text in refused] == [
         "x: got shape [3", "x: got shape [0", "x: got torch.float64", "x: got list",
     ]  # fmt: skip
     network = pipeline_ranks.plain()
-    network.set_rules(dict(zip(network.taps, pipeline_ranks.rules_of(network)[2], strict=True)))
-    wanted = network(pipeline_ranks.batch_of("plain", 37))
-    assert len(parts) > 5
-    assert torch.cat([places for places, _ in parts]).sort().values.tolist() == list(range(37))
-    for places, answered in parts:
-        pipeline_ranks.assert_same(answered, ExitResult(part[places] for part in wanted))
     for threshold, found in zip((0.0, 1.0), last, strict=True):
         network.set_rules(threshold)
         pipeline_ranks.assert_same(found, network(pipeline_ranks.batch_of("plain", 9)))
+
+
+def test_each_rank_reads_its_part_alone(tmp_path):
+    """Of a network on ``meta``, whose checkpoint all have."""
+    network = pipeline_ranks.plain()
+    network.set_rules(0.4)
+    save_checkpoint(tmp_path / "saved", network)
+    found, other = ran(tmp_path, 2, "from_a_checkpoint")
+    pipeline_ranks.assert_same(found[0], network(pipeline_ranks.batch_of("plain", 11)))
+    names = [name for name, _ in network.backbone.named_parameters()]
+    assert found[1] + other[1] == names and found[1] == names[:4]
 
 
 def test_pipelines_one_after_another(tmp_path):
@@ -125,7 +118,7 @@ def test_a_folded_trunk(tmp_path):
         ("hangs_in_a_layer", "stage 1 of 2: a micro-batch took longer than 2 s"),
         ("other_parameters", "network: heads.0.linear.bias: rank 0 has torch.float32 [5]"),
         ("no_such_device", "device: got cuda:7, but torch sees 0 CUDA devices here"),
-        ("cannot_be_traced", "network: torch.export cannot trace its backbone"),
+        ("reads_a_number", "network: its forward reads a number on the host at pipeline_ranks.py:"),
         ("other_heads", "stage 1 of 2: heads['0']: its linear was given other hooks since the runner was made"),
         ("raises_while_another_waits_elsewhere", "of the user's"),
         ("ends_before_the_others", "this runner is closed on the first rank"),
@@ -205,3 +198,41 @@ def test_a_second_try_hears_nothing_of_the_first(monkeypatch):
         tries.append(process_group.unused_part(store, "auxhead"))
     tries[0].set("failure", "of the first")
     assert tries[0].check(["failure"]) and not tries[1].check(["failure"])
+
+
+def alone(network, x, **options):
+    return pipelined(network, x, **{"split_size": 2, **options})
+
+
+@pytest.mark.parametrize(
+    "options, error, message",
+    [
+        (dict(device="gpu"), ValueError, "device: got 'gpu', wants 'cuda'"),
+        (dict(device="meta"), ValueError, "device: got meta, wants a CUDA device or the CPU"),
+        (dict(max_memory=7), ValueError, "max_memory: got 7, wants bytes by a rank below 1"),
+        (dict(max_memory={3: 7}), ValueError, "max_memory: got {3: 7}, wants bytes by a rank below 1"),
+        (dict(stages=3), ValueError, "stages: got 3, wants 'auto' or a list of taps"),
+        (dict(split_size=0), ValueError, "split_size: got 0, wants a positive int"),
+    ],
+    ids=str,
+)
+def test_arguments_that_do_not_fit(options, error, message):
+    network = pipeline_ranks.plain()
+    with pytest.raises(error, match=message):
+        alone(network, pipeline_ranks.batch_of("plain", 4), **options)
+    assert not any(each.is_meta for each in network.parameters())
+
+
+def test_samples_that_depend_on_others_are_refused():
+    network = pipeline_ranks.normed()
+    network.backbone[2].forward = lambda x: (x - x.mean(0)).mean((2, 3), keepdim=True)
+    with pytest.raises(BadInput, match="what it says of a sample depends on the others of a batch"):
+        alone(network, pipeline_ranks.batch_of("plain", 4))
+
+
+@pytest.mark.parametrize("unlike", ["buffer", "number", "probs"])
+def test_ranks_with_unlike_networks_are_told(tmp_path, unlike):
+    ended = launch([tmp_path] * 2, [unlike], main="support.pipeline_ranks:unlike")
+    causes = {"buffer": "network: backbone.2.shift", "number": "operations of its forward", "probs": "of its answers"}
+    for one in ended:
+        assert one.status == 1 and causes[unlike] in " ".join(one.errors.split()), one

@@ -20,7 +20,7 @@ def exact_convolutions(monkeypatch):
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
 
 
-@pytest.mark.parametrize("name", ["plain", "skipping"])
+@pytest.mark.parametrize("name", ["plain", "tokens"])
 @pytest.mark.parametrize("where", ["there", "copied", "channels_last"])
 def test_one_stage_is_a_graph(name, where):
     network = getattr(pipeline_ranks, name)().to("cpu" if where == "copied" else "cuda")

@@ -7,16 +7,15 @@ those, as NCCL's does. The waits that this needs are the mutants of ``tests/muta
 from contextlib import contextmanager
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 from auxhead.kernels import runs_triton
-from auxhead.model.parallel.pipeline import stage as stage_module
-from auxhead.model.parallel.pipeline.answered import cut
-from auxhead.model.parallel.pipeline.stage import RequestPart, Stage
+from auxhead.model.parallel.cut import Cut
+from auxhead.model.parallel.pipeline import pipelined as front
+from auxhead.model.parallel.pipeline.wire import Wire
 from support import simulated_cuda as simulation
 from support import stream_order
-from support.example_models import Skipping, SmallNet
+from support.example_models import SmallNet
 from support.spread_exits import images, network
 from support.stream_order import Stream
 
@@ -25,40 +24,38 @@ pytestmark = [
     pytest.mark.skipif(not runs_triton(torch.empty(0)), reason="there is nothing to simulate it with"),
     pytest.mark.usefixtures("without_interpreter"),
 ]
-CPU = torch.device("cpu")
 SIZE = 3
 THRESHOLDS = (0.3, 1.0, 0.5)
 
 
 @contextmanager
 def simulated():
+    def fill(wire, packed, given, stream):
+        with stream_order.current(stream):
+            for into, each in zip(wire.views(packed), given, strict=True):
+                into.copy_(each)
+
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Wire, "fill", fill)
         with simulation.simulated_cuda():
-            numpy = torch.Tensor.numpy
-
-            def read(tensor):
-                stream_order.order.read_by_host(tensor)
-                return numpy(tensor)
-
-            patch.setattr(torch.Tensor, "numpy", read)
             yield
 
 
 class Rank:
     """A stage in a process of its own."""
 
-    def __init__(self, made, start, end, micro_batch):
+    def __init__(self, stage):
         self.host, self.link, self.buffers, self.arrived = {}, Stream(), {}, []
-        self.stage = Stage(made, start, end, SIZE, CPU, name=f"stage from {start}")
-        self.capture(micro_batch)
+        self.stage = stage
+        self.capture()
 
-    def capture(self, micro_batch):
+    def capture(self):
         """Let the stage, which is on the CPU, capture as on a GPU."""
+        stage = self.stage
+        stage.close()
         with pytest.MonkeyPatch.context() as patch:
-            wires_like = stage_module.wires_like
-            patch.setattr(stage_module, "wires_like", lambda handed, _device: wires_like(handed, CPU))
-            patch.setattr(self.stage, "device", SimpleNamespace(type="cuda"))
-            self.stage.capture(micro_batch)
+            patch.setattr(stage, "device", SimpleNamespace(type="cuda"))
+            stage.capture()
 
     @contextmanager
     def process(self, stream):
@@ -71,35 +68,32 @@ class Rank:
         finally:
             order.host = before
 
-    def ran(self, request, given, stream):
+    def ran(self, x, given, stream):
         """Run the stage for a request, of what the rank before has sent; returns what it sends."""
         sent, kept = [], []
         with self.process(stream):
-            self.stage.begin(request)
+            self.stage.begin(x)
             for step, each in enumerate(given):
-                handed = self.stage(*self._received(step, each))
+                handed = self.stage(self._received(step, each))
                 self.link.wait_stream(stream)
                 with stream_order.current(self.link):
-                    sent.append(tuple(one.clone() for one in handed))
+                    sent.append((handed.clone(),))
                 kept.append(handed)
-            last = self.stage.finish()
-            if last is not None:
-                request.answer(last)
+            self.stage.finish()
             stream.wait_stream(self.link)
         return sent
 
     def _received(self, step, given):
         """Receive into the memory that PyTorch's schedule keeps for a step."""
         if self.stage.is_first:
-            return given
+            return given[0]
         stream, link = stream_order.order.current, self.link
         if step not in self.buffers:
-            self.buffers[step] = [torch.empty_like(one) for one in given]
+            self.buffers[step] = torch.empty_like(given[0])
         link.wait_stream(stream)
         link.wait_stream(given.by)
         with stream_order.current(link):
-            for into, one in zip(self.buffers[step], given, strict=True):
-                into.copy_(one)
+            self.buffers[step].copy_(given[0])
         self.arrived.append(link.clock[link])
         stream.wait_stream(link)
         return self.buffers[step]
@@ -115,15 +109,16 @@ class Pipeline:
     """Stages that are asked one after another, each for all of a request."""
 
     def __init__(self, net, starts, trunk="as_is"):
-        self.made, self.micro_batch = cut(net, images(SIZE), CPU, trunk)
-        self.starts = starts
+        self.micro_batch = images(SIZE)
+        cut = Cut(net, self.micro_batch)
+        ends = [*starts, cut.segments]
+        self.stages = [
+            front._stage(cut, ends, rank, self.micro_batch, trunk, len(starts)) for rank in range(len(starts))
+        ]
         self.sent = []  # kept: that it may be overwritten once it has come is no matter of stages
 
     def open(self):
-        ends = [*self.starts[1:], len(self.made.segments)]
-        self.ranks = [
-            Rank(self.made, start, end, self.micro_batch) for start, end in zip(self.starts, ends, strict=True)
-        ]
+        self.ranks = [Rank(stage) for stage in self.stages]
         self._hear_all()
         return self
 
@@ -135,21 +130,19 @@ class Pipeline:
             stream_order._merge(rank.host, stream_order.order.host)
 
     def __call__(self, x, streams=None):
-        found = np.full((len(x), self.made.form.width), np.nan)
         given = [(torch.empty(0),)] * -(-len(x) // SIZE)
-
-        def answer(answers):
-            rows = answers[:, 0].astype(np.int64)
-            assert np.isnan(found[rows]).all(), "answered twice"
-            found[rows] = answers
-
         for index, rank in enumerate(self.ranks):
             stream = streams[index] if streams else stream_order.order.current
-            sent = rank.ran(RequestPart(0, len(x), answer, x if index == 0 else None), given, stream)
+            sent = rank.ran(x if index == 0 else None, given, stream)
             given = [Sent(each) for each in sent]
             for each in given:
                 each.by = rank.link
             self.sent += given
+        with stream_order.current(self.ranks[-1].link):
+            last = self.stages[-1]
+            said = torch.cat([last._hands.views(each[0])[0] for each in given])[: len(x)]
+            found = self.stages[0].form.result(said)
+            stream_order.order.current.synchronize()
         self._hear_all()
         return found
 
@@ -159,18 +152,18 @@ class Pipeline:
 
 
 def assert_same(found, wanted):
-    assert np.array_equal(found[:, 3], wanted.exit_index) and np.array_equal(found[:, 1], wanted.label)
-    np.testing.assert_allclose(found[:, 2], wanted.confidence, rtol=1e-5, atol=1e-5)
-    np.testing.assert_allclose(found[:, 4:], wanted.probs, rtol=1e-5, atol=1e-5)
+    assert torch.equal(found.exit_index, wanted.exit_index) and torch.equal(found.label, wanted.label)
+    torch.testing.assert_close(found.confidence, wanted.confidence, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(found.probs, wanted.probs, rtol=1e-5, atol=1e-5)
 
 
 WAYS = {"alone": (0,), "two": (0, 2), "three": (0, 1, 3)}
 
 
-@pytest.mark.parametrize(("way", "backbone"), [("alone", Skipping), ("two", SmallNet), ("three", Skipping)])
-def test_answers_are_the_networks(way, backbone):
+@pytest.mark.parametrize("way", WAYS)
+def test_answers_are_the_networks(way):
     """Of batches of all sizes, one after another, on other streams each time, in each process on its own."""
-    net = network(backbone)
+    net = network(SmallNet)
     batches = [images(samples) for samples in (7, 1, 3, 11, 2)]
     wanted = [net(x) for x in batches]
     assert len({*torch.cat([one.exit_index for one in wanted]).tolist()}) == 4
@@ -208,7 +201,7 @@ def test_rules_and_weights_are_written_on_other_streams():
             with stream_order.current(Stream()):
                 changed(threshold)
                 for rank in run.ranks:
-                    rank.stage.refresh(net)
+                    rank.stage.refresh()
             found.append(run(x, streams))
         run.close()
     net.load_state_dict(state)
@@ -219,40 +212,40 @@ def test_rules_and_weights_are_written_on_other_streams():
 
 def test_rules_are_written_while_a_graph_reads_them():
     net = network()
-    made, x = cut(net, images(SIZE), CPU, "as_is")
+    run = Pipeline(net, WAYS["two"])
     with simulated():
-        stage = Rank(made, 0, 2, x).stage
-        stage.computed(None, [x])
+        stage = run.open().ranks[0].stage
+        stage.begin(run.micro_batch)
+        stage(torch.empty(0))
         with stream_order.current(Stream()):
             net.set_rules(0.6)
-        stage.close()
+        run.close()
 
 
 def test_a_stage_is_captured_anew_while_its_weights_are_written():
     net = network()
-    made, x = cut(net, images(SIZE), CPU, "cudnn")
+    run = Pipeline(net, WAYS["alone"], trunk="cudnn")
     with simulated():
-        rank = Rank(made, 0, 4, x)
+        (rank,) = run.open().ranks
         with stream_order.current(Stream()):
             with torch.no_grad():
                 net.backbone.block2[1].weight.mul_(0.7)
-            rank.stage.refresh(net)
-        rank.capture(x)
-        rank.stage.close()
+            rank.stage.refresh()
+        rank.capture()
+        run.close()
 
 
 def test_memory_that_is_handed_over_goes_while_it_is_read():
-    net = network()
-    made, x = cut(net, images(SIZE), CPU, "as_is")
+    run = Pipeline(network(), WAYS["two"])
     with simulated():
-        stage = Rank(made, 0, 2, x).stage
-        computed = stage.computed(None, [x])
-        computed.under_way.done.wait()
-        assert [one.clone() for one in computed.handed]
+        stage = run.open().ranks[0].stage
+        computed = stage._graph(run.micro_batch)
+        computed.done.wait()
+        assert computed.handed.clone().numel()
         del computed
         with stream_order.current(Stream()):
-            stage.computed(None, [x])
-        stage.close()
+            stage._graph(run.micro_batch)
+        run.close()
 
 
 def test_a_stage_is_not_busy_while_it_waits_for_what_comes(monkeypatch):

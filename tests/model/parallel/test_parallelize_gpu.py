@@ -1,10 +1,12 @@
 """Networks split over GPUs: two where there are two, and one GPU as two devices, where most of it shows, too."""
 
+import copy
 import gc
 
 import pytest
 import torch
-from auxhead.model import EarlyExitNetwork, ExitResult, FusedAuxHead, parallelize
+import torchvision
+from auxhead.model import EarlyExitNetwork, ExitResult, FusedAuxHead, attach, parallelize
 from auxhead.model.trunk.trunk import make_trunk
 from support.example_models import SmallNet, needs_gpu
 from support.graph_runner_cases import (
@@ -66,24 +68,27 @@ def test_as_many_parts_as_there_are_segments(exits, number):
     wanted = [net(x) for x in batches]
     devices = [f"cuda:{index % torch.cuda.device_count()}" for index in range(number)]
     runner = split(net, devices, exits, balance="auto")
-    assert len(runner.describe().splitlines()) == number + 3
+    assert len([line for line in runner.describe().splitlines() if line.startswith("Part ")]) == number
     for _ in range(20):
         for x, one in zip(batches, wanted, strict=True):
             assert_same(runner(x), one)
 
 
-@pytest.mark.parametrize("part, late", [(0, "trunk"), (0, "side"), (0, "copies"), (1, "trunk")])
-def test_whatever_is_late_is_waited_for(devices, exits, part, late):
-    """A stream of a part is held up before each of several requests that differ."""
+@pytest.mark.parametrize("late", ["trunk", "side", "other"])
+def test_whatever_is_late_is_waited_for(devices, exits, late):
+    """A stream is held up before each of several requests that differ."""
     net = network()
     batches = clear_batches(net, [8, 8, 8])
     wanted = [net(x) for x in batches]
     assert not torch.equal(wanted[0].label, wanted[1].label)
     runner = split(net, devices, exits, batch_sizes=(8,))
+    others = [captures.streams.trunk for captures in runner.trunk.module._captures.values()]
+    streams = runner._captures.streams
+    held = {"trunk": [streams.trunk], "side": [streams.side], "other": others}[late]
     for turn in range(9):
-        streams = runner._parts[part]
-        with torch.cuda.device(streams.device):
-            hold_up(getattr(streams, late), 10_000_000)
+        for stream in held:
+            with torch.cuda.device(stream.device):
+                hold_up(stream, 10_000_000)
         assert_same(runner(batches[turn % 3]), wanted[turn % 3])
 
 
@@ -133,36 +138,29 @@ def test_rules_are_followed_without_a_recapture(devices, exits):
     assert runner(x).exit_index.eq(3).all()
 
 
-def test_refresh_takes_over_weights(devices, exits):
-    net = network()
-    runner = split(net, devices, exits)
+def scaled(net, factor):
     with torch.no_grad():
-        for parameter in net.backbone.parameters():
-            parameter.mul_(0.8)
+        for name, parameter in net.backbone.named_parameters():
+            if "weight" in name:
+                parameter.mul_(factor)
         net.exit_heads[2].linear.weight.mul_(-1.0)
-    runner.refresh()
-    net.set_rules(0.3)
-    x = images(256)
-    trunk = make_trunk(net.backbone, net.taps, x[:2])
-    x = x[~near_a_decision(net, trunk, x, 1e-2)][:8]
-    assert len(x) == 8
-    assert_same(runner(x), net(x))
 
 
-def test_a_folded_trunk(devices, exits):
-    """Each device has its own; what is folded is taken over by a refresh."""
+@pytest.mark.parametrize("trunk, tolerance", [("as_is", 1e-3), ("cudnn", 1e-2)])
+def test_refresh_takes_over_weights(devices, exits, trunk, tolerance):
+    """Each device folds its own."""
     net = network()
-    runner = split(net, devices, exits, trunk="cudnn")
-    assert "batch norm" in runner.describe()
-    for _ in range(2):
-        x = images(256)
-        x = x[~near_a_decision(net, make_trunk(net.backbone, net.taps, x[:2]), x, 2e-2)][:21]
-        assert_same(runner(x), net(x), tolerance=1e-2)
-        with torch.no_grad():
-            for norm in net.modules():
-                if isinstance(norm, nn.BatchNorm2d):
-                    norm.weight.mul_(0.9)
+    whole = copy.deepcopy(net)
+    runner = split(net, devices, exits, trunk=trunk)
+    assert ("batch norm" in runner.describe()) == (trunk == "cudnn")
+    for factor in (1.0, 0.9, 0.8):
+        for each in (net, whole):
+            scaled(each, factor)
         runner.refresh()
+        x = images(512)
+        x = x[~near_a_decision(whole, make_trunk(whole.backbone, whole.taps, x[:2]), x, 2e-2)][:21]
+        assert len(x) > 8
+        assert_same(runner(x), whole(x), tolerance=tolerance)
 
 
 def test_heads_that_are_modules(devices, exits):
@@ -173,10 +171,13 @@ def test_heads_that_are_modules(devices, exits):
     }
     net = EarlyExitNetwork(SmallNet(), heads, rules=0.21).eval().cuda()
     x = images(8, torch.float32)
+    net.check_taps(x)
+    whole = copy.deepcopy(net)
     runner = parallelize(net, x, devices=devices, exits=exits, balance=["block0"])
     for threshold in (0.0, 1.0):
         net.set_rules(threshold)
-        found, wanted = runner(x), net(x)
+        whole.set_rules(threshold)
+        found, wanted = runner(x), whole(x)
         assert torch.equal(found.exit_index, wanted.exit_index)
         torch.testing.assert_close(found.probs, wanted.probs, rtol=1e-3, atol=1e-3)
 
@@ -202,6 +203,7 @@ def test_a_callers_capture_and_closing(devices, exits):
 def test_memory_goes_with_the_runner(devices, exits):
     net = network()
     split(net, devices, exits).close()  # libraries have their workspaces now
+    net.to("cuda:0")
     gc.collect()
     held = [torch.cuda.memory_allocated(device) for device in {*devices}]
     for close in (True, False):
@@ -210,5 +212,94 @@ def test_memory_goes_with_the_runner(devices, exits):
         if close:
             runner.close()
         del runner
+        net.to("cuda:0")
         gc.collect()
         assert [torch.cuda.memory_allocated(device) for device in {*devices}] == held
+
+
+MIB = 2**20
+
+
+def wide(width, blocks):
+    """A network whose parameters take blocks x width ** 2 numbers, and little else."""
+
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(width, width)
+
+        def forward(self, x):
+            return x + torch.tanh(self.linear(x))
+
+    backbone = nn.Sequential(*[Block() for _ in range(blocks)], nn.Linear(width, 5))
+    heads = {str(index): FusedAuxHead(width, 5, pool="none") for index in range(0, blocks - 1, 2)}
+    return EarlyExitNetwork(backbone, heads, rules=0.5).eval()
+
+
+@pytest.fixture
+def capped():
+    """Two GPUs on each of which this process may have 160 MiB more than it has."""
+    gc.collect()
+    torch.cuda.empty_cache()
+    for index in range(2):
+        total = torch.cuda.get_device_properties(index).total_memory
+        fraction = (torch.cuda.memory_reserved(index) + 160 * MIB) / total
+        torch.cuda.set_per_process_memory_fraction(fraction, index)
+    yield 160 * MIB
+    for index in range(2):
+        torch.cuda.set_per_process_memory_fraction(1.0, index)
+
+
+@two_gpus
+@pytest.mark.parametrize("balance", ["auto", ["30"]], ids=str)
+def test_a_network_that_no_gpu_has_room_for(capped, exits, balance):
+    """Of 1.6 times the memory that there is: each GPU gets its part, and no more for a moment."""
+    torch.manual_seed(0)
+    net, x = wide(1024, 64), torch.randn(4, 1024)
+    held = sum(each.nbytes for each in net.backbone.parameters())
+    assert held > 1.55 * capped
+    with torch.no_grad():
+        wanted = net(x)
+    addresses = [id(each) for each in net.parameters()]
+    before = [torch.cuda.memory_allocated(index) for index in range(2)]
+    for index in range(2):
+        torch.cuda.reset_peak_memory_stats(index)
+    runner = parallelize(net, x, devices=["cuda:0", "cuda:1"], exits=exits, balance=balance)
+    found = runner(x)
+    assert [id(each) for each in net.parameters()] == addresses
+    torch.testing.assert_close(found.probs.cpu(), wanted.probs, rtol=1e-2, atol=1e-3)
+    assert torch.equal(found.exit_index.cpu(), wanted.exit_index)
+    peaks = [torch.cuda.max_memory_allocated(index) - before[index] for index in range(2)]
+    assert sum(peaks) < 1.15 * held and max(peaks) < capped, [peak / MIB for peak in peaks]
+    runner.close()
+    net.to("cpu")
+
+
+class ModelParallelResNet(torchvision.models.ResNet):
+    """As in PyTorch's tutorial on model parallelism, smaller: it has its devices, and its forward goes there."""
+
+    def __init__(self):
+        super().__init__(torchvision.models.resnet.BasicBlock, [1, 1, 1, 1], num_classes=5)
+        layers = [self.conv1, self.bn1, self.relu, self.maxpool, self.layer1, self.layer2]
+        self.seq1 = nn.Sequential(*layers).to("cuda:0")
+        self.seq2 = nn.Sequential(self.layer3, self.layer4, self.avgpool).to("cuda:1")
+        self.fc.to("cuda:1")
+
+    def forward(self, x):
+        x = self.seq2(self.seq1(x).to("cuda:1"))
+        return self.fc(x.view(x.size(0), -1))
+
+
+@two_gpus
+@pytest.mark.parametrize("trunk", ["as_is", "cudnn"])
+def test_a_model_that_is_in_parts_already(trunk, exits):
+    torch.manual_seed(0)
+    x = torch.randn(6, 3, 64, 64, device="cuda:0")
+    network = attach(ModelParallelResNet().eval(), ["seq1"], example_input=x).eval()
+    with torch.no_grad():
+        wanted = network.backbone(x).softmax(1).amax(1).cpu()
+    network.set_rules(1.0)
+    with parallelize(network, x, devices=["cuda:0", "cuda:1"], balance=["seq1"], trunk=trunk, exits=exits) as runner:
+        found = runner(x)
+    assert found.exit_index.eq(1).all()
+    torch.testing.assert_close(found.confidence.cpu(), wanted, rtol=1e-2, atol=1e-3)
