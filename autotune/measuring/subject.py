@@ -184,12 +184,12 @@ def _inputs_for(cell: Cell) -> int:
     return -(-inputs // 10) * 10 if MIXED.get(cell.placement) == SHARES else inputs
 
 
-def find_subject(model: str, option: str = "MODEL") -> Callable[[], Subject]:
+def find_subject(model: str, option: str = "MODEL", *, may_be_on_cpu: bool = False) -> Callable[[], Subject]:
     """Find a user's factory that an option names, see :func:`auxhead.model.commands.user_model.load_factory`.
 
     Returns:
         A function that calls it; raises ``BadInput`` where it returns something else than an :class:`EarlyExitNetwork`
-        in eval mode and a batch that it takes, both on one CUDA device.
+        in eval mode and a batch that it takes, both on one CUDA device, or the CPU where they may be there.
 
     Raises:
         BadInput: there is no such function.
@@ -198,16 +198,17 @@ def find_subject(model: str, option: str = "MODEL") -> Callable[[], Subject]:
 
     def make() -> Subject:
         network, example = factory()
-        _check_own(f"{option}: {model}", network, example)
+        _check_own(f"{option}: {model}", network, example, ("cuda", "cpu") if may_be_on_cpu else ("cuda",))
         return subject_of(model, network, example)
 
     return make
 
 
-def _check_own(whose: str, network: EarlyExitNetwork, example: Tensor) -> None:
+def _check_own(whose: str, network: EarlyExitNetwork, example: Tensor, kinds: Sequence[str]) -> None:
     wants = "wants (network, example_input): an EarlyExitNetwork in eval mode and a batch [N, ...], on one CUDA device"
+    wants += " or on the CPU" if "cpu" in kinds else ""
     elsewhere = {str(tensor.device) for tensor in (*network.parameters(), *network.buffers(), example)}
-    if example.device.type != "cuda" or len(elsewhere) > 1:
+    if example.device.type not in kinds or len(elsewhere) > 1:
         raise BadInput(f"{whose} returned tensors on {', '.join(sorted(elsewhere))}; {wants}")
     if any(part.training for part in network.modules()):
         raise BadInput(f"{whose} returned a network in training mode; {wants}")

@@ -52,6 +52,15 @@ def plan(
             show_default=False,
         ),
     ] = None,
+    gpus: Annotated[
+        int | None,
+        typer.Option(
+            min=2,
+            help="Say, too, what to take on so many GPUs like this one, by what is measured here: one, replicas, "
+            "parallelize or pipelined. MODEL may then be on the CPU, and too large for one.",
+            show_default="no advice",
+        ),
+    ] = None,
 ) -> None:
     """Measure every way to run a network on this GPU, and say which is best and why.
 
@@ -70,4 +79,4 @@ def plan(
             check_patterns(exits or [], [cell])
         from .run import run_plan
 
-        run_plan(model, cell, batch or [], exits or [], trunk, budget, plan_file)
+        run_plan(model, cell, batch or [], exits or [], trunk, budget, plan_file, gpus)

@@ -1,13 +1,14 @@
 """The command ``auxhead-tune plan`` without a GPU: what it prints, keeps and refuses."""
 
 import importlib
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from auxhead.autotune.measuring.cells import NEVER
-from auxhead.autotune.measuring.subject import Subject, subject_of
+from auxhead.autotune.measuring.subject import Subject, find_subject, subject_of
 from auxhead.model import make_runner
 from support.command_line import assert_one_line_error, tune
 from support.planner_fakes import FakeGpu, images, small_network
@@ -15,12 +16,23 @@ from support.pretended_gpu import compute_on_the_cpu
 
 pytestmark = pytest.mark.usefixtures("without_interpreter")
 running = importlib.import_module("auxhead.autotune.plan.run")
+CUDA = torch.device("cuda", 0)
+FACTORY = """
+import torch
+from support.planner_fakes import images, small_network
+
+def small():
+    return small_network(), images(6)
+
+def large():
+    raise torch.OutOfMemoryError("CUDA out of memory.")
+"""
 
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
     compute_on_the_cpu(monkeypatch, running)
-    monkeypatch.setattr("auxhead.autotune.plan.run.find_subject", lambda model: lambda: subject(model))
+    monkeypatch.setattr("auxhead.autotune.plan.run.find_subject", lambda model, **_: lambda: subject(model))
     return FakeGpu(monkeypatch)
 
 
@@ -136,3 +148,87 @@ def test_a_layer_that_a_network_of_ones_own_has_not_is_one_line(gpu: FakeGpu) ->
     wrong = plan("tests:small", "--exits", "layer5")
     assert_one_line_error(wrong, "--exits: got layer5, wants names or globs of: never, block0")
     assert gpu.measured == 0
+
+
+def test_advice_on_gpus_comes_after_the_tables(gpu: FakeGpu) -> None:
+    gpu.us |= {"polled": 60.0}
+    found = printed("tests:small", "--batch", 2, "--trunk", "as_is", "--gpus", 2)
+    (title,) = (place for place, line in enumerate(found) if line == "tests:small on 2 GPUs; exits own")
+    assert found[title - 1] == "Measured now."
+    assert found[title + 3 : title + 5] == ["2 one GPU 1 0.06 33,300 measured", "2 replicas 2 0.06 66,600 predicted"]
+    assert [line.split()[1].strip(",") for line in found[title + 5 : title + 7]] == ["parallelize", "pipelined"]
+    text = " ".join(found[title:])
+    assert "Take one GPU for the soonest answer (polled), and" in text
+    assert 'trunk="as_is"' in text and "in batches of 1, 2, 8, 64," in text
+
+
+def test_segments_are_measured_once_for_all_exits(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    measured = []
+    real = running.measure_facts
+
+    def measure_facts(*arguments: object) -> object:
+        measured.append(arguments[-2:])
+        return real(*arguments)
+
+    monkeypatch.setattr(running, "measure_facts", measure_facts)
+    gpu.times_as_long |= {"inductor": 0.5}
+    found = printed("tests:small", "--exits", NEVER, "--exits", "block0", "--batch", 4, "--batch", 2, "--gpus", 5)
+    assert measured == [(4, "cudnn")]
+    assert sum(line.startswith("tests:small on 5 GPUs; exits ") for line in found) == 2
+    assert sum("It cannot be split into 5 parts, 4 at most" in line for line in found) == 2
+
+
+def test_what_runs_out_of_memory_is_only_advised_on(gpu: FakeGpu) -> None:
+    gpu.fails["overlapped (1 fork)"] = torch.OutOfMemoryError("CUDA out of memory.\nTried")
+    found = printed("tests:small", "--exits", "block*", "--gpus", 2)
+    assert found[0] == "tests:small on 2 GPUs; exits block0" and not any(line.endswith("measured") for line in found)
+    text = " ".join(found)
+    assert text.count("It does not fit on one GPU, which ran out of memory: 0.0 MiB of parameters and buffers") == 1
+    assert "cut behind block" in text and gpu.open == 0
+    assert_one_line_error(plan("tests:small", "--exits", "block*"), "input 3x8x8: CUDA out of memory. Tried")
+
+
+@pytest.fixture
+def full_gpu(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """One with no room for a network, and a factory of networks on the CPU, where segments are measured."""
+    (tmp_path / "factory_of_plans.py").write_text(FACTORY)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(running, "find_subject", find_subject)
+    monkeypatch.setattr(running, "this_device", lambda *_: CUDA)
+    moved, measure_facts = running._moved, running.measure_facts
+
+    def no_room(of: Subject, device: torch.device) -> Subject:
+        if device.type == "cuda":
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return moved(of, device)
+
+    def on_the_cpu(network: object, x: object, device: torch.device, *others: object) -> object:
+        assert device == CUDA
+        return measure_facts(network, x, torch.device("cpu"), *others)
+
+    monkeypatch.setattr(running, "_moved", no_room)
+    monkeypatch.setattr(running, "measure_facts", on_the_cpu)
+
+
+def test_a_network_on_the_cpu_that_has_no_room(gpu: FakeGpu, full_gpu: None) -> None:
+    found = printed("factory_of_plans:small", "--gpus", 2)
+    assert found[0] == "factory_of_plans:small on 2 GPUs; exits own" and gpu.measured == 0
+    assert [line.split()[:2] for line in found[3:5]] == [["6", "parallelize"], ["6", "pipelined,"]]
+    assert_one_line_error(plan("factory_of_plans:small"), "a batch [N, ...], on one CUDA device")
+    large = plan("factory_of_plans:large", "--gpus", 2)
+    assert_one_line_error(large, "MODEL: factory_of_plans:large: CUDA out of memory.; wants it on the CPU")
+
+
+def test_a_resnet_that_has_no_room(gpu: FakeGpu, full_gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+
+    def build(_cell: object, device: torch.device) -> Subject:
+        made.append(device.type)
+        if device.type == "cuda":
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return subject("resnet18")
+
+    monkeypatch.setattr(running, "build_subject", build)
+    found = printed("resnet18", "--exits", NEVER, "--batch", 2, "--gpus", 2)
+    assert found[0] == "resnet18 on 2 GPUs; exits never" and made == ["cuda", "cpu"]
