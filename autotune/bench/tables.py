@@ -19,16 +19,7 @@ COLUMNS = (
 )
 #: How many of them are text, from the left.
 _TEXT_COLUMNS = 2
-_PIPELINE_COLUMNS = (
-    "variant",
-    "leave on the first GPU",
-    "images/s",
-    "/ one GPU",
-    "/ model-parallel",
-    "/ bound",
-    "stages on the GPU, ms",
-    "link, ms",
-)
+_PIPELINE_COLUMNS = ("variant", "images/s", "/ one GPU", "/ model-parallel")
 
 
 def bench_tables(records: Iterable[Record]) -> list[RecordTable]:
@@ -80,37 +71,21 @@ def _remarks(record: Record) -> list[str]:
 
 
 def pipeline_tables(records: Iterable[Record]) -> list[RecordTable]:
-    """Return tables of images a second over two GPUs, as ``studies.pipelines`` records them.
-
-    The bound, of records of an earlier version, is that of the stages' graphs and the link alone.
-    """
+    """Return tables of images a second over two GPUs, as ``studies.pipelines`` records them."""
     return [_pipeline_table(group) for group in latest_by_network(records, "pipeline")]
 
 
 def _pipeline_table(records: Sequence[Record]) -> RecordTable:
     base = {one.variant: one.measured["images_s"]["median"] for one in records if one.measured is not None}
-    remarks = [f"{one.variant}, exits {one.exits}: {one.error}" for one in records if one.error is not None]
+    remarks = [f"{one.variant}: {one.error}" for one in records if one.error is not None]
     title = f"{network_in_words(records[0])}; {records[0].protocol['devices']} GPUs; median (20th to 80th percentile)"
-    return RecordTable(title, _PIPELINE_COLUMNS, _TEXT_COLUMNS, [_pipeline_row(one, base) for one in records], remarks)
+    return RecordTable(title, _PIPELINE_COLUMNS, 1, [_pipeline_row(one, base) for one in records], remarks)
 
 
 def _pipeline_row(record: Record, base: dict[str, float]) -> tuple[str, ...]:
     measured = record.measured
-    leaves = "-" if record.exits == "never" else f"{record.exits.partition('/')[0]} %"
     if measured is None:
-        return (record.variant, leaves, "failed", *["-"] * (len(_PIPELINE_COLUMNS) - 3))
+        return (record.variant, "failed", "-", "-")
     images = measured["images_s"]
     over = [f"{images['median'] / base[name]:.2f}" if base.get(name) else "-" for name in ("one-gpu", "model-parallel")]
-    bound, pieces = measured.get("bound_images_s"), measured.get("pieces", {})
-    return (
-        record.variant,
-        leaves,
-        percentiles_in_words(images),
-        *over,
-        f"{images['median'] / bound:.2f}" if bound else "-",
-        *(_list(pieces.get(name)) for name in ("graph_ms", "link_ms")),
-    )
-
-
-def _list(values: Sequence[float] | None) -> str:
-    return "-" if values is None else ", ".join(f"{one:.3f}" for one in values)
+    return (record.variant, percentiles_in_words(images), *over)

@@ -119,7 +119,7 @@ class Record:
     - timeline: replay, its number; the fields of :class:`Overlap`; kernels in order; and programs of the heads: launch,
       SM, start and end, microseconds since the replay began
     - pipeline: images_s (images a second of single requests), batch and split_size (samples of a micro-batch; None: not
-      split); of an earlier version also pieces and bound_images_s, what these allow
+      split)
     - gpus: span_us, and of each GPU computes and exchanges: intervals with kernels or copies, and with NCCL's
     - doctor: the verdict, findings, and streams with their work
 

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
-from itertools import chain
+from itertools import chain, product
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -23,7 +23,7 @@ import torch.distributed as dist
 import typer
 from torch import Tensor, nn
 
-from ...model import ExitResult, pipelined
+from ...model import EarlyExitNetwork, ExitResult, pipelined
 from ...model.commands.errors import one_line_errors
 from ...model.parallel.pipeline.runner import PipelinedRunner
 from ...model.processes.process_group import joined_processes
@@ -94,7 +94,7 @@ class Case(NamedTuple):
 def cases_of(batches: Sequence[int], split_sizes: Sequence[int]) -> list[Case]:
     """Return all that is measured, in the order of the tables."""
     whole = [Case(batch, name) for batch in batches for name in ("one-gpu", "one-gpu-cudnn", "model-parallel")]
-    kinds = ("tutorial", "pipelined-heads")
+    kinds = ("tutorial", "pipelined-one-head", "pipelined-heads")
     return whole + [Case(b, kind, size) for b in batches for kind in kinds for size in split_sizes if size < b]
 
 
@@ -113,15 +113,18 @@ class Study:
         second = torch.device("cuda", 1) if device.type == "cuda" else device
         self.subject, self.cases, self.first = subject, cases, rank == 0
         self.devices = [device, second] if self.first else [device]
-        self.runners: dict[int, PipelinedRunner] = {}
-        for size in sorted({case.split_size for case in cases if case.split_size is not None}):
-            runner = pipelined(network, self.example, split_size=size, stages=[CUT], trunk=FUSED, timeout_s=60.0)
-            self.runners[size] = opened.enter_context(runner)
+        self.runners: dict[tuple[str, int], PipelinedRunner] = {}
+        head = network.exit_heads[network.taps.index(CUT)]
+        networks = {"pipelined-heads": network, "pipelined-one-head": EarlyExitNetwork(network.backbone, {CUT: head})}
+        sizes = sorted({case.split_size for case in cases if case.split_size is not None})
+        for (kind, of_kind), size in product(networks.items(), sizes):
+            options: dict[str, Any] = {"split_size": size, "stages": [CUT], "trunk": FUSED, "timeout_s": 60.0}
+            self.runners[kind, size] = opened.enter_context(pipelined(of_kind.eval(), self.example, **options))
         self.trunks, self.tutorial, self.graphs = {}, {}, {}
         if self.first:
             for kind in (AS_IS, FUSED):
                 self.trunks[kind] = make_trunk(network.backbone, network.taps, self.example, kind, network.reading)
-            for size in (None, *self.runners):
+            for size in (None, *sizes):
                 made = TutorialPipeline(network.backbone, device, second, size or len(self.example))
                 self.tutorial[size] = made.eval()
 
@@ -135,8 +138,8 @@ class Study:
         """Capture afresh all that is captured in this process."""
         self.wait()
         time.sleep(_SETTLE_S)
-        for size, runner in self.runners.items():
-            runner.stage.capture(self.example[:size])
+        for runner in self.runners.values():
+            runner.stage.capture()
         self.graphs.clear()
         for kind, trunk in self.trunks.items() if self.example.is_cuda else ():
             for batch in {case.batch for case in self.cases}:
@@ -149,8 +152,8 @@ class Study:
 
     def call_of(self, case: Case) -> Callable[[Tensor], Any]:
         """Return what this process calls in a case: to answer, to take part in it, or to do nothing."""
-        if case.split_size is not None and case.variant == "pipelined-heads":
-            runner = self.runners[case.split_size]
+        runner = self.runners.get((case.variant, case.split_size or 0))
+        if runner is not None:
             return runner if runner.is_first else lambda _x: runner(None)
         if not self.first:
             return lambda _x: None
@@ -163,7 +166,10 @@ class Study:
         found = self.call_of(case)(x)
         if isinstance(found, Tensor):
             found = PeerAnswer([], found.to(x.device).clone(), len(self.subject.network.taps))
-        return merged_answer(found)
+        found = merged_answer(found)
+        if case.variant == "pipelined-one-head":  # whose classifier is exit 1
+            found = found._replace(exit_index=found.exit_index + len(self.subject.network.taps) - 1)
+        return found
 
     def check(self) -> dict[Case, dict[str, int]]:
         """Compare answers with the eager network's; raises ``WrongAnswer``, and returns counts in the first process."""
@@ -217,7 +223,7 @@ def measure(
         images_s = summary([[case.batch / one * 1e6 for one in times] for times in us[case]])
         yield Record(
             "pipeline", dataclasses.replace(cell, batch=case.batch).as_json(), case.name, run, around,
-            protocol={**protocol, "processes": 2 if case.variant == "pipelined-heads" else 1},
+            protocol={**protocol, "processes": 2 if case.variant.startswith("pipelined") else 1},
             host_us=as_json(summary(us[case])), correctness=counts[case],
             measured=as_json({"images_s": images_s, "batch": case.batch, "split_size": case.split_size}),
         )  # fmt: skip

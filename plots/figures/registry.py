@@ -115,7 +115,7 @@ _ROWS: tuple[tuple[str, str, tuple[str, ...], str, str, str], ...] = (
     ("profile", "profile", ("profile",), "h200/profile.jsonl", "auxhead-tune profile DIR",
      "Launches and CUDA API time of one request, naive early exit before and a runner after."),
     ("pipeline", "pipelines", ("pipeline",), "h200/pipelines.jsonl", "",
-     "Images a second over two GPUs against the size of micro-batches, with what stages and link allow."),
+     "Images a second over two GPUs against the size of micro-batches, beside one GPU alone."),
     ("doctor", "doctor", ("doctor",), "h200/doctor.jsonl", "auxhead-tune doctor TARGET",
      "The last diagnosis: a timeline of one request, the host and stream by stream, with what was found marked."),
 )  # fmt: skip

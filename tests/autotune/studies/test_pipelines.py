@@ -17,7 +17,7 @@ def test_every_variant_is_measured(tmp_path):
     ended = launch([tmp_path] * 2, OPTIONS, main="auxhead.autotune.studies.pipelines:app", limit_s=120.0)
     assert [one.status for one in ended] == [0, 0], ended
     records = read_records(tmp_path / "records.jsonl")
-    names = ["one-gpu", "one-gpu-cudnn", "model-parallel", "tutorial@3", "pipelined-heads@3"]
+    names = ["one-gpu", "one-gpu-cudnn", "model-parallel", "tutorial@3", "pipelined-one-head@3", "pipelined-heads@3"]
     assert [(one.variant, one.exits, one.error) for one in records] == [(name, "never", None) for name in names]
     assert len({one.run for one in records}) == 1
     for one in records:
@@ -26,4 +26,4 @@ def test_every_variant_is_measured(tmp_path):
         assert images_s["captures"] == pytest.approx([4e6 / us for us in one.host_us["captures"]], rel=1e-3)
     (table,) = pipeline_tables(records)
     assert len(table.rows) == len(records) and not table.remarks
-    assert table.rows[0][3] == "1.00" and table.rows[2][4] == "1.00"
+    assert table.rows[0][2] == "1.00" and table.rows[2][3] == "1.00"

@@ -48,6 +48,9 @@ def test_throughput_of_two_gpus_needs_the_baseline():
     records = [one for one in pipeline_records() if one.variant != "model-parallel"]
     with pytest.raises(NoRecords, match="no record of pipelined-heads beside model-parallel at batch 512"):
         FIGURES["pipeline"].draw(records)
+    title = FIGURES["pipeline"].numbers(pipeline_records())["title"]
+    assert title.startswith("Two GPUs as a pipeline answer 0.90 times as many images as one: no gain where one")
+    assert title.endswith("(batch 512; 1.80 times as many as two GPUs that take turns)")
 
 
 # Calibrations.
