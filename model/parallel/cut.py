@@ -292,9 +292,11 @@ def _far(dtype: torch.dtype) -> float:
 
 
 def _digest(recording: Recording) -> str:
-    """Return a digest of a forward's operators and of the numbers in them."""
+    """Return a digest of a forward's operators and of the numbers in them, the same on all devices of a kind."""
 
     def plain(each: Any) -> Any:
+        if isinstance(each, torch.device):
+            return each.type
         return (each.shape, each.dtype) if isinstance(each, Value) else each
 
     lines = [f"{each.name} {tree_map(plain, (each.args, each.kwargs))}" for each in recording.operations]

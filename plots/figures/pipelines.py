@@ -41,7 +41,9 @@ BANDS = "Bands: 20th to 80th percentile."
 
 def pipeline_numbers(records: Sequence[Record]) -> dict[str, Any]:
     """Return images a second by batch, variant and split size."""
-    found = [one for one in latest(one for one in records if one.kind == "pipeline") if one.measured is not None]
+    found = [
+        one for one in latest(one for one in records if one.kind == "pipeline" and one.exits == "never") if one.measured
+    ]
     batches: dict[str, dict[str, Any]] = {}
     for batch in sorted({int(one.cell["batch"]) for one in found}):
         of_batch = [one for one in found if one.cell["batch"] == batch]
@@ -84,10 +86,9 @@ def _pipeline_title(batches: Mapping[str, Any]) -> str:
         raise NoRecords(f"no record of {OURS} beside {' and '.join(missing) or NAIVE} at batch {batch}")
     ours = max(point["median"] for point in lines[OURS])
     alone, naive = (ours / levels[name]["median"] for name in (ALONE, NAIVE))
-    comes = "no" if alone < 1 else "a"
     return (
-        f"Two GPUs as a pipeline answer {alone:.2f} times as many images as one: {comes} gain where one has room\n"
-        f"(batch {batch}; {naive:.2f} times as many as two GPUs that take turns)"
+        f"Two GPUs as a pipeline: {alone:.2f} times the images of one that has room for all,\n"
+        f"{naive:.2f} times those of two that take turns (batch {batch})"
     )
 
 

@@ -301,3 +301,17 @@ def test_scripted_layers_are_refused_and_left_alone():
     with pytest.raises(BadInput, match="its 'a' is a ScriptModule with parameters"):
         Cut(network, x)
     assert not any(each.is_meta for each in network.parameters())
+
+
+def test_operations_are_told_apart_by_numbers_and_not_by_devices():
+    """A process has a GPU of its own."""
+    network, x = odd()
+    network.check_taps(x)
+    found = []
+    for number, device in ((1.0, "cpu"), (1.0, "cpu:0"), (2.0, "cpu")):
+        forward = type(network.backbone).forward
+        network.backbone.forward = lambda x, number=number, device=device: (
+            forward(network.backbone, x) * number + torch.zeros(1, device=torch.device(device))
+        )
+        found.append(Cut(network, x).operations)
+    assert found[0] == found[1] != found[2]

@@ -49,8 +49,10 @@ def test_throughput_of_two_gpus_needs_the_baseline():
     with pytest.raises(NoRecords, match="no record of pipelined-heads beside model-parallel at batch 512"):
         FIGURES["pipeline"].draw(records)
     title = FIGURES["pipeline"].numbers(pipeline_records())["title"]
-    assert title.startswith("Two GPUs as a pipeline answer 0.90 times as many images as one: no gain where one")
-    assert title.endswith("(batch 512; 1.80 times as many as two GPUs that take turns)")
+    assert title == (
+        "Two GPUs as a pipeline: 0.90 times the images of one that has room for all,\n"
+        "1.80 times those of two that take turns (batch 512)"
+    )
 
 
 # Calibrations.
