@@ -307,9 +307,8 @@ def test_operations_are_told_apart_by_numbers_and_not_by_devices():
     """A process has a GPU of its own."""
     network, x = odd()
     network.check_taps(x)
-    found = []
+    found, forward = [], type(network.backbone).forward
     for number, device in ((1.0, "cpu"), (1.0, "cpu:0"), (2.0, "cpu")):
-        forward = type(network.backbone).forward
         network.backbone.forward = lambda x, number=number, device=device: (
             forward(network.backbone, x) * number + torch.zeros(1, device=torch.device(device))
         )
