@@ -6,11 +6,13 @@ at which it is left an exception ends it.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import nullcontext
 from threading import get_ident
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from .hooks import hooks_of
@@ -77,6 +79,21 @@ class _Exit:
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         raise _Left(self.auxhead_layer[0](*args, **kwargs))
+
+
+class _DevicesStay(TorchFunctionMode):
+    """Lets no tensor leave its device: where parts are placed is not up to a forward that names devices."""
+
+    def __torch_function__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in (Tensor.cuda, Tensor.cpu):
+            return args[0]
+        if func is Tensor.to and not (len(args) > 1 and isinstance(args[1], Tensor)) and "other" not in kwargs:
+            copy, plain = kwargs.get("copy", False), {key: each for key, each in kwargs.items() if key != "copy"}
+            _, dtype, _, memory_format = torch._C._nn._parse_to(*args[1:], **plain)
+            form = torch.preserve_format if memory_format is None else memory_format
+            return args[0].to(args[0].dtype if dtype is None else dtype, copy=copy, memory_format=form)
+        return func(*args, **kwargs)
 
 
 def _become(layer: nn.Module, kind: type) -> None:
@@ -174,7 +191,8 @@ class Between(nn.Module):
 
     def _run(self, x: Tensor, batch: Any) -> Any:
         try:
-            output = self.backbone(batch)
+            with nullcontext() if isinstance(x, fx.Proxy) else _DevicesStay():
+                output = self.backbone(batch)
         except _Left as left:
             assert self._handed is not None
             return self._handed.tensor_in(left.args[0])

@@ -122,8 +122,12 @@ def starts_of(
         BadInput: no part may end at a tap; two parts would share a parameter; or a part does not fit.
     """
     taps, parts = cut.network.taps, len(limits)
+    whys = "".join(f"; not at {tap!r}: {why}" for tap, why in cut.uncuttable.items())
+    if parts > 1 and not cut.ends:
+        raise BadInput(
+            f"network: no part of it can end at a tap{whys}; wants heads behind whole blocks, as attach does"
+        )
     if parts > cut.segments:
-        whys = "".join(f"; not at {tap!r}: {why}" for tap, why in cut.uncuttable.items())
         raise ValueError(f"{kind}: got {parts}, wants at most {cut.segments}, as parts can end at {cut.ends}{whys}")
     if isinstance(ends, str):
         if ends != "auto":

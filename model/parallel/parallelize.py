@@ -40,7 +40,7 @@ def parallelize(
     Each device is given its part of the backbone, and nothing else; the heads, which are small, are on the first one,
     with requests and answers. What the network has is moved, and stays the same tensors. So a network that no device
     has room for is made on the CPU, or on ``meta`` and loaded by :func:`load_checkpoint`, which then reads each part
-    when it is placed. Afterwards the network itself cannot be called; ``network.to(device)`` brings it together again.
+    when it is placed. On GPUs the network cannot be called then; ``network.to(device)`` brings it together again.
 
     A batch goes through the devices one after the other, so that all but one of them stand still: for throughput see
     :func:`pipelined`. Other than that the runner is one like those on one device, with CUDA graphs that hold what all
@@ -125,6 +125,10 @@ def _placed(
 
 def _limits(devices: Sequence[torch.device], max_memory: Mapping[int, int | str] | None) -> list[int | None]:
     """Return the bytes that each part may take: of a device that has several, an equal share."""
+    if max_memory is not None and devices[0].type == "cpu":
+        raise ValueError(
+            f"max_memory: got {max_memory!r}, wants None where the devices are CPUs, which take what there is"
+        )
     among = f"the index of a CUDA device among {', '.join(map(str, devices))}"
     given = bytes_by_key("max_memory", max_memory, [device.index for device in devices], among)
     limits: list[int | None] = []

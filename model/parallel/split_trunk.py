@@ -50,6 +50,7 @@ class SplitTrunk(nn.Module):
         """Run part after part, on each device's own stream, and on the current one of the first device."""
         if x.shape[1:] != self._shape:  # of which layers before a part may have read sizes
             raise ValueError(f"x: got shape {list(x.shape)}, wants [N, {', '.join(map(str, self._shape))}]")
+        samples = len(x)
         going, at = _Pass(self._devices[0], self._captures, x), self._devices[0]
         for placed, device in zip(self._placed, self._devices, strict=True):
             x = going.bring(x, at, device)
@@ -57,6 +58,11 @@ class SplitTrunk(nn.Module):
                 x = x.contiguous(memory_format=placed.trunk.memory_format)
                 x = placed.run(x, partial(self._tap_returned, going, placed, device))
             at = device
+        if len(x) != samples:
+            raise RuntimeError(
+                f"network: answers for {len(x)} of {samples} samples in parts, as a forward does that runs a tap more "
+                "than once: one that splits the batch itself, say"
+            )
         return going.bring(x, at, self._devices[0])
 
     def _tap_returned(self, going: "_Pass", placed: Placed, device: torch.device, index: int, features: Tensor) -> None:

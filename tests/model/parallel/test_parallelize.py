@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from auxhead.model import EagerRunner, load_checkpoint, parallelize, save_checkpoint
+from auxhead.model import EagerRunner, EarlyExitNetwork, FusedAuxHead, load_checkpoint, parallelize, save_checkpoint
 from auxhead.model.basics.bad_input import BadInput
 from auxhead.model.parallel import cut as cutting
 from auxhead.model.parallel import parallelize as front_module
@@ -84,7 +84,7 @@ ARGUMENTS = [
     (
         dict(max_memory={0: "1GiB"}),
         ValueError,
-        "max_memory: got .*, wants bytes by the index of a CUDA",
+        "max_memory: got .*, wants None where the devices are CPUs",
     ),
     (dict(balance="even"), ValueError, "balance: got 'even', wants 'auto' or a list of taps"),
     (dict(balance=["1"]), ValueError, r"balance: got \['1'\], wants 1 of \['0', '2', '3'\], in this order"),
@@ -142,3 +142,27 @@ def test_a_failure_leaves_the_network_where_it_was(tmp_path, monkeypatch):
     assert {name: id(each) for name, each in there.named_parameters()} == tensors
     runner = parallelize(there, example(), devices=["cpu", "cpu"], balance=["2"])
     pipeline_ranks.assert_same(runner(example()), wanted)
+
+
+class Split(torch.nn.Module):
+    """Splits the batch itself, and goes to devices, as the classes of PyTorch's tutorial do."""
+
+    def __init__(self, size):
+        super().__init__()
+        self.size, self.seq1, self.seq2 = size, torch.nn.Linear(6, 8), torch.nn.Linear(8, 5)
+
+    def forward(self, x):
+        return torch.cat([self.seq2(torch.relu(self.seq1(each)).to("cpu")) for each in x.split(self.size)])
+
+
+def test_forwards_that_name_devices_stay_where_they_are_placed():
+    network, x = (
+        EarlyExitNetwork(Split(20), {"seq1": FusedAuxHead(8, 5, pool="none")}, rules=1.0).eval(),
+        torch.randn(7, 6),
+    )
+    network.check_taps(x)
+    wanted = network(x)
+    runner = parallelize(network, x, devices=["cpu", "cpu"])
+    pipeline_ranks.assert_same(runner(x), wanted)
+    with pytest.raises(RuntimeError, match="answers for 20 of 50 samples in parts, .* splits the batch itself"):
+        runner(torch.randn(50, 6))
