@@ -82,18 +82,35 @@ class _Exit:
 
 
 class _DevicesStay(TorchFunctionMode):
-    """Lets no tensor leave its device: where parts are placed is not up to a forward that names devices."""
+    """Lets no tensor leave a device, or ``meta``: where parts are placed is not up to a forward that names devices.
+
+    What is made elsewhere comes, in place of another device of that kind.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()
+        self._device = device
 
     def __torch_function__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func in (Tensor.cuda, Tensor.cpu):
+        there = func in (Tensor.cuda, Tensor.cpu, Tensor.to) and (args[0].is_meta or args[0].device == self._device)
+        if there and func is not Tensor.to:
             return args[0]
-        if func is Tensor.to and not (len(args) > 1 and isinstance(args[1], Tensor)) and "other" not in kwargs:
-            copy, plain = kwargs.get("copy", False), {key: each for key, each in kwargs.items() if key != "copy"}
-            _, dtype, _, memory_format = torch._C._nn._parse_to(*args[1:], **plain)
-            form = torch.preserve_format if memory_format is None else memory_format
-            return args[0].to(args[0].dtype if dtype is None else dtype, copy=copy, memory_format=form)
-        return func(*args, **kwargs)
+        if func is not Tensor.to or any(isinstance(each, Tensor) for each in (*args[1:], *kwargs.values())):
+            return func(*args, **kwargs)
+        copy, plain = kwargs.get("copy", False), {key: each for key, each in kwargs.items() if key != "copy"}
+        device, dtype, non_blocking, memory_format = torch._C._nn._parse_to(*args[1:], **plain)
+        if there or device is None:
+            device = args[0].device
+        elif device.type == self._device.type:
+            device = self._device
+        return args[0].to(
+            device,
+            args[0].dtype if dtype is None else dtype,
+            non_blocking=non_blocking,
+            copy=copy,
+            memory_format=torch.preserve_format if memory_format is None else memory_format,
+        )
 
 
 def _become(layer: nn.Module, kind: type) -> None:
@@ -191,7 +208,7 @@ class Between(nn.Module):
 
     def _run(self, x: Tensor, batch: Any) -> Any:
         try:
-            with nullcontext() if isinstance(x, fx.Proxy) else _DevicesStay():
+            with nullcontext() if isinstance(x, fx.Proxy) else _DevicesStay(x.device):
                 output = self.backbone(batch)
         except _Left as left:
             assert self._handed is not None

@@ -8,6 +8,7 @@ import torch
 import torchvision
 from auxhead.model import EarlyExitNetwork, Extract, FusedAuxHead, attach
 from auxhead.model.basics.bad_input import BadInput
+from auxhead.model.listening import between
 from auxhead.model.listening.taps import listening
 from auxhead.model.parallel.cut import Cut
 from support import pipeline_ranks
@@ -314,3 +315,16 @@ def test_operations_are_told_apart_by_numbers_and_not_by_devices():
         )
         found.append(Cut(network, x).operations)
     assert found[0] == found[1] != found[2]
+
+
+def test_tensors_stay_on_the_device_of_their_part():
+    """And come there from others: of a part on ``meta`` here, as a second device there is nowhere."""
+    here, there = torch.ones(2), torch.ones(2, device="meta")
+    with between._DevicesStay(torch.device("meta")):
+        assert there.to("cpu") is there and there.cpu() is there and there.to(device="cpu", dtype=torch.half).is_meta
+        assert here.to("meta").is_meta and here.to("cpu") is here and here.to(there).is_meta
+        assert here.to(torch.float64).dtype == torch.float64 and not here.to("cpu", torch.half).is_meta
+    with between._DevicesStay(torch.device("cpu")):
+        assert here.to("meta") is here and there.to("cpu") is there
+        channels_last = torch.ones(2, 3, 4, 4).to(memory_format=torch.channels_last)
+    assert channels_last.is_contiguous(memory_format=torch.channels_last)
