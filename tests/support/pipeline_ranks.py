@@ -19,6 +19,7 @@ from auxhead.model import (
     pipelined,
 )
 from auxhead.model.parallel.pipeline import exchange
+from auxhead.model.parallel.pipeline import pipelined as set_up
 from auxhead.model.parallel.pipeline.stage import Stage
 from torch import Tensor, nn
 
@@ -384,6 +385,16 @@ def raises_while_another_waits_elsewhere() -> None:
         run(example if run.is_first else None)
         if not run.is_first:
             raise LookupError("of the user's")
+        time.sleep(60)
+
+
+def is_elsewhere() -> None:
+    """The last rank is in no call of its runner."""
+    set_up._PATIENCE_S = 0.5
+    network, example = normed(), batch_of("plain", 8)
+    with pipelined(network, example, split_size=2, timeout_s=1.5) as run:
+        if run.is_first:
+            run(example)
         time.sleep(60)
 
 

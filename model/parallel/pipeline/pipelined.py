@@ -44,7 +44,7 @@ def pipelined(
     max_memory: Mapping[int, int | str] | None = None,
     device: torch.device | str | None = None,
     trunk: str = "as_is",
-    timeout_s: float = 30.0,
+    timeout_s: float = 20.0,
 ) -> PipelinedRunner:
     """Run a network as a pipeline of stages, one in each process.
 

@@ -197,7 +197,10 @@ class PipelinedRunner(Runner):
             raise
         except RuntimeError as error:  # a lost connection, of any wording
             cause = self._processes.watch.cause_elsewhere(error)
-            named = StageFailed(f"{self._stage.name}: {one_line(error)}") if cause is None else RankFailed(cause)
+            said = one_line(error)
+            if "timed out" in said.lower():
+                said = f"some other rank does not take part in the request: nothing was heard of it ({said:.80})"
+            named = StageFailed(f"{self._stage.name}: {said}") if cause is None else RankFailed(cause)
             self._fail(named)
             raise named from error
         except BaseException as error:

@@ -121,6 +121,7 @@ def test_a_folded_trunk(tmp_path):
         ("reads_a_number", "network: its forward reads a number on the host at pipeline_ranks.py:"),
         ("other_heads", "stage 1 of 2: heads['0']: its linear was given other hooks since the runner was made"),
         ("raises_while_another_waits_elsewhere", "of the user's"),
+        ("is_elsewhere", "some other rank does not take part in the request"),
         ("ends_before_the_others", "this runner is closed on the first rank"),
     ],
 )
