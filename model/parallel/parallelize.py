@@ -16,9 +16,10 @@ from ..runners.checks import check_heads, check_may_capture, sizes_of
 from ..runners.overlapped import OverlappedRunner
 from ..runners.polled import PolledRunner
 from ..runners.runner import EagerRunner, Runner
+from ..trunk.trunk import Trunk
 from .balance import check_cuttable, described, measure, starts_of
 from .cut import Cut, device_of
-from .split_trunk import SplitTrunk, TrunkInParts
+from .split_trunk import SplitTrunk
 
 #: Ways to leave a network early that there are over several devices.
 _RUNNERS = {"overlapped": OverlappedRunner, "polled": PolledRunner}
@@ -99,17 +100,19 @@ def parallelize(
     try:
         split = _placed(cut, [*starts, cut.segments], where, x, trunk, said)
         cut.move_heads(network.exit_heads, first)
+        runner: Runner = EagerRunner(network, trunk=split)
         if first.type == "cuda":
-            return _RUNNERS[exits](network, x, batch_sizes=sizes, trunk=split)
+            runner = _RUNNERS[exits](network, x, batch_sizes=sizes, trunk=split)
     except BaseException:
         cut.move_back()
         raise
-    return EagerRunner(network, trunk=split)
+    network.unread = None  # all of it is read
+    return runner
 
 
 def _placed(
     cut: Cut, starts: Sequence[int], devices: Sequence[torch.device], x: Tensor, trunk: str, notes: Sequence[str]
-) -> TrunkInParts:
+) -> Trunk:
     """Move parts of the backbone to their devices, and make a trunk of them."""
     parts, shape = [], x.shape[1:]
     for (start, end), device in zip(pairwise(starts), devices, strict=True):
@@ -120,7 +123,8 @@ def _placed(
     module = SplitTrunk(parts, devices, cut.network.taps, shape)
     of_parts = [note for placed in parts for note in placed.trunk.notes if placed.is_last or "classifier" not in note]
     said = dict.fromkeys(of_parts)
-    return TrunkInParts(module, None, parts[0].trunk.memory_format, (*notes, *said), parts=parts)
+    trunks = [placed.trunk for placed in parts]
+    return Trunk(module, None, trunks[0].memory_format, (*notes, *said), parts=trunks)
 
 
 def _limits(devices: Sequence[torch.device], max_memory: Mapping[int, int | str] | None) -> list[int | None]:

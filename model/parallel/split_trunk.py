@@ -10,7 +10,6 @@ compute. A graph holds what all devices do, in the order of the streams' waits.
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from functools import partial
 from weakref import finalize
 
@@ -22,7 +21,6 @@ from ..basics.streams import has_streams
 from ..runners.capture import copy_between
 from ..runners.captures import Captures
 from ..runners.graph_runner import GraphRunner
-from ..trunk.trunk import Trunk
 from .cut import Placed
 
 
@@ -123,28 +121,6 @@ class _Pass:
                 began_anew = not is_capturing(device)
             if began_anew:
                 stream.wait_stream(self._home)
-
-
-@dataclass(frozen=True)
-class TrunkInParts(Trunk):
-    """A :class:`SplitTrunk`, ready to be run under its heads."""
-
-    parts: Sequence[Placed] = ()
-
-    @property
-    def in_parts(self) -> bool:
-        """True."""
-        return True
-
-    @property
-    def written(self) -> list[nn.Module]:
-        """Whatever :meth:`refresh` writes to."""
-        return [placed.trunk.module for placed in self.parts]
-
-    def refresh(self) -> None:
-        """Fold the weights of all parts again; see :meth:`Trunk.refresh`."""
-        for placed in self.parts:
-            placed.trunk.refresh()
 
 
 def _identity_at(root: nn.Module, tap: str) -> nn.Module:

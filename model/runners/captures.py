@@ -31,11 +31,6 @@ class CaptureStreams:
         self._workspaces = MemoryPool(device)
 
     @cached_property
-    def copies(self) -> torch.cuda.Stream:
-        """Carries what goes to another device, for whoever has parts on several; not waited for by :meth:`wait`."""
-        return new_stream(*self._kind)
-
-    @cached_property
     def branches(self) -> list[torch.cuda.Stream]:
         """Carry branches of a trunk, which join its stream before anybody waits."""
         streams = [new_stream(*self._kind) for _ in range(MOST_BESIDE)]

@@ -73,7 +73,7 @@ class GraphRunner(SerialRunner):
         sizes = check_sizes(batch_sizes)
         if not isinstance(trunk, Trunk):
             check_kind("trunk", trunk)
-        check_capturable(network, example_input, in_parts=isinstance(trunk, Trunk) and trunk.in_parts)
+        check_capturable(network, example_input, in_parts=isinstance(trunk, Trunk) and bool(trunk.parts))
         if done is not None and (len(done) != len(network.taps) or not all(0.0 <= share <= 1.0 for share in done)):
             raise ValueError(f"done: got {done!r:.100}, wants {len(network.taps)} shares, 0 to 1, one for each tap")
         super().__init__(network, example_input, sizes)

@@ -1,4 +1,4 @@
-"""``capture_program``, the one way to capture, for graph runners, split networks and pipelines; ``CapturedBatch``.
+"""``capture_program``, the one way to capture, for graph runners and pipelines; ``CapturedBatch``.
 
 A forward becomes graphs that read a static input. A captured batch takes requests in and hands answers out.
 """
@@ -181,15 +181,13 @@ class HeadLaunches:
         heads: Sequence[AuxHead],
         stops: Sequence[int],
         *,
-        first: int = 0,
         open_samples: Tensor | None = None,
         conditions: Tensor | None = None,
     ) -> None:
         """Prepare the launches of all ``exits``: of the heads, and last the classifier, None if its logits are given.
 
-        The stops are indices of taps, ascending; ``first`` is the exits' place in a network that is split. For
-        ``open_samples`` ([stops] int64 in pinned memory; one more if the last launch tells, too) and ``conditions``
-        ([stops] int64) see :class:`ExitLaunch`.
+        The stops are indices of taps, ascending. For ``open_samples`` ([stops] int64 in pinned memory) and
+        ``conditions`` ([stops] int64) see :class:`ExitLaunch`.
         """
         told = [] if open_samples is None else [*open_samples[:, None]]
         conditional = [] if conditions is None else [*conditions[:, None]]
@@ -197,7 +195,7 @@ class HeadLaunches:
         starts = [0, *(stop + 1 for stop in stops)]
         self._exits_of = [slice(start, end) for start, end in zip(starts, [*starts[1:], len(exits)], strict=True)]
         self.launches = [
-            ExitLaunch(buffers, first + part.start, exits[part], open_samples=tells, condition=condition)
+            ExitLaunch(buffers, part.start, exits[part], open_samples=tells, condition=condition)
             for part, tells, condition in zip_longest(self._exits_of, told, conditional)
         ]
         """Launches in the order of the stops; the last one has the classifier."""

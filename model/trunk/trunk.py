@@ -53,16 +53,13 @@ class Trunk:
     """The plan to run branches of the module, a graph, side by side, if it has some."""
     side_by_side: bool = False
     """True if graphs of one GPU are to run them so."""
-
-    @property
-    def in_parts(self) -> bool:
-        """Whether parts of the backbone are on other devices than its input."""
-        return False
+    parts: Sequence["Trunk"] = ()
+    """Those of its parts, if it is in parts, which may be on other devices than its input."""
 
     @property
     def written(self) -> list[nn.Module]:
         """Whatever :meth:`refresh` writes to."""
-        return [self.module]
+        return [each for part in self.parts for each in part.written] if self.parts else [self.module]
 
     def run(self, x: Tensor, beside: Sequence[torch.cuda.Stream]) -> Any:
         """Run the module; with streams beside the current one its branches on them, joined when it returns."""
@@ -95,7 +92,9 @@ class Trunk:
         read in an order of their own; all other parameters are the backbone's own. It comes after all uses by runners
         that were asked for before it, and before all others, on whatever streams they are.
         """
-        fused = _fused(self.module)
+        for part in self.parts:
+            part.refresh()
+        fused = [] if self.parts else _fused(self.module)
         if copies := _copies(fused):
             with beside_captures() if copies[0].is_cuda else nullcontext(), ordered_write(self.module, copies):
                 for module in fused:

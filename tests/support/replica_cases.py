@@ -4,12 +4,15 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pytest
 import torch
 import torch.distributed as dist
+import torch.multiprocessing
 from auxhead.model import EarlyExitNetwork, FusedAuxHead, calibrate_network, save_checkpoint
 from PIL import Image
 from support.launched_ranks import start_server
@@ -55,8 +58,23 @@ def serve() -> None:
     """Start the server of processes; torch is on one thread there, since answers are compared by bits."""
     path = [entry for entry in sys.path if entry]
     environment = {"PYTHONPATH": ":".join(path), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    preload = ["support.rank_faults", "support.replica_cases", "support.pipeline_ranks", *IMPORTED_LATE]
+    preload = [
+        "support.rank_faults",
+        "support.replica_cases",
+        "support.pipeline_ranks",
+        "support.pipeline_failures",
+        *IMPORTED_LATE,
+    ]
     start_server(preload, environment)
+
+
+def saved_by_ranks(function: Callable[[int, str], None], folder: Path, ranks: int) -> list[Any]:
+    """Return what each of some processes has saved, which run a function of their number and a folder."""
+    if not dist.is_gloo_available():
+        pytest.skip("needs gloo")
+    serve()  # spawned, each would import everything again
+    torch.multiprocessing.start_processes(function, (str(folder),), ranks, start_method="forkserver")
+    return [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(ranks)]
 
 
 def write_case(folder: Path, per_class: int = 15) -> Path:

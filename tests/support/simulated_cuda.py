@@ -36,7 +36,7 @@ class CaptureStreams:
     """Pairs that runners have."""
 
     def __init__(self) -> None:
-        self.trunk, self.side, self.copies = (stream_order.Stream() for _ in range(3))
+        self.trunk, self.side = stream_order.Stream(), stream_order.Stream()
         CaptureStreams.lent += 1
 
     def allocate_workspaces(self, stream: stream_order.Stream) -> None:

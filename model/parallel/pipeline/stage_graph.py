@@ -103,6 +103,8 @@ class StageGraph:
                 taken.shape == self._taken.shape
                 and taken.stride() == self._taken.stride()
                 and taken.device == self._taken.device
+                and not taken.is_neg()  # nor conjugate: the memory holds something else then
+                and not taken.is_conj()
             ):
                 copy_between(self._taken, taken, stream)
             else:

@@ -11,6 +11,7 @@ from auxhead.model import ExitMonitor, ExitRule
 from auxhead.model.parallel import parallelize as front
 from auxhead.model.parallel import split_trunk
 from auxhead.model.parallel.cut import Cut
+from auxhead.model.trunk.trunk import Trunk
 from support import simulated_cuda as simulation
 from support import stream_order
 from support.example_models import SmallNet
@@ -50,7 +51,7 @@ class Split:
     def runner(self):
         net, x, exits = self.made
         module = split_trunk.SplitTrunk(self.parts, self.devices, net.taps, x.shape[1:])
-        trunk = split_trunk.TrunkInParts(module, None, torch.contiguous_format, (), parts=self.parts)
+        trunk = Trunk(module, None, torch.contiguous_format, (), parts=[part.trunk for part in self.parts])
         return front._RUNNERS[exits](net, x, trunk=trunk, **self.options)
 
 

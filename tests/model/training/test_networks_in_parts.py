@@ -4,11 +4,10 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
 import torch.multiprocessing
 from auxhead.model import EarlyExitNetwork, TrainingPlan, accuracy_of_exits, train
 from auxhead.model.basics.bad_input import BadInput
-from support.replica_cases import serve
+from support.replica_cases import saved_by_ranks
 from support.spawned_sharding import RANKS, WAYS, made, steps, train_sharded
 from support.trainable import trainable
 
@@ -63,13 +62,10 @@ def test_a_network_in_parts_is_not_judged() -> None:
 @pytest.fixture(scope="module")
 def found(tmp_path_factory, without_interpreter):
     """What each process found."""
-    if not dist.is_gloo_available():
-        pytest.skip("needs gloo")
     folder = tmp_path_factory.mktemp("ranks")
-    serve()  # spawned, each would import everything again
-    torch.multiprocessing.start_processes(train_sharded, (str(folder),), RANKS, start_method="forkserver")
+    saved = saved_by_ranks(train_sharded, folder, RANKS)
     assert not [*folder.glob("shards*")], "shards are not written"
-    return [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(RANKS)]
+    return saved
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -2,10 +2,9 @@
 
 import pytest
 import torch
-import torch.distributed as dist
 import torch.multiprocessing
 from auxhead.model.network.learned_from import identities, short
-from support.replica_cases import serve
+from support.replica_cases import saved_by_ranks
 from support.spawned_training import PLAN, RANKS, train_together, trained
 from support.trainable import assert_equal_bits, digits, images, tensors, trainable
 
@@ -15,12 +14,7 @@ pytestmark = pytest.mark.usefixtures("without_interpreter")
 @pytest.fixture(scope="module")
 def found(tmp_path_factory, without_interpreter):
     """What each process found."""
-    if not dist.is_gloo_available():
-        pytest.skip("needs gloo")
-    folder = tmp_path_factory.mktemp("ranks")
-    serve()  # spawned, each would import everything again
-    torch.multiprocessing.start_processes(train_together, (str(folder),), RANKS, start_method="forkserver")
-    return [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(RANKS)]
+    return saved_by_ranks(train_together, tmp_path_factory.mktemp("ranks"), RANKS)
 
 
 def test_all_processes_have_the_same_network(found):

@@ -118,7 +118,7 @@ def test_a_folded_trunk(tmp_path):
         ("hangs_in_a_layer", "stage 1 of 2: a micro-batch took longer than 2 s"),
         ("other_parameters", "network: heads.0.linear.bias: rank 0 has torch.float32 [5]"),
         ("no_such_device", "device: got cuda:7, but torch sees 0 CUDA devices here"),
-        ("reads_a_number", "network: its forward reads a number on the host at pipeline_ranks.py:"),
+        ("reads_a_number", "network: its forward reads a number on the host at pipeline_failures.py:"),
         ("other_heads", "stage 1 of 2: heads['0']: its linear was given other hooks since the runner was made"),
         ("raises_while_another_waits_elsewhere", "of the user's"),
         ("is_elsewhere", "some other rank does not take part in the request"),
@@ -127,7 +127,7 @@ def test_a_folded_trunk(tmp_path):
 )
 def test_all_end_with_the_cause(tmp_path, function, cause):
     faults = dict.fromkeys(range(2), "leaves_after_2_seconds")
-    ended = launch([tmp_path] * 2, [], faults=faults, main=f"support.pipeline_ranks:{function}")
+    ended = launch([tmp_path] * 2, [], faults=faults, main=f"support.pipeline_failures:{function}")
     for rank, one in enumerate(ended):
         assert one.status != 0 and not one.output, f"rank {rank}: {one}"
         if one.status > 0:
@@ -166,7 +166,7 @@ def test_answers_of_several_hosts_are_the_eager_networks(hosts):
 )
 def test_a_host_that_fails_ends_the_other(hosts, function, faults, survivor, cause):
     began = time.monotonic()
-    ended = launch_hosts(hosts, [], faults=faults, main=f"support.pipeline_ranks:{function}")
+    ended = launch_hosts(hosts, [], faults=faults, main=f"support.pipeline_failures:{function}")
     assert time.monotonic() - began < LIMIT_S
     assert ended[survivor].status == 1 and cause in " ".join(ended[survivor].errors.split()), ended
     assert ended[1 - survivor].status != 0 and not ended[0].output + ended[1].output, ended
@@ -233,7 +233,7 @@ def test_samples_that_depend_on_others_are_refused():
 
 @pytest.mark.parametrize("unlike", ["buffer", "number", "probs"])
 def test_ranks_with_unlike_networks_are_told(tmp_path, unlike):
-    ended = launch([tmp_path] * 2, [unlike], main="support.pipeline_ranks:unlike")
+    ended = launch([tmp_path] * 2, [unlike], main="support.pipeline_failures:unlike")
     causes = {"buffer": "network: backbone.2.shift", "number": "operations of its forward", "probs": "of its answers"}
     for one in ended:
         assert one.status == 1 and causes[unlike] in " ".join(one.errors.split()), one

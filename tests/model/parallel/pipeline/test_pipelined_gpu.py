@@ -34,6 +34,16 @@ def test_one_stage_is_a_graph(name, where):
             pipeline_ranks.assert_same(run(x), eager(x.cuda()), rtol=1e-3, atol=1e-4)
 
 
+def test_requests_whose_memory_holds_something_else():
+    """A negative view, of the size of a micro-batch and of others."""
+    network = pipeline_ranks.plain().cuda()
+    eager = copy.deepcopy(network)
+    with pipelined(network, pipeline_ranks.batch_of("plain", 8).cuda(), split_size=4) as run:
+        for samples in (4, 8, 3):
+            x = pipeline_ranks.batch_of("plain", samples).cuda()
+            pipeline_ranks.assert_same(run(torch._neg_view(x)), eager(-x), rtol=1e-3, atol=1e-4)
+
+
 def test_other_criteria_than_were_captured():
     network = pipeline_ranks.plain().cuda()
     run = pipelined(network, pipeline_ranks.batch_of("plain", 8).cuda(), split_size=4)
@@ -62,7 +72,7 @@ def test_stages_on_gpus(tmp_path):
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 def test_a_rank_that_raises_while_another_is_elsewhere(tmp_path):
-    main = "support.pipeline_ranks:raises_while_another_waits_elsewhere"
+    main = "support.pipeline_failures:raises_while_another_waits_elsewhere"
     seen = {"CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", "0,1")}  # other tests' ranks see none
     for rank, one in enumerate(launch([tmp_path] * 2, ["cuda"], main=main, variables={0: seen, 1: seen})):
         assert one.status > 0 and "of the user's" in one.errors, f"rank {rank}: {one}"
