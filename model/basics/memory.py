@@ -5,6 +5,8 @@ from collections.abc import Collection, Mapping
 
 import torch
 
+#: From so many bytes on PyTorch's allocator takes memory from a GPU for one tensor alone, in multiples of the second.
+_LARGE, _MULTIPLE = 10 * 2**20, 2 * 2**20
 _UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 
 
@@ -23,6 +25,11 @@ def bytes_in(name: str, given: object) -> int:
     if found is None or isinstance(given, bool):
         raise ValueError(f"{name}: got {given!r}, wants bytes, as an int or as in '10GiB'")
     return int(float(found[1]) * _UNITS[found[2] or ""])
+
+
+def allocated_bytes(nbytes: int) -> int:
+    """Return the memory of a GPU that a tensor of so many bytes takes: a large one's is rounded up."""
+    return -(-nbytes // _MULTIPLE) * _MULTIPLE if nbytes >= _LARGE else nbytes
 
 
 def free_bytes(device: torch.device) -> int | None:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ..basics.bad_input import BadInput
+from ..basics.memory import allocated_bytes
 from ..heads.head import AuxHead
 from ..listening.batches import of_size
 from ..listening.between import Between
@@ -70,9 +71,10 @@ class Cut(Segments):
                 )
 
     def bytes_of(self, start: int, end: int) -> int:
-        """Return the bytes of parameters and buffers of consecutive segments with their heads."""
+        """Return the bytes of parameters and buffers of consecutive segments with their heads, as allocated."""
         heads = (each for head in self.heads(start, end) for each in (*head.parameters(), *head.buffers()))
-        return sum(each.nbytes for each in (*(one.tensor for one in self.read_by(start, end)), *heads))
+        tensors = (*(one.tensor for one in self.read_by(start, end)), *heads)
+        return sum(allocated_bytes(each.nbytes) for each in tensors)
 
     def place(self, start: int, end: int, own: Mapping[int, Tensor], x: Tensor, trunk: str) -> "Placed":
         """Return consecutive segments as they run on the device of ``own``, with a trunk of that kind.

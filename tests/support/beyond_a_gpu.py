@@ -11,12 +11,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
-from auxhead.model import EarlyExitNetwork, ExitResult, FusedAuxHead, Runner, parallelize, pipelined
+from auxhead.model import EarlyExitNetwork, FusedAuxHead, Runner, parallelize, pipelined
 from torch import Tensor, nn
 
 MIB = 2**20
 #: What a process may have of each GPU, beside what it has when it begins.
-CAP = 480 * MIB
+CAP = 1024 * MIB
 CLASSES = 5
 
 
@@ -31,7 +31,7 @@ class _Layer(nn.Module):
         return x + torch.tanh(self.layers(x))
 
 
-def wide(blocks: int = 48, width: int = 2048) -> tuple[EarlyExitNetwork, Tensor]:
+def wide(blocks: int = 103, width: int = 2048) -> tuple[EarlyExitNetwork, Tensor]:
     """Linear layers of 16 MiB each."""
     torch.manual_seed(0)
     layers = [_Layer(nn.Linear(width, width)) for _ in range(blocks)]
@@ -40,8 +40,8 @@ def wide(blocks: int = 48, width: int = 2048) -> tuple[EarlyExitNetwork, Tensor]
     return _decided(EarlyExitNetwork(nn.Sequential(*layers, nn.Linear(width, CLASSES)), heads), x), x
 
 
-def residual(blocks: int = 19, width: int = 768) -> tuple[EarlyExitNetwork, Tensor]:
-    """A ResNet's basic blocks, of 40 MiB each."""
+def residual(blocks: int = 23, width: int = 1024) -> tuple[EarlyExitNetwork, Tensor]:
+    """A ResNet's basic blocks, of 72 MiB each."""
     torch.manual_seed(0)
 
     def block() -> nn.Module:
@@ -75,7 +75,10 @@ def _decided(network: EarlyExitNetwork, x: Tensor) -> EarlyExitNetwork:
 
 
 class Counts:
-    """Most bytes that the driver counted for this process, by GPU, while it was looked at."""
+    """Most bytes that the driver counts for this process, by GPU, beyond what is outside of PyTorch's memory at first.
+
+    That is contexts, libraries, and what NCCL keeps for its ranks.
+    """
 
     def __init__(self, devices: Sequence[int]) -> None:
         import pynvml
@@ -84,10 +87,10 @@ class Counts:
         self._count = pynvml.nvmlDeviceGetComputeRunningProcesses
         names = [f"GPU-{torch.cuda.get_device_properties(index).uuid}" for index in devices]
         self._handles = [pynvml.nvmlDeviceGetHandleByUUID(name) for name in names]
-        self.before = self.most = self._now()
-        self._ended = threading.Event()
+        reserved = [torch.cuda.memory_reserved(index) for index in devices]
+        self._outside = [now - own for now, own in zip(self._now(), reserved, strict=True)]
+        self._most, self._ended = [0] * len(devices), threading.Event()
         self._thread = threading.Thread(target=self._look, daemon=True)
-        self._thread.start()
 
     def _now(self) -> list[int]:
         """Count; zero where the driver tells nothing of processes."""
@@ -98,13 +101,20 @@ class Counts:
 
     def _look(self) -> None:
         while not self._ended.wait(0.001):
-            self.most = [max(pair) for pair in zip(self.most, self._now(), strict=True)]
+            self._most = [max(pair) for pair in zip(self._most, self._now(), strict=True)]
 
-    def end(self) -> list[int]:
-        """Return how many more there were than at first."""
+    def __enter__(self) -> "Counts":
+        """Begin to look."""
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
         self._ended.set()
         self._thread.join()
-        return [most - before for most, before in zip(self.most, self.before, strict=True)]
+
+    def most(self) -> list[int]:
+        """Return the most that there were while it looked."""
+        return [most - outside for most, outside in zip(self._most, self._outside, strict=True)]
 
 
 @contextmanager
@@ -131,6 +141,7 @@ def main() -> None:
     small, x = make(4, 64)
     with _made(small, x, way, ends, small.taps[1]) as run:  # contexts, libraries and their workspaces
         run(x if rank == 0 else None)  # type: ignore[arg-type]
+        counts = Counts(devices)
     del small, run
     network, x = make()
     with torch.no_grad():
@@ -138,21 +149,22 @@ def main() -> None:
     addresses = [id(each) for each in network.parameters()]
     gc.collect()
     torch.cuda.empty_cache()
-    allocated = [torch.cuda.memory_allocated(index) for index in devices]
-    for index in devices:
+    before = [torch.cuda.memory_reserved(index) for index in devices]
+    for index, reserved in zip(devices, before, strict=True):
         total = torch.cuda.get_device_properties(index).total_memory
-        torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved(index) + CAP) / total, index)
+        torch.cuda.set_per_process_memory_fraction((reserved + CAP) / total, index)
         torch.cuda.reset_peak_memory_stats(index)
-    counts = Counts(devices)
-    with _made(network, x, way, ends, network.taps[len(network.taps) // 2]) as run:
+    middle = network.taps[len(network.taps) // 2]
+    with counts, _made(network, x, way, ends, middle) as run:
         found = run(x if rank == 0 else None)  # type: ignore[arg-type]
-        assert [id(each) for each in network.parameters()] == addresses
-        peaks = [torch.cuda.max_memory_allocated(index) for index in devices]
-        by_pytorch = [peak - before for peak, before in zip(peaks, allocated, strict=True)]
-        by_driver = counts.end()
-        held = sum(each.nbytes for each in network.backbone.parameters())
-        answer = None if found is None else tuple(ExitResult(*found))
-    torch.save((answer, tuple(wanted), held, by_pytorch, by_driver), f"{rank}.pt")
+        answer = None if found is None else [part.cpu() for part in found]
+    assert [id(each) for each in network.parameters()] == addresses
+    held = sum(each.nbytes for each in network.backbone.parameters())
+    allocated = [torch.cuda.max_memory_allocated(index) for index in devices]
+    by_pytorch, by_driver = (
+        [most - reserved for most, reserved in zip(each, before, strict=True)] for each in (allocated, counts.most())
+    )
+    torch.save((answer, [part.clone() for part in wanted], held, by_pytorch, by_driver), f"{rank}.pt")
 
 
 if __name__ == "__main__":

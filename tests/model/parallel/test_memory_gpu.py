@@ -14,8 +14,8 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs"),
 ]
-#: What NCCL keeps on a GPU for two ranks, outside of PyTorch's allocator.
-NCCL = 400 * MIB
+#: Of graphs and kernels, outside of PyTorch's memory, beyond those of a smaller network.
+MORE = 64 * MIB
 
 
 @pytest.mark.parametrize("kind", ["wide", "residual"])
@@ -33,11 +33,11 @@ def test_a_network_that_no_gpu_has_room_for(tmp_path, kind, way, ends):
     each = [torch.load(tmp_path / f"{rank}.pt") for rank in range(ranks)]
     (label, confidence, probs, exit_index), wanted, held, *_ = each[0]
     assert held > 1.55 * CAP and wanted[3].unique().numel() > 2
-    assert torch.equal(label.cpu(), wanted[0]) and torch.equal(exit_index.cpu(), wanted[3])
-    torch.testing.assert_close(confidence.cpu(), wanted[1], rtol=1e-3, atol=1e-4)
-    torch.testing.assert_close(probs.cpu(), wanted[2], rtol=1e-3, atol=1e-4)
+    assert torch.equal(label, wanted[0]) and torch.equal(exit_index, wanted[3])
+    torch.testing.assert_close(confidence, wanted[1], rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(probs, wanted[2], rtol=1e-3, atol=1e-4)
     by_pytorch, by_driver = (sum((one[place] for one in each), []) for place in (3, 4))
     print({"PyTorch": [one / MIB for one in by_pytorch], "driver": [one / MIB for one in by_driver]})
     assert max(by_pytorch) < CAP and sum(by_pytorch) < 1.15 * held
     assert min(by_driver) > 0.4 * held, "the driver tells nothing of processes"
-    assert max(by_driver) < CAP + NCCL * (ranks - 1)
+    assert max(by_driver) < CAP + MORE
