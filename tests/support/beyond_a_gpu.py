@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 MIB = 2**20
 #: What a process may have of each GPU, beside what it has when it begins.
-CAP = 1024 * MIB
+CAP = 768 * MIB
 CLASSES = 5
 
 
@@ -31,7 +31,7 @@ class _Layer(nn.Module):
         return x + torch.tanh(self.layers(x))
 
 
-def wide(blocks: int = 103, width: int = 2048) -> tuple[EarlyExitNetwork, Tensor]:
+def wide(blocks: int = 77, width: int = 2048) -> tuple[EarlyExitNetwork, Tensor]:
     """Linear layers of 16 MiB each."""
     torch.manual_seed(0)
     layers = [_Layer(nn.Linear(width, width)) for _ in range(blocks)]
@@ -40,7 +40,7 @@ def wide(blocks: int = 103, width: int = 2048) -> tuple[EarlyExitNetwork, Tensor
     return _decided(EarlyExitNetwork(nn.Sequential(*layers, nn.Linear(width, CLASSES)), heads), x), x
 
 
-def residual(blocks: int = 23, width: int = 1024) -> tuple[EarlyExitNetwork, Tensor]:
+def residual(blocks: int = 17, width: int = 1024) -> tuple[EarlyExitNetwork, Tensor]:
     """A ResNet's basic blocks, of 72 MiB each."""
     torch.manual_seed(0)
 
@@ -100,7 +100,7 @@ class Counts:
         ]
 
     def _look(self) -> None:
-        while not self._ended.wait(0.001):
+        while not self._ended.wait(0.01):
             self._most = [max(pair) for pair in zip(self._most, self._now(), strict=True)]
 
     def __enter__(self) -> "Counts":

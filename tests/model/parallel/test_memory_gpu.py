@@ -27,7 +27,7 @@ def test_a_network_that_no_gpu_has_room_for(tmp_path, kind, way, ends):
         sys.executable, *(["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"] * (ranks - 1)),
         str(Path(beyond_a_gpu.__file__)), kind, way, ends,
     ]  # fmt: skip
-    environment = {**os.environ, "PYTHONPATH": ":".join(entry for entry in sys.path if entry)}
+    environment = {**os.environ, "OMP_NUM_THREADS": "4", "PYTHONPATH": ":".join(entry for entry in sys.path if entry)}
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     each = [torch.load(tmp_path / f"{rank}.pt") for rank in range(ranks)]
