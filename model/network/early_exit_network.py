@@ -16,6 +16,7 @@ from ..answers.exit_monitor import ExitMonitor
 from ..answers.exit_result import ExitResult
 from ..answers.exit_rule import ExitRule, as_exit_rule
 from ..basics.arguments import check_heads, check_module, kind_of
+from ..basics.bad_input import BadInput
 from ..basics.preprocessing import Preprocessing
 from ..basics.streams import has_streams
 from ..heads.fused_aux_head import FusedAuxHead
@@ -376,16 +377,24 @@ class EarlyExitNetwork(nn.Module):
         if self._keeps_compiler_out():
             return self._uncompiled(EarlyExitNetwork.forward, x, stop=stop)  # of a subclass that calls this one
         self._check_first(x)
-        return run_eagerly(
-            self.backbone,
-            self.taps,
-            self.exit_heads,
-            x,
-            stop=stop,
-            repeats=self._repeats,
-            monitor=self.monitor,
-            reading=self.reading_for(x),
-        )
+        try:
+            return run_eagerly(
+                self.backbone,
+                self.taps,
+                self.exit_heads,
+                x,
+                stop=stop,
+                repeats=self._repeats,
+                monitor=self.monitor,
+                reading=self.reading_for(x),
+            )
+        except Exception as error:
+            if len(devices := sorted({str(each.device) for each in self.parameters()})) > 1:
+                raise BadInput(
+                    f"network: its parameters are on {', '.join(devices)}, as parallelize and pipelined place them; "
+                    "wants their runner to be called, or network.to('cuda') before, which moves all back"
+                ) from error
+            raise
 
     def logits(self, x: Batch, *, in_equilibrium: bool = False) -> list[Tensor]:
         """Return the logits [N, K] of every head and, last, of the classifier; differentiable, for training.

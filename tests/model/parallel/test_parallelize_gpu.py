@@ -7,6 +7,7 @@ import pytest
 import torch
 import torchvision
 from auxhead.model import EarlyExitNetwork, ExitResult, FusedAuxHead, attach, parallelize
+from auxhead.model.basics.bad_input import BadInput
 from auxhead.model.trunk.trunk import make_trunk
 from support.example_models import SmallNet, needs_gpu
 from support.graph_runner_cases import (
@@ -208,6 +209,14 @@ def test_a_callers_capture_and_closing(devices, exits):
     runner.close()
     with pytest.raises(RuntimeError, match="this runner is closed"):
         runner(x)
+
+
+@two_gpus
+def test_a_network_in_parts_says_what_to_call():
+    net = network()
+    with split(net, TWO["two GPUs"], "overlapped"), pytest.raises(BadInput, match="on cuda:0, cuda:1, as parallelize"):
+        net(images(8))
+    assert net.to("cuda:0")(images(8)).label.shape == (8,)
 
 
 def test_memory_goes_with_the_runner(devices, exits):
