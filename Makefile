@@ -3,7 +3,6 @@
 PYTHON ?= python3
 CONSTRAINTS ?= constraints.txt
 INSTALLED = .venv/installed-$(or $(CONSTRAINTS),newest)
-PACKAGES = auxhead.kernels auxhead.model auxhead.autotune auxhead.plots
 # Else each worker of the tests compiles all sources anew: 12 CPU seconds to collect them instead of 6
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -22,11 +21,11 @@ lint: install
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
 
-# mypy reads the package as users install it: an editable install hides a namespace from it
+# mypy reads the package as users install it: an editable install hides the packages from it
 types: install
 	rm -rf build  # setuptools would put modules that are no more into the package again
 	.venv/bin/python -m pip install --quiet --no-deps --upgrade --target build/types .
-	cd build/types && ../../.venv/bin/mypy --config-file ../../pyproject.toml --cache-dir ../../.mypy_cache $(addprefix -p ,$(PACKAGES))
+	cd build/types && ../../.venv/bin/mypy --config-file ../../pyproject.toml --cache-dir ../../.mypy_cache -p auxhead
 
 # Each wait, kept reference, barrier and reset is taken away in turn, which a test has to notice: minutes, and a GPU for all
 mutants: install

@@ -1,4 +1,4 @@
-"""The names of ``auxhead.model``: loaded when they are used, the same to users, type checkers and ``import *``."""
+"""Names of ``auxhead.model``, those of ``auxhead``: loaded when used, the same to users and type checkers."""
 
 import ast
 import importlib
@@ -9,6 +9,7 @@ from importlib.metadata import version
 from importlib.util import resolve_name
 from pathlib import Path
 
+import auxhead
 import auxhead.model
 import pytest
 import torch
@@ -45,6 +46,22 @@ def test_everything_at_once() -> None:
         auxhead.model.nosuch  # noqa: B018
     with pytest.raises(ImportError, match="cannot import name 'nosuch'"):
         exec("from auxhead.model import nosuch")
+
+
+def test_short_names() -> None:
+    assert all(getattr(auxhead, name) is getattr(auxhead.model, name) for name in _MODULES)
+    assert {*_MODULES, "__version__"} <= {*dir(auxhead)} and auxhead.__version__ == auxhead.model.__version__
+    names: dict[str, object] = {}
+    exec("from auxhead import attach, kernels, model", names)
+    assert names["attach"] is auxhead.model.attach
+    with pytest.raises(AttributeError, match="module 'auxhead' has no attribute 'nosuch'"):
+        auxhead.nosuch  # noqa: B018
+
+
+def test_the_folders_of_the_repository_are_no_packages_of_their_own(tmp_path: Path) -> None:
+    code = "import sys, auxhead; dir(auxhead); assert 'torch' not in sys.modules; import kernels"
+    ended = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    assert "No module named 'kernels'" in ended.stderr
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")

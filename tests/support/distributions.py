@@ -9,7 +9,8 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("kernels", "model", "autotune", "plots")
 #: Files that the wheel has beside sources, as patterns below the repository's root.
 DATA = (
-    "*/py.typed",
+    "__init__.pyi",
+    "py.typed",
     "*/__init__.pyi",
     "kernels/launch/tuned/*.json",
     "plots/gallery/landscape.json",
@@ -24,7 +25,8 @@ MOST_BYTES_OF_WHEEL = 1_500_000
 #: Files at the top of the source distribution.
 AT_THE_TOP = (
     "CHANGELOG.md", "CITATION.cff", "CONTRIBUTING.md", "LICENSE", "MANIFEST.in", "Makefile", "README.md",
-    "constraints-oldest.txt", "constraints-tools.txt", "constraints.txt", "pyproject.toml",
+    "__init__.py", "__init__.pyi", "constraints-oldest.txt", "constraints-tools.txt", "constraints.txt", "py.typed",
+    "pyproject.toml",
 )  # fmt: skip
 
 
@@ -40,9 +42,10 @@ def check_wheel(wheel):
         names = {name for name in archive.namelist() if ".dist-info/" not in name}
         of_metadata = {name.partition(".dist-info/")[2] for name in archive.namelist()} - {""}
     wanted = {path for path in files_below(*PACKAGES) if path.endswith(".py") and "/studies/" not in path}
+    wanted.add("__init__.py")
     for pattern in DATA:
         matching = {path.relative_to(ROOT).as_posix() for path in ROOT.glob(pattern)}
-        matching = {path for path in matching if path.split("/")[0] in PACKAGES}
+        matching = {path for path in matching if "/" not in path or path.split("/")[0] in PACKAGES}
         assert matching, f"{pattern}: matches no file of {ROOT}"
         wanted |= matching
     assert_same(wheel, names, {f"auxhead/{path}" for path in wanted})
