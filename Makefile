@@ -6,7 +6,7 @@ INSTALLED = .venv/installed-$(or $(CONSTRAINTS),newest)
 # Else each worker of the tests compiles all sources anew: 12 CPU seconds to collect them instead of 6
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test check lint types mutants sanitizers soak install clean
+.PHONY: demo test check lint types docs docs-serve mutants sanitizers soak install clean
 
 demo: install
 	.venv/bin/auxhead demo
@@ -26,6 +26,15 @@ types: install
 	rm -rf build  # setuptools would put modules that are no more into the package again
 	.venv/bin/python -m pip install --quiet --no-deps --upgrade --target build/types .
 	cd build/types && ../../.venv/bin/mypy --config-file ../../pyproject.toml --cache-dir ../../.mypy_cache -p auxhead
+
+# The site, in docs/_build/html: warnings are errors, and nothing is fetched
+docs: $(INSTALLED)-docs
+	.venv/bin/python -m sphinx -q -W --keep-going -j auto -c docs . docs/_build/html
+	@echo "docs/_build/html/index.html is the site; make docs-serve shows it"
+
+# Builds it again whenever a page changes
+docs-serve: $(INSTALLED)-docs
+	.venv/bin/sphinx-autobuild -c docs . docs/_build/html --watch docs --ignore docs/reference/commands.md --ignore docs/_build --ignore .venv
 
 # Each wait, kept reference, barrier and reset is taken away in turn, which a test has to notice: minutes, and a GPU for all
 mutants: install
@@ -49,5 +58,9 @@ $(INSTALLED): pyproject.toml $(wildcard constraints*.txt)
 	.venv/bin/python -m pip install --quiet --upgrade $(addprefix --constraint ,$(CONSTRAINTS)) --editable '.[dev]'
 	touch $@
 
+$(INSTALLED)-docs: $(INSTALLED)
+	.venv/bin/python -m pip install --quiet $(addprefix --constraint ,$(CONSTRAINTS)) --editable '.[docs]'
+	touch $@
+
 clean:
-	rm -rf .venv build *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf docs/_build .venv build *.egg-info .pytest_cache .mypy_cache .ruff_cache
