@@ -23,7 +23,7 @@ DATA = (
 MOST_BYTES_OF_WHEEL = 1_500_000
 #: Files at the top of the source distribution.
 AT_THE_TOP = (
-    "CHANGELOG.md", "CITATION.cff", "CONTRIBUTING.md", "LICENSE", "MANIFEST.in", "Makefile", "README.md",
+    "ARCHITECTURE.md", "CHANGELOG.md", "CITATION.cff", "CONTRIBUTING.md", "LICENSE", "MANIFEST.in", "Makefile", "README.md",
     "constraints-oldest.txt", "constraints-tools.txt", "constraints.txt", "pyproject.toml",
 )  # fmt: skip
 
