@@ -21,7 +21,7 @@ or from ``ExitLaunch`` one answer per sample, merged over the exits of a network
     convolution    convolutions of channels_last maps, with what follows
     early_start    lets a launch of these begin while the one before it ends
 
-To add a criterion: see model/guides/adding.md; tables hold then, by a line there, since other heads compile as before.
+To add a criterion: see docs/guides/adding.md; tables hold then, by a line there, since other heads compile as before.
 """
 
 from .attention import attend

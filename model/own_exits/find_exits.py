@@ -22,7 +22,7 @@ from ..listening.rounding import are_probabilities, relative_error
 from .head_chain import SOFTMAXES, HeadChain, find_chain, is_move, parts_along, same_elements
 
 _WANTS = "wants a list, tuple, dict or dataclass of the logits [N, K] of two exits or more, or their torch.stack"
-BY_HAND = "; or put the network together by hand: model/README.md, 'A network with exits of its own'"
+BY_HAND = "; or put the network together by hand: docs/own_exits.md, 'If it is refused'"
 
 
 class Place(NamedTuple):

@@ -12,8 +12,8 @@ import pytest
 from mutants.repository_copy import copy_of_repository
 from support.documents import ROOT
 
-GUIDE = (ROOT / "model" / "guides" / "adding.md").read_text()
-PATCHES = ROOT / "model" / "guides" / "adding"
+GUIDE = (ROOT / "docs" / "guides" / "adding.md").read_text()
+PATCHES = ROOT / "docs" / "guides" / "adding"
 #: Files of which most tests take seconds and see nothing of a patch, and what is run of them; of all others everything.
 FEW = {
     "test_criteria.py": "purity",
@@ -28,7 +28,7 @@ FEW = {
 NOT_RUN = "test_machine_code.py"
 #: By the name of the patch, the section of the guide.
 SECTIONS = {
-    re.findall(r"^    git apply model/guides/adding/(\w+)\.diff$", section, flags=re.MULTILINE)[0]: section
+    re.findall(r"^    git apply docs/guides/adding/(\w+)\.diff$", section, flags=re.MULTILINE)[0]: section
     for section in re.split(r"^## ", GUIDE, flags=re.MULTILINE)
     if "    git apply " in section
 }
@@ -37,7 +37,7 @@ SECTIONS = {
 def test_every_patch_has_its_section():
     assert {f"{name}.diff" for name in SECTIONS} == {path.name for path in PATCHES.iterdir()}
     for name, section in SECTIONS.items():
-        assert f"    git apply -R model/guides/adding/{name}.diff\n" in section
+        assert f"    git apply -R docs/guides/adding/{name}.diff\n" in section
 
 
 @pytest.mark.parametrize("name", SECTIONS)

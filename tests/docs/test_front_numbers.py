@@ -1,4 +1,4 @@
-"""Numbers of the front page, of model/README.md and of the demo's output stand in records of the repository."""
+"""Numbers of the front page, of pages in docs/ and of the demo's output stand in records of the repository."""
 
 import json
 from itertools import product
@@ -11,7 +11,9 @@ from auxhead.plots.figures.registry import FIGURES
 from support.committed_records import BATCHES, benched, records, report
 from support.documents import ROOT, Document
 
-FRONT, MODEL = Document("README.md"), Document("model/README.md")
+FRONT, PICTURES, THRESHOLDS = (Document(name) for name in ("README.md", "docs/pictures.md", "docs/thresholds.md"))
+HEADS, TRAINING = Document("docs/details/heads.md"), Document("docs/details/training.md")
+GUARANTEES = Document("docs/details/guarantees.md")
 #: Calls without a graph, all of one run at each batch size.
 EAGER = {
     "eager PyTorch, no heads": "eager-bare@as_is",
@@ -85,7 +87,7 @@ def test_what_early_exit_saves_is_that_of_the_record():
     points = 100 * (full["accuracy"] - gated["accuracy"])
     sooner = full["mean_host_us"] / us
     FRONT.says(f"answers come {sooner:.1f} times sooner for {points:.1f} points of accuracy at batch 1")
-    Document("autotune/README.md").says(
+    Document("docs/pays.md").says(
         f"at batch 1 `gated` answers in {us:.0f} us on average where the network without heads takes "
         f"{full['mean_host_us']:.0f}, for {points:.2f} points of accuracy."
     )
@@ -98,9 +100,9 @@ def test_what_is_said_of_the_demo_is_that_of_the_record():
     done = report("cpu/demo-digits.json")
     lost = round((done["full_accuracy"] - done["accuracy"]) * done["images"]["test"])
     assert (lost, done["images"]["test"], done["blocks"]) == (2, 359, 8)
-    MODEL.says("what 359 digits of a test split do")
-    MODEL.says(f"came to {done['accuracy_drop_points']:.2f} on the test split: two images of 359.")
-    MODEL.says(f"an image had its answer after {done['mean_blocks']:.1f} of 8 blocks.")
+    PICTURES.says("what 359 digits of a test split do")
+    PICTURES.says(f"came to {done['accuracy_drop_points']:.2f} on the test split: two images of 359.")
+    PICTURES.says(f"an image had its answer after {done['mean_blocks']:.1f} of 8 blocks.")
     assert done["environment"]["device_type"] == "cpu"
     assert done["accuracy"] >= 0.98 and done["accuracy_drop_points"] <= 1.0 and done["left_before_last_block"] >= 0.5
 
@@ -128,9 +130,11 @@ def test_how_often_the_bound_holds_is_that_of_the_record():
     drops = [100 * row["accuracy_drop"] for row in record["repeats"]]
     beyond = [drop for drop, row in zip(drops, record["repeats"], strict=True) if not row["within"]]
     early = 100 - 100 * sum(row["shares"][-1] for row in record["repeats"]) / len(drops)
-    MODEL.says(f"in {record['within']} the drop on the {record['samples']['test']} images of the test split was within")
-    MODEL.says(f"({sum(drops) / len(drops):.2f} points on average, {max(beyond):.2f} in the one that was not)")
-    MODEL.says(f"{early:.1f} % of the images left early")
+    THRESHOLDS.says(
+        f"in {record['within']} the drop on the {record['samples']['test']} images of the test split was within"
+    )
+    THRESHOLDS.says(f"({sum(drops) / len(drops):.2f} points on average, {max(beyond):.2f} in the one that was not)")
+    THRESHOLDS.says(f"{early:.1f} % of the images left early")
 
 
 def test_the_ways_to_train_are_those_of_the_record():
@@ -141,7 +145,7 @@ def test_the_ways_to_train_are_those_of_the_record():
         assert len(way["accuracy"]) == 5
         means[name] = [100 * sum(of_exit) / 5 for of_exit in zip(*way["accuracy"], strict=True)]
         row = "joint, images shifted: the default of `auxhead train`" if name == "joint" else name
-        MODEL.says(f"| {row} | {' | '.join(f'{mean:.1f}' for mean in means[name])} |")
+        TRAINING.says(f"| {row} | {' | '.join(f'{mean:.1f}' for mean in means[name])} |")
     usual = means.pop("joint")
     helped = {name for name, found in means.items() if found[0] > usual[0] + 0.5}
     assert helped == {"augment none", "label smoothing 0.1", "distill", "SGD", "SGD, gradients in equilibrium"}
@@ -194,12 +198,12 @@ def test_the_table_of_hidden_heads_is_that_of_the_records():
             bare = f"{found['graph-bare@cudnn'].device_us['median']:.0f}"
             cells = f"{bare} | {over_bare(found['overlapped@cudnn'])} | {over_bare(found['graph-naive@cudnn'])}"
             rows.append(f"| {words}, 8 heads in the network, batch {batch} | {cells} | - |")
-    MODEL.has_table("| without heads | fused | plain PyTorch | plain / fused (99 % interval) |\n", rows)
+    HEADS.has_table("| without heads | fused | plain PyTorch | plain / fused (99 % interval) |\n", rows)
 
 
 def test_how_they_compare_with_compiled_ones_is_that_of_the_records():
     ratios = [one.paired[0]["device_ratio"] for one in ALONE if one.variant == "compiled"]
-    MODEL.says(f"where it is also {min(ratios):.1f} to {max(ratios):.1f} times faster than torch.compile")
+    HEADS.says(f"where it is also {min(ratios):.1f} to {max(ratios):.1f} times faster than torch.compile")
 
 
 def test_the_records_are_whole_and_of_clean_commits():
@@ -240,7 +244,7 @@ def test_the_table_of_earlyon_is_that_of_the_record() -> None:
         early, work = (f"{over_seeds(way, field):.1%}" for field in ("left_early", "mean_work"))
         cells = [way, *accuracies, early, f"{over_seeds(way, 'mean_exit'):.2f}", work]
         rows.append(f"| {' | '.join(cells)} |")
-    MODEL.has_table(f"| {' | '.join(HEADINGS)} |\n", rows)
-    MODEL.says(f"{SEEDS} seeds, {RECORD['epochs']} epochs, {RECORD['images']['test']} images of the test split")
+    GUARANTEES.has_table(f"| {' | '.join(HEADINGS)} |\n", rows)
+    GUARANTEES.says(f"{SEEDS} seeds, {RECORD['epochs']} epochs, {RECORD['images']['test']} images of the test split")
     lost = 100 * (over_seeds(WAYS[0], "full_accuracy") - over_seeds(WAYS[0], "accuracy"))
-    MODEL.says(f"{lost:.1f} points of that are lost by leaving")
+    GUARANTEES.says(f"{lost:.1f} points of that are lost by leaving")

@@ -18,17 +18,18 @@ from support.command_line import plot, tune
 from support.committed_records import benched, figure, records
 from support.documents import ROOT, Document, name_of
 
-FOLDER = ROOT / "model" / "guides"
-GUIDES = sorted(path for path in FOLDER.glob("*.md") if path.name != "README.md")
-STEPS = Document("model/guides/from_sum_to_max.md")
-OVERLAP = Document("model/guides/overlap_plots.md")
+FOLDER = ROOT / "docs" / "guides"
+SEVERAL_GPUS = ROOT / "docs" / "several_gpus.md"  # a task of its own, in the order of the guides
+GUIDES = sorted([SEVERAL_GPUS, *(path for path in FOLDER.glob("*.md") if path.name != "README.md")])
+STEPS = Document("docs/guides/from_sum_to_max.md")
+OVERLAP = Document("docs/guides/overlap_plots.md")
 #: By the words behind the path of a program: those of a guide that draw or print what is committed.
 PROGRAMS = {"auxhead-plot": plot, "auxhead-tune": tune}
 
 
 def test_the_list_of_guides_has_each_of_them():
-    listed = re.findall(r"^\d\. .*?\]\((\w+\.md)\)", (FOLDER / "README.md").read_text(), flags=re.MULTILINE)
-    assert sorted(listed) == [path.name for path in GUIDES]
+    listed = re.findall(r"^\d\. .*?\]\(([\w./]+\.md)\)", (FOLDER / "README.md").read_text(), flags=re.MULTILINE)
+    assert sorted((FOLDER / path).resolve() for path in listed) == GUIDES
 
 
 @pytest.mark.parametrize("guide", GUIDES, ids=name_of)
@@ -126,7 +127,7 @@ def test_tiers_of_occupancy_are_those_of_the_record():
 
 def test_scripts_of_several_processes_run_under_torchrun(tmp_path, monkeypatch, capfd):
     """One after the other, in the same processes, to Python's own end of these: no thread may be waiting by then."""
-    guide = (FOLDER / "several_gpus.md").read_text()
+    guide = SEVERAL_GPUS.read_text()
     scripts = ("replicas.py", "pipeline.py", "sharded.py")
     for script in scripts:
         assert f".venv/bin/torchrun --standalone --nproc-per-node 2 {script}\n" in guide
@@ -254,7 +255,7 @@ def test_most_of_the_trunk_is_around_its_convolutions():
 
 
 def test_code_of_the_steps_is_that_of_the_file():
-    code = [line.strip() for line in (FOLDER / "steps.py").read_text().splitlines()]
+    code = [line.strip() for line in (ROOT / "model" / "guides" / "steps.py").read_text().splitlines()]
     code = [line.partition("  # ")[0] for line in code]
     fences = re.findall(r"^```py\n(.*?)^```$", (FOLDER / "from_sum_to_max.md").read_text(), re.DOTALL | re.MULTILINE)
     shown = [line.strip() for fence in fences for line in fence.splitlines() if line != "..."]

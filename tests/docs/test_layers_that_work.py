@@ -1,4 +1,4 @@
-"""Layers that model/README.md names can feed heads; its lines of "Your code, and what to write" do what they say."""
+"""Layers that docs/details names can feed heads; the lines of "Your code, and what to write" do what they say."""
 
 import re
 
@@ -11,7 +11,9 @@ from auxhead.model.listening.dry_run import dry_run
 from support.documents import ROOT, Document
 from torch import nn
 
-TABLE = (ROOT / "model" / "README.md").read_text().partition("| family | torchvision | timm | head |\n")[2]
+TABLE = (
+    (ROOT / "docs" / "details" / "listening.md").read_text().partition("| family | torchvision | timm | head |\n")[2]
+)
 #: Library, backbone, layers and how the head pools.
 ROWS = [
     (library, *re.fullmatch(r"`(\w+)`: (.+)", cell).groups(), "first" if "first" in pool else "avg")
@@ -47,7 +49,7 @@ def test_layers_work(library, name, layers, pool):
 
 def test_what_to_write_in_place_of_your_code():
     """The lines that have no snippet of their own."""
-    page, linear, fc = Document("model/README.md"), nn.Linear(8, 3), nn.Linear(8, 1)
+    page, linear, fc = Document("docs/details/heads.md"), nn.Linear(8, 3), nn.Linear(8, 1)
     vectors, maps, tokens = torch.randn(4, 8), torch.randn(4, 8, 5, 5), torch.randn(4, 6, 8)
     page.says("| `FusedAuxHead.from_module(nn.Sequential(linear))` |")
     head = FusedAuxHead.from_module(nn.Sequential(linear))

@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from support.documents import ROOT, documents, name_of, without_fences
+from support.documents import ROOT, TASK_PAGES, documents, name_of, without_fences, words_of
 
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
 
@@ -31,8 +31,25 @@ def test_the_front_page_is_short():
     assert len((ROOT / "README.md").read_text().splitlines()) <= 150
 
 
+def test_the_page_of_the_rooms_of_model_is_short():
+    assert len((ROOT / "model" / "README.md").read_text().splitlines()) <= 150
+
+
+@pytest.mark.parametrize("page", TASK_PAGES)
+def test_a_task_page_is_read_in_twenty_minutes(page):
+    text = (ROOT / page).read_text()
+    assert len(words_of(text)) <= 800
+    assert re.search(r"^(```|    \S)", text, flags=re.MULTILINE), f"{page} shows nothing to write"
+
+
+def test_words_in_fences_and_tables_do_not_count():
+    assert words_of("Two words\n```python\nimport this\n```\n| a | table |\n\nand three more\n") == [
+        "Two", "words", "and", "three", "more",
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize(
-    "folder", ["kernels", "model", "model/guides", "autotune", "autotune/records", "plots", "plots/gallery"]
+    "folder", ["kernels", "model", "docs/guides", "autotune", "autotune/records", "plots", "plots/gallery"]
 )
 def test_folder_has_a_page(folder):
     assert (ROOT / folder / "README.md").is_file()

@@ -7,7 +7,7 @@ import auxhead.model
 import pytest
 import torch
 import torchvision
-from support.documents import ROOT, Snippet, documents, snippets
+from support.documents import ROOT, Snippet, documents, name_of, snippets
 from support.pictures import write_image_folder
 from torch import nn
 
@@ -28,17 +28,18 @@ def test_snippet_runs_alone(snippet: Snippet, where, tmp_path, monkeypatch, with
         monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
         monkeypatch.setitem(auxhead.model.measure_exit_latencies.__kwdefaults__, "rounds", 3)  # in place of 30
     monkeypatch.chdir(tmp_path)
-    if snippet.document == ROOT / "README.md":
+    of_pictures = 'ImageFolder("pictures"' in snippet.code
+    if of_pictures:
         make_pretrained_weights_and_pictures(tmp_path, monkeypatch)
     names = snippet.run()
-    if snippet.document == ROOT / "README.md":  # it ends in a runner's answer for what a batch of pictures is
+    if of_pictures:  # it ends in a runner's answer for what a batch of pictures is
         assert names["answer"].label.shape == names["answer"].exit_index.shape == (10,)
         assert names["network"].preprocessing == names["prepare"] and names["report"].bound.unknown is None
         assert (tmp_path / "my-network" / "model.json").exists()
 
 
 def make_pretrained_weights_and_pictures(folder: Path, monkeypatch) -> None:
-    """What a user of the front page has: pictures, and weights that torch.hub has fetched already."""
+    """What a user of such a snippet has: pictures, and weights that torch.hub has fetched already."""
     write_image_folder(folder / "pictures", per_class=10, size=40)
     weights = folder / "hub" / "checkpoints" / Path(torchvision.models.ResNet18_Weights.DEFAULT.url).name
     weights.parent.mkdir(parents=True)
@@ -46,6 +47,11 @@ def make_pretrained_weights_and_pictures(folder: Path, monkeypatch) -> None:
         torch.manual_seed(0)
         torch.save(torchvision.models.resnet18().state_dict(), weights)
     monkeypatch.setattr(torch.hub, "_hub_dir", str(weights.parent.parent))
+
+
+def test_the_ways_from_a_folder_of_pictures_are_run_on_one():
+    of_pictures = [snippet for snippet in ALL if 'ImageFolder("pictures"' in snippet.code]
+    assert {name_of(snippet.document) for snippet in of_pictures} == {"README.md", "docs/pictures.md"}
 
 
 def test_the_front_page_has_one_snippet():

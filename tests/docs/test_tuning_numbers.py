@@ -1,6 +1,10 @@
 """Results in the pages of kernels/ and autotune/ stand in the records of the repository."""
 
+import re
+import shlex
+
 from auxhead.autotune.records.heads import RANDOM, last_runs, ratio_to, summary_of
+from support.command_line import tune
 from support.committed_records import BATCHES, figure, records
 from support.documents import Document
 
@@ -9,6 +13,14 @@ KERNELS = Document("kernels/README.md")
 HEADS = "h200/heads.jsonl"
 PEERS = ("eager", "compiled")
 SIZES = {"layer1": "64x56x56", "layer2": "128x28x28", "layer3": "256x14x14", "layer4": "512x7x7"}
+
+
+def test_what_explain_is_shown_to_print_is_what_it_prints():
+    page = Document("docs/tune.md").text
+    (command,) = re.findall(r"^    auxhead-tune (explain .+)$", page, flags=re.MULTILINE)
+    shown = re.findall(r"^    (batch 8.+\n(?:    .+\n)+)", page, flags=re.MULTILINE)[0]
+    printed = tune(*shlex.split(command)).output.splitlines()
+    assert [line.removeprefix("    ") for line in shown.splitlines()] == printed[:3]
 
 
 def head_rows(heads):

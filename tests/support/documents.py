@@ -13,8 +13,15 @@ _NEEDS = re.compile(r"<!-- needs (.+?) -->\s*$")
 
 def documents() -> list[Path]:
     """Every Markdown file of the project, at the top and in its folders."""
-    folders = ("kernels", "model", "autotune", "plots", "tests")
+    folders = ("docs", "kernels", "model", "autotune", "plots", "tests")
     return sorted([*ROOT.glob("*.md"), *(path for folder in folders for path in (ROOT / folder).rglob("*.md"))])
+
+
+#: Pages for users' tasks, each read in twenty minutes.
+TASK_PAGES = (
+    "docs/pictures.md", "docs/own_exits.md", "docs/text.md", "docs/thresholds.md", "docs/run.md", "docs/pays.md",
+    "docs/several_gpus.md", "docs/tune.md",
+)  # fmt: skip
 
 
 def name_of(document: Path) -> str:
@@ -57,6 +64,11 @@ def snippets(document: Path) -> list[Snippet]:
 def without_fences(text: str) -> str:
     """Blank the fenced blocks of a document, line by line, so that line numbers stay."""
     return re.sub(r"^```.*?^```$", lambda fence: "\n" * fence[0].count("\n"), text, flags=re.DOTALL | re.MULTILINE)
+
+
+def words_of(text: str) -> list[str]:
+    """The words of a document that are read as sentences: those outside of fences and tables."""
+    return [word for line in without_fences(text).splitlines() if not line.startswith("|") for word in line.split()]
 
 
 class Document:
