@@ -28,11 +28,12 @@ extensions = [
 root_doc = "docs/index"
 include_patterns = [
     "docs/**",
+    "README.md",
     "CHANGELOG.md",
     "ARCHITECTURE.md",
     "CONTRIBUTING.md",
     "SECURITY.md",
-    "kernels/README.md",
+    "kernels/**.md",
     "model/README.md",
     "autotune/README.md",
     "autotune/records/**.md",
@@ -44,7 +45,8 @@ exclude_patterns = ["docs/_*"]
 myst_enable_extensions = ["colon_fence", "deflist"]
 myst_heading_anchors = 4
 nb_execution_mode = "off"
-suppress_warnings = ["myst.header"]  # release notes begin with a level of their own
+smartquotes = False  # options of commands begin with two hyphens
+suppress_warnings = ["toc.no_title"]  # a table of winners, which a command writes
 
 # Docstrings: Google's style, types in the signature, members in the order of the source.
 autodoc_member_order = "bysource"
@@ -131,6 +133,13 @@ def _write_commands(_app: Sphinx) -> None:
     (HERE / "reference" / "commands.md").write_text("\n".join(pages))
 
 
+def _keep_colons(_app: Sphinx, what: str, _name: str, _of: object, _options: object, lines: list[str]) -> None:
+    """Keep napoleon from reading what stands before a colon in an attribute's docstring as its type."""
+    if what == "attribute":
+        lines[:0] = ["..", ""]  # a comment
+
+
 def setup(app: Sphinx) -> None:
-    """Write what is written anew for each build."""
+    """Write what is written anew for each build, and read docstrings as they are meant."""
     app.connect("builder-inited", _write_commands)
+    app.connect("autodoc-process-docstring", _keep_colons, priority=400)  # before napoleon
