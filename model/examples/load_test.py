@@ -12,7 +12,7 @@ import typer
 from torchvision.io import encode_png
 
 
-async def load(url: str, clients: int, seconds: float) -> tuple[list[float], dict[str, Any], dict[str, Any]]:
+async def measure(url: str, clients: int, seconds: float) -> tuple[list[float], dict[str, Any], dict[str, Any]]:
     """Return milliseconds of each request, and the server's counts before and after."""
     import httpx
 
@@ -34,7 +34,7 @@ async def load(url: str, clients: int, seconds: float) -> tuple[list[float], dic
 
 def main(url: str = "http://127.0.0.1:8000", clients: int = 16, seconds: float = 10.0) -> None:
     """Put a server of pictures under load, and print what comes of it."""
-    times, before, after = asyncio.run(load(url, clients, seconds))
+    times, before, after = asyncio.run(measure(url, clients, seconds))
     median, p99 = torch.tensor(times).quantile(torch.tensor([0.5, 0.99])).tolist()
     print(f"{clients} clients: {len(times) / seconds:,.0f} requests a second, median {median:.1f} ms, p99 {p99:.1f} ms")
     for what, told in (("batches", "of size"), ("exits", "left at")):
