@@ -44,6 +44,17 @@ def test_help_and_version_need_nothing_that_takes_seconds_and_programs_say_their
         assert f"Try '{name} --help'" in unknown.stderr
 
 
+def test_the_report_needs_torch_alone() -> None:
+    beside = {*HEAVY} - {"numpy"}  # which PyTorch imports
+    code = (
+        "import sys\nfrom auxhead.model.__main__ import app\ntry: app(['--report'])\n"
+        f"except SystemExit as left: print(left.code, sorted({beside} & {{*sys.modules}}))"
+    )
+    done = run(sys.executable, "-c", code)
+    assert done.stdout.startswith(f"auxhead      {version('auxhead')}\ntorch "), done.stderr
+    assert done.stdout.endswith("0 ['torch']\n")
+
+
 def test_the_three_are_alike() -> None:
     apps = [importlib.import_module(f"auxhead.{package}.__main__").app for package in COMMANDS]
     settings = [

@@ -1,7 +1,6 @@
 """Environment of a measurement, as records keep it: GPU, driver, clocks, versions, commit."""
 
 import gc
-import platform
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -9,7 +8,7 @@ from typing import Any
 import torch
 
 from ...model.basics.bad_input import BadInput
-from ...model.basics.machine import driver_version, output_of, package_version
+from ...model.basics.machine import output_of, versions
 
 
 def this_device(
@@ -38,13 +37,7 @@ def environment(device: torch.device) -> dict[str, Any]:
         "gpu": gpu and gpu.name,
         "sm_count": gpu and gpu.multi_processor_count,
         "capability": gpu and f"{gpu.major}.{gpu.minor}",
-        "driver": driver_version(),
-        "torch": torch.__version__,
-        **{name: package_version(name) for name in ("triton", "torchvision")},
-        "cudnn": torch.backends.cudnn.version(),
-        "cuda": torch.version.cuda,
-        "python": platform.python_version(),
-        "auxhead": package_version("auxhead"),
+        **versions(),
         "commit": _commit(Path(__file__).resolve().parent),
     }
 

@@ -2,10 +2,11 @@
 
 import dataclasses
 import math
+import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 from PIL import Image
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from .arguments import kind_of
 from .bad_input import BadInput
-from .images import MOST_PIXELS
+from .images import MOST_PIXELS, open_image
 
 #: Mean and standard deviation of ImageNet's pixels of 0 to 1, by which nearly all pretrained networks are normalised.
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -151,6 +152,14 @@ class Preprocessing:
             pixels = step(pixels)
         found: Tensor = pixels
         return found
+
+    def read_pixels(self, file: str | os.PathLike[str] | BinaryIO, name: str = "") -> Tensor:
+        """Read an image file, or the content of one that is called ``name``, as pixels, uint8 [C, crop, crop].
+
+        Raises:
+            BadInput: the file is missing or is not an image that can be read to its end; names it.
+        """
+        return self.cropped(open_image(file, name))
 
     def normalised(self, pixels: Tensor) -> Tensor:
         """Turn pixels (uint8 [N, C, H, W], or of one picture) into the network's input (float32), where they are."""

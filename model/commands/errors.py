@@ -1,4 +1,4 @@
-"""Errors of commands, one line on stderr and status 2; ``Subcommands`` without empty arguments, and ``--version``."""
+"""Errors of commands, one line on stderr and status 2; groups of subcommands, with ``--version`` and ``--report``."""
 
 import errno
 import os
@@ -13,6 +13,7 @@ import typer
 from typer.core import TyperGroup
 
 from ..basics.bad_input import BadInput
+from ..basics.machine import report as machine_report
 from .console import escaped
 
 
@@ -110,9 +111,24 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-def version_option(
+def _print_report(wanted: bool) -> None:
+    if wanted:
+        print(escaped(machine_report(), but="\n"))
+        raise typer.Exit
+
+
+def options_before(
     version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+    report: Annotated[
+        bool,
+        typer.Option(
+            "--report",
+            callback=_print_report,
+            is_eager=True,
+            help="Show versions, GPUs and system for the report of a bug, and exit.",
+        ),
     ] = False,
 ) -> None:
     """Take the options that stand before a command, as the callback of a Typer app."""
@@ -121,6 +137,6 @@ def version_option(
 def command_group(help: str) -> typer.Typer:
     """Return a command of subcommands, which are registered with it."""
     return typer.Typer(
-        help=help, cls=Subcommands, callback=version_option, no_args_is_help=True, add_completion=False,
+        help=help, cls=Subcommands, callback=options_before, no_args_is_help=True, add_completion=False,
         pretty_exceptions_enable=False,
     )  # fmt: skip

@@ -16,7 +16,6 @@ from torch.nn.parameter import is_lazy
 
 from ..basics.arguments import is_plain, is_wrapped, kind_of, tensor_in_words
 from ..basics.bad_input import BadInput, one_line
-from ..basics.images import open_image
 from ..basics.preprocessing import Preprocessing
 from ..basics.tables import wrapped
 from ..listening.hooks import is_earlyon
@@ -66,7 +65,7 @@ class Checkpoint:
             BadInput: a file that cannot be read as an image, or a network without ``preprocessing``.
         """
         prepare = self.preprocessing
-        pixels = torch.stack([prepare.cropped(open_image(path)) for path in paths])
+        pixels = torch.stack([prepare.read_pixels(path) for path in paths])
         return prepare.normalised(pixels.to(self.network.device)).to(self.network.dtype)
 
     @property

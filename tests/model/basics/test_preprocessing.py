@@ -62,6 +62,18 @@ def test_the_same_input_is_made_on_every_device(device: torch.device) -> None:
     assert torch.equal(found, Preprocessing().normalised(pixels)) and found.dtype == torch.float32
 
 
+def test_pixels_are_read_of_a_file_or_of_its_content(tmp_path: Path) -> None:
+    preprocessing, file, content = Preprocessing(16, 18), tmp_path / "a.png", io.BytesIO()
+    picture((40, 30)).save(file)
+    picture((40, 30)).save(content, "PNG")
+    wanted = preprocessing.cropped(picture((40, 30)))
+    assert torch.equal(preprocessing.read_pixels(file), wanted) and torch.equal(
+        preprocessing.read_pixels(content), wanted
+    )
+    with pytest.raises(BadInput, match="^upload: cannot be read as an image"):
+        preprocessing.read_pixels(io.BytesIO(b"none"), "upload")
+
+
 def test_it_goes_through_files_and_to_the_workers_of_a_loader() -> None:
     made = Preprocessing(8, None, (0.1,), (0.2,), "bicubic", antialias=False)
     assert Preprocessing.of_json(made.as_json()) == made and made.as_json()["channels"] == 1
