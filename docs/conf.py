@@ -112,7 +112,9 @@ def _inventory(name: str) -> str:
     path = HERE / "_build" / f"{name}.inv"
     path.parent.mkdir(exist_ok=True)
     lines = "".join(f"{each} py:class 1 {place} -\n" for each, place in _OTHERS[name].items())
-    heading = f"# Sphinx inventory version 2\n# Project: {name}\n# Version:\n# The remainder is compressed using zlib.\n"
+    heading = (
+        f"# Sphinx inventory version 2\n# Project: {name}\n# Version:\n# The remainder is compressed using zlib.\n"
+    )
     path.write_bytes(heading.encode() + zlib.compress(lines.encode()))
     return str(path)
 

@@ -1,4 +1,4 @@
-"""The site: every public name has one place in the reference, every page one in the contents, and its switcher works."""
+"""The site: every public name has one place in the reference, and every page one in the contents."""
 
 import re
 
@@ -23,7 +23,9 @@ def described(module):
     return found
 
 
-@pytest.mark.parametrize("module, names", [("auxhead", auxhead.model.__all__), ("auxhead.kernels", auxhead.kernels.__all__)])
+@pytest.mark.parametrize(
+    "module, names", [("auxhead", auxhead.model.__all__), ("auxhead.kernels", auxhead.kernels.__all__)]
+)
 def test_every_public_name_is_described_once(module, names):
     assert sorted(described(module)) == sorted(names)
 

@@ -22,18 +22,21 @@ DATA = (
     "autotune/records/h200/*.md",
 )
 MOST_BYTES_OF_WHEEL = 1_500_000
+#: What `make docs` makes.
+MADE = ("docs/_build/", "docs/reference/commands.md")
 #: Files at the top of the source distribution.
 AT_THE_TOP = (
-    "ARCHITECTURE.md", "CHANGELOG.md", "CITATION.cff", "CONTRIBUTING.md", "LICENSE", "MANIFEST.in", "Makefile", "README.md",
-    "__init__.py", "__init__.pyi", "constraints-oldest.txt", "constraints-tools.txt", "constraints.txt", "py.typed",
-    "pyproject.toml",
+    "ARCHITECTURE.md", "CHANGELOG.md", "CITATION.cff", "CONTRIBUTING.md", "LICENSE", "MANIFEST.in", "Makefile",
+    "README.md", "SECURITY.md", "__init__.py", "__init__.pyi", "constraints-oldest.txt", "constraints-tools.txt",
+    "constraints.txt", "py.typed", "pyproject.toml",
 )  # fmt: skip
 
 
 def files_below(*folders):
-    """Return the paths of all files in folders of the repository, relative to its root; no compiled ones."""
+    """Return the paths of all files in folders of the repository, relative to its root; none that is made."""
     found = (path for folder in folders for path in (ROOT / folder).rglob("*") if path.is_file())
-    return {path.relative_to(ROOT).as_posix() for path in found if path.suffix not in (".pyc", ".pyo")}
+    names = {path.relative_to(ROOT).as_posix() for path in found if path.suffix not in (".pyc", ".pyo")}
+    return {name for name in names if not name.startswith(MADE)}
 
 
 def check_wheel(wheel):
