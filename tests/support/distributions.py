@@ -23,8 +23,8 @@ DATA = (
 MOST_BYTES_OF_WHEEL = 1_500_000
 #: Files at the top of the source distribution.
 AT_THE_TOP = (
-    "ARCHITECTURE.md", "CHANGELOG.md", "CITATION.cff", "CONTRIBUTING.md", "LICENSE", "MANIFEST.in", "Makefile", "README.md",
-    "constraints-oldest.txt", "constraints-tools.txt", "constraints.txt", "pyproject.toml",
+    "ARCHITECTURE.md", "CHANGELOG.md", "CITATION.cff", "CONTRIBUTING.md", "LICENSE", "MANIFEST.in", "Makefile",
+    "README.md", "constraints-oldest.txt", "constraints-tools.txt", "constraints.txt", "pyproject.toml",
 )  # fmt: skip
 
 
