@@ -23,11 +23,10 @@ def described(module):
     return found
 
 
-@pytest.mark.parametrize(
-    "module, names", [("auxhead", auxhead.model.__all__), ("auxhead.kernels", auxhead.kernels.__all__)]
-)
-def test_every_public_name_is_described_once(module, names):
-    assert sorted(described(module)) == sorted(names)
+@pytest.mark.parametrize("where, module", [("auxhead", auxhead.model), ("auxhead.kernels", auxhead.kernels)])
+def test_every_public_name_is_described_once(where, module):
+    names = {*module.__all__} - ({*auxhead.kernels.__all__} if where == "auxhead" else set())
+    assert sorted(described(where)) == sorted(names)
 
 
 def test_every_public_name_says_what_it_is():
