@@ -10,7 +10,7 @@ import pytest
 import typer
 from auxhead.autotune.measuring.options import check_own
 from auxhead.model.training.plan import TrainingPlan
-from support.documents import ROOT, documents, name_of, without_fences
+from support.documents import ROOT, documents, name_of, text_of, without_fences
 from typer.testing import CliRunner
 
 PACKAGES = {"auxhead": "model", "auxhead-tune": "autotune", "auxhead-plot": "plots"}
@@ -40,7 +40,7 @@ def shown() -> list[Shown]:
     for document in documents():
         if document.name == "CHANGELOG.md":
             continue
-        text = document.read_text()
+        text = text_of(document)
         for number, line in enumerate(text.splitlines(), start=1):
             code = line.strip().removeprefix("$ ") if line.startswith(("    ", "auxhead", ".venv", "$ ")) else ""
             if COMMAND.match(code) and OF_PATCHES not in code:
@@ -126,7 +126,7 @@ def test_a_command_or_an_option_that_does_not_fit_is_found(checks_alone):
 def test_make_has_the_targets_that_documents_name():
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
     for document in set(documents()) - {ROOT / "CHANGELOG.md"}:  # which names those that are no more
-        for target in re.findall(r"^    make ([a-z-]+)|`make ([a-z-]+)", document.read_text(), flags=re.MULTILINE):
+        for target in re.findall(r"^    make ([a-z-]+)|`make ([a-z-]+)", text_of(document), flags=re.MULTILINE):
             assert set(target) - {""} <= targets, f"{name_of(document)}: make {''.join(target)}"
 
 

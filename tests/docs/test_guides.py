@@ -1,5 +1,6 @@
 """The guides: their length and order, commands that need no GPU, and numbers that stand in records."""
 
+import json
 import os
 import re
 import shlex
@@ -16,11 +17,11 @@ from auxhead.model import load_checkpoint
 from auxhead.plots.figures.footprint import FREE_PERCENT
 from support.command_line import plot, tune
 from support.committed_records import benched, figure, records
-from support.documents import ROOT, Document, name_of
+from support.documents import ROOT, Document, documents, name_of, text_of
 
 FOLDER = ROOT / "docs" / "guides"
 SEVERAL_GPUS = ROOT / "docs" / "several_gpus.md"  # a task of its own, in the order of the guides
-GUIDES = sorted([SEVERAL_GPUS, *(path for path in FOLDER.glob("*.md") if path.name != "README.md")])
+GUIDES = sorted([SEVERAL_GPUS, *(path for path in documents() if path.parent == FOLDER and path.name != "README.md")])
 STEPS = Document("docs/guides/from_sum_to_max.md")
 OVERLAP = Document("docs/guides/overlap_plots.md")
 #: By the words behind the path of a program: those of a guide that draw or print what is committed.
@@ -28,20 +29,22 @@ PROGRAMS = {"auxhead-plot": plot, "auxhead-tune": tune}
 
 
 def test_the_list_of_guides_has_each_of_them():
-    listed = re.findall(r"^\d\. .*?\]\(([\w./]+\.md)\)", (FOLDER / "README.md").read_text(), flags=re.MULTILINE)
+    listed = re.findall(
+        r"^\d\. .*?\]\(([\w./]+\.(?:md|ipynb))\)", (FOLDER / "README.md").read_text(), flags=re.MULTILINE
+    )
     assert sorted((FOLDER / path).resolve() for path in listed) == GUIDES
 
 
 @pytest.mark.parametrize("guide", GUIDES, ids=name_of)
 def test_a_guide_is_short_and_says_what_it_is_for(guide: Path):
-    text = guide.read_text()
+    text = text_of(guide)
     assert 100 <= len(text.splitlines()) <= 200
     assert "**After it you" in text and "**You need**" in text and "ou should see" in text
 
 
 def of_records() -> list[str]:
     """Commands that draw figures of committed records, or print tables of them."""
-    lines = [line for guide in GUIDES for line in guide.read_text().splitlines() if line.startswith("    .venv/")]
+    lines = [line for guide in GUIDES for line in text_of(guide).splitlines() if line.startswith("    .venv/")]
     lines = [line.strip() for line in lines if "auxhead-plot" in line or " table " in line]
     return [line for line in lines if " trunks " not in line]  # which test_adding.py draws
 
@@ -260,3 +263,16 @@ def test_code_of_the_steps_is_that_of_the_file():
     fences = re.findall(r"^```py\n(.*?)^```$", (FOLDER / "from_sum_to_max.md").read_text(), re.DOTALL | re.MULTILINE)
     shown = [line.strip() for fence in fences for line in fence.splitlines() if line != "..."]
     assert len(fences) == 11 and [line for line in shown if line not in code] == []
+
+
+NOTEBOOKS = [guide for guide in GUIDES if guide.suffix == ".ipynb"]
+
+
+@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=name_of)
+def test_a_notebook_keeps_what_its_cells_printed(notebook):
+    """Each prints something, without an error, and nothing else is kept: no counts, no paths of who ran it."""
+    cells = [cell for cell in json.loads(notebook.read_text())["cells"] if cell["cell_type"] == "code"]
+    assert len(NOTEBOOKS) == 2 and len(cells) > 3
+    for cell in cells:
+        assert [output["output_type"] for output in cell["outputs"]] == ["stream"] and cell["execution_count"] is None
+        assert cell["outputs"][0]["name"] == "stdout" and "/" not in "".join(cell["outputs"][0]["text"])

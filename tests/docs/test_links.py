@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from support.documents import ROOT, TASK_PAGES, documents, name_of, without_fences, words_of
+from support.documents import ROOT, TASK_PAGES, documents, name_of, text_of, without_fences, words_of
 
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
 
@@ -16,7 +16,7 @@ def anchors(text: str) -> set[str]:
 
 @pytest.mark.parametrize("document", documents(), ids=name_of)
 def test_links_lead_somewhere(document):
-    for target in LINK.findall(without_fences(document.read_text())):
+    for target in LINK.findall(without_fences(text_of(document))):
         if target.startswith(("http://", "https://", "mailto:")):
             continue
         path, _, anchor = target.partition("#")
@@ -24,7 +24,7 @@ def test_links_lead_somewhere(document):
         assert file.exists(), f"{name_of(document)} links to {target}"
         assert ROOT in file.parents or file == ROOT, f"{name_of(document)} links to {target}, outside of the project"
         if anchor:
-            assert anchor in anchors(file.read_text()), f"{name_of(document)} links to {target}"
+            assert anchor in anchors(text_of(file)), f"{name_of(document)} links to {target}"
 
 
 def test_the_front_page_is_short():

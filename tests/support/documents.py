@@ -1,20 +1,31 @@
-"""The project's reading matter: its Markdown files, and the snippets, commands and tables in them."""
+"""The project's reading matter: its Markdown files and notebooks, and the snippets, commands and tables in them."""
 
+import json
 import linecache
 import re
 from pathlib import Path
 from typing import NamedTuple
 
-ROOT = Path(__file__).resolve().parents[2]
+from support.distributions import MADE, ROOT
 
 #: A line before a snippet that names what the snippet needs: "a GPU", or a package that may not be installed.
 _NEEDS = re.compile(r"<!-- needs (.+?) -->\s*$")
 
 
 def documents() -> list[Path]:
-    """Every Markdown file of the project, at the top and in its folders."""
+    """Every Markdown file of the project, at the top and in its folders, and every notebook."""
     folders = ("docs", "kernels", "model", "autotune", "plots", "tests")
-    return sorted([*ROOT.glob("*.md"), *(path for folder in folders for path in (ROOT / folder).rglob("*.md"))])
+    below = [*(path for folder in folders for path in (ROOT / folder).rglob("*.md")), *ROOT.glob("docs/guides/*.ipynb")]
+    return sorted([*ROOT.glob("*.md"), *(path for path in below if not name_of(path).startswith(MADE))])
+
+
+def text_of(document: Path) -> str:
+    """The Markdown of a document: of a notebook its cells, code in fences."""
+    if document.suffix != ".ipynb":
+        return document.read_text()
+    cells = json.loads(document.read_text())["cells"]
+    texts = [(cell["cell_type"], "".join(cell["source"])) for cell in cells]
+    return "\n\n".join(f"```python\n{text}\n```" if kind == "code" else text for kind, text in texts) + "\n"
 
 
 #: Pages for users' tasks, each read in twenty minutes.
@@ -52,7 +63,7 @@ class Snippet(NamedTuple):
 
 def snippets(document: Path) -> list[Snippet]:
     """Every fence of Python in a document."""
-    text = document.read_text()
+    text = text_of(document)
     found = []
     for fence in re.finditer(r"^```python\n(.*?)^```$", text, flags=re.DOTALL | re.MULTILINE):
         before = text[: fence.start()]
@@ -76,7 +87,7 @@ class Document:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.text = (ROOT / name).read_text()
+        self.text = text_of(ROOT / name)
         self._words = " ".join(self.text.split())
 
     def says(self, words: str) -> None:
