@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import json
+import random
 import re
 
 import pytest
@@ -12,6 +13,7 @@ from auxhead.autotune.records.record import append_record, read_records
 from auxhead.plots.records import COMMITTED
 from support.command_line import assert_one_line_error, tune
 from support.committed_records import records
+from support.damaged import damaged_json
 from support.doctor_requests import run, trace_of
 from support.example_traces import Program, read, written
 
@@ -179,6 +181,23 @@ def test_what_cannot_be_compared_is_refused_with_both_names(diff, tmp_path):
     assert_one_line_error(
         tune("doctor", "net:factory", "--gate", "5%"), "--gate: is of diff, and TARGET is net:factory"
     )
+
+
+def test_a_damaged_record_is_compared_or_refused_in_one_line(tmp_path):
+    found = [finding("host-wait", 90.0, "net.py:12", spread=[80.0, 95.0]), finding("race", None)]
+    one = dataclasses.asdict(diagnosis(findings=found, streams=[], calls=[]))
+    del one["place"]
+    whole, damaged = tmp_path / "whole.jsonl", tmp_path / "damaged.jsonl"
+    whole.write_text(json.dumps(one) + "\n")
+    refused = 0
+    for seed in range(30):
+        damaged.write_bytes(damaged_json(one, random.Random(seed)) + b"\n")
+        for files in ((whole, damaged), (damaged, whole)):
+            result = tune("doctor", "diff", *files, "--gate", "5%")
+            if result.exit_code not in (0, 1) or result.exception and not isinstance(result.exception, SystemExit):
+                assert_one_line_error(result, str(damaged))
+                refused += 1
+    assert 5 < refused < 55
 
 
 def test_traces_are_known_by_their_names_and_diagnosed_to_the_end(tmp_path):
