@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from ..model.commands.errors import command_group
 from .bench.command import bench
 from .bench.tables import bench_tables, pipeline_tables
-from .doctor.command import doctor
+from .doctor.command import DoctorCommand, doctor
 from .doctor.tables import doctor_tables
 from .everything.command import everything
 from .heads.command import heads
@@ -36,7 +36,7 @@ for command in (sweep, bench, zoo, heads, overlap, profile):
 tables = {"bench": bench_tables, "heads": head_tables, RANDOM: random_head_tables, "overlap": overlap_tables}
 tables |= {"footprint": footprint_tables, "pipeline": pipeline_tables, "doctor": doctor_tables, "zoo": zoo_tables}
 app.command()(table_command(**tables, sweep=_sweep_tables))
-app.command(context_settings={"allow_interspersed_args": False})(doctor)  # what follows a script is its own
+app.command(cls=DoctorCommand, context_settings={"allow_interspersed_args": False})(doctor)
 app.command()(everything)
 app.command()(plan)
 app.command()(promote)

@@ -1,22 +1,29 @@
-"""Diagnosis of a trace: its findings in order, and the verdict, how long a request takes and how long it could."""
+"""Diagnosis of a trace: its findings in order, the verdict on a request's time, and how far all of them spread."""
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from statistics import median_low
+from typing import NamedTuple
 
-from .findings.finding import KINDS, WRONG, Finding, us
+from ..records.summaries import percentiles
+from .findings.copies import find_pageable_copies, find_synchronous_copies
+from .findings.finding import Finding, us
 from .findings.heads import find_fusible_heads, find_gate_waits
 from .findings.host import find_host_waits, find_launch_bound
+from .findings.kernels import find_casts, find_float32, find_transposes
+from .findings.kinds import KINDS, WRONG, place_of_finding
 from .findings.occupancy import find_full_device
-from .findings.preparation import find_allocations, find_pageable_copies, find_recaptures, find_trials
+from .findings.preparation import find_allocations, find_module_loads, find_recaptures, find_trials
 from .findings.requests import Busy, library_streams, trunk_stream
 from .findings.streams import find_default_stream, find_noticed, find_priorities, find_races
+from .findings.timings import find_collections, find_jitter
 from .trace import Stream, Trace, TracedRequest
 
 _ALL: tuple[Callable[[Trace], Iterable[Finding]], ...] = (
     *(find_races, find_noticed, find_default_stream, find_priorities, find_launch_bound, find_host_waits),
     *(find_allocations, find_pageable_copies, find_full_device, find_gate_waits, find_fusible_heads),
-    *(find_recaptures, find_trials),
+    *(find_recaptures, find_trials, find_synchronous_copies, find_module_loads, find_collections, find_jitter),
+    *(find_transposes, find_casts, find_float32),
 )
 
 
@@ -102,6 +109,65 @@ class Verdict:
 
 def weigh(trace: Trace) -> Verdict:
     """Weigh what a request takes against what it would take with everything beside the trunk."""
+    rows, is_split = _times(trace)
+    watched_us = trace.seen.host_us
+    achieved_us = trace.median_us(lambda request: request.end_us) if watched_us is None else watched_us
+    span_us, trunk_us, side_us, launching_us, overlapped_us = map(median_low, zip(*rows, strict=True))
+    return Verdict(achieved_us, watched_us is None, span_us, trunk_us, side_us, launching_us, overlapped_us, is_split)
+
+
+def spread_of_times(trace: Trace) -> dict[str, tuple[float, float]]:
+    """Return within which values times of the verdict lie, by name.
+
+    Of requests that were timed without a profiler the 20th and 80th percentile, of those in the trace, of which there
+    are few, the shortest and the longest.
+    """
+    rows, _ = _times(trace)
+    samples = trace.seen.samples_us
+    amounts = {
+        "achieved_us": [*samples] or [request.end_us for request in trace.requests],
+        "trunk_us": [row.trunk_us for row in rows],
+        "side_us": [row.side_us for row in rows],
+        "busy_us": [row.trunk_us + row.side_us - row.overlapped_us for row in rows],
+    }
+    spreads = {name: (min(values), max(values)) for name, values in amounts.items()}
+    if samples:
+        spreads["achieved_us"] = percentiles(samples)[1:]
+    return spreads
+
+
+def with_spreads(trace: Trace, findings: Sequence[Finding]) -> list[Finding]:
+    """Return findings of a trace with the least and the most that each costs a request, by what is found in each."""
+    alone = [find_all(replace(trace, requests=(request,))) for request in trace.requests]
+    costs: dict[tuple[str, str], list[list[float]]] = {}
+    for place in {_place(one) for one in findings}:
+        costs[place] = [[one.cost_us or 0.0 for one in here if _place(one) == place] for here in alone]
+    spread: list[Finding] = []
+    for one in findings:
+        if one.cost_us is not None and one.spread_us is None:
+            rank = sum(_place(before) == _place(one) for before in spread)  # those of one place, the most costly first
+            amounts = [here[rank] if rank < len(here) else 0.0 for here in costs[_place(one)]]
+            one = replace(one, spread_us=(min(amounts), max(amounts)))
+        spread.append(one)
+    return spread
+
+
+def _place(finding: Finding) -> tuple[str, str]:
+    return place_of_finding(finding.kind, finding.lines)
+
+
+class _Times(NamedTuple):
+    """Of one request, as :class:`Verdict` has them."""
+
+    span_us: float
+    trunk_us: float
+    side_us: float
+    launch_bound_us: float
+    overlapped_us: float
+
+
+def _times(trace: Trace) -> tuple[list[_Times], bool]:
+    """Return the times of each request, and whether trunk and side are told apart in all of them."""
     trunk = trunk_stream(trace)
     parts = [_parts(request, trunk) for request in trace.requests]
     is_split = all(is_told_apart for *_, is_told_apart in parts)
@@ -112,11 +178,8 @@ def weigh(trace: Trace) -> Verdict:
         calls = {id(work.call): work.call for work in request.work if work.call is not None}
         launching_us = sum(call.end_us - call.start_us for call in calls.values())
         span_us = busy.intervals[-1][1] - busy.intervals[0][0]
-        rows.append((span_us, trunk_us, side_us, launching_us, trunk_us + side_us - busy.us))
-    watched_us = trace.seen.host_us
-    achieved_us = trace.median_us(lambda request: request.end_us) if watched_us is None else watched_us
-    span_us, trunk_us, side_us, launching_us, overlapped_us = map(median_low, zip(*rows, strict=True))
-    return Verdict(achieved_us, watched_us is None, span_us, trunk_us, side_us, launching_us, overlapped_us, is_split)
+        rows.append(_Times(span_us, trunk_us, side_us, launching_us, trunk_us + side_us - busy.us))
+    return rows, is_split
 
 
 def _parts(request: TracedRequest, trunk: Stream | None) -> tuple[Busy, Busy, bool]:

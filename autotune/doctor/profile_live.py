@@ -27,6 +27,7 @@ from ..measuring.environment import environment
 from ..measuring.profiled_requests import exported_trace
 from .trace import KEY, FusibleHead, StreamUse, Watched
 from .user_code import user_code
+from .watching.collections import CollectionWatcher
 from .watching.watcher import Watcher
 
 #: Requests before any that count: compilation, cuDNN's choice of algorithms, the allocator.
@@ -98,7 +99,11 @@ def profile_live(
     with _noting(module, heads) as ran:
         for _ in range(WARM_UP):
             request()
-    times = [_timed(request) for _ in range(TIMED)]
+    times = []
+    with CollectionWatcher() as collections:
+        for index in range(TIMED):
+            collections.request = index
+            times.append(_timed(request))
     with profiler() as running, _annotating(module, ran):
         request()  # pays for the profiler's own set-up, and is thrown away
         torch.cuda.synchronize()
@@ -118,6 +123,8 @@ def profile_live(
         host_us=statistics.median(times),
         samples_us=tuple(times),
         heads=tuple(FusibleHead(name, heads[name]) for name in ran),
+        collections=tuple(collections.seen),
+        without_tf32=without_tf32(),
     )
     write_trace(running, told, file)
 
@@ -186,6 +193,12 @@ def with_numbers(streams: Sequence[StreamUse], events: Sequence[Mapping[str, Any
         if event["ts"] <= time <= event["ts"] + event["dur"]
     }
     return tuple(dataclasses.replace(one, number=numbers.get(f"{STREAM}{one.device} {one.handle}")) for one in streams)
+
+
+def without_tf32() -> tuple[str, ...]:
+    """Return which of matrix products and convolutions PyTorch may not compute in TF32 as it is set now."""
+    families = {"matmul": torch.backends.cuda.matmul, "convolution": torch.backends.cudnn.conv}  # type: ignore[attr-defined]
+    return tuple(name for name, settings in families.items() if settings.fp32_precision != "tf32")
 
 
 def _timed(request: Callable[[], object]) -> float:

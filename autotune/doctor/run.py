@@ -5,19 +5,19 @@ import json
 import secrets
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from rich.console import Console
 
-from ...model.basics.bad_input import BadInput
 from ...model.commands.console import plain_console
 from ..measuring.cuda_calls import ALLOCATIONS, LAUNCHES, SYNCHRONISATIONS
 from ..records.forms import check_record
 from ..records.record import Record, append_record
 from ..records.summaries import summary
-from .diagnosis import Verdict, find_all, weigh
+from .diagnosis import Verdict, find_all, spread_of_times, weigh, with_spreads
 from .findings.finding import Finding
 from .load_trace import load_trace
+from .target import NamedTarget
 from .trace import BadTrace, Trace
 from .user_code import place_in_words
 
@@ -27,55 +27,10 @@ _DIGITS = 3
 #: Kinds that only a run tells, not a trace by itself.
 LIVE_ONLY = (
     *("race", "freed-in-use", "unrecorded-event", "mixed-devices"),
-    *("stream-class", "priority", "fusible-heads"),
+    *("stream-class", "priority", "fusible-heads", "jitter", "garbage-collection", "tf32-off"),
 )
 #: What calls of the host do.
 _ROLES = {"allocate": ALLOCATIONS, "wait": SYNCHRONISATIONS, "launch": LAUNCHES}
-#: What TARGET is for a script.
-_SCRIPT = "run"
-#: How names of traces end.
-_TRACES = (".json", ".json.gz")
-
-
-class NamedTarget(NamedTuple):
-    """A target that is there, as far as that can be told without running it."""
-
-    name: str
-    """As the record has it: the factory, the trace, or the script with its arguments."""
-    file: Path | None = None
-    """The trace, or the script; None: the name is a factory's, ``package.module:factory``."""
-    arguments: Sequence[str] | None = None
-    """The script's; None: it is no script."""
-
-
-def named_target(target: str, words: Sequence[str]) -> NamedTarget:
-    """Tell which of the three TARGET and the words behind it are.
-
-    Raises:
-        BadInput: none of them, or a file that is not there; says how to write what may have been meant.
-    """
-    if target == _SCRIPT:
-        if not words:
-            raise BadInput("TARGET: got run and no script, wants run SCRIPT [ARGUMENTS]...")
-        found = NamedTarget(" ".join(words), Path(words[0]), words[1:])
-    elif words:
-        raise BadInput(f"TARGET: got {target} and {' '.join(words)}, wants one target; options go before it")
-    elif target.endswith(_TRACES) or Path(target).is_file() and not target.endswith(".py"):
-        found = NamedTarget(target, Path(target))
-    elif ":" in target:
-        return NamedTarget(target)
-    else:
-        script_name = target if target.endswith(".py") else "SCRIPT"
-        raise BadInput(
-            f"TARGET: got {target!r}, wants package.module:factory; a script is run by: auxhead-tune doctor "
-            f"{_SCRIPT} {script_name}; a trace's name ends in {' or '.join(_TRACES)}"
-        )
-    argument = "TARGET" if found.arguments is None else "SCRIPT"
-    if found.file is None or found.file.is_dir():
-        raise BadInput(f"{argument}: {found.file} is a directory, wants a file")
-    if not found.file.is_file():
-        raise BadInput(f"{argument}: {found.file}: no such file")
-    return found
 
 
 def run_doctor(target: NamedTarget, out: Path, *, as_json: bool) -> bool:
@@ -93,7 +48,7 @@ def run_doctor(target: NamedTarget, out: Path, *, as_json: bool) -> bool:
             _run(target, file)
     try:
         trace = load_trace(file)
-        findings, judged = find_all(trace), weigh(trace)
+        findings, judged = with_spreads(trace, find_all(trace)), weigh(trace)
         record = doctor_record(target.name, trace, findings, judged)
         check_record(json.loads(json.dumps(dataclasses.asdict(record))))
     except BadTrace:
@@ -163,6 +118,7 @@ def doctor_record(target: str, trace: Trace, findings: Sequence[Finding], verdic
         measured={
             **dataclasses.asdict(verdict),
             "possible_us": verdict.possible_us,
+            "spread": spread_of_times(trace),
             "findings": [dataclasses.asdict(one) for one in findings],
             "streams": _streams(trace),
             "calls": calls,

@@ -23,8 +23,9 @@ from torch.profiler import record_function
 
 from ...model.basics.bad_input import BadInput
 from ..measuring.cuda_calls import ANNOTATION
-from .profile_live import profiler, write_trace
+from .profile_live import profiler, without_tf32, write_trace
 from .user_code import UserCodeError, user_code
+from .watching.collections import CollectionWatcher
 from .watching.watcher import Watcher, is_capturing
 
 #: Requests before any that count, and those that are then timed, profiled and watched, one behind another; the first
@@ -95,6 +96,7 @@ class _RequestHooks:
         self._called: list[nn.Module] = []
         self._lock = threading.Lock()
         self._begins: list[float] = []
+        self._collections = CollectionWatcher()
         self._opened, self._annotation = ExitStack(), ExitStack()
 
     def __enter__(self) -> None:
@@ -143,9 +145,13 @@ class _RequestHooks:
         if 0 <= index <= TIMED:
             if index in (0, TIMED):
                 torch.cuda.synchronize()
+            if index == 0:
+                self._opened.enter_context(self._collections)
+            self._collections.request = index
             self._begins.append(time.perf_counter())
         index -= TIMED
         if index == 0:
+            self._opened.close()  # of the collections
             self._profiler = self._opened.enter_context(profiler())
         elif index == 1:
             torch.cuda.synchronize()
@@ -186,6 +192,8 @@ class _RequestHooks:
             host_us=statistics.median(times),
             samples_us=tuple(times),
             back_to_back=True,
+            collections=tuple(self._collections.seen),
+            without_tf32=without_tf32(),
         )
         self._opened.close()
         write_trace(self._profiler, watched, self._file)

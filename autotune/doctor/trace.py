@@ -68,6 +68,18 @@ class FusibleHead:
 
 
 @dataclass(frozen=True)
+class Collection:
+    """Garbage collected by Python within a request that was timed."""
+
+    request: int
+    """Of those that were timed, from 0."""
+    generation: int
+    us: float
+    line: str | None = None
+    """The user's line at which it began."""
+
+
+@dataclass(frozen=True)
 class Watched:
     """What was seen while requests ran live, and no trace of the profiler tells."""
 
@@ -86,6 +98,10 @@ class Watched:
     """Of what ``host_us`` is the median."""
     back_to_back: bool = False
     """One request begins where the one before ends, as in a script; else the device is idle in between."""
+    collections: tuple[Collection, ...] = ()
+    """In the requests of ``samples_us``."""
+    without_tf32: tuple[str, ...] = ()
+    """Of ``matmul`` and ``convolution`` those that PyTorch was not allowed to compute in TF32."""
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> "Watched":
@@ -102,6 +118,7 @@ class Watched:
 
         kinds = {"streams": StreamUse, "races": Race, "noticed": Noticed, "heads": FusibleHead}
         lists = {name: tuple(read(kind, one) for one in content[name]) for name, kind in kinds.items()}
+        lists["collections"] = tuple(read(Collection, one) for one in content.get("collections", ()))  # since later
         watched: Watched = dataclasses.replace(read(cls, content), **lists)
         return watched
 
@@ -174,6 +191,17 @@ class Wait:
     """That waits."""
 
 
+@dataclass(frozen=True)
+class Overhead:
+    """What the driver does on the way within calls of the host, loading of code, say."""
+
+    name: str
+    """CUPTI's: Lazy Function Loading."""
+    start_us: float
+    """Since the request began."""
+    end_us: float
+
+
 @dataclass(frozen=True, eq=False)
 class TracedRequest:
     """One request, or one step of training; findings keep what they tell of it, by its identity."""
@@ -189,6 +217,8 @@ class TracedRequest:
     waits: tuple[Wait, ...] = ()
     next_us: float | None = None
     """When the device begins with the next request, where that follows at once, as in a loop; None: it does not."""
+    overheads: tuple[Overhead, ...] = ()
+    """In order of time."""
 
     @property
     def kernels(self) -> list[Work]:

@@ -1,5 +1,7 @@
 """Names in traces: annotations of requests, heads and streams, and calls of the CUDA API by what they do. No torch."""
 
+import re
+
 #: Names of the kernel that decides for heads, and of the one that packs features of some before.
 HEAD_KERNEL, PACK_KERNEL = "exit_kernel", "pack_kernel"
 #: Before the name of a head that runs.
@@ -48,6 +50,21 @@ INSTANTIATIONS = frozenset(
         *("cudaGraphExecUpdate", "cuGraphExecUpdate"),
     }
 )
+#: Calls that load code onto a device, and what CUPTI calls it where the driver does so within other calls.
+MODULE_LOADS = frozenset(
+    {
+        *("cuModuleLoad", "cuModuleLoadData", "cuModuleLoadDataEx", "cuModuleLoadFatBinary"),
+        *("cuLibraryLoadData", "cuLibraryLoadFromFile", "cudaLibraryLoadData", "cudaLibraryLoadFromFile"),
+        *("Lazy Function Loading", "Runtime Triggered Module Loading"),
+    }
+)
+#: Names of copies and fills that are not asynchronous, in each of their many forms: cudaMemcpy2D, cuMemsetD8.
+_SYNCHRONOUS_COPIES = re.compile(r"cu(da)?Mem(cpy|set)(?!\w*Async)\w*")
+
+
+def is_synchronous_copy(name: str) -> bool:
+    """Return whether a call copies or fills and is none of those that end in Async."""
+    return _SYNCHRONOUS_COPIES.fullmatch(name) is not None
 
 
 def plain_name(name: str) -> str:

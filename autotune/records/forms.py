@@ -47,11 +47,13 @@ _RECORD: dict[str, Form] = {
     "error": Maybe(TEXT),
 }
 _STRETCH = row("[begin, end, role]", 2, texts=1)
+_SPREAD = Maybe(row("[least, most]", 2))
 _NULL_OR_NUMBER = Maybe(NUMBER, absent=False)
 _FINDING = {
     **dict.fromkeys(("kind", "what", "remedy", "snippet"), TEXT),
     **dict.fromkeys(("evidence", "lines"), [TEXT]),
     "cost_us": _NULL_OR_NUMBER,
+    "spread_us": _SPREAD,
     "marks": [{"start_us": NUMBER, "end_us": NUMBER, "stream": Maybe(WHOLE, absent=False)}],
 }
 #: By kind, what failures have, too, and what there is where something was measured.
@@ -75,6 +77,7 @@ _KINDS: dict[str, tuple[Form, Form]] = {
                 **dict.fromkeys(("profiled", "is_split"), TRUTH),
                 **dict.fromkeys(("span_us", "trunk_us", "side_us"), NUMBER),
                 **dict.fromkeys(("possible_us", "launch_bound_us", "overlapped_us"), NUMBER),
+                "spread": Maybe(dict.fromkeys(("achieved_us", "trunk_us", "side_us", "busy_us"), _SPREAD), null=False),
                 "findings": [_FINDING],
                 "streams": [{"device": WHOLE, "stream": WHOLE, "priority": _NULL_OR_NUMBER, "work": [_STRETCH]}],
                 "calls": [_STRETCH],

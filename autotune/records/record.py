@@ -121,7 +121,7 @@ class Record:
     - pipeline: images_s (images a second of single requests), batch and split_size (samples of a micro-batch; None: not
       split)
     - gpus: span_us, and of each GPU computes and exchanges: intervals with kernels or copies, and with NCCL's
-    - doctor: the verdict, findings, and streams with their work
+    - doctor: the verdict; spread, within which values its times lie; findings, and streams with their work
 
     Older files hold further kinds ("network", "retune"), sweeps of heads in a captured network (place "network") and
     fields, which nothing reads any more.

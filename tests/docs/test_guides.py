@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch.distributed.run
 import torchvision
+from auxhead.autotune.doctor.diagnosis import find_all
 from auxhead.autotune.doctor.load_trace import load_trace
 from auxhead.autotune.records.record import latest
 from auxhead.model import load_checkpoint
@@ -222,6 +223,14 @@ def test_the_findings_shown_are_those_of_the_trace(tmp_path):
     result = tune(name, "--out", str(tmp_path), str(ROOT / trace))
     shown = re.findall(r"^    (\d\. .+)$", STEPS.text, flags=re.MULTILINE)
     assert [line for line in result.output.splitlines() if re.match(r"\d\. ", line)] == shown
+
+
+def test_steps_up_to_the_eighth_transpose():
+    folder = ROOT / "tests" / "autotune" / "doctor" / "traces"
+    last_two = {"question_shorter_trunk.json.gz", "question_real_exits.json.gz"}
+    for file in folder.glob("question_*.json.gz"):
+        kinds = {one.kind for one in find_all(load_trace(file))}
+        assert ("layout-transposes" in kinds) is (file.name not in last_two), file.name
 
 
 def test_gates_take_longer_than_all_heads_where_nobody_leaves():

@@ -25,13 +25,14 @@ def text_of(document: Path) -> str:
         return document.read_text()
     cells = json.loads(document.read_text())["cells"]
     texts = [(cell["cell_type"], "".join(cell["source"])) for cell in cells]
-    return "\n\n".join(f"```python\n{text}\n```" if kind == "code" else text for kind, text in texts) + "\n"
+    parts = [f"```python\n{text}\n```" if kind == "code" else text for kind, text in texts]
+    return "\n\n".join(parts).replace("-->\n\n```", "-->\n```") + "\n"
 
 
 #: Pages for users' tasks, each read in twenty minutes.
 TASK_PAGES = (
     "docs/pictures.md", "docs/own_exits.md", "docs/text.md", "docs/thresholds.md", "docs/run.md", "docs/pays.md",
-    "docs/several_gpus.md", "docs/tune.md",
+    "docs/several_gpus.md", "docs/tune.md", "docs/doctor.md",
 )  # fmt: skip
 
 

@@ -86,6 +86,7 @@ def two_unequal_requests():
 H100 = {
     "id": 0,
     "name": "NVIDIA H100 80GB HBM3",
+    "computeMajor": 9,
     "numSms": 132,
     "maxThreadsPerMultiprocessor": 2048,
     "regsPerMultiprocessor": 65536,
@@ -179,6 +180,12 @@ class Program:
         self.events.append(event("cuda_sync", "Stream Wait Event", begin, 1.0, **args))
         done = self.free.get(for_stream, 0.0)
         self.free[stream] = max(self.free.get(stream, 0.0), done)
+
+    def loading(self, us, name="Lazy Function Loading"):
+        """A launch within which the driver does something first."""
+        self.events.append({**event("overhead", name, self.now + 1.0, us), "pid": -1, "tid": self.thread})
+        correlation = self.call("cudaLaunchKernel", us + 5.0)
+        self.work("kernel", "void some_kernel(float*)", 40.0, 7, correlation, **SMALL)
 
     def rest(self):
         """Until the device is done, between requests."""

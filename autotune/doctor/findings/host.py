@@ -7,7 +7,7 @@ from pathlib import PurePath
 from statistics import median
 from typing import NamedTuple
 
-from ...measuring.cuda_calls import SYNCHRONISATIONS
+from ...measuring.cuda_calls import SYNCHRONISATIONS, is_synchronous_copy
 from ...records.intervals import Interval, length, merged
 from ..trace import ApiCall, Trace, TracedRequest, Work
 from ..user_code import place_in_words
@@ -107,7 +107,7 @@ def blocking_copies(request: TracedRequest) -> list[tuple[ApiCall, Work]]:
 
 @cache
 def host_waits(request: TracedRequest) -> list[HostWait]:
-    """Return the waits after which a request goes on, but for those of uploads, captures and cuDNN's trials.
+    """Return the waits after which a request goes on, but for those of copies, loads, captures and cuDNN's trials.
 
     One before anything was launched belongs to the caller, and one after which little is launched reads the answer,
     unless requests follow one another at once.
@@ -116,7 +116,7 @@ def host_waits(request: TracedRequest) -> list[HostWait]:
     copies = {id(wait): copy for wait, copy in blocking_copies(request)}
     waits = []
     for call in request.calls:
-        if call.name not in SYNCHRONISATIONS or holds(others, call.start_us):
+        if call.name not in SYNCHRONISATIONS or is_synchronous_copy(call.name) or holds(others, call.start_us):
             continue
         copy = copies.get(id(call))
         if copy is not None and "HtoD (Pageable" in copy.name:
@@ -210,7 +210,9 @@ def idleness(request: TracedRequest) -> Idleness:
     """Tell a request's pauses for want of a launch from those in which the host waits or sets something up."""
     busy = Busy(request.work)
     calls = {work.start_us: work.call for work in sorted(request.work, key=lambda work: -work.start_us)}
-    others = merged([*set_up(request), *((wait.start_us, wait.call.end_us) for wait in host_waits(request))])
+    copies = [(call.start_us, call.end_us) for call in request.calls if is_synchronous_copy(call.name)]
+    waits = [(wait.start_us, wait.call.end_us) for wait in host_waits(request)]
+    others = merged([*set_up(request), *copies, *waits])
     gaps = []
     for (_, begin), (end, _) in zip(busy.intervals, busy.intervals[1:], strict=False):
         call = calls[end]

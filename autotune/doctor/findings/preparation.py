@@ -1,17 +1,16 @@
-"""Findings of what belongs before the first request: memory, pageable copies, captures, cuDNN's trials."""
+"""Findings of what belongs before the first request: memory, loading of code, captures, cuDNN's trials."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from statistics import fmean
 
 from ...measuring.cuda_calls import ALLOCATIONS, CAPTURE_BEGINS, INSTANTIATIONS, POOLED_ALLOCATIONS
 from ...records.intervals import Interval, length
-from ..trace import ApiCall, Trace, TracedRequest, Work
-from .finding import Finding, found, host_marks, marks_of, once_each, times, us
-from .host import blocking_copies
-from .requests import captures, holds, launched_in, set_up, steady_from_us, trials, where_any
+from ..trace import ApiCall, Trace, TracedRequest
+from .finding import Finding, found, host_marks, once_each, times, us
+from .requests import captures, holds, loading_events, loading_times, set_up, steady_from_us, trials, where_any
 
-#: Copies that cost the host less a request are none.
+#: Loading that costs the host less a request is none.
 _LEAST_US = 5.0
 
 
@@ -48,42 +47,43 @@ def find_allocations(trace: Trace) -> Iterator[Finding]:
     )
 
 
-def find_pageable_copies(trace: Trace) -> Iterator[Finding]:
-    """Find copies from or to pageable memory; one that reads the answer is none, nor one that a host wait reads."""
+def find_module_loads(trace: Trace) -> Iterator[Finding]:
+    """Find code that is loaded onto the device in most requests; in any where the doctor ran others before."""
 
-    def copies(request: TracedRequest) -> list[tuple[Work, ApiCall, float]]:
-        """Copies, with their calls and when the host has done with each."""
-        begin, others, launched = steady_from_us(trace, request), set_up(request), launched_in(request)
-        waited = {id(copy): wait for wait, copy in blocking_copies(request)}
-        pageable = []
-        for work in request.work:
-            call = work.call
-            if work.kind != "copy" or "Pageable" not in work.name or call is None:
-                continue
-            if call.start_us < begin or holds(others, call.start_us):
-                continue
-            wait = waited.get(id(work))
-            if "HtoD" in work.name or (wait is None and launched.goes_on(call.end_us)):
-                pageable.append((work, call, call.end_us if wait is None else wait.end_us))
-        return pageable
+    def stretches(request: TracedRequest) -> list[Interval]:
+        begin = steady_from_us(trace, request)
+        return [stretch for stretch in loading_times(request) if stretch[0] >= begin]
 
-    cost = trace.median_us(lambda request: sum(end - call.start_us for _, call, end in copies(request)))
+    def calls_within(request: TracedRequest) -> list[ApiCall]:
+        """Calls that load, or within which the driver loads what they launch."""
+        begins = [begin for begin, _ in stretches(request)]
+        return [call for call in request.calls if any(call.start_us <= begin < call.end_us for begin in begins)]
+
+    def names(request: TracedRequest) -> list[str]:
+        return [one.name for one in loading_events(request) if holds(stretches(request), one.start_us)]
+
+    cost = _mean_or_median_us(trace, lambda request: length(stretches(request)))
     if cost < _LEAST_US:
         return
-    shown = where_any(trace, copies)
-    evidence = [
-        f"{name} {times(count)} a request: {us(sum(work.us for work, _, _ in shown if work.name == name))} on the "
-        f"device, {us(sum(end - call.start_us for work, call, end in shown if work.name == name))} of the host"
-        for name, count in Counter(work.name for work, _, _ in shown).most_common()
-    ]
+    calls = where_any(trace, calls_within)
+    operators = ", ".join(once_each(call.operator for call in calls))
+    told = f"{us(cost)} of the host a request"
     yield found(
-        "pageable-copy",
-        "Copies from or to pageable memory keep the host until they are done: it launches nothing meanwhile.",
-        evidence,
+        "module-loading",
+        "Code is loaded onto the GPU within a request, which waits for it: kernels that did not run before it.",
+        (
+            *(f"{name} {times(count)} a request" for name, count in Counter(where_any(trace, names)).most_common()),
+            f"{told}, in {operators}" if operators else told,
+        ),
         cost,
-        (call.line for _, call, _ in shown),
-        marks_of(work for work, _, _ in shown),
+        (call.line for call in calls),
+        host_marks(stretches(trace.shown)),
     )
+
+
+def _mean_or_median_us(trace: Trace, amount: Callable[[TracedRequest], float]) -> float:
+    """Return the mean over requests where the doctor ran others before, so that nothing of them is of a first one."""
+    return trace.median_us(amount) if trace.watched is None else fmean(map(amount, trace.requests))
 
 
 def find_recaptures(trace: Trace) -> Iterator[Finding]:
@@ -104,7 +104,7 @@ def find_recaptures(trace: Trace) -> Iterator[Finding]:
         calls = [call for call in request.calls if call.name in CAPTURE_BEGINS | INSTANTIATIONS]
         return [call for call in calls if holds(stretches(request), call.start_us)]
 
-    cost = trace.median_us(capturing_us) if trace.watched is None else fmean(map(capturing_us, trace.requests))
+    cost = _mean_or_median_us(trace, capturing_us)
     if not cost:
         return
     calls = where_any(trace, calls_within)

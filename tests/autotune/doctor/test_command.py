@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from auxhead.autotune.doctor.findings.finding import KINDS
+from auxhead.autotune.doctor.findings.kinds import KINDS
 from auxhead.autotune.doctor.tables import doctor_tables
 from auxhead.autotune.records.record import read_records
 from auxhead.plots.records import COMMITTED
@@ -51,9 +51,15 @@ def test_a_trace_is_diagnosed_kept_and_drawn(tmp_path):
     assert any(one["marks"] for one in figure["findings"])
 
 
-def test_the_readme_has_every_kind():
-    rows = [f"| `{kind}` | {one.what} |" for kind, one in KINDS.items()]
-    Document("autotune/README.md").has_table("| finding | what it is |\n", rows)
+def test_the_page_has_every_kind_and_what_to_change():
+    page = Document("docs/doctor.md").text
+    heading = "| finding | what it means | what to change |\n|---|---|---|\n"
+    assert page.count(heading) == 1
+    rows = page.partition(heading)[2].partition("\n\n")[0].splitlines()
+    cells = [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
+    assert [(kind, what) for kind, what, _ in cells] == [(f"`{kind}`", one.what) for kind, one in KINDS.items()]
+    assert all(change for *_, change in cells)
+    assert sum(any(map(str.isalnum, word)) for word in page.split()) <= 800
 
 
 def test_a_correct_program_has_no_finding(tmp_path):
@@ -62,11 +68,12 @@ def test_a_correct_program_has_no_finding(tmp_path):
 
 
 def test_json_is_all_that_is_printed(tmp_path):
-    result = tune("doctor", "--out", str(tmp_path), "--json", FAULTY)
+    result = tune("doctor", FAULTY, "--out", str(tmp_path), "--json")
     assert result.exit_code == 1
     found = json.loads(result.stdout)
     assert found["target"] == FAULTY and found["possible_us"] == max(found["trunk_us"], found["side_us"])
-    assert {"kind", "what", "evidence", "cost_us", "lines", "remedy", "snippet", "marks"} == set(found["findings"][0])
+    fields = {"kind", "what", "evidence", "cost_us", "spread_us", "lines", "remedy", "snippet", "marks"}
+    assert fields == set(found["findings"][0])
 
 
 def test_a_trace_of_others_says_what_was_not_looked_for(tmp_path):
@@ -75,7 +82,8 @@ def test_a_trace_of_others_says_what_was_not_looked_for(tmp_path):
     (tmp_path / "trace.json").write_text(json.dumps(content))
     result = tune("doctor", "--out", str(tmp_path / "out"), str(tmp_path / "trace.json"))
     assert result.exit_code == 1
-    missing = "race, freed-in-use, unrecorded-event, mixed-devices, stream-class, priority, fusible-heads"
+    missing = "race, freed-in-use, unrecorded-event, mixed-devices, stream-class, priority, fusible-heads, jitter, "
+    missing += "garbage-collection, tf32-off"
     assert f"Not looked for, since a trace does not tell: {missing}." in result.output.splitlines()
     assert "with the profiler on" in result.output
     (record,) = read_records(tmp_path / "out" / "doctor.jsonl")
@@ -89,7 +97,8 @@ def test_bad_targets_are_told_in_one_line_and_leave_nothing(tmp_path, monkeypatc
         (["run"], "TARGET: got run and no script, wants run SCRIPT [ARGUMENTS]..."),
         (["run", "nosuch.py"], "SCRIPT: nosuch.py: no such file"),
         (["run", "nosuch.py", ""], "SCRIPT: nosuch.py: no such file"),  # what is empty is the script's
-        (["tests:x", "--json"], "TARGET: got tests:x and --json, wants one target; options go before it"),
+        (["tests:x", "y"], "TARGET: got tests:x and y, wants one target"),
+        (["run", "--json"], "SCRIPT: --json: no such file"),  # what follows run is the script and its own
         (
             ["auxhead.model.guides.targets:in_line"],
             "torch sees no CUDA device here, wants one; a trace that was recorded elsewhere can be diagnosed here: "

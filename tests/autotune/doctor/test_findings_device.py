@@ -3,7 +3,8 @@
 import pytest
 from auxhead.autotune.doctor import diagnosis
 from auxhead.autotune.doctor.diagnosis import find_all, weigh
-from auxhead.autotune.doctor.findings.finding import KINDS, Finding, short_name
+from auxhead.autotune.doctor.findings.finding import Finding, short_name
+from auxhead.autotune.doctor.findings.kinds import KINDS
 from auxhead.autotune.doctor.findings.occupancy import find_full_device
 from auxhead.autotune.doctor.findings.requests import trunk_stream
 from auxhead.autotune.doctor.trace import Noticed, Race, StreamUse, Watched, Work

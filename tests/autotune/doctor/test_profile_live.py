@@ -96,3 +96,16 @@ def test_a_target_is_a_module_or_a_function_with_an_input(tmp_path, monkeypatch)
     assert made.module is None and made.request().item() == 2.0
     with pytest.raises(BadInput, match=r"TARGET: doctors_target:wrong returned \(Tensor\), wants \(an nn.Module or a"):
         find_target("doctors_target:wrong")(device)
+
+
+def test_which_products_may_not_be_computed_in_tf32():
+    before = torch.get_float32_matmul_precision()
+    try:
+        for precision, wanted in (("highest", {"matmul"}), ("high", set())):
+            torch.set_float32_matmul_precision(precision)
+            with torch.backends.cudnn.flags(enabled=True, allow_tf32=True):
+                assert set(live.without_tf32()) == wanted
+            with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+                assert set(live.without_tf32()) == wanted | {"convolution"}
+    finally:
+        torch.set_float32_matmul_precision(before)

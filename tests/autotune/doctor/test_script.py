@@ -62,6 +62,15 @@ def test_a_script_is_ended_once_enough_was_seen(written, tmp_path):
     assert (sys.argv, sys.path) == before
 
 
+def test_garbage_collected_in_timed_requests_is_noted_with_its_line(written, tmp_path):
+    collecting = PROGRAM.replace("import sys\n", "import gc, sys\n").replace("    loss(", "    gc.collect()\n    loss(")
+    (tmp_path / "program.py").write_text(collecting)
+    line = collecting.splitlines().index("    gc.collect()") + 1
+    script.profile_script(tmp_path / "program.py", ["1000", "0"], tmp_path / "trace.json")
+    seen = [one for one in written["watched"].collections if one.line == f"program.py:{line}"]
+    assert [one.request for one in seen] == [*range(script.TIMED)] and {one.generation for one in seen} == {2}
+
+
 SERVED = """
 import queue
 import sys

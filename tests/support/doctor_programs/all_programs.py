@@ -2,7 +2,7 @@
 
 from auxhead.model.guides import targets
 
-from . import correct, planted, threads
+from . import correct, planted, recurring, threads
 from .program import Program
 from .program import planted as with_fault
 
@@ -40,6 +40,7 @@ PROGRAMS: dict[str, Program] = {
     **{f"question_{name}": program for name, program in _QUESTION.items()},
     **threads.PROGRAMS,
     **correct.PROGRAMS,
+    **recurring.PROGRAMS,
 }
 FAULTY = [name for name, program in PROGRAMS.items() if program.finds]
 CORRECT = [name for name, program in PROGRAMS.items() if not program.finds]
