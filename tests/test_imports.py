@@ -260,3 +260,12 @@ if without_triton:
 def test_importing_has_no_side_effects_and_works_without_triton(without: tuple[str, ...]) -> None:
     done = subprocess.run([sys.executable, "-c", ASIDE, *without], capture_output=True, text=True, cwd="/")
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_python_3_10_takes_all_classes(package: str) -> None:
+    """Which refuses a ``NamedTuple`` that inherits from anything else, too."""
+    for path in sources(package):
+        for node in ast.walk(parsed(path)):
+            if isinstance(node, ast.ClassDef) and len(node.bases) > 1:
+                assert "NamedTuple" not in map(ast.unparse, node.bases), f"{path}:{node.lineno}"

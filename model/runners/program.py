@@ -4,9 +4,10 @@ A forward becomes graphs that read a static input. A captured batch takes reques
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import zip_longest
-from typing import Generic, NamedTuple, TypeVar
+from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -48,7 +49,8 @@ class StaticInput:
         self.changes |= self.x._version != self._version or not torch.equal(self.x, self.example)
 
 
-class CapturedProgram(NamedTuple, Generic[_T]):
+@dataclass(frozen=True)
+class CapturedProgram(Generic[_T]):
     """What a forward was captured as."""
 
     graphs: list[Graph]

@@ -69,9 +69,10 @@ class StageGraph:
                 self._captures.streams.allocate_workspaces(side)  # heads may be modules, which call cuBLAS
                 self._taken = taken = example.clone(memory_format=torch.preserve_format)
                 with trunk.choosing(samples):
-                    (self._graph,), self._handed, self.resizable = capture_program(
+                    program = capture_program(
                         lambda _cut: compute(taken, side), None, [taken], stream, self._captures.memory, [modules]
                     )
+                (self._graph,), self._handed, self.resizable = program.graphs, program.result, program.resizable
                 self._captures.record(stream)
             except BaseException:
                 self._captures.free()
