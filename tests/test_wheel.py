@@ -30,7 +30,7 @@ def distributions(tmp_path):
     pytest.importorskip("setuptools", minversion="77")
     tree, dist = tmp_path / "tree", tmp_path / "dist"
     dist.mkdir()
-    for folder in (*PACKAGES, "tests"):  # a copy: building writes beside the sources
+    for folder in (*PACKAGES, "docs", "tests"):  # a copy: building writes beside the sources
         shutil.copytree(ROOT / folder, tree / folder, ignore=shutil.ignore_patterns("__pycache__"))
     for name in AT_THE_TOP:
         shutil.copy(ROOT / name, tree)

@@ -24,7 +24,7 @@ MOST_BYTES_OF_WHEEL = 1_500_000
 #: Files at the top of the source distribution.
 AT_THE_TOP = (
     "CHANGELOG.md", "CITATION.cff", "CONTRIBUTING.md", "LICENSE", "MANIFEST.in", "Makefile", "README.md",
-    "constraints-oldest.txt", "constraints-tools.txt", "constraints.txt", "pyproject.toml",
+    "SECURITY.md", "constraints-oldest.txt", "constraints-tools.txt", "constraints.txt", "pyproject.toml",
 )  # fmt: skip
 
 
@@ -56,7 +56,7 @@ def check_source_distribution(archive):
     with tarfile.open(archive) as opened:
         names = {member.name.partition("/")[2] for member in opened.getmembers() if member.isfile()}
     made = {name for name in names if name in ("PKG-INFO", "setup.cfg") or name.startswith("auxhead.egg-info/")}
-    assert_same(archive, names - made, files_below(*PACKAGES, "tests") | set(AT_THE_TOP))
+    assert_same(archive, names - made, files_below(*PACKAGES, "docs", "tests") | set(AT_THE_TOP))
 
 
 def assert_same(archive, names, wanted):
