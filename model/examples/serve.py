@@ -59,11 +59,11 @@ class Gatherer:
             batch = [first, *(self._asked.get_nowait() for _ in range(min(self._asked.qsize(), LARGEST - 1)))]
             self.sizes[len(batch)] += 1
             try:
-                told = await run(self.thread, self._answer, [pixels for _, pixels, _ in batch])
-                self.failure = None
+                answers = await run(self.thread, self._answer, [pixels for _, pixels, _ in batch])
+                told, self.failure = [*zip(batch, answers, strict=True)], None
             except Exception as error:  # of the network or the GPU: for those who asked, and for /health
-                told, self.failure = [error] * len(batch), repr(error)
-            for (_, _, future), one in zip(batch, told, strict=True):
+                told, self.failure = [(each, error) for each in batch], repr(error)
+            for (_, _, future), one in told:
                 if not future.done():  # else its client has gone
                     future.set_exception(one) if isinstance(one, Exception) else future.set_result(one)
                 self._asked.task_done()

@@ -134,7 +134,8 @@ def test_thresholds_change_while_it_runs(service):
         assert http.get("/counts").json()["drift"] is None, "of these rules nobody knows the shares"
 
         http.put("/rules", json={tap: rule["threshold"] for tap, rule in before.items()})
-        assert http.get("/counts").json()["drift"] == [], "and what was counted under them is forgotten"
+        assert http.get("/counts").json()["drift"] == []
+    assert service.network.monitor.counts().sum() == 0, "what was counted under other rules is forgotten"
 
 
 @pytest.mark.filterwarnings("ignore::auxhead.model.DriftWarning")
@@ -170,6 +171,25 @@ def test_what_was_accepted_is_answered_before_it_ends(service, monkeypatch):
     assert closed == [12], "the runner is closed last"
     with pytest.raises(httpx.ConnectError):
         httpx.get(f"{url}/health")
+
+
+def test_closing_waits_for_all_who_asked_but_those_who_have_gone(monkeypatch):
+    def answer(pixels):
+        time.sleep(0.05)
+        return [] if len(pixels) == 1 else [10 * each.item() for each in pixels]
+
+    async def ask_and_close():
+        gatherer = serve.Gatherer(answer)
+        asked = [asyncio.create_task(gatherer.ask(torch.tensor(number))) for number in range(5)]
+        await asyncio.sleep(0.03)  # the first batch is under way
+        asked[1].cancel()
+        await asyncio.wait_for(gatherer.close(), 10)
+        return await asyncio.wait_for(asyncio.gather(*asked, return_exceptions=True), 10)
+
+    monkeypatch.setattr(serve, "LARGEST", 2)
+    first, gone, *others, last = asyncio.run(ask_and_close())
+    assert isinstance(gone, asyncio.CancelledError) and [first, *others] == [0, 20, 30]
+    assert isinstance(last, ValueError), "a batch with too few answers is one that failed"
 
 
 def test_a_batch_that_fails_is_told_and_the_next_one_is_answered(service, monkeypatch):
