@@ -1,11 +1,13 @@
 """The site: every public name has one place in the reference, and every page one in the contents."""
 
+import json
 import re
 
 import auxhead.kernels
 import auxhead.model
 import pytest
-from support.documents import ROOT, documents, name_of
+from auxhead.plots.records import COMMITTED
+from support.documents import ROOT, Document, documents, name_of
 
 REFERENCE = sorted((ROOT / "docs" / "reference").glob("*.md"))
 
@@ -53,3 +55,17 @@ def test_every_page_stands_in_the_contents_once():
     made = ROOT / "docs" / "reference" / "commands.md"  # by the build
     assert len(found) == len(set(found)) and all(page.exists() for page in found if page != made)
     assert {*map(name_of, documents())} - {"docs/index.md"} <= {name_of(page) for page in found}
+
+
+def test_versions_on_gpus_are_those_of_the_records():
+    found = set()
+    for path in COMMITTED.glob("h*/*.jsonl"):
+        for line in path.read_text().splitlines():
+            of = json.loads(line)["environment"]
+            cudnn = divmod(of["cudnn"], 10_000)
+            cudnn = f"{cudnn[0]}.{cudnn[1] // 100}.{cudnn[1] % 100}"
+            found.add((of["gpu"], of["torch"], of["triton"], of["cuda"], cudnn, of["driver"]))
+    page = Document("docs/details/guarantees.md")
+    table = page.text.partition("| where | torch |")[2].partition("\n\n")[0]
+    rows = {tuple(cell.strip() for cell in line.split("|")[1:7]) for line in table.splitlines() if "| NVIDIA" in line}
+    assert rows == found
