@@ -182,7 +182,7 @@ def small_network(device: str) -> EarlyExitNetwork:
     return network
 
 
-def main(checkpoint: str = "", backbone: str = "", port: int = 8000) -> None:
+def main(checkpoint: str = "", backbone: str = "torchvision.models:resnet18", port: int = 8000) -> None:
     """Answer pictures on loopback, until a signal ends it, by a checkpoint or by a small network."""
     import uvicorn
 
