@@ -34,10 +34,14 @@ def doctor_numbers(records: Sequence[Record]) -> dict[str, Any]:
     record = found[-1]
     assert record.measured is not None
     measured = record.measured
+    lanes = {"host": [one for one in measured["calls"] if one[2] in ROLES], **_streams(measured["streams"])}
     return {
         "title": _title(record.cell["target"], measured),
-        "stamp": stamp([record], "One request under torch.profiler, which makes calls of the host longer."),
-        "lanes": {"host": [one for one in measured["calls"] if one[2] in ROLES], **_streams(measured["streams"])},
+        "stamp": stamp(
+            [record],
+            "One request under torch.profiler, which makes calls of the host longer than they are in the title's time.",
+        ),
+        "lanes": lanes,
         "findings": [_finding(number, one) for number, one in enumerate(measured["findings"][:MOST], start=1)],
         "more": max(0, len(measured["findings"]) - MOST),
     }
@@ -80,7 +84,7 @@ def doctor_figure(numbers: Mapping[str, Any]) -> Figure:
             axes.broken_barh(bars, (height[name] + 0.15, 0.5), color=ROLES[role][0], linewidth=0)
     _marks(axes, findings, height)
     axes.set_yticks([at + 0.4 for at in height.values()], list(height))
-    tidy(axes, "x", ylim=(-0.05, len(lanes) + 0.05), xlabel="us since the request began")
+    tidy(axes, "x", ylim=(-0.05, len(lanes) + 0.05), xlabel="us since the request began, under the profiler")
     axes.tick_params(axis="y", length=0)
     handles = [Patch(color=ROLES[role][0], label=ROLES[role][1]) for role in roles]
     axes.legend(handles=handles, frameon=False, loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=7, fontsize=8)

@@ -213,7 +213,7 @@ def calibration_numbers(report: Mapping[str, Any]) -> dict[str, Any]:
         ],
         "stamp": (
             f"{report['data'] or 'data without a name'}; samples for temperatures {samples['temperature']:,} and "
-            f"thresholds {samples['thresholds']:,} (lower right), test {samples['test']:,} (all else)\n"
+            f"thresholds {samples['thresholds']:,} (lower middle), test {samples['test']:,} (all else)\n"
             f"{machine['device']}, Python {machine['python']}, torch {machine['torch']}, auxhead {machine['auxhead']}"
             + ("" if latencies is None else f"; {latencies['runner']} on {latencies['device']}")
         ),
@@ -229,7 +229,9 @@ def _bins(reliability: Mapping[str, Any]) -> list[list[float]]:
 def calibration_figure(numbers: Mapping[str, Any]) -> Figure:
     """Draw confidences before and after temperatures, exits, and accuracy against the time to the answer."""
     figure = new_figure(6.4)
-    (before, after), (shares, curve) = figure.subplots(2, 2)
+    above, below = figure.add_gridspec(2, 1)
+    before, after = above.subgridspec(1, 2).subplots()
+    shares, curve, tested = below.subgridspec(1, 3, width_ratios=(1.6, 1, 1)).subplots()
     for axes, when in ((before, "before"), (after, "after")):
         _reliability(axes, numbers["reliability"][when], f"{when} temperatures")
     places = range(len(numbers["exits"]))
@@ -238,7 +240,7 @@ def calibration_figure(numbers: Mapping[str, Any]) -> Figure:
         note(shares, f"{count:,}", (place, share), (0, 2), ha="center", fontsize=8)
     shares.set_xticks(list(places), numbers["exits"], rotation=60, fontsize=8)
     tidy(shares, ylabel="samples that leave here, %", ylim=(0, 1.2 * max(numbers["share_percent"])))
-    _curve(curve, numbers)
+    _curves(curve, tested, numbers)
     return frame(figure, numbers)
 
 
@@ -254,13 +256,16 @@ def _reliability(axes: Axes, exits: Sequence[Sequence[Sequence[float]]], title: 
     tidy(axes, "both", f"{title} (area: samples)", xlabel="confidence, %", ylabel="right, %")
 
 
-def _curve(axes: Axes, numbers: Mapping[str, Any]) -> None:
+def _curves(chosen: Axes, tested: Axes, numbers: Mapping[str, Any]) -> None:
+    """Draw accuracies of the split that thresholds are chosen on, and of the test split, in places of their own."""
     static, curve = numbers["static"], numbers["curve"]
-    axes.plot(*zip(*curve, strict=True), ".-", color=SKY, linewidth=0.8, label="candidates, split for thresholds")
-    axes.plot(*curve[numbers["chosen"]], "s", color=BLUE, markersize=5, label="the chosen one there")
-    axes.plot(*zip(*static, strict=True), "o", color=GREY, markerfacecolor="white", label="all stop at one exit, test")
-    axes.plot(*numbers["early_exit"], "D", color=GREEN, label="early exit, test")
+    chosen.plot(*zip(*curve, strict=True), ".-", color=SKY, linewidth=0.8, label="candidates")
+    chosen.plot(*curve[numbers["chosen"]], "s", color=BLUE, markersize=5, label="the chosen one")
+    tested.plot(*zip(*static, strict=True), "o", color=GREY, markerfacecolor="white", label="all stop at one exit")
+    tested.plot(*numbers["early_exit"], "D", color=GREEN, label="early exit, as chosen")
     seen = [accuracy for _, accuracy in (*curve[: numbers["chosen"] + 1], static[-1], numbers["early_exit"])]
-    axes.set_ylim(max(0.0, 100.0 - max(2.0, 3 * (100.0 - min(seen)))), 100.5)
-    axes.legend(frameon=False, fontsize=7)
-    tidy(axes, "both", xlabel=numbers["unit"], ylabel="accuracy, %")
+    titles = {chosen: "split for thresholds", tested: "test split"}
+    for axes, title in titles.items():
+        axes.set_ylim(max(0.0, 100.0 - max(2.0, 3 * (100.0 - min(seen)))), 100.5)
+        axes.legend(frameon=False, fontsize=7)
+        tidy(axes, "both", title, xlabel=numbers["unit"], ylabel="accuracy, %")

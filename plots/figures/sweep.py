@@ -108,10 +108,11 @@ def landscape_numbers(records: Sequence[Record]) -> dict[str, Any]:
     typical = statistics.median(one["over_fastest"] for one in others)
     noise = statistics.median(one["noise_percent"] for one in others)
     rule_best = sum(any(one["rule"] and one["within_noise"] for one in head["configs"]) for head in heads)
+    rule_near = sum(_rule_is_in_a_tied_cell(head["configs"]) for head in heads)
     return {
         "title": (
-            f"Alone, a configuration tried takes {typical:.1f} times as long as its head's fastest (median);\n"
-            f"that of the rule of then is the fastest, or ties with it, in {rule_best} of {len(heads)} heads"
+            f"Alone, what was tried takes {typical:.1f} times a head's fastest (median); the rule's\n"
+            f"two fields (circles) are among the fastest in {rule_near} of {len(heads)} heads, all fields in {rule_best}"
         ),
         "stamp": stamp(
             swept,
@@ -126,6 +127,12 @@ def landscape_numbers(records: Sequence[Record]) -> dict[str, Any]:
         "noise_percent": noise,
         "heads": heads,
     }
+
+
+def _rule_is_in_a_tied_cell(configs: Sequence[Mapping[str, Any]]) -> bool:
+    """Return whether the rule's two fields are those of a configuration that ties with the fastest."""
+    own = {(one[ACROSS], one[UP]) for one in configs if one["rule"]}
+    return any(one["within_noise"] and (one[ACROSS], one[UP]) in own for one in configs)
 
 
 def _drawn(head: Head) -> dict[str, Any]:

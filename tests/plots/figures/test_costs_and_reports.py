@@ -73,11 +73,11 @@ def test_with_latencies_the_curve_is_over_time(report):
     report["expected_latency_ms"] = 3.5
     for number, row in enumerate(rows):
         row["latency_ms"] = 9 - number / 100
-    curve = FIGURES["calibration"].draw(report)[0].axes[3]
-    assert curve.get_xlabel() == "ms to the answer, batch 8"
-    lines = labelled(curve)
-    assert lines["early exit, test"][0] == [3.5] and lines["all stop at one exit, test"][0] == list(range(1, exits + 1))
-    assert lines["candidates, split for thresholds"][0] == [row["latency_ms"] for row in rows]
+    curve, tested = FIGURES["calibration"].draw(report)[0].axes[3:5]
+    assert curve.get_xlabel() == tested.get_xlabel() == "ms to the answer, batch 8"
+    lines = labelled(curve) | labelled(tested)
+    assert lines["early exit, as chosen"][0] == [3.5] and lines["all stop at one exit"][0] == list(range(1, exits + 1))
+    assert lines["candidates"][0] == [row["latency_ms"] for row in rows]
 
 
 @pytest.fixture
