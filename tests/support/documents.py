@@ -13,7 +13,7 @@ _NEEDS = re.compile(r"<!-- needs (.+?) -->\s*$")
 
 def documents() -> list[Path]:
     """Every Markdown file of the project, at the top and in its folders."""
-    folders = ("kernels", "model", "autotune", "plots", "tests")
+    folders = ("docs", "kernels", "model", "autotune", "plots", "tests")
     return sorted([*ROOT.glob("*.md"), *(path for folder in folders for path in (ROOT / folder).rglob("*.md"))])
 
 
