@@ -50,6 +50,7 @@ _MODULES = {
     "attach_exits": ".own_exits.attach_exits",
     "calibrate_network": ".calibration.calibrate_network",
     "distillation_loss": ".training.plan",
+    "export_decision": ".export.decision",
     "export_exits": ".export.exporting",
     "export_stages": ".export.exporting",
     "fuse_aux_heads": ".heads.fuse_aux_heads",

@@ -19,6 +19,7 @@ from .calibration.retuning import Retuner as Retuner
 from .calibration.retuning import replay as replay
 from .calibration.retuning import retune_thresholds as retune_thresholds
 from .calibration.samples import sample_identities as sample_identities
+from .export.decision import export_decision as export_decision
 from .export.exporting import ExportReport as ExportReport
 from .export.exporting import export_exits as export_exits
 from .export.exporting import export_stages as export_stages

@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from ..basics.bad_input import BadInput
 from .console import plain_console
 from .errors import by_option, one_line_errors
 from .options import BackboneOption, CheckpointArgument, ModulesOption
@@ -29,15 +30,21 @@ def export(
     stages: Annotated[
         bool, typer.Option("--stages", help="Write a file for each exit, which goes on where the one before ended.")
     ] = False,
+    decide: Annotated[
+        bool,
+        typer.Option("--decide", help="Write the answer for one sample, which stops at the first exit that is sure."),
+    ] = False,
     backbone: BackboneOption = None,
     modules: ModulesOption = None,
 ) -> None:
-    """Write the logits of all exits for ONNX or torch.export, and the rules by which they count as a JSON."""
-    from ..export.exporting import export_saved
+    """Write the logits of all exits, or the answer, for ONNX or torch.export, and a JSON with the rules."""
+    from .export_run import export_saved
     from .user_model import load_network
 
     with one_line_errors(RuntimeError):
+        if decide and stages:
+            raise BadInput("--decide: got --stages, too, wants one of them: a decision is one file")
         loaded = load_network("auxhead export", checkpoint, backbone, modules)
         with by_option("format"):
-            report = export_saved(loaded, out, format, stages)
+            report = export_saved(loaded, out, format, stages=stages, decide=decide)
         plain_console().print(str(report), soft_wrap=True)

@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -18,7 +18,6 @@ from ..basics.files import naming, on_disk, write_json
 from ..listening.batches import Batch, check_input_batch, first_tensor, map_tensors, tensors_by_name, two_samples
 from ..network.early_exit_network import EarlyExitNetwork, check_network
 from ..runners.checks import check_device
-from ..saving.checkpoint import Checkpoint
 from ..saving.description import RULE_ARGUMENTS
 from .file_formats import BATCH, Part, Value, check_files, checked_format, write_part
 from .program import Stage, cut_into_stages, logits_program, stage_program
@@ -71,9 +70,9 @@ def export_exits(
     """
     path = Path(path)
     format = checked_format(format, path)
-    description = _beside(path)
-    _check_new("path", path, description)
-    images = _checked(network, example_images)
+    description = beside(path)
+    check_new("path", path, description)
+    images = checked_network(network, example_images)
     program = logits_program(network, _example(images))
     nodes = {node.name: node for node in program.graph.nodes}
     takes = [nodes[name].meta["val"] for name in program.graph_signature.user_inputs]
@@ -82,7 +81,7 @@ def export_exits(
     part = Part(
         path.name,
         program,
-        _inputs(images, takes),
+        inputs_of(images, takes),
         tuple(value_like(exit_name(index), each, batch) for index, each in enumerate(outputs)),
     )
     with naming(path), TemporaryDirectory(dir=path.parent, prefix=".auxhead-") as folder:
@@ -109,11 +108,11 @@ def export_stages(
     """
     directory = Path(directory)
     format = checked_format(format, directory)
-    _check_new("directory", directory)
-    images = _checked(network, example_images)
+    check_new("directory", directory)
+    images = checked_network(network, example_images)
     x = _example(images)
     stages = cut_into_stages(logits_program(network, x).module())
-    parts = _parts(stages, x, _inputs(x, stages[0].takes), format)
+    parts = _parts(stages, x, inputs_of(x, stages[0].takes), format)
     with naming(directory), TemporaryDirectory(dir=directory.parent, prefix=".auxhead-") as folder:
         inside = Path(folder, directory.name)  # with the permissions of a new folder, which a temporary one lacks
         inside.mkdir()
@@ -122,7 +121,7 @@ def export_stages(
     return ExportReport((*(directory / part.file for part in parts), directory / STAGES), difference, by)
 
 
-def _check_new(name: str, *paths: Path) -> None:
+def check_new(name: str, *paths: Path) -> None:
     """Raise ``BadInput`` unless the paths of an argument are such where something new can be made."""
     for path in paths:
         if path.exists() or path.is_symlink():
@@ -131,7 +130,8 @@ def _check_new(name: str, *paths: Path) -> None:
             raise BadInput(f"{name}: {path.parent} is no folder, wants one that is there to put {path.name} into")
 
 
-def _beside(path: Path) -> Path:
+def beside(path: Path) -> Path:
+    """Return the path of the JSON of a file."""
     return path.with_name(f"{path.name}.json")
 
 
@@ -140,19 +140,19 @@ def _example(images: Batch) -> Batch:
     return map_tensors(two_samples(images), lambda each: each.clone(memory_format=torch.preserve_format))
 
 
-def _inputs(images: Batch, takes: Sequence[Tensor]) -> tuple[Value, ...]:
-    """Describe the inputs of a file, fake tensors, by the names that they have in a batch; that of one is "input"."""
+def inputs_of(images: Batch, takes: Sequence[Tensor], taken: Collection[str] = ()) -> tuple[Value, ...]:
+    """Describe the inputs of a file by the names that they have in a batch, unless taken; that of one is "input"."""
     words = [re.sub(r"\W+", "_", name).strip("_") for name in tensors_by_name(images)]
     names = [f"input_{word}" if word.isdecimal() else word or "input" for word in words]
-    if len({*names}) < len(names) or any(name.startswith("exit_") for name in names):
+    if len({*names}) < len(names) or any(name.startswith("exit_") or name in taken for name in names):
         names = [f"input_{index}" for index in range(len(names))]
     return tuple(value_like(name, each, takes[0].shape[0]) for name, each in zip(names, takes, strict=True))
 
 
-def _checked(network: EarlyExitNetwork, example_images: Batch) -> Batch:
-    """Return the images, without gradients, if they and the network can be exported."""
+def checked_network(network: EarlyExitNetwork, example_images: Batch, name: str = "example_images") -> Batch:
+    """Return the images, without gradients, if they and the network can be exported; errors call them by ``name``."""
     check_network(network)
-    check_input_batch("example_images", example_images)
+    check_input_batch(name, example_images)
     check_mode(network)
     for tap, head in zip(network.taps, network.exit_heads, strict=True):
         if any(map(is_lazy, head.parameters())):
@@ -223,12 +223,3 @@ def value_like(name: str, tensor: Tensor, batch: object) -> Value:
     symbol = str(batch)
     sizes = (str(size).replace(symbol, BATCH) if isinstance(size, torch.SymInt) else size for size in tensor.shape)
     return Value(name, tuple(sizes), str(tensor.dtype).removeprefix("torch."))
-
-
-def export_saved(checkpoint: Checkpoint, out: Path, format: str | None, stages: bool) -> ExportReport:
-    """Write the files of a checkpoint's network; raises as :func:`export_exits` and :func:`export_stages`."""
-    _check_new("OUT", out, *([] if stages else [_beside(out)]))
-    network, prepare = checkpoint.network, checkpoint.preprocessing
-    shape = (3, prepare.channels, prepare.crop, prepare.crop)
-    images = torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=network.dtype)
-    return (export_stages if stages else export_exits)(network, images, out, format=format)

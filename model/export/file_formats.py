@@ -1,12 +1,13 @@
 """The formats of exported files, ONNX and PyTorch's own: writing a program, and comparing what was written."""
 
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.export import ExportedProgram
 
 from ..basics.bad_input import BadInput, one_line
@@ -38,6 +39,12 @@ class Part(NamedTuple):
     program: ExportedProgram
     inputs: tuple[Value, ...]
     outputs: tuple[Value, ...]
+    defaults: Mapping[str, Tensor] = MappingProxyType({})
+    """What inputs, by name, are if they are left out, which ONNX alone has."""
+
+
+#: Runs ONNX where onnxruntime does not, and lacks operators.
+REFERENCE = "onnx.reference"
 
 
 class OpenFile(NamedTuple):
@@ -76,6 +83,8 @@ def write_part(part: Part, folder: Path, format: str) -> Path:
             torch.export.save(part.program, content)
         path.write_bytes(content.getbuffer())
         return path
+    from onnx_ir.passes.common import RemoveUnusedNodesPass
+
     names: list[dict[int, str]] = [{} for _ in part.inputs]
     for value, of_value in zip(part.inputs, names, strict=True):
         if BATCH in value.shape:  # of all inputs it is one size, which is named once
@@ -93,8 +102,22 @@ def write_part(part: Part, folder: Path, format: str) -> Path:
             dynamic_shapes=tuple(names),
         )
         assert made is not None
+        _set_defaults(made, part.defaults)
+        RemoveUnusedNodesPass()(made.model)  # what the exporter's own has left in branches, of which onnxruntime warns
         made.save(path)
     return path
+
+
+def _set_defaults(made: torch.onnx.ONNXProgram, defaults: Mapping[str, Tensor]) -> None:
+    """Let inputs be left out: an initializer by the name of an input is its default."""
+    import onnx_ir
+
+    graph = made.model.graph
+    for value in graph.inputs:
+        name = value.name or ""
+        if name in defaults:
+            value.const_value = onnx_ir.tensor(defaults[name].cpu().numpy(), name=name)
+            graph.register_initializer(value)
 
 
 def _max_of_windows(x: Tensor, output_size: Sequence[int]) -> tuple[Tensor, Tensor]:
@@ -113,39 +136,55 @@ def _max_of_windows(x: Tensor, output_size: Sequence[int]) -> tuple[Tensor, Tens
     return torch.stack(values, -1).view(shape), torch.stack(places, -1).view(shape)
 
 
+def open_program(path: Path) -> nn.Module:
+    """Read a "pt2" file as a module."""
+    with quietly(), path.open("rb") as file:  # of a file by another name than .pt2 it logs that, and the name
+        return torch.export.load(file).module()
+
+
 def open_file(path: Path, format: str) -> OpenFile:
     """Read a file that was just written; an ONNX file is checked by ``onnx.checker``, too."""
     if format == "pt2":
-        with quietly(), path.open("rb") as file:  # of a file by another name than .pt2 it logs that, and the name
-            module = torch.export.load(file).module()
+        module = open_program(path)
         return OpenFile(lambda values: module(*values), "torch.export.load")
     import onnx
 
     with one_line_of_exporter("network: onnx.checker refuses its file"):
         onnx.checker.check_model(path, full_check=True)
     try:
-        from onnxruntime import InferenceSession
-    except ImportError:
+        model: Any = _session(path)
+        names, by = [each.name for each in (*model.get_inputs(), *model.get_overridable_initializers())], "onnxruntime"
+    except Exception as error:  # not installed, or without an operator for a dtype, which it says by many kinds
         from onnx.reference import ReferenceEvaluator
 
-        model, by = ReferenceEvaluator(str(path)), "onnx.reference"
+        model, by = ReferenceEvaluator(str(path)), REFERENCE
         names = model.input_names
-    else:
-        model, by = InferenceSession(str(path), providers=["CPUExecutionProvider"]), "onnxruntime"
-        names = [each.name for each in model.get_inputs()]
+        if not isinstance(error, ImportError):
+            by += f", since onnxruntime cannot run it: {one_line(error)}"
 
     def run(values: Sequence[Tensor]) -> list[Tensor]:
-        given = {name: value.cpu().numpy() for name, value in zip(names, values, strict=True)}
-        return [torch.from_numpy(found) for found in model.run(None, given)]
+        given = {name: value.cpu().numpy() for name, value in zip(names[: len(values)], values, strict=True)}
+        return [torch.tensor(found) for found in model.run(None, given)]  # a copy: an array may be read-only
 
     return OpenFile(run, by)
 
 
+def _session(path: Path) -> Any:
+    """Open an ONNX file in onnxruntime, on the CPU."""
+    from onnxruntime import InferenceSession, SessionOptions
+
+    options = SessionOptions()
+    options.log_severity_level = 3  # errors alone: it warns of inputs that may be left out
+    return InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+
+
 #: Other sizes than the one of the export, and one sample, which PyTorch likes to treat apart.
 _SIZES = (1, 3)
-#: How far logits may be off, in parts of the largest one: a wrong graph is off by more, TF32 on a GPU by less.
-_ALLOWED = {torch.float64: 1e-6, torch.float32: 5e-3}
-_ALLOWED_NARROW = 5e-2
+
+
+def allowed(dtype: torch.dtype) -> float:
+    """Return how far logits may be off, in parts of the largest: of a wrong graph it is more, by TF32 it is less."""
+    return {torch.float64: 1e-6, torch.float32: 5e-3}.get(dtype, 5e-2)
 
 
 @torch.no_grad()
@@ -171,14 +210,14 @@ def check_files(
                 returned = file.run(handed)
             except Exception as error:  # of many kinds
                 said = f"{type(error).__name__}: {one_line(error)}"
-                if by == "onnx.reference" and size == _SIZES[0]:
-                    return None, f"onnx.checker alone, since onnx.reference cannot run it ({said})"
+                if by.startswith(REFERENCE) and size == _SIZES[0]:
+                    return None, f"onnx.checker alone, since {REFERENCE} cannot run it ({said})"
                 raise RuntimeError(f"file: {by} cannot run it on a batch of {size}: {said}") from error
             logits, handed = (returned[:1], returned[1:]) if len(files) > 1 else (returned, [])
             found += logits
         wanted = [logits.cpu() for logits in network.logits(x)]
         off = relative_error([logits.cpu() for logits in found], [logits.double() for logits in wanted])
-        if not off <= _ALLOWED.get(wanted[-1].dtype, _ALLOWED_NARROW):
+        if not off <= allowed(wanted[-1].dtype):
             raise RuntimeError(
                 f"file: logits that {by} computes of a batch of {size} differ from the network's by {off:.2g} of the "
                 "largest one"

@@ -1,5 +1,6 @@
-"""The logits of all exits as one program of ``torch.export``, for batches of any size, whole or cut into stages."""
+"""The logits of all exits as one program of ``torch.export``, for a batch of any size, whole or cut into stages."""
 
+import logging
 import operator
 import warnings
 from collections.abc import Iterator, Sequence
@@ -136,12 +137,13 @@ class _OfTensors(nn.Module):
 def logits_program(network: EarlyExitNetwork, example: Batch) -> ExportedProgram:
     """Return the program of a network's logits, whose operators write to nothing that others read.
 
-    It takes the tensors of a batch like the example, which has two samples or more, lest the program be made for one.
+    It takes the tensors of a batch like the example, of any size; of one sample it is made for one alone.
     ``BadInput`` if torch.export cannot make it, or the backbone keeps a state, which files would not.
     """
     tensors, samples = tuple(tensors_by_name(example).values()), len(first_tensor(example))
     with one_line_of_exporter("network: torch.export cannot export it"):
-        shapes = (tuple({0: Dim.DYNAMIC} if each.ndim and len(each) == samples else None for each in tensors),)
+        batch = None if samples == 1 else {0: Dim.DYNAMIC}
+        shapes = (tuple(batch if each.ndim and len(each) == samples else None for each in tensors),)
         program = torch.export.export(_OfTensors(network, example), tensors, dynamic_shapes=shapes)
         program = program.run_decompositions({})  # into operators without side effects, and no further
     written = sorted(
@@ -169,9 +171,24 @@ def _of_batch(size: Any, batch: Any) -> Any:
     return int(times) * batch if rest.is_Symbol and times.is_Integer else Dim.AUTO
 
 
+#: Warns of each constant that a branch returns.
+_DEDUPLICATION = logging.getLogger("onnx_ir.passes.common.initializer_deduplication")
+
+
 @contextmanager
 def quietly() -> Iterator[None]:
-    """Keep to itself what PyTorch's exporters warn of: how they use PyTorch."""
+    """Keep to itself what exporters warn of: how they use PyTorch, and what they leave as it is."""
+    level = _DEDUPLICATION.level
+    _DEDUPLICATION.setLevel(logging.ERROR)
+    try:
+        with _without_warnings_of_pytorch():
+            yield
+    finally:
+        _DEDUPLICATION.setLevel(level)
+
+
+@contextmanager
+def _without_warnings_of_pytorch() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)
         warnings.filterwarnings("ignore", "The given buffer is not writable")

@@ -73,7 +73,7 @@ def test_a_snippet_without_its_imports_is_found(tmp_path, monkeypatch):
 
 FRONT_DOORS = (
     "attach", "attach_exits", "accelerate", "make_runner", "train", "calibrate_network", "anytime_curve",
-    "save_checkpoint", "load_checkpoint", "fuse_aux_heads", "FusedAuxHead", "EarlyExitNetwork",
+    "save_checkpoint", "load_checkpoint", "fuse_aux_heads", "FusedAuxHead", "EarlyExitNetwork", "export_decision",
 )  # fmt: skip
 
 

@@ -33,7 +33,7 @@ def text_of(document: Path) -> str:
 TASK_PAGES = (
     "docs/pictures.md", "docs/own_exits.md", "docs/text.md", "docs/thresholds.md", "docs/run.md", "docs/pays.md",
     "docs/several_gpus.md", "docs/tune.md", "docs/doctor.md",
-    "docs/serve.md",
+    "docs/serve.md", "docs/export.md",
 )  # fmt: skip
 
 

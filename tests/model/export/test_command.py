@@ -8,6 +8,7 @@ import pytest
 import torch
 from auxhead.model import EarlyExitNetwork, FusedAuxHead, ModuleHead, save_checkpoint
 from support.command_line import assert_one_line_error, auxhead
+from support.decided import assert_answers, opened
 from support.example_models import SmallNet
 from support.exported import first_sure, read_description, run_stages
 from support.pictures import whole
@@ -95,3 +96,18 @@ def test_a_checkpoint_whose_head_is_a_module_of_the_users(checkpoint, tmp_path):
     found = torch.export.load(tmp_path / "x.pt2").module()(x)
     for one, wanted in zip(found, network.logits(x), strict=True):
         torch.testing.assert_close(one, wanted)
+
+
+@pytest.mark.usefixtures("without_interpreter")
+def test_a_decision(network, checkpoint, tmp_path):
+    x = torch.randn(8, 3, 16, 16)
+    options = ("--backbone", "small_nets:make", "--decide")
+    result = auxhead("export", checkpoint, "decision.pt2", *options)
+    assert result.exit_code == 0 and not result.stderr, result.output
+    assert "leaving at each of 2 exits (torch.export.load)." in result.output
+    assert result.output.splitlines()[-1] == "Saved: decision.pt2, decision.pt2.json"
+    assert json.loads((tmp_path / "decision.pt2.json").read_text())["preprocessing"] == whole(16).as_json()
+    assert_answers(opened(tmp_path / "decision.pt2"), network, x)
+    result = auxhead("export", checkpoint, "both", *options, "--stages")
+    assert_one_line_error(result, "--decide: got --stages, too, wants one of them: a decision is one file")
+    assert not (tmp_path / "both").exists()
