@@ -112,7 +112,7 @@ def landscape_numbers(records: Sequence[Record]) -> dict[str, Any]:
     return {
         "title": (
             f"Alone, what was tried takes {typical:.1f} times a head's fastest (median); the rule's\n"
-            f"two fields (circles) are among the fastest in {rule_near} of {len(heads)} heads, all fields in {rule_best}"
+            f"two fields (circles) are among the fastest in {rule_near} of {len(heads)} heads, all in {rule_best}"
         ),
         "stamp": stamp(
             swept,

@@ -45,8 +45,8 @@ def contents(page):
     for table in re.findall(r"^```\{toctree\}\n(.*?)^```$", page.read_text(), re.DOTALL | re.MULTILINE):
         for line in table.splitlines():
             if line and not line.startswith(":"):
-                below = (page.parent / f"{line}.md").resolve()
-                found += [below, *(contents(below) if below.exists() else [])]
+                below = next(page.parent.glob(f"{line}.*"), page.parent / f"{line}.md").resolve()
+                found += [below, *(contents(below) if below.suffix == ".md" and below.exists() else [])]
     return found
 
 
