@@ -16,12 +16,12 @@ from typing import Any, NamedTuple
 from ...model.basics.garbage import no_garbage_collection
 from ..measuring.cuda_calls import ANNOTATION, GRAPH_LAUNCHES, HEAD, plain_name
 from ..records.record import MOST_BYTES
-from .trace import KEY, ApiCall, BadTrace, Overhead, Trace, TracedRequest, Wait, Watched, Work
+from .trace import KEY, ApiCall, BadTrace, Trace, TracedRequest, Wait, Watched, Work
 from .user_code import profiled_line
 
 _CALLS = ("cuda_runtime", "cuda_driver")
 _WORK = {"kernel": "kernel", "gpu_memcpy": "copy", "gpu_memset": "fill"}
-_CATEGORIES = {*_CALLS, *_WORK, "user_annotation", "cpu_op", "python_function", "cuda_sync", "overhead"}
+_CATEGORIES = {*_CALLS, *_WORK, "user_annotation", "cpu_op", "python_function", "cuda_sync"}
 #: Categories of other vendors' devices, and their calls under the names of CUDA's categories.
 _OTHERS = re.compile(r"(hip|roc|xpu|hpu|mtia|npu|musa|privateuse1)\w*|(?!cuda_)\w+_(runtime|driver)")
 _OTHER_CALLS = ("hip", "hsa", "roc")
@@ -285,7 +285,6 @@ def _requests(
     calls_of: list[list[ApiCall]] = [[] for _ in windows]
     work_of: list[list[Work]] = [[] for _ in windows]
     waits_of: list[list[Wait]] = [[] for _ in windows]
-    overheads_of: list[list[Overhead]] = [[] for _ in windows]
     launched: dict[int, tuple[int | None, ApiCall | None]] = {}
     for event, site in calls:
         index, correlation, call = index_at(event.start), event.number("correlation"), None
@@ -303,16 +302,13 @@ def _requests(
         index, stream = index_at(event.start), event.number("stream")
         if event.name == "Stream Wait Event" and index is not None and stream is not None:
             waits_of[index].append(Wait(event.start - starts[index], stream))
-    for event in events["overhead"]:
-        if (index := index_at(event.start)) is not None:
-            overheads_of[index].append(Overhead(event.name, event.start - starts[index], event.end - starts[index]))
     for index, (window, its_calls, its_work) in enumerate(zip(windows, calls_of, work_of, strict=True)):
         ends = [window.returned - window.start, *(one.end_us for one in its_work)]
         if not window.exact:
             ends += [one.call.end_us for one in its_work if one.call is not None]
         its_calls.sort(key=lambda call: call.start_us)
-        waits, overheads = tuple(waits_of[index]), tuple(overheads_of[index])
-        yield TracedRequest(window.start, max(ends), tuple(its_calls), tuple(its_work), waits, overheads=overheads)
+        waits = tuple(waits_of[index])
+        yield TracedRequest(window.start, max(ends), tuple(its_calls), tuple(its_work), waits)
 
 
 def _call(event: TraceEvent, site: CallSite, start: float) -> ApiCall:

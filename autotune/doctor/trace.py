@@ -191,17 +191,6 @@ class Wait:
     """That waits."""
 
 
-@dataclass(frozen=True)
-class Overhead:
-    """What the driver does on the way within calls of the host, loading of code, say."""
-
-    name: str
-    """CUPTI's: Lazy Function Loading."""
-    start_us: float
-    """Since the request began."""
-    end_us: float
-
-
 @dataclass(frozen=True, eq=False)
 class TracedRequest:
     """One request, or one step of training; findings keep what they tell of it, by its identity."""
@@ -217,8 +206,6 @@ class TracedRequest:
     waits: tuple[Wait, ...] = ()
     next_us: float | None = None
     """When the device begins with the next request, where that follows at once, as in a loop; None: it does not."""
-    overheads: tuple[Overhead, ...] = ()
-    """In order of time."""
 
     @property
     def kernels(self) -> list[Work]:

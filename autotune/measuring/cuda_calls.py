@@ -50,14 +50,6 @@ INSTANTIATIONS = frozenset(
         *("cudaGraphExecUpdate", "cuGraphExecUpdate"),
     }
 )
-#: Calls that load code onto a device, and what CUPTI calls it where the driver does so within other calls.
-MODULE_LOADS = frozenset(
-    {
-        *("cuModuleLoad", "cuModuleLoadData", "cuModuleLoadDataEx", "cuModuleLoadFatBinary"),
-        *("cuLibraryLoadData", "cuLibraryLoadFromFile", "cudaLibraryLoadData", "cudaLibraryLoadFromFile"),
-        *("Lazy Function Loading", "Runtime Triggered Module Loading"),
-    }
-)
 #: Names of copies and fills that are not asynchronous, in each of their many forms: cudaMemcpy2D, cuMemsetD8.
 _SYNCHRONOUS_COPIES = re.compile(r"cu(da)?Mem(cpy|set)(?!\w*Async)\w*")
 

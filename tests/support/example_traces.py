@@ -181,12 +181,6 @@ class Program:
         done = self.free.get(for_stream, 0.0)
         self.free[stream] = max(self.free.get(stream, 0.0), done)
 
-    def loading(self, us, name="Lazy Function Loading"):
-        """A launch within which the driver does something first."""
-        self.events.append({**event("overhead", name, self.now + 1.0, us), "pid": -1, "tid": self.thread})
-        correlation = self.call("cudaLaunchKernel", us + 5.0)
-        self.work("kernel", "void some_kernel(float*)", 40.0, 7, correlation, **SMALL)
-
     def rest(self):
         """Until the device is done, between requests."""
         self.now = max([self.now, *self.free.values()]) + 50.0

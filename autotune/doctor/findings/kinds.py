@@ -187,16 +187,6 @@ runtime.cudaMemcpyAsync(target, source, size, kind, torch.cuda.current_stream().
 y.copy_(x, non_blocking=True)  # or in PyTorch; y.zero_() in place of cudaMemset
 """,
     ),
-    "module-loading": Kind(
-        "code is loaded onto the GPU within a request",
-        "Load it before the first request: run each shape once, keep kernels that were compiled, or have CUDA load all "
-        "kernels at once.",
-        """\
-for size in sizes:
-    model(torch.zeros(size, device=device))  # once, before the first request
-# or, before Python begins: CUDA_MODULE_LOADING=EAGER
-""",
-    ),
     "garbage-collection": Kind(
         "Python collects garbage within a request",
         "Collect between requests, and not within: freeze what was made before the first one.",

@@ -1,4 +1,4 @@
-"""Findings of what belongs before the first request: memory, loading of code, captures, cuDNN's trials."""
+"""Findings of what belongs before the first request: memory, captures, cuDNN's trials."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -8,10 +8,7 @@ from ...measuring.cuda_calls import ALLOCATIONS, CAPTURE_BEGINS, INSTANTIATIONS,
 from ...records.intervals import Interval, length
 from ..trace import ApiCall, Trace, TracedRequest
 from .finding import Finding, found, host_marks, once_each, times, us
-from .requests import captures, holds, loading_events, loading_times, set_up, steady_from_us, trials, where_any
-
-#: Loading that costs the host less a request is none.
-_LEAST_US = 5.0
+from .requests import captures, holds, set_up, steady_from_us, trials, where_any
 
 
 def find_allocations(trace: Trace) -> Iterator[Finding]:
@@ -44,40 +41,6 @@ def find_allocations(trace: Trace) -> Iterator[Finding]:
         cost,
         (call.line for call in calls),
         host_marks((call.start_us, call.end_us) for call in calls),
-    )
-
-
-def find_module_loads(trace: Trace) -> Iterator[Finding]:
-    """Find code that is loaded onto the device in most requests; in any where the doctor ran others before."""
-
-    def stretches(request: TracedRequest) -> list[Interval]:
-        begin = steady_from_us(trace, request)
-        return [stretch for stretch in loading_times(request) if stretch[0] >= begin]
-
-    def calls_within(request: TracedRequest) -> list[ApiCall]:
-        """Calls that load, or within which the driver loads what they launch."""
-        begins = [begin for begin, _ in stretches(request)]
-        return [call for call in request.calls if any(call.start_us <= begin < call.end_us for begin in begins)]
-
-    def names(request: TracedRequest) -> list[str]:
-        return [one.name for one in loading_events(request) if holds(stretches(request), one.start_us)]
-
-    cost = _mean_or_median_us(trace, lambda request: length(stretches(request)))
-    if cost < _LEAST_US:
-        return
-    calls = where_any(trace, calls_within)
-    operators = ", ".join(once_each(call.operator for call in calls))
-    told = f"{us(cost)} of the host a request"
-    yield found(
-        "module-loading",
-        "Code is loaded onto the GPU within a request, which waits for it: kernels that did not run before it.",
-        (
-            *(f"{name} {times(count)} a request" for name, count in Counter(where_any(trace, names)).most_common()),
-            f"{told}, in {operators}" if operators else told,
-        ),
-        cost,
-        (call.line for call in calls),
-        host_marks(stretches(trace.shown)),
     )
 
 

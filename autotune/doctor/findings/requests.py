@@ -7,9 +7,9 @@ from functools import cache
 from itertools import accumulate
 from typing import TypeVar
 
-from ...measuring.cuda_calls import CAPTURE_BEGINS, INSTANTIATIONS, LAUNCHES, MODULE_LOADS, SYNCHRONISATIONS
+from ...measuring.cuda_calls import CAPTURE_BEGINS, INSTANTIATIONS, LAUNCHES, SYNCHRONISATIONS
 from ...records.intervals import Interval, length, merged
-from ..trace import ApiCall, Overhead, Stream, Trace, TracedRequest, Work
+from ..trace import ApiCall, Stream, Trace, TracedRequest, Work
 
 Some = TypeVar("Some", bound=Sequence[object])
 
@@ -165,23 +165,10 @@ def trials(request: TracedRequest) -> dict[Interval, list[ApiCall]]:
     return {span: calls for span, calls in by_operator.items() if waits(calls) >= _LEAST_TRIALS}
 
 
-def loading_events(request: TracedRequest) -> list[ApiCall | Overhead]:
-    """Return calls that load code, and loading by the driver within other calls."""
-    of_both: list[ApiCall | Overhead] = [*request.calls, *request.overheads]
-    return [one for one in of_both if one.name in MODULE_LOADS]
-
-
-@cache
-def loading_times(request: TracedRequest) -> list[Interval]:
-    """Return when code is loaded onto the device, but for what captures and trials load."""
-    others = merged([*captures(request), *trials(request)])
-    return merged((one.start_us, one.end_us) for one in loading_events(request) if not holds(others, one.start_us))
-
-
 @cache
 def set_up(request: TracedRequest) -> list[Interval]:
-    """Return all of these, in which waits and allocations are theirs."""
-    return merged([*captures(request), *trials(request), *loading_times(request)])
+    """Return both, in which waits and allocations are theirs."""
+    return merged([*captures(request), *trials(request)])
 
 
 def holds(stretches: Sequence[Interval], time: float) -> bool:

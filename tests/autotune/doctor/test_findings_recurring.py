@@ -1,4 +1,4 @@
-"""Findings of what is done again in each request, with near misses: copies, loading, times, kernels."""
+"""Findings of what is done again in each request, with near misses: copies, times, kernels."""
 
 import gc
 
@@ -55,57 +55,6 @@ def test_a_copy_that_waits_is_one_finding_whatever_memory_it_is_of(tmp_path):
 )
 def test_asynchronous_and_short_calls_and_the_answers_copy_are_none(make, tmp_path):
     assert kinds(trace_of(make, tmp_path)) == []
-
-
-# Loading of code.
-
-
-def test_code_loaded_within_a_launch_is_found_at_the_function_that_launches(tmp_path):
-    def make(program):
-        run(program, "trunk 8")
-        with program.function("net.py(5): forward"), program.operator("aten::erf"):
-            program.loading(300.0)
-            program.loading(100.0, "Runtime Triggered Module Loading")
-        run(program, "trunk 8")
-
-    [finding] = find_all(trace_of(make, tmp_path))
-    assert finding.kind == "module-loading" and finding.cost_us == pytest.approx(400.0)
-    assert finding.lines == ("net.py:5 in forward",)
-    assert finding.evidence[0] == "Lazy Function Loading once a request"
-    assert finding.evidence[-1] == "400.0 us of the host a request, in aten::erf"
-    assert len(finding.marks) == 2
-
-
-def test_calls_that_load_a_module_are_found(tmp_path):
-    [finding] = find_all(trace_of("trunk 8; call cuModuleLoadData_v2 500; trunk 8", tmp_path))
-    assert finding.kind == "module-loading" and finding.cost_us == pytest.approx(500.0)
-
-
-def test_other_overheads_and_what_a_capture_loads_are_none(tmp_path):
-    def flushing(program):
-        run(program, "trunk 8")
-        program.loading(300.0, "Buffer Flush")
-        run(program, "trunk 8")
-
-    def capturing(program):
-        run(program, "call cudaStreamBeginCapture 3; call cudaLibraryLoadData 200; call cudaStreamEndCapture 2")
-        run(program, "call cudaGraphInstantiateWithFlags 35; graph a:7:30")
-
-    assert kinds(trace_of(flushing, tmp_path)) == []
-    assert kinds(trace_of(capturing, tmp_path)) == ["recapture"]
-
-
-@pytest.mark.parametrize("watched, found", [(None, []), (Watched(requests=4), [("module-loading", 100.0)])])
-def test_loading_in_one_request_of_three_is_found_where_others_ran_before(watched, found, tmp_path):
-    program = Program()
-    for us in (0.0, 300.0, 0.0):
-        with program.request():
-            run(program, "trunk 16")
-            if us:
-                program.loading(us)
-        program.rest()
-    trace = read(program.content(watched), tmp_path)
-    assert [(one.kind, pytest.approx(one.cost_us)) for one in find_all(trace)] == found
 
 
 # Timed requests, one beside the other.

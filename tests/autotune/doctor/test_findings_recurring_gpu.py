@@ -9,7 +9,7 @@ from support.record_doctor_traces import profile_program
 
 pytestmark = pytest.mark.gpu
 #: A program's function that has the fault; of the others the trace knows the network's or none.
-PLACES = {"synchronous-copy": "forward", "module-loading": "forward", "garbage-collection": "recurring.py:"}
+PLACES = {"synchronous-copy": "forward", "garbage-collection": "recurring.py:"}
 #: What it costs a request at least, microseconds.
 LEAST_US = {"synchronous-copy": 100.0, "garbage-collection": 100.0, "jitter": 1000.0, "dtype-casts": 50.0}
 

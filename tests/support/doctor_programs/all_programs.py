@@ -24,10 +24,11 @@ _QUESTION: dict[str, Program] = {
             *("allocation", "launch-bound", "fusible-heads", "full-device"),
         ),
     ),
+    # launch-bound on most hosts, too
     "streams_right": with_fault(
-        targets.streams_right, "launch-bound", may_find=("priority", "fusible-heads", "full-device")
+        targets.streams_right, "priority", may_find=("launch-bound", "fusible-heads", "full-device")
     ),
-    "priorities": with_fault(targets.priorities, "launch-bound", may_find=("fusible-heads", "full-device")),
+    "priorities": with_fault(targets.priorities, "fusible-heads", may_find=("launch-bound", "full-device")),
     "graph_in_line": Program(targets.graph_in_line),
     "graphs": Program(targets.graphs),
     "one_launch_a_head": Program(targets.one_launch),

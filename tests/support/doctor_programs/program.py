@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 #: Findings of a program's layout and types, and of other work on the host, which programs about streams may all have.
-BESIDE = frozenset({"layout-transposes", "dtype-casts", "tf32-off", "jitter"})
+BESIDE = frozenset({"layout-transposes", "dtype-casts", "tf32-off", "jitter", "garbage-collection"})
 #: What a factory returns: something to call, and its input.
 Made = tuple[Callable[[Any], Any], Any]
 

@@ -11,13 +11,6 @@ from torch import Tensor, nn
 from .layers import Wide, wide_input
 from .program import Made, Program, device, planted
 
-#: Operators that have a kernel of their own for each dtype of ``DTYPES``.
-OPERATORS = (
-    *(torch.erf, torch.erfc, torch.erfinv, torch.lgamma, torch.digamma, torch.sinh, torch.cosh, torch.tan),
-    *(torch.asin, torch.acos, torch.atan, torch.asinh, torch.acosh, torch.atanh, torch.expm1, torch.log1p),
-)
-DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
-
 
 class ChannelsLast(nn.Sequential):
     """Convolutions that cuDNN transposes nothing for."""
@@ -47,21 +40,6 @@ class Uploading(ChannelsLast):
         ends = ctypes.c_void_p(self.there.data_ptr()), ctypes.c_void_p(self.mask.data_ptr())
         assert self.function(*ends, ctypes.c_size_t(self.mask.nbytes), 1, *self.stream) == 0  # 1: to the device
         return self[2](self[1](y))
-
-
-class Loading(ChannelsLast):
-    """Each request runs an operator that none before it ran; or the same one."""
-
-    def __init__(self, other_each_time: bool) -> None:
-        super().__init__()
-        kernels = list(itertools.product(OPERATORS, DTYPES))
-        self.kernels = itertools.cycle(kernels if other_each_time else kernels[:1])
-        self.small = torch.rand(64, device=device())
-
-    def forward(self, x: Tensor) -> Tensor:
-        operator, dtype = next(self.kernels)
-        operator(self.small.to(dtype))
-        return super().forward(x)
 
 
 class Collecting(ChannelsLast):
@@ -125,11 +103,6 @@ PAIRS: dict[str, tuple[Program, Program]] = {
             lambda: (Uploading("cudaMemcpyAsync", _stream()), channels_last_input()),
         ),
         # what is loaded is launched late, and takes memory
-        (
-            "module-loading", False, ("jitter", "allocation"),
-            lambda: (Loading(other_each_time=True), channels_last_input()),
-            lambda: (Loading(other_each_time=False), channels_last_input()),
-        ),
         (
             "garbage-collection", False, (),
             lambda: (Collecting(), channels_last_input()),
