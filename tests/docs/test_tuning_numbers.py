@@ -10,6 +10,7 @@ from support.documents import Document
 
 TUNING = Document("autotune/README.md")
 KERNELS = Document("kernels/README.md")
+DEVICES = Document("docs/details/several_devices.md")
 HEADS = "h200/heads.jsonl"
 PEERS = ("eager", "compiled")
 SIZES = {"layer1": "64x56x56", "layer2": "128x28x28", "layer3": "256x14x14", "layer4": "512x7x7"}
@@ -173,20 +174,20 @@ def test_the_table_of_pipelines_is_that_of_the_record():
             images = "{median:,.0f} ({p20:,.0f}-{p80:,.0f})".format(**measured["images_s"])
             cells.append(images + (f" at {measured['split_size']}" if measured["split_size"] else ""))
         rows.append(f"| {words} | {' | '.join(cells)} |")
-    TUNING.has_table("| images a second | batch 120 | batch 512 |\n", rows)
+    DEVICES.has_table("| images a second | batch 120 | batch 512 |\n", rows)
 
 
 def test_ratios_of_pipelines_are_those_of_the_record():
     def over(variant, other):
         return " and ".join(f"{images_s(batch, variant) / images_s(batch, other):.2f}" for batch in BOTH)
 
-    TUNING.says(
+    DEVICES.says(
         f"{over('pipelined-heads', 'model-parallel')} times as fast as model-parallel, "
         f"{over('pipelined-heads', 'tutorial')} times as fast as the tutorial's"
     )
-    TUNING.says(f"{over('pipelined-heads', 'one-gpu-cudnn')} times one GPU")
+    DEVICES.says(f"{over('pipelined-heads', 'one-gpu-cudnn')} times one GPU")
     lost = [100 * (1 - images_s(batch, "pipelined-heads") / images_s(batch, "pipelined-one-head")) for batch in BOTH]
-    TUNING.says(f"Three more heads cost {lost[0]:.1f} and {lost[1]:.1f} %")
+    DEVICES.says(f"Three more heads cost {lost[0]:.1f} and {lost[1]:.1f} %")
 
 
 def test_the_records_of_pipelines_are_whole_and_right():
