@@ -147,9 +147,9 @@ def _drawn(head: Head) -> dict[str, Any]:
                 "config": one.variant,
                 ACROSS: one.config[ACROSS],
                 UP: one.config[UP],
-                "alone_us": one.median_us,
-                "over_fastest": _over_rule(one) / _over_rule(fastest),
-                "noise_percent": 100 * (compared.high / compared.median_ratio - 1),
+                "alone_us": round(one.median_us, 3),
+                "over_fastest": round(_over_rule(one) / _over_rule(fastest), 4),
+                "noise_percent": round(100 * (compared.high / compared.median_ratio - 1), 2),
                 "within_noise": one is fastest or compared.is_tie,
                 "rule": one.variant == one.rule,
             }
