@@ -52,7 +52,7 @@ def residual(blocks: int = 17, width: int = 1024) -> tuple[EarlyExitNetwork, Ten
     stem = [nn.Conv2d(3, width, 4, stride=4), nn.ReLU()]
     last = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, CLASSES)]
     backbone = nn.Sequential(*stem, *[block() for _ in range(blocks)], *last)
-    x = torch.randn(8, 3, 32, 32) + 2 * torch.randn(8, 3, 1, 1)
+    x = torch.randn(8, 3, 16, 16) + 2 * torch.randn(8, 3, 1, 1)
     heads = {str(index): FusedAuxHead(None, CLASSES) for index in range(2, blocks + 1)}
     return _decided(EarlyExitNetwork(backbone, heads, example_input=x), x), x
 
