@@ -17,7 +17,7 @@ from ..basics.tables import wrapped
 from ..listening.batches import Batch, first_tensor, map_tensors, tensors_by_name
 from ..network.early_exit_network import EarlyExitNetwork
 from .decision_program import Rules, decision_program, naming_heads
-from .exporting import ExportReport, beside, check_new, checked_network, describe, inputs_of, value_like
+from .exporting import ExportReport, beside, check_new, checked_network, describe, inputs_of, put_beside, value_like
 from .file_formats import REFERENCE, Part, allowed, checked_format, open_file, open_program, write_part
 
 #: What a file returns, in this order, as ``ExitResult`` does.
@@ -99,6 +99,8 @@ def export_decision(
             f"example: got a batch of {len(first_tensor(sample))}, wants one sample, images[:1], say: a file goes on "
             "or stops for all that it is given; for batches write export_stages(network, images, directory)"
         )
+    if isinstance(classes, str) or not all(isinstance(name, str) for name in classes):
+        raise TypeError(f"classes: got {classes!r:.60}, wants a list of names")
     if classes and len(classes) != network.exit_heads[0].num_classes:
         wants = f"{network.exit_heads[0].num_classes}, as the network has classes, or none"
         raise ValueError(f"classes: got {len(classes)} names, wants {wants}")
@@ -111,8 +113,7 @@ def export_decision(
         write_json(Path(folder, description.name), _description(network, part, classes))
         for file in Path(folder).iterdir():  # ONNX keeps large parameters in a file of their own
             on_disk(file)
-        for file in sorted(Path(folder).iterdir(), key=lambda file: file.name == description.name):
-            os.replace(file, path.parent / file.name)
+        put_beside(Path(folder), path, description)
     return DecisionReport((path, description), difference, by, len(network.taps) + 1, COSTS[format])
 
 
@@ -153,6 +154,8 @@ def _compare(
     run, by = _opened(path, format)
     tensors = tuple(tensors_by_name(sample).values())
     logits = network.logits(sample)
+    if not all(each.isfinite().all() for each in logits):
+        raise BadInput("example: the network's logits for it are not all finite, wants a sample that it can answer")
     criteria = [head.rule.criterion for head in network.exit_heads]
     largest = 0.0
     for forced in (None, *range(len(logits))):

@@ -49,12 +49,37 @@ class Counted(NamedTuple):
     label: Tensor  # [1]
 
 
+class Handed(NamedTuple):
+    """A tensor that a stage takes."""
+
+    shape: torch.Size
+    is_shared: bool
+    """It lies in the memory of another one beside it, as views do; a branch may not be given both."""
+
+
+@torch.no_grad()
+def _handed(stages: Sequence[fx.GraphModule], sample: Sequence[Tensor]) -> list[list[Handed]]:
+    """Return what each stage takes when the first is given a sample."""
+    found, given = [], [each.clone() for each in sample]
+    for stage in stages:
+        places = [each.untyped_storage().data_ptr() for each in given]
+        found.append(
+            [Handed(x.shape, place in places[:i]) for i, (x, place) in enumerate(zip(given, places, strict=True))]
+        )
+        _, *given = stage(*given)
+    return found
+
+
 class GivenRules(nn.Module):
     """The answer for one sample under rules that it is given behind the sample: stage after stage until one is sure."""
 
-    def __init__(self, stages: Sequence[fx.GraphModule], criteria: Sequence[str], *, with_probs: bool) -> None:
+    def __init__(
+        self, stages: Sequence[fx.GraphModule], sample: Sequence[Tensor], criteria: Sequence[str], *, with_probs: bool
+    ) -> None:
+        """Answer by the stages' exits, by these criteria; the ``sample`` tells what is handed from stage to stage."""
         super().__init__()
         self.stages = nn.ModuleList(stages)
+        self._handed = _handed(stages, sample)
         self._criteria = tuple(criteria)
         self._with_probs = with_probs
         self._counts = any(CRITERIA[criterion].counts_heads for criterion in criteria)
@@ -66,9 +91,13 @@ class GivenRules(nn.Module):
 
     def answer(self, rules: Rules, index: int, counted: Counted | None, *handed: Tensor) -> tuple[Tensor, ...]:
         """Answer by the exits from this one on, given what the stage before has handed over."""
+        # A branch takes sizes for unknown: what is computed of them, as entropy's largest is of the number of classes,
+        # would be of other sizes.
+        handed = tuple(x.reshape(one.shape) for x, one in zip(handed, self._handed[index], strict=True))
         logits, *hands = self.stages[index](*handed)
         if index == len(self._criteria):
             return self._parts(decide(logits, temperature=1.0, threshold=1.0), index)
+        hands = [x.clone() if one.is_shared else x for x, one in zip(hands, self._handed[index + 1], strict=True)]
         output, counted = self._judged(logits, rules, index, counted)
         here = self._parts(output, index)
 
@@ -137,7 +166,7 @@ def decision_program(
         stages = cut_into_stages(logits_program(network, sample).module())
     criteria = [head.rule.criterion for head in network.exit_heads]
     with_probs = all(head.return_probs for head in network.exit_heads)
-    given = GivenRules([stage.module for stage in stages], criteria, with_probs=with_probs)
+    given = GivenRules([stage.module for stage in stages], tensors, criteria, with_probs=with_probs)
     module, inputs = (given, (*tensors, *rules)) if rules_given else (OwnRules(given, rules), tensors)
     with one_line_of_exporter("network: torch.export cannot export its decision"):
         program = torch.export.export(module, inputs)

@@ -86,8 +86,7 @@ def export_exits(
     )
     with naming(path), TemporaryDirectory(dir=path.parent, prefix=".auxhead-") as folder:
         difference, by = _write(network, images, [part], Path(folder), description.name, format)
-        for file in sorted(Path(folder).iterdir(), key=lambda file: file.name == description.name):
-            os.replace(file, path.parent / file.name)
+        put_beside(Path(folder), path, description)
     return ExportReport((path, description), difference, by)
 
 
@@ -121,6 +120,13 @@ def export_stages(
     return ExportReport((*(directory / part.file for part in parts), directory / STAGES), difference, by)
 
 
+def put_beside(folder: Path, path: Path, description: Path) -> None:
+    """Move the files of a folder to where a path is, its JSON last; ``BadInput`` if somebody was there first."""
+    check_new("path", path, description)
+    for file in sorted(folder.iterdir(), key=lambda file: file.name == description.name):
+        os.replace(file, path.parent / file.name)
+
+
 def check_new(name: str, *paths: Path) -> None:
     """Raise ``BadInput`` unless the paths of an argument are such where something new can be made."""
     for path in paths:
@@ -131,7 +137,9 @@ def check_new(name: str, *paths: Path) -> None:
 
 
 def beside(path: Path) -> Path:
-    """Return the path of the JSON of a file."""
+    """Return the path of the JSON of a file; ``BadInput`` if it is none of a file."""
+    if not path.name:
+        raise BadInput(f"path: got {str(path)!r}, wants the name of a file")
     return path.with_name(f"{path.name}.json")
 
 

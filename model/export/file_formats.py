@@ -83,7 +83,7 @@ def write_part(part: Part, folder: Path, format: str) -> Path:
             torch.export.save(part.program, content)
         path.write_bytes(content.getbuffer())
         return path
-    from onnx_ir.passes.common import RemoveUnusedNodesPass
+    from onnx_ir.passes.common import NameFixPass, RemoveUnusedNodesPass
 
     names: list[dict[int, str]] = [{} for _ in part.inputs]
     for value, of_value in zip(part.inputs, names, strict=True):
@@ -104,6 +104,7 @@ def write_part(part: Part, folder: Path, format: str) -> Path:
         assert made is not None
         _set_defaults(made, part.defaults)
         RemoveUnusedNodesPass()(made.model)  # what the exporter's own has left in branches, of which onnxruntime warns
+        NameFixPass()(made.model)  # of a value that is called as an input is
         made.save(path)
     return path
 

@@ -181,6 +181,62 @@ def test_inputs_do_not_take_the_names_of_outputs(tmp_path: Path) -> None:
     assert [value["name"] for value in inputs] == ["input_0", "input_1"]
 
 
+class Elementwise(nn.Module):
+    """No layer of it says how many classes there are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Identity(), nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(self.first(x) * 2.0) * 1.5
+
+
+class Chunked(nn.Module):
+    """A stage hands over two views of one tensor, and takes inputs by names of operations."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.fc = nn.Linear(4, 4), nn.Linear(8, 5)
+
+    def forward(self, add: Tensor, linear: Tensor) -> Tensor:
+        one, other = (add + linear).chunk(2, 1)
+        return self.fc(torch.cat([self.layer(one) + other, one], 1))
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_sizes_are_known_behind_exits(format: str, tmp_path: Path) -> None:
+    """Entropy's largest is of the number of classes; of an example that is sure it is 0 whatever that is."""
+    heads = {tap: ModuleHead(nn.Hardtanh(-1e6, 1e6)) for tap in ("first", "second")}
+    sure = torch.eye(6)[:1] * 200.0
+    network = EarlyExitNetwork(Elementwise(), heads, ExitRule(0.5, criterion="entropy"), example_input=sure).eval()
+    file = export_decision(network, sure, tmp_path / f"net.{format}").files[0]
+    torch.manual_seed(0)
+    assert len(assert_answers(opened(file), network, 2 * torch.randn(20, 6))) > 1
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_views_are_handed_over_and_inputs_keep_their_names(format: str, tmp_path: Path) -> None:
+    x = {"add": torch.randn(1, 8), "linear": torch.randn(1, 8)}
+    network = EarlyExitNetwork(Chunked(), {"layer": FusedAuxHead(4, 5)}, 0.3, example_input=x).eval()
+    description = export_decision(network, x, tmp_path / f"net.{format}").files[-1]
+    inputs = json.loads(description.read_text())["files"][0]["inputs"]
+    assert [value["name"] for value in inputs][:2] == ["add", "linear"]
+
+
+def test_what_somebody_has_written_meanwhile_stays(network: EarlyExitNetwork, tmp_path: Path, monkeypatch) -> None:
+    compare = decision._compare
+
+    def others(*given: object) -> object:
+        (tmp_path / "net.pt2").write_text("of somebody else")
+        return compare(*given)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(decision, "_compare", others)
+    with pytest.raises(BadInput, match="path: .*net.pt2 is there already"):
+        export_decision(network, torch.randn(1, 3, 8, 8), tmp_path / "net.pt2")
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["of somebody else"]
+
+
 def test_aot_inductor_compiles_it(tmp_path: Path) -> None:
     """As the page says: its layout optimization reads convolutions in a branch wrong."""
     torch.manual_seed(0)
@@ -236,6 +292,12 @@ def test_arguments_that_are_wrong(network: EarlyExitNetwork, tmp_path: Path) -> 
         export_decision(network, torch.randn(2, 3, 8, 8), tmp_path / "net")
     with pytest.raises(TypeError, match="example: got list, wants a torch.Tensor"):
         export_decision(network, [one], tmp_path / "net")
+    with pytest.raises(TypeError, match="classes: got 'abcde', wants a list of names"):
+        export_decision(network, one, tmp_path / "net", classes="abcde")
+    with pytest.raises(BadInput, match="path: got '.', wants the name of a file"):
+        export_decision(network, one, "")
+    with pytest.raises(BadInput, match="example: the network's logits for it are not all finite"):
+        export_decision(network, one * torch.nan, tmp_path / "net")
     with pytest.raises(ValueError, match="classes: got 2 names, wants 5, as the network has classes, or none"):
         export_decision(network, one, tmp_path / "net", classes=["a", "b"])
     assert not list(tmp_path.iterdir())
