@@ -27,9 +27,9 @@ types: install
 	.venv/bin/python -m pip install --quiet --no-deps --upgrade --target build/types .
 	cd build/types && ../../.venv/bin/mypy --config-file ../../pyproject.toml --cache-dir ../../.mypy_cache -p auxhead
 
-# The site, in docs/_build/html: warnings are errors, and nothing is fetched
+# The site, in docs/_build/html, all of it anew: warnings are errors, and nothing is fetched
 docs: $(INSTALLED)-docs
-	.venv/bin/python -m sphinx -q -W --keep-going -j auto -c docs . docs/_build/html
+	.venv/bin/python -m sphinx -q -W --keep-going -E -a -j auto -c docs . docs/_build/html
 	@echo "docs/_build/html/index.html is the site; make docs-serve shows it"
 
 # Builds it again whenever a page changes

@@ -10,14 +10,18 @@ Example:
 from importlib import import_module
 from typing import Any
 
+_PACKAGES = ("autotune", "kernels", "model", "plots")
+
 
 def __getattr__(name: str) -> Any:
+    if name in _PACKAGES:
+        return import_module(f".{name}", __name__)
     model = import_module(".model", __name__)
-    if name != "__version__" and name not in model.__all__:
+    if name not in ("__all__", "__version__", *model.__all__):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(model, name)
 
 
 def __dir__() -> list[str]:
     model = import_module(".model", __name__)
-    return sorted({*globals(), *model.__all__, "__version__"})
+    return sorted({*globals(), *model.__all__, *_PACKAGES, "__version__"})

@@ -91,7 +91,7 @@ def share_of(gate: str) -> float:
     Raises:
         BadInput: it is none.
     """
-    number = re.fullmatch(r"(\d{1,6}(?:\.\d+)?) ?%", gate.strip())
+    number = re.fullmatch(r"([0-9]{1,6}(?:\.[0-9]+)?) ?%", gate.strip())
     if number is None:
         raise BadInput(f"--gate: got {gate!r}, wants a percentage, such as 5%")
     return float(number[1]) / 100.0

@@ -111,7 +111,12 @@ def run_infer(
     shares = ", ".join(f"{left[index] / len(files):.0%} {name}" for index, name in enumerate(exit_names) if left[index])
     saved = "" if out is None else f" Saved in {out}."
     if all(head.rule.threshold >= CRITERIA[head.rule.criterion].high for head in network.exit_heads):
-        saved += " No head may answer yet: `auxhead calibrate` chooses thresholds."
+        saved += (
+            " No head may answer: `auxhead calibrate` chooses no thresholds where it can show no such loss, and says "
+            "from which --max-accuracy-drop on it could."
+            if checkpoint.calibration
+            else " No head may answer yet: `auxhead calibrate` chooses thresholds."
+        )
     if cut := checkpoint.preprocessing.cut_away(map(_size_of, files)):
         saved += f" {cut}"
     console.print(

@@ -34,7 +34,12 @@ async def measure(url: str, clients: int, seconds: float) -> tuple[list[float], 
 
 def main(url: str = "http://127.0.0.1:8000", clients: int = 16, seconds: float = 10.0) -> None:
     """Put a server of pictures under load, and print what comes of it."""
-    times, before, after = asyncio.run(measure(url, clients, seconds))
+    import httpx
+
+    try:
+        times, before, after = asyncio.run(measure(url, clients, seconds))
+    except httpx.ConnectError as error:
+        raise typer.BadParameter(f"{url} does not answer ({error}): run the example serve there") from None
     median, p99 = torch.tensor(times).quantile(torch.tensor([0.5, 0.99])).tolist()
     print(f"{clients} clients: {len(times) / seconds:,.0f} requests a second, median {median:.1f} ms, p99 {p99:.1f} ms")
     for what, told in (("batches", "of size"), ("exits", "left at")):

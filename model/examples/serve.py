@@ -1,18 +1,20 @@
 """Serve it: pictures that come over HTTP within 2 ms make one batch, answered by a runner that one thread owns.
 
 Run it with ``python -m auxhead.model.examples.serve``, after ``pip install 'auxhead[serve]'``: a small network with
-random parameters answers. With ``--checkpoint FOLDER --backbone package.module:function`` yours does; the function,
-which returns the checkpoint's backbone, is imported and called.
+random parameters answers. With ``--checkpoint FOLDER --backbone resnet18`` yours does, of a backbone of torchvision, or
+of ``package.module:function``, which is imported and called.
 """
 
 import asyncio
 import io
+import json
 import math
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
 
@@ -115,6 +117,8 @@ class Service:
 def make_app(service: Service) -> Any:
     """Return an app of FastAPI; its shutdown answers all that was accepted, and closes the runner."""
     from fastapi import FastAPI, HTTPException, Request
+    from pydantic import StrictFloat
+    from starlette.requests import ClientDisconnect
 
     decoders = ThreadPoolExecutor(DECODERS)
     gatherer: Gatherer
@@ -138,15 +142,18 @@ def make_app(service: Service) -> Any:
     @app.post("/answer")
     async def answer(request: Request) -> Any:
         body = bytearray()
-        async for chunk in request.stream():
-            body += chunk
-            if len(body) > MOST_BYTES:
-                raise HTTPException(413, f"picture: got more than {MOST_BYTES:,} bytes, wants a smaller file")
+        try:
+            async for chunk in request.stream():
+                body += chunk
+                if len(body) > MOST_BYTES:
+                    raise HTTPException(413, f"picture: got more than {MOST_BYTES:,} bytes, wants a smaller file")
+        except ClientDisconnect:
+            raise HTTPException(400, "picture: the client left before its end") from None
         read = service.preprocessing.read_pixels
         return await gatherer.ask(await called(decoders, read, io.BytesIO(body), "picture"))
 
     @app.put("/rules")
-    async def rules(thresholds: dict[str, float]) -> Any:
+    async def rules(thresholds: dict[str, StrictFloat]) -> Any:
         return await called(gatherer.thread, service.set_rules, thresholds)
 
     @app.get("/counts")
@@ -182,20 +189,31 @@ def small_network(device: str) -> EarlyExitNetwork:
     return network
 
 
-def main(checkpoint: str = "", backbone: str = "torchvision.models:resnet18", port: int = 8000) -> None:
+def saved_service(checkpoint: str, backbone: str, device: str) -> Service:
+    """Return the service of a checkpoint, whose backbone is package.module:function, or one of torchvision by name."""
+    if ":" in backbone:
+        made = resolve_name(backbone)()
+    else:
+        classes = json.loads(Path(checkpoint, "model.json").read_text())["classes"]
+        made = torchvision.models.get_model(backbone, num_classes=len(classes))
+    loaded = load_checkpoint(checkpoint, made.to(device))
+    if report := loaded.calibration:
+        loaded.network.monitor = ExitMonitor([one["share"] for one in report["exits"]], report["samples"]["test"])
+    return Service(loaded.network, loaded.classes)
+
+
+def main(checkpoint: str = "", backbone: str = "resnet18", port: int = 8000) -> None:
     """Answer pictures on loopback, until a signal ends it, by a checkpoint or by a small network."""
     import uvicorn
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    if checkpoint:
-        loaded = load_checkpoint(checkpoint, resolve_name(backbone)().to(device))
-        if report := loaded.calibration:
-            loaded.network.monitor = ExitMonitor([one["share"] for one in report["exits"]], report["samples"]["test"])
-        service = Service(loaded.network, loaded.classes)
-    else:
-        service = Service(small_network(device))
+    try:
+        service = saved_service(checkpoint, backbone, device) if checkpoint else Service(small_network(device))
+    except (ValueError, OSError, ImportError) as error:
+        raise typer.BadParameter(str(error)) from None
     print(service.runner.describe(), flush=True)
-    uvicorn.run(make_app(service), port=port, log_level="warning", limit_concurrency=1000)
+    limits = {"limit_concurrency": 1000, "timeout_graceful_shutdown": 10}  # clients that never end are not waited for
+    uvicorn.run(make_app(service), port=port, log_level="warning", **limits)
 
 
 if __name__ == "__main__":

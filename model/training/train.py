@@ -28,8 +28,8 @@ def train(
     seed: int = 0,
     state: str | os.PathLike[str] | None = None,
     resume: bool = False,
-    on_step: Callable[[Step], object] = lambda step: None,
-    on_epoch: Callable[[Epoch], object] = lambda epoch: None,
+    on_step: Callable[[Step], object] | None = None,
+    on_epoch: Callable[[Epoch], object] | None = None,
 ) -> Training:
     """Train the exits of a network, in place, on the device where it is.
 
@@ -84,8 +84,8 @@ def train(
     if not isinstance(plan, TrainingPlan):
         raise TypeError(f"plan: got {plan!r:.50}, wants a TrainingPlan or None")
     for name, call in (("on_step", on_step), ("on_epoch", on_epoch)):
-        if not callable(call):
-            raise TypeError(f"{name}: got {kind_of(call)}, wants a function")
+        if call is not None and not callable(call):
+            raise TypeError(f"{name}: got {kind_of(call)}, wants a function or None")
     if type(seed) is not int or seed < 0:
         raise ValueError(f"seed: got {seed!r}, wants a whole number from 0")
     if not isinstance(state, (str, os.PathLike, NoneType)):
@@ -101,10 +101,10 @@ def train(
             if resume and state is not None:
                 loop.resume(state)
             while not loop.is_done():
-                loop.train_epoch(on_step)
+                loop.train_epoch(on_step or _ignore)
                 if state is not None and own_rank() == 0:
                     loop.state.save(state, loop.settings())
-                on_epoch(as_epoch(loop.state.epochs[-1]))
+                (on_epoch or _ignore)(as_epoch(loop.state.epochs[-1]))
             done = loop.finish()
         except BaseException as error:
             loop.state.kept.put_back()
@@ -114,6 +114,10 @@ def train(
     if in_training:
         network.eval()
     return done
+
+
+def _ignore(_done: Step | Epoch) -> None:
+    """Do nothing after a step or an epoch."""
 
 
 def _check_arguments(

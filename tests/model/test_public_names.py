@@ -52,14 +52,14 @@ def test_short_names() -> None:
     assert all(getattr(auxhead, name) is getattr(auxhead.model, name) for name in _MODULES)
     assert {*_MODULES, "__version__"} <= {*dir(auxhead)} and auxhead.__version__ == auxhead.model.__version__
     names: dict[str, object] = {}
-    exec("from auxhead import attach, kernels, model", names)
-    assert names["attach"] is auxhead.model.attach
+    exec("from auxhead import *", names)
+    assert names["attach"] is auxhead.model.attach and "import_module" not in names
     with pytest.raises(AttributeError, match="module 'auxhead' has no attribute 'nosuch'"):
         auxhead.nosuch  # noqa: B018
 
 
 def test_the_folders_of_the_repository_are_no_packages_of_their_own(tmp_path: Path) -> None:
-    code = "import sys, auxhead; dir(auxhead); assert 'torch' not in sys.modules; import kernels"
+    code = "import sys, auxhead; dir(auxhead); auxhead.model; assert 'torch' not in sys.modules; import kernels"
     ended = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
     assert "No module named 'kernels'" in ended.stderr
 

@@ -3,13 +3,16 @@
 import asyncio
 import contextlib
 import io
+import re
 import socket
 import threading
 import time
 
 import pytest
 import torch
-from auxhead.model import save_checkpoint
+import torchvision
+import typer
+from auxhead.model import Preprocessing, attach, save_checkpoint
 from auxhead.model.examples import load_test, serve
 from PIL import Image
 from torchvision.io import encode_png
@@ -258,3 +261,31 @@ def test_a_checkpoint_is_served_by_its_preprocessing_classes_and_calibration(net
     served = given["app"]
     assert served.names == tuple(names) and served.network.monitor.shares == (0.25,) * 4 and given["port"] == 1
     assert served.network.monitor.samples == 100 and "host" not in given, "loopback is uvicorn's default"
+
+
+def test_a_checkpoint_of_a_backbone_by_name_is_served(tmp_path):
+    torch.manual_seed(0)
+    backbone = torchvision.models.resnet18(num_classes=3).eval()
+    network = attach(backbone, ["layer2"], example_input=torch.randn(2, 3, 64, 64)).eval()
+    network.preprocessing = Preprocessing(crop=64, resize=64)
+    save_checkpoint(tmp_path / "saved", network, classes=["cat", "dog", "owl"])
+    found = serve.saved_service(str(tmp_path / "saved"), "resnet18", "cpu")
+    (answer,) = found.answer([torch.zeros(3, 64, 64, dtype=torch.uint8)])
+    assert answer["label"] in ("cat", "dog", "owl") and answer["exit"] in ("layer2", "classifier")
+
+
+def test_commands_say_in_a_line_what_is_wrong(tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        _run(serve.main, "--checkpoint", str(tmp_path / "nosuch"))
+    assert "nosuch" in re.sub(r"[\s│]", "", capsys.readouterr().err)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    with pytest.raises(SystemExit):
+        _run(load_test.main, "--url", f"http://127.0.0.1:{port}", "--seconds", "0.1")
+    assert "doesnotanswer" in re.sub(r"[\s│]", "", capsys.readouterr().err)
+
+
+def _run(command, *words):
+    app = typer.Typer()
+    app.command()(command)
+    app([*words])
