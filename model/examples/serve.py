@@ -212,8 +212,9 @@ def main(checkpoint: str = "", backbone: str = "resnet18", port: int = 8000) -> 
     except (ValueError, OSError, ImportError) as error:
         raise typer.BadParameter(str(error)) from None
     print(service.runner.describe(), flush=True)
-    limits = {"limit_concurrency": 1000, "timeout_graceful_shutdown": 10}  # clients that never end are not waited for
-    uvicorn.run(make_app(service), port=port, log_level="warning", **limits)
+    uvicorn.run(  # clients that never end are not waited for
+        make_app(service), port=port, log_level="warning", limit_concurrency=1000, timeout_graceful_shutdown=10
+    )
 
 
 if __name__ == "__main__":

@@ -229,9 +229,9 @@ def _bins(reliability: Mapping[str, Any]) -> list[list[float]]:
 def calibration_figure(numbers: Mapping[str, Any]) -> Figure:
     """Draw confidences before and after temperatures, exits, and accuracy against the time to the answer."""
     figure = new_figure(6.4)
-    above, below = figure.add_gridspec(2, 1)
-    before, after = above.subgridspec(1, 2).subplots()
-    shares, curve, tested = below.subgridspec(1, 3, width_ratios=(1.6, 1, 1)).subplots()
+    rows = figure.add_gridspec(2, 1)
+    before, after = rows[0].subgridspec(1, 2).subplots()
+    shares, curve, tested = rows[1].subgridspec(1, 3, width_ratios=(1.6, 1, 1)).subplots()
     for axes, when in ((before, "before"), (after, "after")):
         _reliability(axes, numbers["reliability"][when], f"{when} temperatures")
     places = range(len(numbers["exits"]))
