@@ -230,8 +230,9 @@ def calibration_figure(numbers: Mapping[str, Any]) -> Figure:
     """Draw confidences before and after temperatures, exits, and accuracy against the time to the answer."""
     figure = new_figure(6.4)
     rows = figure.add_gridspec(2, 1)
-    before, after = rows[0].subgridspec(1, 2).subplots()
-    shares, curve, tested = rows[1].subgridspec(1, 3, width_ratios=(1.6, 1, 1)).subplots()
+    above, below = rows[0].subgridspec(1, 2), rows[1].subgridspec(1, 3, width_ratios=(1.6, 1, 1))
+    before, after = (figure.add_subplot(above[0, place]) for place in range(2))
+    shares, curve, tested = (figure.add_subplot(below[0, place]) for place in range(3))
     for axes, when in ((before, "before"), (after, "after")):
         _reliability(axes, numbers["reliability"][when], f"{when} temperatures")
     places = range(len(numbers["exits"]))
