@@ -187,9 +187,10 @@ def _findings(before: Record, now: Record) -> Iterator[Part]:
             said, change = "as before", None
             if was is None or one is None:
                 said = "new" if was is None else "gone"
-            elif before_us is not None and now_us is not None:
-                said = _said(_around(before_us, was.get("spread_us")), _around(now_us, one.get("spread_us")))
-                change = (now_us - before_us) / request_us
+            elif now_us is not None:
+                had = before_us or 0.0  # none could be told: all of it came since
+                said = _said(_around(had, was.get("spread_us")), _around(now_us, one.get("spread_us")))
+                change = (now_us - had) / request_us
             yield Part(", ".join(filter(None, place)), before_us, now_us, said, change)
 
 

@@ -165,7 +165,10 @@ def checked_network(network: EarlyExitNetwork, example_images: Batch, name: str 
     for tap, head in zip(network.taps, network.exit_heads, strict=True):
         if any(map(is_lazy, head.parameters())):
             raise BadInput(f"heads[{tap!r}]: does not know its width yet, wants to have seen a batch and been trained")
-    check_device(network, first_tensor(example_images).device)
+    first = first_tensor(example_images)
+    check_device(network, first.device)
+    if first.is_floating_point() and first.dtype != network.dtype:
+        raise BadInput(f"{name}: got {first.dtype}, wants {network.dtype}, as the network has")
     network.check_taps(example_images)
     return map_tensors(example_images, Tensor.detach)
 

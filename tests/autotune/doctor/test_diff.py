@@ -133,6 +133,14 @@ def test_findings_count_against_the_request(diff):
     assert rows(result)["host-wait, net.py"] == ("10.0", "70.0", "+6.0 %", "slower")
 
 
+def test_a_cost_where_none_could_be_told_counts_from_nothing(diff):
+    def waiting(cost_us):
+        return diagnosis(findings=[finding("host-wait", cost_us, "a/net.py:7")])
+
+    assert diff(waiting(None), waiting(400.0), "--gate", "5%").exit_code == 1
+    assert diff(waiting(400.0), waiting(None), "--gate", "5%").exit_code == 0
+
+
 def test_findings_are_told_by_kind_and_file_and_counted(diff):
     waits = [finding("host-wait", cost, f"/home/me/net.py:{line}") for cost, line in ((90.0, 12), (20.0, 30))]
     other, race = finding("host-wait", 50.0, "other.py:3 in forward"), finding("race", None, "net.py:5")

@@ -296,6 +296,8 @@ def test_arguments_that_are_wrong(network: EarlyExitNetwork, tmp_path: Path) -> 
         export_decision(network, one, tmp_path / "net", classes="abcde")
     with pytest.raises(BadInput, match="path: got '.', wants the name of a file"):
         export_decision(network, one, "")
+    with pytest.raises(BadInput, match="example: got torch.float64, wants torch.float32, as the network has"):
+        export_decision(network, one.double(), tmp_path / "net")
     with pytest.raises(BadInput, match="example: the network's logits for it are not all finite"):
         export_decision(network, one * torch.nan, tmp_path / "net")
     with pytest.raises(ValueError, match="classes: got 2 names, wants 5, as the network has classes, or none"):
