@@ -76,7 +76,7 @@ def test_how_random_heads_compare_is_that_of_the_record():
         )
         share = f"{100 * eager.as_fast / eager.heads:.1f} %"
         if gpu == "H100":
-            said = f"of {eager.heads} [random heads](kernels/README.md#any-head) {share} were at least as fast"
+            said = f"of {eager.heads} [random heads](docs/details/any_head.md) {share} were at least as fast"
             Document("README.md").says(f"{said} as plain PyTorch")
         us = [{variant: one.device_us["median"] for variant, one in measured.items()} for measured in heads]
         slower = [one for one in us if one["eager"] < one["fused"]]
@@ -91,7 +91,7 @@ def test_how_random_heads_compare_is_that_of_the_record():
         "slower than plain PyTorch: of these the other way is sooner", "and is sooner than plain PyTorch",
     )  # fmt: skip
     rows = [f"| {name} | {first} | {second} |" for name, first, second in zip(names, *columns, strict=True)]
-    KERNELS.has_table("| | H100, seed 127 | H200, seed 101 |\n", rows)
+    Document("docs/details/any_head.md").has_table("| | H100, seed 127 | H200, seed 101 |\n", rows)
 
 
 def test_what_heads_add_to_a_trunk_is_that_of_the_record():
