@@ -114,7 +114,7 @@ def load_trace(file: Path) -> Trace:
             raise BadTrace(f'{file}: its key "{KEY}" is not what the doctor writes ({error!r:.80})') from None
     calls = list(_located_calls(events))
     for partition in _partitions(events, work):
-        requests = [one for one in _requests(partition, calls, work, events) if one.work]
+        requests = [one for one in _requests(partition, calls, work, events["cuda_sync"]) if one.work]
         if requests:
             break
     else:
@@ -273,7 +273,7 @@ def _requests(
     partition: Partition,
     calls: list[tuple[TraceEvent, CallSite]],
     work: list[TraceEvent],
-    events: Mapping[str, list[TraceEvent]],
+    synchronisations: list[TraceEvent],
 ) -> Iterator[TracedRequest]:
     windows = partition.windows
     starts = [window.start for window in windows]
@@ -298,17 +298,16 @@ def _requests(
         index, call = nobody if correlation is None else launched.get(correlation, nobody)
         if index is not None:
             work_of[index].append(_work(event, call, starts[index]))
-    for event in events["cuda_sync"]:
+    for event in synchronisations:
         index, stream = index_at(event.start), event.number("stream")
         if event.name == "Stream Wait Event" and index is not None and stream is not None:
             waits_of[index].append(Wait(event.start - starts[index], stream))
-    for index, (window, its_calls, its_work) in enumerate(zip(windows, calls_of, work_of, strict=True)):
+    for window, its_calls, its_work, waits in zip(windows, calls_of, work_of, waits_of, strict=True):
         ends = [window.returned - window.start, *(one.end_us for one in its_work)]
         if not window.exact:
             ends += [one.call.end_us for one in its_work if one.call is not None]
         its_calls.sort(key=lambda call: call.start_us)
-        waits = tuple(waits_of[index])
-        yield TracedRequest(window.start, max(ends), tuple(its_calls), tuple(its_work), waits)
+        yield TracedRequest(window.start, max(ends), tuple(its_calls), tuple(its_work), tuple(waits))
 
 
 def _call(event: TraceEvent, site: CallSite, start: float) -> ApiCall:

@@ -112,8 +112,8 @@ def run_infer(
     saved = "" if out is None else f" Saved in {out}."
     if all(head.rule.threshold >= CRITERIA[head.rule.criterion].high for head in network.exit_heads):
         saved += (
-            " No head may answer: `auxhead calibrate` chooses no thresholds where it can show no such loss, and says "
-            "from which --max-accuracy-drop on it could."
+            " No head may answer: `auxhead calibrate` found no thresholds within its budget, and says which one is "
+            "within reach."
             if checkpoint.calibration
             else " No head may answer yet: `auxhead calibrate` chooses thresholds."
         )

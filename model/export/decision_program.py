@@ -49,7 +49,7 @@ class Counted(NamedTuple):
     label: Tensor  # [1]
 
 
-class Handed(NamedTuple):
+class StageInput(NamedTuple):
     """A tensor that a stage takes."""
 
     shape: torch.Size
@@ -58,13 +58,13 @@ class Handed(NamedTuple):
 
 
 @torch.no_grad()
-def _handed(stages: Sequence[fx.GraphModule], sample: Sequence[Tensor]) -> list[list[Handed]]:
+def _inputs_of(stages: Sequence[fx.GraphModule], sample: Sequence[Tensor]) -> list[list[StageInput]]:
     """Return what each stage takes when the first is given a sample."""
     found, given = [], [each.clone() for each in sample]
     for stage in stages:
         places = [each.untyped_storage().data_ptr() for each in given]
         found.append(
-            [Handed(x.shape, place in places[:i]) for i, (x, place) in enumerate(zip(given, places, strict=True))]
+            [StageInput(x.shape, place in places[:i]) for i, (x, place) in enumerate(zip(given, places, strict=True))]
         )
         _, *given = stage(*given)
     return found
@@ -79,7 +79,7 @@ class GivenRules(nn.Module):
         """Answer by the stages' exits, by these criteria; the ``sample`` tells what is handed from stage to stage."""
         super().__init__()
         self.stages = nn.ModuleList(stages)
-        self._handed = _handed(stages, sample)
+        self._inputs = _inputs_of(stages, sample)
         self._criteria = tuple(criteria)
         self._with_probs = with_probs
         self._counts = any(CRITERIA[criterion].counts_heads for criterion in criteria)
@@ -93,11 +93,11 @@ class GivenRules(nn.Module):
         """Answer by the exits from this one on, given what the stage before has handed over."""
         # A branch takes sizes for unknown: what is computed of them, as entropy's largest is of the number of classes,
         # would be of other sizes.
-        handed = tuple(x.reshape(one.shape) for x, one in zip(handed, self._handed[index], strict=True))
+        handed = tuple(x.reshape(one.shape) for x, one in zip(handed, self._inputs[index], strict=True))
         logits, *hands = self.stages[index](*handed)
         if index == len(self._criteria):
             return self._parts(decide(logits, temperature=1.0, threshold=1.0), index)
-        hands = [x.clone() if one.is_shared else x for x, one in zip(hands, self._handed[index + 1], strict=True)]
+        hands = [x.clone() if one.is_shared else x for x, one in zip(hands, self._inputs[index + 1], strict=True)]
         output, counted = self._judged(logits, rules, index, counted)
         here = self._parts(output, index)
 

@@ -393,13 +393,14 @@ class EarlyExitNetwork(nn.Module):
                 monitor=self.monitor,
                 reading=self.reading_for(x),
             )
-        except Exception as error:
-            if len(devices := sorted({str(each.device) for each in self.parameters()})) > 1:
-                raise BadInput(
-                    f"network: its parameters are on {', '.join(devices)}, as parallelize and pipelined place them; "
-                    "wants their runner to be called, or network.to('cuda') before, which moves all back"
-                ) from error
-            raise
+        except RuntimeError as error:
+            devices = sorted({str(each.device) for each in self.parameters()})
+            if len(devices) == 1 or "same device" not in str(error):
+                raise
+            raise BadInput(
+                f"network: its parameters are on {', '.join(devices)}, as parallelize and pipelined place them; "
+                "wants their runner to be called, or network.to('cuda') before, which moves all back"
+            ) from error
 
     def logits(self, x: Batch, *, in_equilibrium: bool = False) -> list[Tensor]:
         """Return the logits [N, K] of every head and, last, of the classifier; differentiable, for training.

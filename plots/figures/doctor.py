@@ -34,14 +34,13 @@ def doctor_numbers(records: Sequence[Record]) -> dict[str, Any]:
     record = found[-1]
     assert record.measured is not None
     measured = record.measured
-    lanes = {"host": [one for one in measured["calls"] if one[2] in ROLES], **_streams(measured["streams"])}
     return {
         "title": _title(record.cell["target"], measured),
         "stamp": stamp(
             [record],
             "One request under torch.profiler, which makes calls of the host longer than they are in the title's time.",
         ),
-        "lanes": lanes,
+        "lanes": {"host": [one for one in measured["calls"] if one[2] in ROLES], **_streams(measured["streams"])},
         "findings": [_finding(number, one) for number, one in enumerate(measured["findings"][:MOST], start=1)],
         "more": max(0, len(measured["findings"]) - MOST),
     }

@@ -107,7 +107,7 @@ def blocking_copies(request: TracedRequest) -> list[tuple[ApiCall, Work]]:
 
 @cache
 def host_waits(request: TracedRequest) -> list[HostWait]:
-    """Return the waits after which a request goes on, but for those of copies, loads, captures and cuDNN's trials.
+    """Return the waits after which a request goes on, but for those of copies, captures and cuDNN's trials.
 
     One before anything was launched belongs to the caller, and one after which little is launched reads the answer,
     unless requests follow one another at once.

@@ -166,3 +166,17 @@ def test_forwards_that_name_devices_stay_where_they_are_placed():
     pipeline_ranks.assert_same(runner(x), wanted)
     with pytest.raises(RuntimeError, match="answers for 20 of 50 samples in parts, .* splits the batch itself"):
         runner(torch.randn(50, 6))
+
+
+@pytest.mark.parametrize("said", ["Expected all tensors to be on the same device", "CUDA out of memory"])
+def test_a_network_in_parts_says_what_to_call_where_devices_are_the_reason(said, monkeypatch):
+    network, x = pipeline_ranks.plain(), pipeline_ranks.batch_of("plain", 4)
+    network.backbone[6].to("meta")
+
+    def forward(_x):
+        raise RuntimeError(said)
+
+    monkeypatch.setattr(network.backbone[6], "forward", forward)
+    wanted = "its parameters are on cpu, meta, as parallelize" if "same device" in said else said
+    with pytest.raises((BadInput, RuntimeError), match=wanted):
+        network(x)
