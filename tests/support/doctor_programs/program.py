@@ -25,8 +25,6 @@ class Program:
     """Whether it can only be made where there is a GPU."""
     devices: int = 1
     """How many GPUs it takes."""
-    recorded: bool = True
-    """Whether a trace of it is in the repository."""
 
 
 def planted(make: Callable[[], Made], *finds: str, may_find: tuple[str, ...] = (), **needs: Any) -> Program:

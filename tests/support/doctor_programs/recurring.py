@@ -90,11 +90,11 @@ def _stream() -> int:
     return torch.cuda.current_stream().cuda_stream
 
 
-#: By kind of finding: a program with the fault, and one without it. No trace of them was recorded yet.
+#: By kind of finding: a program with the fault, and one without it.
 PAIRS: dict[str, tuple[Program, Program]] = {
     kind: (
-        planted(faulty, kind, may_find=may_find, needs_cuda=needs_cuda, recorded=False),
-        Program(correct, needs_cuda=needs_cuda, recorded=False),
+        planted(faulty, kind, may_find=may_find, needs_cuda=needs_cuda),
+        Program(correct, needs_cuda=needs_cuda),
     )
     for kind, needs_cuda, may_find, faulty, correct in (
         (
