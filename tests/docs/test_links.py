@@ -45,6 +45,18 @@ def test_a_task_page_is_read_in_twenty_minutes(page):
     assert re.search(r"^(```|    \S)", text, flags=re.MULTILINE), f"{page} shows nothing to write"
 
 
+@pytest.mark.parametrize("page", ["pictures", "own_exits", "text"])
+def test_what_is_read_before_a_first_success_is_400_words(page):
+    """From the front page, on which one learns where to go, to the end of what stands behind a page's first snippet."""
+    front = text_of(ROOT / "docs" / "index.md").partition("\n## Why")[0]
+    assert f"({page}.md)" in front
+    to_the_snippet, snippet, behind = text_of(ROOT / "docs" / f"{page}.md").partition("\n```\n")
+    comments = re.findall(r"#(.*)", to_the_snippet)
+    read = f"{front}\n{to_the_snippet}{snippet}{behind.lstrip().partition(chr(10) * 2)[0]}"
+    assert "the rest of this page is for when" in " ".join(read.lower().split())
+    assert len(words_of(read)) + len(" ".join(comments).split()) <= 400
+
+
 def test_words_in_fences_and_tables_do_not_count():
     assert words_of("Two words\n```python\nimport this\n```\n| a | table |\n\nand three more\n") == [
         "Two", "words", "and", "three", "more",
