@@ -38,15 +38,15 @@ LATENCY = {
     "graph-naive@cudnn": Line("plain heads in line, graph of fused conv.", ORANGE, "-", "s"),
     "graph-naive-forked@cudnn": Line("plain heads on a side stream, same graph", AMBER, "-", "^"),
     "graph-fused@cudnn": Line("auxhead: fused heads in line, same graph", SKY, "-", "v"),
-    "overlapped@cudnn": Line("auxhead: fused heads, `overlapped`", BLUE, "-", "D"),
+    "overlapped@cudnn": Line("auxhead: fused heads, overlapped", BLUE, "-", "D"),
     "graph-bare@cudnn": Line("no heads, graph of fused conv.", "black", "-", "o"),
 }
 #: The variants of "time-to-answer".
 TO_ANSWER = {
     BARE: Line("whole network, no heads", GREY, ":", ""),
-    OURS: Line("auxhead, `overlapped`: skips nothing", BLUE, "-", "D"),
-    "polled@cudnn": Line("auxhead, `polled`: the host stops", ORANGE, "-", "s"),
-    "gated@cudnn": Line("auxhead, `gated`: the GPU stops", GREEN, "-", "^"),
+    OURS: Line("auxhead, overlapped: skips nothing", BLUE, "-", "D"),
+    "polled@cudnn": Line("auxhead, polled: the host stops", ORANGE, "-", "s"),
+    "gated@cudnn": Line("auxhead, gated: the GPU stops", GREEN, "-", "^"),
     FLOOR: Line("floor: network cut off there", "black", "-", "o"),
 }
 #: Variants in the lower panels, which differ from ``BARE`` by their heads alone.
