@@ -12,6 +12,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.version import Version
 from support.distributions import AT_THE_TOP, PACKAGES, ROOT, check_source_distribution, check_wheel
+from support.documents import snippets
 
 BUILD = "from setuptools import build_meta; build_meta.build_{}({!r})"
 
@@ -45,7 +46,7 @@ def distributions(tmp_path):
 
 
 def test_they_hold_every_package_and_its_data_and_the_wheel_works_without_the_repository(distributions, tmp_path):
-    """Each of its modules can be imported, and a figure is drawn from numbers, where there are no raw records."""
+    """Each module can be imported, a figure is drawn where there are no raw records, and the quick start runs."""
     wheel, source = distributions
     check_wheel(wheel)
     check_source_distribution(source)
@@ -62,11 +63,15 @@ def test_they_hold_every_package_and_its_data_and_the_wheel_works_without_the_re
     code = (
         f"import importlib, sys\nsys.path.insert(0, {str(site)!r})\n"  # before the repository's
         f"for name in {modules}: print(importlib.import_module(name).__file__)\n"
-        f"from auxhead.plots.__main__ import app; app(['landscape', '--out', {str(out / 'landscape')!r}])"
+        "from auxhead.plots.__main__ import app\n"
+        f"app(['landscape', '--out', {str(out / 'landscape')!r}], standalone_mode=False)\n"
     )
+    (quick_start,) = snippets(ROOT / "docs" / "index.md")
+    code += quick_start.code.strip("\n")
     done = subprocess.run([sys.executable, "-c", code], cwd=site, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     assert all(line.startswith(str(site)) for line in done.stdout.splitlines()[: len(modules)]), done.stdout
+    assert "The backbone runs as it is." in done.stdout or "us to the answer" in done.stdout
     assert {path.name for path in out.iterdir()} == {"landscape.json", "landscape.png", "landscape.svg"}
     assert (out / "landscape.json").read_text() == (ROOT / "plots" / "gallery" / "landscape.json").read_text()
 
