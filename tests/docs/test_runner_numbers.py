@@ -1,9 +1,9 @@
-"""Results of the runners, in autotune/records/README.md, stand in the records beside it."""
+"""Results of the runners, in docs/details/results.md, stand in the records."""
 
 from support.committed_records import BATCHES, benched, records, report
 from support.documents import Document
 
-PAGE = Document("autotune/records/README.md")
+PAGE = Document("docs/details/results.md")
 BENCH = "h200/bench.jsonl"
 
 
