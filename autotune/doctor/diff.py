@@ -59,12 +59,7 @@ class Comparison(NamedTuple):
 
 
 def run_diff(words: Sequence[str], gate: str | None, *, as_json: bool) -> bool:
-    """Compare, print, and return whether anything is over the gate.
-
-    Args:
-        words: the file of records before, and that of now.
-        gate: a percentage such as ``5%``; None: nothing is over it.
-        as_json: print JSON in place of a table.
+    """Compare the two files that ``words`` name, print, and return whether anything is over the gate, such as ``5%``.
 
     Raises:
         BadInput: not two files, or no percentage.

@@ -90,14 +90,7 @@ def _run(target: NamedTarget, file: Path) -> None:
 
 
 def doctor_record(target: str, trace: Trace, findings: Sequence[Finding], verdict: Verdict) -> Record:
-    """Return the record of what was found.
-
-    Args:
-        target: as the command got it.
-        trace: that all is made from.
-        findings: worst first.
-        verdict: of the same trace.
-    """
+    """Return the record of what was found in a trace, findings worst first."""
     roles = {name: role for role, names in _ROLES.items() for name in names}
     calls = [
         [round(one.start_us, _DIGITS), round(one.end_us, _DIGITS), roles.get(one.name, "other")]

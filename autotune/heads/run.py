@@ -86,14 +86,9 @@ class HeadRecords:
         self, head: Head, results: Mapping[str, Paired | Failure], copies: Timings, clocks: dict[str, float] | None,
         **how: int,
     ) -> None:  # fmt: skip
-        """Append a line for each variant, and one for the bytes at the speed of copies.
+        """Append a line for each variant, and one for the bytes at the speed of copies; see ``time_copies``.
 
-        Args:
-            head: what was measured.
-            results: by variant.
-            copies: see ``time_copies``.
-            clocks: as found after the measurement.
-            **how: what of the protocol is of this head alone.
+        Clocks are as found after the measurement, ``how`` is what of the protocol is of this head alone.
         """
         around, run = {**self.environment, "clocks": clocks}, secrets.token_hex(6)
         protocol = {**self._protocol(head), **how}

@@ -9,7 +9,7 @@ from ..records.tables import RecordTable, latest_by_network, network_in_words
 #: Columns of tables of overlap.
 _COLUMNS = ("measured", "what", "unit", "median", "20th to 80th percentile")
 _TEXT_COLUMNS = 3
-#: Columns of tables of footprints; tiers of occupancy are named and never mixed. The last two are of older records.
+#: Columns of tables of footprints; the tier of occupancy is named.
 FOOTPRINT_COLUMNS = (
     "heads launched",
     "programs",
@@ -18,8 +18,6 @@ FOOTPRINT_COLUMNS = (
     "hidden, %",
     "SM time with heads, % (residency)",
     "warps, % (residency)",
-    "warps of an SM, % (theoretical)",
-    "warps, % (profiler's estimate)",
 )
 #: First column: whether a profiler was on.
 _TIMED, _TRACED = "no profiler", "profiler"
@@ -136,17 +134,15 @@ def _footprint_table(records: Sequence[Record]) -> RecordTable:
 def _row(record: Record) -> tuple[str, ...]:
     assert record.measured is not None
     pairs = {pair["role"]: pair for pair in record.paired}
-    trunk, tiers = pairs["trunk"], record.measured["occupancy"]
+    trunk, residency = pairs["trunk"], record.measured["occupancy"]["residency"]
     return (
         record.variant,
         f"{record.measured['programs']:,}",
         f"{trunk['device_ratio']:.3f} ({trunk['low']:.3f}-{trunk['high']:.3f})",
         f"{pairs['heads']['device_us']['median']:,.1f}",
         f"{100 * record.measured['hiding_efficiency']['median']:.0f}",
-        f"{100 * tiers['residency']['sm_share']['median']:.2f}",
-        f"{100 * tiers['residency']['warps_share']['median']:.3f}",
-        ", ".join(f"{100 * one['share']:.0f}" for one in tiers.get("theoretical", ())),
-        ", ".join("0?" if one["known_zero"] else f"{one['percent']:.0f}" for one in tiers.get("estimate", ())),
+        f"{100 * residency['sm_share']['median']:.2f}",
+        f"{100 * residency['warps_share']['median']:.3f}",
     )
 
 
@@ -154,16 +150,8 @@ def _remarks(records: Sequence[Record]) -> list[str]:
     if not records:
         return []
     bare = next(pair for pair in records[0].paired if pair["role"] == "trunk")["device_us"]["median"]
-    lines = [
-        f"The trunk alone takes {bare:,.1f} us, launches leave it after {', '.join(records[0].protocol['forks'])}. "
-        "Shares by residency are of the time that it takes and of all SMs; other tiers say one for each launch. "
-        "0?: the profiler says 0 of a launch that runs.",
+    forks = ", ".join(records[0].protocol["forks"])
+    return [
+        f"The trunk alone takes {bare:,.1f} us, launches leave it after {forks}. Shares by residency are of the time "
+        "that it takes and of all SMs."
     ]
-    for record in records:
-        own = next((pair for pair in record.paired if pair["role"] == "recorded"), None)
-        if own is not None and record.device_us is not None:
-            ratio = own["device_us"]["median"] / record.device_us["median"]
-            lines.append(
-                f"{record.variant}: recording residency takes {100 * (ratio - 1):+.1f} % of the network's time."
-            )
-    return lines

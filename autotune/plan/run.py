@@ -37,17 +37,7 @@ def run_plan(
     plan_file: Path | None,
     gpus: int | None,
 ) -> None:
-    """Measure and print.
-
-    Args:
-        model: the user's factory, unless there is a cell.
-        cell: that of a ResNet.
-        batches: batch sizes; none: that of the example.
-        exits: names or globs of exit patterns; none: that of the user's model, or all.
-        trunk: the kind of trunk, or "auto".
-        budget: the time to measure in.
-        plan_file: keeps the plan.
-        gpus: the number of GPUs to advise on, by which the network may be too large for one; None: no advice.
+    """Measure and print a user's network, or, if there is a cell, that of a ResNet; the others are the options.
 
     Raises:
         BadInput: no CUDA device, no such factory or exit pattern, or a network that cannot be run like this.

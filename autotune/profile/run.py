@@ -55,15 +55,9 @@ class BeforeAndAfter:
 def compare(
     network: EarlyExitNetwork, x: Tensor, *, exits: str, trunk: str, requests: int, out: Path
 ) -> BeforeAndAfter:
-    """Check, time and profile naive early exit and a runner; writes ``before.json`` and ``after.json``.
+    """Check, time and profile naive early exit and a runner; writes ``before.json`` and ``after.json`` into ``out``.
 
-    Args:
-        network: in eval mode, on x's device.
-        x: the input of every request.
-        exits: the kind of runner, as ``make_runner`` takes it.
-        trunk: the kind of its trunk, likewise.
-        requests: counted requests of each measurement.
-        out: directory of the traces.
+    The network is in eval mode, on the device of ``x``, the input of every request.
 
     Raises:
         BadInput: the network cannot be run like this; says why.

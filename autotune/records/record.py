@@ -49,7 +49,7 @@ class Record:
 
     kind: str
     """The command that measured it; zoo, in the form of bench; of overlap also "timeline", one replay; of heads also
-    "random-heads"; of bench on several devices "pipeline", and "gpus", one request."""
+    "random-heads"; of the pipelines' study "pipeline"."""
     cell: dict[str, Any]
     """The network: model, dtype, batch, classes, placement (of the heads), taps (their names), input (the shape of one
     sample), and heads (their kind) unless each is one linear layer. Of a sweep: the fields of a HeadShape. Of heads:
@@ -58,8 +58,7 @@ class Record:
     exits: str = field(default="never", kw_only=True)
     """Exits at which samples leave: "never", the name of a tap, the percent that leave at each tap and at the
     classifier ("40/30/20/10"), "own" for the thresholds that a model came with, or of pareto "calibrated 0.5 %", by
-    thresholds chosen for at most so many points of accuracy on a validation split; of pipeline the percent that leave
-    on each device ("25/75")."""
+    thresholds chosen for at most so many points of accuracy on a validation split."""
     variant: str
     run: str
     """Equal for records that were measured interleaved, whose ratios are meaningful."""
@@ -80,7 +79,7 @@ class Record:
     - profile: requests, for rounds and captures
     - pareto: thresholds (by tap) and data (whose test split it is)
     - overlap and timeline: trunk_kind, forks, and replays: how many were profiled
-    - pipeline and gpus: devices, cut (the tap where the network is split), and processes
+    - pipeline: devices, cut (the tap where the network is split), and processes
     - footprint: these; ``variant`` says what of the heads' launches is not by rule
     """
     host_us: dict[str, Any] | None = None
@@ -100,7 +99,7 @@ class Record:
     - pareto: role "bare"; beside, mean_host_us and mean_host_ratio
     - overlap: parts of the network, roles "trunk", alone in one graph, with the interval of device_ratio, and "heads",
       all of them alone, one launch after another; no times of the host, device_us as that of the record itself
-    - footprint: the same, and what is by rule also role "recorded", itself while its programs record where they run
+    - footprint: the same
     """
     measured: dict[str, Any] | None = None
     """Further measurements.
@@ -114,17 +113,16 @@ class Record:
     - overlap, median, p20 and p80 over replays: the fields of :class:`Overlap` and bare_span_us, that of the trunk
       alone; hiding_efficiency, over combinations of captures; inflation, times under the profiler over those without;
       and kernels of the trunk in order, without heads and with them
-    - footprint: hiding_efficiency as of overlap; programs, of all launches beside the trunk; and their occupancy, by
-      tier: theoretical, the profiler's estimate, and residency, measured in the kernel
+    - footprint: hiding_efficiency as of overlap; programs, of all launches beside the trunk; and their occupancy:
+      residency, measured in the kernel
     - timeline: replay, its number; the fields of :class:`Overlap`; kernels in order; and programs of the heads: launch,
       SM, start and end, microseconds since the replay began
     - pipeline: images_s (images a second of single requests), batch and split_size (samples of a micro-batch; None: not
       split)
-    - gpus: span_us, and of each GPU computes and exchanges: intervals with kernels or copies, and with NCCL's
     - doctor: the verdict; spread, within which values its times lie; findings, and streams with their work
 
-    Older files hold further kinds ("network", "retune"), sweeps of heads in a captured network (place "network") and
-    fields, which nothing reads any more.
+    Older files hold further kinds ("network", "retune"), sweeps of heads in a captured network (place "network"), and
+    fields and tiers of occupancy, which nothing reads any more.
     """
     correctness: dict[str, Any] | None = None
     """samples compared with the eager truth; differing: those with another label or exit; differing_near: how many of

@@ -9,10 +9,6 @@ import secrets
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from contextlib import closing, suppress
-from itertools import count
-from multiprocessing.connection import Connection, wait
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -52,21 +48,20 @@ def run_zoo(models: list[str], batches: Sequence[int], max_autotune: bool, out: 
     console, here = wide_console(), environment(device)
     cells = [(model, batch) for model in models or LIBRARIES for batch in ([0] if is_factory(model) else batches)]
     failed: list[str] = []
-    with closing(_Processes()) as processes:
-        for number, (model, batch) in enumerate(cells, start=1):
-            of_smallest = batch in (0, min(batches))
-            wanted = (*VARIANTS, *(EAGER_VARIANTS if of_smallest else ()))
-            if max_autotune and batch in MAX_AUTOTUNE_BATCHES:
-                wanted += (MAX_AUTOTUNE,)
-            if _is_measured(model, batch, (*wanted, AGAIN) if of_smallest else wanted, where, here):
-                continue
-            what = f"{model}, batch {batch}" if batch else model
-            console.print(f"{number} of {len(cells)}: {what}", soft_wrap=True)
-            with tempfile.TemporaryDirectory(prefix="auxhead-zoo-") as caches:
-                for measure in (_measure, *([_answer_again] if of_smallest else [])):
-                    if not processes.run(measure, model, batch, wanted, where, caches):
-                        failed.append(what)
-                        break
+    for number, (model, batch) in enumerate(cells, start=1):
+        of_smallest = batch in (0, min(batches))
+        wanted = (*VARIANTS, *(EAGER_VARIANTS if of_smallest else ()))
+        if max_autotune and batch in MAX_AUTOTUNE_BATCHES:
+            wanted += (MAX_AUTOTUNE,)
+        if _is_measured(model, batch, (*wanted, AGAIN) if of_smallest else wanted, where, here):
+            continue
+        what = f"{model}, batch {batch}" if batch else model
+        console.print(f"{number} of {len(cells)}: {what}", soft_wrap=True)
+        with tempfile.TemporaryDirectory(prefix="auxhead-zoo-") as caches:
+            for measure in (_measure, *([_answer_again] if of_smallest else [])):
+                if not _ran(measure, model, batch, wanted, where, caches):
+                    failed.append(what)
+                    break
     print_tables(
         console, zoo_tables(one for one in _read(where) if not models or one.cell.get("model") in models), where
     )
@@ -86,57 +81,16 @@ def _read(where: Path) -> list[Record]:
     return [one for one in (read_records(where) if where.exists() else []) if one.kind == KIND]
 
 
-class _Processes:
-    """Processes one after another, each of which has nothing compiled; one imports what it needs while another runs."""
-
-    def __init__(self) -> None:
-        self._ready: tuple[BaseProcess, Connection] | None = None
-
-    def run(self, measure: Callable[..., None], *arguments: Any) -> bool:
-        """Run a function in the next process, until it ends; returns whether it came to its end."""
-        process, mine = self._ready or self._begin()
-        self._ready = None
-        with suppress(OSError):  # it has ended before
-            mine.send((measure, arguments))
-        try:
-            # Until the runner is made, or it has ended: nothing beside the first answer. What it has forked may outlive
-            # it, and holds both of what is waited for.
-            while process.is_alive() and not wait([mine, process.sentinel], 1.0):
-                pass
-            self._ready = self._begin()
-            process.join()
-        finally:
-            process.kill()  # at an interrupt; one that has ended stays what it is
-            process.join()
-        return process.exitcode == 0
-
-    def _begin(self) -> tuple[BaseProcess, Connection]:
-        context = multiprocessing.get_context("spawn")
-        mine, its = context.Pipe()
-        process = context.Process(target=_run_what_comes, args=(its,))
-        process.start()
-        its.close()
-        return process, mine
-
-    def close(self) -> None:
-        """End the process that waits."""
-        if self._ready is not None:
-            process, _ = self._ready
-            process.kill()
-            process.join()
-
-
-def _run_what_comes(connection: Connection) -> None:
-    """Import the libraries of all networks, then run the one function that is sent; it says when its runner is made."""
-    import torchvision  # noqa: F401
-
-    with suppress(ImportError):
-        import timm  # noqa: F401
+def _ran(measure: Callable[..., None], *arguments: Any) -> bool:
+    """Run a function in a process of its own, until it ends; returns whether it came to its end."""
+    process = multiprocessing.get_context("spawn").Process(target=measure, args=arguments)
+    process.start()
     try:
-        measure, arguments = connection.recv()
-    except (EOFError, KeyboardInterrupt):  # there is no more to measure
-        return
-    measure(*arguments, connection.close)
+        process.join()
+    finally:
+        process.kill()  # at an interrupt; one that has ended stays what it is
+        process.join()
+    return process.exitcode == 0
 
 
 def _keep_caches_in(folder: str) -> None:
@@ -145,27 +99,23 @@ def _keep_caches_in(folder: str) -> None:
         os.environ[name] = f"{folder}/{name.lower()}"
 
 
-def _measure(model: str, batch: int, wanted: Sequence[str], where: Path, caches: str, made: Callable[[], None]) -> None:
-    """Measure all variants of a cell, the runner first: once it is ``made``, that is told."""
+def _measure(model: str, batch: int, wanted: Sequence[str], where: Path, caches: str) -> None:
+    """Measure all variants of a cell, the runner first."""
     _keep_caches_in(caches)
     device = torch.device("cuda", torch.cuda.current_device())
     subject = zoo_subject(model, batch, device)
     known = {variant.name: variant for variant in catalogue(subject.cell)}
     variants = [known[name] for name in wanted]
     options = BenchOptions(where, environment(device), ROUNDS, kind=KIND)
-    began, variant = time.monotonic(), count()
+    began = time.monotonic()
 
     def begins(what: str, _share: float) -> None:
-        if next(variant) == 1:
-            made()
         print(f"  {time.monotonic() - began:3.0f} s: {what}", flush=True)
 
     run_cell(subject, [PatternRun(subject.cell, NEVER, variants)], options, begins)
 
 
-def _answer_again(
-    model: str, batch: int, wanted: Sequence[str], where: Path, caches: str, made: Callable[[], None]
-) -> None:
+def _answer_again(model: str, batch: int, _wanted: Sequence[str], where: Path, caches: str) -> None:
     """Record how soon the next process answers, by the caches of the one before."""
     _keep_caches_in(caches)
     device = torch.device("cuda", torch.cuda.current_device())
@@ -175,7 +125,6 @@ def _answer_again(
     try:
         with subject.exits(NEVER):
             built = known[DEFAULT].build(VariantCaptures(subject), NEVER)
-        made()
         measured, notes = {"first_answer_s": [built.first_answer_s]}, [f"{built.note}"]
         built.close()
     except Exception as failure:

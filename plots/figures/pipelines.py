@@ -41,9 +41,7 @@ BANDS = "Bands: 20th to 80th percentile."
 
 def pipeline_numbers(records: Sequence[Record]) -> dict[str, Any]:
     """Return images a second by batch, variant and split size."""
-    found = [
-        one for one in latest(one for one in records if one.kind == "pipeline" and one.exits == "never") if one.measured
-    ]
+    found = [one for one in latest(one for one in records if one.kind == "pipeline") if one.measured]
     batches: dict[str, dict[str, Any]] = {}
     for batch in sorted({int(one.cell["batch"]) for one in found}):
         of_batch = [one for one in found if one.cell["batch"] == batch]

@@ -33,7 +33,7 @@ from support.head_cases import (
     taken_counters,
 )
 from support.hidden_layer_cases import LAYERS, check, make
-from support.layouts import MAP_LAYOUTS, TOKEN_LAYOUTS, VECTOR_LAYOUTS
+from support.layouts import LAYOUTS
 
 #: In the order of the fields, up to stages: samples, channels, positions, elements of a row, features, classes,
 #: partial sums, classes of the softmax, parts of a window.
@@ -195,7 +195,6 @@ READING = {
     "in place, few programs and classes a step": replace(IN_PLACE, block_j=16, max_programs=3),
     "in place, few programs, of its own for a last layer": replace(IN_PLACE, max_programs=3, last_rows=32),
 }
-LAYOUTS = {4: MAP_LAYOUTS, 3: TOKEN_LAYOUTS, 2: VECTOR_LAYOUTS}
 #: Shape, layout, pool and its size, hidden layers; windows of different sizes, and sizes that no block divides.
 UNPOOLED = [
     ((9, 5, 3, 3), "channels_last", "none", (1, 1), "relu, linear"),

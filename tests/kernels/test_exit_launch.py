@@ -19,25 +19,19 @@ pytestmark = pytest.mark.usefixtures("tiles_from_7", "without_interpreter", "poi
 CLASSES = {"few": 10, "many": 130, "several softmax steps": 1500}
 
 
-def make_heads(samples, classes, device, dtype=torch.float32):
+def make_heads(samples, classes, device):
     """Heads of three pools and layouts, with what their taps return; thresholds let about half of the samples go."""
     inputs = [
-        torch.randn(samples, 8, 6, 6, device=device, dtype=dtype),
-        torch.randn(samples, 12, 5, 5, device=device, dtype=dtype).to(memory_format=torch.channels_last),
-        torch.randn(samples, 7, 16, device=device, dtype=dtype),
+        torch.randn(samples, 8, 6, 6, device=device),
+        torch.randn(samples, 12, 5, 5, device=device).to(memory_format=torch.channels_last),
+        torch.randn(samples, 7, 16, device=device),
     ]
     heads = []
     for x, pool, size in zip(inputs, ("avg", "max", "first"), (2, 1, 1), strict=True):
         width = x.shape[1] * size * size if x.ndim == 4 else x.shape[2]
-        weight, bias = torch.randn(classes, width, device=device, dtype=dtype), torch.randn(classes, device=device)
-        head = ExitHead(
-            weight,
-            bias.to(dtype),
-            torch.full((), 1.5, device=device),
-            torch.ones((), device=device),
-            pool,
-            (size, size),
-        )
+        weight, bias = torch.randn(classes, width, device=device), torch.randn(classes, device=device)
+        heat, limit = torch.full((), 1.5, device=device), torch.ones((), device=device)
+        head = ExitHead(weight, bias, heat, limit, pool, (size, size))
         ordered = spoken(head, x).confidence.sort().values
         head.threshold.copy_(ordered[(samples - 1) // 2 : (samples + 3) // 2].mean() - (samples == 1) * 1e-3)
         heads.append(head)

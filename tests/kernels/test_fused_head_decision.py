@@ -20,10 +20,9 @@ NAN, INF = float("nan"), float("inf")
 BATCHES = [1, 7]
 
 
-def head_of_logits(rows, bias=None, **options):
+def head_of_logits(rows, **options):
     """Run a head whose logits are ``rows`` [N, K] to the bit: vectors times the identity."""
-    weight = torch.eye(rows.shape[1], device=rows.device)
-    return fused_head(rows, weight, None if bias is None else torch.tensor(bias, device=rows.device), **options)
+    return fused_head(rows, torch.eye(rows.shape[1], device=rows.device), **options)
 
 
 def batch_of(row, samples, device):

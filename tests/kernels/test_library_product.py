@@ -11,22 +11,16 @@ from auxhead.kernels.launch.head_shape import HeadShape
 from auxhead.kernels.launch.head_view import head_view
 from auxhead.kernels.noted import noting
 from auxhead.model import FusedAuxHead
-from support.head_cases import DTYPES, assert_same_bits, check_head, make_head, make_input
+from support.head_cases import DTYPES, POOLED_HEADS, assert_same_bits, check_head, make_head, make_input
 from support.hidden_layer_cases import LAYERS, check, make
-from support.layouts import MAP_LAYOUTS, TOKEN_LAYOUTS, VECTOR_LAYOUTS
+from support.layouts import LAYOUTS
 
 pytestmark = pytest.mark.usefixtures("by_library", "poisoned_empty")
 
-#: Input, classes, pool and its windows; more classes than one step of a softmax takes.
+#: Of more classes, too, than one step of a softmax takes.
 HEADS = {
-    "one window": ((5, 11, 4, 3), 7, "avg", 1),
-    "one maximum": ((5, 11, 4, 3), 7, "max", 1),
-    "windows": ((2, 3, 7, 5), 19, "avg", (3, 2)),
-    "maxima": ((2, 3, 7, 5), 19, "max", (3, 2)),
+    **POOLED_HEADS,
     "flattened": ((3, 4, 3, 5), 130, "none", 1),
-    "tokens": ((3, 6, 10), 7, "avg", 1),
-    "largest tokens": ((3, 6, 10), 7, "max", 1),
-    "first token": ((3, 6, 10), 7, "first", 1),
     "vector": ((1, 33), 2500, "none", 1),
     "more than a step": ((2, 8), 33_000, "none", 1),
 }
@@ -37,8 +31,7 @@ HEADS = {
 def test_it_answers_as_exactly_as_pytorch(head, dtype, device):
     shape, classes, pool, size = HEADS[head]
     x, weight, bias = make_head(shape, classes, pool=pool, pool_size=size, dtype=dtype, device=device)
-    makers = {2: VECTOR_LAYOUTS, 3: TOKEN_LAYOUTS, 4: MAP_LAYOUTS}[x.ndim]
-    for layout in makers.values():
+    for layout in LAYOUTS[x.ndim].values():
         laid = layout(partial(make_input, dtype=dtype, device=device), *shape)
         if not runs_triton(laid):
             pytest.skip("needs the kernel")

@@ -11,6 +11,7 @@ from auxhead.kernels.noted import noting
 from auxhead.model import FusedAuxHead
 from support.head_cases import (
     DTYPES,
+    POOLED_HEADS,
     assert_same_bits,
     check_head,
     feature_count,
@@ -21,22 +22,9 @@ from support.head_cases import (
 )
 from support.head_plan_cases import counting
 from support.hidden_layer_cases import LAYERS, check, make
-from support.layouts import MAP_LAYOUTS, TOKEN_LAYOUTS, VECTOR_LAYOUTS
+from support.layouts import LAYOUTS
 
 pytestmark = pytest.mark.usefixtures("packs_features", "poisoned_empty")
-
-#: Input, classes, pool and its windows.
-HEADS = {
-    "one window": ((5, 11, 4, 3), 7, "avg", 1),
-    "one maximum": ((5, 11, 4, 3), 7, "max", 1),
-    "windows": ((2, 3, 7, 5), 19, "avg", (3, 2)),
-    "maxima": ((2, 3, 7, 5), 19, "max", (3, 2)),
-    "flattened": ((3, 4, 3, 5), 33, "none", 1),
-    "tokens": ((3, 6, 10), 7, "avg", 1),
-    "largest tokens": ((3, 6, 10), 7, "max", 1),
-    "first token": ((3, 6, 10), 7, "first", 1),
-    "vector": ((1, 33), 40, "none", 1),
-}
 
 
 @pytest.fixture
@@ -55,12 +43,12 @@ def of_two_launches(call):
 
 
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
-@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize("head", POOLED_HEADS)
 def test_every_layout_is_as_exact_as_pytorch(head, dtype, device):
-    shape, classes, pool, size = HEADS[head]
+    shape, classes, pool, size = POOLED_HEADS[head]
     pooling = {"pool": pool, "pool_size": size}
     linear = make_linear(feature_count(shape, pool, size), classes, dtype=dtype, device=device)
-    for layout in {2: VECTOR_LAYOUTS, 3: TOKEN_LAYOUTS, 4: MAP_LAYOUTS}[len(shape)].values():
+    for layout in LAYOUTS[len(shape)].values():
         x = layout(partial(make_input, dtype=dtype, device=device), *shape)
         out = of_two_launches(partial(check_head, x, *linear, temperature=1.5, **pooling))
         assert_same_bits(out, fused_head(x, *linear, temperature=1.5, threshold=0.5, **pooling))
@@ -75,10 +63,10 @@ def test_layers_before_the_last_one(layers, device):
             of_two_launches(partial(check, each, *head, pool=pool, pool_size=size))
 
 
-@pytest.mark.parametrize("head", [name for name, (shape, *_) in HEADS.items() if len(shape) == 4])
+@pytest.mark.parametrize("head", [name for name, (shape, *_) in POOLED_HEADS.items() if len(shape) == 4])
 @pytest.mark.parametrize("channels_last", [False, True])
 def test_what_is_not_finite_stays_in_its_sample(head, channels_last, device):
-    (_, *sizes), classes, pool, size = HEADS[head]
+    (_, *sizes), classes, pool, size = POOLED_HEADS[head]
     x, *linear = make_head((9, *sizes), classes, pool=pool, pool_size=size, device=device)
     x = x.contiguous(memory_format=torch.channels_last) if channels_last else x
     whole, broken = (fused_head(one, *linear, pool=pool, pool_size=size, threshold=0.0) for one in (x, spoilt(x)))

@@ -3,7 +3,7 @@
 from auxhead.autotune.doctor.diagnosis import find_all
 from auxhead.autotune.doctor.trace import StreamUse
 
-from .example_traces import FILLING, SMALL, requests_of
+from .example_traces import FILLING, SMALL, Program, read, requests_of
 
 TRUNK, SIDE = 7, 21
 #: Two heads, each forked, hidden behind the next segment, and joined at the end: as it should be.
@@ -89,6 +89,18 @@ def grouped(program, us=60.0):
 def trace_of(make, folder, **more):
     """A trace of three requests, of steps or of a function of a program."""
     return requests_of(make if callable(make) else lambda program: run(program, make), folder, **more)
+
+
+def of_requests(folder, *requests, watched=None, before=""):
+    """A trace of different requests, each of some steps; others may come before them."""
+    program = Program()
+    if before:
+        run(program, before)
+    for steps in requests:
+        with program.request():
+            run(program, steps)
+        program.rest()
+    return read(program.content(watched), folder)
 
 
 def kinds(trace):

@@ -39,16 +39,11 @@ def _measured(name, share, cost):
     ratio, low, high = compare(both, trunk)
     paired = [{"role": "trunk", "device_us": summary(trunk), "device_ratio": ratio, "low": low, "high": high}]
     paired.append({"role": "heads", "device_us": summary([[12.0] * 3] * 2)})
-    if name == "by rule":
-        paired.append({"role": "recorded", "device_us": summary([[us * 1.02 for us in one] for one in both])})
-    occupancy = {
-        "theoretical": [{"share": 0.3125}] * 2,
-        "estimate": [{"percent": 0.0, "known_zero": True}, {"percent": 3.0, "known_zero": False}],
-        "residency": {
-            "warps_share": percentiles([share * part for part in (0.9, 1.0, 1.1)]),
-            "sm_share": percentiles([20 * share * part for part in (0.9, 1.0, 1.1)]),
-        },
+    residency = {
+        "warps_share": percentiles([share * part for part in (0.9, 1.0, 1.1)]),
+        "sm_share": percentiles([20 * share * part for part in (0.9, 1.0, 1.1)]),
     }
-    measured = {"programs": round(70_000 * share), "hiding_efficiency": percentiles([0.7]), "occupancy": occupancy}
+    measured = {"programs": round(70_000 * share), "hiding_efficiency": percentiles([0.7])}
+    measured["occupancy"] = {"residency": residency}
     protocol = {"captures": 2, "rounds": 3, "forks": ["layer1", "layer3"]}
     return {"protocol": protocol, "device_us": summary(both), "paired": paired, "measured": measured}

@@ -15,6 +15,18 @@ from support.tolerance import assert_as_accurate_as_pytorch
 from torch import Tensor, nn
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+#: Heads of each pool and rank, whose sizes no block divides: input, classes, pool and its windows.
+POOLED_HEADS = {
+    "one window": ((5, 11, 4, 3), 7, "avg", 1),
+    "one maximum": ((5, 11, 4, 3), 7, "max", 1),
+    "windows": ((2, 3, 7, 5), 19, "avg", (3, 2)),
+    "maxima": ((2, 3, 7, 5), 19, "max", (3, 2)),
+    "flattened": ((3, 4, 3, 5), 33, "none", 1),
+    "tokens": ((3, 6, 10), 7, "avg", 1),
+    "largest tokens": ((3, 6, 10), 7, "max", 1),
+    "first token": ((3, 6, 10), 7, "first", 1),
+    "vector": ((1, 33), 40, "none", 1),
+}
 
 
 def readable(value) -> str:

@@ -36,3 +36,6 @@ VECTOR_LAYOUTS = {
     "expanded": lambda make, n, d: make((1, d)).expand(n, d),
     "one_column": lambda make, n, d: make((n, 1)).expand(n, d),
 }
+
+#: By the number of dimensions.
+LAYOUTS = {4: MAP_LAYOUTS, 3: TOKEN_LAYOUTS, 2: VECTOR_LAYOUTS}

@@ -1,10 +1,7 @@
 """Records of the zoo as ``auxhead-tune zoo`` writes them, with made-up times."""
 
-import json
 import os
-import sys
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -51,15 +48,14 @@ def failed(records: list[Record], variant: str, error: str) -> list[Record]:
     return [replace(one, **bad) if one.variant == variant else one for one in records]
 
 
-def noting(path: Path, error: str | None, made: Callable[[], None]) -> None:
-    """Stand in for what measures in a process of its own: note that process, and whether it has all libraries."""
-    made()
-    path.write_text(json.dumps([os.getpid(), "torchvision" in sys.modules]))
+def noting(path: Path, error: str | None) -> None:
+    """Stand in for what measures in a process of its own: note that process."""
+    path.write_text(f"{os.getpid()}")
     if error is not None:
         raise RuntimeError(error)
 
 
-def forking(path: Path, _made: Callable[[], None]) -> None:
+def forking(path: Path) -> None:
     """Measure nothing: end while a process goes on that this one has forked, whose id lies in a file."""
     pid = os.fork()
     if pid == 0:

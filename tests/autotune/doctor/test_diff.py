@@ -14,8 +14,8 @@ from auxhead.plots.records import COMMITTED
 from support.command_line import assert_one_line_error, tune
 from support.committed_records import records
 from support.damaged import damaged_json
-from support.doctor_requests import run, trace_of
-from support.example_traces import Program, read, written
+from support.doctor_requests import of_requests, run, trace_of
+from support.example_traces import Program, written
 
 COMMITTED_FILE = COMMITTED / "h200/doctor.jsonl"
 
@@ -232,31 +232,22 @@ def test_traces_are_known_by_their_names_and_diagnosed_to_the_end(tmp_path):
 # The spread that records have.
 
 
-def unequal(tmp_path, *requests, watched=None):
-    program = Program()
-    for steps in requests:
-        with program.request():
-            run(program, steps)
-        program.rest()
-    return read(program.content(watched), tmp_path)
-
-
 def test_times_spread_over_requests_of_the_trace_and_over_those_timed_without_a_profiler(tmp_path):
     requests = "trunk 10", "trunk 12", "trunk 11"
-    spread = spread_of_times(unequal(tmp_path, *requests))
+    spread = spread_of_times(of_requests(tmp_path, *requests))
     assert spread["trunk_us"] == spread["busy_us"] == (pytest.approx(400.0), pytest.approx(480.0))
     assert spread["side_us"] == (0.0, 0.0) and spread["achieved_us"][0] < spread["achieved_us"][1]
     watched = Watched(requests=4, host_us=50.0, samples_us=tuple(map(float, range(101))))
-    assert spread_of_times(unequal(tmp_path, *requests, watched=watched))["achieved_us"] == (20.0, 80.0)
+    assert spread_of_times(of_requests(tmp_path, *requests, watched=watched))["achieved_us"] == (20.0, 80.0)
 
 
 def test_costs_spread_over_requests_in_each_of_which_the_finding_may_be(tmp_path):
     calls = "trunk 8; call cudaMalloc {}; trunk 8"
-    trace = unequal(tmp_path, calls.format(100), calls.format(140), calls.format(90))
+    trace = of_requests(tmp_path, calls.format(100), calls.format(140), calls.format(90))
     [found] = with_spreads(trace, find_all(trace))
     assert found.cost_us == pytest.approx(100.0)
     assert found.spread_us == (pytest.approx(90.0), pytest.approx(140.0))
-    trace = unequal(tmp_path, calls.format(100), calls.format(140), "trunk 16")
+    trace = of_requests(tmp_path, calls.format(100), calls.format(140), "trunk 16")
     [found] = with_spreads(trace, find_all(trace))
     assert found.spread_us == (0.0, pytest.approx(140.0))
 

@@ -8,8 +8,7 @@ from auxhead.autotune.doctor.findings.kinds import KINDS
 from auxhead.autotune.doctor.findings.occupancy import find_full_device
 from auxhead.autotune.doctor.findings.requests import trunk_stream
 from auxhead.autotune.doctor.trace import Noticed, Race, StreamUse, Watched, Work
-from support.doctor_requests import OVERLAPPED, SIDE, TRUNK, grouped, kinds, run, streams, trace_of
-from support.example_traces import Program, read
+from support.doctor_requests import OVERLAPPED, SIDE, TRUNK, grouped, kinds, of_requests, run, streams, trace_of
 
 
 def test_heads_beside_the_trunk_on_a_stream_of_lower_priority_are_right(tmp_path):
@@ -199,12 +198,7 @@ def test_wrong_answers_come_first_then_what_costs_most_and_last_what_nobody_know
 
 
 def test_the_request_of_median_length_is_shown_and_marked(tmp_path):
-    program = Program()
-    for count in (10, 40, 20):
-        with program.request():
-            run(program, f"trunk {count}; await device; trunk {count}")
-        program.rest()
-    trace = read(program.content(), tmp_path)
+    trace = of_requests(tmp_path, *(f"trunk {count}; await device; trunk {count}" for count in (10, 40, 20)))
     assert len(trace.shown.work) == 40
     [finding] = find_all(trace)
     assert finding.marks[0].end_us <= trace.shown.end_us

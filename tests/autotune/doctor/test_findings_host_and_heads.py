@@ -4,20 +4,7 @@ import pytest
 from auxhead.autotune.doctor.diagnosis import find_all, weigh
 from auxhead.autotune.doctor.findings.host import find_host_waits
 from auxhead.autotune.doctor.trace import FusibleHead, Noticed, Watched
-from support.doctor_requests import OVERLAPPED, TRUNK, kinds, run, trace_of
-from support.example_traces import Program, read
-
-
-def of_requests(tmp_path, *requests, watched=None, before=""):
-    """A trace of different requests."""
-    program = Program()
-    if before:
-        run(program, before)
-    for steps in requests:
-        with program.request():
-            run(program, steps)
-        program.rest()
-    return read(program.content(watched), tmp_path)
+from support.doctor_requests import OVERLAPPED, TRUNK, kinds, of_requests, run, trace_of
 
 
 def test_a_wait_in_the_middle_is_found_with_its_line_and_what_it_costs(tmp_path):

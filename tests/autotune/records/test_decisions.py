@@ -10,9 +10,7 @@ from auxhead.autotune.records.decisions import (
     deciding,
     joint_confidence,
     measurement,
-    of_last_kernel,
     simplicity,
-    sweep_records,
     winner,
 )
 from auxhead.autotune.records.record import Record
@@ -104,18 +102,18 @@ def test_the_more_variants_the_surer_each_interval(count, confidence):
     assert joint_confidence(count) == pytest.approx(confidence)
 
 
-def swept(variant="a", rule="rule", *, rounds=4, kernel="k", place="alone", us=90.0, **changed):
+def swept(variant="a", rule="rule", *, rounds=4, **changed):
     """A sweep's record of a configuration beside the rule's; ``changed`` are fields of its cell."""
     shape = HeadShape(8, 64, 1, 49, 1, 1, "channels_last", "avg", 10, "float16")
-    protocol = {"place": place, "kernel": kernel, "config": {"name": variant}}
+    protocol = {"place": "alone", "kernel": "k", "config": {"name": variant}}
     pairs = [
         {"role": "other", "variant": "x", "samples": [[1.0]]},
         {"role": "rule", "variant": rule, "samples": [[100.0] * rounds] * 2},
     ]
     return Record(
-        kind=changed.pop("kind", "sweep"), cell={**shape._asdict(), **changed}, exits="never", run="r",
+        kind="sweep", cell={**shape._asdict(), **changed}, exits="never", run="r",
         variant=variant, utc="", environment={}, protocol=protocol, paired=pairs,
-        device_us={"median": us, "samples": [[us] * rounds] * 2},
+        device_us={"median": 90.0, "samples": [[90.0] * rounds] * 2},
     )  # fmt: skip
 
 
@@ -126,12 +124,6 @@ def test_a_measurement_is_read_with_the_baseline_of_its_rule():
     assert found.median_us == 90.0 and found.rounds == 6
 
 
-def test_sweeps_of_the_last_kernel_count():
-    records = [swept(name, kernel=kernel) for name, kernel in zip("abcde", ("k1", "k2", "k3", "k2", "k3"), strict=True)]
-    assert [one.variant for one in of_last_kernel([*records, swept("f", kind="bench")])] == ["c", "e"]
-    assert of_last_kernel([]) == [] and of_last_kernel([swept(kind="bench")]) == []
-
-
 def test_records_are_grouped_by_shape():
     turned = swept("turned")
     turned = Record(**{**vars(turned), "cell": dict(reversed(turned.cell.items()))})
@@ -140,11 +132,6 @@ def test_records_are_grouped_by_shape():
         ["first", "turned", "last"], ["batch"], ["classes"],
     ]  # fmt: skip
     assert next(iter(found)) == tuple(swept().cell.values())
-
-
-def test_what_was_swept_in_networks_is_passed_over():
-    records = [swept("a"), swept("b", place="network", kernel="later"), swept("c", kind="heads")]
-    assert [one.variant for one in sweep_records(records)] == [one.variant for one in of_last_kernel(records)] == ["a"]
 
 
 def variants(*records):

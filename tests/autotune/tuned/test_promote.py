@@ -36,9 +36,9 @@ def configs(shape=SHAPE):
     return {name: dataclasses.replace(rule, **changed) for name, changed in changes.items()}
 
 
-def timings(us, captures=5, rounds=20):
+def timings(us, rounds):
     """Times around ``us`` that vary by a thousandth, the same whenever asked."""
-    return [[us * (1 + 1e-3 * math.sin(7 * c + 3 * r)) for r in range(rounds)] for c in range(captures)]
+    return [[us * (1 + 1e-3 * math.sin(7 * c + 3 * r)) for r in range(rounds)] for c in range(5)]
 
 
 def swept(name="rule", us=10.0, shape=SHAPE, *, place="alone", rounds=20, environment=ENVIRONMENT, **changed):

@@ -2,12 +2,10 @@
 
 import dataclasses
 import importlib
-import json
 import os
 import signal
 import sys
 from collections.abc import Callable
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +31,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch, pretended_gpu: Path) -> list[tuple[str,
     """
     cells: list[tuple[str, int]] = []
 
-    def run(
-        _: Any, measure: Callable[..., None], model: str, batch: int, wanted: Any, where: Path, caches: str
-    ) -> bool:
+    def ran(measure: Callable[..., None], model: str, batch: int, wanted: Any, where: Path, caches: str) -> bool:
         if measure is running._measure:
             cells.append((model, batch))
             for one in zoo_records(model, batch, 80.0, 100.0):
@@ -44,7 +40,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch, pretended_gpu: Path) -> list[tuple[str,
             assert measure is running._answer_again and cells[-1] == (model, batch) != (model, 8)
         return model != "swin_t"
 
-    monkeypatch.setattr(running._Processes, "run", run)
+    monkeypatch.setattr(running, "_ran", ran)
     monkeypatch.setattr(running, "environment", lambda _device: ENVIRONMENT)
     return cells
 
@@ -71,27 +67,13 @@ def test_records_of_others_in_the_file_are_no_matter(gpu: list[tuple[str, int]],
     assert tune("zoo", "resnet18", "--batch", "1").exit_code == 0 and gpu == [("resnet18", 1)]
 
 
-def test_each_cell_has_a_process_of_its_own_which_has_imported_all(tmp_path: Path) -> None:
+def test_each_cell_has_a_process_of_its_own(tmp_path: Path) -> None:
     """And what one has forked is not waited for."""
-    with closing(running._Processes()) as processes:
-        assert processes.run(noting, tmp_path / "first", None)
-        assert not processes.run(noting, tmp_path / "second", "failed, as it was told to")
-        assert not processes.run(forking, tmp_path / "pid")
-        waiting, _ = processes._ready
-    assert waiting.exitcode is not None
+    assert running._ran(noting, tmp_path / "first", None)
+    assert not running._ran(noting, tmp_path / "second", "failed, as it was told to")
+    assert not running._ran(forking, tmp_path / "pid")
     os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)  # it is still there
-    (first, *imported), (second, *_) = (json.loads((tmp_path / name).read_text()) for name in ("first", "second"))
-    assert len({first, second, os.getpid(), waiting.pid}) == 4 and imported == [True]
-
-
-def test_a_process_that_waits_says_nothing_when_it_is_interrupted() -> None:
-    """As all are that the terminal knows."""
-
-    class Interrupted:
-        def recv(self) -> None:
-            raise KeyboardInterrupt
-
-    running._run_what_comes(Interrupted())
+    assert len({int((tmp_path / name).read_text()) for name in ("first", "second")} | {os.getpid()}) == 3
 
 
 def test_a_network_that_could_not_be_measured_is_told_at_the_end(gpu: list[tuple[str, int]]) -> None:
