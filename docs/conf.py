@@ -51,7 +51,7 @@ suppress_warnings = ["toc.no_title"]  # a table of winners, which a command writ
 # Docstrings: Google's style, types in the signature, members in the order of the source.
 autodoc_member_order = "bysource"
 autodoc_typehints_format = "short"
-autodoc_default_options = {"members": True, "show-inheritance": True}
+autodoc_default_options = {"members": True, "special-members": "__init__, __call__", "show-inheritance": True}
 napoleon_numpy_docstring = False
 python_maximum_signature_line_length = 88
 
@@ -137,11 +137,17 @@ def _write_commands(_app: Sphinx) -> None:
 
 def _keep_colons(_app: Sphinx, what: str, _name: str, _of: object, _options: object, lines: list[str]) -> None:
     """Keep napoleon from reading what stands before a colon in an attribute's docstring as its type."""
-    if what == "attribute":
+    if what in ("attribute", "property"):
         lines[:0] = ["..", ""]  # a comment
+
+
+def _skip_made_init(_app: Sphinx, _what: str, name: str, member: object, _skip: bool, _options: object) -> bool | None:
+    """Leave out an ``__init__`` that ``dataclass`` has made, which says no more than the class's own signature."""
+    return True if name == "__init__" and not member.__doc__ else None
 
 
 def setup(app: Sphinx) -> None:
     """Write what is written anew for each build, and read docstrings as they are meant."""
+    app.connect("autodoc-skip-member", _skip_made_init)
     app.connect("builder-inited", _write_commands)
     app.connect("autodoc-process-docstring", _keep_colons, priority=400)  # before napoleon

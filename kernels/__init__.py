@@ -25,23 +25,18 @@ To add a criterion: see docs/guides/adding.md; tables hold then, by a line there
 """
 
 from .attention import attend
-from .compaction import collect, destination, gather_open, moves_rows, new_destinations
-from .convolution import FOLLOWING, fused_conv2d, fused_conv2d_operator, takes_convolution
-from .exits import Answer, ExitBuffers, ExitHead, ExitLaunch
+from .convolution import FOLLOWING, fused_conv2d, takes_convolution
+from .exits import ExitBuffers, ExitHead, ExitLaunch
 from .fused_head import fused_head, runs_triton
-from .launch.check_arguments import check_input, check_pool
 from .launch.launch_config import LaunchConfig
 from .max_pool import max_pool2d
-from .reference.criteria import CRITERIA, check_criterion, check_temperature, check_threshold, number_of
-from .reference.fused_head import HeadOutput, decide, fused_head_reference, pooled_features
+from .reference.criteria import CRITERIA
+from .reference.fused_head import HeadOutput, decide, fused_head_reference
 from .reference.hidden_layers import ACTIVATIONS, HiddenLayers
-from .reference.merge import Merged, decide_in_order, heads_in_a_row, in_order, merge
+from .reference.merge import Merged, decide_in_order, in_order, merge
 
 __all__ = [
-    "ACTIVATIONS", "CRITERIA", "FOLLOWING", "Answer", "ExitBuffers", "ExitHead", "ExitLaunch", "HeadOutput",
-    "HiddenLayers", "LaunchConfig", "Merged", "attend", "check_criterion", "check_input", "check_pool",
-    "check_temperature", "check_threshold", "collect", "decide", "decide_in_order", "destination", "fused_conv2d",
-    "fused_conv2d_operator", "fused_head", "fused_head_reference", "gather_open", "heads_in_a_row", "in_order",
-    "max_pool2d", "merge", "moves_rows", "new_destinations", "number_of", "pooled_features", "runs_triton",
-    "takes_convolution",
+    "ACTIVATIONS", "CRITERIA", "FOLLOWING", "ExitBuffers", "ExitHead", "ExitLaunch", "HeadOutput", "HiddenLayers",
+    "LaunchConfig", "Merged", "attend", "decide", "decide_in_order", "fused_conv2d", "fused_head",
+    "fused_head_reference", "in_order", "max_pool2d", "merge", "runs_triton", "takes_convolution",
 ]  # fmt: skip

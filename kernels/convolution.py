@@ -181,7 +181,13 @@ def fused_conv2d(
     :func:`takes_convolution` does not take is PyTorch's. The result is written to ``out``, which is returned, if it is
     given: of the result's shape, dtype and device, and no part of what is read. It ``begins_early`` as
     :func:`early_start` has it.
+
+    Raises:
+        ValueError: a name that ``FOLLOWING`` has not, or an ``out`` of another shape, dtype or device.
+        RuntimeError: what PyTorch's convolution refuses.
     """
+    if following not in FOLLOWING:
+        raise ValueError(f"following: got {following!r}, wants one of {list(FOLLOWING)}")
     if not takes_convolution(x, weight, bias, sizes, groups, addend, out):
         y = convolution_reference(x, weight, bias, sizes, groups, following, addend)
         return y if out is None else _copied_to(out, y)

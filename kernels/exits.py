@@ -24,19 +24,27 @@ from .reference.hidden_layers import NO_LAYERS, HiddenLayers
 class ExitHead(NamedTuple):
     """A head's parameters and rule, as of :func:`auxhead.kernels.fused_head`.
 
-    ``hidden`` are the layers before the last one, which is ``weight`` and ``bias``. Without a weight the head is the
-    rule alone: a launch is given its logits [N, K] instead of its features. Tensors, [1] float32 those of the rule, are
-    read anew in every launch, so that they may change in place; another criterion wants another launch.
+    Tensors are read anew in every launch, so that they may change in place; another criterion wants another launch.
+    None is checked.
     """
 
     weight: Tensor | None
+    """[K, features], or [K, H] of hidden features. None: the head is the rule alone, and a launch is given its logits
+    [N, K] in place of its features."""
     bias: Tensor | None
+    """[K], or None."""
     temperature: Tensor
+    """[1] float32."""
     threshold: Tensor
+    """[1] float32."""
     pool: str
+    """"avg", "max", "first" or "none"."""
     pool_size: tuple[int, int]
+    """Windows of a map, down and across; (1, 1) of all else."""
     criterion: str = "max_prob"
+    """A name of ``CRITERIA``."""
     hidden: HiddenLayers = NO_LAYERS
+    """Layers before the last one, which is ``weight`` and ``bias``."""
 
 
 #: Label [N] int64, exit_index [N] int64, confidence [N] float32, probs [N, K] float32 or None: int64 come first.
@@ -110,7 +118,10 @@ class ExitBuffers:
         return AnswerLayout(self.label.shape[1], None if self.probs is None else self.probs.shape[2])
 
     def answer(self, packed: Tensor) -> Answer:
-        """View ``packed_answer`` or a copy of it."""
+        """View ``packed_answer`` or a copy of it.
+
+        Label [N] int64, exit_index [N] int64, confidence [N] float32, and probs [N, K] float32 or None.
+        """
         return cast(Answer, tuple(self.layout.view(index, packed, self.label.shape[1]) for index in range(4)))
 
 

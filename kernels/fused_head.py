@@ -33,7 +33,9 @@ def runs_triton(x: Tensor) -> bool:
 
     They compute in float32, float16 and bfloat16: float64 is PyTorch's, in the interpreter too.
     """
-    return kernel is not None and x.dtype in FLOAT_DTYPES and (x.is_cuda or (INTERPRETED and x.device.type == "cpu"))
+    if kernel is None or x.dtype not in FLOAT_DTYPES:
+        return False
+    return x.is_cuda or (bool(INTERPRETED) and x.device.type == "cpu")  # which is a constant of Triton's
 
 
 def wants_plain_pytorch() -> bool:

@@ -34,7 +34,9 @@ class Accelerated(Runner):
     def __init__(self, runner: Runner, network: EarlyExitNetwork, report: str) -> None:
         """Hold a runner, which is closed with this one."""
         self.runner = runner
+        """What answers; it is as fast by itself."""
         self.network = network
+        """The :class:`EarlyExitNetwork` that it runs, by whose rules samples leave."""
         self.report = report
         """Lines of text: the exits, the runner, its answers, and times before and after."""
 

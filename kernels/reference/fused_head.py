@@ -8,17 +8,21 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils import _pytree
 
-from .criteria import CRITERIA, Softmax
+from .criteria import CRITERIA, Softmax, check_criterion
 from .hidden_layers import NO_LAYERS, HiddenLayers
 
 
 class HeadOutput(NamedTuple):
-    """The answer of one head for N samples, on the device of its input; :func:`fused_head` documents the fields."""
+    """The answer of one head for N samples and K classes, on the device of its input; see :func:`fused_head`."""
 
     probs: Tensor | None
+    """[N, K] float32; None where they are not wanted. Of float64 input it and the confidence are float64."""
     label: Tensor
+    """[N] int64."""
     confidence: Tensor
+    """[N] float32, by the criterion."""
     exit: Tensor
+    """[N] bool: whether the confidence exceeds the threshold."""
 
 
 # torch.export.save and AOTInductor refuse a NamedTuple without a name of its own
@@ -42,11 +46,16 @@ def pooled_features(x: Tensor, pool: str, pool_size: tuple[int, int]) -> Tensor:
 def decide(
     logits: Tensor, temperature: Tensor | float, threshold: Tensor | float, criterion: str = "max_prob"
 ) -> HeadOutput:
-    """Turn logits [N, K] into a :class:`HeadOutput` under a criterion, in float32 or better.
+    """Turn logits [N, K], of any float dtype, into a :class:`HeadOutput` under a criterion, in float32 or better.
 
     Divided is the distance from the largest logit, as the kernel's is: a logit divided by the temperature may overflow.
-    A temperature on a device, which nobody has checked, gives NaN unless it is finite and greater than 0.
+    Rules are as of :func:`fused_head`, which checks their numbers; here a temperature in a tensor gives NaN unless it
+    is finite and greater than 0.
+
+    Raises:
+        ValueError: a criterion that there is not.
     """
+    check_criterion(criterion)
     if isinstance(temperature, Tensor):
         temperature = temperature.reshape(())
         temperature = temperature.where((temperature > 0) & (temperature < torch.inf), torch.nan)

@@ -24,18 +24,24 @@ NO_ACTIVATION = -1
 class HiddenLayers(NamedTuple):
     """Layers of a head before its last one: a ReLU, a LayerNorm, and a linear layer with its activation.
 
-    In this order: ReLU, if the head ``rectifies``; pool and flatten; a norm over all features, if it has an ``eps``,
-    with a weight and a bias [features] or None; a linear layer with a weight [H, features], if any, a bias [H] or None,
-    and its activation, one of ``ACTIVATIONS``. In ``HiddenLayers()`` all are absent.
+    In this order, pool and flatten behind the ReLU; in ``HiddenLayers()`` all are absent. Tensors have dtype and device
+    of the head's input; :func:`fused_head` checks them.
     """
 
     rectifies: bool = False
+    """Whether there is a ReLU before the pool."""
     eps: float | None = None
+    """Of the norm over all features, from 0; None: there is none."""
     norm_weight: Tensor | None = None
+    """[features], or None."""
     norm_bias: Tensor | None = None
+    """[features], or None."""
     weight: Tensor | None = None
+    """Of the hidden linear layer, [H, features], of at most 1,024 rows; None: there is none."""
     bias: Tensor | None = None
+    """[H], or None."""
     activation: str = "relu"
+    """Behind the hidden linear layer, a name of ``ACTIVATIONS``."""
 
     def tensors(self) -> tuple[tuple[str, Tensor | None], ...]:
         """The parameters by their names in errors."""

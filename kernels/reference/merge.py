@@ -29,20 +29,24 @@ Rule = tuple[Tensor | float, Tensor | float, str]
 
 
 class Merged(NamedTuple):
-    """One answer for each of N samples.
-
-    Label [N] int64; confidence [N], by the criterion of the exit that answers; probs [N, K], or None; exit_index [N]
-    int64, which exit answers, the first is 0.
-    """
+    """One answer for each of N samples."""
 
     label: Tensor
+    """[N] int64."""
     confidence: Tensor
+    """[N] float32, by the criterion of the exit that answers."""
     probs: Tensor | None
+    """[N, K] float32, or None."""
     exit_index: Tensor
+    """[N] int64: which exit answers, the first is 0."""
 
 
 def merge(outputs: Sequence[HeadOutput], *, with_probs: bool) -> Merged:
-    """Merge the outputs of successive exits of a network, as :func:`in_order` or :func:`decide_in_order` give them."""
+    """Merge the outputs of successive exits of a network, as :func:`in_order` or :func:`decide_in_order` give them.
+
+    The last one answers for all that no other is sure of. All outputs have ``probs``, if they are wanted; else a
+    ``RuntimeError`` comes from PyTorch.
+    """
     exit_index = first_exit(torch.stack([output.exit for output in outputs]))
 
     def chosen(field: list[Tensor]) -> Tensor:
@@ -75,9 +79,10 @@ def heads_in_a_row(count: Tensor, before: Tensor, output: HeadOutput) -> tuple[T
 
 
 def in_order(outputs: Sequence[HeadOutput], threshold: Tensor | float, criterion: str) -> HeadOutput:
-    """Return what the last of successive heads says by its rule, given what each says alone.
+    """Return what the last of successive heads says by its rule, given what each says alone, in their order.
 
-    That is the same unless its criterion counts heads.
+    That is the same unless its criterion counts heads, as "patience" does: its confidence, [N], is then how many in a
+    row, ending with it, gave its label.
     """
     last = outputs[-1]
     if not CRITERIA[criterion].counts_heads:
@@ -90,9 +95,10 @@ def in_order(outputs: Sequence[HeadOutput], threshold: Tensor | float, criterion
 
 
 def decide_in_order(logits: Iterable[Tensor], rules: Iterable[Rule]) -> list[HeadOutput]:
-    """Return what successive exits say of their logits [N, K] by the heads' rules.
+    """Return what successive exits say of their logits, [N, K] each, by the heads' rules.
 
-    Logits without a rule, behind those of all heads, are the classifier's.
+    A rule is a temperature, a threshold and a criterion, as of :func:`fused_head`, and none is checked. Logits without
+    a rule, behind those of all heads, are the classifier's.
     """
     outputs: list[HeadOutput] = []
     for of_exit, rule in zip_longest(logits, rules):

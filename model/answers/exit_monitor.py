@@ -24,11 +24,13 @@ class ExitDrift(NamedTuple):
     """An exit whose share of the samples is outside of its range."""
 
     exit_index: int
+    """Of the exit, the classifier's the last."""
     share: float
     """Of the samples counted, 0 to 1."""
     low: float
+    """Where the range begins in which the share stays if nothing has changed."""
     high: float
-    """The range in which the share stays if nothing has changed."""
+    """Where it ends."""
 
 
 class ExitMonitor:

@@ -9,7 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ...kernels import CRITERIA, HeadOutput, check_criterion, check_temperature, check_threshold, decide, number_of
+from ...kernels import CRITERIA, HeadOutput, decide
+from ...kernels.reference.criteria import check_criterion, check_temperature, check_threshold, number_of
 from ..basics.arguments import kind_of
 from .rule_order import WRITING, ordered_write, wait_for_write
 

@@ -40,6 +40,7 @@ class AnytimePoint:
     shares: list[float]
     """Of the samples that leave at each exit."""
     accuracy: float
+    """Share of right answers."""
     interval: list[float]
     """Of the accuracy, low and high, for this point by itself."""
     work: float
@@ -57,7 +58,9 @@ class AnytimeExit:
     work: float
     """As a share of the backbone's FLOPs."""
     latency_ms: float | None
+    """When a whole batch leaves here; None without measured latencies."""
     accuracy: float
+    """Share of right answers."""
     interval: list[float]
     """Of the accuracy, low and high."""
 
@@ -97,6 +100,7 @@ class AnytimeReport:
     """The result of :func:`anytime_curve`; shares and accuracies are from 0 to 1, latencies milliseconds."""
 
     format: str
+    """Of the JSON."""
     data: str | None
     """Name of the data, for people."""
     seed: int | None
@@ -114,9 +118,11 @@ class AnytimeReport:
     alone: AnytimeAnswers
     """Each exit answers by itself, as in every runner."""
     ensemble: AnytimeEnsemble
+    """Each exit answers together with those before it."""
     latencies: ExitLatencies | None
     """As measured."""
     environment: dict[str, Any]
+    """Versions and device, for people."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as JSON values: dicts, lists, numbers, strings and None."""

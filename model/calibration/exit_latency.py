@@ -31,8 +31,11 @@ class ExitLatencies:
     """For each of the E heads and, last, the classifier: from the call on an idle device until the host has the
     answer."""
     batch_size: int
+    """Samples of a batch."""
     runner: str
+    """Name of its class, for people."""
     device: str
+    """Name of the GPU or the processor, for people."""
 
     def __repr__(self) -> str:
         """Show them as a table."""

@@ -52,6 +52,7 @@ class CalibratedExit:
     name: str
     """The tap, or "classifier"."""
     criterion: str
+    """What the score is, see :class:`ExitRule`."""
     temperature: float
     """Of the classifier it is for the reader alone: a network answers there without one."""
     threshold: float | None
@@ -59,6 +60,7 @@ class CalibratedExit:
     samples: int
     """Number of samples that left here."""
     share: float
+    """The same as a share of all samples."""
     accuracy: float | None
     """Accuracy on the samples that left here; None where none did."""
     accuracy_on_all: float
@@ -84,6 +86,7 @@ class CalibratedClass:
     name: str
     """The label, as a number, or its name where ``auxhead calibrate`` knows it."""
     samples: int
+    """Number of samples of the class."""
     accuracy: float | None
     """Accuracy of early exit on the class's samples."""
     full_accuracy: float | None
@@ -101,11 +104,13 @@ class CurvePoint:
     thresholds: list[float | None]
     """For each head; None never exits."""
     lost: int
+    """Number of samples that the classifier gets right and early exit gets wrong."""
     p_value: float | None
     """That accuracy drops by more than the budget; None for one of latency or work, where none is tested."""
     holds: bool | None
     """True where this and all before it passed; None as above."""
     accuracy: float
+    """Share of right answers of early exit."""
     shares: list[float]
     """Of the samples that leave at each exit."""
     mean_exit: float
@@ -121,6 +126,7 @@ class CalibrationReport:
     """The result of :func:`calibrate_network`; shares and accuracies are from 0 to 1, latencies milliseconds."""
 
     format: str
+    """Of the JSON."""
     data: str | None
     """Name of the data, for people."""
     seed: int | None
@@ -138,6 +144,7 @@ class CalibrationReport:
     budget: dict[str, float]
     """``max_accuracy_drop``, ``max_latency_ms`` or ``max_work``, as asked for."""
     bound: Bound
+    """What is promised for samples to come."""
     exits: list[CalibratedExit]
     """The heads, then the classifier, on the test split."""
     classes: list[CalibratedClass]
@@ -161,7 +168,9 @@ class CalibrationReport:
     chosen: int
     """Index of the chosen candidate in ``curve``."""
     curve: list[CurvePoint]
+    """The candidates on the split for thresholds, from no exit at all on."""
     environment: dict[str, Any]
+    """Versions and device, for people."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as JSON values: dicts, lists, numbers, strings and None."""

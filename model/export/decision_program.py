@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, fx, nn
 from torch.export import ExportedProgram
 
-from ...kernels import CRITERIA, HeadOutput, decide, heads_in_a_row
+from ...kernels import CRITERIA, HeadOutput, decide
+from ...kernels.reference.merge import heads_in_a_row
 from ..basics.bad_input import BadInput
 from ..heads.head import AuxHead
 from ..listening.batches import Batch, call_with, tensors_by_name

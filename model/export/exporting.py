@@ -61,6 +61,9 @@ def export_exits(
         format: "onnx", which needs onnx and onnxscript, or "pt2", which ``torch.export.load`` reads; None is that by
             which the path ends, and else "pt2".
 
+    Returns:
+        ExportReport: the file, then the JSON; the difference is that of the logits.
+
     Raises:
         BadInput: something is there already, a head does not know its width, the format cannot be written here, or
             torch.export or ONNX cannot have the network; the message says what they said.
@@ -103,7 +106,13 @@ def export_stages(
         network: as of :func:`export_exits`.
         example_images: likewise.
         directory: made for the files, where there is nothing.
-        format: likewise; what is raised, too.
+        format: likewise.
+
+    Returns:
+        ExportReport: the files of the stages in their order, then ``stages.json``.
+
+    Raises:
+        BadInput, TypeError, ValueError, RuntimeError, OSError: as :func:`export_exits` does.
     """
     directory = Path(directory)
     format = checked_format(format, directory)

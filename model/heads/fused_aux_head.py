@@ -7,8 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ...kernels import ExitHead, HeadOutput, HiddenLayers, check_input, check_pool, fused_head, pooled_features
-from ...kernels.launch.check_arguments import check_countable
+from ...kernels import ExitHead, HeadOutput, HiddenLayers, fused_head
+from ...kernels.launch.check_arguments import check_countable, check_input, check_pool
+from ...kernels.reference.fused_head import pooled_features
 from ...kernels.reference.hidden_layers import NO_LAYERS
 from ..answers.exit_rule import ExitRule, own_rule
 from ..answers.rule_order import wait_for_write

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from ...kernels import ExitHead, HeadOutput, check_input
-from ...kernels.launch.check_arguments import check_classes
+from ...kernels import ExitHead, HeadOutput
+from ...kernels.launch.check_arguments import check_classes, check_input
 from ..answers.exit_rule import ExitRule, own_rule
 from ..basics.arguments import tensor_in_words
 from ..listening.hooks import has_hooks, overridden

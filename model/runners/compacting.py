@@ -5,8 +5,10 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from ...kernels import CRITERIA, Answer, ExitBuffers, collect, destination, gather_open, moves_rows, new_destinations
+from ...kernels import CRITERIA, ExitBuffers
+from ...kernels.compaction import collect, destination, gather_open, moves_rows, new_destinations
 from ...kernels.cuda.lifetimes import MemoryPool
+from ...kernels.exits import Answer
 from ..answers.exit_result import ExitResult
 from ..listening.taps import list_taps
 from .capture import Graph

@@ -73,7 +73,13 @@ class Runner(ABC):
 
     @abstractmethod
     def __call__(self, x: Any) -> ExitResult:
-        """Answer for a batch like the example that it was made for, a tensor [N, ...] or several."""
+        """Answer for a batch like the example that it was made for, a tensor [N, ...] or several.
+
+        Raises:
+            ValueError, TypeError: a batch of another shape, device or dtype.
+            RuntimeError: the runner is closed, or what it holds is no longer the network's; :class:`SerialRunner` has
+                all cases.
+        """
 
     @abstractmethod
     def describe(self) -> str:

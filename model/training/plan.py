@@ -46,6 +46,7 @@ class TrainingPlan:
     learning_rate: float = 1e-3
     """The largest, at the top of the cycle."""
     weight_decay: float = 0.05
+    """Of AdamW."""
     optimizer: Callable[[list[nn.Parameter]], torch.optim.Optimizer] | None = None
     """Makes one of the parameters that are trained, ``lambda parameters: torch.optim.SGD(parameters, 0.1, 0.9)``, say;
     learning rate and weight decay are its own then. None is AdamW of those above."""

@@ -68,6 +68,7 @@ class Training:
     """What was trained: its epochs, and which of them the network was left in."""
 
     epochs: tuple[Epoch, ...]
+    """In their order; those before a resumed one among them."""
     best: int
     """Index of the epoch whose parameters the network has: the best on the validation images, else the last."""
 

@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_weights
 
-from ...kernels import FOLLOWING, fused_conv2d, fused_conv2d_operator, takes_convolution
-from ...kernels.convolution import compiled_for, products
+from ...kernels import FOLLOWING, fused_conv2d, takes_convolution
+from ...kernels.convolution import compiled_for, fused_conv2d_operator, products
 from .timed_convolutions import off_by, prefers_triton
 
 #: Channels in which the first convolution of three reads a batch sooner: ResNet's takes 12, 21, 61 and 208 us at batch

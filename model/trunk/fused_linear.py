@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ...kernels import FOLLOWING, fused_conv2d, fused_conv2d_operator, takes_convolution
-from ...kernels.convolution import compiled_for
+from ...kernels import FOLLOWING, fused_conv2d, takes_convolution
+from ...kernels.convolution import compiled_for, fused_conv2d_operator
 from .timed_convolutions import prefers_triton
 
 #: Modes of whoever traces operators, as make_fx, or computes shapes alone.

@@ -4,16 +4,9 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from auxhead.kernels import (
-    Answer,
-    ExitBuffers,
-    collect,
-    destination,
-    gather_open,
-    moves_rows,
-    new_destinations,
-    runs_triton,
-)
+from auxhead.kernels import ExitBuffers, runs_triton
+from auxhead.kernels.compaction import collect, destination, gather_open, moves_rows, new_destinations
+from auxhead.kernels.exits import Answer
 from torch import Tensor
 
 UNTOUCHED = -77

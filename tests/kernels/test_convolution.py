@@ -3,8 +3,8 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from auxhead.kernels import convolution, fused_conv2d, fused_conv2d_operator
-from auxhead.kernels.convolution import compiled_for
+from auxhead.kernels import convolution, fused_conv2d
+from auxhead.kernels.convolution import compiled_for, fused_conv2d_operator
 from auxhead.kernels.reference.convolution import FOLLOWING, convolution_reference
 from hypothesis import given
 from hypothesis import strategies as st

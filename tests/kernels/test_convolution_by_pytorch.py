@@ -40,6 +40,14 @@ def test_what_does_not_fit_into_out_is_refused(device, launches, odd: str) -> No
     assert not launches and not out.any()
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float64])  # the kernel's and PyTorch's
+def test_a_following_that_there_is_not_is_refused_by_name(device, launches, dtype: torch.dtype) -> None:
+    (x, *others), _ = layer(DENSE_CASES[0], dtype, device)
+    with pytest.raises(ValueError, match=r"following: got 'tanh', wants one of \['', 'relu'"):
+        fused_conv2d(x, *others, following="tanh")
+    assert not launches
+
+
 DEPTHWISE_ODD = [
     "contiguous", "gradient", "double", "two of each", "large window", "negated", "empty", "many outputs", "bias",
     "autocast",

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from auxhead.kernels import CRITERIA, fused_head
+from auxhead.kernels import CRITERIA, decide, fused_head
 from support.head_cases import assert_output_form, make_head
 from support.tolerance import assert_as_accurate_as_pytorch
 
@@ -94,3 +94,8 @@ def test_a_probability_of_0_has_no_say_in_the_gradient_of_the_entropy(device):
     out = fused_head(torch.zeros(1, 1, device=device), torch.zeros(3, 1, device=device), bias, criterion="entropy")
     (found,) = torch.autograd.grad(out.confidence.sum(), bias)
     assert found.isfinite().all() and found[0] != 0 and found[2] == 0
+
+
+def test_a_criterion_that_there_is_not_is_refused_by_name():
+    with pytest.raises(ValueError, match=r"criterion: got 'sureness', wants one of \['energy'"):
+        decide(torch.zeros(2, 3), 1.0, 0.5, "sureness")

@@ -5,16 +5,9 @@ import re
 
 import pytest
 import torch
-from auxhead.kernels import (
-    HiddenLayers,
-    check_input,
-    check_pool,
-    check_temperature,
-    check_threshold,
-    fused_head,
-    runs_triton,
-)
-from auxhead.kernels.launch.check_arguments import MOST_WINDOWS, head_dtypes_in_words
+from auxhead.kernels import HiddenLayers, fused_head, runs_triton
+from auxhead.kernels.launch.check_arguments import MOST_WINDOWS, check_input, check_pool, head_dtypes_in_words
+from auxhead.kernels.reference.criteria import check_temperature, check_threshold
 
 NAN, INF = float("nan"), float("inf")
 

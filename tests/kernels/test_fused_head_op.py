@@ -169,7 +169,7 @@ import json
 import torch
 from auxhead.kernels import fused_head, runs_triton
 x = torch.arange(24.0).reshape(2, 3, 2, 2)
-assert not runs_triton(x)
+assert runs_triton(x) is False
 out = fused_head(x, torch.eye(3), threshold=0.9)
 assert not torch.is_grad_enabled() or not out.probs.requires_grad
 print(json.dumps([out.label.tolist(), out.exit.tolist()]))

@@ -20,14 +20,11 @@ from auxhead.kernels import (
     HiddenLayers,
     LaunchConfig,
     attend,
-    collect,
-    destination,
     fused_conv2d,
     fused_head,
-    gather_open,
     max_pool2d,
-    new_destinations,
 )
+from auxhead.kernels.compaction import collect, destination, gather_open, new_destinations
 from auxhead.kernels.launch.choose_config import overriding
 from auxhead.kernels.launch.head_shape import HeadShape
 from auxhead.kernels.launch.head_view import head_view

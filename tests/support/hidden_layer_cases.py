@@ -2,7 +2,8 @@
 
 import torch
 import torch.nn.functional as F
-from auxhead.kernels import HiddenLayers, fused_head, pooled_features
+from auxhead.kernels import HiddenLayers, fused_head
+from auxhead.kernels.reference.fused_head import pooled_features
 from support.head_cases import assert_output_form, feature_count, make_input, make_linear
 from support.tolerance import assert_as_accurate_as_pytorch
 from torch import nn

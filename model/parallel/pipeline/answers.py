@@ -5,7 +5,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ....kernels import CRITERIA, HeadOutput, heads_in_a_row
+from ....kernels import CRITERIA, HeadOutput
+from ....kernels.reference.merge import heads_in_a_row
 from ...answers.exit_result import ExitResult
 from ...answers.exit_rule import ExitRule
 from ...network.early_exit_network import EarlyExitNetwork
