@@ -124,11 +124,12 @@ def accelerate(
         times = _times([before, runner], example.clone())
         rules_now = [head.rule for head in network.exit_heads]
         may_leave = any(rule.enabled and rule.threshold < CRITERIA[rule.criterion].high for rule in rules_now)
+        but = f", but for {near} within rounding of a threshold or a second label" if near else ""
         report = "\n".join(
             [
                 _exits_line(network),
                 *runner.describe().splitlines()[:1],
-                _answers_line(near, example),
+                f"Label and exit of the {len(example)} samples are what the rules make of the model's own logits{but}.",
                 _gain(times, example),
                 *([] if may_leave else ["Nobody leaves early: no rule lets a sample, wants rules=."]),
             ]
@@ -229,11 +230,6 @@ def _exits_line(network: EarlyExitNetwork) -> str:
     late = [one.head or repr(one.place) for one in early if not one.skips]
     first = f"Nothing is skipped behind {', '.join(late)}: see below.\n" if late else ""
     return f"{first}Exits: {', '.join(found)}, and {last.head or repr(last.place)}, the model's own classifier."
-
-
-def _answers_line(near: int, x: Tensor) -> str:
-    but = f", but for {near} within rounding of a threshold or a second label" if near else ""
-    return f"Label and exit of the {len(x)} samples are what the rules make of the model's own logits{but}."
 
 
 def _gain(times: Sequence[Sequence[float]], x: Tensor) -> str:

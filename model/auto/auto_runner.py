@@ -163,7 +163,8 @@ class AutoRunner(Runner):
         self._refuse_closed()
         largest = max(self._runners)
         parts = x.split(largest) if _samples(x) > largest else (x,)
-        runners = [self._runner_for(part) for part in parts]  # a handler of signals may close this one meanwhile
+        sizes = [min(size for size in self._runners if size >= _samples(part)) for part in parts]
+        runners = [self._runners[size] for size in sizes]  # a handler of signals may close this one meanwhile
         results = [runner(part) for runner, part in zip(runners, parts, strict=True)]
         return results[0] if len(results) == 1 else joined(results)
 
@@ -193,9 +194,6 @@ class AutoRunner(Runner):
     def _refuse_closed(self) -> None:
         if not self._runners:
             raise RuntimeError("this runner is closed")
-
-    def _runner_for(self, x: Tensor) -> Runner:
-        return self._runners[min(size for size in self._runners if size >= _samples(x))]
 
     def describe(self) -> str:
         """Say in three lines for each batch size what was chosen, what that gains, and what else there was.

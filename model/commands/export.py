@@ -38,7 +38,10 @@ def export(
     modules: ModulesOption = None,
 ) -> None:
     """Write the logits of all exits, or the answer, for ONNX or torch.export, and a JSON with the rules."""
-    from .export_run import export_saved
+    import torch
+
+    from ..export.decision import export_decision
+    from ..export.exporting import beside, check_new, export_exits, export_stages
     from .user_model import load_network
 
     with one_line_errors(RuntimeError):
@@ -46,5 +49,12 @@ def export(
             raise BadInput("--decide: got --stages, too, wants one of them: a decision is one file")
         loaded = load_network("auxhead export", checkpoint, backbone, modules)
         with by_option("format"):
-            report = export_saved(loaded, out, format, stages=stages, decide=decide)
+            check_new("OUT", out, *([] if stages else [beside(out)]))
+            network, prepare = loaded.network, loaded.preprocessing
+            shape = (1 if decide else 3, prepare.channels, prepare.crop, prepare.crop)
+            images = torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=network.dtype)
+            if decide:
+                report = export_decision(network, images, out, format=format, classes=loaded.classes)
+            else:
+                report = (export_stages if stages else export_exits)(network, images, out, format=format)
         plain_console().print(str(report), soft_wrap=True)

@@ -43,9 +43,10 @@ def run_training(console: Console, asked: SimpleNamespace, device: torch.device)
     """
     console.quiet = own_rank() > 0
     _check_options(asked)
+    usual = "bfloat16" if device.type == "cuda" and torch.cuda.is_bf16_supported() else "float32"
     plan = TrainingPlan(
         method=asked.method, gradients=asked.gradients, learning_rate=asked.learning_rate,
-        precision=asked.precision or _usual_precision(device), accumulate=asked.accumulate, patience=asked.patience,
+        precision=asked.precision or usual, accumulate=asked.accumulate, patience=asked.patience,
         label_smoothing=asked.label_smoothing, ema=asked.ema,
     )  # fmt: skip
     source = load_source(asked.data)
@@ -99,10 +100,6 @@ def _settings(asked: SimpleNamespace, plan: TrainingPlan, splits: Splits, batch_
         f"{train:,} images to train with, {used:,} an epoch in batches of {batch_size}; {validation:,} for validation, "
         f"{test:,} left for a test\n{', '.join([*said, f'images {augment}', *more])}"
     )
-
-
-def _usual_precision(device: torch.device) -> str:
-    return "bfloat16" if device.type == "cuda" and torch.cuda.is_bf16_supported() else "float32"
 
 
 def _check_options(asked: SimpleNamespace) -> None:

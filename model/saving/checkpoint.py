@@ -122,7 +122,7 @@ def save_checkpoint(
         "format": FORMAT,
         "backbone": backbone,
         "with_backbone": with_backbone,
-        "classes": _as_list(classes),
+        "classes": list(classes) if isinstance(classes, tuple) else classes,
         "heads": heads,
         "preprocessing": None if network.preprocessing is None else network.preprocessing.as_json(),
         "accuracy": {} if accuracy is None else accuracy,
@@ -332,10 +332,6 @@ def _found_again(where: Path, description: Mapping[str, Any], model: nn.Module) 
         for name in _FREE & described[tap].keys():
             setattr(head, name, described[tap][name])
     return network
-
-
-def _as_list(value: Any) -> Any:
-    return list(value) if isinstance(value, (list, tuple)) else value
 
 
 def _kept_state(network: EarlyExitNetwork, with_backbone: bool) -> dict[str, Any]:

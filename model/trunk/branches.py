@@ -26,9 +26,8 @@ _VIEWS = {
 }  # fmt: skip
 
 
-def launches_nothing(node: Node) -> bool:
-    """Return whether a node launches nothing, whatever it is given: a flatten may copy, and an index be a tensor."""
-    return node.op == "call_function" and node.target in (getattr, joined, joined_memory, place_in)
+#: What launches nothing, whatever it is given: a flatten may copy, and an index be a tensor.
+_LAUNCH_NOTHING = (getattr, joined, joined_memory, place_in)
 
 
 class Step(NamedTuple):
@@ -79,7 +78,8 @@ def plan_branches(graph: fx.Graph, taps: Collection[str], users: Collection[Node
         if lane and not waits and last[lane] <= joined and joined >= 0:
             waits.add(joined)  # memory that other lanes have given back may be what it gets
         lane_of[node] = lane
-        if not launches_nothing(node) or waits or launched[lane] < 0:
+        launches = node.op != "call_function" or node.target not in _LAUNCH_NOTHING
+        if launches or waits or launched[lane] < 0:
             launched[lane] = number
         there[node] = launched[lane]
         if node.op != "get_attr":

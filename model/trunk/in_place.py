@@ -35,7 +35,7 @@ def changed_in_place(layers: LayerGraph) -> str | None:
 
 def _changes_others(layers: LayerGraph, node: Node) -> bool:
     """Return whether a node may change in place what it did not get for itself alone."""
-    return any(not _is_fresh(layers, each) for each in _changes(layers, node))
+    return any(only_user(each) is None or not _makes_one(layers, each) for each in _changes(layers, node))
 
 
 def _changes(layers: LayerGraph, node: Node) -> Sequence[Any]:
@@ -142,11 +142,6 @@ def _reads_sizes(node: Node) -> bool:
 
 def _names_in_place(name: str) -> bool:
     return (name.endswith("_") and not name.endswith("__")) or name.strip("_") in fx.graph.inplace_methods
-
-
-def _is_fresh(layers: LayerGraph, node: Any) -> bool:
-    """Return whether a node makes a tensor of its own that one other node alone uses."""
-    return only_user(node) is not None and _makes_one(layers, node)
 
 
 def _makes_one(layers: LayerGraph, node: Node) -> bool:

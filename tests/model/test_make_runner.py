@@ -37,7 +37,7 @@ def network(rules: object = None) -> EarlyExitNetwork:
 
 @pytest.mark.parametrize("trunk", ["as_is", "cudnn"])
 def test_eager_runner_answers_as_the_network_now(trunk: str) -> None:
-    """Batches of any size and layout, by rules that change."""
+    """Batches of any size and layout, by rules and, once it is refreshed, by weights that change."""
     net, x = network(), images(7)
     wide = torch.zeros(7, 3, 8, 16)
     wide[..., ::2] = x
@@ -55,6 +55,10 @@ def test_eager_runner_answers_as_the_network_now(trunk: str) -> None:
         for index in (3, 2, 1, 0):
             net.set_rules({tap: float(place != index) for place, tap in enumerate(SmallNet.taps)})
             assert runner(x).exit_index.eq(index).all()
+        with torch.no_grad():
+            net.backbone.block0[0].weight.mul_(3.0)
+        runner.refresh()
+        torch.testing.assert_close(runner(x).probs, net(x).probs)
 
 
 @pytest.mark.parametrize("exits", RUNNERS)

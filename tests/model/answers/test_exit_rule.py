@@ -108,14 +108,6 @@ def test_travels_with_a_state_dict(device: torch.device) -> None:
     assert rule.threshold_tensor.item() == torch.tensor(0.7).item()
 
 
-@pytest.mark.parametrize("strict", [True, False])
-def test_a_state_dict_without_rules_warns_and_keeps_them(strict: bool) -> None:
-    rule = ExitRule(0.7, temperature=1.3)
-    with pytest.warns(UserWarning, match="no exit rule.*keep"):
-        rule.load_state_dict({}, strict=strict)
-    assert values(rule) == ("max_prob", 0.7, 1.3, True)
-
-
 @pytest.mark.parametrize(
     ("state", "match"),
     [

@@ -332,10 +332,3 @@ def test_it_says_what_a_request_takes_of_energy() -> None:
     )
     found = dataclasses.replace(measured(PLAIN, plain=90.0), joules={PLAIN: 0.00764})
     assert found.reason() == "90.0 us and 7.6 mJ to the answer: nothing is faster than this plain graph"
-
-
-def test_it_is_not_changed_and_read_from_no_file_unless_it_says_so() -> None:
-    found = measured(PLAIN, plain=90.0)
-    assert not found.from_file and not Plan.from_json(found.as_json()).from_file
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        found.plain = "polled"  # type: ignore[misc]

@@ -105,17 +105,6 @@ def nn_backbone(own, classes=2):
     return scope["make"]()
 
 
-def test_images_that_were_learned_from_are_left_out(own):
-    learned = own / "learned"
-    for folder in (own / "pictures").iterdir():
-        (learned / folder.name).mkdir(parents=True)
-        for number in range(30):
-            shutil.copy(folder / f"{number}.png", learned / folder.name / f"a{number}.png")
-    printed, report = calibrated(own, "--train-data", "learned")
-    assert sum(report["samples"].values()) == 180 and report["left_out"] == 60 and report["bound"]["unknown"] is None
-    assert "The budget cannot be kept" in printed and "it takes 230 samples" in printed
-
-
 def test_who_knows_what_was_learned_in_another_form_says_it(own):
     network = load_checkpoint(own / "own", nn_backbone(own)).network
     in_memory = Samples([torch.arange(5)], frozenset(["float32 [3, 16, 16]"]))

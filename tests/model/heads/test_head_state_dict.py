@@ -103,10 +103,10 @@ def test_the_state_of_a_parametrized_layer_loads_again() -> None:
 def test_a_network_warns_once_of_a_state_without_rules() -> None:
     net = network()
     state = {name: value for name, value in net.state_dict().items() if "rule" not in name}
-    with pytest.warns(UserWarning) as caught:
+    with pytest.warns(UserWarning, match="no exit rule.*keep") as caught:
         net.load_state_dict(state)
     assert len({(str(one.message), one.filename, one.lineno) for one in caught}) == 1  # which Python shows once
-    assert [head.rule.threshold for head in net.heads] == [0.4] * 3
+    assert [(head.rule.threshold, head.rule.temperature) for head in net.heads] == [(0.4, 1.5)] * 3
 
 
 def test_a_swapped_model_goes_through_a_distributed_checkpoint(tmp_path: Path) -> None:

@@ -12,7 +12,6 @@ import time
 
 import pytest
 import torch.distributed as dist
-from auxhead.model.processes.process_group import first_difference
 from support.checkpoint_files import weights_of
 from support.launched_ranks import launch
 from support.replica_cases import (
@@ -259,10 +258,3 @@ def test_pictures_that_are_unlike(own):
     assert_all_end(launch([own, other], ANSWERS), *["images: rank 1 has other ones than rank 0; wants the same"] * 2)
     assert_all_end(launch([own, other], CALIBRATE), *["images: rank 0 has 90 images of pictures ("] * 2)
     assert_nothing_written(own, other)
-
-
-def test_the_first_difference_is_named():
-    facts = [{"a": "1", "b": "2"}, {"a": "1", "b": "2"}, {"a": "1", "b": "3"}]
-    assert first_difference(facts) == "b: rank 0 has 2, rank 2 has 3; wants the same in all processes"
-    assert first_difference(facts[:2]) is None
-    assert first_difference([{"a": "1"}, {}]) == "a: rank 0 has 1, rank 1 has None; wants the same in all processes"

@@ -131,19 +131,6 @@ def test_two_threads_run_one_network_at_once(threaded: EarlyExitNetwork, monkeyp
     assert threaded.backbone.fc.training and not threaded.backbone.block1.training
 
 
-def test_it_is_used_like_any_other_runner() -> None:
-    """With a trunk that holds copies of weights, too, which follow after ``refresh``."""
-    net, x = network({"block0": 0.5, "block1": 0.4, "block2": 0.6}), images(9)
-    with make_runner(net, x, exits="eager", trunk="cudnn") as runner:
-        assert "convolution" in runner.describe()
-        with torch.no_grad():
-            net.backbone.block1[0].weight.mul_(3.0)
-        runner.refresh()
-        result, wanted = runner(x), net(x)
-        assert torch.equal(result.exit_index, wanted.exit_index)
-        torch.testing.assert_close(result.probs, wanted.probs)
-
-
 DAEMON = """
 import threading, torch
 from auxhead.model import EarlyExitNetwork, make_runner

@@ -109,13 +109,6 @@ def test_where_it_is_known_who_leaves_stops_are_the_best_of_all_choices(
     assert mean_us(segments, found, stop_us, done, ahead=ahead) <= best + 1e-6
 
 
-def test_nobody_stops_where_nobody_leaves_nor_where_it_does_not_pay() -> None:
-    assert choose_stops([40.0] * 5, 20.0, 10.0, [0.0] * 4) == []
-    assert choose_stops([40.0] * 5, 20.0, 10.0, [0.0, 0.0, 0.9, 0.9]) == [2]
-    assert choose_stops([40.0] * 5, 20.0, 10.0, [0.5, 0.5, 0.5, 1.0]) == [0, 3]
-    assert choose_stops([40.0] * 5, 20.0, 10.0, [0.04, 0.04, 0.04, 0.04]) == [], "what it spares is less than it takes"
-
-
 def test_who_asks_while_the_next_graph_runs_ends_that_one_soon_after() -> None:
     assert choose_stops([40.0] * 5, 20.0, 10.0, [1.0] * 4) == [0]
     assert stops_by_rule([40.0] * 5, [1.0] * 4) == [0, 1]

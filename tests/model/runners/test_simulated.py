@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 from auxhead.kernels import runs_triton
-from auxhead.model import CompactingRunner, EarlyExitNetwork, ExitMonitor, FusedAuxHead, PolledRunner, make_runner
+from auxhead.model import CompactingRunner, EarlyExitNetwork, ExitMonitor, FusedAuxHead, make_runner
 from auxhead.model.auto.candidates import SharedTrunks
 from auxhead.model.auto.pass_times import Deadline, PassTimes
 from auxhead.model.auto.planner import Planner
@@ -103,17 +103,6 @@ def test_who_can_stop_does_so_where_calibration_has_samples_leave(network, monke
         for threshold, one in zip((0.0, 0.5, 1.0), wanted, strict=True):
             network.set_rules(threshold)
             assert_same(runner(x), one)
-
-
-def test_runners_may_share_a_trunk(network):
-    x = images(3)
-    with simulated_cuda():
-        first = make_runner(network, x, batch_sizes=(3,), trunk="cudnn", exits="overlapped")
-        second = PolledRunner(network, x, batch_sizes=(3,), trunk=first.trunk)
-        assert second.trunk is first.trunk and second.describe().startswith(first.describe().partition("\nBatch")[0])
-        first.close()
-        found = second(x)
-    assert_same(found, make_runner(network, x, exits="eager", trunk="cudnn")(x))
 
 
 @pytest.mark.parametrize("trunk", ["as_is", "auto"])

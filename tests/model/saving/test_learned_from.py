@@ -148,12 +148,6 @@ def test_damaged_notes_are_refused(network, tmp_path, change, message):
         load_checkpoint(tmp_path, untrained().backbone)
 
 
-def test_learned_samples_are_left_out_without_being_named(network):
-    report = calibrate_network(network, batches(*digits()), max_accuracy_drop=0.05)
-    assert sum(report.samples.values()) == 1297 and report.left_out == 500 and report.bound.unknown is None
-    assert "With 90% confidence, accuracy on new samples" in said(report) and "Left out are 500 samples" in said(report)
-
-
 def test_a_second_calibration_tests_on_nothing_that_the_first_chose_with(network, tmp_path):
     """Of the same samples, and of more, with another seed, after a way over the disk."""
     images, labels = digits()

@@ -264,7 +264,6 @@ def test_a_volume_is_learned_from():
 
 
 STATIC = nn.Sequential(nn.Flatten(), nn.Linear(192, 2)).eval()
-LATENCIES = ExitLatencies((1.0, 2.0), 1, "", "")
 WORK = {"max_accuracy_drop": None}
 REFUSED_CALIBRATION = {
     "mode": ({}, ValueError, "network: its .* is in training mode"),

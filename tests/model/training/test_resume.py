@@ -154,6 +154,10 @@ def test_a_state_of_other_settings_or_another_network_is_refused_and_one_that_is
     ):
         with pytest.raises(BadInput, match=message):
             run(pixels, TrainingPlan(**{"epochs": 2, **change}), state=saved, resume=True)
+    others = pixels()
+    others.augment = "none"
+    with pytest.raises(BadInput, match="is of a training with augment 'shift', got 'none'; wants the same"):
+        train(trainable(), others, TrainingPlan(epochs=2), seed=7, state=saved, resume=True)
     network = trainable(norm=False)
     before = tensors(network)
     with pytest.raises(BadInput, match=r"has none for '.*first.0.bias', wants \[8\], as this network has"):
@@ -271,13 +275,3 @@ def test_heads_are_resumed_on_the_backbone_that_made_their_features_alone(tmp_pa
             next(network.backbone.parameters()).add_(1.0)
         with pytest.raises(BadInput, match="is of a training with frozen .*; wants the same"):
             train(network, global_loader(), plan, seed=7, state=state, resume=True)
-
-
-def test_images_are_changed_as_before_in_a_resumed_training(tmp_path):
-    state = tmp_path / "state.safetensors"
-    network, plan = trainable(), TrainingPlan(epochs=1)
-    train(network, pixels(), plan, seed=7, state=state)
-    others = pixels()
-    others.augment = "none"
-    with pytest.raises(BadInput, match="is of a training with augment 'shift', got 'none'; wants the same"):
-        train(network, others, plan, seed=7, state=state, resume=True)

@@ -5,14 +5,9 @@ import torch
 from auxhead.model import TrainingPlan, accuracy_of_exits, joint_loss, train
 from auxhead.model.basics.bad_input import BadInput
 from support.trainable import digits, images, tensors, trainable
-from torch.utils.data import (
-    DataLoader,
-)
+from torch.utils.data import DataLoader
 
 pytestmark = pytest.mark.usefixtures("without_interpreter")
-
-CPU = torch.device("cpu")
-ZEROS = torch.zeros(2, 3, 8, 8)
 
 
 def loader(count=96, size=16, **options):
