@@ -16,13 +16,13 @@ from .findings.occupancy import find_full_device
 from .findings.preparation import find_allocations, find_recaptures, find_trials
 from .findings.requests import Busy, library_streams, trunk_stream
 from .findings.streams import find_default_stream, find_noticed, find_priorities, find_races
-from .findings.timings import find_collections, find_jitter
+from .findings.timings import find_collections, find_jitter, find_loads
 from .trace import Stream, Trace, TracedRequest
 
 _ALL: tuple[Callable[[Trace], Iterable[Finding]], ...] = (
     *(find_races, find_noticed, find_default_stream, find_priorities, find_launch_bound, find_host_waits),
     *(find_allocations, find_pageable_copies, find_full_device, find_gate_waits, find_fusible_heads),
-    *(find_recaptures, find_trials, find_synchronous_copies, find_collections, find_jitter),
+    *(find_recaptures, find_trials, find_synchronous_copies, find_collections, find_loads, find_jitter),
     *(find_transposes, find_casts, find_float32),
 )
 

@@ -28,6 +28,7 @@ from ..measuring.profiled_requests import exported_trace
 from .trace import KEY, FusibleHead, StreamUse, Watched
 from .user_code import user_code
 from .watching.collections import CollectionWatcher
+from .watching.loads import LoadWatcher
 from .watching.watcher import Watcher
 
 #: Requests before any that count: compilation, cuDNN's choice of algorithms, the allocator.
@@ -100,9 +101,9 @@ def profile_live(
         for _ in range(WARM_UP):
             request()
     times = []
-    with CollectionWatcher() as collections:
+    with CollectionWatcher() as collections, LoadWatcher() as loads:
         for index in range(TIMED):
-            collections.request = index
+            collections.request = loads.request = index
             times.append(_timed(request))
     with profiler() as running, _annotating(module, ran):
         request()  # pays for the profiler's own set-up, and is thrown away
@@ -124,6 +125,7 @@ def profile_live(
         samples_us=tuple(times),
         heads=tuple(FusibleHead(name, heads[name]) for name in ran),
         collections=tuple(collections.seen),
+        loads=loads.seen,
         without_tf32=without_tf32(),
     )
     write_trace(running, told, file)

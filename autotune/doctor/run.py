@@ -27,7 +27,7 @@ _DIGITS = 3
 #: Kinds that only a run tells, not a trace by itself.
 LIVE_ONLY = (
     *("race", "freed-in-use", "unrecorded-event", "mixed-devices"),
-    *("stream-class", "priority", "fusible-heads", "jitter", "garbage-collection", "tf32-off"),
+    *("stream-class", "priority", "fusible-heads", "jitter", "garbage-collection", "code-loading", "tf32-off"),
 )
 #: What calls of the host do.
 _ROLES = {"allocate": ALLOCATIONS, "wait": SYNCHRONISATIONS, "launch": LAUNCHES}
@@ -146,6 +146,8 @@ def print_diagnosis(console: Console, trace: Trace, findings: Sequence[Finding],
         say("The trace has no source lines: record it with torch.profiler.profile(with_stack=True).")
     if trace.watched is None:
         say(f"Not looked for, since a trace does not tell: {', '.join(LIVE_ONLY)}.")
+    elif trace.watched.loads is None:
+        say("Not looked for: code-loading, which CUPTI tells one program alone, and another profiler was that.")
     for number, one in enumerate(findings, start=1):
         cost = "" if one.cost_us is None else f"  ({one.cost_us:,.0f} us a request)"
         say()

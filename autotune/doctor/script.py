@@ -26,6 +26,7 @@ from ..measuring.cuda_calls import ANNOTATION
 from .profile_live import profiler, without_tf32, write_trace
 from .user_code import UserCodeError, user_code
 from .watching.collections import CollectionWatcher
+from .watching.loads import LoadWatcher
 from .watching.watcher import Watcher, is_capturing
 
 #: Requests before any that count, and those that are then timed, profiled and watched, one behind another; the first
@@ -96,7 +97,7 @@ class _RequestHooks:
         self._called: list[nn.Module] = []
         self._lock = threading.Lock()
         self._begins: list[float] = []
-        self._collections = CollectionWatcher()
+        self._collections, self._loads = CollectionWatcher(), LoadWatcher()
         self._opened, self._annotation = ExitStack(), ExitStack()
 
     def __enter__(self) -> None:
@@ -147,11 +148,12 @@ class _RequestHooks:
                 torch.cuda.synchronize()
             if index == 0:
                 self._opened.enter_context(self._collections)
-            self._collections.request = index
+                self._opened.enter_context(self._loads)
+            self._collections.request = self._loads.request = index
             self._begins.append(time.perf_counter())
         index -= TIMED
         if index == 0:
-            self._opened.close()  # of the collections
+            self._opened.close()  # of collections and loads
             self._profiler = self._opened.enter_context(profiler())
         elif index == 1:
             torch.cuda.synchronize()
@@ -193,6 +195,7 @@ class _RequestHooks:
             samples_us=tuple(times),
             back_to_back=True,
             collections=tuple(self._collections.seen),
+            loads=self._loads.seen,
             without_tf32=without_tf32(),
         )
         self._opened.close()

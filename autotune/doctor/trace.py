@@ -80,6 +80,18 @@ class Collection:
 
 
 @dataclass(frozen=True)
+class Load:
+    """Code that CUDA loaded within a request that was timed."""
+
+    request: int
+    """Of those that were timed, from 0."""
+    size: int
+    """Bytes."""
+    line: str | None = None
+    """The user's line at which it was loaded."""
+
+
+@dataclass(frozen=True)
 class Watched:
     """What was seen while requests ran live, and no trace of the profiler tells."""
 
@@ -100,6 +112,8 @@ class Watched:
     """One request begins where the one before ends, as in a script; else the device is idle in between."""
     collections: tuple[Collection, ...] = ()
     """In the requests of ``samples_us``."""
+    loads: tuple[Load, ...] | None = None
+    """In the same requests; None: another profiler was in the way."""
     without_tf32: tuple[str, ...] = ()
     """Of ``matmul`` and ``convolution`` those that PyTorch was not allowed to compute in TF32."""
 
@@ -119,6 +133,8 @@ class Watched:
         kinds = {"streams": StreamUse, "races": Race, "noticed": Noticed, "heads": FusibleHead}
         lists = {name: tuple(read(kind, one) for one in content[name]) for name, kind in kinds.items()}
         lists["collections"] = tuple(read(Collection, one) for one in content.get("collections", ()))  # since later
+        if (loads := content.get("loads")) is not None:
+            lists["loads"] = tuple(read(Load, one) for one in loads)
         watched: Watched = dataclasses.replace(read(cls, content), **lists)
         return watched
 

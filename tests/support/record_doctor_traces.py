@@ -9,6 +9,8 @@ import gc
 import gzip
 import json
 import math
+import os
+import subprocess
 import sys
 import tempfile
 import traceback
@@ -85,7 +87,20 @@ def write_slim(trace: Mapping[str, Any], file: Path) -> int:
 
 
 def profile_program(program: Program, file: Path) -> None:
-    """Make a program and profile it as the doctor does for a TARGET."""
+    """Make a program and profile it as the doctor does for a TARGET, in a process of its own if it takes that."""
+    if not program.alone:
+        return profile_here(program, file)
+    (name,) = (name for name, one in PROGRAMS.items() if one is program)
+    code = (
+        "import sys, pathlib, support.record_doctor_traces as record\n"
+        "record.profile_here(record.PROGRAMS[sys.argv[1]], pathlib.Path(sys.argv[2]))"
+    )
+    tests = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])}
+    subprocess.run([sys.executable, "-c", code, name, str(file)], check=True, env=tests)
+
+
+def profile_here(program: Program, file: Path) -> None:
+    """Make a program and profile it in this process."""
     gc.collect()
     torch.cuda.empty_cache()  # of the program before this one
     torch.manual_seed(0)

@@ -196,6 +196,16 @@ gc.freeze()  # what is there now is not looked through again
 gc.disable()  # and gc.collect() where nobody waits
 """,
     ),
+    "code-loading": Kind(
+        "CUDA loads code within a request",
+        "Kernels are loaded when they are first launched, and those of Triton or NVRTC are compiled before: run each "
+        "path and each shape once before the first request that counts.",
+        """\
+for example in examples:  # of each shape, and of each way through the model
+    model(example)
+torch.cuda.synchronize()
+""",
+    ),
     "jitter": Kind(
         "some requests take much longer than most",
         "Look for what they alone have: a collection of garbage, a new shape, another process on the host's cores; a "

@@ -1,4 +1,4 @@
-"""Findings of timed requests, one beside the other: some that take much longer, and garbage collected within them."""
+"""Findings of timed requests, one beside the other: some that take much longer, garbage collected and code loaded."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ _LEAST_REQUESTS = 20
 _LEAST_RATIO, _LEAST_LONGER_US = 2.0, 100.0
 #: A request is a long one from so many medians on.
 _LONG_RATIO = 1.5
-#: Collections that take less of the requests' time, or fewer microseconds of each, are no finding.
+#: Collections and loads that take less of the requests' time, or fewer microseconds of each, are no finding.
 _LEAST_SHARE, _LEAST_US = 0.01, 5.0
 
 
@@ -65,4 +65,28 @@ def find_collections(trace: Trace) -> Iterator[Finding]:
         cost,
         (one.line for one in sorted(collections, key=lambda one: -one.us)),
         spread_us=(min(taken), max(taken)),
+    )
+
+
+def find_loads(trace: Trace) -> Iterator[Finding]:
+    """Find that CUDA loads code within timed requests, beside those that load none."""
+    samples, loads = trace.seen.samples_us, trace.seen.loads
+    if not samples or not loads:
+        return
+    loading = {one.request for one in loads}
+    took = [samples[request] for request in sorted(loading)]
+    others = [sample for request, sample in enumerate(samples) if request not in loading]
+    cost, compared = None, f"requests take {us(median(took))}, the median"
+    if others:
+        usual = median(others)
+        cost = sum(sample - usual for sample in took) / len(samples)
+        compared = f"requests that load code take {us(median(took))}, others {us(usual)}; medians"
+        if cost < max(_LEAST_US, _LEAST_SHARE * usual):
+            return
+    yield found(
+        "code-loading",
+        f"CUDA loads code in {len(loading)} of {len(samples)} requests, the longest of which takes {us(max(took))}.",
+        (f"modules that were loaded: {len(loads)}, {sum(one.size for one in loads) / 1e6:,.2f} MB together", compared),
+        cost,
+        (one.line for one in sorted(loads, key=lambda one: -one.size)),
     )

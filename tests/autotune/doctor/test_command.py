@@ -83,7 +83,7 @@ def test_a_trace_of_others_says_what_was_not_looked_for(tmp_path):
     result = tune("doctor", "--out", str(tmp_path / "out"), str(tmp_path / "trace.json"))
     assert result.exit_code == 1
     missing = "race, freed-in-use, unrecorded-event, mixed-devices, stream-class, priority, fusible-heads, jitter, "
-    missing += "garbage-collection, tf32-off"
+    missing += "garbage-collection, code-loading, tf32-off"
     assert f"Not looked for, since a trace does not tell: {missing}." in result.output.splitlines()
     assert "with the profiler on" in result.output
     (record,) = read_records(tmp_path / "out" / "doctor.jsonl")

@@ -1,11 +1,14 @@
 """Findings of what is done again in each request, with near misses: copies, times, kernels."""
 
+import ctypes
 import gc
 
 import pytest
 from auxhead.autotune.doctor.diagnosis import find_all
-from auxhead.autotune.doctor.trace import Collection, Watched
+from auxhead.autotune.doctor.trace import Collection, Load, Watched
+from auxhead.autotune.doctor.watching import loads
 from auxhead.autotune.doctor.watching.collections import CollectionWatcher
+from auxhead.autotune.doctor.watching.loads import LoadWatcher
 from support.doctor_requests import kinds, run, trace_of
 from support.example_traces import H100, Program, read
 
@@ -60,8 +63,8 @@ def test_asynchronous_and_short_calls_and_the_answers_copy_are_none(make, tmp_pa
 # Timed requests, one beside the other.
 
 
-def timed(tmp_path, samples, collections=()):
-    watched = Watched(requests=4, host_us=1000.0, samples_us=tuple(samples), collections=tuple(collections))
+def timed(tmp_path, samples, collections=(), loads=()):
+    watched = Watched(4, 1000.0, samples_us=tuple(samples), collections=tuple(collections), loads=tuple(loads))
     return find_all(trace_of("trunk 16", tmp_path, watched=watched))
 
 
@@ -116,6 +119,79 @@ def test_a_collection_is_noted_with_its_request_and_the_line_that_it_begins_at()
     assert [one.request for one in seen] == [0, 2]
     line = users_code.__code__.co_firstlineno + 1
     assert {one.line for one in seen} == {f"test_findings_recurring.py:{line}"} and min(one.us for one in seen) > 0.0
+
+
+def test_code_that_is_loaded_within_requests_is_found_with_its_line(tmp_path):
+    loads = [Load(3, 900_000, "net.py:33"), Load(7, 1_200_000, "net.py:7"), Load(7, 400_000, "net.py:7")]
+    samples = [1000.0] * 30
+    samples[3] = samples[7] = 1800.0
+    [finding] = timed(tmp_path, samples, loads=loads)
+    assert finding.kind == "code-loading" and finding.cost_us == pytest.approx(2 * 800.0 / 30)
+    assert finding.lines == ("net.py:7", "net.py:33")
+    assert finding.what == "CUDA loads code in 2 of 30 requests, the longest of which takes 1,800.0 us."
+    assert finding.evidence == (
+        "modules that were loaded: 3, 2.50 MB together",
+        "requests that load code take 1,800.0 us, others 1,000.0 us; medians",
+    )
+
+
+def test_code_that_every_request_loads_has_no_cost_that_is_known(tmp_path):
+    [finding] = timed(tmp_path, [1000.0] * 30, loads=[Load(index, 9000, None) for index in range(30)])
+    assert finding.kind == "code-loading" and finding.cost_us is None and finding.lines == ()
+
+
+def test_code_that_is_loaded_in_no_time_is_none(tmp_path):
+    assert timed(tmp_path, [1000.0] * 30, loads=[Load(3, 9000, "net.py:33")]) == []
+
+
+class Cupti:
+    """What of CUPTI is called, as it answers."""
+
+    def __init__(self, answer):
+        self.answer, self.calls, self.tell = answer, [], None
+
+    def cuptiSubscribe(self, subscriber, callback, user):
+        self.tell = callback
+        return self.answer
+
+    def cuptiEnableCallback(self, *arguments):
+        self.calls.append(arguments[2:])
+        return 0
+
+    def cuptiUnsubscribe(self, subscriber):
+        self.calls.append("unsubscribed")
+        return 0
+
+    def load(self, size):
+        module = loads._Module(1, size, None)
+        resource = loads._Resource(None, None, ctypes.pointer(module))
+        self.tell(None, 3, 6, ctypes.addressof(resource))
+
+
+def test_a_load_is_noted_with_its_request_its_size_and_its_line(monkeypatch):
+    cupti = Cupti(answer=0)
+    monkeypatch.setattr(loads.ctypes, "CDLL", lambda name: cupti)
+
+    with LoadWatcher() as watcher:
+        watcher.request = 2
+        cupti.load(4096)
+    line = Cupti.load.__code__.co_firstlineno + 3  # where this stand-in calls back
+    assert watcher.seen == (Load(2, 4096, f"test_findings_recurring.py:{line}"),)
+    assert cupti.calls == [(3, 6), "unsubscribed"]
+
+
+@pytest.mark.parametrize("answer", [39, None], ids=["another has it", "it is not there"])
+def test_without_cupti_it_is_said_that_nothing_was_looked_for(answer, monkeypatch):
+    def opened(name):
+        if answer is None:
+            raise OSError(name)
+        return cupti
+
+    cupti = Cupti(answer)
+    monkeypatch.setattr(loads.ctypes, "CDLL", opened)
+    with LoadWatcher() as watcher:
+        pass
+    assert watcher.seen is None and cupti.calls == []
 
 
 # Kernels.

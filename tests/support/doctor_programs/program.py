@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 #: Findings of a program's layout and types, and of other work on the host, which programs about streams may all have.
-BESIDE = frozenset({"layout-transposes", "dtype-casts", "tf32-off", "jitter", "garbage-collection"})
+BESIDE = frozenset({"layout-transposes", "dtype-casts", "tf32-off", "jitter", "garbage-collection", "code-loading"})
 #: What a factory returns: something to call, and its input.
 Made = tuple[Callable[[Any], Any], Any]
 
@@ -25,6 +25,8 @@ class Program:
     """Whether it can only be made where there is a GPU."""
     devices: int = 1
     """How many GPUs it takes."""
+    alone: bool = False
+    """Whether it takes a process in which nothing was profiled before."""
 
 
 def planted(make: Callable[[], Made], *finds: str, may_find: tuple[str, ...] = (), **needs: Any) -> Program:

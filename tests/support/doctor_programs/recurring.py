@@ -4,6 +4,7 @@ import ctypes
 import gc
 import itertools
 import time
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -62,6 +63,17 @@ class Pausing(ChannelsLast):
         return super().forward(x)
 
 
+class Loading(ChannelsLast):
+    """Goes through elementwise functions, each three times; or calls one."""
+
+    def __init__(self, *functions: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.functions = itertools.cycle(function for function in functions for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return next(self.functions)(super().forward(x))
+
+
 class Casting(nn.Module):
     """A sum in float32 of what is kept in half precision, layer by layer; or all in float32."""
 
@@ -86,6 +98,13 @@ def _contiguous() -> Made:
     return nn.Sequential(Wide(), Wide(), Wide()), wide_input()
 
 
+#: Each of them in a file of PyTorch's own, whose code is loaded when it is first launched.
+RARE = (
+    *(torch.sin, torch.cos, torch.tan, torch.asin, torch.acos, torch.atan, torch.sinh, torch.cosh, torch.asinh),
+    *(torch.acosh, torch.atanh, torch.expm1, torch.log1p, torch.log2, torch.log10, torch.exp2, torch.erf, torch.erfc),
+)
+
+
 def _stream() -> int:
     return torch.cuda.current_stream().cuda_stream
 
@@ -93,8 +112,8 @@ def _stream() -> int:
 #: By kind of finding: a program with the fault, and one without it.
 PAIRS: dict[str, tuple[Program, Program]] = {
     kind: (
-        planted(faulty, kind, may_find=may_find, needs_cuda=needs_cuda),
-        Program(correct, needs_cuda=needs_cuda),
+        planted(faulty, kind, may_find=may_find, needs_cuda=needs_cuda, alone=kind == "code-loading"),
+        Program(correct, needs_cuda=needs_cuda, alone=kind == "code-loading"),
     )
     for kind, needs_cuda, may_find, faulty, correct in (
         (
@@ -102,11 +121,15 @@ PAIRS: dict[str, tuple[Program, Program]] = {
             lambda: (Uploading("cudaMemcpy"), channels_last_input()),
             lambda: (Uploading("cudaMemcpyAsync", _stream()), channels_last_input()),
         ),
-        # what is loaded is launched late, and takes memory
         (
             "garbage-collection", False, (),
             lambda: (Collecting(), channels_last_input()),
             lambda: (ChannelsLast(), channels_last_input()),
+        ),
+        (
+            "code-loading", False, ("jitter",),
+            lambda: (Loading(*RARE), channels_last_input()),
+            lambda: (Loading(torch.sin), channels_last_input()),
         ),
         (
             "jitter", False, (),
