@@ -13,7 +13,6 @@ from torch import Tensor
 from ...kernels.reference.criteria import CRITERIA
 from ..network.early_exit_network import EarlyExitNetwork
 from .calibrate_network import Indices, Loader, Prepared, prepare
-from .ensemble import ensemble_logits, fit_ensembles, judge_ensembles
 from .exit_latency import ExitLatencies
 from .report import report_environment
 from .search import ScoredSamples, curve_of
@@ -25,8 +24,6 @@ CURVE_FORMAT = "auxhead anytime curve 1"
 _BUDGETS = 20
 #: Halvings of the search for the shares of exits.
 _HALVINGS = 60
-#: Of the sign test of ensembles, as that of whether a classifier is better than chance.
-_LEVEL = 0.05
 
 
 @dataclass(frozen=True)
@@ -67,32 +64,12 @@ class AnytimeExit:
 
 @dataclass(frozen=True)
 class AnytimeAnswers:
-    """The curves of one way to answer at an exit."""
+    """The curves of a network whose exits answer each by itself, as in every runner."""
 
     path: list[AnytimePoint]
     """Under the candidates of :func:`threshold_path`, from no exit at all to everyone at the first head."""
     budgeted: list[AnytimePoint]
     """Budgeted batch classification, from the least budget to all of the work."""
-
-
-@dataclass(frozen=True)
-class AnytimeEnsemble:
-    """The ensembles of the exits so far; no runner answers by them, each exit of a runner answers alone."""
-
-    weights: list[list[float]]
-    """Of each exit, for it and those before, fitted on the split "temperature"."""
-    accuracy: list[float]
-    """Of each exit's ensemble on all samples of the split "thresholds"."""
-    accuracy_alone: list[float]
-    """Of each exit without the others on the same samples."""
-    better: int
-    """Samples of that split that more of the ensembles than of the exits get right."""
-    worse: int
-    """Samples that fewer do."""
-    p_value: float
-    """Of a sign test that they are no better."""
-    answers: AnytimeAnswers | None
-    """Their curves on the test split, if the sign test shows at 5 % that they are better; else None."""
 
 
 @dataclass(frozen=True)
@@ -116,9 +93,7 @@ class AnytimeReport:
     exits: list[AnytimeExit]
     """The heads, then the classifier."""
     alone: AnytimeAnswers
-    """Each exit answers by itself, as in every runner."""
-    ensemble: AnytimeEnsemble
-    """Each exit answers together with those before it."""
+    """Early exit by either way to thresholds."""
     latencies: ExitLatencies | None
     """As measured."""
     environment: dict[str, Any]
@@ -132,19 +107,14 @@ class AnytimeReport:
         return content
 
     def __repr__(self) -> str:
-        """Say what half of the work gets right, by either way to thresholds, and whether ensembles answer better."""
+        """Say what half of the work gets right, by either way to thresholds."""
         both = self.alone.path, self.alone.budgeted
         path, batch = (min(each, key=lambda point: abs(point.work - 0.5)) for each in both)
-        (low, high), full, found = path.interval, self.exits[-1].accuracy, self.ensemble
-        verdict = "so they have curves of their own; no runner answers by them"
-        if found.answers is None:
-            verdict = "which does not show that they are better: they are left out"
+        (low, high), full = path.interval, self.exits[-1].accuracy
         return (
             f"With {path.work:.0%} of the work {path.accuracy:.2%} of the test split are right ({low:.1%} to "
             f"{high:.1%} with {self.confidence:.0%} confidence), with all of it {full:.2%}; as a budgeted batch, with "
-            f"{batch.work:.0%} of it {batch.accuracy:.2%}.\n"
-            f"Of {self.samples['thresholds']:,} samples for thresholds the ensembles of the exits so far answer "
-            f"{found.better:,} better and {found.worse:,} worse (p = {found.p_value:.2g}), {verdict}."
+            f"{batch.work:.0%} of it {batch.accuracy:.2%}."
             + ("" if self.unknown is None else f"\nIt may have learned from these samples: {self.unknown}.")
         )
 
@@ -162,19 +132,15 @@ def anytime_curve(
     """Test early exit at every level of work: accuracy against mean FLOPs and time. The network stays as it is.
 
     The splits are those of :func:`calibrate_network`, with the same meaning of arguments, errors and processes. On the
-    split "temperature" each exit gets its temperature, a path of candidate thresholds is laid, and ensembles get their
-    weights. The split "thresholds" has the thresholds of budgeted batches made, and the ensembles judged. All points
-    are of the split "test", of which nothing is chosen; so do not choose there either: once you know the budget that
-    you want, let :func:`calibrate_network` find thresholds for it.
+    split "temperature" each exit gets its temperature, and a path of candidate thresholds is laid; on the split
+    "thresholds" the thresholds of budgeted batches are made. All points are of the split "test", of which nothing is
+    chosen; so do not choose there either: once you know the budget that you want, let :func:`calibrate_network` find
+    thresholds for it.
 
     *Budgeted batch classification* (Huang et al., ICLR 2018, arXiv:1703.09844, section 5): a share q of the samples
     that come to an exit leaves there, so that exit k of K answers for z (1 - q)^(k - 1) q of all, where z makes them
     one; q is solved for so that mean work meets a budget, and thresholds are set so that these shares leave. A budget
     above the mean work of all exits takes more samples at later exits, 1 - q > 1, as the authors' program does it.
-
-    *Ensembles of the exits so far* answer by a weighted mean of log-probabilities (:func:`fit_ensembles`). They have
-    curves of their own only if a sign test on the split "thresholds" shows them to be better than the exits alone.
-    **No runner answers by them**: they say what training or another network could gain.
 
     Args:
         network: in eval mode; its criteria are taken, and heads that are not enabled let nobody go.
@@ -200,19 +166,12 @@ def anytime_curve(
 def curve_of_prepared(network: EarlyExitNetwork, prepared: Prepared) -> AnytimeReport:
     """Do as :func:`anytime_curve`, given what the network has said of all samples."""
     collected, parts = prepared.collected, prepared.parts
-    fitting, held_out, test = parts["temperature"], parts["thresholds"], parts["test"]
+    fitting, test = parts["temperature"], parts["test"]
     temperatures = fit_temperatures(collected.logits[:, fitting], collected.labels[fitting]).tolist()
-    weights = fit_ensembles(collected.logits[:, fitting], collected.labels[fitting])
-    together = ensemble_logits(collected.logits, weights)
-    right, of_ensembles = (logits.argmax(2) == collected.labels for logits in (collected.logits, together))
-    better, worse, doubt = judge_ensembles(of_ensembles[:, held_out], right[:, held_out])
-
-    def means(correct: Tensor) -> list[float]:
-        return correct.double().mean(1).tolist()
-
+    accuracies = (collected.logits[:, test].argmax(2) == collected.labels[test]).double().mean(1).tolist()
     names, latencies = [*network.taps, "classifier"], prepared.latencies
     times = [None] * len(names) if latencies is None else latencies.milliseconds
-    exits = zip(names, collected.work, times, means(right[:, test]), strict=True)
+    exits = zip(names, collected.work, times, accuracies, strict=True)
     return AnytimeReport(
         format=CURVE_FORMAT,
         data=None,
@@ -222,26 +181,15 @@ def curve_of_prepared(network: EarlyExitNetwork, prepared: Prepared) -> AnytimeR
         confidence=prepared.confidence,
         flops=collected.flops or None,
         exits=[AnytimeExit(*one, _interval(prepared, one[-1])) for one in exits],
-        alone=_answers(network, prepared, collected.logits, temperatures),
-        ensemble=AnytimeEnsemble(
-            weights=weights,
-            accuracy=means(of_ensembles[:, held_out]),
-            accuracy_alone=means(right[:, held_out]),
-            better=better,
-            worse=worse,
-            p_value=doubt,
-            answers=_answers(network, prepared, together, [1.0] * len(together)) if doubt <= _LEVEL else None,
-        ),
+        alone=_answers(network, prepared, temperatures),
         latencies=latencies,
         environment=report_environment(network.device),
     )
 
 
-def _answers(
-    network: EarlyExitNetwork, prepared: Prepared, logits: Tensor, temperatures: Sequence[float]
-) -> AnytimeAnswers:
-    """Return the curves of exits that answer by some logits [E + 1, M, K] at temperatures."""
-    rules = [head.rule for head in network.exit_heads]
+def _answers(network: EarlyExitNetwork, prepared: Prepared, temperatures: Sequence[float]) -> AnytimeAnswers:
+    """Return the curves of the exits at temperatures."""
+    logits, rules = prepared.collected.logits, [head.rule for head in network.exit_heads]
     ranges, enabled = [CRITERIA[rule.criterion].range for rule in rules], [rule.enabled for rule in rules]
     scores = exit_scores(logits[:-1], [rule.criterion for rule in rules], temperatures[:-1])
     correct, work = logits.argmax(2) == prepared.collected.labels, prepared.collected.work

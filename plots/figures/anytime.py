@@ -6,36 +6,31 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from ..style import AMBER, BLUE, GREEN, GREY, frame, new_figure, note, tidy
+from ..style import AMBER, BLUE, GREY, frame, new_figure, note, tidy
 from .reports import read as read
 
 #: What is drawn of the points of each way to thresholds: its label, and its looks.
 _LINES: dict[str, tuple[str, dict[str, Any]]] = {
     "path": ("thresholds by error rate (calibrate)", {"color": BLUE, "linestyle": "-", "linewidth": 2}),
     "budgeted": ("thresholds by share (MSDNet)", {"color": AMBER, "marker": ".", "linewidth": 1}),
-    "ensemble": ("mean of the exits so far", {"color": GREEN, "linestyle": "--", "linewidth": 1.5}),
 }
 
 
 def anytime_numbers(report: Mapping[str, Any]) -> dict[str, Any]:
     """Return each curve as points of work, time and accuracy; in percent and milliseconds."""
     exits, samples, machine = report["exits"], report["samples"], report["environment"]
-    latencies, ensemble = report["latencies"], report["ensemble"]
+    latencies = report["latencies"]
     full, half = exits[-1], min(report["alone"]["path"], key=lambda one: abs(one["work"] - 0.5))
-    curves = dict(report["alone"])
-    if ensemble["answers"] is not None:
-        curves["ensemble"] = ensemble["answers"]["path"]
     low, high = (100 * end for end in half["interval"])
     cut = max((one for one in exits if one["work"] <= half["work"]), key=lambda one: one["accuracy"], default=half)
     beaten = cut is not half and cut["accuracy"] >= half["accuracy"]
-    kept = "drawn, though no runner answers by it" if "ensemble" in curves else "not shown to be better, left out"
     return {
         "title": (
             f"{100 * half['work']:.0f} % of the work gets {100 * half['accuracy']:.1f} % right "
             f"({low:.1f} to {high:.1f}), all of it {100 * full['accuracy']:.1f} %"
             + (f";\ncut off at {cut['name']} it gets {100 * cut['accuracy']:.1f} %" if beaten else "")
         ),
-        "curves": {name: [_point(one, report["flops"]) for one in points] for name, points in curves.items()},
+        "curves": {name: [_point(one, report["flops"]) for one in points] for name, points in report["alone"].items()},
         "exits": [{"name": one["name"], **_point(one, report["flops"])} for one in exits],
         "half": {"percent": 100 * half["work"], **_point(half, report["flops"])},
         "units": {
@@ -48,8 +43,6 @@ def anytime_numbers(report: Mapping[str, Any]) -> dict[str, Any]:
             f"{100 * report['confidence']:g} % for each point by itself"
             + ("" if report["unknown"] is None else "; it may have learned from these samples")
             + "\n"
-            f"mean of the exits so far: of {samples['thresholds']:,} samples for thresholds {ensemble['better']:,} "
-            f"answered better, {ensemble['worse']:,} worse (p = {ensemble['p_value']:.2g}), {kept}\n"
             f"{machine['device']}, Python {machine['python']}, torch {machine['torch']}, auxhead {machine['auxhead']}"
             + ("" if latencies is None else f"; {latencies['runner']} on {latencies['device']}")
         ),

@@ -67,7 +67,6 @@ _REPORTS: dict[str, tuple[str, str, dict[str, Any]]] = {
             "flops": _NULL_OR_NUMBER,
             "exits": [{"name": TEXT, **_numbers_of("work", "accuracy"), "latency_ms": _NULL_OR_NUMBER}],
             "alone": _ANSWERS,
-            "ensemble": {**_numbers_of("better", "worse", "p_value"), "answers": Maybe(_ANSWERS, absent=False)},
             "latencies": Maybe({**_LATENCIES, "runner": TEXT, "device": TEXT}, absent=False),
             "environment": dict.fromkeys(("device", "python", "torch", "auxhead"), _NULL_OR_TEXT),
         },
