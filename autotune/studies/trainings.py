@@ -44,12 +44,9 @@ WAYS: dict[str, tuple[str, TrainingPlan]] = {
     "label smoothing 0.1": ("shift", replace(USUAL, label_smoothing=0.1)),
     "ema 0.99": ("shift", replace(USUAL, ema=0.99)),
     "distill": ("shift", replace(USUAL, method="distill")),
-    "mixed": ("shift", replace(USUAL, method="mixed")),
     "gradients by depth": ("shift", replace(USUAL, gradients="depth")),
-    "gradients in equilibrium": ("shift", replace(USUAL, gradients="equilibrium")),
     "SGD": ("shift", BY_SGD),
     "SGD, gradients by depth": ("shift", replace(BY_SGD, gradients="depth")),
-    "SGD, gradients in equilibrium": ("shift", replace(BY_SGD, gradients="equilibrium")),
 }
 
 

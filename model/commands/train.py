@@ -50,11 +50,10 @@ def train(
         ),
     ] = None,
     method: Annotated[
-        Literal["joint", "heads", "distill", "mixed"],
+        Literal["joint", "heads", "distill"],
         typer.Option(
             help="joint: all exits together; heads: the heads, and a new classifier, on features of the backbone as it "
-            "is, in seconds; distill: as joint, and the heads learn from the last exit, "
-            "too; mixed: the first half of the epochs by the last exit alone, then as joint.",
+            "is, in seconds; distill: as joint, and the heads learn from the last exit, too.",
         ),
     ] = "joint",
     gradients: Annotated[

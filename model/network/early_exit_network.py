@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack, nullcontext
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -48,7 +48,6 @@ from ..listening.reading import (
 from ..listening.recording import Recording
 from ..listening.taps import listening, version_of, warn_if_checkpointed
 from .eager_pass import ExitsRepeats, run_eagerly
-from .equilibrium import read_in_equilibrium
 from .learned_from import LearnedFrom
 
 #: A dry run hooks every layer and switches modes, so that two at a time would see each other.
@@ -402,7 +401,7 @@ class EarlyExitNetwork(nn.Module):
                 "wants their runner to be called, or network.to('cuda') before, which moves all back"
             ) from error
 
-    def logits(self, x: Batch, *, in_equilibrium: bool = False) -> list[Tensor]:
+    def logits(self, x: Batch) -> list[Tensor]:
         """Return the logits [N, K] of every head and, last, of the classifier; differentiable, for training.
 
         Heads train where the backbone runs without gradients or is checkpointed, too: they come after it. A layer under
@@ -410,16 +409,13 @@ class EarlyExitNetwork(nn.Module):
 
         Args:
             x: a batch, as :meth:`forward` takes it.
-            in_equilibrium: each layer of the backbone gets the mean of the gradients of the exits behind it, not their
-                sum, where all of it flows through the taps: the ``gradients="equilibrium"`` of :class:`TrainingPlan`.
-                The logits are the same.
 
         Raises:
             ValueError: a tap's output is changed in place later in the forward, as by a dropout in training mode alone;
                 or a head has hooks, or a forward of its own, that its answers alone would follow.
         """
-        if self._keeps_compiler_out() or in_equilibrium and torch.compiler.is_dynamo_compiling():
-            return self._uncompiled(EarlyExitNetwork.logits, x, in_equilibrium=in_equilibrium)
+        if self._keeps_compiler_out():
+            return self._uncompiled(EarlyExitNetwork.logits, x)
         self._check_first(x)
         check_followed(self.taps, self.exit_heads)
         features: list[tuple[Tensor, torch.autocast, int | None]] = []
@@ -432,10 +428,7 @@ class EarlyExitNetwork(nn.Module):
             if differentiable and not torch.is_grad_enabled():
                 warn_if_checkpointed(self.taps[index])
 
-        outputs: list[Any] = []  # of the tapped layers, of which heads may read a part
-        with listening(self.backbone, self.taps, keep, self.reading_for(x)), ExitStack() as also:
-            if in_equilibrium:
-                also.enter_context(listening(self.backbone, self.taps, lambda _, output: outputs.append(output)))
+        with listening(self.backbone, self.taps, keep, self.reading_for(x)):
             final = call_with(self.backbone, x)
         check_same_classes(self.taps[0], self.exit_heads[0].num_classes, final)
         for tap, (y, _, version) in zip(self.taps, features, strict=True):
@@ -445,10 +438,8 @@ class EarlyExitNetwork(nn.Module):
                     "inplace=True, say, in training mode alone), before its head has read it; tap the layer that "
                     "changes it, or make that one inplace=False"
                 )
-        logits, reads = [], [y for y, _, _ in features]
-        if in_equilibrium:
-            reads = read_in_equilibrium(self.taps, outputs, reads)
-        for head, y, (_, autocast, _) in zip(self.exit_heads, reads, features, strict=True):
+        logits = []
+        for head, (y, autocast, _) in zip(self.exit_heads, features, strict=True):
             with autocast:
                 logits.append(head.logits(y))
         return [*logits, final]

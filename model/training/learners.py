@@ -60,16 +60,13 @@ def as_before(module: nn.Module) -> Iterator[None]:
 class AllExits(nn.Module):
     """The logits of all exits of a network as one forward, which DistributedDataParallel can wrap."""
 
-    in_equilibrium = False
-    """Whether gradients of exits are scaled: see :meth:`EarlyExitNetwork.logits`."""
-
     def __init__(self, network: EarlyExitNetwork) -> None:
         super().__init__()
         self.network = network
 
     def forward(self, x: Batch) -> list[Tensor]:
         """Return the logits of every head and, last, of the classifier."""
-        return self.network.logits(x, in_equilibrium=self.in_equilibrium)
+        return self.network.logits(x)
 
 
 def new_classifier(network: EarlyExitNetwork) -> nn.Linear | None:

@@ -13,9 +13,9 @@ from ..basics.arguments import kind_of
 from ..listening.reading import parts_in_words
 
 #: What is trained, by the name of the method.
-METHODS = ("joint", "heads", "distill", "mixed")
+METHODS = ("joint", "heads", "distill")
 #: How much each exit's gradient counts, by name.
-GRADIENTS = ("equal", "depth", "equilibrium")
+GRADIENTS = ("equal", "depth")
 #: Number formats of the forward pass; parameters and gradients stay as they are in all.
 PRECISIONS = ("float32", "bfloat16", "float16")
 #: Of each number of a plan the least, the most, and both in words.
@@ -39,8 +39,7 @@ class TrainingPlan:
     """``"joint"``: all parameters that require gradients, by the cross-entropies of all exits. ``"heads"``: the heads
     alone, on features of the frozen backbone that are computed once, and with them a linear classifier if that alone of
     the backbone requires gradients, as a new one does. ``"distill"``: as ``"joint"``, and each head also
-    learns from the last exit, see :func:`distillation_loss`. ``"mixed"``: the first half of the epochs by the loss of
-    the last exit alone, then as ``"joint"`` (arXiv 2407.14320, which changes over once that has converged)."""
+    learns from the last exit, see :func:`distillation_loss`."""
     epochs: int = 10
     """Passes over the images."""
     learning_rate: float = 1e-3
@@ -59,9 +58,7 @@ class TrainingPlan:
     gradients: str = "equal"
     """``"equal"``: all losses count the same, and an early layer gets the sum of the gradients of all exits behind it.
     ``"depth"``: losses are weighed 1, 2, 3, ... in the order of the exits (PABEE, Zhou et al. 2020, arXiv:2006.04152,
-    after Kaya et al. 2019), in place of ``weights``. ``"equilibrium"``: a layer gets the mean of those gradients (Li et
-    al. 2019, arXiv:1908.06294), of losses by ``weights``. AdamW, which divides a gradient by its size, undoes that:
-    wants an ``optimizer`` that does not, SGD say. Neither goes with ``"heads"``, whose exits share nothing."""
+    after Kaya et al. 2019), in place of ``weights``; not with ``"heads"``, whose exits share nothing."""
     temperature: float = 3.0
     """Of ``"distill"``: divides the logits of student and teacher."""
     teacher_share: float = 0.5

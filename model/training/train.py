@@ -145,11 +145,6 @@ def _check_arguments(
         )
     if plan.method == "heads":
         _check_apart(network)
-    if plan.gradients == "equilibrium" and not any(one.requires_grad for one in network.backbone.parameters()):
-        raise ValueError(
-            "gradients: got 'equilibrium' for a network whose backbone is frozen, so that none flow into it; wants "
-            "'equal', or backbone.requires_grad_(True)"
-        )
     if plan.weights is not None:
         check_weights(plan.weights, len(network.taps) + trains_classifier(network, plan))
     if plan.patience is not None and validation is None:

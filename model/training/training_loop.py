@@ -110,7 +110,6 @@ class TrainingLoop:
         self._trains_classifier = trains_classifier(network, plan)
         self._frozen: tuple[str, ...] = ()  # hashes of what features are computed with
         self._autocast = torch.autocast(device.type, dtype, enabled=plan.precision != "float32")
-        self._alone = plan.epochs // 2 if plan.method == "mixed" else 0  # epochs of the last exit alone
         self._learner: nn.Module = AllExits(network)
         given = {"batches": batches} if validation is None else {"batches": batches, "validation": validation}
         counts = {name: count_batches(name, each) for name, each in given.items()}
@@ -184,8 +183,6 @@ class TrainingLoop:
         set_epoch(self._given["batches"], epoch)
         seed_all(seed_of(self._seed, own_rank(), 1 + epoch))
         self._model.train()
-        if isinstance(self._learner, AllExits):  # an exit that learns alone meets no other
-            self._learner.in_equilibrium = self._plan.gradients == "equilibrium" and epoch >= self._alone
         losses, finite, first_step = [], [], self.state.step
         for index, (x, wanted) in enumerate(self._on_device("batches")):
             finite.append(all_finite(x if isinstance(x, list) else tensors_by_name(x).values()))
@@ -204,7 +201,7 @@ class TrainingLoop:
         accuracy = self._validate() if "validation" in self._counts else None
         rate = self.state.optimizer.param_groups[0]["lr"]
         self.state.epochs.append({"epoch": epoch, "loss": mean, "learning_rate": rate, "accuracy": accuracy})
-        if accuracy is not None and epoch >= self._alone:
+        if accuracy is not None:
             best = self.state.best
             if best is None or sum(accuracy) > sum(self.state.epochs[best]["accuracy"]):
                 self.state.best = epoch
@@ -254,8 +251,6 @@ class TrainingLoop:
             else:
                 trained = exits if self._trains_classifier else exits[:-1]
                 weights = plan.weights_of(len(exits))
-                if len(state.epochs) < self._alone:
-                    weights = (*[0.0] * (len(exits) - 1), 1.0)  # heads have gradients, of 0
                 loss = joint_loss(trained, labels, weights, label_smoothing=plan.label_smoothing)
             state.scaler.scale(loss / averaged_batches).backward()
         if steps:

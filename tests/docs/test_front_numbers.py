@@ -144,6 +144,8 @@ def test_the_ways_to_train_are_those_of_the_record():
     for name, way in record["ways"].items():
         assert len(way["accuracy"]) == 5
         means[name] = [100 * sum(of_exit) / 5 for of_exit in zip(*way["accuracy"], strict=True)]
+        if name == "mixed" or name.endswith("in equilibrium"):
+            continue  # of which the page has a sentence
         row = "joint, images shifted: the default of `auxhead train`" if name == "joint" else name
         TRAINING.says(f"| {row} | {' | '.join(f'{mean:.1f}' for mean in means[name])} |")
     usual = means.pop("joint")

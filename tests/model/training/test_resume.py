@@ -54,7 +54,7 @@ PLANS = {
     "joint": (pixels, TrainingPlan(epochs=4), True),
     "rest": (global_loader, TrainingPlan(epochs=4, accumulate=2), False),
     "average": (pixels, TrainingPlan(epochs=4, ema=0.8), True),
-    "average, last": (global_loader, TrainingPlan("mixed", epochs=4, ema=0.8, label_smoothing=0.1), False),
+    "average, last": (global_loader, TrainingPlan("distill", epochs=4, ema=0.8, label_smoothing=0.1), False),
     "sgd": (pixels, TrainingPlan(epochs=4, optimizer=sgd, scheduler=cosine), True),
     "one cycle of adam": (pixels, TrainingPlan(epochs=4, optimizer=torch.optim.Adam), False),
     "generator": (own_loader, TrainingPlan("distill", epochs=4), True),

@@ -1,4 +1,4 @@
-"""Settings of a training: the mixed method, averages, optimizers and classifiers of one's own; refusals."""
+"""Settings of a training: weights by depth, averages, optimizers and classifiers of one's own; refusals."""
 
 import pytest
 import torch
@@ -18,15 +18,6 @@ def losses_of(plan):
     """Of each epoch."""
     network = trainable()
     return [epoch.loss for epoch in train(network, loader(shuffle=True), plan, seed=3).epochs], network
-
-
-def test_mixed_begins_with_the_classifier_alone():
-    mixed, _ = losses_of(TrainingPlan("mixed", epochs=4))
-    joint, _ = losses_of(TrainingPlan(epochs=4))
-    alone, _ = losses_of(TrainingPlan(epochs=4, weights=(0.0, 0.0, 1.0)))
-    assert mixed[:2] == alone[:2] and mixed[0] != joint[0]
-    assert mixed[2] != alone[2] and not set(mixed) & set(joint)
-    assert losses_of(TrainingPlan("mixed", epochs=1))[0] == losses_of(TrainingPlan(epochs=1))[0]
 
 
 def test_an_average_is_kept_and_the_training_is_the_same():
@@ -91,6 +82,9 @@ def test_an_optimizer_and_a_schedule_of_ones_own():
         ({"label_smoothing": 1.0}, "label_smoothing: got 1.0, wants a number from 0, smaller than 1"),
         ({"ema": 1}, "ema: got 1, wants a number from 0, smaller than 1"),
         ({"ema": "0.9"}, "ema: got '0.9', wants a number"),
+        ({"gradients": "linear"}, "gradients: got 'linear', wants one of 'equal', 'depth'"),
+        ({"gradients": "depth", "method": "heads"}, "gradients: got 'depth' for the method 'heads', whose backbone is"),
+        ({"gradients": "depth", "weights": (1.0, 2.0)}, r"weights: got \(1.0, 2.0\) beside the gradients 'depth'"),
     ],
 )
 def test_settings_that_cannot_be(settings, message):
@@ -104,11 +98,12 @@ def test_what_cannot_be_saved_is_named(tmp_path):
         train(trainable(), loader(), plan, state=tmp_path / "state")
 
 
-def test_mixed_is_judged_once_its_heads_are_trained():
-    """Neither patience nor the best epoch is of those that train the classifier alone."""
-    validation = [next(iter(loader()))]
-    done = train(trainable(), loader(), TrainingPlan("mixed", epochs=8, patience=1), validation=validation, seed=3)
-    assert len(done.epochs) >= 5 and done.best >= 4
+def test_depth_is_weights_in_the_order_of_the_exits():
+    by_name, by_hand = (
+        losses_of(TrainingPlan("distill", epochs=2, **how))[0]
+        for how in ({"gradients": "depth"}, {"weights": (1.0, 2.0, 3.0)})
+    )
+    assert by_name == by_hand
 
 
 def test_images_that_are_no_numbers_are_named_with_a_new_classifier_too():
