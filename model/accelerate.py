@@ -224,11 +224,12 @@ def _exits_line(network: EarlyExitNetwork) -> str:
     if not isinstance(network.backbone, SilencedModel):
         return f"Exits: {', '.join(network.taps)}, and the backbone's own classifier."
     *early, last = network.backbone.exits
-    found = [
-        f"{one.head or repr(one.place)} at {one.tap} ({', '.join(filter(None, (one.pool, one.how)))})" for one in early
-    ]
+    found = []
+    for one in early:
+        how = ", ".join(word for word in (one.pool, one.how) if word not in ("", "none", None))
+        found.append(f"{one.head or repr(one.place)} at {one.tap}" + (f" ({how})" if how else ""))
     late = [one.head or repr(one.place) for one in early if not one.skips]
-    first = f"Nothing is skipped behind {', '.join(late)}: see below.\n" if late else ""
+    first = f"Nothing is skipped behind {', '.join(late)}: in brackets, why.\n" if late else ""
     return f"{first}Exits: {', '.join(found)}, and {last.head or repr(last.place)}, the model's own classifier."
 
 

@@ -104,8 +104,9 @@ def attach(
         names = place_taps(cuts, work := dict(zip(known, flow.work_at(known), strict=True)))
     if not names:
         raise ValueError(
-            "taps: 'auto' finds no layer of the model through which all goes that comes later; wants names of layers; "
-            f"layers that would work, or that return several things: {layers_in_words(flow.listened())}"
+            f"taps: 'auto' finds no layer of the model through which all goes that comes later{_why(flow)}; wants "
+            "names of layers; layers that would work, or that return several things: "
+            f"{layers_in_words(flow.listened())}"
         )
     heads = {name: FusedAuxHead(None, classes, pool=pools.get(name, "avg")) for name in names}
     network = EarlyExitNetwork(model, heads, extract=extract, logits=logits)
@@ -115,6 +116,17 @@ def attach(
         wanted = ", ".join(f"{share:.0%}" for share in missed)
         network.placement_note = f"no layer that may carry a head is near {wanted} of the work"
     return network
+
+
+def _why(flow: Flow) -> str:
+    """Say what goes past all layers, and what to write, if it is a mask or labels."""
+    past = " and ".join(flow.past())
+    if not past:
+        return ""
+    return (
+        f": {past} is read behind them. If it says where padding is, make it an argument that is called padding_mask "
+        "(True at padding) or attention_mask (1 at tokens); leave labels out of the example"
+    )
 
 
 def _has_own_exits(output: Any, part: int | str | None) -> bool:

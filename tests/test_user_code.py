@@ -51,6 +51,7 @@ ALLOWED = {
     "model/export/file_formats.py": {"load"},  # a file that was written a moment ago, in a folder of its own
     "plots/figures/registry.py": {"importlib", "import_module"},  # its own figures, when they are drawn
     "model/basics/whose_code.py": {"importlib"},  # find_spec: where a package lies
+    "autotune/doctor/watching/loads.py": {"ctypes"},  # CUPTI, which comes with PyTorch
     "autotune/doctor/script.py": {"runpy"},  # the user's script, named on the command line
     "kernels/cuda/lifetimes.py": {"ctypes"},  # Py_IncRef, of objects of its own
     "model/basics/machine.py": {"subprocess"},  # nvidia-smi and git, of fixed arguments

@@ -60,7 +60,10 @@ def draw_splits(samples: Sequence[bytes], seed: int, roles: Sequence[int] | None
     empty = [name for name in SHARES if not kept[name]]
     if len(order) < len(empty):
         but = "" if roles is None else " that it has not learned from"
-        raise ValueError(f"data: got {len(order)} different samples{but}, wants at least one for each of {empty}")
+        raise ValueError(
+            f"data: got {len(order)} different samples{but}, wants at least one for each of {', '.join(empty)}, of "
+            "data that train did not get"
+        )
     drawn, begin, share = {}, 0, 0.0
     for name, more in wanted.items():
         share += more

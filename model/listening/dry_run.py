@@ -137,7 +137,10 @@ def _check_taps(
         if not is_readable(y):
             part = "" if tap in extract else _part_to_read(tap, of_layer[layer], channels, recording.samples)
             if isinstance(y, Tensor) and y.is_nested:
-                part = "; set use_nested_tensor = False on the nn.TransformerEncoder, which packs padded batches so"
+                part = (
+                    "; set use_nested_tensor = False on the nn.TransformerEncoder, which packs padded batches so, or "
+                    "make it with enable_nested_tensor=False"
+                )
             raise ValueError(
                 f"heads: layer {tap!r} returns {parts_in_words(y)}, which a head cannot read: "
                 f"wants {_wanted(y)}{part}{would_work}"
@@ -321,6 +324,23 @@ class Flow:
                     found[root] = name
         return sorted(found.values(), key=list(self._ends).index)
 
+    def past(self) -> list[str]:
+        """Return, in words, what goes past the layer that is a cut but for the fewest values, if each is [N] or [N, T].
+
+        That is a mask of padding, or what it was made of, or labels; maps that go past are a model's own way.
+        """
+        last_read, born = self._lives()
+        least: list[Value] = []
+        for call in self._ends.values():
+            value = self._readable(call)
+            root = None if value is None else self._root(value)
+            alive = [each for each, read in last_read.items() if born[each] < call.ended <= read]
+            if root in alive and len(alive) > 1 and (not least or len(alive) <= len(least)):
+                least = [each for each in alive if each is not root]
+        if any(len(each.shape) > 2 for each in least):
+            return []
+        return [_of_the_input(each) for each in least]
+
     def _readable(self, call: Call) -> Value | None:
         """Return what a layer returned, if that is one tensor that a head can read."""
         value = call.returned.get(())
@@ -345,6 +365,15 @@ class Flow:
         if value not in self._roots:
             self._roots[value] = self._root(made_by.reads[0])
         return self._roots[value]
+
+
+def _of_the_input(value: Value) -> str:
+    """Say which argument of the model a value is, or which it was made of."""
+    origin = value
+    while origin.made_by is not None:
+        origin = next(each for each in origin.made_by.reads if each.from_input)
+    name = repr(next(filter(None, origin.names))) if any(origin.names) else "the input"
+    return name if value.made_by is None else f"what {value.made_by.name} makes of {name}"
 
 
 def _first_token_depends(value: Value) -> bool:

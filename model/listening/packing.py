@@ -84,9 +84,9 @@ class Packing:
                 return [x[key] for key in self._keys]
         leaves, tree = tree_flatten_with_path(as_dicts(x, in_order=True))
         if tree != self._tree:
-            named = ", ".join(keystr(path) for path, _ in leaves)
+            named = "".join(f" {keystr(path)}" for path, _ in leaves if path)
             wants = ", ".join([part.name for part in self._parts.values()] + [name for name, _ in self._fixed.values()])
-            raise TypeError(f"x: got {kind_of(x)} {named}, wants {wants}, as the example input has")
+            raise TypeError(f"x: got {kind_of(x)}{named}, wants {wants}, as the example input has")
         return [each for _, each in leaves]
 
     def tokens_of(self, leaves: Sequence[Any]) -> int:

@@ -97,8 +97,8 @@ def record(
         stack.enter_context(torch.compiler.set_stance("force_eager"))
         batch = map_tensors(example, _learning if with_gradients else torch.clone)  # which it may change in place
         if not isinstance(batch, Tensor):  # what tells padding says nothing of the samples
-            named = arguments_in(batch, argument_names(model)).items()
-            recorder.take([each for name, each in named if str(name).endswith((TOKENS, PADDING))], "mask")
+            for name, each in arguments_in(batch, argument_names(model)).items():
+                recorder.take([each], "mask" if str(name).endswith((TOKENS, PADDING)) else "input", str(name))
         recorder.take(tree_leaves(dict(batch) if isinstance(batch, Mapping) else batch), "input")
         if watch_host:
             stack.enter_context(_HostReads(recorder))

@@ -39,7 +39,7 @@ class Value:
     leaf: str = ""
     """What it is if no operation made it: input, mask, parameter, buffer, attribute, constant or unknown."""
     names: list[str] = field(default_factory=list)
-    """Of a leaf, all that it has in the model."""
+    """Of a leaf, all that it has in the model; of an input, that of the argument."""
     tensor: Tensor | None = None
     """Of a parameter or a buffer, the very one; of an unknown leaf, a copy."""
     is_readable: bool = False

@@ -448,7 +448,8 @@ class EarlyExitNetwork(nn.Module):
 def check_network(network: object) -> None:
     """Raise ``TypeError`` unless an argument is a network."""
     if not isinstance(network, EarlyExitNetwork):
-        raise TypeError(f"network: got {kind_of(network)}, wants an EarlyExitNetwork")
+        own = isinstance(getattr(network, "network", None), EarlyExitNetwork)
+        raise TypeError(f"network: got {kind_of(network)}, wants an EarlyExitNetwork{', its .network' if own else ''}")
 
 
 def check_model(model: object) -> None:

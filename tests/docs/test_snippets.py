@@ -78,7 +78,7 @@ FRONT_DOORS = (
 
 
 @pytest.mark.usefixtures("without_interpreter")
-@pytest.mark.filterwarnings("ignore:The classifier is no better than chance")
+@pytest.mark.filterwarnings("ignore:The classifier is not shown to be better than chance")
 def test_the_example_of_every_front_door(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Each sees the public names of ``auxhead.model``, torch, torchvision, nn, and a ``folder`` of its own."""
     public = {name: getattr(auxhead.model, name) for name in auxhead.model.__all__}

@@ -251,6 +251,41 @@ def test_an_error_of_the_users_own_stays_in_sight() -> None:
         assert kind in (type(raised.value), type(raised.value.__cause__))
 
 
+class Padded(nn.Module):
+    """Averages tokens without padding at the end: the mask goes past all blocks."""
+
+    def __init__(self, mask_of_tokens):
+        super().__init__()
+        self.embed, self.fc, self.mask_of_tokens = nn.Embedding(9, 8), nn.Linear(8, 3), mask_of_tokens
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(8, 8), nn.ReLU()) for _ in range(3))
+
+    def forward(self, tokens, pad_mask=None):
+        kept = (tokens != 0 if self.mask_of_tokens else ~pad_mask)[..., None]
+        x = self.embed(tokens)
+        for block in self.blocks:
+            x = x + block(x)
+        return self.fc((x * kept).sum(1) / kept.sum(1))
+
+
+@pytest.mark.parametrize(
+    ("mask_of_tokens", "past"),
+    [(False, "what bitwise_not makes of 'pad_mask'"), (True, "what ne makes of 'tokens'")],
+    ids=["given", "made"],
+)
+def test_a_mask_of_another_name_that_goes_past_all_layers_is_named(mask_of_tokens, past):
+    batch = {"tokens": torch.randint(1, 9, (4, 5))}
+    if not mask_of_tokens:
+        batch["pad_mask"] = torch.zeros(4, 5, dtype=torch.bool)
+    with pytest.raises(ValueError, match=f"that comes later: {past} is read behind them. .* is called padding_mask"):
+        attach(Padded(mask_of_tokens).eval(), example_input=batch)
+
+
+def test_labels_in_the_example_are_named():
+    batch = {"tokens": torch.randint(1, 9, (4, 5)), "labels": torch.zeros(4, dtype=torch.int64)}
+    with pytest.raises(ValueError, match="unexpected keyword argument 'labels'; wants .*, without labels$"):
+        attach(Padded(True).eval(), example_input=batch)
+
+
 @pytest.mark.parametrize(
     ("options", "error", "match"),
     [

@@ -43,7 +43,7 @@ def backbone():
 
 
 @pytest.mark.parametrize("timed", [False, True], ids=["", "with times"])
-@pytest.mark.filterwarnings("ignore:The classifier is no better than chance")
+@pytest.mark.filterwarnings("ignore:The classifier is not shown to be better than chance")
 def test_reports_are_readable(timed, tmp_path):
     network = EarlyExitNetwork(backbone(), {"0": FusedAuxHead(4, 3)}).eval()
     data = [(torch.randn(60, 3, 4, 4), torch.arange(60) % 3)]

@@ -71,7 +71,7 @@ def test_a_checkpoint_is_calibrated_for_a_budget_of_work(own):
     curve = json.loads((own / "new" / "anytime-report.json").read_text())
     assert curve["samples"] == report["samples"] and curve["data"] == "pictures" and curve["seed"] == 0
     assert [one["accuracy"] for one in curve["exits"]] == [one["accuracy_on_all"] for one in report["exits"]]
-    assert "no runner answers by them" in printed or "they are left out" in printed
+    assert "of the work" in printed
     drawn = plot("anytime", "--records", own / "new" / "anytime-report.json", "--out", own / "again")
     assert drawn.exit_code == 0, drawn.output
     assert (own / "again.json").read_text() == (own / "new" / "anytime.json").read_text()
@@ -91,7 +91,7 @@ def test_classes_beyond_those_of_the_images_are_numbers(own):
     network.preprocessing = whole(16)
     save_checkpoint(own / "own", network.eval(), backbone="own_stripes:make")
     printed, report = calibrated(own, "--max-work", 1.0)
-    assert printed.startswith("The classifier is no better than chance: of 240 samples it gets ")
+    assert printed.startswith("The classifier is not shown to be better than chance: of 240 samples it gets ")
     assert [(row["name"], row["samples"] > 0) for row in report["classes"]] == [
         ("lying", True),
         ("standing", True),

@@ -84,7 +84,7 @@ def test_logits_that_a_layer_returns_before_the_next_block_are_in_time() -> None
 def test_where_nothing_is_skipped_the_report_says_so_first() -> None:
     fast = accelerate(Clamped().eval(), images())
     first = fast.report.splitlines()[0]
-    assert first == "Nothing is skipped behind 0, f2: see below."
+    assert first == "Nothing is skipped behind 0, f2: in brackets, why."
     clamp = r"clamp at own_exit_models\.py:\d+"
     why = rf"{clamp} comes behind its last linear layer; and {clamp} cannot be run by itself\)"
     assert re.search(why, fast.report) and re.search(rf"not fused \({why}", fast.network.describe())
@@ -164,7 +164,7 @@ class TurnedFirst(Turned):
 def test_a_head_that_listens_when_the_backbone_has_run_is_told_of() -> None:
     fast = accelerate(Turned().eval(), images())
     assert fast.network.taps == ("model.turned",) and "when the backbone has run" in fast.report
-    assert fast.report.splitlines()[0] == "Nothing is skipped behind f1: see below."
+    assert fast.report.splitlines()[0] == "Nothing is skipped behind f1: in brackets, why."
     assert "Nothing is skipped" not in accelerate(TurnedFirst().eval(), images()).report
 
 

@@ -136,7 +136,7 @@ def test_rules_and_weights_are_followed(of_words, device):
 
 WORDS = words(9, 4)
 REFUSED = {
-    "a tensor": (WORDS["ids"], TypeError, "x: got Tensor , wants .*ids.*padding_mask"),
+    "a tensor": (WORDS["ids"], TypeError, "x: got Tensor, wants .*ids.*padding_mask"),
     "an argument more": ({**WORDS, "more": WORDS["ids"]}, TypeError, "x: got .*more.*, wants"),
     "an argument less": ({"ids": WORDS["ids"]}, TypeError, r"x: got dict .*'ids'.*, wants .*ids.*padding_mask"),
     "dtype": ({**WORDS, "ids": WORDS["ids"].int()}, TypeError, r"x\['ids'\]: got torch.int32, wants torch.int64"),

@@ -118,7 +118,7 @@ def test_lazy_layers_on_meta_take_the_sizes_of_the_file(saved: Path) -> None:
     assert loaded.backbone.fc.weight.is_meta and loaded.backbone.fc.weight.shape == (5, 16)
 
 
-@pytest.mark.filterwarnings("ignore:The classifier is no better than chance")
+@pytest.mark.filterwarnings("ignore:The classifier is not shown to be better than chance")
 def test_calibration_and_what_was_learned_from_come_back(tmp_path: Path) -> None:
     torch.manual_seed(0)
     network = EarlyExitNetwork(SmallNet(), plain_heads()).eval()

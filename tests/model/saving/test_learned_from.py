@@ -237,7 +237,7 @@ def test_a_network_at_chance_is_not_calibrated_without_a_word(network):
     report = calibrate_network(network, batches(images, labels), max_accuracy_drop=0.05)
     assert report.chance is None and not said(report).startswith("The classifier")
     shuffled = labels[torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))]
-    with pytest.warns(UserWarning, match="The classifier is no better than chance: of 1,297 samples"):
+    with pytest.warns(UserWarning, match="The classifier is not shown to be better than chance: of 1,297 samples"):
         report = calibrate_network(network, batches(images, shuffled), max_accuracy_drop=0.05)
     assert said(report).startswith(f"{report.chance} Test split")
     most = shuffled.bincount().max().item() / len(shuffled)
@@ -251,7 +251,7 @@ def test_of_a_classifier_at_chance_behind_good_heads_it_is_said_that_these_are_g
     own = copy.deepcopy(network)
     last = [layer for layer in own.backbone.modules() if isinstance(layer, torch.nn.Linear)][-1]
     last.weight.data.zero_()
-    with pytest.warns(UserWarning, match="The classifier is no better than chance: .*Heads are better: "):
+    with pytest.warns(UserWarning, match="The classifier is not shown to be better than chance: .*Heads are better: "):
         report = calibrate_network(own, batches(images, labels), max_work=0.9, train=set())
     found = re.search(
         r"Heads are better: 0 (\d\d)\.\d%, 1 (\d\d)\.\d%; is it the classifier that is not", report.chance
