@@ -443,10 +443,13 @@ def test_descriptions_that_do_not_fit(saved: Path, change: Callable[[Any], Any],
         load_checkpoint(saved, SmallNet())
 
 
-def test_a_calibration_is_kept(saved: Path) -> None:
-    report = {"format": "a report", "exits": [{"temperature": 1.5, "threshold": None}]}
-    save_checkpoint(saved, load_checkpoint(saved, SmallNet()).network, calibration=report)
-    assert load_checkpoint(saved, SmallNet()).calibration == report
+def test_a_calibration_that_does_not_say_what_it_is_of_is_refused(saved: Path) -> None:
+    network = load_checkpoint(saved, SmallNet()).network
+    for lacks in ("rules", "parameters"):
+        report = without({"format": "a report", "rules": [], "parameters": []}, lacks)
+        with pytest.raises(ValueError, match="^calibration: does not say of which rules and parameters it is; wants"):
+            save_checkpoint(saved, network, calibration=report)
+    assert load_checkpoint(saved, SmallNet()).calibration is None
 
 
 class Versioned(SmallNet):
