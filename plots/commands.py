@@ -78,7 +78,7 @@ def _draw(kind: FigureKind, records: list[Path] | None, stem: Path, known: Known
             try:
                 saved = kind.save([own], stem, known)
                 break
-            except BadRecord:  # of other kinds, or of an earlier version
+            except BadRecord:  # of other kinds
                 continue
         else:
             own, saved = None, kind.save(records or None, stem, known)

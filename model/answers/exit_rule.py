@@ -208,8 +208,8 @@ class ExitRule(nn.Module):
         key = f"{prefix}_extra_state"
         if key not in state_dict:
             warnings.warn(
-                "state_dict: has no exit rules, as that of a plain classifier or of an older version has none; heads "
-                "keep the rules that they have",
+                "state_dict: has no exit rules, as that of a plain classifier has none; heads keep the rules that they "
+                "have",
                 stacklevel=1,  # one place for all heads: Python shows the warning once
             )
             return

@@ -5,9 +5,8 @@ from torch import nn
 from ..heads.fused_aux_head import FusedAuxHead
 from ..network.early_exit_network import EarlyExitNetwork
 
-#: How checkpoints name :func:`resnet18_small`, and how they did before it stood here.
+#: How checkpoints name :func:`resnet18_small`.
 BACKBONE = "auxhead.model.commands.small_resnet:resnet18_small"
-NAMES = (BACKBONE, "auxhead.model.commands.demo.small_resnet:resnet18_small")
 
 #: The eight residual blocks, in the order in which they run.
 BLOCKS = tuple(f"layer{stage}.{block}" for stage in (1, 2, 3, 4) for block in (0, 1))

@@ -20,7 +20,7 @@ from ..own_exits.attach_exits import attach_exits
 from ..saving.checkpoint import Checkpoint, load_checkpoint
 from ..saving.checkpoint_files import read_description
 from .errors import call_users
-from .small_resnet import NAMES as SMALL_RESNET
+from .small_resnet import BACKBONE as SMALL_RESNET
 from .small_resnet import resnet18_small
 
 #: Kinds of parameters that need not be given.
@@ -215,7 +215,7 @@ def load_network(command: str, directory: Path, backbone: str | None, modules: s
 
 def _known_backbone(command: str, named: str, classes: int, channels: int, option: str) -> nn.Module:
     """Make the backbone that a checkpoint or option names, of torchvision, timm or the demo; ``BadInput`` otherwise."""
-    if named in SMALL_RESNET:
+    if named == SMALL_RESNET:
         return resnet18_small(classes).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     if not named.startswith((TORCHVISION, TIMM)):
         raise BadInput(

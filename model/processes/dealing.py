@@ -15,7 +15,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from ..basics.bad_input import BadInput
-from ..saving.checkpoint_files import DESCRIPTION, WEIGHTS, content_hash, read_description, weights_name
+from ..saving.checkpoint_files import DESCRIPTION, content_hash, read_description, weights_name
 from .process_group import first_difference, own_rank, ranks
 from .rank_failures import RankFailed, in_words
 
@@ -159,11 +159,11 @@ def agree(facts: Callable[[], Mapping[str, str]]) -> None:
 def checkpoint_facts(directory: Path) -> dict[str, str]:
     """Return hashes of a checkpoint's files, by name, or "none" where there is no file, to agree on."""
     try:
-        weights = weights_name(read_description(directory))
+        weights: Path | None = directory / weights_name(read_description(directory))
     except BadInput:  # which every process says that has none
-        weights = WEIGHTS
-    files = {f"checkpoint: {DESCRIPTION}": directory / DESCRIPTION, "checkpoint: parameters": directory / weights}
-    return {name: content_hash(path)[:16] if path.is_file() else "none" for name, path in files.items()}
+        weights = None
+    files = {f"checkpoint: {DESCRIPTION}": directory / DESCRIPTION, "checkpoint: parameters": weights}
+    return {name: content_hash(path)[:16] if path and path.is_file() else "none" for name, path in files.items()}
 
 
 def tensor_digest(tensor: Tensor) -> str:

@@ -128,7 +128,7 @@ def save_checkpoint(
         "accuracy": {} if accuracy is None else accuracy,
         "calibration": calibration,
         "logits": network.logits_part,
-        "parameters": None,  # until they are written
+        "parameters": "0" * 64,  # until they are written
         "own_exits": network.own_exits,
         "learned_from": None if network.learned_from is None else network.learned_from.facts(),
     }
@@ -137,7 +137,8 @@ def save_checkpoint(
         raise TypeError(wrong)
     state = _kept_state(network, with_backbone)
     _check_saveable(state)
-    _check_calibration(network, calibration or {})
+    if calibration is not None:
+        _check_calibration(network, calibration)
     num_classes = network.exit_heads[0].num_classes
     if classes and len(classes) != num_classes:
         raise ValueError(f"classes: got {len(classes)} names, wants {num_classes}, as the network has classes, or none")
@@ -271,11 +272,13 @@ def _check_saveable(state: Mapping[str, Any]) -> None:
 
 def _check_calibration(network: EarlyExitNetwork, report: Mapping[str, Any]) -> None:
     """Raise ``ValueError`` where a report is of other rules or parameters: what it promises is of those."""
+    wants = "wants the report of a calibration that came last, or None"
+    if not {"rules", "parameters"} <= report.keys():
+        raise ValueError(f"calibration: does not say of which rules and parameters it is; {wants}")
     rules = np.array([head.rule.numbers for head in network.exit_heads], np.float32)
-    of_others = "rules" in report and not np.array_equal(np.asarray(report["rules"], np.float32), rules)
-    if of_others or "parameters" in report and not {*report["parameters"]} & {*fingerprint(network)}:
+    of_others = not np.array_equal(np.asarray(report["rules"], np.float32), rules)
+    if of_others or not {*report["parameters"]} & {*fingerprint(network)}:
         which = "rules" if of_others else "parameters"
-        wants = "wants the report of a calibration that came last, or None"
         raise ValueError(f"calibration: is of other {which} than the network has now; {wants}")
 
 

@@ -23,7 +23,6 @@ from ..basics.files import as_json, naming, on_disk, read_json
 from .description import checked_description
 
 DESCRIPTION = "model.json"
-WEIGHTS = "model.safetensors"
 #: How names of folders begin in which a save is at work, or was when it was killed.
 _UNFINISHED = ".model-unfinished-"
 #: Names of parameters, for ``glob``: shards of other programs are called alike.
@@ -45,15 +44,13 @@ def write_files(directory: Path, description: Mapping[str, Any], tensors: Mappin
     """
     with naming(directory / DESCRIPTION), _one_writer(directory) as alone:
         with tempfile.TemporaryDirectory(dir=directory, prefix=_UNFINISHED) as folder:
-            weights, text = Path(folder, WEIGHTS), Path(folder, DESCRIPTION)
+            weights, text = Path(folder, "parameters"), Path(folder, DESCRIPTION)
             save_file(dict(tensors), weights)
             whole = {**description, "parameters": content_hash(weights)}
             text.write_text(as_json(whole), encoding="utf-8")
             for file in (weights, text):
                 on_disk(file)
             others = {*directory.glob(_BY_CONTENT)}
-            with suppress(BadInput):  # a file of the older name that nothing points to is another program's
-                others.add(directory / weights_name(read_description(directory)))
             os.replace(weights, directory / weights_name(whole))
             os.replace(text, directory / DESCRIPTION)
             on_disk(directory)
@@ -109,8 +106,7 @@ def own_file(directory: Path, name: str) -> Path:
 
 def weights_name(description: Mapping[str, Any]) -> str:
     """Return the name of the file of parameters that a description belongs to."""
-    content = description["parameters"]
-    return WEIGHTS if content is None else f"model-{content[:16]}.safetensors"
+    return f"model-{description['parameters'][:16]}.safetensors"
 
 
 def read_tensor(path: Path, name: str, device: torch.device) -> Tensor:
@@ -159,7 +155,7 @@ def _save_of(directory: Path) -> tuple[int, ...]:
 def _read_weights(directory: Path, description: Mapping[str, Any], unread: Container[str]) -> dict[str, Tensor]:
     path, wanted = own_file(directory, weights_name(description)), description["parameters"]
     try:
-        found = wanted and content_hash(path)
+        found = content_hash(path)
         if found != wanted:
             raise BadInput(
                 f"checkpoint: {path} is damaged, or does not belong to {DESCRIPTION} beside it: its SHA-256 is "

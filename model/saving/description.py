@@ -27,35 +27,25 @@ from ..listening.reading import LAYOUTS, AnyExtract, Extract
 from ..network.early_exit_network import EarlyExitNetwork
 
 FORMAT = 5
-#: Formats before, read all the same: 2 had neither calibrations nor what heads read of their taps, and up to 3 there
-#: were neither what the network has learned from nor the hash of the parameters, whose file had another name. Up to 4
-#: pictures were squashed to a square of ``image_size``.
-_BEFORE = (2, 3, 4)
-#: Fields that all files of format 4 have, and that files before may be without.
-_SINCE_4 = ("parameters", "own_exits", "learned_from", "image_size", "mean", "std")
 
 #: Arguments of :class:`ExitRule` that a checkpoint keeps.
 RULE_ARGUMENTS = ("threshold", "criterion", "temperature", "enabled")
 
 #: The form of a field: in words, as a test, and of an object the forms of its fields, and whose they are.
 _Forms = Mapping[str, tuple[Any, ...]]
-#: Fields that only those have that need them: files of others are as they were before there were any.
+#: Fields that only those have that need them.
 _OPTIONAL = {"hidden", "map_size", "mask"}
 
 
 def checked_description(path: Path, content: Any) -> dict[str, Any]:
-    """Return the content of a ``model.json`` in the format of now; ``BadInput`` for the first thing wrong with it."""
-    if isinstance(content, dict) and content.get("format") in (4, FORMAT):
-        lacks = next((name for name in _SINCE_4 if content["format"] == 4 and name not in content), None)
-        if lacks is not None or content.get("parameters", "") is None:
-            lost = f"no {lacks}" if lacks else "no SHA-256 of its parameters"
-            raise BadInput(f"checkpoint: {path} is damaged: it has {lost}, which format {content['format']} has")
-    if isinstance(content, dict) and content.get("format") in _BEFORE:
-        content = _as_of_now(content)
+    """Return the content of a ``model.json``; ``BadInput`` for the first thing wrong with it."""
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         found = content.get("format") if isinstance(content, dict) else type(content).__name__
         by = "a newer" if type(found) is int and found > FORMAT else "another"
-        raise BadInput(f"checkpoint: {path} has format {found!r:.60}, wants {FORMAT}; written by {by} version?")
+        raise BadInput(
+            f"checkpoint: {path} has format {found!r:.60}, wants {FORMAT}; written by {by} version? Load it with that "
+            "one, or its network.state_dict() into a network that this version makes, and save that"
+        )
     wrong = wrong_field(content)
     if wrong is not None:
         raise BadInput(f"checkpoint: {path} has {wrong}")
@@ -206,21 +196,6 @@ def wrong_in_head(head: Any) -> str | None:
     return _first_wrong(head, _MODULE_HEAD if isinstance(head, Mapping) and "module" in head else _HEAD, "a head")
 
 
-def _as_of_now(content: dict[str, Any]) -> dict[str, Any]:
-    """Return a description of a format before in the one of now."""
-    heads = content.get("heads")
-    if isinstance(heads, dict):
-        whole = {"item": None, "layout": None}
-        heads = {tap: {"extract": whole, **head} if isinstance(head, dict) else head for tap, head in heads.items()}
-    added = dict.fromkeys(("calibration", "logits", "parameters", "own_exits", "learned_from"))
-    of_images = {name: content.get(name) for name in ("image_size", "mean", "std")}
-    rest = {name: value for name, value in content.items() if name not in of_images}
-    crop, mean, std = of_images.values()
-    squashed = {"crop": crop, "resize": None, "mean": mean, "std": std, "interpolation": "bilinear", "antialias": True}
-    preprocessing = None if crop is None else {**squashed, "channels": 3}
-    return {**added, **rest, "preprocessing": preprocessing, "heads": heads, "format": FORMAT}
-
-
 def wrong_field(description: Mapping[str, Any]) -> str | None:
     """Return in words the first field of a description that is missing, unknown or of another form, heads aside."""
     return _first_wrong(description, _DESCRIPTION, f"format {FORMAT}")
@@ -300,8 +275,8 @@ _DESCRIPTION: _Forms = {
     "calibration": ("a report, as its to_json() says it, or None", _is_report),
     "logits": ("an index, a key or None", _is_part),
     "parameters": (
-        "the SHA-256 of a file or None",
-        lambda value: value is None or isinstance(value, str) and re.fullmatch("[0-9a-f]{64}", value) is not None,
+        "the SHA-256 of a file",
+        lambda value: isinstance(value, str) and re.fullmatch("[0-9a-f]{64}", value) is not None,
     ),
     "own_exits": ("the sizes of an input, its dtype and final, or None", _is_example),
     "learned_from": ("a dict or None", lambda value: value is None or isinstance(value, dict)),

@@ -1,9 +1,10 @@
-"""The files of a checkpoint: their names, and the older form, in which parameters had a name of their own."""
+"""The files of a checkpoint: their names, and what points to parameters that a test has changed."""
 
 import json
 from pathlib import Path
 
 from auxhead.model import EarlyExitNetwork, ExitRule, FusedAuxHead
+from auxhead.model.saving.checkpoint_files import content_hash
 from support.example_models import SmallNet, plain_heads
 
 
@@ -13,19 +14,12 @@ def weights_of(folder: Path) -> Path:
     return path
 
 
-def as_of_format_3(folder: Path) -> Path:
-    """Give a checkpoint the older form, which has no hash, so that changed parameters are read; returns its folder.
-
-    Pictures were squashed then.
-    """
-    weights_of(folder).rename(folder / "model.safetensors")
-    path = folder / "model.json"
-    content = {**json.loads(path.read_text()), "format": 3}
-    del content["parameters"], content["own_exits"], content["learned_from"]
-    prepared = content.pop("preprocessing") or {"crop": None, "mean": [0.5] * 3, "std": [0.5] * 3}
-    content |= {"image_size": prepared["crop"], "mean": prepared["mean"], "std": prepared["std"]}
-    path.write_text(json.dumps(content))
-    return folder
+def point_to_parameters(folder: Path) -> None:
+    """Let the description have the hash of the parameters as they are now, so that changed ones are read."""
+    weights, description = weights_of(folder), folder / "model.json"
+    found = content_hash(weights)
+    weights.rename(folder / f"model-{found[:16]}.safetensors")
+    description.write_text(json.dumps({**json.loads(description.read_text()), "parameters": found}))
 
 
 def saved_network() -> EarlyExitNetwork:

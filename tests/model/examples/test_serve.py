@@ -14,6 +14,7 @@ import torchvision
 import typer
 from auxhead.model import Preprocessing, attach, save_checkpoint
 from auxhead.model.examples import load_test, serve
+from auxhead.model.network.learned_from import fingerprint
 from PIL import Image
 from torchvision.io import encode_png
 
@@ -252,7 +253,9 @@ def test_a_checkpoint_is_served_by_its_preprocessing_classes_and_calibration(net
     monkeypatch.setattr(uvicorn, "run", lambda app, **options: given.update(options, app=app))
     monkeypatch.setattr(serve, "make_app", lambda service: service)
     names = [f"kind{number}" for number in range(10)]
-    report = {"format": "x", "exits": [{"share": 0.25}] * 4, "samples": {"test": 100}}
+    rules = [[*head.rule.numbers] for head in network.exit_heads]
+    its = {"rules": rules, "parameters": [*fingerprint(network)]}
+    report = {"format": "x", **its, "exits": [{"share": 0.25}] * 4, "samples": {"test": 100}}
     save_checkpoint(tmp_path / "net", network, classes=names, calibration=report)
     made = "import torchvision\ndef make_backbone():\n    return torchvision.models.resnet18(num_classes=10)\n"
     (tmp_path / "its_backbone.py").write_text(made)

@@ -1,4 +1,4 @@
-"""The state_dict of fused heads: parameters under their own names with the exit rules; older forms load."""
+"""The state_dict of fused heads: parameters under their own names with the exit rules; those of the classifier load."""
 
 import copy
 import io

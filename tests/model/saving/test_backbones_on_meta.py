@@ -19,7 +19,7 @@ from auxhead.model import (
 )
 from auxhead.model.basics.bad_input import BadInput
 from auxhead.model.saving.checkpoint_files import read_tensor
-from support.checkpoint_files import as_of_format_3, saved_network, weights_of
+from support.checkpoint_files import point_to_parameters, saved_network, weights_of
 from support.example_models import SmallNet, plain_heads
 from support.pictures import whole
 from torch import Tensor, nn
@@ -131,10 +131,6 @@ def test_calibration_and_what_was_learned_from_come_back(tmp_path: Path) -> None
     assert loaded.network.learned_from.facts() == wanted.network.learned_from.facts()
     for one, other in zip(loaded.network.learned_from.parts, wanted.network.learned_from.parts, strict=True):
         assert torch.equal(one.hashes, other.hashes)
-
-
-def test_a_checkpoint_of_before_is_read_so_too(saved: Path) -> None:
-    assert load_checkpoint(as_of_format_3(saved), on_meta()).network.unread == saved / "model.safetensors"
 
 
 def changed(change: Callable[[Any], object], make: Callable[[], Any] = SmallNet) -> Callable[[], Any]:
@@ -295,13 +291,14 @@ def test_damage_is_found_in_what_is_not_read(saved: Path) -> None:
 
 
 def test_a_type_that_is_not_known(saved: Path) -> None:
-    path = as_of_format_3(saved) / "model.safetensors"
+    path = weights_of(saved)
     content = path.read_bytes()
     end = 8 + int.from_bytes(content[:8], "little")
     header = json.loads(content[8:end])
     header["backbone.fc.weight"] |= {"dtype": "F8_E8M0", "shape": [5, 64]}
     text = json.dumps(header).encode()
     path.write_bytes(len(text).to_bytes(8, "little") + text + content[end:])
+    point_to_parameters(saved)
     known = "has 'backbone.fc.weight' as F8_E8M0, wants one of BOOL, "
     with pytest.raises(BadInput, match=f"^checkpoint: .* ({known}|is damaged)"):  # as older safetensors says
         load_checkpoint(saved, on_meta())

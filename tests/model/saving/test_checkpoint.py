@@ -13,7 +13,7 @@ from auxhead.model import EarlyExitNetwork, ExitRule, FusedAuxHead, attach_exits
 from auxhead.model.basics.bad_input import BadInput
 from auxhead.model.basics.images import open_image
 from auxhead.model.basics.preprocessing import Preprocessing
-from support.checkpoint_files import as_of_format_3, saved_network, weights_of
+from support.checkpoint_files import saved_network, weights_of
 from support.example_models import SmallNet, plain_heads
 from support.pictures import write_image_folder
 from torch import nn
@@ -134,7 +134,7 @@ def test_hidden_layers_come_back(tmp_path: Path) -> None:
         assert (tmp_path / "again" / name).read_bytes() == (tmp_path / name).read_bytes()
 
 
-def test_files_of_heads_without_hidden_layers_are_as_they_were(saved: Path) -> None:
+def test_heads_without_hidden_layers_have_no_fields_of_any(saved: Path) -> None:
     content = json.loads((saved / "model.json").read_text())
     assert content["format"] == 5 and all(list(head) == HEAD_FIELDS for head in content["heads"].values())
 
@@ -400,7 +400,7 @@ def other_classes(heads: dict[str, Any]) -> dict[str, Any]:
 
 
 BAD_DESCRIPTIONS: dict[str, tuple[Callable[[Any], Any], str]] = {
-    "format": (lambda _: {"format": 1}, "has format 1, wants 5; written by another version"),
+    "older": (lambda _: {"format": 4}, r"has format 4, wants 5; written by another version\? Load it with that "),
     "newer": (lambda _: {"format": 6}, "has format 6, wants 5; written by a newer version"),
     "report": (lambda _: {"calibration": {}}, "has calibration: got {}, wants a report, as its to_json"),
     "size": (lambda _: prepared(crop="16"), "has preprocessing: crop: got '16', wants a positive int, of 89,478,485"),
@@ -413,7 +413,8 @@ BAD_DESCRIPTIONS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "way": (lambda _: prepared(interpolation="best"), "has preprocessing: interpolation: got 'best', wants one of"),
     "pixels by a number": (lambda _: {"preprocessing": 8}, "has preprocessing: got 8, wants an object or None"),
     "half a preprocessing": (lambda _: {"preprocessing": {"crop": 8}}, "has preprocessing: got .*, wants crop, "),
-    "path": (lambda _: {"parameters": "../x"}, "has parameters: got .*, wants the SHA-256 of a file or None"),
+    "path": (lambda _: {"parameters": "../x"}, "has parameters: got .*, wants the SHA-256 of a file"),
+    "no hash": (lambda _: {"parameters": None}, "has parameters: got None, wants the SHA-256 of a file"),
     "memory of an input": (
         lambda _: {"own_exits": {"input": [2**20, 2**20], "dtype": "int64", "final": None}}, "has own_exits: got .*",
     ),
@@ -442,22 +443,13 @@ def test_descriptions_that_do_not_fit(saved: Path, change: Callable[[Any], Any],
         load_checkpoint(saved, SmallNet())
 
 
-def test_a_calibration_is_kept_and_a_checkpoint_without_one_is_read(saved: Path) -> None:
-    report = {"format": "a report", "exits": [{"temperature": 1.5, "threshold": None}]}
-    save_checkpoint(saved, load_checkpoint(saved, SmallNet()).network, calibration=report)
-    loaded = load_checkpoint(saved, SmallNet())
-    assert loaded.calibration == report
-    path = as_of_format_3(saved) / "model.json"
-    content = json.loads(path.read_text())
-    heads = {tap: without(head, "extract") for tap, head in content["heads"].items()}
-    path.write_text(
-        json.dumps({**without(content, "calibration", "logits", "learned_from"), "heads": heads, "format": 2})
-    )
-    older = load_checkpoint(saved, SmallNet())
-    assert older.calibration is None
-    assert [head.rule.threshold for head in older.network.fused_heads] == [
-        head.rule.threshold for head in loaded.network.fused_heads
-    ]
+def test_a_calibration_that_does_not_say_what_it_is_of_is_refused(saved: Path) -> None:
+    network = load_checkpoint(saved, SmallNet()).network
+    for lacks in ("rules", "parameters"):
+        report = without({"format": "a report", "rules": [], "parameters": []}, lacks)
+        with pytest.raises(ValueError, match="^calibration: does not say of which rules and parameters it is; wants"):
+            save_checkpoint(saved, network, calibration=report)
+    assert load_checkpoint(saved, SmallNet()).calibration is None
 
 
 class Versioned(SmallNet):

@@ -12,24 +12,29 @@ from auxhead.model import load_checkpoint, save_checkpoint
 from auxhead.model.basics.bad_input import BadInput
 from auxhead.model.basics.files import replacing, write_json
 from auxhead.model.saving.checkpoint_files import own_file
-from support.checkpoint_files import as_of_format_3, weights_of
+from support.checkpoint_files import weights_of
 from support.example_models import SmallNet
 from support.planner_fakes import small_network
 
 pytestmark = pytest.mark.usefixtures("without_interpreter")
 
-FILES = ("model.json", "model.safetensors")
+FILES = ("model.json", "parameters")
+
+
+def named(folder: Path, file: str) -> Path:
+    return folder / file if file == FILES[0] else weights_of(folder)
 
 
 @pytest.fixture
 def saved(tmp_path: Path) -> Path:
     save_checkpoint(tmp_path / "net", small_network(), backbone="../../evil:run", classes=["../x", "/x", "c", "d", "e"])
-    return as_of_format_3(tmp_path / "net")
+    return tmp_path / "net"
 
 
-@pytest.mark.parametrize(("way", "name"), [("absolute", FILES[0]), ("relative", FILES[1]), ("by a link", FILES[0])])
-def test_a_link_that_leads_out_is_refused(saved: Path, way: str, name: str) -> None:
+@pytest.mark.parametrize(("way", "file"), [("absolute", FILES[0]), ("relative", FILES[1]), ("by a link", FILES[0])])
+def test_a_link_that_leads_out_is_refused(saved: Path, way: str, file: str) -> None:
     """To a folder whose path begins as this one's."""
+    name = named(saved, file).name
     elsewhere = saved.with_name(f"{saved.name}-other")
     elsewhere.mkdir()
     target = (saved / name).rename(elsewhere / name)
@@ -44,7 +49,7 @@ def test_a_link_that_leads_out_is_refused(saved: Path, way: str, name: str) -> N
 
 def test_links_that_stay_inside_are_followed(saved: Path) -> None:
     (saved / "versions").mkdir()
-    for name in FILES:
+    for name in [named(saved, file).name for file in FILES]:
         (saved / name).rename(saved / "versions" / name)
         (saved / name).symlink_to(Path("versions", name))
         load_checkpoint(saved, SmallNet())
@@ -88,16 +93,16 @@ def test_names_in_the_description_are_no_paths(saved: Path) -> None:
     assert not any("evil" in name for name in set(sys.modules) - before)
 
 
-@pytest.mark.parametrize("name", FILES)
-def test_saving_writes_through_no_link(saved: Path, name: str) -> None:
+@pytest.mark.parametrize("file", FILES)
+def test_saving_writes_through_no_link(saved: Path, file: str) -> None:
     target = saved.parent / "mine"
     target.write_text("mine")
     save_checkpoint(saved, small_network())  # of which the parameters get the same name again
-    name = name if name == "model.json" else weights_of(saved).name
-    (saved / name).unlink()
-    (saved / name).symlink_to(target)
+    path = named(saved, file)
+    path.unlink()
+    path.symlink_to(target)
     save_checkpoint(saved, small_network())
-    assert target.read_text() == "mine" and not (saved / name).is_symlink()
+    assert target.read_text() == "mine" and not path.is_symlink()
     load_checkpoint(saved, SmallNet())
 
 
@@ -107,7 +112,7 @@ def test_a_file_that_is_not_finished_yet_has_a_name_that_nobody_can_foresee(tmp_
     target.write_text("mine")
     folder = tmp_path / "net"
     folder.mkdir()
-    for name in (*FILES, "figure.png"):
+    for name in ("model.json", "model.safetensors", "figure.png"):
         for link in (f".{name}.{os.getpid()}", f".{name}.{os.getpid()}.{threading.get_ident()}"):
             (folder / link).symlink_to(target)
     save_checkpoint(folder, small_network())

@@ -21,7 +21,7 @@ from auxhead.model import (
 )
 from auxhead.model.basics.bad_input import BadInput
 from auxhead.model.saving import checkpoint_files
-from support.checkpoint_files import as_of_format_3, weights_of
+from support.checkpoint_files import weights_of
 from support.example_models import SmallNet
 from torch import nn
 
@@ -146,13 +146,6 @@ def test_files_that_do_not_belong_to_each_other_say_so(tmp_path: Path) -> None:
     (tmp_path / "0.25" / "model.json").write_bytes((tmp_path / "0.75" / "model.json").read_bytes())
     with pytest.raises(BadInput, match=r"has no model-"):
         load_checkpoint(tmp_path / "0.25", SmallNet())
-
-
-def test_the_form_before_is_loaded_and_replaced(tmp_path: Path) -> None:
-    save_checkpoint(tmp_path, network(0.25))
-    assert loaded(as_of_format_3(tmp_path)) == 0.25
-    save_checkpoint(tmp_path, network(0.75))
-    assert loaded(tmp_path) == 0.75 and not (tmp_path / "model.safetensors").exists()
 
 
 def test_parameters_of_another_program_stay(tmp_path: Path) -> None:

@@ -20,8 +20,6 @@ from auxhead.model.network.learned_from import (
     learned_by,
     short,
 )
-from safetensors.torch import load_file, save_file
-from support.checkpoint_files import as_of_format_3
 from support.digits_network import batches, digits, trained_state, untrained
 
 pytestmark = pytest.mark.usefixtures("without_interpreter")
@@ -115,17 +113,6 @@ def test_it_is_saved_with_the_network_and_comes_back(network, tmp_path):
     assert learned_by(load_checkpoint(tmp_path / "heads", network.backbone).network).unknown is None
     other = load_checkpoint(tmp_path / "heads", untrained().backbone).network
     assert "have changed since" in learned_by(other).unknown, "another backbone"
-
-
-def test_checkpoints_of_before_do_not_know(network, tmp_path):
-    save_checkpoint(tmp_path, network)
-    as_of_format_3(tmp_path)
-    weights = {
-        name: value for name, value in load_file(tmp_path / "model.safetensors").items() if "learned" not in name
-    }
-    save_file(weights, tmp_path / "model.safetensors")
-    loaded = load_checkpoint(tmp_path, untrained().backbone).network
-    assert loaded.learned_from is None and "nothing was noted" in learned_by(loaded).unknown
 
 
 @pytest.mark.parametrize(
