@@ -332,6 +332,7 @@ def _chance(taps: Sequence[str], collected: ExitLogits, own: Tensor) -> str | No
     if sure:
         asks = f"Heads are better: {', '.join(sure)}; is it the classifier that is not trained, or of other classes?"
     return (
-        f"The classifier is not shown to be better than chance: of {len(own):,} samples it gets {share:.1%} right; to "
-        f"say class {most} always would get {always:.1%}, and a random label {1 / collected.logits.shape[2]:.1%}. {asks}"
+        f"The classifier is not shown to be better than chance: of {len(own):,} samples it gets {share:.1%} right; "
+        f"to say class {most} always would get {always:.1%}, and a random label {1 / collected.logits.shape[2]:.1%}. "
+        f"{asks}"
     )

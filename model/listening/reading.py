@@ -178,7 +178,17 @@ def _find_mask(tap: str, mask: str, tokens: tuple[int, ...], arguments: Mapping[
         if len(found) > 1:
             wants = f"one of them: extract={{{tap!r}: Extract(mask={found[0]!r})}}"
             raise ValueError(f"heads[{tap!r}]: finds the masks {' and '.join(found)}, wants {wants}")
-        return (found[0], fitting[found[0]]) if found else None
+        if found:
+            return found[0], fitting[found[0]]
+        perhaps = [name for name, each in fitting.items() if each.dtype == torch.bool or "mask" in str(name).lower()]
+        if perhaps and sum(isinstance(each, Tensor) for each in arguments.values()) > 1:
+            raise ValueError(
+                f"heads[{tap!r}]: {perhaps[0]!r} may say where padding is, and how is not known; wants it to be called "
+                f"{PADDING} (True at padding) or {TOKENS} (1 at tokens), or extract={{{tap!r}: "
+                f"Extract(mask={f'{perhaps[0]}'!r})}} where it is 1 at tokens, {f'~{perhaps[0]}'!r} where at padding, "
+                "None for no mask"
+            )
+        return None
     name = mask.removeprefix("~")
     if name in fitting:
         return mask, fitting[name]

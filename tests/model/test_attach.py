@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 import torchvision
-from auxhead.model import accelerate, attach
+from auxhead.model import Extract, accelerate, attach
 from auxhead.model.attach import place_taps
 from auxhead.model.listening.dry_run import Flow
 from support.example_models import needs_gpu
@@ -278,6 +278,20 @@ def test_a_mask_of_another_name_that_goes_past_all_layers_is_named(mask_of_token
         batch["pad_mask"] = torch.zeros(4, 5, dtype=torch.bool)
     with pytest.raises(ValueError, match=f"that comes later: {past} is read behind them. .* is called padding_mask"):
         attach(Padded(mask_of_tokens).eval(), example_input=batch)
+
+
+def test_a_mask_of_another_name_is_refused_until_it_is_said_what_it_tells():
+    batch = {"tokens": torch.randint(1, 9, (4, 5)), "pad_mask": torch.zeros(4, 5, dtype=torch.bool)}
+    batch["pad_mask"][1, 3:] = True
+    model = Padded(mask_of_tokens=False).eval()
+    with pytest.raises(
+        ValueError, match="^heads\\['blocks.1'\\]: 'pad_mask' may say where padding is, .*'~pad_mask' where"
+    ):
+        attach(model, ["blocks.1"], example_input=batch)
+    named = attach(model, ["blocks.1"], example_input=batch, extract={"blocks.1": Extract(mask="~pad_mask")})
+    assert "over the tokens of ~pad_mask" in named.describe()
+    without = attach(model, ["blocks.1"], example_input=batch, extract={"blocks.1": Extract(mask=None)})
+    assert "padding included" in without.describe()
 
 
 def test_labels_in_the_example_are_named():
