@@ -90,12 +90,28 @@ def test_the_table_of_all_batch_sizes_is_that_of_the_record():
 def test_the_table_of_exits_is_that_of_the_record():
     rows = []
     for batch in (8, 32):
-        for exits in ("layer1", "layer2", "layer3", "never"):
+        for exits in ("layer1", "layer2", "layer3", "layer4", "never"):
             names = ("truncated" if exits != "never" else "graph-bare", "overlapped", "polled", "gated")
             found = [benched(f"{name}@cudnn", batch, 10, "stages", exits) for name in names]
             cells = [f"{one.host_us['median']:,.0f} / {one.device_us['median']:,.0f}" for one in found]
             rows.append(f"| {batch} | {'nowhere' if exits == 'never' else exits} | {' | '.join(cells)} |")
     PAGE.has_table("| `gated` |\n", rows)
+
+
+def test_how_far_the_runs_of_exits_are_apart_is_that_of_the_records():
+    exits = ("layer1", "layer2", "layer3", "layer4", "never")
+    found = [benched("graph-bare@cudnn", 8, 10, "stages", each) for each in exits]
+    assert len({one.run for one in found} - {benched("graph-bare@cudnn", 8, 10).run}) == len(exits)
+    times = [one.host_us["median"] for one in found]
+    PAGE.says(f"took the host {min(times):.0f} to {max(times):.0f} us")
+
+
+def test_tables_of_different_runs_say_so():
+    runs = {classes: {benched("graph-bare@cudnn", batch, classes).run for batch in BATCHES} for classes in (10, 1000)}
+    assert not runs[10] & runs[1000]
+    PAGE.says("Rows of 1,000 classes are of other runs than those of 10.")
+    assert not {one.run for one in records("h200/eager.jsonl")} & {one.run for one in records(BENCH)}
+    PAGE.says("whose eager rows are of later runs")
 
 
 def test_what_open_gates_cost_is_that_of_the_record():

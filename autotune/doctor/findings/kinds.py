@@ -134,7 +134,7 @@ print(report.replaced.keys(), report.left_alone)
     "gate-waits": Kind(
         "a head is on the critical path of a gate",
         "Let the segment after the head run beside it, and ask for the answer one segment later: a gate "
-        "then costs nothing, and skips all but that segment. auxhead's runners ask where it pays.",
+        "then costs nothing, and skips all but that segment; or take a runner that is measured.",
         """\
 from auxhead.model import EarlyExitNetwork, make_runner
 
