@@ -14,11 +14,21 @@ from ..kernels.cuda.runtime import beside_captures
 from ..kernels.launch.check_arguments import check_classes
 from .basics.arguments import of_one_layer
 from .heads.fused_aux_head import FusedAuxHead
-from .listening.batches import Batch, call_with, check_input_batch, first_taken, first_tensor, map_tensors, two_samples
+from .listening.batches import (
+    Batch,
+    argument_names,
+    arguments_in,
+    call_with,
+    check_input_batch,
+    first_taken,
+    first_tensor,
+    map_tensors,
+    two_samples,
+)
 from .listening.dry_run import Flow, layers_in_words
 from .listening.hooks import ThreadHook, is_earlyon
 from .listening.kept import modes_kept
-from .listening.reading import AnyExtract, has_logits, logits_of, parts_in_words
+from .listening.reading import AnyExtract, has_logits, logits_of, masks_in, parts_in_words
 from .listening.recorder import may_nest
 from .network.early_exit_network import EarlyExitNetwork, check_model
 from .own_exits.attach_exits import attach_exits
@@ -103,10 +113,10 @@ def attach(
     if on_gpu and not names:  # others' work on the GPU was measured
         names = place_taps(cuts, work := dict(zip(known, flow.work_at(known), strict=True)))
     if not names:
+        why = _why(flow, arguments_in(example_input, argument_names(model)))
         raise ValueError(
-            f"taps: 'auto' finds no layer of the model through which all goes that comes later{_why(flow)}; wants "
-            "names of layers; layers that would work, or that return several things: "
-            f"{layers_in_words(flow.listened())}"
+            f"taps: 'auto' finds no layer of the model through which all goes that comes later{why}; wants names of "
+            f"layers; layers that would work, or that return several things: {layers_in_words(flow.listened())}"
         )
     heads = {name: FusedAuxHead(None, classes, pool=pools.get(name, "avg")) for name in names}
     network = EarlyExitNetwork(model, heads, extract=extract, logits=logits)
@@ -118,14 +128,16 @@ def attach(
     return network
 
 
-def _why(flow: Flow) -> str:
-    """Say what goes past all layers, and what to write, if it is a mask or labels."""
+def _why(flow: Flow, arguments: Mapping[Any, Any]) -> str:
+    """Say what goes past all layers, and what to write, if it may be a mask or labels."""
     past = " and ".join(flow.past())
     if not past:
         return ""
+    if masks_in(arguments):
+        return f": {past} is read behind them"
     return (
-        f": {past} is read behind them. If it says where padding is, make it an argument that is called padding_mask "
-        "(True at padding) or attention_mask (1 at tokens); leave labels out of the example"
+        f": {past} is read behind them. If that says where padding is, make it an argument that is called padding_mask "
+        "(True at padding) or attention_mask (1 at tokens); if it is labels, leave them out"
     )
 
 

@@ -175,9 +175,11 @@ def _findings(before: Record, now: Record) -> Iterator[Part]:
         grouped(_measured(record)["findings"], lambda one: place_of_finding(one["kind"], one["lines"]))
         for record in (before, now)
     ]
-    request_us = _measured(before)["achieved_us"]
+    request_us, unknown = _measured(before)["achieved_us"], _not_looked_for(before, now)
     for place in dict.fromkeys((*of_both[1], *of_both[0])):
         for was, one in zip_longest(*(found.get(place, []) for found in of_both)):
+            if place[0] in unknown and (was is None or one is None):
+                continue
             before_us, now_us = (None if each is None else each["cost_us"] for each in (was, one))
             said, change = "as before", None
             if was is None or one is None:
@@ -187,6 +189,12 @@ def _findings(before: Record, now: Record) -> Iterator[Part]:
                 said = _said(_around(had, was.get("spread_us")), _around(now_us, one.get("spread_us")))
                 change = (now_us - had) / request_us
             yield Part(", ".join(filter(None, place)), before_us, now_us, said, change)
+
+
+def _not_looked_for(*records: Record) -> set[str]:
+    """Return the kinds of findings of which one of the records tells nothing."""
+    later = ["code-loading"]  # than records that do not say
+    return {kind for record in records for kind in _measured(record).get("not_looked_for", later)}
 
 
 def _percent(share: float) -> str:
@@ -225,6 +233,8 @@ def _remarks(before: Record, now: Record) -> Iterator[str]:
     yield "As before: within the spread of the requests. Findings change by shares of the request's time."
     if "spread" not in _measured(before) or "spread" not in _measured(now):
         yield "A record is of a version that kept no spread of times on the device and of costs: any difference counts."
+    if unknown := sorted(_not_looked_for(before, now)):
+        yield f"Not looked for in both, so neither new nor gone: {', '.join(unknown)}."
     for name in _VERSIONS:
         was, has = before.environment.get(name), now.environment.get(name)
         if was != has:

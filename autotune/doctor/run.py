@@ -113,10 +113,18 @@ def doctor_record(target: str, trace: Trace, findings: Sequence[Finding], verdic
             "possible_us": verdict.possible_us,
             "spread": spread_of_times(trace),
             "findings": [dataclasses.asdict(one) for one in findings],
+            "not_looked_for": not_looked_for(trace),
             "streams": _streams(trace),
             "calls": calls,
         },
     )
+
+
+def not_looked_for(trace: Trace) -> list[str]:
+    """Return the kinds of findings that nothing in a trace tells of."""
+    if trace.watched is None:
+        return list(LIVE_ONLY)
+    return ["code-loading"] if trace.watched.loads is None else []
 
 
 def _streams(trace: Trace) -> list[dict[str, Any]]:
@@ -144,10 +152,9 @@ def print_diagnosis(console: Console, trace: Trace, findings: Sequence[Finding],
         say(line)
     if not trace.has_stacks:
         say("The trace has no source lines: record it with torch.profiler.profile(with_stack=True).")
-    if trace.watched is None:
-        say(f"Not looked for, since a trace does not tell: {', '.join(LIVE_ONLY)}.")
-    elif trace.watched.loads is None:
-        say("Not looked for: code-loading, which CUPTI tells one program alone, and another profiler was that.")
+    if kinds := not_looked_for(trace):
+        why = "a trace does not tell" if trace.watched is None else "CUPTI was not there, or not for the doctor"
+        say(f"Not looked for, since {why}: {', '.join(kinds)}.")
     for number, one in enumerate(findings, start=1):
         cost = "" if one.cost_us is None else f"  ({one.cost_us:,.0f} us a request)"
         say()

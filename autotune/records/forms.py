@@ -79,6 +79,7 @@ _KINDS: dict[str, tuple[Form, Form]] = {
                 **dict.fromkeys(("possible_us", "launch_bound_us", "overlapped_us"), NUMBER),
                 "spread": Maybe(dict.fromkeys(("achieved_us", "trunk_us", "side_us", "busy_us"), _SPREAD), null=False),
                 "findings": [_FINDING],
+                "not_looked_for": Maybe([TEXT], null=False),
                 "streams": [{"device": WHOLE, "stream": WHOLE, "priority": _NULL_OR_NUMBER, "work": [_STRETCH]}],
                 "calls": [_STRETCH],
             },

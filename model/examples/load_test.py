@@ -12,8 +12,8 @@ import typer
 from torchvision.io import encode_png
 
 
-async def measure(url: str, clients: int, seconds: float) -> tuple[list[float], dict[str, Any], dict[str, Any]]:
-    """Return milliseconds of each request, and the server's counts before and after."""
+async def measure(url: str, clients: int, seconds: float) -> tuple[list[float], float, dict[str, Any], dict[str, Any]]:
+    """Return milliseconds of each request, seconds that all took, and the server's counts before and after."""
     import aiohttp
 
     times: list[float] = []
@@ -36,7 +36,8 @@ async def measure(url: str, clients: int, seconds: float) -> tuple[list[float], 
 
         before, ends = await counts(), time.perf_counter() + seconds
         await asyncio.gather(*map(ask, range(clients)))
-        return times, before, await counts()
+        took = time.perf_counter() - ends + seconds  # the last answers come later
+        return times, took, before, await counts()
 
 
 def main(
@@ -48,15 +49,17 @@ def main(
     import aiohttp
 
     try:
-        times, before, after = asyncio.run(measure(url, clients, seconds))
+        times, took, before, after = asyncio.run(measure(url, clients, seconds))
     except aiohttp.ClientConnectorError:
         raise typer.BadParameter(f"{url} does not answer: run the example serve there") from None
+    except (aiohttp.ClientError, ValueError) as error:  # of the server, or of what is no address
+        raise typer.BadParameter(f"{url}: {error}") from None
     median, p99 = torch.tensor(times).quantile(torch.tensor([0.5, 0.99])).tolist()
-    print(f"{clients} clients: {len(times) / seconds:,.0f} requests a second, median {median:.1f} ms, p99 {p99:.1f} ms")
+    print(f"{clients} clients: {len(times) / took:,.0f} requests a second, median {median:.1f} ms, p99 {p99:.1f} ms")
     for what, told in (("batches", "of size"), ("exits", "left at")):
         here = {name: count - before[what].get(name, 0) for name, count in after[what].items()}
         for name, count in here.items():
-            print(f"{what:<9}{told:>9} {name:<40.40} {count:>9,} {count / sum(here.values()):>9.1%}")
+            print(f"{what:<9}{told:>9} {name:<40.40} {count:>9,} {count / max(1, sum(here.values())):>9.1%}")
 
 
 if __name__ == "__main__":

@@ -88,7 +88,7 @@ def first_taken(name: str, x: Batch) -> Iterator[None]:
         shapes = ", ".join(tensor_in_words(each).removeprefix("a tensor ") for each in _tensors(x))
         reason = " ".join(f"{error}".split()) or type(error).__name__
         wants = "a batch [N, ...] of the model's dtype"
-        if "unexpected keyword argument" in reason:
+        if not isinstance(x, Tensor) and "forward() " in reason and "argument" in reason:
             wants = "the arguments of the model's forward, without labels"
         raise NotTaken(
             f"{name}: the model could not take it (two samples {shapes}): {reason}; wants {wants}"

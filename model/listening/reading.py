@@ -115,6 +115,13 @@ def with_mask(
         return replace(extract, mask=None)
     found = _find_mask(tap, extract.mask, tokens, arguments)
     if found is None:
+        if extract.mask == AUTO and (perhaps := _perhaps_masks(tokens, arguments)):
+            raise ValueError(
+                f"heads[{tap!r}]: {perhaps[0]!r} may say where padding is, and how is not known; wants it to be called "
+                f"{PADDING} (True at padding) or {TOKENS} (1 at tokens), or extract={{{tap!r}: "
+                f"Extract(mask={perhaps[0]!r})}} where it is 1 at tokens, {f'~{perhaps[0]}'!r} where at padding, None "
+                "for no mask"
+            )
         return extract
     mask, values = found
     if not are_tokens(mask, values).any(1).all():
@@ -170,6 +177,13 @@ def the_mask(extract: Mapping[str, AnyExtract], arguments: Mapping[Any, Any]) ->
     return found[0] if len(found) == 1 else None
 
 
+def _perhaps_masks(tokens: tuple[int, int], arguments: Mapping[Any, Any]) -> list[str]:
+    """Return the arguments [N, T] that tell padding by their names, and not how; [T, T] may be for causal attention."""
+    names = [str(name) for name, each in arguments.items() if isinstance(each, Tensor) and each.shape == tokens]
+    samples, length = tokens
+    return [name for name in names if "pad" in name.lower() or "mask" in name.lower() and samples != length]
+
+
 def _find_mask(tap: str, mask: str, tokens: tuple[int, ...], arguments: Mapping[Any, Any]) -> tuple[str, Tensor] | None:
     """Return the name of the mask for tokens [N, T], and the tensor that it is in a batch; None if it has none."""
     fitting = {name: each for name, each in arguments.items() if isinstance(each, Tensor) and each.shape == tokens}
@@ -178,17 +192,7 @@ def _find_mask(tap: str, mask: str, tokens: tuple[int, ...], arguments: Mapping[
         if len(found) > 1:
             wants = f"one of them: extract={{{tap!r}: Extract(mask={found[0]!r})}}"
             raise ValueError(f"heads[{tap!r}]: finds the masks {' and '.join(found)}, wants {wants}")
-        if found:
-            return found[0], fitting[found[0]]
-        perhaps = [name for name, each in fitting.items() if each.dtype == torch.bool or "mask" in str(name).lower()]
-        if perhaps and sum(isinstance(each, Tensor) for each in arguments.values()) > 1:
-            raise ValueError(
-                f"heads[{tap!r}]: {perhaps[0]!r} may say where padding is, and how is not known; wants it to be called "
-                f"{PADDING} (True at padding) or {TOKENS} (1 at tokens), or extract={{{tap!r}: "
-                f"Extract(mask={f'{perhaps[0]}'!r})}} where it is 1 at tokens, {f'~{perhaps[0]}'!r} where at padding, "
-                "None for no mask"
-            )
-        return None
+        return (found[0], fitting[found[0]]) if found else None
     name = mask.removeprefix("~")
     if name in fitting:
         return mask, fitting[name]

@@ -178,12 +178,12 @@ class HeadChooser:
     ) -> ChosenHead:
         """Take a tap for a head."""
         self.taken.add(tap.layer)
-        skips = self.answering.skips(one, tap.order, self.before)
+        skips = self.answering.skips(one, tap.order, self.before, self.early)
         how = how if skips else ", ".join(filter(None, [how, "when the backbone has run"]))
         return ChosenHead(head, tap, how, extract, silenced, skips)
 
     def _is_free(self, one: FoundExit, tap: Tap, silenced: frozenset[str], *, in_time: bool) -> bool:
-        if in_time and not self.answering.is_in_time(one, tap.order, self.before):
+        if in_time and not self.answering.is_in_time(one, tap.order, self.before, self.early):
             return False
         within = any(tap.layer == name or tap.layer.startswith(f"{name}.") for name in silenced)
         return tap.layer not in self.taken and not within and tap.order > self.after

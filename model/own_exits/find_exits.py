@@ -265,25 +265,32 @@ class Mode:
         value = calls[0].returned.get(() if tap.item is None else (tap.item,))
         return value if value is not None and value.written is None else None
 
-    def is_in_time(self, one: FoundExit, order: int, before: Sequence[FoundExit]) -> bool:
+    def is_in_time(self, one: FoundExit, order: int, before: Sequence[FoundExit], early: Sequence[FoundExit]) -> bool:
         """Return whether work of exits that do not answer ``before``, and not its own, follows a layer's return.
 
         Heads that a model calls behind its backbone are no longer in time: nothing could be skipped.
         """
         ready = max((each.made_by.number for each in one.frontier if each.made_by is not None), default=-1)
-        return not any(ready < number < self._end(order) for number in self._work_behind(one, before))
+        return not any(ready < number < self._end(order) for number in self._work_behind(one, before, early))
 
-    def skips(self, one: FoundExit, order: int, before: Sequence[FoundExit]) -> bool:
+    def skips(self, one: FoundExit, order: int, before: Sequence[FoundExit], early: Sequence[FoundExit]) -> bool:
         """Return whether such work is still to come when a layer returns, and is spared who leaves there."""
-        return any(number >= self._end(order) for number in self._work_behind(one, before))
+        return any(number >= self._end(order) for number in self._work_behind(one, before, early))
 
     def _end(self, order: int) -> int:
         return next(call.ended for call in self.recording.calls if call.order == order)
 
-    def _work_behind(self, one: FoundExit, before: Sequence[FoundExit]) -> list[int]:
-        """Return the places of what exits that do not answer ``before`` need and this one does not, but for heads."""
+    def _work_behind(self, one: FoundExit, before: Sequence[FoundExit], early: Sequence[FoundExit]) -> list[int]:
+        """Return the places of what exits that do not answer ``before`` need and this one does not, but for heads.
+
+        Of the exit that is none of the ``early`` ones, the classifier, all but the last layer is the backbone's.
+        """
         later = set().union(*(other.needs for other in self.exits if other not in (one, *before))) - one.needs
-        heads = (other.chain.operations for other in self.exits if isinstance(other.chain, HeadChain))
+        heads = (
+            other.chain.operations if other in early else [each for each in (other.chain.logits.made_by,) if each]
+            for other in self.exits
+            if isinstance(other.chain, HeadChain)
+        )
         return [each.number for each in later.difference(*heads) if each.flops]
 
     def writes(self) -> list[Operation]:

@@ -294,10 +294,22 @@ def test_a_mask_of_another_name_is_refused_until_it_is_said_what_it_tells():
     assert "padding included" in without.describe()
 
 
+def test_what_goes_past_is_not_called_a_mask_where_there_is_one():
+    class Also(Padded):
+        def forward(self, tokens, padding_mask):
+            return super().forward(tokens) + tokens.sum(1, keepdim=True)
+
+    batch = {"tokens": torch.randint(1, 9, (4, 5)), "padding_mask": torch.zeros(4, 5, dtype=torch.bool)}
+    with pytest.raises(ValueError, match="comes later: .*'tokens'.* read behind them; wants names of layers"):
+        attach(Also(mask_of_tokens=True).eval(), example_input=batch)
+
+
 def test_labels_in_the_example_are_named():
     batch = {"tokens": torch.randint(1, 9, (4, 5)), "labels": torch.zeros(4, dtype=torch.int64)}
     with pytest.raises(ValueError, match="unexpected keyword argument 'labels'; wants .*, without labels$"):
         attach(Padded(True).eval(), example_input=batch)
+    with pytest.raises(ValueError, match="positional arguments? but .* were given; wants .*, without labels$"):
+        attach(nn.Linear(5, 3).eval(), example_input=(torch.zeros(4, 5), batch["labels"]))
 
 
 @pytest.mark.parametrize(

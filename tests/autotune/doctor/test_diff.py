@@ -208,6 +208,22 @@ def test_a_damaged_record_is_compared_or_refused_in_one_line(tmp_path):
     assert 5 < refused < 55
 
 
+@pytest.mark.parametrize("more", [{"not_looked_for": ["code-loading"]}, {}], ids=["said", "older"])
+def test_what_was_not_looked_for_in_both_is_neither_new_nor_gone(more, tmp_path):
+    of_both = [
+        diagnosis(findings=[finding("code-loading", 90.0)], not_looked_for=[]),
+        diagnosis(**more),
+    ]
+    for name, record in zip(("with", "without"), of_both, strict=True):
+        append_record(tmp_path / f"{name}.jsonl", record)
+    for one, other in (("with", "without"), ("without", "with")):
+        done = tune("doctor", "diff", tmp_path / f"{one}.jsonl", tmp_path / f"{other}.jsonl", "--gate", "5%")
+        assert done.exit_code == 0 and "neither new nor gone: code-loading." in done.output, done.output
+    append_record(tmp_path / "none.jsonl", diagnosis(not_looked_for=[]))
+    done = tune("doctor", "diff", tmp_path / "none.jsonl", tmp_path / "with.jsonl", "--gate", "5%")
+    assert done.exit_code == 1 and "new: code-loading" in done.output
+
+
 def test_traces_are_known_by_their_names_and_diagnosed_to_the_end(tmp_path):
     """From two traces of one name to the comparison of their records: the second waits once more."""
     for folder, steps in (("before", "trunk 16"), ("now", "trunk 8; item net.py(32): forward; trunk 8")):

@@ -288,6 +288,27 @@ def test_commands_say_in_a_line_what_is_wrong(tmp_path, capsys):
     assert "doesnotanswer" in re.sub(r"[\s│]", "", capsys.readouterr().err)
 
 
+def test_the_load_test_counts_to_the_last_answer_and_says_in_a_line_what_a_server_did(
+    service, monkeypatch, capsys
+):
+    answer, fails = service.answer, threading.Event()
+
+    def slowly(pixels):
+        time.sleep(0.4)
+        return [] if fails.is_set() else answer(pixels)
+
+    monkeypatch.setattr(service, "answer", slowly)
+    with serving(service) as (url, _):
+        load_test.main(url, clients=2, seconds=0.1)
+        rate = float(re.search(r"clients: (\d+) requests a second", capsys.readouterr().out)[1])
+        assert 1 <= rate <= 5
+        fails.set()
+        for words in (["--url", url], ["--url", url.removeprefix("http://")]):
+            with pytest.raises(SystemExit):
+                _run(load_test.main, *words, "--seconds", "0.1")
+            assert "Invalidvalue:" in re.sub(r"[\s│]", "", capsys.readouterr().err)
+
+
 def _run(command, *words):
     app = typer.Typer()
     app.command()(command)

@@ -417,3 +417,24 @@ def test_an_exit_waits_for_no_more_than_the_exits_before_it() -> None:
     )
     network = attach_exits(cascade().eval(), images())
     assert network.taps == ("model.c1", "model.c2") and len(network.fused_heads) == 2
+
+
+class Vectors(nn.Module):
+    """Of linear layers alone: what is behind the last exit looks like a head with a hidden layer."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.head = nn.Sequential(nn.Linear(8, 16), nn.ReLU()), nn.Linear(16, 5)
+        self.second, self.last = nn.Sequential(nn.Linear(16, 16), nn.ReLU()), nn.Linear(16, 5)
+
+    def forward(self, x):
+        y = self.first(x)
+        return [self.head(y), self.last(self.second(y))]
+
+
+def test_layers_before_the_classifier_are_the_backbones_and_are_skipped():
+    fast = accelerate(Vectors().eval(), torch.randn(4, 8), rules=0.0)
+    assert fast.report.startswith("Exits: head at model.first, and last, the model's own classifier.")
+    ran = []
+    fast.network.backbone.model.second.register_forward_hook(lambda *_: ran.append("second"))
+    assert fast.network(torch.randn(4, 8), stop=True).exit_index.tolist() == [0] * 4 and ran == []
