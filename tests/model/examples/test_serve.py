@@ -288,9 +288,7 @@ def test_commands_say_in_a_line_what_is_wrong(tmp_path, capsys):
     assert "doesnotanswer" in re.sub(r"[\s│]", "", capsys.readouterr().err)
 
 
-def test_the_load_test_counts_to_the_last_answer_and_says_in_a_line_what_a_server_did(
-    service, monkeypatch, capsys
-):
+def test_the_load_test_counts_to_the_last_answer_and_says_in_a_line_what_a_server_did(service, monkeypatch, capsys):
     answer, fails = service.answer, threading.Event()
 
     def slowly(pixels):
