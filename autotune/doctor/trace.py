@@ -113,7 +113,7 @@ class Watched:
     collections: tuple[Collection, ...] = ()
     """In the requests of ``samples_us``."""
     loads: tuple[Load, ...] | None = None
-    """In the same requests; None: another profiler was in the way."""
+    """In the same requests; None: nothing told of them."""
     without_tf32: tuple[str, ...] = ()
     """Of ``matmul`` and ``convolution`` those that PyTorch was not allowed to compute in TF32."""
 

@@ -372,7 +372,7 @@ def _of_the_input(value: Value) -> str:
     origin = value
     while origin.made_by is not None:
         origin = next(each for each in origin.made_by.reads if each.from_input)
-    name = repr(next(filter(None, origin.names))) if any(origin.names) else "the input"
+    name = next(map(repr, filter(None, origin.names)), "the input")
     return name if value.made_by is None else f"what {value.made_by.name} makes of {name}"
 
 

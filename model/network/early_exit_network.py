@@ -363,11 +363,6 @@ class EarlyExitNetwork(nn.Module):
                 over = ""
             share = f", behind {self.shares[tap]:.0%} of the work" if tap in self.shares else ""
             lines.append(f"{reads}: {head.describe()}{over}{share}")
-        if len(self.argument_names) > 1 and any("padding included" in line for line in lines):
-            lines.append(
-                "padding is left out by an argument whose name ends in attention_mask or padding_mask; by another one: "
-                "extract={tap: Extract(mask='name')}"
-            )
         return "\n".join([*lines, *filter(None, [self.placement_note])])
 
     def forward(self, x: Batch, *, stop: bool = False) -> ExitResult:

@@ -70,8 +70,9 @@ def find_collections(trace: Trace) -> Iterator[Finding]:
 
 def find_loads(trace: Trace) -> Iterator[Finding]:
     """Find that CUDA loads code within timed requests, beside those that load none."""
-    samples, loads = trace.seen.samples_us, trace.seen.loads
-    if not samples or not loads:
+    samples = trace.seen.samples_us
+    loads = [one for one in trace.seen.loads or () if one.request < len(samples)]  # else as the last one had ended
+    if not loads:
         return
     loading = {one.request for one in loads}
     took = [samples[request] for request in sorted(loading)]

@@ -140,8 +140,9 @@ def test_code_that_every_request_loads_has_no_cost_that_is_known(tmp_path):
     assert finding.kind == "code-loading" and finding.cost_us is None and finding.lines == ()
 
 
-def test_code_that_is_loaded_in_no_time_is_none(tmp_path):
-    assert timed(tmp_path, [1000.0] * 30, loads=[Load(3, 9000, "net.py:33")]) == []
+def test_code_that_is_loaded_in_no_time_or_behind_the_last_request_is_none(tmp_path):
+    loads = [Load(3, 9000, "net.py:33"), Load(30, 9000, "net.py:33")]
+    assert timed(tmp_path, [1000.0] * 30, loads=loads) == [] == timed(tmp_path, [1000.0] * 30, loads=loads[1:])
 
 
 class Cupti:
