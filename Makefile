@@ -2,6 +2,8 @@
 # versions: constraints-oldest.txt has the oldest that pyproject.toml allows, and `make test CONSTRAINTS=` takes the newest.
 PYTHON ?= python3
 CONSTRAINTS ?= constraints.txt
+# setuptools warns of folders that hide an editable package; none here is called auxhead
+QUIETLY = PYTHONWARNINGS='ignore:Editable installation'
 INSTALLED = .venv/installed-$(or $(CONSTRAINTS),newest)
 # Else each worker of the tests compiles all sources anew: 12 CPU seconds to collect them instead of 6
 unexport PYTHONDONTWRITEBYTECODE
@@ -55,11 +57,11 @@ $(INSTALLED): pyproject.toml $(wildcard constraints*.txt)
 	test -x .venv/bin/python || $(PYTHON) -m venv .venv
 	rm -f .venv/installed-*  # of other constraints
 	.venv/bin/python -m pip install --quiet --upgrade pip
-	.venv/bin/python -m pip install --quiet --upgrade $(addprefix --constraint ,$(CONSTRAINTS)) --editable '.[dev]'
+	$(QUIETLY) .venv/bin/python -m pip install --quiet --upgrade $(addprefix --constraint ,$(CONSTRAINTS)) --editable '.[dev]'
 	touch $@
 
 $(INSTALLED)-docs: $(INSTALLED)
-	.venv/bin/python -m pip install --quiet $(addprefix --constraint ,$(CONSTRAINTS)) --editable '.[docs]'
+	$(QUIETLY) .venv/bin/python -m pip install --quiet $(addprefix --constraint ,$(CONSTRAINTS)) --editable '.[docs]'
 	touch $@
 
 clean:
